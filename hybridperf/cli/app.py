@@ -14,6 +14,7 @@ import typer
 from hybridperf.cli.calibrate import calibrate
 from hybridperf.cli.choose import app as choose
 from hybridperf.cli.collectives import collectives
+from hybridperf.cli.common import warn
 from hybridperf.cli.demo import demo
 from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import fit
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         status = _failed(error, InputError)
     except KeyboardInterrupt:
-        print("hybridperf: interrupted; what was measured is kept", file=sys.stderr)
+        warn("interrupted; what was measured is kept")
         status = 130
     sys.exit(status if isinstance(status, int) else 0)
 
@@ -74,22 +75,18 @@ def _failed(error: Exception, input_error: type[Exception]) -> int:
 
     if isinstance(error, AlreadyReported):
         return 2
-    message = getattr(
-        error, "format_message", None
-    )  # wrong words: typer's own errors, whose class is not public
-    if message is not None:
-        said = message().strip()
-        if "\n" in said:  # no command at all: the help text
-            print(said)
+    # wrong words: typer's own errors, whose class is not public
+    usage = getattr(error, "format_message", None)
+    if usage is not None:
+        message = usage().strip()
+        if "\n" in message:  # no command at all: the help text
+            print(message)
         else:
-            print(f"hybridperf: {said.rstrip('.')}; see --help", file=sys.stderr)
+            warn(f"{message.rstrip('.')}; see --help")
     elif isinstance(error, input_error):
-        print(f"hybridperf: {' '.join(str(error).split())}", file=sys.stderr)
+        warn(" ".join(str(error).split()))
     else:
         first = (str(error).splitlines() or [""])[0]
-        print(
-            f"hybridperf: unexpected {type(error).__name__}: {first}; run again with --debug and"
-            " report it",
-            file=sys.stderr,
-        )
+        what = f"unexpected {type(error).__name__}: {first}"
+        warn(f"{what}; run again with --debug and report it")
     return 2

@@ -9,6 +9,8 @@ from typer import Option
 
 from hybridperf.cli.common import Cores, Out, compilation_cache, names_in, seconds_in
 
+_COLLECTIVES = "collectives between processes instead of ops, one to six minutes"
+
 
 def calibrate(
     out: Out,
@@ -21,22 +23,16 @@ def calibrate(
     device: Annotated[
         str | None, Option(help="device under JAX, where its name is not known")
     ] = None,
-    collectives: Annotated[
-        bool,
-        Option(
-            "--collectives", help="collectives between processes instead of ops, one to six minutes"
-        ),
-    ] = False,
+    collectives: Annotated[bool, Option("--collectives", help=_COLLECTIVES)] = False,
     processes: Annotated[int, Option(help="of --collectives: how many, one device each")] = 2,
     cores_each: Annotated[
         int | None, Option(help="of --collectives: cores that each process is pinned to")
     ] = None,
 ) -> None:
     """Measure this machine through JAX and fit it. Resumes where it was stopped."""
+    setting, budget_s = "quick" if quick else "full", seconds_in(budget) if budget else None
     if collectives:
-        _calibrate_collectives(
-            out, processes, quick, seconds_in(budget) if budget else None, cores_each
-        )
+        _calibrate_collectives(out, processes, setting, budget_s, cores_each)
         return
     import time
 
@@ -48,17 +44,13 @@ def calibrate(
     from hybridperf.report import fits, plots
 
     start_s = time.perf_counter()
+    spec = load_device(device) if device else None
     result = calibrate_here(
-        out,
-        setting="quick" if quick else "full",
-        cores=cores,
-        budget_s=seconds_in(budget) if budget else None,
-        only=names_in(ops),
-        device=load_device(device) if device else None,
+        out, setting=setting, cores=cores, budget_s=budget_s, only=names_in(ops), device=spec
     )
     print(fits.fit_report(result.report))
     plots.fit_plot(result.report, out / "fit.png")
-    left = {
+    written = {
         "model.json, residual.npz": "the model",
         "report.json, held_out.csv, fit.png": "how it errs on rows it has not seen",
         "ops.csv, host.csv, ops.machine.json": "what was measured, and on what",
@@ -68,31 +60,23 @@ def calibrate(
         curve = learning_curve(result.rows, result.model.device)
         write_table(curve, out / "learning_curve.csv")
         plots.learning_curve_plot(curve, out / "learning_curve.png")
-        left["learning_curve.png, learning_curve.csv"] = "what more rows would bring"
-    print(
-        f"\nmodel of {result.model.device.name} in {out}, {time.perf_counter() - start_s:.0f} s in"
-        " all:"
-    )
-    print("\n".join(f"  {names:38}  {meaning}" for names, meaning in left.items()))
+        written["learning_curve.png, learning_curve.csv"] = "what more rows would bring"
+    took = f"{time.perf_counter() - start_s:.0f} s in all"
+    print(f"\nmodel of {result.model.device.name} in {out}, {took}:")
+    print("\n".join(f"  {names:38}  {meaning}" for names, meaning in written.items()))
 
 
 def _calibrate_collectives(
-    out: Path, processes: int, quick: bool, budget_s: float | None, cores_each: int | None
+    out: Path, processes: int, setting: str, budget_s: float | None, cores_each: int | None
 ) -> None:
     from hybridperf.model.fit.this_machine import calibrate_collectives
     from hybridperf.report import collective_plots, fits
 
     compilation_cache()
     model, report = calibrate_collectives(
-        out,
-        processes=processes,
-        setting="quick" if quick else "full",
-        budget_s=budget_s,
-        cores_each=cores_each,
+        out, processes=processes, setting=setting, budget_s=budget_s, cores_each=cores_each
     )
     collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
     print(fits.collective_report(report))
-    print(
-        f"collectives between {processes} processes of this machine in {out}: collectives.json,"
-        " collectives.csv, collectives.png"
-    )
+    files = "collectives.json, collectives.csv, collectives.png"
+    print(f"collectives between {processes} processes of this machine in {out}: {files}")

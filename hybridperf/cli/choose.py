@@ -1,6 +1,4 @@
-"""`hybridperf choose`: smaller choices that papers made, as searches. What is heavy is imported
-when it runs.
-"""
+"""`hybridperf choose`: smaller choices that papers made, as searches."""
 
 from __future__ import annotations
 
@@ -10,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from hybridperf.cli.common import compilation_cache
+from hybridperf.cli.common import (
+    Accelerator,
+    MemoryBytes,
+    ShapeName,
+    SystemName,
+    compilation_cache,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,15 +24,8 @@ app = typer.Typer(
     help="Choices smaller than a plan: strategies per class of layers, Chimera's, KAISA's.",
 )
 
-Model = Annotated[
-    str, Option("--model", help="a published shape, or a .toml or .json file of sizes")
-]
-System = Annotated[
-    str, Option("--system", help="nodes and links: a name of `hybridperf systems`, or a .toml file")
-]
 Gpus = Annotated[int, Option("--gpus", help="how many", min=1)]
 Batch = Annotated[int, Option("--batch", help="samples of a step over all GPUs", min=1)]
-Device = Annotated[str, Option("--device", help="accelerator; the system's own if not given")]
 Top = Annotated[int, Option("--top", help="how many of the best are shown", min=1)]
 OutTable = Annotated[
     Path | None, Option("--out", help="write all of them here, too (.csv, .parquet)")
@@ -38,11 +35,11 @@ Seq = Annotated[
 ]
 
 _MATRICES = 6  # of a layer of BERT
-_MEASURED_ON, _INVERT_MS, _PRECONDITION_MS = (
-    "v100_sxm2",
-    80.8,
-    8.9,
-)  # published with KAISA's question, of a layer of BERT-large
+# published with KAISA's question, of a layer of BERT-large
+_MEASURED_ON, _INVERT_MS, _PRECONDITION_MS = "v100_sxm2", 80.8, 8.9
+_SYSTEM = "a name of `hybridperf systems` or a .toml file; of dlrm-a MAD-Max's ZionEX"
+_INVERT = "to invert the factors of a layer of BERT-large; of a V100's, scaled, if not given"
+_DTYPE = "of weights and activations, for the memory next to the inverses"
 
 
 @app.command()
@@ -54,11 +51,8 @@ def strategies(
     batch: Annotated[
         int | None, Option(help="samples of a step over all GPUs; of dlrm-a 512 a GPU", min=1)
     ] = None,
-    system: Annotated[
-        str,
-        Option(help="a name of `hybridperf systems` or a .toml file; of dlrm-a MAD-Max's ZionEX"),
-    ] = "",
-    device: Device = "",
+    system: Annotated[str, Option(help=_SYSTEM)] = "",
+    device: Accelerator = "",
     law: Annotated[
         str, Option(help="stages: ours, times of stages added; mad-max: its own arithmetic")
     ] = "stages",
@@ -71,9 +65,7 @@ def strategies(
     top: Top = 10,
     out: OutTable = None,
 ) -> None:
-    """Which of ddp, fsdp, tp and mp for which class of layers, inside nodes and across them
-    (MAD-Max's question).
-    """
+    """Which of ddp, fsdp, tp and mp for which class of layers, in and across nodes (MAD-Max)."""
     from hybridperf.io import InputError
     from hybridperf.studies import report as reports
     from hybridperf.studies.strategies.named import named_cluster, named_cost_model, named_layers
@@ -88,49 +80,38 @@ def strategies(
         raise InputError(
             f"expected --batch for {model}, got none; give samples of a step over all GPUs"
         )
-    cluster = named_cluster(
-        system, gpus, device or None, compute=compute, memory=memory, links=links
-    )
+    shares = {"compute": compute, "memory": memory, "links": links}
+    cluster = named_cluster(system, gpus, device or None, **shares)
+    cost_model = named_cost_model(law, cluster)
     samples = (local or 0) * gpus if batch is None else batch
-    found = search_strategies(layers, named_cost_model(law, cluster), samples, by=by, fitting=False)
+    found = search_strategies(layers, cost_model, samples, by=by, fitting=False)
     print(reports.strategies_report(model, cluster, samples, found, top))
-    if (
-        local is not None
-        and not system
-        and batch is None
-        and gpus % cluster.gpus_per_node == 0
-        and gpus >= 8
-    ):
+    usual_batch = local is not None and batch is None
+    if usual_batch and not system and gpus % cluster.gpus_per_node == 0 and gpus >= 8:
         print("\n" + reports.published_report(gpus))
     _write(found, out)
     if not found["fits"].any():
-        fixed = None if local is not None and batch is None else samples
+        fixed = None if usual_batch else samples
         raise InputError(
-            reports.nothing_fits(
-                model, layers, named_cost_model(law, cluster), samples, fixed, plans=local is None
-            )
+            reports.nothing_fits(model, layers, cost_model, samples, fixed, plans=local is None)
         )
 
 
 @app.command()
 def chimera(
-    model: Model,
-    system: System,
+    model: ShapeName,
+    system: SystemName,
     gpus: Gpus,
     batch: Batch,
     seq: Seq = None,
-    device: Device = "",
+    device: Accelerator = "",
     dtype: Annotated[
         str, Option(help="of weights and activations; Chimera's own runs were fp32")
     ] = "bf16",
-    memory_bytes: Annotated[
-        float | None, Option(help="of each device; the datasheet's if not given")
-    ] = None,
+    memory_bytes: MemoryBytes = None,
     out: OutTable = None,
 ) -> None:
-    """How many pipelines of how many stages, and which micro-batch: Chimera's two-way pipelines
-    beside 1F1B.
-    """
+    """How many pipelines, stages, and samples of a micro-batch: Chimera compared with 1F1B."""
     import dataclasses
 
     from hybridperf.studies import report as reports
@@ -147,64 +128,41 @@ def chimera(
     shared = training_setup(shape, system, device=device or None, dtype=dtype)
     capacity = USABLE * (shared.machine.memory_bytes if memory_bytes is None else memory_bytes)
     fabric = shared.machine.system
+    layer_s, latency_s = layer_forward_s(shared), fabric.latency_s
     link = fabric.link_bytes_per_s(gpus)
     found = {
         schedule: pipelines(
-            shape,
-            gpus,
-            batch,
-            capacity,
-            layer_forward_s(shared),
-            latency_s=fabric.latency_s,
-            bytes_per_s=link,
-            dtype=dtype,
-            schedule=schedule,
-            largest=False,
+            shape, gpus, batch, capacity, layer_s, latency_s=latency_s, bytes_per_s=link,
+            dtype=dtype, schedule=schedule, largest=False,
         )
         for schedule in ("chimera", "1f1b")
-    }
+    }  # fmt: skip
+    best = found["chimera"][0]
     alike = pipeline_like(
-        shape,
-        found["chimera"][0],
-        batch,
-        layer_forward_s(shared),
-        "1f1b",
-        latency_s=fabric.latency_s,
-        bytes_per_s=link,
-        dtype=dtype,
+        shape, best, batch, layer_s, "1f1b", latency_s=latency_s, bytes_per_s=link, dtype=dtype
     )
-    print(
-        reports.pipelines_report(
-            shape.name, gpus, batch, found, alike=alike, capacity_bytes=capacity, dtype=dtype
-        )
+    report = reports.pipelines_report(
+        shape.name, gpus, batch, found, alike=alike, capacity_bytes=capacity, dtype=dtype
     )
+    print(report)
     _write(reports.pipelines_frame(found), out)
 
 
 @app.command()
 def kaisa(
-    model: Model,
+    model: ShapeName,
     gpus: Gpus,
-    system: System,
-    invert_ms: Annotated[
-        float | None,
-        Option(
-            help="to invert the factors of a layer of BERT-large; of a V100's, scaled, if not given"
-        ),
-    ] = None,
+    system: SystemName,
+    invert_ms: Annotated[float | None, Option(help=_INVERT)] = None,
     precondition_ms: Annotated[
         float | None, Option(help="to precondition that layer; the same")
     ] = None,
     micro_batch: Annotated[
-        int, Option(help="samples of a rank, for the memory beside the inverses", min=1)
+        int, Option(help="samples of a rank, for the memory next to the inverses", min=1)
     ] = 1,
-    dtype: Annotated[
-        str, Option(help="of weights and activations, for the memory beside the inverses")
-    ] = "fp32",
-    device: Device = "",
-    memory_bytes: Annotated[
-        float | None, Option(help="of each device; the datasheet's if not given")
-    ] = None,
+    dtype: Annotated[str, Option(help=_DTYPE)] = "fp32",
+    device: Accelerator = "",
+    memory_bytes: MemoryBytes = None,
     every: Annotated[int, Option(help="steps between inversions", min=1)] = 10,
     out: OutTable = None,
 ) -> None:
@@ -235,42 +193,29 @@ def kaisa(
         )
     layer = factored(load_shape("bert-large"))[:_MATRICES]
     link = fabric.link_bytes_per_s(gpus)
-    costs = SecondOrderCosts.of_layer(
-        layer,
-        1e-3 * invert_ms,
-        1e-3 * precondition_ms,
-        bytes_per_s=link,
-        latency_s=fabric.latency_s,
-        every=every,
+    invert_s, precondition_s = 1e-3 * invert_ms, 1e-3 * precondition_ms
+    network = {"bytes_per_s": link, "latency_s": fabric.latency_s}
+    costs = SecondOrderCosts.of_layer(layer, invert_s, precondition_s, every=every, **network)
+    shares = second_orders(factored(shape), gpus, costs)
+    front = second_order_front(factored(shape), gpus, costs)
+    taken = float(memory(shape, Layout(dp=gpus, micro_batch=micro_batch), dtype=dtype).peak_bytes)
+    room = USABLE * (spec.memory_bytes if memory_bytes is None else memory_bytes) - taken
+    report = reports.second_order_report(
+        shape.name, gpus, shares, front, beside_bytes=taken, room_bytes=room
     )
-    shares, front = (
-        second_orders(factored(shape), gpus, costs),
-        second_order_front(factored(shape), gpus, costs),
-    )
-    beside = float(memory(shape, Layout(dp=gpus, micro_batch=micro_batch), dtype=dtype).peak_bytes)
-    room = USABLE * (spec.memory_bytes if memory_bytes is None else memory_bytes) - beside
-    print(
-        reports.second_order_report(
-            shape.name, gpus, shares, front, beside_bytes=beside, room_bytes=room
-        )
-    )
-    times = (
-        f"inverting takes {invert_ms:.3g} ms and preconditioning {precondition_ms:.3g} ms of a"
-        " layer of BERT-large"
-    )
+    times = f"inverting takes {invert_ms:.3g} ms and preconditioning {precondition_ms:.3g} ms"
+    print(f"{report}\n{times} of a layer of BERT-large", end="")
     if scaled:
-        times += (
-            f" on {spec.id}: {_INVERT_MS:g} and {_PRECONDITION_MS:g} ms of a V100 by fp32 peaks, an"
-            " assumption; give --invert-ms"
-        )
-    print(times)
+        published = f"{_INVERT_MS:g} and {_PRECONDITION_MS:g} ms of a V100"
+        print(f" on {spec.id}: {published} by fp32 peaks, an assumption; give --invert-ms", end="")
+    print()
     _write(reports.second_order_frame(shares, front, room), out)
     if not any(one.memory_bytes <= room for one in shares):
-        least = min(one.memory_bytes for one in shares)
+        lowest_gb = min(one.memory_bytes for one in shares) / 1e9
         raise InputError(
-            f"expected inverses that fit beside {shape.name} on {spec.id}, got {least / 1e9:.2f} GB"
-            f" at least where {max(room, 0) / 1e9:.2f} GB are left; take more GPUs, a smaller"
-            " --micro-batch or a narrower --dtype"
+            f"expected inverses that fit next to {shape.name} on {spec.id}, got"
+            f" {lowest_gb:.2f} GB at least where {max(room, 0) / 1e9:.2f} GB are left; take more"
+            " GPUs, a smaller --micro-batch or a narrower --dtype"
         )
 
 

@@ -18,19 +18,42 @@ if TYPE_CHECKING:
 
 SOME_ROWS_UNPREDICTED = 3  # exit status
 
+_CORES = "cores to pin to, such as 0 or 0-3; one core if not given"
+_SYSTEM = "nodes and links: a name of `hybridperf systems`, or a .toml file"
+_HTML = "write a page for a browser here, one file with everything in it"
+_MODEL = "model folder, shipped calibration, or device name"
+_DEVICE = "device name, or a .toml file that describes one"
+
 Out = Annotated[Path, Option("--out", help="where to write")]
-HtmlPage = Annotated[
-    Path | None,
-    Option("--html", help="write a page for a browser here, one file with everything in it"),
+HtmlPage = Annotated[Path | None, Option("--html", help=_HTML)]
+Cores = Annotated[str | None, Option("--cores", help=_CORES)]
+ModelName = Annotated[str, Option("--model", help=_MODEL)]
+DeviceName = Annotated[str, Option("--device", help=_DEVICE)]
+ShapeName = Annotated[
+    str, Option("--model", help="a published shape, or a .toml or .json file of sizes")
 ]
-Cores = Annotated[
-    str | None, Option("--cores", help="cores to pin to, such as 0 or 0-3; one core if not given")
+SystemName = Annotated[str, Option("--system", help=_SYSTEM)]
+Accelerator = Annotated[str, Option("--device", help="accelerator; the system's own if not given")]
+MemoryBytes = Annotated[
+    float | None, Option("--memory-bytes", help="of each device; the datasheet's if not given")
 ]
+
+
+def warn(message: str) -> None:
+    """A remark on standard error."""
+    print(f"hybridperf: {message}", file=sys.stderr)
+
+
+def page_written(path: Path) -> None:
+    """Tell where the page for a browser is."""
+    print(f"page in {path} (open it in a browser)")
 
 
 def ready(path: Path, what: str) -> None:
-    """Make the folder of a file that is written after minutes of work, and say so; `InputError` now
-    where it cannot be written then.
+    """Make the folder of a file that is written after minutes of work, and print that.
+
+    Raises:
+        InputError: the file cannot be written.
     """
     import tempfile
 
@@ -44,9 +67,9 @@ def ready(path: Path, what: str) -> None:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
+        reason = f"{path}: {error.strerror or error}"
         raise InputError(
-            f"expected a place that can be written in {what}, got {path}:"
-            f" {error.strerror or error}; name another"
+            f"expected a place that can be written in {what}, got {reason}; name another"
         ) from error
     if path.is_dir():
         raise InputError(f"expected a file in {what}, got the folder {path}; name a file in it")
@@ -60,16 +83,11 @@ def model_named(name: str) -> PerfModel:
 
 
 def compilation_cache() -> None:
-    """Keep compiled functions from run to run: the second prediction starts in a fraction of the
-    time.
-    """
+    """Keep compiled functions from run to run, so that the next prediction starts at once."""
     import jax
 
-    default = (
-        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-        / "hybridperf"
-        / f"jax-{jax.__version__}"
-    )
+    caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    default = caches / "hybridperf" / f"jax-{jax.__version__}"
     folder = Path(os.environ.get("HYBRIDPERF_CACHE", default))
     with contextlib.suppress(OSError):  # a place that cannot be written costs time, nothing else
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,9 +97,7 @@ def compilation_cache() -> None:
 
 
 def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) -> None:
-    """`InputError` where a file to be written, by its option, is one that is read, or one that
-    another option writes.
-    """
+    """`InputError` where a file to be written, by its option, is read, or written twice."""
     from hybridperf.io import InputError
 
     inputs = {os.path.realpath(path): path for path in read if path}
@@ -96,9 +112,9 @@ def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) 
                 " lost; give a new name"
             )
         if place in outputs:
+            both = f"{outputs[place]} and {option}"
             raise InputError(
-                f"expected different files in {outputs[place]} and {option}, got {path} in both;"
-                " give another name"
+                f"expected different files in {both}, got {path} in both; give another name"
             )
         outputs[place] = option
 
@@ -109,18 +125,13 @@ def inside(folder: Path | None, names: Iterable[str], option: str = "--out") -> 
 
 
 def say_predicted(predicted: pd.DataFrame, out: Path) -> int:
-    """How many rows of a table were predicted, and the first note of the
-    others; the exit status.
-    """
+    """Print how many rows were predicted, and why the first other was not; the exit status."""
     without = predicted.loc[predicted["predicted_s"].isna(), "note"]
     print(f"{len(predicted) - len(without)} of {len(predicted)} rows predicted, written to {out}")
     if without.empty:
         return 0
     rows = "1 row" if len(without) == 1 else f"{len(without)} rows"
-    print(
-        f"hybridperf: {rows} not predicted, the note says why; the first: {without.iloc[0]}",
-        file=sys.stderr,
-    )
+    warn(f"{rows} not predicted, the note says why; the first: {without.iloc[0]}")
     return SOME_ROWS_UNPREDICTED
 
 
@@ -130,6 +141,7 @@ def names_in(text: str) -> list[str]:
 
 
 def seconds_in(text: str) -> float:
+    """A time such as `20m` in seconds."""
     from hybridperf.io import InputError
 
     scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])

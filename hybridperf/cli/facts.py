@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
+
+if TYPE_CHECKING:
+    from hybridperf.hardware import DeviceSpec, SystemSpec
 
 
 def devices() -> None:
@@ -12,25 +16,18 @@ def devices() -> None:
     from hybridperf.hardware import device_names, load_device
     from hybridperf.report import text
 
-    specs = [load_device(name) for name in device_names()]
-    print(
-        text.table(
-            ["device", "name", "fp32", "bf16/fp16 matrix", "memory", "bandwidth"],
-            [
-                [
-                    s.id,
-                    s.name,
-                    text.quantity(s.peak_flops_per_s.get("fp32"), "FLOP/s"),
-                    text.quantity(
-                        s.peak_flops_per_s.get("bf16", s.peak_flops_per_s.get("fp16")), "FLOP/s"
-                    ),
-                    text.quantity(s.memory_bytes, "B"),
-                    text.quantity(s.memory_bytes_per_s, "B/s"),
-                ]
-                for s in specs
-            ],
-        )
-    )
+    def half(peaks: Mapping[str, float]) -> float | None:
+        return peaks.get("bf16", peaks.get("fp16"))
+
+    columns: dict[str, Callable[[DeviceSpec], str]] = {
+        "device": lambda spec: spec.id,
+        "name": lambda spec: spec.name,
+        "fp32": lambda spec: text.quantity(spec.peak_flops_per_s.get("fp32"), "FLOP/s"),
+        "bf16/fp16 matrix": lambda spec: text.quantity(half(spec.peak_flops_per_s), "FLOP/s"),
+        "memory": lambda spec: text.quantity(spec.memory_bytes, "B"),
+        "bandwidth": lambda spec: text.quantity(spec.memory_bytes_per_s, "B/s"),
+    }
+    print(text.items_table(map(load_device, device_names()), columns))
 
 
 def systems() -> None:
@@ -38,29 +35,19 @@ def systems() -> None:
     from hybridperf.hardware import load_system, other_names, system_names
     from hybridperf.report import text
 
-    specs = [load_system(name) for name in system_names()]
-    print(
-        text.table(
-            ["system", "also called", "description", "per node", "inside a node", "of a node"],
-            [
-                [
-                    s.id,
-                    ", ".join(other_names("systems", s.id)),
-                    s.description,
-                    str(s.accelerators_per_node),
-                    text.quantity(s.intra_bytes_per_s, "B/s"),
-                    text.quantity(s.node_bytes_per_s, "B/s"),
-                ]
-                for s in specs
-            ],
-        )
-    )
+    columns: dict[str, Callable[[SystemSpec], Any]] = {
+        "system": lambda spec: spec.id,
+        "also called": lambda spec: ", ".join(other_names("systems", spec.id)),
+        "description": lambda spec: spec.description,
+        "per node": lambda spec: spec.accelerators_per_node,
+        "inside a node": lambda spec: text.quantity(spec.intra_bytes_per_s, "B/s"),
+        "of a node": lambda spec: text.quantity(spec.node_bytes_per_s, "B/s"),
+    }
+    print(text.items_table(map(load_system, system_names()), columns))
 
 
 def models() -> None:
-    """Transformers whose sizes are known, for `plan`, `choose` and `steps`; `show NAME` says all of
-    one.
-    """
+    """Transformers whose sizes are known, for `plan`, `choose` and `steps`; see `show NAME`."""
     from hybridperf.report import shapes
 
     print(shapes.shapes_table())
@@ -72,9 +59,7 @@ def show(
         str, Argument(help="a second model or device: show what the two differ in")
     ] = "",
 ) -> None:
-    """What is known of a device, a system, a Transformer, a calibrated model, or which ops tables
-    may name; of two models, what differs.
-    """
+    """What is known of a device, system, Transformer, model or `ops`; how two models differ."""
     from hybridperf.model import check_folder
     from hybridperf.report.difference import difference
     from hybridperf.report.known import known

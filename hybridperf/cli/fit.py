@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from hybridperf.cli.common import Out, compilation_cache, inside, keep_files
+from hybridperf.cli.common import DeviceName, Out, compilation_cache, inside, keep_files, warn
+
+_PRIOR = "folder or name of a prior, or none; the shipped one for GPUs if not given"
 
 
 def fit(
     rows: Annotated[
         list[Path] | None, Argument(help="tables of measured ops; none: the datasheet alone")
     ] = None,
-    device: Annotated[str, Option(help="device name, or a .toml file that describes one")] = "",
+    device: DeviceName = "",
     system: Annotated[
         str, Option(help="fit collectives of a system instead: its name or a .toml file")
     ] = "",
     out: Out = Path("model"),
-    prior: Annotated[
-        str,
-        Option(help="folder or name of a prior, or none; the shipped one for GPUs if not given"),
-    ] = "",
+    prior: Annotated[str, Option(help=_PRIOR)] = "",
 ) -> None:
-    """Fit a model of a device to measured rows, starting from what other GPUs showed; with
-    --system, of a system's collectives.
+    """Fit a model of a device, or with --system of a system's collectives, to measured rows and
+    what other GPUs showed.
     """
     if system:
         _fit_system(rows or [], device, system, out, prior)
@@ -44,14 +42,11 @@ def fit(
         )
     compilation_cache()
     keep_files(inside(out, ("held_out.csv",)), rows or [])
-    load_device(device)  # a wrong name is said before long tables are read
-    provenance = {
-        "made_by": f"hybridperf {hybridperf.__version__} fit",
-        "rows_from": [p.name for p in rows or []],
-    }
-    model, report = fit_rows(
-        read_tables(rows) if rows else None, device, prior=prior or None, provenance=provenance
-    )
+    load_device(device)  # a wrong name is reported before long tables are read
+    made_by = f"hybridperf {hybridperf.__version__} fit"
+    provenance = {"made_by": made_by, "rows_from": [path.name for path in rows or []]}
+    frame = read_tables(rows) if rows else None
+    model, report = fit_rows(frame, device, prior=prior or None, provenance=provenance)
     model.save(out)
     report.save(out)
     if report.rows:
@@ -59,10 +54,8 @@ def fit(
     else:
         (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
     print(fits.fit_report(report, prior=bool(model.families)))
-    print(
-        f"model of {model.device.name} in {out}"
-        + (", errors of held-out rows in report.json, held_out.csv, fit.png" if report.rows else "")
-    )
+    errors = ", errors of held-out rows in report.json, held_out.csv, fit.png"
+    print(f"model of {model.device.name} in {out}{errors if report.rows else ''}")
 
 
 def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str) -> None:
@@ -80,15 +73,13 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
             " other into one --out"
         )
     keep_files(inside(out, ("collectives_held_out.csv", "collectives.json")), rows)
-    spec = load_system(name)  # a wrong name is said before long tables are read
+    spec = load_system(name)  # a wrong name is reported before long tables are read
     compilation_cache()
     frame, remarks = read_collectives(rows) if rows else (None, [])
     for remark in remarks:
-        print(f"hybridperf: {remark}", file=sys.stderr)
-    provenance = {
-        "made_by": f"hybridperf {hybridperf.__version__} fit --system",
-        "rows_from": [p.name for p in rows],
-    }
+        warn(remark)
+    made_by = f"hybridperf {hybridperf.__version__} fit --system"
+    provenance = {"made_by": made_by, "rows_from": [path.name for path in rows]}
     model, report = fit_collectives(frame, spec, prior or None, provenance)
     model.save(out)
     report.save(out)
@@ -99,7 +90,5 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
     if not rows and find_collectives(spec.id) is not None:
         print(f"a calibration of {spec.id} is shipped: `--model {spec.id}` predicts by it")
     print(fits.collective_report(report, prior=model.adapted is not None))
-    print(
-        f"collectives of {spec.description} in {out}"
-        + (", measured and predicted in collectives.png" if report.rows else "")
-    )
+    picture = ", measured and predicted in collectives.png" if report.rows else ""
+    print(f"collectives of {spec.description} in {out}{picture}")

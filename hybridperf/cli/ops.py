@@ -5,14 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
-from hybridperf.cli.common import Out, compilation_cache, keep_files, model_named, say_predicted
+from hybridperf.cli.common import (
+    ModelName,
+    Out,
+    compilation_cache,
+    keep_files,
+    model_named,
+    say_predicted,
+)
 
 
 def ops(
     rows: Annotated[Path, Argument(help="table of ops (.csv, .csv.gz, .parquet)")],
-    model: Annotated[str, Option(help="model folder, shipped calibration, or device name")],
+    model: ModelName,
     out: Out,
 ) -> int:
     """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note."""

@@ -10,7 +10,18 @@ from typing import Annotated
 
 from typer import Option
 
-from hybridperf.cli.common import HtmlPage, compilation_cache, keep_files, names_in, ready
+from hybridperf.cli.common import (
+    Accelerator,
+    HtmlPage,
+    MemoryBytes,
+    ShapeName,
+    SystemName,
+    compilation_cache,
+    keep_files,
+    names_in,
+    page_written,
+    ready,
+)
 
 _ONLY = (
     "narrow a dimension: tp=1,2,4 or recompute=none; repeatable. They are tp, cp, ep, pp, vp, zero,"
@@ -18,11 +29,12 @@ _ONLY = (
 )
 
 
+_TOKENS = "to be trained on in all, such as 300e9: days, money and energy of the run"
+
+
 def plan(
-    model: Annotated[str, Option(help="a published shape, or a .toml or .json file of sizes")],
-    system: Annotated[
-        str, Option(help="nodes and links: a name of `hybridperf systems`, or a .toml file")
-    ],
+    model: ShapeName,
+    system: SystemName,
     gpus: Annotated[str, Option(help="how many; several separated by commas are ranked together")],
     out: Annotated[Path, Option(help="where to write all legal layouts (.parquet, .csv)")],
     batch: Annotated[
@@ -31,16 +43,13 @@ def plan(
     seq: Annotated[
         int | None, Option(help="tokens of a sequence; the model's own if not given")
     ] = None,
-    tokens: Annotated[
-        str,
-        Option(help="to be trained on in all, such as 300e9: days, money and energy of the run"),
-    ] = "",
+    tokens: Annotated[str, Option(help=_TOKENS)] = "",
     objective: Annotated[str, Option(help="time, tokens_per_s, cost or energy")] = "time",
     top: Annotated[int, Option(help="how many of the best are shown")] = 10,
     prices: Annotated[
         Path | None, Option(help="your prices and power (.toml), over the shipped assumptions")
     ] = None,
-    device: Annotated[str, Option(help="accelerator; the system's own if not given")] = "",
+    device: Accelerator = "",
     framework: Annotated[
         str, Option(help="whose kernels and habits; megatron_core's if not given")
     ] = "",
@@ -48,9 +57,7 @@ def plan(
     quant: Annotated[
         str, Option(help="scheme that layers' products multiply in, such as fp8")
     ] = "",
-    memory_bytes: Annotated[
-        float | None, Option(help="of each device; the datasheet's if not given")
-    ] = None,
+    memory_bytes: MemoryBytes = None,
     only: Annotated[list[str] | None, Option(help=_ONLY)] = None,
     knobs: Annotated[
         Path | None, Option(help="efficiencies that `hybridperf steps --save-knobs` fitted")
@@ -60,9 +67,7 @@ def plan(
     ] = 0,
     html: HtmlPage = None,
 ) -> None:
-    """Find the best layout for training a model: all legal ones, memory as a constraint, ranked,
-    explained, written out.
-    """
+    """Find the best layout for training a model: all legal ones that fit, ranked and explained."""
     from hybridperf.io import InputError
     from hybridperf.report import plan as reports
     from hybridperf.training.plans.arguments import number_of_tokens
@@ -98,7 +103,7 @@ def plan(
         from hybridperf.report.html.of_plan import plan_page
 
         write_page(plan_page(found), html)
-        print(f"page in {html} (open it in a browser)")
+        page_written(html)
 
 
 def _counts(option: str, text: str) -> list[int]:
@@ -123,7 +128,6 @@ def _only(given: list[str]) -> dict[str, list[object]]:
         name, equals, values = one.partition("=")
         if not equals or not names_in(values):
             raise InputError(f"expected --only NAME=VALUE,VALUE such as tp=1,2,4, got {one!r}")
-        found[name.strip()] = [
-            int(value) if value.isdecimal() else value for value in names_in(values)
-        ]
+        listed = names_in(values)
+        found[name.strip()] = [int(value) if value.isdecimal() else value for value in listed]
     return found

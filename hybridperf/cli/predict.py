@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from hybridperf.cli.common import HtmlPage, compilation_cache, keep_files, model_named
+from hybridperf.cli.common import (
+    HtmlPage,
+    ModelName,
+    compilation_cache,
+    keep_files,
+    model_named,
+    page_written,
+)
 from hybridperf.cli.program import code_of, jax_program
+
+if TYPE_CHECKING:
+    from hybridperf.model import PerfModel
 
 
 def predict(
@@ -22,9 +32,7 @@ def predict(
     trace: Annotated[
         Path | None, Option(help="recorded step instead: a PyTorch execution trace or Chakra graph")
     ] = None,
-    model: Annotated[
-        str, Option(help="model folder, shipped calibration, or device name")
-    ] = "here",
+    model: ModelName = "here",
     ignore: Annotated[
         str, Option(help="instructions or ops to leave out, separated by commas")
     ] = "",
@@ -39,12 +47,10 @@ def predict(
     from hybridperf.traces.readers.graphs import recorded_step
     from hybridperf.workloads.jax.program import compile_program, from_program, load_program
 
-    given = bool(jax) + bool(program) + bool(trace)
-    if given != 1:
-        raise InputError(
-            "expected one of --jax module:function, --program FILE and --trace FILE, got"
-            f" {given or 'none'} of them"
-        )
+    count = bool(jax) + bool(program) + bool(trace)
+    if count != 1:
+        options = "--jax module:function, --program FILE and --trace FILE"
+        raise InputError(f"expected one of {options}, got {count or 'none'} of them")
     keep_files({"--timeline": timeline, "--html": html}, [program, trace])
     compilation_cache()
     loaded = model_named(model)
@@ -68,13 +74,11 @@ def predict(
         from hybridperf.report.html import prediction_page, write_page
 
         write_page(prediction_page(result), html)
-        print(f"page in {html} (open it in a browser)")
+        page_written(html)
 
 
-def _run_like(model) -> None:  # type: ignore[no-untyped-def]
-    """Compile for as many cores as the model was measured on: XLA splits
-    work by the cores it sees.
-    """
+def _run_like(model: PerfModel) -> None:
+    """Compile for the cores that the model was measured on: XLA splits work by those it sees."""
     cores = model.device.multiprocessors
     if model.device.kind == "cpu" and cores and hasattr(os, "sched_setaffinity"):
         usable = sorted(os.sched_getaffinity(0))

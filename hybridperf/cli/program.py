@@ -24,17 +24,12 @@ def jax_program(reference: str) -> tuple:
         with code_of(reference):
             module = importlib.import_module(module_name)
     except InputError as error:
-        missing = (
-            getattr(error.__cause__, "name", None)
-            if isinstance(error.__cause__, ModuleNotFoundError)
-            else None
-        )
-        if missing and f"{module_name}.".startswith(
-            f"{missing}."
-        ):  # the module itself, not one that it imports
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        # the module itself, not one that it imports
+        if missing and f"{module_name}.".startswith(f"{missing}."):
             raise InputError(
-                f"cannot import {module_name!r} for --jax ({error.__cause__}); run where Python"
-                " finds it"
+                f"cannot import {module_name!r} for --jax ({cause}); run where Python finds it"
             ) from error
         raise
     make = getattr(module, function_name, None)
@@ -44,10 +39,7 @@ def jax_program(reference: str) -> tuple:
         )
     try:
         inspect.signature(make).bind()
-    except (
-        TypeError,
-        ValueError,
-    ) as error:  # ValueError: something built in, which tells no signature
+    except (TypeError, ValueError) as error:  # ValueError: built in, without a signature
         raise InputError(
             f"{reference} must take no arguments and return (fn, args) or (fn, args,"
             f" donate_argnums): {error}"
@@ -55,16 +47,16 @@ def jax_program(reference: str) -> tuple:
     with code_of(reference):
         made = make()
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+        got = type(made).__name__
         raise InputError(
-            f"{reference} must return (fn, args) or (fn, args, donate_argnums), got"
-            f" {type(made).__name__}"
+            f"{reference} must return (fn, args) or (fn, args, donate_argnums), got {got}"
         )
     return made if len(made) == 3 else (*made, ())
 
 
 @contextlib.contextmanager
 def code_of(reference: str) -> Iterator[None]:
-    """What the user's own code raises is theirs to mend: a sentence that names it and its line."""
+    """Turn what the user's own code raises into a sentence that names it and its line."""
     from hybridperf.io import InputError
 
     try:
@@ -72,11 +64,9 @@ def code_of(reference: str) -> Iterator[None]:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        said = (str(error).splitlines() or [""])[0]
-        raise InputError(
-            f"{reference} raised {type(error).__name__}: {said}{_line_of(error)}; --debug shows all"
-            " of it"
-        ) from error
+        first = (str(error).splitlines() or [""])[0]
+        what = f"{type(error).__name__}: {first}{_line_of(error)}"
+        raise InputError(f"{reference} raised {what}; --debug shows all of it") from error
 
 
 def _line_of(error: BaseException) -> str:
@@ -86,13 +76,8 @@ def _line_of(error: BaseException) -> str:
 
     if isinstance(error, SyntaxError):
         return f" (in {error.filename} line {error.lineno})"
-    installed = (
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-        str(Path(__file__).parent.parent),
-        "<",
-    )
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    installed = (*folders, str(Path(__file__).parent.parent), "<")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(installed):
             return f" (in {frame.filename} line {frame.lineno})"

@@ -9,20 +9,17 @@ from typer import Argument, Option
 
 from hybridperf.cli.common import compilation_cache
 
+_SPEC = "a .toml file or a shipped example: cheapest_platform, best_batch, next_dollar"
+
 
 def search(
-    spec: Annotated[
-        str,
-        Argument(
-            help="a .toml file or a shipped example: cheapest_platform, best_batch, next_dollar"
-        ),
-    ],
+    spec: Annotated[str, Argument(help=_SPEC)],
     out: Annotated[Path | None, Option(help="folder for search.json and convergence.png")] = None,
     starts: Annotated[int | None, Option(help="points to descend from")] = None,
     seed: Annotated[int | None, Option(help="of the starts")] = None,
 ) -> None:
-    """Find the best point within bounds: least cost, most throughput, under constraints. Says what
-    holds it back.
+    """Find the best point within bounds and constraints, such as the lowest cost, and what limits
+    it.
     """
     from hybridperf.explore.searches.run import search as run_search
     from hybridperf.io import check_folder_writable

@@ -7,8 +7,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from hybridperf.cli.common import compilation_cache, inside, keep_files
+from hybridperf.cli.common import ModelName, compilation_cache, inside, keep_files
 
+_SYSTEM = "whose collectives: system name or folder; the model's own if not given"
+_OUT = "folder for shard.json, placement, ranks and candidates .csv, shard.png"
 _PICTURE = "shard.png"
 _TABLES = (
     "embedding tables: name, rows, dim, pooling; if known dtype, exponent and shift, or rf_0 to"
@@ -21,46 +23,29 @@ _METHODS = (
 
 
 def shard(
-    tables: Annotated[
-        Path,
-        Argument(help=_TABLES),
-    ],
+    tables: Annotated[Path, Argument(help=_TABLES)],
     ranks: Annotated[int, Option(help="how many devices")],
     batch: Annotated[float, Option(help="samples of a step, over all ranks together")],
-    model: Annotated[
-        str, Option(help="model folder, shipped calibration, or device name")
-    ] = "here",
-    system: Annotated[
-        str, Option(help="whose collectives: system name or folder; the model's own if not given")
-    ] = "",
+    model: ModelName = "here",
+    system: Annotated[str, Option(help=_SYSTEM)] = "",
     memory_bytes: Annotated[
         float | None, Option(help="of each rank for tables; 80 % of the device's")
     ] = None,
     nodes: Annotated[
-        int | None,
-        Option(help="over which the ranks stand; as many as the system needs if not given"),
+        int | None, Option(help="of all ranks; as many as the system needs if not given")
     ] = None,
-    method: Annotated[
-        str,
-        Option(help=_METHODS),
-    ] = "best",
+    method: Annotated[str, Option(help=_METHODS)] = "best",
     optimizer: Annotated[str, Option(help="sgd, adagrad or rowwise_adagrad")] = "sgd",
     split: Annotated[
-        list[str] | None,
-        Option(help="cut a table: NAME=row, NAME=column or NAME=row:4; repeatable"),
+        list[str] | None, Option(help="cut a table: NAME=row, NAME=column, NAME=row:4; repeatable")
     ] = None,
     dtype: Annotated[
         str | None, Option(help="what bags travel in; each table's own format if not given")
     ] = None,
     seed: Annotated[int, Option(help="of random and relaxed placements")] = 0,
-    out: Annotated[
-        Path | None,
-        Option(help="folder for shard.json, placement, ranks and candidates .csv, shard.png"),
-    ] = None,
+    out: Annotated[Path | None, Option(help=_OUT)] = None,
 ) -> None:
-    """Which rank should hold which embedding table: least predicted step under a memory limit, and
-    why.
-    """
+    """Which rank should hold which embedding table: the fastest step within memory, and why."""
     from hybridperf.explore.sharding.result import FILES
     from hybridperf.explore.sharding.run import shard as run_shard
     from hybridperf.io import InputError, check_folder_writable
@@ -89,7 +74,5 @@ def shard(
     if out:
         written = result.save(out)
         reports.shard_plot(result, out / _PICTURE)
-        print(
-            f"\nresult in {written}, tables and ranks in placement.csv and ranks.csv there, picture"
-            f" in {out / _PICTURE}"
-        )
+        tables_there = "tables and ranks in placement.csv and ranks.csv there"
+        print(f"\nresult in {written}, {tables_there}, picture in {out / _PICTURE}")

@@ -21,9 +21,7 @@ def calibrations(
     ] = "",
     only: Annotated[str, Option(help="ops or collectives; both if not given")] = "",
 ) -> None:
-    """Make what is shipped: priors over all measured GPUs and systems, a calibration of each. What
-    an earlier run finished is kept.
-    """
+    """Make the shipped priors and calibrations of all measured GPUs and systems; resumes."""
     from hybridperf.io import unknown
     from hybridperf.model.families import FAMILIES
     from hybridperf.model.ship import devices as of_devices
@@ -34,11 +32,7 @@ def calibrations(
         raise unknown("part", only, ["ops", "collectives"], "known are ops and collectives")
     compilation_cache()
     if only != "collectives":
-        of_devices.run(
-            data,
-            out,
-            families=names_in(families) or FAMILIES,
-            devices=names_in(devices) or of_devices.DEVICES,
-        )
+        some, these = names_in(families) or FAMILIES, names_in(devices) or of_devices.DEVICES
+        of_devices.run(data, out, families=some, devices=these)
     if only != "ops" and not (families or devices):
         of_systems.run(data, out)

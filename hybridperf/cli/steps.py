@@ -1,40 +1,30 @@
-"""`hybridperf steps`: measured or planned training steps, predicted. What is heavy is imported when
-it runs.
-"""
+"""`hybridperf steps`: measured or planned training steps, predicted."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated
 
 from typer import Argument, Option
 
-from hybridperf.cli.common import compilation_cache, keep_files, say_predicted
+from hybridperf.cli.common import Out, compilation_cache, keep_files, say_predicted, warn
 from hybridperf.training.steps.read_columns import READ, read_columns_help
+
+_ROWS = "training steps (.csv, .csv.gz, .parquet): a model, a layout, an accelerator each"
+_HOST = "folder with a host.json that `hybridperf trace summary --host` made from a trace"
 
 
 def steps(
-    rows: Annotated[
-        Path,
-        Argument(
-            help="training steps (.csv, .csv.gz, .parquet): a model, a layout, an accelerator each"
-        ),
-    ],
-    out: Annotated[Path, Option(help="where to write")],
+    rows: Annotated[Path, Argument(help=_ROWS)],
+    out: Out,
     device: Annotated[
         str, Option(help="accelerator of all rows; what each row says if not given")
     ] = "",
     system: Annotated[
         str, Option(help="nodes and links of all rows; what each row says if not given")
     ] = "",
-    host: Annotated[
-        Path | None,
-        Option(
-            help="folder with a host.json that `hybridperf trace summary --host` made from a trace"
-        ),
-    ] = None,
+    host: Annotated[Path | None, Option(help=_HOST)] = None,
     fit_on: Annotated[
         list[Path] | None,
         Option(help="measured steps (column step_time_s) that adapt efficiencies; may be repeated"),
@@ -99,29 +89,20 @@ def steps(
             )
     measured = pd.concat(tables, ignore_index=True) if tables else None
     compilation_cache()
-    found = predict_steps(
-        frame,
-        device or None,
-        system or None,
+    overheads, adapted = (
         load_host(host) if host else None,
-        measured,
         Adaptation.load(knobs) if knobs else None,
     )
+    found = predict_steps(frame, device or None, system or None, overheads, measured, adapted)
     write_table(found.frame, out)
     for path, table in ((rows, frame), *zip(fit_on or [], tables, strict=True)):
         for wrong, right in misspelt(table.columns).items():
-            print(
-                f"hybridperf: column {wrong!r} of {path} is not read (did you mean {right!r}?)",
-                file=sys.stderr,
-            )
+            warn(f"column {wrong!r} of {path} is not read (did you mean {right!r}?)")
     for sentence in found.remarks:
-        print(f"hybridperf: {sentence}", file=sys.stderr)
+        warn(sentence)
     if renamed := kept_as(as_given(frame)):
-        print(
-            f"hybridperf: columns {', '.join(renamed)} of {rows} are kept as"
-            f" {', '.join(renamed.values())}",
-            file=sys.stderr,
-        )
+        new = ", ".join(renamed.values())
+        warn(f"columns {', '.join(renamed)} of {rows} are kept as {new}")
     if save_knobs:
         found.adaptation.save(save_knobs)
         print(f"efficiencies in {save_knobs}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from hybridperf.cli.common import SOME_ROWS_UNPREDICTED, Out, compilation_cache, keep_files
+from hybridperf.cli.common import SOME_ROWS_UNPREDICTED, Out, compilation_cache, keep_files, warn
+
+_BY = "needs --top: the K points lowest in this column, a number; time_s if not given"
+_RESTART = "throw away what an earlier run did, and another sweep in --out"
 
 
 def sweep(
@@ -16,23 +18,15 @@ def sweep(
         Path, Argument(help="what to sweep: a .toml file, or the name of one that is shipped")
     ],
     out: Out,
-    top: Annotated[int | None, Option(help="also write the K points with the least time")] = None,
-    by: Annotated[
-        str | None,
-        Option(
-            help="needs --top: the K points least in this column, a number; time_s if not given"
-        ),
-    ] = None,
+    top: Annotated[int | None, Option(help="also write the K fastest points")] = None,
+    by: Annotated[str | None, Option(help=_BY)] = None,
     workers: Annotated[
         int | None, Option(help="share the work among this many local processes (Dask)")
     ] = None,
     scheduler: Annotated[
         str | None, Option(help="share the work among the workers of a Dask scheduler")
     ] = None,
-    restart: Annotated[
-        bool,
-        Option("--restart", help="throw away what an earlier run did, and another sweep in --out"),
-    ] = False,
+    restart: Annotated[bool, Option("--restart", help=_RESTART)] = False,
 ) -> int:
     """Evaluate a grid or sample of configurations into a Parquet file. Stopped at any moment, it
     goes on where it was.
@@ -45,28 +39,19 @@ def sweep(
     done = run_sweep(
         spec, out, top=top, by=by, workers=workers, scheduler=scheduler, restart=restart
     )
-    rate = (
-        f", {done.computed / done.seconds:,.0f} points/s" if done.computed else ", all done before"
-    )
+    rate = ", all done before"
+    if done.computed:
+        rate = f", {done.computed / done.seconds:,.0f} points/s"
     if done.computed and done.seconds / 2 < done.compiling_s < done.seconds:
-        at_work_s = done.seconds - done.compiling_s
-        rate += (
-            f" (of which compiling {done.compiling_s:.1f} s; without it"
-            f" {done.computed / at_work_s:,.0f} points/s)"
-        )
+        without = f"{done.computed / (done.seconds - done.compiling_s):,.0f} points/s"
+        rate += f" (of which compiling {done.compiling_s:.1f} s; without it {without})"
     print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
     for path, what in ((done.top, "top points"), (done.front, "Pareto front")):
         if path:
             best_rows.print_table(path, f"{what} in {path}")
     if done.empty_because:
-        print(
-            f"hybridperf: {done.empty_because}; the file has its columns and no row",
-            file=sys.stderr,
-        )
+        warn(f"{done.empty_because}; the file has its columns and no row")
     if done.unpredicted:
-        print(
-            f"hybridperf: {done.unpredicted:,} rows not predicted, their note says why",
-            file=sys.stderr,
-        )
+        warn(f"{done.unpredicted:,} rows not predicted, their note says why")
         return SOME_ROWS_UNPREDICTED
     return 0

@@ -1,11 +1,8 @@
-"""`hybridperf trace`: commands on recorded runs. Like the others, they import what is heavy when
-they run.
-"""
+"""`hybridperf trace`: commands on recorded runs."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from hybridperf.cli.common import HtmlPage, inside, keep_files
+from hybridperf.cli.common import HtmlPage, inside, keep_files, names_in, page_written, warn
 
 if TYPE_CHECKING:
     from hybridperf.traces.changes import Change
@@ -35,6 +32,9 @@ Files = Annotated[
 StepName = Annotated[
     str, Option("--step", "--steps", help="steps by name, separated by commas; all if not given")
 ]
+_COMMUNICATION = "kernels whose names match this regular expression count as communication, too"
+_STEP = "step by name or number; several separated by commas; the typical one if not given"
+_FASTER = "what if: OP=TIMES, such as 'aten::addmm=2'; `host`, * any letters; repeatable"
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -58,17 +58,10 @@ def summary(
     host: Annotated[
         Path | None, Option(help="fit the host's overheads, save them into this model folder")
     ] = None,
-    communication: Annotated[
-        str,
-        Option(
-            help="kernels whose names match this regular expression count as communication, too"
-        ),
-    ] = "",
+    communication: Annotated[str, Option(help=_COMMUNICATION)] = "",
     html: HtmlPage = None,
 ) -> None:
-    """Where the time of each step and rank went: computation, communication,
-    idle and why; top ops.
-    """
+    """Where the time of each step and rank went: computation, communication, idle; top ops."""
     from hybridperf.hardware import HOST_FILE
     from hybridperf.io import write_table
     from hybridperf.report import trace_tables as tables
@@ -89,36 +82,27 @@ def summary(
         for trace in traces
         for note in trace.notes
     ]
-    notes += [
-        note
-        for step, said in zip(chosen, found, strict=True)
-        for note in (step.note, *said.matched.notes)
-    ]
+    for step, summed in zip(chosen, found, strict=True):
+        notes += [step.note, *summed.matched.notes]
     for note in dict.fromkeys(filter(None, notes)):
-        print(f"hybridperf: {note}", file=sys.stderr)
-    rows = [row for said in found for row in said.rows]
+        warn(note)
+    rows = [row for summed in found for row in summed.rows]
     every_trace, every_step = (
         [*traces] * len(chosen),
         [one for step in chosen for one in step.steps],
     )
     if out:
         write_table(table(found), out)
-    overheads = (
-        fit_host(traces, [[step.steps[at] for step in chosen] for at in range(len(traces))])
-        if host
-        else None
-    )
-    if overheads and host:
+    overheads = None
+    if host:
+        by_trace = [[step.steps[at] for step in chosen] for at in range(len(traces))]
+        overheads = fit_host(traces, by_trace)
         overheads.save(host)
     screen = tables.console()
-    shown = [
-        tables.steps(rows),
-        tables.idle(rows),
-        tables.losses(worst(found), ranks_known=traces[0].rank is not None),
-    ]
-    shown.append(tables.top("top ops by device time", top_ops(every_trace, every_step)))
-    shown.append(tables.top("top kernels", top_kernels(every_trace, every_step)))
-    for one in shown:
+    lost = tables.losses(worst(found), ranks_known=traces[0].rank is not None)
+    ops = tables.top("top ops by device time", top_ops(every_trace, every_step))
+    kernels = tables.top("top kernels", top_kernels(every_trace, every_step))
+    for one in (tables.steps(rows), tables.idle(rows), lost, ops, kernels):
         if one.row_count:
             screen.print(one)
     if out:
@@ -130,38 +114,26 @@ def summary(
         from hybridperf.report.html import trace_page, write_page
 
         write_page(trace_page(traces, chosen, found, notes), html)
-        print(f"page in {html} (open it in a browser)")
+        page_written(html)
 
 
 def choose_steps(common: Sequence[CommonStep], names: str) -> list[CommonStep]:
-    """The steps with these names (separated by commas; the number alone will do), all without any;
-    `InputError` for one there is not.
-    """
+    """The steps with these names or numbers, separated by commas; all where none is given."""
     from hybridperf.io import unknown
 
     by_name = {step.name: step for step in common}
-    asked = [name.strip() for name in names.split(",") if name.strip()]
-    full = [f"ProfilerStep#{name}" if name.isdecimal() else name for name in asked]
+    full = [f"ProfilerStep#{name}" if name.isdecimal() else name for name in names_in(names)]
     for name in full:
         if name not in by_name:
-            raise unknown(
-                "step",
-                name,
-                by_name,
-                f"there are {', '.join(list(by_name)[:8])}{', ...' if len(by_name) > 8 else ''}",
-            )
+            known = ", ".join([*list(by_name)[:8], *(["..."] if len(by_name) > 8 else [])])
+            raise unknown("step", name, by_name, f"there are {known}")
     return [by_name[name] for name in full] if full else list(common)
 
 
 @app.command()
 def replay(
     files: Files,
-    step: Annotated[
-        str,
-        Option(
-            help="step by name or number; several separated by commas; the typical one if not given"
-        ),
-    ] = "",
+    step: Annotated[str, Option(help=_STEP)] = "",
     device: Annotated[
         str, Option(help="what if: on this device, datasheet against datasheet")
     ] = "",
@@ -175,23 +147,15 @@ def replay(
     from_links: Annotated[
         str, Option(help="of --links SYSTEM: the system that the trace was recorded on")
     ] = "",
-    faster: Annotated[
-        list[str] | None,
-        Option(
-            help="what if: OP=TIMES, such as 'aten::addmm=2'; `host`, * any letters; repeatable"
-        ),
-    ] = None,
+    faster: Annotated[list[str] | None, Option(help=_FASTER)] = None,
     overlap_slowdown: Annotated[
         float, Option(help="what if: computation under a collective takes so much longer")
     ] = 1.0,
     out: Annotated[
-        Path | None,
-        Option(help="write the timeline of one step after all changes (.json, .json.gz)"),
+        Path | None, Option(help="write the timeline of a step after all changes (.json, .json.gz)")
     ] = None,
 ) -> None:
-    """A recorded step through the evaluator: does it come out as measured, what holds it up, what
-    if something changed.
-    """
+    """A recorded step replayed: does its time match, what limits it, what if something changed."""
     from hybridperf.io import InputError
     from hybridperf.report import perfetto, replay_tables
     from hybridperf.report.trace_tables import console
@@ -210,8 +174,7 @@ def replay(
     names = [one.name for one in choose_steps(common_steps(traces), step)] if step else [None]
     if out and len(names) > 1:
         raise InputError(
-            f"expected one step with --out, got {len(names)}: a file holds the timeline of one; ask"
-            " for each on its own"
+            f"expected one step with --out, got {len(names)}: a file holds the timeline of one"
         )
 
     def changed(before: Replay) -> what_if.WhatIf:
@@ -230,16 +193,16 @@ def replay(
     notes += [steady.backlog_note(one) for one in measured if steady.has_backlog(one)]
     notes += [_NO_LAUNCHES for one in measured if not one.launched]
     for note in dict.fromkeys(notes):
-        print(f"hybridperf: {note}", file=sys.stderr)
-    said = [change.description for change in results[0].changes]
-    said += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
+        warn(note)
+    what = [change.description for change in results[0].changes]
+    what += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
     screen = console()
-    screen.print(replay_tables.steps(results, ", ".join(said), measured))
+    screen.print(replay_tables.steps(results, ", ".join(what), measured))
     for one, result in zip(measured, results, strict=True):
         of = f" in {one.steps[0].name}" if len(results) > 1 else ""
         if one.meetings:
             screen.print(replay_tables.waits(one, of))
-        after = what_if.critical_by_op(result.after) if said else None
+        after = what_if.critical_by_op(result.after) if what else None
         screen.print(replay_tables.critical(what_if.critical_by_op(result.before), after, of))
         if one.launched:
             for table in replay_tables.savings(what_if.best_savings(result.after), of):
@@ -258,9 +221,7 @@ def export(
     out: Annotated[Path, Option(help="where to write (.json or .json.gz)")],
     step: Annotated[str, Option(help="steps whose critical path is marked; all if not given")] = "",
 ) -> None:
-    """One timeline of all ranks on one clock, with arrows and the critical path, for
-    https://ui.perfetto.dev.
-    """
+    """A timeline of all ranks with arrows and critical path, for https://ui.perfetto.dev."""
     from hybridperf.io import InputError
     from hybridperf.report import perfetto
     from hybridperf.traces.readers.kineto import read_traces
@@ -275,13 +236,11 @@ def export(
         try:
             replays.append(replay_step(traces, one.steps))
         except InputError as error:  # a step without device work has no critical path to mark
-            print(f"hybridperf: {error}", file=sys.stderr)
+            warn(str(error))
     perfetto.write_traces(traces, out, replays)
     events = sum(len(trace.host) + len(trace.device_events) for trace in traces)
-    print(
-        f"{events:,} events of {len(traces)} {'rank' if len(traces) == 1 else 'ranks'} in {out}"
-        " (open it at https://ui.perfetto.dev)"
-    )
+    ranks = "1 rank" if len(traces) == 1 else f"{len(traces)} ranks"
+    print(f"{events:,} events of {ranks} in {out} (open it at https://ui.perfetto.dev)")
 
 
 def _checked_timeline(out: Path) -> None:
@@ -350,11 +309,9 @@ def _other_links(before: Replay, links: str, from_links: str) -> list[Change]:
         )
 
     def model(name: str) -> CollectiveModel:
-        return (
-            load_collectives(name)
-            if find_collectives(name) is not None
-            else CollectiveModel.datasheet(load_system(name))
-        )
+        if find_collectives(name) is not None:
+            return load_collectives(name)
+        return CollectiveModel.datasheet(load_system(name))
 
     return [other_links(before, model(from_links), model(links))]
 
@@ -374,9 +331,7 @@ def _other_device(before: Replay, device: str, model: str, from_model: str) -> l
         known = device_called(recorded)
         if not known:
             nearest = closest(recorded.lower().split(" ", 1)[-1], device_names())
-            raise InputError(
-                f"no datasheet of {recorded or 'the device, which the trace does not name'}; give"
-                f" --from-model NAME{nearest}"
-            )
+            name = recorded or "the device, which the trace does not name"
+            raise InputError(f"no datasheet of {name}; give --from-model NAME{nearest}")
         old = PerfModel.datasheet(load_device(known))
     return [other_device(before, old, new)]

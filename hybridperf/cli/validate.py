@@ -1,6 +1,4 @@
-"""`hybridperf validate`: accuracy claims recomputed. Like the other commands, it imports what is
-heavy when it runs.
-"""
+"""`hybridperf validate`: accuracy claims recomputed."""
 
 from __future__ import annotations
 
@@ -9,7 +7,14 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from hybridperf.cli.common import Out, compilation_cache, keep_files, model_named, names_in
+from hybridperf.cli.common import (
+    ModelName,
+    Out,
+    compilation_cache,
+    keep_files,
+    model_named,
+    names_in,
+)
 
 _WHAT = (
     "whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out),"
@@ -27,7 +32,7 @@ def validate(
     results: Annotated[
         list[Path] | None, Argument(help="of `page`: results.json of claims, or their folders")
     ] = None,
-    model: Annotated[str, Option(help="model folder, shipped calibration, or device name")] = "",
+    model: ModelName = "",
     out: Out = Path("validate-out"),
     cores: Annotated[
         str | None, Option(help="cores to pin to; those of the calibration if not given")
@@ -45,8 +50,7 @@ def validate(
         str, Option(help="of `ops --data`: which devices are left out, separated by commas")
     ] = "",
     tasks: Annotated[
-        str,
-        Option(help="tasks of `collectives`, `steps`, `plans`; of `sharded`: how many models"),
+        str, Option(help="tasks of `collectives`, `steps`, `plans`; of `sharded`: how many models")
     ] = "",
     placements: Annotated[
         int, Option(help="of `sharded`: models whose placements compete", min=0)

@@ -19,55 +19,40 @@ _WIDE = 250  # characters, where nothing wraps the lines
 
 
 def print_table(path: Path, title: str) -> None:
-    """A title, what all rows share, and the first rows of a file by the columns in which they
-    differ.
-    """
+    """Print a title, the first rows by columns in which they differ, and what all rows share."""
     print(title)
     rows = read_table(path)
     if rows.empty:
         return
     shown = rows.head(SHOWN)
-    alike = [
-        name
-        for name in shown
-        if len(shown) > 1 and shown[name].isna().all() | (shown[name] == shown[name].iloc[0]).all()
-    ]
+    alike = [name for name in shown if len(shown) > 1 and _all_equal(shown[name])]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in shown.columns.drop(alike):
-        table.add_column(
-            name, justify="left" if shown[name].dtype == object else "right", no_wrap=True
-        )
+        is_text = shown[name].dtype == object
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     for row in shown.drop(columns=alike).to_dict("records"):
         table.add_row(*(_cell(name, value) for name, value in row.items()))
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False).print(
-        table
-    )
-    same = ", ".join(
-        f"{name} {_cell(name, shown[name].iloc[0])}" for name in alike if shown[name].notna().all()
-    )
-    print(
-        "\n".join(
-            [
-                *([f"all of these: {same}"] if same else []),
-                *([f"and {len(rows) - SHOWN:,} more"] if len(rows) > SHOWN else []),
-            ]
-        )
-    )
+    width = None if sys.stdout.isatty() else _WIDE
+    Console(file=sys.stdout, width=width, highlight=False).print(table)
+    known = [name for name in alike if shown[name].notna().all()]
+    same = ", ".join(f"{name} {_cell(name, shown[name].iloc[0])}" for name in known)
+    lines = [f"all of these: {same}"] if same else []
+    lines += [f"and {len(rows) - SHOWN:,} more"] if len(rows) > SHOWN else []
+    print("\n".join(lines))
+
+
+def _all_equal(column: pd.Series) -> bool:
+    return bool(column.isna().all() | (column == column.iloc[0]).all())
 
 
 def _cell(name: str, value: Any) -> str:
     if not isinstance(value, float):
-        return (
-            f"{value:,}"
-            if isinstance(value, int | np.integer) and not isinstance(value, bool)
-            else str(value)
-        )
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        return f"{value:,}" if whole else str(value)
     if pd.isna(value):
         return "-"
     if name.endswith("bytes_per_s"):
         return text.quantity(value, "B/s")
-    return (
-        text.seconds(value)
-        if name.endswith("_s") and not name.endswith("per_s")
-        else f"{value:.6g}"
-    )
+    if name.endswith("_s") and not name.endswith("per_s"):
+        return text.seconds(value)
+    return f"{value:.6g}"

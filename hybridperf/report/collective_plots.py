@@ -1,6 +1,4 @@
-"""Bus bandwidth of collectives against message size: measured rows, predicted curves with their
-interval, one per number of ranks.
-"""
+"""Bus bandwidth of collectives against message size: measured rows and predicted curves."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from hybridperf.collectives.rows import implementations
 from hybridperf.collectives.table import checked
 from hybridperf.collectives.traffic import bus_bytes_per_s
 from hybridperf.io import InputError
-from hybridperf.report.plots import new_figure, save_figure
+from hybridperf.report.plots import new_panels, save_figure
 
 _MOST_PANELS = 12  # the ones with the most rows
 _COLUMNS = 4
@@ -24,13 +22,7 @@ _SIZES = 60  # of a curve
 _MANY_POINTS = 300  # of a panel, which are then drawn small
 _PANEL = ["collective", "implementation", "where"]
 _RANKS = ["n_gpus", "n_nodes"]
-_USUAL = [
-    "dtype",
-    "in_place",
-    "lib",
-    "lib_version",
-    "variant",
-]  # a curve is of the most frequent ones
+_USUAL = ["dtype", "in_place", "lib", "lib_version", "variant"]  # a curve has the most frequent
 _BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
@@ -40,8 +32,7 @@ def bus_bandwidth_plot(
     path: str | os.PathLike,
     title: str | None = None,
 ) -> None:
-    """A panel per collective, implementation and kind of link; points: measured, lines: predicted,
-    bands: 90 % intervals.
+    """A panel per collective, implementation and kind of link, with 90 % intervals as bands.
 
     `measured`: rows with `time_s`. `model`: what predicts `curves(measured)`, or those rows with
     `predicted_s, low_s, high_s`.
@@ -51,26 +42,14 @@ def bus_bandwidth_plot(
     wanted = curves(measured)
     predicted = model if isinstance(model, pd.DataFrame) else model.predict(wanted)
     points, lines = _labelled(measured), _labelled(predicted)
-    panels = (
-        points.groupby(_PANEL, sort=False)
-        .size()
-        .sort_values(ascending=False, kind="stable")
-        .index[:_MOST_PANELS]
-    )
-    columns = min(_COLUMNS, len(panels))
-    figure, grid = new_figure(
-        max(3.6 * columns + 0.4, 6.5),
-        3.2 * -(-len(panels) // columns) + 0.6,
-        columns,
-        -(-len(panels) // columns),
-    )
-    drawn = np.atleast_1d(grid).ravel()
-    for axes, key in zip(drawn, panels, strict=False):
+    rows = points.groupby(_PANEL, sort=False).size()
+    keys = rows.sort_values(ascending=False, kind="stable").index[:_MOST_PANELS]
+    columns = min(_COLUMNS, len(keys))
+    figure, panels = new_panels(len(keys), columns, (3.6, 3.2), (0.4, 0.6), narrowest=6.5)
+    for axes, key in zip(panels, keys, strict=True):
         _panel(axes, _of(points, key), _of(lines, key))
         collective, implementation, where = key
         axes.set_title(f"{collective} ({where})\n{implementation}", fontsize=9)
-    for axes in drawn[len(panels) :]:
-        axes.set_visible(False)
     if title is None and isinstance(model, CollectiveModel):
         title = f"{model.system.id}: {link_of(model.system).replace('_', ' ')} inside a node"
     if title:
@@ -81,35 +60,26 @@ def bus_bandwidth_plot(
 
 
 def curves(measured: pd.DataFrame) -> pd.DataFrame:
-    """Rows to predict for the curves of measured ones: sizes between the least and the largest, of
-    the most frequent kind of row.
-    """
+    """Rows to predict for the curves of measured ones: sizes in their range, the usual kind."""
     rows = _labelled(measured)
     kinds = [column for column in _USUAL if column in rows]
     parts = []
     for _, of_curve in rows.groupby([*_PANEL, *_RANKS], sort=False):
-        kind = (
-            of_curve.groupby(kinds, dropna=False).ngroup()
-            if kinds
-            else pd.Series(0, of_curve.index)
-        )
+        kind = pd.Series(0, of_curve.index)
+        if kinds:
+            kind = of_curve.groupby(kinds, dropna=False).ngroup()
         first = of_curve[kind == kind.mode().iloc[0]].iloc[:1]
         sizes = np.geomspace(of_curve["bytes"].min(), of_curve["bytes"].max(), _SIZES)
-        kept = [
-            column
-            for column in ("system", "collective", *_RANKS, "gpus_per_node", *kinds)
-            if column in first
-        ]
+        columns = ("system", "collective", *_RANKS, "gpus_per_node", *kinds)
+        kept = [column for column in columns if column in first]
         parts.append(pd.concat([first[kept]] * _SIZES, ignore_index=True).assign(bytes=sizes))
     return pd.concat(parts, ignore_index=True)
 
 
 def _labelled(frame: pd.DataFrame) -> pd.DataFrame:
     frame, _, _ = checked(frame)
-    return frame.assign(
-        implementation=implementations(frame),
-        where=np.where(frame["n_nodes"] > 1, "across nodes", "one node"),
-    )
+    where = np.where(frame["n_nodes"] > 1, "across nodes", "one node")
+    return frame.assign(implementation=implementations(frame), where=where)
 
 
 def _of(frame: pd.DataFrame, key: tuple[Any, ...]) -> pd.DataFrame:
@@ -138,12 +108,9 @@ def _panel(axes: Any, points: pd.DataFrame, lines: pd.DataFrame) -> None:
 def _gb_per_s(rows: pd.DataFrame, column: str) -> np.ndarray:
     if rows.empty:
         return np.zeros(0)
-    values = bus_bytes_per_s(
-        str(rows["collective"].iloc[0]),
-        rows["bytes"].to_numpy(float),
-        rows["n_gpus"].to_numpy(float),
-        rows[column],
-    )
+    collective = str(rows["collective"].iloc[0])
+    size, ranks = rows["bytes"].to_numpy(float), rows["n_gpus"].to_numpy(float)
+    values = bus_bytes_per_s(collective, size, ranks, rows[column])
     return np.asarray(values, np.float64) / 1e9
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.report.plots import new_figure, save_figure
+from hybridperf.report.plots import new_panels, save_figure, shared_legend
 
 _COLUMNS = 4
 _ZERO_AT = 8.0  # rows; where a logarithmic axis shows none
@@ -23,32 +23,19 @@ _BASELINES = {
 
 
 def learning_curves(results: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Median error on unseen shapes against rows fitted on, a panel per line and device; crosses:
-    goals, dotted: noise of repeats.
-    """
+    """Median error on unseen shapes against rows fitted on, a panel per line and device."""
     results = results[(results["shapes"] == "unseen") & (~results["line"].str.contains(": "))]
-    panels = list(results.groupby(["line", "device", "split"], sort=False))
-    if not panels:
+    groups = list(results.groupby(["line", "device", "split"], sort=False))
+    if not groups:
         return
-    columns = min(_COLUMNS, len(panels))
-    lines = -(-len(panels) // columns)
-    figure, grid = new_figure(max(3.1 * columns + 0.6, 8.0), 2.6 * lines + 0.9, columns, lines)
-    drawn = np.atleast_1d(grid).ravel()
-    for axes, ((line, device, split), rows) in zip(drawn, panels, strict=False):
+    columns = min(_COLUMNS, len(groups))
+    figure, panels = new_panels(len(groups), columns, (3.1, 2.6), (0.6, 0.9), narrowest=8.0)
+    for axes, ((line, device, split), rows) in zip(panels, groups, strict=True):
         _panel(axes, rows.sort_values("fitted", kind="stable"))
         axes.set_title(f"{line}\n{device} (split {split})", fontsize=8)
-    for axes in drawn[len(panels) :]:
-        axes.set_visible(False)
     figure.supxlabel("rows of the new device", fontsize=9)
     figure.supylabel("median error on shapes never seen, %", fontsize=9)
-    handles = {
-        label: handle
-        for axes in drawn
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        list(handles.values()), list(handles), fontsize=8, loc="outside upper center", ncols=4
-    )
+    shared_legend(figure, panels, fontsize=8, ncols=4)
     save_figure(figure, path)
 
 
@@ -58,9 +45,8 @@ def _panel(axes: Any, rows: pd.DataFrame) -> None:
     at = np.where(rows["fitted"] > 0, rows["fitted"], _ZERO_AT).astype(float)
     for column, (label, colour, dashes) in _BASELINES.items():
         if column in rows.columns and rows[column].notna().any():
-            axes.plot(
-                at, 100 * rows[column].astype(float), color=colour, lw=1, ls=dashes, label=label
-            )
+            error = 100 * rows[column].astype(float)
+            axes.plot(at, error, color=colour, lw=1, ls=dashes, label=label)
     axes.plot(at, 100 * rows["median"], color="black", lw=2, marker="o", ms=4, label="ours")
     goals = rows["goal"].astype(float)
     if goals.notna().any():
@@ -69,10 +55,8 @@ def _panel(axes: Any, rows: pd.DataFrame) -> None:
     if np.isfinite(noise) and noise > 0:
         axes.axhline(100 * noise, color="black", lw=0.8, ls=":", label="repeat noise")
     axes.set(xscale="log", yscale="log")
-    axes.set_ylim(
-        max(0.5, 100 * rows["median"].min() / 2),
-        min(200.0, max(100 * rows["median"].max() * 3, 20.0)),
-    )
+    low, high = 100 * rows["median"].min() / 2, 100 * rows["median"].max() * 3
+    axes.set_ylim(max(0.5, low), min(200.0, max(high, 20.0)))
     axes.xaxis.set_major_locator(FixedLocator(list(at)))
     axes.xaxis.set_major_formatter(lambda x, _: "0" if x == _ZERO_AT else f"{x:g}")
     axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))

@@ -1,6 +1,4 @@
-"""What two models differ in: where they come from, and knobs, memory levels and intervals that are
-more than 5 % apart.
-"""
+"""What two models differ in: their origin; knobs, memory levels, intervals over 5 % apart."""
 
 from __future__ import annotations
 
@@ -26,18 +24,14 @@ _NOTABLE = 1.05  # factor between two numbers worth a line
 
 
 def difference(first: str, second: str) -> str:
-    """What two models differ in, by name: folders, shipped calibrations, or devices (their
-    datasheets).
-    """
+    """What two models differ in, by name: folders, shipped calibrations, or devices' datasheets."""
     for name in (first, second):
         if Path(name).exists() and find_collectives(name) is not None and not holds_a_model(name):
             raise InputError(
                 f"expected two models of ops to compare, got {name}, which holds collectives;"
                 f" `hybridperf show {name}` prints them"
             )
-    return models_apart(
-        _model_or_datasheet(first), _model_or_datasheet(second), names=(first, second)
-    )
+    return models_apart(_model_or_datasheet(first), _model_or_datasheet(second), (first, second))
 
 
 def _model_or_datasheet(name: str) -> PerfModel:
@@ -54,12 +48,8 @@ def _model_or_datasheet(name: str) -> PerfModel:
         raise InputError(
             f"expected two models or devices to compare, got {name}, which has no knobs"
         )
-    raise unknown(
-        "model or device",
-        name,
-        [*names_people_use("devices"), *shipped_models(), "here"],
-        "expected two model folders or devices",
-    )
+    names = [*names_people_use("devices"), *shipped_models(), "here"]
+    raise unknown("model or device", name, names, "expected two model folders or devices")
 
 
 def _is_system(name: str) -> bool:
@@ -69,39 +59,28 @@ def _is_system(name: str) -> bool:
 
 
 def models_apart(first: PerfModel, second: PerfModel, names: tuple[str, str] = ("A", "B")) -> str:
-    """What two models differ in: where they come from, and numbers that are more than 5 % apart,
-    with B over A.
+    """What two models differ in: their origin, and numbers more than 5 % apart with their ratio.
 
-    A group that only one of them has measured is named; the other's roofline is no fit to compare
-    with. A model without any measurements (a datasheet) takes part with the neutral knobs that it
-    prices with.
+    A group that only one of them has measured is named, since the other's roofline is not a fit to
+    compare with. A datasheet has no measured groups: its neutral knobs are compared.
     """
     lines = [f"{letter}: {name}" for letter, name in zip("AB", names, strict=True)]
     if (same := first.fingerprint()) == second.fingerprint():
         lines.append(f"same fingerprint {same}: knobs, learned weights and intervals are the same")
     origins = [_origin(first), _origin(second)]
-    differing = [
-        key
-        for key in dict.fromkeys([*origins[0], *origins[1]])
-        if origins[0].get(key) != origins[1].get(key)
-    ]
+    keys = dict.fromkeys([*origins[0], *origins[1]])
+    differing = [key for key in keys if origins[0].get(key) != origins[1].get(key)]
     if differing:
-        lines += [
-            "",
-            table(
-                ["", "A", "B"],
-                [[key, *(_short(origin.get(key, "-")) for origin in origins)] for key in differing],
-            ),
-        ]
+        rows = [[key, *(_short(origin.get(key, "-")) for origin in origins)] for key in differing]
+        lines += ["", table(["", "A", "B"], rows)]
     apart = [*_groups_apart(first, second), *_levels_apart(first, second)]
     if apart:
         lines += ["", table(["more than 5 % apart", "", "A", "B", "B / A"], apart)]
     elif first.fingerprint() != second.fingerprint():
         lines += ["", "no knob, memory level, or interval is more than 5 % apart"]
     for letter, one, other in (("A", first, second), ("B", second, first)):
-        if alone := [
-            group for group in GROUPS if group in one.groups and group not in other.groups
-        ]:
+        alone = [group for group in GROUPS if group in one.groups and group not in other.groups]
+        if alone:
             lines += ["", f"only in {letter}: {', '.join(alone)}"]
     if not differing and len(lines) == 3:
         lines.append("nothing differs")
@@ -109,35 +88,25 @@ def models_apart(first: PerfModel, second: PerfModel, names: tuple[str, str] = (
 
 
 def _origin(loaded: PerfModel) -> dict[str, str]:
-    """Where a model comes from, as text by (dotted) name: its device's facts, its hash, its
-    provenance.
-    """
-    facts = loaded.device.model_dump(
-        exclude={"source", "note", "vendor", "arch", "kind", "year"}, exclude_none=True
-    )
-    return {
-        **{f"device {key}": said for key, said in flat(facts).items()},
-        "fingerprint": loaded.fingerprint(),
-        **flat({key: value for key, value in loaded.provenance.items() if key != "fit"}),
-    }
+    """Where a model comes from, by name: its device's facts, its fingerprint, its provenance."""
+    left_out = {"source", "note", "vendor", "arch", "kind", "year"}
+    facts = flat(loaded.device.model_dump(exclude=left_out, exclude_none=True))
+    origin = {f"device {key}": value for key, value in facts.items()}
+    origin["fingerprint"] = loaded.fingerprint()
+    return origin | flat({key: v for key, v in loaded.provenance.items() if key != "fit"})
 
 
-def _short(said: str, length: int = 50) -> str:
-    return said if len(said) <= length else f"{said[: length - 3]}..."
+def _short(text: str, length: int = 50) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def _groups_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
-    """Lines (group, what, A, B, B / A) of groups that both models price by measurements, or one by
-    measurements and one by datasheet.
-    """
+    """Rows (group, what, A, B, B / A) of groups that each model has measured or by datasheet."""
     lines = []
     for at, group in enumerate(GROUPS):
-        reports = [loaded.groups.get(group) for loaded in (first, second)]
-        if not all(
-            report or not loaded.groups
-            for report, loaded in zip(reports, (first, second), strict=True)
-        ):
+        if not all(group in one.groups or not one.groups for one in (first, second)):
             continue
+        reports = [loaded.groups.get(group) for loaded in (first, second)]
         found = []
         for name, (label, write) in KNOBS.items():
             a, b = (float(getattr(loaded.knobs, name)[at]) for loaded in (first, second))
@@ -146,17 +115,12 @@ def _groups_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
         if reports[0] and reports[1]:
             widths = [report.half_width for report in reports if report]
             known_widths = [width for width in widths if width is not None]
-            if len(known_widths) == 1 or (len(known_widths) == 2 and _notable(*known_widths)):
-                found.append(
-                    [
-                        "90 % within",
-                        *map(within_words, widths),
-                        _ratio(*known_widths) if len(known_widths) == 2 else "-",
-                    ]
-                )
-            if (learned := [learned_words(report) for report in reports if report])[0] != learned[
-                1
-            ]:
+            both = len(known_widths) == 2
+            if len(known_widths) == 1 or (both and _notable(*known_widths)):
+                ratio = _ratio(*known_widths) if both else "-"
+                found.append(["90 % within", *map(within_words, widths), ratio])
+            learned = [learned_words(report) for report in reports if report]
+            if learned[0] != learned[1]:
                 found.append(["learned", *learned, ""])
         lines += [[group if not i else "", *cells] for i, cells in enumerate(found)]
     return lines
@@ -167,22 +131,14 @@ def _levels_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
     lines = []
     levels = [level_rates(first), level_rates(second)]
     for level in LEVELS:
-        if not all(level in found for found in levels):
-            if any(level in found for found in levels):
-                lines.append(
-                    [level, "there", *("yes" if level in found else "no" for found in levels), ""]
-                )
+        there = ["yes" if level in found else "no" for found in levels]
+        if "no" in there:
+            lines += [[level, "there", *there, ""]] if "yes" in there else []
             continue
         bandwidths, reads = zip(levels[0][level], levels[1][level], strict=True)
         if _notable(*bandwidths):
-            lines.append(
-                [
-                    level,
-                    "bandwidth",
-                    *(quantity(rate, "B/s") for rate in bandwidths),
-                    _ratio(*bandwidths),
-                ]
-            )
+            rates = [quantity(rate, "B/s") for rate in bandwidths]
+            lines.append([level, "bandwidth", *rates, _ratio(*bandwidths)])
         if _notable(*reads):
             lines.append([level, "strided read", *map(seconds, reads), _ratio(*reads)])
     return lines

@@ -1,6 +1,4 @@
-"""What is known under a name: facts of a device or a system, knobs of a model, sizes of a
-Transformer.
-"""
+"""What is known under a name: facts of devices and systems, knobs of models, sizes of shapes."""
 
 from __future__ import annotations
 
@@ -24,20 +22,17 @@ from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.report.shapes import shape
-from hybridperf.report.text import percent, quantity, seconds, table, whole_percent
+from hybridperf.report.text import items_table, percent, quantity, seconds, table, whole_percent
 from hybridperf.workloads.transformer.zoo import load_shape, shape_names
 
-KNOBS: Mapping[
-    str, tuple[str, Callable[[float], str]]
-] = {  # group knob: what a table calls it, and how it is written
+# knob of a group: what a table calls it, and how it is written
+KNOBS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "floor_s": ("floor", seconds),
     "compute_efficiency": ("of peak", percent),
     "memory_efficiency": ("of bandwidth", percent),
     "step_s": ("per step", seconds),
-    "smoothing": (
-        "smoothing",
-        "{:.2f}".format,
-    ),  # 0: the longer of compute and memory; 1: their sum
+    # 0: the longer of compute and memory; 1: their sum
+    "smoothing": ("smoothing", "{:.2f}".format),
     "transcendental_flops": ("transcendental", "{:.3g} flops".format),
     "strided_factor": ("strided", "x{:.2f}".format),
 }
@@ -46,12 +41,9 @@ KNOBS: Mapping[
 def known(name: str) -> str:
     """What is known under a name: ops, a device, a system, a Transformer or a model."""
     if name == "ops":
-        rows = [
-            [op, ", ".join(op_by_name(op)[0].dimensions()), op_by_name(op)[0].group]
-            for op in op_names()
-        ]
-        width = max(len(row[0]) for row in rows)
-        return "\n".join(f"{op.ljust(width)}  {dims}" for op, dims, _ in rows)
+        dimensions = {op: ", ".join(op_by_name(op)[0].dimensions()) for op in op_names()}
+        width = max(map(len, dimensions))
+        return "\n".join(f"{op.ljust(width)}  {sizes}" for op, sizes in dimensions.items())
     if holds_a_model(name):
         return model(load_model(name))
     if find_collectives(name) is not None:
@@ -64,28 +56,17 @@ def known(name: str) -> str:
         return shape(load_shape(name))
     if Path(name).exists():
         return model(load_model(name))
-    names = [
-        *names_people_use("devices"),
-        *names_people_use("systems"),
-        *shipped_models(),
-        *shape_names(),
-        "ops",
-        "here",
-    ]
-    raise unknown(
-        "name", name, names, "give a device, a system, a Transformer, a model folder, or `ops`"
-    )
+    hardware = [*names_people_use("devices"), *names_people_use("systems")]
+    names = [*hardware, *shipped_models(), *shape_names(), "ops", "here"]
+    hint = "give a device, a system, a Transformer, a model folder, or `ops`"
+    raise unknown("name", name, names, hint)
 
 
 def holds_a_model(name: str) -> bool:
-    """Whether a name means a model: a folder with one comes before a device of the same name, as it
-    does for `--model`.
-    """
-    return (
-        (Path(name) / "model.json").exists()
-        or Path(name).suffix == ".json"
-        or (is_shipped(name) and not Path(name).exists())
-    )
+    """Whether a name means a model; as for `--model`, its folder goes before a device's name."""
+    path = Path(name)
+    written = (path / "model.json").exists() or path.suffix == ".json"
+    return written or (is_shipped(name) and not path.exists())
 
 
 def collective_model(loaded: CollectiveModel) -> str:
@@ -97,45 +78,30 @@ def collective_model(loaded: CollectiveModel) -> str:
         str(CollectiveImplementation(e["collective"], e["implementation"], e["link"])): e
         for e in loaded.provenance.get("fit", {}).get("held_out", [])
     }
-    rows = []
-    for group in errors or loaded.groups():
-        of, error = loaded.knobs(group), errors.get(group)
-        rows.append([
-            " ".join(CollectiveImplementation.parse(group)), f"{1e6 * of['floor_s']:.3g} us",
-            f"{1e6 * of['hop_s']:.3g} us", f"{1e6 * of['node_hop_s']:.3g} us",
-            percent(of["intra_efficiency"]), percent(of["inter_efficiency"]),
-            percent(error["median_ape"]) if error else "-",
-        ])  # fmt: skip
-    lines.append(
-        f"  fitted to {loaded.adapted.rows} rows"
-        if loaded.adapted.rows
-        else "  no row measured: usual knobs of other systems"
-    )
-    headers = [
-        "collective, library, link",
-        "floor",
-        "hop in a node",
-        "hop between",
-        "of the link",
-        "of the network",
-        "median error",
-    ]
-    return "\n".join([*lines, table(headers, rows)])
+    groups = [(group, loaded.knobs(group)) for group in errors or loaded.groups()]
+    columns: dict[str, Callable[[tuple[str, Any]], str]] = {
+        "collective, library, link": lambda of: " ".join(CollectiveImplementation.parse(of[0])),
+        "floor": lambda of: f"{1e6 * of[1]['floor_s']:.3g} us",
+        "hop in a node": lambda of: f"{1e6 * of[1]['hop_s']:.3g} us",
+        "hop between": lambda of: f"{1e6 * of[1]['node_hop_s']:.3g} us",
+        "of the link": lambda of: percent(of[1]["intra_efficiency"]),
+        "of the network": lambda of: percent(of[1]["inter_efficiency"]),
+        "median error": lambda of: percent(errors[of[0]]["median_ape"]) if errors else "-",
+    }
+    fitted = "no row measured: usual knobs of other systems"
+    if loaded.adapted.rows:
+        fitted = f"fitted to {loaded.adapted.rows} rows"
+    return "\n".join([*lines, f"  {fitted}", items_table(groups, columns)])
 
 
 def device(spec: DeviceSpec) -> str:
     """Facts of a device in readable units."""
-    lines = [
-        f"{spec.id}: {spec.name} ({spec.vendor},"
-        f" {spec.arch}{f', {spec.year}' if spec.year else ''})"
-    ]
-    lines += [
-        f"  {dtype:12} {quantity(rate, 'FLOP/s')}" for dtype, rate in spec.peak_flops_per_s.items()
-    ]
-    lines.append(
-        f"  {'memory':12} {quantity(spec.memory_bytes, 'B')} at"
-        f" {quantity(spec.memory_bytes_per_s, 'B/s')}"
-    )
+    year = f", {spec.year}" if spec.year else ""
+    lines = [f"{spec.id}: {spec.name} ({spec.vendor}, {spec.arch}{year})"]
+    for dtype, rate in spec.peak_flops_per_s.items():
+        lines.append(f"  {dtype:12} {quantity(rate, 'FLOP/s')}")
+    bandwidth = quantity(spec.memory_bytes_per_s, "B/s")
+    lines.append(f"  {'memory':12} {quantity(spec.memory_bytes, 'B')} at {bandwidth}")
     for level, size in zip(LEVELS, spec.level_bytes(), strict=True):
         if 0 < size < math.inf:
             lines.append(f"  {level:12} {size / 2**20:.4g} MiB")
@@ -147,22 +113,19 @@ def device(spec: DeviceSpec) -> str:
 
 def system(spec: SystemSpec) -> str:
     """Facts of a system in readable units."""
-    return "\n".join(
-        [
-            f"{spec.id}: {spec.description}",
-            f"  {spec.accelerators_per_node} x {spec.accelerator} per node",
-            f"  inside   {spec.intra_link}, {quantity(spec.intra_bytes_per_s, 'B/s')} per"
-            " accelerator and direction"
-            + (", reduces in the network" if spec.in_network_reduction else ""),
-            f"  host     {spec.host_link}, {quantity(spec.host_link_bytes_per_s, 'B/s')}",
-            (
-                f"  across   {spec.nics_per_node} x {spec.nic},"
-                f" {quantity(spec.node_bytes_per_s, 'B/s')} per node"
-            ),
-            f"  latency  {seconds(spec.latency_s)} (prior)",
-            f"  source: {spec.source} ({spec.confidence})",
-        ]
-    )
+    rates = spec.intra_bytes_per_s, spec.host_link_bytes_per_s, spec.node_bytes_per_s
+    inside, host, across = (quantity(rate, "B/s") for rate in rates)
+    reduces = ", reduces in the network" if spec.in_network_reduction else ""
+    lines = [
+        f"{spec.id}: {spec.description}",
+        f"  {spec.accelerators_per_node} x {spec.accelerator} per node",
+        f"  inside   {spec.intra_link}, {inside} per accelerator and direction{reduces}",
+        f"  host     {spec.host_link}, {host}",
+        f"  across   {spec.nics_per_node} x {spec.nic}, {across} per node",
+        f"  latency  {seconds(spec.latency_s)} (prior)",
+        f"  source: {spec.source} ({spec.confidence})",
+    ]
+    return "\n".join(lines)
 
 
 def model(loaded: PerfModel) -> str:
@@ -174,40 +137,23 @@ def model(loaded: PerfModel) -> str:
     for at, group in enumerate(GROUPS):
         if group in loaded.groups:
             report = loaded.groups[group]
-            knobs = [
-                write(float(getattr(loaded.knobs, name)[at])) for name, (_, write) in KNOBS.items()
-            ]
-            rows.append(
-                [
-                    group,
-                    str(report.rows),
-                    *knobs,
-                    within_words(report.half_width),
-                    learned_words(report),
-                ]
-            )
-    lines.append(
-        table(
-            ["group", "rows", *(label for label, _ in KNOBS.values()), "90 % within", "learned"],
-            rows,
-        )
-    )
-    levels = [
-        f"{level} {quantity(rate, 'B/s')}, strided read {seconds(line)}{_held(loaded, level)}"
-        for level, (rate, line) in level_rates(loaded).items()
-    ]
-    facts = {k: v for k, v in loaded.provenance.items() if k not in ("fit", "machine")}
-    return "\n".join(
-        [*lines, "", *levels, "", *(f"{key}: {_fact(value)}" for key, value in facts.items())]
-    )
+            values = {name: float(getattr(loaded.knobs, name)[at]) for name in KNOBS}
+            knobs = [write(values[name]) for name, (_, write) in KNOBS.items()]
+            fitted = [within_words(report.half_width), learned_words(report)]
+            rows.append([group, report.rows, *knobs, *fitted])
+    labels = [label for label, _ in KNOBS.values()]
+    lines += [table(["group", "rows", *labels, "90 % within", "learned"], rows), ""]
+    for level, (rate, read_s) in level_rates(loaded).items():
+        capacity = _capacity_words(loaded, level)
+        lines.append(f"{level} {quantity(rate, 'B/s')}, strided read {seconds(read_s)}{capacity}")
+    facts = {key: v for key, v in loaded.provenance.items() if key not in ("fit", "machine")}
+    return "\n".join([*lines, "", *(f"{key}: {_fact(value)}" for key, value in facts.items())])
 
 
 def _fact(value: Any) -> Any:
-    return (
-        ", ".join(f"{name} {said}" for name, said in flat(value).items())
-        if isinstance(value, Mapping)
-        else value
-    )
+    if not isinstance(value, Mapping):
+        return value
+    return ", ".join(f"{name} {text}" for name, text in flat(value).items())
 
 
 def within_words(half_width: float | None) -> str:
@@ -216,42 +162,39 @@ def within_words(half_width: float | None) -> str:
 
 
 def learned_words(report: GroupReport) -> str:
-    """How much of what is learned beside the knobs is believed."""
+    """The share of learned corrections that is applied."""
     return "-" if report.residual is None else whole_percent(report.residual.learned)
 
 
-def _held(loaded: PerfModel, level: str) -> str:
-    """What of a cache acts as ours, where that is known."""
+def _capacity_words(loaded: PerfModel, level: str) -> str:
+    """The effective capacity of a cache, where it is known."""
     at = LEVELS.index(level)
     size, share = float(loaded.device.level_bytes()[at]), float(loaded.knobs.level_capacity[at])
-    return (
-        f", acts as {quantity(size * share, 'B')} of {quantity(size, 'B')}"
-        if math.isfinite(size) and share != 1.0
-        else ""
-    )
+    if not math.isfinite(size) or share == 1.0:
+        return ""
+    return f", acts as {quantity(size * share, 'B')} of {quantity(size, 'B')}"
 
 
 def level_rates(loaded: PerfModel) -> dict[str, tuple[float, float]]:
-    """(bytes/s of contiguous reads before a group's efficiency, seconds of a strided read) of each
-    memory level the device has.
+    """Bytes/s of contiguous reads and seconds of a strided read, of each memory level there is.
+
+    Contiguous reads are before a group's efficiency.
     """
     bandwidth, knobs = loaded.device.memory_bytes_per_s, loaded.knobs
-    per_level = zip(
-        LEVELS, knobs.level_speedup, knobs.line_s, loaded.device.level_bytes(), strict=True
-    )
+    sizes = loaded.device.level_bytes()
     return {
-        level: (bandwidth * float(speedup), float(line))
-        for level, speedup, line, size in per_level
-        if size > 0
+        level: (bandwidth * float(knobs.level_speedup[at]), float(knobs.line_s[at]))
+        for at, level in enumerate(LEVELS)
+        if sizes[at] > 0
     }
 
 
 def flat(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Facts as text; what is inside a mapping goes by both names."""
+    """Facts as text; a fact inside a mapping has the names of both."""
     out: dict[str, str] = {}
     for key, value in facts.items():
         if isinstance(value, Mapping):
-            out |= {f"{key} {inner}": said for inner, said in flat(value).items()}
+            out |= {f"{key} {inner}": text for inner, text in flat(value).items()}
         elif isinstance(value, list | tuple):
             out[key] = ", ".join(map(str, value))
         else:

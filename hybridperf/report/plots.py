@@ -1,6 +1,4 @@
-"""Pictures: the roofline with measured points, predicted against measured, how a fit errs, what
-more rows bring. Files only, no window.
-"""
+"""Plots: roofline, predicted against measured, errors of a fit, learning curves. Files only."""
 
 from __future__ import annotations
 
@@ -27,11 +25,10 @@ _LEAST_ROWS_DRAWN = 10  # op kinds with fewer rows have no curve, only chance
 
 
 def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Achieved FLOP/s of measured ops against flops per byte, under the datasheet's roof and the
-    calibrated one.
+    """Achieved FLOP/s of measured ops against flops per byte, under datasheet and calibrated roof.
 
-    Ops without arithmetic (copies, look-ups) have no place on it and are counted in the title; rows
-    marked unreliable are left out.
+    Ops without arithmetic (copies, look-ups) are counted in the title; rows marked unreliable are
+    left out.
     """
     if "unreliable" in rows.columns:
         rows = rows[rows["unreliable"] != 1].reset_index(drop=True)
@@ -41,9 +38,8 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
         here = group == at
         style = {"s": 18, "alpha": 0.8, **_mark(number)}
         axes.scatter(intensity[here], rate[here], label=GROUPS[at], **style)
-    x = np.geomspace(
-        min(intensity.min(initial=1.0), 0.05) / 2, max(intensity.max(initial=1.0), 100.0) * 2, 200
-    )
+    low, high = min(intensity.min(initial=1.0), 0.05), max(intensity.max(initial=1.0), 100.0)
+    x = np.geomspace(low / 2, high * 2, 200)
     peak, bandwidth = model.device.peak("fp32", "matrix"), model.device.memory_bytes_per_s
     axes.plot(x, np.minimum(peak, x * bandwidth), color="black", lw=1.5, label="datasheet roofline")
     if "gemm" in model.groups:
@@ -54,11 +50,8 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
         axes.plot(x, roof, label="calibrated: gemm rate, nearest cache", **style)
     axes.set(xscale="log", yscale="log", ylabel="FLOP/s reached")
     axes.set_xlabel("flops per byte of compulsory traffic")
-    axes.set_title(
-        f"{model.device.name}; {len(rows) - len(rate)} of {len(rows)} measured ops without"
-        " arithmetic not shown",
-        fontsize=9,
-    )
+    left_out = f"{len(rows) - len(rate)} of {len(rows)} measured ops without arithmetic not shown"
+    axes.set_title(f"{model.device.name}; {left_out}", fontsize=9)
     axes.set_ylim(rate.min(initial=peak) / 3, peak * 3)
     axes.grid(alpha=0.2)
     figure.legend(fontsize=7, loc="outside right upper")
@@ -81,10 +74,8 @@ def _points(model: PerfModel, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarra
     for part in parse_ops(rows, model.device).parts:
         arithmetic = part.work.flops + part.work.transcendentals
         usable = (arithmetic > 0) & (part.work.bytes > 0)
-        counted, moved = arithmetic[usable], part.work.bytes[usable]
-        found.append(
-            np.stack([counted / moved, counted / times[part.rows[usable]], part.group[usable]])
-        )
+        flops, moved, time_s = arithmetic[usable], part.work.bytes[usable], times[part.rows[usable]]
+        found.append(np.stack([flops / moved, flops / time_s, part.group[usable]]))
     intensity, rate, group = np.concatenate(found, axis=1)
     return intensity, rate, group.astype(int)
 
@@ -96,9 +87,7 @@ def measured_plot(
     path: str | os.PathLike,
     intervals_s: Sequence[tuple[float | None, float | None]] | None = None,
 ) -> None:
-    """Predicted against measured seconds, with the band of 25 % error and, where there are any, the
-    intervals (low, high) as bars.
-    """
+    """Predicted against measured seconds, a band of 25 % error, intervals (low, high) as bars."""
     figure, axes = new_figure(8.5, 5)
     ends = [end for interval in intervals_s or () for end in interval if end is not None]
     every = [*measured_s, *predicted_s, *ends]
@@ -146,11 +135,8 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
     for factor in (0.5, 2.0):
         left.plot(ends, factor * ends, color="black", lw=0.8, ls="--")
     _log_seconds(left, ends)
-    left.set_title(
-        f"{len(measured)} rows, each predicted by a fit that has not seen it; dashed: a factor"
-        " of 2",
-        fontsize=9,
-    )
+    rows = f"{len(measured)} rows, each predicted by a fit that has not seen it"
+    left.set_title(f"{rows}; dashed: a factor of 2", fontsize=9)
     for level, dashes in ((0.0, "-"), (-1.0, "--"), (1.0, "--")):
         right.axhline(level, color="black", lw=0.8, ls=dashes)
     at, ours, alone = _running_medians(measured, errors, np.log2(knobs / measured))
@@ -160,21 +146,13 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
     right.set(xscale="log", xlim=ends, ylim=(-1.03 * limit, 1.03 * limit))
     right.set(xlabel="measured seconds", ylabel="log2(predicted / measured)")
     beyond = int((np.abs(errors) > _LOG2_ERRORS_SHOWN).sum())
-    right.set_title(
-        "above zero: predicted too slow"
-        + (f"; {beyond} beyond a factor of 8 stand at the edge" if beyond else ""),
-        fontsize=9,
-    )
+    edge = f"; {beyond} beyond a factor of 8 stand at the edge" if beyond else ""
+    right.set_title(f"above zero: predicted too slow{edge}", fontsize=9)
     right.legend(fontsize=8, loc="upper right")
     for axes in (left, right):
         axes.grid(alpha=0.2)
-    figure.legend(
-        *left.get_legend_handles_labels(),
-        fontsize=8,
-        loc="outside right upper",
-        title="op kind (rows, median error)",
-        title_fontsize=8,
-    )
+    style = {"title": "op kind (rows, median error)", "title_fontsize": 8, "fontsize": 8}
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", **style)
     save_figure(figure, path)
 
 
@@ -188,26 +166,20 @@ def _running_medians(x: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ..
 
 
 def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Held-out error against rows fitted on, all ops and each kind: with learned corrections, by
-    knobs alone, and the rows' noise.
+    """Held-out error against rows fitted on: with learned corrections, by knobs alone, and noise.
 
     `curve` is what `learning_curve.learning_curve` returns; kinds with the most rows come first,
     those with hardly any are left out.
     """
-    most = (
-        curve.groupby("op")["rows"].max().drop(ALL_OPS).sort_values(ascending=False, kind="stable")
-    )
+    most = curve.groupby("op")["rows"].max().drop(ALL_OPS)
+    most = most.sort_values(ascending=False, kind="stable")
     kinds = [ALL_OPS, *most.index[most >= _LEAST_ROWS_DRAWN]]
     curve = curve[curve["op"].isin(kinds)]
-    lines = -(-len(kinds) // _CURVE_COLUMNS)
-    columns = -(-len(kinds) // lines)
-    figure, panels = new_figure(
-        2.5 * columns + 0.5, 2.1 * lines + 0.7, columns=columns, lines=lines
-    )
-    panels = np.atleast_1d(panels).ravel()
+    columns = -(-len(kinds) // -(-len(kinds) // _CURVE_COLUMNS))
+    figure, panels = new_panels(len(kinds), columns, (2.5, 2.1), (0.5, 0.7))
     percent = 100 * curve[["median_ape", "knobs_ape", "noise"]]
     low, high = max(0.5, np.nanmin(percent) / 1.3), np.nanmax(percent) * 1.3
-    for axes, kind in zip(panels, kinds, strict=False):
+    for axes, kind in zip(panels, kinds, strict=True):
         here = curve["op"] == kind
         rows = curve.loc[here, "rows"]
         thin = {"color": "crimson", "lw": 1, "marker": "o", "ms": 3}
@@ -219,25 +191,13 @@ def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
         if np.isfinite(noise) and noise > 0:
             axes.axhline(noise, color="black", lw=1, ls="--", label="noise of the held-out rows")
         axes.set(xscale="log", yscale="log", ylim=(low, high))
-        axes.set_title(
-            "all ops" if kind == ALL_OPS else kind.replace("_", " "),
-            fontsize=9,
-            fontweight="bold" if kind == ALL_OPS else None,
-        )
+        title, weight = ("all ops", "bold") if kind == ALL_OPS else (kind.replace("_", " "), None)
+        axes.set_title(title, fontsize=9, fontweight=weight)
         _plain_numbers(axes, rows)
         axes.grid(alpha=0.2)
-    for axes in panels[len(kinds) :]:
-        axes.set_visible(False)
     figure.supxlabel("rows fitted on", fontsize=9)
     figure.supylabel("median error of held-out rows, %", fontsize=9)
-    handles = {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        list(handles.values()), list(handles), fontsize=9, loc="outside upper center", ncols=3
-    )
+    shared_legend(figure, panels, fontsize=9, ncols=3)
     save_figure(figure, path)
 
 
@@ -245,9 +205,8 @@ def _plain_numbers(axes: Any, rows: pd.Series) -> None:
     """Ticks of a panel: the fewest, middle and most rows, and round numbers of percent."""
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-    axes.xaxis.set_major_locator(
-        FixedLocator(sorted({rows.iloc[0], rows.iloc[len(rows) // 2], rows.iloc[-1]}))
-    )
+    shown = sorted({rows.iloc[0], rows.iloc[len(rows) // 2], rows.iloc[-1]})
+    axes.xaxis.set_major_locator(FixedLocator(shown))
     axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
@@ -263,6 +222,41 @@ def new_figure(width: float, height: float, columns: int = 1, lines: int = 1) ->
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(lines, columns)
+
+
+def new_panels(
+    count: int,
+    columns: int,
+    size: tuple[float, float],
+    margin: tuple[float, float],
+    narrowest: float = 0.0,
+) -> tuple[Any, list[Any]]:
+    """A figure with a grid of `count` panels.
+
+    Args:
+        count: of the panels.
+        columns: of the grid.
+        size: width and height of a panel, inches.
+        margin: what the figure is wider and higher than its panels, inches.
+        narrowest: the least width of the figure, inches.
+    """
+    lines = -(-count // columns)
+    width = max(size[0] * columns + margin[0], narrowest)
+    figure, grid = new_figure(width, size[1] * lines + margin[1], columns, lines)
+    panels = list(np.atleast_1d(grid).ravel())
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, panels[:count]
+
+
+def shared_legend(figure: Any, panels: Sequence[Any], **style: Any) -> None:
+    """One legend above all panels of a figure."""
+    handles = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(list(handles.values()), list(handles), loc="outside upper center", **style)
 
 
 def save_figure(figure: Any, path: str | os.PathLike, dpi: int = 130) -> None:

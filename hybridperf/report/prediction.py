@@ -1,38 +1,31 @@
-"""A prediction as people read it: its time with the interval, and what it is made of by group of
-ops.
-"""
+"""A prediction in words: its time with the interval, and what it consists of by group of ops."""
 
 from __future__ import annotations
 
 from hybridperf.engine.prediction import Prediction
-from hybridperf.report.text import percent, quantity, seconds, table
+from hybridperf.report.text import items_table, percent, quantity, seconds
+
+_COLUMNS = {
+    "group": lambda row: row.group,
+    "seconds": lambda row: seconds(row.seconds),
+    "share": lambda row: percent(row.share),
+    "roofline": lambda row: seconds(row.roofline_s),
+    "ops": lambda row: row.ops,
+    "measured range": lambda row: "yes" if row.in_range else "no",
+}
 
 
 def prediction_report(result: Prediction) -> str:
     """A prediction with its breakdown."""
-    interval = (
-        f" (90 %: {seconds(result.low_s)} to {seconds(result.high_s)})"
-        if result.low_s is not None
-        else ""
-    )
+    interval = ""
+    if result.low_s is not None:
+        interval = f" (90 %: {seconds(result.low_s)} to {seconds(result.high_s)})"
     lines = [
         f"{result.workload.name} on {result.model.device.name}: {seconds(result.time_s)}{interval}",
         f"datasheet roofline: {seconds(result.roofline_s)}; {result.workload.flops:.3g} flops,"
         f" {quantity(result.workload.flops / result.time_s, 'FLOP/s')}",
         "",
-        table(
-            ["group", "seconds", "share", "roofline", "ops", "measured range"],
-            [
-                [
-                    r.group,
-                    seconds(r.seconds),
-                    percent(r.share),
-                    seconds(r.roofline_s),
-                    str(r.ops),
-                    "yes" if r.in_range else "no",
-                ]
-                for r in result.breakdown().itertuples()
-            ],
-        ),
+        items_table(result.breakdown().itertuples(), _COLUMNS),
+        *(f"note: {note}" for note in result.notes),
     ]
-    return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])
+    return "\n".join(lines)

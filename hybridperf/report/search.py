@@ -1,19 +1,60 @@
-"""What a search found, as people read it: the optimum, what holds it back and what that is worth; a
-picture of how it was found.
-"""
+"""What a search found: the optimum, what holds it back, what that costs, and how it was found."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from hybridperf.explore.searches.result import ActiveConstraint, BlockingConstraint, SearchResult
 from hybridperf.report.plots import new_figure, save_figure
-from hybridperf.report.text import table
+from hybridperf.report.text import items_table, table
 
 _PHASES = {"descent": "C0", "polish": "C1", "whole numbers": "C2"}
 _LEAST, _LEAST_APART = 1e-300, 1e-8  # a constraint is kept by that much
+
+
+def _number(value: float) -> str:
+    return f"{value:,.6g}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.5g}"
+
+
+_KNOBS: dict[str, Callable[[Any], Any]] = {
+    "knob": lambda knob: knob.name,
+    "optimum": lambda knob: _number(knob.value),
+    "min": lambda knob: _number(knob.least),
+    "max": lambda knob: _number(knob.most),
+    "at": lambda knob: knob.at,
+    "elasticity": lambda knob: f"{knob.elasticity:+.3f}",
+}
+_ACTIVE: dict[str, Callable[[ActiveConstraint], Any]] = {
+    "active constraint": lambda one: one.name,
+    "condition": lambda one: one.text,
+    "lesser side": lambda one: _number(one.less),
+    "greater side": lambda one: _number(one.more),
+    "limit": lambda one: one.limit or "loosened",
+    "% per 1 % more": lambda one: f"{one.multiplier:+.3f}",
+}
+_STOPS: dict[str, Callable[[BlockingConstraint], Any]] = {
+    "stopped by": lambda one: one.name,
+    "condition": lambda one: one.text,
+    "whole number": lambda one: one.knob,
+    "better would be": lambda one: _number(one.value),
+    "objective then": lambda one: _number(one.objective),
+    "lesser side": lambda one: _number(one.less),
+    "greater side": lambda one: _number(one.more),
+}
+_PRICES: dict[str, Callable[[Any], Any]] = {
+    "price": lambda named: named[0],
+    "value": lambda named: _number(named[1].value),
+    "unit": lambda named: named[1].unit,
+    "date": lambda named: named[1].date,
+    "source": lambda named: named[1].source,
+}
+_ELASTICITY = (
+    "elasticity: percent of the objective for one percent more of the knob, the others as they are"
+)
 
 
 def search_report(result: SearchResult) -> str:
@@ -23,49 +64,23 @@ def search_report(result: SearchResult) -> str:
     lines += [f"note: {note}" for note in result.notes]
     if result.relaxed_objective is not None:
         lines.append(f"(without whole numbers {result.relaxed_objective:.6g})")
-    rows = [
-        [
-            one.name,
-            _number(one.value),
-            _number(one.least),
-            _number(one.most),
-            one.at,
-            f"{one.elasticity:+.3f}",
-        ]
-        for one in result.knobs
-    ]
-    lines += ["", table(["knob", "optimum", "min", "max", "at", "elasticity"], rows)]
-    lines += [
-        "",
-        (
-            "elasticity: percent of the objective for one percent more of the knob, the others as"
-            " they are"
-        ),
-    ]
+    lines += ["", items_table(result.knobs, _KNOBS), "", _ELASTICITY]
     lines += [
         f"{name}: any value from {_number(low)} to {_number(high)} does"
         for name, (low, high) in result.plateaus.items()
     ]
-    others = {
-        name: value
-        for name, value in result.columns.items()
-        if name not in {one.name for one in result.knobs}
-    }
-    rows = [[name, _number(value)] for name, value in others.items()] + _trusted(result)
-    lines += ["", table(["evaluated anew at the optimum", "value"], rows)] if rows else []
-    lines += (
-        [f"note: {result.trust.note}"] if result.trust is not None and result.trust.note else []
-    )
+    knobs = {one.name for one in result.knobs}
+    rows = [[name, _number(value)] for name, value in result.columns.items() if name not in knobs]
+    rows += _trusted(result)
+    lines += ["", table(["evaluated again at the optimum", "value"], rows)] if rows else []
+    if result.trust is not None and result.trust.note:
+        lines.append(f"note: {result.trust.note}")
     lines += ["", _held_back(result)] if result.active or not result.stops else []
-    lines += ["", _stopped(result.stops)] if result.stops else []
+    lines += ["", items_table(result.stops, _STOPS)] if result.stops else []
     for one in result.active:
         lines += ["", _one_more(one, result)]
     if result.prices:
-        rows = [
-            [name, _number(price.value), price.unit, price.date, price.source]
-            for name, price in result.prices.items()
-        ]
-        lines += ["", table(["price", "value", "unit", "date", "source"], rows)]
+        lines += ["", items_table(result.prices.items(), _PRICES)]
     lines += ["", f"{result.evaluations:,} points evaluated in {result.seconds:.1f} s"]
     return "\n".join(lines)
 
@@ -84,27 +99,17 @@ def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
         above.plot(part["evaluations"], part["objective"], color=colour, lw=1.5, label=phase)
         apart = np.abs(part["objective"] - result.objective) / max(abs(result.objective), _LEAST)
         below.plot(part["evaluations"], np.maximum(apart, _LEAST_APART), color=colour, lw=1.5)
-    above.axhline(result.objective, color="black", lw=0.8, ls="--", label="optimum, evaluated anew")
-    begun = max(
-        0,
-        int(
-            frame["evaluations"].iloc[0]
-            - (frame["evaluations"].diff().iloc[1] if len(frame) > 1 else 0)
-        ),
+    above.axhline(
+        result.objective, color="black", lw=0.8, ls="--", label="optimum, evaluated again"
     )
+    evaluations = frame["evaluations"]
+    per_step = evaluations.diff().iloc[1] if len(frame) > 1 else 0
+    probing = max(0, int(evaluations.iloc[0] - per_step))
     above.set(ylabel=f"best {result.objective_name[:40]} so far")
-    below.set(
-        yscale="log",
-        xlabel=f"points evaluated, after {begun:,} of probing",
-        ylabel="its distance from the optimum, relative",
-    )
-    below.text(
-        0.01,
-        0.03,
-        f"nearer than {_LEAST_APART:g} drawn as that",
-        transform=below.transAxes,
-        fontsize=7,
-    )
+    below.set(yscale="log", ylabel="its distance from the optimum, relative")
+    below.set_xlabel(f"points evaluated, after {probing:,} of probing")
+    nearer = f"nearer than {_LEAST_APART:g} drawn as that"
+    below.text(0.01, 0.03, nearer, transform=below.transAxes, fontsize=7)
     above.legend(fontsize=8)
     for axes in (above, below):
         axes.grid(alpha=0.2)
@@ -115,14 +120,11 @@ def _trusted(result: SearchResult) -> list[list[str]]:
     if result.trust is None:
         return []
     low_s, high_s = result.trust.low_s, result.trust.high_s
-    interval = (
-        "not known" if low_s is None or high_s is None else f"{_number(low_s)} to {_number(high_s)}"
-    )
-    said = [
-        ["time_s, 90 % of measurements", interval],
-        ["in the measured range", "yes" if result.trust.in_range else "no"],
-    ]
-    return said
+    interval = "not known"
+    if low_s is not None and high_s is not None:
+        interval = f"{_number(low_s)} to {_number(high_s)}"
+    in_range = "yes" if result.trust.in_range else "no"
+    return [["time_s, 90 % of measurements", interval], ["in the measured range", in_range]]
 
 
 def _held_back(result: SearchResult) -> str:
@@ -131,55 +133,7 @@ def _held_back(result: SearchResult) -> str:
         if bounds:
             return f"no constraint is active: the bounds hold the optimum, {bounds}"
         return "no constraint is active: the optimum lies within the bounds"
-    rows = [
-        [
-            one.name,
-            one.text,
-            _number(one.less),
-            _number(one.more),
-            one.limit or "loosened",
-            f"{one.multiplier:+.3f}",
-        ]
-        for one in result.active
-    ]
-    return table(
-        [
-            "active constraint",
-            "condition",
-            "lesser side",
-            "greater side",
-            "limit",
-            "% per 1 % more",
-        ],
-        rows,
-    )
-
-
-def _stopped(stops: tuple[BlockingConstraint, ...]) -> str:
-    rows = [
-        [
-            one.name,
-            one.text,
-            one.knob,
-            _number(one.value),
-            _number(one.objective),
-            _number(one.less),
-            _number(one.more),
-        ]
-        for one in stops
-    ]
-    return table(
-        [
-            "stopped by",
-            "condition",
-            "whole number",
-            "better would be",
-            "objective then",
-            "lesser side",
-            "greater side",
-        ],
-        rows,
-    )
+    return items_table(result.active, _ACTIVE)
 
 
 def _one_more(one: ActiveConstraint, result: SearchResult) -> str:
@@ -190,7 +144,3 @@ def _one_more(one: ActiveConstraint, result: SearchResult) -> str:
         if not knob.integer and abs(one.knobs_then[knob.name] / knob.value - 1) > 1e-5
     ]
     return f"{one.what_if}: objective {gained:+.2%}; " + (", ".join(moves) or "no knob moves")
-
-
-def _number(value: float) -> str:
-    return f"{value:,.6g}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.5g}"

@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 from hybridperf.report import text
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.zoo import load_shape, other_shape_names, shape_names
 
+_COLUMNS: dict[str, Callable[[tuple[str, TransformerShape]], Any]] = {
+    "model": lambda named: named[0],
+    "family": lambda named: named[1].family,
+    "parameters": lambda named: text.amount(named[1].parameters),
+    "layers": lambda named: named[1].depth,
+    "hidden": lambda named: named[1].hidden,
+    "heads": lambda named: named[1].heads,
+    "tokens a sequence": lambda named: named[1].seq,
+    "experts of a token": lambda named: _experts(named[1]),
+    "also called": lambda named: ", ".join(other_shape_names(named[0])),
+}
 _FIRST = ("name", "family", "published", "source", "note")
 
 
 def shapes_table() -> str:
     """All published shapes, a line each."""
-    rows = []
-    for name in shape_names():
-        one = load_shape(name)
-        experts = f"{one.topk} of {one.experts}" if one.experts else ""
-        sizes = [
-            one.family,
-            text.amount(one.parameters),
-            str(one.depth),
-            str(one.hidden),
-            str(one.heads),
-            str(one.seq),
-            experts,
-        ]
-        rows.append([name, *sizes, ", ".join(other_shape_names(name))])
-    head = [
-        "model",
-        "family",
-        "parameters",
-        "layers",
-        "hidden",
-        "heads",
-        "tokens a sequence",
-        "experts of a token",
-        "also called",
-    ]
-    return (
-        f"{text.table(head, rows)}\n{len(rows)} models; `hybridperf show NAME` says all of one, a"
-        " .toml file describes another"
-    )
+    names = shape_names()
+    table = text.items_table([(name, load_shape(name)) for name in names], _COLUMNS)
+    how = "`hybridperf show NAME` prints all of one, a .toml file describes another"
+    return f"{table}\n{len(names)} models; {how}"
+
+
+def _experts(one: TransformerShape) -> str:
+    return f"{one.topk} of {one.experts}" if one.experts else ""
 
 
 def shape(one: TransformerShape) -> str:
@@ -55,13 +47,9 @@ def shape(one: TransformerShape) -> str:
     ]
     for field in dataclasses.fields(one):
         value = getattr(one, field.name)
-        if field.name not in _FIRST and (
-            field.default is dataclasses.MISSING or value != field.default
-        ):
+        usual = field.default is not dataclasses.MISSING and value == field.default
+        if field.name not in _FIRST and not usual:
             lines.append(f"  {field.name:16} {value}")
-    lines += [
-        f"  {name}: {said}"
-        for name in ("published", "source", "note")
-        if (said := getattr(one, name))
-    ]
+    sources = {name: getattr(one, name) for name in ("published", "source", "note")}
+    lines += [f"  {name}: {value}" for name, value in sources.items() if value]
     return "\n".join(lines)

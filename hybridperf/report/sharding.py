@@ -1,11 +1,10 @@
-"""A placement of embedding tables as people read it: who does what, what else was tried, and a
-picture of both.
-"""
+"""A placement of embedding tables: what each rank does, what else was tried, a picture of both."""
 
 from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,80 +12,47 @@ import numpy as np
 from hybridperf.explore.sharding import greedy
 from hybridperf.explore.sharding.result import ShardResult
 from hybridperf.report.plots import new_figure, save_figure
-from hybridperf.report.text import percent, quantity, seconds, table
+from hybridperf.report.text import items_table, percent, quantity, seconds
 
 _MOST_RANKS, _MOST_NAMES = 64, 40  # shown
 _LINE = 170  # letters under a picture
-_ABOVE: dict[str, Any] = {
-    "fontsize": 7,
-    "loc": "lower center",
-    "bbox_to_anchor": (0.5, 1.0),
-    "ncols": 2,
-    "frameon": False,
-}  # off the bars
+# a legend off the bars
+_ABOVE: dict[str, Any] = {"fontsize": 7, "loc": "lower center", "ncols": 2, "frameon": False}
+_ABOVE["bbox_to_anchor"] = (0.5, 1.0)
+_RANKS: dict[str, Callable[[Any], Any]] = {
+    "rank": lambda row: row.rank,
+    "tables": lambda row: row.tables,
+    "lookups": lambda row: f"{row.lookups:.4g}",
+    "forward": lambda row: seconds(row.forward_s),
+    "backward": lambda row: seconds(row.backward_s),
+    "sent": lambda row: quantity(row.sent_bytes, "B"),
+    "memory": lambda row: quantity(row.memory_bytes, "B"),
+    "of limit": lambda row: percent(row.memory_share),
+    "slowest": lambda row: row.slowest,
+    "which": lambda row: _short(row.names),
+}
+_CANDIDATES: dict[str, Callable[[Any], Any]] = {
+    "candidate": lambda row: row.method,
+    "step": lambda row: seconds(row.step_s),
+    "forward": lambda row: seconds(row.forward_s),
+    "backward": lambda row: seconds(row.backward_s),
+    "all-to-all": lambda row: seconds(row.alltoall_s),
+    "fullest rank": lambda row: quantity(row.fullest_bytes, "B"),
+    "note": lambda row: row.note or ("" if row.fused else "not priced as one kernel"),
+}
 
 
 def shard_report(result: ShardResult) -> str:
     """The whole answer as text."""
-    frame = result.per_rank.head(_MOST_RANKS)
-    rows = [
-        [
-            str(row.rank),
-            str(row.tables),
-            f"{row.lookups:.4g}",
-            seconds(row.forward_s),
-            seconds(row.backward_s),
-            quantity(row.sent_bytes, "B"),
-            quantity(row.memory_bytes, "B"),
-            percent(row.memory_share),
-            row.slowest,
-            _short(row.names),
-        ]
-        for row in frame.itertuples()
-    ]
-    headers = [
-        "rank",
-        "tables",
-        "lookups",
-        "forward",
-        "backward",
-        "sent",
-        "memory",
-        "of limit",
-        "slowest",
-        "which",
-    ]
-    interval = (
-        ""
-        if result.low_s is None
-        else f" (90 %: {seconds(result.low_s)} to {seconds(result.high_s)})"
-    )
-    lines = [
-        f"placement by {result.method}: {seconds(result.step_s)} of a step{interval}",
-        "",
-        table(headers, rows),
-    ]
+    interval = ""
+    if result.low_s is not None:
+        interval = f" (90 %: {seconds(result.low_s)} to {seconds(result.high_s)})"
+    lines = [f"placement by {result.method}: {seconds(result.step_s)} of a step{interval}", ""]
+    lines.append(items_table(result.per_rank.head(_MOST_RANKS).itertuples(), _RANKS))
     if len(result.per_rank) > _MOST_RANKS:
         lines.append(f"... {len(result.per_rank) - _MOST_RANKS} more ranks")
-    lines += [
-        "",
-        table(
-            ["candidate", "step", "forward", "backward", "all-to-all", "fullest rank", "note"],
-            [
-                [
-                    row.method,
-                    seconds(row.step_s),
-                    seconds(row.forward_s),
-                    seconds(row.backward_s),
-                    seconds(row.alltoall_s),
-                    quantity(row.fullest_bytes, "B"),
-                    row.note or ("" if row.fused else "not priced as one kernel"),
-                ]
-                for row in result.candidates.itertuples()
-            ],
-        ),
-    ]
-    return "\n".join([*lines, "", *result.explanation, *(f"note: {note}" for note in result.notes)])
+    lines += ["", items_table(result.candidates.itertuples(), _CANDIDATES), "", *result.explanation]
+    return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])
 
 
 def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
@@ -95,13 +61,8 @@ def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
     frame = result.per_rank
     rank = frame["rank"]
     above.bar(rank, frame["forward_s"] * 1e3, label="forward", color="C0")
-    above.bar(
-        rank,
-        frame["backward_s"] * 1e3,
-        bottom=frame["forward_s"] * 1e3,
-        label="backward",
-        color="C1",
-    )
+    forward_ms, backward_ms = frame["forward_s"] * 1e3, frame["backward_s"] * 1e3
+    above.bar(rank, backward_ms, bottom=forward_ms, label="backward", color="C1")
     above.set(ylabel="lookups, ms", xlabel="rank")
     above.legend(**_ABOVE)
     below.bar(rank, frame["memory_bytes"] / 1e9, color="C2")
@@ -116,22 +77,13 @@ def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
     shown = result.candidates.dropna(subset=["step_s"])
     place = np.arange(len(shown))[::-1]
     start = np.zeros(len(shown))
-    parts = (
-        ("forward_s", 1, "forward"),
-        ("backward_s", 1, "backward"),
-        ("alltoall_s", 2, "two all-to-alls"),
-    )
-    for colour, (name, times, label) in zip(("C0", "C1", "C3"), parts, strict=True):
+    bars = [("forward_s", 1, "forward", "C0"), ("backward_s", 1, "backward", "C1")]
+    for name, times, label, colour in [*bars, ("alltoall_s", 2, "two all-to-alls", "C3")]:
         width = times * shown[name].to_numpy() * 1e3
         right.barh(place, width, left=start, color=colour, label=label)
         start = start + width
-    right.axvline(
-        result.bound_s * 1e3,
-        color="black",
-        lw=0.8,
-        ls="--",
-        label="by sums no placement of whole tables is faster",
-    )
+    bound = "by sums no placement of whole tables is faster"
+    right.axvline(result.bound_s * 1e3, color="black", lw=0.8, ls="--", label=bound)
     kinds = {name: f"greedy by {name}" for name in greedy.GREEDY}
     words = [
         kinds.get(row.method, row.method) + ("" if row.fits else " (does not fit)")
@@ -149,6 +101,6 @@ def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
 
 
 def _short(names: str) -> str:
-    return (
-        names if len(names) <= _MOST_NAMES else names[: _MOST_NAMES - 3].rsplit(" ", 1)[0] + " ..."
-    )
+    if len(names) <= _MOST_NAMES:
+        return names
+    return names[: _MOST_NAMES - 3].rsplit(" ", 1)[0] + " ..."

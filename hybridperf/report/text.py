@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
@@ -27,11 +28,10 @@ def quantity(value: float | None, unit: str) -> str:
 
 def amount(value: float) -> str:
     """`8.03 billion`: a count of things without a unit."""
-    scale, word = next(
-        ((s, w) for s, w in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")) if value >= s),
-        (1.0, ""),
-    )
-    return f"{value / scale:.4g} {word}" if word else f"{value:,.0f}"
+    for scale, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if value >= scale:
+            return f"{value / scale:.4g} {word}"
+    return f"{value:,.0f}"
 
 
 def percent(value: float | None) -> str:
@@ -44,15 +44,21 @@ def whole_percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def items_table(items: Iterable[Any], columns: Mapping[str, Callable[[Any], Any]]) -> str:
+    """A table with a row for each item; `columns`: by header, what is written of an item."""
+    return table(list(columns), [[cell(item) for cell in columns.values()] for item in items])
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Plain aligned text; the first column to the left, the others to the right."""
     cells = [list(map(str, headers)), *[list(map(str, row)) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
+    aligned = [
+        [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
+        ]
         for row in cells
     ]
+    lines = ["  ".join(row).rstrip() for row in aligned]
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])

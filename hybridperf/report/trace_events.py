@@ -2,7 +2,7 @@
 
 Processes hold threads, threads hold slices (`ph: X`, times in microseconds), arrows between slices
 are pairs of flow events (`s` and `f` with one id). Slices of a thread must nest: one that would
-cross another's end goes to a thread beside it, of the same name. Names of categories are those of
+cross another's end goes to a further thread of the same name. Names of categories are those of
 PyTorch's profiler, so that what reads its traces reads these.
 """
 
@@ -16,19 +16,11 @@ from typing import Any, NamedTuple
 
 from hybridperf.io import replacing
 
-OP, CALL, MARK, KERNEL, COPY, FILL = (
-    "cpu_op",
-    "cuda_runtime",
-    "user_annotation",
-    "kernel",
-    "gpu_memcpy",
-    "gpu_memset",
-)
+OP, CALL, MARK = "cpu_op", "cuda_runtime", "user_annotation"
+KERNEL, COPY, FILL = "kernel", "gpu_memcpy", "gpu_memset"
 CRITICAL = "critical_path"  # category of the slices that repeat the critical path
-LAUNCH, DEPENDENCY = (
-    "ac2g",
-    "dependency",
-)  # kinds of arrows: a call to what it launched, an event to what waited for it
+# kinds of arrows: from a call to what it launched, from an event to what waited for it
+LAUNCH, DEPENDENCY = "ac2g", "dependency"
 CRITICAL_COLOUR = "terrible"  # red, of the format's reserved names
 _MICROSECONDS = 1e6
 _INSIDE = 0.999  # where in its first slice an arrow begins: at the very end the slice is over
@@ -44,15 +36,14 @@ class Slice(NamedTuple):
     dur_us: float
 
 
-class TraceFile:
+class TimelineFile:
     """Collects events and writes them."""
 
     def __init__(self) -> None:
         self._events: list[dict[str, Any]] = []
         self._threads: dict[tuple[int, str], int] = {}
-        self._open: dict[
-            tuple[int, str], list[list[float]]
-        ] = {}  # ends of the open slices of each lane of a thread
+        # ends of the open slices of each lane of a thread
+        self._open: dict[tuple[int, str], list[list[float]]] = {}
         self._named: set[tuple[int, int]] = set()
         self._last_us: dict[tuple[int, str], float] = {}
         self._flows = 0
@@ -82,15 +73,8 @@ class TraceFile:
         start_us = start_s * _MICROSECONDS
         dur_us = max(0.0, end_s * _MICROSECONDS - start_us)
         tid = self._lane(process, thread, start_us, start_us + dur_us)
-        event: dict[str, Any] = {
-            "ph": "X",
-            "name": name,
-            "cat": category,
-            "pid": process,
-            "tid": tid,
-            "ts": start_us,
-            "dur": dur_us,
-        }
+        event: dict[str, Any] = {"ph": "X", "name": name, "cat": category, "pid": process}
+        event |= {"tid": tid, "ts": start_us, "dur": dur_us}
         if critical:
             event["cname"] = CRITICAL_COLOUR
             args["critical"] = True
@@ -102,51 +86,33 @@ class TraceFile:
         self._flows += 1
         common = {"name": kind, "cat": kind, "id": self._flows}
         begin_us = first.start_us if kind == LAUNCH else first.start_us + _INSIDE * first.dur_us
-        self._events.append(
-            {"ph": "s", **common, "pid": first.process, "tid": first.thread, "ts": begin_us}
-        )
-        self._events.append(
-            {
-                "ph": "f",
-                **common,
-                "pid": second.process,
-                "tid": second.thread,
-                "ts": second.start_us,
-                "bp": "e",
-            }
-        )
+        ends = (("s", first, begin_us), ("f", second, second.start_us))
+        for phase, one, at_us in ends:
+            place = {"pid": one.process, "tid": one.thread, "ts": at_us}
+            self._events.append({"ph": phase, **common, **place})
+        self._events[-1]["bp"] = "e"
 
     def write(self, path: str | os.PathLike, **facts: Any) -> None:
-        """Write the file, whole or not at all, compressed if it ends in .gz; `facts` stand beside
-        the events.
-        """
-        document = {
-            "schemaVersion": 1,
-            **facts,
-            "displayTimeUnit": "ms",
-            "traceEvents": self._events,
-        }
-        text = json.dumps(document, default=float, allow_nan=False).encode()
+        """Write the file with `facts`, whole or not at all, compressed if it ends in .gz."""
+        document = {"schemaVersion": 1, **facts, "displayTimeUnit": "ms"}
+        document["traceEvents"] = self._events
+        content = json.dumps(document, default=float, allow_nan=False).encode()
+        if str(path).lower().endswith(".gz"):
+            content = gzip.compress(content, mtime=0)
         with replacing(path, "wb") as handle:
-            handle.write(
-                gzip.compress(text, mtime=0) if str(path).lower().endswith(".gz") else text
-            )
+            handle.write(content)
 
     def _lane(self, process: int, thread: str, start_us: float, end_us: float) -> int:
         key = process, thread
         if start_us < self._last_us.get(key, start_us):
-            raise ValueError(
-                f"slices of {thread!r} must come in order of start, got {start_us} us after"
-                f" {self._last_us[key]} us"
-            )
+            got = f"{start_us} us after {self._last_us[key]} us"
+            raise ValueError(f"slices of {thread!r} must come in order of start, got {got}")
         self._last_us[key] = start_us
-        first = self._threads.setdefault(
-            key, _LANES * sum(1 for other, _ in self._threads if other == process)
-        )
+        threads = sum(1 for other, _ in self._threads if other == process)
+        first = self._threads.setdefault(key, _LANES * threads)
         lanes = self._open.setdefault(key, [])
-        at = next(
-            (at for at, ends in enumerate(lanes) if _fits(ends, start_us, end_us)), len(lanes)
-        )
+        fitting = (at for at, ends in enumerate(lanes) if _fits(ends, start_us, end_us))
+        at = next(fitting, len(lanes))
         if at == len(lanes):
             lanes.append([end_us])
         tid = first + at
@@ -157,15 +123,12 @@ class TraceFile:
         return tid
 
     def _meta(self, name: str, process: int, args: dict[str, Any], thread: int = 0) -> None:
-        self._events.append(
-            {"ph": "M", "name": name, "pid": process, "tid": thread, "ts": 0, "args": args}
-        )
+        event = {"ph": "M", "name": name, "pid": process, "tid": thread, "ts": 0, "args": args}
+        self._events.append(event)
 
 
 def _fits(ends: list[float], start_us: float, end_us: float) -> bool:
-    """Whether a slice nests in a lane with slices open until these times, innermost last; if so it
-    is open there, too.
-    """
+    """Whether a slice nests in a lane whose slices end at these times; if so, add it to them."""
     while ends and ends[-1] <= start_us:
         ends.pop()
     if ends and end_us > ends[-1]:

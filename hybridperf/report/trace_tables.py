@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pandas as pd
 from rich import box
@@ -13,6 +14,7 @@ from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.report.text import percent, seconds
 from hybridperf.traces.summary import LostTime, StepSummaryRow
 
+Item = TypeVar("Item")
 _WIDE = 160  # columns where the output is a file or a pipe
 REASONS = {
     "launch_bound": "launch not called yet",
@@ -33,112 +35,99 @@ def console() -> Console:
 
 def steps(rows: Sequence[StepSummaryRow]) -> Table:
     """A row per step and rank."""
-    headers = [
-        "step",
-        "rank",
-        "host",
-        "GPU span",
-        "busy",
-        "compute",
-        "communication",
-        "exposed",
-        "of it waiting",
-        "idle",
-        "kernels",
-    ]
-    table = column_table(f"{rows[0].gpu or 'unnamed device'}" if rows else "", headers)
-    for row in rows:
-        times = (
-            row.step_cpu_s,
-            row.gpu_span_s,
-            row.gpu_busy_s,
-            row.compute_s,
-            row.comm_s,
-            row.exposed_comm_s,
-            row.waiting_s,
-        )
-        idle = (
-            f"{seconds(row.idle_s)}"
-            f" ({percent(row.idle_s / row.gpu_span_s if row.gpu_span_s else 0.0)})"
-        )
-        table.add_row(
-            row.step,
-            "-" if row.rank is None else str(row.rank),
-            *map(seconds, times),
-            idle,
-            str(row.n_kernels),
-        )
-    return table
+    columns: dict[str, Callable[[StepSummaryRow], str]] = {
+        "step": lambda row: row.step,
+        "rank": lambda row: rank_words(row.rank),
+        "host": lambda row: seconds(row.step_cpu_s),
+        "GPU span": lambda row: seconds(row.gpu_span_s),
+        "busy": lambda row: seconds(row.gpu_busy_s),
+        "compute": lambda row: seconds(row.compute_s),
+        "communication": lambda row: seconds(row.comm_s),
+        "exposed": lambda row: seconds(row.exposed_comm_s),
+        "of it waiting": lambda row: seconds(row.waiting_s),
+        "idle": lambda row: f"{seconds(row.idle_s)} ({percent(_idle_share(row))})",
+        "kernels": lambda row: str(row.n_kernels),
+    }
+    return rich_table(rows[0].gpu or "unnamed device" if rows else "", rows, columns)
+
+
+def _idle_share(row: StepSummaryRow) -> float:
+    return row.idle_s / row.gpu_span_s if row.gpu_span_s else 0.0
 
 
 def idle(rows: Sequence[StepSummaryRow]) -> Table:
-    """Why devices stood idle, seconds by reason."""
-    reasons = [
-        reason
-        for reason in REASONS
-        if any(getattr(row, f"{reason}_s", 0.0) > 0 for row in rows) and reason != "waiting"
-    ]
-    table = column_table(
-        "why idle", ["step", "rank", "idle", *(REASONS[reason] for reason in reasons)]
-    )
+    """Why devices were idle, seconds by reason."""
+    some = [name for name in REASONS if any(getattr(row, f"{name}_s", 0.0) > 0 for row in rows)]
+    reasons = [name for name in some if name != "waiting"]
+    table = column_table("why idle", ["step", "rank", "idle", *(REASONS[name] for name in reasons)])
     for row in rows:
-        said = (getattr(row, f"{reason}_s") for reason in reasons)
-        table.add_row(
-            row.step,
-            "-" if row.rank is None else str(row.rank),
-            seconds(row.idle_s),
-            *map(seconds, said),
-        )
+        times = [row.idle_s, *(getattr(row, f"{name}_s") for name in reasons)]
+        table.add_row(row.step, rank_words(row.rank), *map(seconds, times))
     return table
 
 
 def losses(found: Iterable[LostTime], most: int = 12, ranks_known: bool = True) -> Table:
     """Where devices did nothing useful, the longest first."""
-    table = column_table("most time lost", ["why", "rank", "time", "times"])
-    for loss in list(found)[:most]:
-        before = "" if loss.reason in ("waiting", "other_step") else ": "
-        detail = "" if loss.reason == "other_step" else f"{before or ' '}{loss.detail}"
-        table.add_row(
-            f"{REASONS[loss.reason]}{detail}",
-            str(loss.rank) if ranks_known else "-",
-            seconds(loss.seconds),
-            str(loss.times),
-        )
-    return table
+    columns: dict[str, Callable[[LostTime], str]] = {
+        "why": _why_lost,
+        "rank": lambda loss: str(loss.rank) if ranks_known else "-",
+        "time": lambda loss: seconds(loss.seconds),
+        "times": lambda loss: str(loss.times),
+    }
+    return rich_table("most time lost", list(found)[:most], columns)
+
+
+def _why_lost(loss: LostTime) -> str:
+    if loss.reason == "other_step":
+        return REASONS[loss.reason]
+    return f"{REASONS[loss.reason]}{' ' if loss.reason == 'waiting' else ': '}{loss.detail}"
 
 
 def top(title: str, frame: pd.DataFrame) -> Table:
     """`name, device_s, share, events` of `summary.top_ops` or `top_kernels`."""
-    table = column_table(title, ["name", "device time", "share", "events"])
-    for row in frame.itertuples():
-        table.add_row(
-            short(str(row.name)), seconds(row.device_s), percent(row.share), str(row.events)
-        )
-    return table
+    columns: dict[str, Callable[[Any], str]] = {
+        "name": lambda row: short(str(row.name)),
+        "device time": lambda row: seconds(row.device_s),
+        "share": lambda row: percent(row.share),
+        "events": lambda row: str(row.events),
+    }
+    return rich_table(title, frame.itertuples(), columns)
 
 
 def host(found: Host) -> Table:
     """The overheads of a host over all ops, and of how many kinds they were seen."""
-    table = column_table(
-        "host overheads", ["overhead", "mean", "standard deviation", "median", "times", "kinds"]
-    )
-    said: dict[str, Spread | Overhead | None] = {
-        "between ops": found.between_ops_s, "before the first launch": found.before_launch_s,
-        "the launch call": found.launch_call_s, "between launches": found.between_launches_s,
-        "after the last launch": found.after_launch_s, "op without launch": found.without_launch_s,
-    }  # fmt: skip
-    for name, one in said.items():
-        spread, kinds = (
-            (one.shared, str(len(one.by_kind))) if isinstance(one, Overhead) else (one, "-")
-        )
+    headers = ["overhead", "mean", "standard deviation", "median", "times", "kinds"]
+    table = column_table("host overheads", headers)
+    overheads: dict[str, Spread | Overhead | None] = {
+        "between ops": found.between_ops_s,
+        "before the first launch": found.before_launch_s,
+        "the launch call": found.launch_call_s,
+        "between launches": found.between_launches_s,
+        "after the last launch": found.after_launch_s,
+        "op without launch": found.without_launch_s,
+    }
+    for name, one in overheads.items():
+        spread = one.shared if isinstance(one, Overhead) else one
+        kinds = str(len(one.by_kind)) if isinstance(one, Overhead) else "-"
         if spread is not None:
-            table.add_row(
-                name,
-                *map(seconds, (spread.mean_s, spread.std_s, spread.median_s)),
-                str(spread.count),
-                kinds,
-            )
+            times = map(seconds, (spread.mean_s, spread.std_s, spread.median_s))
+            table.add_row(name, *times, str(spread.count), kinds)
     return table
+
+
+def rich_table(
+    title: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], str]]
+) -> Table:
+    """A table with a row for each item; `columns`: by header, what is written of an item."""
+    table = column_table(title, list(columns))
+    for item in items:
+        table.add_row(*(cell(item) for cell in columns.values()))
+    return table
+
+
+def rank_words(rank: int | None) -> str:
+    """The number of a rank, where it is known."""
+    return "-" if rank is None else str(rank)
 
 
 def column_table(title: str, headers: Sequence[str]) -> Table:

@@ -66,7 +66,7 @@ def pipelines(
 ) -> list[Pipeline]:  # fmt: skip
     """Every even number of stages D with its best micro-batch B, the fastest pipeline first.
 
-    The cost model of Chimera (Li and Hoefler, SC21, section 3).
+    The cost model of Chimera (Li and Hoefler, SC21).
 
     Args:
         shape: the model.

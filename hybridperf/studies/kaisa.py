@@ -122,7 +122,7 @@ def second_order(
 ) -> SecondOrder:
     """What K-FAC adds to a step if a share of the ranks keeps each layer's inverses.
 
-    The assignment and costs of KAISA (Pauloski et al., SC21, section 3).
+    The assignment and costs of KAISA (Pauloski et al., SC21).
 
     Args:
         layers: matrices that are preconditioned.

@@ -133,7 +133,7 @@ def test_the_picture_shows_what_is_used_and_says_what_is_not_known(
     model: PerfModel, monkeypatch
 ) -> None:
     drawn = []
-    monkeypatch.setattr(reports, "_save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(reports, "save_figure", lambda figure, path: drawn.append(figure))
     tables = made_tables(9)
     found = hp.shard(tables, 4, model=model, batch=4096, method="size")
     tight = hp.shard(

@@ -15,7 +15,13 @@ from hybridperf.engine.prediction import predict
 from hybridperf.hardware import load_device
 from hybridperf.model import PerfModel
 from hybridperf.report.perfetto import write_replay, write_timeline, write_traces
-from hybridperf.report.trace_events import CRITICAL, CRITICAL_COLOUR, DEPENDENCY, LAUNCH, TraceFile
+from hybridperf.report.trace_events import (
+    CRITICAL,
+    CRITICAL_COLOUR,
+    DEPENDENCY,
+    LAUNCH,
+    TimelineFile,
+)
 from hybridperf.traces.events import Message
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import replay, replay_step
@@ -134,7 +140,7 @@ def test_the_checker_sees_what_is_wrong(event, rule):
 
 
 def test_slices_that_cross_stand_beside_each_other(tmp_path):
-    file = TraceFile()
+    file = TimelineFile()
     for start, end in ((0, 10), (2, 4), (5, 15), (12, 20), (20, 20)):
         file.slice(0, "stream 7", "k", "kernel", start * 1e-6, end * 1e-6)
     file.write(tmp_path / "t.json")
@@ -223,7 +229,7 @@ def test_a_predicted_step_reads_back(tmp_path):
 
 def test_what_cannot_be_written_leaves_the_old_file(tmp_path):
     (tmp_path / "t.json").write_text("old")
-    file = TraceFile()
+    file = TimelineFile()
     with pytest.raises(ValueError, match="expected finite times"):
         file.slice(0, "a", "b", "kernel", 0.0, float("nan"))
     file.slice(0, "a", "b", "kernel", 0.0, 1.0, roofline_us=float("nan"))

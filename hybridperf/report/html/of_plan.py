@@ -1,6 +1,4 @@
-"""A plan as a page: the best layout and how sure it is, how it compares with others, all layouts
-that fit, and what would move the optimum.
-"""
+"""A plan as a page: the best layout, how sure it is, the others, what would move the optimum."""
 
 from __future__ import annotations
 
@@ -35,8 +33,10 @@ from hybridperf.report.plan import (
     dollars,
     elasticity_words,
     memory_lines,
+    order_words,
     part,
     step_words,
+    trades,
 )
 from hybridperf.report.text import amount, percent, quantity
 from hybridperf.training.plans.explain import NAIVE, ComparedLayout, compared, differences
@@ -62,23 +62,20 @@ def plan_page(plan: Plan, title: str = "", moved: Sequence[LeverEffect] | None =
     candidates = compared(plan)
     shape, case = plan.setup.shape, plan.cases[plan.choice(0).case]
     devices = f"{case.space.gpus:,} x {plan.setup.device.name}"
-    lead = (
-        f"{shape.name} on {devices}, batch {case.space.global_batch:,}: {layout_words(plan.best)}."
-    )
+    batch = f"batch {case.space.global_batch:,}"
+    lead = f"{shape.name} on {devices}, {batch}: {layout_words(plan.best)}."
     layouts: list[Block] = [_best(plan), *(Text(line) for line in LEGEND)]
-    fronts: list[Block] = [
-        _front_plot(plan, one, other) for one, other in PAIRS if _differs(plan, other)
-    ]
+    traded = [(one, other) for one, other in PAIRS if trades(plan, other)]
+    fronts: list[Block] = [_front_plot(plan, one, other) for one, other in traded]
     assumed: list[Block] = [Notes(plan.notes), Text("Prices and power:"), Notes(plan.economy.notes)]
+    levers = _levers(plan, lever_effects(plan) if moved is None else moved)
     sections = [
         Section("The best layout", _summary(plan, candidates[0])),
         Section("How sure", _sure(plan, candidates)),
         Section("Why", _why(plan, candidates)),
         Section("Layouts", layouts),
         Section("What is traded for what", fronts),
-        Section(
-            "What would move it", _levers(plan, lever_effects(plan) if moved is None else moved)
-        ),
+        Section("What would move it", levers),
         Section("Notes and assumptions", assumed),
         Section("Provenance", _provenance(plan)),
     ]
@@ -100,11 +97,8 @@ def _summary(plan: Plan, first: ComparedLayout) -> list[Block]:
     if plan.tokens is not None:
         paid = _paid(plan, row["total_usd"])
         facts.append((f"{amount(plan.tokens)} tokens", f"{row['days']:.1f} days", paid))
-    searched = (
-        f"Best of {len(plan):,} that fit, of {counted(plan.legal, 'legal layout')}, found in"
-        f" {time_words(plan.seconds)}."
-    )
-    return [Facts(facts), Text(searched)]
+    searched = f"Best of {len(plan):,} that fit, of {counted(plan.legal, 'legal layout')}"
+    return [Facts(facts), Text(f"{searched}, found in {time_words(plan.seconds)}.")]
 
 
 def _paid(plan: Plan, usd: float) -> str:
@@ -119,9 +113,8 @@ def _sure(plan: Plan, candidates: list[ComparedLayout]) -> list[Block]:
         Interval(one.what, took, one.low_s, one.high_s)
         for one, took in zip(candidates, step_s, strict=True)
     ]
-    blocks: list[Block] = [
-        intervals(ranges, "Time of a step; nine of ten measurements should lie inside.")
-    ]
+    caption = "Time of a step; nine of ten measurements should lie inside."
+    blocks: list[Block] = [intervals(ranges, caption)]
     if len(candidates) > 1:
         explained = (
             "Most of the uncertainty is shared, so intervals that overlap can still leave the order"
@@ -159,9 +152,8 @@ def _why(plan: Plan, candidates: list[ComparedLayout]) -> list[Block]:
     amounts = frame[fields].to_numpy().tolist()
     steps = map(step_words, frame["step_s"])
     parts = [(name, colour) for (name, _), colour in zip(PARTS, _PART_COLOURS, strict=True)]
-    drawn = bars(
-        list(zip(frame["what"], amounts, steps, strict=True)), parts, "What a step consists of."
-    )
+    rows = list(zip(frame["what"], amounts, steps, strict=True))
+    drawn = bars(rows, parts, "What a step consists of.")
     columns = [
         Column("what", ""),
         Column("layout", "layout"),
@@ -175,9 +167,7 @@ def _best(plan: Plan) -> Table:
     frame = top(plan, _LISTED)
     layouts = [plan.layout(plan.choice(int(rank))) for rank in frame.index]
     frame["layout"] = list(map(layout_words, layouts))
-    frame["order"] = [
-        " ".join(name for name in one.order if getattr(one, name) > 1) for one in layouts
-    ]
+    frame["order"] = list(map(order_words, layouts))
     frame["rank"] = frame.index + 1
     several = [Column("gpus", "GPUs", count_words), Column("global_batch", "batch", count_words)]
     columns = [
@@ -197,12 +187,6 @@ def _best(plan: Plan) -> Table:
         " ranks are missing)"
     )
     return frame_table(frame, columns, caption=caption, words=2, best=0)
-
-
-def _differs(plan: Plan, other: str) -> bool:
-    """Whether a front is more than one point: rent is time on so many devices."""
-    several = len({case.space.gpus for case in plan.cases}) > 1
-    return other != "cost" or (bool(plan.economy.usd_per_hour) and several)
 
 
 def _front_plot(plan: Plan, one: str, other: str) -> Figure:
@@ -242,9 +226,7 @@ def _words(plan: Plan, rank: int) -> str:
 
 
 def _amounts(plan: Plan, ranks: np.ndarray, other: str) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds, and memory, energy or rent, of layouts by rank: of a step, or of a sample where
-    batches differ, as fronts have it.
-    """
+    """Seconds, and memory, energy or rent, of layouts by rank; per sample where batches differ."""
     step_s, taken = np.empty(len(ranks)), np.empty(len(ranks))
     for number, case in enumerate(plan.cases):
         here = plan.ranked[ranks, 0] == number
@@ -283,9 +265,8 @@ def _levers(plan: Plan, moved: Sequence[LeverEffect]) -> list[Block]:
         Column("factor", "as much"),
         Column("best_s", "best step then", step_words),
     ]
-    explained = (
-        f"{REST[0].upper()}{REST[1:]}. The step with much more is of the layout that is best then."
-    )
+    explained = f"{REST[0].upper()}{REST[1:]}."
+    explained += " The step with much more is of the layout that is best then."
     return [Text(explained), frame_table(frame, columns, words=2)]
 
 

@@ -1,6 +1,4 @@
-"""A prediction as a page: how long a step takes and how sure that is, what it consists of, what its
-ops reach and when they run, and what was assumed.
-"""
+"""A prediction as a page: time and interval of a step, its parts, roofline and timeline."""
 
 from __future__ import annotations
 
@@ -69,9 +67,8 @@ def prediction_page(prediction: Prediction, title: str = "") -> Page:
 
 def _summary(prediction: Prediction, rows: pd.DataFrame) -> list[Block]:
     time_s, low_s, high_s = prediction.time_s, prediction.low_s, prediction.high_s
-    known = low_s is not None and high_s is not None
     interval = "no interval: too little of it was measured"
-    if known:
+    if low_s is not None and high_s is not None:
         interval = f"90 %: {seconds(low_s)} to {seconds(high_s)}"
     total_s = float(rows["total_s"].sum())
     inside = float(rows.loc[rows["in_range"], "total_s"].sum()) / total_s if total_s else 1.0
@@ -247,9 +244,7 @@ def _provenance(prediction: Prediction) -> list[Block]:
 
 
 def _rows(prediction: Prediction) -> pd.DataFrame:
-    """Rows that nodes run: `label, group, sizes, nodes, seconds, total_s, roofline_s, in_range,
-    intensity, flops_per_s, peak_flops_per_s, peak_of`, the last four of ops alone.
-    """
+    """Calls that nodes run with their seconds; only ops have columns of the roofline."""
     workload, graph = prediction.workload, prediction.workload.graph
     nodes = np.bincount(graph.row, minlength=len(workload.calls) + 1)[1:]
     at_node = np.full(len(workload.calls) + 1, -1)
@@ -272,19 +267,17 @@ def _rows(prediction: Prediction) -> pd.DataFrame:
             frame.loc[at, "intensity"] = flops / np.asarray(table.work.bytes)
             frame.loc[at, "flops_per_s"] = flops * np.asarray(table.times) / prediction.op_s[at]
         frame.loc[at, "peak_flops_per_s"] = np.asarray(table.peak_flops_per_s)
-        frame.loc[at, "peak_of"] = [
-            f"{call.op.peak_dtype}{' vector' if call.op.unit == 'vector' else ''}"
-            for call in ops.values()
-        ]
+        units = [" vector" if call.op.unit == "vector" else "" for call in ops.values()]
+        formats = [call.op.peak_dtype for call in ops.values()]
+        frame.loc[at, "peak_of"] = [f"{f}{unit}" for f, unit in zip(formats, units, strict=True)]
     return frame[nodes > 0].reset_index(drop=True)
 
 
 def _sizes(columns: Mapping[str, Any]) -> str:
     known = {k: v for k, v in columns.items() if v == v and v not in (None, 0.0, "")}
-    return ", ".join(
-        str(value) if name in ("op", "dtype") else f"{name} {_number(value)}"
-        for name, value in known.items()
-    )
+    plain = ("op", "dtype")
+    words = {k: str(v) if k in plain else f"{k} {_number(v)}" for k, v in known.items()}
+    return ", ".join(words.values())
 
 
 def _number(value: Any) -> str:

@@ -1,6 +1,4 @@
-"""Recorded steps as a page: where each rank's time went, what was lost and why, which ops take the
-longest, and when everything ran.
-"""
+"""Recorded steps as a page: where each rank's time went and why, the longest ops, a timeline."""
 
 from __future__ import annotations
 
@@ -74,15 +72,7 @@ def trace_page(
     notes: Iterable[str] = (),
     title: str = "",
 ) -> Page:
-    """The page of some steps of the traces of one run.
-
-    Args:
-        traces: of the ranks.
-        chosen: the steps.
-        summaries: of the chosen steps.
-        notes: sentences to list.
-        title: of the page.
-    """
+    """The page of `chosen` steps of the traces of one run's ranks; `notes` are listed."""
     rows = [row for summary in summaries for row in summary.rows]
     all_traces = [*traces] * len(chosen)
     all_steps = [one for step in chosen for one in step.steps]
@@ -116,11 +106,8 @@ def _summary(rows: Sequence[StepSummaryRow], ranks: int) -> Facts:
         remark = f"median of {len(spans)}; {seconds(spans[0])} to {seconds(spans[-1])}"
     middle = seconds(float(np.median(spans)) if spans else None)
     facts = [("time of a step on the device", middle, remark)]
-    for name, field in (
-        ("computation", "compute_s"),
-        ("exposed communication", "exposed_comm_s"),
-        ("idle", "idle_s"),
-    ):
+    shares = {"computation": "compute_s", "exposed communication": "exposed_comm_s"}
+    for name, field in {**shares, "idle": "idle_s"}.items():
         total_s = sum(getattr(row, field) for row in rows)
         each = f"{seconds(total_s / max(len(rows), 1))} per step and rank"
         facts.append((name, percent(total_s / span_s), each))
@@ -136,17 +123,11 @@ def _steps(rows: Sequence[StepSummaryRow]) -> list[Block]:
     reasons = [reason for reason in _IDLE if (frame[f"{reason}_s"] > 0).any()]
     waiting_s = frame["waiting_s"].fillna(0.0)
     idle = [frame[f"{reason}_s"] for reason in reasons]
-    amounts = zip(
-        frame["compute_s"], frame["exposed_comm_s"] - waiting_s, waiting_s, *idle, strict=True
-    )
-    drawn = [
-        (
-            row.step if row.rank is None else f"{row.step}, rank {row.rank}",
-            some,
-            seconds(row.gpu_span_s),
-        )
-        for row, some in zip(rows, amounts, strict=True)
-    ]
+    exposed_s = frame["exposed_comm_s"] - waiting_s
+    amounts = zip(frame["compute_s"], exposed_s, waiting_s, *idle, strict=True)
+    names = [row.step if row.rank is None else f"{row.step}, rank {row.rank}" for row in rows]
+    spans = [seconds(row.gpu_span_s) for row in rows]
+    drawn = list(zip(names, amounts, spans, strict=True))
     parts = [*_PARTS, *((f"idle: {REASONS[reason]}", _IDLE[reason]) for reason in reasons)]
     caption = "What the device's time went into, from its first start to its last end."
     if len(drawn) > _MOST_BARS:
@@ -189,9 +170,8 @@ def _top(what: str, frame: pd.DataFrame, colour: int) -> Table:
         Column("share", "share", percent, colour),
         Column("events", "events", count_words),
     ]
-    return frame_table(
-        frame, columns, caption=f"By {what}: the {len(frame)} with the most device time"
-    )
+    caption = f"By {what}: the {len(frame)} with the most device time"
+    return frame_table(frame, columns, caption=caption)
 
 
 def _timeline(traces: Sequence[RankTrace], chosen: Sequence[CommonStep]) -> list[Block]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -110,9 +110,7 @@ def merged(track: Track, resolution_s: float) -> Merged:
 
 
 def merge_all(tracks: Sequence[Track], whole_s: float, most: int) -> tuple[list[Merged], float]:
-    """All tracks at the finest resolution [s] with which they have at most `most` slices, or as
-    many as any resolution leaves.
-    """
+    """All tracks at the finest resolution [s] that leaves at most `most` slices, if one does."""
     resolution_s = 0.0
     done = [merged(track, resolution_s) for track in tracks]
     while sum(len(one.start_s) for one in done) > most and resolution_s < whole_s:
@@ -147,10 +145,8 @@ def timeline(
     whole_s = max(float(track.end_s.max()) for track in shown) - zero_s
     shown = [replace(t, start_s=t.start_s - zero_s, end_s=t.end_s - zero_s) for t in shown]
     done, resolution_s = merge_all(shown, whole_s, most_slices)
-    slices = pd.concat(
-        [pd.DataFrame(one._asdict()).assign(row=row) for row, one in enumerate(done)],
-        ignore_index=True,
-    )
+    frames = [pd.DataFrame(one._asdict()).assign(row=row) for row, one in enumerate(done)]
+    slices = pd.concat(frames, ignore_index=True)
     drawn, scale, unit = timeline_figure(len(shown), whole_s)
     names = [clean(track.name) for track in shown]
     row_axis(drawn, names)
@@ -174,37 +170,26 @@ def timeline(
     renderers = []
     for some, hatch in ((~several, None), (several, "right_diagonal_line")):
         source = ColumnDataSource(_chosen(columns, some))
-        renderers.append(
-            drawn.hbar(
-                "y",
-                left="left",
-                right="right",
-                height=0.75,
-                source=source,
-                hatch_scale=6,
-                fill_color="colour",
-                line_color=LIGHT["page"],
-                line_width=0.5,
-                hatch_pattern=hatch,
-                hatch_color=LIGHT["page"],
-            )
-        )
+        style: dict[str, Any] = {
+            "hatch_scale": 6,
+            "hatch_pattern": hatch,
+            "hatch_color": LIGHT["page"],
+        }
+        style |= {"fill_color": "colour", "line_color": LIGHT["page"], "line_width": 0.5}
+        bars = drawn.hbar("y", left="left", right="right", height=0.75, source=source, **style)
+        renderers.append(bars)
     legend = [("■", *kinds[at][::-1]) for at in np.unique(slices["kind"])]
     if slices["marked"].any():
         some = slices["marked"].to_numpy()
-        source = ColumnDataSource(
-            {k: columns[k][some] for k in ("left", "right")} | {"y": columns["y"][some] + 0.42}
-        )
+        edges = {name: columns[name][some] for name in ("left", "right")}
+        source = ColumnDataSource({**edges, "y": columns["y"][some] + 0.42})
         drawn.hbar("y", left="left", right="right", height=0.12, source=source, color=LIGHT["mark"])
         legend.append(("▁", "m", "critical path"))
-    hover(
-        drawn, renderers, f"@words: @took, from @left{{0,0.[000000]}} {unit} (@track; @kind@path)"
-    )
+    tip = f"@words: @took, from @left{{0,0.[000000]}} {unit} (@track; @kind@path)"
+    hover(drawn, renderers, tip)
     caption = _caption(all_lanes, shown, done, resolution_s, more)
-    return [
-        Figure(drawn, caption, legend),
-        Folded("The timeline as tables", _tables(shown, labels, whole_s)),
-    ]
+    tables = Folded("The timeline as tables", _tables(shown, labels, whole_s))
+    return [Figure(drawn, caption, legend), tables]
 
 
 def _chosen(columns: dict[str, np.ndarray], some: np.ndarray) -> dict[str, np.ndarray | list[str]]:
@@ -243,12 +228,10 @@ def _caption(
 
 def _tables(tracks: Sequence[Track], labels: Sequence[str], whole_s: float) -> list[Block]:
     """How busy each track is, and which labels take the longest."""
-    slices = pd.concat(
-        [
-            pd.DataFrame({"track": at, "label": t.label, "s": t.end_s - t.start_s})
-            for at, t in enumerate(tracks)
-        ]
-    )
+    slices = pd.concat([
+        pd.DataFrame({"track": at, "label": track.label, "s": track.end_s - track.start_s})
+        for at, track in enumerate(tracks)
+    ])  # fmt: skip
     busy = slices.groupby("track")["s"].agg(["sum", "count"]).reset_index()
     busy["share"] = busy["sum"] / whole_s if whole_s else 0.0
     busy["name"] = [clean(tracks[at].name) for at in busy["track"]]
