@@ -7,7 +7,7 @@
 Part `ops` runs with a memory allocator that keeps freed memory and with dispatch in the calling
 thread, so that an op's time is the op's; part `host` measures what both cost as users have them.
 Each pins itself before JAX starts, writes rows as it goes and resumes where an earlier run stopped.
-Beside the store it leaves the merged rows as a table (`ops.csv`) and the machine's facts
+Next to the store it leaves the merged rows as a table (`ops.csv`) and the machine's facts
 (`ops.machine.json`).
 
 Exit status: 0 all measured, 4 the time budget ran out first, 2 one sentence says what is wrong.

@@ -91,7 +91,7 @@ def commands(
 
 
 def in_passes(measure: Callable[[int], int], first: int, passes: int, what: str = "") -> int:
-    """Start processes anew for each pass, `measure(last pass)`; returns their last exit status.
+    """Start new processes for each pass, `measure(last pass)`; returns their last exit status.
 
     Where `what` they measure is named, they are started again after one that did not return.
     """

@@ -73,7 +73,7 @@ class ShardedTask:
         return [number for number, at in enumerate(self.placement) if at == rank]
 
     def width(self, rank: int) -> int:
-        """Of all bags of `rank` beside each other."""
+        """Of all bags of `rank` next to each other."""
         return sum(self.tables[number].dim for number in self.of(rank))
 
     @property

@@ -2,7 +2,7 @@
 
 PyTorch's execution traces and Chakra's graphs come to this. PyTorch records every op, those inside
 ops too (`parent`), on the threads that ran them; what an op waits for follows from the tensors it
-reads. Chakra records ops flat, with the kernels they launch beside them, and names what each waits
+reads. Chakra records ops flat, with the kernels they launch next to them, and names what each waits
 for.
 """
 

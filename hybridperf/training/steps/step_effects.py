@@ -82,7 +82,7 @@ class StepEffects:
     stall_s: Any = _effect(0.25, 0.5, "the same")
     exchange: Any = _effect(1.0, 0.3, "context and expert parallel messages: the links' own model")
     gather: Any = _effect(1.2, 0.3,
-        "gathers of sharded parameters run beside kernels that use the same memory")
+        "gathers of sharded parameters overlap with kernels that use the same memory")
     gather_shown: Any = _effect(0.7, 0.5,
         "share of their part inside a node that shows despite the computation: fits of three"
         " sources, each by itself, held toward 0.5, say 0.58 (MosaicML: A100 0.43, H100 0.79),"

@@ -96,7 +96,7 @@ class ModelSizes:
     experts: int = 0  # 0: one MLP for all tokens
     topk: int = 0  # experts of a token
     router_bias: bool = False
-    shared_ffn: int = 0  # width of the MLP all tokens take beside their experts
+    shared_ffn: int = 0  # width of the MLP all tokens take besides their experts
     dense_layers: int = 0  # first layers with one MLP of width dense_ffn
     dense_ffn: int = 0
     latent: Latent | None = None
