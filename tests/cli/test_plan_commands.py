@@ -213,8 +213,8 @@ def test_the_library_plans_in_five_lines(tmp_path) -> None:
 
 def test_tables_of_plans_say_cases_and_goals() -> None:
     judged = [
-        plans.Judged("plan, other cases", pd.Series({"a on 8": 1.0, "b on 8": 1.2})),
-        plans.Judged(
+        plans.Choice("plan, other cases", pd.Series({"a on 8": 1.0, "b on 8": 1.2})),
+        plans.Choice(
             "any layout at random: chance of one within 10 %",
             pd.Series({"a on 8": 0.25, "b on 8": 0.5}),
         ),

@@ -32,7 +32,7 @@ def test_older_attention_takes_its_published_share_of_the_peak():
     backward (3.5 forwards' flops) together.
     """
     assert prices().attention_factor("flash1", "bf16") == pytest.approx(
-        3.5 / 0.175 / (1 + FUSED_ATTENTION.value), rel=0.02
+        3.5 / 0.175 / (1 + FUSED_ATTENTION), rel=0.02
     )
     assert prices().attention_factor("flash2", "bf16") == pytest.approx(
         prices().attention_factor("flash1", "bf16") / 2

@@ -269,7 +269,7 @@ def test_more_ranks_in_a_node_than_it_has_are_said(model):
             if "accelerators in a node" in note
         ]
 
-    said = model.collectives.crowded
+    said = model.collectives.crowded_remark
     assert said.startswith(f"{model.collectives.system.id} has 8 accelerators in a node")
     assert notes(ranks=64) == [said]
     assert notes(ranks=64, nodes=8) == notes() == []
