@@ -10,9 +10,8 @@ HYBRIDPERF_DATA ?= ../shared/data
 demo: $(VENV)/.core
 	$(BIN)/hybridperf demo --out demo-out
 
-# two files at a time, each in one process: what a file measures or compiles is shared among its tests;
-# in the order of folders, so that the notebooks (few tests, minutes each) do not come last
-PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
+# two files at a time, each in one process: what a file measures or compiles is shared among its tests
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
