@@ -30,7 +30,7 @@ NOISE = 0.03
 KINDS = ("all_reduce", "all_gather", "alltoall")
 SCALES = ((2, 1), (4, 1), (8, 1), (8, 2), (8, 4))
 TAUGHT = ("aic_a100_sxm", "aic_h100_sxm", "deepbench_nv_v100")
-NEW = "azure_ndm_a100_v4"  # kin of the first: A100s joined by NVLink, a card of 25e9 B/s each
+NEW = "azure_ndm_a100_v4"  # like the first: A100s joined by NVLink, a card of 25e9 B/s each
 SLOWER = {
     "aic_a100_sxm": 0.6,
     NEW: 0.5,
@@ -394,14 +394,14 @@ def test_times_that_cannot_be_are_refused(prior: Prior, time_s: float) -> None:
         fit_collectives(rows, NEW, prior)
 
 
-# --- kin ------------------------------------------------------------------------------------------
+# --- reference systems ------------------------------------------------------------------------------------------
 
 
 def test_kin_are_of_one_architecture_and_kind_of_link() -> None:
     assert references_of(load_system(NEW), [*TAUGHT, "8x_a100_pcie"]) == ["aic_a100_sxm"]
     assert references_of(load_system("8x_a100_pcie"), [*TAUGHT, NEW]) == []
     assert references_of(load_system("dgx2"), TAUGHT) == [], (
-        "of an accelerator that is not known nothing is kin"
+        "of an accelerator that is not known there is no reference"
     )
 
 

@@ -180,8 +180,8 @@ def test_the_population_is_the_mean_of_devices_and_knobs_shrink_to_it() -> None:
 
 
 def test_kin_are_where_a_device_starts() -> None:
-    """Their knobs where they were measured, and what is usual elsewhere; nobody's kin starts from
-    all.
+    """Their knobs where they were measured, and what is usual elsewhere; without a
+    reference a device starts from all.
     """
     one, two, three = np.zeros(5), np.ones(5), np.full(5, 3.0)
     devices = {
@@ -368,7 +368,7 @@ def test_without_rows_the_trunk_fades_sooner_than_with(prior: FamilyPrior, few: 
 
 def test_kin_have_an_interval_of_their_own() -> None:
     """Two devices of a kind vouch for each other; a stranger among three is judged by folds without
-    any kin.
+    any reference device.
     """
     devices = {name: rows_of(name, 300, seed) for seed, name in enumerate(("old", "middle", "new"))}
     measured = {name: (rows, time_of(name, rows, 9)) for name, rows in devices.items()}

@@ -129,5 +129,24 @@ def test_commands_in_text_exist() -> None:
             assert name in known, f"{page.relative_to(ROOT)}: hybridperf {name}"
 
 
+def test_readme_shows_what_its_examples_print() -> None:
+    """Numbers of the indented lines below the Python blocks, as other JAX versions round them."""
+    readme = ROOT / "README.md"
+    shown = re.findall(
+        r"```python\n.*?^```$\n\n((?:    [^\n]*\n)+)", readme.read_text(), re.M | re.S
+    )
+    printed, names = io.StringIO(), dict[str, object]()
+    with contextlib.redirect_stdout(printed):
+        for example in examples(readme):
+            if example.language == "python":
+                exec(compile(example.text, str(readme), "exec"), names)
+
+    def numbers(text: str) -> list[float]:
+        return [float(one) for one in re.findall(r"-?\d+\.\d+", text)]
+
+    assert shown
+    assert numbers(printed.getvalue()) == pytest.approx(numbers("".join(shown)), rel=1e-3)
+
+
 def test_readme_is_a_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 90
