@@ -23,7 +23,7 @@ from pathlib import Path
 from hybridperf_calibration.microbench import machine
 
 WAITING_SHARE = 0.1  # of the budget may pass waiting for a disturbed machine to be quiet again
-UNLIMITED_BUDGET_S = 300.0  # what counts as the budget where there is none
+USUAL_S = {"ops": 150.0, "host": 40.0}  # what counts as the budget where there is none
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,13 +59,14 @@ def _measure(options: argparse.Namespace) -> int:
     from hybridperf_calibration.microbench.quiet import Yardstick
     from hybridperf_calibration.microbench.store import RowStore
 
+    budget_s = options.budget_s or USUAL_S[options.part]
     only = tuple(name for name in options.only.split(",") if name)
     cases = op_cases(options.setting, only) if options.part == "ops" else host_cases()
     # the setting is not part of the fingerprint: a full run goes on where a quick one stopped
     with RowStore(
         options.out, machine.fingerprint({"cores": options.cores, "part": options.part})
     ) as store:
-        yardstick = Yardstick(allowance_s=WAITING_SHARE * (options.budget_s or UNLIMITED_BUDGET_S))
+        yardstick = Yardstick(allowance_s=WAITING_SHARE * budget_s)
         report = run(
             cases, store, passes=options.passes, budget_s=options.budget_s, yardstick=yardstick
         )

@@ -25,7 +25,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.microbench.store import Row, RowStore
-from hybridperf_calibration.microbench.timer import Budget, Case, Compiled, Timing, time_case
+from hybridperf_calibration.microbench.timer import (
+    Budget,
+    Case,
+    Compiled,
+    Timing,
+    compile_ahead,
+    time_case,
+)
 
 LONGEST_CAP_S = 1.0  # more repeats than fit into this no longer lower the minimum
 SHORTEST_CAP_S = 0.03
@@ -93,7 +100,8 @@ def run(
         budget_s: seconds after which no new case starts.
         progress: show it on stderr.
         seed: of inputs and of the order of cases.
-        yardstick: waits a while before each measurement until the machine is quiet.
+        yardstick: waits a while before each measurement until the machine is quiet; cases to come
+            are compiled meanwhile.
     """
     _check_keys_unique(cases)
     todo = [
@@ -103,6 +111,7 @@ def run(
         if not store.has(cases[index].key, pass_no)
     ]
     kept: dict[str, Compiled] = {}  # by the first pass, for the later ones
+    ahead = compile_ahead([case for case, _ in todo], kept)
     measured = failed = 0
     spent_repeating_s = 0.0
     start_s = time.perf_counter()
@@ -117,7 +126,8 @@ def run(
             cap_s = _cap_s(budget_s, elapsed_s, len(todo) - measured, overhead_s)
             slowness = {}
             if yardstick is not None:
-                slowness["slowness"] = round(yardstick.wait(LONGEST_WAIT_S), 3)
+                waited = yardstick.wait(LONGEST_WAIT_S, lambda: next(ahead, False))
+                slowness["slowness"] = round(waited, 3)
             row, repeating_s = _measure(case, pass_no, cap_s, seed, kept)
             store.append({**row, **slowness})
             measured += 1

@@ -10,6 +10,7 @@ yardstick is near them.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -48,15 +49,20 @@ class Yardstick:
         )
         return float(np.max(self._seen_s[-1] / self._good_s())) - 1.0
 
-    def wait(self, limit_s: float) -> float:
-        """Wait at most `limit_s` until the machine is quiet; returns the slowness then."""
+    def wait(self, limit_s: float, meanwhile: Callable[[], bool] = lambda: False) -> float:
+        """Wait at most `limit_s` until the machine is quiet; returns the slowness then.
+
+        `meanwhile` does a piece of work that needs no quiet machine; False: there is none left, and
+        the wait is spent idle. Only that counts against the allowance.
+        """
         limit_s = min(limit_s, self.allowance_s - self.waited_s)
         start_s = time.perf_counter()
         slowness = self.slowness()
         while slowness > TOLERANCE and time.perf_counter() - start_s < limit_s:
-            time.sleep(_PAUSE_S)
+            if not meanwhile():
+                time.sleep(_PAUSE_S)
+                self.waited_s += _PAUSE_S
             slowness = self.slowness()
-            self.waited_s += _PAUSE_S
         return slowness
 
     def facts(self) -> dict[str, float]:

@@ -22,10 +22,11 @@ call costs (`subtract_s`, measured with `dispatch_case`):
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +122,20 @@ def compile_case(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...])
     call = jax.jit(fn, donate_argnums=case.carried).lower(*arguments).compile()
     compile_s = time.perf_counter() - start_s
     return Compiled(call, compile_s, case.describe(call.as_text()) if case.describe else {})
+
+
+def compile_ahead(cases: Iterable[Case], kept: dict[str, Compiled]) -> Iterator[bool]:
+    """Compile a case a turn into `kept`, yielding True; those that `kept` has are passed over.
+
+    What cannot be compiled is left to `time_case`, whose caller has a place for the error.
+    """
+    for case in cases:
+        if case.key in kept:
+            continue
+        with contextlib.suppress(Exception):
+            fn, argument_tuples = case.make(np.random.default_rng(0))
+            kept[case.key] = compile_case(case, fn, argument_tuples[0])
+        yield True
 
 
 def time_case(

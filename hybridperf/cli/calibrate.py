@@ -39,15 +39,14 @@ def calibrate(
     from hybridperf.hardware import load_device
     from hybridperf.io import write_table
     from hybridperf.model.fit.learning_curve import learning_curve
-    from hybridperf.model.fit.this_machine import calibrate as calibrate_here
-    from hybridperf.model.fit.this_machine import to_stderr
+    from hybridperf.model.fit.this_machine import measure, to_stderr
     from hybridperf.report import fits, plots
 
     start_s = time.perf_counter()
     spec = load_device(device) if device else None
-    result = calibrate_here(
-        out, setting=setting, cores=cores, budget_s=budget_s, only=names_in(ops), device=spec
-    )
+    only = names_in(ops)
+    measured = measure(out, setting=setting, cores=cores, budget_s=budget_s, only=only, device=spec)
+    result = measured.fit()
     print(fits.fit_report(result.report))
     plots.fit_plot(result.report, out / "fit.png")
     written = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hybridperf.engine.batches import predict_batch
 from hybridperf.engine.prediction import Prediction, predict
 from hybridperf.io import write_json
 from hybridperf.model.fit.programs import usable_core
-from hybridperf.model.fit.this_machine import Calibration, calibrate
+from hybridperf.model.fit.this_machine import Calibration, measure
 from hybridperf.report import fits, perfetto, plots, text
 from hybridperf.validate import comparison, harness
 from hybridperf.validate.comparison import StepComparison
@@ -46,12 +47,13 @@ def run(
     """Do it all; leaves summary, results, pictures, timeline and model in `out`."""
     out, cores, start_s = Path(out), cores or usable_core(), time.perf_counter()
     say(f"1/4 measuring this machine on core {cores}, two to three minutes (resumes if stopped)")
-    calibration = calibrate(
-        out / "model", setting="quick", cores=cores, budget_s=CALIBRATION_BUDGET_S
-    )
-    say(fits.fit_report(calibration.report))
+    measured = measure(out / "model", setting="quick", cores=cores, budget_s=CALIBRATION_BUDGET_S)
     say("\n2/4 running six real training steps whose sizes are not in the calibration")
-    steps = measure_steps(out / "steps", _STEPS, cores=cores)
+    with ThreadPoolExecutor(1) as beside:  # the steps compile for as long as the fit takes
+        running = beside.submit(measure_steps, out / "steps", _STEPS, cores=cores)
+        calibration = measured.fit()
+        steps = running.result()
+    say(fits.fit_report(calibration.report))
     predictions = [predict(calibration.model, step.workload) for step in steps]
     compared = [StepComparison(step, p) for step, p in zip(steps, predictions, strict=True)]
     say("\n" + comparison.table(compared))

@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 
 from hybridperf_calibration.microbench import engine, machine, store
+from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.microbench.store import RowStore, StoreError
 from hybridperf_calibration.microbench.timer import (
     Budget,
     Case,
     Rotation,
+    compile_ahead,
     dispatch_case,
     is_settled,
     repeat_until_settled,
@@ -262,7 +264,8 @@ def test_missing_folder_is_one_sentence(tmp_path) -> None:
 
 FILL = """
     import sys
-    from hybridperf_calibration.microbench.store import RowStore, StoreError
+    from hybridperf_calibration.microbench.quiet import Yardstick
+from hybridperf_calibration.microbench.store import RowStore, StoreError
     with RowStore(sys.argv[1], {}) as store:
         print(len(store.rows))
         try:
@@ -496,6 +499,34 @@ def test_the_budget_stops_a_run_cleanly(tmp_path) -> None:
         second = engine.run(cases, store, budget_s=0.3, progress=False)
         assert second.resumed == first.measured
         assert len(store.rows) == first.measured + second.measured
+
+
+def test_cases_are_compiled_ahead_in_their_order() -> None:
+    kept = {}
+    ahead = compile_ahead([matmul_case(8), failing_case(), matmul_case(9)], kept)
+    assert next(ahead)
+    assert list(kept) == ["gemm 8"]
+    # the one that fails has its turn, too: the measurement that meets it again says why
+    assert list(ahead) == [True, True]
+    assert list(kept) == ["gemm 8", "gemm 9"]
+    assert time_case(matmul_case(9), QUICK, np.random.default_rng(0), kept).time_s > 0
+
+
+def test_only_idle_waiting_uses_up_the_allowance(monkeypatch) -> None:
+    """On a machine that stays disturbed: first the work that is left, then sleep, then no more."""
+    yardstick = Yardstick(allowance_s=0.3)
+    monkeypatch.setattr(Yardstick, "slowness", lambda self: 1.0)
+    work = [True] * 5
+
+    def a_piece() -> bool:
+        return bool(work) and work.pop()
+
+    assert yardstick.wait(10.0, a_piece) == 1.0
+    assert not work
+    assert yardstick.waited_s == pytest.approx(0.3, abs=0.11)
+    work = [True]
+    yardstick.wait(10.0, a_piece)  # the allowance is used up
+    assert work
 
 
 def test_noisy_cases_get_a_third_pass(tmp_path) -> None:

@@ -39,7 +39,26 @@ class Calibration:
     rows: pd.DataFrame
 
 
-def calibrate(
+@dataclasses.dataclass(frozen=True)
+class MachineRows:
+    """What was measured of this machine, and where: a model that has yet to be fitted."""
+
+    folder: Path
+    device: DeviceSpec
+    rows: pd.DataFrame
+    drift: list[float]  # see `hybridperf.model.fit.device.fit`
+    provenance: Mapping[str, Any]
+
+    def fit(self, say: Callable[[str], None] = to_stderr) -> Calibration:
+        """Fit the rows; leaves model and report in the folder."""
+        say(f"fitting {self.device.name} to {len(self.rows)} rows")
+        model, report = fit(self.rows, self.device, drift=self.drift, provenance=self.provenance)
+        model.save(self.folder)
+        report.save(self.folder)
+        return Calibration(model, report, self.rows)
+
+
+def measure(
     folder: str | os.PathLike,
     *,
     setting: str,
@@ -48,9 +67,8 @@ def calibrate(
     passes: int | None = None,
     only: Sequence[str] = (),
     device: DeviceSpec | None = None,
-    say: Callable[[str], None] = to_stderr,
-) -> Calibration:
-    """Measure this machine, fit it, and leave model, report and rows in a folder.
+) -> MachineRows:
+    """Measure this machine's ops and host, and leave the rows in a folder.
 
     Resumes what an earlier call measured. The tables `ops.csv` and `host.csv` name the device
     (`here`: this CPU) and the number of cores, for `hybridperf fit`.
@@ -64,7 +82,6 @@ def calibrate(
         only: names of families of ops; default: all.
         device: facts of the device under JAX' default backend; default: this CPU, or the preset
             that JAX' device name leads to.
-        say: where progress goes.
 
     Raises:
         InputError: an unknown setting, a folder that cannot be made, or a program that stopped.
@@ -100,11 +117,7 @@ def calibrate(
         "cores": cores,
         "measured_completely": complete,
     }
-    say(f"fitting {device.name} to {len(rows)} rows")
-    model, report = fit(rows, device, drift=drift, provenance=provenance)
-    model.save(folder)
-    report.save(folder)
-    return Calibration(model, report, rows)
+    return MachineRows(folder, device, rows, drift, provenance)
 
 
 def calibrate_collectives(
