@@ -11,7 +11,7 @@ demo: $(VENV)/.core
 	$(BIN)/hybridperf demo --out demo-out
 
 # two files at a time, each in one process: what a file measures or compiles is shared among its tests
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

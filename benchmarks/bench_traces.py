@@ -20,7 +20,7 @@ BAR_S, BAR_BYTES = 15.0, 1.5 * 2**30  # of 100 MB
 CHILD = """
 import resource, sys, time
 start = time.monotonic()
-from hybridperf.importers.kineto import read_traces
+from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.steps import steps
 from hybridperf.traces.summary import summaries
 trace, = read_traces([sys.argv[1]])

@@ -6,6 +6,22 @@ from pathlib import Path
 import pytest
 
 from hybridperf.cli import app as cli
+from hybridperf.cli.common import cache_folder
+
+# files that take minutes come first, so that none is left alone at the end; see Makefile
+LONGEST = ("test_notebooks.py", "test_cli.py", "test_search.py")
+
+
+def pytest_configure() -> None:
+    """Let all processes of a run share what they compile, before any of them imports JAX."""
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder()))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; files keep their order otherwise, and tests theirs."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -82,13 +83,18 @@ def model_named(name: str) -> PerfModel:
     return model_or_datasheet(name)
 
 
+def cache_folder() -> Path:
+    """Where compiled functions are kept: HYBRIDPERF_CACHE, or a place of this version of JAX."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    default = caches / "hybridperf" / f"jax-{importlib.metadata.version('jax')}"
+    return Path(os.environ.get("HYBRIDPERF_CACHE", default))
+
+
 def compilation_cache() -> None:
     """Keep compiled functions from run to run, so that the next prediction starts at once."""
     import jax
 
-    caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    default = caches / "hybridperf" / f"jax-{jax.__version__}"
-    folder = Path(os.environ.get("HYBRIDPERF_CACHE", default))
+    folder = cache_folder()
     with contextlib.suppress(OSError):  # a place that cannot be written costs time, nothing else
         folder.mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))
