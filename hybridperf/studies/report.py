@@ -129,7 +129,7 @@ def nothing_fits(
 
 
 def pipelines_report(
-    model: str, gpus: int, batch: int, found: Mapping[str, Sequence[Pipeline]], *,
+    model: str, gpus: int, batch: int, found: Mapping[str, Sequence[Pipeline]],
     alike: Pipeline | None, capacity_bytes: float, dtype: str,
 ) -> str:  # fmt: skip
     """Chimera's shapes of a pipeline next to 1F1B's, fastest first.
@@ -187,7 +187,7 @@ def pipelines_frame(found: Mapping[str, Sequence[Pipeline]]) -> pd.DataFrame:
 
 
 def second_order_report(
-    model: str, gpus: int, every: Sequence[SecondOrder], front: Sequence[SecondOrder], *,
+    model: str, gpus: int, every: Sequence[SecondOrder], front: Sequence[SecondOrder],
     beside_bytes: float, room_bytes: float,
 ) -> str:  # fmt: skip
     """All shares with their costs; those on the Pareto front of memory and time are marked.
