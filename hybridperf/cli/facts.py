@@ -61,8 +61,7 @@ def show(
 ) -> None:
     """What is known of a device, system, Transformer, model or `ops`; how two models differ."""
     from hybridperf.model import check_folder
-    from hybridperf.report.difference import difference
-    from hybridperf.report.known import known
+    from hybridperf.report.known import difference, known
 
     for one in filter(None, (name, other)):
         check_folder(one)

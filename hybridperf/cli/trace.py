@@ -137,8 +137,8 @@ def replay(
     out: Annotated[Path | None, Option(help=_TIMELINE)] = None,
 ) -> None:
     """A recorded step replayed: does its time match, what limits it, what if something changed."""
-    from hybridperf.report import perfetto, replay_tables
-    from hybridperf.report.trace_tables import console
+    from hybridperf.report import perfetto
+    from hybridperf.report import trace_tables as tables
     from hybridperf.traces import changes as changes_of
     from hybridperf.traces import steady, what_if
     from hybridperf.traces.readers.kineto import read_traces
@@ -174,19 +174,19 @@ def replay(
     warn(*dict.fromkeys(notes))
     what = [change.description for change in results[0].changes]
     what += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
-    screen = console()
-    screen.print(replay_tables.steps(results, ", ".join(what), measured))
+    screen = tables.console()
+    screen.print(tables.replayed(results, ", ".join(what), measured))
     for one, result in zip(measured, results, strict=True):
         of = f" in {one.steps[0].name}" if len(results) > 1 else ""
         if one.meetings:
-            screen.print(replay_tables.waits(one, of))
+            screen.print(tables.waits(one, of))
         after = what_if.critical_by_op(result.after) if what else None
-        screen.print(replay_tables.critical(what_if.critical_by_op(result.before), after, of))
+        screen.print(tables.critical(what_if.critical_by_op(result.before), after, of))
         if one.launched:
-            for table in replay_tables.savings(what_if.best_savings(result.after), of):
+            for table in tables.savings(what_if.best_savings(result.after), of):
                 screen.print(table)
         if any(change.unknown for change in result.changes):
-            screen.print(replay_tables.unknown(result.changes, result.before.device_s, of))
+            screen.print(tables.unknown(result.changes, result.before.device_s, of))
     if out:
         one = measured[0]
         perfetto.write_replay((changed(one) if steady.has_backlog(one) else results[0]).after, out)

@@ -21,6 +21,17 @@ _MEDIAN_WINDOWS = 12  # of a running median over times
 _LEAST_IN_WINDOW = 8
 _LOG2_ERRORS_SHOWN = 3.0  # errors beyond a factor of 8 stand at the edge
 _CURVE_COLUMNS = 6
+_DEVICE_COLUMNS = 4
+_ZERO_AT = 8.0  # rows; where a logarithmic axis shows none
+_BASELINES = {
+    "null_roofline": ("datasheet roofline", "0.6", ":"),
+    "null_floor_and_rates": ("floor and two efficiencies", "C1", ":"),
+    "null_trees": ("trees on time", "C2", "--"),
+    "null_residual_trees": ("trees on roofline residual", "C4", "--"),
+    "null_process": ("Gaussian process", "C0", "--"),
+    "knobs": ("our knobs alone", "crimson", "-"),
+}
+_PERCENTS = (1, 2, 5, 10, 20, 50, 100)
 _LEAST_ROWS_DRAWN = 10  # op kinds with fewer rows have no curve, only chance
 
 
@@ -193,25 +204,72 @@ def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
         axes.set(xscale="log", yscale="log", ylim=(low, high))
         title, weight = ("all ops", "bold") if kind == ALL_OPS else (kind.replace("_", " "), None)
         axes.set_title(title, fontsize=9, fontweight=weight)
-        _plain_numbers(axes, rows)
-        axes.grid(alpha=0.2)
+        shown = sorted({rows.iloc[0], rows.iloc[len(rows) // 2], rows.iloc[-1]})
+        plain_ticks(axes, shown, y=[*_PERCENTS, 200, 500, 1000], size=8)
     figure.supxlabel("rows fitted on", fontsize=9)
     figure.supylabel("median error of held-out rows, %", fontsize=9)
     shared_legend(figure, panels, fontsize=9, ncols=3)
     save_figure(figure, path)
 
 
-def _plain_numbers(axes: Any, rows: pd.Series) -> None:
-    """Ticks of a panel: the fewest, middle and most rows, and round numbers of percent."""
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+def learning_curves(results: pd.DataFrame, path: str | os.PathLike) -> None:
+    """Median error on unseen shapes against rows fitted on, a panel per line and device."""
+    results = results[(results["shapes"] == "unseen") & (~results["line"].str.contains(": "))]
+    groups = list(results.groupby(["line", "device", "split"], sort=False))
+    if not groups:
+        return
+    columns = min(_DEVICE_COLUMNS, len(groups))
+    figure, panels = new_panels(len(groups), columns, (3.1, 2.6), (0.6, 0.9), narrowest=8.0)
+    for axes, ((line, device, split), rows) in zip(panels, groups, strict=True):
+        _errors_panel(axes, rows.sort_values("fitted", kind="stable"))
+        axes.set_title(f"{line}\n{device} (split {split})", fontsize=8)
+    figure.supxlabel("rows of the new device", fontsize=9)
+    figure.supylabel("median error on shapes never seen, %", fontsize=9)
+    shared_legend(figure, panels, fontsize=8, ncols=4)
+    save_figure(figure, path)
 
-    shown = sorted({rows.iloc[0], rows.iloc[len(rows) // 2], rows.iloc[-1]})
-    axes.xaxis.set_major_locator(FixedLocator(shown))
-    axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.tick_params(labelsize=8)
+
+def _errors_panel(axes: Any, rows: pd.DataFrame) -> None:
+    at = np.where(rows["fitted"] > 0, rows["fitted"], _ZERO_AT).astype(float)
+    for column, (label, colour, dashes) in _BASELINES.items():
+        if column in rows.columns and rows[column].notna().any():
+            error = 100 * rows[column].astype(float)
+            axes.plot(at, error, color=colour, lw=1, ls=dashes, label=label)
+    axes.plot(at, 100 * rows["median"], color="black", lw=2, marker="o", ms=4, label="ours")
+    goals = rows["goal"].astype(float)
+    if goals.notna().any():
+        axes.plot(at, 100 * goals, color="black", ls="none", marker="x", ms=6, label="goal")
+    noise = rows["noise"].astype(float).median()
+    if np.isfinite(noise) and noise > 0:
+        axes.axhline(100 * noise, color="black", lw=0.8, ls=":", label="repeat noise")
+    axes.set(xscale="log", yscale="log")
+    low, high = 100 * rows["median"].min() / 2, 100 * rows["median"].max() * 3
+    axes.set_ylim(max(0.5, low), min(200.0, max(high, 20.0)))
+    plain_ticks(axes, at, lambda x, _: "0" if x == _ZERO_AT else f"{x:g}", _PERCENTS)
+
+
+def plain_ticks(
+    axes: Any, x: Sequence[float], words: Any = "{x:g}", y: Sequence[float] = (), size: int = 7
+) -> None:
+    """Ticks of a panel at x, and at y if given, as plain numbers; a pale grid.
+
+    Args:
+        axes: the panel.
+        x: where ticks of the x axis are, and no others.
+        words: how they are written, a format or a function as for matplotlib.
+        y: the same of the y axis; empty: matplotlib's own.
+        size: of letters.
+    """
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    for axis, places in ((axes.xaxis, x), (axes.yaxis, y)):
+        if len(places):
+            axis.set_major_locator(FixedLocator(list(places)))
+            axis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(words)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.tick_params(labelsize=size)
+    axes.grid(alpha=0.2)
 
 
 def new_figure(width: float, height: float, columns: int = 1, lines: int = 1) -> tuple[Any, Any]:

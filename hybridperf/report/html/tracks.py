@@ -15,18 +15,7 @@ import numpy as np
 import pandas as pd
 from bokeh.models import ColumnDataSource
 
-from hybridperf.report.html.document import (
-    OTHER,
-    Block,
-    Column,
-    Figure,
-    Folded,
-    Text,
-    clean,
-    count_words,
-    frame_table,
-    time_words,
-)
+from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import HUES, LIGHT, hover, row_axis, timeline_figure
 from hybridperf.report.text import percent, seconds
 
@@ -126,7 +115,7 @@ def timeline(
     more: str = "",
     most_slices: int = _MOST_SLICES,
     most_tracks: int = _MOST_TRACKS,
-) -> list[Block]:
+) -> list[doc.Block]:
     """The figure of a timeline and its tables.
 
     Args:
@@ -139,7 +128,7 @@ def timeline(
     """
     all_lanes = [lane for track in tracks if len(track.start_s) for lane in lanes(track)]
     if not all_lanes:
-        return [Text("Nothing takes any time.")]
+        return [doc.Text("Nothing takes any time.")]
     shown = all_lanes[:most_tracks]
     zero_s = min(float(track.start_s.min()) for track in shown)
     whole_s = max(float(track.end_s.max()) for track in shown) - zero_s
@@ -148,9 +137,9 @@ def timeline(
     frames = [pd.DataFrame(one._asdict()).assign(row=row) for row, one in enumerate(done)]
     slices = pd.concat(frames, ignore_index=True)
     drawn, scale, unit = timeline_figure(len(shown), whole_s)
-    names = [clean(track.name) for track in shown]
+    names = [doc.clean(track.name) for track in shown]
     row_axis(drawn, names)
-    labels = [clean(label) for label in labels]
+    labels = [doc.clean(label) for label in labels]
     words = [*labels, "different slices"]
     columns = {
         "left": slices["start_s"] / scale,
@@ -188,8 +177,8 @@ def timeline(
     tip = f"@words: @took, from @left{{0,0.[000000]}} {unit} (@track; @kind@path)"
     hover(drawn, renderers, tip)
     caption = _caption(all_lanes, shown, done, resolution_s, more)
-    tables = Folded("The timeline as tables", _tables(shown, labels, whole_s))
-    return [Figure(drawn, caption, legend), tables]
+    tables = doc.Folded("The timeline as tables", _tables(shown, labels, whole_s))
+    return [doc.Figure(drawn, caption, legend), tables]
 
 
 def _chosen(columns: dict[str, np.ndarray], some: np.ndarray) -> dict[str, np.ndarray | list[str]]:
@@ -199,8 +188,8 @@ def _chosen(columns: dict[str, np.ndarray], some: np.ndarray) -> dict[str, np.nd
 
 def _took(length_s: float, members: int, busy_s: float) -> str:
     if members == 1:
-        return time_words(length_s)
-    return f"{members} slices, busy for {time_words(busy_s)} of {time_words(length_s)}"
+        return doc.time_words(length_s)
+    return f"{members} slices, busy for {doc.time_words(busy_s)} of {doc.time_words(length_s)}"
 
 
 def _caption(
@@ -226,7 +215,7 @@ def _caption(
     return " ".join(parts)
 
 
-def _tables(tracks: Sequence[Track], labels: Sequence[str], whole_s: float) -> list[Block]:
+def _tables(tracks: Sequence[Track], labels: Sequence[str], whole_s: float) -> list[doc.Block]:
     """How busy each track is, and which labels take the longest."""
     slices = pd.concat([
         pd.DataFrame({"track": at, "label": track.label, "s": track.end_s - track.start_s})
@@ -234,13 +223,16 @@ def _tables(tracks: Sequence[Track], labels: Sequence[str], whole_s: float) -> l
     ])  # fmt: skip
     busy = slices.groupby("track")["s"].agg(["sum", "count"]).reset_index()
     busy["share"] = busy["sum"] / whole_s if whole_s else 0.0
-    busy["name"] = [clean(tracks[at].name) for at in busy["track"]]
+    busy["name"] = [doc.clean(tracks[at].name) for at in busy["track"]]
     longest = slices.groupby("label")["s"].agg(["sum", "count"]).reset_index()
     longest = longest.sort_values("sum", ascending=False, kind="stable").head(_LONGEST)
     longest["name"] = [labels[at] for at in longest["label"]]
-    taken = [Column("sum", "seconds", time_words), Column("count", "slices", count_words)]
-    share = Column("share", "share of the whole", percent, OTHER)
+    taken = [
+        doc.Column("sum", "seconds", doc.time_words),
+        doc.Column("count", "slices", doc.count_words),
+    ]
+    share = doc.Column("share", "share of the whole", percent, doc.OTHER)
     return [
-        frame_table(busy, [Column("name", "track"), *taken, share]),
-        frame_table(longest, [Column("name", "longest, all tracks together"), *taken]),
+        doc.frame_table(busy, [doc.Column("name", "track"), *taken, share]),
+        doc.frame_table(longest, [doc.Column("name", "longest, all tracks together"), *taken]),
     ]
