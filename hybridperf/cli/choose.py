@@ -54,20 +54,19 @@ def strategies(
 ) -> None:
     """Which of ddp, fsdp, tp and mp for which class of layers, in and across nodes (MAD-Max)."""
     from hybridperf.studies import report as reports
-    from hybridperf.studies.strategies import named
-    from hybridperf.studies.strategies.search import search_strategies
+    from hybridperf.studies.strategies import search
 
-    layers, local = named.named_layers(model)
+    layers, local = search.named_layers(model)
     if local is None and not system:
         known = "`hybridperf systems` lists those known"
         raise wrong(f"expected --system NAME for {model}, got none; {known}")
     if local is None and batch is None:
         raise wrong(f"expected --batch for {model}, got none; give {_BATCH}")
     shares = {"compute": compute, "memory": memory, "links": links}
-    cluster = named.named_cluster(system, gpus, device or None, **shares)
-    cost_model = named.named_cost_model(law, cluster)
+    cluster = search.named_cluster(system, gpus, device or None, **shares)
+    cost_model = search.named_cost_model(law, cluster)
     samples = (local or 0) * gpus if batch is None else batch
-    found = search_strategies(layers, cost_model, samples, by=by, fitting=False)
+    found = search.search_strategies(layers, cost_model, samples, by=by, fitting=False)
     print(reports.strategies_report(model, cluster, samples, found, top))
     usual_batch = local is not None and batch is None
     if usual_batch and not system and gpus % cluster.gpus_per_node == 0 and gpus >= 8:

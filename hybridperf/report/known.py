@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
-from hybridperf.hardware import LEVELS, DeviceSpec, SystemSpec, load_device, load_system
-from hybridperf.hardware import names_people_use
+from hybridperf.hardware import (
+    LEVELS,
+    DeviceSpec,
+    SystemSpec,
+    load_device,
+    load_system,
+    names_people_use,
+)
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models

@@ -59,10 +59,8 @@ class Factored(NamedTuple):
 def factored(shape: TransformerShape) -> list[Factored]:
     """The weight matrices of a Transformer's layers, without biases, for `second_order`."""
     if shape.experts or shape.latent:
-        raise InputError(
-            "K-FAC's factors are known of plain layers, not of experts or latent attention, as"
-            f" {shape.name} has"
-        )
+        others = f"not of experts or latent attention, as {shape.name} has"
+        raise InputError(f"K-FAC's factors are known of plain layers, {others}")
     h = shape.hidden
     attention = [
         Factored(h, shape.query_width), Factored(h, shape.key_width),
@@ -134,17 +132,13 @@ def second_order(
         InputError: when the share does not divide the ranks into equal groups.
     """
     if not layers or world < 1 or not 0 < share <= 1:
-        raise InputError(
-            f"K-FAC needs layers, 1 or more ranks and a share in (0, 1], got {len(layers)} layers,"
-            f" {world} ranks, {share}"
-        )
+        got = f"got {len(layers)} layers, {world} ranks, {share}"
+        raise InputError(f"K-FAC needs layers, 1 or more ranks and a share in (0, 1], {got}")
     m = max(1, round(world * share))
     if world % m:
         near = min((k for k in range(1, world + 1) if world % k == 0), key=lambda k: abs(k - m))
-        raise InputError(
-            f"gradient workers must divide {world} ranks, got {m} (a share of {share}); take"
-            f" {near / world:g}"
-        )
+        got = f"got {m} (a share of {share}); take {near / world:g}"
+        raise InputError(f"gradient workers must divide {world} ranks, {got}")
     n = world // m
     group_of = balanced([layer.cubes for layer in layers], n)
     cubes, elements, weights, inverted, products = (np.zeros(n) for _ in range(5))
