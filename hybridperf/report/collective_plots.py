@@ -27,11 +27,9 @@ _BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 def bus_bandwidth_plot(
-    model: CollectiveModel | pd.DataFrame,
-    measured: pd.DataFrame,
-    path: str | os.PathLike,
+    model: CollectiveModel | pd.DataFrame, measured: pd.DataFrame, path: str | os.PathLike,
     title: str | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """A panel per collective, implementation and kind of link, with 90 % intervals as bands.
 
     `measured`: rows with `time_s`. `model`: what predicts `curves(measured)`, or those rows with

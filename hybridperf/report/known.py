@@ -10,30 +10,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hybridperf import hardware
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
-from hybridperf.hardware import (
-    LEVELS,
-    DeviceSpec,
-    SystemSpec,
-    load_device,
-    load_system,
-    names_people_use,
-)
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models
 from hybridperf.ops import GROUPS, op_by_name, op_names
+from hybridperf.report import text
 from hybridperf.report.shapes import shape
-from hybridperf.report.text import items_table, percent, quantity, seconds, table, whole_percent
 from hybridperf.workloads.transformer.zoo import load_shape, shape_names
 
 _NOTABLE = 1.05  # factor between two numbers worth a line
 # knob of a group: what a table calls it, and how it is written
 KNOBS: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "floor_s": ("floor", seconds),
-    "compute_efficiency": ("of peak", percent),
-    "memory_efficiency": ("of bandwidth", percent),
-    "step_s": ("per step", seconds),
+    "floor_s": ("floor", text.seconds),
+    "compute_efficiency": ("of peak", text.percent),
+    "memory_efficiency": ("of bandwidth", text.percent),
+    "step_s": ("per step", text.seconds),
     # 0: the longer of compute and memory; 1: their sum
     "smoothing": ("smoothing", "{:.2f}".format),
     "transcendental_flops": ("transcendental", "{:.3g} flops".format),
@@ -52,15 +45,15 @@ def known(name: str) -> str:
     if find_collectives(name) is not None:
         return collective_model(load_collectives(name))
     with contextlib.suppress(InputError):
-        return device(load_device(name))
+        return device(hardware.load_device(name))
     with contextlib.suppress(InputError):
-        return system(load_system(name))
+        return system(hardware.load_system(name))
     with contextlib.suppress(InputError):
         return shape(load_shape(name))
     if Path(name).exists():
         return model(load_model(name))
-    hardware = [*names_people_use("devices"), *names_people_use("systems")]
-    names = [*hardware, *shipped_models(), *shape_names(), "ops", "here"]
+    machines = [*hardware.names_people_use("devices"), *hardware.names_people_use("systems")]
+    names = [*machines, *shipped_models(), *shape_names(), "ops", "here"]
     hint = "give a device, a system, a Transformer, a model folder, or `ops`"
     raise unknown("name", name, names, hint)
 
@@ -87,37 +80,38 @@ def collective_model(loaded: CollectiveModel) -> str:
         "floor": lambda of: f"{1e6 * of[1]['floor_s']:.3g} us",
         "hop in a node": lambda of: f"{1e6 * of[1]['hop_s']:.3g} us",
         "hop between": lambda of: f"{1e6 * of[1]['node_hop_s']:.3g} us",
-        "of the link": lambda of: percent(of[1]["intra_efficiency"]),
-        "of the network": lambda of: percent(of[1]["inter_efficiency"]),
-        "median error": lambda of: percent(errors[of[0]]["median_ape"]) if errors else "-",
+        "of the link": lambda of: text.percent(of[1]["intra_efficiency"]),
+        "of the network": lambda of: text.percent(of[1]["inter_efficiency"]),
+        "median error": lambda of: text.percent(errors[of[0]]["median_ape"]) if errors else "-",
     }
     fitted = "no row measured: usual knobs of other systems"
     if loaded.adapted.rows:
         fitted = f"fitted to {loaded.adapted.rows} rows"
-    return "\n".join([*lines, f"  {fitted}", items_table(groups, columns)])
+    return "\n".join([*lines, f"  {fitted}", text.items_table(groups, columns)])
 
 
-def device(spec: DeviceSpec) -> str:
+def device(spec: hardware.DeviceSpec) -> str:
     """Facts of a device in readable units."""
     year = f", {spec.year}" if spec.year else ""
     lines = [f"{spec.id}: {spec.name} ({spec.vendor}, {spec.arch}{year})"]
     for dtype, rate in spec.peak_flops_per_s.items():
-        lines.append(f"  {dtype:12} {quantity(rate, 'FLOP/s')}")
-    bandwidth = quantity(spec.memory_bytes_per_s, "B/s")
-    lines.append(f"  {'memory':12} {quantity(spec.memory_bytes, 'B')} at {bandwidth}")
-    for level, size in zip(LEVELS, spec.level_bytes(), strict=True):
+        lines.append(f"  {dtype:12} {text.quantity(rate, 'FLOP/s')}")
+    bandwidth = text.quantity(spec.memory_bytes_per_s, "B/s")
+    lines.append(f"  {'memory':12} {text.quantity(spec.memory_bytes, 'B')} at {bandwidth}")
+    for level, size in zip(hardware.LEVELS, spec.level_bytes(), strict=True):
         if 0 < size < math.inf:
             lines.append(f"  {level:12} {size / 2**20:.4g} MiB")
     if spec.multiprocessors and spec.clock_hz:
-        lines.append(f"  {'cores':12} {spec.multiprocessors} at {quantity(spec.clock_hz, 'Hz')}")
+        clock = text.quantity(spec.clock_hz, "Hz")
+        lines.append(f"  {'cores':12} {spec.multiprocessors} at {clock}")
     lines.append(f"  source: {spec.source}" + (f"\n  note: {spec.note}" if spec.note else ""))
     return "\n".join(lines)
 
 
-def system(spec: SystemSpec) -> str:
+def system(spec: hardware.SystemSpec) -> str:
     """Facts of a system in readable units."""
     rates = spec.intra_bytes_per_s, spec.host_link_bytes_per_s, spec.node_bytes_per_s
-    inside, host, across = (quantity(rate, "B/s") for rate in rates)
+    inside, host, across = (text.quantity(rate, "B/s") for rate in rates)
     reduces = ", reduces in the network" if spec.in_network_reduction else ""
     lines = [
         f"{spec.id}: {spec.description}",
@@ -125,7 +119,7 @@ def system(spec: SystemSpec) -> str:
         f"  inside   {spec.intra_link}, {inside} per accelerator and direction{reduces}",
         f"  host     {spec.host_link}, {host}",
         f"  across   {spec.nics_per_node} x {spec.nic}, {across} per node",
-        f"  latency  {seconds(spec.latency_s)} (prior)",
+        f"  latency  {text.seconds(spec.latency_s)} (prior)",
         f"  source: {spec.source} ({spec.confidence})",
     ]
     return "\n".join(lines)
@@ -145,10 +139,11 @@ def model(loaded: PerfModel) -> str:
             fitted = [within_words(report.half_width), learned_words(report)]
             rows.append([group, report.rows, *knobs, *fitted])
     labels = [label for label, _ in KNOBS.values()]
-    lines += [table(["group", "rows", *labels, "90 % within", "learned"], rows), ""]
+    lines += [text.table(["group", "rows", *labels, "90 % within", "learned"], rows), ""]
     for level, (rate, read_s) in level_rates(loaded).items():
         capacity = _capacity_words(loaded, level)
-        lines.append(f"{level} {quantity(rate, 'B/s')}, strided read {seconds(read_s)}{capacity}")
+        rates = f"{text.quantity(rate, 'B/s')}, strided read {text.seconds(read_s)}"
+        lines.append(f"{level} {rates}{capacity}")
     facts = {key: v for key, v in loaded.provenance.items() if key not in ("fit", "machine")}
     return "\n".join([*lines, "", *(f"{key}: {_fact(value)}" for key, value in facts.items())])
 
@@ -156,7 +151,7 @@ def model(loaded: PerfModel) -> str:
 def _fact(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    return ", ".join(f"{name} {text}" for name, text in flat(value).items())
+    return ", ".join(f"{name} {fact}" for name, fact in flat(value).items())
 
 
 def within_words(half_width: float | None) -> str:
@@ -166,16 +161,16 @@ def within_words(half_width: float | None) -> str:
 
 def learned_words(report: GroupReport) -> str:
     """The share of learned corrections that is applied."""
-    return "-" if report.residual is None else whole_percent(report.residual.learned)
+    return "-" if report.residual is None else text.whole_percent(report.residual.learned)
 
 
 def _capacity_words(loaded: PerfModel, level: str) -> str:
     """The effective capacity of a cache, where it is known."""
-    at = LEVELS.index(level)
+    at = hardware.LEVELS.index(level)
     size, share = float(loaded.device.level_bytes()[at]), float(loaded.knobs.level_capacity[at])
     if not math.isfinite(size) or share == 1.0:
         return ""
-    return f", acts as {quantity(size * share, 'B')} of {quantity(size, 'B')}"
+    return f", acts as {text.quantity(size * share, 'B')} of {text.quantity(size, 'B')}"
 
 
 def level_rates(loaded: PerfModel) -> dict[str, tuple[float, float]]:
@@ -187,7 +182,7 @@ def level_rates(loaded: PerfModel) -> dict[str, tuple[float, float]]:
     sizes = loaded.device.level_bytes()
     return {
         level: (bandwidth * float(knobs.level_speedup[at]), float(knobs.line_s[at]))
-        for at, level in enumerate(LEVELS)
+        for at, level in enumerate(hardware.LEVELS)
         if sizes[at] > 0
     }
 
@@ -197,11 +192,11 @@ def flat(facts: Mapping[str, Any]) -> dict[str, str]:
     out: dict[str, str] = {}
     for key, value in facts.items():
         if isinstance(value, Mapping):
-            out |= {f"{key} {inner}": text for inner, text in flat(value).items()}
+            out |= {f"{key} {inner}": fact for inner, fact in flat(value).items()}
         elif isinstance(value, list | tuple):
             out[key] = ", ".join(map(str, value))
         else:
-            out[key] = quantity(value, "").strip() if isinstance(value, float) else str(value)
+            out[key] = text.quantity(value, "").strip() if isinstance(value, float) else str(value)
     return out
 
 
@@ -209,10 +204,8 @@ def difference(first: str, second: str) -> str:
     """What two models differ in, by name: folders, shipped calibrations, or devices' datasheets."""
     for name in (first, second):
         if Path(name).exists() and find_collectives(name) is not None and not holds_a_model(name):
-            raise InputError(
-                f"expected two models of ops to compare, got {name}, which holds collectives;"
-                f" `hybridperf show {name}` prints them"
-            )
+            holds = f"which holds collectives; `hybridperf show {name}` prints them"
+            raise InputError(f"expected two models of ops to compare, got {name}, {holds}")
     return models_apart(_model_or_datasheet(first), _model_or_datasheet(second), (first, second))
 
 
@@ -220,23 +213,22 @@ def _model_or_datasheet(name: str) -> PerfModel:
     if holds_a_model(name):
         return load_model(name)
     try:
-        return PerfModel.datasheet(load_device(name))
+        return PerfModel.datasheet(hardware.load_device(name))
     except InputError:
         if Path(name).suffix == ".toml":
             raise
     if Path(name).exists():
         return load_model(name)  # which says what is missing
     if name == "ops" or _is_system(name):
-        raise InputError(
-            f"expected two models or devices to compare, got {name}, which has no knobs"
-        )
-    names = [*names_people_use("devices"), *shipped_models(), "here"]
+        got = f"got {name}, which has no knobs"
+        raise InputError(f"expected two models or devices to compare, {got}")
+    names = [*hardware.names_people_use("devices"), *shipped_models(), "here"]
     raise unknown("model or device", name, names, "expected two model folders or devices")
 
 
 def _is_system(name: str) -> bool:
     with contextlib.suppress(InputError):
-        return bool(load_system(name))
+        return bool(hardware.load_system(name))
     return False
 
 
@@ -253,11 +245,11 @@ def models_apart(first: PerfModel, second: PerfModel, names: tuple[str, str] = (
     keys = dict.fromkeys([*origins[0], *origins[1]])
     differing = [key for key in keys if origins[0].get(key) != origins[1].get(key)]
     if differing:
-        rows = [[key, *(_short(origin.get(key, "-")) for origin in origins)] for key in differing]
-        lines += ["", table(["", "A", "B"], rows)]
+        rows = [[key, *(text.short(one.get(key, "-"), 50) for one in origins)] for key in differing]
+        lines += ["", text.table(["", "A", "B"], rows)]
     apart = [*_groups_apart(first, second), *_levels_apart(first, second)]
     if apart:
-        lines += ["", table(["more than 5 % apart", "", "A", "B", "B / A"], apart)]
+        lines += ["", text.table(["more than 5 % apart", "", "A", "B", "B / A"], apart)]
     elif first.fingerprint() != second.fingerprint():
         lines += ["", "no knob, memory level, or interval is more than 5 % apart"]
     for letter, one, other in (("A", first, second), ("B", second, first)):
@@ -276,10 +268,6 @@ def _origin(loaded: PerfModel) -> dict[str, str]:
     origin = {f"device {key}": value for key, value in facts.items()}
     origin["fingerprint"] = loaded.fingerprint()
     return origin | flat({key: v for key, v in loaded.provenance.items() if key != "fit"})
-
-
-def _short(text: str, length: int = 50) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def _groups_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
@@ -312,17 +300,17 @@ def _levels_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
     """Lines (level, what, A, B, B / A) of memory levels that both devices have."""
     lines = []
     levels = [level_rates(first), level_rates(second)]
-    for level in LEVELS:
+    for level in hardware.LEVELS:
         there = ["yes" if level in found else "no" for found in levels]
         if "no" in there:
             lines += [[level, "there", *there, ""]] if "yes" in there else []
             continue
         bandwidths, reads = zip(levels[0][level], levels[1][level], strict=True)
         if _notable(*bandwidths):
-            rates = [quantity(rate, "B/s") for rate in bandwidths]
+            rates = [text.quantity(rate, "B/s") for rate in bandwidths]
             lines.append([level, "bandwidth", *rates, _ratio(*bandwidths)])
         if _notable(*reads):
-            lines.append([level, "strided read", *map(seconds, reads), _ratio(*reads)])
+            lines.append([level, "strided read", *map(text.seconds, reads), _ratio(*reads)])
     return lines
 
 

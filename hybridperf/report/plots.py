@@ -92,12 +92,10 @@ def _points(model: PerfModel, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarra
 
 
 def measured_plot(
-    labels: Sequence[str],
-    measured_s: Sequence[float],
-    predicted_s: Sequence[float],
+    labels: Sequence[str], measured_s: Sequence[float], predicted_s: Sequence[float],
     path: str | os.PathLike,
     intervals_s: Sequence[tuple[float | None, float | None]] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Predicted against measured seconds, a band of 25 % error, intervals (low, high) as bars."""
     figure, axes = new_figure(8.5, 5)
     ends = [end for interval in intervals_s or () for end in interval if end is not None]
@@ -124,9 +122,8 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
     Lines on the right are running medians, ours and those of the knobs alone.
     """
     held_out = report.held_out
-    measured, predicted, knobs = (
-        held_out[name].to_numpy(np.float64) for name in ("measured_s", "predicted_s", "knobs_s")
-    )
+    names = ("measured_s", "predicted_s", "knobs_s")
+    measured, predicted, knobs = (held_out[name].to_numpy(np.float64) for name in names)
     kinds = held_out["op"].to_numpy(str)
     errors = np.log2(predicted / measured)
     figure, (left, right) = new_figure(14, 5.6, columns=2)
@@ -171,9 +168,8 @@ def _running_medians(x: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ..
     """Medians of x [N] and of `values` [N] in windows of equally many rows along x."""
     order = np.argsort(x)
     windows = np.array_split(order, max(1, min(_MEDIAN_WINDOWS, len(x) // _LEAST_IN_WINDOW)))
-    return tuple(
-        np.array([np.median(value[window]) for window in windows]) for value in (x, *values)
-    )
+    every = (x, *values)
+    return tuple(np.array([np.median(one[window]) for window in windows]) for one in every)
 
 
 def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
@@ -283,20 +279,12 @@ def new_figure(width: float, height: float, columns: int = 1, lines: int = 1) ->
 
 
 def new_panels(
-    count: int,
-    columns: int,
-    size: tuple[float, float],
-    margin: tuple[float, float],
+    count: int, columns: int, size: tuple[float, float], margin: tuple[float, float],
     narrowest: float = 0.0,
-) -> tuple[Any, list[Any]]:
-    """A figure with a grid of `count` panels.
+) -> tuple[Any, list[Any]]:  # fmt: skip
+    """A figure with a grid of `count` panels of a width and height [inches].
 
-    Args:
-        count: of the panels.
-        columns: of the grid.
-        size: width and height of a panel, inches.
-        margin: what the figure is wider and higher than its panels, inches.
-        narrowest: the least width of the figure, inches.
+    It is `margin` wider and higher than its panels, and at least `narrowest` wide.
     """
     lines = -(-count // columns)
     width = max(size[0] * columns + margin[0], narrowest)
@@ -309,11 +297,10 @@ def new_panels(
 
 def shared_legend(figure: Any, panels: Sequence[Any], **style: Any) -> None:
     """One legend above all panels of a figure."""
-    handles = {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        drawn, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, drawn, strict=True))
     figure.legend(list(handles.values()), list(handles), loc="outside upper center", **style)
 
 

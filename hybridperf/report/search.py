@@ -99,9 +99,8 @@ def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
         above.plot(part["evaluations"], part["objective"], color=colour, lw=1.5, label=phase)
         apart = np.abs(part["objective"] - result.objective) / max(abs(result.objective), _LEAST)
         below.plot(part["evaluations"], np.maximum(apart, _LEAST_APART), color=colour, lw=1.5)
-    above.axhline(
-        result.objective, color="black", lw=0.8, ls="--", label="optimum, evaluated again"
-    )
+    optimum = {"label": "optimum, evaluated again", "color": "black", "lw": 0.8, "ls": "--"}
+    above.axhline(result.objective, **optimum)
     evaluations = frame["evaluations"]
     per_step = evaluations.diff().iloc[1] if len(frame) > 1 else 0
     probing = max(0, int(evaluations.iloc[0] - per_step))

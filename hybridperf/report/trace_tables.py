@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hybridperf.hardware import Host, Overhead, Spread
-from hybridperf.report.text import percent, seconds
+from hybridperf.report.text import percent, seconds, short
 from hybridperf.traces.changes import Change
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.summary import LostTime, StepSummaryRow
@@ -147,10 +147,6 @@ def column_table(title: str, headers: Sequence[str]) -> Table:
     return table
 
 
-def short(name: str, length: int = 90) -> str:
-    return name if len(name) <= length else f"{name[: length - 3]}..."
-
-
 def replayed(results: Sequence[WhatIf], changed: str, measured: Sequence[Replay]) -> Table:
     """A row per step and rank: measured, replayed, error, and after `changed`, if anything is.
 
@@ -213,10 +209,8 @@ def savings(frame: pd.DataFrame, of: str = "") -> list[Table]:
     helps = frame[frame["helps"]].head(_MOST)
     others = frame[~frame["helps"]].nlargest(_MOST, "seconds")
     no_help = f"would not help{of}: less than 1 % of the step even at no time"
-    tables = [
-        rich_table(f"would help{of}", helps.itertuples(), columns),
-        rich_table(no_help, others.itertuples(), columns),
-    ]
+    by_title = {f"would help{of}": helps, no_help: others}
+    tables = [rich_table(title, some.itertuples(), columns) for title, some in by_title.items()]
     return [table for table in tables if table.row_count]
 
 

@@ -51,9 +51,8 @@ def device_rows(spec: DeviceSpec) -> list[tuple[str, str]]:
 
 def system_rows(spec: SystemSpec) -> list[tuple[str, str]]:
     """Facts of a system."""
-    inside, between = (
-        quantity(rate, "B/s") for rate in (spec.intra_bytes_per_s, spec.node_bytes_per_s)
-    )
+    inside = quantity(spec.intra_bytes_per_s, "B/s")
+    between = quantity(spec.node_bytes_per_s, "B/s")
     return [
         ("system", f"{spec.id}: {spec.description}"),
         ("per node", f"{spec.accelerators_per_node} x {spec.accelerator}"),

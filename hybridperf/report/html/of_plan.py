@@ -160,9 +160,8 @@ def _front_plot(plan: Plan, one: str, other: str) -> doc.Figure:
 
     def series(name: str, these: np.ndarray, colour: int, **options: Any) -> Series:
         step_s, taken = _amounts(plan, these, other)
-        return Series(
-            name, step_s, taken, colour, words=lambda at: _words(plan, int(these[at])), **options
-        )
+        options["words"] = lambda at: _words(plan, int(these[at]))
+        return Series(name, step_s, taken, colour, **options)
 
     drawn = [
         series("layouts that fit", ranks, doc.OTHER),

@@ -33,12 +33,9 @@ _WHERE = "hybridperf trace export --out FILE writes every one of them, for https
 
 
 def trace_page(
-    traces: Sequence[RankTrace],
-    chosen: Sequence[CommonStep],
-    summaries: Sequence[summed.StepSummary],
-    notes: Iterable[str] = (),
-    title: str = "",
-) -> doc.Page:
+    traces: Sequence[RankTrace], chosen: Sequence[CommonStep],
+    summaries: Sequence[summed.StepSummary], notes: Iterable[str] = (), title: str = "",
+) -> doc.Page:  # fmt: skip
     """The page of `chosen` steps of the traces of one run's ranks; `notes` are listed."""
     rows = [row for summary in summaries for row in summary.rows]
     all_traces = [*traces] * len(chosen)
@@ -47,15 +44,13 @@ def trace_page(
     ranks = f"{len(traces)} {'rank' if len(traces) == 1 else 'ranks'}"
     count = f"{len(chosen)} {'step' if len(chosen) == 1 else 'steps'} of {ranks}"
     ranks_known = traces[0].rank is not None
-    longest = [
-        _top("op", summed.top_ops(all_traces, all_steps, _TOP), 0),
-        _top("kernel", summed.top_kernels(all_traces, all_steps, _TOP), 2),
-    ]
+    ops = _top("op", summed.top_ops(all_traces, all_steps, _TOP), 0)
+    kernels = _top("kernel", summed.top_kernels(all_traces, all_steps, _TOP), 2)
     sections = [
         doc.Section("Summary", [_summary(rows, len(traces))]),
         doc.Section("Steps", _steps(rows)),
         doc.Section("Time lost", [_losses(summed.worst(summaries), ranks_known)]),
-        doc.Section("Longest ops and kernels", longest),
+        doc.Section("Longest ops and kernels", [ops, kernels]),
         doc.Section("Timeline", _timeline(traces, chosen)),
         doc.Section("Notes", [doc.Notes(list(dict.fromkeys(filter(None, notes))))]),
         doc.Section("Provenance", [_sources(traces)]),
@@ -105,10 +100,8 @@ def _steps(rows: Sequence[summed.StepSummaryRow]) -> list[doc.Block]:
     times = [doc.Column(name, header, doc.time_words) for name, header in _TIMES.items()]
     counts = [doc.Column(name, header, doc.count_words) for name, header in _COUNTS.items()]
     columns = [*where, *times, doc.Column("idle", "idle share", percent), *counts]
-    blocks: list[doc.Block] = [
-        bars(drawn[:_MOST_BARS], parts, caption),
-        doc.frame_table(frame, columns),
-    ]
+    blocks: list[doc.Block] = [bars(drawn[:_MOST_BARS], parts, caption)]
+    blocks.append(doc.frame_table(frame, columns))
     if reasons:
         why = [doc.Column(f"{reason}_s", REASONS[reason], doc.time_words) for reason in reasons]
         table = doc.frame_table(frame, [*where, doc.Column("idle_s", "idle", doc.time_words), *why])
