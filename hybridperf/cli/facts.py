@@ -48,9 +48,9 @@ def systems() -> None:
 
 def models() -> None:
     """Transformers whose sizes are known, for `plan`, `choose` and `steps`; see `show NAME`."""
-    from hybridperf.report import shapes
+    from hybridperf.report.known import shapes_table
 
-    print(shapes.shapes_table())
+    print(shapes_table())
 
 
 def show(

@@ -5,6 +5,7 @@ what two models differ in: their origin; knobs, memory levels, intervals over 5 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +18,8 @@ from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.report import text
-from hybridperf.report.shapes import shape
-from hybridperf.workloads.transformer.zoo import load_shape, shape_names
+from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.workloads.transformer.zoo import load_shape, other_shape_names, shape_names
 
 _NOTABLE = 1.05  # factor between two numbers worth a line
 # knob of a group: what a table calls it, and how it is written
@@ -32,6 +33,18 @@ KNOBS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "transcendental_flops": ("transcendental", "{:.3g} flops".format),
     "strided_factor": ("strided", "x{:.2f}".format),
 }
+_SHAPES: dict[str, Callable[[tuple[str, TransformerShape]], Any]] = {
+    "model": lambda named: named[0],
+    "family": lambda named: named[1].family,
+    "parameters": lambda named: text.amount(named[1].parameters),
+    "layers": lambda named: named[1].depth,
+    "hidden": lambda named: named[1].hidden,
+    "heads": lambda named: named[1].heads,
+    "tokens a sequence": lambda named: named[1].seq,
+    "experts of a token": lambda named: _experts(named[1]),
+    "also called": lambda named: ", ".join(other_shape_names(named[0])),
+}
+_NAMED = ("name", "family", "published", "source", "note")
 
 
 def known(name: str) -> str:
@@ -122,6 +135,37 @@ def system(spec: hardware.SystemSpec) -> str:
         f"  latency  {text.seconds(spec.latency_s)} (prior)",
         f"  source: {spec.source} ({spec.confidence})",
     ]
+    return "\n".join(lines)
+
+
+def shapes_table() -> str:
+    """All published shapes, a line each."""
+    names = shape_names()
+    table = text.items_table([(name, load_shape(name)) for name in names], _SHAPES)
+    how = "`hybridperf show NAME` prints all of one, a .toml file describes another"
+    return f"{table}\n{len(names)} models; {how}"
+
+
+def _experts(one: TransformerShape) -> str:
+    return f"{one.topk} of {one.experts}" if one.experts else ""
+
+
+def shape(one: TransformerShape) -> str:
+    """One shape: counts, sizes, what departs from a plain GPT, where it was published."""
+    counts = f"{text.amount(one.parameters)} parameters ({one.parameters:,})"
+    active = f", {text.amount(one.active_parameters)} of them met by a token" if one.experts else ""
+    flops = text.quantity(one.model_flops(one.seq) / one.seq, "FLOP")
+    lines = [
+        f"{one.name}: {one.family}, {counts}{active}",
+        f"  training takes {flops} a token of sequences of {one.seq}, attention in full",
+    ]
+    for field in dataclasses.fields(one):
+        value = getattr(one, field.name)
+        usual = field.default is not dataclasses.MISSING and value == field.default
+        if field.name not in _NAMED and not usual:
+            lines.append(f"  {field.name:16} {value}")
+    sources = {name: getattr(one, name) for name in ("published", "source", "note")}
+    lines += [f"  {name}: {value}" for name, value in sources.items() if value]
     return "\n".join(lines)
 
 

@@ -79,7 +79,7 @@ def plot(series: Sequence[Series], x: Axis, y: Axis, caption: str) -> Figure:
     left_out = sum(int((~some).sum()) for some in good)
     if left_out:
         caption += f" {left_out:,} points without a place on these axes are left out."
-    kinds = {"x_axis_type": _kind(x), "y_axis_type": _kind(y)}
+    kinds = {f"{k}_axis_type": "log" if axis.log else "linear" for k, axis in (("x", x), ("y", y))}
     drawn = _figure(420, tools="pan,box_zoom,zoom_in,zoom_out,reset,save", **kinds)
     scales = {}
     for axis, kind, name in ((drawn.xaxis, x, "x"), (drawn.yaxis, y, "y")):
@@ -267,10 +267,6 @@ def log_ticks(values: np.ndarray) -> list[float]:
     low, high = (math.log10(end) for end in (values.min(), values.max()))
     mantissas = (1, 2, 5) if high - low < 3 else (1,)
     return [f * 10.0**p for p in range(math.floor(low) - 1, math.ceil(high) + 1) for f in mantissas]
-
-
-def _kind(axis: Axis) -> str:
-    return "log" if axis.log else "linear"
 
 
 def _label(axis: Axis, unit: str) -> str:
