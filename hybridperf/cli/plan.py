@@ -1,6 +1,4 @@
-"""`hybridperf plan`: how a model should be trained on some devices. What is heavy is imported when
-it runs.
-"""
+"""`hybridperf plan`: how a model should be trained on some devices."""
 
 from __future__ import annotations
 

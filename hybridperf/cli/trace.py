@@ -147,8 +147,7 @@ def replay(
 
     _checked_options(device, model, from_model, links, from_links)
     if out:
-        _checked_timeline(out)
-        keep_files({"--out": out}, files)
+        _checked_timeline(out, files)
     wanted = [_times(one) for one in faster or []]
     traces = read_traces(files)
     names = [one.name for one in choose_steps(common_steps(traces), step)] if step else [None]
@@ -165,9 +164,8 @@ def replay(
     measured = [replay_one(traces, name) for name in names]
     # where work of the step before is in the measured time, what the step itself takes is told by
     # several in a row
-    results = [
-        changed(steady.in_a_row(one) if steady.has_backlog(one) else one) for one in measured
-    ]
+    alone = [steady.in_a_row(one) if steady.has_backlog(one) else one for one in measured]
+    results = list(map(changed, alone))
     notes = [note for one in results for note in (*one.before.notes, *one.notes)]
     notes += [steady.backlog_note(one) for one in measured if steady.has_backlog(one)]
     notes += [_NO_LAUNCHES for one in measured if not one.launched]
@@ -206,8 +204,7 @@ def export(
     from hybridperf.traces.replay import replay_step
     from hybridperf.traces.steps import common_steps
 
-    _checked_timeline(out)
-    keep_files({"--out": out}, files)
+    _checked_timeline(out, files)
     traces = read_traces(files)
     replays = []
     for one in choose_steps(common_steps(traces), step):
@@ -221,10 +218,11 @@ def export(
     print(f"{events:,} events of {ranks} in {out} (open it at https://ui.perfetto.dev)")
 
 
-def _checked_timeline(out: Path) -> None:
+def _checked_timeline(out: Path, files: list[Path]) -> None:
     if not out.name.lower().endswith((".json", ".json.gz")):
         expected = "expected a file ending in .json or .json.gz at --out"
         raise wrong(f"{expected}, got {out}; a timeline is JSON")
+    keep_files({"--out": out}, files)
 
 
 def _checked_options(device: str, model: str, from_model: str, links: str, from_links: str) -> None:

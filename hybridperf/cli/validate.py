@@ -60,40 +60,37 @@ def validate(
         from hybridperf.validate import page
 
         page.run(results or [], out if out.suffix == ".md" else out / "accuracy.md")
-    elif data is None and what in _PUBLISHED:
+        return
+    by_model = what in ("here", "sharded") or (what == "ops" and data is None)
+    if data is None and what in _PUBLISHED:
         judges = f"`validate {what}` judges on {_PUBLISHED[what]}"
         raise wrong(f"expected --data FOLDER, got none; {judges}")
-    elif what in ("collectives", "steps", "plans"):
-        common.compilation_cache()
+    if by_model and not model:
+        makes = "`hybridperf calibrate --quick --out FOLDER` makes one"
+        raise wrong(f"expected --model FOLDER, got none; {makes}")
+    common.compilation_cache()
+    if what in ("collectives", "steps", "plans"):
         claim = importlib.import_module(f"hybridperf.validate.{what}")
         claim.run(data, out, quick=quick, tasks=names_in(tasks) or None)
     elif what == "lin" and data is not None:
         from hybridperf.validate import lin
 
-        common.compilation_cache()
         lin.run(data, out, model or lin.MODEL)
     elif what == "ops" and data is not None:
         from hybridperf.model.families import FAMILIES
         from hybridperf.validate import devices
 
-        common.compilation_cache()
         judged, left_out = names_in(families) or FAMILIES, names_in(leave) or None
         devices.run(data, out, quick=quick, families=judged, splits=left_out)
-    elif not model:
-        makes = "`hybridperf calibrate --quick --out FOLDER` makes one"
-        raise wrong(f"expected --model FOLDER, got none; {makes}")
     elif what == "ops":
         from hybridperf.validate import ops as held_out
 
-        loaded = common.model_named(model)
-        common.compilation_cache()
-        held_out.run(loaded, Path(model), out)
+        held_out.run(common.model_named(model), Path(model), out)
     elif what == "sharded":
         from hybridperf.validate import sharded
 
         if tasks and not tasks.isdecimal():
             raise wrong(f"expected --tasks as a number of models, such as 30, got {tasks!r}")
-        common.compilation_cache()
         loaded, count = common.model_named(model), int(tasks or 30)
         sharded.run(loaded, out, tasks=count, to_shard=placements, passes=passes)
     else:
@@ -101,6 +98,5 @@ def validate(
 
         if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
             raise wrong(f"expected --steps from 1 to {len(here.STEPS)} or all, got {steps!r}")
-        common.compilation_cache()
         some = here.STEPS if steps == "all" else here.STEPS[: int(steps)]
         here.run(common.model_named(model), out, cores=cores, steps=some, ops=ops)

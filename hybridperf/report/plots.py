@@ -64,7 +64,6 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
     left_out = f"{len(rows) - len(rate)} of {len(rows)} measured ops without arithmetic not shown"
     axes.set_title(f"{model.device.name}; {left_out}", fontsize=9)
     axes.set_ylim(rate.min(initial=peak) / 3, peak * 3)
-    axes.grid(alpha=0.2)
     figure.legend(fontsize=7, loc="outside right upper")
     save_figure(figure, path)
 
@@ -112,6 +111,7 @@ def measured_plot(
             colour = _mark(number)["color"]
             axes.errorbar([x], [y], [[y - below], [above - y]], ecolor=colour, **whisker)
     _log_seconds(axes, line)
+    axes.grid(visible=False)
     figure.legend(fontsize=8, loc="outside right upper")
     save_figure(figure, path)
 
@@ -157,8 +157,6 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
     edge = f"; {beyond} beyond a factor of 8 stand at the edge" if beyond else ""
     right.set_title(f"above zero: predicted too slow{edge}", fontsize=9)
     right.legend(fontsize=8, loc="upper right")
-    for axes in (left, right):
-        axes.grid(alpha=0.2)
     style = {"title": "op kind (rows, median error)", "title_fontsize": 8, "fontsize": 8}
     figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", **style)
     save_figure(figure, path)
@@ -247,7 +245,7 @@ def _errors_panel(axes: Any, rows: pd.DataFrame) -> None:
 def plain_ticks(
     axes: Any, x: Sequence[float], words: Any = "{x:g}", y: Sequence[float] = (), size: int = 7
 ) -> None:
-    """Ticks of a panel at x, and at y if given, as plain numbers; a pale grid.
+    """Ticks of a panel at x, and at y if given, as plain numbers.
 
     Args:
         axes: the panel.
@@ -265,17 +263,18 @@ def plain_ticks(
     axes.xaxis.set_major_formatter(words)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.tick_params(labelsize=size)
-    axes.grid(alpha=0.2)
 
 
 def new_figure(width: float, height: float, columns: int = 1, lines: int = 1) -> tuple[Any, Any]:
-    """A matplotlib figure of this size [inches] and its panels."""
+    """A matplotlib figure of this size [inches] and its panels, which have a pale grid."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy, and only plots need it
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(lines, columns)
+    with rc_context({"axes.grid": True, "grid.alpha": 0.2}):
+        return figure, figure.subplots(lines, columns)
 
 
 def new_panels(

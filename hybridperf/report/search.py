@@ -110,8 +110,6 @@ def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
     nearer = f"nearer than {_LEAST_APART:g} drawn as that"
     below.text(0.01, 0.03, nearer, transform=below.transAxes, fontsize=7)
     above.legend(fontsize=8)
-    for axes in (above, below):
-        axes.grid(alpha=0.2)
     save_figure(figure, path)
 
 

@@ -141,7 +141,7 @@ def second_order(
         raise InputError(f"gradient workers must divide {world} ranks, {got}")
     n = world // m
     group_of = balanced([layer.cubes for layer in layers], n)
-    cubes, elements, weights, inverted, products = (np.zeros(n) for _ in range(5))
+    cubes, elements, weights, inverted, products = np.zeros((5, n))
     fullest = 0.0
     for group in range(n):
         mine = [layer for layer, where in zip(layers, group_of, strict=True) if where == group]
@@ -149,10 +149,9 @@ def second_order(
         load = np.zeros(m)
         np.add.at(load, balanced(jobs, m), jobs)
         fullest = max(fullest, float(load.max()))
-        cubes[group], elements[group] = sum(jobs), sum(layer.factors for layer in mine)
-        weights[group] = sum(layer.weights for layer in mine)
-        inverted[group] = len(jobs)
-        products[group] = sum(layer.products for layer in mine)
+        cubes[group], inverted[group] = sum(jobs), len(jobs)
+        for name, sums in {"factors": elements, "weights": weights, "products": products}.items():
+            sums[group] = sum(getattr(layer, name) for layer in mine)
     size = costs.element_bytes
     received = (weights.sum() - weights.min()) * size if n > 1 else 0.0
     spread = elements.max() * size * (1 - 1 / m)  # a group's inverses that its other ranks made
