@@ -14,8 +14,6 @@ from typer import Option
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hybridperf.model import PerfModel
-
 SOME_ROWS_UNPREDICTED = 3  # exit status
 
 _CORES = "cores to pin to, such as 0 or 0-3; one core if not given"
@@ -77,13 +75,6 @@ def ready(path: Path, what: str) -> None:
         raise wrong(f"{place}, got {reason}; name another") from error
     if path.is_dir():
         raise wrong(f"expected a file in {what}, got the folder {path}; name a file in it")
-
-
-def model_named(name: str) -> PerfModel:
-    """A model by its folder, its shipped name or its device's datasheet."""
-    from hybridperf.model import model_or_datasheet
-
-    return model_or_datasheet(name)
 
 
 def compilation_cache() -> None:

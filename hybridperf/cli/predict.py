@@ -34,6 +34,7 @@ def predict(
 ) -> None:
     """Time of one step of a JAX program, or of one that a trace recorded op by op."""
     from hybridperf.engine.prediction import predict as predict_step
+    from hybridperf.model import model_or_datasheet
     from hybridperf.report import perfetto
     from hybridperf.report.prediction import prediction_report
     from hybridperf.traces.readers.graphs import recorded_step
@@ -45,7 +46,7 @@ def predict(
         raise wrong(f"expected one of {options}, got {count or 'none'} of them")
     common.keep_files({"--timeline": timeline, "--html": html}, [program, trace])
     common.compilation_cache()
-    loaded = common.model_named(model)
+    loaded = model_or_datasheet(model)
     skip = [name for name in ignore.split(",") if name]
     if program:
         workload = load_program(program, ignore=skip)

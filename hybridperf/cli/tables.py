@@ -21,11 +21,12 @@ def ops(
 ) -> int:
     """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note."""
     from hybridperf.io import read_table, write_table
+    from hybridperf.model import model_or_datasheet
 
     common.keep_files({"--out": out}, [rows])
     common.compilation_cache()
     frame = read_table(rows)
-    predicted = common.model_named(model).predict_ops(frame)
+    predicted = model_or_datasheet(model).predict_ops(frame)
     write_table(predicted, out)
     return common.say_predicted(predicted, out)
 

@@ -69,6 +69,8 @@ def validate(
         makes = "`hybridperf calibrate --quick --out FOLDER` makes one"
         raise wrong(f"expected --model FOLDER, got none; {makes}")
     common.compilation_cache()
+    from hybridperf.model import model_or_datasheet
+
     if what in ("collectives", "steps", "plans"):
         claim = importlib.import_module(f"hybridperf.validate.{what}")
         claim.run(data, out, quick=quick, tasks=names_in(tasks) or None)
@@ -85,13 +87,13 @@ def validate(
     elif what == "ops":
         from hybridperf.validate import ops as held_out
 
-        held_out.run(common.model_named(model), Path(model), out)
+        held_out.run(model_or_datasheet(model), Path(model), out)
     elif what == "sharded":
         from hybridperf.validate import sharded
 
         if tasks and not tasks.isdecimal():
             raise wrong(f"expected --tasks as a number of models, such as 30, got {tasks!r}")
-        loaded, count = common.model_named(model), int(tasks or 30)
+        loaded, count = model_or_datasheet(model), int(tasks or 30)
         sharded.run(loaded, out, tasks=count, to_shard=placements, passes=passes)
     else:
         from hybridperf.validate import here
@@ -99,4 +101,4 @@ def validate(
         if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
             raise wrong(f"expected --steps from 1 to {len(here.STEPS)} or all, got {steps!r}")
         some = here.STEPS if steps == "all" else here.STEPS[: int(steps)]
-        here.run(common.model_named(model), out, cores=cores, steps=some, ops=ops)
+        here.run(model_or_datasheet(model), out, cores=cores, steps=some, ops=ops)
