@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -243,7 +243,7 @@ def _errors_panel(axes: Any, rows: pd.DataFrame) -> None:
 
 
 def plain_ticks(
-    axes: Any, x: Sequence[float], words: Any = "{x:g}", y: Sequence[float] = (), size: int = 7
+    axes: Any, x: Collection[float], words: Any = "{x:g}", y: Collection[float] = (), size: int = 7
 ) -> None:
     """Ticks of a panel at x, and at y if given, as plain numbers.
 
