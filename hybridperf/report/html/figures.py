@@ -232,8 +232,9 @@ def timeline_figure(rows: int, whole_s: float) -> tuple[Any, float, str]:
 
 def hover(drawn: Any, renderers: list, words: str) -> None:
     """Words shown on pointing at what the renderers draw, `@name` for a column."""
-    tips = {"tooltips": _TIP.format(words), "point_policy": "follow_mouse"}
-    drawn.add_tools(models.HoverTool(renderers=renderers, **tips))
+    tip = _TIP.format(words)
+    tool = models.HoverTool(renderers=renderers, tooltips=tip, point_policy="follow_mouse")
+    drawn.add_tools(tool)
 
 
 def _figure(height: int, tools: str, **options: Any) -> Any:
