@@ -11,22 +11,16 @@ import sys
 
 import typer
 
-from hybridperf.cli.calibrate import calibrate
+from hybridperf.cli.calibrate import calibrate, demo
 from hybridperf.cli.choose import app as choose
-from hybridperf.cli.collectives import collectives
 from hybridperf.cli.common import warn
-from hybridperf.cli.demo import demo
+from hybridperf.cli.explore import search, shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
-from hybridperf.cli.fit import fit
-from hybridperf.cli.measurements import plan_measurements
-from hybridperf.cli.ops import ops
+from hybridperf.cli.fit import calibrations, fit, plan_measurements
 from hybridperf.cli.plan import plan
 from hybridperf.cli.predict import predict
-from hybridperf.cli.search import search
-from hybridperf.cli.shard import shard
-from hybridperf.cli.shipped import calibrations
 from hybridperf.cli.steps import steps
-from hybridperf.cli.sweep import sweep
+from hybridperf.cli.tables import collectives, ops
 from hybridperf.cli.trace import app as trace
 from hybridperf.cli.validate import validate
 

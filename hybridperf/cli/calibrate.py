@@ -1,4 +1,4 @@
-"""`hybridperf calibrate`: measure this machine and fit it."""
+"""`hybridperf calibrate`: measure this machine and fit it; `demo`: and predict steps with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typer import Option
 
 from hybridperf.cli.common import Cores, Out, compilation_cache, names_in, seconds_in
 
+_BUDGET = "stop measuring ops after this long, such as 90s or 20m"
 _COLLECTIVES = "collectives between processes instead of ops, one to six minutes"
+_CORES_EACH = "of --collectives: cores that each process is pinned to"
+_DEVICE = "device under JAX, where its name is not known"
 
 
 def calibrate(
@@ -17,17 +20,11 @@ def calibrate(
     quick: Annotated[bool, Option("--quick", help="a minute or two instead of twenty")] = False,
     ops: Annotated[str, Option(help="only these families of ops, separated by commas")] = "",
     cores: Cores = None,
-    budget: Annotated[
-        str | None, Option(help="stop measuring ops after this long, such as 90s or 20m")
-    ] = None,
-    device: Annotated[
-        str | None, Option(help="device under JAX, where its name is not known")
-    ] = None,
+    budget: Annotated[str | None, Option(help=_BUDGET)] = None,
+    device: Annotated[str | None, Option(help=_DEVICE)] = None,
     collectives: Annotated[bool, Option("--collectives", help=_COLLECTIVES)] = False,
     processes: Annotated[int, Option(help="of --collectives: how many, one device each")] = 2,
-    cores_each: Annotated[
-        int | None, Option(help="of --collectives: cores that each process is pinned to")
-    ] = None,
+    cores_each: Annotated[int | None, Option(help=_CORES_EACH)] = None,
 ) -> None:
     """Measure this machine through JAX and fit it. Resumes where it was stopped."""
     setting, budget_s = "quick" if quick else "full", seconds_in(budget) if budget else None
@@ -38,14 +35,16 @@ def calibrate(
 
     from hybridperf.hardware import load_device
     from hybridperf.io import write_table
+    from hybridperf.model.fit import this_machine
     from hybridperf.model.fit.learning_curve import learning_curve
-    from hybridperf.model.fit.this_machine import measure, to_stderr
     from hybridperf.report import fits, plots
 
     start_s = time.perf_counter()
     spec = load_device(device) if device else None
     only = names_in(ops)
-    measured = measure(out, setting=setting, cores=cores, budget_s=budget_s, only=only, device=spec)
+    measured = this_machine.measure(
+        out, setting=setting, cores=cores, budget_s=budget_s, only=only, device=spec
+    )
     result = measured.fit()
     print(fits.fit_report(result.report))
     plots.fit_plot(result.report, out / "fit.png")
@@ -55,7 +54,7 @@ def calibrate(
         "ops.csv, host.csv, ops.machine.json": "what was measured, and on what",
     }
     if not quick:
-        to_stderr("fitting parts of the rows for the learning curve, up to a minute")
+        this_machine.to_stderr("fitting parts of the rows for the learning curve, up to a minute")
         curve = learning_curve(result.rows, result.model.device)
         write_table(curve, out / "learning_curve.csv")
         plots.learning_curve_plot(curve, out / "learning_curve.png")
@@ -79,3 +78,12 @@ def _calibrate_collectives(
     print(fits.collective_report(report))
     files = "collectives.json, collectives.csv, collectives.png"
     print(f"collectives between {processes} processes of this machine in {out}: {files}")
+
+
+def demo(out: Out = Path("demo-out"), cores: Cores = None) -> None:
+    """Measure this machine, predict six real training steps, run them, show both numbers. At most
+    five minutes.
+    """
+    from hybridperf.validate import demo as main_job
+
+    main_job.run(out, cores)

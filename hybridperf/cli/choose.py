@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from hybridperf.cli.common import (
-    Accelerator,
-    MemoryBytes,
-    ShapeName,
-    SystemName,
-    compilation_cache,
-)
+from hybridperf.cli import common
+from hybridperf.cli.common import Accelerator, MemoryBytes, ShapeName, SystemName, wrong
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,76 +20,61 @@ app = typer.Typer(
 )
 
 Gpus = Annotated[int, Option("--gpus", help="how many", min=1)]
-Batch = Annotated[int, Option("--batch", help="samples of a step over all GPUs", min=1)]
-Top = Annotated[int, Option("--top", help="how many of the best are shown", min=1)]
-OutTable = Annotated[
-    Path | None, Option("--out", help="write all of them here, too (.csv, .parquet)")
-]
-Seq = Annotated[
-    int | None, Option("--seq", help="tokens of a sequence; the model's own if not given", min=1)
-]
+Table = Annotated[Path | None, Option("--out", help="write all of them here, too (.csv, .parquet)")]
 
 _MATRICES = 6  # of a layer of BERT
 # published with KAISA's question, of a layer of BERT-large
 _MEASURED_ON, _INVERT_MS, _PRECONDITION_MS = "v100_sxm2", 80.8, 8.9
+_MODEL = "dlrm-a, a published shape, or a .toml or .json file of sizes"
 _SYSTEM = "a name of `hybridperf systems` or a .toml file; of dlrm-a MAD-Max's ZionEX"
+_BATCH = "samples of a step over all GPUs"
+_LAW = "stages: ours, times of stages added; mad-max: its own arithmetic"
+_BY = "kind: one strategy per class of layers; layer: per layer"
+_RUN_DTYPE = "of weights and activations; Chimera's own runs were fp32"
 _INVERT = "to invert the factors of a layer of BERT-large; of a V100's, scaled, if not given"
+_PRECONDITION = "to precondition that layer; the same"
+_MICRO_BATCH = "samples of a rank, for the memory next to the inverses"
 _DTYPE = "of weights and activations, for the memory next to the inverses"
 
 
 @app.command()
 def strategies(
-    model: Annotated[
-        str, Option(help="dlrm-a, a published shape, or a .toml or .json file of sizes")
-    ],
+    model: Annotated[str, Option(help=_MODEL)],
     gpus: Gpus,
-    batch: Annotated[
-        int | None, Option(help="samples of a step over all GPUs; of dlrm-a 512 a GPU", min=1)
-    ] = None,
+    batch: Annotated[int | None, Option(help=f"{_BATCH}; of dlrm-a 512 a GPU", min=1)] = None,
     system: Annotated[str, Option(help=_SYSTEM)] = "",
     device: Accelerator = "",
-    law: Annotated[
-        str, Option(help="stages: ours, times of stages added; mad-max: its own arithmetic")
-    ] = "stages",
-    by: Annotated[
-        str, Option(help="kind: one strategy per class of layers; layer: per layer")
-    ] = "kind",
+    law: Annotated[str, Option(help=_LAW)] = "stages",
+    by: Annotated[str, Option(help=_BY)] = "kind",
     compute: Annotated[float, Option(help="share of peak that products reach")] = 0.6,
     memory: Annotated[float, Option(help="share of memory bandwidth that is reached")] = 0.8,
     links: Annotated[float, Option(help="share of links' bandwidths that is reached")] = 0.8,
-    top: Top = 10,
-    out: OutTable = None,
+    top: Annotated[int, Option(help="how many of the best are shown", min=1)] = 10,
+    out: Table = None,
 ) -> None:
     """Which of ddp, fsdp, tp and mp for which class of layers, in and across nodes (MAD-Max)."""
-    from hybridperf.io import InputError
     from hybridperf.studies import report as reports
-    from hybridperf.studies.strategies.named import named_cluster, named_cost_model, named_layers
-    from hybridperf.studies.strategies.search import search_strategies
+    from hybridperf.studies.strategies import search
 
-    layers, local = named_layers(model)
+    layers, local = search.named_layers(model)
     if local is None and not system:
-        raise InputError(
-            f"expected --system NAME for {model}, got none; `hybridperf systems` lists those known"
-        )
+        known = "`hybridperf systems` lists those known"
+        raise wrong(f"expected --system NAME for {model}, got none; {known}")
     if local is None and batch is None:
-        raise InputError(
-            f"expected --batch for {model}, got none; give samples of a step over all GPUs"
-        )
+        raise wrong(f"expected --batch for {model}, got none; give {_BATCH}")
     shares = {"compute": compute, "memory": memory, "links": links}
-    cluster = named_cluster(system, gpus, device or None, **shares)
-    cost_model = named_cost_model(law, cluster)
+    cluster = search.named_cluster(system, gpus, device or None, **shares)
+    cost_model = search.named_cost_model(law, cluster)
     samples = (local or 0) * gpus if batch is None else batch
-    found = search_strategies(layers, cost_model, samples, by=by, fitting=False)
+    found = search.search_strategies(layers, cost_model, samples, by=by, fitting=False)
     print(reports.strategies_report(model, cluster, samples, found, top))
     usual_batch = local is not None and batch is None
     if usual_batch and not system and gpus % cluster.gpus_per_node == 0 and gpus >= 8:
         print("\n" + reports.published_report(gpus))
     _write(found, out)
     if not found["fits"].any():
-        fixed = None if usual_batch else samples
-        raise InputError(
-            reports.nothing_fits(model, layers, cost_model, samples, fixed, plans=local is None)
-        )
+        fixed, plans = None if usual_batch else samples, local is None
+        raise wrong(reports.nothing_fits(model, layers, cost_model, samples, fixed, plans))
 
 
 @app.command()
@@ -102,14 +82,12 @@ def chimera(
     model: ShapeName,
     system: SystemName,
     gpus: Gpus,
-    batch: Batch,
-    seq: Seq = None,
+    batch: Annotated[int, Option(help=_BATCH, min=1)],
+    seq: Annotated[int | None, Option(help=common.SEQ, min=1)] = None,
     device: Accelerator = "",
-    dtype: Annotated[
-        str, Option(help="of weights and activations; Chimera's own runs were fp32")
-    ] = "bf16",
+    dtype: Annotated[str, Option(help=_RUN_DTYPE)] = "bf16",
     memory_bytes: MemoryBytes = None,
-    out: OutTable = None,
+    out: Table = None,
 ) -> None:
     """How many pipelines, stages, and samples of a micro-batch: Chimera compared with 1F1B."""
     import dataclasses
@@ -121,15 +99,14 @@ def chimera(
     from hybridperf.training.steps.memory_fit import USABLE
     from hybridperf.workloads.transformer import load_shape
 
-    compilation_cache()
+    common.compilation_cache()
     shape = load_shape(model)
     if seq is not None:
         shape = dataclasses.replace(shape, seq=seq)
     shared = training_setup(shape, system, device=device or None, dtype=dtype)
     capacity = USABLE * (shared.machine.memory_bytes if memory_bytes is None else memory_bytes)
-    fabric = shared.machine.system
-    layer_s, latency_s = layer_forward_s(shared), fabric.latency_s
-    link = fabric.link_bytes_per_s(gpus)
+    fabric, layer_s = shared.machine.system, layer_forward_s(shared)
+    link, latency_s = fabric.link_bytes_per_s(gpus), fabric.latency_s
     found = {
         schedule: pipelines(
             shape, gpus, batch, capacity, layer_s, latency_s=latency_s, bytes_per_s=link,
@@ -141,10 +118,7 @@ def chimera(
     alike = pipeline_like(
         shape, best, batch, layer_s, "1f1b", latency_s=latency_s, bytes_per_s=link, dtype=dtype
     )
-    report = reports.pipelines_report(
-        shape.name, gpus, batch, found, alike=alike, capacity_bytes=capacity, dtype=dtype
-    )
-    print(report)
+    print(reports.pipelines_report(shape.name, gpus, batch, found, alike, capacity, dtype))
     _write(reports.pipelines_frame(found), out)
 
 
@@ -154,28 +128,18 @@ def kaisa(
     gpus: Gpus,
     system: SystemName,
     invert_ms: Annotated[float | None, Option(help=_INVERT)] = None,
-    precondition_ms: Annotated[
-        float | None, Option(help="to precondition that layer; the same")
-    ] = None,
-    micro_batch: Annotated[
-        int, Option(help="samples of a rank, for the memory next to the inverses", min=1)
-    ] = 1,
+    precondition_ms: Annotated[float | None, Option(help=_PRECONDITION)] = None,
+    micro_batch: Annotated[int, Option(help=_MICRO_BATCH, min=1)] = 1,
     dtype: Annotated[str, Option(help=_DTYPE)] = "fp32",
     device: Accelerator = "",
     memory_bytes: MemoryBytes = None,
     every: Annotated[int, Option(help="steps between inversions", min=1)] = 10,
-    out: OutTable = None,
+    out: Table = None,
 ) -> None:
     """On which share of the ranks K-FAC keeps its inverses: memory against communication."""
     from hybridperf.hardware import device_of, load_device, load_system
-    from hybridperf.io import InputError
+    from hybridperf.studies import kaisa as study
     from hybridperf.studies import report as reports
-    from hybridperf.studies.kaisa import (
-        SecondOrderCosts,
-        factored,
-        second_order_front,
-        second_orders,
-    )
     from hybridperf.training.steps.memory_fit import USABLE
     from hybridperf.workloads.memory import memory
     from hybridperf.workloads.transformer import Layout, load_shape
@@ -187,24 +151,21 @@ def kaisa(
     invert_ms = _INVERT_MS / faster if invert_ms is None else invert_ms
     precondition_ms = _PRECONDITION_MS / faster if precondition_ms is None else precondition_ms
     if not (invert_ms > 0 and precondition_ms > 0):
-        raise InputError(
-            f"expected --invert-ms and --precondition-ms above 0, got {invert_ms:g} and"
-            f" {precondition_ms:g}"
-        )
-    layer = factored(load_shape("bert-large"))[:_MATRICES]
+        got = f"{invert_ms:g} and {precondition_ms:g}"
+        raise wrong(f"expected --invert-ms and --precondition-ms above 0, got {got}")
+    layer = study.factored(load_shape("bert-large"))[:_MATRICES]
     link = fabric.link_bytes_per_s(gpus)
-    invert_s, precondition_s = 1e-3 * invert_ms, 1e-3 * precondition_ms
-    network = {"bytes_per_s": link, "latency_s": fabric.latency_s}
-    costs = SecondOrderCosts.of_layer(layer, invert_s, precondition_s, every=every, **network)
-    shares = second_orders(factored(shape), gpus, costs)
-    front = second_order_front(factored(shape), gpus, costs)
+    costs = study.SecondOrderCosts.of_layer(
+        layer, 1e-3 * invert_ms, 1e-3 * precondition_ms, bytes_per_s=link,
+        latency_s=fabric.latency_s, every=every,
+    )  # fmt: skip
+    shares = study.second_orders(study.factored(shape), gpus, costs)
+    front = study.second_order_front(study.factored(shape), gpus, costs)
     taken = float(memory(shape, Layout(dp=gpus, micro_batch=micro_batch), dtype=dtype).peak_bytes)
     room = USABLE * (spec.memory_bytes if memory_bytes is None else memory_bytes) - taken
-    report = reports.second_order_report(
-        shape.name, gpus, shares, front, beside_bytes=taken, room_bytes=room
-    )
     times = f"inverting takes {invert_ms:.3g} ms and preconditioning {precondition_ms:.3g} ms"
-    print(f"{report}\n{times} of a layer of BERT-large", end="")
+    print(reports.second_order_report(shape.name, gpus, shares, front, taken, room))
+    print(f"{times} of a layer of BERT-large", end="")
     if scaled:
         published = f"{_INVERT_MS:g} and {_PRECONDITION_MS:g} ms of a V100"
         print(f" on {spec.id}: {published} by fp32 peaks, an assumption; give --invert-ms", end="")
@@ -212,9 +173,9 @@ def kaisa(
     _write(reports.second_order_frame(shares, front, room), out)
     if not any(one.memory_bytes <= room for one in shares):
         lowest_gb = min(one.memory_bytes for one in shares) / 1e9
-        raise InputError(
-            f"expected inverses that fit next to {shape.name} on {spec.id}, got"
-            f" {lowest_gb:.2f} GB at least where {max(room, 0) / 1e9:.2f} GB are left; take more"
+        got = f"{lowest_gb:.2f} GB at least where {max(room, 0) / 1e9:.2f} GB are left"
+        raise wrong(
+            f"expected inverses that fit next to {shape.name} on {spec.id}, got {got}; take more"
             " GPUs, a smaller --micro-batch or a narrower --dtype"
         )
 

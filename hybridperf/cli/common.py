@@ -15,8 +15,6 @@ from typer import Option
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hybridperf.model import PerfModel
-
 SOME_ROWS_UNPREDICTED = 3  # exit status
 
 _CORES = "cores to pin to, such as 0 or 0-3; one core if not given"
@@ -24,25 +22,32 @@ _SYSTEM = "nodes and links: a name of `hybridperf systems`, or a .toml file"
 _HTML = "write a page for a browser here, one file with everything in it"
 _MODEL = "model folder, shipped calibration, or device name"
 _DEVICE = "device name, or a .toml file that describes one"
+_SHAPE = "a published shape, or a .toml or .json file of sizes"
+_MEMORY = "of each device; the datasheet's if not given"
+SEQ = "tokens of a sequence; the model's own if not given"
 
 Out = Annotated[Path, Option("--out", help="where to write")]
 HtmlPage = Annotated[Path | None, Option("--html", help=_HTML)]
 Cores = Annotated[str | None, Option("--cores", help=_CORES)]
 ModelName = Annotated[str, Option("--model", help=_MODEL)]
 DeviceName = Annotated[str, Option("--device", help=_DEVICE)]
-ShapeName = Annotated[
-    str, Option("--model", help="a published shape, or a .toml or .json file of sizes")
-]
+ShapeName = Annotated[str, Option("--model", help=_SHAPE)]
 SystemName = Annotated[str, Option("--system", help=_SYSTEM)]
 Accelerator = Annotated[str, Option("--device", help="accelerator; the system's own if not given")]
-MemoryBytes = Annotated[
-    float | None, Option("--memory-bytes", help="of each device; the datasheet's if not given")
-]
+MemoryBytes = Annotated[float | None, Option("--memory-bytes", help=_MEMORY)]
 
 
-def warn(message: str) -> None:
-    """A remark on standard error."""
-    print(f"hybridperf: {message}", file=sys.stderr)
+def warn(*messages: str) -> None:
+    """Remarks on standard error."""
+    for message in messages:
+        print(f"hybridperf: {message}", file=sys.stderr)
+
+
+def wrong(message: str) -> ValueError:
+    """The `InputError` that says what was expected, what came and what to do."""
+    from hybridperf.io import InputError  # with pandas: only where something is wrong
+
+    return InputError(message)
 
 
 def page_written(path: Path) -> None:
@@ -58,8 +63,6 @@ def ready(path: Path, what: str) -> None:
     """
     import tempfile
 
-    from hybridperf.io import InputError
-
     folder = path.absolute().parent
     try:
         if not folder.exists():
@@ -69,18 +72,10 @@ def ready(path: Path, what: str) -> None:
             pass
     except OSError as error:
         reason = f"{path}: {error.strerror or error}"
-        raise InputError(
-            f"expected a place that can be written in {what}, got {reason}; name another"
-        ) from error
+        place = f"expected a place that can be written in {what}"
+        raise wrong(f"{place}, got {reason}; name another") from error
     if path.is_dir():
-        raise InputError(f"expected a file in {what}, got the folder {path}; name a file in it")
-
-
-def model_named(name: str) -> PerfModel:
-    """A model by its folder, its shipped name or its device's datasheet."""
-    from hybridperf.model import model_or_datasheet
-
-    return model_or_datasheet(name)
+        raise wrong(f"expected a file in {what}, got the folder {path}; name a file in it")
 
 
 def cache_folder() -> Path:
@@ -104,8 +99,6 @@ def compilation_cache() -> None:
 
 def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) -> None:
     """`InputError` where a file to be written, by its option, is read, or written twice."""
-    from hybridperf.io import InputError
-
     inputs = {os.path.realpath(path): path for path in read if path}
     outputs: dict[str, str] = {}
     for option, path in written.items():
@@ -113,15 +106,11 @@ def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) 
             continue
         place = os.path.realpath(path)
         if place in inputs:
-            raise InputError(
-                f"expected another place in {option} than what is read, got {path}, which would be"
-                " lost; give a new name"
-            )
+            instead = f"expected another place in {option} than what is read"
+            raise wrong(f"{instead}, got {path}, which would be lost; give a new name")
         if place in outputs:
-            both = f"{outputs[place]} and {option}"
-            raise InputError(
-                f"expected different files in {both}, got {path} in both; give another name"
-            )
+            both = f"expected different files in {outputs[place]} and {option}"
+            raise wrong(f"{both}, got {path} in both; give another name")
         outputs[place] = option
 
 
@@ -148,8 +137,6 @@ def names_in(text: str) -> list[str]:
 
 def seconds_in(text: str) -> float:
     """A time such as `20m` in seconds."""
-    from hybridperf.io import InputError
-
     scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
     number = text[:-1] if scale else text
     try:
@@ -157,5 +144,5 @@ def seconds_in(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1e7:
-        raise InputError(f"expected a time such as 90s, 20m or 1h, got {text!r}")
+        raise wrong(f"expected a time such as 90s, 20m or 1h, got {text!r}")
     return value

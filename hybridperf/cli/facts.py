@@ -48,9 +48,9 @@ def systems() -> None:
 
 def models() -> None:
     """Transformers whose sizes are known, for `plan`, `choose` and `steps`; see `show NAME`."""
-    from hybridperf.report import shapes
+    from hybridperf.report.known import shapes_table
 
-    print(shapes.shapes_table())
+    print(shapes_table())
 
 
 def show(
@@ -61,8 +61,7 @@ def show(
 ) -> None:
     """What is known of a device, system, Transformer, model or `ops`; how two models differ."""
     from hybridperf.model import check_folder
-    from hybridperf.report.difference import difference
-    from hybridperf.report.known import known
+    from hybridperf.report.known import difference, known
 
     for one in filter(None, (name, other)):
         check_folder(one)

@@ -1,25 +1,30 @@
-"""`hybridperf fit`: a model from measured rows."""
+"""`hybridperf fit`, `plan-measurements`, `calibrations`: models from measured rows, and which rows
+to measure.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from hybridperf.cli.common import DeviceName, Out, compilation_cache, inside, keep_files, warn
+from hybridperf.cli import common
+from hybridperf.cli.common import DeviceName, Out, compilation_cache, keep_files, names_in, wrong
 
+_ROWS = "tables of measured ops; none: the datasheet alone"
+_SYSTEM = "fit collectives of a system instead: its name or a .toml file"
 _PRIOR = "folder or name of a prior, or none; the shipped one for GPUs if not given"
+_MODEL = "model of the device so far: measure what it is unsure of"
+_FAMILIES = "families of ops to train, separated by commas; all if not given"
+_DEVICES = "devices to calibrate, separated by commas; all if not given"
 
 
 def fit(
-    rows: Annotated[
-        list[Path] | None, Argument(help="tables of measured ops; none: the datasheet alone")
-    ] = None,
+    rows: Annotated[list[Path] | None, Argument(help=_ROWS)] = None,
     device: DeviceName = "",
-    system: Annotated[
-        str, Option(help="fit collectives of a system instead: its name or a .toml file")
-    ] = "",
+    system: Annotated[str, Option(help=_SYSTEM)] = "",
     out: Out = Path("model"),
     prior: Annotated[str, Option(help=_PRIOR)] = "",
 ) -> None:
@@ -29,24 +34,20 @@ def fit(
     if system:
         _fit_system(rows or [], device, system, out, prior)
         return
-    import hybridperf
     from hybridperf.hardware import load_device
-    from hybridperf.io import InputError, read_tables
+    from hybridperf.io import read_tables
     from hybridperf.model.fit.device import fit as fit_rows
     from hybridperf.report import fits, plots
 
     if not device:
-        raise InputError(
-            "expected --device NAME or --system NAME, got neither; `hybridperf devices` and"
-            " `hybridperf systems` list them"
-        )
+        lists = "`hybridperf devices` and `hybridperf systems` list them"
+        raise wrong(f"expected --device NAME or --system NAME, got neither; {lists}")
     compilation_cache()
-    keep_files(inside(out, ("held_out.csv",)), rows or [])
+    keep_files(common.inside(out, ("held_out.csv",)), rows or [])
     load_device(device)  # a wrong name is reported before long tables are read
-    made_by = f"hybridperf {hybridperf.__version__} fit"
-    provenance = {"made_by": made_by, "rows_from": [path.name for path in rows or []]}
     frame = read_tables(rows) if rows else None
-    model, report = fit_rows(frame, device, prior=prior or None, provenance=provenance)
+    facts = _provenance("fit", rows or [])
+    model, report = fit_rows(frame, device, prior=prior or None, provenance=facts)
     model.save(out)
     report.save(out)
     if report.rows:
@@ -59,28 +60,22 @@ def fit(
 
 
 def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str) -> None:
-    import hybridperf
     from hybridperf.collectives.fit import fit_collectives
     from hybridperf.collectives.logs.files import read_collectives
     from hybridperf.collectives.model import find_collectives
     from hybridperf.hardware import load_system
-    from hybridperf.io import InputError
     from hybridperf.report import collective_plots, fits
 
     if device:
-        raise InputError(
-            "expected one of --device and --system, got both; fit ops and collectives one after the"
-            " other into one --out"
-        )
-    keep_files(inside(out, ("collectives_held_out.csv", "collectives.json")), rows)
+        both = "fit ops and collectives one after the other into one --out"
+        raise wrong(f"expected one of --device and --system, got both; {both}")
+    keep_files(common.inside(out, ("collectives_held_out.csv", "collectives.json")), rows)
     spec = load_system(name)  # a wrong name is reported before long tables are read
     compilation_cache()
     frame, remarks = read_collectives(rows) if rows else (None, [])
-    for remark in remarks:
-        warn(remark)
-    made_by = f"hybridperf {hybridperf.__version__} fit --system"
-    provenance = {"made_by": made_by, "rows_from": [path.name for path in rows]}
-    model, report = fit_collectives(frame, spec, prior or None, provenance)
+    common.warn(*remarks)
+    facts = _provenance("fit --system", rows)
+    model, report = fit_collectives(frame, spec, prior or None, facts)
     model.save(out)
     report.save(out)
     if report.rows:
@@ -92,3 +87,74 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
     print(fits.collective_report(report, prior=model.adapted is not None))
     picture = ", measured and predicted in collectives.png" if report.rows else ""
     print(f"collectives of {spec.description} in {out}{picture}")
+
+
+def _provenance(command: str, rows: list[Path]) -> dict[str, Any]:
+    from hybridperf import __version__
+
+    made_by = f"hybridperf {__version__} {command}"
+    return {"made_by": made_by, "rows_from": [path.name for path in rows]}
+
+
+def plan_measurements(
+    device: DeviceName,
+    budget: Annotated[str, Option(help="how long measuring may take, such as 60m")],
+    out: Out,
+    ops: Annotated[str, Option(help="only these ops, separated by commas")] = "",
+    dtype: Annotated[str, Option(help="number formats, separated by commas")] = "fp32",
+    model: Annotated[str, Option(help=_MODEL)] = "",
+) -> None:
+    """The most informative shapes to measure on a machine without JAX, as a table to fill in."""
+    from hybridperf.hardware import load_device
+    from hybridperf.io import write_table
+    from hybridperf.model import load_model
+    from hybridperf.model.fit.measurement_plan import DEFAULT_OPS, plan
+    from hybridperf.report import text
+
+    budget_s, spec = common.seconds_in(budget), load_device(device)
+    compilation_cache()
+    chosen = [name for name in ops.split(",") if name] if ops else DEFAULT_OPS
+    dtypes = [name for name in dtype.split(",") if name]
+    known = load_model(model) if model else None
+    made = plan(spec, budget_s, ops=chosen, dtypes=dtypes, model=known)
+    write_table(made.table, out)
+    columns: dict[str, Callable[[Any], Any]] = {
+        "op": lambda row: row.op,
+        "dtype": lambda row: row.dtype,
+        "cases": lambda row: row.cases,
+        "time": lambda row: f"{row.measuring_s:.0f} s",
+        "variance removed": lambda row: text.percent(row.removed),
+    }
+    print(text.items_table(made.summary.itertuples(), columns))
+    taken = f"{made.seconds:.0f} of {budget_s:.0f} s"
+    print(f"{len(made.table)} cases in {out}, the most informative first: {taken}")
+    if (short := made.summary.loc[made.summary["cases"] == 0, "op"].unique()).size:
+        print(f"the budget ends before any case of {', '.join(short)}")
+    print(
+        "put the lowest time of one op over its repeats, in seconds, into time_s (rows left empty"
+        f" are skipped), then: hybridperf fit {out} --device {device} --out MODEL"
+    )
+
+
+def calibrations(
+    data: Annotated[Path, Option(help="the folder of measured data")],
+    out: Out = Path("calibration/hardware"),
+    families: Annotated[str, Option(help=_FAMILIES)] = "",
+    devices: Annotated[str, Option(help=_DEVICES)] = "",
+    only: Annotated[str, Option(help="ops or collectives; both if not given")] = "",
+) -> None:
+    """Make the shipped priors and calibrations of all measured GPUs and systems; resumes."""
+    from hybridperf.io import unknown
+    from hybridperf.model.families import FAMILIES
+    from hybridperf.model.ship import devices as of_devices
+    from hybridperf.model.ship import systems as of_systems
+
+    keep_files({"--out": out}, [data])
+    if only not in ("", "ops", "collectives"):
+        raise unknown("part", only, ["ops", "collectives"], "known are ops and collectives")
+    compilation_cache()
+    if only != "collectives":
+        some, these = names_in(families) or FAMILIES, names_in(devices) or of_devices.DEVICES
+        of_devices.run(data, out, families=some, devices=these)
+    if only != "ops" and not (families or devices):
+        of_systems.run(data, out)

@@ -1,6 +1,4 @@
-"""`hybridperf plan`: how a model should be trained on some devices. What is heavy is imported when
-it runs.
-"""
+"""`hybridperf plan`: how a model should be trained on some devices."""
 
 from __future__ import annotations
 
@@ -10,65 +8,46 @@ from typing import Annotated
 
 from typer import Option
 
-from hybridperf.cli.common import (
-    Accelerator,
-    HtmlPage,
-    MemoryBytes,
-    ShapeName,
-    SystemName,
-    compilation_cache,
-    keep_files,
-    names_in,
-    page_written,
-    ready,
-)
+from hybridperf.cli import common
+from hybridperf.cli.common import Accelerator, HtmlPage, MemoryBytes, ShapeName, SystemName
 
 _ONLY = (
     "narrow a dimension: tp=1,2,4 or recompute=none; repeatable. They are tp, cp, ep, pp, vp, zero,"
     " micro_batch, recompute, schedule, sequence_parallel, dp, expert_tp, shard_ranks, accumulation"
 )
-
-
+_GPUS = "how many; several separated by commas are ranked together"
+_OUT = "where to write all legal layouts (.parquet, .csv)"
+_BATCH = "samples of a step over all GPUs; several separated by commas"
 _TOKENS = "to be trained on in all, such as 300e9: days, money and energy of the run"
+_PRICES = "your prices and power (.toml), over the shipped assumptions"
+_FRAMEWORK = "whose kernels and habits; megatron_core's if not given"
+_QUANT = "scheme that layers' products multiply in, such as fp8"
+_KNOBS = "efficiencies that `hybridperf steps --save-knobs` fitted"
+_CONFIRM = "evaluate this many neighbours of the winner with the full graph"
 
 
 def plan(
     model: ShapeName,
     system: SystemName,
-    gpus: Annotated[str, Option(help="how many; several separated by commas are ranked together")],
-    out: Annotated[Path, Option(help="where to write all legal layouts (.parquet, .csv)")],
-    batch: Annotated[
-        str, Option(help="samples of a step over all GPUs; several separated by commas")
-    ] = "",
-    seq: Annotated[
-        int | None, Option(help="tokens of a sequence; the model's own if not given")
-    ] = None,
+    gpus: Annotated[str, Option(help=_GPUS)],
+    out: Annotated[Path, Option(help=_OUT)],
+    batch: Annotated[str, Option(help=_BATCH)] = "",
+    seq: Annotated[int | None, Option(help=common.SEQ)] = None,
     tokens: Annotated[str, Option(help=_TOKENS)] = "",
     objective: Annotated[str, Option(help="time, tokens_per_s, cost or energy")] = "time",
     top: Annotated[int, Option(help="how many of the best are shown")] = 10,
-    prices: Annotated[
-        Path | None, Option(help="your prices and power (.toml), over the shipped assumptions")
-    ] = None,
+    prices: Annotated[Path | None, Option(help=_PRICES)] = None,
     device: Accelerator = "",
-    framework: Annotated[
-        str, Option(help="whose kernels and habits; megatron_core's if not given")
-    ] = "",
+    framework: Annotated[str, Option(help=_FRAMEWORK)] = "",
     dtype: Annotated[str, Option(help="of activations")] = "bf16",
-    quant: Annotated[
-        str, Option(help="scheme that layers' products multiply in, such as fp8")
-    ] = "",
+    quant: Annotated[str, Option(help=_QUANT)] = "",
     memory_bytes: MemoryBytes = None,
     only: Annotated[list[str] | None, Option(help=_ONLY)] = None,
-    knobs: Annotated[
-        Path | None, Option(help="efficiencies that `hybridperf steps --save-knobs` fitted")
-    ] = None,
-    confirm: Annotated[
-        int, Option(help="evaluate this many neighbours of the winner with the full graph")
-    ] = 0,
+    knobs: Annotated[Path | None, Option(help=_KNOBS)] = None,
+    confirm: Annotated[int, Option(help=_CONFIRM)] = 0,
     html: HtmlPage = None,
 ) -> None:
     """Find the best layout for training a model: all legal ones that fit, ranked and explained."""
-    from hybridperf.io import InputError
     from hybridperf.report import plan as reports
     from hybridperf.training.plans.arguments import number_of_tokens
     from hybridperf.training.plans.confirm import confirm as confirmed
@@ -78,13 +57,13 @@ def plan(
     from hybridperf.training.steps.adaptation import Adaptation
 
     check_name(out)  # before a minute of work
-    ready(out, "--out")
+    common.ready(out, "--out")
     if html is not None:
-        ready(html, "--html")
-    keep_files({"--out": out, "--html": html}, [Path(model), Path(system), prices, knobs])
+        common.ready(html, "--html")
+    common.keep_files({"--out": out, "--html": html}, [Path(model), Path(system), prices, knobs])
     if top < 1:
-        raise InputError(f"expected --top of 1 or more, got {top}")
-    compilation_cache()
+        raise common.wrong(f"expected --top of 1 or more, got {top}")
+    common.compilation_cache()
     found = run_plan(
         model, system, _counts("--gpus", gpus) or [1], batch=_counts("--batch", batch) or None,
         seq=seq, tokens=number_of_tokens(tokens, "--tokens") if tokens else None,
@@ -103,31 +82,26 @@ def plan(
         from hybridperf.report.html.of_plan import plan_page
 
         write_page(plan_page(found), html)
-        page_written(html)
+        common.page_written(html)
 
 
 def _counts(option: str, text: str) -> list[int]:
-    from hybridperf.io import InputError
-
     try:
-        found = [int(float(one)) for one in names_in(text) if float(one) == int(float(one))]
+        found = [int(float(one)) for one in common.names_in(text) if float(one) == int(float(one))]
     except (ValueError, OverflowError):
         found = []
-    if len(found) != len(names_in(text)) or any(one < 1 for one in found):
-        raise InputError(
-            f"expected whole numbers of 1 or more separated by commas in {option}, got {text!r}"
-        )
+    if len(found) != len(common.names_in(text)) or any(one < 1 for one in found):
+        whole = f"expected whole numbers of 1 or more separated by commas in {option}"
+        raise common.wrong(f"{whole}, got {text!r}")
     return found
 
 
 def _only(given: list[str]) -> dict[str, list[object]]:
-    from hybridperf.io import InputError
-
     found: dict[str, list[object]] = {}
     for one in given:
         name, equals, values = one.partition("=")
-        if not equals or not names_in(values):
-            raise InputError(f"expected --only NAME=VALUE,VALUE such as tp=1,2,4, got {one!r}")
-        listed = names_in(values)
+        if not equals or not common.names_in(values):
+            raise common.wrong(f"expected --only NAME=VALUE,VALUE such as tp=1,2,4, got {one!r}")
+        listed = common.names_in(values)
         found[name.strip()] = [int(value) if value.isdecimal() else value for value in listed]
     return found

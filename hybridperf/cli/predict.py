@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from hybridperf.cli.common import (
-    HtmlPage,
-    ModelName,
-    compilation_cache,
-    keep_files,
-    model_named,
-    page_written,
-)
-from hybridperf.cli.program import code_of, jax_program
+from hybridperf.cli import common
+from hybridperf.cli.common import HtmlPage, ModelName, wrong
 
 if TYPE_CHECKING:
     from hybridperf.model import PerfModel
 
+_MADE = "(fn, args) or (fn, args, donate_argnums)"
+_PROGRAM = "program file written by hybridperf instead"
+_TRACE = "recorded step instead: a PyTorch execution trace or Chakra graph"
+_IGNORE = "instructions or ops to leave out, separated by commas"
+
 
 def predict(
-    jax: Annotated[
-        str, Option(help="module:function returning (fn, args) or (fn, args, donate_argnums)")
-    ] = "",
-    program: Annotated[
-        Path | None, Option(help="program file written by hybridperf instead")
-    ] = None,
-    trace: Annotated[
-        Path | None, Option(help="recorded step instead: a PyTorch execution trace or Chakra graph")
-    ] = None,
+    jax: Annotated[str, Option(help=f"module:function returning {_MADE}")] = "",
+    program: Annotated[Path | None, Option(help=_PROGRAM)] = None,
+    trace: Annotated[Path | None, Option(help=_TRACE)] = None,
     model: ModelName = "here",
-    ignore: Annotated[
-        str, Option(help="instructions or ops to leave out, separated by commas")
-    ] = "",
+    ignore: Annotated[str, Option(help=_IGNORE)] = "",
     timeline: Annotated[Path | None, Option(help="write a Perfetto timeline here")] = None,
     html: HtmlPage = None,
 ) -> None:
     """Time of one step of a JAX program, or of one that a trace recorded op by op."""
     from hybridperf.engine.prediction import predict as predict_step
-    from hybridperf.io import InputError
+    from hybridperf.model import model_or_datasheet
     from hybridperf.report import perfetto
     from hybridperf.report.prediction import prediction_report
     from hybridperf.traces.readers.graphs import recorded_step
@@ -50,10 +43,10 @@ def predict(
     count = bool(jax) + bool(program) + bool(trace)
     if count != 1:
         options = "--jax module:function, --program FILE and --trace FILE"
-        raise InputError(f"expected one of {options}, got {count or 'none'} of them")
-    keep_files({"--timeline": timeline, "--html": html}, [program, trace])
-    compilation_cache()
-    loaded = model_named(model)
+        raise wrong(f"expected one of {options}, got {count or 'none'} of them")
+    common.keep_files({"--timeline": timeline, "--html": html}, [program, trace])
+    common.compilation_cache()
+    loaded = model_or_datasheet(model)
     skip = [name for name in ignore.split(",") if name]
     if program:
         workload = load_program(program, ignore=skip)
@@ -74,7 +67,7 @@ def predict(
         from hybridperf.report.html import prediction_page, write_page
 
         write_page(prediction_page(result), html)
-        page_written(html)
+        common.page_written(html)
 
 
 def _run_like(model: PerfModel) -> None:
@@ -83,3 +76,69 @@ def _run_like(model: PerfModel) -> None:
     if model.device.kind == "cpu" and cores and hasattr(os, "sched_setaffinity"):
         usable = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, usable[: min(cores, len(usable))])
+
+
+def jax_program(reference: str) -> tuple:
+    """`module:function` called without arguments: (fn, args, donate_argnums)."""
+    import importlib
+    import inspect
+
+    from hybridperf.io import InputError
+
+    module_name, _, function_name = reference.partition(":")
+    if not function_name:
+        raise wrong(f"expected --jax module:function, got {reference!r}")
+    sys.path.insert(0, os.getcwd())
+    try:
+        with code_of(reference):
+            module = importlib.import_module(module_name)
+    except InputError as error:
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        # the module itself, not one that it imports
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            failed = f"cannot import {module_name!r} for --jax ({cause})"
+            raise wrong(f"{failed}; run where Python finds it") from error
+        raise
+    make = getattr(module, function_name, None)
+    if not callable(make):
+        raise wrong(f"{module_name} has no function {function_name!r}; --jax takes module:function")
+    try:
+        inspect.signature(make).bind()
+    except (TypeError, ValueError) as error:  # ValueError: built in, without a signature
+        raise wrong(f"{reference} must take no arguments and return {_MADE}: {error}") from error
+    with code_of(reference):
+        made = make()
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+        raise wrong(f"{reference} must return {_MADE}, got {type(made).__name__}")
+    return made if len(made) == 3 else (*made, ())
+
+
+@contextlib.contextmanager
+def code_of(reference: str) -> Iterator[None]:
+    """Turn what the user's own code raises into a sentence that names it and its line."""
+    from hybridperf.io import InputError
+
+    try:
+        yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        first = (str(error).splitlines() or [""])[0]
+        what = f"{type(error).__name__}: {first}{_line_of(error)}"
+        raise wrong(f"{reference} raised {what}; --debug shows all of it") from error
+
+
+def _line_of(error: BaseException) -> str:
+    """` (in FILE line N)`: the innermost line that is neither ours nor an installed package's."""
+    import sysconfig
+    import traceback
+
+    if isinstance(error, SyntaxError):
+        return f" (in {error.filename} line {error.lineno})"
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    installed = (*folders, str(Path(__file__).parent.parent), "<")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(installed):
+            return f" (in {frame.filename} line {frame.lineno})"
+    return ""

@@ -8,33 +8,28 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from hybridperf.cli.common import Out, compilation_cache, keep_files, say_predicted, warn
+from hybridperf.cli import common
+from hybridperf.cli.common import Out
 from hybridperf.training.steps.read_columns import READ, read_columns_help
 
 _ROWS = "training steps (.csv, .csv.gz, .parquet): a model, a layout, an accelerator each"
+_DEVICE = "accelerator of all rows; what each row says if not given"
+_SYSTEM = "nodes and links of all rows; what each row says if not given"
 _HOST = "folder with a host.json that `hybridperf trace summary --host` made from a trace"
+_FIT_ON = "measured steps (column step_time_s) that adapt efficiencies; may be repeated"
+_KNOBS = "efficiencies that --save-knobs wrote, in place of --fit-on"
+_SAVE_KNOBS = "write the fitted efficiencies here (.json)"
 
 
 def steps(
     rows: Annotated[Path, Argument(help=_ROWS)],
     out: Out,
-    device: Annotated[
-        str, Option(help="accelerator of all rows; what each row says if not given")
-    ] = "",
-    system: Annotated[
-        str, Option(help="nodes and links of all rows; what each row says if not given")
-    ] = "",
+    device: Annotated[str, Option(help=_DEVICE)] = "",
+    system: Annotated[str, Option(help=_SYSTEM)] = "",
     host: Annotated[Path | None, Option(help=_HOST)] = None,
-    fit_on: Annotated[
-        list[Path] | None,
-        Option(help="measured steps (column step_time_s) that adapt efficiencies; may be repeated"),
-    ] = None,
-    knobs: Annotated[
-        Path | None, Option(help="efficiencies that --save-knobs wrote, in place of --fit-on")
-    ] = None,
-    save_knobs: Annotated[
-        Path | None, Option(help="write the fitted efficiencies here (.json)")
-    ] = None,
+    fit_on: Annotated[list[Path] | None, Option(help=_FIT_ON)] = None,
+    knobs: Annotated[Path | None, Option(help=_KNOBS)] = None,
+    save_knobs: Annotated[Path | None, Option(help=_SAVE_KNOBS)] = None,
 ) -> int:
     """Predict each row of a table of training steps: time with interval, tokens/s, MFU, memory,
     what the time is made of, note.
@@ -58,55 +53,47 @@ def steps(
     import pandas as pd
 
     from hybridperf.hardware import load_host
-    from hybridperf.io import InputError, read_table, write_table
+    from hybridperf.io import read_table, write_table
     from hybridperf.io.tables import check_table_name, with_own_text
     from hybridperf.training.steps.adaptation import Adaptation
     from hybridperf.training.steps.columns import misspelt
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
 
     if save_knobs and not fit_on:
-        raise InputError(
-            "expected --fit-on ROWS with --save-knobs: without measured steps there is nothing to"
-            " save"
-        )
+        nothing = "without measured steps there is nothing to save"
+        raise common.wrong(f"expected --fit-on ROWS with --save-knobs: {nothing}")
     if knobs and host:
-        raise InputError(
-            "expected one of --knobs and --host, got both: fitted efficiencies hold their host's"
-        )
+        theirs = "fitted efficiencies hold their host's"
+        raise common.wrong(f"expected one of --knobs and --host, got both: {theirs}")
     check_table_name(out)  # before a minute of work
     if save_knobs and save_knobs.suffix != ".json":
-        raise InputError(
-            f"expected a name ending in .json in --save-knobs, got {save_knobs}; rename it"
-        )
-    keep_files({"--out": out, "--save-knobs": save_knobs}, [rows, knobs, *(fit_on or [])])
+        named = f"expected a name ending in .json in --save-knobs, got {save_knobs}"
+        raise common.wrong(f"{named}; rename it")
+    common.keep_files({"--out": out, "--save-knobs": save_knobs}, [rows, knobs, *(fit_on or [])])
     frame = with_own_text(read_table(rows), rows, READ)
     tables = [read_table(path) for path in fit_on or []]
     for path, table in zip(fit_on or [], tables, strict=True):
         if "step_time_s" not in table:
-            raise InputError(
-                f"expected a column step_time_s in {path}, given to fit on, found none; give"
-                " measured steps"
-            )
+            lacking = f"expected a column step_time_s in {path}, given to fit on, found none"
+            raise common.wrong(f"{lacking}; give measured steps")
     measured = pd.concat(tables, ignore_index=True) if tables else None
-    compilation_cache()
-    overheads, adapted = (
-        load_host(host) if host else None,
-        Adaptation.load(knobs) if knobs else None,
-    )
+    common.compilation_cache()
+    overheads, adapted = load_host(host) if host else None, None
+    if knobs:
+        adapted = Adaptation.load(knobs)
     found = predict_steps(frame, device or None, system or None, overheads, measured, adapted)
     write_table(found.frame, out)
     for path, table in ((rows, frame), *zip(fit_on or [], tables, strict=True)):
         for wrong, right in misspelt(table.columns).items():
-            warn(f"column {wrong!r} of {path} is not read (did you mean {right!r}?)")
-    for sentence in found.remarks:
-        warn(sentence)
+            common.warn(f"column {wrong!r} of {path} is not read (did you mean {right!r}?)")
+    common.warn(*found.remarks)
     if renamed := kept_as(as_given(frame)):
         new = ", ".join(renamed.values())
-        warn(f"columns {', '.join(renamed)} of {rows} are kept as {new}")
+        common.warn(f"columns {', '.join(renamed)} of {rows} are kept as {new}")
     if save_knobs:
         found.adaptation.save(save_knobs)
         print(f"efficiencies in {save_knobs}")
-    return say_predicted(found.frame, out)
+    return common.say_predicted(found.frame, out)
 
 
 steps.__doc__ = (steps.__doc__ or "").replace("    COLUMNS", indent(read_columns_help(), "    "))

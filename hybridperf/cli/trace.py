@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from hybridperf.cli.common import HtmlPage, inside, keep_files, names_in, page_written, warn
+from hybridperf.cli.common import HtmlPage, inside, keep_files, names_in, page_written, warn, wrong
 
 if TYPE_CHECKING:
     from hybridperf.traces.changes import Change
@@ -26,42 +25,36 @@ app = typer.Typer(
     no_args_is_help=True, help="Read recorded runs (Kineto traces of PyTorch's profiler)."
 )
 
-Files = Annotated[
-    list[Path], Argument(help="traces: .json, .json.gz, archives or folders of them; one per rank")
-]
-StepName = Annotated[
-    str, Option("--step", "--steps", help="steps by name, separated by commas; all if not given")
-]
+_FILES = "traces: .json, .json.gz, archives or folders of them; one per rank"
+Files = Annotated[list[Path], Argument(help=_FILES)]
+_STEPS = "steps by name, separated by commas; all if not given"
+_TABLE = "write all columns here: .csv, .csv.gz or .parquet"
+_HOST = "fit the host's overheads, save them into this model folder"
 _COMMUNICATION = "kernels whose names match this regular expression count as communication, too"
 _STEP = "step by name or number; several separated by commas; the typical one if not given"
 _FASTER = "what if: OP=TIMES, such as 'aten::addmm=2'; `host`, * any letters; repeatable"
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    from hybridperf.io import InputError
-
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise InputError(
-            f"expected a regular expression at --communication, got {text!r}: {error}"
-        ) from error
+_DEVICE = "what if: on this device, datasheet against datasheet"
+_MODEL = "what if: on the device of this model; goes with --from-model"
+_FROM_MODEL = "model of the device that the trace was recorded on"
+_LINKS = "what if: links of a system, or 2x the bandwidth"
+_FROM_LINKS = "of --links SYSTEM: the system that the trace was recorded on"
+_SLOWDOWN = "what if: computation under a collective takes so much longer"
+_TIMELINE = "write the timeline of a step after all changes (.json, .json.gz)"
+_MARKED = "steps whose critical path is marked; all if not given"
 
 
 @app.command()
 def summary(
     files: Files,
-    steps: StepName = "",
-    out: Annotated[
-        Path | None, Option(help="write all columns here: .csv, .csv.gz or .parquet")
-    ] = None,
-    host: Annotated[
-        Path | None, Option(help="fit the host's overheads, save them into this model folder")
-    ] = None,
+    steps: Annotated[str, Option("--step", "--steps", help=_STEPS)] = "",
+    out: Annotated[Path | None, Option(help=_TABLE)] = None,
+    host: Annotated[Path | None, Option(help=_HOST)] = None,
     communication: Annotated[str, Option(help=_COMMUNICATION)] = "",
     html: HtmlPage = None,
 ) -> None:
     """Where the time of each step and rank went: computation, communication, idle; top ops."""
+    import re
+
     from hybridperf.hardware import HOST_FILE
     from hybridperf.io import write_table
     from hybridperf.report import trace_tables as tables
@@ -73,7 +66,11 @@ def summary(
     keep_files({"--out": out, "--html": html, **inside(host, [HOST_FILE], "--host")}, files)
     traces = read_traces(files)
     if communication:
-        pattern = _pattern(communication)
+        try:
+            pattern = re.compile(communication)
+        except re.error as error:
+            expected = "expected a regular expression at --communication"
+            raise wrong(f"{expected}, got {communication!r}: {error}") from error
         traces = tuple(trace.with_communication(pattern) for trace in traces)
     chosen = choose_steps(common_steps(traces), steps)
     found = summaries(traces, [step.steps for step in chosen])
@@ -84,13 +81,9 @@ def summary(
     ]
     for step, summed in zip(chosen, found, strict=True):
         notes += [step.note, *summed.matched.notes]
-    for note in dict.fromkeys(filter(None, notes)):
-        warn(note)
+    warn(*dict.fromkeys(filter(None, notes)))
     rows = [row for summed in found for row in summed.rows]
-    every_trace, every_step = (
-        [*traces] * len(chosen),
-        [one for step in chosen for one in step.steps],
-    )
+    every = [*traces] * len(chosen), [one for step in chosen for one in step.steps]
     if out:
         write_table(table(found), out)
     overheads = None
@@ -100,8 +93,8 @@ def summary(
         overheads.save(host)
     screen = tables.console()
     lost = tables.losses(worst(found), ranks_known=traces[0].rank is not None)
-    ops = tables.top("top ops by device time", top_ops(every_trace, every_step))
-    kernels = tables.top("top kernels", top_kernels(every_trace, every_step))
+    ops = tables.top("top ops by device time", top_ops(*every))
+    kernels = tables.top("top kernels", top_kernels(*every))
     for one in (tables.steps(rows), tables.idle(rows), lost, ops, kernels):
         if one.row_count:
             screen.print(one)
@@ -134,31 +127,18 @@ def choose_steps(common: Sequence[CommonStep], names: str) -> list[CommonStep]:
 def replay(
     files: Files,
     step: Annotated[str, Option(help=_STEP)] = "",
-    device: Annotated[
-        str, Option(help="what if: on this device, datasheet against datasheet")
-    ] = "",
-    model: Annotated[
-        str, Option(help="what if: on the device of this model; goes with --from-model")
-    ] = "",
-    from_model: Annotated[
-        str, Option(help="model of the device that the trace was recorded on")
-    ] = "",
-    links: Annotated[str, Option(help="what if: links of a system, or 2x the bandwidth")] = "",
-    from_links: Annotated[
-        str, Option(help="of --links SYSTEM: the system that the trace was recorded on")
-    ] = "",
+    device: Annotated[str, Option(help=_DEVICE)] = "",
+    model: Annotated[str, Option(help=_MODEL)] = "",
+    from_model: Annotated[str, Option(help=_FROM_MODEL)] = "",
+    links: Annotated[str, Option(help=_LINKS)] = "",
+    from_links: Annotated[str, Option(help=_FROM_LINKS)] = "",
     faster: Annotated[list[str] | None, Option(help=_FASTER)] = None,
-    overlap_slowdown: Annotated[
-        float, Option(help="what if: computation under a collective takes so much longer")
-    ] = 1.0,
-    out: Annotated[
-        Path | None, Option(help="write the timeline of a step after all changes (.json, .json.gz)")
-    ] = None,
+    overlap_slowdown: Annotated[float, Option(help=_SLOWDOWN)] = 1.0,
+    out: Annotated[Path | None, Option(help=_TIMELINE)] = None,
 ) -> None:
     """A recorded step replayed: does its time match, what limits it, what if something changed."""
-    from hybridperf.io import InputError
-    from hybridperf.report import perfetto, replay_tables
-    from hybridperf.report.trace_tables import console
+    from hybridperf.report import perfetto
+    from hybridperf.report import trace_tables as tables
     from hybridperf.traces import changes as changes_of
     from hybridperf.traces import steady, what_if
     from hybridperf.traces.readers.kineto import read_traces
@@ -167,15 +147,13 @@ def replay(
 
     _checked_options(device, model, from_model, links, from_links)
     if out:
-        _checked_timeline(out)
-        keep_files({"--out": out}, files)
+        _checked_timeline(out, files)
     wanted = [_times(one) for one in faster or []]
     traces = read_traces(files)
     names = [one.name for one in choose_steps(common_steps(traces), step)] if step else [None]
     if out and len(names) > 1:
-        raise InputError(
-            f"expected one step with --out, got {len(names)}: a file holds the timeline of one"
-        )
+        of_one = "a file holds the timeline of one"
+        raise wrong(f"expected one step with --out, got {len(names)}: {of_one}")
 
     def changed(before: Replay) -> what_if.WhatIf:
         changes = [changes_of.faster(before, pattern, times) for pattern, times in wanted]
@@ -186,29 +164,27 @@ def replay(
     measured = [replay_one(traces, name) for name in names]
     # where work of the step before is in the measured time, what the step itself takes is told by
     # several in a row
-    results = [
-        changed(steady.in_a_row(one) if steady.has_backlog(one) else one) for one in measured
-    ]
+    alone = [steady.in_a_row(one) if steady.has_backlog(one) else one for one in measured]
+    results = list(map(changed, alone))
     notes = [note for one in results for note in (*one.before.notes, *one.notes)]
     notes += [steady.backlog_note(one) for one in measured if steady.has_backlog(one)]
     notes += [_NO_LAUNCHES for one in measured if not one.launched]
-    for note in dict.fromkeys(notes):
-        warn(note)
+    warn(*dict.fromkeys(notes))
     what = [change.description for change in results[0].changes]
     what += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
-    screen = console()
-    screen.print(replay_tables.steps(results, ", ".join(what), measured))
+    screen = tables.console()
+    screen.print(tables.replayed(results, ", ".join(what), measured))
     for one, result in zip(measured, results, strict=True):
         of = f" in {one.steps[0].name}" if len(results) > 1 else ""
         if one.meetings:
-            screen.print(replay_tables.waits(one, of))
+            screen.print(tables.waits(one, of))
         after = what_if.critical_by_op(result.after) if what else None
-        screen.print(replay_tables.critical(what_if.critical_by_op(result.before), after, of))
+        screen.print(tables.critical(what_if.critical_by_op(result.before), after, of))
         if one.launched:
-            for table in replay_tables.savings(what_if.best_savings(result.after), of):
+            for table in tables.savings(what_if.best_savings(result.after), of):
                 screen.print(table)
         if any(change.unknown for change in result.changes):
-            screen.print(replay_tables.unknown(result.changes, result.before.device_s, of))
+            screen.print(tables.unknown(result.changes, result.before.device_s, of))
     if out:
         one = measured[0]
         perfetto.write_replay((changed(one) if steady.has_backlog(one) else results[0]).after, out)
@@ -219,7 +195,7 @@ def replay(
 def export(
     files: Files,
     out: Annotated[Path, Option(help="where to write (.json or .json.gz)")],
-    step: Annotated[str, Option(help="steps whose critical path is marked; all if not given")] = "",
+    step: Annotated[str, Option(help=_MARKED)] = "",
 ) -> None:
     """A timeline of all ranks with arrows and critical path, for https://ui.perfetto.dev."""
     from hybridperf.io import InputError
@@ -228,8 +204,7 @@ def export(
     from hybridperf.traces.replay import replay_step
     from hybridperf.traces.steps import common_steps
 
-    _checked_timeline(out)
-    keep_files({"--out": out}, files)
+    _checked_timeline(out, files)
     traces = read_traces(files)
     replays = []
     for one in choose_steps(common_steps(traces), step):
@@ -243,53 +218,39 @@ def export(
     print(f"{events:,} events of {ranks} in {out} (open it at https://ui.perfetto.dev)")
 
 
-def _checked_timeline(out: Path) -> None:
-    from hybridperf.io import InputError
-
+def _checked_timeline(out: Path, files: list[Path]) -> None:
     if not out.name.lower().endswith((".json", ".json.gz")):
-        raise InputError(
-            f"expected a file ending in .json or .json.gz at --out, got {out}; a timeline is JSON"
-        )
+        expected = "expected a file ending in .json or .json.gz at --out"
+        raise wrong(f"{expected}, got {out}; a timeline is JSON")
+    keep_files({"--out": out}, files)
 
 
 def _checked_options(device: str, model: str, from_model: str, links: str, from_links: str) -> None:
-    from hybridperf.io import InputError
-
     if device and model:
-        raise InputError(
-            "expected one of --device and --model, got both; --device NAME goes by datasheets,"
-            " --model by calibrations"
-        )
+        by = "--device NAME goes by datasheets, --model by calibrations"
+        raise wrong(f"expected one of --device and --model, got both; {by}")
     if model and not from_model:
-        raise InputError(
-            "expected --from-model with --model: the model of the device that the trace was"
-            " recorded on"
-        )
+        raise wrong(f"expected --from-model with --model: the {_FROM_MODEL}")
     if from_model and not (device or model):
-        raise InputError("expected --model with --from-model: the model of the device to ask about")
+        raise wrong("expected --model with --from-model: the model of the device to ask about")
     if from_links and not links:
-        raise InputError("expected --links with --from-links: the system to ask about")
+        raise wrong("expected --links with --from-links: the system to ask about")
 
 
 def _times(text: str) -> tuple[str, float]:
     """`aten::addmm=2` as pattern and number."""
-    from hybridperf.io import InputError
-
     pattern, equals, number = text.rpartition("=")
     try:
         if not (equals and pattern):
             raise ValueError
         return pattern, float(number.removesuffix("x"))
     except ValueError:
-        raise InputError(
-            f"expected --faster OP=TIMES, such as 'aten::addmm=2', got {text!r}"
-        ) from None
+        raise wrong(f"expected --faster OP=TIMES, such as 'aten::addmm=2', got {text!r}") from None
 
 
 def _other_links(before: Replay, links: str, from_links: str) -> list[Change]:
     from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
     from hybridperf.hardware import load_system
-    from hybridperf.io import InputError
     from hybridperf.traces.changes import links_scaled, other_links
 
     try:
@@ -298,15 +259,12 @@ def _other_links(before: Replay, links: str, from_links: str) -> list[Change]:
         times = None
     if times is not None:
         if from_links:
-            raise InputError(
-                f"expected --links SYSTEM with --from-links, got {links}; a factor needs no system"
-            )
+            got = f"got {links}; a factor needs no system"
+            raise wrong(f"expected --links SYSTEM with --from-links, {got}")
         return [links_scaled(before, times)]
     if not from_links:
-        raise InputError(
-            f"expected --from-links SYSTEM with --links {links}: where the trace was recorded; or a"
-            " factor, such as 2x"
-        )
+        where = "where the trace was recorded; or a factor, such as 2x"
+        raise wrong(f"expected --from-links SYSTEM with --links {links}: {where}")
 
     def model(name: str) -> CollectiveModel:
         if find_collectives(name) is not None:
@@ -318,20 +276,17 @@ def _other_links(before: Replay, links: str, from_links: str) -> list[Change]:
 
 def _other_device(before: Replay, device: str, model: str, from_model: str) -> list[Change]:
     from hybridperf.hardware import device_called, device_names, load_device
-    from hybridperf.io import InputError, closest
+    from hybridperf.io import closest
     from hybridperf.model import PerfModel, model_or_datasheet
     from hybridperf.traces.changes import other_device
 
     new = PerfModel.datasheet(load_device(device)) if device else model_or_datasheet(model)
-
     if from_model:
-        old = model_or_datasheet(from_model)
-    else:
-        recorded = before.traces[0].device
-        known = device_called(recorded)
-        if not known:
-            nearest = closest(recorded.lower().split(" ", 1)[-1], device_names())
-            name = recorded or "the device, which the trace does not name"
-            raise InputError(f"no datasheet of {name}; give --from-model NAME{nearest}")
-        old = PerfModel.datasheet(load_device(known))
-    return [other_device(before, old, new)]
+        return [other_device(before, model_or_datasheet(from_model), new)]
+    recorded = before.traces[0].device
+    known = device_called(recorded)
+    if not known:
+        nearest = closest(recorded.lower().split(" ", 1)[-1], device_names())
+        name = recorded or "the device, which the trace does not name"
+        raise wrong(f"no datasheet of {name}; give --from-model NAME{nearest}")
+    return [other_device(before, PerfModel.datasheet(load_device(known)), new)]

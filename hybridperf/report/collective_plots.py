@@ -14,7 +14,7 @@ from hybridperf.collectives.rows import implementations
 from hybridperf.collectives.table import checked
 from hybridperf.collectives.traffic import bus_bytes_per_s
 from hybridperf.io import InputError
-from hybridperf.report.plots import new_panels, save_figure
+from hybridperf.report.plots import new_panels, plain_ticks, save_figure
 
 _MOST_PANELS = 12  # the ones with the most rows
 _COLUMNS = 4
@@ -27,11 +27,9 @@ _BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 def bus_bandwidth_plot(
-    model: CollectiveModel | pd.DataFrame,
-    measured: pd.DataFrame,
-    path: str | os.PathLike,
+    model: CollectiveModel | pd.DataFrame, measured: pd.DataFrame, path: str | os.PathLike,
     title: str | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """A panel per collective, implementation and kind of link, with 90 % intervals as bands.
 
     `measured`: rows with `time_s`. `model`: what predicts `curves(measured)`, or those rows with
@@ -100,8 +98,10 @@ def _panel(axes: Any, points: pd.DataFrame, lines: pd.DataFrame) -> None:
             slow, fast = _gb_per_s(line, "high_s"), _gb_per_s(line, "low_s")
             axes.fill_between(line["bytes"], slow, fast, color=colour, alpha=0.15, lw=0)
     axes.set(xscale="log", yscale="log")
-    _ticks(axes, points["bytes"])
-    axes.grid(alpha=0.2)
+    # at powers of two, a few of them
+    low, high = np.floor(np.log2(points["bytes"].min())), np.ceil(np.log2(points["bytes"].max()))
+    step = max(1, int(np.ceil((high - low) / 5)))
+    plain_ticks(axes, 2.0 ** np.arange(low, high + 1, step), lambda size, _: _bytes(size))
     axes.legend(fontsize=7, loc="best")
 
 
@@ -112,19 +112,6 @@ def _gb_per_s(rows: pd.DataFrame, column: str) -> np.ndarray:
     size, ranks = rows["bytes"].to_numpy(float), rows["n_gpus"].to_numpy(float)
     values = bus_bytes_per_s(collective, size, ranks, rows[column])
     return np.asarray(values, np.float64) / 1e9
-
-
-def _ticks(axes: Any, sizes: pd.Series) -> None:
-    """Sizes at powers of two with binary prefixes, a few of them; bandwidths as plain numbers."""
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
-
-    low, high = np.floor(np.log2(sizes.min())), np.ceil(np.log2(sizes.max()))
-    step = max(1, int(np.ceil((high - low) / 5)))
-    axes.xaxis.set_major_locator(FixedLocator(list(2.0 ** np.arange(low, high + 1, step))))
-    axes.xaxis.set_major_formatter(lambda size, _: _bytes(size))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.tick_params(labelsize=7)
 
 
 def _bytes(size: float) -> str:

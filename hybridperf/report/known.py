@@ -1,41 +1,50 @@
-"""What is known under a name: facts of devices and systems, knobs of models, sizes of shapes."""
+"""What is known under a name: facts of devices and systems, knobs of models, sizes of shapes; and
+what two models differ in: their origin; knobs, memory levels, intervals over 5 % apart.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hybridperf import hardware
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
-from hybridperf.hardware import (
-    LEVELS,
-    DeviceSpec,
-    SystemSpec,
-    load_device,
-    load_system,
-    names_people_use,
-)
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models
 from hybridperf.ops import GROUPS, op_by_name, op_names
-from hybridperf.report.shapes import shape
-from hybridperf.report.text import items_table, percent, quantity, seconds, table, whole_percent
-from hybridperf.workloads.transformer.zoo import load_shape, shape_names
+from hybridperf.report import text
+from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.workloads.transformer.zoo import load_shape, other_shape_names, shape_names
 
+_NOTABLE = 1.05  # factor between two numbers worth a line
 # knob of a group: what a table calls it, and how it is written
 KNOBS: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "floor_s": ("floor", seconds),
-    "compute_efficiency": ("of peak", percent),
-    "memory_efficiency": ("of bandwidth", percent),
-    "step_s": ("per step", seconds),
+    "floor_s": ("floor", text.seconds),
+    "compute_efficiency": ("of peak", text.percent),
+    "memory_efficiency": ("of bandwidth", text.percent),
+    "step_s": ("per step", text.seconds),
     # 0: the longer of compute and memory; 1: their sum
     "smoothing": ("smoothing", "{:.2f}".format),
     "transcendental_flops": ("transcendental", "{:.3g} flops".format),
     "strided_factor": ("strided", "x{:.2f}".format),
 }
+_SHAPES: dict[str, Callable[[tuple[str, TransformerShape]], Any]] = {
+    "model": lambda named: named[0],
+    "family": lambda named: named[1].family,
+    "parameters": lambda named: text.amount(named[1].parameters),
+    "layers": lambda named: named[1].depth,
+    "hidden": lambda named: named[1].hidden,
+    "heads": lambda named: named[1].heads,
+    "tokens a sequence": lambda named: named[1].seq,
+    "experts of a token": lambda named: _experts(named[1]),
+    "also called": lambda named: ", ".join(other_shape_names(named[0])),
+}
+_NAMED = ("name", "family", "published", "source", "note")
 
 
 def known(name: str) -> str:
@@ -49,15 +58,15 @@ def known(name: str) -> str:
     if find_collectives(name) is not None:
         return collective_model(load_collectives(name))
     with contextlib.suppress(InputError):
-        return device(load_device(name))
+        return device(hardware.load_device(name))
     with contextlib.suppress(InputError):
-        return system(load_system(name))
+        return system(hardware.load_system(name))
     with contextlib.suppress(InputError):
         return shape(load_shape(name))
     if Path(name).exists():
         return model(load_model(name))
-    hardware = [*names_people_use("devices"), *names_people_use("systems")]
-    names = [*hardware, *shipped_models(), *shape_names(), "ops", "here"]
+    machines = [*hardware.names_people_use("devices"), *hardware.names_people_use("systems")]
+    names = [*machines, *shipped_models(), *shape_names(), "ops", "here"]
     hint = "give a device, a system, a Transformer, a model folder, or `ops`"
     raise unknown("name", name, names, hint)
 
@@ -84,37 +93,38 @@ def collective_model(loaded: CollectiveModel) -> str:
         "floor": lambda of: f"{1e6 * of[1]['floor_s']:.3g} us",
         "hop in a node": lambda of: f"{1e6 * of[1]['hop_s']:.3g} us",
         "hop between": lambda of: f"{1e6 * of[1]['node_hop_s']:.3g} us",
-        "of the link": lambda of: percent(of[1]["intra_efficiency"]),
-        "of the network": lambda of: percent(of[1]["inter_efficiency"]),
-        "median error": lambda of: percent(errors[of[0]]["median_ape"]) if errors else "-",
+        "of the link": lambda of: text.percent(of[1]["intra_efficiency"]),
+        "of the network": lambda of: text.percent(of[1]["inter_efficiency"]),
+        "median error": lambda of: text.percent(errors[of[0]]["median_ape"]) if errors else "-",
     }
     fitted = "no row measured: usual knobs of other systems"
     if loaded.adapted.rows:
         fitted = f"fitted to {loaded.adapted.rows} rows"
-    return "\n".join([*lines, f"  {fitted}", items_table(groups, columns)])
+    return "\n".join([*lines, f"  {fitted}", text.items_table(groups, columns)])
 
 
-def device(spec: DeviceSpec) -> str:
+def device(spec: hardware.DeviceSpec) -> str:
     """Facts of a device in readable units."""
     year = f", {spec.year}" if spec.year else ""
     lines = [f"{spec.id}: {spec.name} ({spec.vendor}, {spec.arch}{year})"]
     for dtype, rate in spec.peak_flops_per_s.items():
-        lines.append(f"  {dtype:12} {quantity(rate, 'FLOP/s')}")
-    bandwidth = quantity(spec.memory_bytes_per_s, "B/s")
-    lines.append(f"  {'memory':12} {quantity(spec.memory_bytes, 'B')} at {bandwidth}")
-    for level, size in zip(LEVELS, spec.level_bytes(), strict=True):
+        lines.append(f"  {dtype:12} {text.quantity(rate, 'FLOP/s')}")
+    bandwidth = text.quantity(spec.memory_bytes_per_s, "B/s")
+    lines.append(f"  {'memory':12} {text.quantity(spec.memory_bytes, 'B')} at {bandwidth}")
+    for level, size in zip(hardware.LEVELS, spec.level_bytes(), strict=True):
         if 0 < size < math.inf:
             lines.append(f"  {level:12} {size / 2**20:.4g} MiB")
     if spec.multiprocessors and spec.clock_hz:
-        lines.append(f"  {'cores':12} {spec.multiprocessors} at {quantity(spec.clock_hz, 'Hz')}")
+        clock = text.quantity(spec.clock_hz, "Hz")
+        lines.append(f"  {'cores':12} {spec.multiprocessors} at {clock}")
     lines.append(f"  source: {spec.source}" + (f"\n  note: {spec.note}" if spec.note else ""))
     return "\n".join(lines)
 
 
-def system(spec: SystemSpec) -> str:
+def system(spec: hardware.SystemSpec) -> str:
     """Facts of a system in readable units."""
     rates = spec.intra_bytes_per_s, spec.host_link_bytes_per_s, spec.node_bytes_per_s
-    inside, host, across = (quantity(rate, "B/s") for rate in rates)
+    inside, host, across = (text.quantity(rate, "B/s") for rate in rates)
     reduces = ", reduces in the network" if spec.in_network_reduction else ""
     lines = [
         f"{spec.id}: {spec.description}",
@@ -122,9 +132,40 @@ def system(spec: SystemSpec) -> str:
         f"  inside   {spec.intra_link}, {inside} per accelerator and direction{reduces}",
         f"  host     {spec.host_link}, {host}",
         f"  across   {spec.nics_per_node} x {spec.nic}, {across} per node",
-        f"  latency  {seconds(spec.latency_s)} (prior)",
+        f"  latency  {text.seconds(spec.latency_s)} (prior)",
         f"  source: {spec.source} ({spec.confidence})",
     ]
+    return "\n".join(lines)
+
+
+def shapes_table() -> str:
+    """All published shapes, a line each."""
+    names = shape_names()
+    table = text.items_table([(name, load_shape(name)) for name in names], _SHAPES)
+    how = "`hybridperf show NAME` prints all of one, a .toml file describes another"
+    return f"{table}\n{len(names)} models; {how}"
+
+
+def _experts(one: TransformerShape) -> str:
+    return f"{one.topk} of {one.experts}" if one.experts else ""
+
+
+def shape(one: TransformerShape) -> str:
+    """One shape: counts, sizes, what departs from a plain GPT, where it was published."""
+    counts = f"{text.amount(one.parameters)} parameters ({one.parameters:,})"
+    active = f", {text.amount(one.active_parameters)} of them met by a token" if one.experts else ""
+    flops = text.quantity(one.model_flops(one.seq) / one.seq, "FLOP")
+    lines = [
+        f"{one.name}: {one.family}, {counts}{active}",
+        f"  training takes {flops} a token of sequences of {one.seq}, attention in full",
+    ]
+    for field in dataclasses.fields(one):
+        value = getattr(one, field.name)
+        usual = field.default is not dataclasses.MISSING and value == field.default
+        if field.name not in _NAMED and not usual:
+            lines.append(f"  {field.name:16} {value}")
+    sources = {name: getattr(one, name) for name in ("published", "source", "note")}
+    lines += [f"  {name}: {value}" for name, value in sources.items() if value]
     return "\n".join(lines)
 
 
@@ -142,10 +183,11 @@ def model(loaded: PerfModel) -> str:
             fitted = [within_words(report.half_width), learned_words(report)]
             rows.append([group, report.rows, *knobs, *fitted])
     labels = [label for label, _ in KNOBS.values()]
-    lines += [table(["group", "rows", *labels, "90 % within", "learned"], rows), ""]
+    lines += [text.table(["group", "rows", *labels, "90 % within", "learned"], rows), ""]
     for level, (rate, read_s) in level_rates(loaded).items():
         capacity = _capacity_words(loaded, level)
-        lines.append(f"{level} {quantity(rate, 'B/s')}, strided read {seconds(read_s)}{capacity}")
+        rates = f"{text.quantity(rate, 'B/s')}, strided read {text.seconds(read_s)}"
+        lines.append(f"{level} {rates}{capacity}")
     facts = {key: v for key, v in loaded.provenance.items() if key not in ("fit", "machine")}
     return "\n".join([*lines, "", *(f"{key}: {_fact(value)}" for key, value in facts.items())])
 
@@ -153,7 +195,7 @@ def model(loaded: PerfModel) -> str:
 def _fact(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    return ", ".join(f"{name} {text}" for name, text in flat(value).items())
+    return ", ".join(f"{name} {fact}" for name, fact in flat(value).items())
 
 
 def within_words(half_width: float | None) -> str:
@@ -163,16 +205,16 @@ def within_words(half_width: float | None) -> str:
 
 def learned_words(report: GroupReport) -> str:
     """The share of learned corrections that is applied."""
-    return "-" if report.residual is None else whole_percent(report.residual.learned)
+    return "-" if report.residual is None else text.whole_percent(report.residual.learned)
 
 
 def _capacity_words(loaded: PerfModel, level: str) -> str:
     """The effective capacity of a cache, where it is known."""
-    at = LEVELS.index(level)
+    at = hardware.LEVELS.index(level)
     size, share = float(loaded.device.level_bytes()[at]), float(loaded.knobs.level_capacity[at])
     if not math.isfinite(size) or share == 1.0:
         return ""
-    return f", acts as {quantity(size * share, 'B')} of {quantity(size, 'B')}"
+    return f", acts as {text.quantity(size * share, 'B')} of {text.quantity(size, 'B')}"
 
 
 def level_rates(loaded: PerfModel) -> dict[str, tuple[float, float]]:
@@ -184,7 +226,7 @@ def level_rates(loaded: PerfModel) -> dict[str, tuple[float, float]]:
     sizes = loaded.device.level_bytes()
     return {
         level: (bandwidth * float(knobs.level_speedup[at]), float(knobs.line_s[at]))
-        for at, level in enumerate(LEVELS)
+        for at, level in enumerate(hardware.LEVELS)
         if sizes[at] > 0
     }
 
@@ -194,9 +236,131 @@ def flat(facts: Mapping[str, Any]) -> dict[str, str]:
     out: dict[str, str] = {}
     for key, value in facts.items():
         if isinstance(value, Mapping):
-            out |= {f"{key} {inner}": text for inner, text in flat(value).items()}
+            out |= {f"{key} {inner}": fact for inner, fact in flat(value).items()}
         elif isinstance(value, list | tuple):
             out[key] = ", ".join(map(str, value))
         else:
-            out[key] = quantity(value, "").strip() if isinstance(value, float) else str(value)
+            out[key] = text.quantity(value, "").strip() if isinstance(value, float) else str(value)
     return out
+
+
+def difference(first: str, second: str) -> str:
+    """What two models differ in, by name: folders, shipped calibrations, or devices' datasheets."""
+    for name in (first, second):
+        if Path(name).exists() and find_collectives(name) is not None and not holds_a_model(name):
+            holds = f"which holds collectives; `hybridperf show {name}` prints them"
+            raise InputError(f"expected two models of ops to compare, got {name}, {holds}")
+    return models_apart(_model_or_datasheet(first), _model_or_datasheet(second), (first, second))
+
+
+def _model_or_datasheet(name: str) -> PerfModel:
+    if holds_a_model(name):
+        return load_model(name)
+    try:
+        return PerfModel.datasheet(hardware.load_device(name))
+    except InputError:
+        if Path(name).suffix == ".toml":
+            raise
+    if Path(name).exists():
+        return load_model(name)  # which says what is missing
+    if name == "ops" or _is_system(name):
+        got = f"got {name}, which has no knobs"
+        raise InputError(f"expected two models or devices to compare, {got}")
+    names = [*hardware.names_people_use("devices"), *shipped_models(), "here"]
+    raise unknown("model or device", name, names, "expected two model folders or devices")
+
+
+def _is_system(name: str) -> bool:
+    with contextlib.suppress(InputError):
+        return bool(hardware.load_system(name))
+    return False
+
+
+def models_apart(first: PerfModel, second: PerfModel, names: tuple[str, str] = ("A", "B")) -> str:
+    """What two models differ in: their origin, and numbers more than 5 % apart with their ratio.
+
+    A group that only one of them has measured is named, since the other's roofline is not a fit to
+    compare with. A datasheet has no measured groups: its neutral knobs are compared.
+    """
+    lines = [f"{letter}: {name}" for letter, name in zip("AB", names, strict=True)]
+    if (same := first.fingerprint()) == second.fingerprint():
+        lines.append(f"same fingerprint {same}: knobs, learned weights and intervals are the same")
+    origins = [_origin(first), _origin(second)]
+    keys = dict.fromkeys([*origins[0], *origins[1]])
+    differing = [key for key in keys if origins[0].get(key) != origins[1].get(key)]
+    if differing:
+        rows = [[key, *(text.short(one.get(key, "-"), 50) for one in origins)] for key in differing]
+        lines += ["", text.table(["", "A", "B"], rows)]
+    apart = [*_groups_apart(first, second), *_levels_apart(first, second)]
+    if apart:
+        lines += ["", text.table(["more than 5 % apart", "", "A", "B", "B / A"], apart)]
+    elif first.fingerprint() != second.fingerprint():
+        lines += ["", "no knob, memory level, or interval is more than 5 % apart"]
+    for letter, one, other in (("A", first, second), ("B", second, first)):
+        alone = [group for group in GROUPS if group in one.groups and group not in other.groups]
+        if alone:
+            lines += ["", f"only in {letter}: {', '.join(alone)}"]
+    if not differing and len(lines) == 3:
+        lines.append("nothing differs")
+    return "\n".join(lines)
+
+
+def _origin(loaded: PerfModel) -> dict[str, str]:
+    """Where a model comes from, by name: its device's facts, its fingerprint, its provenance."""
+    left_out = {"source", "note", "vendor", "arch", "kind", "year"}
+    facts = flat(loaded.device.model_dump(exclude=left_out, exclude_none=True))
+    origin = {f"device {key}": value for key, value in facts.items()}
+    origin["fingerprint"] = loaded.fingerprint()
+    return origin | flat({key: v for key, v in loaded.provenance.items() if key != "fit"})
+
+
+def _groups_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
+    """Rows (group, what, A, B, B / A) of groups that each model has measured or by datasheet."""
+    lines = []
+    for at, group in enumerate(GROUPS):
+        if not all(group in one.groups or not one.groups for one in (first, second)):
+            continue
+        reports = [loaded.groups.get(group) for loaded in (first, second)]
+        found = []
+        for name, (label, write) in KNOBS.items():
+            a, b = (float(getattr(loaded.knobs, name)[at]) for loaded in (first, second))
+            if _notable(a, b):
+                found.append([label, write(a), write(b), _ratio(a, b)])
+        if reports[0] and reports[1]:
+            widths = [report.half_width for report in reports if report]
+            known_widths = [width for width in widths if width is not None]
+            both = len(known_widths) == 2
+            if len(known_widths) == 1 or (both and _notable(*known_widths)):
+                ratio = _ratio(*known_widths) if both else "-"
+                found.append(["90 % within", *map(within_words, widths), ratio])
+            learned = [learned_words(report) for report in reports if report]
+            if learned[0] != learned[1]:
+                found.append(["learned", *learned, ""])
+        lines += [[group if not i else "", *cells] for i, cells in enumerate(found)]
+    return lines
+
+
+def _levels_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
+    """Lines (level, what, A, B, B / A) of memory levels that both devices have."""
+    lines = []
+    levels = [level_rates(first), level_rates(second)]
+    for level in hardware.LEVELS:
+        there = ["yes" if level in found else "no" for found in levels]
+        if "no" in there:
+            lines += [[level, "there", *there, ""]] if "yes" in there else []
+            continue
+        bandwidths, reads = zip(levels[0][level], levels[1][level], strict=True)
+        if _notable(*bandwidths):
+            rates = [text.quantity(rate, "B/s") for rate in bandwidths]
+            lines.append([level, "bandwidth", *rates, _ratio(*bandwidths)])
+        if _notable(*reads):
+            lines.append([level, "strided read", *map(text.seconds, reads), _ratio(*reads)])
+    return lines
+
+
+def _notable(a: float, b: float) -> bool:
+    return a != b and (min(a, b) <= 0 or max(a, b) / min(a, b) > _NOTABLE)
+
+
+def _ratio(a: float, b: float) -> str:
+    return f"x{b / a:.3g}" if a > 0 else "-"

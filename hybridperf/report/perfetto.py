@@ -36,10 +36,10 @@ class NamedSpan(NamedTuple):
     end_s: float
     name: str
 
-    @property
-    def order(self) -> tuple[int, float, float]:
-        """Key that sorts spans as a file takes them: by start, of equal ones the longer first."""
-        return self.process, self.start_s, -self.end_s
+
+def _order(span: NamedSpan) -> tuple[int, float, float]:
+    """Key that sorts spans as a file takes them: by start, of equal ones the longer first."""
+    return span.process, span.start_s, -span.end_s
 
 
 def write_timeline(prediction: Prediction, path: str | os.PathLike) -> None:
@@ -69,9 +69,8 @@ def write_timeline(prediction: Prediction, path: str | os.PathLike) -> None:
         for name, size in sizes[node].items():
             if name not in args and size == size and size not in (0.0, None):
                 args[name] = size
-        slices[node] = file.slice(
-            rank, thread, label, form.KERNEL, *span, critical=critical[node], **args
-        )
+        args["critical"] = critical[node]
+        slices[node] = file.slice(rank, thread, label, form.KERNEL, *span, **args)
     launches = np.flatnonzero(graph.launch_row > 0)
     for node in launches[np.argsort(times.launch_start_s[launches], kind="stable")].tolist():
         rank = int(graph.rank[node])
@@ -96,11 +95,8 @@ def write_replay(replay: Replay, path: str | os.PathLike) -> None:
     for at, trace in enumerate(replay.traces):
         file.process(at, _rank_name(trace, at))
     launched, run = _critical_nodes(replay)
-    arrival = {
-        meeting.node[at]: came
-        for meeting in replay.meetings
-        for at, came in meeting.arrival.items()
-    }
+    came = [(one.node[at], node) for one in replay.meetings for at, node in one.arrival.items()]
+    arrival = dict(came)
     begins_s = times.start_s.copy()
     begins_s[list(arrival)] = times.end_s[list(arrival.values())]
     slices: dict[int, Slice] = {}
@@ -113,13 +109,11 @@ def write_replay(replay: Replay, path: str | os.PathLike) -> None:
         span = float(begins_s[node]), float(replay.end_s[node])
         name, stream = trace.device_name(event), int(trace.device_events.stream[event])
         op = replay.op_of_row(row) if row != NONE else name
-        if node in run:
-            marked.append(NamedSpan(at, *span, op))
+        marked += [NamedSpan(at, *span, op)] if node in run else []
         category = _CATEGORY[int(trace.device_events.kind[event])]
-        args = {"stream": stream, "device": at, "correlation": node + 1, "op": op}
-        slices[node] = file.slice(
-            at, f"stream {stream}", name, category, *span, critical=node in run, **args
-        )
+        args: dict[str, Any] = {"stream": stream, "device": at, "correlation": node + 1, "op": op}
+        args["critical"] = node in run
+        slices[node] = file.slice(at, f"stream {stream}", name, category, *span, **args)
     # the host's thread: what a launch or a wait follows, and the wait itself
     hosts: list[tuple[NamedSpan, int]] = []
     for node in np.flatnonzero((graph.launch_row > 0) | graph.blocking).tolist():
@@ -128,22 +122,19 @@ def write_replay(replay: Replay, path: str | os.PathLike) -> None:
         call = int(replay.rows.call[graph.launch_row[node] - 1]) if graph.launch_row[node] else NONE
         name = replay.traces[at].host_name(call) if call != NONE else _HOST_THREAD
         hosts.append((NamedSpan(at, *span, name), node))
-        if node in launched:
-            marked.append(NamedSpan(at, *span, _HOST_THREAD))
+        marked += [NamedSpan(at, *span, _HOST_THREAD)] if node in launched else []
         if graph.blocking[node] and times.end_s[node] > span[1]:
             wait = NamedSpan(at, span[1], float(times.end_s[node]), "waits for the device")
             hosts.append((wait, NONE))
     # node that launches -> node that runs, where they are two
-    runs = {came: node for node, came in arrival.items()}
-    for one, node in sorted(hosts, key=lambda pair: pair[0].order):
-        ran = runs.get(node, node)
-        args = {} if ran not in slices else {"correlation": ran + 1}
-        span, on_path = (one.start_s, one.end_s), node in launched
-        call_slice = file.slice(
-            one.process, _HOST_THREAD, one.name, form.CALL, *span, critical=on_path, **args
-        )
+    runs = {node: ran for ran, node in arrival.items()}
+    for one, node in sorted(hosts, key=lambda pair: _order(pair[0])):
+        ran, span = runs.get(node, node), (one.start_s, one.end_s)
+        args = {"critical": node in launched}
+        args |= {"correlation": ran + 1} if ran in slices else {}
+        launch = file.slice(one.process, _HOST_THREAD, one.name, form.CALL, *span, **args)
         if ran in slices:
-            file.arrow(form.LAUNCH, call_slice, slices[ran])
+            file.arrow(form.LAUNCH, launch, slices[ran])
     _mark(file, marked)
     _dependencies(file, graph, slices)
     replayed_s, measured_s = replay.replayed_s.tolist(), replay.measured_s.tolist()
@@ -171,32 +162,24 @@ def write_traces(
         marked: list[NamedSpan] = []
         for event in np.lexsort([np.arange(len(host)), -host.end_s, host.start_s]).tolist():
             args: dict[str, Any] = _shapes(trace, event)
-            if event in number:
-                args["correlation"] = number[event]
+            args |= {"correlation": number[event]} if event in number else {}
+            args["critical"] = event in calls
             span = zero_s + float(host.start_s[event]), zero_s + float(host.end_s[event])
             name, thread = trace.host_name(event), f"thread {trace.threads[host.thread[event]]}"
-            if event in calls:
-                marked.append(NamedSpan(at, *span, name))
+            marked += [NamedSpan(at, *span, name)] if event in calls else []
             category = _HOST_CATEGORY[int(host.kind[event])]
-            slices[event] = file.slice(
-                at, thread, name, category, *span, critical=event in calls, **args
-            )
+            slices[event] = file.slice(at, thread, name, category, *span, **args)
         for event in np.lexsort([-device.end_s, device.start_s]).tolist():
             call, stream = int(device.call[event]), int(device.stream[event])
             size = float(device.bytes[event])
-            args = {"stream": stream, "device": at}
-            if call != NONE:
-                args["correlation"] = number[call]
-            if np.isfinite(size):
-                args["bytes"] = size
+            args = {"stream": stream, "device": at, "critical": event in events}
+            args |= {"correlation": number[call]} if call != NONE else {}
+            args |= {"bytes": size} if np.isfinite(size) else {}
             args |= _group(trace, event)
             span = zero_s + float(device.start_s[event]), zero_s + float(device.end_s[event])
             name, category = trace.device_name(event), _CATEGORY[int(device.kind[event])]
-            if event in events:
-                marked.append(NamedSpan(at, *span, name))
-            ran = file.slice(
-                at, f"stream {stream}", name, category, *span, critical=event in events, **args
-            )
+            marked += [NamedSpan(at, *span, name)] if event in events else []
+            ran = file.slice(at, f"stream {stream}", name, category, *span, **args)
             if call != NONE:
                 file.arrow(form.LAUNCH, slices[call], ran)
         _mark(file, marked)
@@ -206,7 +189,7 @@ def write_traces(
 
 
 def _mark(file: TimelineFile, marked: Iterable[NamedSpan]) -> None:
-    for one in sorted(marked, key=lambda one: one.order):
+    for one in sorted(marked, key=_order):
         span = one.start_s, one.end_s
         file.slice(one.process, _CRITICAL_THREAD, one.name, form.CRITICAL, *span)
 

@@ -196,18 +196,24 @@ def trades(plan: Plan, other: str) -> bool:
 
 def _front_row(plan: Plan, rank: int, other: str) -> list[str]:
     choice = plan.choice(rank)
-    case = plan.cases[choice.case]
-    gpus, parts = case.space.gpus, StepParts(*(part[choice.at] for part in case.parts))
-    if other == "memory":
-        taken = text.quantity(case.row_memory_bytes[choice.at], "B")
-    elif other == "energy":
-        taken = text.quantity(plan.economy.energy_j(gpus, parts), "J")
-    else:
-        taken = dollars(plan.economy.usd(gpus, parts))
+    step_s, taken = amounts(plan, choice.case, choice.at, other)
+    unit = {"memory": "B", "energy": "J"}.get(other)
     layout = layout_words(plan.layout(choice))
     if len(plan.cases) > 1:
-        layout = f"{counted(gpus, 'GPU')}, batch {case.space.global_batch}: {layout}"
-    return [f"#{rank + 1}", step_words(parts.step_s), taken, layout]
+        space = plan.cases[choice.case].space
+        layout = f"{counted(space.gpus, 'GPU')}, batch {space.global_batch}: {layout}"
+    words = text.quantity(taken, unit) if unit else dollars(taken)
+    return [f"#{rank + 1}", step_words(step_s), words, layout]
+
+
+def amounts(plan: Plan, number: int, at: Any, other: str) -> tuple[Any, Any]:
+    """Seconds of some layouts of a case by number, and their memory, energy or cost."""
+    case = plan.cases[number]
+    parts = StepParts(*(part[at] for part in case.parts))
+    if other == "memory":
+        return parts.step_s, case.row_memory_bytes[at]
+    of_power = plan.economy.energy_j if other == "energy" else plan.economy.usd
+    return parts.step_s, of_power(case.space.gpus, parts)
 
 
 def _end(plan: Plan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,17 @@ _MEDIAN_WINDOWS = 12  # of a running median over times
 _LEAST_IN_WINDOW = 8
 _LOG2_ERRORS_SHOWN = 3.0  # errors beyond a factor of 8 stand at the edge
 _CURVE_COLUMNS = 6
+_DEVICE_COLUMNS = 4
+_ZERO_AT = 8.0  # rows; where a logarithmic axis shows none
+_BASELINES = {
+    "null_roofline": ("datasheet roofline", "0.6", ":"),
+    "null_floor_and_rates": ("floor and two efficiencies", "C1", ":"),
+    "null_trees": ("trees on time", "C2", "--"),
+    "null_residual_trees": ("trees on roofline residual", "C4", "--"),
+    "null_process": ("Gaussian process", "C0", "--"),
+    "knobs": ("our knobs alone", "crimson", "-"),
+}
+_PERCENTS = (1, 2, 5, 10, 20, 50, 100)
 _LEAST_ROWS_DRAWN = 10  # op kinds with fewer rows have no curve, only chance
 
 
@@ -53,7 +64,6 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
     left_out = f"{len(rows) - len(rate)} of {len(rows)} measured ops without arithmetic not shown"
     axes.set_title(f"{model.device.name}; {left_out}", fontsize=9)
     axes.set_ylim(rate.min(initial=peak) / 3, peak * 3)
-    axes.grid(alpha=0.2)
     figure.legend(fontsize=7, loc="outside right upper")
     save_figure(figure, path)
 
@@ -81,12 +91,10 @@ def _points(model: PerfModel, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarra
 
 
 def measured_plot(
-    labels: Sequence[str],
-    measured_s: Sequence[float],
-    predicted_s: Sequence[float],
+    labels: Sequence[str], measured_s: Sequence[float], predicted_s: Sequence[float],
     path: str | os.PathLike,
     intervals_s: Sequence[tuple[float | None, float | None]] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Predicted against measured seconds, a band of 25 % error, intervals (low, high) as bars."""
     figure, axes = new_figure(8.5, 5)
     ends = [end for interval in intervals_s or () for end in interval if end is not None]
@@ -103,6 +111,7 @@ def measured_plot(
             colour = _mark(number)["color"]
             axes.errorbar([x], [y], [[y - below], [above - y]], ecolor=colour, **whisker)
     _log_seconds(axes, line)
+    axes.grid(visible=False)
     figure.legend(fontsize=8, loc="outside right upper")
     save_figure(figure, path)
 
@@ -113,9 +122,8 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
     Lines on the right are running medians, ours and those of the knobs alone.
     """
     held_out = report.held_out
-    measured, predicted, knobs = (
-        held_out[name].to_numpy(np.float64) for name in ("measured_s", "predicted_s", "knobs_s")
-    )
+    names = ("measured_s", "predicted_s", "knobs_s")
+    measured, predicted, knobs = (held_out[name].to_numpy(np.float64) for name in names)
     kinds = held_out["op"].to_numpy(str)
     errors = np.log2(predicted / measured)
     figure, (left, right) = new_figure(14, 5.6, columns=2)
@@ -149,8 +157,6 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
     edge = f"; {beyond} beyond a factor of 8 stand at the edge" if beyond else ""
     right.set_title(f"above zero: predicted too slow{edge}", fontsize=9)
     right.legend(fontsize=8, loc="upper right")
-    for axes in (left, right):
-        axes.grid(alpha=0.2)
     style = {"title": "op kind (rows, median error)", "title_fontsize": 8, "fontsize": 8}
     figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", **style)
     save_figure(figure, path)
@@ -160,9 +166,8 @@ def _running_medians(x: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ..
     """Medians of x [N] and of `values` [N] in windows of equally many rows along x."""
     order = np.argsort(x)
     windows = np.array_split(order, max(1, min(_MEDIAN_WINDOWS, len(x) // _LEAST_IN_WINDOW)))
-    return tuple(
-        np.array([np.median(value[window]) for window in windows]) for value in (x, *values)
-    )
+    every = (x, *values)
+    return tuple(np.array([np.median(one[window]) for window in windows]) for one in every)
 
 
 def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
@@ -193,52 +198,92 @@ def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
         axes.set(xscale="log", yscale="log", ylim=(low, high))
         title, weight = ("all ops", "bold") if kind == ALL_OPS else (kind.replace("_", " "), None)
         axes.set_title(title, fontsize=9, fontweight=weight)
-        _plain_numbers(axes, rows)
-        axes.grid(alpha=0.2)
+        shown = sorted({rows.iloc[0], rows.iloc[len(rows) // 2], rows.iloc[-1]})
+        plain_ticks(axes, shown, y=[*_PERCENTS, 200, 500, 1000], size=8)
     figure.supxlabel("rows fitted on", fontsize=9)
     figure.supylabel("median error of held-out rows, %", fontsize=9)
     shared_legend(figure, panels, fontsize=9, ncols=3)
     save_figure(figure, path)
 
 
-def _plain_numbers(axes: Any, rows: pd.Series) -> None:
-    """Ticks of a panel: the fewest, middle and most rows, and round numbers of percent."""
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+def learning_curves(results: pd.DataFrame, path: str | os.PathLike) -> None:
+    """Median error on unseen shapes against rows fitted on, a panel per line and device."""
+    results = results[(results["shapes"] == "unseen") & (~results["line"].str.contains(": "))]
+    groups = list(results.groupby(["line", "device", "split"], sort=False))
+    if not groups:
+        return
+    columns = min(_DEVICE_COLUMNS, len(groups))
+    figure, panels = new_panels(len(groups), columns, (3.1, 2.6), (0.6, 0.9), narrowest=8.0)
+    for axes, ((line, device, split), rows) in zip(panels, groups, strict=True):
+        _errors_panel(axes, rows.sort_values("fitted", kind="stable"))
+        axes.set_title(f"{line}\n{device} (split {split})", fontsize=8)
+    figure.supxlabel("rows of the new device", fontsize=9)
+    figure.supylabel("median error on shapes never seen, %", fontsize=9)
+    shared_legend(figure, panels, fontsize=8, ncols=4)
+    save_figure(figure, path)
 
-    shown = sorted({rows.iloc[0], rows.iloc[len(rows) // 2], rows.iloc[-1]})
-    axes.xaxis.set_major_locator(FixedLocator(shown))
-    axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.tick_params(labelsize=8)
+
+def _errors_panel(axes: Any, rows: pd.DataFrame) -> None:
+    at = np.where(rows["fitted"] > 0, rows["fitted"], _ZERO_AT).astype(float)
+    for column, (label, colour, dashes) in _BASELINES.items():
+        if column in rows.columns and rows[column].notna().any():
+            error = 100 * rows[column].astype(float)
+            axes.plot(at, error, color=colour, lw=1, ls=dashes, label=label)
+    axes.plot(at, 100 * rows["median"], color="black", lw=2, marker="o", ms=4, label="ours")
+    goals = rows["goal"].astype(float)
+    if goals.notna().any():
+        axes.plot(at, 100 * goals, color="black", ls="none", marker="x", ms=6, label="goal")
+    noise = rows["noise"].astype(float).median()
+    if np.isfinite(noise) and noise > 0:
+        axes.axhline(100 * noise, color="black", lw=0.8, ls=":", label="repeat noise")
+    axes.set(xscale="log", yscale="log")
+    low, high = 100 * rows["median"].min() / 2, 100 * rows["median"].max() * 3
+    axes.set_ylim(max(0.5, low), min(200.0, max(high, 20.0)))
+    plain_ticks(axes, at, lambda x, _: "0" if x == _ZERO_AT else f"{x:g}", _PERCENTS)
+
+
+def plain_ticks(
+    axes: Any, x: Collection[float], words: Any = "{x:g}", y: Collection[float] = (), size: int = 7
+) -> None:
+    """Ticks of a panel at x, and at y if given, as plain numbers.
+
+    Args:
+        axes: the panel.
+        x: where ticks of the x axis are, and no others.
+        words: how they are written, a format or a function as for matplotlib.
+        y: the same of the y axis; empty: matplotlib's own.
+        size: of letters.
+    """
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    for axis, places in ((axes.xaxis, x), (axes.yaxis, y)):
+        if len(places):
+            axis.set_major_locator(FixedLocator(list(places)))
+            axis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(words)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.tick_params(labelsize=size)
 
 
 def new_figure(width: float, height: float, columns: int = 1, lines: int = 1) -> tuple[Any, Any]:
-    """A matplotlib figure of this size [inches] and its panels."""
+    """A matplotlib figure of this size [inches] and its panels, which have a pale grid."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy, and only plots need it
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(lines, columns)
+    with rc_context({"axes.grid": True, "grid.alpha": 0.2}):
+        return figure, figure.subplots(lines, columns)
 
 
 def new_panels(
-    count: int,
-    columns: int,
-    size: tuple[float, float],
-    margin: tuple[float, float],
+    count: int, columns: int, size: tuple[float, float], margin: tuple[float, float],
     narrowest: float = 0.0,
-) -> tuple[Any, list[Any]]:
-    """A figure with a grid of `count` panels.
+) -> tuple[Any, list[Any]]:  # fmt: skip
+    """A figure with a grid of `count` panels of a width and height [inches].
 
-    Args:
-        count: of the panels.
-        columns: of the grid.
-        size: width and height of a panel, inches.
-        margin: what the figure is wider and higher than its panels, inches.
-        narrowest: the least width of the figure, inches.
+    It is `margin` wider and higher than its panels, and at least `narrowest` wide.
     """
     lines = -(-count // columns)
     width = max(size[0] * columns + margin[0], narrowest)
@@ -251,11 +296,10 @@ def new_panels(
 
 def shared_legend(figure: Any, panels: Sequence[Any], **style: Any) -> None:
     """One legend above all panels of a figure."""
-    handles = {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        drawn, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, drawn, strict=True))
     figure.legend(list(handles.values()), list(handles), loc="outside upper center", **style)
 
 

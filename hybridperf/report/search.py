@@ -99,9 +99,8 @@ def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
         above.plot(part["evaluations"], part["objective"], color=colour, lw=1.5, label=phase)
         apart = np.abs(part["objective"] - result.objective) / max(abs(result.objective), _LEAST)
         below.plot(part["evaluations"], np.maximum(apart, _LEAST_APART), color=colour, lw=1.5)
-    above.axhline(
-        result.objective, color="black", lw=0.8, ls="--", label="optimum, evaluated again"
-    )
+    optimum = {"label": "optimum, evaluated again", "color": "black", "lw": 0.8, "ls": "--"}
+    above.axhline(result.objective, **optimum)
     evaluations = frame["evaluations"]
     per_step = evaluations.diff().iloc[1] if len(frame) > 1 else 0
     probing = max(0, int(evaluations.iloc[0] - per_step))
@@ -111,8 +110,6 @@ def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
     nearer = f"nearer than {_LEAST_APART:g} drawn as that"
     below.text(0.01, 0.03, nearer, transform=below.transAxes, fontsize=7)
     above.legend(fontsize=8)
-    for axes in (above, below):
-        axes.grid(alpha=0.2)
     save_figure(figure, path)
 
 

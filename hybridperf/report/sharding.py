@@ -94,8 +94,6 @@ def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
     right.legend(**_ABOVE)
     for axes in (above, below, last):
         axes.xaxis.get_major_locator().set_params(integer=True)
-    for axes in (above, right, below, last):
-        axes.grid(alpha=0.2)
     figure.supxlabel("\n".join(textwrap.fill(note, _LINE) for note in result.notes), fontsize=7)
     save_figure(figure, path)
 

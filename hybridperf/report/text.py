@@ -44,6 +44,11 @@ def whole_percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def short(text: str, length: int = 90) -> str:
+    """Text cut to a length."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 def items_table(items: Iterable[Any], columns: Mapping[str, Callable[[Any], Any]]) -> str:
     """A table with a row for each item; `columns`: by header, what is written of an item."""
     return table(list(columns), [[cell(item) for cell in columns.values()] for item in items])
@@ -53,12 +58,8 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Plain aligned text; the first column to the left, the others to the right."""
     cells = [list(map(str, headers)), *[list(map(str, row)) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
-    aligned = [
-        [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
-        ]
-        for row in cells
-    ]
-    lines = ["  ".join(row).rstrip() for row in aligned]
+    lines = []
+    for first, *others in cells:
+        numbers = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *numbers]).rstrip())
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])

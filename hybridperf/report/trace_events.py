@@ -54,17 +54,9 @@ class TimelineFile:
         self._meta("process_sort_index", process, {"sort_index": process})
 
     def slice(
-        self,
-        process: int,
-        thread: str,
-        name: str,
-        category: str,
-        start_s: float,
-        end_s: float,
-        *,
-        critical: bool = False,
-        **args: Any,
-    ) -> Slice:
+        self, process: int, thread: str, name: str, category: str, start_s: float, end_s: float, *,
+        critical: bool = False, **args: Any,
+    ) -> Slice:  # fmt: skip
         """Add a slice to the thread of this name. Slices of one thread are added in order of start,
         of equal ones the longer first.
         """

@@ -1,21 +1,26 @@
-"""What a trace shows, as tables for a terminal."""
+"""What a trace shows, its replay and what a change makes of it, as tables for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from hybridperf.hardware import Host, Overhead, Spread
-from hybridperf.report.text import percent, seconds
+from hybridperf.report.text import percent, seconds, short
+from hybridperf.traces.changes import Change
+from hybridperf.traces.replay import Replay
 from hybridperf.traces.summary import LostTime, StepSummaryRow
+from hybridperf.traces.what_if import WhatIf
 
 Item = TypeVar("Item")
 _WIDE = 160  # columns where the output is a file or a pipe
+_MOST = 12  # rows of a table
 REASONS = {
     "launch_bound": "launch not called yet",
     "synchronisation": "host waits for the device",
@@ -57,8 +62,7 @@ def _idle_share(row: StepSummaryRow) -> float:
 
 def idle(rows: Sequence[StepSummaryRow]) -> Table:
     """Why devices were idle, seconds by reason."""
-    some = [name for name in REASONS if any(getattr(row, f"{name}_s", 0.0) > 0 for row in rows)]
-    reasons = [name for name in some if name != "waiting"]
+    reasons = idle_reasons(rows)
     table = column_table("why idle", ["step", "rank", "idle", *(REASONS[name] for name in reasons)])
     for row in rows:
         times = [row.idle_s, *(getattr(row, f"{name}_s") for name in reasons)]
@@ -66,7 +70,13 @@ def idle(rows: Sequence[StepSummaryRow]) -> Table:
     return table
 
 
-def losses(found: Iterable[LostTime], most: int = 12, ranks_known: bool = True) -> Table:
+def idle_reasons(rows: Sequence[StepSummaryRow]) -> list[str]:
+    """Reasons for which some device was idle."""
+    idle = [name for name in REASONS if name != "waiting"]
+    return [name for name in idle if any(getattr(row, f"{name}_s") > 0 for row in rows)]
+
+
+def losses(found: Iterable[LostTime], most: int = _MOST, ranks_known: bool = True) -> Table:
     """Where devices did nothing useful, the longest first."""
     columns: dict[str, Callable[[LostTime], str]] = {
         "why": _why_lost,
@@ -137,5 +147,84 @@ def column_table(title: str, headers: Sequence[str]) -> Table:
     return table
 
 
-def short(name: str, length: int = 90) -> str:
-    return name if len(name) <= length else f"{name[: length - 3]}..."
+def replayed(results: Sequence[WhatIf], changed: str, measured: Sequence[Replay]) -> Table:
+    """A row per step and rank: measured, replayed, error, and after `changed`, if anything is.
+
+    `results` are of the steps `measured`, or of several repetitions of them in a row.
+    """
+    in_a_row = any(result.before.shorter is not None for result in results)
+    headers = ["step", "rank", "measured", "replayed", "error"]
+    headers += ["a step in a row"] if in_a_row else []
+    headers += [changed, "speed-up"] if changed else []
+    table = column_table("replay", headers)
+    for result, one in zip(results, measured, strict=True):
+        before_s, after_s = result.before.step_s, result.after.step_s
+        for at, trace in enumerate(one.traces):
+            cells = [seconds(one.measured_s[at]), seconds(one.replayed_s[at])]
+            cells.append(f"{100 * one.error[at]:+.2f} %")
+            cells += [seconds(before_s[at])] if in_a_row else []
+            if changed:
+                cells += [seconds(after_s[at]), f"x{before_s[at] / after_s[at]:.3f}"]
+            table.add_row(one.steps[at].name, rank_words(trace.rank), *cells)
+    return table
+
+
+def waits(replay: Replay, of: str = "") -> Table:
+    """Waiting at collectives over all ranks, measured and replayed, and the largest difference."""
+    headers = ["collective", "wire time", "waiting, measured", "replayed", "largest difference"]
+    table = column_table(f"waiting at collectives{of}", headers)
+    for one, measured_s, replayed_s in replay.waits_s():
+        apart_s = np.round(np.abs(replayed_s - measured_s), 10)  # less than that is rounding
+        times = (one.wire_s, measured_s.sum(), replayed_s.sum(), apart_s.max())
+        table.add_row(str(one), *map(seconds, times))
+    return table
+
+
+def critical(before: pd.DataFrame, after: pd.DataFrame | None, of: str = "") -> Table:
+    """The critical path by op, before and after a change."""
+    headers = [f"critical path{of}", "time" if after is None else "before", "share"]
+    table = column_table("", headers + (["after", "share after"] if after is not None else []))
+    merged = before.set_index("op")[["seconds", "share"]]
+    if after is not None:
+        changed = after.set_index("op")[["seconds", "share"]].add_suffix("_after")
+        merged = merged.join(changed, how="outer").fillna(0.0)
+        longer = merged[["seconds", "seconds_after"]].max(axis=1)
+        merged = merged.loc[longer.sort_values(ascending=False).index]
+    for op, row in merged.head(_MOST).iterrows():
+        cells = [seconds(row["seconds"]), percent(row["share"])]
+        if after is not None:
+            cells += [seconds(row["seconds_after"]), percent(row["share_after"])]
+        table.add_row(short(str(op)), *cells)
+    return table
+
+
+def savings(frame: pd.DataFrame, of: str = "") -> list[Table]:
+    """Ops that would help if they took no time, and those with most time that would not."""
+    columns: dict[str, Callable[[Any], str]] = {
+        "op": lambda row: short(str(row.op)),
+        "time on all ranks": lambda row: seconds(float(row.seconds)),
+        "on the critical path": lambda row: seconds(float(row.critical_s)),
+        "saves at most": lambda row: seconds(float(row.saves_s)),
+    }
+    helps = frame[frame["helps"]].head(_MOST)
+    others = frame[~frame["helps"]].nlargest(_MOST, "seconds")
+    no_help = f"would not help{of}: less than 1 % of the step even at no time"
+    by_title = {f"would help{of}": helps, no_help: others}
+    tables = [rich_table(title, some.itertuples(), columns) for title, some in by_title.items()]
+    return [table for table in tables if table.row_count]
+
+
+def unknown(changes: Sequence[Change], total_s: float, of: str = "") -> Table:
+    """Ops that keep their measured time, why, and their share of all that devices ran."""
+    found: dict[str, float] = {}
+    why: dict[str, str] = {}
+    for change in changes:
+        for op, busy_s in change.unknown.items():
+            found[op] = found.get(op, 0.0) + busy_s
+            why[op] = change.why.get(op, "kind or size not recorded")
+    headers = ["op or kernel", "why", "time", "share of the device's"]
+    table = column_table(f"keep their measured time{of}", headers)
+    for name, busy_s in sorted(found.items(), key=lambda one: -one[1])[:_MOST]:
+        share = busy_s / total_s if total_s else 0.0
+        table.add_row(short(name), why[name], seconds(busy_s), percent(share))
+    return table

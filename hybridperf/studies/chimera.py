@@ -123,10 +123,8 @@ def pipelines(
         if math.isfinite(least):
             why = f"no pipeline fits into {capacity_bytes / 1e9:.1f} GB per worker, the smallest"
             why += f" needs {least / 1e9:.1f} GB"
-        raise InputError(
-            f"{why} ({shape.name}, {workers} workers, batch {batch}); change the number of workers"
-            " or the batch"
-        )
+        asked = f"{shape.name}, {workers} workers, batch {batch}"
+        raise InputError(f"{why} ({asked}); change the number of workers or the batch")
     return sorted(found, key=lambda each: each.step_s)
 
 

@@ -59,10 +59,8 @@ class Factored(NamedTuple):
 def factored(shape: TransformerShape) -> list[Factored]:
     """The weight matrices of a Transformer's layers, without biases, for `second_order`."""
     if shape.experts or shape.latent:
-        raise InputError(
-            "K-FAC's factors are known of plain layers, not of experts or latent attention, as"
-            f" {shape.name} has"
-        )
+        others = f"not of experts or latent attention, as {shape.name} has"
+        raise InputError(f"K-FAC's factors are known of plain layers, {others}")
     h = shape.hidden
     attention = [
         Factored(h, shape.query_width), Factored(h, shape.key_width),
@@ -134,20 +132,16 @@ def second_order(
         InputError: when the share does not divide the ranks into equal groups.
     """
     if not layers or world < 1 or not 0 < share <= 1:
-        raise InputError(
-            f"K-FAC needs layers, 1 or more ranks and a share in (0, 1], got {len(layers)} layers,"
-            f" {world} ranks, {share}"
-        )
+        got = f"got {len(layers)} layers, {world} ranks, {share}"
+        raise InputError(f"K-FAC needs layers, 1 or more ranks and a share in (0, 1], {got}")
     m = max(1, round(world * share))
     if world % m:
         near = min((k for k in range(1, world + 1) if world % k == 0), key=lambda k: abs(k - m))
-        raise InputError(
-            f"gradient workers must divide {world} ranks, got {m} (a share of {share}); take"
-            f" {near / world:g}"
-        )
+        got = f"got {m} (a share of {share}); take {near / world:g}"
+        raise InputError(f"gradient workers must divide {world} ranks, {got}")
     n = world // m
     group_of = balanced([layer.cubes for layer in layers], n)
-    cubes, elements, weights, inverted, products = (np.zeros(n) for _ in range(5))
+    cubes, elements, weights, inverted, products = np.zeros((5, n))
     fullest = 0.0
     for group in range(n):
         mine = [layer for layer, where in zip(layers, group_of, strict=True) if where == group]
@@ -155,10 +149,9 @@ def second_order(
         load = np.zeros(m)
         np.add.at(load, balanced(jobs, m), jobs)
         fullest = max(fullest, float(load.max()))
-        cubes[group], elements[group] = sum(jobs), sum(layer.factors for layer in mine)
-        weights[group] = sum(layer.weights for layer in mine)
-        inverted[group] = len(jobs)
-        products[group] = sum(layer.products for layer in mine)
+        cubes[group], inverted[group] = sum(jobs), len(jobs)
+        for name, sums in {"factors": elements, "weights": weights, "products": products}.items():
+            sums[group] = sum(getattr(layer, name) for layer in mine)
     size = costs.element_bytes
     received = (weights.sum() - weights.min()) * size if n > 1 else 0.0
     spread = elements.max() * size * (1 - 1 / m)  # a group's inverses that its other ranks made

@@ -32,7 +32,7 @@ from hybridperf.model.published.ops import (
     require_data,
     table_path,
 )
-from hybridperf.report import device_plots
+from hybridperf.report import plots
 from hybridperf.validate import device_models, harness
 from hybridperf.validate.device_judge import QUICK, DeviceEffort, Setup, fitted, judge_family
 from hybridperf.validate.device_splits import FAMILIES, GOAL_SIZES, SPLITS, Split
@@ -112,7 +112,7 @@ def run(
     write_table(results, out / "gpu_ops.csv")
     harness.write_results(out, "devices", [_line(one) for one in summary["results"]])
     for family, rows in results.groupby("family", sort=False):
-        device_plots.learning_curves(rows, out / f"learning_curve_{family}.png")
+        plots.learning_curves(rows, out / f"learning_curve_{family}.png")
     say("\n" + tables(results) + ("\n\n" + device_models.table(models) if models else ""))
     say("\n" + left_out_text(left_out) + f"\n\ngpu_ops.json, gpu_ops.csv and plots are in {out}")
     return summary

@@ -14,7 +14,7 @@ from hybridperf.io import InputError
 from hybridperf.learning.prior import Predicted
 from hybridperf.model.published import ops as sources
 from hybridperf.model.published.ops import DeviceRows
-from hybridperf.report import device_plots
+from hybridperf.report import plots
 from hybridperf.validate import (
     device_baselines,
     device_judge,
@@ -292,7 +292,7 @@ def test_a_fast_slice_of_the_claim(data_dir, tmp_path) -> None:
 
 
 def test_nothing_to_draw_is_no_picture(tmp_path) -> None:
-    device_plots.learning_curves(
+    plots.learning_curves(
         pd.DataFrame({"shapes": ["seen"], "line": ["softmax"], "device": ["t4"], "split": ["t4"]}),
         tmp_path / "a.png",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -113,7 +113,7 @@ class Page:
     title: str
     sections: Sequence[Section]
     lead: str = ""
-    facts: Sequence[str] = field(default=())
+    facts: Sequence[str] = ()
 
 
 class Column(NamedTuple):

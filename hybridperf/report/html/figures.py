@@ -13,14 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from bokeh.models import (
-    BasicTickFormatter,
-    ColumnDataSource,
-    FixedTicker,
-    HoverTool,
-    Range1d,
-    WheelZoomTool,
-)
+from bokeh import models
+from bokeh.models import ColumnDataSource, FixedTicker, Range1d
 from bokeh.plotting import figure
 
 from hybridperf.report.html.document import COLOURS, Figure, time_words
@@ -85,27 +79,25 @@ def plot(series: Sequence[Series], x: Axis, y: Axis, caption: str) -> Figure:
     left_out = sum(int((~some).sum()) for some in good)
     if left_out:
         caption += f" {left_out:,} points without a place on these axes are left out."
-    x_scale, x_unit = _unit([one.x[some] for one, some in zip(series, good, strict=True)], x.unit)
-    y_scale, y_unit = _unit([one.y[some] for one, some in zip(series, good, strict=True)], y.unit)
-    kinds = {"x_axis_type": _kind(x), "y_axis_type": _kind(y)}
+    kinds = {f"{k}_axis_type": "log" if axis.log else "linear" for k, axis in (("x", x), ("y", y))}
     drawn = _figure(420, tools="pan,box_zoom,zoom_in,zoom_out,reset,save", **kinds)
-    drawn.xaxis.axis_label, drawn.yaxis.axis_label = _label(x, x_unit), _label(y, y_unit)
+    scales = {}
     for axis, kind, name in ((drawn.xaxis, x, "x"), (drawn.yaxis, y, "y")):
-        axis.formatter = BasicTickFormatter(use_scientific=not kind.log)
+        values = [getattr(one, name)[some] for one, some in zip(series, good, strict=True)]
+        scales[name], unit = _unit(values, kind.unit)
+        axis.axis_label = _label(kind, unit)
+        axis.formatter = models.BasicTickFormatter(use_scientific=not kind.log)
         if kind.log:
-            values = [getattr(one, name)[some] for one, some in zip(series, good, strict=True)]
-            scale = x_scale if name == "x" else y_scale
-            axis.ticker = FixedTicker(ticks=log_ticks(np.concatenate(values) / scale))
+            axis.ticker = FixedTicker(ticks=log_ticks(np.concatenate(values) / scales[name]))
     legend, renderers = [], []
     for at, (one, some) in enumerate(zip(series, good, strict=True)):
         if not some.any():
             continue
-        places = {"x": one.x[some] / x_scale, "y": one.y[some] / y_scale}
+        places = {"x": one.x[some] / scales["x"], "y": one.y[some] / scales["y"]}
         if one.line:
-            hue = HUES[one.colour]
-            names = [one.name] * len(places["x"])
-            source = ColumnDataSource({**places, "words": names})
-            renderers.append(drawn.line("x", "y", source=source, line_color=hue, line_width=2))
+            style = {"line_color": HUES[one.colour], "line_width": 2}
+            source = ColumnDataSource({**places, "words": [one.name] * len(places["x"])})
+            renderers.append(drawn.line("x", "y", source=source, **style))
             legend.append(("━", one.colour, one.name))
             continue
         marker = "star" if one.best else list(_MARKERS)[at % len(_MARKERS)]
@@ -140,11 +132,9 @@ def _spots(values: np.ndarray, log: bool, count: int) -> np.ndarray:
 
 
 def bars(
-    rows: Sequence[tuple[str, Sequence[float], str]],
-    parts: Sequence[tuple[str, int]],
-    caption: str,
-    unit: str = "s",
-) -> Figure:
+    rows: Sequence[tuple[str, Sequence[float], str]], parts: Sequence[tuple[str, int]],
+    caption: str, unit: str = "s",
+) -> Figure:  # fmt: skip
     """Stacked bars from a common zero.
 
     Args:
@@ -166,9 +156,8 @@ def bars(
         columns = {"y": y, "left": left / scale, "right": (left + part) / scale, "words": words}
         hues = {"fill_color": HUES[colour], "line_color": LIGHT["page"]}
         source = ColumnDataSource(columns)
-        renderers.append(
-            drawn.hbar("y", left="left", right="right", height=0.7, source=source, **hues)
-        )
+        place = {"y": "y", "left": "left", "right": "right", "height": 0.7}
+        renderers.append(drawn.hbar(**place, source=source, **hues))
         legend.append(("■", colour, name))
         left = left + part
     ends = ColumnDataSource({"x": left / scale, "y": y, "text": [words for _, _, words in rows]})
@@ -199,15 +188,10 @@ def intervals(rows: Sequence[Interval], caption: str, unit: str = "s") -> Figure
                fill_color=HUES[0], line_color=None)  # fmt: skip
     words = [quantity_words(row.value, unit) for row in rows]
     value = np.array([row.value for row in rows]) / scale
-    tips = [
-        f"{row.label}: {quantity_words(row.value, unit)}"
-        + (
-            f" (90 %: {quantity_words(row.low, unit)} to {quantity_words(row.high, unit)})"
-            if at in known
-            else ""
-        )
-        for at, row in enumerate(rows)
-    ]
+    tips = [f"{row.label}: {value}" for row, value in zip(rows, words, strict=True)]
+    for at in known:
+        span = (quantity_words(end, unit) for end in rows[at][2:])
+        tips[at] += f" (90 %: {' to '.join(span)})"
     points = ColumnDataSource({"x": value, "y": y, "words": tips})
     marks = drawn.scatter("x", "y", size=11, marker="diamond", source=points, color=HUES[0])
     right = [max(end) / scale for end in ends]
@@ -236,7 +220,7 @@ def _rows_figure(labels: Sequence[str], most: float, unit: str) -> Any:
 def timeline_figure(rows: int, whole_s: float) -> tuple[Any, float, str]:
     """An empty figure of so many rows, its unit of time as a factor and a name."""
     scale, unit = _unit([np.array([whole_s])], "s")
-    wheel = WheelZoomTool(dimensions="width", modifiers={"ctrl": True})
+    wheel = models.WheelZoomTool(dimensions="width", modifiers={"ctrl": True})
     drawn = _figure(22 * rows + 70, tools="xpan,xbox_zoom,xzoom_in,xzoom_out,reset,save")
     drawn.add_tools(wheel)
     drawn.toolbar.active_scroll = wheel
@@ -248,7 +232,8 @@ def timeline_figure(rows: int, whole_s: float) -> tuple[Any, float, str]:
 
 def hover(drawn: Any, renderers: list, words: str) -> None:
     """Words shown on pointing at what the renderers draw, `@name` for a column."""
-    tool = HoverTool(renderers=renderers, tooltips=_TIP.format(words), point_policy="follow_mouse")
+    tip = _TIP.format(words)
+    tool = models.HoverTool(renderers=renderers, tooltips=tip, point_policy="follow_mouse")
     drawn.add_tools(tool)
 
 
@@ -283,10 +268,6 @@ def log_ticks(values: np.ndarray) -> list[float]:
     low, high = (math.log10(end) for end in (values.min(), values.max()))
     mantissas = (1, 2, 5) if high - low < 3 else (1,)
     return [f * 10.0**p for p in range(math.floor(low) - 1, math.ceil(high) + 1) for f in mantissas]
-
-
-def _kind(axis: Axis) -> str:
-    return "log" if axis.log else "linear"
 
 
 def _label(axis: Axis, unit: str) -> str:

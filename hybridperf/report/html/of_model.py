@@ -10,37 +10,28 @@ import pandas as pd
 from hybridperf.hardware import DeviceSpec, SystemSpec
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
-from hybridperf.report.html.document import (
-    Block,
-    Column,
-    Folded,
-    Table,
-    count_words,
-    frame_table,
-    pairs_table,
-    time_words,
-)
+from hybridperf.report.html import document as doc
 from hybridperf.report.text import percent, quantity
 
 _MOST_FACTS = 80  # of a provenance
 
 
-def model_facts(model: PerfModel) -> list[Block]:
+def model_facts(model: PerfModel) -> list[doc.Block]:
     """Tables of a model's device, system and measurements, and where those come from."""
-    blocks: list[Block] = [pairs_table("device", device_rows(model.device))]
+    blocks: list[doc.Block] = [doc.pairs_table("device", device_rows(model.device))]
     facts = fact_rows(model.provenance)
     if model.groups:
-        blocks.append(Folded("Where the model comes from", [pairs_table("model", facts)]))
-        blocks.append(Folded("What was measured, by group of ops", [_groups(model)]))
+        blocks.append(doc.Folded("Where the model comes from", [doc.pairs_table("model", facts)]))
+        blocks.append(doc.Folded("What was measured, by group of ops", [_groups(model)]))
     else:
         what = ("what it is", "the datasheet roofline: nothing was measured")
-        blocks.append(pairs_table("model", [what, *facts]))
+        blocks.append(doc.pairs_table("model", [what, *facts]))
     if model.collectives is not None:
         adapted = model.collectives.adapted
         learned = "datasheet alone" if adapted is None else f"fitted to {adapted.rows:,} rows"
         facts = [("collectives", learned), *fact_rows(model.collectives.provenance)]
-        blocks.append(pairs_table("system", system_rows(model.collectives.system)))
-        blocks.append(Folded("Where the collectives come from", [pairs_table("", facts)]))
+        blocks.append(doc.pairs_table("system", system_rows(model.collectives.system)))
+        blocks.append(doc.Folded("Where the collectives come from", [doc.pairs_table("", facts)]))
     return blocks
 
 
@@ -60,9 +51,8 @@ def device_rows(spec: DeviceSpec) -> list[tuple[str, str]]:
 
 def system_rows(spec: SystemSpec) -> list[tuple[str, str]]:
     """Facts of a system."""
-    inside, between = (
-        quantity(rate, "B/s") for rate in (spec.intra_bytes_per_s, spec.node_bytes_per_s)
-    )
+    inside = quantity(spec.intra_bytes_per_s, "B/s")
+    between = quantity(spec.node_bytes_per_s, "B/s")
     return [
         ("system", f"{spec.id}: {spec.description}"),
         ("per node", f"{spec.accelerators_per_node} x {spec.accelerator}"),
@@ -92,7 +82,7 @@ def _flat(facts: Mapping[str, Any], before: str) -> Iterator[tuple[str, str]]:
             yield label, f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _groups(model: PerfModel) -> Table:
+def _groups(model: PerfModel) -> doc.Table:
     rows = [
         {
             "group": group,
@@ -107,12 +97,12 @@ def _groups(model: PerfModel) -> Table:
         if group in model.groups
     ]
     columns = [
-        Column("group", "group"),
-        Column("rows", "rows", count_words),
-        Column("floor", "floor", time_words),
-        Column("compute", "of peak", percent),
-        Column("memory", "of bandwidth", percent),
-        Column("within", "90 % within", lambda half_width: f"x{1 + half_width:.2f}"),
-        Column("formats", "number formats"),
+        doc.Column("group", "group"),
+        doc.Column("rows", "rows", doc.count_words),
+        doc.Column("floor", "floor", doc.time_words),
+        doc.Column("compute", "of peak", percent),
+        doc.Column("memory", "of bandwidth", percent),
+        doc.Column("within", "90 % within", lambda half_width: f"x{1 + half_width:.2f}"),
+        doc.Column("formats", "number formats"),
     ]
-    return frame_table(pd.DataFrame(rows), columns)
+    return doc.frame_table(pd.DataFrame(rows), columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,24 +11,7 @@ import pandas as pd
 from hybridperf.engine.prediction import Prediction
 from hybridperf.engine.step_table import split, step_table
 from hybridperf.engine.workload import KINDS, call_columns
-from hybridperf.report.html.document import (
-    COLOURS,
-    OTHER,
-    Block,
-    Column,
-    Facts,
-    Folded,
-    Notes,
-    Page,
-    Section,
-    Table,
-    Text,
-    count_words,
-    frame_table,
-    pairs_table,
-    time_words,
-    yes_or_no,
-)
+from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import Axis, Interval, Series, intervals, plot
 from hybridperf.report.html.of_model import model_facts
 from hybridperf.report.html.tracks import Track, timeline
@@ -38,34 +21,35 @@ _LONGEST = 20  # rows of the step listed
 _MOST_POINTS = 600  # on the roofline
 _LAUNCHES = "host: launches"
 _WHERE = "hybridperf predict --timeline FILE writes every one of them, for https://ui.perfetto.dev."
-_OP = [
-    Column("label", "what (its first label)"),
-    Column("group", "group"),
-    Column("sizes", "sizes"),
-]
+_ROOFLINE = (
+    "Each kind of op by its arithmetic per byte of compulsory traffic and its predicted rate; areas"
+    " are shares of seconds, lines are the datasheet's. Ops above a line read from a cache."
+)
+_WHAT = doc.Column("label", "what (its first label)")
+_OP = [_WHAT, doc.Column("group", "group"), doc.Column("sizes", "sizes")]
 
 
-def prediction_page(prediction: Prediction, title: str = "") -> Page:
+def prediction_page(prediction: Prediction, title: str = "") -> doc.Page:
     """The page of one predicted step."""
     workload, device = prediction.workload, prediction.model.device
     colours = _colours(prediction)
     rows = _rows(prediction)
     rows["colour"] = rows["group"].map(colours)
     rows["share"] = rows["total_s"] / (float(rows["total_s"].sum()) or 1.0)
-    none = "None: every op lies within what was measured."
+    notes = doc.Notes(prediction.notes, "None: every op lies within what was measured.")
     sections = [
-        Section("Summary", _summary(prediction, rows)),
-        Section("Breakdown", _breakdown(prediction, rows, colours)),
-        Section("Roofline", _roofline(prediction, rows, colours)),
-        Section("Timeline", _timeline(prediction, colours)),
-        Section("Notes and assumptions", [Notes(prediction.notes, none)]),
-        Section("Provenance", _provenance(prediction)),
+        doc.Section("Summary", _summary(prediction, rows)),
+        doc.Section("Breakdown", _breakdown(prediction, rows, colours)),
+        doc.Section("Roofline", _roofline(prediction, rows, colours)),
+        doc.Section("Timeline", _timeline(prediction, colours)),
+        doc.Section("Notes and assumptions", [notes]),
+        doc.Section("Provenance", _provenance(prediction)),
     ]
-    lead = f"One step on {device.name}, predicted."
-    return Page(title or workload.name, sections, lead, [f"model of {device.id}"])
+    lead, facts = f"One step on {device.name}, predicted.", [f"model of {device.id}"]
+    return doc.Page(title or workload.name, sections, lead, facts)
 
 
-def _summary(prediction: Prediction, rows: pd.DataFrame) -> list[Block]:
+def _summary(prediction: Prediction, rows: pd.DataFrame) -> list[doc.Block]:
     time_s, low_s, high_s = prediction.time_s, prediction.low_s, prediction.high_s
     interval = "no interval: too little of it was measured"
     if low_s is not None and high_s is not None:
@@ -85,29 +69,29 @@ def _summary(prediction: Prediction, rows: pd.DataFrame) -> list[Block]:
     predicted = Interval("predicted", time_s, low_s, high_s)
     roofline = Interval("datasheet roofline", prediction.roofline_s)
     caption = "The prediction with its 90 % interval, and the datasheet roofline."
-    return [Facts(facts), intervals([predicted, roofline], caption)]
+    return [doc.Facts(facts), intervals([predicted, roofline], caption)]
 
 
 def _breakdown(
     prediction: Prediction, rows: pd.DataFrame, colours: Mapping[str, int]
-) -> list[Block]:
+) -> list[doc.Block]:
     critical_s, launches_s = _critical_s(prediction)
     groups = prediction.breakdown()
     groups["path_s"] = [critical_s.get(str(group), 0.0) for group in groups["group"]]
     groups["colour"] = groups["group"].map(colours)
     if launches_s > 0:
-        launches = {"group": _LAUNCHES, "path_s": launches_s, "colour": OTHER}
+        launches = {"group": _LAUNCHES, "path_s": launches_s, "colour": doc.OTHER}
         groups = pd.concat([groups, pd.DataFrame([launches])], ignore_index=True)
     groups["of_step"] = groups["path_s"] / (prediction.time_s or 1.0)
-    in_range = Column("in_range", "in measured range", yes_or_no)
+    in_range = doc.Column("in_range", "in measured range", doc.yes_or_no)
     columns = [
-        Column("group", "group"),
-        Column("seconds", "seconds", time_words),
-        Column("share", "share", percent, "colour"),
-        Column("path_s", "on the critical path", time_words),
-        Column("of_step", "of the step", percent),
-        Column("roofline_s", "datasheet roofline", time_words),
-        Column("ops", "ops", count_words),
+        doc.Column("group", "group"),
+        doc.Column("seconds", "seconds", doc.time_words),
+        doc.Column("share", "share", percent, "colour"),
+        doc.Column("path_s", "on the critical path", doc.time_words),
+        doc.Column("of_step", "of the step", percent),
+        doc.Column("roofline_s", "datasheet roofline", doc.time_words),
+        doc.Column("ops", "ops", doc.count_words),
         in_range,
     ]
     graph = prediction.workload.graph
@@ -120,25 +104,25 @@ def _breakdown(
     longest = rows.sort_values("total_s", ascending=False, kind="stable").head(_LONGEST)
     op_columns = [
         *_OP,
-        Column("nodes", "times", count_words),
-        Column("seconds", "once", time_words),
-        Column("total_s", "all together", time_words),
-        Column("share", "share", percent, "colour"),
-        Column("roofline_s", "datasheet roofline, once", time_words),
+        doc.Column("nodes", "times", doc.count_words),
+        doc.Column("seconds", "once", doc.time_words),
+        doc.Column("total_s", "all together", doc.time_words),
+        doc.Column("share", "share", percent, "colour"),
+        doc.Column("roofline_s", "datasheet roofline, once", doc.time_words),
         in_range,
     ]
     title = f"The longest {len(longest)} of {len(rows):,} kinds of op"
-    table = frame_table(longest, op_columns, words=3)
-    return [Text(explained), frame_table(groups, columns), Folded(title, [table])]
+    table = doc.frame_table(longest, op_columns, words=3)
+    return [doc.Text(explained), doc.frame_table(groups, columns), doc.Folded(title, [table])]
 
 
 def _roofline(
     prediction: Prediction, rows: pd.DataFrame, colours: Mapping[str, int]
-) -> list[Block]:
+) -> list[doc.Block]:
     known = (rows["intensity"] > 0) & (rows["flops_per_s"] > 0) & np.isfinite(rows["intensity"])
     placed, without = rows[known], rows[~known]
     if placed.empty:
-        return [Text("No op of this step does known arithmetic: there is no roofline to draw.")]
+        return [doc.Text("No op of this step does known arithmetic: there is no roofline to draw.")]
     drawn = placed.sort_values("total_s", ascending=False, kind="stable").head(_MOST_POINTS)
     bandwidth = prediction.model.device.memory_bytes_per_s
     low, high = float(drawn["intensity"].min()), float(drawn["intensity"].max())
@@ -155,11 +139,7 @@ def _roofline(
         ]
         x, y, share = (some[name].to_numpy() for name in ("intensity", "flops_per_s", "share"))
         series.append(Series(group, x, y, colours[group], words=words.__getitem__, share=share))
-    caption = (
-        "Each kind of op by its arithmetic per byte of compulsory traffic and its predicted rate;"
-        " areas are shares of seconds, lines are the datasheet's. Ops above a line read from a"
-        " cache."
-    )
+    caption = _ROOFLINE
     if len(drawn) < len(placed):
         caption += f" The {len(drawn)} longest of {len(placed):,} are drawn."
     if len(without):
@@ -167,31 +147,31 @@ def _roofline(
         caption += f" {share_without} of all seconds have no arithmetic (copies, collectives)."
     x, y = Axis("flops per byte", log=True), Axis("rate", "FLOP/s", log=True)
     table = _roofline_table(drawn, bandwidth)
-    return [plot(series, x, y, caption), Folded("The plot as a table", [table])]
+    return [plot(series, x, y, caption), doc.Folded("The plot as a table", [table])]
 
 
-def _roofline_table(drawn: pd.DataFrame, bandwidth: float) -> Table:
+def _roofline_table(drawn: pd.DataFrame, bandwidth: float) -> doc.Table:
     roof = np.minimum(drawn["peak_flops_per_s"], drawn["intensity"] * bandwidth)
     columns = [
         *_OP,
-        Column("intensity", "flops per byte", "{:.3g}".format),
-        Column("flops_per_s", "predicted rate", lambda rate: quantity(rate, "FLOP/s")),
-        Column("roof", "roof there", lambda rate: quantity(rate, "FLOP/s")),
-        Column("of_roof", "of the roof", percent),
-        Column("total_s", "all together", time_words),
+        doc.Column("intensity", "flops per byte", "{:.3g}".format),
+        doc.Column("flops_per_s", "predicted rate", lambda rate: quantity(rate, "FLOP/s")),
+        doc.Column("roof", "roof there", lambda rate: quantity(rate, "FLOP/s")),
+        doc.Column("of_roof", "of the roof", percent),
+        doc.Column("total_s", "all together", doc.time_words),
     ]
     frame = drawn.assign(roof=roof, of_roof=drawn["flops_per_s"] / roof)
-    return frame_table(frame, columns, words=3)
+    return doc.frame_table(frame, columns, words=3)
 
 
 def _roof(peak: float, bandwidth: float, span: np.ndarray, drawn: pd.DataFrame) -> Series:
     x = np.unique(np.append(span, peak / bandwidth))
     kinds = sorted(set(drawn.loc[drawn["peak_flops_per_s"] == peak, "peak_of"]))
     name = f"{', '.join(kinds)}: {quantity(peak, 'FLOP/s')}"
-    return Series(name, x, np.minimum(peak, x * bandwidth), OTHER, line=True)
+    return Series(name, x, np.minimum(peak, x * bandwidth), doc.OTHER, line=True)
 
 
-def _timeline(prediction: Prediction, colours: Mapping[str, int]) -> list[Block]:
+def _timeline(prediction: Prediction, colours: Mapping[str, int]) -> list[doc.Block]:
     graph, times = prediction.workload.graph, prediction.timeline
     label, labels = pd.factorize(np.array([name or "unnamed" for name in graph.labels], object))
     groups = list(colours)
@@ -205,33 +185,22 @@ def _timeline(prediction: Prediction, colours: Mapping[str, int]) -> list[Block]
     streams = len(graph.stream_names) + 1  # a rank's host first
     host_line = graph.rank[launches] * streams
     line = graph.rank[taking] * streams + graph.stream[taking] + 1
+    nodes = pd.concat([pd.Series(launches, host_line), pd.Series(taking, line)])
     tracks = []
-    for number, on_host, at in _by_line(host_line, launches, line, taking):
-        rank, stream = divmod(number, streams)
-        where = graph.stream_names[stream - 1] if stream else "host"
-        start, end = times.start_s[at], times.end_s[at]
-        if on_host:
-            start, end = times.launch_start_s[at], times.launch_end_s[at]
-        kinds = np.full(len(at), len(groups)) if on_host else kind_of_node[at]
-        marked = prediction.on_critical_path[at] & (not on_host)
+    for number, of_line in nodes.groupby(level=0):
+        at, (rank, stream) = of_line.to_numpy(), divmod(int(number), streams)
+        where, kinds = "host", np.full(len(at), len(groups))
+        start, end = times.launch_start_s[at], times.launch_end_s[at]
+        if stream:
+            where, kinds = graph.stream_names[stream - 1], kind_of_node[at]
+            start, end = times.start_s[at], times.end_s[at]
+        marked = prediction.on_critical_path[at] & (stream > 0)
         name = f"rank {rank} {where}" if several else where
         tracks.append(Track(name, start, end, label[at], kinds, marked))
-    return timeline(tracks, list(labels), [*colours.items(), (_LAUNCHES, OTHER)], _WHERE)
+    return timeline(tracks, list(labels), [*colours.items(), (_LAUNCHES, doc.OTHER)], _WHERE)
 
 
-def _by_line(
-    host_line: np.ndarray, host: np.ndarray, line: np.ndarray, node: np.ndarray
-) -> Iterator[tuple[int, bool, np.ndarray]]:
-    """(line, whether it is a host's, its nodes), lines in order."""
-    lines, nodes = np.concatenate([host_line, line]), np.concatenate([host, node])
-    order = np.argsort(lines, kind="stable")
-    numbers, first = np.unique(lines[order], return_index=True)
-    hosts = set(host_line.tolist())
-    for number, part in zip(numbers.tolist(), np.split(nodes[order], first[1:]), strict=True):
-        yield number, number in hosts, part
-
-
-def _provenance(prediction: Prediction) -> list[Block]:
+def _provenance(prediction: Prediction) -> list[doc.Block]:
     graph, workload = prediction.workload.graph, prediction.workload
     ranks = len(np.unique(graph.rank))
     size = f"{len(graph):,} nodes, {len(workload.calls):,} of them different; {ranks}"
@@ -240,7 +209,7 @@ def _provenance(prediction: Prediction) -> list[Block]:
         ("compiled for", workload.backend or "any device"),
         ("graph", f"{size} {'rank' if ranks == 1 else 'ranks'}"),
     ]
-    return [pairs_table("the step", step), *model_facts(prediction.model)]
+    return [doc.pairs_table("the step", step), *model_facts(prediction.model)]
 
 
 def _rows(prediction: Prediction) -> pd.DataFrame:
@@ -300,4 +269,4 @@ def _colours(prediction: Prediction) -> dict[str, int]:
     """A colour for each group: those with the most seconds have their own, the others are grey."""
     groups = list(map(str, prediction.breakdown()["group"]))
     there = dict.fromkeys([*groups, *(KINDS[g] for g in np.unique(prediction.op_group))])
-    return {group: min(at, COLOURS) for at, group in enumerate(there)}
+    return {group: min(at, doc.COLOURS) for at, group in enumerate(there)}

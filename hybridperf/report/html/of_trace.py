@@ -8,57 +8,24 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from hybridperf.report.html.document import (
-    OTHER,
-    Block,
-    Cell,
-    Column,
-    Facts,
-    Folded,
-    Notes,
-    Page,
-    Section,
-    Table,
-    count_words,
-    frame_table,
-    time_words,
-)
+from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import bars
 from hybridperf.report.html.tracks import Track, timeline
 from hybridperf.report.text import percent, seconds
-from hybridperf.report.trace_tables import REASONS
+from hybridperf.report.trace_tables import REASONS, idle_reasons, rank_words
+from hybridperf.traces import summary as summed
 from hybridperf.traces.events import COPY, FILL, NONE, OP, RankTrace
 from hybridperf.traces.steps import CommonStep
-from hybridperf.traces.summary import (
-    LostTime,
-    StepSummary,
-    StepSummaryRow,
-    top_kernels,
-    top_ops,
-    worst,
-)
 
 _TOP = 30  # ops and kernels listed
 _MOST_BARS = 64
 _PARTS = [("computation", 0), ("communication, exposed", 1), ("waiting for a rank, exposed", 3)]
-_IDLE = {
-    "launch_bound": 5,
-    "synchronisation": 4,
-    "host_copy": 6,
-    "dependency": 2,
-    "unrecorded": OTHER,
-    "other_step": OTHER,
-}
+_IDLE = {"launch_bound": 5, "synchronisation": 4, "host_copy": 6, "dependency": 2}  # others: grey
 _TIMES = {
-    "step_cpu_s": "host",
-    "gpu_span_s": "device",
-    "gpu_busy_s": "busy",
-    "compute_s": "computation",
-    "comm_s": "communication",
-    "exposed_comm_s": "exposed",
-    "waiting_s": "of it waiting",
+    "step_cpu_s": "host", "gpu_span_s": "device", "gpu_busy_s": "busy", "compute_s": "computation",
+    "comm_s": "communication", "exposed_comm_s": "exposed", "waiting_s": "of it waiting",
     "idle_s": "idle",
-}
+}  # fmt: skip
 _COUNTS = {"n_kernels": "kernels", "n_comm": "of collectives", "n_cpu_ops": "host ops"}
 _KERNEL, _COMMUNICATION, _COPY, _HOST = range(4)
 _KINDS = [("computation", 0), ("communication", 1), ("copies and fills", 2), ("host: ops", 4)]
@@ -66,39 +33,33 @@ _WHERE = "hybridperf trace export --out FILE writes every one of them, for https
 
 
 def trace_page(
-    traces: Sequence[RankTrace],
-    chosen: Sequence[CommonStep],
-    summaries: Sequence[StepSummary],
-    notes: Iterable[str] = (),
-    title: str = "",
-) -> Page:
+    traces: Sequence[RankTrace], chosen: Sequence[CommonStep],
+    summaries: Sequence[summed.StepSummary], notes: Iterable[str] = (), title: str = "",
+) -> doc.Page:  # fmt: skip
     """The page of `chosen` steps of the traces of one run's ranks; `notes` are listed."""
     rows = [row for summary in summaries for row in summary.rows]
     all_traces = [*traces] * len(chosen)
     all_steps = [one for step in chosen for one in step.steps]
     devices = ", ".join(dict.fromkeys(trace.device or "unnamed device" for trace in traces))
-    steps_word = "step" if len(chosen) == 1 else "steps"
-    ranks_word = "rank" if len(traces) == 1 else "ranks"
-    count = f"{len(chosen)} {steps_word} of {len(traces)} {ranks_word}"
+    ranks = f"{len(traces)} {'rank' if len(traces) == 1 else 'ranks'}"
+    count = f"{len(chosen)} {'step' if len(chosen) == 1 else 'steps'} of {ranks}"
     ranks_known = traces[0].rank is not None
-    longest = [
-        _top("op", top_ops(all_traces, all_steps, _TOP), 0),
-        _top("kernel", top_kernels(all_traces, all_steps, _TOP), 2),
-    ]
+    ops = _top("op", summed.top_ops(all_traces, all_steps, _TOP), 0)
+    kernels = _top("kernel", summed.top_kernels(all_traces, all_steps, _TOP), 2)
     sections = [
-        Section("Summary", [_summary(rows, len(traces))]),
-        Section("Steps", _steps(rows)),
-        Section("Time lost", [_losses(worst(summaries), ranks_known)]),
-        Section("Longest ops and kernels", longest),
-        Section("Timeline", _timeline(traces, chosen)),
-        Section("Notes", [Notes(list(dict.fromkeys(filter(None, notes))))]),
-        Section("Provenance", [_sources(traces)]),
+        doc.Section("Summary", [_summary(rows, len(traces))]),
+        doc.Section("Steps", _steps(rows)),
+        doc.Section("Time lost", [_losses(summed.worst(summaries), ranks_known)]),
+        doc.Section("Longest ops and kernels", [ops, kernels]),
+        doc.Section("Timeline", _timeline(traces, chosen)),
+        doc.Section("Notes", [doc.Notes(list(dict.fromkeys(filter(None, notes))))]),
+        doc.Section("Provenance", [_sources(traces)]),
     ]
     lead = f"{count} on {devices}, as recorded."
-    return Page(title or f"Recorded: {count}", sections, lead)
+    return doc.Page(title or f"Recorded: {count}", sections, lead)
 
 
-def _summary(rows: Sequence[StepSummaryRow], ranks: int) -> Facts:
+def _summary(rows: Sequence[summed.StepSummaryRow], ranks: int) -> doc.Facts:
     spans = sorted(row.gpu_span_s for row in rows)
     span_s = sum(spans) or 1.0
     remark = "first start to last end"
@@ -106,8 +67,8 @@ def _summary(rows: Sequence[StepSummaryRow], ranks: int) -> Facts:
         remark = f"median of {len(spans)}; {seconds(spans[0])} to {seconds(spans[-1])}"
     middle = seconds(float(np.median(spans)) if spans else None)
     facts = [("time of a step on the device", middle, remark)]
-    shares = {"computation": "compute_s", "exposed communication": "exposed_comm_s"}
-    for name, field in {**shares, "idle": "idle_s"}.items():
+    fields = {"exposed communication": "exposed_comm_s", "idle": "idle_s"}
+    for name, field in {"computation": "compute_s", **fields}.items():
         total_s = sum(getattr(row, field) for row in rows)
         each = f"{seconds(total_s / max(len(rows), 1))} per step and rank"
         facts.append((name, percent(total_s / span_s), each))
@@ -115,12 +76,12 @@ def _summary(rows: Sequence[StepSummaryRow], ranks: int) -> Facts:
     if ranks > 1 and known:
         share = percent(sum(known) / span_s)
         facts.append(("waiting for another rank", share, "part of exposed communication"))
-    return Facts(facts)
+    return doc.Facts(facts)
 
 
-def _steps(rows: Sequence[StepSummaryRow]) -> list[Block]:
-    frame = pd.DataFrame(rows, columns=[*StepSummaryRow.__dataclass_fields__])
-    reasons = [reason for reason in _IDLE if (frame[f"{reason}_s"] > 0).any()]
+def _steps(rows: Sequence[summed.StepSummaryRow]) -> list[doc.Block]:
+    frame = pd.DataFrame(rows, columns=[*summed.StepSummaryRow.__dataclass_fields__])
+    reasons = idle_reasons(rows)
     waiting_s = frame["waiting_s"].fillna(0.0)
     idle = [frame[f"{reason}_s"] for reason in reasons]
     exposed_s = frame["exposed_comm_s"] - waiting_s
@@ -128,53 +89,56 @@ def _steps(rows: Sequence[StepSummaryRow]) -> list[Block]:
     names = [row.step if row.rank is None else f"{row.step}, rank {row.rank}" for row in rows]
     spans = [seconds(row.gpu_span_s) for row in rows]
     drawn = list(zip(names, amounts, spans, strict=True))
-    parts = [*_PARTS, *((f"idle: {REASONS[reason]}", _IDLE[reason]) for reason in reasons)]
+    colours = [_IDLE.get(reason, doc.OTHER) for reason in reasons]
+    words = [f"idle: {REASONS[reason]}" for reason in reasons]
+    parts = [*_PARTS, *zip(words, colours, strict=True)]
     caption = "What the device's time went into, from its first start to its last end."
     if len(drawn) > _MOST_BARS:
         caption += f" The first {_MOST_BARS} of {len(drawn):,} are drawn."
     frame["idle"] = (frame["idle_s"] / frame["gpu_span_s"]).fillna(0.0)
-    where = [Column("step", "step"), Column("rank", "rank", lambda rank: f"{rank:.0f}")]
-    times = [Column(name, header, time_words) for name, header in _TIMES.items()]
-    counts = [Column(name, header, count_words) for name, header in _COUNTS.items()]
-    columns = [*where, *times, Column("idle", "idle share", percent), *counts]
-    blocks: list[Block] = [bars(drawn[:_MOST_BARS], parts, caption), frame_table(frame, columns)]
+    where = [doc.Column("step", "step"), doc.Column("rank", "rank", lambda rank: f"{rank:.0f}")]
+    times = [doc.Column(name, header, doc.time_words) for name, header in _TIMES.items()]
+    counts = [doc.Column(name, header, doc.count_words) for name, header in _COUNTS.items()]
+    columns = [*where, *times, doc.Column("idle", "idle share", percent), *counts]
+    blocks: list[doc.Block] = [bars(drawn[:_MOST_BARS], parts, caption)]
+    blocks.append(doc.frame_table(frame, columns))
     if reasons:
-        why = [Column(f"{reason}_s", REASONS[reason], time_words) for reason in reasons]
-        table = frame_table(frame, [*where, Column("idle_s", "idle", time_words), *why])
-        blocks.append(Folded("Why idle", [table]))
+        why = [doc.Column(f"{reason}_s", REASONS[reason], doc.time_words) for reason in reasons]
+        table = doc.frame_table(frame, [*where, doc.Column("idle_s", "idle", doc.time_words), *why])
+        blocks.append(doc.Folded("Why idle", [table]))
     return blocks
 
 
-def _losses(losses: Sequence[LostTime], ranks_known: bool) -> Block:
+def _losses(losses: Sequence[summed.LostTime], ranks_known: bool) -> doc.Block:
     if not losses:
-        return Notes([], "No time was lost.")
+        return doc.Notes([], "No time was lost.")
     largest_s = losses[0].seconds or 1.0
     rows = [
         [
-            Cell(REASONS[loss.reason]),
-            Cell("" if loss.reason == "other_step" else loss.detail),
-            Cell(str(loss.rank) if ranks_known else "-"),
-            Cell(seconds(loss.seconds), loss.seconds, loss.seconds / largest_s, 3),
-            Cell(count_words(loss.times), loss.times),
+            doc.Cell(REASONS[loss.reason]),
+            doc.Cell("" if loss.reason == "other_step" else loss.detail),
+            doc.Cell(str(loss.rank) if ranks_known else "-"),
+            doc.Cell(seconds(loss.seconds), loss.seconds, loss.seconds / largest_s, 3),
+            doc.Cell(doc.count_words(loss.times), loss.times),
         ]
         for loss in losses
     ]
     caption = "Seconds in which a device did nothing useful"
-    return Table(["why", "where", "rank", "time", "times"], rows, caption, words=2)
+    return doc.Table(["why", "where", "rank", "time", "times"], rows, caption, words=2)
 
 
-def _top(what: str, frame: pd.DataFrame, colour: int) -> Table:
+def _top(what: str, frame: pd.DataFrame, colour: int) -> doc.Table:
     columns = [
-        Column("name", what),
-        Column("device_s", "device time", time_words),
-        Column("share", "share", percent, colour),
-        Column("events", "events", count_words),
+        doc.Column("name", what),
+        doc.Column("device_s", "device time", doc.time_words),
+        doc.Column("share", "share", percent, colour),
+        doc.Column("events", "events", doc.count_words),
     ]
     caption = f"By {what}: the {len(frame)} with the most device time"
-    return frame_table(frame, columns, caption=caption)
+    return doc.frame_table(frame, columns, caption=caption)
 
 
-def _timeline(traces: Sequence[RankTrace], chosen: Sequence[CommonStep]) -> list[Block]:
+def _timeline(traces: Sequence[RankTrace], chosen: Sequence[CommonStep]) -> list[doc.Block]:
     """Host threads (their outermost ops) and streams of every rank, on one clock."""
     names: dict[str, int] = {}
     tracks = []
@@ -219,17 +183,13 @@ def _outermost(trace: RankTrace) -> np.ndarray:
     return (host.kind == OP) & ~within
 
 
-def _sources(traces: Sequence[RankTrace]) -> Table:
-    rows = [
-        [
-            Cell(trace.source),
-            Cell("-" if trace.rank is None else str(trace.rank), trace.rank),
-            Cell("-" if trace.world is None else str(trace.world)),
-            Cell(count_words(len(trace.host)), len(trace.host)),
-            Cell(count_words(len(trace.device_events)), len(trace.device_events)),
-            Cell(trace.device or "-"),
-        ]
-        for trace in traces
-    ]
+def _sources(traces: Sequence[RankTrace]) -> doc.Table:
+    def cells(trace: RankTrace) -> list[doc.Cell]:
+        rank, world = rank_words(trace.rank), rank_words(trace.world)
+        events = [len(trace.host), len(trace.device_events)]
+        counts = [doc.Cell(doc.count_words(count), count) for count in events]
+        placed = [doc.Cell(trace.source), doc.Cell(rank, trace.rank), doc.Cell(world)]
+        return [*placed, *counts, doc.Cell(trace.device or "-")]
+
     headers = ["recorded in", "rank", "of ranks", "host events", "device events", "device"]
-    return Table(headers, rows)
+    return doc.Table(headers, [cells(trace) for trace in traces])

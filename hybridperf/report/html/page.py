@@ -47,7 +47,8 @@ def render(page: Page) -> str:
     environment = _environment()
     facts = [*page.facts, *_command()]
     scripts = [_bokeh(), _script()] if figures else [_script()]
-    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
+    digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     return environment.get_template("page.html.j2").render(
         page=page, facts=facts, schema=PAGE_SCHEMA_VERSION, version=hybridperf.__version__,
         today=datetime.date.today().isoformat(), light=LIGHT, dark=DARK,
@@ -109,7 +110,3 @@ def _bokeh() -> str:
 
 def _script() -> str:
     return _environment().get_template("page.js.j2").render()
-
-
-def _sha256(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -15,18 +15,7 @@ import numpy as np
 import pandas as pd
 from bokeh.models import ColumnDataSource
 
-from hybridperf.report.html.document import (
-    OTHER,
-    Block,
-    Column,
-    Figure,
-    Folded,
-    Text,
-    clean,
-    count_words,
-    frame_table,
-    time_words,
-)
+from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import HUES, LIGHT, hover, row_axis, timeline_figure
 from hybridperf.report.text import percent, seconds
 
@@ -120,26 +109,20 @@ def merge_all(tracks: Sequence[Track], whole_s: float, most: int) -> tuple[list[
 
 
 def timeline(
-    tracks: Sequence[Track],
-    labels: Sequence[str],
-    kinds: Sequence[tuple[str, int]],
-    more: str = "",
-    most_slices: int = _MOST_SLICES,
-    most_tracks: int = _MOST_TRACKS,
-) -> list[Block]:
-    """The figure of a timeline and its tables.
+    tracks: Sequence[Track], labels: Sequence[str], kinds: Sequence[tuple[str, int]],
+    more: str = "", most_slices: int = _MOST_SLICES, most_tracks: int = _MOST_TRACKS,
+) -> list[doc.Block]:  # fmt: skip
+    """The figure of a timeline, of at most so many slices and tracks, and its tables.
 
     Args:
         tracks: rows, the first on top; `label` and `kind` are indices into the next two.
         labels: names of slices.
         kinds: name and colour.
         more: a sentence that names where every slice is, for a page that merges some.
-        most_slices: the figure holds at most so many.
-        most_tracks: the figure holds at most so many.
     """
     all_lanes = [lane for track in tracks if len(track.start_s) for lane in lanes(track)]
     if not all_lanes:
-        return [Text("Nothing takes any time.")]
+        return [doc.Text("Nothing takes any time.")]
     shown = all_lanes[:most_tracks]
     zero_s = min(float(track.start_s.min()) for track in shown)
     whole_s = max(float(track.end_s.max()) for track in shown) - zero_s
@@ -148,9 +131,9 @@ def timeline(
     frames = [pd.DataFrame(one._asdict()).assign(row=row) for row, one in enumerate(done)]
     slices = pd.concat(frames, ignore_index=True)
     drawn, scale, unit = timeline_figure(len(shown), whole_s)
-    names = [clean(track.name) for track in shown]
+    names = [doc.clean(track.name) for track in shown]
     row_axis(drawn, names)
-    labels = [clean(label) for label in labels]
+    labels = [doc.clean(label) for label in labels]
     words = [*labels, "different slices"]
     columns = {
         "left": slices["start_s"] / scale,
@@ -160,22 +143,16 @@ def timeline(
         "track": [names[at] for at in slices["row"]],
         "kind": [kinds[at][0] for at in slices["kind"]],
         "colour": [HUES[kinds[at][1]] for at in slices["kind"]],
-        "took": [
-            _took(one.end_s - one.start_s, one.members, one.busy_s) for one in slices.itertuples()
-        ],
+        "took": list(map(_took, slices.itertuples())),
         "path": np.where(slices["marked"], ", critical path", ""),
     }
     columns = {name: np.asarray(column) for name, column in columns.items()}
     several = slices["members"].to_numpy() > 1
-    renderers = []
+    renderers, edge = [], LIGHT["page"]
     for some, hatch in ((~several, None), (several, "right_diagonal_line")):
         source = ColumnDataSource(_chosen(columns, some))
-        style: dict[str, Any] = {
-            "hatch_scale": 6,
-            "hatch_pattern": hatch,
-            "hatch_color": LIGHT["page"],
-        }
-        style |= {"fill_color": "colour", "line_color": LIGHT["page"], "line_width": 0.5}
+        style: dict[str, Any] = {"hatch_scale": 6, "hatch_pattern": hatch, "hatch_color": edge}
+        style |= {"fill_color": "colour", "line_color": edge, "line_width": 0.5}
         bars = drawn.hbar("y", left="left", right="right", height=0.75, source=source, **style)
         renderers.append(bars)
     legend = [("■", *kinds[at][::-1]) for at in np.unique(slices["kind"])]
@@ -188,8 +165,8 @@ def timeline(
     tip = f"@words: @took, from @left{{0,0.[000000]}} {unit} (@track; @kind@path)"
     hover(drawn, renderers, tip)
     caption = _caption(all_lanes, shown, done, resolution_s, more)
-    tables = Folded("The timeline as tables", _tables(shown, labels, whole_s))
-    return [Figure(drawn, caption, legend), tables]
+    tables = doc.Folded("The timeline as tables", _tables(shown, labels, whole_s))
+    return [doc.Figure(drawn, caption, legend), tables]
 
 
 def _chosen(columns: dict[str, np.ndarray], some: np.ndarray) -> dict[str, np.ndarray | list[str]]:
@@ -197,19 +174,16 @@ def _chosen(columns: dict[str, np.ndarray], some: np.ndarray) -> dict[str, np.nd
     return {n: c.tolist() if c.dtype.kind in "OU" else c for n, c in chosen.items()}
 
 
-def _took(length_s: float, members: int, busy_s: float) -> str:
-    if members == 1:
-        return time_words(length_s)
-    return f"{members} slices, busy for {time_words(busy_s)} of {time_words(length_s)}"
+def _took(one: Any) -> str:
+    length = doc.time_words(one.end_s - one.start_s)
+    busy = f"{one.members} slices, busy for {doc.time_words(one.busy_s)} of {length}"
+    return length if one.members == 1 else busy
 
 
 def _caption(
-    every: Sequence[Track],
-    shown: Sequence[Track],
-    done: Sequence[Merged],
-    resolution_s: float,
+    every: Sequence[Track], shown: Sequence[Track], done: Sequence[Merged], resolution_s: float,
     more: str,
-) -> str:
+) -> str:  # fmt: skip
     all_slices = sum(len(track.start_s) for track in shown)
     several = sum(int(one.members[one.members > 1].sum()) for one in done)
     parts = [f"Slices: {all_slices:,}; tracks: {len(shown):,}. Ctrl and wheel or a box zoom."]
@@ -226,7 +200,7 @@ def _caption(
     return " ".join(parts)
 
 
-def _tables(tracks: Sequence[Track], labels: Sequence[str], whole_s: float) -> list[Block]:
+def _tables(tracks: Sequence[Track], labels: Sequence[str], whole_s: float) -> list[doc.Block]:
     """How busy each track is, and which labels take the longest."""
     slices = pd.concat([
         pd.DataFrame({"track": at, "label": track.label, "s": track.end_s - track.start_s})
@@ -234,13 +208,14 @@ def _tables(tracks: Sequence[Track], labels: Sequence[str], whole_s: float) -> l
     ])  # fmt: skip
     busy = slices.groupby("track")["s"].agg(["sum", "count"]).reset_index()
     busy["share"] = busy["sum"] / whole_s if whole_s else 0.0
-    busy["name"] = [clean(tracks[at].name) for at in busy["track"]]
+    busy["name"] = [doc.clean(tracks[at].name) for at in busy["track"]]
     longest = slices.groupby("label")["s"].agg(["sum", "count"]).reset_index()
     longest = longest.sort_values("sum", ascending=False, kind="stable").head(_LONGEST)
     longest["name"] = [labels[at] for at in longest["label"]]
-    taken = [Column("sum", "seconds", time_words), Column("count", "slices", count_words)]
-    share = Column("share", "share of the whole", percent, OTHER)
+    taken = [doc.Column("sum", "seconds", doc.time_words)]
+    taken.append(doc.Column("count", "slices", doc.count_words))
+    share = doc.Column("share", "share of the whole", percent, doc.OTHER)
     return [
-        frame_table(busy, [Column("name", "track"), *taken, share]),
-        frame_table(longest, [Column("name", "longest, all tracks together"), *taken]),
+        doc.frame_table(busy, [doc.Column("name", "track"), *taken, share]),
+        doc.frame_table(longest, [doc.Column("name", "longest, all tracks together"), *taken]),
     ]

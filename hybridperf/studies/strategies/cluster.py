@@ -46,10 +46,8 @@ class Cluster:
         links = (self.inside_bytes_per_s, self.across_bytes_per_s)
         rates = (self.flops_per_s, self.memory_bytes_per_s, *links)
         if self.gpus_per_node < 1 or self.nodes < 1 or min(rates) <= 0:
-            raise InputError(
-                f"a cluster has 1 or more nodes and GPUs and rates above 0, got {self.nodes} nodes"
-                f" of {self.gpus_per_node}, rates {rates}"
-            )
+            got = f"{self.nodes} nodes of {self.gpus_per_node}, rates {rates}"
+            raise InputError(f"a cluster has 1 or more nodes and GPUs and rates above 0, got {got}")
 
     @property
     def gpus(self) -> int:

@@ -47,10 +47,8 @@ class Layer:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or self.units < 1:
-            raise InputError(
-                f"a layer is one of {', '.join(KINDS)} and has 1 or more units, got {self.kind!r},"
-                f" {self.units} units"
-            )
+            layer = f"a layer is one of {', '.join(KINDS)} and has 1 or more units"
+            raise InputError(f"{layer}, got {self.kind!r}, {self.units} units")
 
 
 def check_layers(layers: Sequence[Layer]) -> None:
@@ -60,10 +58,8 @@ def check_layers(layers: Sequence[Layer]) -> None:
         missing = [name for name in layer.needs if name not in known]
         if missing or layer.name in known:
             what = f"reads {missing[0]!r}, which is not before it" if missing else "is there twice"
-            raise InputError(
-                f"layers are listed in their order, each once, got {layer.name!r} that {what}; mend"
-                " the list"
-            )
+            got = f"got {layer.name!r} that {what}; mend the list"
+            raise InputError(f"layers are listed in their order, each once, {got}")
         known.add(layer.name)
     if not layers:
         raise InputError("a model needs one or more layers, got none")
@@ -125,9 +121,8 @@ def transformer_layers(shape: TransformerShape, *, checkpoints: bool = False) ->
     tokens = float(shape.decoder_seq or shape.seq)
     hidden = tokens * h * size
     in_blocks = sum(block.count * block.parameters.total for block in shape.layer_kinds)
-    head_flops = {"none": 0.0, "classes": 2.0 * h * shape.vocab}.get(
-        shape.head, 2.0 * tokens * h * shape.vocab
-    )
+    heads_flops = {"none": 0.0, "classes": 2.0 * h * shape.vocab}
+    head_flops = heads_flops.get(shape.head, 2.0 * tokens * h * shape.vocab)
     flops = shape.forward_flops(1.0) - head_flops
     per_block = flops / blocks * (4 / 3 if checkpoints else 1)
     words = Layer(

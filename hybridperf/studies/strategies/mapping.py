@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hybridperf.io import InputError, unknown
-from hybridperf.studies.strategies.cluster import ACROSS, INSIDE, Collective, CostModel, Levels
+from hybridperf.studies.strategies.cluster import BOTH, Collective, CostModel, Levels
 from hybridperf.studies.strategies.layer import Layer
 
 OF_KIND = {
@@ -41,9 +41,8 @@ class Strategy(NamedTuple):
 
     def levels(self, name: str) -> Levels:
         """Levels that do this."""
-        return tuple(
-            level for level, does in ((INSIDE, self.inside), (ACROSS, self.across)) if does == name
-        )
+        does = zip(BOTH, self, strict=True)
+        return tuple(level for level, strategy in does if strategy == name)
 
     def __str__(self) -> str:
         return f"{self.inside}, {self.across}"
@@ -77,17 +76,13 @@ def mapping(
     for layer in layers:
         pair = chosen.get(layer.name, chosen.get(layer.kind))
         if pair is None:
-            raise InputError(
-                f"no strategy for layer {layer.name!r}; give one for it or for its class"
-                f" {layer.kind!r}"
-            )
+            give = f"give one for it or for its class {layer.kind!r}"
+            raise InputError(f"no strategy for layer {layer.name!r}; {give}")
         strategy = Strategy(*pair)
         for one in strategy:
             if one not in OF_KIND[layer.kind]:
-                raise InputError(
-                    f"{layer.kind} layers take {', '.join(OF_KIND[layer.kind])} at each level, got"
-                    f" {one!r} for {layer.name!r}"
-                )
+                take = f"{layer.kind} layers take {', '.join(OF_KIND[layer.kind])} at each level"
+                raise InputError(f"{take}, got {one!r} for {layer.name!r}")
         found[layer.name] = strategy
     return found
 
@@ -118,7 +113,6 @@ def layer_costs(
     weights = layer.parameters * layer.weight_bytes / parts
     gradients = layer.parameters * layer.gradient_bytes / parts
     outputs = layer.output_bytes * samples * group
-
     forward: Collective = "all_reduce" if layer.summed else "all_gather"
     backward: Collective = "all_reduce" if layer.summed else "reduce_scatter"
     times, over = max(layer.summed, 1), strategy.levels("tp")
@@ -142,11 +136,8 @@ def regathered_s(
 ) -> float:
     """Seconds of gathering a producer's outputs or gradients where only `mine` shares by tp."""
     levels = tuple(level for level in mine.levels("tp") if level not in other.levels("tp"))
-    return cost_model.collective_s(
-        "all_gather",
-        producer.output_bytes * samples * cost_model.cluster.ranks(mine.levels("tp")),
-        levels,
-    )
+    size = producer.output_bytes * samples * cost_model.cluster.ranks(mine.levels("tp"))
+    return cost_model.collective_s("all_gather", size, levels)
 
 
 def _replicas_s(

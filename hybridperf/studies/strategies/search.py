@@ -1,4 +1,7 @@
-"""All strategies of a model on a cluster, priced: which is fastest, what it exposes, what fits."""
+"""All strategies of a model on a cluster, priced: which is fastest, what it exposes, what fits.
+
+Models and clusters go by name, too: DLRM-A on ZionEX as published, or known shapes on systems.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,17 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from hybridperf.io import InputError
-from hybridperf.studies.strategies.cluster import Cluster, CostModel
-from hybridperf.studies.strategies.layer import Layer
+from hybridperf.hardware import device_of, load_device, load_system
+from hybridperf.io import InputError, unknown
+from hybridperf.studies.strategies.cluster import Cluster, CostModel, StageAdditive
+from hybridperf.studies.strategies.layer import Layer, transformer_layers
+from hybridperf.studies.strategies.mad_max import DLRM_A, DLRM_A_LOCAL_BATCH, MadMax, zionex
 from hybridperf.studies.strategies.mapping import OF_KIND, Strategy, layer_costs, mapping
 from hybridperf.studies.strategies.timeline import iteration
+from hybridperf.workloads.transformer.zoo import load_shape
 
+_COST_MODELS = {"stages": StageAdditive, "mad-max": MadMax}
+_DTYPE = "bf16"
 _FIELDS = (
     "iteration_s", "compute_s", "communication_s", "exposed_s", "exposed_share", "memory_bytes",
 )  # fmt: skip
@@ -26,10 +34,9 @@ def strategies_of(kind: str, cluster: Cluster) -> list[Strategy]:
         kind: class of layers: "embedding", "dense" or "transformer".
         cluster: its levels.
     """
-    inside, across = (
-        OF_KIND[kind] if size > 1 else ("ddp",) for size in (cluster.gpus_per_node, cluster.nodes)
-    )
-    return [Strategy(*pair) for pair in itertools.product(inside, across)]
+    sizes = (cluster.gpus_per_node, cluster.nodes)
+    choices = (OF_KIND[kind] if size > 1 else ("ddp",) for size in sizes)
+    return [Strategy(*pair) for pair in itertools.product(*choices)]
 
 
 def smallest_bytes(
@@ -40,11 +47,10 @@ def smallest_bytes(
     found: dict[str, float] = {}
     for kind in dict.fromkeys(layer.kind for layer in layers):
         mine = [layer for layer in layers if layer.kind == kind]
-        totals = [
+        found[kind] = min(
             sum(layer_costs(layer, strategy, cost_model, samples).memory_bytes for layer in mine)
             for strategy in strategies_of(kind, cost_model.cluster)
-        ]
-        found[kind] = min(totals)
+        )
     return found
 
 
@@ -103,8 +109,52 @@ def search_strategies(
     if not frame["fits"].any():
         least = frame.loc[frame["memory_bytes"].idxmin()]
         smallest = "; ".join(f"{name} by {least[name]}" for name in kind_of)
-        raise InputError(
-            f"no strategy fits into {capacity / 1e9:.1f} GB per GPU: the smallest ({smallest})"
-            f" needs {least['memory_bytes'] / 1e9:.1f} GB; take more GPUs or a smaller batch"
-        )
+        needs = f"the smallest ({smallest}) needs {least['memory_bytes'] / 1e9:.1f} GB"
+        none = f"no strategy fits into {capacity / 1e9:.1f} GB per GPU: {needs}"
+        raise InputError(f"{none}; take more GPUs or a smaller batch")
     return frame[frame["fits"]].reset_index(drop=True)
+
+
+def named_layers(model: str) -> tuple[tuple[Layer, ...], int | None]:
+    """(layers of `dlrm-a`, a shape or a file of sizes; samples a GPU where published)."""
+    if model.lower().replace("_", "-") == "dlrm-a":
+        return DLRM_A, DLRM_A_LOCAL_BATCH
+    return transformer_layers(load_shape(model)), None
+
+
+def named_cluster(
+    system: str, gpus: int, device: str | None = None, *, compute: float = 0.6, memory: float = 0.8,
+    links: float = 0.8
+) -> Cluster:  # fmt: skip
+    """A system at shares of its datasheet; no name: the published ZionEX at its own shares."""
+    for name, share in (("compute", compute), ("memory", memory), ("links", links)):
+        if not 0 < share <= 1:
+            raise InputError(f"expected a share above 0 and up to 1 for {name}, got {share:g}")
+    if not system:
+        return _whole(zionex(1), "ZionEX", gpus)
+    fabric = load_system(system)
+    spec = load_device(device_of(fabric, device))
+    one = Cluster.of_system(
+        fabric, spec, 1, _DTYPE, compute=compute, memory=memory, inside=links, across=links
+    )
+    return _whole(one, system, gpus)
+
+
+def named_cost_model(name: str, cluster: Cluster) -> CostModel:
+    """`stages` or `mad-max`."""
+    if name not in _COST_MODELS:
+        raise unknown("law", name, _COST_MODELS, f"known are {', '.join(_COST_MODELS)}")
+    found: CostModel = _COST_MODELS[name](cluster)
+    return found
+
+
+def _whole(node: Cluster, name: str, gpus: int) -> Cluster:
+    """So many GPUs of a node's kind."""
+    per_node = node.gpus_per_node
+    if gpus <= per_node:
+        return dataclasses.replace(node, gpus_per_node=gpus, nodes=1)
+    if gpus % per_node:
+        below = gpus // per_node * per_node
+        whole = f"expected whole nodes of {per_node} GPUs of {name}, got {gpus} GPUs"
+        raise InputError(f"{whole}; {below} or {below + per_node} would do")
+    return dataclasses.replace(node, nodes=gpus // per_node)

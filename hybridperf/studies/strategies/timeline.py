@@ -17,14 +17,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from hybridperf.studies.strategies import mapping
 from hybridperf.studies.strategies.cluster import CostModel
 from hybridperf.studies.strategies.layer import Layer, check_layers
-from hybridperf.studies.strategies.mapping import (
-    LayerCosts,
-    LayerStrategies,
-    layer_costs,
-    regathered_s,
-)
+from hybridperf.studies.strategies.mapping import LayerCosts, LayerStrategies, layer_costs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +80,8 @@ def iteration(
     """
     check_layers(layers)
     samples = global_batch / cost_model.cluster.gpus
-    asked = {
-        layer.name: layer_costs(layer, chosen[layer.name], cost_model, samples) for layer in layers
-    }
     by_name = {layer.name: layer for layer in layers}
+    asked = {n: layer_costs(one, chosen[n], cost_model, samples) for n, one in by_name.items()}
     compute, sends = _Queue(), _Queue()
     began_s = 0.0  # when the last unit began: the next one's weights are gathered from then on
 
@@ -97,14 +91,15 @@ def iteration(
         began_s = max(there_s, compute.free_s)
         return sends.add(exchange_s, compute.add(seconds, there_s))
 
+    def again_s(name: str, mine: str, other: str) -> float:
+        strategies = chosen[mine], chosen[other]
+        return mapping.regathered_s(by_name[name], *strategies, cost_model, samples)
+
     out_s: dict[str, float] = {}
     for layer in layers:
         asks, ready_s = asked[layer.name], 0.0
         for name in layer.needs:
-            again_s = regathered_s(
-                by_name[name], chosen[layer.name], chosen[name], cost_model, samples
-            )
-            ready_s = max(ready_s, sends.add(again_s, out_s[name]))
+            ready_s = max(ready_s, sends.add(again_s(name, layer.name, name), out_s[name]))
         for _ in range(layer.units):
             ready_s = unit(asks, asks.forward_s, asks.forward_exchange_s, ready_s)
         out_s[layer.name] = sends.add(asks.lookup_exchange_s * layer.units, ready_s)
@@ -119,14 +114,11 @@ def iteration(
             end_s = max(end_s, sends.add(asks.gradients_s, compute.free_s))
         end_s = max(end_s, ready_s)
         for name in layer.needs:
-            again_s = regathered_s(
-                by_name[name], chosen[name], chosen[layer.name], cost_model, samples
-            )
-            back_s[name] = max(back_s[name], sends.add(again_s, ready_s))
+            sent_s = sends.add(again_s(name, name, layer.name), ready_s)
+            back_s[name] = max(back_s[name], sent_s)
             readers[name] -= 1
             if not readers[name]:
-                back_s[name] = sends.add(
-                    asked[name].lookup_exchange_s * by_name[name].units, back_s[name]
-                )
+                exchange_s = asked[name].lookup_exchange_s * by_name[name].units
+                back_s[name] = sends.add(exchange_s, back_s[name])
     memory = sum(asks.memory_bytes for asks in asked.values())
     return Iteration(max(end_s, compute.free_s), compute.busy_s, sends.busy_s, memory)

@@ -1,4 +1,4 @@
-"""`hybridperf collectives`: tables and logs of collectives, predicted."""
+"""`hybridperf ops` and `collectives`: tables, predicted row by row."""
 
 from __future__ import annotations
 
@@ -7,10 +7,28 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from hybridperf.cli.common import Out, compilation_cache, keep_files, say_predicted, warn
+from hybridperf.cli import common
+from hybridperf.cli.common import ModelName, Out
 
 _ROWS = "tables of collectives, or logs of nccl-tests or PARAM's comms benchmark"
 _MODEL = "folder, shipped calibration, or system name; none: only read logs into a table"
+
+
+def ops(
+    rows: Annotated[Path, Argument(help="table of ops (.csv, .csv.gz, .parquet)")],
+    model: ModelName,
+    out: Out,
+) -> int:
+    """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note."""
+    from hybridperf.io import read_table, write_table
+    from hybridperf.model import model_or_datasheet
+
+    common.keep_files({"--out": out}, [rows])
+    common.compilation_cache()
+    frame = read_table(rows)
+    predicted = model_or_datasheet(model).predict_ops(frame)
+    write_table(predicted, out)
+    return common.say_predicted(predicted, out)
 
 
 def collectives(
@@ -28,16 +46,15 @@ def collectives(
     from hybridperf.collectives.logs.files import read_collectives
     from hybridperf.io import write_table
 
-    keep_files({"--out": out}, rows)
+    common.keep_files({"--out": out}, rows)
     loaded = collectives_by_name(model) if model else None
     frame, remarks = read_collectives(rows, collective or None, n_gpus, n_nodes)
-    for remark in remarks:
-        warn(remark)
+    common.warn(*remarks)
     if loaded is None:
         write_table(frame, out)
         print(f"{len(frame)} rows read, written to {out}")
         return 0
-    compilation_cache()
+    common.compilation_cache()
     predicted = loaded.predict(frame)
     write_table(predicted, out)
-    return say_predicted(predicted, out)
+    return common.say_predicted(predicted, out)

@@ -1,0 +1,140 @@
+"""`hybridperf sweep`, `search` and `shard`: many configurations asked at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from hybridperf.cli import common
+from hybridperf.cli.common import ModelName, Out, compilation_cache, keep_files, warn, wrong
+
+_SWEPT = "what to sweep: a .toml file, or the name of one that is shipped"
+_BY = "needs --top: the K points lowest in this column, a number; time_s if not given"
+_WORKERS = "share the work among this many local processes (Dask)"
+_SCHEDULER = "share the work among the workers of a Dask scheduler"
+_RESTART = "throw away what an earlier run did, and another sweep in --out"
+_SEARCHED = "a .toml file or a shipped example: cheapest_platform, best_batch, next_dollar"
+_TABLES = (
+    "embedding tables: name, rows, dim, pooling; if known dtype, exponent and shift, or rf_0 to"
+    " rf_16, mean_reuse, counted"
+)
+_SYSTEM = "whose collectives: system name or folder; the model's own if not given"
+_MEMORY = "of each rank for tables; 80 % of the device's"
+_NODES = "of all ranks; as many as the system needs if not given"
+_METHODS = (
+    "best tries all; only one: naive, naive_chunk, random, size, lookup, norm_lookup, size_lookup,"
+    " chunks, relaxed, exact"
+)
+_SPLIT = "cut a table: NAME=row, NAME=column, NAME=row:4; repeatable"
+_DTYPE = "what bags travel in; each table's own format if not given"
+_PLACED = "folder for shard.json, placement, ranks and candidates .csv, shard.png"
+_PICTURE = "shard.png"
+
+
+def sweep(
+    spec: Annotated[Path, Argument(help=_SWEPT)],
+    out: Out,
+    top: Annotated[int | None, Option(help="also write the K fastest points")] = None,
+    by: Annotated[str | None, Option(help=_BY)] = None,
+    workers: Annotated[int | None, Option(help=_WORKERS)] = None,
+    scheduler: Annotated[str | None, Option(help=_SCHEDULER)] = None,
+    restart: Annotated[bool, Option("--restart", help=_RESTART)] = False,
+) -> int:
+    """Evaluate a grid or sample of configurations into a Parquet file. Stopped at any moment, it
+    goes on where it was.
+    """
+    from hybridperf.explore.sweeps import sweep as run_sweep
+    from hybridperf.report import best_rows
+
+    keep_files({"--out": out}, [spec])
+    compilation_cache()
+    done = run_sweep(
+        spec, out, top=top, by=by, workers=workers, scheduler=scheduler, restart=restart
+    )
+    rate = ", all done before"
+    if done.computed:
+        rate = f", {done.computed / done.seconds:,.0f} points/s"
+    if done.computed and done.seconds / 2 < done.compiling_s < done.seconds:
+        without = f"{done.computed / (done.seconds - done.compiling_s):,.0f} points/s"
+        rate += f" (of which compiling {done.compiling_s:.1f} s; without it {without})"
+    print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
+    for path, what in ((done.top, "top points"), (done.front, "Pareto front")):
+        if path:
+            best_rows.print_table(path, f"{what} in {path}")
+    if done.empty_because:
+        warn(f"{done.empty_because}; the file has its columns and no row")
+    if done.unpredicted:
+        warn(f"{done.unpredicted:,} rows not predicted, their note says why")
+    return common.SOME_ROWS_UNPREDICTED if done.unpredicted else 0
+
+
+def search(
+    spec: Annotated[str, Argument(help=_SEARCHED)],
+    out: Annotated[Path | None, Option(help="folder for search.json and convergence.png")] = None,
+    starts: Annotated[int | None, Option(help="points to descend from")] = None,
+    seed: Annotated[int | None, Option(help="of the starts")] = None,
+) -> None:
+    """Find the best point within bounds and constraints, such as the lowest cost, and what limits
+    it.
+    """
+    from hybridperf.explore.searches.run import search as run_search
+    from hybridperf.io import check_folder_writable
+    from hybridperf.report import search as reports
+
+    if out:
+        check_folder_writable(out)  # before minutes of work
+    compilation_cache()
+    result = run_search(spec, starts=starts, seed=seed, quiet=False)
+    print(reports.search_report(result))
+    if out:
+        written = result.save(out)
+        reports.convergence_plot(result, out / "convergence.png")
+        print(f"result in {written}, how it was found in {out / 'convergence.png'}")
+
+
+def shard(
+    tables: Annotated[Path, Argument(help=_TABLES)],
+    ranks: Annotated[int, Option(help="how many devices")],
+    batch: Annotated[float, Option(help="samples of a step, over all ranks together")],
+    model: ModelName = "here",
+    system: Annotated[str, Option(help=_SYSTEM)] = "",
+    memory_bytes: Annotated[float | None, Option(help=_MEMORY)] = None,
+    nodes: Annotated[int | None, Option(help=_NODES)] = None,
+    method: Annotated[str, Option(help=_METHODS)] = "best",
+    optimizer: Annotated[str, Option(help="sgd, adagrad or rowwise_adagrad")] = "sgd",
+    split: Annotated[list[str] | None, Option(help=_SPLIT)] = None,
+    dtype: Annotated[str | None, Option(help=_DTYPE)] = None,
+    seed: Annotated[int, Option(help="of random and relaxed placements")] = 0,
+    out: Annotated[Path | None, Option(help=_PLACED)] = None,
+) -> None:
+    """Which rank should hold which embedding table: the fastest step within memory, and why."""
+    from hybridperf.explore.sharding.result import FILES
+    from hybridperf.explore.sharding.run import shard as run_shard
+    from hybridperf.io import check_folder_writable
+    from hybridperf.report import sharding as reports
+
+    keep_files(common.inside(out, (*FILES, _PICTURE)), [tables])
+    if out:
+        check_folder_writable(out)  # before the work
+    compilation_cache()
+    splits: dict[str, str] = {}
+    for one in split or []:
+        name, equals, kind = one.rpartition("=")
+        if not equals:
+            raise wrong(f"expected --split NAME=row or NAME=column, got {one!r}")
+        if name in splits:
+            twice = f"table {name} is split twice, by {splits[name]} and by {kind}"
+            raise wrong(f"{twice}; expected one --split of each table")
+        splits[name] = kind
+    result = run_shard(
+        tables, ranks, model=model, batch=batch, memory_bytes=memory_bytes, nodes=nodes,
+        method=method, seed=seed, system=system, optimizer=optimizer, splits=splits, dtype=dtype
+    )  # fmt: skip
+    print(reports.shard_report(result))
+    if out:
+        written = result.save(out)
+        reports.shard_plot(result, out / _PICTURE)
+        tables_there = "tables and ranks in placement.csv and ranks.csv there"
+        print(f"\nresult in {written}, {tables_there}, picture in {out / _PICTURE}")
