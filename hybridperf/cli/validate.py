@@ -71,9 +71,9 @@ def validate(
     # `validate ops` would replace measured rows by its own
     keep_files({"--out": out}, [Path(model) if model else None, data, *(results or [])])
     if what == "page":
-        from hybridperf.validate import page
+        from hybridperf.validate import harness
 
-        page.run(results or [], out if out.suffix == ".md" else out / "accuracy.md")
+        harness.page(results or [], out if out.suffix == ".md" else out / "accuracy.md")
         return
     chosen = names_in(tasks) or None
     if data is None and what in _PUBLISHED:

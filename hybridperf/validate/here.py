@@ -20,11 +20,10 @@ from hybridperf.engine.prediction import predict
 from hybridperf.io import read_json, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.programs import default_backend, usable_core
-from hybridperf.report import plots
-from hybridperf.validate import comparison, harness, step_ops
-from hybridperf.validate.comparison import StepComparison
+from hybridperf.validate import harness, measured_steps, step_ops
 from hybridperf.validate.measured_steps import (
     STEPS_SCHEMA_VERSION,
+    StepComparison,
     StepSpec,
     dlrm_spec,
     gpt_spec,
@@ -79,30 +78,22 @@ def run(
     measured = measure_steps(out / "steps", steps, cores=cores, profile=ops, rounds=_ROUNDS)
     compared = [StepComparison(step, predict(model, step.workload)) for step in measured]
     machine = read_json(out / "steps" / "steps.json", "steps", STEPS_SCHEMA_VERSION)["machine"]
-    summary = comparison.summarise(compared)
-    say("\n" + comparison.table(compared, noise=True) + "\n\n" + comparison.summary_text(summary))
+    summary = measured_steps.summarise(compared)
+    steps_text = measured_steps.table(compared, noise=True)
+    say("\n" + steps_text + "\n\n" + measured_steps.summary_text(summary))
     for note in _notes(model, machine, compared):
         say(f"note: {note}")
     if ops:
         for record, groups in zip(summary["steps"], _ops(compared, out, say), strict=True):
             record["groups"] = groups
-    plots.measured_plot(
-        [c.measured.name for c in compared],
-        [c.measured.time_s for c in compared],
-        [c.predicted.time_s for c in compared],
-        out / "steps.png",
-        [(c.predicted.low_s, c.predicted.high_s) for c in compared],
-    )
+    measured_steps.plot(compared, out / "steps.png", intervals=True)
     summary = {
-        "machine": machine,
-        "cores": cores,
-        "date": datetime.date.today().isoformat(),
-        "model": harness.model_record(model),
-        **summary,
+        "machine": machine, "cores": cores, "date": datetime.date.today().isoformat(),
+        "model": harness.model_record(model), **summary,
         "elapsed_s": time.perf_counter() - start_s,
-    }
+    }  # fmt: skip
     write_json(out / "summary.json", "validate-here", SUMMARY_SCHEMA_VERSION, summary)
-    steps_line = comparison.result_line(compared, f"{len(compared)} training steps, {cores}")
+    steps_line = measured_steps.result_line(compared, f"{len(compared)} training steps, {cores}")
     harness.write_results(out, "here", [steps_line])
     say(
         f"\nsummary.json, steps.png{', ops/*.csv' if ops else ''} and the programs are in {out};"
@@ -136,21 +127,16 @@ def _notes(
         )
     then = model.provenance.get("machine") or {}
     for name, what in (("yardstick_product_s", "multiplies"), ("yardstick_copy_s", "copies")):
-        if (
-            then.get(name)
-            and machine.get(name)
-            and abs(slower := machine[name] / then[name] - 1) > _SAME_SPEED
-        ):
-            notes.append(
-                f"this machine {what} {abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
-                " today than when it was calibrated"
-            )
-    calibrated_on = then.get("cpu_model")
-    if calibrated_on and calibrated_on != machine["cpu_model"]:
-        notes.append(
-            f"the model was calibrated on {calibrated_on}, these steps ran on"
-            f" {machine['cpu_model']}"
-        )
+        if not (then.get(name) and machine.get(name)):
+            continue
+        slower = machine[name] / then[name] - 1
+        if abs(slower) > _SAME_SPEED:
+            word = "slower" if slower > 0 else "faster"
+            how = f"{abs(slower):.0%} {word} today than when it was calibrated"
+            notes.append(f"this machine {what} {how}")
+    calibrated_on, here = then.get("cpu_model"), machine["cpu_model"]
+    if calibrated_on and calibrated_on != here:
+        notes.append(f"the model was calibrated on {calibrated_on}, these steps ran on {here}")
     by_note: dict[str, list[str]] = {}
     for number, c in enumerate(compared, start=1):
         for note in c.predicted.notes:

@@ -9,18 +9,19 @@ named (`lin_borrowed`), and the figures without it stand next to it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError, write_table
+from hybridperf.io import InputError
 from hybridperf.model import load_model, model_or_datasheet
 from hybridperf.ops.embedding import lin as lin_formulas
 from hybridperf.report import text
 from hybridperf.validate import harness, lin_data, lin_ranks, lin_single
-from hybridperf.validate.harness import ResultLine
+from hybridperf.validate.harness import Found, ResultLine
 from hybridperf.validate.lin_kernels import KernelPrices
 from hybridperf.validate.scores import scores
 
@@ -34,30 +35,28 @@ _OTHERS = {"P100": ("p100_pcie_16g", 1.189e9), "Xp": ("titanxp", 1.404e9)}
 
 def run(data: Path, out: Path, model: str = MODEL) -> None:
     """Print all tables and write them to `out` as CSV."""
+    harness.publish(out, "lin", _found(data, model), print)
+
+
+def _found(data: Path, model: str) -> Iterator[Found]:
     prices = KernelPrices(load_model(model), lin_data.CLOCK_HZ)
     rate, clock = prices.streaming_bytes_per_s / 1e9, lin_data.CLOCK_HZ / 1e6
-    print(f"Kernels of {prices.model.device.name} at {clock:.0f} MHz; loops move {rate:.0f} GB/s\n")
+    gpu = f"Kernels of {prices.model.device.name} at {clock:.0f} MHz; loops move {rate:.0f} GB/s"
     kernels = lin_single.kernels(data, prices)
-    print(_kernel_table(kernels))
-    print(_sums(data, prices, kernels), end="\n\n")
+    sums = _sums(data, prices, kernels)
+    yield Found(f"{gpu}\n\n{_kernel_table(kernels)}\n{sums}", {"kernels": kernels})
     looked_up = lookups(kernels)
-    print(_lookup_table(looked_up), end="\n\n")
+    yield Found(_lookup_table(looked_up), {"lookups": looked_up})
     by_gpu = {"V100": prices} | _other_gpus()
     plain = lin_single.cells(data, by_gpu)
     added = lin_single.cells(data, by_gpu, added_s=lin_data.ADDED_S)
-    print(_cell_table(plain, added))
     found = summary(data, by_gpu, plain, added)
-    print(_summary_table(found), end="\n\n")
+    tables = {"cells": plain, "cells_added": added}
+    said = _cell_table(plain, added) + "\n" + _summary_table(found)
+    yield Found(said, tables, [_result_line(one) for one in found])
     ranks = lin_ranks.ranks(data)
-    print(_rank_tables(ranks))
-    tables = {
-        "kernels": kernels, "lookups": looked_up, "cells": plain, "cells_added": added,
-        "ranks": ranks.steps, "waits": ranks.waits,
-    }  # fmt: skip
-    for name, frame in tables.items():
-        write_table(frame, out / f"lin_{name}.csv")
-    harness.write_results(out, "lin", [*map(_result_line, found), _ranks_line(ranks)])
-    print(f"\ntables in {out}/lin_*.csv")
+    tables = {"ranks": ranks.steps, "waits": ranks.waits}
+    yield Found(_rank_tables(ranks), tables, [_ranks_line(ranks)])
 
 
 def _other_gpus() -> dict[str, KernelPrices]:
@@ -143,66 +142,51 @@ _JUDGED = {  # columns of errors, and what they are of
 }  # fmt: skip
 
 
-class Summary(NamedTuple):
-    """Geometric means of errors over a group of cells."""
-
-    name: str
-    cells: int
-    ours: float
-    unborrowed: float
-    added: float  # 5 us more
-    kernels_only: float
-    constant: float
-    roofline: float
-    goal: float | None
-    lin: float | None
+_ERRORS = {  # of a group of cells, and their headings
+    "ours": "ours", "unborrowed": "nothing borrowed", "added": "5 us more",
+    "kernels_only": "kernels only", "constant": "constant", "roofline": "roofline",
+}  # fmt: skip
 
 
 def summary(
     data: Path, by_gpu: dict[str, KernelPrices], plain: pd.DataFrame, added: pd.DataFrame
-) -> list[Summary]:
-    """Errors of each GPU's cells, ours and the baselines'."""
+) -> list[dict[str, Any]]:
+    """Geometric means of errors over each GPU's cells: `name, cells, goal, lin`, ours and the
+    baselines'.
+    """
     datasheet = {"V100": lin_single.datasheet(by_gpu["V100"])}
     roofline = lin_single.cells(data, datasheet, borrow=False)
     unborrowed = lin_single.cells(data, {"V100": by_gpu["V100"]}, borrow=False)
+    frames = {"ours": plain, "unborrowed": unborrowed, "added": added, "roofline": roofline}
     v100 = plain["gpu"] == "V100"
     groups = {"V100": v100 & plain["given"], "V100 with DDP": v100}
     groups |= {gpu: plain["gpu"] == gpu for gpu in plain["gpu"].unique() if gpu != "V100"}
     found = []
     for group, at in groups.items():
         for what, name in _JUDGED.items():
-            frames = (plain, unborrowed, added, roofline)
-            errors = [lin_single.geomean(frame[at][f"{what}_error"]) for frame in frames]
-            if np.isnan(errors[0]):
+            column = f"{what}_error"
+            errors = {way: lin_single.geomean(cells[at][column]) for way, cells in frames.items()}
+            if np.isnan(errors["ours"]):
                 continue
+            for way in ("kernels_only", "constant"):
+                known = what != "active"
+                errors[way] = lin_single.geomean(plain[at][f"{way}_error"]) if known else np.nan
             goal = lin_single.GOALS.get(what) if group.startswith("V100") else None
-            others = [np.nan, np.nan]
-            if what != "active":
-                columns = ("kernels_only_error", "constant_error")
-                others = [lin_single.geomean(plain[at][column]) for column in columns]
             lin = None if goal is None else lin_single.BY_LIN[what]
-            cells = int(plain[at][f"{what}_error"].count())
-            ours, unborrowed_error, added_error, roofline_error = errors
-            found.append(
-                Summary(
-                    f"{group}: {name}", cells, ours, unborrowed_error, added_error,
-                    others[0], others[1], roofline_error, goal, lin,
-                )
-            )  # fmt: skip
+            cells = int(plain[at][column].count())
+            about = {"name": f"{group}: {name}", "cells": cells, "goal": goal, "lin": lin}
+            found.append({**about, **errors})
     return found
 
 
-def _summary_table(found: list[Summary]) -> str:
+def _summary_table(found: list[dict[str, Any]]) -> str:
     rows = []
     for one in found:
-        goal = "" if one.goal is None else f"<= {one.goal:.1%}"
-        lin = "" if one.lin is None else _percent(one.lin, signed=False)
-        errors = [_percent(value, signed=False) for value in one[2:8]]
-        rows.append([one.name, str(one.cells), *errors, goal, lin])
-    headers = [
-        "geometric mean of |error|", "cells", "ours", "nothing borrowed", "5 us more",
-        "kernels only", "constant", "roofline", "bar", "Lin",
-    ]  # fmt: skip
+        goal = "" if one["goal"] is None else f"<= {one['goal']:.1%}"
+        lin = "" if one["lin"] is None else _percent(one["lin"], signed=False)
+        errors = [_percent(one[way], signed=False) for way in _ERRORS]
+        rows.append([one["name"], str(one["cells"]), *errors, goal, lin])
+    headers = ["geometric mean of |error|", "cells", *_ERRORS.values(), "bar", "Lin"]
     notes = (
         "5 us more: added to every kernel, as Lin's pipeline does. Active seconds: from Lin's own"
         " errors, of one and the same\nprediction, against them and against the step. Hosts: T1, T2"
@@ -213,10 +197,10 @@ def _summary_table(found: list[Summary]) -> str:
     return text.table(headers, rows) + "\n" + notes
 
 
-def _result_line(one: Summary) -> ResultLine:
-    names = ("kernels_only", "constant", "roofline", "lin")
-    others = {name: getattr(one, name) for name in names}
-    return ResultLine(one.name, one.ours, one.cells, one.goal, others, "geometric mean of |error|")
+def _result_line(one: Mapping[str, Any]) -> ResultLine:
+    others = {name: one[name] for name in ("kernels_only", "constant", "roofline", "lin")}
+    measure = "geometric mean of |error|"
+    return ResultLine(one["name"], one["ours"], one["cells"], one["goal"], others, measure)
 
 
 def _ranks_line(ranks: lin_ranks.Ranks) -> ResultLine:

@@ -71,15 +71,11 @@ def fit(
     """Seconds of other rows by a baseline fitted on these; None where they are too few for it."""
     if name not in NAMES:
         raise InputError(f"expected a baseline of {', '.join(NAMES)}, got {name!r}")
-    if name == "trees":
-        return _trees(rows, measured_s, seed) if len(measured_s) >= _LEAST_TREE_ROWS else None
-    factor = constant(rows.ideal_s, measured_s, best=name.endswith("best"))
-    return lambda other: factor * other.ideal_s
-
-
-def _trees(
-    rows: BaselineRows, measured_s: np.ndarray, seed: int
-) -> Callable[[BaselineRows], np.ndarray]:
+    if name != "trees":
+        factor = constant(rows.ideal_s, measured_s, best=name.endswith("best"))
+        return lambda other: factor * other.ideal_s
+    if len(measured_s) < _LEAST_TREE_ROWS:
+        return None
     boosting = boosted_trees(seed, _LEAVES)
     boosting.fit(rows.layout, np.log(measured_s / rows.ideal_s))
     return lambda other: other.ideal_s * np.exp(boosting.predict(other.layout))

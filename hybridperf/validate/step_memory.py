@@ -21,7 +21,6 @@ from hybridperf.training.steps.memory_fit import USABLE, fit_memory, peak_bytes,
 from hybridperf.training.steps.rows import ResolvedRows
 from hybridperf.validate.harness import ResultLine
 from hybridperf.validate.step_baselines import baseline_rows, failure_trees
-from hybridperf.validate.step_scores import reached_text
 from hybridperf.validate.step_splits import CELL, FOLDS, folds_of
 from hybridperf.workloads.memory import MemoryKnobs
 
@@ -68,21 +67,12 @@ def judge(frame: pd.DataFrame, resolved: ResolvedRows, folds: int = FOLDS) -> li
             trees[judged] = failure_trees(seen[told], failed[told], seen[judged])
         here = np.any([judged for _, judged in parts], axis=0)
         ended, told = here & ran, here & kept
-        error, counts_error = (np.abs(one[ended] / peak[ended] - 1) for one in (needed, counted))
-        alone = needed > USABLE * capacity
+        errors = [np.abs(one[ended] / peak[ended] - 1) for one in (needed, counted)]
+        shares = float(errors[0].mean()), float(np.median(errors[0])), float(errors[1].mean())
         outcomes = [will_fail(configs, one, capacity) for one in (needed, counted)]
-        ways = (outcomes[0], alone, outcomes[1], trees)
-        found.append(
-            MemoryScores(
-                name,
-                int(ended.sum()),
-                float(error.mean()),
-                float(np.median(error)),
-                float(counts_error.mean()),
-                int(told.sum()),
-                *(balanced(failed[told], one[told]) for one in ways),
-            )
-        )
+        ways = (outcomes[0], needed > USABLE * capacity, outcomes[1], trees)
+        accuracy = [balanced(failed[told], one[told]) for one in ways]
+        found.append(MemoryScores(name, int(ended.sum()), *shares, int(told.sum()), *accuracy))
     return found
 
 
@@ -93,17 +83,23 @@ def balanced(failed: np.ndarray, predicted: np.ndarray) -> float:
     return float((predicted[failed].mean() + (~predicted[~failed]).mean()) / 2)
 
 
+def reached_text(goal: float, reached: bool) -> str:
+    """A goal and whether it was reached."""
+    return f"{text.percent(goal)} {'yes' if reached else 'NO'}"
+
+
 def table(found: list[MemoryScores]) -> str:
     """One line for each split."""
     lines = []
     for one in found:
         memory = (one.mape, one.median, one.counts_mape)
         outcomes = (one.balanced, one.memory_alone, one.counts_balanced, one.trees_balanced)
+        small = reached_text(GOAL_MEMORY, one.mape <= GOAL_MEMORY)
+        right = reached_text(GOAL_BALANCED, one.balanced >= GOAL_BALANCED)
         lines.append([
             one.name, str(one.peaks), *map(text.percent, memory),
-            _reached(one.mape, GOAL_MEMORY, one.mape <= GOAL_MEMORY),
-            str(one.outcomes), *map(text.percent, outcomes),
-            _reached(one.balanced, GOAL_BALANCED, one.balanced >= GOAL_BALANCED),
+            "" if np.isnan(one.mape) else small, str(one.outcomes),
+            *map(text.percent, outcomes), "" if np.isnan(one.balanced) else right,
         ])  # fmt: skip
     headers = [
         "memory", "peaks", "MAPE", "median", "counts alone", "goal",
@@ -114,24 +110,16 @@ def table(found: list[MemoryScores]) -> str:
 
 def result_lines(found: list[MemoryScores]) -> list[ResultLine]:
     """As `results.json` keeps them: errors of peaks, and shares of outcomes that were missed."""
-    lines = []
+    lines, goal, measure = [], 1 - GOAL_BALANCED, "1 - balanced accuracy"
     for one in found:
         peak, outcome = f"memory, {one.name}: peak", f"memory, {one.name}: outcome"
-        others = {"counts alone": one.counts_mape}
-        lines.append(ResultLine(peak, one.mape, one.peaks, GOAL_MEMORY, others))
-        others = {
-            "memory alone": 1 - one.memory_alone,
-            "counts": 1 - one.counts_balanced,
-            "trees": 1 - one.trees_balanced,
-        }
-        missed, goal = 1 - one.balanced, 1 - GOAL_BALANCED
-        measure = "1 - balanced accuracy"
+        counts = {"counts alone": one.counts_mape}
+        lines.append(ResultLine(peak, one.mape, one.peaks, GOAL_MEMORY, counts))
+        accuracy = (one.memory_alone, one.counts_balanced, one.trees_balanced)
+        others = dict(zip(("memory alone", "counts", "trees"), 1 - np.array(accuracy), strict=True))
+        missed = 1 - one.balanced
         lines.append(ResultLine(outcome, missed, one.outcomes, goal, others, measure))
     return lines
-
-
-def _reached(value: float, goal: float, yes: bool) -> str:
-    return "" if np.isnan(value) else reached_text(goal, yes)
 
 
 def _kept(frame: pd.DataFrame, failed: np.ndarray) -> np.ndarray:

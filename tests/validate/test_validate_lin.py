@@ -15,8 +15,7 @@ from hybridperf.model import PerfModel, load_model
 from hybridperf.ops import Gemm, OpCall, Reduction
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.validate import lin, lin_data, lin_hosts, lin_ranks, lin_single
-from hybridperf.validate.lin_borrowed import borrowed
-from hybridperf.validate.lin_kernels import KERNEL_S, BorrowedRates, KernelPrices
+from hybridperf.validate.lin_kernels import KERNEL_S, BorrowedRates, KernelPrices, borrowed
 from hybridperf.workloads.eager import loop
 
 

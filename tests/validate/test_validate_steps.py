@@ -8,7 +8,7 @@ import pytest
 
 from hybridperf.training.steps.failures import endings
 from hybridperf.training.steps.rows import resolve
-from hybridperf.validate import step_baselines, step_memory, step_scores, step_splits, steps
+from hybridperf.validate import step_baselines, step_memory, step_splits, steps
 
 ROW = {
     "source": "mosaicml_llmfoundry", "family": "gpt", "hidden": 1024, "heads": 16, "layers": 12,
@@ -101,7 +101,7 @@ def test_scores_by_hand() -> None:
             "flat": 2.0,
         }
     )
-    found = step_scores.step_scores(frame, ["flat"])
+    found = steps.step_scores(frame, ["flat"])
     assert found.all.mape == pytest.approx((0.1 + 0.1 + 0.8) / 3)
     assert found.all.median == pytest.approx(0.1)
     assert found.all.coverage == pytest.approx(2 / 3)
