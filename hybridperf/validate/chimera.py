@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from hybridperf.io import positive_column, read_table, require_columns
+from hybridperf.io import positive_column, require_columns
 from hybridperf.report import text
 from hybridperf.validate.chimera_layers import Layers, elsewhere, fit
 from hybridperf.validate.harness import ResultLine, Split
@@ -72,11 +71,6 @@ class ChimeraReport:
             for line in self.summary.to_dict("records")
             for direction in DIRECTIONS
         ]  # fmt: skip
-
-
-def chimera_report(data: Path) -> ChimeraReport:
-    """All splits of the profiles under a folder of measured data."""
-    return report(read_table(data / FILE))
 
 
 def report(frame: pd.DataFrame) -> ChimeraReport:

@@ -138,11 +138,12 @@ class Layers:
 
     def seconds(self, knobs: LayerKnobs) -> np.ndarray:
         """Seconds forward and backward [2, N]."""
+        both = (
+            (self.forward, knobs.forward_efficiency, knobs.launch_s),
+            (self.backward, knobs.backward_efficiency, knobs.backward_launch_s),
+        )
         rates = self.peak, self.bandwidth
-        forward = knobs.forward_efficiency, knobs.launch_s, knobs
-        backward = knobs.backward_efficiency, knobs.backward_launch_s, knobs
-        both = (self.forward.seconds(*rates, *forward), self.backward.seconds(*rates, *backward))
-        return np.stack(both)
+        return np.stack([way.seconds(*rates, share, launch, knobs) for way, share, launch in both])
 
 
 def fit(

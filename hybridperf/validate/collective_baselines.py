@@ -30,7 +30,7 @@ from hybridperf.validate.baselines import OTHERS_ROWS, boosted_trees, fit_logs, 
 
 NAMES = ("datasheet", "alpha_beta", "ring_tree", "interpolation", "relative", "trees")
 Predicts = Callable[[pd.DataFrame], np.ndarray]
-Formula = Callable[[np.ndarray, pd.DataFrame], np.ndarray]
+Formula = Callable[..., np.ndarray]  # of theta and rows
 
 _SHARPNESS = 4.0
 _ALPHA_BETA = np.log([2e-5, 0.7]), np.array([1.5, 0.7])  # (start, spread around what others have)

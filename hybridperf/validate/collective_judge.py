@@ -42,7 +42,6 @@ LEAST_ROWS = 40  # of a group, to be judged
 LEAST_FEW_ROWS = 10  # of a group of a few-shot system
 _FEW = 20
 _MANY_ROWS = 1500
-_MEASURED_RANKS, _ASKED_RANKS = 4, 8
 _QUICK_RECIPE, _QUICK_SYSTEMS = TrainingRecipe(steps=200), 3
 _MEASURED = ["time_s", "time_min_s", "time_mean_s", "time_std_s", "busbw_log"]
 _PRIOR_DEPENDS_ON = ("collectives", "learning", "hardware")
@@ -51,49 +50,45 @@ DEPENDS_ON = (
     *(f"validate/collective_{name}.py" for name in ("judge", "rows", "baselines")),
 )
 
-# positions of the rows to fit on and of those to be judged on
-Dealt = tuple[np.ndarray, np.ndarray]
-Deals = Callable[[pd.DataFrame, np.random.Generator], Dealt]
+Mask = Callable[[pd.DataFrame], np.ndarray]  # [N]
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveTask:
     """How the rows of a system are dealt out."""
 
-    deal: Deals
+    given: Mask  # of rows in any order: which to fit on
     draws: int = 1
     few: bool = False  # of few-shot systems
     gives_rows: bool = True
     slow: bool = False  # where a system has many rows: one draw
+    asked: Mask | None = None  # which are judged; all others if not given
 
-    def draws_of(self, rows: int) -> int:
-        """How often to deal a system's rows."""
-        return 1 if self.slow and rows > _MANY_ROWS else self.draws
-
-
-def _nothing(rows: pd.DataFrame, random: np.random.Generator) -> Dealt:
-    del random
-    return np.zeros(0, int), np.arange(len(rows))
-
-
-def _few_of(*columns: str) -> Deals:
-    def deal(rows: pd.DataFrame, random: np.random.Generator) -> Dealt:
+    def deal(
+        self, rows: pd.DataFrame, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of the rows to fit on and of those to be judged on."""
         order = random.permutation(len(rows))
-        rank = rows.iloc[order].groupby(list(columns)).cumcount().to_numpy()
-        return np.sort(order[rank < _FEW]), np.sort(order[rank >= _FEW])
-
-    return deal
-
-
-def _half(rows: pd.DataFrame, random: np.random.Generator) -> Dealt:
-    order = random.permutation(len(rows))
-    return np.sort(order[: len(rows) // 2]), np.sort(order[len(rows) // 2 :])
+        shuffled = rows.iloc[order]
+        given = self.given(shuffled)
+        asked = ~given if self.asked is None else self.asked(shuffled)
+        return np.sort(order[given]), np.sort(order[asked])
 
 
-def _more_ranks(rows: pd.DataFrame, random: np.random.Generator) -> Dealt:
-    del random
-    n = rows["n_gpus"].to_numpy()
-    return np.flatnonzero(n <= _MEASURED_RANKS), np.flatnonzero(n == _ASKED_RANKS)
+def _nothing(rows: pd.DataFrame) -> np.ndarray:
+    return np.zeros(len(rows), bool)
+
+
+def _few_of(*columns: str) -> Mask:
+    return lambda rows: rows.groupby(list(columns)).cumcount().to_numpy() < _FEW
+
+
+def _half(rows: pd.DataFrame) -> np.ndarray:
+    return np.arange(len(rows)) < len(rows) // 2
+
+
+def _ranks(fewest: int, most: int) -> Mask:
+    return lambda rows: rows["n_gpus"].between(fewest, most).to_numpy()
 
 
 TASKS: Mapping[str, CollectiveTask] = {
@@ -102,7 +97,7 @@ TASKS: Mapping[str, CollectiveTask] = {
     "per_collective": CollectiveTask(_few_of("collective"), 3),
     "per_group": CollectiveTask(_few_of(*GROUP), 3),
     "half": CollectiveTask(_half, 3, slow=True),
-    "ranks": CollectiveTask(_more_ranks),
+    "ranks": CollectiveTask(_ranks(0, 4), asked=_ranks(8, 8)),
     "few_shot": CollectiveTask(_half, 3, few=True),
 }
 
@@ -121,7 +116,6 @@ class CollectiveEffort:
     draws: int | None = None  # at most
     # of each of three other systems; then the prior is trained shortly
     prior_rows: int | None = None
-    baselines: tuple[str, ...] = collective_baselines.NAMES
 
 
 QUICK = CollectiveEffort(systems=2, draws=1, prior_rows=300)
@@ -183,8 +177,8 @@ def judge(
     over draws.
     """
     task, system = TASKS[name], str(rows["system"].iloc[0])
-    draws = []
-    for draw in range(others.effort.draws or task.draws_of(len(rows))):
+    draws, slow = [], task.slow and len(rows) > _MANY_ROWS
+    for draw in range(others.effort.draws or (1 if slow else task.draws)):
         key = [others.seed, zlib.crc32(f"{name} {system}".encode()), draw]
         fit, test = task.deal(rows, np.random.default_rng(key))
         test = test[eligible(rows, task)[test]]
@@ -214,9 +208,7 @@ def _errors(
     )
     others, system = elsewhere.rows(model.system.id), model.system
     references = references_of(system, others["system"].unique())
-    baselines = collective_baselines.fit_all(
-        given, others, references, elsewhere.seed, elsewhere.effort.baselines
-    )
+    baselines = collective_baselines.fit_all(given, others, references, elsewhere.seed)
     return asked[list(GROUP)].assign(
         ours=np.abs(ours_s / time_s - 1),
         inside=(low_s <= time_s) & (time_s <= high_s),

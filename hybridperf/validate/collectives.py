@@ -24,9 +24,8 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import InputError, write_json, write_table
-from hybridperf.model.fit.device import COVERAGE
 from hybridperf.model.published.collectives import FEW_SHOT, FOLDER, MEASURED
-from hybridperf.report import fits, text
+from hybridperf.report import text
 from hybridperf.validate import harness
 from hybridperf.validate.baselines import COLUMN, best, scikit_learn
 from hybridperf.validate.collective_baselines import NAMES
@@ -41,7 +40,7 @@ from hybridperf.validate.collective_judge import (
     judge,
 )
 from hybridperf.validate.collective_rows import GROUP, MeasuredCollectives, read_groups
-from hybridperf.validate.scores import finite
+from hybridperf.validate.scores import coverage_band, finite
 
 SCHEMA_VERSION = 1
 _RESAMPLES = 2000
@@ -196,7 +195,7 @@ def line_of(
     best_column = best(medians[answered == len(groups)].to_dict())
     near = groups["in_range"].sum() >= 0.5 * groups["tested"].sum()
     rows = round(float(groups["in_range" if near else "tested"].sum()))
-    low, high = fits.binomial_band(rows, COVERAGE)
+    band = coverage_band(rows)
     ours = groups["ours"].to_numpy(np.float64)
     drawn = np.random.default_rng(seed).integers(0, len(ours), (_RESAMPLES, len(ours)))
     spread = np.quantile(np.median(ours[drawn], axis=1), [0.025, 0.975])
@@ -210,8 +209,8 @@ def line_of(
         "best_null": best_column.removeprefix(COLUMN),
         "best_null_wins": int((errors[best_column] < groups["ours"]).sum()),
         "covered": float(groups["inside_in_range" if near else "inside"].sum() / rows),
-        "covered_rows": rows, "covered_in_range": bool(near), "band_low": low / rows,
-        "band_high": high / rows, "half_width": finite(groups["half_width"].median()),
+        "covered_rows": rows, "covered_in_range": bool(near), "band_low": band[0],
+        "band_high": band[1], "half_width": finite(groups["half_width"].median()),
     }  # fmt: skip
 
 

@@ -35,6 +35,7 @@ LEAST_TESTED = 30  # rows, below which a median means nothing
 MOST_TESTED = 2000
 RESAMPLES = 400
 _LEAST_REPEATS = 20
+_RECIPE, _QUICK_RECIPE = TrainingRecipe(), TrainingRecipe(steps=500)
 _DRAWS = {"20": 2, "50": 2}  # few rows: which ones matters
 
 
@@ -47,11 +48,11 @@ class DeviceEffort:
     prior_rows: int | None = None  # of each other device
     prior_devices: int | None = None
     baselines: tuple[str, ...] = device_baselines.NAMES
-    steps: int | None = None  # of the trunk's training
+    recipe: TrainingRecipe = _RECIPE
 
 
 _QUICK_BASELINES = ("roofline", "floor_and_rates", "trees", "process")
-QUICK = DeviceEffort(("0", "50"), 400, 600, 2, _QUICK_BASELINES, steps=500)
+QUICK = DeviceEffort(("0", "50"), 400, 600, 2, _QUICK_BASELINES, _QUICK_RECIPE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +83,6 @@ class Setup:
 
     def prior(self, others: Mapping[str, DeviceRows], family: str) -> Prior:
         """The prior of these rows; from its file where that is still valid."""
-        recipe = TrainingRecipe()
-        if self.effort.steps is not None:
-            recipe = TrainingRecipe(steps=self.effort.steps)
         timed = {name: (rows.rows, rows.time_s) for name, rows in others.items()}
         counts = {name: len(rows) for name, rows in others.items()}
         about = {"split": self.split.name, "family": family, "rows": counts}
@@ -92,7 +90,7 @@ class Setup:
             self.priors / f"{self.split.name}_{family}",
             family,
             {**about, "version": dict(self.version)},
-            lambda: train_family(timed, self.seed, recipe, architectures_of(others)),
+            lambda: train_family(timed, self.seed, self.effort.recipe, architectures_of(others)),
         )
 
     def test_and_pool(self, rows: DeviceRows, line: Line) -> tuple[np.ndarray, np.ndarray]:
@@ -107,6 +105,7 @@ class Setup:
 class Elsewhere:
     """What the other devices' rows of a family taught."""
 
+    setup: Setup
     prior: FamilyPrior
     rows: Sequence[device_baselines.TimedRows]
     baselines: Mapping[str, device_baselines.Predicts]  # without a row of the new device
@@ -135,9 +134,9 @@ def judge_family(devices: Mapping[str, DeviceRows], family: str, setup: Setup) -
     for device, line in judged:
         # the prior as the device takes it: of its architecture, where there are any
         references = references_of(load_device(device), prior.population.devices)
-        elsewhere = Elsewhere(prior.with_references(references), pooled, without_rows)
+        elsewhere = Elsewhere(setup, prior.with_references(references), pooled, without_rows)
         about = {"split": split.name, "kind": split.kind, "family": family, "device": device}
-        found = judge_line(elsewhere, devices[device], device, line, setup)
+        found = judge_line(elsewhere, devices[device], device, line)
         results += [{**about, **result} for result in found]
     made = {name: trained.provenance["made_by"][name] for name in ("split", "family", "rows")}
     return {"prior": {**made, "seconds": trained.provenance["seconds"]}, "results": results}
@@ -159,9 +158,10 @@ def fitted(
 
 
 def judge_line(
-    elsewhere: Elsewhere, rows: DeviceRows, device: str, line: Line, setup: Setup
+    elsewhere: Elsewhere, rows: DeviceRows, device: str, line: Line
 ) -> list[dict[str, Any]]:
     """A dict per number of rows fitted on, view and kind of shape."""
+    setup = elsewhere.setup
     effort, seed = setup.effort, setup.seed
     random = np.random.default_rng([seed, zlib.crc32(f"{device} {line.name}".encode())])
     test, pool = setup.test_and_pool(rows, line)
@@ -178,11 +178,11 @@ def judge_line(
         for draw in range(_DRAWS.get(size, 1)):
             key = [seed, zlib.crc32(f"{device} {line.name} {size}".encode()), draw]
             at = np.random.default_rng(key).permutation(pool)[:count]
-            draws.append(_draw(elsewhere, rows.some(at), shapes, setup, np.isin(seen, at)))
-        effortful: dict[str, Any] = {
-            "adapt_s": float(np.mean([draw["adapt_s"] for draw in draws])),
-            "held_out": float(np.mean([draw["held_out"] for draw in draws])) if count else None,
-        }
+            draws.append(_draw(elsewhere, rows.some(at), shapes, np.isin(seen, at)))
+        adapt_s, held_out = (
+            float(np.mean([draw[name] for draw in draws])) for name in ("adapt_s", "held_out")
+        )
+        effortful = {"adapt_s": adapt_s, "held_out": held_out if count else None}
         for kind, some in shapes.items():
             views = {"": np.ones(len(some), bool)}
             views |= {f": {name}": view(some) for name, view in line.views.items()}
@@ -223,22 +223,17 @@ class DrawPredictions:
 
 
 def _draw(
-    elsewhere: Elsewhere,
-    own: DeviceRows,
-    shapes: Mapping[str, DeviceRows],
-    setup: Setup,
-    fitted_on: np.ndarray,
+    elsewhere: Elsewhere, own: DeviceRows, shapes: Mapping[str, DeviceRows], fitted_on: np.ndarray
 ) -> dict[str, Any]:
     """Predictions for one draw of own rows; `fitted_on`: which of the seen shapes are in it."""
-    begun, timed, prior = time.monotonic(), (own.rows, own.time_s), elsewhere.prior
-    adapted: Adapted = adapt(prior, *timed) if len(own) else adapt(prior)
-    seconds = time.monotonic() - begun
-    baselines, held_out = elsewhere.baselines, np.nan
+    begun_s, timed, setup = time.monotonic(), (own.rows, own.time_s), elsewhere.setup
+    adapted: Adapted = adapt(elsewhere.prior, *(timed if len(own) else ()))
+    out: dict[str, Any] = {"adapt_s": time.monotonic() - begun_s, "held_out": np.nan}
+    baselines = elsewhere.baselines
     if len(own):
         names = setup.effort.baselines
         baselines = device_baselines.fit_all(elsewhere.rows, timed, setup.seed, names)
-        held_out = float(np.median(np.abs(np.expm1(adapted.held_out))))
-    out: dict[str, Any] = {"adapt_s": seconds, "held_out": held_out}
+        out["held_out"] = float(np.median(np.abs(np.expm1(adapted.held_out))))
     for kind, some in shapes.items():
         counts = ~fitted_on if kind == "seen" else np.ones(len(some), bool)
         others = {name: predicts(some.rows) for name, predicts in baselines.items()}

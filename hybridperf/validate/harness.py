@@ -28,6 +28,7 @@ import numpy as np
 import pandas as pd
 
 import hybridperf
+from hybridperf.hardware import this_cpu
 from hybridperf.io import InputError, read_json, replacing, write_json, write_table
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.shipped import Prior, load_prior
@@ -156,21 +157,19 @@ class Parts:
 
 
 def kept_prior(
-    folder: Path | None, family: str, made_by: Mapping[str, Any], train: Callable[[], FamilyPrior]
+    folder: Path, family: str, made_by: Mapping[str, Any], train: Callable[[], FamilyPrior]
 ) -> Prior:
     """A prior of one family, from its folder where it was made by the same, else trained and kept
     there; its provenance: `made_by`, and the `seconds` of its training.
     """
-    if folder:
-        with contextlib.suppress(InputError):  # none yet, or a damaged one
-            before = load_prior(folder)
-            if before.provenance.get("made_by") == made_by:
-                return before
+    with contextlib.suppress(InputError):  # none yet, or a damaged one
+        before = load_prior(folder)
+        if before.provenance.get("made_by") == made_by:
+            return before
     begun_s = time.monotonic()
     families = {family: train()}
     prior = Prior(families, {"made_by": made_by, "seconds": time.monotonic() - begun_s})
-    if folder:
-        prior.save(folder)
+    prior.save(folder)
     return prior
 
 
@@ -227,7 +226,7 @@ def write_results(out: Path, claim: str, lines: Sequence[ResultLine]) -> None:
         "date": datetime.date.today().isoformat(),
         "commit": _commit(),
         "versions": {"python": platform.python_version(), **_versions()},
-        "machine": f"{platform.machine()}, {_processor()}",
+        "machine": f"{platform.machine()}, {this_cpu().name}",
         "lines": [_plain(dataclasses.asdict(line)) for line in lines],
     }
     write_json(Path(out) / RESULTS, SCHEMA, SCHEMA_VERSION, content)
@@ -263,14 +262,6 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown processor"
 
 
 def page(results: Sequence[Path], out: Path) -> None:

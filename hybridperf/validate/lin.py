@@ -2,8 +2,8 @@
 own errors and baselines.
 
 Nothing is fitted on the cells that are judged. What a kernel sequence or a host gives is given by
-another workload or another rank; what is borrowed from the traced sequences is
-named (`lin_borrowed`), and the figures without it stand next to it.
+another workload or another rank; what is borrowed from the traced sequences is named
+(`lin_kernels`), and the figures without it stand next to it.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def _kernel_table(kernels: pd.DataFrame) -> str:
     """One line per kind of op: microseconds measured and predicted, of both models."""
     one = kernels[kernels["date"].isin(_DATES)]
     wide = one.pivot(index="op", columns="workload", values=["measured_s", "predicted_s"]) * 1e6
-    models, rows = ("DLRM_default", "DLRM_MLPerf"), []
-    columns = [(what, model) for model in models for what in ("measured_s", "predicted_s")]
-    for op in wide[("measured_s", models[0])].fillna(0.0).sort_values(ascending=False).index:
-        cells = [wide.loc[op, column] for column in columns]
-        rows.append([op, *("" if np.isnan(cell) else f"{cell:.0f}" for cell in cells)])
+    models = ("DLRM_default", "DLRM_MLPerf")
+    wide = wide[[(what, model) for model in models for what in ("measured_s", "predicted_s")]]
+    order = wide[("measured_s", models[0])].fillna(0.0).sort_values(ascending=False).index
+    cells = wide.loc[order].itertuples(name=None)
+    rows = [[op, *("" if np.isnan(us) else f"{us:.0f}" for us in found)] for op, *found in cells]
     title = "kernels by op, us a step (B = 2048)"
     return text.table([title, "default", "predicted", "MLPerf", "predicted"], rows)
 
@@ -125,15 +125,17 @@ def _sum_error(frame: pd.DataFrame, date: object) -> float:
 
 
 def _cell_table(plain: pd.DataFrame, added: pd.DataFrame) -> str:
+    columns = {
+        "active": plain["active_error"], "active, 5 us more": added["active_error"],
+        "shared host": plain["shared_error"], "shared, 5 us more": added["shared_error"],
+        "own host": plain["own_error"],
+    }  # fmt: skip
     rows = []
-    for (_, one), (_, more) in zip(plain.iterrows(), added.iterrows(), strict=True):
+    for at, one in plain.iterrows():
         cell, took = f"{one['gpu']} {one['workload']} {one['batch_size']}", one["actual_s"] * 1e3
-        errors = [one[f"{what}_error"] for what in ("active", "shared", "own")]
-        more_errors = [more[f"{what}_error"] for what in ("active", "shared")]
-        cells = [errors[0], more_errors[0], errors[1], more_errors[1], errors[2]]
-        rows.append([cell, f"{took:.2f}", *map(_percent, cells), one["note"]])
-    headers = ["active", "active, 5 us more", "shared host", "shared, 5 us more", "own host"]
-    return text.table(["cell", "ms", *headers, ""], rows)
+        errors = [_percent(column[at]) for column in columns.values()]
+        rows.append([cell, f"{took:.2f}", *errors, one["note"]])
+    return text.table(["cell", "ms", *columns, ""], rows)
 
 
 _JUDGED = {  # columns of errors, and what they are of

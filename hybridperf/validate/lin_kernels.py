@@ -132,23 +132,20 @@ class KernelPrices:
 
 def borrowed(data: Path, prices: KernelPrices, workload: str) -> BorrowedRates:
     """Means over the recorded sequences of all workloads but this one; of products the fastest."""
-    rows = lin.read(data, "v100_dlrm_kernel_sequence.csv")
-    rows = rows[rows["workload"] != workload].assign(
-        op=lambda frame: frame["op"].map(lin.plain), s=lambda frame: frame["runtime_us_sum"] * 1e-6
-    )
+    rows = lin.recorded(data)
+    rows = rows[rows["workload"] != workload].assign(s=rows["runtime_us_sum"] * 1e-6)
     vectors = len(lin.config(workload, _BATCH).tables) + 1
     each = [
         _of(part, prices, lin.config(str(name), _BATCH), vectors)
         for (_, name), part in rows.groupby(["notebook_date", "workload"])
     ]
-    names = [field.name for field in dataclasses.fields(BorrowedRates)]
-    found = zip(names, zip(*each, strict=True), strict=True)
-    return BorrowedRates(**{name: _one(of, best=name.startswith("dot")) for name, of in found})
-
-
-def _one(rates: tuple[float, ...], best: bool) -> float:
-    known = [rate for rate in rates if not np.isnan(rate)]
-    return float(max(known) if best else np.mean(known)) if known else np.nan
+    rates = {}
+    for field, found in zip(
+        dataclasses.fields(BorrowedRates), zip(*each, strict=True), strict=True
+    ):
+        known = [rate for rate in found if not np.isnan(rate)] or [np.nan]
+        rates[field.name] = float(max(known) if field.name.startswith("dot") else np.mean(known))
+    return BorrowedRates(**rates)
 
 
 def _of(

@@ -18,7 +18,7 @@ from hybridperf.engine.workload import GivenSeconds, Workload
 from hybridperf.hardware import Host
 from hybridperf.model import PerfModel
 from hybridperf.ops import OpCall
-from hybridperf.validate.lin_hosts import own_host, shared_host
+from hybridperf.validate.lin_data import own_host, shared_host
 from hybridperf.validate.lin_kernels import KernelPrices, borrowed
 from hybridperf.workloads.dlrm import DlrmConfig, dlrm
 from hybridperf.workloads.eager import Eager

@@ -40,8 +40,7 @@ class MeasuredStep:
     median_s: float
     repeats: int
     noise: float  # how far a round's median lies above it, a share: the median over the rounds
-    # processor seconds per second while it was measured: on a CPU, far below 1 if others had the
-    # core
+    # processor seconds per second measured: on a CPU, far below 1 if others had the core
     cpu_share: float
     workload: Workload
     config: Mapping[str, Any]
@@ -51,28 +50,20 @@ class MeasuredStep:
 StepSpec = dict[str, Any]  # of `hybridperf_calibration.training_steps.run`
 
 
-def dlrm_spec(
-    batch: int,
-    tables: int,
-    rows: int,
-    dim: int,
-    pooling: int,
-    dense: int,
-    bottom: list[int],
-    top: list[int],
-) -> StepSpec:
-    """A recommendation model's step; `rows`: of each table; `dense`: features; layers of MLPs."""
-    config = {
-        "batch": batch, "tables": tables, "rows_per_table": rows, "embedding_dim": dim,
-        "pooling": pooling, "dense_features": dense, "bottom_mlp": bottom, "top_mlp": top,
-    }  # fmt: skip
-    return {"workload": "dlrm", "config": config}
+_DLRM_SIZES = (
+    "batch", "tables", "rows_per_table", "embedding_dim", "pooling", "dense_features",
+    "bottom_mlp", "top_mlp",
+)  # fmt: skip
 
 
-def gpt_spec(batch: int, seq: int, width: int, layers: int, heads: int, vocab: int) -> StepSpec:
-    """A transformer's step."""
-    config = {"batch": batch, "seq": seq, "width": width, "layers": layers, "heads": heads}
-    return {"workload": "gpt", "config": {**config, "vocab": vocab}}
+def dlrm_spec(*sizes: int | list[int]) -> StepSpec:
+    """A recommendation model's step, of sizes in the order of `_DLRM_SIZES`."""
+    return {"workload": "dlrm", "config": dict(zip(_DLRM_SIZES, sizes, strict=True))}
+
+
+def gpt_spec(batch: int, *, seq: int, **sizes: int) -> StepSpec:
+    """A transformer's step; `sizes`: width, layers, heads, vocab."""
+    return {"workload": "gpt", "config": {"batch": batch, "seq": seq, **sizes}}
 
 
 def measure_steps(
@@ -88,19 +79,17 @@ def measure_steps(
     with replacing(folder / "steps.spec.json") as handle:
         json.dump(list(spec), handle, indent=1)
     out = folder / "steps.json"
-    options = ["--out", str(out), "--programs", str(folder / "programs")]
+    spec_path = str(folder / "steps.spec.json")
+    options = [spec_path, "--out", str(out), "--programs", str(folder / "programs")]
     options += ["--cores", cores or usable_core(), "--rounds", str(rounds)]
     options += ["--profile"] if profile else []
-    spec_path = str(folder / "steps.spec.json")
-    run_program("hybridperf_calibration.training_steps.run", [spec_path, *options])
-    kept = ("name", "time_s", "least_s", "median_s", "repeats", "noise", "cpu_share", "config")
-    return [
-        MeasuredStep(
-            **{name: step[name] for name in (*kept, "op_s")},
-            workload=load_program(folder / "programs" / step["program"]),
-        )
-        for step in read_json(out, "steps", STEPS_SCHEMA_VERSION)["steps"]
-    ]
+    run_program("hybridperf_calibration.training_steps.run", options)
+    kept = [field.name for field in dataclasses.fields(MeasuredStep) if field.name != "workload"]
+    found = []
+    for step in read_json(out, "steps", STEPS_SCHEMA_VERSION)["steps"]:
+        program = load_program(folder / "programs" / step["program"])
+        found.append(MeasuredStep(workload=program, **{name: step[name] for name in kept}))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,22 +163,21 @@ def summarise(compared: Sequence[StepComparison]) -> dict[str, Any]:
     """Errors of all steps together, as shares, next to those of the baselines; coverage."""
     measured_s = [c.measured.time_s for c in compared]
     roofline_s = [c.predicted.roofline_s for c in compared]
-    factors = best_factors(roofline_s, measured_s)
+    factors, scaled = best_factors(roofline_s, measured_s), None
+    if factors is not None:
+        scaled = mape(factors * np.asarray(roofline_s), measured_s)
     worst = max(compared, key=lambda c: abs(c.error))
     with_interval = [c for c in compared if c.inside is not None]
-    scaled = None if factors is None else mape(factors * np.asarray(roofline_s), measured_s)
     return {
         "steps": [c.record() for c in compared],
         "mean_error": mape([c.predicted.time_s for c in compared], measured_s),
-        "worst_error": worst.error,
-        "worst_step": worst.measured.name,
-        "inside": sum(bool(c.inside) for c in with_interval),
-        "with_interval": len(with_interval),
+        "worst_error": worst.error, "worst_step": worst.measured.name,
+        "inside": sum(bool(c.inside) for c in with_interval), "with_interval": len(with_interval),
         "mean_roofline_error": mape(roofline_s, measured_s),
         "scaled_roofline_factors": None if factors is None else factors.tolist(),
         "mean_scaled_roofline_error": scaled,
         "mean_noise": float(np.mean([c.measured.noise for c in compared])),
-    }
+    }  # fmt: skip
 
 
 def result_line(compared: Sequence[StepComparison], name: str) -> ResultLine:

@@ -69,7 +69,7 @@ def run(
     return summary
 
 
-def compare(held_out: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+def compare(held_out: pd.DataFrame) -> pd.DataFrame:
     """One line per op kind with at least 20 rows: medians of each, and how far ours lies above the
     better baseline.
 
@@ -77,8 +77,7 @@ def compare(held_out: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     shares: `excess` is the difference of medians, low and high its 95 % bootstrap interval. Ours is
     worse beyond chance where `excess_low` is above zero.
     """
-    rng = np.random.default_rng(seed)
-    lines = []
+    rng, lines = np.random.default_rng(0), []
     for op, rows in held_out.groupby("op"):
         if len(rows) < LEAST_ROWS_FOR_INTERVAL:
             continue

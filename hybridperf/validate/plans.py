@@ -201,30 +201,23 @@ def judge(
     case = (rows["model"] + " on " + rows["n_gpus"].astype(str)).to_numpy()
     names = [name for name in dict.fromkeys(case.tolist()) if (case == name).sum() >= LEAST_ROWS]
     measured_s = rows["step_time_s"].to_numpy(float)
-    found = []
+    model, found = rows["model"].to_numpy(), []
     for fit in fits:
-        slower: dict[str, float] = {}
-        with_stalls: dict[str, float] = {}
+        ways: dict[str, dict[str, float]] = {"plan": {}, "time expected with stalls": {}}
         for name in names:
             here = case == name
-            others = ~here
-            if fit != "other cases":
-                others = rows["model"].to_numpy() != rows["model"][np.argmax(here)]
+            others = ~here if fit == "other cases" else model != model[np.argmax(here)]
             given = others if fit != "beliefs" else None
-            step_s, expected_s = _predicted_s(batch, here, given, measured_s)
-            slower[name] = _slower(measured_s[here], step_s)
-            with_stalls[name] = _slower(measured_s[here], expected_s)
-        found.append(Choice(f"plan, {fit}", pd.Series(slower)))
-        found.append(Choice(f"time expected with stalls, {fit}", pd.Series(with_stalls)))
+            seconds = _predicted_s(batch, here, given, measured_s)
+            for of_way, one_s in zip(ways.values(), seconds, strict=True):
+                of_way[name] = _slower(measured_s[here], one_s)
+        found += [Choice(f"{way}, {fit}", pd.Series(slower)) for way, slower in ways.items()]
+    of_case = {name: (rows[case == name], measured_s[case == name]) for name in names}
     rules = []
     for rule, keys in RULES.items():
-        slower = {
-            name: _slower(measured_s[case == name], _place(rows[case == name], keys))
-            for name in names
-        }
+        slower = {name: _slower(took_s, _place(at, keys)) for name, (at, took_s) in of_case.items()}
         rules.append(Choice(rule, pd.Series(slower)))
-    of_case = {name: measured_s[case == name] for name in names}
-    share = {name: (one <= CLOSE * one.min()).mean() for name, one in of_case.items()}
+    share = {name: (one <= CLOSE * one.min()).mean() for name, (_, one) in of_case.items()}
     rules = sorted(rules, key=lambda one: (-one.close, one.slower.median()))
     return [*found, *rules, Choice(RANDOM, pd.Series(share))]
 

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom
 
 from hybridperf.model.fit.device import COVERAGE
+from hybridperf.report.fits import binomial_band
+
+# a step so many times slower than predicted belongs to the slow branch (`steps/cross_node.py`)
+SLOW = 1.7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Scores:
     pearson: float  # correlation of the logs
     coverage: float  # share of rows inside their interval
     half_width: float  # median over rows of sqrt(high / low) - 1
+    slow: int  # rows slower than predicted by SLOW
+    fast_mape: float  # of the other rows
     baselines: Mapping[str, float] = dataclasses.field(default_factory=dict)  # MAPE of each
 
 
@@ -35,7 +40,7 @@ def scores(
 ) -> Scores:
     """Score predicted seconds [N]; intervals and seconds of baselines where there are any."""
     measured, predicted = np.asarray(measured_s, float), np.asarray(predicted_s, float)
-    error = np.abs(predicted / measured - 1)
+    error, slow = np.abs(predicted / measured - 1), measured > SLOW * predicted
     inside = width = np.zeros(0)
     if low_s is not None and high_s is not None:
         low, high = np.asarray(low_s, float), np.asarray(high_s, float)
@@ -51,8 +56,22 @@ def scores(
         pearson=pearson_of_logs(measured, predicted),
         coverage=mean(inside),
         half_width=float(np.median(width)) if len(width) else np.nan,
+        slow=int(slow.sum()),
+        fast_mape=mean(error[~slow]),
         baselines={name: mean(np.abs(value / measured - 1)) for name, value in others.items()},
     )
+
+
+def mean_of(draws: Sequence[Scores]) -> Scores:
+    """Means over draws of the same split."""
+
+    def means(of_draws: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+        return {name: float(np.mean([draw[name] for draw in of_draws])) for name in of_draws[0]}
+
+    every = [dataclasses.asdict(draw) for draw in draws]
+    baselines = means([draw.pop("baselines") for draw in every])
+    found = Scores(**means(every), baselines=baselines)
+    return dataclasses.replace(found, rows=draws[0].rows, slow=round(found.slow))
 
 
 def pearson_of_logs(measured_s: np.ndarray, predicted_s: np.ndarray) -> float:
@@ -93,5 +112,5 @@ def excess(
 
 def coverage_band(rows: int) -> tuple[float, float]:
     """Shares of rows between which coverage of 90 % stays by chance, 99 times of 100."""
-    low, high = binom.interval(0.99, rows, COVERAGE) if rows else (np.nan, np.nan)
-    return float(low) / max(rows, 1), float(high) / max(rows, 1)
+    low, high = binomial_band(rows, COVERAGE) if rows else (np.nan, np.nan)
+    return low / max(rows, 1), high / max(rows, 1)

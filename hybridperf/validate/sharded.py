@@ -33,7 +33,7 @@ from hybridperf.engine.workload import Workload
 from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.greedy import GREEDY, RULES, by_rule
 from hybridperf.explore.sharding.run import shard
-from hybridperf.io import InputError, read_json, write_json, write_table
+from hybridperf.io import InputError, read_json, replacing, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.programs import default_backend, run_program
 from hybridperf.ops import GROUPS
@@ -299,13 +299,16 @@ def _measure(folder: Path, tasks: Sequence[Task], passes: int, *, profile: bool)
 
     `hybridperf_calibration.training_steps.sharded_tasks` says what a task is.
     """
-    path = folder / "tasks.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(tasks, indent=1))
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another --out") from error
-    options = ["--tasks", str(path), "--out", str(folder), "--processes", str(RANKS)]
+    with replacing(folder / "tasks.json") as handle:
+        json.dump(tasks, handle, indent=1)
+    options = [
+        "--tasks",
+        str(folder / "tasks.json"),
+        "--out",
+        str(folder),
+        "--processes",
+        str(RANKS),
+    ]
     options += ["--passes", str(passes), *([] if profile else ["--no-profile"])]
     run_program("hybridperf_calibration.training_steps.sharded_dlrm", options)
     read_json(folder / "steps.machine.json", "machine", 1)  # what ran has left its facts

@@ -66,7 +66,7 @@ def constant(ideal_s: np.ndarray, measured_s: np.ndarray, best: bool) -> float:
 
 
 def fit(
-    name: str, rows: BaselineRows, measured_s: np.ndarray, seed: int = 0
+    name: str, rows: BaselineRows, measured_s: np.ndarray
 ) -> Callable[[BaselineRows], np.ndarray] | None:
     """Seconds of other rows by a baseline fitted on these; None where they are too few for it."""
     if name not in NAMES:
@@ -76,7 +76,7 @@ def fit(
         return lambda other: factor * other.ideal_s
     if len(measured_s) < _LEAST_TREE_ROWS:
         return None
-    boosting = boosted_trees(seed, _LEAVES)
+    boosting = boosted_trees(0, _LEAVES)
     boosting.fit(rows.layout, np.log(measured_s / rows.ideal_s))
     return lambda other: other.ideal_s * np.exp(boosting.predict(other.layout))
 

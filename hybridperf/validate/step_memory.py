@@ -9,9 +9,6 @@ Cells with both outcomes and layouts with more stages than layers are left out. 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-
 import numpy as np
 import pandas as pd
 
@@ -21,31 +18,20 @@ from hybridperf.training.steps.memory_fit import USABLE, fit_memory, peak_bytes,
 from hybridperf.training.steps.rows import ResolvedRows
 from hybridperf.validate.harness import ResultLine
 from hybridperf.validate.step_baselines import baseline_rows, failure_trees
-from hybridperf.validate.step_splits import CELL, FOLDS, folds_of
+from hybridperf.validate.step_splits import CELL, FOLDS, by_cell, by_model
 from hybridperf.workloads.memory import MemoryKnobs
 
 GOAL_BALANCED, GOAL_MEMORY = 0.96, 0.10
 _GIGABYTE = 1e9  # `mem_gb`: a fit in GiB would want 7 % more than the counted bytes per parameter
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryScores:
-    """One split. Shares."""
+def judge(frame: pd.DataFrame, resolved: ResolvedRows, folds: int = FOLDS) -> pd.DataFrame:
+    """Unseen cells and unseen models of one sweep with `status` (which failed) and `mem_gb`.
 
-    name: str
-    peaks: int
-    mape: float
-    median: float
-    counts_mape: float  # of counts that nothing was fitted to
-    outcomes: int
-    balanced: float
-    memory_alone: float
-    counts_balanced: float
-    trees_balanced: float
-
-
-def judge(frame: pd.DataFrame, resolved: ResolvedRows, folds: int = FOLDS) -> list[MemoryScores]:
-    """Unseen cells and unseen models of one sweep with `status` (which failed) and `mem_gb`."""
+    A line for each: `name`, how many `peaks` were judged, their `mape`, `median` error and
+    `counts_mape` (of counts that nothing was fitted to), how many `outcomes`, and the accuracies
+    `balanced, memory_alone, counts_balanced, trees_balanced`.
+    """
     some = resolved.predictable
     frame, rows = frame.iloc[some].reset_index(drop=True), [resolved.rows[at] for at in some]
     configs = [row.config for row in rows if row.config is not None]
@@ -56,24 +42,32 @@ def judge(frame: pd.DataFrame, resolved: ResolvedRows, folds: int = FOLDS) -> li
     counted, kept = peak_bytes(configs, MemoryKnobs()), _kept(frame, failed)
     seen = baseline_rows(rows).layout
     ran = ~failed & clean & np.isfinite(peak)
+    every = np.ones(len(frame), bool)
+    splits = [[*by_cell("unseen cells", frame, every, folds)]]
+    splits += [[one] for one in by_model("unseen", frame, every)]
     found = []
-    for name, parts in _splits(frame, folds):
+    for parts in splits:
         needed, trees = np.full(len(frame), np.nan), np.zeros(len(frame), bool)
-        for given, judged in parts:
-            fit_on = np.flatnonzero(given & ran)
+        here = np.zeros(len(frame), bool)
+        for part in parts:
+            fit_on, told = part.given[ran[part.given]], part.given[kept[part.given]]
             knobs = fit_memory([configs[at] for at in fit_on], peak[fit_on])
-            needed[judged] = peak_bytes([configs[at] for at in np.flatnonzero(judged)], knobs)
-            told = given & kept
-            trees[judged] = failure_trees(seen[told], failed[told], seen[judged])
-        here = np.any([judged for _, judged in parts], axis=0)
+            needed[part.judged] = peak_bytes([configs[at] for at in part.judged], knobs)
+            trees[part.judged] = failure_trees(seen[told], failed[told], seen[part.judged])
+            here[part.judged] = True
         ended, told = here & ran, here & kept
-        errors = [np.abs(one[ended] / peak[ended] - 1) for one in (needed, counted)]
-        shares = float(errors[0].mean()), float(np.median(errors[0])), float(errors[1].mean())
+        error, counts_error = (np.abs(one[ended] / peak[ended] - 1) for one in (needed, counted))
         outcomes = [will_fail(configs, one, capacity) for one in (needed, counted)]
         ways = (outcomes[0], needed > USABLE * capacity, outcomes[1], trees)
+        names = ("balanced", "memory_alone", "counts_balanced", "trees_balanced")
         accuracy = [balanced(failed[told], one[told]) for one in ways]
-        found.append(MemoryScores(name, int(ended.sum()), *shares, int(told.sum()), *accuracy))
-    return found
+        task = parts[0].task if len(parts) > 1 else f"unseen {parts[0].part}"
+        found.append({
+            "name": task, "peaks": int(ended.sum()), "mape": float(error.mean()),
+            "median": float(np.median(error)), "counts_mape": float(counts_error.mean()),
+            "outcomes": int(told.sum()), **dict(zip(names, accuracy, strict=True)),
+        })  # fmt: skip
+    return pd.DataFrame(found)
 
 
 def balanced(failed: np.ndarray, predicted: np.ndarray) -> float:
@@ -88,10 +82,10 @@ def reached_text(goal: float, reached: bool) -> str:
     return f"{text.percent(goal)} {'yes' if reached else 'NO'}"
 
 
-def table(found: list[MemoryScores]) -> str:
+def table(found: pd.DataFrame) -> str:
     """One line for each split."""
     lines = []
-    for one in found:
+    for one in found.itertuples():
         memory = (one.mape, one.median, one.counts_mape)
         outcomes = (one.balanced, one.memory_alone, one.counts_balanced, one.trees_balanced)
         small = reached_text(GOAL_MEMORY, one.mape <= GOAL_MEMORY)
@@ -108,10 +102,10 @@ def table(found: list[MemoryScores]) -> str:
     return text.table(headers, lines)
 
 
-def result_lines(found: list[MemoryScores]) -> list[ResultLine]:
+def result_lines(found: pd.DataFrame) -> list[ResultLine]:
     """As `results.json` keeps them: errors of peaks, and shares of outcomes that were missed."""
     lines, goal, measure = [], 1 - GOAL_BALANCED, "1 - balanced accuracy"
-    for one in found:
+    for one in found.itertuples():
         peak, outcome = f"memory, {one.name}: peak", f"memory, {one.name}: outcome"
         counts = {"counts alone": one.counts_mape}
         lines.append(ResultLine(peak, one.mape, one.peaks, GOAL_MEMORY, counts))
@@ -128,14 +122,3 @@ def _kept(frame: pd.DataFrame, failed: np.ndarray) -> np.ndarray:
     mixed = pd.Series(failed).groupby(cell).transform("nunique").to_numpy() > 1
     has_layers = frame["pp"].astype(float) <= frame["layers"].astype(float)
     return np.asarray(~mixed & has_layers.to_numpy())
-
-
-def _splits(
-    frame: pd.DataFrame, folds: int
-) -> Iterator[tuple[str, list[tuple[np.ndarray, np.ndarray]]]]:
-    """(name, pairs of given and judged [N])."""
-    fold = folds_of(frame, folds)
-    yield "unseen cells", [(fold != one, fold == one) for one in range(folds)]
-    for model in sorted(frame["model"].unique()):
-        out = (frame["model"] == model).to_numpy()
-        yield f"unseen {model}", [(~out, out)]

@@ -27,7 +27,7 @@ from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import ResolvedRows, resolve
 from hybridperf.validate import chimera, harness, step_memory
 from hybridperf.validate.harness import Found, ResultLine
-from hybridperf.validate.scores import Scores, mean, scores
+from hybridperf.validate.scores import SLOW, Scores, mean_of, scores
 from hybridperf.validate.step_baselines import NAMES, baseline_rows, fit
 from hybridperf.validate.step_splits import DRAWS, FOLDS, STEP_GOALS, splits
 
@@ -36,8 +36,6 @@ TASKS = ("splits", "sources", "memory", "layers")
 QUICK_DRAWS, QUICK_FOLDS, QUICK_ROWS = 2, 1, 60
 OTHER_SOURCES_ROWS = 300  # more of other sources teach no more
 HOST_BOUND = 0.10  # share of a step that waits for the host
-# a row so many times slower than predicted belongs to the slow branch (`steps/cross_node.py`)
-SLOW = 1.7
 # what was published with the rows, for the reader; calculon's and NeuSight's are computed from
 # their own predictions in the rows
 PUBLISHED = {"vtrain_single_node": "vTrain 8.4 %", "vtrain_multi_node": "vTrain 14.7 %"}
@@ -94,7 +92,7 @@ def _found(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
     if "splits" in wanted:
         judged = judge_splits(measured, quick)
         lines = [
-            ResultLine.of(str(task), _scores(part).all, STEP_GOALS.get(str(task)))
+            ResultLine.of(str(task), _scores(part), STEP_GOALS.get(str(task)))
             for task, part in judged[~judged["flagged"]].groupby("task", sort=False)
         ]
         said = split_table(judged) + "\n\n" + detail_table(judged)
@@ -102,7 +100,7 @@ def _found(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
     if "sources" in wanted:
         by_source = judge_sources(measured, quick)
         lines = [
-            ResultLine.of(f"{source}, none given", step_scores(part, NAMES[:2]).all)
+            ResultLine.of(f"{source}, none given", step_scores(part, NAMES[:2]))
             for source, part in by_source[~by_source["flagged"]].groupby("source", sort=False)
         ]
         yield Found(source_table(by_source), {"sources": by_source}, lines)
@@ -111,10 +109,9 @@ def _found(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
         part = measured.whole.iloc[ultra].reset_index(drop=True)
         rows = ResolvedRows(tuple(measured.resolved.rows[at] for at in ultra))
         peaks = step_memory.judge(part, rows, QUICK_FOLDS + 1 if quick else FOLDS)
-        frame, lines = pd.DataFrame(peaks), step_memory.result_lines(peaks)
-        yield Found(step_memory.table(peaks), {"memory": frame}, lines)
+        yield Found(step_memory.table(peaks), {"memory": peaks}, step_memory.result_lines(peaks))
     if "layers" in wanted:
-        report = chimera.chimera_report(data)
+        report = chimera.report(read_table(data / chimera.FILE))
         yield Found(report.text(), {"layers": report.lines}, report.result_lines())
     yield Found(contradictions_text(measured))
 
@@ -171,54 +168,35 @@ def judge_sources(measured: MeasuredSteps, quick: bool = False) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class StepScores:
-    """Errors of a set of rows, with and without the slow ones."""
-
-    all: Scores
-    fast_mape: float  # of rows that are not slower than predicted by SLOW
-    slow_rows: int
-
-    def cells(self, name: str, names: Sequence[str], goal: float | None, remark: str) -> list[str]:
-        """A row of the table that `_headers` heads."""
-        one, slow = self.all, ""
-        if self.slow_rows:
-            slow = f"{self.slow_rows}: {text.percent(self.fast_mape)} without"
-        errors = [one.mape, one.median, one.bias, one.coverage]
-        errors += [one.baselines.get(baseline, np.nan) for baseline in names]
-        cells = ["" if np.isnan(value) else text.percent(value) for value in errors]
-        reached = "" if goal is None else step_memory.reached_text(goal, one.mape <= goal)
-        return [name, str(one.rows), *cells, reached, slow, remark]
-
-
 def _headers(baselines: Sequence[str]) -> list[str]:
     errors = ["MAPE", "median", "bias", "in interval", *baselines]
-    return ["", "rows", *errors, "goal", "slower than 1.7 x", ""]
+    return ["", "rows", *errors, "goal", f"slower than {SLOW} x", ""]
 
 
-def step_scores(frame: pd.DataFrame, baselines: Sequence[str] = ()) -> StepScores:
+def _cells(
+    name: str, found: Scores, baselines: Sequence[str], goal: float | None, remark: str
+) -> list[str]:
+    """A row of the table that `_headers` heads."""
+    slow = f"{found.slow}: {text.percent(found.fast_mape)} without" if found.slow else ""
+    errors = [found.mape, found.median, found.bias, found.coverage]
+    errors += [found.baselines.get(baseline, np.nan) for baseline in baselines]
+    cells = ["" if np.isnan(value) else text.percent(value) for value in errors]
+    reached = "" if goal is None else step_memory.reached_text(goal, found.mape <= goal)
+    return [name, str(found.rows), *cells, reached, slow, remark]
+
+
+def step_scores(frame: pd.DataFrame, baselines: Sequence[str] = ()) -> Scores:
     """Of rows with `step_time_s`, `predicted_s`, `low_s`, `high_s` and a column per baseline."""
-    measured_s = frame["step_time_s"].to_numpy(float)
-    predicted_s = frame["predicted_s"].to_numpy(float)
-    error, slow = np.abs(predicted_s / measured_s - 1), measured_s > SLOW * predicted_s
     others = {name: frame[name] for name in baselines if name in frame}
-    found = scores(measured_s, predicted_s, frame.get("low_s"), frame.get("high_s"), others)
-    return StepScores(found, mean(error[~slow]), int(slow.sum()))
+    ends = frame.get("low_s"), frame.get("high_s")
+    return scores(frame["step_time_s"], frame["predicted_s"], *ends, others)
 
 
-def _scores(part: pd.DataFrame) -> StepScores:
+def _scores(part: pd.DataFrame) -> Scores:
     """Of one task: the mean over the draws of the same rows, where there are any."""
     if not part["part"].str.startswith("draw").all():
         return step_scores(part, NAMES)
-    draws = [step_scores(one, NAMES) for _, one in part.groupby("part", sort=False)]
-    whole = [one.all for one in draws]
-    fields = ("mape", "median", "bias", "pearson", "coverage", "half_width")
-    means = {name: float(np.mean([getattr(one, name) for one in whole])) for name in fields}
-    names = whole[0].baselines
-    others = {name: float(np.mean([one.baselines[name] for one in whole])) for name in names}
-    fast = float(np.mean([one.fast_mape for one in draws]))
-    slow = round(np.mean([one.slow_rows for one in draws]))
-    return StepScores(Scores(whole[0].rows, **means, baselines=others), fast, slow)
+    return mean_of([step_scores(one, NAMES) for _, one in part.groupby("part", sort=False)])
 
 
 def split_table(judged: pd.DataFrame) -> str:
@@ -227,8 +205,8 @@ def split_table(judged: pd.DataFrame) -> str:
     for task, part in judged.groupby("task", sort=False):
         found, remark, flagged = _scores(part[~part["flagged"]]), "", int(part["flagged"].sum())
         if flagged:
-            remark = f"with {flagged} flagged {text.percent(_scores(part).all.mape)}"
-        lines.append(found.cells(str(task), NAMES, STEP_GOALS.get(str(task)), remark))
+            remark = f"with {flagged} flagged {text.percent(_scores(part).mape)}"
+        lines.append(_cells(str(task), found, NAMES, STEP_GOALS.get(str(task)), remark))
     return text.table(_headers(NAMES), lines)
 
 
@@ -253,12 +231,12 @@ def source_table(by_source: pd.DataFrame) -> str:
     for source, part in by_source.groupby("source", sort=False):
         clean, others = part[~part["flagged"]], ""
         if "others_s" in part and clean["others_s"].notna().any():
-            with_others = step_scores(clean.assign(predicted_s=clean["others_s"])).all.mape
+            with_others = step_scores(clean.assign(predicted_s=clean["others_s"])).mape
             others = "" if np.isnan(with_others) else text.percent(with_others)
         remarks = [PUBLISHED.get(str(source), ""), RECALLED.get(str(source), "")]
         remark = "; ".join(filter(None, [*remarks, *_published(clean)]))
-        found = step_scores(clean, constants).cells(str(source), constants, None, remark)
-        lines.append([*found[:3], others, *found[3:]])
+        cells = _cells(str(source), step_scores(clean, constants), constants, None, remark)
+        lines.append([*cells[:3], others, *cells[3:]])
     head = _headers(constants)
     titles = ["by source, nothing of it given", *head[1:3], "other sources given", *head[3:-3]]
     return text.table([*titles, "", *head[-2:]], lines)

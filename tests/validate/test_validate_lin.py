@@ -14,7 +14,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel, load_model
 from hybridperf.ops import Gemm, OpCall, Reduction
 from hybridperf.ops.embedding_bag import lookup_calls
-from hybridperf.validate import lin, lin_data, lin_hosts, lin_ranks, lin_single
+from hybridperf.validate import lin, lin_data, lin_ranks, lin_single
 from hybridperf.validate.lin_kernels import KERNEL_S, BorrowedRates, KernelPrices, borrowed
 from hybridperf.workloads.eager import loop
 
@@ -176,10 +176,10 @@ def test_published_cells(data_dir, prices):
 
 def test_hosts_are_pooled_as_lin_says(data_dir):
     """Their pooled T1 is 12.7 us, that of the DLRMs alone 9.8."""
-    assert lin_hosts.shared_host(data_dir).between_ops_s.mean_s * 1e6 == pytest.approx(
+    assert lin_data.shared_host(data_dir).between_ops_s.mean_s * 1e6 == pytest.approx(
         12.7, abs=0.05
     )
-    assert lin_hosts.shared_host(
+    assert lin_data.shared_host(
         data_dir, family="DLRM"
     ).between_ops_s.mean_s * 1e6 == pytest.approx(9.81, abs=0.01)
 
@@ -195,24 +195,24 @@ def test_overheads_of_2021_shrink_as_their_t2(data_dir):
         & (late["batch_size"] == 2048)
         & (late["op_name"] == "aten::relu")
     ]["mean_us"].item()
-    host = lin_hosts.own_host(data_dir, "DLRM_default", 2048)
+    host = lin_data.own_host(data_dir, "DLRM_default", 2048)
     assert host.after_launch_s.of("aten::relu").mean_s * 1e6 == pytest.approx(
         made["t3"] * now / made["t2"]
     )
     assert host.before_launch_s.of("aten::relu").mean_s * 1e6 == pytest.approx(now)
-    found = lin_hosts.in_2022(data_dir)
+    found = lin_data.in_2022(data_dir)
     none = found[(found["op"] == "aten::view") & (found["workload"] == "DLRM_default")][
         "mean_us"
     ].item()
     assert 0.4 * 5.0 < none < 0.9 * 5.0  # no T2: as all together
     assert (
-        lin_hosts.own_host(data_dir, "DLRM_default", 512) is None
+        lin_data.own_host(data_dir, "DLRM_default", 512) is None
     )  # T3 and T5 of that batch are not given
 
 
 def test_a_step_is_never_shorter_than_its_kernels(data_dir, prices):
     step = lin_single.step(
-        lin_data.config("DLRM_default", 4096), prices, lin_hosts.shared_host(data_dir)
+        lin_data.config("DLRM_default", 4096), prices, lin_data.shared_host(data_dir)
     )
     assert step.time_s >= step.active_s
 
