@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from hybridperf.validate.baselines import OTHERS_ROWS, boosted_trees, fit_logs, own_copies
+from hybridperf.validate.scores import OTHERS_ROWS, boosted_trees, fit_logs, own_copies
 
 NAMES = ("datasheet", "alpha_beta", "ring_tree", "interpolation", "relative", "trees")
 Predicts = Callable[[pd.DataFrame], np.ndarray]

@@ -34,9 +34,8 @@ from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.prior.trunk import TrainingRecipe
 from hybridperf.report.collective_plots import bus_bandwidth_plot
 from hybridperf.validate import collective_baselines, harness
-from hybridperf.validate.baselines import COLUMN
 from hybridperf.validate.collective_rows import GROUP
-from hybridperf.validate.scores import finite, pearson_of_logs
+from hybridperf.validate.scores import COLUMN, finite, pearson_of_logs
 
 LEAST_ROWS = 40  # of a group, to be judged
 LEAST_FEW_ROWS = 10  # of a group of a few-shot system
@@ -46,7 +45,7 @@ _QUICK_RECIPE, _QUICK_SYSTEMS = TrainingRecipe(steps=200), 3
 _MEASURED = ["time_s", "time_min_s", "time_mean_s", "time_std_s", "busbw_log"]
 _PRIOR_DEPENDS_ON = ("collectives", "learning", "hardware")
 DEPENDS_ON = (
-    *(*_PRIOR_DEPENDS_ON, "validate/baselines.py"),
+    *(*_PRIOR_DEPENDS_ON, "validate/scores.py"),
     *(f"validate/collective_{name}.py" for name in ("judge", "rows", "baselines")),
 )
 

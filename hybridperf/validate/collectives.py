@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,33 +25,20 @@ import pandas as pd
 from hybridperf.io import InputError, write_json, write_table
 from hybridperf.model.published.collectives import FEW_SHOT, FOLDER, MEASURED
 from hybridperf.report import text
-from hybridperf.validate import harness
-from hybridperf.validate.baselines import COLUMN, best, scikit_learn
+from hybridperf.validate import collective_judge, harness
 from hybridperf.validate.collective_baselines import NAMES
-from hybridperf.validate.collective_judge import (
-    DEPENDS_ON,
-    QUICK,
-    TASKS,
-    CollectiveEffort,
-    CollectiveTask,
-    OtherSystems,
-    eligible,
-    judge,
-)
+from hybridperf.validate.collective_judge import TASKS, CollectiveEffort, CollectiveTask
 from hybridperf.validate.collective_rows import GROUP, MeasuredCollectives, read_groups
-from hybridperf.validate.scores import coverage_band, finite
+from hybridperf.validate.scores import COLUMN, best, coverage_band, finite, scikit_learn
 
 SCHEMA_VERSION = 1
 _RESAMPLES = 2000
 _QUICK_TASKS = ("per_group",)
 _PLOTS = (  # of systems whose half of the rows was fitted
-    ("aic_h100_sxm", "all_reduce"),
-    ("aic_l40s", "all_reduce"),
-    ("aic_gb200", "alltoall"),
-    ("aic_a100_sxm", "all_reduce"),
-    ("vidur_a100_dgx", "all_reduce"),
+    ("aic_h100_sxm", "all_reduce"), ("aic_l40s", "all_reduce"), ("aic_gb200", "alltoall"),
+    ("aic_a100_sxm", "all_reduce"), ("vidur_a100_dgx", "all_reduce"),
     ("xxrjun_example-cluster00", "sendrecv"),
-)
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +100,7 @@ def run(
     if unknown := [name for name in names if name not in TASKS]:
         raise InputError(f"unknown task {unknown[0]!r}; tasks are {', '.join(TASKS)}")
     scikit_learn("ensemble")
-    measured, effort = read_groups(data), QUICK if quick else CollectiveEffort()
+    measured, effort = read_groups(data), collective_judge.QUICK if quick else CollectiveEffort()
     wanted = [(name, system) for name in names for system in judged(measured, TASKS[name], effort)]
     if not wanted:
         raise InputError(
@@ -122,7 +108,9 @@ def run(
             " tables are whole"
         )
     systems = {system for _, system in wanted}
-    elsewhere = OtherSystems(measured.sweeps, effort, seed, out / "priors", systems, say)
+    elsewhere = collective_judge.OtherSystems(
+        measured.sweeps, effort, seed, out / "priors", systems, say
+    )
     jobs, again = {}, []
     # by system, whose prior takes longest: then what is left is guessed well
     for name, system in sorted(wanted, key=lambda job: job[1]):
@@ -130,21 +118,23 @@ def run(
         plots = [(kind, out / f"bus_{system}_{kind}.png") for kind in of_system]
         again += [] if all(plot.is_file() for _, plot in plots) else [(name, system)]
         rows = measured.of(system, TASKS[name].few)
-        jobs[name, system] = functools.partial(judge, rows, name, elsewhere, plots)
-    program = harness.program_digest(DEPENDS_ON)
-    version = {"program": program, "tables": _tables(data), "seed": seed, "effort": repr(effort)}
-    parts = harness.Parts(out / "parts", "validate-collectives-part", version)
+        jobs[name, system] = functools.partial(collective_judge.judge, rows, name, elsewhere, plots)
+    paths = [data / FOLDER / name for name in (MEASURED, FEW_SHOT)]
+    tables = b"".join(path.read_bytes() for path in paths if path.is_file())
+    schema, files = "validate-collectives-part", collective_judge.DEPENDS_ON
+    parts = harness.Parts.of(out, schema, files, tables, seed=seed, effort=repr(effort))
     found = parts.results(jobs, "groups", say, again)
     results = [group for part in found for group in part["results"]]
     known = [line_of(line, results, seed) for line in LINES if line.task in names]
     lines = [line for line in known if line is not None]
-    summary = {"version": version, "left_out": measured.left_out, "lines": lines, "groups": results}
+    left_out = measured.left_out
+    summary = {"version": parts.version, "left_out": left_out, "lines": lines, "groups": results}
     write_json(out / "collectives.json", "validate-collectives", SCHEMA_VERSION, summary)
     write_table(long_table(results), out / "collectives.csv")
     harness.write_results(out, "collectives", [_result_line(line) for line in lines])
     say("\n" + lines_table(lines))
     where = f"collectives.json, collectives.csv and plots are in {out}"
-    say("\n" + harness.left_out_text(measured.left_out) + "\n\n" + where)
+    say("\n" + harness.left_out_text(left_out) + "\n\n" + where)
     return summary
 
 
@@ -154,7 +144,7 @@ def judged(
     """Systems that a task judges: with groups of enough rows, some of them on the judged side."""
     table = measured.few if task.few else measured.sweeps
     names = []
-    for system, rows in table[eligible(table, task)].groupby("system", sort=True):
+    for system, rows in table[collective_judge.eligible(table, task)].groupby("system", sort=True):
         fit, test = task.deal(rows, np.random.default_rng(0))
         if len(test) and (len(fit) or not task.gives_rows):
             names.append(str(system))
@@ -162,12 +152,6 @@ def judged(
         return names
     size = table["system"].value_counts()
     return sorted(names, key=lambda name: (size[name], name))[: effort.systems]
-
-
-def _tables(data: Path) -> str:
-    paths = (data / FOLDER / name for name in (MEASURED, FEW_SHOT))
-    whole = b"".join(path.read_bytes() for path in paths if path.is_file())
-    return hashlib.sha256(whole).hexdigest()[:16]
 
 
 def line_of(

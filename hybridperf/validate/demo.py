@@ -22,19 +22,13 @@ from hybridperf.model.fit.programs import usable_core
 from hybridperf.model.fit.this_machine import Calibration, calibrate
 from hybridperf.report import fits, perfetto, plots, text
 from hybridperf.validate import harness, measured_steps
-from hybridperf.validate.measured_steps import (
-    StepComparison,
-    StepSpec,
-    dlrm_spec,
-    gpt_spec,
-    measure_steps,
-)
+from hybridperf.validate.measured_steps import StepComparison, dlrm_spec, gpt_spec, measure_steps
 
 CONFIGURATIONS = 10_000
 CALIBRATION_BUDGET_S = 150.0
 SUMMARY_SCHEMA_VERSION = 1
 
-_STEPS: tuple[StepSpec, ...] = (
+_STEPS = (
     dlrm_spec(200, 8, 60000, 32, 10, 13, [128, 64, 32], [128, 64, 1]),
     dlrm_spec(640, 13, 90000, 48, 6, 13, [192, 96, 48], [320, 128, 1]),
     dlrm_spec(500, 26, 20000, 16, 1, 13, [512, 256, 16], [512, 256, 1]),

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hybridperf.learning.prior import FamilyRows
-from hybridperf.validate.baselines import (
+from hybridperf.validate.scores import (
     OTHERS_ROWS,
     boosted_trees,
     fit_logs,

@@ -25,10 +25,9 @@ from hybridperf.learning.prior.trunk import TrainingRecipe
 from hybridperf.model.families import architectures_of, references_of
 from hybridperf.model.published.ops import DeviceRows
 from hybridperf.validate import device_baselines
-from hybridperf.validate.baselines import COLUMN, best
 from hybridperf.validate.device_splits import GOALS, LINES, Line, Split, rows_of_size
 from hybridperf.validate.harness import kept_prior
-from hybridperf.validate.scores import coverage_band, excess, pearson_of_logs
+from hybridperf.validate.scores import COLUMN, best, coverage_band, excess, pearson_of_logs
 
 LEAST_PRIOR_ROWS = 300  # of a device, to be part of a prior
 LEAST_TESTED = 30  # rows, below which a median means nothing

@@ -91,7 +91,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     both = frame["device"].isin(["v100_pcie_32g", "p100_pcie_16g"])
     groups["V100 and P100"] = frame[both]
     cells = [
-        [name, str(len(rows)), *(text.percent(rows[column].mean()) for column in columns)]
+        [name, len(rows), *map(text.percent, rows[columns].mean())]
         for name, rows in groups.items()
         if len(rows)
     ]

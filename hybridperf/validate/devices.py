@@ -17,7 +17,6 @@ kept in OUT/parts and not computed again while program, data and seed are the sa
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,15 +29,15 @@ from hybridperf.learning.prior import Adapted
 from hybridperf.model.published.ops import FILES, read_families, require_data, table_path
 from hybridperf.report import device_plots, text
 from hybridperf.validate import device_models, harness
-from hybridperf.validate.baselines import COLUMN
 from hybridperf.validate.device_judge import QUICK, DeviceEffort, Setup, fitted, judge_family
 from hybridperf.validate.device_splits import FAMILIES, SIZES, SPLITS
+from hybridperf.validate.scores import COLUMN
 
 SCHEMA_VERSION = 1
 _QUICK_SPLITS, _QUICK_FAMILIES = ("t4",), ("softmax", "norm")
 _DEPENDS_ON = (  # what a result depends on, besides the tables
     *("learning/prior", "ops", "model/families.py", "model/published/ops.py"),
-    *("validate/baselines.py", "validate/scores.py"),
+    "validate/scores.py",
     *(f"validate/device_{name}.py" for name in ("baselines", "judge", "splits")),
 )
 
@@ -78,7 +77,11 @@ def run(
             f" {', '.join(s.name for s in SPLITS)}, families {', '.join(FAMILIES)}"
         )
     require_data(data)
-    parts = harness.Parts(out / "parts", "validate-gpu-part", version_of(data, seed, effort))
+    paths = {name: table_path(data, name) for name in FILES}
+    sizes = sorted((name, path.stat().st_size) for name, path in paths.items() if path.is_file())
+    made_by = {"seed": seed, "effort": repr(effort)}
+    known = repr(sizes).encode()
+    parts = harness.Parts.of(out, "validate-gpu-part", _DEPENDS_ON, known, **made_by)
     setups = [
         Setup(split, effort, seed, out / "priors", parts.version)
         for split in SPLITS
@@ -122,15 +125,6 @@ def run(
     where = f"gpu_ops.json, gpu_ops.csv and plots are in {out}"
     say("\n" + harness.left_out_text(left_out) + "\n\n" + where)
     return summary
-
-
-def version_of(data: Path, seed: int, effort: DeviceEffort) -> dict[str, Any]:
-    """What a result depends on: program, tables, seed and effort."""
-    paths = {name: table_path(data, name) for name in FILES}
-    sizes = sorted((name, path.stat().st_size) for name, path in paths.items() if path.is_file())
-    tables_digest = hashlib.sha256(repr(sizes).encode()).hexdigest()[:16]
-    program = harness.program_digest(_DEPENDS_ON)
-    return {"program": program, "tables": tables_digest, "seed": seed, "effort": repr(effort)}
 
 
 def _whole_models(

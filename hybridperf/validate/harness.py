@@ -1,10 +1,10 @@
 """One frame for all claims of accuracy.
 
 A claim takes measured rows, deals them into what is given and what is judged (`Split`), predicts
-the judged rows with ours and with baselines given the same rows (`baselines`), and scores both
-(`scores`). What takes long is kept in OUT/parts and OUT/priors, and not computed again while
-program, tables, seed and effort are the same. What was found are lines (`ResultLine`), printed as a
-table and written to OUT/results.json, from which `page` makes docs/accuracy.md.
+the judged rows with ours and with baselines given the same rows, and scores both (`scores`). What
+takes long is kept in OUT/parts and OUT/priors, and not computed again while program, tables, seed
+and effort are the same. What was found are lines (`ResultLine`), printed as a table and written to
+OUT/results.json, from which `page` makes docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from hybridperf.io import InputError, read_json, replacing, write_json, write_ta
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.shipped import Prior, load_prior
 from hybridperf.report import text
-from hybridperf.validate.baselines import COLUMN
-from hybridperf.validate.scores import Scores
+from hybridperf.validate.scores import COLUMN, Scores
 
 RESULTS, SCHEMA, SCHEMA_VERSION = "results.json", "validate-results", 1
 _PART_VERSION = 1
@@ -119,6 +118,14 @@ class Parts:
     folder: Path
     schema: str
     version: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, out: Path, schema: str, files: tuple[str, ...], tables: bytes, **how: Any) -> Parts:
+        """In OUT/parts, made by a program (`files` under `hybridperf/`), of tables, and how."""
+        digest = hashlib.sha256(tables).hexdigest()[:16]
+        return cls(
+            out / "parts", schema, {"program": program_digest(files), "tables": digest, **how}
+        )
 
     def kept(self, name: str) -> dict[str, Any] | None:
         """A part that the same program finished from the same data."""

@@ -21,14 +21,7 @@ from hybridperf.io import read_json, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.programs import default_backend, usable_core
 from hybridperf.validate import harness, measured_steps, step_ops
-from hybridperf.validate.measured_steps import (
-    STEPS_SCHEMA_VERSION,
-    StepComparison,
-    StepSpec,
-    dlrm_spec,
-    gpt_spec,
-    measure_steps,
-)
+from hybridperf.validate.measured_steps import StepComparison, dlrm_spec, gpt_spec, measure_steps
 
 SUMMARY_SCHEMA_VERSION = 1
 _SAME_SPEED = 0.05  # between two days of one machine
@@ -36,7 +29,7 @@ _ROUNDS = 8  # over a minute or two: one disturbance does not cover them all
 _UNDISTURBED = 0.9  # share of the processor that a step has on a core of its own: 0.97 and more
 
 # In turns, so that the first few of them are of both kinds.
-STEPS: tuple[StepSpec, ...] = (
+STEPS = (
     # a factorisation machine: no hidden layer at all
     dlrm_spec(1750, 5, 7500, 12, 7, 5, [12], [1]),
     gpt_spec(1, seq=56, width=72, layers=1, heads=2, vocab=620),
@@ -77,7 +70,9 @@ def run(
     say(f"running {len(steps)} training steps on core {cores}, about {8 * len(steps)} seconds")
     measured = measure_steps(out / "steps", steps, cores=cores, profile=ops, rounds=_ROUNDS)
     compared = [StepComparison(step, predict(model, step.workload)) for step in measured]
-    machine = read_json(out / "steps" / "steps.json", "steps", STEPS_SCHEMA_VERSION)["machine"]
+    machine = read_json(out / "steps" / "steps.json", "steps", measured_steps.STEPS_SCHEMA_VERSION)[
+        "machine"
+    ]
     summary = measured_steps.summarise(compared)
     steps_text = measured_steps.table(compared, noise=True)
     say("\n" + steps_text + "\n\n" + measured_steps.summary_text(summary))

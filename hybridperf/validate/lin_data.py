@@ -80,25 +80,18 @@ def _tables(count: int, rows: float, dim: int, lookups: int) -> tuple[Table, ...
 
 _MODELS: dict[str, dict] = {
     "DLRM_default": {
-        **{"dense_features": 512, "bottom_mlp": (512, 64), "top_mlp": (1024, 1024, 1024, 1)},
-        "loss": "mse",
-        "tables": _tables(8, 1e6, 64, 100),
+        "dense_features": 512, "bottom_mlp": (512, 64), "top_mlp": (1024, 1024, 1024, 1),
+        "loss": "mse", "tables": _tables(8, 1e6, 64, 100),
     },
     "DLRM_MLPerf": {
-        "dense_features": 13,
-        "bottom_mlp": (512, 256, 128),
-        "top_mlp": (1024, 1024, 512, 256, 1),
-        "loss": "bce",
-        "tables": _tables(_MLPERF_TABLES, _MLPERF_ROWS, 128, 1),
+        "dense_features": 13, "bottom_mlp": (512, 256, 128), "top_mlp": (1024, 1024, 512, 256, 1),
+        "loss": "bce", "tables": _tables(_MLPERF_TABLES, _MLPERF_ROWS, 128, 1),
     },
     "DLRM_DDP": {
-        "dense_features": 128,
-        "bottom_mlp": (128, 128, 128),
-        "top_mlp": (512, 512, 512, 256, 1),
-        "loss": "bce",
-        "tables": _tables(8, 80_000.0, 128, _DDP_LOOKUPS),
+        "dense_features": 128, "bottom_mlp": (128, 128, 128), "top_mlp": (512, 512, 512, 256, 1),
+        "loss": "bce", "tables": _tables(8, 80_000.0, 128, _DDP_LOOKUPS),
     },
-}
+}  # fmt: skip
 
 
 def pairs(made: DlrmConfig) -> int:

@@ -22,9 +22,8 @@ from hybridperf.engine.workload import Workload
 from hybridperf.io import read_json, replacing
 from hybridperf.model.fit.programs import run_program, usable_core
 from hybridperf.report import plots, text
-from hybridperf.validate.baselines import best_factors
 from hybridperf.validate.harness import ResultLine
-from hybridperf.validate.scores import mape, scores
+from hybridperf.validate.scores import best_factors, mape, scores
 from hybridperf.workloads.jax.program import load_program
 
 STEPS_SCHEMA_VERSION = 2  # of measured steps

@@ -30,8 +30,7 @@ from hybridperf.model.fit.device import LEAST_ROWS_FOR_INTERVAL, fit
 from hybridperf.model.fit.rows import FOLDS, MeasuredOps, deal_folds, read_measurements, usable_rows
 from hybridperf.report import text
 from hybridperf.validate import harness
-from hybridperf.validate.baselines import best, scikit_learn
-from hybridperf.validate.scores import coverage_band, excess, scores
+from hybridperf.validate.scores import best, coverage_band, excess, scikit_learn, scores
 
 SUMMARY_SCHEMA_VERSION = 1
 ROW_FILES = ("ops.csv", "host.csv")  # that a calibration leaves in the model's folder

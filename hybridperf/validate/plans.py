@@ -68,13 +68,9 @@ WITHIN = 1.05
 # What the graph builds in a second or two each: some hundred layouts of every kind, in place of
 # some thousand
 ONLY: dict[str, list[Any]] = {
-    "cp": [1],
-    "zero": [0, 1],
-    "recompute": ["none"],
-    "micro_batch": [1, 2],
-    "schedule": ["1f1b", "interleaved"],
-    "vp": [1, 2],
-}
+    "cp": [1], "zero": [0, 1], "recompute": ["none"], "micro_batch": [1, 2],
+    "schedule": ["1f1b", "interleaved"], "vp": [1, 2],
+}  # fmt: skip
 SEQ = 2048
 
 

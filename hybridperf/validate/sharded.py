@@ -40,18 +40,9 @@ from hybridperf.ops import GROUPS
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.report import plots, text
-from hybridperf.validate import harness, sharded_scores
-from hybridperf.validate.baselines import best_factors
-from hybridperf.validate.scores import finite
-from hybridperf.validate.sharded_tasks import (
-    DLRMS,
-    TO_SHARD,
-    Task,
-    distinct_placements,
-    random_models,
-    random_placement,
-    tables_of,
-)
+from hybridperf.validate import harness, sharded_scores, sharded_tasks
+from hybridperf.validate.scores import best_factors, finite
+from hybridperf.validate.sharded_tasks import Task, random_models, random_placement, tables_of
 from hybridperf.workloads import DlrmConfig, Placement, dlrm
 from hybridperf.workloads.jax.program import load_content
 from hybridperf.workloads.jax.rank_programs import from_rank_programs
@@ -216,7 +207,10 @@ def with_candidates(
     by_rules = [(rule, by_rule(rule, best.cost, tables, batch, seed)) for rule in RULES]
     named, more = [(OURS, list(best.placement))], 0
     named += [(rule, placement.tolist()) for rule, placement in by_rules if placement is not None]
-    while len(distinct := distinct_placements(named)) < PLACEMENTS and more < _MOST_RANDOM:
+    while (
+        len(distinct := sharded_tasks.distinct_placements(named)) < PLACEMENTS
+        and more < _MOST_RANDOM
+    ):
         more += 1
         named.append((f"random {more}", random_placement(task, RANKS, seed + more)))
     fused = KernelPricer(best.cost, tables, model, batch, "sgd")
@@ -227,7 +221,7 @@ def with_candidates(
 def _steps(
     model: PerfModel, folder: Path, count: int, passes: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    tasks = random_models(count, DLRMS, _SAME_SEEDS["models"])
+    tasks = random_models(count, sharded_tasks.DLRMS, _SAME_SEEDS["models"])
     for task in tasks:
         task["placements"] = [random_placement(task, RANKS, _SAME_SEEDS["models"])]
     say(f"running {count} sharded models on two cores, {passes} times each")
@@ -267,8 +261,9 @@ def _steps(
 def _placements(
     model: PerfModel, folder: Path, count: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    drawn = random_models(count, TO_SHARD, _SAME_SEEDS["shard"], heavy=True, prefix="s")
-    made = [with_candidates(model, task, _SAME_SEEDS["shard"]) for task in drawn]
+    seed = _SAME_SEEDS["shard"]
+    drawn = random_models(count, sharded_tasks.TO_SHARD, seed, heavy=True, prefix="s")
+    made = [with_candidates(model, task, seed) for task in drawn]
     tasks = [task for task, _, _ in made]
     runs = sum(len(task["placements"]) for task in tasks)
     say(f"\nrunning {runs} placements of {count} models on two cores, 1 times each")

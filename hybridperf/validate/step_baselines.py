@@ -21,7 +21,7 @@ import numpy as np
 
 from hybridperf.io import InputError
 from hybridperf.training.steps.rows import ResolvedRow
-from hybridperf.validate.baselines import best_factor, boosted_trees
+from hybridperf.validate.scores import best_factor, boosted_trees
 
 NAMES = ("constant MFU, median", "constant MFU, best", "trees")
 _LEAVES = 15

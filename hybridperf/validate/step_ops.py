@@ -99,11 +99,10 @@ def _worst_first(rows: pd.DataFrame) -> pd.DataFrame:
 
 def step_text(step: StepOps) -> str:
     """Groups of one step, its worst ops, and what has no counterpart."""
-    groups = by_group(step)
-    shown = []
-    for r in groups.itertuples():
-        times = map(text.seconds, (r.predicted_s, r.measured_s))
-        shown.append([r.group, str(r.ops), *times, text.percent(r.error)])
+    shown = [
+        [r.group, r.ops, *map(text.seconds, (r.predicted_s, r.measured_s)), text.percent(r.error)]
+        for r in by_group(step).itertuples()
+    ]
     worst = step.ops.dropna(subset=["measured_s"]).head(WORST)
     missing = step.without_event
     share = text.percent(step.events_s / step.step_s)

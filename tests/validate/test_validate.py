@@ -20,7 +20,7 @@ from hybridperf.model import GroupReport, PerfModel
 from hybridperf.model.fit.programs import usable_core
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import Work
-from hybridperf.validate import baselines, demo, here, measured_steps, step_ops
+from hybridperf.validate import demo, here, measured_steps, scores, step_ops
 from hybridperf.validate.measured_steps import MeasuredStep, StepComparison
 from hybridperf_calibration.training_steps import dlrm, gpt, op_times
 from hybridperf_calibration.training_steps import run as workload_run
@@ -124,14 +124,14 @@ def test_with_one_other_step_the_constant_is_its_ratio(tiny) -> None:
 def test_the_constant_on_the_roofline_is_the_best_one_for_the_other_steps() -> None:
     rng = np.random.default_rng(0)
     roofline, true = rng.lognormal(size=9), rng.lognormal(size=9)
-    factors = baselines.best_factors(roofline, true)
+    factors = scores.best_factors(roofline, true)
     tried = np.geomspace(0.01, 100, 20_001)
     for left_out, factor in enumerate(factors):
         ratio = np.delete(roofline / true, left_out)
         errors = np.abs(tried[:, None] * ratio - 1).mean(axis=1)
         assert np.abs(factor * ratio - 1).mean() <= errors.min() + 1e-12
-    np.testing.assert_allclose(baselines.best_factors(true / 3, true), 3.0)
-    assert baselines.best_factors([1.0], [2.0]) is None
+    np.testing.assert_allclose(scores.best_factors(true / 3, true), 3.0)
+    assert scores.best_factors([1.0], [2.0]) is None
 
 
 @pytest.mark.parametrize(
