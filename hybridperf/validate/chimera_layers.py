@@ -127,9 +127,6 @@ class Layers:
             np.array([device.memory_bytes_per_s for device in devices]),
         )
 
-    def __len__(self) -> int:
-        return len(self.peak)
-
     def rows(self, keep: np.ndarray) -> Layers:
         """Some of them."""
         passes = self.forward.rows(keep), self.backward.rows(keep)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from hybridperf.validate.scores import OTHERS_ROWS, boosted_trees, fit_logs, own_copies
+from hybridperf.validate.scores import OTHERS_ROWS, SEED, boosted_trees, fit_logs, own_copies
 
 NAMES = ("datasheet", "alpha_beta", "ring_tree", "interpolation", "relative", "trees")
 Predicts = Callable[[pd.DataFrame], np.ndarray]
@@ -43,7 +43,6 @@ def fit_all(
     own: pd.DataFrame,
     others: pd.DataFrame,
     references: Sequence[str] = (),
-    seed: int = 0,
     only: Sequence[str] = NAMES,
 ) -> dict[str, Predicts]:
     """Every baseline of these rows (see `collective_rows`).
@@ -52,17 +51,16 @@ def fit_all(
         own: rows of the system, perhaps none.
         others: rows of other systems.
         references: which of the others are of the same architecture and kind of link.
-        seed: of thinning and trees.
         only: names of the baselines to fit.
     """
-    others = _thinned(others, np.random.default_rng(seed))
+    others = _thinned(others, np.random.default_rng(SEED))
     makes: dict[str, Callable[[], Predicts]] = {
         "datasheet": lambda: datasheet,
         "alpha_beta": lambda: by_group(own, others, alpha_beta, *_ALPHA_BETA),
         "ring_tree": lambda: by_group(own, others, ring_tree, *_RING_TREE),
         "interpolation": lambda: interpolation(own),
         "relative": lambda: interpolation(others[others["system"].isin(references)]),
-        "trees": lambda: trees(own, others, seed),
+        "trees": lambda: trees(own, others),
     }
     return {name: makes[name]() for name in only}
 
@@ -148,22 +146,22 @@ _WORDS = ("system", *_GROUP)
 _NUMBERS = ("bytes", "n_gpus", "n_nodes", "datasheet_s", "latency_s")
 
 
-def trees(own: pd.DataFrame, others: pd.DataFrame, seed: int) -> Predicts:
+def trees(own: pd.DataFrame, others: pd.DataFrame) -> Predicts:
     """Boosted trees on rows of all systems."""
     typical = len(others) / max(others["system"].nunique(), 1)
     copies = own_copies(typical, max(len(own), 1))
     learned = pd.concat([others, *[own] * copies], ignore_index=True)
-    known = {word: sorted(learned[word].unique()) for word in _WORDS}
+    known = {word: pd.Index(sorted(learned[word].unique())) for word in _WORDS}
 
     def inputs(rows: pd.DataFrame) -> np.ndarray:
         numbers = [np.log2(rows[name].to_numpy(np.float64)) for name in _NUMBERS]
-        codes = [pd.Categorical(rows[word], known[word]).codes for word in _WORDS]
+        codes = [known[word].get_indexer(rows[word]) for word in _WORDS]
         words = [np.where(code < 0, np.nan, code) for code in codes]
         return np.stack([*numbers, datasheet(rows), *words], 1)
 
     x = inputs(learned)
     words = np.arange(x.shape[1]) >= x.shape[1] - len(_WORDS)
-    boosting = boosted_trees(seed, categorical_features=words)
+    boosting = boosted_trees(categorical_features=words)
     boosting.fit(x, np.log(learned["time_s"].to_numpy()))
     return lambda rows: np.asarray(boosting.predict(inputs(rows)))
 

@@ -35,7 +35,7 @@ from hybridperf.learning.prior.trunk import TrainingRecipe
 from hybridperf.report.collective_plots import bus_bandwidth_plot
 from hybridperf.validate import collective_baselines, harness
 from hybridperf.validate.collective_rows import GROUP
-from hybridperf.validate.scores import COLUMN, finite, pearson_of_logs
+from hybridperf.validate.scores import COLUMN, SEED, finite, pearson_of_logs
 
 LEAST_ROWS = 40  # of a group, to be judged
 LEAST_FEW_ROWS = 10  # of a group of a few-shot system
@@ -126,7 +126,6 @@ class OtherSystems:
 
     sweeps: pd.DataFrame
     effort: CollectiveEffort
-    seed: int
     folder: Path
     judged: set[str]
     say: Callable[[str], None]
@@ -138,7 +137,7 @@ class OtherSystems:
         if most is None:
             return self.sweeps[self.sweeps["system"] != system]
         others = self.sweeps[~self.sweeps["system"].isin(self.judged | {system})]
-        others = others.sample(frac=1, random_state=self.seed)
+        others = others.sample(frac=1, random_state=SEED)
         largest = others["system"].value_counts().index[:_QUICK_SYSTEMS]
         few = others["system"].isin(largest) & (others.groupby("system").cumcount() < most)
         return others[few].sort_index()
@@ -149,7 +148,7 @@ class OtherSystems:
             rows = self.rows(system)
             hashed = pd.util.hash_pandas_object(rows.astype(str), index=False).to_numpy()
             program = harness.program_digest(_PRIOR_DEPENDS_ON)
-            made_by = f"{hybridperf.__version__} {program} {self.effort} {self.seed}"
+            made_by = f"{hybridperf.__version__} {program} {self.effort} {SEED}"
             key = hashlib.sha256(hashed.tobytes() + made_by.encode()).hexdigest()[:16]
             about = {"rows": {str(name): len(part) for name, part in rows.groupby("system")}}
             self._priors[system] = harness.kept_prior(
@@ -162,9 +161,9 @@ class OtherSystems:
         systems = {str(name): part.reset_index(drop=True) for name, part in rows.groupby("system")}
         if self.effort.prior_rows:
             priced = {name: priced_rows(part, load_system(name)) for name, part in systems.items()}
-            prior = train_family(priced, self.seed, _QUICK_RECIPE)
+            prior = train_family(priced, SEED, _QUICK_RECIPE)
         else:
-            prior = train_prior(systems, self.seed)
+            prior = train_prior(systems, SEED)
         self.say(f"prior of {len(systems)} systems: {time.monotonic() - begun_s:.0f} s")
         return prior
 
@@ -178,7 +177,7 @@ def judge(
     task, system = TASKS[name], str(rows["system"].iloc[0])
     draws, slow = [], task.slow and len(rows) > _MANY_ROWS
     for draw in range(others.effort.draws or (1 if slow else task.draws)):
-        key = [others.seed, zlib.crc32(f"{name} {system}".encode()), draw]
+        key = [SEED, zlib.crc32(f"{name} {system}".encode()), draw]
         fit, test = task.deal(rows, np.random.default_rng(key))
         test = test[eligible(rows, task)[test]]
         given, asked = rows.iloc[fit].reset_index(drop=True), rows.iloc[test].reset_index(drop=True)
@@ -207,7 +206,7 @@ def _errors(
     )
     others, system = elsewhere.rows(model.system.id), model.system
     references = references_of(system, others["system"].unique())
-    baselines = collective_baselines.fit_all(given, others, references, elsewhere.seed)
+    baselines = collective_baselines.fit_all(given, others, references)
     return asked[list(GROUP)].assign(
         ours=np.abs(ours_s / time_s - 1),
         inside=(low_s <= time_s) & (time_s <= high_s),

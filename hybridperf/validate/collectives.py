@@ -29,7 +29,7 @@ from hybridperf.validate import collective_judge, harness
 from hybridperf.validate.collective_baselines import NAMES
 from hybridperf.validate.collective_judge import TASKS, CollectiveEffort, CollectiveTask
 from hybridperf.validate.collective_rows import GROUP, MeasuredCollectives, read_groups
-from hybridperf.validate.scores import COLUMN, best, coverage_band, finite, scikit_learn
+from hybridperf.validate.scores import COLUMN, SEED, best, coverage_band, finite, scikit_learn
 
 SCHEMA_VERSION = 1
 _RESAMPLES = 2000
@@ -79,7 +79,6 @@ def run(
     quick: bool = False,
     tasks: Sequence[str] | None = None,
     say: Callable[[str], None] = print,
-    seed: int = 0,
 ) -> Mapping[str, Any]:
     """Judge; leaves `collectives.json`, `collectives.csv` (a line per task, group and model),
     `results.json` and `bus_<system>_<collective>.png` in `out`.
@@ -90,7 +89,6 @@ def run(
         quick: one task on the two systems of the fewest rows, from a prior that is trained shortly.
         tasks: names in `collective_judge.TASKS`, all if not given.
         say: takes what is printed.
-        seed: of every draw.
 
     Raises:
         InputError: data are missing, a task is unknown, scikit-learn is missing.
@@ -108,9 +106,7 @@ def run(
             " tables are whole"
         )
     systems = {system for _, system in wanted}
-    elsewhere = collective_judge.OtherSystems(
-        measured.sweeps, effort, seed, out / "priors", systems, say
-    )
+    elsewhere = collective_judge.OtherSystems(measured.sweeps, effort, out / "priors", systems, say)
     jobs, again = {}, []
     # by system, whose prior takes longest: then what is left is guessed well
     for name, system in sorted(wanted, key=lambda job: job[1]):
@@ -122,10 +118,10 @@ def run(
     paths = [data / FOLDER / name for name in (MEASURED, FEW_SHOT)]
     tables = b"".join(path.read_bytes() for path in paths if path.is_file())
     schema, files = "validate-collectives-part", collective_judge.DEPENDS_ON
-    parts = harness.Parts.of(out, schema, files, tables, seed=seed, effort=repr(effort))
+    parts = harness.Parts.of(out, schema, files, tables, seed=SEED, effort=repr(effort))
     found = parts.results(jobs, "groups", say, again)
     results = [group for part in found for group in part["results"]]
-    known = [line_of(line, results, seed) for line in LINES if line.task in names]
+    known = [line_of(line, results) for line in LINES if line.task in names]
     lines = [line for line in known if line is not None]
     left_out = measured.left_out
     summary = {"version": parts.version, "left_out": left_out, "lines": lines, "groups": results}
@@ -154,9 +150,7 @@ def judged(
     return sorted(names, key=lambda name: (size[name], name))[: effort.systems]
 
 
-def line_of(
-    line: CollectiveLine, results: Sequence[Mapping[str, Any]], seed: int = 0
-) -> dict[str, Any] | None:
+def line_of(line: CollectiveLine, results: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """A line of the table; None where it has no group.
 
     Coverage is of rows in range, or where most are out of it (nothing was fitted, or only fewer
@@ -181,7 +175,7 @@ def line_of(
     rows = round(float(groups["in_range" if near else "tested"].sum()))
     band = coverage_band(rows)
     ours = groups["ours"].to_numpy(np.float64)
-    drawn = np.random.default_rng(seed).integers(0, len(ours), (_RESAMPLES, len(ours)))
+    drawn = np.random.default_rng(SEED).integers(0, len(ours), (_RESAMPLES, len(ours)))
     spread = np.quantile(np.median(ours[drawn], axis=1), [0.025, 0.975])
     median = float(np.median(ours))
     return {

@@ -27,7 +27,7 @@ from hybridperf.model.published.ops import DeviceRows
 from hybridperf.validate import device_baselines
 from hybridperf.validate.device_splits import GOALS, LINES, Line, Split, rows_of_size
 from hybridperf.validate.harness import kept_prior
-from hybridperf.validate.scores import COLUMN, best, coverage_band, excess, pearson_of_logs
+from hybridperf.validate.scores import COLUMN, SEED, best, coverage_band, excess, pearson_of_logs
 
 LEAST_PRIOR_ROWS = 300  # of a device, to be part of a prior
 LEAST_TESTED = 30  # rows, below which a median means nothing
@@ -60,7 +60,6 @@ class Setup:
 
     split: Split
     effort: DeviceEffort
-    seed: int
     priors: Path  # where trained priors are kept
     version: Mapping[str, Any]  # what they depend on
 
@@ -76,7 +75,7 @@ class Setup:
             if pool.sum() >= LEAST_PRIOR_ROWS:
                 kept = np.flatnonzero(pool)
                 if most is not None:
-                    kept = np.sort(np.random.default_rng(self.seed).permutation(kept)[:most])
+                    kept = np.sort(np.random.default_rng(SEED).permutation(kept)[:most])
                 out[name] = rows.some(kept)
         return dict(list(out.items())[: self.effort.prior_devices])
 
@@ -89,7 +88,7 @@ class Setup:
             self.priors / f"{self.split.name}_{family}",
             family,
             {**about, "version": dict(self.version)},
-            lambda: train_family(timed, self.seed, self.effort.recipe, architectures_of(others)),
+            lambda: train_family(timed, SEED, self.effort.recipe, architectures_of(others)),
         )
 
     def test_and_pool(self, rows: DeviceRows, line: Line) -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +127,7 @@ def judge_family(devices: Mapping[str, DeviceRows], family: str, setup: Setup) -
         return {"prior": None, "results": []}
     trained = setup.prior(others, family)
     prior, pooled = trained.families[family], [(rows.rows, rows.time_s) for rows in others.values()]
-    without_rows = device_baselines.fit_all(pooled, None, setup.seed, effort.baselines)
+    without_rows = device_baselines.fit_all(pooled, None, effort.baselines)
     results = []
     for device, line in judged:
         # the prior as the device takes it: of its architecture, where there are any
@@ -160,9 +159,8 @@ def judge_line(
     elsewhere: Elsewhere, rows: DeviceRows, device: str, line: Line
 ) -> list[dict[str, Any]]:
     """A dict per number of rows fitted on, view and kind of shape."""
-    setup = elsewhere.setup
-    effort, seed = setup.effort, setup.seed
-    random = np.random.default_rng([seed, zlib.crc32(f"{device} {line.name}".encode())])
+    setup, effort = elsewhere.setup, elsewhere.setup.effort
+    random = np.random.default_rng([SEED, zlib.crc32(f"{device} {line.name}".encode())])
     test, pool = setup.test_and_pool(rows, line)
     test, pool = random.permutation(test)[: effort.most_tested], random.permutation(pool)
     seen = pool[-min(effort.most_tested, len(pool) // 2) :]
@@ -175,7 +173,7 @@ def judge_line(
             continue
         draws = []
         for draw in range(_DRAWS.get(size, 1)):
-            key = [seed, zlib.crc32(f"{device} {line.name} {size}".encode()), draw]
+            key = [SEED, zlib.crc32(f"{device} {line.name} {size}".encode()), draw]
             at = np.random.default_rng(key).permutation(pool)[:count]
             draws.append(_draw(elsewhere, rows.some(at), shapes, np.isin(seen, at)))
         adapt_s, held_out = (
@@ -231,7 +229,7 @@ def _draw(
     baselines = elsewhere.baselines
     if len(own):
         names = setup.effort.baselines
-        baselines = device_baselines.fit_all(elsewhere.rows, timed, setup.seed, names)
+        baselines = device_baselines.fit_all(elsewhere.rows, timed, names)
         out["held_out"] = float(np.median(np.abs(np.expm1(adapted.held_out))))
     for kind, some in shapes.items():
         counts = ~fitted_on if kind == "seen" else np.ones(len(some), bool)

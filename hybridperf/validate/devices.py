@@ -31,7 +31,7 @@ from hybridperf.report import device_plots, text
 from hybridperf.validate import device_models, harness
 from hybridperf.validate.device_judge import QUICK, DeviceEffort, Setup, fitted, judge_family
 from hybridperf.validate.device_splits import FAMILIES, SIZES, SPLITS
-from hybridperf.validate.scores import COLUMN
+from hybridperf.validate.scores import COLUMN, SEED
 
 SCHEMA_VERSION = 1
 _QUICK_SPLITS, _QUICK_FAMILIES = ("t4",), ("softmax", "norm")
@@ -49,7 +49,6 @@ def run(
     quick: bool = False,
     families: Sequence[str] = FAMILIES,
     splits: Sequence[str] | None = None,
-    seed: int = 0,
     say: Callable[[str], None] = print,
 ) -> Mapping[str, Any]:
     """Judge; leaves `gpu_ops.json`, `gpu_ops.csv` (a line per split, device, line, rows and kind of
@@ -61,7 +60,6 @@ def run(
         quick: a small part of one split, a minute.
         families: families of ops to judge.
         splits: names of `SPLITS`, which devices are left out; all if not given.
-        seed: of every draw.
         say: takes what is printed.
 
     Raises:
@@ -79,11 +77,11 @@ def run(
     require_data(data)
     paths = {name: table_path(data, name) for name in FILES}
     sizes = sorted((name, path.stat().st_size) for name, path in paths.items() if path.is_file())
-    made_by = {"seed": seed, "effort": repr(effort)}
+    made_by = {"seed": SEED, "effort": repr(effort)}
     known = repr(sizes).encode()
     parts = harness.Parts.of(out, "validate-gpu-part", _DEPENDS_ON, known, **made_by)
     setups = [
-        Setup(split, effort, seed, out / "priors", parts.version)
+        Setup(split, effort, out / "priors", parts.version)
         for split in SPLITS
         if split.name in names
     ]

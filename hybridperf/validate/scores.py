@@ -20,6 +20,7 @@ from hybridperf.io import InputError
 from hybridperf.model.fit.device import COVERAGE
 from hybridperf.report.fits import binomial_band
 
+SEED = 0  # of every draw and tree
 COLUMN = "null_"  # what the columns of baselines in written tables begin with
 OTHERS_ROWS = 2000  # of each other device or system: more no longer help
 _OWN_COPIES = 10  # most copies of a row of one's own, while it has fewer rows than the others
@@ -138,13 +139,13 @@ def scikit_learn(part: str) -> Any:
         raise InputError(f"baselines need scikit-learn; {remedy}") from error
 
 
-def boosted_trees(seed: int, leaves: int = 31, *, outcome: bool = False, **options: Any) -> Any:
+def boosted_trees(leaves: int = 31, *, outcome: bool = False, **options: Any) -> Any:
     """Untrained gradient-boosted trees of seconds, or of an outcome that is true or false."""
     module = scikit_learn("ensemble")
     kind = "HistGradientBoostingClassifier" if outcome else "HistGradientBoostingRegressor"
     return getattr(module, kind)(
         max_iter=200, learning_rate=0.1, max_leaf_nodes=leaves, min_samples_leaf=5,
-        l2_regularization=1.0, early_stopping=False, random_state=seed, **options,
+        l2_regularization=1.0, early_stopping=False, random_state=SEED, **options,
     )  # fmt: skip
 
 

@@ -278,6 +278,8 @@ def _placements(
     found = sharded_scores.judge(contests, ("programs", "graph", "cost"))
     found["noise"] = _mean_noise(steps)
     found["programs"] = sharded_scores.errors(frame["predicted_s"], frame["measured_s"])
+    step_s = frame.groupby("task", sort=False)["measured_s"]
+    found["spreads"] = (step_s.max() / step_s.min()).to_dict()
     say("\n" + _placements_text(found))
     return found
 

@@ -64,7 +64,6 @@ def judge(placements: pd.DataFrame, ways: Sequence[str]) -> dict[str, Any]:
             rule: _score(counted[counted["rule"] == rule]) for rule in named["rule"].unique()
         },
         "any": _score(every),
-        "spreads": spreads.to_dict(),
     }
 
 

@@ -76,7 +76,7 @@ def fit(
         return lambda other: factor * other.ideal_s
     if len(measured_s) < _LEAST_TREE_ROWS:
         return None
-    boosting = boosted_trees(0, _LEAVES)
+    boosting = boosted_trees(_LEAVES)
     boosting.fit(rows.layout, np.log(measured_s / rows.ideal_s))
     return lambda other: other.ideal_s * np.exp(boosting.predict(other.layout))
 
@@ -85,5 +85,5 @@ def failure_trees(seen: np.ndarray, failed: np.ndarray, asked: np.ndarray) -> np
     """Which layouts will fail, by trees on the layouts of other runs and whether these failed."""
     if failed.all() or not failed.any():
         return np.full(len(asked), bool(failed.all()))
-    boosting = boosted_trees(0, _LEAVES, outcome=True)
+    boosting = boosted_trees(_LEAVES, outcome=True)
     return np.asarray(boosting.fit(seen, failed).predict(asked), bool)

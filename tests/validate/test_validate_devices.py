@@ -195,7 +195,7 @@ def test_a_prior_sees_pool_rows_of_other_devices_alone(tmp_path) -> None:
         for seed, name in enumerate(("t4", "v100_pcie_32g", "v100_sxm2", "p4"))
     }
     (split,) = (split for split in device_splits.SPLITS if split.name == "v100")
-    setup = device_judge.Setup(split, device_judge.DeviceEffort(), 0, tmp_path, {})
+    setup = device_judge.Setup(split, device_judge.DeviceEffort(), tmp_path, {})
     found = setup.prior_rows(by_device)
     assert set(found) == {"t4", "p4"}
     assert not any(rows.about["test"].any() for rows in found.values())
