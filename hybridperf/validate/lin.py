@@ -4,12 +4,26 @@ own errors and baselines.
 Nothing is fitted on the cells that are judged. What a kernel sequence or a host gives is given by
 another workload or another rank; what is borrowed from the traced sequences is named
 (`lin_kernels`), and the figures without it stand next to it.
+
+Of the 8-V100 step of `param_dlrm_8xv100` every rank's step and waits are predicted from the other
+seven ranks' host. Given are what each rank issues and on which stream (its trace), when it begins
+and when its batch is there (the first of its host times: data loading is an input), and the wire
+time of each collective. Predicted are
+
+    host        each launch and wait by its op and kernel: the mean of what the *other* ranks' hosts
+                took (one rank never sees itself)
+    kernels     the minimum that one takes on a V100 (a batch of 16: nothing here is bound by bytes
+                or products)
+
+and from these, by the evaluator, who waits how long for whom. The baseline: the mean step of the
+other ranks. What tells ranks apart is mostly given: when they begin decides how long they
+wait at the first collective.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +34,18 @@ from hybridperf.io import InputError
 from hybridperf.model import load_model, model_or_datasheet
 from hybridperf.ops.embedding import lin as lin_formulas
 from hybridperf.report import text
-from hybridperf.validate import harness, lin_data, lin_ranks, lin_single
+from hybridperf.traces.events import NONE
+from hybridperf.traces.readers.kineto import read_traces
+from hybridperf.traces.replay import Replay, replay
+from hybridperf.traces.replay_graph import DEVICE, HOST
+from hybridperf.validate import harness, lin_data, lin_single
 from hybridperf.validate.harness import Found, ResultLine
-from hybridperf.validate.lin_kernels import KernelPrices
+from hybridperf.validate.lin_kernels import KERNEL_S, KernelPrices
 from hybridperf.validate.scores import scores
 
 MODEL = "v100_pcie_32g"  # of the V100s that are shipped, the one that was measured
 KERNEL_SUM_GOAL, RANK_GOAL = 0.06, 0.10
+TRACES = "traces/param_dlrm_8xV100_kineto.tar.gz"
 _DATES = ("2021-05-04", "2021-05-14")  # the other two dates recorded the same models
 _BATCH = 2048
 _LOOKUPS = {"LookupFunction": "forward", "LookupFunctionBackward": "backward"}
@@ -54,9 +73,9 @@ def _found(data: Path, model: str) -> Iterator[Found]:
     tables = {"cells": plain, "cells_added": added}
     said = _cell_table(plain, added) + "\n" + _summary_table(found)
     yield Found(said, tables, [_result_line(one) for one in found])
-    ranks = lin_ranks.ranks(data)
-    tables = {"ranks": ranks.steps, "waits": ranks.waits}
-    yield Found(_rank_tables(ranks), tables, [_ranks_line(ranks)])
+    steps, waits = judge_ranks(data)
+    tables = {"ranks": steps, "waits": waits}
+    yield Found(_rank_tables(steps, waits), tables, [_ranks_line(steps)])
 
 
 def _other_gpus() -> dict[str, KernelPrices]:
@@ -205,29 +224,85 @@ def _result_line(one: Mapping[str, Any]) -> ResultLine:
     return ResultLine(one["name"], one["ours"], one["cells"], one["goal"], others, measure)
 
 
-def _ranks_line(ranks: lin_ranks.Ranks) -> ResultLine:
-    steps, mean_of_others = ranks.steps, ranks.steps["null_error"].abs().mean()
+def _ranks_line(steps: pd.DataFrame) -> ResultLine:
+    mean_of_others = steps["null_error"].abs().mean()
     found = scores(steps["measured_s"], steps["predicted_s"])
     line = ResultLine.of("8-V100 step, each rank", found, RANK_GOAL)
     return dataclasses.replace(line, baselines={"mean of others": float(mean_of_others)})
 
 
-def _rank_tables(ranks: lin_ranks.Ranks) -> str:
+def judge_ranks(data: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The 8-V100 step, predicted next to measured: steps (`rank, measured_s, predicted_s, error`,
+    `null_error` of the mean step of the others, `replay_error` of its own durations) and waits
+    (`collective, rank, measured_s, predicted_s`).
+    """
+    made = replay(read_traces(Path(data) / TRACES))
+    predicted = made.with_seconds(predicted_seconds(made))
+    measured_s = made.measured_s
+    others_s = (measured_s.sum() - measured_s) / (len(measured_s) - 1)
+    steps = pd.DataFrame({
+        "rank": np.arange(len(measured_s)), "measured_s": measured_s,
+        "predicted_s": predicted.replayed_s, "error": predicted.error,
+        "null_error": others_s / measured_s - 1, "replay_error": made.error,
+    })  # fmt: skip
+    waits = [
+        pd.DataFrame(
+            {"collective": str(one), "rank": one.rank, "measured_s": measured, "predicted_s": found}
+        )
+        for one, measured, found in predicted.waits_s()
+    ]
+    return steps, pd.concat(waits, ignore_index=True)
+
+
+def predicted_seconds(made: Replay) -> np.ndarray:
+    """Seconds of each row [U]: hosts by the other ranks', kernels by their minimum."""
+    rows, seconds = made.rows, made.seconds.copy()
+    device = rows.kind == DEVICE
+    seconds[device] = KERNEL_S + rows.fixed_s[device]
+    host = np.flatnonzero(rows.kind == HOST)
+    first = {int(rows.trace[row]): int(row) for row in host[::-1]}  # until its batch is there
+    keys: dict[int, tuple[Hashable, ...]] = {
+        int(row): _keys(made, int(row)) for row in host if first[int(rows.trace[row])] != row
+    }
+    by_key: dict[Hashable, dict[int, list[float]]] = {}
+    for row, names in keys.items():
+        for name in names:
+            of_traces = by_key.setdefault(name, {})
+            of_traces.setdefault(int(rows.trace[row]), []).append(float(made.seconds[row]))
+    for row, names in keys.items():
+        for name in names:
+            of_others = [by for trace, by in by_key[name].items() if trace != rows.trace[row]]
+            if of_others:
+                seconds[row] = np.mean([value for values in of_others for value in values])
+                break
+    return seconds
+
+
+def _keys(made: Replay, row: int) -> tuple[Hashable, ...]:
+    """What a host's seconds go by, the closest first: op, kernel and call; op; anything."""
+    trace = made.traces[made.rows.trace[row]]
+    event, call = int(made.rows.event[row]), int(made.rows.call[row])
+    op = trace.op_of_call(call) if call != NONE else NONE
+    name = trace.host_name(op) if op != NONE else ""
+    kernel = trace.device_name(event) if event != NONE else "rest"
+    return (name, kernel, trace.host_name(call) if call != NONE else ""), (name,), ()
+
+
+def _rank_tables(steps: pd.DataFrame, waits: pd.DataFrame) -> str:
     rows = []
-    for one in ranks.steps.to_dict("records"):
+    for one in steps.to_dict("records"):
         seconds = [f"{one[name] * 1e3:.2f}" for name in ("measured_s", "predicted_s")]
         reached = "yes" if abs(one["error"]) <= RANK_GOAL else "no"
         errors = [_percent(one["error"]), reached, _percent(one["null_error"])]
         rows.append([str(int(one["rank"])), *seconds, *errors])
     columns = ["ms", "predicted", "error", f"within {RANK_GOAL:.0%}", "baseline: mean of others"]
-    waits = ranks.waits
     both = zip(waits["measured_s"], waits["predicted_s"], strict=True)
     wide = waits.assign(cell=[f"{m * 1e6:.0f} | {p * 1e6:.0f}" for m, p in both])
     wide = wide.pivot(index="collective", columns="rank", values="cell").fillna("")
     lines = [[str(name), *map(str, row)] for name, *row in wide.itertuples()]
     titles = ["us waited, measured | predicted", *(f"rank {rank}" for rank in wide.columns)]
-    steps = text.table(["8-V100 step: rank", *columns], rows)
-    return steps + "\n\n" + text.table(titles, lines)
+    by_rank = text.table(["8-V100 step: rank", *columns], rows)
+    return by_rank + "\n\n" + text.table(titles, lines)
 
 
 def _percent(value: float, signed: bool = True) -> str:

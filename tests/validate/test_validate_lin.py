@@ -14,7 +14,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel, load_model
 from hybridperf.ops import Gemm, OpCall, Reduction
 from hybridperf.ops.embedding_bag import lookup_calls
-from hybridperf.validate import lin, lin_data, lin_ranks, lin_single
+from hybridperf.validate import lin, lin_data, lin_single
 from hybridperf.validate.lin_kernels import KERNEL_S, BorrowedRates, KernelPrices, borrowed
 from hybridperf.workloads.eager import loop
 
@@ -224,12 +224,12 @@ def test_unknown_workloads_are_named():
 
 def test_eight_ranks(data_dir):
     """Every rank's step within a tenth, and no rank's prediction sees its own host."""
-    found = lin_ranks.ranks(data_dir)
-    assert len(found.steps) == 8
-    assert (found.steps["error"].abs() <= 0.10).all()
-    assert (found.steps["replay_error"].abs() <= 0.005).all()
-    assert found.steps["error"].abs().mean() < found.steps["null_error"].abs().mean() / 3
-    first = found.waits[found.waits["collective"] == "all_to_all #0"]
+    steps, waits = lin.judge_ranks(data_dir)
+    assert len(steps) == 8
+    assert (steps["error"].abs() <= 0.10).all()
+    assert (steps["replay_error"].abs() <= 0.005).all()
+    assert steps["error"].abs().mean() < steps["null_error"].abs().mean() / 3
+    first = waits[waits["collective"] == "all_to_all #0"]
     assert np.corrcoef(first["measured_s"], first["predicted_s"])[0, 1] > 0.9
 
 
@@ -238,14 +238,14 @@ def test_no_rank_sees_its_own_host(data_dir):
     from hybridperf.traces.replay import replay
     from hybridperf.traces.replay_graph import HOST
 
-    made = replay(read_traces(data_dir / lin_ranks.TRACES))
+    made = replay(read_traces(data_dir / lin.TRACES))
     host = np.flatnonzero((made.rows.kind == HOST) & (made.rows.trace == 3))[
         1:
     ]  # the first is given: its batch is there
     slower = made.seconds.copy()
     slower[host] *= 10
-    before = lin_ranks.predicted_seconds(made)
-    after = lin_ranks.predicted_seconds(dataclasses.replace(made, seconds=slower))
+    before = lin.predicted_seconds(made)
+    after = lin.predicted_seconds(dataclasses.replace(made, seconds=slower))
     assert after[host] == pytest.approx(before[host])
     others = np.flatnonzero((made.rows.kind == HOST) & (made.rows.trace == 4))[1:]
     assert after[others].sum() > before[others].sum()
