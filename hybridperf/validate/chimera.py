@@ -21,16 +21,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from hybridperf.io import positive_column, read_table, require_columns
+from hybridperf.io import positive_column, require_columns
 from hybridperf.report import text
 from hybridperf.validate.chimera_layers import Layers, elsewhere, fit
-from hybridperf.validate.harness import ResultLine
+from hybridperf.validate.harness import ResultLine, Split
 
 FILE = "chimera_profiles/layer_profiles_dev.csv"
 DIRECTIONS = ("forward", "backward")
@@ -74,11 +73,6 @@ class ChimeraReport:
         ]  # fmt: skip
 
 
-def chimera_report(data: Path) -> ChimeraReport:
-    """All splits of the profiles under a folder of measured data."""
-    return report(read_table(data / FILE))
-
-
 def report(frame: pd.DataFrame) -> ChimeraReport:
     """All splits of a table of profiles: `model, device, micro_batch, f_s, b_s`."""
     columns = ("model", "device", "micro_batch", "f_s", "b_s")
@@ -88,74 +82,65 @@ def report(frame: pd.DataFrame) -> ChimeraReport:
     positive_column(frame, "micro_batch", "layer profiles")
     layers = Layers.of(frame)
     parts = []
-    for split in _splits(frame, layers):
-        ours, baseline = (predict(layers, measured_s, split) for predict in (_ours, _baseline))
+    for split, host in _splits(frame, layers):
+        ours, baseline = (way(layers, measured_s, split, host) for way in (_ours, _baseline))
         for at, direction in enumerate(DIRECTIONS):
-            part = frame.loc[frame.index[split.test], ["device", "model", "micro_batch"]]
-            part = part.assign(split=split.name, direction=direction)
-            part["left_out"] = part["model"] if split.name == MODEL else ""
-            part["measured_s"] = measured_s[at, split.test]
+            part = frame.loc[frame.index[split.judged], ["device", "model", "micro_batch"]]
+            part = part.assign(split=split.task, direction=direction, left_out=split.part)
+            part["measured_s"] = measured_s[at, split.judged]
             parts.append(part.assign(predicted_s=ours[at], null_s=baseline[at]))
     rows = pd.concat(parts, ignore_index=True)
     by_cell = _errors(rows, ["split", "device", "left_out"])
     return ChimeraReport(rows, by_cell, _errors(rows, ["split"]))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Split:
-    """Rows by their places in the table."""
-
-    name: str
-    train: np.ndarray
-    test: np.ndarray
-    host: np.ndarray  # the row that tells what the host takes, or none
-
-
-def _splits(frame: pd.DataFrame, layers: Layers) -> Iterator[_Split]:
+def _splits(frame: pd.DataFrame, layers: Layers) -> Iterator[tuple[Split, np.ndarray]]:
+    """Splits, whose part is the model left out, with the row that tells what the host takes [0 or
+    1].
+    """
     device, model = frame["device"].to_numpy(), frame["model"].to_numpy()
     nothing = np.zeros(0, int)
     for one in pd.unique(device):
         here, others = np.flatnonzero(device == one), np.flatnonzero(device != one)
-        yield _Split(IN_SAMPLE, here, here, nothing)
-        for name in pd.unique(model[here]) if len(pd.unique(model[here])) > 1 else ():
-            yield _Split(MODEL, here[model[here] != name], here[model[here] == name], nothing)
+        yield Split(IN_SAMPLE, "", here, here), nothing
+        models = pd.unique(model[here])
+        for name in models if len(models) > 1 else ():
+            mine = model[here] == name
+            yield Split(MODEL, name, here[~mine], here[mine]), nothing
         if len(others):
-            yield _Split(DEVICE, others, here, nothing)
+            yield Split(DEVICE, "", others, here), nothing
             smallest = here[[np.argmin(layers.model_flops[here])]]
-            yield _Split(HOST, others, np.setdiff1d(here, smallest), smallest)
+            yield Split(HOST, "", others, np.setdiff1d(here, smallest)), smallest
 
 
-def _ours(layers: Layers, measured_s: np.ndarray, split: _Split) -> np.ndarray:
+def _ours(layers: Layers, measured_s: np.ndarray, split: Split, host: np.ndarray) -> np.ndarray:
     """Seconds by the layer model [2, T] of the rows to predict."""
-    knobs = fit(layers.rows(split.train), measured_s[:, split.train])
-    if split.name in (DEVICE, HOST):
+    knobs = fit(layers.rows(split.given), measured_s[:, split.given])
+    if split.task in (DEVICE, HOST):
         knobs = elsewhere(knobs)
-    if len(split.host):
-        knobs = fit(layers.rows(split.host), measured_s[:, split.host], knobs, _HOST_KNOBS)
-    return layers.rows(split.test).seconds(knobs)
+    if len(host):
+        knobs = fit(layers.rows(host), measured_s[:, host], knobs, _HOST_KNOBS)
+    return layers.rows(split.judged).seconds(knobs)
 
 
-def _baseline(layers: Layers, measured_s: np.ndarray, split: _Split) -> np.ndarray:
+def _baseline(layers: Layers, measured_s: np.ndarray, split: Split, host: np.ndarray) -> np.ndarray:
     """Seconds by the smooth roofline [2, T], each direction by itself."""
-    ideal_s = layers.model_flops / layers.peak
-
-    def roofline(t0_s: np.ndarray, efficiency: float, rows: np.ndarray) -> np.ndarray:
-        return np.hypot(t0_s, ideal_s[rows] / efficiency)
-
-    out = []
+    ideal_s, out = layers.model_flops / layers.peak, []
     for seconds in measured_s:
-        start = np.log([seconds[split.train].min(), (ideal_s / seconds)[split.train].max()])
+        known_s, ideal_known_s = seconds[split.given], ideal_s[split.given]
+        start = np.log([known_s.min(), (ideal_s / seconds)[split.given].max()])
 
-        def residuals(logs: np.ndarray, seconds: np.ndarray = seconds) -> np.ndarray:
+        def residuals(
+            logs: np.ndarray, known_s: np.ndarray = known_s, ideal: np.ndarray = ideal_known_s
+        ) -> np.ndarray:
             t0_s, efficiency = np.exp(logs)
-            predicted_s = roofline(t0_s, efficiency, split.train)
-            return np.asarray(np.log(predicted_s / seconds[split.train]))
+            return np.asarray(np.log(np.hypot(t0_s, ideal / efficiency) / known_s))
 
         t0_s, efficiency = np.exp(least_squares(residuals, start, loss="soft_l1", f_scale=0.05).x)
-        if len(split.host):
-            device_s = ideal_s[split.host] / efficiency
-            t0_s = np.sqrt(np.maximum(seconds[split.host] ** 2 - device_s**2, 0.0))
-        out.append(roofline(t0_s, efficiency, split.test))
+        if len(host):
+            device_s = ideal_s[host] / efficiency
+            t0_s = np.sqrt(np.maximum(seconds[host] ** 2 - device_s**2, 0.0))
+        out.append(np.hypot(t0_s, ideal_s[split.judged] / efficiency))
     return np.stack(out)
 
 

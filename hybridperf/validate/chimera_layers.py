@@ -21,7 +21,6 @@ Axes: N rows of a table, K kernels of a pass (rows with fewer end in kernels tha
 from __future__ import annotations
 
 import dataclasses
-from itertools import accumulate
 
 import numpy as np
 import pandas as pd
@@ -128,18 +127,11 @@ class Layers:
             np.array([device.memory_bytes_per_s for device in devices]),
         )
 
-    def __len__(self) -> int:
-        return len(self.peak)
-
     def rows(self, keep: np.ndarray) -> Layers:
         """Some of them."""
-        return Layers(
-            self.forward.rows(keep),
-            self.backward.rows(keep),
-            self.model_flops[keep],
-            self.peak[keep],
-            self.bandwidth[keep],
-        )
+        passes = self.forward.rows(keep), self.backward.rows(keep)
+        facts = (self.model_flops, self.peak, self.bandwidth)
+        return Layers(*passes, *(fact[keep] for fact in facts))
 
     def seconds(self, knobs: LayerKnobs) -> np.ndarray:
         """Seconds forward and backward [2, N]."""
@@ -147,12 +139,8 @@ class Layers:
             (self.forward, knobs.forward_efficiency, knobs.launch_s),
             (self.backward, knobs.backward_efficiency, knobs.backward_launch_s),
         )
-        return np.stack(
-            [
-                each.seconds(self.peak, self.bandwidth, e, launch_s, knobs)
-                for each, e, launch_s in both
-            ]
-        )
+        rates = self.peak, self.bandwidth
+        return np.stack([way.seconds(*rates, share, launch, knobs) for way, share, launch in both])
 
 
 def fit(
@@ -176,20 +164,18 @@ def fit(
         return np.concatenate([data, ((every - centre) / spread)[free]])
 
     limits = centre[free] - np.log(_LIMITS), centre[free] + np.log(_LIMITS)
-    fitted = centre.copy()
-    fitted[free] = least_squares(
-        residuals, centre[free], bounds=limits, loss=huber_data_only(measured_s.size)
-    ).x
+    fitted, loss = centre.copy(), huber_data_only(measured_s.size)
+    fitted[free] = least_squares(residuals, centre[free], bounds=limits, loss=loss).x
     return LayerKnobs.of(fitted)
 
 
 def elsewhere(knobs: LayerKnobs) -> LayerKnobs:
     """The same for another device on an unknown host: launches halfway to the usual, in logs."""
-    return dataclasses.replace(
-        knobs,
-        launch_s=float(np.sqrt(knobs.launch_s * USUAL_LAUNCH_S)),
-        backward_launch_s=float(np.sqrt(knobs.backward_launch_s * USUAL_LAUNCH_S)),
-    )
+    halfway = {
+        name: float(np.sqrt(getattr(knobs, name) * USUAL_LAUNCH_S))
+        for name in ("launch_s", "backward_launch_s")
+    }
+    return dataclasses.replace(knobs, **halfway)
 
 
 def _config(model: str, micro_batch: int) -> TransformerConfig:
@@ -201,26 +187,14 @@ def _config(model: str, micro_batch: int) -> TransformerConfig:
 
 
 def _pass(rows: list[Steps]) -> Pass:
-    longest = max(map(len, rows))
-
-    def column(values: list[list[float]], behind: bool = False) -> np.ndarray:
-        return np.array(
-            [each + [each[-1] if behind else 0.0] * (longest - len(each)) for each in values]
-        )
-
-    works = [
-        [(step, step.op.work(), step.call.times) for step in steps if isinstance(step.call, OpCall)]
-        for steps in rows
-    ]
-    return Pass(
-        product=column(
-            [[float(step.part in ("gemm", "attention")) for step, _, _ in each] for each in works]
-        )
-        > 0,
-        flops=column([[float(work.flops) * times for _, work, times in each] for each in works]),
-        bytes=column([[float(work.bytes) * times for _, work, times in each] for each in works]),
-        launches=column(
-            [list(accumulate(float(step.kernels) for step, _, _ in each)) for each in works],
-            behind=True,
-        ),
-    )
+    product, flops, moved, launches = np.zeros((4, len(rows), max(map(len, rows))))
+    for at, steps in enumerate(rows):
+        calls = [(step, step.call) for step in steps if isinstance(step.call, OpCall)]
+        ops = [(step, step.op.work(), call.times) for step, call in calls]
+        count = len(ops)
+        product[at, :count] = [step.part in ("gemm", "attention") for step, _, _ in ops]
+        flops[at, :count] = [float(work.flops) * times for _, work, times in ops]
+        moved[at, :count] = [float(work.bytes) * times for _, work, times in ops]
+        launches[at, :count] = np.cumsum([float(step.kernels) for step, _, _ in ops])
+        launches[at, count:] = launches[at, count - 1]
+    return Pass(product > 0, flops, moved, launches)

@@ -22,16 +22,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from hybridperf.validate.baselines import OTHERS_ROWS, boosted_trees, fit_logs, own_copies
+from hybridperf.validate.scores import OTHERS_ROWS, SEED, boosted_trees, fit_logs, own_copies
 
 NAMES = ("datasheet", "alpha_beta", "ring_tree", "interpolation", "relative", "trees")
 Predicts = Callable[[pd.DataFrame], np.ndarray]
-Formula = Callable[[np.ndarray, pd.DataFrame], np.ndarray]
+Formula = Callable[..., np.ndarray]  # of theta and rows
 
 _SHARPNESS = 4.0
 _ALPHA_BETA = np.log([2e-5, 0.7]), np.array([1.5, 0.7])  # (start, spread around what others have)
@@ -44,7 +43,6 @@ def fit_all(
     own: pd.DataFrame,
     others: pd.DataFrame,
     references: Sequence[str] = (),
-    seed: int = 0,
     only: Sequence[str] = NAMES,
 ) -> dict[str, Predicts]:
     """Every baseline of these rows (see `collective_rows`).
@@ -53,17 +51,16 @@ def fit_all(
         own: rows of the system, perhaps none.
         others: rows of other systems.
         references: which of the others are of the same architecture and kind of link.
-        seed: of thinning and trees.
         only: names of the baselines to fit.
     """
-    others = _thinned(others, np.random.default_rng(seed))
+    others = _thinned(others, np.random.default_rng(SEED))
     makes: dict[str, Callable[[], Predicts]] = {
         "datasheet": lambda: datasheet,
         "alpha_beta": lambda: by_group(own, others, alpha_beta, *_ALPHA_BETA),
         "ring_tree": lambda: by_group(own, others, ring_tree, *_RING_TREE),
         "interpolation": lambda: interpolation(own),
         "relative": lambda: interpolation(others[others["system"].isin(references)]),
-        "trees": lambda: trees(own, others, seed),
+        "trees": lambda: trees(own, others),
     }
     return {name: makes[name]() for name in only}
 
@@ -94,76 +91,52 @@ def by_group(
 ) -> Predicts:
     """The formula with numbers of each group, found when first needed."""
 
-    def fitted(rows: pd.DataFrame, pulled_to: np.ndarray, spread: np.ndarray) -> np.ndarray:
-        log_time = np.log(rows["time_s"].to_numpy())
-        return fit_logs(lambda theta: formula(theta, rows), log_time, pulled_to, spread)
-
     @functools.cache
-    def elsewhere(key: tuple[str, str, str]) -> np.ndarray:
-        for level in _LEVELS:
-            rows = _of(others, level, key)
+    def numbers(key: tuple[str, str, str], here: bool) -> np.ndarray:
+        for level in _LEVELS[:-1] if here else _LEVELS:
+            rows = _of(own if here else others, level, key)
             if len(rows):
-                return fitted(rows, start, 10 * spread)
-        return start
-
-    @functools.cache
-    def numbers(key: tuple[str, str, str]) -> np.ndarray:
-        for level in _LEVELS[:-1]:
-            rows = _of(own, level, key)
-            if len(rows):
-                return fitted(rows, elsewhere(key), spread)
-        return elsewhere(key)
+                log_time = np.log(rows["time_s"].to_numpy())
+                pulled_to, by = (numbers(key, False), spread) if here else (start, 10 * spread)
+                return fit_logs(functools.partial(formula, rows=rows), log_time, pulled_to, by)
+        return numbers(key, False) if here else start
 
     def predicts(rows: pd.DataFrame) -> np.ndarray:
         out = np.empty(len(rows))
         for key, at in rows.groupby(list(_GROUP), sort=False).indices.items():
-            out[at] = formula(numbers(key), rows.iloc[at])
+            out[at] = formula(numbers(key, True), rows.iloc[at])
         return out
 
     return predicts
 
 
 def _of(rows: pd.DataFrame, level: Sequence[str], key: tuple[str, str, str]) -> pd.DataFrame:
-    keep = np.ones(len(rows), bool)
-    for name in level:
-        keep &= (rows[name] == key[_GROUP.index(name)]).to_numpy()
-    return rows[keep]
-
-
-class Curve(NamedTuple):
-    """Median times of one group, ranks and nodes by size, in logs."""
-
-    ranks: float
-    nodes: float
-    bus_factor: float
-    log_bytes: np.ndarray  # [S]
-    log_time: np.ndarray  # [S]
-
-    def distance(self, ranks: float, nodes: float) -> float:
-        return float(abs(np.log(self.ranks / ranks)) + abs(np.log(self.nodes / nodes)))
+    wanted = [key[_GROUP.index(name)] for name in level]
+    return rows[(rows[list(level)] == wanted).all(axis=1)]
 
 
 def interpolation(own: pd.DataFrame) -> Predicts:
     """Lines through the median times of each size; level below the least size, equal bandwidth
-    above the largest.
+    above the largest. Of the measured ranks and nodes those that are closest, in logs.
     """
     by = [*_GROUP, "n_gpus", "n_nodes"]
-    curves: dict[tuple[str, ...], list[Curve]] = {}
+    curves: dict[tuple[str, ...], list[tuple[np.ndarray, pd.Series, float]]] = {}
     for (*key, n, nodes), rows in own.groupby(by):
         medians = np.log(rows["time_s"]).groupby(np.log(rows["bytes"])).median()
-        sizes, times = medians.index.to_numpy(), medians.to_numpy()
-        curve = Curve(float(n), float(nodes), float(rows["bus_factor"].iloc[0]), sizes, times)
+        curve = np.array([n, nodes], float), medians, float(rows["bus_factor"].iloc[0])
         curves.setdefault(tuple(key), []).append(curve)
 
     def predicts(rows: pd.DataFrame) -> np.ndarray:
         out = np.full(len(rows), np.nan)
         for (*key, n, nodes), at in rows.groupby(by).indices.items():
             if known := curves.get(tuple(key)):
-                curve = min(known, key=lambda one: one.distance(n, nodes))
-                size = np.log(rows["bytes"].to_numpy()[at])
-                beyond = np.maximum(size - curve.log_bytes[-1], 0.0)
-                factor = np.log(rows["bus_factor"].to_numpy()[at] / curve.bus_factor)
-                out[at] = np.interp(size, curve.log_bytes, curve.log_time) + (factor + beyond)
+                asked = np.array([n, nodes], float)
+                apart = [np.abs(np.log(sizes / asked)).sum() for sizes, _, _ in known]
+                _, medians, bus_factor = known[int(np.argmin(apart))]
+                log_bytes, size = medians.index.to_numpy(), np.log(rows["bytes"].to_numpy()[at])
+                beyond = np.maximum(size - log_bytes[-1], 0.0)
+                factor = np.log(rows["bus_factor"].to_numpy()[at] / bus_factor)
+                out[at] = np.interp(size, log_bytes, medians.to_numpy()) + (factor + beyond)
         return out
 
     return predicts
@@ -173,24 +146,22 @@ _WORDS = ("system", *_GROUP)
 _NUMBERS = ("bytes", "n_gpus", "n_nodes", "datasheet_s", "latency_s")
 
 
-def trees(own: pd.DataFrame, others: pd.DataFrame, seed: int) -> Predicts:
+def trees(own: pd.DataFrame, others: pd.DataFrame) -> Predicts:
     """Boosted trees on rows of all systems."""
     typical = len(others) / max(others["system"].nunique(), 1)
     copies = own_copies(typical, max(len(own), 1))
     learned = pd.concat([others, *[own] * copies], ignore_index=True)
-    codes = {
-        word: {value: code for code, value in enumerate(sorted(learned[word].unique()))}
-        for word in _WORDS
-    }
+    known = {word: pd.Index(sorted(learned[word].unique())) for word in _WORDS}
 
     def inputs(rows: pd.DataFrame) -> np.ndarray:
         numbers = [np.log2(rows[name].to_numpy(np.float64)) for name in _NUMBERS]
-        words = [rows[word].map(codes[word]).to_numpy(np.float64) for word in _WORDS]
+        codes = [known[word].get_indexer(rows[word]) for word in _WORDS]
+        words = [np.where(code < 0, np.nan, code) for code in codes]
         return np.stack([*numbers, datasheet(rows), *words], 1)
 
     x = inputs(learned)
     words = np.arange(x.shape[1]) >= x.shape[1] - len(_WORDS)
-    boosting = boosted_trees(seed, categorical_features=words)
+    boosting = boosted_trees(categorical_features=words)
     boosting.fit(x, np.log(learned["time_s"].to_numpy()))
     return lambda rows: np.asarray(boosting.predict(inputs(rows)))
 

@@ -1,10 +1,13 @@
 """One task on one system: a prior of the other systems, adapted to the rows the task gives, and
 baselines, judged on the rows it asks for.
+
+A task says which rows of a system a fit may see, and which it is judged on; in every task the prior
+is of the other systems. Few-shot systems, of which about 20 rows per collective are there, stand in
+none.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import time
@@ -26,25 +29,82 @@ from hybridperf.collectives.fit import (
 )
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import load_system
-from hybridperf.io import InputError
 from hybridperf.learning.prior import FamilyPrior, train_family
-from hybridperf.learning.prior.shipped import Prior, load_prior
+from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.prior.trunk import TrainingRecipe
 from hybridperf.report.collective_plots import bus_bandwidth_plot
-from hybridperf.validate import collective_baselines
-from hybridperf.validate.baselines import COLUMN
+from hybridperf.validate import collective_baselines, harness
 from hybridperf.validate.collective_rows import GROUP
-from hybridperf.validate.collective_tasks import TASKS, eligible
-from hybridperf.validate.parts import program_digest
-from hybridperf.validate.scores import finite, pearson_of_logs
+from hybridperf.validate.scores import COLUMN, SEED, finite, pearson_of_logs
 
+LEAST_ROWS = 40  # of a group, to be judged
+LEAST_FEW_ROWS = 10  # of a group of a few-shot system
+_FEW = 20
+_MANY_ROWS = 1500
 _QUICK_RECIPE, _QUICK_SYSTEMS = TrainingRecipe(steps=200), 3
 _MEASURED = ["time_s", "time_min_s", "time_mean_s", "time_std_s", "busbw_log"]
 _PRIOR_DEPENDS_ON = ("collectives", "learning", "hardware")
 DEPENDS_ON = (
-    *(*_PRIOR_DEPENDS_ON, "validate/baselines.py"),
-    *(f"validate/collective_{name}.py" for name in ("judge", "rows", "baselines", "tasks")),
+    *(*_PRIOR_DEPENDS_ON, "validate/scores.py"),
+    *(f"validate/collective_{name}.py" for name in ("judge", "rows", "baselines")),
 )
+
+Mask = Callable[[pd.DataFrame], np.ndarray]  # [N]
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveTask:
+    """How the rows of a system are dealt out."""
+
+    given: Mask  # of rows in any order: which to fit on
+    draws: int = 1
+    few: bool = False  # of few-shot systems
+    gives_rows: bool = True
+    slow: bool = False  # where a system has many rows: one draw
+    asked: Mask | None = None  # which are judged; all others if not given
+
+    def deal(
+        self, rows: pd.DataFrame, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of the rows to fit on and of those to be judged on."""
+        order = random.permutation(len(rows))
+        shuffled = rows.iloc[order]
+        given = self.given(shuffled)
+        asked = ~given if self.asked is None else self.asked(shuffled)
+        return np.sort(order[given]), np.sort(order[asked])
+
+
+def _nothing(rows: pd.DataFrame) -> np.ndarray:
+    return np.zeros(len(rows), bool)
+
+
+def _few_of(*columns: str) -> Mask:
+    return lambda rows: rows.groupby(list(columns)).cumcount().to_numpy() < _FEW
+
+
+def _half(rows: pd.DataFrame) -> np.ndarray:
+    return np.arange(len(rows)) < len(rows) // 2
+
+
+def _ranks(fewest: int, most: int) -> Mask:
+    return lambda rows: rows["n_gpus"].between(fewest, most).to_numpy()
+
+
+TASKS: Mapping[str, CollectiveTask] = {
+    "unseen": CollectiveTask(_nothing, gives_rows=False),
+    "near": CollectiveTask(_nothing, few=True, gives_rows=False),
+    "per_collective": CollectiveTask(_few_of("collective"), 3),
+    "per_group": CollectiveTask(_few_of(*GROUP), 3),
+    "half": CollectiveTask(_half, 3, slow=True),
+    "ranks": CollectiveTask(_ranks(0, 4), asked=_ranks(8, 8)),
+    "few_shot": CollectiveTask(_half, 3, few=True),
+}
+
+
+def eligible(rows: pd.DataFrame, task: CollectiveTask) -> np.ndarray:
+    """Whether each row [N] is of a group with enough of them to be judged."""
+    least = LEAST_FEW_ROWS if task.few else LEAST_ROWS
+    return (rows.groupby(list(GROUP))["row"].transform("size") >= least).to_numpy()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +115,6 @@ class CollectiveEffort:
     draws: int | None = None  # at most
     # of each of three other systems; then the prior is trained shortly
     prior_rows: int | None = None
-    baselines: tuple[str, ...] = collective_baselines.NAMES
 
 
 QUICK = CollectiveEffort(systems=2, draws=1, prior_rows=300)
@@ -67,11 +126,10 @@ class OtherSystems:
 
     sweeps: pd.DataFrame
     effort: CollectiveEffort
-    seed: int
     folder: Path
     judged: set[str]
     say: Callable[[str], None]
-    _priors: dict[str, FamilyPrior] = dataclasses.field(default_factory=dict)
+    _priors: dict[str, Prior] = dataclasses.field(default_factory=dict)
 
     def rows(self, system: str) -> pd.DataFrame:
         """All that a fit of `system` may know of other systems."""
@@ -79,60 +137,51 @@ class OtherSystems:
         if most is None:
             return self.sweeps[self.sweeps["system"] != system]
         others = self.sweeps[~self.sweeps["system"].isin(self.judged | {system})]
-        others = others.sample(frac=1, random_state=self.seed)
+        others = others.sample(frac=1, random_state=SEED)
         largest = others["system"].value_counts().index[:_QUICK_SYSTEMS]
         few = others["system"].isin(largest) & (others.groupby("system").cumcount() < most)
         return others[few].sort_index()
 
-    def prior(self, system: str) -> FamilyPrior:
+    def prior(self, system: str) -> Prior:
         """The prior of those rows."""
         if system not in self._priors:
             rows = self.rows(system)
-            folder = self.folder / self._key(rows)
-            self._priors[system] = _loaded(folder) or self._trained(folder, rows)
+            hashed = pd.util.hash_pandas_object(rows.astype(str), index=False).to_numpy()
+            program = harness.program_digest(_PRIOR_DEPENDS_ON)
+            made_by = f"{hybridperf.__version__} {program} {self.effort} {SEED}"
+            key = hashlib.sha256(hashed.tobytes() + made_by.encode()).hexdigest()[:16]
+            about = {"rows": {str(name): len(part) for name, part in rows.groupby("system")}}
+            self._priors[system] = harness.kept_prior(
+                self.folder / key, FAMILY, about, lambda: self._trained(rows)
+            )
         return self._priors[system]
 
-    def _key(self, rows: pd.DataFrame) -> str:
-        hashed = pd.util.hash_pandas_object(rows.astype(str), index=False).to_numpy()
-        program = program_digest(_PRIOR_DEPENDS_ON)
-        made_by = f"{hybridperf.__version__} {program} {self.effort} {self.seed}"
-        return hashlib.sha256(hashed.tobytes() + made_by.encode()).hexdigest()[:16]
-
-    def _trained(self, folder: Path, rows: pd.DataFrame) -> FamilyPrior:
-        begun = time.monotonic()
+    def _trained(self, rows: pd.DataFrame) -> FamilyPrior:
+        begun_s = time.monotonic()
         systems = {str(name): part.reset_index(drop=True) for name, part in rows.groupby("system")}
-        train = _short_prior if self.effort.prior_rows else train_prior
-        prior = train(systems, self.seed)
-        counts = {name: len(part) for name, part in systems.items()}
-        about = {"rows": counts, "seed": self.seed, "version": hybridperf.__version__}
-        Prior({FAMILY: prior}, about).save(folder)
-        self.say(f"prior of {len(systems)} systems: {time.monotonic() - begun:.0f} s")
+        if self.effort.prior_rows:
+            priced = {name: priced_rows(part, load_system(name)) for name, part in systems.items()}
+            prior = train_family(priced, SEED, _QUICK_RECIPE)
+        else:
+            prior = train_prior(systems, SEED)
+        self.say(f"prior of {len(systems)} systems: {time.monotonic() - begun_s:.0f} s")
         return prior
-
-
-def _loaded(folder: Path) -> FamilyPrior | None:
-    with contextlib.suppress(InputError):  # none yet, or a damaged one
-        return load_prior(folder).families[FAMILY]
-    return None
-
-
-def _short_prior(systems: Mapping[str, pd.DataFrame], seed: int) -> FamilyPrior:
-    priced = {name: priced_rows(rows, load_system(name)) for name, rows in systems.items()}
-    return train_family(priced, seed, _QUICK_RECIPE)
 
 
 def judge(
     rows: pd.DataFrame, name: str, others: OtherSystems, plots: Sequence[tuple[str, Path]] = ()
-) -> list[dict[str, Any]]:
-    """Errors of ours and of the baselines for each group of one system's rows, means over draws."""
+) -> dict[str, list[dict[str, Any]]]:
+    """`results`: errors of ours and of the baselines for each group of one system's rows, means
+    over draws.
+    """
     task, system = TASKS[name], str(rows["system"].iloc[0])
-    draws = []
-    for draw in range(others.effort.draws or task.draws_of(len(rows))):
-        key = [others.seed, zlib.crc32(f"{name} {system}".encode()), draw]
+    draws, slow = [], task.slow and len(rows) > _MANY_ROWS
+    for draw in range(others.effort.draws or (1 if slow else task.draws)):
+        key = [SEED, zlib.crc32(f"{name} {system}".encode()), draw]
         fit, test = task.deal(rows, np.random.default_rng(key))
         test = test[eligible(rows, task)[test]]
         given, asked = rows.iloc[fit].reset_index(drop=True), rows.iloc[test].reset_index(drop=True)
-        model = fitted(given, system, others)
+        model = fit_collectives(given if len(given) else None, system, others.prior(system))[0]
         draws.append(_errors(model, given, asked, others).assign(draw=draw))
         for kind, path in plots if draw == 0 else ():
             at = (rows["collective"] == kind).to_numpy() & np.isin(np.arange(len(rows)), test)
@@ -143,30 +192,21 @@ def judge(
         size = int((rows[list(GROUP)] == list(group)).all(axis=1).sum())
         about = {"task": name, **dict(zip(GROUP, group, strict=True))}
         found.append({**about, **group_scores(part), "fitted": len(fit), "rows": size})
-    return found
-
-
-def fitted(given: pd.DataFrame, system: str, others: OtherSystems) -> CollectiveModel:
-    """The prior of the other systems adapted to the given rows of one."""
-    prior = Prior({FAMILY: others.prior(system)}, {})
-    return fit_collectives(given if len(given) else None, system, prior)[0]
+    return {"results": found}
 
 
 def _errors(
     model: CollectiveModel, given: pd.DataFrame, asked: pd.DataFrame, elsewhere: OtherSystems
 ) -> pd.DataFrame:
     """Per asked row: group, whether in range and interval, its width, errors of all models."""
-    unknown = asked.drop(columns=[column for column in _MEASURED if column in asked])
-    time_s = asked["time_s"].to_numpy()
+    unknown, time_s = asked.drop(columns=_MEASURED, errors="ignore"), asked["time_s"].to_numpy()
     predicted = model.predict(unknown)
     ours_s, low_s, high_s = (
         predicted[name].to_numpy() for name in ("predicted_s", "low_s", "high_s")
     )
     others, system = elsewhere.rows(model.system.id), model.system
     references = references_of(system, others["system"].unique())
-    baselines = collective_baselines.fit_all(
-        given, others, references, elsewhere.seed, elsewhere.effort.baselines
-    )
+    baselines = collective_baselines.fit_all(given, others, references)
     return asked[list(GROUP)].assign(
         ours=np.abs(ours_s / time_s - 1),
         inside=(low_s <= time_s) & (time_s <= high_s),
@@ -188,6 +228,7 @@ def group_scores(part: pd.DataFrame) -> dict[str, Any]:
     for name in names:
         of_draws = part.groupby("draw")[name].apply(lambda values: values.mean(skipna=False))
         means[name] = finite(of_draws.mean(skipna=False))
+    pearson = pearson_of_logs(part["measured_s"].to_numpy(), part["ours_s"].to_numpy())
     return {
         **means,
         "draws": draws,
@@ -196,7 +237,5 @@ def group_scores(part: pd.DataFrame) -> dict[str, Any]:
         "in_range": len(near) / draws,
         "inside_in_range": int(near["inside"].sum()) / draws,
         "half_width": finite(part["half_width"].median()),
-        "pearson": finite(
-            pearson_of_logs(part["measured_s"].to_numpy(), part["ours_s"].to_numpy())
-        ),
+        "pearson": finite(pearson),
     }

@@ -40,6 +40,11 @@ class MeasuredCollectives:
     few: pd.DataFrame  # about 20 rows per collective of further systems; the others are kept aside
     left_out: dict[str, dict[str, int]]  # [file][reason] rows
 
+    def of(self, system: str, few: bool) -> pd.DataFrame:
+        """Rows of one system, of those with about 20 rows or of the others."""
+        table = self.few if few else self.sweeps
+        return table[table["system"] == system].reset_index(drop=True)
+
 
 def read_groups(data: Path) -> MeasuredCollectives:
     """Both tables; the second may be missing (no rows), the first may not (`InputError`)."""
@@ -57,9 +62,8 @@ def read_groups(data: Path) -> MeasuredCollectives:
 
 def usable(frame: pd.DataFrame, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
     """(rows with the columns above, how many others by reason) of a table of several systems."""
-    require_columns(
-        frame, ["system", "link", "collective", "bytes", "n_gpus", "n_nodes", "time_s"], name
-    )
+    wanted = ["system", "link", "collective", "bytes", "n_gpus", "n_nodes", "time_s"]
+    require_columns(frame, wanted, name)
     frame = frame.assign(row=np.arange(len(frame)))
     left_out: Counter[str] = Counter()
     time_s = pd.to_numeric(frame["time_s"], errors="coerce")
@@ -82,12 +86,9 @@ def usable(frame: pd.DataFrame, name: str) -> tuple[pd.DataFrame, dict[str, int]
                 COLLECTIVES[kind].bus_factor(n)
                 for kind, n in zip(good["collective"], good["n_gpus"], strict=True)
             ]
-            known = {
-                "datasheet_s": np.maximum(seconds, _LEAST_SECONDS),
-                "latency_s": system.latency_s,
-                "bus_factor": factor,
-            }
-            parts.append(good.assign(implementation=implementations(good), **known))
+            good = good.assign(implementation=implementations(good), latency_s=system.latency_s)
+            datasheet_s = np.maximum(seconds, _LEAST_SECONDS)
+            parts.append(good.assign(datasheet_s=datasheet_s, bus_factor=factor))
     if not parts:
         raise InputError(
             f"no row of {name} can be used ({'; '.join(left_out) or 'it has none'}); check the file"

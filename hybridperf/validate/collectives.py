@@ -1,7 +1,7 @@
 """Collectives on systems that no fit has seen, or of which it saw few rows: errors next to
 baselines, from the data folder.
 
-For each task (see `collective_tasks`) and system, a prior of the other systems is adapted to the
+For each task (see `collective_judge`) and system, a prior of the other systems is adapted to the
 rows that the task gives of the system and predicts its other rows; baselines are given the same
 rows. An error is |predicted / measured - 1|; its mean over the rows of a group (system, collective,
 link, implementation), averaged over draws of rows, is the group's, and a line of the table has the
@@ -13,44 +13,63 @@ computed again while program, data and seed are the same.
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from hybridperf.io import InputError, write_json, write_table
 from hybridperf.model.published.collectives import FEW_SHOT, FOLDER, MEASURED
-from hybridperf.validate import harness
-from hybridperf.validate.baselines import scikit_learn
-from hybridperf.validate.collective_judge import (
-    DEPENDS_ON,
-    QUICK,
-    CollectiveEffort,
-    OtherSystems,
-    judge,
-)
-from hybridperf.validate.collective_lines import (
-    LINES,
-    line_of,
-    lines_table,
-    long_table,
-    result_line,
-)
-from hybridperf.validate.collective_rows import MeasuredCollectives, read_groups
-from hybridperf.validate.collective_tasks import TASKS, CollectiveTask, eligible
-from hybridperf.validate.parts import Parts, TimeLeft, left_out_text, program_digest
+from hybridperf.report import text
+from hybridperf.validate import collective_judge, harness
+from hybridperf.validate.collective_baselines import NAMES
+from hybridperf.validate.collective_judge import TASKS, CollectiveEffort, CollectiveTask
+from hybridperf.validate.collective_rows import GROUP, MeasuredCollectives, read_groups
+from hybridperf.validate.scores import COLUMN, SEED, best, coverage_band, finite, scikit_learn
 
 SCHEMA_VERSION = 1
+_RESAMPLES = 2000
 _QUICK_TASKS = ("per_group",)
 _PLOTS = (  # of systems whose half of the rows was fitted
-    ("aic_h100_sxm", "all_reduce"),
-    ("aic_l40s", "all_reduce"),
-    ("aic_gb200", "alltoall"),
-    ("aic_a100_sxm", "all_reduce"),
-    ("vidur_a100_dgx", "all_reduce"),
+    ("aic_h100_sxm", "all_reduce"), ("aic_l40s", "all_reduce"), ("aic_gb200", "alltoall"),
+    ("aic_a100_sxm", "all_reduce"), ("vidur_a100_dgx", "all_reduce"),
     ("xxrjun_example-cluster00", "sendrecv"),
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveLine:
+    """Groups of a task that stand together in the table."""
+
+    name: str
+    task: str
+    goal: float | None = None
+    systems: tuple[str, ...] = ()  # all
+    only: str = ""  # implementation
+
+
+_OTHER_GENERATION = ("aic_a100_sxm", "aic_h100_sxm", "aic_gb200")
+_NEW_GENERATION = ("aic_h100_sxm", "aic_gb200")
+_NEW_AND_FEW = "new generation (H100, GB200), 20 rows per collective"
+LINES = (
+    CollectiveLine("unseen system, no rows", "unseen", 0.25),
+    CollectiveLine("  nccl only", "unseen", 0.25, only="nccl"),
+    CollectiveLine("  another generation (A100, H100, GB200)", "unseen", 0.25, _OTHER_GENERATION),
+    CollectiveLine("  nccl only", "unseen", 0.25, _OTHER_GENERATION, "nccl"),
+    CollectiveLine("near relative, no rows (H100 -> H200)", "near", 0.05, ("aic_h200_sxm",)),
+    CollectiveLine("few-shot systems, no rows", "near"),
+    CollectiveLine(_NEW_AND_FEW, "per_collective", 0.06, _NEW_GENERATION),
+    CollectiveLine("  nccl only", "per_collective", 0.06, _NEW_GENERATION, "nccl"),
+    CollectiveLine("20 rows per collective", "per_collective", 0.09),
+    CollectiveLine("  nccl only", "per_collective", 0.09, only="nccl"),
+    CollectiveLine("20 rows per group", "per_group", 0.09),
+    CollectiveLine("random half of the rows", "half", 0.05),
+    CollectiveLine("2, 4 -> 8 ranks", "ranks", 0.15),
+    CollectiveLine("few-shot systems, half of 20 rows", "few_shot"),
 )
 
 
@@ -60,7 +79,6 @@ def run(
     quick: bool = False,
     tasks: Sequence[str] | None = None,
     say: Callable[[str], None] = print,
-    seed: int = 0,
 ) -> Mapping[str, Any]:
     """Judge; leaves `collectives.json`, `collectives.csv` (a line per task, group and model),
     `results.json` and `bus_<system>_<collective>.png` in `out`.
@@ -69,9 +87,8 @@ def run(
         data: folder of measured data.
         out: folder for the results; finished parts in it are not computed again.
         quick: one task on the two systems of the fewest rows, from a prior that is trained shortly.
-        tasks: names in `collective_tasks.TASKS`, all if not given.
+        tasks: names in `collective_judge.TASKS`, all if not given.
         say: takes what is printed.
-        seed: of every draw.
 
     Raises:
         InputError: data are missing, a task is unknown, scikit-learn is missing.
@@ -81,44 +98,39 @@ def run(
     if unknown := [name for name in names if name not in TASKS]:
         raise InputError(f"unknown task {unknown[0]!r}; tasks are {', '.join(TASKS)}")
     scikit_learn("ensemble")
-    measured = read_groups(data)
-    effort = QUICK if quick else CollectiveEffort()
-    program = program_digest(DEPENDS_ON)
-    version = {"program": program, "tables": _tables(data), "seed": seed, "effort": repr(effort)}
+    measured, effort = read_groups(data), collective_judge.QUICK if quick else CollectiveEffort()
     wanted = [(name, system) for name in names for system in judged(measured, TASKS[name], effort)]
-    # by system, whose prior takes longest: then what is left is guessed well
-    jobs = sorted(wanted, key=lambda job: job[1])
-    if not jobs:
+    if not wanted:
         raise InputError(
             f"no group of rows to judge for {', '.join(names)} in {data / FOLDER}; check that its"
             " tables are whole"
         )
-    systems = {system for _, system in jobs}
-    elsewhere = OtherSystems(measured.sweeps, effort, seed, out / "priors", systems, say)
-    parts = Parts(out / "parts", "validate-collectives-part", version)
-    time_left, results = TimeLeft(len(jobs), say), []
-    for name, system in jobs:
+    systems = {system for _, system in wanted}
+    elsewhere = collective_judge.OtherSystems(measured.sweeps, effort, out / "priors", systems, say)
+    jobs, again = {}, []
+    # by system, whose prior takes longest: then what is left is guessed well
+    for name, system in sorted(wanted, key=lambda job: job[1]):
         of_system = [kind for of, kind in _PLOTS if of == system and name == "half"]
         plots = [(kind, out / f"bus_{system}_{kind}.png") for kind in of_system]
-        drawn = all(plot.is_file() for _, plot in plots)
-        part = parts.kept(f"{name}_{system}") if drawn else None
-        if part is None:
-            table = measured.few if TASKS[name].few else measured.sweeps
-            rows = table[table["system"] == system].reset_index(drop=True)
-            found = judge(rows, name, elsewhere, plots)
-            part = parts.keep(f"{name}_{system}", {"results": found})
-            time_left.computed(f"{name} {system}: {len(part['results'])} groups")
-        time_left.passed()
-        results += part["results"]
-    known = [line_of(line, results, seed) for line in LINES if line.task in names]
+        again += [] if all(plot.is_file() for _, plot in plots) else [(name, system)]
+        rows = measured.of(system, TASKS[name].few)
+        jobs[name, system] = functools.partial(collective_judge.judge, rows, name, elsewhere, plots)
+    paths = [data / FOLDER / name for name in (MEASURED, FEW_SHOT)]
+    tables = b"".join(path.read_bytes() for path in paths if path.is_file())
+    schema, files = "validate-collectives-part", collective_judge.DEPENDS_ON
+    parts = harness.Parts.of(out, schema, files, tables, seed=SEED, effort=repr(effort))
+    found = parts.results(jobs, "groups", say, again)
+    results = [group for part in found for group in part["results"]]
+    known = [line_of(line, results) for line in LINES if line.task in names]
     lines = [line for line in known if line is not None]
-    summary = {"version": version, "left_out": measured.left_out, "lines": lines, "groups": results}
+    left_out = measured.left_out
+    summary = {"version": parts.version, "left_out": left_out, "lines": lines, "groups": results}
     write_json(out / "collectives.json", "validate-collectives", SCHEMA_VERSION, summary)
     write_table(long_table(results), out / "collectives.csv")
-    harness.write_results(out, "collectives", [result_line(line) for line in lines])
+    harness.write_results(out, "collectives", [_result_line(line) for line in lines])
     say("\n" + lines_table(lines))
     where = f"collectives.json, collectives.csv and plots are in {out}"
-    say("\n" + left_out_text(measured.left_out) + "\n\n" + where)
+    say("\n" + harness.left_out_text(left_out) + "\n\n" + where)
     return summary
 
 
@@ -128,7 +140,7 @@ def judged(
     """Systems that a task judges: with groups of enough rows, some of them on the judged side."""
     table = measured.few if task.few else measured.sweeps
     names = []
-    for system, rows in table[eligible(table, task)].groupby("system", sort=True):
+    for system, rows in table[collective_judge.eligible(table, task)].groupby("system", sort=True):
         fit, test = task.deal(rows, np.random.default_rng(0))
         if len(test) and (len(fit) or not task.gives_rows):
             names.append(str(system))
@@ -138,7 +150,96 @@ def judged(
     return sorted(names, key=lambda name: (size[name], name))[: effort.systems]
 
 
-def _tables(data: Path) -> str:
-    paths = (data / FOLDER / name for name in (MEASURED, FEW_SHOT))
-    whole = b"".join(path.read_bytes() for path in paths if path.is_file())
-    return hashlib.sha256(whole).hexdigest()[:16]
+def line_of(line: CollectiveLine, results: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """A line of the table; None where it has no group.
+
+    Coverage is of rows in range, or where most are out of it (nothing was fitted, or only fewer
+    ranks) of all rows; the band is what a share of 90 % of so many independent rows of one draw
+    does with a chance of 99 %.
+    """
+    chosen = [
+        one
+        for one in results
+        if one["task"] == line.task
+        and (not line.systems or one["system"] in line.systems)
+        and line.only in ("", one["implementation"])
+    ]
+    if not chosen:
+        return None
+    columns = [f"{COLUMN}{name}" for name in NAMES]
+    groups = pd.DataFrame(chosen).reindex(columns=[*dict.fromkeys([*chosen[0], *columns])])
+    errors = groups[columns].astype(float)
+    medians, answered = errors.median(), errors.count()
+    best_column = best(medians[answered == len(groups)].to_dict())
+    near = groups["in_range"].sum() >= 0.5 * groups["tested"].sum()
+    rows = round(float(groups["in_range" if near else "tested"].sum()))
+    band = coverage_band(rows)
+    ours = groups["ours"].to_numpy(np.float64)
+    drawn = np.random.default_rng(SEED).integers(0, len(ours), (_RESAMPLES, len(ours)))
+    spread = np.quantile(np.median(ours[drawn], axis=1), [0.025, 0.975])
+    median = float(np.median(ours))
+    return {
+        "line": line.name, "task": line.task, "goal": line.goal,
+        "met": None if line.goal is None else median <= line.goal, "groups": len(groups),
+        "ours": median, "ours_low": float(spread[0]), "ours_high": float(spread[1]),
+        **{column: finite(medians[column]) for column in columns},
+        **{f"answered_{name}": int(answered[f"{COLUMN}{name}"]) for name in NAMES},
+        "best_null": best_column.removeprefix(COLUMN),
+        "best_null_wins": int((errors[best_column] < groups["ours"]).sum()),
+        "covered": float(groups["inside_in_range" if near else "inside"].sum() / rows),
+        "covered_rows": rows, "covered_in_range": bool(near), "band_low": band[0],
+        "band_high": band[1], "half_width": finite(groups["half_width"].median()),
+    }  # fmt: skip
+
+
+def _result_line(line: Mapping[str, Any]) -> harness.ResultLine:
+    return harness.ResultLine(
+        f"{line['line'].strip()} ({line['task']})", line["ours"], line["groups"], line["goal"],
+        harness.baselines_in(line), "MAPE, median over groups",
+        coverage=line["covered"], half_width=line["half_width"],
+    )  # fmt: skip
+
+
+def lines_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Everything as one table, with what its signs mean."""
+    headers = [
+        "MAPE, median over groups", "goal", "ours", "95 %", "groups",
+        *(name.replace("_", " ") for name in NAMES), "best wins", "inside", "band", "half-width",
+    ]  # fmt: skip
+    cells = [
+        [
+            line["line"], "" if line["goal"] is None else f"{100 * line['goal']:.0f} %",
+            text.percent(line["ours"]),
+            f"{100 * line['ours_low']:.1f}-{100 * line['ours_high']:.1f}", str(line["groups"]),
+            *(_baseline_cell(line, name) for name in NAMES),
+            f"{line['best_null_wins']} ({line['best_null'].replace('_', ' ')})",
+            text.percent(line["covered"]) + ("" if line["covered_in_range"] else "*"),
+            f"{100 * line['band_low']:.1f}-{100 * line['band_high']:.1f}",
+            text.percent(line["half_width"]),
+        ]
+        for line in lines
+    ]  # fmt: skip
+    notes = (
+        "95 %: bootstrap over groups. (k): of the k groups that it can answer. best wins: in how"
+        " many groups the baseline of the least\nmedian has less error than ours. inside: share"
+        " of measurements in their 90 % interval, in range (*: of all, most are not)."
+    )
+    return text.table(headers, cells) + "\n" + notes
+
+
+def _baseline_cell(line: Mapping[str, Any], name: str) -> str:
+    value, answered = line[f"{COLUMN}{name}"], line[f"answered_{name}"]
+    if value is None:
+        return ""
+    return text.percent(value) + ("" if answered == line["groups"] else f" ({answered})")
+
+
+def long_table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row per task, group and model."""
+    frame = pd.DataFrame(results)
+    models = [column for column in frame if column == "ours" or str(column).startswith(COLUMN)]
+    kept = [column for column in frame if column not in models]
+    long = frame.melt(kept, models, "model", "mape")
+    return long.assign(model=long["model"].str.removeprefix(COLUMN)).sort_values(
+        ["task", *GROUP, "model"], ignore_index=True
+    )

@@ -22,16 +22,14 @@ from hybridperf.io import write_json
 from hybridperf.model.fit.programs import usable_core
 from hybridperf.model.fit.this_machine import Calibration, measure
 from hybridperf.report import fits, perfetto, plots, text
-from hybridperf.validate import comparison, harness
-from hybridperf.validate.comparison import StepComparison
-from hybridperf.validate.measured_steps import StepSpec, dlrm_spec, gpt_spec, measure_steps
-from hybridperf.validate.scores import mape
+from hybridperf.validate import harness, measured_steps
+from hybridperf.validate.measured_steps import StepComparison, dlrm_spec, gpt_spec, measure_steps
 
 CONFIGURATIONS = 10_000
 CALIBRATION_BUDGET_S = 150.0
 SUMMARY_SCHEMA_VERSION = 1
 
-_STEPS: tuple[StepSpec, ...] = (
+_STEPS = (
     dlrm_spec(200, 8, 60000, 32, 10, 13, [128, 64, 32], [128, 64, 1]),
     dlrm_spec(640, 13, 90000, 48, 6, 13, [192, 96, 48], [320, 128, 1]),
     dlrm_spec(500, 26, 20000, 16, 1, 13, [512, 256, 16], [512, 256, 1]),
@@ -54,31 +52,33 @@ def run(
         calibration = measured.fit()
         steps = running.result()
     say(fits.fit_report(calibration.report))
-    predictions = [predict(calibration.model, step.workload) for step in steps]
-    compared = [StepComparison(step, p) for step, p in zip(steps, predictions, strict=True)]
-    say("\n" + comparison.table(compared))
+    compared = [StepComparison(step, predict(calibration.model, step.workload)) for step in steps]
+    last = compared[-1].predicted
+    say("\n" + measured_steps.table(compared))
 
     say(f"\n3/4 evaluating {CONFIGURATIONS:,} variations of this machine in one batch")
-    batch = _evaluate_batch(calibration, predictions[-1])
+    batch = _evaluate_batch(calibration, last)
     say(
-        f"{predictions[-1].workload.name} ({batch['nodes']} ops):"
+        f"{last.workload.name} ({batch['nodes']} ops):"
         f" {batch['configurations_per_s']:,.0f} configurations per second"
         f" ({batch['first_call_s']:.2f} s with compilation); from"
         f" {text.seconds(batch['fastest_s'])} to {text.seconds(batch['slowest_s'])}"
     )
     say("\n4/4 pictures and timeline")
     plots.roofline_plot(calibration.model, calibration.rows, out / "roofline.png")
-    plots.measured_plot(
-        [s.name for s in steps],
-        [s.time_s for s in steps],
-        [p.time_s for p in predictions],
-        out / "steps.png",
-    )
-    perfetto.write_timeline(predictions[-1], out / "timeline.json")
+    measured_steps.plot(compared, out / "steps.png")
+    perfetto.write_timeline(last, out / "timeline.json")
 
-    summary = _summary(calibration, compared, batch, time.perf_counter() - start_s)
+    found = measured_steps.summarise(compared)
+    summary = {
+        **{name: calibration.model.provenance[name] for name in ("machine", "date")},
+        "calibration": calibration.report.summary(),
+        **{name: found[name] for name in ("steps", "mean_error", "mean_roofline_error")},
+        "batch": batch,
+        "elapsed_s": time.perf_counter() - start_s,
+    }
     write_json(out / "summary.json", "demo-summary", SUMMARY_SCHEMA_VERSION, summary)
-    steps_line = comparison.result_line(compared, f"{len(compared)} training steps, {cores}")
+    steps_line = measured_steps.result_line(compared, f"{len(compared)} training steps, {cores}")
     harness.write_results(out, "demo", [steps_line])
     say(
         "roofline.png, steps.png, timeline.json (https://ui.perfetto.dev), summary.json and the"
@@ -94,14 +94,10 @@ def run(
 def _evaluate_batch(calibration: Calibration, prediction: Prediction) -> dict[str, Any]:
     """Vary bandwidth, arithmetic and op floors over a factor of 16 each; how many a second."""
     rng = np.random.default_rng(0)
-    bandwidth = calibration.model.device.memory_bytes_per_s * 2.0 ** rng.uniform(
-        -2, 2, CONFIGURATIONS
-    )
-    knobs = {
-        "memory_bytes_per_s": bandwidth,
-        "peak_flops_scale": 2.0 ** rng.uniform(-2, 2, CONFIGURATIONS),
-        "floor_s": 2.0 ** rng.uniform(-2, 2, CONFIGURATIONS),
-    }
+    factors = [2.0 ** rng.uniform(-2, 2, CONFIGURATIONS) for _ in range(3)]
+    bandwidth = calibration.model.device.memory_bytes_per_s * factors[0]
+    scales = {"peak_flops_scale": factors[1], "floor_s": factors[2]}
+    knobs = {"memory_bytes_per_s": bandwidth, **scales}
     took = []
     for _ in range(4):
         start_s = time.perf_counter()
@@ -115,23 +111,4 @@ def _evaluate_batch(calibration: Calibration, prediction: Prediction) -> dict[st
         "first_call_s": took[0],
         "fastest_s": float(seconds.min()),
         "slowest_s": float(seconds.max()),
-    }
-
-
-def _summary(
-    calibration: Calibration,
-    compared: list[StepComparison],
-    batch: dict[str, Any],
-    elapsed_s: float,
-) -> dict[str, Any]:
-    measured = [c.measured.time_s for c in compared]
-    return {
-        "machine": calibration.model.provenance["machine"],
-        "date": calibration.model.provenance["date"],
-        "calibration": calibration.report.summary(),
-        "steps": [c.record() for c in compared],
-        "mean_error": mape([c.predicted.time_s for c in compared], measured),
-        "mean_roofline_error": mape([c.predicted.roofline_s for c in compared], measured),
-        "batch": batch,
-        "elapsed_s": elapsed_s,
     }

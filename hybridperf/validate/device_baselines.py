@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hybridperf.learning.prior import FamilyRows
-from hybridperf.validate.baselines import (
+from hybridperf.validate.scores import (
     OTHERS_ROWS,
+    SEED,
     boosted_trees,
     fit_logs,
     own_copies,
@@ -42,7 +43,6 @@ Predicts = Callable[[FamilyRows], np.ndarray]  # logs of seconds [N]
 def fit_all(
     others: Sequence[TimedRows],
     own: TimedRows | None,
-    seed: int = 0,
     only: Sequence[str] = NAMES,
 ) -> dict[str, Predicts]:
     """Every baseline that these rows allow; `own` is None where nothing was measured there."""
@@ -52,9 +52,9 @@ def fit_all(
     }
     for name, on_residual in (("trees", False), ("residual_trees", True)):
         if name in only:
-            out[name] = trees(others, own, seed, on_residual)
+            out[name] = trees(others, own, on_residual)
     if own is not None and "process" in only:
-        out["process"] = gaussian_process(own, seed)
+        out["process"] = gaussian_process(own)
     return out
 
 
@@ -82,12 +82,10 @@ def _fit_rates(data: TimedRows, pulled_to: np.ndarray) -> np.ndarray:
     )
 
 
-def trees(
-    others: Sequence[TimedRows], own: TimedRows | None, seed: int, on_residual: bool
-) -> Predicts:
+def trees(others: Sequence[TimedRows], own: TimedRows | None, on_residual: bool) -> Predicts:
     """Boosted trees on rows of all devices."""
-    boosting = boosted_trees(seed)
-    random = np.random.default_rng(seed)
+    boosting = boosted_trees()
+    random = np.random.default_rng(SEED)
     parts = [_some(rows, random, OTHERS_ROWS) for rows in others]
     if own is not None:
         typical = float(np.mean([len(time_s) for _, time_s in parts])) if parts else 1.0
@@ -123,13 +121,13 @@ def _inputs(rows: FamilyRows, names: tuple[str, ...]) -> np.ndarray:
     return np.concatenate([rows.inputs.select(names), log_work, higher, apart], 1)
 
 
-def gaussian_process(own: TimedRows, seed: int) -> Predicts:
+def gaussian_process(own: TimedRows) -> Predicts:
     """Matern 3/2 of one length, a linear part and noise over standardised inputs; hyper-parameters
     by likelihood of up to 300 rows.
     """
     module = scikit_learn("gaussian_process")
     kernels = module.kernels
-    rows, time_s = _some(own, np.random.default_rng(seed), _MOST_PROCESS_ROWS)
+    rows, time_s = _some(own, np.random.default_rng(SEED), _MOST_PROCESS_ROWS)
     names = rows.inputs.names
     raw = _inputs(rows, names)
     centre, scale = raw.mean(0), raw.std(0)
@@ -151,7 +149,7 @@ def gaussian_process(own: TimedRows, seed: int) -> Predicts:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a hyper-parameter may lie at its bound
         few = slice(0, _MOST_HYPER_ROWS)
-        fitted = module.GaussianProcessRegressor(kernel, random_state=seed)
+        fitted = module.GaussianProcessRegressor(kernel, random_state=SEED)
         fitted = fitted.fit(x[few], target[few] - middle)
         whole = module.GaussianProcessRegressor(fitted.kernel_, optimizer=None)
         whole = whole.fit(x, target - middle)

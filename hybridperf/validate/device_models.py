@@ -10,7 +10,7 @@ head: the product with a vocabulary of columns, which alone takes half of a smal
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +42,19 @@ def there(data: Path) -> bool:
     return table_path(data, MODEL_OPS).is_file()
 
 
-def judge(data: Path, device: str, adapted: Adapts) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """(a dict per model run on a device, rows left out by reason)."""
-    frame, unread = read_model_ops(data)
-    left_out = Counter(unread)
+def judge(data: Path, device: str, adapted: Adapts) -> list[dict[str, Any]]:
+    """A dict per model run on a device, of its ops that can be predicted."""
+    frame, _ = read_model_ops(data)
     frame = frame[frame["device"] == device].reset_index(drop=True)
-    frame["ours_s"] = np.nan
     if frame.empty:
-        return [], dict(left_out)
+        return []
     timed = frame.assign(time_s=frame["label_fw_s"])
-    for family, rows in device_rows(timed, load_device(device), MODEL_OPS, left_out):
+    frame["ours_s"] = np.nan
+    for family, rows in device_rows(timed, load_device(device), MODEL_OPS, Counter()):
         if (model := adapted(family)) is not None:
             seconds = np.exp(model.predict(rows.rows).log_s)
             frame.loc[rows.about["row"].to_numpy(), "ours_s"] = seconds
-    known = frame["ours_s"].notna()
-    if (~known).any():
-        left_out["no model of its family"] += int((~known).sum())
-    return summed(frame[known]), dict(left_out)
+    return summed(frame[frame["ours_s"].notna()])
 
 
 def summed(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -68,8 +64,8 @@ def summed(frame: pd.DataFrame) -> list[dict[str, Any]]:
         head = (rows["op"] == "linear") & (rows["n"].fillna(0) >= _LEAST_VOCABULARY)
         measured = rows["label_fw_s"]
         plain = [part.item() if hasattr(part, "item") else part for part in key]
-        line: dict[str, Any] = {
-            **dict(zip(_MODEL, plain, strict=True)),
+        line: dict[str, Any] = dict(zip(_MODEL, plain, strict=True))
+        line |= {
             "ops": len(rows),
             "measured_s": float(measured.sum()),
             "has_head": bool(head.any()),
@@ -91,12 +87,11 @@ def table(lines: list[dict[str, Any]]) -> str:
     frame = pd.DataFrame(lines)
     columns = [*_COLUMNS]
     frame[columns] = frame[columns].abs()
-    groups: Mapping[str, pd.DataFrame] = {
-        **{str(device): rows for device, rows in frame.groupby("device", sort=False)},
-        "V100 and P100": frame[frame["device"].isin(["v100_pcie_32g", "p100_pcie_16g"])],
-    }
+    groups = {str(device): rows for device, rows in frame.groupby("device", sort=False)}
+    both = frame["device"].isin(["v100_pcie_32g", "p100_pcie_16g"])
+    groups["V100 and P100"] = frame[both]
     cells = [
-        [name, str(len(rows)), *(text.percent(rows[column].mean()) for column in columns)]
+        [name, len(rows), *map(text.percent, rows[columns].mean())]
         for name, rows in groups.items()
         if len(rows)
     ]

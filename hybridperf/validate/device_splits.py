@@ -20,9 +20,8 @@ from hybridperf.model.published.ops import DeviceRows
 Chooses = Callable[[DeviceRows], np.ndarray]  # mask [N]
 
 SIZES: tuple[str, ...] = ("0", "20", "50", "200", "10%", "all")  # rows of the new device to fit on
-GOAL_SIZES = ("0", "50", "200", "10%")
 FEW_SIZES = ("0", "50", "200")  # of lines without a goal
-_ALL_IS_CHEAP = 3000  # rows; more are fitted on only if asked for
+_ALL_IS_CHEAP = 3000  # rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,23 +62,14 @@ FAMILIES = (
 
 def _where(**columns: str | tuple[str, ...]) -> Chooses:
     """Rows whose `about` columns hold one of these words."""
-
-    def chosen(rows: DeviceRows) -> np.ndarray:
-        keep = np.ones(len(rows), bool)
-        for column, words in columns.items():
-            keep &= rows.about[column].isin([words] if isinstance(words, str) else words).to_numpy()
-        return keep
-
-    return chosen
-
-
-def launch_floor_s(rows: DeviceRows) -> float:
-    """What the quickest rows of a device take, whatever they compute: their first percentile."""
-    return float(np.quantile(rows.time_s, 0.01))
+    wanted = {name: [one] if isinstance(one, str) else list(one) for name, one in columns.items()}
+    return lambda rows: rows.about[list(wanted)].isin(wanted).all(axis=1).to_numpy()
 
 
 def _above_floor(rows: DeviceRows) -> np.ndarray:
-    return np.asarray(rows.time_s > 2 * launch_floor_s(rows))
+    """Rows above twice what the quickest of a device take, whatever they compute."""
+    floor_s = float(np.quantile(rows.time_s, 0.01))
+    return np.asarray(rows.time_s > 2 * floor_s)
 
 
 def _slots(column: str, *words: str) -> Mapping[str, Chooses]:
@@ -120,7 +110,7 @@ LINES = (
     Line("embedding fp16, vidur", "gather", _where(op="embedding")),
 )
 
-# median errors we want on shapes held out, by line (and view), kind of split and rows fitted on
+# median errors we want on shapes held out: by line (and view) and kind of split, by rows fitted on
 GOALS: Mapping[tuple[str, str], Mapping[str, float]] = {
     ("GEMM bf16", "near"): {"0": 0.06, "50": 0.045, "200": 0.036, "10%": 0.028},
     ("GEMM bf16", "new"): {"0": 0.10, "50": 0.057, "200": 0.045, "10%": 0.03},
@@ -142,19 +132,9 @@ GOALS: Mapping[tuple[str, str], Mapping[str, float]] = {
 }
 
 
-def goal(line: str, kind: str, size: str) -> float | None:
-    """The error wanted, as a share; None where there is no goal."""
-    return GOALS.get((line, kind), {}).get(size)
-
-
-def has_goal(line: str, kind: str) -> bool:
-    """Whether there is a goal for a line."""
-    return (line, kind) in GOALS
-
-
-def rows_of_size(size: str, pool: int, everything: bool = False) -> int | None:
+def rows_of_size(size: str, pool: int) -> int | None:
     """How many of a pool's rows a size means; None where they are too few, or too many to fit."""
     if size == "all":
-        return pool if everything or pool <= _ALL_IS_CHEAP else None
+        return pool if pool <= _ALL_IS_CHEAP else None
     count = round(0.1 * pool) if size == "10%" else int(size)
     return count if count <= pool else None

@@ -17,34 +17,28 @@ kept in OUT/parts and not computed again while program, data and seed are the sa
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from hybridperf.io import InputError, write_json, write_table
-from hybridperf.model.published.ops import (
-    FILES,
-    PublishedRows,
-    read_families,
-    require_data,
-    table_path,
-)
-from hybridperf.report import plots
+from hybridperf.learning.prior import Adapted
+from hybridperf.model.published.ops import FILES, read_families, require_data, table_path
+from hybridperf.report import plots, text
 from hybridperf.validate import device_models, harness
 from hybridperf.validate.device_judge import QUICK, DeviceEffort, Setup, fitted, judge_family
-from hybridperf.validate.device_splits import FAMILIES, GOAL_SIZES, SPLITS, Split
-from hybridperf.validate.device_tables import met, tables
-from hybridperf.validate.parts import Parts, TimeLeft, left_out_text, program_digest
+from hybridperf.validate.device_splits import FAMILIES, SIZES, SPLITS
+from hybridperf.validate.scores import COLUMN, SEED
 
 SCHEMA_VERSION = 1
 _QUICK_SPLITS, _QUICK_FAMILIES = ("t4",), ("softmax", "norm")
 _DEPENDS_ON = (  # what a result depends on, besides the tables
     *("learning/prior", "ops", "model/families.py", "model/published/ops.py"),
-    *("validate/baselines.py", "validate/scores.py"),
-    *(f"validate/device_{name}.py" for name in ("baselines", "judge", "scores", "splits")),
+    "validate/scores.py",
+    *(f"validate/device_{name}.py" for name in ("baselines", "judge", "splits")),
 )
 
 
@@ -55,9 +49,6 @@ def run(
     quick: bool = False,
     families: Sequence[str] = FAMILIES,
     splits: Sequence[str] | None = None,
-    everything: bool = False,
-    goals_only: bool = False,
-    seed: int = 0,
     say: Callable[[str], None] = print,
 ) -> Mapping[str, Any]:
     """Judge; leaves `gpu_ops.json`, `gpu_ops.csv` (a line per split, device, line, rows and kind of
@@ -69,18 +60,13 @@ def run(
         quick: a small part of one split, a minute.
         families: families of ops to judge.
         splits: names of `SPLITS`, which devices are left out; all if not given.
-        everything: fit on all rows also where that takes minutes.
-        goals_only: only lines that have goals, at the sizes that have one.
-        seed: of every draw.
         say: takes what is printed.
 
     Raises:
         InputError: an unknown split or family, or no data.
     """
     data, out = Path(data), Path(out)
-    sizes = GOAL_SIZES if goals_only else None
-    effort = DeviceEffort(sizes, everything=everything, goals_only=goals_only)
-    names = list(splits or [split.name for split in SPLITS])
+    effort, names = DeviceEffort(), list(splits or [split.name for split in SPLITS])
     if quick:
         effort, names, families = QUICK, list(_QUICK_SPLITS), _QUICK_FAMILIES
     if unknown := sorted({*names} - {split.name for split in SPLITS} | {*families} - {*FAMILIES}):
@@ -89,10 +75,30 @@ def run(
             f" {', '.join(s.name for s in SPLITS)}, families {', '.join(FAMILIES)}"
         )
     require_data(data)
-    chosen = [split for split in SPLITS if split.name in names]
-    parts = Parts(out / "parts", "validate-gpu-part", version_of(data, seed, effort))
-    setups = [Setup(split, effort, seed, out / "priors", parts.version) for split in chosen]
-    done = _judged(data, families, setups, parts, say)
+    paths = {name: table_path(data, name) for name in FILES}
+    sizes = sorted((name, path.stat().st_size) for name, path in paths.items() if path.is_file())
+    made_by = {"seed": SEED, "effort": repr(effort)}
+    known = repr(sizes).encode()
+    parts = harness.Parts.of(out, "validate-gpu-part", _DEPENDS_ON, known, **made_by)
+    setups = [
+        Setup(split, effort, out / "priors", parts.version)
+        for split in SPLITS
+        if split.name in names
+    ]
+    # one family's rows at a time: they are large
+    read = functools.lru_cache(1)(lambda family: read_families(data, [family]))
+
+    def judge(family: str, setup: Setup) -> dict[str, Any]:
+        measured = read(family)
+        judged = judge_family(measured.families.get(family, {}), family, setup)
+        return {"left_out": measured.left_out, **judged}
+
+    jobs = {
+        (setup.split.name, family): functools.partial(judge, family, setup)
+        for family in families
+        for setup in setups
+    }
+    done = parts.results(jobs, "results", say)
     left_out = {name: reasons for part in done for name, reasons in part["left_out"].items()}
     results = pd.DataFrame([result for part in done for result in part["results"]])
     if results.empty:
@@ -114,45 +120,13 @@ def run(
     for family, rows in results.groupby("family", sort=False):
         plots.learning_curves(rows, out / f"learning_curve_{family}.png")
     say("\n" + tables(results) + ("\n\n" + device_models.table(models) if models else ""))
-    say("\n" + left_out_text(left_out) + f"\n\ngpu_ops.json, gpu_ops.csv and plots are in {out}")
+    where = f"gpu_ops.json, gpu_ops.csv and plots are in {out}"
+    say("\n" + harness.left_out_text(left_out) + "\n\n" + where)
     return summary
 
 
-def version_of(data: Path, seed: int, effort: DeviceEffort) -> dict[str, Any]:
-    """What a result depends on: program, tables, seed and effort."""
-    paths = {name: table_path(data, name) for name in FILES}
-    sizes = sorted((name, path.stat().st_size) for name, path in paths.items() if path.is_file())
-    tables_digest = hashlib.sha256(repr(sizes).encode()).hexdigest()[:16]
-    program = program_digest(_DEPENDS_ON)
-    return {"program": program, "tables": tables_digest, "seed": seed, "effort": repr(effort)}
-
-
-def _judged(
-    data: Path,
-    families: Sequence[str],
-    setups: Sequence[Setup],
-    parts: Parts,
-    say: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """A part per family and split."""
-    found, time_left = [], TimeLeft(len(families) * len(setups), say)
-    for family in families:
-        measured: PublishedRows | None = None
-        for setup in setups:
-            name = f"{setup.split.name}_{family}"
-            part = parts.kept(name)
-            if part is None:
-                measured = measured or read_families(data, [family])
-                judged = judge_family(measured.families.get(family, {}), family, setup)
-                part = parts.keep(name, {"left_out": measured.left_out, **judged})
-                time_left.computed(f"{setup.split.name} {family}: {len(part['results'])} results")
-            time_left.passed()
-            found.append(part)
-    return found
-
-
 def _whole_models(
-    data: Path, setups: Sequence[Setup], parts: Parts, say: Callable[[str], None]
+    data: Path, setups: Sequence[Setup], parts: harness.Parts, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Sums over the ops of whole models, for the devices that the chosen splits leave out."""
     if not device_models.there(data):
@@ -160,40 +134,105 @@ def _whole_models(
         say(f"no table {table} in {data / 'compute'}: sums over models are not judged")
         return []
     read = functools.cache(lambda family: read_families(data, [family]).families.get(family, {}))
+
+    def adapted(device: str, setup: Setup, family: str) -> Adapted | None:
+        known = family in device_models.FAMILIES
+        return fitted(read(family), device, family, setup) if known else None
+
     models = []
     for setup in setups:
-        for device in _devices_of(setup.split):
+        for device, split in device_models.DEVICES.items():
+            if split != setup.split.name:
+                continue
             part = parts.kept(f"model_ops_{device}")
             if part is None:
-                adapted = functools.cache(
-                    lambda family, device=device, setup=setup: (
-                        fitted(read(family), device, family, setup)
-                        if family in device_models.FAMILIES
-                        else None
-                    )
-                )
-                found, _ = device_models.judge(data, device, adapted)
+                adapts = functools.cache(functools.partial(adapted, device, setup))
+                found = device_models.judge(data, device, adapts)
                 part = parts.keep(f"model_ops_{device}", {"models": found})
                 say(f"{device}: sums over {len(part['models'])} models")
             models += part["models"]
     return models
 
 
-def _devices_of(split: Split) -> list[str]:
-    return [device for device, name in device_models.DEVICES.items() if name == split.name]
-
-
 def _line(result: Mapping[str, Any]) -> harness.ResultLine:
     about = f"{result['line']}, {result['device']} ({result['split']})"
     fitted_on = f"{result['size']} rows, {result['shapes']} shapes"
     return harness.ResultLine(
-        name=f"{about}, {fitted_on}",
-        ours=result["median"],
-        n=result["tested"],
-        goal=result["goal"],
-        baselines=harness.baselines_in(result),
-        measure="median error",
-        pearson=result["pearson_logs"],
-        coverage=result["covered"],
-        half_width=result["half_width"],
+        f"{about}, {fitted_on}", result["median"], result["tested"], result["goal"],
+        harness.baselines_in(result), "median error", result["pearson_logs"], result["covered"],
+        result["half_width"],
+    )  # fmt: skip
+
+
+def tables(results: pd.DataFrame) -> str:
+    """Medians by rows fitted on, with goals and the best baseline; then coverage."""
+    unseen, seen = (results[results["shapes"] == kind] for kind in ("unseen", "seen"))
+    sizes = [size for size in SIZES if size in set(unseen["size"])]
+    errors, covers = [], []
+    for (split, device, line), rows in unseen.groupby(["split", "device", "line"], sort=False):
+        by_size = {row["size"]: row for row in rows.to_dict("records")}
+        name, found = f"{line}, {device} ({split})", [by_size.get(size) for size in sizes]
+        errors.append([name, *map(_error_cell, found)])
+        covers.append([name, *map(_cover_cell, found)])
+    medians = seen.groupby(["line", "size"], sort=False)["median"].median().unstack()
+    seen_rows = [
+        [str(line), *(text.percent(row.get(size)) for size in sizes)]
+        for line, row in medians.iterrows()
+    ]
+    legend = "\nours /goal [best baseline]; ! goal missed, * worse than the baseline beyond chance"
+    seen_title = "median error, shapes other devices were seen with; rows:"
+    return "\n\n".join([
+        text.table(["median error, unseen shapes; rows:", *sizes], errors) + legend,
+        text.table(["inside 90 % intervals, in range | all; rows:", *sizes], covers),
+        text.table([seen_title, *sizes], seen_rows),
+        _met_text(met(results)),
+    ])  # fmt: skip
+
+
+def _met_text(counts: Mapping[str, int]) -> str:
+    return (
+        f"{counts['goals_met']} of {counts['goals']} goals met; worse than the best baseline beyond"
+        f" chance: {counts['worse']} of {counts['compared']}; outside its range worse than its"
+        f" roofline: {counts['worse_out_of_range']} of {counts['out_of_range']}; in-range coverage"
+        f" below its band: {counts['under_covered']} of {counts['covered']}"
     )
+
+
+def _error_cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    wanted, median = row["goal"], row["median"]
+    has_goal = wanted is not None and np.isfinite(wanted)
+    missed = "!" if has_goal and median > wanted else ""
+    worse = "*" if row["excess_low"] > 0 else ""
+    goal = f"/{100 * wanted:g}" if has_goal else ""
+    return f"{missed}{100 * median:.1f}{goal} [{100 * row[COLUMN + row['best_null']]:.1f}{worse}]"
+
+
+def _cover_cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    inside = row["covered_in_range"]
+    if inside is None:
+        return "-"
+    low = "<" if inside < row["band_low"] else ""
+    return f"{low}{100 * inside:.0f}|{100 * row['covered']:.0f} +-{100 * row['half_width']:.0f}"
+
+
+def met(results: pd.DataFrame) -> dict[str, int]:
+    """Counts of what must hold, on unseen shapes; views without a goal are not counted."""
+    counted = ~results["line"].str.contains(": ") | results["goal"].notna()
+    unseen = results[(results["shapes"] == "unseen") & counted]
+    with_goal = unseen[unseen["goal"].notna()]
+    far = unseen[unseen["median_out_of_range"].notna()]
+    near = unseen[(unseen["covered_in_range"].notna()) & (unseen["size"] != "0")]
+    return {
+        "goals": len(with_goal),
+        "goals_met": int((with_goal["median"] <= with_goal["goal"]).sum()),
+        "compared": len(unseen),
+        "worse": int((unseen["excess_low"] > 0).sum()),
+        "out_of_range": len(far),
+        "worse_out_of_range": int((far["median_out_of_range"] > far["knobs_out_of_range"]).sum()),
+        "covered": len(near),
+        "under_covered": int((near["covered_in_range"] < near["band_low"]).sum()),
+    }

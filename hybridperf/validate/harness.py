@@ -1,8 +1,9 @@
 """One frame for all claims of accuracy.
 
 A claim takes measured rows, deals them into what is given and what is judged (`Split`), predicts
-the judged rows with ours and with baselines given the same rows (`baselines`), and scores both
-(`scores`). What it found are lines (`ResultLine`), printed as a table and written to
+the judged rows with ours and with baselines given the same rows, and scores both (`scores`). What
+takes long is kept in OUT/parts and OUT/priors, and not computed again while program, tables, seed
+and effort are the same. What was found are lines (`ResultLine`), printed as a table and written to
 OUT/results.json, from which `page` makes docs/accuracy.md.
 """
 
@@ -11,24 +12,40 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
+import hashlib
 import importlib.metadata
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 import hybridperf
-from hybridperf.io import InputError, read_json, write_json
-from hybridperf.validate.baselines import COLUMN
-from hybridperf.validate.scores import Scores
+from hybridperf.hardware import this_cpu
+from hybridperf.io import InputError, read_json, replacing, write_json, write_table
+from hybridperf.learning.prior import FamilyPrior
+from hybridperf.learning.prior.shipped import Prior, load_prior
+from hybridperf.report import text
+from hybridperf.validate.scores import COLUMN, Scores
 
 RESULTS, SCHEMA, SCHEMA_VERSION = "results.json", "validate-results", 1
+_PART_VERSION = 1
 _LIBRARIES = ("hybridperf", "jax", "numpy", "scipy", "scikit-learn")
+_HEADERS = (
+    "what", "n", "measure", "ours", "goal", "best baseline", "Pearson r", "coverage", "half-width",
+)  # fmt: skip
+_INTRODUCTION = (
+    "# Accuracy\n\nMade by `hybridperf validate page` from the results of the commands below; do"
+    " not edit.\nErrors are |predicted / measured - 1| on rows that no fit has seen. Coverage: the"
+    " share of\nmeasurements inside their 90 % interval.\n"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +75,12 @@ class ResultLine:
     half_width: float | None = None
 
     @classmethod
-    def of(cls, name: str, found: Scores, goal: float | None = None, n: int = 0) -> ResultLine:
+    def of(cls, name: str, found: Scores, goal: float | None = None) -> ResultLine:
         """A line whose figure is the MAPE."""
         return cls(
-            name, found.mape, n or found.rows, goal, found.baselines,
+            name, found.mape, found.rows, goal, found.baselines,
             pearson=found.pearson, coverage=found.coverage, half_width=found.half_width,
         )  # fmt: skip
-
-    def record(self) -> dict[str, Any]:
-        """As plain data."""
-        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
 
 
 def baselines_in(line: Mapping[str, Any]) -> dict[str, float | None]:
@@ -98,6 +111,120 @@ def model_record(model: Any) -> dict[str, Any]:
     return {"device": model.device.id, **kept}
 
 
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Parts of one claim in a folder: files of a schema, each with the `version` it was made by."""
+
+    folder: Path
+    schema: str
+    version: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, out: Path, schema: str, files: tuple[str, ...], tables: bytes, **how: Any) -> Parts:
+        """In OUT/parts, made by a program (`files` under `hybridperf/`), of tables, and how."""
+        digest = hashlib.sha256(tables).hexdigest()[:16]
+        return cls(
+            out / "parts", schema, {"program": program_digest(files), "tables": digest, **how}
+        )
+
+    def kept(self, name: str) -> dict[str, Any] | None:
+        """A part that the same program finished from the same data."""
+        with contextlib.suppress(InputError):  # none yet, or a damaged one
+            part = read_json(self.folder / f"{name}.json", self.schema, _PART_VERSION)
+            return part if part.get("version") == self.version else None
+        return None
+
+    def keep(self, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a finished part; returns it with its version."""
+        part = {"version": self.version, **content}
+        write_json(self.folder / f"{name}.json", self.schema, _PART_VERSION, part)
+        return part
+
+    def results(
+        self,
+        jobs: Mapping[tuple[str, str], Callable[[], Mapping[str, Any]]],
+        unit: str,
+        say: Callable[[str], None],
+        again: Collection[tuple[str, str]] = (),
+    ) -> list[dict[str, Any]]:
+        """The part of each job, with its `results`; says how long the jobs left may take.
+
+        `unit`: what results are called; `again`: jobs to compute even where their part is kept.
+        """
+        begun_s, found = time.monotonic(), []
+        for done, (job, compute) in enumerate(jobs.items(), start=1):
+            part = None if job in again else self.kept("_".join(job))
+            if part is None:
+                part = self.keep("_".join(job), compute())
+                left_s = (time.monotonic() - begun_s) / done * (len(jobs) - done)
+                count = f"{len(part['results'])} {unit}"
+                say(f"{' '.join(job)}: {count}; about {left_s / 60:.0f} min left")
+            found.append(part)
+        return found
+
+
+def kept_prior(
+    folder: Path, family: str, made_by: Mapping[str, Any], train: Callable[[], FamilyPrior]
+) -> Prior:
+    """A prior of one family, from its folder where it was made by the same, else trained and kept
+    there; its provenance: `made_by`, and the `seconds` of its training.
+    """
+    with contextlib.suppress(InputError):  # none yet, or a damaged one
+        before = load_prior(folder)
+        if before.provenance.get("made_by") == made_by:
+            return before
+    begun_s = time.monotonic()
+    families = {family: train()}
+    prior = Prior(families, {"made_by": made_by, "seconds": time.monotonic() - begun_s})
+    prior.save(folder)
+    return prior
+
+
+@functools.cache
+def program_digest(names: tuple[str, ...]) -> str:
+    """Digest of program files and folders under `hybridperf/`, read once: what runs stays as is."""
+    library, digest = Path(hybridperf.__file__).parent, hashlib.sha256()
+    for name in names:
+        folder = library / name
+        for path in sorted(folder.rglob("*.*")) if folder.is_dir() else [folder]:
+            if path.suffix in (".py", ".toml"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def left_out_text(left_out: Mapping[str, Mapping[str, int]]) -> str:
+    """Rows of each table that could not be used, by reason."""
+    lines = [
+        f"  {name}: {count} rows, {reason}"
+        for name, reasons in sorted(left_out.items())
+        for reason, count in reasons.items()
+    ]
+    return "rows left out:\n" + "\n".join(lines) if lines else "no row was left out"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What one task of a claim found: what is printed, tables by name, lines."""
+
+    text: str
+    tables: Mapping[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
+    lines: Sequence[ResultLine] = ()
+
+
+def publish(out: Path, claim: str, tasks: Iterable[Found], say: Callable[[str], None]) -> None:
+    """Say what each task found as it comes; leave its tables, CLAIM_TABLE.csv, and
+    `results.json` in `out`.
+    """
+    lines: list[ResultLine] = []
+    for number, found in enumerate(tasks):
+        say(("\n" if number else "") + found.text)
+        for name, frame in found.tables.items():
+            write_table(frame, out / f"{claim}_{name}.csv")
+        lines += found.lines
+    write_results(out, claim, lines)
+    say(f"\ntables in {out}/{claim}_*.csv")
+
+
 def write_results(out: Path, claim: str, lines: Sequence[ResultLine]) -> None:
     """Leave `results.json` in `out`: the lines of a claim, and what they were made by."""
     content = {
@@ -106,16 +233,10 @@ def write_results(out: Path, claim: str, lines: Sequence[ResultLine]) -> None:
         "date": datetime.date.today().isoformat(),
         "commit": _commit(),
         "versions": {"python": platform.python_version(), **_versions()},
-        "machine": f"{platform.machine()}, {_processor()}",
-        "lines": [line.record() for line in lines],
+        "machine": f"{platform.machine()}, {this_cpu().name}",
+        "lines": [_plain(dataclasses.asdict(line)) for line in lines],
     }
     write_json(Path(out) / RESULTS, SCHEMA, SCHEMA_VERSION, content)
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    """A file of results, or that of a claim's folder."""
-    path = Path(path)
-    return read_json(path / RESULTS if path.is_dir() else path, SCHEMA, SCHEMA_VERSION)
 
 
 def _plain(value: Any) -> Any:
@@ -150,9 +271,39 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown processor"
+def page(results: Sequence[Path], out: Path) -> None:
+    """Write docs/accuracy.md, a Markdown table per claim; `results`: files, or folders with one.
+
+    Raises:
+        InputError: no results, or one that cannot be read.
+    """
+    if not results:
+        raise InputError("expected results, got none; `hybridperf validate page OUT/results.json`")
+    files = [path / RESULTS if path.is_dir() else path for path in map(Path, results)]
+    claims = [read_json(path, SCHEMA, SCHEMA_VERSION) for path in files]
+    with replacing(out) as handle:
+        handle.write("\n".join([_INTRODUCTION, *map(_section, claims)]))
+
+
+def _section(claim: Mapping[str, Any]) -> str:
+    """One claim: how it was made, then its lines."""
+    versions = ", ".join(f"{name} {version}" for name, version in claim["versions"].items())
+    made = f"{claim['date']}, commit {claim['commit'] or 'unknown'}, {claim['machine']}; {versions}"
+    rows = [_HEADERS, ["---", *["---:"] * (len(_HEADERS) - 1)], *map(_cells, claim["lines"])]
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    command = f"    {claim['command']}\n\n" if claim["command"] else ""
+    return f"## {claim['claim']}\n\n{command}{made}\n\n{table}\n"
+
+
+def _cells(line: Mapping[str, Any]) -> list[str]:
+    known = {name: error for name, error in line["baselines"].items() if error is not None}
+    best = min(known, key=lambda name: known[name], default=None)
+    name = str(line["name"]).strip().replace("|", "/")
+    beside = "" if best is None else f"{text.percent(known[best])} ({best.replace('_', ' ')})"
+    pearson = "" if line["pearson"] is None else f"{line['pearson']:.3f}"
+    goal, *interval = (
+        "" if line[share] is None else text.percent(line[share])
+        for share in ("goal", "coverage", "half_width")
+    )
+    ours = text.percent(line["ours"])
+    return [name, str(line["n"]), line["measure"], ours, goal, beside, pearson, *interval]

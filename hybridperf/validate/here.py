@@ -20,16 +20,8 @@ from hybridperf.engine.prediction import predict
 from hybridperf.io import read_json, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.programs import default_backend, usable_core
-from hybridperf.report import plots
-from hybridperf.validate import comparison, harness, step_ops
-from hybridperf.validate.comparison import StepComparison
-from hybridperf.validate.measured_steps import (
-    STEPS_SCHEMA_VERSION,
-    StepSpec,
-    dlrm_spec,
-    gpt_spec,
-    measure_steps,
-)
+from hybridperf.validate import harness, measured_steps, step_ops
+from hybridperf.validate.measured_steps import StepComparison, dlrm_spec, gpt_spec, measure_steps
 
 SUMMARY_SCHEMA_VERSION = 1
 _SAME_SPEED = 0.05  # between two days of one machine
@@ -37,7 +29,7 @@ _ROUNDS = 8  # over a minute or two: one disturbance does not cover them all
 _UNDISTURBED = 0.9  # share of the processor that a step has on a core of its own: 0.97 and more
 
 # In turns, so that the first few of them are of both kinds.
-STEPS: tuple[StepSpec, ...] = (
+STEPS = (
     # a factorisation machine: no hidden layer at all
     dlrm_spec(1750, 5, 7500, 12, 7, 5, [12], [1]),
     gpt_spec(1, seq=56, width=72, layers=1, heads=2, vocab=620),
@@ -78,31 +70,25 @@ def run(
     say(f"running {len(steps)} training steps on core {cores}, about {8 * len(steps)} seconds")
     measured = measure_steps(out / "steps", steps, cores=cores, profile=ops, rounds=_ROUNDS)
     compared = [StepComparison(step, predict(model, step.workload)) for step in measured]
-    machine = read_json(out / "steps" / "steps.json", "steps", STEPS_SCHEMA_VERSION)["machine"]
-    summary = comparison.summarise(compared)
-    say("\n" + comparison.table(compared, noise=True) + "\n\n" + comparison.summary_text(summary))
+    machine = read_json(out / "steps" / "steps.json", "steps", measured_steps.STEPS_SCHEMA_VERSION)[
+        "machine"
+    ]
+    summary = measured_steps.summarise(compared)
+    steps_text = measured_steps.table(compared, noise=True)
+    say("\n" + steps_text + "\n\n" + measured_steps.summary_text(summary))
     for note in _notes(model, machine, compared):
         say(f"note: {note}")
     if ops:
         for record, groups in zip(summary["steps"], _ops(compared, out, say), strict=True):
             record["groups"] = groups
-    plots.measured_plot(
-        [c.measured.name for c in compared],
-        [c.measured.time_s for c in compared],
-        [c.predicted.time_s for c in compared],
-        out / "steps.png",
-        [(c.predicted.low_s, c.predicted.high_s) for c in compared],
-    )
+    measured_steps.plot(compared, out / "steps.png", intervals=True)
     summary = {
-        "machine": machine,
-        "cores": cores,
-        "date": datetime.date.today().isoformat(),
-        "model": harness.model_record(model),
-        **summary,
+        "machine": machine, "cores": cores, "date": datetime.date.today().isoformat(),
+        "model": harness.model_record(model), **summary,
         "elapsed_s": time.perf_counter() - start_s,
-    }
+    }  # fmt: skip
     write_json(out / "summary.json", "validate-here", SUMMARY_SCHEMA_VERSION, summary)
-    steps_line = comparison.result_line(compared, f"{len(compared)} training steps, {cores}")
+    steps_line = measured_steps.result_line(compared, f"{len(compared)} training steps, {cores}")
     harness.write_results(out, "here", [steps_line])
     say(
         f"\nsummary.json, steps.png{', ops/*.csv' if ops else ''} and the programs are in {out};"
@@ -136,21 +122,16 @@ def _notes(
         )
     then = model.provenance.get("machine") or {}
     for name, what in (("yardstick_product_s", "multiplies"), ("yardstick_copy_s", "copies")):
-        if (
-            then.get(name)
-            and machine.get(name)
-            and abs(slower := machine[name] / then[name] - 1) > _SAME_SPEED
-        ):
-            notes.append(
-                f"this machine {what} {abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
-                " today than when it was calibrated"
-            )
-    calibrated_on = then.get("cpu_model")
-    if calibrated_on and calibrated_on != machine["cpu_model"]:
-        notes.append(
-            f"the model was calibrated on {calibrated_on}, these steps ran on"
-            f" {machine['cpu_model']}"
-        )
+        if not (then.get(name) and machine.get(name)):
+            continue
+        slower = machine[name] / then[name] - 1
+        if abs(slower) > _SAME_SPEED:
+            word = "slower" if slower > 0 else "faster"
+            how = f"{abs(slower):.0%} {word} today than when it was calibrated"
+            notes.append(f"this machine {what} {how}")
+    calibrated_on, here = then.get("cpu_model"), machine["cpu_model"]
+    if calibrated_on and calibrated_on != here:
+        notes.append(f"the model was calibrated on {calibrated_on}, these steps ran on {here}")
     by_note: dict[str, list[str]] = {}
     for number, c in enumerate(compared, start=1):
         for note in c.predicted.notes:

@@ -2,30 +2,50 @@
 own errors and baselines.
 
 Nothing is fitted on the cells that are judged. What a kernel sequence or a host gives is given by
-another workload or another rank; what is borrowed from the traced sequences is
-named (`lin_borrowed`), and the figures without it stand next to it.
+another workload or another rank; what is borrowed from the traced sequences is named
+(`lin_kernels`), and the figures without it stand next to it.
+
+Of the 8-V100 step of `param_dlrm_8xv100` every rank's step and waits are predicted from the other
+seven ranks' host. Given are what each rank issues and on which stream (its trace), when it begins
+and when its batch is there (the first of its host times: data loading is an input), and the wire
+time of each collective. Predicted are
+
+    host        each launch and wait by its op and kernel: the mean of what the *other* ranks' hosts
+                took (one rank never sees itself)
+    kernels     the minimum that one takes on a V100 (a batch of 16: nothing here is bound by bytes
+                or products)
+
+and from these, by the evaluator, who waits how long for whom. The baseline: the mean step of the
+other ranks. What tells ranks apart is mostly given: when they begin decides how long they
+wait at the first collective.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError, write_table
+from hybridperf.io import InputError
 from hybridperf.model import load_model, model_or_datasheet
 from hybridperf.ops.embedding import lin as lin_formulas
 from hybridperf.report import text
-from hybridperf.validate import harness, lin_data, lin_ranks, lin_single
-from hybridperf.validate.harness import ResultLine
-from hybridperf.validate.lin_kernels import KernelPrices
+from hybridperf.traces.events import NONE
+from hybridperf.traces.readers.kineto import read_traces
+from hybridperf.traces.replay import Replay, replay
+from hybridperf.traces.replay_graph import DEVICE, HOST
+from hybridperf.validate import harness, lin_data, lin_single
+from hybridperf.validate.harness import Found, ResultLine
+from hybridperf.validate.lin_kernels import KERNEL_S, KernelPrices
 from hybridperf.validate.scores import scores
 
 MODEL = "v100_pcie_32g"  # of the V100s that are shipped, the one that was measured
 KERNEL_SUM_GOAL, RANK_GOAL = 0.06, 0.10
+TRACES = "traces/param_dlrm_8xV100_kineto.tar.gz"
 _DATES = ("2021-05-04", "2021-05-14")  # the other two dates recorded the same models
 _BATCH = 2048
 _LOOKUPS = {"LookupFunction": "forward", "LookupFunctionBackward": "backward"}
@@ -34,30 +54,28 @@ _OTHERS = {"P100": ("p100_pcie_16g", 1.189e9), "Xp": ("titanxp", 1.404e9)}
 
 def run(data: Path, out: Path, model: str = MODEL) -> None:
     """Print all tables and write them to `out` as CSV."""
+    harness.publish(out, "lin", _found(data, model), print)
+
+
+def _found(data: Path, model: str) -> Iterator[Found]:
     prices = KernelPrices(load_model(model), lin_data.CLOCK_HZ)
     rate, clock = prices.streaming_bytes_per_s / 1e9, lin_data.CLOCK_HZ / 1e6
-    print(f"Kernels of {prices.model.device.name} at {clock:.0f} MHz; loops move {rate:.0f} GB/s\n")
+    gpu = f"Kernels of {prices.model.device.name} at {clock:.0f} MHz; loops move {rate:.0f} GB/s"
     kernels = lin_single.kernels(data, prices)
-    print(_kernel_table(kernels))
-    print(_sums(data, prices, kernels), end="\n\n")
+    sums = _sums(data, prices, kernels)
+    yield Found(f"{gpu}\n\n{_kernel_table(kernels)}\n{sums}", {"kernels": kernels})
     looked_up = lookups(kernels)
-    print(_lookup_table(looked_up), end="\n\n")
+    yield Found(_lookup_table(looked_up), {"lookups": looked_up})
     by_gpu = {"V100": prices} | _other_gpus()
     plain = lin_single.cells(data, by_gpu)
     added = lin_single.cells(data, by_gpu, added_s=lin_data.ADDED_S)
-    print(_cell_table(plain, added))
     found = summary(data, by_gpu, plain, added)
-    print(_summary_table(found), end="\n\n")
-    ranks = lin_ranks.ranks(data)
-    print(_rank_tables(ranks))
-    tables = {
-        "kernels": kernels, "lookups": looked_up, "cells": plain, "cells_added": added,
-        "ranks": ranks.steps, "waits": ranks.waits,
-    }  # fmt: skip
-    for name, frame in tables.items():
-        write_table(frame, out / f"lin_{name}.csv")
-    harness.write_results(out, "lin", [*map(_result_line, found), _ranks_line(ranks)])
-    print(f"\ntables in {out}/lin_*.csv")
+    tables = {"cells": plain, "cells_added": added}
+    said = _cell_table(plain, added) + "\n" + _summary_table(found)
+    yield Found(said, tables, [_result_line(one) for one in found])
+    steps, waits = judge_ranks(data)
+    tables = {"ranks": steps, "waits": waits}
+    yield Found(_rank_tables(steps, waits), tables, [_ranks_line(steps)])
 
 
 def _other_gpus() -> dict[str, KernelPrices]:
@@ -74,11 +92,11 @@ def _kernel_table(kernels: pd.DataFrame) -> str:
     """One line per kind of op: microseconds measured and predicted, of both models."""
     one = kernels[kernels["date"].isin(_DATES)]
     wide = one.pivot(index="op", columns="workload", values=["measured_s", "predicted_s"]) * 1e6
-    models, rows = ("DLRM_default", "DLRM_MLPerf"), []
-    columns = [(what, model) for model in models for what in ("measured_s", "predicted_s")]
-    for op in wide[("measured_s", models[0])].fillna(0.0).sort_values(ascending=False).index:
-        cells = [wide.loc[op, column] for column in columns]
-        rows.append([op, *("" if np.isnan(cell) else f"{cell:.0f}" for cell in cells)])
+    models = ("DLRM_default", "DLRM_MLPerf")
+    wide = wide[[(what, model) for model in models for what in ("measured_s", "predicted_s")]]
+    order = wide[("measured_s", models[0])].fillna(0.0).sort_values(ascending=False).index
+    cells = wide.loc[order].itertuples(name=None)
+    rows = [[op, *("" if np.isnan(us) else f"{us:.0f}" for us in found)] for op, *found in cells]
     title = "kernels by op, us a step (B = 2048)"
     return text.table([title, "default", "predicted", "MLPerf", "predicted"], rows)
 
@@ -126,15 +144,17 @@ def _sum_error(frame: pd.DataFrame, date: object) -> float:
 
 
 def _cell_table(plain: pd.DataFrame, added: pd.DataFrame) -> str:
+    columns = {
+        "active": plain["active_error"], "active, 5 us more": added["active_error"],
+        "shared host": plain["shared_error"], "shared, 5 us more": added["shared_error"],
+        "own host": plain["own_error"],
+    }  # fmt: skip
     rows = []
-    for (_, one), (_, more) in zip(plain.iterrows(), added.iterrows(), strict=True):
+    for at, one in plain.iterrows():
         cell, took = f"{one['gpu']} {one['workload']} {one['batch_size']}", one["actual_s"] * 1e3
-        errors = [one[f"{what}_error"] for what in ("active", "shared", "own")]
-        more_errors = [more[f"{what}_error"] for what in ("active", "shared")]
-        cells = [errors[0], more_errors[0], errors[1], more_errors[1], errors[2]]
-        rows.append([cell, f"{took:.2f}", *map(_percent, cells), one["note"]])
-    headers = ["active", "active, 5 us more", "shared host", "shared, 5 us more", "own host"]
-    return text.table(["cell", "ms", *headers, ""], rows)
+        errors = [_percent(column[at]) for column in columns.values()]
+        rows.append([cell, f"{took:.2f}", *errors, one["note"]])
+    return text.table(["cell", "ms", *columns, ""], rows)
 
 
 _JUDGED = {  # columns of errors, and what they are of
@@ -143,66 +163,51 @@ _JUDGED = {  # columns of errors, and what they are of
 }  # fmt: skip
 
 
-class Summary(NamedTuple):
-    """Geometric means of errors over a group of cells."""
-
-    name: str
-    cells: int
-    ours: float
-    unborrowed: float
-    added: float  # 5 us more
-    kernels_only: float
-    constant: float
-    roofline: float
-    goal: float | None
-    lin: float | None
+_ERRORS = {  # of a group of cells, and their headings
+    "ours": "ours", "unborrowed": "nothing borrowed", "added": "5 us more",
+    "kernels_only": "kernels only", "constant": "constant", "roofline": "roofline",
+}  # fmt: skip
 
 
 def summary(
     data: Path, by_gpu: dict[str, KernelPrices], plain: pd.DataFrame, added: pd.DataFrame
-) -> list[Summary]:
-    """Errors of each GPU's cells, ours and the baselines'."""
+) -> list[dict[str, Any]]:
+    """Geometric means of errors over each GPU's cells: `name, cells, goal, lin`, ours and the
+    baselines'.
+    """
     datasheet = {"V100": lin_single.datasheet(by_gpu["V100"])}
     roofline = lin_single.cells(data, datasheet, borrow=False)
     unborrowed = lin_single.cells(data, {"V100": by_gpu["V100"]}, borrow=False)
+    frames = {"ours": plain, "unborrowed": unborrowed, "added": added, "roofline": roofline}
     v100 = plain["gpu"] == "V100"
     groups = {"V100": v100 & plain["given"], "V100 with DDP": v100}
     groups |= {gpu: plain["gpu"] == gpu for gpu in plain["gpu"].unique() if gpu != "V100"}
     found = []
     for group, at in groups.items():
         for what, name in _JUDGED.items():
-            frames = (plain, unborrowed, added, roofline)
-            errors = [lin_single.geomean(frame[at][f"{what}_error"]) for frame in frames]
-            if np.isnan(errors[0]):
+            column = f"{what}_error"
+            errors = {way: lin_single.geomean(cells[at][column]) for way, cells in frames.items()}
+            if np.isnan(errors["ours"]):
                 continue
+            for way in ("kernels_only", "constant"):
+                known = what != "active"
+                errors[way] = lin_single.geomean(plain[at][f"{way}_error"]) if known else np.nan
             goal = lin_single.GOALS.get(what) if group.startswith("V100") else None
-            others = [np.nan, np.nan]
-            if what != "active":
-                columns = ("kernels_only_error", "constant_error")
-                others = [lin_single.geomean(plain[at][column]) for column in columns]
             lin = None if goal is None else lin_single.BY_LIN[what]
-            cells = int(plain[at][f"{what}_error"].count())
-            ours, unborrowed_error, added_error, roofline_error = errors
-            found.append(
-                Summary(
-                    f"{group}: {name}", cells, ours, unborrowed_error, added_error,
-                    others[0], others[1], roofline_error, goal, lin,
-                )
-            )  # fmt: skip
+            cells = int(plain[at][column].count())
+            about = {"name": f"{group}: {name}", "cells": cells, "goal": goal, "lin": lin}
+            found.append({**about, **errors})
     return found
 
 
-def _summary_table(found: list[Summary]) -> str:
+def _summary_table(found: list[dict[str, Any]]) -> str:
     rows = []
     for one in found:
-        goal = "" if one.goal is None else f"<= {one.goal:.1%}"
-        lin = "" if one.lin is None else _percent(one.lin, signed=False)
-        errors = [_percent(value, signed=False) for value in one[2:8]]
-        rows.append([one.name, str(one.cells), *errors, goal, lin])
-    headers = [
-        "geometric mean of |error|", "cells", "ours", "nothing borrowed", "5 us more",
-        "kernels only", "constant", "roofline", "bar", "Lin",
-    ]  # fmt: skip
+        goal = "" if one["goal"] is None else f"<= {one['goal']:.1%}"
+        lin = "" if one["lin"] is None else _percent(one["lin"], signed=False)
+        errors = [_percent(one[way], signed=False) for way in _ERRORS]
+        rows.append([one["name"], str(one["cells"]), *errors, goal, lin])
+    headers = ["geometric mean of |error|", "cells", *_ERRORS.values(), "bar", "Lin"]
     notes = (
         "5 us more: added to every kernel, as Lin's pipeline does. Active seconds: from Lin's own"
         " errors, of one and the same\nprediction, against them and against the step. Hosts: T1, T2"
@@ -213,35 +218,91 @@ def _summary_table(found: list[Summary]) -> str:
     return text.table(headers, rows) + "\n" + notes
 
 
-def _result_line(one: Summary) -> ResultLine:
-    names = ("kernels_only", "constant", "roofline", "lin")
-    others = {name: getattr(one, name) for name in names}
-    return ResultLine(one.name, one.ours, one.cells, one.goal, others, "geometric mean of |error|")
+def _result_line(one: Mapping[str, Any]) -> ResultLine:
+    others = {name: one[name] for name in ("kernels_only", "constant", "roofline", "lin")}
+    measure = "geometric mean of |error|"
+    return ResultLine(one["name"], one["ours"], one["cells"], one["goal"], others, measure)
 
 
-def _ranks_line(ranks: lin_ranks.Ranks) -> ResultLine:
-    steps, mean_of_others = ranks.steps, ranks.steps["null_error"].abs().mean()
+def _ranks_line(steps: pd.DataFrame) -> ResultLine:
+    mean_of_others = steps["null_error"].abs().mean()
     found = scores(steps["measured_s"], steps["predicted_s"])
     line = ResultLine.of("8-V100 step, each rank", found, RANK_GOAL)
     return dataclasses.replace(line, baselines={"mean of others": float(mean_of_others)})
 
 
-def _rank_tables(ranks: lin_ranks.Ranks) -> str:
+def judge_ranks(data: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The 8-V100 step, predicted next to measured: steps (`rank, measured_s, predicted_s, error`,
+    `null_error` of the mean step of the others, `replay_error` of its own durations) and waits
+    (`collective, rank, measured_s, predicted_s`).
+    """
+    made = replay(read_traces(Path(data) / TRACES))
+    predicted = made.with_seconds(predicted_seconds(made))
+    measured_s = made.measured_s
+    others_s = (measured_s.sum() - measured_s) / (len(measured_s) - 1)
+    steps = pd.DataFrame({
+        "rank": np.arange(len(measured_s)), "measured_s": measured_s,
+        "predicted_s": predicted.replayed_s, "error": predicted.error,
+        "null_error": others_s / measured_s - 1, "replay_error": made.error,
+    })  # fmt: skip
+    waits = [
+        pd.DataFrame(
+            {"collective": str(one), "rank": one.rank, "measured_s": measured, "predicted_s": found}
+        )
+        for one, measured, found in predicted.waits_s()
+    ]
+    return steps, pd.concat(waits, ignore_index=True)
+
+
+def predicted_seconds(made: Replay) -> np.ndarray:
+    """Seconds of each row [U]: hosts by the other ranks', kernels by their minimum."""
+    rows, seconds = made.rows, made.seconds.copy()
+    device = rows.kind == DEVICE
+    seconds[device] = KERNEL_S + rows.fixed_s[device]
+    host = np.flatnonzero(rows.kind == HOST)
+    first = {int(rows.trace[row]): int(row) for row in host[::-1]}  # until its batch is there
+    keys: dict[int, tuple[Hashable, ...]] = {
+        int(row): _keys(made, int(row)) for row in host if first[int(rows.trace[row])] != row
+    }
+    by_key: dict[Hashable, dict[int, list[float]]] = {}
+    for row, names in keys.items():
+        for name in names:
+            of_traces = by_key.setdefault(name, {})
+            of_traces.setdefault(int(rows.trace[row]), []).append(float(made.seconds[row]))
+    for row, names in keys.items():
+        for name in names:
+            of_others = [by for trace, by in by_key[name].items() if trace != rows.trace[row]]
+            if of_others:
+                seconds[row] = np.mean([value for values in of_others for value in values])
+                break
+    return seconds
+
+
+def _keys(made: Replay, row: int) -> tuple[Hashable, ...]:
+    """What a host's seconds go by, the closest first: op, kernel and call; op; anything."""
+    trace = made.traces[made.rows.trace[row]]
+    event, call = int(made.rows.event[row]), int(made.rows.call[row])
+    op = trace.op_of_call(call) if call != NONE else NONE
+    name = trace.host_name(op) if op != NONE else ""
+    kernel = trace.device_name(event) if event != NONE else "rest"
+    return (name, kernel, trace.host_name(call) if call != NONE else ""), (name,), ()
+
+
+def _rank_tables(steps: pd.DataFrame, waits: pd.DataFrame) -> str:
     rows = []
-    for one in ranks.steps.to_dict("records"):
+    for one in steps.to_dict("records"):
         seconds = [f"{one[name] * 1e3:.2f}" for name in ("measured_s", "predicted_s")]
         reached = "yes" if abs(one["error"]) <= RANK_GOAL else "no"
         errors = [_percent(one["error"]), reached, _percent(one["null_error"])]
         rows.append([str(int(one["rank"])), *seconds, *errors])
     columns = ["ms", "predicted", "error", f"within {RANK_GOAL:.0%}", "baseline: mean of others"]
-    waits = ranks.waits
     both = zip(waits["measured_s"], waits["predicted_s"], strict=True)
     wide = waits.assign(cell=[f"{m * 1e6:.0f} | {p * 1e6:.0f}" for m, p in both])
     wide = wide.pivot(index="collective", columns="rank", values="cell").fillna("")
     lines = [[str(name), *map(str, row)] for name, *row in wide.itertuples()]
     titles = ["us waited, measured | predicted", *(f"rank {rank}" for rank in wide.columns)]
-    steps = text.table(["8-V100 step: rank", *columns], rows)
-    return steps + "\n\n" + text.table(titles, lines)
+    by_rank = text.table(["8-V100 step: rank", *columns], rows)
+    return by_rank + "\n\n" + text.table(titles, lines)
 
 
 def _percent(value: float, signed: bool = True) -> str:

@@ -18,9 +18,8 @@ from hybridperf.engine.workload import GivenSeconds, Workload
 from hybridperf.hardware import Host
 from hybridperf.model import PerfModel
 from hybridperf.ops import OpCall
-from hybridperf.validate.lin_borrowed import borrowed
-from hybridperf.validate.lin_hosts import own_host, shared_host
-from hybridperf.validate.lin_kernels import KernelPrices
+from hybridperf.validate.lin_data import own_host, shared_host
+from hybridperf.validate.lin_kernels import KernelPrices, borrowed
 from hybridperf.workloads.dlrm import DlrmConfig, dlrm
 from hybridperf.workloads.eager import Eager
 
@@ -80,10 +79,8 @@ def step(
     # rows of their own: other kernels may be as large
     graph_row = workload.graph.row.copy()
     graph_row[list(known)] = len(workload.calls) + 1 + np.arange(len(known))
-    calls = (
-        *workload.calls,
-        *(GivenSeconds(seconds, ops[node]) for node, seconds in known.items()),
-    )
+    given = [GivenSeconds(seconds, ops[node]) for node, seconds in known.items()]
+    calls = (*workload.calls, *given)
     graph = dataclasses.replace(workload.graph, row=graph_row)
     workload = dataclasses.replace(workload, graph=graph, calls=calls)
     return LinStep(workload, np.append(row_s, list(known.values())))
@@ -131,29 +128,32 @@ def cells(
     Hosts: `shared`, `own`; on the V100 also `profiled`, the shared one as slow as in 2021, and
     `dlrms`, shared by DLRMs only.
     """
-    found = lin.cells(data)
-    shared = shared_host(data)
-    profiled, dlrms = shared_host(data, shrunk=False), shared_host(data, family="DLRM")
-    others = {"profiled": profiled, "dlrms": dlrms}
-    names = ("predicted_active_s", "shared_s", "profiled_s", "dlrms_s", "own_s")
-    columns: dict[str, list[float]] = {name: [] for name in names}
-    notes = []
+    found, shared = lin.cells(data), shared_host(data)
+    others = {
+        "profiled_s": shared_host(data, shrunk=False), "dlrms_s": shared_host(data, family="DLRM"),
+    }  # fmt: skip
+    rows: list[dict[str, float]] = []
     for gpu, workload, batch in found[["gpu", "workload", "batch_size"]].itertuples(index=False):
-        row = dict.fromkeys(columns, np.nan)
-        notes.append(lin.NOT_GIVEN.get(workload, "") if gpu in prices else f"no model of {gpu}")
-        if gpu in prices:
-            priced = _priced(data, prices[gpu], prices.get("V100") if borrow else None, workload)
-            config = _config(workload, int(batch), priced, lin.PUBLISHED)
-            one = step(config, priced, shared, added_s)
-            row |= {"predicted_active_s": one.active_s, "shared_s": one.time_s}
-            if gpu == "V100":
-                for name, host in others.items():
-                    row[f"{name}_s"] = step(config, priced, host, added_s).time_s
-                if (own := own_host(data, workload, int(batch))) is not None:
-                    row["own_s"] = step(config, priced, own, added_s).time_s
-        for name, value in row.items():
-            columns[name].append(value)
-    found = found.assign(**columns, note=notes, given=~found["workload"].isin(lin.NOT_GIVEN))
+        row = dict.fromkeys(("predicted_active_s", "shared_s", *others, "own_s"), np.nan)
+        rows.append(row)
+        if gpu not in prices:
+            continue
+        priced = _priced(data, prices[gpu], prices.get("V100") if borrow else None, workload)
+        config = _config(workload, int(batch), priced, lin.PUBLISHED)
+        one = step(config, priced, shared, added_s)
+        row |= {"predicted_active_s": one.active_s, "shared_s": one.time_s}
+        if gpu == "V100":
+            hosts = others | {"own_s": own_host(data, workload, int(batch))}
+            known = {name: host for name, host in hosts.items() if host is not None}
+            row |= {
+                name: step(config, priced, host, added_s).time_s for name, host in known.items()
+            }
+    notes = [
+        lin.NOT_GIVEN.get(workload, "") if gpu in prices else f"no model of {gpu}"
+        for gpu, workload in zip(found["gpu"], found["workload"], strict=True)
+    ]
+    given = ~found["workload"].isin(lin.NOT_GIVEN)
+    found = found.assign(**pd.DataFrame(rows), note=notes, given=given)
     judged = found["actual_s"].where((found["gpu"] == "V100") & found["given"])
     others_s = (judged.sum() - judged) / (judged.count() - 1)
     found["constant_error"] = others_s / judged - 1  # baseline: the mean of the other cells

@@ -1,5 +1,9 @@
-"""Training steps that ran on this machine: measured by the calibration package's programs, with the
-programs that ran.
+"""Training steps that ran on this machine: measured by the calibration package's programs, and
+predicted from the programs that ran.
+
+The baselines of a calibrated model are the datasheet roofline, and a sterner one: the roofline
+times one constant, the best there is for the *other* steps. A model that does not beat it has
+learned a machine's overall slowness and nothing more.
 """
 
 from __future__ import annotations
@@ -7,13 +11,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from hybridperf.engine.prediction import Prediction
 from hybridperf.engine.workload import Workload
 from hybridperf.io import read_json, replacing
 from hybridperf.model.fit.programs import run_program, usable_core
+from hybridperf.report import plots, text
+from hybridperf.validate.harness import ResultLine
+from hybridperf.validate.scores import best_factors, mape, scores
 from hybridperf.workloads.jax.program import load_program
 
 STEPS_SCHEMA_VERSION = 2  # of measured steps
@@ -29,8 +39,7 @@ class MeasuredStep:
     median_s: float
     repeats: int
     noise: float  # how far a round's median lies above it, a share: the median over the rounds
-    # processor seconds per second while it was measured: on a CPU, far below 1 if others had the
-    # core
+    # processor seconds per second measured: on a CPU, far below 1 if others had the core
     cpu_share: float
     workload: Workload
     config: Mapping[str, Any]
@@ -40,28 +49,20 @@ class MeasuredStep:
 StepSpec = dict[str, Any]  # of `hybridperf_calibration.training_steps.run`
 
 
-def dlrm_spec(
-    batch: int,
-    tables: int,
-    rows: int,
-    dim: int,
-    pooling: int,
-    dense: int,
-    bottom: list[int],
-    top: list[int],
-) -> StepSpec:
-    """A recommendation model's step; `rows`: of each table; `dense`: features; layers of MLPs."""
-    config = {
-        "batch": batch, "tables": tables, "rows_per_table": rows, "embedding_dim": dim,
-        "pooling": pooling, "dense_features": dense, "bottom_mlp": bottom, "top_mlp": top,
-    }  # fmt: skip
-    return {"workload": "dlrm", "config": config}
+_DLRM_SIZES = (
+    "batch", "tables", "rows_per_table", "embedding_dim", "pooling", "dense_features",
+    "bottom_mlp", "top_mlp",
+)  # fmt: skip
 
 
-def gpt_spec(batch: int, seq: int, width: int, layers: int, heads: int, vocab: int) -> StepSpec:
-    """A transformer's step."""
-    config = {"batch": batch, "seq": seq, "width": width, "layers": layers, "heads": heads}
-    return {"workload": "gpt", "config": {**config, "vocab": vocab}}
+def dlrm_spec(*sizes: int | list[int]) -> StepSpec:
+    """A recommendation model's step, of sizes in the order of `_DLRM_SIZES`."""
+    return {"workload": "dlrm", "config": dict(zip(_DLRM_SIZES, sizes, strict=True))}
+
+
+def gpt_spec(batch: int, *, seq: int, **sizes: int) -> StepSpec:
+    """A transformer's step; `sizes`: width, layers, heads, vocab."""
+    return {"workload": "gpt", "config": {"batch": batch, "seq": seq, **sizes}}
 
 
 def measure_steps(
@@ -77,35 +78,133 @@ def measure_steps(
     with replacing(folder / "steps.spec.json") as handle:
         json.dump(list(spec), handle, indent=1)
     out = folder / "steps.json"
-    options = ["--out", str(out), "--programs", str(folder / "programs")]
+    spec_path = str(folder / "steps.spec.json")
+    options = [spec_path, "--out", str(out), "--programs", str(folder / "programs")]
     options += ["--cores", cores or usable_core(), "--rounds", str(rounds)]
     options += ["--profile"] if profile else []
-    spec_path = str(folder / "steps.spec.json")
-    run_program("hybridperf_calibration.training_steps.run", [spec_path, *options])
-    kept = ("name", "time_s", "least_s", "median_s", "repeats", "noise", "cpu_share", "config")
-    return [
-        MeasuredStep(
-            **{name: step[name] for name in (*kept, "op_s")},
-            workload=load_program(folder / "programs" / step["program"]),
-        )
-        for step in read_json(out, "steps", STEPS_SCHEMA_VERSION)["steps"]
+    run_program("hybridperf_calibration.training_steps.run", options)
+    kept = [field.name for field in dataclasses.fields(MeasuredStep) if field.name != "workload"]
+    found = []
+    for step in read_json(out, "steps", STEPS_SCHEMA_VERSION)["steps"]:
+        program = load_program(folder / "programs" / step["program"])
+        found.append(MeasuredStep(workload=program, **{name: step[name] for name in kept}))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class StepComparison:
+    """One step, measured and predicted from the very program that ran."""
+
+    measured: MeasuredStep
+    predicted: Prediction
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted.time_s / self.measured.time_s - 1
+
+    @property
+    def roofline_error(self) -> float:
+        """The same of the datasheet roofline."""
+        return self.predicted.roofline_s / self.measured.time_s - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measurement lies in the interval; None without one."""
+        low_s, high_s = self.predicted.low_s, self.predicted.high_s
+        return None if low_s is None or high_s is None else low_s <= self.measured.time_s <= high_s
+
+    def record(self) -> dict[str, Any]:
+        """Everything above as plain data."""
+        step, p = self.measured, self.predicted
+        return {
+            "name": step.name, "config": dict(step.config), "measured_s": step.time_s,
+            "measured_least_s": step.least_s, "measured_median_s": step.median_s,
+            "repeats": step.repeats, "noise": step.noise, "cpu_share": step.cpu_share,
+            "predicted_s": p.time_s, "low_s": p.low_s, "high_s": p.high_s,
+            "roofline_s": p.roofline_s, "error": self.error, "inside": self.inside,
+            "roofline_error": self.roofline_error, "flops": p.workload.flops,
+            "notes": list(p.notes),
+        }  # fmt: skip
+
+
+_INSIDE = {None: "-", True: "yes", False: "no"}
+_COLUMNS: dict[str, Callable[[StepComparison], str]] = {
+    "step": lambda one: one.measured.name,
+    "measured": lambda one: text.seconds(one.measured.time_s),
+    "noise floor": lambda one: text.percent(one.measured.noise),
+    "predicted": lambda one: text.seconds(one.predicted.time_s),
+    "error": lambda one: text.percent(one.error),
+    "low": lambda one: text.seconds(one.predicted.low_s),
+    "high": lambda one: text.seconds(one.predicted.high_s),
+    "inside": lambda one: _INSIDE[one.inside],
+    "roofline": lambda one: text.seconds(one.predicted.roofline_s),
+    "its error": lambda one: text.percent(one.roofline_error),
+}
+
+
+def table(compared: Sequence[StepComparison], *, noise: bool = False) -> str:
+    """A line for each step; `noise`: with the noise floor and whether it lies in the interval."""
+    kept = [name for name in _COLUMNS if noise or name not in ("noise floor", "inside")]
+    return text.items_table(compared, {name: _COLUMNS[name] for name in kept})
+
+
+def plot(compared: Sequence[StepComparison], path: Path, *, intervals: bool = False) -> None:
+    """Predicted against measured seconds."""
+    names = [c.measured.name for c in compared]
+    measured_s = [c.measured.time_s for c in compared]
+    predicted_s = [c.predicted.time_s for c in compared]
+    ends = [(c.predicted.low_s, c.predicted.high_s) for c in compared] if intervals else None
+    plots.measured_plot(names, measured_s, predicted_s, path, ends)
+
+
+def summarise(compared: Sequence[StepComparison]) -> dict[str, Any]:
+    """Errors of all steps together, as shares, next to those of the baselines; coverage."""
+    measured_s = [c.measured.time_s for c in compared]
+    roofline_s = [c.predicted.roofline_s for c in compared]
+    factors, scaled = best_factors(roofline_s, measured_s), None
+    if factors is not None:
+        scaled = mape(factors * np.asarray(roofline_s), measured_s)
+    worst = max(compared, key=lambda c: abs(c.error))
+    with_interval = [c for c in compared if c.inside is not None]
+    return {
+        "steps": [c.record() for c in compared],
+        "mean_error": mape([c.predicted.time_s for c in compared], measured_s),
+        "worst_error": worst.error, "worst_step": worst.measured.name,
+        "inside": sum(bool(c.inside) for c in with_interval), "with_interval": len(with_interval),
+        "mean_roofline_error": mape(roofline_s, measured_s),
+        "scaled_roofline_factors": None if factors is None else factors.tolist(),
+        "mean_scaled_roofline_error": scaled,
+        "mean_noise": float(np.mean([c.measured.noise for c in compared])),
+    }  # fmt: skip
+
+
+def result_line(compared: Sequence[StepComparison], name: str) -> ResultLine:
+    """All steps together as `results.json` keeps them."""
+    summary = summarise(compared)
+    predicted = [c.predicted for c in compared]
+    low_s, high_s = ([getattr(p, name) for p in predicted] for name in ("low_s", "high_s"))
+    measured_s = [c.measured.time_s for c in compared]
+    found = scores(measured_s, [p.time_s for p in predicted], low_s, high_s)
+    others = {
+        "datasheet roofline": summary["mean_roofline_error"],
+        "roofline x best constant of the others": summary["mean_scaled_roofline_error"],
+    }
+    return dataclasses.replace(ResultLine.of(name, found), baselines=others)
+
+
+def summary_text(summary: dict[str, Any]) -> str:
+    """What `summarise` found, in a few lines."""
+    steps, intervals = len(summary["steps"]), summary["with_interval"]
+    hits = "no interval: no measurements in this model"
+    if intervals:
+        hits = f"{summary['inside']} of {intervals} inside the 90 % interval"
+    scaled = summary["mean_scaled_roofline_error"]
+    rows = [
+        ["this model", text.percent(summary["mean_error"])],
+        ["datasheet roofline", text.percent(summary["mean_roofline_error"])],
+        ["roofline x best constant of the other steps", text.percent(scaled)],
+        ["noise floor of the measurement", text.percent(summary["mean_noise"])],
     ]
-
-
-def measure_sharded(
-    folder: str | os.PathLike,
-    tasks: str | os.PathLike,
-    *,
-    processes: int = 2,
-    passes: int = 2,
-    profile: bool = True,
-) -> None:
-    """Run sharded recommendation models, a file of tasks, on as many cores; leaves `steps.csv` and
-    the programs in `folder`. Resumes.
-
-    `hybridperf_calibration.training_steps.sharded_tasks` says what a task is.
-    """
-    options = ["--tasks", str(tasks), "--out", str(folder)]
-    options += ["--processes", str(processes), "--passes", str(passes)]
-    options += [] if profile else ["--no-profile"]
-    run_program("hybridperf_calibration.training_steps.sharded_dlrm", options)
+    worst = f"worst {text.percent(summary['worst_error'])} ({summary['worst_step']}); {hits}"
+    return text.table([f"mean absolute error of {steps} steps", ""], rows) + "\n" + worst

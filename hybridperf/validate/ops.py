@@ -30,8 +30,7 @@ from hybridperf.model.fit.device import LEAST_ROWS_FOR_INTERVAL, fit
 from hybridperf.model.fit.rows import FOLDS, MeasuredOps, deal_folds, read_measurements, usable_rows
 from hybridperf.report import text
 from hybridperf.validate import harness
-from hybridperf.validate.baselines import best, scikit_learn
-from hybridperf.validate.scores import coverage_band, excess, finite, pearson_of_logs
+from hybridperf.validate.scores import best, coverage_band, excess, scikit_learn, scores
 
 SUMMARY_SCHEMA_VERSION = 1
 ROW_FILES = ("ops.csv", "host.csv")  # that a calibration leaves in the model's folder
@@ -60,17 +59,16 @@ def run(
     coverage = covered(held_out)
     say("\n" + _text(table) + "\n\n" + _coverage_text(coverage))
     write_table(held_out, out / "ops.csv")
-    summary = {
-        "ops": table.astype(object).where(table.notna(), None).to_dict("records"),
-        "coverage": coverage,
-    }
+    lines = table.astype(object).where(table.notna(), None).to_dict("records")
+    summary = {"ops": lines, "coverage": coverage}
     write_json(out / "ops.json", "validate-ops", SUMMARY_SCHEMA_VERSION, summary)
-    harness.write_results(out, "ops", _result_lines(table, held_out))
+    results = [_result_line(line, held_out) for line in table.to_dict("records")]
+    harness.write_results(out, "ops", results)
     say(f"\nops.json and ops.csv are in {out}")
     return summary
 
 
-def compare(held_out: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+def compare(held_out: pd.DataFrame) -> pd.DataFrame:
     """One line per op kind with at least 20 rows: medians of each, and how far ours lies above the
     better baseline.
 
@@ -78,8 +76,7 @@ def compare(held_out: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     shares: `excess` is the difference of medians, low and high its 95 % bootstrap interval. Ours is
     worse beyond chance where `excess_low` is above zero.
     """
-    rng = np.random.default_rng(seed)
-    lines = []
+    rng, lines = np.random.default_rng(0), []
     for op, rows in held_out.groupby("op"):
         if len(rows) < LEAST_ROWS_FOR_INTERVAL:
             continue
@@ -125,36 +122,23 @@ def _trees(data: MeasuredOps, say: Callable[[str], None]) -> np.ndarray:
     return np.exp(predicted)
 
 
-def _result_lines(table: pd.DataFrame, held_out: pd.DataFrame) -> list[harness.ResultLine]:
-    lines = []
-    for line in table.to_dict("records"):
-        rows = held_out[held_out["op"] == line["op"]]
-        judged = rows[rows["low_s"].notna()]
-        inside = judged["measured_s"].between(judged["low_s"], judged["high_s"])
-        pearson = pearson_of_logs(rows["measured_s"].to_numpy(), rows["predicted_s"].to_numpy())
-        width = float((np.sqrt(judged["high_s"] / judged["low_s"]) - 1).median())
-        lines.append(
-            harness.ResultLine(
-                line["op"], line["ours"], line["rows"], line["goal"],
-                {name: line[name] for name in (*_BASELINES, "datasheet")}, "median error",
-                pearson, finite(inside.mean()), finite(width),
-            )
-        )  # fmt: skip
-    return lines
+def _result_line(line: Mapping[str, Any], held_out: pd.DataFrame) -> harness.ResultLine:
+    rows = held_out[held_out["op"] == line["op"]]
+    found = scores(*(rows[f"{name}_s"] for name in ("measured", "predicted", "low", "high")))
+    others = {name: line[name] for name in (*_BASELINES, "datasheet")}
+    return harness.ResultLine(
+        line["op"], line["ours"], line["rows"], line["goal"], others, "median error",
+        found.pearson, found.coverage, found.half_width,
+    )  # fmt: skip
 
 
 def _text(table: pd.DataFrame) -> str:
-    columns = ("ours", "knobs", "trees", "datasheet", "noise", "goal")
-    rows = [
-        [
-            line["op"],
-            str(line["rows"]),
-            *(text.percent(line[name]) for name in columns),
-            f"{100 * line['excess_low']:+.1f} to {100 * line['excess_high']:+.1f}",
-            "no" if line["excess_low"] > 0 else "yes",
-        ]
-        for line in table.to_dict("records")
-    ]
+    columns, rows = ("ours", "knobs", "trees", "datasheet", "noise", "goal"), []
+    for line in table.to_dict("records"):
+        shares = [text.percent(line[name]) for name in columns]
+        apart = f"{100 * line['excess_low']:+.1f} to {100 * line['excess_high']:+.1f}"
+        no_worse = "no" if line["excess_low"] > 0 else "yes"
+        rows.append([line["op"], str(line["rows"]), *shares, apart, no_worse])
     titles = ["median error, held out", "rows", *columns, "ours - better baseline", "no worse"]
     return text.table(titles, rows)
 

@@ -8,21 +8,27 @@ ranks them; the chance of a stall is no part of it, and ranking by the time expe
 next to it for comparison. So does the best constant rule: of the rules in a list, the one that does
 best over all cases in hindsight.
 
-Where nothing is measured, layouts of mid-size cases are evaluated by the whole graph of a step
-(`plan_graph.py`).
+Where nothing is measured: does the closed composition choose what the whole graph of a step would?
+Every layout of mid-size cases is evaluated by its graph, and the layout that the plan ranks first
+is judged by the graph's seconds over their minimum: 1.0 is the same choice. The graph prices each
+kernel by the op model and knows no knob of a step, so its seconds are not the plan's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError, read_table, write_table
+from hybridperf.io import InputError, read_table
 from hybridperf.report import text
+from hybridperf.training.plans.confirm import full_s
+from hybridperf.training.plans.layout_text import layout_words
+from hybridperf.training.plans.run import plan
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import chosen
 from hybridperf.training.steps.batch import Batch, PriceCache
@@ -30,7 +36,9 @@ from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stall_chance, stalled_s
 from hybridperf.training.steps.features import picked
 from hybridperf.training.steps.step_effects import effects_of
-from hybridperf.validate import harness, plan_graph
+from hybridperf.validate import harness
+from hybridperf.validate.harness import Found, ResultLine
+from hybridperf.workloads.transformer import load_shape
 
 SOURCE = "ultrascale_playbook"
 FILE = "training_steps/train_steps_dev.csv.gz"
@@ -56,6 +64,37 @@ RULES = {
     "least pp, then micro-batch 2 or more, then least tp": ("pp", "small", "tp", "-micro_batch"),
 }
 
+WITHIN = 1.05
+# What the graph builds in a second or two each: some hundred layouts of every kind, in place of
+# some thousand
+ONLY: dict[str, list[Any]] = {
+    "cp": [1], "zero": [0, 1], "recompute": ["none"], "micro_batch": [1, 2],
+    "schedule": ["1f1b", "interleaved"], "vp": [1, 2],
+}  # fmt: skip
+SEQ = 2048
+
+
+class Case(NamedTuple):
+    """A model cut to some layers, on some devices."""
+
+    model: str
+    layers: int
+    system: str
+    gpus: int
+    batch: int
+
+    def __str__(self) -> str:
+        of = f"{self.gpus} GPUs of {self.system}"
+        return f"{self.model}, {self.layers} layers, {of}, batch {self.batch}"
+
+
+CASES = (
+    Case("gpt3-6.7b", 8, "aic_a100_sxm", 8, 16),
+    Case("gpt3-13b", 12, "aic_a100_sxm", 16, 32),
+    Case("llama2-7b", 8, "aic_h100_sxm", 16, 32),
+    Case("llama3-8b", 8, "aic_h100_sxm", 16, 16),
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -79,7 +118,10 @@ def run(
 ) -> None:
     """Print and write the tables of `tasks`: choice (measured sweeps), graph (brute force)."""
     wanted = harness.tasks_of(tasks, TASKS)
-    results: list[harness.ResultLine] = []
+    harness.publish(out, "plans", _found(data, wanted, quick), say)
+
+
+def _found(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
     if "choice" in wanted:
         if data is None or not (data / FILE).exists():
             raise InputError(
@@ -87,41 +129,28 @@ def run(
                 " data"
             )
         judged = judge(read_table(data / FILE), fits=FITS[1:2] if quick else FITS)
-        say(choice_table(judged))
         frame = pd.DataFrame({one.way: one.slower for one in judged})
-        write_table(frame.rename_axis("case").reset_index(), out / "plans_choice.csv")
-        results += _choice_lines(judged)
+        tables = {"choice": frame.rename_axis("case").reset_index()}
+        rules = {one.way: 1 - one.close for one in judged if one.way in RULES}
+        measure = f"cases beyond {100 * (CLOSE - 1):.0f} % of the best"
+        results = [
+            ResultLine(one.way, 1 - one.close, len(one.slower), 1 - GOAL, rules, measure)
+            for one in judged
+            if one.way.startswith(("plan, ", "time expected"))
+        ]
+        yield Found(choice_table(judged), tables, results)
     if "graph" in wanted:
-        lines, layouts = plan_graph.lines(plan_graph.CASES[:1] if quick else plan_graph.CASES)
-        say(("\n" if "choice" in wanted else "") + graph_table(lines))
-        write_table(lines, out / "plans_graph.csv")
-        write_table(layouts, out / "plans_graph_layouts.csv")
-        results += _graph_lines(lines)
-    harness.write_results(out, "plans", results)
-    say(f"\ntables in {out}/plans_*.csv")
-
-
-def _choice_lines(judged: Sequence[Choice]) -> list[harness.ResultLine]:
-    """Shares of cases in which the plan's choice was not close, next to the rules'."""
-    rules = {one.way: 1 - one.close for one in judged if one.way in RULES}
-    measure = f"cases beyond {100 * (CLOSE - 1):.0f} % of the best"
-    return [
-        harness.ResultLine(one.way, 1 - one.close, len(one.slower), 1 - GOAL, rules, measure)
-        for one in judged
-        if one.way.startswith(("plan, ", "time expected"))
-    ]
-
-
-def _graph_lines(lines: pd.DataFrame) -> list[harness.ResultLine]:
-    """How much slower the graph finds each chosen layout than the best."""
-    goal, measure = plan_graph.WITHIN - 1, "slower than the best by the graph"
-    return [
-        harness.ResultLine(
-            one["case"], one["slower"] - 1, one["layouts"], goal,
-            {"median layout": one["median_slower"] - 1}, measure,
-        )
-        for one in lines.to_dict("records")
-    ]  # fmt: skip
+        found, layouts = lines(CASES[:1] if quick else CASES)
+        tables = {"graph": found, "graph_layouts": layouts}
+        goal, measure = WITHIN - 1, "slower than the best by the graph"
+        results = [
+            ResultLine(
+                one["case"], one["slower"] - 1, one["layouts"], goal,
+                {"median layout": one["median_slower"] - 1}, measure,
+            )
+            for one in found.to_dict("records")
+        ]  # fmt: skip
+        yield Found(graph_table(found), tables, results)
 
 
 def choice_table(judged: Sequence[Choice]) -> str:
@@ -150,7 +179,7 @@ def graph_table(lines: pd.DataFrame) -> str:
     for row in lines.itertuples():
         slower = f"{100 * (row.slower - 1):.1f} %", f"{100 * (row.median_slower - 1):.0f} %"
         rows.append([row.case, str(row.layouts), *slower, row.chosen, row.best_by_graph])
-    title, goal = "case, every layout by its whole graph", f"{100 * (plan_graph.WITHIN - 1):.0f} %"
+    title, goal = "case, every layout by its whole graph", f"{100 * (WITHIN - 1):.0f} %"
     head = ["layouts", "choice slower than the best", "median layout", "chosen", "best by graph"]
     return text.table([title, *head], rows) + f"\ngoal: each within {goal}"
 
@@ -168,36 +197,25 @@ def judge(
     case = (rows["model"] + " on " + rows["n_gpus"].astype(str)).to_numpy()
     names = [name for name in dict.fromkeys(case.tolist()) if (case == name).sum() >= LEAST_ROWS]
     measured_s = rows["step_time_s"].to_numpy(float)
-    found = []
+    model, found = rows["model"].to_numpy(), []
     for fit in fits:
-        slower: dict[str, float] = {}
-        with_stalls: dict[str, float] = {}
+        ways: dict[str, dict[str, float]] = {"plan": {}, "time expected with stalls": {}}
         for name in names:
             here = case == name
-            others = ~here
-            if fit != "other cases":
-                others = rows["model"].to_numpy() != rows["model"][np.argmax(here)]
+            others = ~here if fit == "other cases" else model != model[np.argmax(here)]
             given = others if fit != "beliefs" else None
-            step_s, expected_s = _predicted_s(batch, here, given, measured_s)
-            slower[name] = _slower(measured_s[here], step_s)
-            with_stalls[name] = _slower(measured_s[here], expected_s)
-        found.append(Choice(f"plan, {fit}", pd.Series(slower)))
-        found.append(Choice(f"time expected with stalls, {fit}", pd.Series(with_stalls)))
-    planned = len(found)
+            seconds = _predicted_s(batch, here, given, measured_s)
+            for of_way, one_s in zip(ways.values(), seconds, strict=True):
+                of_way[name] = _slower(measured_s[here], one_s)
+        found += [Choice(f"{way}, {fit}", pd.Series(slower)) for way, slower in ways.items()]
+    of_case = {name: (rows[case == name], measured_s[case == name]) for name in names}
+    rules = []
     for rule, keys in RULES.items():
-        order = {name: _place(rows[case == name], keys) for name in names}
-        slower = {name: _slower(measured_s[case == name], order[name]) for name in names}
-        found.append(Choice(rule, pd.Series(slower)))
-    share = {
-        name: (measured_s[case == name] <= CLOSE * measured_s[case == name].min()).mean()
-        for name in names
-    }
-    rules = sorted(found[planned:], key=lambda one: (-one.close, one.slower.median()))
-    return [
-        *found[:planned],
-        *rules,
-        Choice(RANDOM, pd.Series(share)),
-    ]
+        slower = {name: _slower(took_s, _place(at, keys)) for name, (at, took_s) in of_case.items()}
+        rules.append(Choice(rule, pd.Series(slower)))
+    share = {name: (one <= CLOSE * one.min()).mean() for name, (_, one) in of_case.items()}
+    rules = sorted(rules, key=lambda one: (-one.close, one.slower.median()))
+    return [*found, *rules, Choice(RANDOM, pd.Series(share))]
 
 
 def _predicted_s(
@@ -234,3 +252,36 @@ def _place(rows: pd.DataFrame, keys: tuple[str, ...]) -> np.ndarray:
     signed = [-columns[key[1:]] if key.startswith("-") else columns[key] for key in keys]
     table = np.stack(signed, 1)
     return 1.0 + np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def by_graph(case: Case) -> pd.DataFrame:
+    """Every layout of a case, as the plan ranks them: `rank, layout, plan_s, graph_s`."""
+    shape = dataclasses.replace(load_shape(case.model), layers=case.layers, seq=SEQ)
+    found = plan(shape, case.system, case.gpus, batch=case.batch, only=ONLY)
+    rows: list[dict[str, Any]] = []
+    for rank in range(len(found)):
+        choice = found.choice(rank)
+        graph_s = full_s(found.setup.prices.model, found.setup.prices.links, found.config(choice))
+        about = {"case": str(case), "rank": rank + 1, "layout": layout_words(found.layout(choice))}
+        rows.append({**about, "plan_s": found.step_s(choice), "graph_s": graph_s})
+    return pd.DataFrame(rows)
+
+
+def slower(layouts: pd.DataFrame) -> float:
+    """Of the layout ranked first."""
+    return float(layouts["graph_s"].iloc[0] / layouts["graph_s"].min())
+
+
+def lines(cases: Sequence[Case] = CASES) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(a line per case, all layouts of all cases)."""
+    every = [by_graph(case) for case in cases]
+    of_cases = [
+        {
+            "case": str(case), "layouts": len(one), "slower": slower(one),
+            "median_slower": float(one["graph_s"].median() / one["graph_s"].min()),
+            "chosen": one["layout"].iloc[0],
+            "best_by_graph": one.loc[one["graph_s"].idxmin(), "layout"],
+        }
+        for case, one in zip(cases, every, strict=True)
+    ]  # fmt: skip
+    return pd.DataFrame(of_cases), pd.concat(every, ignore_index=True)

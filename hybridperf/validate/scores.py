@@ -1,15 +1,32 @@
-"""How far predictions lie from measured times: the one score of all claims."""
+"""How far predictions lie from measured times: the one score of all claims, and what their
+baselines share. Every claim gives these the same rows as our model.
+
+device_baselines      ops of a device: roofline, three numbers, trees, a Gaussian process
+collective_baselines  collectives of a system: alpha-beta, ring and tree, interpolation, trees
+step_baselines        training steps: a constant share of the peak, trees
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom
+from scipy.optimize import least_squares
 
+from hybridperf.io import InputError
 from hybridperf.model.fit.device import COVERAGE
+from hybridperf.report.fits import binomial_band
+
+SEED = 0  # of every draw and tree
+COLUMN = "null_"  # what the columns of baselines in written tables begin with
+OTHERS_ROWS = 2000  # of each other device or system: more no longer help
+_OWN_COPIES = 10  # most copies of a row of one's own, while it has fewer rows than the others
+_LOSS_SCALE = 0.25
+# a step so many times slower than predicted belongs to the slow branch (`steps/cross_node.py`)
+SLOW = 1.7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +40,8 @@ class Scores:
     pearson: float  # correlation of the logs
     coverage: float  # share of rows inside their interval
     half_width: float  # median over rows of sqrt(high / low) - 1
+    slow: int  # rows slower than predicted by SLOW
+    fast_mape: float  # of the other rows
     baselines: Mapping[str, float] = dataclasses.field(default_factory=dict)  # MAPE of each
 
 
@@ -35,7 +54,7 @@ def scores(
 ) -> Scores:
     """Score predicted seconds [N]; intervals and seconds of baselines where there are any."""
     measured, predicted = np.asarray(measured_s, float), np.asarray(predicted_s, float)
-    error = np.abs(predicted / measured - 1)
+    error, slow = np.abs(predicted / measured - 1), measured > SLOW * predicted
     inside = width = np.zeros(0)
     if low_s is not None and high_s is not None:
         low, high = np.asarray(low_s, float), np.asarray(high_s, float)
@@ -51,8 +70,22 @@ def scores(
         pearson=pearson_of_logs(measured, predicted),
         coverage=mean(inside),
         half_width=float(np.median(width)) if len(width) else np.nan,
+        slow=int(slow.sum()),
+        fast_mape=mean(error[~slow]),
         baselines={name: mean(np.abs(value / measured - 1)) for name, value in others.items()},
     )
+
+
+def mean_of(draws: Sequence[Scores]) -> Scores:
+    """Means over draws of the same split."""
+
+    def means(of_draws: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+        return {name: float(np.mean([draw[name] for draw in of_draws])) for name in of_draws[0]}
+
+    every = [dataclasses.asdict(draw) for draw in draws]
+    baselines = means([draw.pop("baselines") for draw in every])
+    found = Scores(**means(every), baselines=baselines)
+    return dataclasses.replace(found, rows=draws[0].rows, slow=round(found.slow))
 
 
 def pearson_of_logs(measured_s: np.ndarray, predicted_s: np.ndarray) -> float:
@@ -93,5 +126,70 @@ def excess(
 
 def coverage_band(rows: int) -> tuple[float, float]:
     """Shares of rows between which coverage of 90 % stays by chance, 99 times of 100."""
-    low, high = binom.interval(0.99, rows, COVERAGE) if rows else (np.nan, np.nan)
-    return float(low) / max(rows, 1), float(high) / max(rows, 1)
+    low, high = binomial_band(rows, COVERAGE) if rows else (np.nan, np.nan)
+    return low / max(rows, 1), high / max(rows, 1)
+
+
+def scikit_learn(part: str) -> Any:
+    """A module of scikit-learn; `InputError` where it is not installed."""
+    try:
+        return importlib.import_module(f"sklearn.{part}")
+    except ImportError as error:
+        remedy = "pip install 'hybridperf[validate]'"
+        raise InputError(f"baselines need scikit-learn; {remedy}") from error
+
+
+def boosted_trees(leaves: int = 31, *, outcome: bool = False, **options: Any) -> Any:
+    """Untrained gradient-boosted trees of seconds, or of an outcome that is true or false."""
+    module = scikit_learn("ensemble")
+    kind = "HistGradientBoostingClassifier" if outcome else "HistGradientBoostingRegressor"
+    return getattr(module, kind)(
+        max_iter=200, learning_rate=0.1, max_leaf_nodes=leaves, min_samples_leaf=5,
+        l2_regularization=1.0, early_stopping=False, random_state=SEED, **options,
+    )  # fmt: skip
+
+
+def own_copies(typical: float, own: int) -> int:
+    """How often trees see each own row, so that others' rows do not drown them.
+
+    Copies, not weights, by which scikit-learn bins ten times as slowly.
+    """
+    return int(np.clip(typical / own, 1, _OWN_COPIES))
+
+
+def fit_logs(
+    formula: Callable[[np.ndarray], np.ndarray],
+    log_time: np.ndarray,
+    pulled_to: np.ndarray,
+    spread: np.ndarray,
+) -> np.ndarray:
+    """Numbers by robust least squares of log seconds, pulled to `pulled_to` within `spread`."""
+
+    def residuals(theta: np.ndarray) -> np.ndarray:
+        data = (formula(theta) - log_time) / _LOSS_SCALE
+        return np.concatenate([data, (theta - pulled_to) / spread])
+
+    return np.asarray(least_squares(residuals, pulled_to, loss="soft_l1", max_nfev=100).x)
+
+
+def best_factor(ratio: np.ndarray) -> float:
+    """The f that errs least in the mean of |f / ratio - 1|; `ratio` is measured over predicted.
+
+    |f / r - 1| = (1 / r) |f - r|: the median of the ratios with weights 1 / r.
+    """
+    order = np.argsort(ratio)
+    reached = np.cumsum((1 / ratio)[order])
+    return float(ratio[order][np.searchsorted(reached, reached[-1] / 2)])
+
+
+def best_factors(predicted_s: Sequence[float], measured_s: Sequence[float]) -> np.ndarray | None:
+    """For each step [N] the factor that fits all others best; None where there are no others."""
+    if len(measured_s) < 2:
+        return None
+    ratio = np.asarray(measured_s, np.float64) / np.asarray(predicted_s, np.float64)
+    return np.array([best_factor(np.delete(ratio, at)) for at in range(len(ratio))])
+
+
+def best(medians: Mapping[str, float]) -> str:
+    """The name of the baseline with the least error."""
+    return min(medians, key=lambda name: medians[name])

@@ -16,7 +16,6 @@ calibrate --collectives` into one folder.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import math
@@ -29,31 +28,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.engine.prediction import Prediction, predict
+from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.greedy import GREEDY, RULES, by_rule
 from hybridperf.explore.sharding.run import shard
-from hybridperf.io import InputError, read_json, write_json, write_table
+from hybridperf.io import InputError, read_json, replacing, write_json, write_table
 from hybridperf.model import PerfModel
-from hybridperf.model.fit.programs import default_backend
+from hybridperf.model.fit.programs import default_backend, run_program
 from hybridperf.ops import GROUPS
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.report import plots, text
-from hybridperf.validate import harness, sharded_phases, sharded_scores
-from hybridperf.validate.baselines import best_factors
-from hybridperf.validate.measured_steps import measure_sharded
-from hybridperf.validate.sharded_scores import Contest
-from hybridperf.validate.sharded_tasks import (
-    DLRMS,
-    TO_SHARD,
-    Task,
-    distinct_placements,
-    random_models,
-    random_placement,
-    tables_of,
-)
+from hybridperf.validate import harness, sharded_scores, sharded_tasks
+from hybridperf.validate.scores import best_factors, finite
+from hybridperf.validate.sharded_tasks import Task, random_models, random_placement, tables_of
 from hybridperf.workloads import DlrmConfig, Placement, dlrm
 from hybridperf.workloads.jax.program import load_content
 from hybridperf.workloads.jax.rank_programs import from_rank_programs
@@ -76,7 +65,6 @@ def run(
     tasks: int = 30,
     to_shard: int = 28,
     passes: int = 2,
-    shard_passes: int = 1,
     say: Callable[[str], None] = print,
 ) -> Mapping[str, Any]:
     """Measure models and predict them; leaves tables, `summary.json` and `results.json` in `out`.
@@ -86,8 +74,7 @@ def run(
         out: folder for the results; what an earlier run measured there is not measured again.
         tasks: how many models run on one placement each.
         to_shard: how many models run on several placements each.
-        passes: times that the models of `tasks` are measured.
-        shard_passes: times that those of `to_shard` are.
+        passes: times that the models of `tasks` are measured; those of `to_shard` once.
         say: takes what is printed.
 
     Raises:
@@ -100,10 +87,8 @@ def run(
             "the model knows no collectives and sharded steps have three; run `hybridperf calibrate"
             " --collectives` with its folder as --out"
         )
-    summary: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "model": harness.model_record(model),
-    }
+    today = datetime.date.today().isoformat()
+    summary: dict[str, Any] = {"date": today, "model": harness.model_record(model)}
     if not knows_access(model):
         say(
             "note: the model was calibrated without embedding bags, so lookups are predicted as if"
@@ -112,14 +97,12 @@ def run(
     if tasks:
         summary["steps"] = _steps(model, out / "models", tasks, passes, say)
     if to_shard:
-        summary["placements"] = _placements(model, out / "placements", to_shard, shard_passes, say)
+        summary["placements"] = _placements(model, out / "placements", to_shard, say)
     summary["elapsed_s"] = time.perf_counter() - start_s
     write_json(out / "summary.json", "validate-sharded", _SUMMARY_SCHEMA_VERSION, summary)
     harness.write_results(out, "sharded", result_lines(summary))
-    say(
-        f"\nsummary.json, steps.csv and placements.csv are in {out}; {summary['elapsed_s']:.0f} s"
-        " in all"
-    )
+    took = f"{summary['elapsed_s']:.0f} s in all"
+    say(f"\nsummary.json, steps.csv and placements.csv are in {out}; {took}")
     return summary
 
 
@@ -144,36 +127,15 @@ def result_lines(summary: Mapping[str, Any]) -> list[harness.ResultLine]:
     return lines
 
 
-@dataclasses.dataclass(frozen=True)
-class Compared:
-    """One model on one placement: measured, and predicted in the ways that give a step."""
-
-    task: Task
-    placement: tuple[int, ...]
-    measured_s: float
-    noise: float
-    programs: Prediction
-    phases: pd.DataFrame  # see `sharded_phases`
-    graph_s: float
-
-    def record(self) -> dict[str, Any]:
-        p = self.programs
-        return {
-            "task": self.task["name"], "placement": ",".join(map(str, self.placement)),
-            "batch": self.task["batch"], "tables": len(self.task["tables"]),
-            "lookups": self.task["batch"] * sum(t["pooling"] for t in self.task["tables"]),
-            "measured_s": self.measured_s, "noise": self.noise, "predicted_s": p.time_s,
-            "low_s": p.low_s, "high_s": p.high_s, "error": p.time_s / self.measured_s - 1,
-            "graph_s": self.graph_s, "graph_error": self.graph_s / self.measured_s - 1,
-            "roofline_s": p.roofline_s, "notes": "; ".join(p.notes),
-        }  # fmt: skip
-
-
-def compare(model: PerfModel, folder: Path, tasks: Sequence[Task]) -> list[Compared]:
-    """Every placement of tasks that `measure_sharded` left in `folder`; `InputError` if missing."""
+def compare(
+    model: PerfModel, folder: Path, tasks: Sequence[Task]
+) -> tuple[list[dict[str, Any]], list[pd.DataFrame]]:
+    """(a record, the phases) of every placement of tasks that was measured into `folder`;
+    `InputError` if missing.
+    """
     rows = pd.read_csv(folder / "steps.csv", dtype={"placement": str})
     rows = rows.set_index(["task", "placement"])
-    found = []
+    found, split, access = [], [], knows_access(model)
     for task in tasks:
         for placement in task["placements"]:
             key = task["name"], ",".join(map(str, placement))
@@ -185,13 +147,20 @@ def compare(model: PerfModel, folder: Path, tasks: Sequence[Task]) -> list[Compa
             row = rows.loc[key]
             files = [f"{row['program']}-rank{rank}.json" for rank in range(RANKS)]
             contents = [load_content(folder / "programs" / name) for name in files]
-            predicted = predict(model, workload_of(contents, task, placement, knows_access(model)))
-            split = sharded_phases.phases(predicted, contents, row.to_dict())
+            p = predict(model, workload_of(contents, task, placement, access))
+            split.append(sharded_scores.phases(p, contents, row.to_dict()))
             noise = float(row["noise"] if math.isfinite(row["noise"]) else row["rounds_noise"])
             graph_s, step_s = predict(model, eager(task, placement)).time_s, float(row["step_s"])
-            at = tuple(placement)
-            found.append(Compared(task, at, step_s, noise, predicted, split, graph_s))
-    return found
+            found.append({
+                "task": key[0], "placement": key[1], "batch": task["batch"],
+                "tables": len(task["tables"]),
+                "lookups": task["batch"] * sum(t["pooling"] for t in task["tables"]),
+                "measured_s": step_s, "noise": noise, "predicted_s": p.time_s, "low_s": p.low_s,
+                "high_s": p.high_s, "error": p.time_s / step_s - 1, "graph_s": graph_s,
+                "graph_error": graph_s / step_s - 1, "roofline_s": p.roofline_s,
+                "notes": "; ".join(p.notes),
+            })  # fmt: skip
+    return found, split
 
 
 def knows_access(model: PerfModel) -> bool:
@@ -219,19 +188,14 @@ def workload_of(
 
 def eager(task: Mapping[str, Any], placement: Sequence[int]) -> Workload:
     """The same step as sizes alone."""
-    return dlrm(
-        DlrmConfig(
-            batch=task["batch"],
-            dense_features=task["dense_features"],
-            bottom_mlp=tuple(task["bottom_mlp"]),
-            top_mlp=tuple(task["top_mlp"]),
-            tables=tuple(tables_of(task)),
-            interaction=task["interaction"],
-            ranks=RANKS,
-            duplicates="each",  # as XLA scatters them
-            placement=tuple(Placement("table", (rank,)) for rank in placement),
-        )
-    )
+    config = DlrmConfig(
+        batch=task["batch"], dense_features=task["dense_features"],
+        bottom_mlp=tuple(task["bottom_mlp"]), top_mlp=tuple(task["top_mlp"]),
+        tables=tuple(tables_of(task)), interaction=task["interaction"], ranks=RANKS,
+        duplicates="each",  # as XLA scatters them
+        placement=tuple(Placement("table", (rank,)) for rank in placement),
+    )  # fmt: skip
+    return dlrm(config)
 
 
 def with_candidates(
@@ -241,12 +205,12 @@ def with_candidates(
     tables, batch = tables_of(task), task["batch"]
     best = shard(tables, RANKS, model=model, batch=batch, seed=seed)
     by_rules = [(rule, by_rule(rule, best.cost, tables, batch, seed)) for rule in RULES]
-    named = [
-        (OURS, list(best.placement)),
-        *((rule, placement.tolist()) for rule, placement in by_rules if placement is not None),
-    ]
-    more = 0
-    while len(distinct := distinct_placements(named)) < PLACEMENTS and more < _MOST_RANDOM:
+    named, more = [(OURS, list(best.placement))], 0
+    named += [(rule, placement.tolist()) for rule, placement in by_rules if placement is not None]
+    while (
+        len(distinct := sharded_tasks.distinct_placements(named)) < PLACEMENTS
+        and more < _MOST_RANDOM
+    ):
         more += 1
         named.append((f"random {more}", random_placement(task, RANKS, seed + more)))
     fused = KernelPricer(best.cost, tables, model, batch, "sgd")
@@ -257,103 +221,106 @@ def with_candidates(
 def _steps(
     model: PerfModel, folder: Path, count: int, passes: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    tasks = random_models(count, DLRMS, _SAME_SEEDS["models"])
+    tasks = random_models(count, sharded_tasks.DLRMS, _SAME_SEEDS["models"])
     for task in tasks:
         task["placements"] = [random_placement(task, RANKS, _SAME_SEEDS["models"])]
     say(f"running {count} sharded models on two cores, {passes} times each")
     _measure(folder, tasks, passes, profile=True)
-    compared = compare(model, folder, tasks)
-    write_table(pd.DataFrame([c.record() for c in compared]), folder.parent / "steps.csv")
-    measured_s = [c.measured_s for c in compared]
-    predicted_s = [c.programs.time_s for c in compared]
-    roofline_s = [c.programs.roofline_s for c in compared]
+    steps, phases = compare(model, folder, tasks)
+    write_table(pd.DataFrame(steps), folder.parent / "steps.csv")
+    columns = ("measured_s", "predicted_s", "graph_s", "roofline_s")
+    measured_s, predicted_s, graph_s, roofline_s = ([c[name] for c in steps] for name in columns)
     factors, scaled = best_factors(roofline_s, measured_s), None
     if factors is not None:
-        scaled = sharded_scores.errors(list(factors * np.asarray(roofline_s)), measured_s)
+        scaled = sharded_scores.errors(factors * np.asarray(roofline_s), measured_s)
+    ends = [(c["low_s"], c["high_s"]) for c in steps]
     found: dict[str, Any] = {
         "programs": sharded_scores.errors(predicted_s, measured_s),
-        "graph": sharded_scores.errors([c.graph_s for c in compared], measured_s),
+        "graph": sharded_scores.errors(graph_s, measured_s),
         "scaled_roofline": scaled,
-        "noise": _mean_noise(compared),
+        "noise": _mean_noise(steps),
         "inside": sum(
-            c.programs.low_s is not None
-            and c.programs.low_s <= c.measured_s <= (c.programs.high_s or 0)
-            for c in compared
+            low is not None and low <= s <= (high or 0)
+            for (low, high), s in zip(ends, measured_s, strict=True)
         ),
         "models": count,
     }
     found["bar"] = max(BAR, NOISES * (found["noise"] or 0.0))
     found["held"] = found["programs"]["mean"] <= found["bar"]
-    split = sharded_phases.summary([c.phases for c in compared], measured_s)
+    split = sharded_scores.phase_shares(phases, measured_s)
     found["phases"] = {
-        row.pop("phase"): {k: v if math.isfinite(v) else None for k, v in row.items()}
+        row.pop("phase"): {name: finite(share) for name, share in row.items()}
         for row in split.to_dict("records")
     }
-    say("\n" + _steps_text(compared, found) + "\n\n" + sharded_phases.summary_text(split))
-    names = [f"{c.task['name']}: {len(c.task['tables'])} tables" for c in compared]
-    intervals = [(c.programs.low_s, c.programs.high_s) for c in compared]
-    plots.measured_plot(names, measured_s, predicted_s, folder.parent / "steps.png", intervals)
+    say("\n" + _steps_text(steps, found) + "\n\n" + sharded_scores.phase_table(split))
+    names = [f"{c['task']}: {c['tables']} tables" for c in steps]
+    plots.measured_plot(names, measured_s, predicted_s, folder.parent / "steps.png", ends)
     return found
 
 
 def _placements(
-    model: PerfModel, folder: Path, count: int, passes: int, say: Callable[[str], None]
+    model: PerfModel, folder: Path, count: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    drawn = random_models(count, TO_SHARD, _SAME_SEEDS["shard"], heavy=True, prefix="s")
-    made = [with_candidates(model, task, _SAME_SEEDS["shard"]) for task in drawn]
+    seed = _SAME_SEEDS["shard"]
+    drawn = random_models(count, sharded_tasks.TO_SHARD, seed, heavy=True, prefix="s")
+    made = [with_candidates(model, task, seed) for task in drawn]
     tasks = [task for task, _, _ in made]
     runs = sum(len(task["placements"]) for task in tasks)
-    say(f"\nrunning {runs} placements of {count} models on two cores, {passes} times each")
-    _measure(folder, tasks, passes, profile=False)
-    compared = compare(model, folder, tasks)
-    write_table(pd.DataFrame([c.record() for c in compared]), folder.parent / "placements.csv")
-    contests = []
-    for task, distinct, cost_s in made:
-        of_task = [c for c in compared if c.task["name"] == task["name"]]
-        predicted = {
-            "programs": np.array([c.programs.time_s for c in of_task]),
-            "graph": np.array([c.graph_s for c in of_task]),
-            "cost": np.array([cost_s[c.placement] for c in of_task]),
-        }
-        placements = tuple(c.placement for c in of_task)
-        names = tuple(tuple(distinct[placement]) for placement in placements)
-        measured_s = np.array([c.measured_s for c in of_task])
-        contests.append(Contest(task["name"], placements, names, measured_s, predicted))
-    found = sharded_scores.judge(contests)
-    found["noise"] = _mean_noise(compared)
-    predicted_s, steps_s = [c.programs.time_s for c in compared], [c.measured_s for c in compared]
-    found["programs"] = sharded_scores.errors(predicted_s, steps_s)
-    found["spreads"] = {contest.model: contest.spread for contest in contests}
+    say(f"\nrunning {runs} placements of {count} models on two cores, 1 times each")
+    _measure(folder, tasks, 1, profile=False)
+    steps, _ = compare(model, folder, tasks)
+    frame = pd.DataFrame(steps)
+    write_table(frame, folder.parent / "placements.csv")
+    candidates = [(names, cost_s[at]) for _, by, cost_s in made for at, names in by.items()]
+    contests = frame.assign(
+        names=[names for names, _ in candidates], cost=[cost_s for _, cost_s in candidates]
+    ).rename(columns={"predicted_s": "programs", "graph_s": "graph"})
+    found = sharded_scores.judge(contests, ("programs", "graph", "cost"))
+    found["noise"] = _mean_noise(steps)
+    found["programs"] = sharded_scores.errors(frame["predicted_s"], frame["measured_s"])
+    step_s = frame.groupby("task", sort=False)["measured_s"]
+    found["spreads"] = (step_s.max() / step_s.min()).to_dict()
     say("\n" + _placements_text(found))
     return found
 
 
-def _mean_noise(compared: Sequence[Compared]) -> float | None:
+def _mean_noise(steps: Sequence[Mapping[str, Any]]) -> float | None:
     """Noise floor; None after a single pass."""
-    known = [c.noise for c in compared if math.isfinite(c.noise)]
+    known = [one["noise"] for one in steps if math.isfinite(one["noise"])]
     return float(np.mean(known)) if known else None
 
 
 def _measure(folder: Path, tasks: Sequence[Task], passes: int, *, profile: bool) -> None:
-    path = folder / "tasks.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(tasks, indent=1))
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another --out") from error
-    measure_sharded(folder, path, processes=RANKS, passes=passes, profile=profile)
+    """Run sharded models on as many cores as they have ranks; leaves `steps.csv` and the programs
+    in `folder`. Resumes.
+
+    `hybridperf_calibration.training_steps.sharded_tasks` says what a task is.
+    """
+    with replacing(folder / "tasks.json") as handle:
+        json.dump(tasks, handle, indent=1)
+    options = [
+        "--tasks",
+        str(folder / "tasks.json"),
+        "--out",
+        str(folder),
+        "--processes",
+        str(RANKS),
+    ]
+    options += ["--passes", str(passes), *([] if profile else ["--no-profile"])]
+    run_program("hybridperf_calibration.training_steps.sharded_dlrm", options)
     read_json(folder / "steps.machine.json", "machine", 1)  # what ran has left its facts
 
 
-def _steps_text(compared: Sequence[Compared], found: Mapping[str, Any]) -> str:
-    rows = []
-    for c in compared:
-        name = f"{c.task['name']}: {len(c.task['tables'])} tables, batch {c.task['batch']}"
-        cells = [name, text.seconds(c.measured_s), text.percent(c.noise)]
-        for predicted_s in (c.programs.time_s, c.graph_s):
-            error = predicted_s / c.measured_s - 1
-            cells += [text.seconds(predicted_s), text.percent(error)]
-        rows.append(cells)
+def _steps_text(steps: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
+    headers = ["model", "measured", "noise floor", "programs", "error", "hp.dlrm", "error"]
+    rows = [
+        [
+            f"{c['task']}: {c['tables']} tables, batch {c['batch']}", text.seconds(c["measured_s"]),
+            text.percent(c["noise"]), text.seconds(c["predicted_s"]), text.percent(c["error"]),
+            text.seconds(c["graph_s"]), text.percent(c["graph_error"]),
+        ]
+        for c in steps
+    ]  # fmt: skip
     ways = {
         "programs": "programs that ran", "graph": "hp.dlrm, sizes alone",
         "scaled_roofline": "roofline x best constant of the others",
@@ -365,7 +332,6 @@ def _steps_text(compared: Sequence[Compared], found: Mapping[str, Any]) -> str:
         if found[way] is not None
     ]
     ours, models, held = found["programs"], found["models"], "held" if found["held"] else "not held"
-    headers = ["model", "measured", "noise floor", "programs", "error", "hp.dlrm", "error"]
     titles = [f"errors of {models} sharded models", "mean", "geomean", "with sign", "worst"]
     geomean = text.percent(ours["geomean"])
     bar = f"mean error {text.percent(ours['mean'])} against at most {text.percent(found['bar'])}"

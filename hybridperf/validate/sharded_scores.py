@@ -1,23 +1,33 @@
-"""What predicted step times of sharded models are worth: errors, and whether the placement
-predicted best is a good one.
+"""What predicted step times of sharded models are worth: errors, where the seconds go, and whether
+the placement predicted best is a good one.
 
 Success is as in Lin et al.: the placement chosen is the fastest measured or within 10 % of it. Only
 models count whose placements differ: the slowest takes 1.3 times the fastest. A rule (greedy,
 random) is scored by the placement that it names.
+
+A phase is a scope of the step's source (lookup, all_to_all, mlp, backward, ...), kept with each
+rank's program by instruction. A profile holds the least that each instruction took in some calls. A
+collective's instruction lasts until the last rank has come, so of the ranks the one that waited
+least counts; of all other phases the mean over the ranks does.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
+
+from hybridperf.engine.prediction import Prediction
+from hybridperf.report import text
 
 LIN_GEOMEAN = 0.0521  # of 20 tasks x 4 batch sizes, two platforms (TPDS 2025)
 LIN_SUCCESS = 0.85  # 17 of 20
 WITHIN = 1.10
 DIFFER = 1.3  # slowest over fastest placement of a model that counts
+OTHER = "other"
+_NO_EVENTS = ("call", "fresh memory")  # what a call costs besides its instructions
 
 
 def errors(predicted_s: Sequence[float], measured_s: Sequence[float]) -> dict[str, float]:
@@ -32,71 +42,38 @@ def errors(predicted_s: Sequence[float], measured_s: Sequence[float]) -> dict[st
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Contest:
-    """One model on P placements."""
-
-    model: str
-    placements: tuple[tuple[int, ...], ...]  # [P]
-    names: tuple[tuple[str, ...], ...]  # [P] rules that chose each
-    measured_s: np.ndarray  # [P]
-    predicted_s: Mapping[str, np.ndarray]  # [P] by each way to predict
-
-    @property
-    def spread(self) -> float:
-        """Slowest over fastest."""
-        return float(self.measured_s.max() / self.measured_s.min())
-
-    @property
-    def counts(self) -> bool:
-        return self.spread >= DIFFER
-
-    def loss_of(self, chosen: int) -> float:
-        """How much longer than the fastest a placement takes, a share."""
-        return float(self.measured_s[chosen] / self.measured_s.min() - 1)
-
-    def loss_by(self, way: str) -> float:
-        """That of the placement predicted fastest."""
-        return self.loss_of(int(np.argmin(self.predicted_s[way])))
-
-    def losses_of_rule(self, rule: str) -> list[float]:
-        """Of each placement of a rule, numbered where there are several (`random 2`)."""
-        return [
-            self.loss_of(at)
-            for at, names in enumerate(self.names)
-            for name in names
-            if name.split()[0] == rule
-        ]
-
-
-def judge(contests: Sequence[Contest]) -> dict[str, Any]:
-    """Success and loss of every way and rule over the models that count."""
-    counted = [contest for contest in contests if contest.counts]
-    ways = list(contests[0].predicted_s) if contests else []
-    every = (name for contest in contests for names in contest.names for name in names)
-    rules = list(dict.fromkeys(name.split()[0] for name in every))
+def judge(placements: pd.DataFrame, ways: Sequence[str]) -> dict[str, Any]:
+    """Success and loss of every way and rule over the models that count. `placements`: `task`,
+    `names` (of the rules that chose it, numbered where there are several), `measured_s` and a
+    column of seconds for each way to predict.
+    """
+    measured_s = placements.groupby("task", sort=False)["measured_s"]
+    spreads = measured_s.max() / measured_s.min()
+    loss = placements["measured_s"] / measured_s.transform("min") - 1
+    named = placements.assign(loss=loss, rule=placements["names"]).explode("rule")
+    named["rule"] = named["rule"].str.split().str[0]
+    counted = named[named["task"].map(spreads) >= DIFFER]
+    every = counted[~counted.index.duplicated()]
     return {
-        "models": len(contests),
-        "counted": len(counted),
-        "ways": {way: _score([c.loss_by(way) for c in counted]) for way in ways},
+        "models": len(spreads),
+        "counted": int((spreads >= DIFFER).sum()),
+        "ways": {way: _score(_predicted_best(every, way)) for way in ways},
         # a rule is worth what it does on average in a model, so that one that names several
         # placements there counts once
         "rules": {
-            rule: _score_of_lists([c.losses_of_rule(rule) for c in counted]) for rule in rules
+            rule: _score(counted[counted["rule"] == rule]) for rule in named["rule"].unique()
         },
-        "any": _score_of_lists(
-            [[c.loss_of(at) for at in range(len(c.placements))] for c in counted]
-        ),
+        "any": _score(every),
     }
 
 
-def _score(losses: Sequence[float]) -> dict[str, float | int | None]:
-    return _score_of_lists([[loss] for loss in losses])
+def _predicted_best(placements: pd.DataFrame, way: str) -> pd.DataFrame:
+    return placements.sort_values(way, kind="stable").drop_duplicates("task").sort_index()
 
 
-def _score_of_lists(losses: Sequence[Sequence[float]]) -> dict[str, float | int | None]:
+def _score(losses: pd.DataFrame) -> dict[str, float | int | None]:
     """`success` share, `mean_loss`, `worst_loss` over `models`; means over a model's placements."""
-    some = [np.asarray(of_model) for of_model in losses if len(of_model)]
+    some = [of_model.to_numpy() for _, of_model in losses.groupby("task", sort=False)["loss"]]
     if not some:
         return {"models": 0, "success": None, "mean_loss": None, "worst_loss": None}
     good = [float((of_model <= WITHIN - 1 + 1e-12).mean()) for of_model in some]
@@ -106,3 +83,53 @@ def _score_of_lists(losses: Sequence[Sequence[float]]) -> dict[str, float | int 
         "mean_loss": float(np.mean([of_model.mean() for of_model in some])),
         "worst_loss": float(max(of_model.max() for of_model in some)),
     }
+
+
+def phases(
+    prediction: Prediction, contents: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
+) -> pd.DataFrame:
+    """`phase, predicted_s, measured_s` of one step; `measured` is its row of `steps.csv`."""
+    graph, ranks = prediction.workload.graph, len(contents)
+    row_s = np.concatenate([[0.0], prediction.op_s])
+    found: dict[str, list[float]] = {}
+    met = set()
+    for label, rank, group, row in zip(
+        graph.labels, graph.rank, graph.collective, graph.row, strict=True
+    ):
+        # a collective goes by the name that rank 0 has for it
+        known = contents[0 if group >= 0 else rank].get("phases", {})
+        phase = known.get(label, label if label in _NO_EVENTS else OTHER)
+        found.setdefault(phase, [0.0] * ranks)[rank] += float(row_s[max(row, 0)])
+        met |= {known.get(label)} if group >= 0 else set()
+    rows = []
+    for phase, of_ranks in found.items():
+        columns = [f"{phase}_s_rank{rank}" for rank in range(ranks)]
+        profiled = [float(measured.get(column, np.nan)) for column in columns]
+        measured_s = min(profiled) if phase in met else np.mean(profiled)
+        rows.append((phase, np.mean(of_ranks), measured_s))
+    return pd.DataFrame(rows, columns=["phase", "predicted_s", "measured_s"])
+
+
+def phase_shares(of_steps: Sequence[pd.DataFrame], step_s: Sequence[float]) -> pd.DataFrame:
+    """Mean shares of the measured steps: `phase, predicted, measured, error, size` (absolute)."""
+    frame = pd.concat([one.assign(step_s=s) for one, s in zip(of_steps, step_s, strict=True)])
+    apart_s = frame["predicted_s"] - frame["measured_s"]
+    shares = {
+        "predicted": frame["predicted_s"] / frame["step_s"],
+        "measured": frame["measured_s"] / frame["step_s"],
+        "error": apart_s / frame["step_s"],
+        "size": apart_s.abs() / frame["step_s"],
+    }
+    out = frame.assign(**shares).groupby("phase")[[*shares]].mean()
+    return out.sort_values("predicted", ascending=False).reset_index()
+
+
+def phase_table(found: pd.DataFrame) -> str:
+    """As a table for people."""
+    columns = ("predicted", "measured", "error", "size")
+    rows = [
+        [row["phase"], *(text.percent(row[name]) for name in columns)]
+        for row in found.to_dict("records")
+    ]
+    headers = ["shares of the step", "predicted", "profiled", "difference", "its size"]
+    return text.table(headers, rows)

@@ -21,7 +21,7 @@ import numpy as np
 
 from hybridperf.io import InputError
 from hybridperf.training.steps.rows import ResolvedRow
-from hybridperf.validate.baselines import best_factor, boosted_trees
+from hybridperf.validate.scores import best_factor, boosted_trees
 
 NAMES = ("constant MFU, median", "constant MFU, best", "trees")
 _LEAVES = 15
@@ -66,21 +66,17 @@ def constant(ideal_s: np.ndarray, measured_s: np.ndarray, best: bool) -> float:
 
 
 def fit(
-    name: str, rows: BaselineRows, measured_s: np.ndarray, seed: int = 0
+    name: str, rows: BaselineRows, measured_s: np.ndarray
 ) -> Callable[[BaselineRows], np.ndarray] | None:
     """Seconds of other rows by a baseline fitted on these; None where they are too few for it."""
     if name not in NAMES:
         raise InputError(f"expected a baseline of {', '.join(NAMES)}, got {name!r}")
-    if name == "trees":
-        return _trees(rows, measured_s, seed) if len(measured_s) >= _LEAST_TREE_ROWS else None
-    factor = constant(rows.ideal_s, measured_s, best=name.endswith("best"))
-    return lambda other: factor * other.ideal_s
-
-
-def _trees(
-    rows: BaselineRows, measured_s: np.ndarray, seed: int
-) -> Callable[[BaselineRows], np.ndarray]:
-    boosting = boosted_trees(seed, _LEAVES)
+    if name != "trees":
+        factor = constant(rows.ideal_s, measured_s, best=name.endswith("best"))
+        return lambda other: factor * other.ideal_s
+    if len(measured_s) < _LEAST_TREE_ROWS:
+        return None
+    boosting = boosted_trees(_LEAVES)
     boosting.fit(rows.layout, np.log(measured_s / rows.ideal_s))
     return lambda other: other.ideal_s * np.exp(boosting.predict(other.layout))
 
@@ -89,5 +85,5 @@ def failure_trees(seen: np.ndarray, failed: np.ndarray, asked: np.ndarray) -> np
     """Which layouts will fail, by trees on the layouts of other runs and whether these failed."""
     if failed.all() or not failed.any():
         return np.full(len(asked), bool(failed.all()))
-    boosting = boosted_trees(0, _LEAVES, outcome=True)
+    boosting = boosted_trees(_LEAVES, outcome=True)
     return np.asarray(boosting.fit(seen, failed).predict(asked), bool)

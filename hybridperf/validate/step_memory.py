@@ -9,9 +9,6 @@ Cells with both outcomes and layouts with more stages than layers are left out. 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-
 import numpy as np
 import pandas as pd
 
@@ -21,32 +18,20 @@ from hybridperf.training.steps.memory_fit import USABLE, fit_memory, peak_bytes,
 from hybridperf.training.steps.rows import ResolvedRows
 from hybridperf.validate.harness import ResultLine
 from hybridperf.validate.step_baselines import baseline_rows, failure_trees
-from hybridperf.validate.step_scores import reached_text
-from hybridperf.validate.step_splits import CELL, FOLDS, folds_of
+from hybridperf.validate.step_splits import CELL, FOLDS, by_cell, by_model
 from hybridperf.workloads.memory import MemoryKnobs
 
 GOAL_BALANCED, GOAL_MEMORY = 0.96, 0.10
 _GIGABYTE = 1e9  # `mem_gb`: a fit in GiB would want 7 % more than the counted bytes per parameter
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryScores:
-    """One split. Shares."""
+def judge(frame: pd.DataFrame, resolved: ResolvedRows, folds: int = FOLDS) -> pd.DataFrame:
+    """Unseen cells and unseen models of one sweep with `status` (which failed) and `mem_gb`.
 
-    name: str
-    peaks: int
-    mape: float
-    median: float
-    counts_mape: float  # of counts that nothing was fitted to
-    outcomes: int
-    balanced: float
-    memory_alone: float
-    counts_balanced: float
-    trees_balanced: float
-
-
-def judge(frame: pd.DataFrame, resolved: ResolvedRows, folds: int = FOLDS) -> list[MemoryScores]:
-    """Unseen cells and unseen models of one sweep with `status` (which failed) and `mem_gb`."""
+    A line for each: `name`, how many `peaks` were judged, their `mape`, `median` error and
+    `counts_mape` (of counts that nothing was fitted to), how many `outcomes`, and the accuracies
+    `balanced, memory_alone, counts_balanced, trees_balanced`.
+    """
     some = resolved.predictable
     frame, rows = frame.iloc[some].reset_index(drop=True), [resolved.rows[at] for at in some]
     configs = [row.config for row in rows if row.config is not None]
@@ -57,33 +42,32 @@ def judge(frame: pd.DataFrame, resolved: ResolvedRows, folds: int = FOLDS) -> li
     counted, kept = peak_bytes(configs, MemoryKnobs()), _kept(frame, failed)
     seen = baseline_rows(rows).layout
     ran = ~failed & clean & np.isfinite(peak)
+    every = np.ones(len(frame), bool)
+    splits = [[*by_cell("unseen cells", frame, every, folds)]]
+    splits += [[one] for one in by_model("unseen", frame, every)]
     found = []
-    for name, parts in _splits(frame, folds):
+    for parts in splits:
         needed, trees = np.full(len(frame), np.nan), np.zeros(len(frame), bool)
-        for given, judged in parts:
-            fit_on = np.flatnonzero(given & ran)
+        here = np.zeros(len(frame), bool)
+        for part in parts:
+            fit_on, told = part.given[ran[part.given]], part.given[kept[part.given]]
             knobs = fit_memory([configs[at] for at in fit_on], peak[fit_on])
-            needed[judged] = peak_bytes([configs[at] for at in np.flatnonzero(judged)], knobs)
-            told = given & kept
-            trees[judged] = failure_trees(seen[told], failed[told], seen[judged])
-        here = np.any([judged for _, judged in parts], axis=0)
+            needed[part.judged] = peak_bytes([configs[at] for at in part.judged], knobs)
+            trees[part.judged] = failure_trees(seen[told], failed[told], seen[part.judged])
+            here[part.judged] = True
         ended, told = here & ran, here & kept
         error, counts_error = (np.abs(one[ended] / peak[ended] - 1) for one in (needed, counted))
-        alone = needed > USABLE * capacity
         outcomes = [will_fail(configs, one, capacity) for one in (needed, counted)]
-        ways = (outcomes[0], alone, outcomes[1], trees)
-        found.append(
-            MemoryScores(
-                name,
-                int(ended.sum()),
-                float(error.mean()),
-                float(np.median(error)),
-                float(counts_error.mean()),
-                int(told.sum()),
-                *(balanced(failed[told], one[told]) for one in ways),
-            )
-        )
-    return found
+        ways = (outcomes[0], needed > USABLE * capacity, outcomes[1], trees)
+        names = ("balanced", "memory_alone", "counts_balanced", "trees_balanced")
+        accuracy = [balanced(failed[told], one[told]) for one in ways]
+        task = parts[0].task if len(parts) > 1 else f"unseen {parts[0].part}"
+        found.append({
+            "name": task, "peaks": int(ended.sum()), "mape": float(error.mean()),
+            "median": float(np.median(error)), "counts_mape": float(counts_error.mean()),
+            "outcomes": int(told.sum()), **dict(zip(names, accuracy, strict=True)),
+        })  # fmt: skip
+    return pd.DataFrame(found)
 
 
 def balanced(failed: np.ndarray, predicted: np.ndarray) -> float:
@@ -93,17 +77,23 @@ def balanced(failed: np.ndarray, predicted: np.ndarray) -> float:
     return float((predicted[failed].mean() + (~predicted[~failed]).mean()) / 2)
 
 
-def table(found: list[MemoryScores]) -> str:
+def reached_text(goal: float, reached: bool) -> str:
+    """A goal and whether it was reached."""
+    return f"{text.percent(goal)} {'yes' if reached else 'NO'}"
+
+
+def table(found: pd.DataFrame) -> str:
     """One line for each split."""
     lines = []
-    for one in found:
+    for one in found.itertuples():
         memory = (one.mape, one.median, one.counts_mape)
         outcomes = (one.balanced, one.memory_alone, one.counts_balanced, one.trees_balanced)
+        small = reached_text(GOAL_MEMORY, one.mape <= GOAL_MEMORY)
+        right = reached_text(GOAL_BALANCED, one.balanced >= GOAL_BALANCED)
         lines.append([
             one.name, str(one.peaks), *map(text.percent, memory),
-            _reached(one.mape, GOAL_MEMORY, one.mape <= GOAL_MEMORY),
-            str(one.outcomes), *map(text.percent, outcomes),
-            _reached(one.balanced, GOAL_BALANCED, one.balanced >= GOAL_BALANCED),
+            "" if np.isnan(one.mape) else small, str(one.outcomes),
+            *map(text.percent, outcomes), "" if np.isnan(one.balanced) else right,
         ])  # fmt: skip
     headers = [
         "memory", "peaks", "MAPE", "median", "counts alone", "goal",
@@ -112,26 +102,18 @@ def table(found: list[MemoryScores]) -> str:
     return text.table(headers, lines)
 
 
-def result_lines(found: list[MemoryScores]) -> list[ResultLine]:
+def result_lines(found: pd.DataFrame) -> list[ResultLine]:
     """As `results.json` keeps them: errors of peaks, and shares of outcomes that were missed."""
-    lines = []
-    for one in found:
+    lines, goal, measure = [], 1 - GOAL_BALANCED, "1 - balanced accuracy"
+    for one in found.itertuples():
         peak, outcome = f"memory, {one.name}: peak", f"memory, {one.name}: outcome"
-        others = {"counts alone": one.counts_mape}
-        lines.append(ResultLine(peak, one.mape, one.peaks, GOAL_MEMORY, others))
-        others = {
-            "memory alone": 1 - one.memory_alone,
-            "counts": 1 - one.counts_balanced,
-            "trees": 1 - one.trees_balanced,
-        }
-        missed, goal = 1 - one.balanced, 1 - GOAL_BALANCED
-        measure = "1 - balanced accuracy"
+        counts = {"counts alone": one.counts_mape}
+        lines.append(ResultLine(peak, one.mape, one.peaks, GOAL_MEMORY, counts))
+        accuracy = (one.memory_alone, one.counts_balanced, one.trees_balanced)
+        others = dict(zip(("memory alone", "counts", "trees"), 1 - np.array(accuracy), strict=True))
+        missed = 1 - one.balanced
         lines.append(ResultLine(outcome, missed, one.outcomes, goal, others, measure))
     return lines
-
-
-def _reached(value: float, goal: float, yes: bool) -> str:
-    return "" if np.isnan(value) else reached_text(goal, yes)
 
 
 def _kept(frame: pd.DataFrame, failed: np.ndarray) -> np.ndarray:
@@ -140,14 +122,3 @@ def _kept(frame: pd.DataFrame, failed: np.ndarray) -> np.ndarray:
     mixed = pd.Series(failed).groupby(cell).transform("nunique").to_numpy() > 1
     has_layers = frame["pp"].astype(float) <= frame["layers"].astype(float)
     return np.asarray(~mixed & has_layers.to_numpy())
-
-
-def _splits(
-    frame: pd.DataFrame, folds: int
-) -> Iterator[tuple[str, list[tuple[np.ndarray, np.ndarray]]]]:
-    """(name, pairs of given and judged [N])."""
-    fold = folds_of(frame, folds)
-    yield "unseen cells", [(fold != one, fold == one) for one in range(folds)]
-    for model in sorted(frame["model"].unique()):
-        out = (frame["model"] == model).to_numpy()
-        yield f"unseen {model}", [(~out, out)]

@@ -53,9 +53,8 @@ def compare_ops(step: MeasuredStep, prediction: Prediction) -> StepOps:
     if step.op_s is None:
         raise InputError(f"{step.name} was measured without its ops; measure it with profile=True")
     nodes = prediction.ops().drop(columns=["start_s", "critical", "roofline_s"])
-    by_label = nodes.sort_values("seconds", ascending=False, kind="stable").groupby(
-        "label", sort=False
-    )
+    longest = nodes.sort_values("seconds", ascending=False, kind="stable")
+    by_label = longest.groupby("label", sort=False)
     ops = by_label.first().reset_index()  # group and dimensions of the label's largest op
     ops["predicted_s"] = by_label["seconds"].sum().to_numpy()
     ops["measured_s"] = ops["label"].map(dict(step.op_s)).astype(np.float64)
@@ -78,11 +77,9 @@ def by_group(step: StepOps) -> pd.DataFrame:
     the step takes besides its events (less than nothing where tracing, or the machine in that
     moment, made the events slower than they were in the timed calls).
     """
-    matched = step.ops.dropna(subset=["measured_s"])
-    groups = matched.groupby("group").agg(
-        ops=("label", "size"), predicted_s=("predicted_s", "sum"), measured_s=("measured_s", "sum")
-    )
-    groups = _worst_first(groups.reset_index())
+    seconds = {name: (name, "sum") for name in ("predicted_s", "measured_s")}
+    matched = step.ops.dropna(subset=["measured_s"]).groupby("group")
+    groups = _worst_first(matched.agg(ops=("label", "size"), **seconds).reset_index())
     outside = step.ops[step.ops["measured_s"].isna()]
     closing = pd.DataFrame({
         "group": [_NO_LABEL, _OUTSIDE],
@@ -102,11 +99,10 @@ def _worst_first(rows: pd.DataFrame) -> pd.DataFrame:
 
 def step_text(step: StepOps) -> str:
     """Groups of one step, its worst ops, and what has no counterpart."""
-    groups = by_group(step)
-    shown = []
-    for r in groups.itertuples():
-        times = map(text.seconds, (r.predicted_s, r.measured_s))
-        shown.append([r.group, str(r.ops), *times, text.percent(r.error)])
+    shown = [
+        [r.group, r.ops, *map(text.seconds, (r.predicted_s, r.measured_s)), text.percent(r.error)]
+        for r in by_group(step).itertuples()
+    ]
     worst = step.ops.dropna(subset=["measured_s"]).head(WORST)
     missing = step.without_event
     share = text.percent(step.events_s / step.step_s)
@@ -129,11 +125,8 @@ def step_text(step: StepOps) -> str:
 
 
 def _worst_row(op: pd.Series) -> list[str]:
-    sizes = [
-        f"{name}={value:.7g}"
-        for name, value in op.iloc[4:].items()
-        if isinstance(value, int | float) and value > 0
-    ]
+    known = {name: at for name, at in op.iloc[4:].items() if isinstance(at, int | float)}
+    sizes = [f"{name}={value:.7g}" for name, value in known.items() if value > 0]
     predicted_s, measured_s = op["predicted_s"], op["measured_s"]
     times = map(text.seconds, (predicted_s, measured_s, predicted_s - measured_s))
     return [op["label"], op["group"], *times, " ".join(sizes[:_SIZES])]

@@ -63,23 +63,27 @@ def _ultra_scale(frame: pd.DataFrame, folds: int) -> Iterator[Split]:
     ultra = (frame["source"] == "ultrascale_playbook").to_numpy()
     if not ultra.any():
         return
-    for model in sorted(frame.loc[ultra, "model"].unique()):
-        out = (frame["model"] == model).to_numpy()
-        yield Split("ultra-scale, unseen model", model, _at(ultra & ~out), _at(ultra & out))
+    yield from by_model("ultra-scale, unseen model", frame, ultra)
     gpus = pd.to_numeric(frame["n_gpus"]).to_numpy()
     fewer, most = _at(ultra & (gpus < 256)), _at(ultra & (gpus == 256))
     yield Split("ultra-scale, unseen GPU count", "256", fewer, most)
-    places = _at(ultra)
-    fold = folds_of(frame.iloc[places], max(folds, 2))
+    yield from by_cell("ultra-scale, unseen cells", frame, ultra, folds)
+
+
+def by_model(task: str, frame: pd.DataFrame, rows: np.ndarray) -> Iterator[Split]:
+    """Each model of some rows [N] left out."""
+    for model in sorted(frame.loc[rows, "model"].unique()):
+        out = (frame["model"] == model).to_numpy()
+        yield Split(task, model, _at(rows & ~out), _at(rows & out))
+
+
+def by_cell(task: str, frame: pd.DataFrame, rows: np.ndarray, folds: int) -> Iterator[Split]:
+    """So many folds of the cells of some rows [N] left out; one fold: of two."""
+    places = _at(rows)
+    cell = frame.iloc[places].groupby(list(CELL), sort=True).ngroup().to_numpy()
+    fold = np.random.default_rng(0).permutation(cell.max() + 1)[cell] % max(folds, 2)
     for one in range(folds):
-        given, judged = places[fold != one], places[fold == one]
-        yield Split("ultra-scale, unseen cells", f"fold {one}", given, judged)
-
-
-def folds_of(frame: pd.DataFrame, folds: int) -> np.ndarray:
-    """A fold for each row [N], the same for all rows of a cell."""
-    cell = frame.groupby(list(CELL), sort=True).ngroup().to_numpy()
-    return np.asarray(np.random.default_rng(0).permutation(cell.max() + 1)[cell] % folds)
+        yield Split(task, f"fold {one}", places[fold != one], places[fold == one])
 
 
 def _mosaicml(frame: pd.DataFrame) -> Iterator[Split]:
@@ -87,9 +91,7 @@ def _mosaicml(frame: pd.DataFrame) -> Iterator[Split]:
     mosaic = (frame["source"] == "mosaicml_llmfoundry").to_numpy() & ~fp8
     if not mosaic.any():
         return
-    for model in sorted(frame.loc[mosaic, "model"].unique()):
-        out = (frame["model"] == model).to_numpy()
-        yield Split("MosaicML, unseen size", model, _at(mosaic & ~out), _at(mosaic & out))
+    yield from by_model("MosaicML, unseen size", frame, mosaic)
     h100 = frame["gpu"].astype(str).str.contains("h100").to_numpy()
     yield Split("MosaicML, unseen GPU", "a100_80gb", _at(mosaic & h100), _at(mosaic & ~h100))
 

@@ -13,25 +13,26 @@ judged apart; rows that belong to a slow mode (`steps/cross_node.py`) are judged
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError, read_table, write_table
+from hybridperf.io import InputError, read_table
 from hybridperf.report import text
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.failures import endings
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import ResolvedRows, resolve
 from hybridperf.validate import chimera, harness, step_memory
-from hybridperf.validate.harness import ResultLine, Split
+from hybridperf.validate.harness import Found, ResultLine
+from hybridperf.validate.scores import SLOW, Scores, mean_of, scores
 from hybridperf.validate.step_baselines import NAMES, baseline_rows, fit
-from hybridperf.validate.step_scores import StepScores, headers, line, mean_of, step_scores
 from hybridperf.validate.step_splits import DRAWS, FOLDS, STEP_GOALS, splits
 
 FILES = ("training_steps/vtrain_steps_dev.csv.gz", "training_steps/train_steps_dev.csv.gz")
+TASKS = ("splits", "sources", "memory", "layers")
 QUICK_DRAWS, QUICK_FOLDS, QUICK_ROWS = 2, 1, 60
 OTHER_SOURCES_ROWS = 300  # more of other sources teach no more
 HOST_BOUND = 0.10  # share of a step that waits for the host
@@ -51,11 +52,26 @@ class MeasuredSteps:
     at: np.ndarray  # places of those below among all rows
     # rows that were measured and can be predicted [N], with a column `flagged`
     frame: pd.DataFrame
+    prices: PriceCache = dataclasses.field(default_factory=PriceCache)
 
-    @property
-    def rows(self) -> list:
-        """Those of `frame` as resolved [N]."""
-        return [self.resolved.rows[at] for at in self.at]
+    def predicted(self, judged: np.ndarray, given: np.ndarray) -> pd.DataFrame:
+        """Rows of `frame` with what is predicted of them, fitted on those that are given."""
+        frame, fit_on = (self.frame.iloc[at].reset_index(drop=True) for at in (judged, given))
+        known = fit_on if len(given) else None
+        return predict_steps(frame, fit_on=known, cache=self.prices).frame
+
+    def baselines(self, given: np.ndarray, judged: np.ndarray) -> dict[str, np.ndarray]:
+        """Seconds of judged rows by each baseline that the given ones are enough for."""
+        measured_s = self.frame["step_time_s"].to_numpy(float)
+        known, asked = (
+            baseline_rows([self.resolved.rows[at] for at in self.at[places]])
+            for places in (given, judged)
+        )
+        # given the judged rows themselves, trees would know them by heart
+        same = np.array_equal(given, judged)
+        names = [name for name in NAMES if not (same and name == "trees")]
+        made = {name: fit(name, known, measured_s[given]) for name in names}
+        return {name: predicts(asked) for name, predicts in made.items() if predicts is not None}
 
 
 def run(
@@ -66,41 +82,38 @@ def run(
     say: Callable[[str], None] = print,
 ) -> None:
     """Print all tables and write them to `out`; `tasks`: splits, sources, memory, layers."""
-    wanted = harness.tasks_of(tasks, ("splits", "sources", "memory", "layers"))
-    measured, bank = read(data), PriceCache()
-    results: list[ResultLine] = []
-    say(_counts(measured))
+    wanted = harness.tasks_of(tasks, TASKS)
+    harness.publish(out, "steps", _found(Path(data), wanted, quick), say)
+
+
+def _found(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
+    measured = read(data)
+    yield Found(_counts(measured))
     if "splits" in wanted:
-        judged = judge_splits(measured, bank, quick)
-        say("\n" + split_table(judged))
-        say("\n" + detail_table(judged))
-        write_table(judged, out / "steps_splits.csv")
-        for task, part in judged[~judged["flagged"]].groupby("task", sort=False):
-            found, goal = _scores(part).all, STEP_GOALS.get(str(task))
-            results.append(ResultLine.of(str(task), found, goal))
+        judged = judge_splits(measured, quick)
+        lines = [
+            ResultLine.of(str(task), _scores(part), STEP_GOALS.get(str(task)))
+            for task, part in judged[~judged["flagged"]].groupby("task", sort=False)
+        ]
+        said = split_table(judged) + "\n\n" + detail_table(judged)
+        yield Found(said, {"splits": judged}, lines)
     if "sources" in wanted:
-        by_source = judge_sources(measured, bank, quick)
-        say("\n" + source_table(by_source))
-        write_table(by_source, out / "steps_sources.csv")
-        for source, part in by_source[~by_source["flagged"]].groupby("source", sort=False):
-            results.append(ResultLine.of(f"{source}, none given", step_scores(part, NAMES[:2]).all))
+        by_source = judge_sources(measured, quick)
+        lines = [
+            ResultLine.of(f"{source}, none given", step_scores(part, NAMES[:2]))
+            for source, part in by_source[~by_source["flagged"]].groupby("source", sort=False)
+        ]
+        yield Found(source_table(by_source), {"sources": by_source}, lines)
     if "memory" in wanted:
         ultra = np.flatnonzero(measured.whole["source"] == "ultrascale_playbook")
         part = measured.whole.iloc[ultra].reset_index(drop=True)
         rows = ResolvedRows(tuple(measured.resolved.rows[at] for at in ultra))
         peaks = step_memory.judge(part, rows, QUICK_FOLDS + 1 if quick else FOLDS)
-        say("\n" + step_memory.table(peaks))
-        frame = pd.DataFrame([dataclasses.asdict(one) for one in peaks])
-        write_table(frame, out / "steps_memory.csv")
-        results += step_memory.result_lines(peaks)
+        yield Found(step_memory.table(peaks), {"memory": peaks}, step_memory.result_lines(peaks))
     if "layers" in wanted:
-        report = chimera.chimera_report(data)
-        say("\n" + report.text())
-        write_table(report.lines, out / "steps_layers.csv")
-        results += report.result_lines()
-    harness.write_results(out, "steps", results)
-    say("\n" + contradictions_text(measured))
-    say(f"\ntables in {out}/steps_*.csv")
+        report = chimera.report(read_table(data / chimera.FILE))
+        yield Found(report.text(), {"layers": report.lines}, report.result_lines())
+    yield Found(contradictions_text(measured))
 
 
 def read(data: Path) -> MeasuredSteps:
@@ -121,49 +134,69 @@ def read(data: Path) -> MeasuredSteps:
     return MeasuredSteps(whole, resolved, at, frame)
 
 
-def judge_splits(measured: MeasuredSteps, bank: PriceCache, quick: bool = False) -> pd.DataFrame:
+def judge_splits(measured: MeasuredSteps, quick: bool = False) -> pd.DataFrame:
     """A line for each judged row of each split: `task, part, step_time_s, predicted_s, low_s,
     high_s`, baselines, its layout.
     """
-    parts = []
+    parts, flagged = [], measured.frame["flagged"].to_numpy()
     draws, folds = (QUICK_DRAWS, QUICK_FOLDS) if quick else (DRAWS, FOLDS)
     for split in splits(measured.frame, draws, folds):
-        judged = split.judged
+        judged, given = split.judged, split.given[~flagged[split.given]]
         if quick:
             judged = np.random.default_rng(0).permutation(judged)[:QUICK_ROWS]
-        parts.append(_judge(measured, dataclasses.replace(split, judged=np.sort(judged)), bank))
+        judged = np.sort(judged)
+        predicted = measured.predicted(judged, given)
+        # without rows the constants get the judged rows' own times: the best a constant could do
+        baselines = measured.baselines(given if len(given) else judged, judged)
+        parts.append(predicted.assign(task=split.task, part=split.part, **baselines))
     return pd.concat(parts, ignore_index=True)
 
 
-def _judge(measured: MeasuredSteps, split: Split, bank: PriceCache) -> pd.DataFrame:
-    given = split.given[~measured.frame["flagged"].to_numpy()[split.given]]
-    predicted = _predicted(measured, split.judged, given, bank)
-    # without rows the constants get the judged rows' own times: the best a constant could do
-    known = given if len(given) else split.judged
-    baselines = _baselines(measured, known, split.judged)
-    return predicted.assign(task=split.task, part=split.part, **baselines)
+def judge_sources(measured: MeasuredSteps, quick: bool = False) -> pd.DataFrame:
+    """Every row by beliefs alone (`predicted_s`) and with other sources given (`others_s`)."""
+    frame, parts = measured.frame, []
+    for source in frame["source"].unique():
+        judged = np.flatnonzero(frame["source"] == source)
+        if quick:
+            judged = judged[:QUICK_ROWS]
+        given = np.flatnonzero((frame["source"] != source) & ~frame["flagged"])
+        given = np.sort(np.random.default_rng(0).permutation(given)[:OTHER_SOURCES_ROWS])
+        alone = measured.predicted(judged, given[:0])
+        if len(given) and not quick:
+            alone = alone.assign(others_s=measured.predicted(judged, given)["predicted_s"])
+        parts.append(alone.assign(**measured.baselines(judged, judged)))
+    return pd.concat(parts, ignore_index=True)
 
 
-def _predicted(
-    measured: MeasuredSteps, judged: np.ndarray, given: np.ndarray, bank: PriceCache
-) -> pd.DataFrame:
-    frame, fit_on = (measured.frame.iloc[at].reset_index(drop=True) for at in (judged, given))
-    return predict_steps(frame, fit_on=fit_on if len(given) else None, cache=bank).frame
+def _headers(baselines: Sequence[str]) -> list[str]:
+    errors = ["MAPE", "median", "bias", "in interval", *baselines]
+    return ["", "rows", *errors, "goal", f"slower than {SLOW} x", ""]
 
 
-def _baselines(
-    measured: MeasuredSteps, given: np.ndarray, judged: np.ndarray
-) -> dict[str, np.ndarray]:
-    rows, measured_s = measured.rows, measured.frame["step_time_s"].to_numpy(float)
-    known, asked = (baseline_rows([rows[at] for at in places]) for places in (given, judged))
-    found = {}
-    for name in NAMES:
-        if name == "trees" and np.array_equal(given, judged):
-            continue  # given the judged rows themselves, trees would know them by heart
-        made = fit(name, known, measured_s[given])
-        if made is not None:
-            found[name] = made(asked)
-    return found
+def _cells(
+    name: str, found: Scores, baselines: Sequence[str], goal: float | None, remark: str
+) -> list[str]:
+    """A row of the table that `_headers` heads."""
+    slow = f"{found.slow}: {text.percent(found.fast_mape)} without" if found.slow else ""
+    errors = [found.mape, found.median, found.bias, found.coverage]
+    errors += [found.baselines.get(baseline, np.nan) for baseline in baselines]
+    cells = ["" if np.isnan(value) else text.percent(value) for value in errors]
+    reached = "" if goal is None else step_memory.reached_text(goal, found.mape <= goal)
+    return [name, str(found.rows), *cells, reached, slow, remark]
+
+
+def step_scores(frame: pd.DataFrame, baselines: Sequence[str] = ()) -> Scores:
+    """Of rows with `step_time_s`, `predicted_s`, `low_s`, `high_s` and a column per baseline."""
+    others = {name: frame[name] for name in baselines if name in frame}
+    ends = frame.get("low_s"), frame.get("high_s")
+    return scores(frame["step_time_s"], frame["predicted_s"], *ends, others)
+
+
+def _scores(part: pd.DataFrame) -> Scores:
+    """Of one task: the mean over the draws of the same rows, where there are any."""
+    if not part["part"].str.startswith("draw").all():
+        return step_scores(part, NAMES)
+    return mean_of([step_scores(one, NAMES) for _, one in part.groupby("part", sort=False)])
 
 
 def split_table(judged: pd.DataFrame) -> str:
@@ -172,16 +205,9 @@ def split_table(judged: pd.DataFrame) -> str:
     for task, part in judged.groupby("task", sort=False):
         found, remark, flagged = _scores(part[~part["flagged"]]), "", int(part["flagged"].sum())
         if flagged:
-            remark = f"with {flagged} flagged {text.percent(_scores(part).all.mape)}"
-        lines.append(line(str(task), found, NAMES, STEP_GOALS.get(str(task)), remark))
-    return text.table(headers(NAMES), lines)
-
-
-def _scores(part: pd.DataFrame) -> StepScores:
-    """Of one task: of all judged rows, or the mean over draws of the same rows."""
-    if part["part"].str.startswith("draw").all():
-        return mean_of([step_scores(one, NAMES) for _, one in part.groupby("part", sort=False)])
-    return step_scores(part, NAMES)
+            remark = f"with {flagged} flagged {text.percent(_scores(part).mape)}"
+        lines.append(_cells(str(task), found, NAMES, STEP_GOALS.get(str(task)), remark))
+    return text.table(_headers(NAMES), lines)
 
 
 def detail_table(judged: pd.DataFrame) -> str:
@@ -199,36 +225,19 @@ def detail_table(judged: pd.DataFrame) -> str:
     return text.table(["mean error in % by", "host-bound", "tp", "pp", "micro-batch"], lines)
 
 
-def judge_sources(measured: MeasuredSteps, bank: PriceCache, quick: bool = False) -> pd.DataFrame:
-    """Every row by beliefs alone (`predicted_s`) and with other sources given (`others_s`)."""
-    frame, parts = measured.frame, []
-    for source in frame["source"].unique():
-        judged = np.flatnonzero(frame["source"] == source)
-        if quick:
-            judged = judged[:QUICK_ROWS]
-        given = np.flatnonzero((frame["source"] != source) & ~frame["flagged"])
-        given = np.sort(np.random.default_rng(0).permutation(given)[:OTHER_SOURCES_ROWS])
-        alone = _predicted(measured, judged, given[:0], bank)
-        if len(given) and not quick:
-            with_others = _predicted(measured, judged, given, bank)
-            alone = alone.assign(others_s=with_others["predicted_s"])
-        parts.append(alone.assign(**_baselines(measured, judged, judged)))
-    return pd.concat(parts, ignore_index=True)
-
-
 def source_table(by_source: pd.DataFrame) -> str:
     """One line for each source."""
     lines, constants = [], NAMES[:2]
     for source, part in by_source.groupby("source", sort=False):
         clean, others = part[~part["flagged"]], ""
         if "others_s" in part and clean["others_s"].notna().any():
-            with_others = step_scores(clean.assign(predicted_s=clean["others_s"])).all.mape
+            with_others = step_scores(clean.assign(predicted_s=clean["others_s"])).mape
             others = "" if np.isnan(with_others) else text.percent(with_others)
         remarks = [PUBLISHED.get(str(source), ""), RECALLED.get(str(source), "")]
         remark = "; ".join(filter(None, [*remarks, *_published(clean)]))
-        found = line(str(source), step_scores(clean, constants), constants, None, remark)
-        lines.append([*found[:3], others, *found[3:]])
-    head = headers(constants)
+        cells = _cells(str(source), step_scores(clean, constants), constants, None, remark)
+        lines.append([*cells[:3], others, *cells[3:]])
+    head = _headers(constants)
     titles = ["by source, nothing of it given", *head[1:3], "other sources given", *head[3:-3]]
     return text.table([*titles, "", *head[-2:]], lines)
 

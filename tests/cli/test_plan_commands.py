@@ -6,7 +6,7 @@ import pytest
 import hybridperf as hp
 from hybridperf.cli.app import main
 from hybridperf.io import InputError
-from hybridperf.validate import plan_graph, plans
+from hybridperf.validate import plans
 from hybridperf.workloads.transformer.zoo import shape_names
 
 
@@ -224,7 +224,7 @@ def test_tables_of_plans_say_cases_and_goals() -> None:
     assert "20.0 %" in text
     assert "38 %" in text
     layouts = pd.DataFrame({"graph_s": [1.1, 1.0, 2.0]})
-    assert plan_graph.slower(layouts) == pytest.approx(1.1)
+    assert plans.slower(layouts) == pytest.approx(1.1)
 
 
 @pytest.mark.slow

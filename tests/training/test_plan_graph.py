@@ -14,8 +14,7 @@ from hybridperf.training.plans.run import plan
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import features
-from hybridperf.validate.plan_graph import CASES, WITHIN, by_graph, slower
-from hybridperf.validate.plans import judge
+from hybridperf.validate.plans import CASES, WITHIN, by_graph, judge, slower
 from hybridperf.workloads.schedules import schedule
 from hybridperf.workloads.transformer import Layout, load_shape
 

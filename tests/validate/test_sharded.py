@@ -30,8 +30,7 @@ from hybridperf.model import PerfModel
 from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table, Zipf
 from hybridperf.validate import sharded
-from hybridperf.validate.sharded_phases import phases
-from hybridperf.validate.sharded_scores import Contest, errors, judge
+from hybridperf.validate.sharded_scores import errors, judge, phases
 from hybridperf.validate.sharded_tasks import (
     DLRMS,
     TO_SHARD,
@@ -461,19 +460,15 @@ def test_placements_that_differ_by_names_of_ranks_are_one():
 
 
 def test_a_contest_is_judged_by_what_was_measured():
-    names = (("naive", "random 1"), ("size",), ("random 2",))
-    placements = ((0, 1), (0, 0), (1, 0))
-    clear = Contest(
-        "a", placements, names, np.array([1.0, 1.09, 1.5]), {"ours": np.array([3.0, 2.0, 4.0])}
-    )
-    close = Contest(
-        "b", placements, names, np.array([1.0, 1.1, 1.2]), {"ours": np.array([9.0, 2.0, 4.0])}
-    )
-    wrong = Contest(
-        "c", placements, names, np.array([2.0, 1.0, 1.3]), {"ours": np.array([1.0, 2.0, 4.0])}
-    )
-    found = judge([clear, close, wrong])
-    assert (found["models"], found["counted"]) == (3, 2)  # b's placements take nearly the same
+    names = [("naive", "random 1"), ("size",), ("random 2",)]
+    measured_s = {"clear": [1.0, 1.09, 1.5], "close": [1.0, 1.1, 1.2], "wrong": [2.0, 1.0, 1.3]}
+    ours = {"clear": [3.0, 2.0, 4.0], "close": [9.0, 2.0, 4.0], "wrong": [1.0, 2.0, 4.0]}
+    placements = [
+        pd.DataFrame({"task": name, "names": names, "measured_s": each, "ours": ours[name]})
+        for name, each in measured_s.items()
+    ]
+    found = judge(pd.concat(placements, ignore_index=True), ["ours"])
+    assert (found["models"], found["counted"]) == (3, 2)  # those of `close` take nearly the same
     assert found["ways"]["ours"] == {
         "models": 2,
         "success": 0.5,
@@ -483,7 +478,7 @@ def test_a_contest_is_judged_by_what_was_measured():
     assert found["rules"]["size"]["success"] == 1.0
     assert found["rules"]["random"]["success"] == pytest.approx(
         0.25
-    )  # of a: 1 of 2, of c: none of 2
+    )  # of `clear`: 1 of 2, of `wrong`: none
     assert found["any"]["worst_loss"] == pytest.approx(1.0)
 
 

@@ -20,9 +20,8 @@ from hybridperf.model import GroupReport, PerfModel
 from hybridperf.model.fit.programs import usable_core
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import Work
-from hybridperf.validate import baselines, comparison, demo, here, step_ops
-from hybridperf.validate.comparison import StepComparison
-from hybridperf.validate.measured_steps import MeasuredStep
+from hybridperf.validate import demo, here, measured_steps, scores, step_ops
+from hybridperf.validate.measured_steps import MeasuredStep, StepComparison
 from hybridperf_calibration.training_steps import dlrm, gpt, op_times
 from hybridperf_calibration.training_steps import run as workload_run
 
@@ -125,14 +124,14 @@ def test_with_one_other_step_the_constant_is_its_ratio(tiny) -> None:
 def test_the_constant_on_the_roofline_is_the_best_one_for_the_other_steps() -> None:
     rng = np.random.default_rng(0)
     roofline, true = rng.lognormal(size=9), rng.lognormal(size=9)
-    factors = baselines.best_factors(roofline, true)
+    factors = scores.best_factors(roofline, true)
     tried = np.geomspace(0.01, 100, 20_001)
     for left_out, factor in enumerate(factors):
         ratio = np.delete(roofline / true, left_out)
         errors = np.abs(tried[:, None] * ratio - 1).mean(axis=1)
         assert np.abs(factor * ratio - 1).mean() <= errors.min() + 1e-12
-    np.testing.assert_allclose(baselines.best_factors(true / 3, true), 3.0)
-    assert baselines.best_factors([1.0], [2.0]) is None
+    np.testing.assert_allclose(scores.best_factors(true / 3, true), 3.0)
+    assert scores.best_factors([1.0], [2.0]) is None
 
 
 @pytest.mark.parametrize(
@@ -147,15 +146,15 @@ def test_inside_means_between_the_ends(measured, low, high, inside) -> None:
     )
     assert compared.inside is inside
     assert compared.record()["inside"] is inside
-    assert comparison.summarise([compared])["inside"] == int(inside is True)
-    line = comparison.table([compared], noise=True).splitlines()[-1]
+    assert measured_steps.summarise([compared])["inside"] == int(inside is True)
+    line = measured_steps.table([compared], noise=True).splitlines()[-1]
     assert f" {'-' if inside is None else 'yes' if inside else 'no'} " in line
 
 
 def test_the_table_without_noise_is_the_demos(measured) -> None:
     model = PerfModel.datasheet(this_cpu(1))
     compared = [StepComparison(step, predict(model, step.workload)) for step in measured]
-    headers = comparison.table(compared).splitlines()[0].split("  ")
+    headers = measured_steps.table(compared).splitlines()[0].split("  ")
     assert [h.strip() for h in headers if h.strip()] == [
         "step",
         "measured",

@@ -143,7 +143,7 @@ def test_held_out_errors_are_below_the_smooth_roofline(data_dir) -> None:
     """The claim: mean |error| forward and backward per split, against a smooth roofline fitted on
     the same rows.
     """
-    summary = chimera.chimera_report(data_dir).summary.set_index("split")
+    summary = chimera.report(pd.read_csv(data_dir / chimera.FILE)).summary.set_index("split")
     for split in chimera.SPLITS:
         for direction in chimera.DIRECTIONS:
             assert summary.loc[split, direction] < summary.loc[split, f"{direction}_null"], (

@@ -13,17 +13,10 @@ from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.traffic import bus_factor
 from hybridperf.io import InputError
 from hybridperf.report import collective_plots
-from hybridperf.validate import (
-    collective_baselines,
-    collective_judge,
-    collective_lines,
-    collective_tasks,
-    collectives,
-)
-from hybridperf.validate.collective_judge import CollectiveEffort, OtherSystems
-from hybridperf.validate.collective_lines import CollectiveLine
+from hybridperf.validate import collective_baselines, collective_judge, collectives
+from hybridperf.validate.collective_judge import TASKS, CollectiveEffort, OtherSystems
 from hybridperf.validate.collective_rows import GROUP, read_groups, usable
-from hybridperf.validate.collective_tasks import TASKS
+from hybridperf.validate.collectives import CollectiveLine
 
 
 def sweep(
@@ -112,14 +105,11 @@ def test_how_many_rows_a_task_gives() -> None:
 
 def test_other_systems_are_all_but_the_judged_one(tmp_path) -> None:
     sweeps = read(pd.concat([sweep(), sweep("aic_h100_sxm"), sweep("aic_l40s")]))
-    elsewhere = OtherSystems(
-        sweeps, CollectiveEffort(), 0, tmp_path, {"aic_a100_sxm"}, lambda _: None
-    )
+    elsewhere = OtherSystems(sweeps, CollectiveEffort(), tmp_path, {"aic_a100_sxm"}, lambda _: None)
     assert set(elsewhere.rows("aic_a100_sxm")["system"]) == {"aic_h100_sxm", "aic_l40s"}
     few = OtherSystems(
         sweeps,
         CollectiveEffort(prior_rows=7),
-        0,
         tmp_path,
         {"aic_a100_sxm", "aic_l40s"},
         lambda _: None,
@@ -129,10 +119,10 @@ def test_other_systems_are_all_but_the_judged_one(tmp_path) -> None:
 
 def test_groups_of_few_rows_are_not_judged() -> None:
     rows = read(sweep(sizes=20)).iloc[:-21]  # 60 rows of one group, 39 of the other
-    assert set(rows["collective"][collective_tasks.eligible(rows, TASKS["half"])]) == {
+    assert set(rows["collective"][collective_judge.eligible(rows, TASKS["half"])]) == {
         rows["collective"].iloc[0]
     }
-    assert collective_tasks.eligible(rows, TASKS["few_shot"]).all()
+    assert collective_judge.eligible(rows, TASKS["few_shot"]).all()
 
 
 # --- baselines ----------------------------------------------------------------------------------
@@ -261,7 +251,7 @@ def test_a_line_by_hand() -> None:
         of_group("b", 0.2, 0.4),
         of_group("c", 0.3, 0.6, inside=6.0),
     ]
-    line = collective_lines.line_of(CollectiveLine("all", "half", 0.15), groups)
+    line = collectives.line_of(CollectiveLine("all", "half", 0.15), groups)
     assert line is not None
     assert (line["ours"], line["null_trees"], line["null_datasheet"], line["groups"]) == (
         0.2,
@@ -275,11 +265,11 @@ def test_a_line_by_hand() -> None:
     assert (line["covered"], line["covered_rows"], line["half_width"]) == (24 / 30, 30, 0.4)
     assert line["band_low"] < 0.9 < line["band_high"]
     assert line["null_interpolation"] is None
-    one = collective_lines.line_of(CollectiveLine("one", "half", 0.1, systems=("a",)), groups)
+    one = collectives.line_of(CollectiveLine("one", "half", 0.1, systems=("a",)), groups)
     assert one is not None
     assert one["met"]
-    assert collective_lines.line_of(CollectiveLine("none", "half", only="gloo"), groups) is None
-    assert collective_lines.line_of(CollectiveLine("none", "ranks"), groups) is None
+    assert collectives.line_of(CollectiveLine("none", "half", only="gloo"), groups) is None
+    assert collectives.line_of(CollectiveLine("none", "ranks"), groups) is None
 
 
 def test_a_model_that_cannot_answer_everywhere_is_not_the_best() -> None:
@@ -287,15 +277,15 @@ def test_a_model_that_cannot_answer_everywhere_is_not_the_best() -> None:
         of_group("a", 0.1, 0.05, in_range=0.0, inside=0.0),
         of_group("b", 0.2, None, in_range=0.0, inside=0.0),
     ]
-    line = collective_lines.line_of(CollectiveLine("all", "half"), groups)
+    line = collectives.line_of(CollectiveLine("all", "half"), groups)
     assert line is not None
     assert (line["best_null"], line["answered_trees"], line["null_trees"]) == ("datasheet", 1, 0.05)
     assert not line["covered_in_range"]
     assert line["covered"] == 1.0  # of all rows, since none is in range
-    said = collective_lines.lines_table([line])
+    said = collectives.lines_table([line])
     assert "5.0 % (1)" in said
     assert "100.0 %*" in said
-    long = collective_lines.long_table(groups)
+    long = collectives.long_table(groups)
     assert set(long["model"]) == {"ours", "trees", "datasheet"}
     assert len(long) == 6
 
@@ -387,7 +377,7 @@ def test_every_task_has_systems_to_judge(data_dir) -> None:
         found = set(collectives.judged(measured, task, CollectiveEffort()))
         assert found
         assert found <= (few if task.few else sweeps), name
-    for line in collective_lines.LINES:
+    for line in collectives.LINES:
         assert set(line.systems) <= set(
             collectives.judged(measured, TASKS[line.task], CollectiveEffort())
         )

@@ -14,9 +14,8 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel, load_model
 from hybridperf.ops import Gemm, OpCall, Reduction
 from hybridperf.ops.embedding_bag import lookup_calls
-from hybridperf.validate import lin, lin_data, lin_hosts, lin_ranks, lin_single
-from hybridperf.validate.lin_borrowed import borrowed
-from hybridperf.validate.lin_kernels import KERNEL_S, BorrowedRates, KernelPrices
+from hybridperf.validate import lin, lin_data, lin_single
+from hybridperf.validate.lin_kernels import KERNEL_S, BorrowedRates, KernelPrices, borrowed
 from hybridperf.workloads.eager import loop
 
 
@@ -177,10 +176,10 @@ def test_published_cells(data_dir, prices):
 
 def test_hosts_are_pooled_as_lin_says(data_dir):
     """Their pooled T1 is 12.7 us, that of the DLRMs alone 9.8."""
-    assert lin_hosts.shared_host(data_dir).between_ops_s.mean_s * 1e6 == pytest.approx(
+    assert lin_data.shared_host(data_dir).between_ops_s.mean_s * 1e6 == pytest.approx(
         12.7, abs=0.05
     )
-    assert lin_hosts.shared_host(
+    assert lin_data.shared_host(
         data_dir, family="DLRM"
     ).between_ops_s.mean_s * 1e6 == pytest.approx(9.81, abs=0.01)
 
@@ -196,24 +195,24 @@ def test_overheads_of_2021_shrink_as_their_t2(data_dir):
         & (late["batch_size"] == 2048)
         & (late["op_name"] == "aten::relu")
     ]["mean_us"].item()
-    host = lin_hosts.own_host(data_dir, "DLRM_default", 2048)
+    host = lin_data.own_host(data_dir, "DLRM_default", 2048)
     assert host.after_launch_s.of("aten::relu").mean_s * 1e6 == pytest.approx(
         made["t3"] * now / made["t2"]
     )
     assert host.before_launch_s.of("aten::relu").mean_s * 1e6 == pytest.approx(now)
-    found = lin_hosts.in_2022(data_dir)
+    found = lin_data.in_2022(data_dir)
     none = found[(found["op"] == "aten::view") & (found["workload"] == "DLRM_default")][
         "mean_us"
     ].item()
     assert 0.4 * 5.0 < none < 0.9 * 5.0  # no T2: as all together
     assert (
-        lin_hosts.own_host(data_dir, "DLRM_default", 512) is None
+        lin_data.own_host(data_dir, "DLRM_default", 512) is None
     )  # T3 and T5 of that batch are not given
 
 
 def test_a_step_is_never_shorter_than_its_kernels(data_dir, prices):
     step = lin_single.step(
-        lin_data.config("DLRM_default", 4096), prices, lin_hosts.shared_host(data_dir)
+        lin_data.config("DLRM_default", 4096), prices, lin_data.shared_host(data_dir)
     )
     assert step.time_s >= step.active_s
 
@@ -225,12 +224,12 @@ def test_unknown_workloads_are_named():
 
 def test_eight_ranks(data_dir):
     """Every rank's step within a tenth, and no rank's prediction sees its own host."""
-    found = lin_ranks.ranks(data_dir)
-    assert len(found.steps) == 8
-    assert (found.steps["error"].abs() <= 0.10).all()
-    assert (found.steps["replay_error"].abs() <= 0.005).all()
-    assert found.steps["error"].abs().mean() < found.steps["null_error"].abs().mean() / 3
-    first = found.waits[found.waits["collective"] == "all_to_all #0"]
+    steps, waits = lin.judge_ranks(data_dir)
+    assert len(steps) == 8
+    assert (steps["error"].abs() <= 0.10).all()
+    assert (steps["replay_error"].abs() <= 0.005).all()
+    assert steps["error"].abs().mean() < steps["null_error"].abs().mean() / 3
+    first = waits[waits["collective"] == "all_to_all #0"]
     assert np.corrcoef(first["measured_s"], first["predicted_s"])[0, 1] > 0.9
 
 
@@ -239,14 +238,14 @@ def test_no_rank_sees_its_own_host(data_dir):
     from hybridperf.traces.replay import replay
     from hybridperf.traces.replay_graph import HOST
 
-    made = replay(read_traces(data_dir / lin_ranks.TRACES))
+    made = replay(read_traces(data_dir / lin.TRACES))
     host = np.flatnonzero((made.rows.kind == HOST) & (made.rows.trace == 3))[
         1:
     ]  # the first is given: its batch is there
     slower = made.seconds.copy()
     slower[host] *= 10
-    before = lin_ranks.predicted_seconds(made)
-    after = lin_ranks.predicted_seconds(dataclasses.replace(made, seconds=slower))
+    before = lin.predicted_seconds(made)
+    after = lin.predicted_seconds(dataclasses.replace(made, seconds=slower))
     assert after[host] == pytest.approx(before[host])
     others = np.flatnonzero((made.rows.kind == HOST) & (made.rows.trace == 4))[1:]
     assert after[others].sum() > before[others].sum()
