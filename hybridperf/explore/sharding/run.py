@@ -69,8 +69,10 @@ def shard(
     """
     _check_choices(method, optimizer, dtype, splits, model, system)
     _check_numbers(ranks, nodes, seed, batch, memory_bytes)
-    is_file = isinstance(tables, str | Path)
-    given, unread = read_embedding_tables(tables) if is_file else (tables, [])
+    if isinstance(tables, str | Path):
+        given, unread = read_embedding_tables(tables)
+    else:
+        given, unread = list(tables), []
     check_names(given)
     priced = model if isinstance(model, PerfModel) else model_or_datasheet(model)
     if system:

@@ -160,8 +160,8 @@ def _collective(
     collective = str(entry["collective"])
     words = {key: str(entry[key]) for key in _COLLECTIVE_WORDS if key in entry}
     group = {key: entry[key] for key in _GROUP if key in entry}
-    group_of = {"n_gpus": entry["n_gpus"], "n_nodes": entry.get("n_nodes", 1)}
-    pricer = CollectivePricer.of(system, collective, **group_of, **words)
+    ranks, nodes = entry["n_gpus"], entry.get("n_nodes", 1)
+    pricer = CollectivePricer.of(system, collective, n_gpus=ranks, n_nodes=nodes, **words)
     return StepOp(
         **common,
         stream=entry.get("stream", "comm"),
