@@ -69,10 +69,11 @@ def shard(
     """
     _check_choices(method, optimizer, dtype, splits, model, system)
     _check_numbers(ranks, nodes, seed, batch, memory_bytes)
+    given: Sequence[Table]
     if isinstance(tables, str | Path):
         given, unread = read_embedding_tables(tables)
     else:
-        given, unread = list(tables), []
+        given, unread = tables, []
     check_names(given)
     priced = model if isinstance(model, PerfModel) else model_or_datasheet(model)
     if system:
