@@ -6,7 +6,9 @@ Axes: U rows of the replay.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +21,8 @@ from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS, OpCall
 from hybridperf.traces.events import NONE, Message, RankTrace
-from hybridperf.traces.kinds import kind_of, pair_of
-from hybridperf.traces.ranks import rank_numbers
+from hybridperf.traces.ranks import kind_of, pair_of, rank_numbers
+from hybridperf.traces.recorded.graph import RecordedArguments
 from hybridperf.traces.recorded.ops import recorded_op
 from hybridperf.traces.recorded.tensors import arguments, flat
 from hybridperf.traces.replay import Replay
@@ -51,23 +53,19 @@ def faster(replay: Replay, pattern: str, times: float) -> Change:
     `aten::linear` stands for the `aten::addmm` inside. `host` is the host's work.
     """
     if not (np.isfinite(times) and times > 0):
-        raise InputError(
-            f"expected how many times faster as a number above 0, got {times} for {pattern!r}; 2"
-            " halves the time"
-        )
-    rows, names = replay.rows, _Names(replay)
+        expected = "expected how many times faster as a number above 0"
+        raise InputError(f"{expected}, got {times} for {pattern!r}; 2 halves the time")
+    rows, fits = replay.rows, re.compile(fnmatch.translate(pattern)).match
     kinds = rows.kind.tolist()
     runs = [row for row, kind in enumerate(kinds) if kind in (DEVICE, WIRE)]
     hit = np.zeros(len(rows), bool)
-    hit[[row for row in runs if names.any_matches(row, pattern)]] = True
+    hit[[row for row in runs if any(map(fits, _names(replay, row)))]] = True
     if pattern == "host":
         hit |= [kind == HOST and replay.op_of_row(row) == "host" for row, kind in enumerate(kinds)]
     if not hit.any():
         known = sorted({replay.op_of_row(row) for row in runs})
-        raise InputError(
-            f"no op or kernel of this step is called {pattern!r}{closest(pattern, known)}; `*`"
-            " stands for any letters"
-        )
+        none = f"no op or kernel of this step is called {pattern!r}{closest(pattern, known)}"
+        raise InputError(f"{none}; `*` stands for any letters")
     speed = f"{times:g} times faster" if times >= 1 else f"{1 / times:g} times slower"
     return Change(f"{pattern} {speed}", np.where(hit, 1 / times, 1.0))
 
@@ -78,9 +76,8 @@ def links_scaled(replay: Replay, times: float) -> Change:
     The latency is the shortest collective of the step, at most `LATENCY_S`.
     """
     if not (np.isfinite(times) and times > 0):
-        raise InputError(
-            f"expected the bandwidth of the links as a factor above 0, got {times}; 2 doubles it"
-        )
+        expected = "expected the bandwidth of the links as a factor above 0"
+        raise InputError(f"{expected}, got {times}; 2 doubles it")
     rows = replay.rows
     wire = (rows.kind == WIRE) & (rows.busy_s > 0)
     floor_s = min(LATENCY_S, float(rows.busy_s[wire].min(initial=LATENCY_S)))
@@ -102,10 +99,8 @@ def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> C
     factor = np.ones(len(rows))
     unknown: dict[str, float] = {}
     if len(at):
-        frame = pd.DataFrame(
-            {"collective": [one.kind for one in wire], "bytes": [one.bytes for one in wire]}
-        )
-        frame["n_gpus"] = [float(one.ranks) for one in wire]
+        listed = [(one.kind, one.bytes, float(one.ranks)) for one in wire]
+        frame = pd.DataFrame(listed, columns=["collective", "bytes", "n_gpus"])
         predicted = []
         for model in (old, new):
             nodes = [float(one.nodes(model.system.accelerators_per_node)) for one in wire]
@@ -115,9 +110,8 @@ def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> C
         for row in at[~np.isfinite(ratio)].tolist():
             name = replay.op_of_row(row)
             unknown[name] = unknown.get(name, 0.0) + float(rows.busy_s[row])
-    return Change(
-        f"links of {new.system.id} for those of {old.system.id}", factor, unknown, _of_links(replay)
-    )
+    what = f"links of {new.system.id} for those of {old.system.id}"
+    return Change(what, factor, unknown, _of_links(replay))
 
 
 def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
@@ -153,9 +147,8 @@ def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
     if unknown:
         notes.append(f"{share:.1%} of the device's time is in ops that keep their measured seconds")
     if device_rows and not keys:
-        notes.append(
-            "no op has shapes in this trace, so no op can be told: record with record_shapes=True"
-        )
+        none = "no op has shapes in this trace, so no op can be told"
+        notes.append(f"{none}: record with record_shapes=True")
     notes.append("kernels change with the device, what the host takes stays as measured")
     whys = {op: ", ".join(sorted(of, key=lambda one: -of[one])) for op, of in kept.items()}
     return Change(f"{new.device.name} for {old.device.name}", factor, unknown, tuple(notes), whys)
@@ -168,36 +161,12 @@ def _of_links(replay: Replay) -> tuple[str, ...]:
     return (note,) if alone.any() else ()
 
 
-class _Names:
+def _names(replay: Replay, row: int) -> set[str]:
     """Names that a pattern may mean for a row: its kernel's, and those around its launch."""
-
-    def __init__(self, replay: Replay):
-        self._replay = replay
-        self._around: dict[tuple[int, int], tuple[str, ...]] = {}
-        self._matches: dict[tuple[str, tuple[str, ...]], bool] = {}
-
-    def any_matches(self, row: int, pattern: str) -> bool:
-        """Whether any of a row's names fits the pattern."""
-        replay = self._replay
-        at, call = int(replay.rows.trace[row]), int(replay.rows.call[row])
-        trace = replay.traces[at]
-        if (at, call) not in self._around:
-            self._around[at, call] = _around(trace, call)
-        kernel = trace.device_name(int(replay.rows.event[row]))
-        names = (kernel, replay.op_of_row(row), *self._around[at, call])
-        if (pattern, names) not in self._matches:
-            matches = any(fnmatch.fnmatchcase(name, pattern) for name in names)
-            self._matches[pattern, names] = matches
-        return self._matches[pattern, names]
-
-
-def _around(trace: RankTrace, call: int) -> tuple[str, ...]:
-    found = []
-    while call != NONE:
-        call = int(trace.host.parent[call])
-        if call != NONE:
-            found.append(trace.host_name(call))
-    return tuple(found)
+    trace, call = replay.traces[replay.rows.trace[row]], int(replay.rows.call[row])
+    around = itertools.islice(trace.host.around(call), 1, None)
+    kernel = trace.device_name(int(replay.rows.event[row]))
+    return {kernel, replay.op_of_row(row), *map(trace.host_name, around)}
 
 
 def _op_of(replay: Replay, row: int) -> int:
@@ -218,7 +187,8 @@ def _recorded(replay: Replay, row: int) -> tuple[str, str, str] | None:
 
 def _calls(name: str, shapes: str, types: str) -> tuple[OpCall, ...] | None:
     try:
-        return recorded_op(name, json.loads(shapes), json.loads(types) if types else [])
+        given = RecordedArguments(json.loads(shapes), json.loads(types) if types else ())
+        return recorded_op(name, given)
     except (ValueError, TypeError, KeyError, IndexError, InputError):
         return None  # shapes that do not fit the op: nobody knows it
 
@@ -243,10 +213,9 @@ def _ratios(
         seconds = np.where(measured, model.op_seconds(table), model.roofline_seconds(table))
         priced.append(np.maximum(seconds, KERNEL_S))
     bounds = np.cumsum([0, *(len(ops) for ops in able.values())])
-    return {
-        key: float(priced[1][i:j].sum() / priced[0][i:j].sum())
-        for key, i, j in zip(able, bounds, bounds[1:], strict=False)
-    }
+    parts = [slice(*ends) for ends in itertools.pairwise(bounds)]
+    ratios = (float(priced[1][part].sum() / priced[0][part].sum()) for part in parts)
+    return dict(zip(able, ratios, strict=True))
 
 
 def _runs(model: PerfModel, ops: Sequence[OpCall]) -> bool:
@@ -293,19 +262,14 @@ class _OnWire:
 
 def _input_bytes(trace: RankTrace, call: int) -> float:
     """Bytes of the tensors given to the innermost op around a call with shapes, else NaN."""
-    around = int(trace.host.parent[call]) if call != NONE else NONE
-    while around != NONE:
+    for around in itertools.islice(trace.host.around(call), 1, None):
         shape = int(trace.host.shapes[around])
         if shape != NONE and shape < len(trace.types):
+            dims, types = trace.shapes[shape], trace.types[shape] or "[]"
             try:
-                dims, types = (
-                    json.loads(trace.shapes[shape]),
-                    json.loads(trace.types[shape] or "[]"),
-                )
-                tensors = flat(arguments(dims, types))
+                tensors = flat(arguments(json.loads(dims), json.loads(types)))
             except (ValueError, TypeError):
                 tensors = []
             if tensors:
                 return float(sum(tensor.bytes for tensor in tensors))
-        around = int(trace.host.parent[around])
     return np.nan

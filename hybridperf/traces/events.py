@@ -8,12 +8,14 @@ ordered by start.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 NONE = -1
+_STICKS_OUT_S = 2e-6  # start and length are each cut by less than a microsecond
 # kinds of host events: op of the framework, call into the device's runtime, mark of people or tools
 OP, CALL, MARK = range(3)
 KERNEL, COPY, FILL = range(3)  # kinds of device events
@@ -34,6 +36,12 @@ class HostEvents:
 
     def __len__(self) -> int:
         return len(self.name)
+
+    def around(self, event: int) -> Iterator[int]:
+        """A host event and those around it, the innermost first; nothing for NONE."""
+        while event != NONE:
+            yield event
+            event = int(self.parent[event])
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +104,18 @@ class RankTrace:
         more = matches[device.name] & (device.kind == KERNEL)
         return replace(self, device_events=replace(device, communicates=device.communicates | more))
 
+    @cached_property
+    def launched_s(self) -> np.ndarray:
+        """When each device event was called for, or started where the trace lacks its call [D]."""
+        call, launched_s = self.device_events.call, self.device_events.start_s.copy()
+        launched_s[call != NONE] = self.host.start_s[call[call != NONE]]
+        return launched_s
+
+    def host_named(self, fits: Callable[[str], object]) -> np.ndarray:
+        """Which host events have a name that fits; bool [H]."""
+        fit = np.array([bool(fits(name)) for name in self.names], bool)
+        return fit[self.host.name]
+
     def host_name(self, event: int) -> str:
         """Name of one host event."""
         return self.names[self.host.name[event]]
@@ -106,6 +126,42 @@ class RankTrace:
 
     def op_of_call(self, event: int) -> int:
         """The innermost framework op around a host event, or itself; NONE without."""
-        while event != NONE and self.host.kind[event] != OP:
-            event = int(self.host.parent[event])
-        return event
+        return next((at for at in self.host.around(event) if self.host.kind[at] == OP), NONE)
+
+
+def nesting_order(start_s: np.ndarray, end_s: np.ndarray, kind: np.ndarray) -> np.ndarray:
+    """Order by start in which what encloses stands before what it encloses; stable."""
+    return np.lexsort((kind == CALL, -end_s, start_s))
+
+
+def parents(
+    thread: np.ndarray, start_s: np.ndarray, end_s: np.ndarray, kind: np.ndarray
+) -> np.ndarray:
+    """The innermost op or mark of the same thread around each event, NONE for the outermost; events
+    in `nesting_order`.
+
+    A call has no children: what it runs belongs to the op that made it. Of two that touch, none is
+    in the other; an event without length is in what starts with it or around it, not in what ends
+    where it stands. Clocks that count whole microseconds cut both the start and the length of an
+    event, so a child may stick out of its parent by up to two of their ticks, two neighbours may
+    touch, and short events may have no length at all. An event that sticks out further is no child.
+    """
+    found = np.full(len(thread), NONE, np.int32)
+    starts, ends, calls = start_s.tolist(), end_s.tolist(), (kind == CALL).tolist()
+    open_by_thread: dict[int, list[int]] = {}
+    for event, (of, start, end, is_call) in enumerate(
+        zip(thread.tolist(), starts, ends, calls, strict=True)
+    ):
+        around = open_by_thread.setdefault(of, [])
+        while around and ends[around[-1]] <= start:
+            if is_call and starts[around[-1]] == start == end:
+                break
+            around.pop()
+        for candidate in reversed(around):
+            begun = ends[candidate] > start or starts[candidate] == start
+            if begun and ends[candidate] + _STICKS_OUT_S >= end:
+                found[event] = candidate
+                break
+        if not is_call:
+            around.append(event)
+    return found

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridperf.traces.events import CALL, COPY, NONE, RankTrace
+from hybridperf.traces.events import CALL, COPY, NONE
 from hybridperf.traces.stream_order import CLOCK_S, LaunchedEvents
 
 QUEUE = 1022  # launches that a stream holds before the next call waits, as a V100's trace shows
@@ -35,7 +35,6 @@ _WHOLE_DEVICE = {
     "cudaDeviceSynchronize", "cudaFree", "cudaFreeHost", "cuCtxSynchronize",
     "hipDeviceSynchronize", "hipFree",
 }  # fmt: skip
-SYNCHRONISES = frozenset(_ANY_STREAM | _WHOLE_DEVICE)
 _USUAL_COPY_LATENCY_S = 10e-6
 _LAST_PIECE_S, _LAST_PIECE = 5e-6, 0.05  # seconds, and share of the copy
 
@@ -78,7 +77,7 @@ def host_sequence(
         begin_s, call = float(launched.begin_s[at]), int(launched.call[at])
         full = queue_of[at] - queue
         if full >= 0 and call != NONE:
-            freed = launched.on_same_stream(at, full)
+            freed = launched.streams[int(launched.stream[at])][full]
             if launched.end_s[freed] <= launched.return_s[at] + CLOCK_S:
                 todo.append((begin_s, at, 0, NONE, freed))
         if pageable[at] and not blocking[at] and launched.before[at] != NONE:
@@ -150,20 +149,17 @@ def _synchronising(
     launched: LaunchedEvents, start_s: float, end_s: float
 ) -> list[tuple[int, float, int]]:
     """Calls of the step that wait: host event, its time in the sequence, the place waited for."""
-    trace: RankTrace = launched.trace
-    host = trace.host
-    names = [index for index, name in enumerate(trace.names) if name in SYNCHRONISES]
-    whole = {index for index in names if trace.names[index] in _WHOLE_DEVICE}
-    launching = set(launched.call.tolist())
-    found = []
-    waits = (host.kind == CALL) & np.isin(host.name, names)
+    host = launched.trace.host
+    whole = launched.trace.host_named(_WHOLE_DEVICE.__contains__)
+    waits = (host.kind == CALL) & (whole | launched.trace.host_named(_ANY_STREAM.__contains__))
     inside = (host.start_s >= start_s) & (host.start_s < end_s)
+    launching, found = set(launched.call.tolist()), []
     for call in np.flatnonzero(waits & inside).tolist():
         if call in launching:
             continue
         begin_s, return_s = float(host.start_s[call]), float(host.end_s[call])
         before = int(np.searchsorted(launched.begin_s, begin_s))
-        target = _waited_for(launched, before, return_s, int(host.name[call]) in whole)
+        target = _waited_for(launched, before, return_s, bool(whole[call]))
         # one thread launches while another waits: the sequence goes on, and waits at the end
         until = int(np.searchsorted(launched.begin_s, return_s))
         others = (launched.thread[before:until] != host.thread[call]).any()
@@ -175,7 +171,7 @@ def _synchronising(
 def _waited_for(launched: LaunchedEvents, before: int, return_s: float, whole: bool) -> int:
     """The event among the first `before` that a call waited for which returned at `return_s`."""
     best, passed = NONE, NONE
-    for places in launched.streams().values():
+    for places in launched.streams.values():
         given = bisect_left(places, before)
         ended = given
         while ended and launched.end_s[places[ended - 1]] > return_s + CLOCK_S:

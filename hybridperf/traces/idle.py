@@ -24,8 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridperf.traces.events import CALL, COPY, MARK, NONE, OP, RankTrace
-from hybridperf.traces.intervals import between, covered_s, merged
 
+# a set of time intervals, (start_s, end_s); `merged` ones are disjoint and in order
+Intervals = tuple[np.ndarray, np.ndarray]
 REASONS = ("launch_bound", "synchronisation", "host_copy", "dependency", "unrecorded")
 _SYNCHRONISES = re.compile(
     r"synchroni[sz]e|^(?:cuda|hip)Free$|^(?:cuda|hip)Memcpy(?!.*Async)|(stream|device|event) sync",
@@ -68,7 +69,7 @@ def gaps(trace: RankTrace) -> Gaps:
     until = np.where(late, back, np.minimum(back, called_s + launch_latency_s(trace)))
     split = np.zeros((len(REASONS), len(dry)))
     waits = device_waits(trace)
-    copies = waits & _named(trace, _COPIES)
+    copies = waits & trace.host_named(_COPIES.search)
     thread = np.full(len(call), NONE)
     thread[known] = trace.host.thread[call[known]]
     for row, mask in ((1, waits & ~copies), (2, copies)):
@@ -113,7 +114,7 @@ def call_start_s(trace: RankTrace, event: np.ndarray) -> np.ndarray:
 
 def device_waits(trace: RankTrace) -> np.ndarray:
     """Which host events wait for the device [H]: by name, and copies that end within them."""
-    waits = _named(trace, _SYNCHRONISES) & (trace.host.kind == CALL)
+    waits = trace.host_named(_SYNCHRONISES.search) & (trace.host.kind == CALL)
     device = trace.device_events
     copies = (device.kind == COPY) & (device.call != NONE)
     call = device.call[copies]
@@ -123,25 +124,20 @@ def device_waits(trace: RankTrace) -> np.ndarray:
 
 def op_around(trace: RankTrace, event: np.ndarray) -> np.ndarray:
     """Innermost framework op, or mark of a collective, around host events [N]; NONE without."""
-    collective_mark = np.array([name.startswith("nccl:") for name in trace.names] or [False])
+    is_mark = trace.host_named(lambda name: name.startswith("nccl:")) & (trace.host.kind == MARK)
+    ends = np.append(is_mark | (trace.host.kind == OP), True)  # the last: of NONE
     here = np.array(event, int)
-    while True:
-        kind = trace.host.kind[here]
-        marked = (kind == MARK) & collective_mark[trace.host.name[here]]
-        go = (here != NONE) & (kind != OP) & ~marked
-        if not go.any():
-            return here
+    while (go := ~ends[here]).any():
         here[go] = trace.host.parent[here[go]]
+    return here
 
 
 def launching_op(trace: RankTrace, event: np.ndarray) -> list[str]:
     """Name of the op that launched each device event [N], or of the event where there is none."""
     call = trace.device_events.call[event]
-    op = np.full(len(call), NONE)
-    op[call != NONE] = op_around(trace, call[call != NONE])
     return [
         trace.host_name(at) if at != NONE else f"(no op) {trace.device_name(one)}"
-        for at, one in zip(op.tolist(), event, strict=True)
+        for at, one in zip(op_around(trace, call).tolist(), event, strict=True)
     ]
 
 
@@ -157,7 +153,7 @@ def _details(
         # ordered by start; calls of a thread do not overlap
         held = np.flatnonzero(waits & (host.thread == thread))
         last = np.searchsorted(host.start_s[held], dry[here], side="right") - 1
-        told = (host.kind == MARK) & ~_named(trace, _FRAME)
+        told = (host.kind == MARK) & ~trace.host_named(_FRAME.search)
         marks = np.flatnonzero(told & (host.thread == thread))
         for gap, at in zip(here, last, strict=True):
             if at >= 0 and host.end_s[held[at]] > dry[gap]:
@@ -170,7 +166,36 @@ def _details(
     return np.array(details, object)
 
 
-def _named(trace: RankTrace, pattern: re.Pattern[str]) -> np.ndarray:
-    """Which host events have a name that matches [H]."""
-    matches = np.array([bool(pattern.search(name)) for name in trace.names] or [False])
-    return matches[trace.host.name]
+def merged(start_s: np.ndarray, end_s: np.ndarray) -> Intervals:
+    """The union of intervals as disjoint ones in order; touching ones join, empty ones vanish."""
+    real = end_s > start_s
+    start_s, end_s = start_s[real], end_s[real]
+    order = np.argsort(start_s, kind="stable")
+    start_s, reach = start_s[order], np.maximum.accumulate(end_s[order]) if len(order) else end_s
+    first = np.ones(len(order), bool)
+    first[1:] = start_s[1:] > reach[:-1]
+    last = np.append(first[1:], True) if len(order) else first
+    return start_s[first], reach[last]
+
+
+def length_s(intervals: Intervals) -> float:
+    """Seconds that a merged set covers."""
+    return float((intervals[1] - intervals[0]).sum())
+
+
+def covered_s(intervals: Intervals, start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
+    """How much of each span a merged set covers; zero for spans that end before they start."""
+    begin, end = intervals
+    before = np.concatenate([[0.0], np.cumsum(end - begin)])
+
+    def until(time_s: np.ndarray) -> np.ndarray:
+        at = np.searchsorted(begin, time_s, side="right")  # intervals that have begun
+        ends = np.append(-np.inf, end)[at]
+        return before[at] - np.maximum(ends - time_s, 0.0)
+
+    return np.maximum(until(np.asarray(end_s, float)) - until(np.asarray(start_s, float)), 0.0)
+
+
+def between(intervals: Intervals) -> Intervals:
+    """The gaps of a merged set."""
+    return intervals[1][:-1], intervals[0][1:]

@@ -62,10 +62,8 @@ def fit_host(
             between.append(_between_ops(trace, step, top))
             _add_ops(samples, trace, step, top, launches, waits, profiler_s)
     if not samples["call"]:
-        raise InputError(
-            "expected traces in which the host launches work for a device, got none that does;"
-            " record them with CUDA activity on"
-        )
+        expected = "expected traces in which the host launches work for a device"
+        raise InputError(f"{expected}, got none that does; record them with CUDA activity on")
     return Host(
         source=", ".join(trace.source for trace in traces),
         profiler_s=profiler_s,

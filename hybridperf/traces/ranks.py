@@ -16,10 +16,13 @@ n-th of the others, where both ran the same kinds in the same order. Which group
                                the n-th of the others. Groups that run the same collectives (rows of
                                a grid of ranks) cannot be told apart by that: a note says so where
                                their ends differ
+
+Which collective a kernel runs is told by the mark around its launch, its record, or its name.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -28,10 +31,22 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridperf.traces.events import NONE, Message, RankTrace
-from hybridperf.traces.idle import call_start_s
-from hybridperf.traces.kinds import MESSAGES, kind_of, marks, pair_of
+from hybridperf.traces.idle import op_around
 from hybridperf.traces.steps import RecordedStep
 
+MESSAGES = "messages"  # sends and receives as one kernel
+# what names of collectives begin with, and names of their kernels have in them, without underscores
+_KINDS = {
+    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
+    "scatter": "scatter", "send": "send", "recv": "recv", "barrier": "all_reduce",
+}  # fmt: skip
+# nccl's `SendRecv` carries an all-to-all as well as single messages
+_KERNEL_KINDS = {"sendrecv": "all_to_all", "crossdevicereduce": "all_reduce", **_KINDS}
+_SPOKEN, _KERNEL = re.compile("|".join(_KINDS)), re.compile("|".join(_KERNEL_KINDS))
+_PAIR = re.compile(r"nccl:(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
+_TOGETHER = "coalesced"  # several calls as one kernel, of which the mark says no more
+_UNNAMED = "collective"  # what its kernel's name does not tell
 _NAMED = 8  # ranks that a sentence names
 _APART_S = 1e-3  # ranks of one group end a collective within microseconds of each other
 
@@ -141,30 +156,25 @@ def match(traces: Sequence[RankTrace], steps: Sequence[RecordedStep]) -> Matched
             alike.setdefault((at,) if ambiguous else run.kinds, []).append(at)
         if ambiguous and len(members) > 1 and key.by != "alone":
             who = _ranks(ranks[list(members)].tolist())
-            notes.append(
-                f"{who} ran collectives of groups of {size} ranks without saying which: what they"
-                " waited is not known"
-            )
+            groups = f"groups of {size} ranks without saying which"
+            notes.append(f"{who} ran collectives of {groups}: what they waited is not known")
         elif len(alike) > 1:
-            parts = [
-                f"{_ranks(ranks[those].tolist())} ran {_counted(members[those[0]].kinds)}"
-                for those in alike.values()
-            ]
+            ran = [(_ranks(ranks[at].tolist()), members[at[0]].kinds) for at in alike.values()]
+            parts = [f"{ranks_of} ran {_counted(kinds)}" for ranks_of, kinds in ran]
             rule = "only ranks that ran the same collectives in the same order are matched"
             notes.append(f"{rule}: in {key.where} {'; '.join(parts)}")
         for those in alike.values():
             events = np.array([members[at].event for at in those])
+            kinds = zip(members[those[0]].kinds, events.T, strict=True)
             matched = [
-                _collective(traces, ranks, those, kind, events[:, i], size, group)
-                for i, kind in enumerate(members[those[0]].kinds)
+                _collective(traces, ranks, those, kind, event, size, group) for kind, event in kinds
             ]
             apart_s = float(np.median([_end_spread_s(traces, one) for _, one in matched]))
             if apart_s > _APART_S and key.by == "stream":
-                notes.append(
-                    f"{_ranks(ranks[those].tolist())} end their collectives {1e3 * apart_s:.3g} ms"
-                    " apart: their clocks disagree, which does no harm, or they are of several"
-                    " groups, which must be given one by one"
-                )
+                ends = f"{_ranks(ranks[those].tolist())} end their collectives"
+                why = "their clocks disagree, which does no harm, or they are of several groups"
+                mend = "which must be given one by one"
+                notes.append(f"{ends} {1e3 * apart_s:.3g} ms apart: {why}, {mend}")
             found += matched
     found.sort(key=lambda one: one[0])
     numbered = tuple(_numbered(one for _, one in found))
@@ -173,18 +183,15 @@ def match(traces: Sequence[RankTrace], steps: Sequence[RecordedStep]) -> Matched
 
 def rank_numbers(traces: Sequence[RankTrace]) -> np.ndarray:
     """Each trace's rank; its place where the trace does not say [R]."""
-    return np.array(
-        [at if trace.rank is None else trace.rank for at, trace in enumerate(traces)], int
-    )
+    ranks = [at if trace.rank is None else trace.rank for at, trace in enumerate(traces)]
+    return np.array(ranks, int)
 
 
 def _runs(trace: RankTrace, step: RecordedStep, rank: int) -> dict[_GroupKey, _GroupRun]:
     """What one rank ran, by group."""
     device = trace.device_events
     event = np.asarray(step.device)[device.communicates[step.device]]
-    called_s = call_start_s(trace, event)
-    begin_s = np.where(np.isnan(called_s), device.start_s[event], called_s)
-    event = event[np.argsort(begin_s, kind="stable")]
+    event = event[np.argsort(trace.launched_s[event], kind="stable")]
     streams: dict[int, int] = {}
     parts: dict[_GroupKey, list[tuple[str, int, int]]] = {}
     for place, (one, kind) in enumerate(zip(event.tolist(), kind_of(trace, event), strict=True)):
@@ -201,11 +208,11 @@ def _runs(trace: RankTrace, step: RecordedStep, rank: int) -> dict[_GroupKey, _G
             stream = streams.setdefault(int(device.stream[one]), len(streams))
             key = _GroupKey("stream", stream=stream, size=message.size)
         parts.setdefault(key, []).append((str(kind), one, place))
-    columns = {key: tuple(zip(*those, strict=True)) for key, those in parts.items()}
-    return {
-        key: _GroupRun(kinds, np.array(events), np.array(places))
-        for key, (kinds, events, places) in columns.items()
-    }
+    found = {}
+    for key, those in parts.items():
+        kinds, events, places = zip(*those, strict=True)
+        found[key] = _GroupRun(kinds, np.array(events), np.array(places))
+    return found
 
 
 def _by_name_where_all_agree(
@@ -236,11 +243,10 @@ def _collective(
     events = [(trace.device_events, one) for trace, one in zip(of, event, strict=True)]
     start_s = np.array([device.start_s[one] for device, one in events])
     end_s = np.array([device.end_s[one] for device, one in events])
-    called_s = float(call_start_s(of[0], event[:1])[0])
     mark = int(marks(of[0], event[:1])[0])
     shape = of[0].host.shapes[mark] if mark != NONE else NONE
     dims = of[0].shapes[shape] if shape != NONE else ""
-    when = start_s[0] if np.isnan(called_s) else called_s
+    when = of[0].launched_s[event[0]]
     found = RecordedCollective(
         kind, 0, np.array(members), ranks[list(members)], event, start_s, end_s, dims, size, group
     )
@@ -264,12 +270,9 @@ def _numbered(found: Iterable[RecordedCollective]) -> list[RecordedCollective]:
 
 
 def _missing(
-    traces: Sequence[RankTrace],
-    ranks: np.ndarray,
-    world: int,
-    groups: Iterable[_GroupKey],
+    traces: Sequence[RankTrace], ranks: np.ndarray, world: int, groups: Iterable[_GroupKey],
     found: Sequence[RecordedCollective],
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Ranks without a trace and what that means for the collectives: one sentence."""
     given = set(ranks.tolist())
     absent = set(range(min(world, 1 << 20))) - given
@@ -297,3 +300,59 @@ def _ranks(numbers: Sequence[int]) -> str:
     more = f", ... ({len(numbers)} in all)" if len(numbers) > _NAMED else ""
     listed = ", ".join(map(str, numbers[:_NAMED]))
     return f"rank{'s' if len(numbers) > 1 else ''} {listed}{more}"
+
+
+def kind_of(trace: RankTrace, event: np.ndarray) -> list[str | None]:
+    """Which collective each device event runs [N]; None where it runs none.
+
+    The framework's mark around the launch decides, then the kernel's record, then its name.
+    """
+    kinds: list[str | None] = []
+    for one, mark in zip(np.asarray(event).tolist(), marks(trace, event).tolist(), strict=True):
+        mark_name = trace.host_name(mark).removeprefix("nccl:") if mark != NONE else ""
+        recorded = (mark_name, trace.messages.get(one, Message()).kind)
+        kind = next((kind for text in recorded if (kind := _spoken(text))), None)
+        if kind is None:
+            named = _KERNEL.search(_plain(trace.device_name(one)))
+            kind = _KERNEL_KINDS[named[0]] if named else _UNNAMED
+            if named and named[0] == "sendrecv" and any(_TOGETHER in text for text in recorded):
+                kind = MESSAGES
+        kinds.append(kind if trace.device_events.communicates[one] else None)
+    return kinds
+
+
+def pair_of(trace: RankTrace, event: int, own: int) -> tuple[int, int] | None:
+    """(sender, receiver) of a message as ranks of the run, `own` the trace's; None if unknown."""
+    mark = int(marks(trace, np.array([event]))[0])
+    named = _PAIR.fullmatch(trace.host_name(mark)) if mark != NONE else None
+    if named is None:
+        return None
+    ranks = trace.messages.get(event, Message()).ranks
+    mine, other = int(named[2]), int(named[3])
+    if ranks:
+        if max(mine, other) >= len(ranks):
+            return None
+        mine, other = ranks[mine], ranks[other]
+    if mine != own:  # counted within a group that nobody knows
+        return None
+    return (mine, other) if named[1] == "send" else (other, mine)
+
+
+def marks(trace: RankTrace, event: np.ndarray) -> np.ndarray:
+    """The `nccl:...` mark around the launch of communicating device events [N], else NONE."""
+    device = trace.device_events
+    around = op_around(trace, np.where(device.communicates[event], device.call[event], NONE))
+    is_mark = [at != NONE and trace.host_name(at).startswith("nccl:") for at in around]
+    return np.where(is_mark, around, NONE)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _spoken(name: str) -> str | None:
+    """Our word for a collective as frameworks spell it (`_allgather_base`); None for none."""
+    if not name or _plain(name).startswith(_TOGETHER):
+        return None
+    found = _SPOKEN.match(_plain(name))
+    return _KINDS[found[0]] if found else name.strip("_")

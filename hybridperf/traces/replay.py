@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +35,7 @@ from hybridperf.engine.graph import Graph
 from hybridperf.engine.lower import Lowered, lower
 from hybridperf.io import InputError
 from hybridperf.traces.events import NONE, RankTrace
-from hybridperf.traces.kinds import kind_of
-from hybridperf.traces.ranks import RecordedCollective, match
+from hybridperf.traces.ranks import RecordedCollective, kind_of, match
 from hybridperf.traces.replay_graph import (
     DEVICE,
     HOST,
@@ -179,10 +179,8 @@ def replay(traces: Sequence[RankTrace], step: str | None = None) -> Replay:
     elif step in by_name:
         chosen = by_name[step]
     else:
-        raise InputError(
-            f"expected one of the steps {', '.join(list(by_name)[:8])}, got {step!r}; give one of"
-            " these names to --step"
-        )
+        expected = f"expected one of the steps {', '.join(list(by_name)[:8])}"
+        raise InputError(f"{expected}, got {step!r}; give one of these names to --step")
     notes.append(chosen.note)
     return replay_step(traces, chosen.steps, notes)
 
@@ -192,10 +190,8 @@ def replay_step(
 ) -> Replay:
     """Replay of the given step of each trace."""
     if not any(len(step.device) for step in steps):
-        raise InputError(
-            f"expected work on a device in {steps[0].name} of {traces[0].source}, found none; there"
-            " is nothing to replay"
-        )
+        expected = f"expected work on a device in {steps[0].name} of {traces[0].source}"
+        raise InputError(f"{expected}, found none; there is nothing to replay")
     matched = match(traces, steps)
     together = [one for one in matched.collectives if len(one.trace) > 1]
     # one clock for all ranks, in seconds from the first start of the step
@@ -205,10 +201,8 @@ def replay_step(
     begin_s = zero_s + np.array([step.start_s for step in steps])
     first_s = _first_s(begin_s, together)
     zero_s, start_s = zero_s - first_s, begin_s - first_s
-    ranks = [
-        RankStep(at, trace, step, float(zero_s[at]))
-        for at, (trace, step) in enumerate(zip(traces, steps, strict=True))
-    ]
+    both = enumerate(zip(traces, steps, strict=True))
+    ranks = [RankStep(at, trace, step, float(zero_s[at])) for at, (trace, step) in both]
     for device in dict.fromkeys(trace.device for trace in traces):
         alike = [rank for rank in ranks if rank.trace.device == device]
         delays = StreamDelays.of([rank.launched for rank in alike])
@@ -217,22 +211,29 @@ def replay_step(
             rank.order_host(usual_hand_overs_s(taken))
     builder = StepGraph(ranks, together)
     builder.run()
-    graph, rows = builder.graph.build(), builder.rows()
     every_note = (*notes, *matched.notes, *_clock_notes(late_s), *builder.notes)
     return Replay(
         traces=tuple(traces),
         steps=tuple(steps),
-        graph=graph,
-        lowered=lower(graph, fold_ranks=False),  # no two measured ranks are the same
-        rows=rows,
-        nodes=builder.nodes(),
-        meetings=tuple(builder.meetings),
-        seconds=rows.busy_s + rows.fixed_s,
+        **of_graph(builder),
         start_s=start_s,
         measured_s=np.array([rank.measured_s for rank in ranks]),
         notes=tuple(dict.fromkeys(filter(None, every_note))),
         ranks=tuple(ranks),
     )
+
+
+def of_graph(builder: StepGraph) -> dict[str, Any]:
+    """Fields of a `Replay` that its graph settles."""
+    graph, rows = builder.graph.build(), builder.rows()
+    return {
+        "graph": graph,
+        "lowered": lower(graph, fold_ranks=False),  # no two measured ranks are the same
+        "rows": rows,
+        "nodes": builder.nodes(),
+        "meetings": tuple(builder.meetings),
+        "seconds": rows.busy_s + rows.fixed_s,
+    }
 
 
 def _first_s(begin_s: np.ndarray, together: Sequence[RecordedCollective]) -> np.ndarray:

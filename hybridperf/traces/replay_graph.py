@@ -71,10 +71,7 @@ class RankStep:
     """One rank's step, ready to become nodes."""
 
     def __init__(self, at: int, trace: RankTrace, step: RecordedStep, zero_s: float):
-        device = trace.device_events
-        call = device.call
-        launched_s = device.start_s.copy()
-        launched_s[call != NONE] = trace.host.start_s[call[call != NONE]]
+        device, launched_s = trace.device_events, trace.launched_s
         carried = np.flatnonzero((launched_s < step.start_s) & (device.end_s > step.start_s))
         carried = np.setdiff1d(carried, step.device)
         self.at, self.trace, self.step = at, trace, step
@@ -92,6 +89,10 @@ class RankStep:
         until_s = float(device.end_s[before].max(initial=step.start_s))
         self.backlog_s = max(0.0, until_s - step.start_s)
 
+    def place_of(self, event: int) -> int:
+        """Place of a device event among the launched ones."""
+        return int(np.flatnonzero(self.launched.event == event)[0])
+
     def order(self, delays: StreamDelays) -> list[tuple[int, float]]:
         """Decide what waits for what on the device; returns how long streams took to hand over."""
         self.latency_s, self.gap_s = delays.latency_s(self.launched), delays.gap_s(self.launched)
@@ -101,22 +102,17 @@ class RankStep:
     def order_host(self, hand_over_s: np.ndarray) -> None:
         """Decide what the host waits for; `hand_over_s` [4] is by kind of event."""
         self.gap_s = with_hand_overs(self.launched, self.waits, self.gap_s, hand_over_s)
-        span = self.step.start_s, self.step.end_s
-        self.host: HostSequence = host_sequence(
-            self.launched, self.latency_s, self.gap_s, *span, self.carried
-        )
+        delays, span = (self.latency_s, self.gap_s), (self.step.start_s, self.step.end_s)
+        self.host: HostSequence = host_sequence(self.launched, *delays, *span, self.carried)
 
 
 class StepGraph:
     """Puts ranks into one graph, each until it comes to a collective that not all have reached."""
 
     def __init__(
-        self,
-        ranks: Sequence[RankStep],
-        together: Sequence[RecordedCollective],
-        turns: int = 1,
+        self, ranks: Sequence[RankStep], together: Sequence[RecordedCollective], turns: int = 1,
         between_s: Sequence[float] = (),
-    ):
+    ):  # fmt: skip
         """`turns` of the step, with `between_s` on each rank's host between two."""
         self.graph = GraphBuilder()
         self.meetings: list[JointCollective] = []
@@ -161,10 +157,9 @@ class StepGraph:
                     ready += waiting.pop(number)
             if not ready and goes_on:  # ranks came to collectives in different orders
                 number = min(waiting)
-                self.notes.append(
-                    f"{self._together[number]} was not in the same order on all ranks: each goes by"
-                    " its own measured time"
-                )
+                order = "was not in the same order on all ranks"
+                note = f"{self._together[number]} {order}: each goes by its own measured time"
+                self.notes.append(note)
                 for at, arrival in waiting[number].items():
                     self._alone(number, at, arrival)
                 ready += waiting.pop(number)
@@ -173,10 +168,9 @@ class StepGraph:
 
     def rows(self) -> DurationRows:
         """The rows so far."""
-        kind, trace, event, call, busy_s, fixed_s = map(np.array, zip(*self._rows, strict=True))
-        return DurationRows(
-            kind, trace, event, call, busy_s.astype(np.float64), fixed_s.astype(np.float64)
-        )
+        kind, trace, event, call, *seconds = map(np.array, zip(*self._rows, strict=True))
+        busy_s, fixed_s = (column.astype(np.float64) for column in seconds)
+        return DurationRows(kind, trace, event, call, busy_s, fixed_s)
 
     def nodes(self) -> ReplayNodes:
         """What each node is."""
@@ -194,6 +188,11 @@ class StepGraph:
             self._rows.append((kind, rank.at, event, call, busy_s, fixed_s))
             self._row_of[what] = len(self._rows)
         return self._row_of[what]
+
+    def _event_row(self, rank: RankStep, place: int, busy_s: float, gap_s: float = 0.0) -> int:
+        event, call = int(rank.launched.event[place]), int(rank.launched.call[place])
+        kind = WIRE if rank.launched.communicates[place] else DEVICE
+        return self._row(("event", place), kind, rank, event, call, busy_s, gap_s)
 
     def _op(
         self, rank: RankStep, stream: str, row: int = 0, launch_row: int = 0, event: int = NONE,
@@ -220,11 +219,9 @@ class StepGraph:
                 idle_s += rank.step.start_s + rank.shift_s
             if idle := self._row(("idle", place), IDLE, rank, event, call, 0.0, idle_s):
                 self._op(rank, f"stream {stream}", idle)
-            kind = WIRE if launched.communicates[place] else DEVICE
-            row = self._row(("event", place), kind, rank, event, call, busy_s)
-            self._node_of[rank.at][place] = self._op(
-                rank, f"stream {stream}", row, event=event, carried=True
-            )
+            row = self._event_row(rank, place, busy_s)
+            carried = self._op(rank, f"stream {stream}", row, event=event, carried=True)
+            self._node_of[rank.at][place] = carried
             free_s[stream] = float(launched.end_s[place])
 
     def _all_turns(self, rank: RankStep) -> Iterator[tuple[int, int]]:
@@ -289,9 +286,7 @@ class StepGraph:
             node_of[place] = self._met[rank.at][stream]
             return
         busy_s = float(launched.end_s[place] - launched.start_s[place])
-        kind = WIRE if launched.communicates[place] else DEVICE
-        call, gap_s = int(launched.call[place]), float(rank.gap_s[place])
-        row = self._row(("event", place), kind, rank, event, call, busy_s, gap_s)
+        row = self._event_row(rank, place, busy_s, float(rank.gap_s[place]))
         blocks = entry.waits_for != NONE
         node_of[place] = self._op(rank, f"stream {stream}", row, launch_row, event, after, blocks)
 
@@ -300,10 +295,7 @@ class StepGraph:
         members = one.trace.tolist()
         ranks = {trace: self._ranks[trace] for trace in members}
         events = dict(zip(members, one.event.tolist(), strict=True))
-        places = {
-            trace: int(np.flatnonzero(rank.launched.event == events[trace])[0])
-            for trace, rank in ranks.items()
-        }
+        places = {trace: rank.place_of(events[trace]) for trace, rank in ranks.items()}
         streams = {trace: int(ranks[trace].launched.stream[at]) for trace, at in places.items()}
         first = ranks[members[0]]
         call = int(first.launched.call[places[first.at]])
@@ -321,9 +313,9 @@ class StepGraph:
     def _alone(self, number: int, at: int, arrival: int) -> None:
         one, rank = self._together[number], self._ranks[at]
         event = int(one.event[one.trace.tolist().index(at)])
-        place = int(np.flatnonzero(rank.launched.event == event)[0])
-        stream, call = int(rank.launched.stream[place]), int(rank.launched.call[place])
+        place = rank.place_of(event)
+        stream = int(rank.launched.stream[place])
         busy_s = float(rank.launched.end_s[place] - rank.launched.start_s[place])
-        row = self._row(("event", place), WIRE, rank, event, call, busy_s, float(rank.gap_s[place]))
+        row = self._event_row(rank, place, busy_s, float(rank.gap_s[place]))
         node = self._op(rank, f"stream {stream}", row, event=event, after=[arrival])
         self._met[at][stream] = node

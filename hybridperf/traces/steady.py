@@ -16,7 +16,7 @@ import numpy as np
 
 from hybridperf.engine.lower import lower
 from hybridperf.traces.events import RankTrace
-from hybridperf.traces.replay import Replay
+from hybridperf.traces.replay import Replay, of_graph
 from hybridperf.traces.replay_graph import StepGraph
 from hybridperf.traces.steps import RecordedStep, steps
 
@@ -35,11 +35,9 @@ def backlog_note(replay: Replay) -> str:
     trace, step = replay.traces[at], replay.steps[at]
     of = f" of rank {trace.rank}" if len(replay.traces) > 1 else ""
     before_ms, all_ms = 1e3 * replay.backlog_s[at], 1e3 * replay.measured_s[at]
-    return (
-        f"in {step.name}{of} the device works off the step before for {before_ms:.3g} of"
-        f" {all_ms:.3g} ms: times of a step, speed-ups and savings are of one in a row of {TURNS}"
-        " such steps"
-    )
+    works = f"in {step.name}{of} the device works off the step before for"
+    times = f"times of a step, speed-ups and savings are of one in a row of {TURNS} such steps"
+    return f"{works} {before_ms:.3g} of {all_ms:.3g} ms: {times}"
 
 
 def in_a_row(replay: Replay) -> Replay:
@@ -51,17 +49,8 @@ def in_a_row(replay: Replay) -> Replay:
     shorter = StepGraph(ranks, together, TURNS - 1, between_s)
     builder.run()
     shorter.run()
-    graph, rows = builder.graph.build(), builder.rows()
-    return replace(
-        replay,
-        graph=graph,
-        lowered=lower(graph, fold_ranks=False),
-        rows=rows,
-        nodes=builder.nodes(),
-        meetings=tuple(builder.meetings),
-        seconds=rows.busy_s + rows.fixed_s,
-        shorter=lower(shorter.graph.build(), fold_ranks=False),
-    )
+    one_less = lower(shorter.graph.build(), fold_ranks=False)
+    return replace(replay, **of_graph(builder), shorter=one_less)
 
 
 def _between_s(trace: RankTrace, step: RecordedStep) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hybridperf.io import InputError
-from hybridperf.traces.events import MARK, NONE, RankTrace
+from hybridperf.traces.events import MARK, RankTrace
 
 WHOLE = "whole"  # the one step of a trace without marks
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -48,15 +48,14 @@ class CommonStep:
 def steps(trace: RankTrace) -> tuple[RecordedStep, ...]:
     """The steps of a trace in order; without any mark the whole trace is one step, "whole"."""
     host, device = trace.host, trace.device_events
-    is_step = np.array([_STEP.fullmatch(name) is not None for name in trace.names], bool)
-    marks = np.flatnonzero((host.kind == MARK) & is_step[host.name])
+    marks = np.flatnonzero((host.kind == MARK) & trace.host_named(_STEP.fullmatch))
     marks = marks[host.end_s[marks] > host.start_s[marks]]  # a mark without length holds nothing
     if not len(marks):
         end_s = float(host.end_s.max() if len(host) else device.end_s.max(initial=0.0))
         start_s = float(np.concatenate([host.start_s, device.start_s]).min(initial=end_s))
         everything = np.arange(len(host)), np.arange(len(device))
         return (RecordedStep(WHOLE, start_s, end_s, *everything),)
-    launched_s = np.where(device.call == NONE, device.start_s, host.start_s[device.call])
+    launched_s = trace.launched_s
     found: list[RecordedStep] = []
     seen: dict[str, int] = {}
     until_s = -np.inf
@@ -116,26 +115,21 @@ def common_steps(traces: Sequence[RankTrace]) -> list[CommonStep]:
             raise InputError(f"expected one trace per rank, but {pair} {which}; give one of them")
         by_rank[trace.rank] = trace
     if len(by_rank) > 1 and None in by_rank:
-        raise InputError(
-            f"expected the rank of each of {len(traces)} traces, {by_rank[None].source} names none;"
-            " name the file ..._rank3"
-        )
+        none = f"{by_rank[None].source} names none; name the file ..._rank3"
+        raise InputError(f"expected the rank of each of {len(traces)} traces, {none}")
     worlds = sorted({trace.world for trace in traces if trace.world is not None})
     if len(worlds) > 1:
-        raise InputError(
-            f"expected the ranks of one run, got ranks of runs of {_listed(map(str, worlds))}"
-            " ranks; give traces of one run"
-        )
+        got = f"got ranks of runs of {_listed(map(str, worlds))} ranks"
+        raise InputError(f"expected the ranks of one run, {got}; give traces of one run")
     per_trace = [{step.name: step for step in steps(trace)} for trace in traces]
     shared = list(per_trace[0])
     for trace, found in zip(traces, per_trace, strict=True):
         so_far, shared = shared, [name for name in shared if name in found]
         if not shared:
-            raise InputError(
-                f"expected the same steps of every rank, got {_listed(so_far)} in"
-                f" {traces[0].source} and {_listed(found)} in {trace.source}; give traces of the"
-                " same steps"
-            )
+            both = (traces[0].source, so_far), (trace.source, list(found))
+            got = " and ".join(f"{_listed(names)} in {source}" for source, names in both)
+            mend = "give traces of the same steps"
+            raise InputError(f"expected the same steps of every rank, got {got}; {mend}")
     every = dict.fromkeys(name for found in per_trace for name in found)
     partly = [name for name in every if name not in shared]
     note = f"left out for not being in every rank: {_listed(partly)}" if partly else ""

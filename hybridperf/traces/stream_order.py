@@ -76,22 +76,14 @@ class LaunchedEvents:
         self.start_s = device.start_s[self.event]
         self.end_s = device.end_s[self.event]
         self.before = np.full(len(self.event), NONE)  # the one before it on its stream
-        self._of_stream: dict[int, list[int]] = {}
+        self.streams: dict[int, list[int]] = {}  # places of each stream's events, in order
         for i, stream in enumerate(self.stream.tolist()):
-            there = self._of_stream.setdefault(stream, [])
+            there = self.streams.setdefault(stream, [])
             self.before[i] = there[-1] if there else NONE
             there.append(i)
 
     def __len__(self) -> int:
         return len(self.event)
-
-    def streams(self) -> dict[int, list[int]]:
-        """Places of each stream's events, in order."""
-        return self._of_stream
-
-    def on_same_stream(self, place: int, number: int) -> int:
-        """Place of the `number`th event, from 0, of the stream that `place` runs on."""
-        return self._of_stream[int(self.stream[place])][number]
 
     @property
     def stream_free_s(self) -> np.ndarray:
@@ -167,45 +159,36 @@ def stream_waits(
 ) -> list[list[int]]:
     """Events on other streams, as places in `launched`, that each event waits for [L]."""
     waits: list[set[int]] = [set() for _ in range(len(launched))]
-    places = launched.streams()
-    if len(places) > 1:
-        _add_collectives(launched, places, waits)
-        _add_calls(launched, places, waits)
+    if len(launched.streams) > 1:
+        _add_collectives(launched, waits)
+        _add_calls(launched, waits)
         _add_unexplained(launched, latency_s, gap_s, waits)
     return [sorted(those) for those in waits]
 
 
 def hand_overs(
-    launched: LaunchedEvents,
-    waits: Sequence[Sequence[int]],
-    latency_s: np.ndarray,
+    launched: LaunchedEvents, waits: Sequence[Sequence[int]], latency_s: np.ndarray,
     gap_s: np.ndarray,
-) -> list[tuple[int, float]]:
+) -> list[tuple[int, float]]:  # fmt: skip
     """(kind, seconds) from an event's end to the start of one on another stream that waited."""
     kind, explained_s = _kind(launched), _explained_s(launched, latency_s, gap_s)
     ends_s = [launched.end_s[list(those)].max(initial=-np.inf) for those in waits]
-    found = [
-        (int(kind[at]), float(launched.start_s[at] - end_s))
-        for at, end_s in enumerate(ends_s)
-        if end_s >= explained_s[at]
-    ]
+    late = [at for at, end_s in enumerate(ends_s) if end_s >= explained_s[at]]
+    found = [(int(kind[at]), float(launched.start_s[at] - ends_s[at])) for at in late]
     return [(one, taken_s) for one, taken_s in found if taken_s < _UNEXPLAINED_S]
 
 
 def usual_hand_overs_s(taken: Sequence[tuple[int, float]]) -> np.ndarray:
     """Median hand-over to each kind of event [4]; 0 where there are few."""
-    of_kind = [[taken_s for kind, taken_s in taken if kind == one] for one in range(_KINDS)]
-    return np.array(
-        [max(0.0, float(np.median(those))) if len(those) >= _FEW else 0.0 for those in of_kind]
-    )
+    of_kind = ([taken_s for kind, taken_s in taken if kind == one] for one in range(_KINDS))
+    enough = (those if len(those) >= _FEW else [0.0] for those in of_kind)
+    return np.array([max(0.0, float(np.median(those))) for those in enough])
 
 
 def with_hand_overs(
-    launched: LaunchedEvents,
-    waits: Sequence[Sequence[int]],
-    gap_s: np.ndarray,
+    launched: LaunchedEvents, waits: Sequence[Sequence[int]], gap_s: np.ndarray,
     hand_over_s: np.ndarray,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """Gaps [L], longer where another stream takes over and the own one stood idle."""
     kind, gap_s = _kind(launched), gap_s.copy()
     idle_s = np.full(len(launched), np.inf)
@@ -220,16 +203,14 @@ def with_hand_overs(
 
 def _ready_s(launched: LaunchedEvents) -> np.ndarray:
     """When each launch was made [L]; a copy may start within its call."""
-    return np.where(
-        launched.start_s < launched.return_s, launched.begin_s + _CALL_S, launched.return_s
-    )
+    within = launched.start_s < launched.return_s
+    return np.where(within, launched.begin_s + _CALL_S, launched.return_s)
 
 
 def _explained_s(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray) -> np.ndarray:
     """When each event could start by its launch and its stream [L]."""
-    return np.asarray(
-        np.maximum(_ready_s(launched) + latency_s, launched.stream_free_s + gap_s[launched.before])
-    )
+    free_s = launched.stream_free_s + gap_s[launched.before]
+    return np.asarray(np.maximum(_ready_s(launched) + latency_s, free_s))
 
 
 def _last_ended(launched: LaunchedEvents, places: list[int], before: int, start_s: float) -> int:
@@ -241,28 +222,23 @@ def _last_ended(launched: LaunchedEvents, places: list[int], before: int, start_
     return NONE
 
 
-def _add_collectives(
-    launched: LaunchedEvents, places: dict[int, list[int]], waits: list[set[int]]
-) -> None:
+def _add_collectives(launched: LaunchedEvents, waits: list[set[int]]) -> None:
     issuing: dict[int, int] = {}  # thread -> the stream it last launched work of its own on
     threads, streams = launched.thread.tolist(), launched.stream.tolist()
     for at, communicates in enumerate(launched.communicates.tolist()):
         if not communicates:
             issuing[threads[at]] = streams[at]
         elif issuing.get(threads[at], streams[at]) != streams[at]:
-            wanted = _last_ended(launched, places[issuing[threads[at]]], at, launched.start_s[at])
+            places = launched.streams[issuing[threads[at]]]
+            wanted = _last_ended(launched, places, at, launched.start_s[at])
             if wanted != NONE:
                 waits[at].add(wanted)
 
 
-def _add_calls(
-    launched: LaunchedEvents, places: dict[int, list[int]], waits: list[set[int]]
-) -> None:
-    trace = launched.trace
-    host = trace.host
+def _add_calls(launched: LaunchedEvents, waits: list[set[int]]) -> None:
+    host = launched.trace.host
     begin = launched.begin_s  # of at least two, since there are several streams
-    names = [index for index, name in enumerate(trace.names) if name in STREAM_WAITS]
-    calls = (host.kind == CALL) & np.isin(host.name, names)
+    calls = (host.kind == CALL) & launched.trace.host_named(STREAM_WAITS.__contains__)
     within = (host.start_s >= begin[0]) & (host.start_s <= begin[-1])
     threads = np.unique(launched.thread).tolist()
     of_thread = {thread: np.flatnonzero(launched.thread == thread) for thread in threads}
@@ -275,7 +251,7 @@ def _add_calls(
             continue
         waiter = int(mine[next_])
         before = int(np.searchsorted(begin, host.start_s[call], "left"))
-        for stream, there in places.items():
+        for stream, there in launched.streams.items():
             if stream != launched.stream[waiter]:
                 wanted = _last_ended(launched, there, min(before, waiter), launched.start_s[waiter])
                 if wanted != NONE:

@@ -23,8 +23,16 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.traces.events import CALL, OP, RankTrace
-from hybridperf.traces.idle import REASONS, Gaps, by_cause, gaps, launching_op
-from hybridperf.traces.intervals import covered_s, length_s, merged
+from hybridperf.traces.idle import (
+    REASONS,
+    Gaps,
+    by_cause,
+    covered_s,
+    gaps,
+    launching_op,
+    length_s,
+    merged,
+)
 from hybridperf.traces.ranks import MatchedCollectives, match, rank_numbers
 from hybridperf.traces.steps import RecordedStep
 
@@ -79,11 +87,6 @@ class StepSummary:
     rows: tuple[StepSummaryRow, ...]
     losses: tuple[LostTime, ...]  # most seconds first
     matched: MatchedCollectives
-
-
-def summarise(traces: Sequence[RankTrace], steps: Sequence[RecordedStep]) -> StepSummary:
-    """One step of several ranks, `steps` giving each trace's."""
-    return summaries(traces, [steps])[0]
 
 
 def summaries(
@@ -152,16 +155,14 @@ def _row(
     """The row, and its gaps."""
     device, of = trace.device_events, np.asarray(step.device, int)
     start_s, end_s, communicates = device.start_s[of], device.end_s[of], device.communicates[of]
-    busy, compute, comm = (
-        length_s(merged(start_s[part], end_s[part]))
-        for part in (np.ones(len(of), bool), ~communicates, communicates)
-    )
+    parts = np.ones(len(of), bool), ~communicates, communicates
+    busy, compute, comm = (length_s(merged(start_s[part], end_s[part])) for part in parts)
     first_s, last_s = (float(start_s.min()), float(end_s.max())) if len(of) else (0.0, 0.0)
     found = every_gap.between(first_s, last_s)
     totals_s = found.reasons.sum(axis=1).tolist()
     by_reason = {f"{reason}_s": total for reason, total in zip(REASONS, totals_s, strict=True)}
     idle_s = last_s - first_s - busy
-    kind = trace.host.kind[step.host]
+    kind, rest_s = trace.host.kind[step.host], idle_s - sum(by_reason.values())
     row = StepSummaryRow(
         trace=trace.source,
         rank=trace.rank,
@@ -177,7 +178,7 @@ def _row(
         waiting_s=waiting_s,
         idle_s=idle_s,
         **by_reason,
-        other_step_s=_no_less_than_zero(idle_s - sum(by_reason.values())),
+        other_step_s=rest_s if rest_s > 1e-9 else 0.0,  # rounding of sums of times
         n_kernels=len(of),
         n_comm=int(communicates.sum()),
         n_cpu_ops=int((kind == OP).sum()),
@@ -185,10 +186,6 @@ def _row(
         streams=len(np.unique(device.stream[of])),
     )
     return row, found
-
-
-def _no_less_than_zero(seconds: float) -> float:
-    return seconds if seconds > 1e-9 else 0.0  # rounding of sums of times
 
 
 def _waits_known(traces: Sequence[RankTrace], at: int, matched: MatchedCollectives) -> bool:

@@ -99,10 +99,9 @@ def critical_by_op(replay: Replay) -> pd.DataFrame:
         until_s = np.cumsum(seconds)
         seconds = np.minimum(seconds, np.maximum(until_s - before_s, 0.0))
         row, seconds = row[seconds > 0], seconds[seconds > 0]
-    names = [
-        replay.op_of_row(one) if replay.rows.kind[one] != IDLE else "idle before the first event"
-        for one in row.tolist()
-    ]
+    idle, before = replay.rows.kind[row] == IDLE, "idle before the first event"
+    listed = zip(row.tolist(), idle, strict=True)
+    names = [before if is_idle else replay.op_of_row(one) for one, is_idle in listed]
     frame = pd.DataFrame({"op": names, "seconds": seconds})
     summed = frame.groupby("op").agg(seconds=("seconds", "sum"), times=("seconds", "size"))
     out = summed.reset_index()

@@ -14,7 +14,7 @@ from support.made_sharding import all_placements, made_cost, made_tables
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.unequal import AllToAll, pair_traffic
-from hybridperf.explore.sharding import chunks, exact, greedy, local, relaxed, run
+from hybridperf.explore.sharding import exact, greedy, local, relaxed, run
 from hybridperf.explore.sharding.cost import (
     COLUMNS,
     MEMORY,
@@ -135,7 +135,7 @@ def test_what_a_sum_rounds_to_is_room_for_every_method() -> None:
     assert local.polish(cost, together).over_bytes == 0
     for found in (
         greedy.greedy(np.ones(2), cost),
-        chunks.best_chunks(cost, np.arange(2)),
+        exact.best_chunks(cost, np.arange(2)),
         exact.prove(cost, None)[0],
     ):
         np.testing.assert_array_equal(found, together)
@@ -154,12 +154,12 @@ def test_rules_are_named_and_even() -> None:
 
 def test_chunks_are_the_best_cut_of_a_row() -> None:
     cost = made_cost(7, 3, seed=4, room=1.6)
-    found = chunks.best_chunks(cost, np.arange(7))
+    found = exact.best_chunks(cost, np.arange(7))
     assert found is not None
     assert (np.diff(found) >= 0).all()
 
     def worst(placement: np.ndarray) -> float:
-        return chunks.piece_seconds(cost, cost.sums(placement)).max()
+        return exact.piece_seconds(cost, cost.sums(placement)).max()
 
     cuts = [
         np.repeat([0, 1, 2], np.diff([0, a, b, 7]))

@@ -11,7 +11,7 @@ import pytest
 import hybridperf as hp
 from hybridperf.explore.sweeps import run as sweep_run
 from hybridperf.explore.sweeps.chunk import check_not_empty
-from hybridperf.explore.sweeps.compiling import compiling_time
+from hybridperf.explore.sweeps.progress import compiling_time
 from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.io import InputError
 

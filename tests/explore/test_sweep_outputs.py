@@ -11,7 +11,7 @@ import pytest
 import hybridperf as hp
 from hybridperf.engine.batches import BatchPredictor, predict_batch
 from hybridperf.explore.sweeps.front import BestPoints, BestRule
-from hybridperf.explore.sweeps.spec import read_spec, shipped_specs
+from hybridperf.explore.sweeps.spec import SHIPPED, read_spec
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_json
 from hybridperf.model import PerfModel
@@ -177,7 +177,7 @@ def test_best_of_tables_is_best_of_rows():
     assert (kept.top["word"] == "x").all()
 
 
-@pytest.mark.parametrize("name", shipped_specs())
+@pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.toml")))
 def test_shipped_specs_are_right(name):
     spec = read_spec(name)
     assert spec.document["schema"] == "hybridperf/sweep"
@@ -185,7 +185,7 @@ def test_shipped_specs_are_right(name):
 
 
 def test_a_shipped_spec_by_name(run, refused, tmp_path, monkeypatch):
-    monkeypatch.setattr("hybridperf.explore.sweeps.spec._SHIPPED", tmp_path)
+    monkeypatch.setattr("hybridperf.explore.sweeps.spec.SHIPPED", tmp_path)
     text = """schema = "hybridperf/sweep"\nschema_version = 1\n[target]\nkind = "ops"
 model = "a100_sxm4_40g"\n[parameters]\nop = "gemm"\ndtype = "fp16"
 m = [64, 128, 256, 512, 1024, 2048]\nn = 64\nk = 64\n[top]\ncount = 10\n"""
@@ -197,6 +197,6 @@ m = [64, 128, 256, 512, 1024, 2048]\nn = 64\nk = 64\n[top]\ncount = 10\n"""
     assert [line.split()[0] for line in lines[head + 1 : head + 6]] == ["0", "1", "2", "3", "4"]
     assert "op gemm" in message
     assert "and 1 more" in message
-    assert "or take a shipped one: small" in refused(
+    assert "or a shipped example: small" in refused(
         "sweep", "smal", "--out", tmp_path / "other.parquet"
     )

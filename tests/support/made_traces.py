@@ -11,8 +11,9 @@ from hybridperf.traces.events import (
     DeviceEvents,
     HostEvents,
     RankTrace,
+    nesting_order,
+    parents,
 )
-from hybridperf.traces.nesting import nesting_order, parents
 
 REDUCE = "ncclKernel_AllReduce"
 KINDS = {"op": OP, "call": CALL, "mark": MARK}
@@ -29,7 +30,7 @@ def made_trace(host, device, rank=0, world=1, shapes=("",), origin_us=0.0) -> Ra
     start_s, end_s = (np.array([event[at] for event in host], float) * 1e-6 for at in (2, 3))
     kind = np.array([KINDS[event[0]] for event in host], np.int8)
     thread = np.array([event[4] if len(event) > 4 else 0 for event in host], np.int32)
-    order = nesting_order(thread, start_s, end_s, kind)
+    order = nesting_order(start_s, end_s, kind)
     columns = [column[order] for column in (thread, start_s, end_s, kind)]
     events = HostEvents(
         np.array([names.index(host[at][1]) for at in order], np.int32), columns[3], columns[0],

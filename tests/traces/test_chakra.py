@@ -9,12 +9,13 @@ import struct
 from pathlib import Path
 
 import pytest
+from support.recorded_graphs import read_recorded
 
 from hybridperf.io import InputError
 from hybridperf.ops import Convolution, Elementwise
 from hybridperf.traces.readers.chakra import chakra_protobuf
 from hybridperf.traces.readers.files import TraceFile, trace_files
-from hybridperf.traces.readers.graphs import read_recorded, recorded_graph
+from hybridperf.traces.readers.graphs import recorded_graph
 from hybridperf.traces.recorded.graph import COMM, CPU, GPU, RecordedGraph
 from hybridperf.traces.recorded.workload import recorded_work, workload_from
 

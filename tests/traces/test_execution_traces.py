@@ -10,11 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.recorded_graphs import read_recorded
 
 from hybridperf.io import InputError
 from hybridperf.ops import Elementwise, Gather, Gemm, Reduction, ScatterAdd, Sort
 from hybridperf.traces.readers.files import TraceFile, trace_files
-from hybridperf.traces.readers.graphs import read_recorded, recorded_graph
+from hybridperf.traces.readers.graphs import recorded_graph
 from hybridperf.traces.recorded.graph import RecordedGraph, read, written
 from hybridperf.traces.recorded.workload import recorded_work, workload_from
 

@@ -25,10 +25,18 @@ from hybridperf.ops import (
     columns,
 )
 from hybridperf.ops.base import Op
-from hybridperf.traces.recorded.ops import NO_KERNEL, RULES, by_parts, recorded_op
+from hybridperf.traces.recorded.graph import RecordedArguments
+from hybridperf.traces.recorded.ops import NO_KERNEL, RULES, by_parts
+from hybridperf.traces.recorded.ops import recorded_op as ours
 
 F = "Tensor(float)"
 I64 = "Tensor(long int)"
+
+
+def recorded_op(name, shapes, types, *, values=(), output_shapes=(), output_types=()):
+    """`recorded_op` of what a trace lists."""
+    given = RecordedArguments(shapes, types, values)
+    return ours(name, given, RecordedArguments(output_shapes, output_types))
 
 
 def only(name: str, shapes: list, types: list, **more: object) -> Op:

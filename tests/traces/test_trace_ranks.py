@@ -10,11 +10,10 @@ import pytest
 from support.made_traces import made_trace
 
 from hybridperf.traces.events import Message
-from hybridperf.traces.kinds import kind_of
-from hybridperf.traces.ranks import match
+from hybridperf.traces.ranks import kind_of, match
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.steps import steps
-from hybridperf.traces.summary import summarise
+from hybridperf.traces.summary import summaries
 
 REDUCE, GATHER = "ncclKernel_AllReduce_RING", "ncclKernel_AllGather_RING"
 
@@ -131,10 +130,10 @@ def test_ranks_wait_for_members_of_their_group_only(by):
     )
     assert len({str(one) for one in found.collectives}) == 2
     assert not found.notes
-    said = summarise(ranks, [steps(trace)[0] for trace in ranks])
+    said = summaries(ranks, [[steps(trace)[0] for trace in ranks]])[0]
     assert [row.waiting_s for row in said.rows] == pytest.approx([0, 30e-6, 0, 20e-6])
     strangers = [ranks[0], ranks[2]]
-    said = summarise(strangers, [steps(trace)[0] for trace in strangers])
+    said = summaries(strangers, [[steps(trace)[0] for trace in strangers]])[0]
     assert np.isnan([row.waiting_s for row in said.rows]).all()
     assert said.matched.notes == (
         (
@@ -243,7 +242,7 @@ def test_the_frameworks_mark_names_the_collective():
 def test_exposed_waiting_has_a_rank_to_blame():
     early = rank_of(0, [(REDUCE, 20, 100, 200), ("gemm", 7, 90, 140)])
     late = rank_of(1, [(REDUCE, 20, 170, 200), ("gemm", 7, 90, 165)])
-    said = summarise([early, late], [steps(trace)[0] for trace in (early, late)])
+    said = summaries([early, late], [[steps(trace)[0] for trace in (early, late)]])[0]
     assert [row.waiting_s for row in said.rows] == pytest.approx(
         [30e-6, 0]
     )  # 100 to 140 was computing, 170 to 200 the wire
@@ -253,7 +252,7 @@ def test_exposed_waiting_has_a_rank_to_blame():
 
 def test_one_rank_of_several_does_not_know_its_waits():
     trace = rank_of(0, [(REDUCE, 20, 100, 200)])
-    assert np.isnan(summarise([trace], [steps(trace)[0]]).rows[0].waiting_s)
+    assert np.isnan(summaries([trace], [[steps(trace)[0]]])[0].rows[0].waiting_s)
 
 
 def test_eight_real_ranks(data_dir):

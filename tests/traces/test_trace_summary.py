@@ -14,12 +14,19 @@ from support.made_traces import made_trace
 
 from hybridperf.io import InputError
 from hybridperf.traces.events import COPY
-from hybridperf.traces.idle import REASONS, device_waits, launch_latency_s
-from hybridperf.traces.intervals import between, covered_s, length_s, merged
+from hybridperf.traces.idle import (
+    REASONS,
+    between,
+    covered_s,
+    device_waits,
+    launch_latency_s,
+    length_s,
+    merged,
+)
 from hybridperf.traces.overheads import fit_host
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.steps import common_steps, steps
-from hybridperf.traces.summary import summaries, summarise, table, top_kernels, top_ops, worst
+from hybridperf.traces.summary import summaries, table, top_kernels, top_ops, worst
 
 # --- intervals ---
 
@@ -60,7 +67,7 @@ STEP = ("mark", "ProfilerStep#1", 0, 1000)
 def one_row(host, device):
     trace = made_trace(host, device)
     (step,) = steps(trace)
-    return summarise([trace], [step])
+    return summaries([trace], [[step]])[0]
 
 
 def test_a_device_that_is_faster_than_its_host_waits_for_launches():
@@ -136,7 +143,7 @@ def test_a_copy_that_ends_within_its_call_holds_the_host():
     assert [trace.host_name(at) for at in np.flatnonzero(device_waits(trace))] == [
         "cudaMemcpyAsync"
     ]
-    (row,) = summarise([trace], steps(trace)).rows
+    (row,) = summaries([trace], [steps(trace)])[0].rows
     assert row.host_copy_s == pytest.approx(10e-6)
     assert row.launch_bound_s == pytest.approx(40e-6)
     assert row.synchronisation_s == 0
@@ -163,13 +170,13 @@ def test_work_of_another_step_and_lost_calls_have_their_own_columns():
     ]  # fmt: skip
     trace = made_trace(host, device)
     first, second = steps(trace)
-    (row,) = summarise([trace], [second]).rows
+    (row,) = summaries([trace], [[second]])[0].rows
     assert row.n_kernels == 3  # the lost one started in step 2
     assert row.gpu_span_s == pytest.approx(370e-6)
     assert row.other_step_s == pytest.approx(160e-6)  # 140 to 300
     assert row.unrecorded_s == pytest.approx(50e-6)
     assert row.idle_s == pytest.approx(210e-6)
-    assert summarise([trace], [first]).rows[0].idle_s == 0
+    assert summaries([trace], [[first]])[0].rows[0].idle_s == 0
 
 
 def test_overlapped_communication_is_not_exposed():
@@ -195,7 +202,7 @@ def test_a_step_without_device_events_is_a_row_of_zeros():
 
 def test_a_trace_of_a_device_alone_has_no_reasons():
     trace = made_trace([], [("k", 7, 0, 10, None), ("k", 7, 30, 40, None)])
-    (row,) = summarise([trace], steps(trace)).rows
+    (row,) = summaries([trace], [steps(trace)])[0].rows
     assert row.unrecorded_s == row.idle_s == pytest.approx(20e-6)
 
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import optax
 
-from hybridperf.explore.searches.problem import PointValues, SearchProblem
+from hybridperf.explore.searches.problem import FREE, PointValues, SearchProblem
 
 FEASIBLE = 1e-6  # of logs: what still counts as met on the way
 _FIRST_STEP, _LAST_STEP = 0.08, 5e-4  # of the cube's side
@@ -46,8 +46,8 @@ def violation(at: PointValues, equal: np.ndarray) -> np.ndarray:
     return np.where(numbers, np.where(equal, np.abs(at.g), at.g).max(1, initial=0.0), _WORST)
 
 
-def descend(problem: SearchProblem, starts: np.ndarray, held: np.ndarray) -> DescentResult:
-    """From starts [S, K]; knobs that are not FREE in `held` [K] stay."""
+def descend(problem: SearchProblem, starts: np.ndarray) -> DescentResult:
+    """From starts [S, K]."""
     method, equal = problem.spec.method, problem.equal
     steps = method.rounds * method.steps
     rate = optax.exponential_decay(_FIRST_STEP, steps, _LAST_STEP / _FIRST_STEP)
@@ -63,7 +63,7 @@ def descend(problem: SearchProblem, starts: np.ndarray, held: np.ndarray) -> Des
         weight = _FIRST_WEIGHT * _WEIGHT_GROWTH**this_round
         smoothing = method.smoothing
         temperature = None if smoothing is None else smoothing * _ANNEALING**this_round
-        at = problem.slopes(u, held, temperature)
+        at = problem.slopes(u, FREE, temperature)
         worst = violation(PointValues(at.f, at.g), equal)
         f = np.where(worst < _WORST, at.f, _WORST)
         both = (worst <= FEASIBLE) & (best_violation <= FEASIBLE)
@@ -75,7 +75,7 @@ def descend(problem: SearchProblem, starts: np.ndarray, held: np.ndarray) -> Des
             force = _force(pressed, weight / _WEIGHT_GROWTH, at.g, equal)
             pressed = np.clip(force, -_MOST_PRESSED, _MOST_PRESSED)
         slope = at.df + (_force(pressed, weight, at.g, equal)[:, :, None] * at.dg).sum(1)
-        change, state = update(np.where(np.isfinite(slope) & np.isnan(held), slope, 0.0), state)
+        change, state = update(np.where(np.isfinite(slope), slope, 0.0), state)
         u = np.clip(u + np.asarray(change), 0, 1)
     return DescentResult(best_u, best_f, best_violation, np.stack(path_f), np.stack(path_violation))
 

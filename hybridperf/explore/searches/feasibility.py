@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hybridperf.explore.sweeps.expression import Comparison, Expression
+from hybridperf.explore.sweeps.expression import Comparison, Expression, behind
 from hybridperf.io import InputError
 
 Box = Mapping[str, tuple[float, float]]  # least and most of each name
@@ -72,13 +72,8 @@ def _empty(
 
 def _reached(sides: Sequence[Comparison], formulas: Mapping[str, Expression]) -> set[str]:
     """Names that the sides hang on, through formulas too."""
-    todo = set().union(*(one.less.names | one.more.names for one in sides))
-    seen: set[str] = set()
-    while todo:
-        name = todo.pop()
-        seen.add(name)
-        todo |= set(formulas[name].names) - seen if name in formulas else set()
-    return seen
+    depends = {name: formula.names for name, formula in formulas.items()}
+    return behind(set().union(*(one.names for one in sides)), depends)
 
 
 def _possible(
@@ -99,8 +94,5 @@ def _possible(
             ranges[name] = np.broadcast_to(lowest, boxes), np.broadcast_to(highest, boxes)
     keep = np.ones(boxes, bool)
     for one in sides:
-        less, more = one.less.interval(ranges), one.more.interval(ranges)
-        keep &= ~(less[0] > more[1])
-        if one.equal:
-            keep &= ~(more[0] > less[1])
+        keep &= ~one.cannot_hold(ranges)
     return keep

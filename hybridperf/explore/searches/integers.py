@@ -26,58 +26,45 @@ _WEIGHT = 1e3  # of a violation against the objective, both logs
 
 def better(one: Optimum, other: Optimum | None) -> bool:
     """Whether it is the better optimum: first constraints, then the objective."""
-    if other is None:
-        return True
-    if (one.violation <= 0) != (other.violation <= 0):
-        return one.violation <= 0
-    if one.violation <= 0:
-        return one.f < other.f
-    return (one.violation, one.f) < (other.violation, other.f)
+    return other is None or (one.violation, one.f) < (other.violation, other.f)
 
 
-def rounded(problem: SearchProblem, relaxed: Optimum) -> tuple[Optimum, np.ndarray]:
-    """The best point with whole numbers where asked, and what knobs are held at [K]."""
+def rounded(problem: SearchProblem, relaxed: Optimum) -> Optimum:
+    """The best point with whole numbers where asked."""
     whole = np.array([knob.integer for knob in problem.spec.knobs])
     best: Optimum | None = None
-    best_held = np.full(problem.knobs, FREE)
-    tried: dict[tuple[float, ...], Optimum] = {}
+    tried: set[tuple[float, ...]] = set()
 
     def refine(held: np.ndarray, start: np.ndarray) -> None:
-        nonlocal best, best_held
-        key = tuple(held[whole])
-        if key in tried:
-            return
-        tried[key] = polish(problem, _moved(problem, start, held), held, radius=_RADIUS)
-        if better(tried[key], best):
-            best, best_held = tried[key], held
+        nonlocal best
+        if (key := tuple(held[whole])) not in tried:
+            tried.add(key)
+            found = polish(problem, _moved(problem, start, held), held, radius=_RADIUS)
+            best = found if better(found, best) else best
 
     for held in _ranked(problem, relaxed.u, _neighbours(problem, relaxed.u, whole))[:_REFINED]:
         refine(held, relaxed.u)
     assert best is not None
     for _ in range(_MOST_MOVES):
-        before, start = best_held, best.u
-        ranked = _ranked(problem, start, _steps(problem, before, whole))
+        before = best
+        ranked = _ranked(problem, before.u, _steps(problem, before.held, whole))
         for held in ranked[: _REFINED if (~whole).any() else None]:
-            refine(held, start)
-        if best_held is before:
+            refine(held, before.u)
+        if best is before:
             break
-    return best, best_held
+    return best
 
 
-def stops(problem: SearchProblem, best: Optimum, held: np.ndarray) -> dict[int, tuple[int, float]]:
+def stops(problem: SearchProblem, best: Optimum) -> dict[int, tuple[int, float]]:
     """Constraints that forbid a better value of a whole-number knob: constraint -> (knob, value).
 
     At the best whole numbers a constraint can have slack, and no multiplier, and still hold back.
     """
-    knobs = problem.spec.knobs
-    moves = [
-        (k, sign, value)
-        for k, knob in enumerate(knobs)
-        if knob.integer
-        for sign in (1, -1)
-        for value in (float(held[k] + sign * 2**power) for power in range(32))
-        if knob.least <= value <= knob.most
-    ]
+    knobs, held = problem.spec.knobs, best.held
+    whole = [k for k, knob in enumerate(knobs) if knob.integer]
+    steps = [(k, sign, 2**power) for k in whole for sign in (1, -1) for power in range(32)]
+    every = [(k, sign, float(held[k] + sign * step)) for k, sign, step in steps]
+    moves = [move for move in every if knobs[move[0]].least <= move[2] <= knobs[move[0]].most]
     if not moves:
         return {}
     to = np.stack([np.where(np.arange(len(held)) == k, value, held) for k, _, value in moves])

@@ -14,21 +14,19 @@ _NEAR = 1e-4  # of the cube's side
 _POLE = 1e3  # times as large as so near
 
 
-def plateaus(
-    problem: SearchProblem, best: Optimum, held: np.ndarray
-) -> dict[str, tuple[float, float]]:
+def plateaus(problem: SearchProblem, best: Optimum) -> dict[str, tuple[float, float]]:
     """Knobs that may take any value in a range, the others fixed, for the same objective."""
     out = {}
     for k, knob in enumerate(problem.spec.knobs):
-        value = float(problem.knob_values(best.u, held)[k])
+        value = float(problem.knob_values(best.u, best.held)[k])
         width = np.log(knob.most / knob.least)
-        sides = [_end(problem, best, held, k, side) for side in (0.0, 1.0)]
+        sides = [_end(problem, best, k, side) for side in (0.0, 1.0)]
         low, high = (float(knob.least * np.exp(width * side)) for side in sides)
         if knob.integer:
             # an end may be found a little too near
             ends = np.array([np.floor(low), np.ceil(low), np.floor(high), np.ceil(high)])
             inside = (ends >= knob.least) & (ends <= knob.most)
-            ends = ends[_holds(problem, best, held, k, ends) & inside]
+            ends = ends[_holds(problem, best, k, ends) & inside]
             if len(ends) and ends.min() < ends.max() and ends.min() <= value <= ends.max():
                 out[knob.name] = (float(ends.min()), float(ends.max()))
         elif (sides[1] - sides[0]) * width > _WIDE:
@@ -36,29 +34,29 @@ def plateaus(
     return out
 
 
-def poles(problem: SearchProblem, best: Optimum, held: np.ndarray) -> list[str]:
+def poles(problem: SearchProblem, best: Optimum) -> list[str]:
     """Knobs near whose value the objective falls a thousandfold: it has no minimum."""
     here, found = abs(float(problem.objective(best.f))), []
     for k, knob in enumerate(problem.spec.knobs):
-        if not np.isnan(held[k]):
+        if not np.isnan(best.held[k]):
             continue
-        this = np.arange(len(held)) == k
+        this = np.arange(problem.knobs) == k
         sides = [np.clip(best.u + sign * _NEAR, 0, 1) for sign in (1, -1)]
         points = np.stack([np.where(this, side, best.u) for side in sides])
-        nearby = np.abs(problem.objective(problem.values(points, np.tile(held, (2, 1))).f))
+        nearby = np.abs(problem.objective(problem.values(points, best.held).f))
         if np.isfinite(nearby).any() and here > _POLE * np.nanmax(nearby):
             found.append(knob.name)
     return found
 
 
-def _end(problem: SearchProblem, best: Optimum, held: np.ndarray, k: int, side: float) -> float:
+def _end(problem: SearchProblem, best: Optimum, k: int, side: float) -> float:
     """How far a knob may go towards one side of the cube."""
     near, far = float(best.u[k]), side
     for _ in range(4):
         at = np.linspace(near, far, _PROBED)
         knob = problem.spec.knobs[k]
         values = knob.least * np.exp(at * np.log(knob.most / knob.least))
-        does = _holds(problem, best, held, k, values, at)
+        does = _holds(problem, best, k, values, at)
         first = int(np.argmin(does)) if not does.all() else len(at)
         if first == len(at):
             return far
@@ -67,15 +65,14 @@ def _end(problem: SearchProblem, best: Optimum, held: np.ndarray, k: int, side: 
 
 
 def _holds(
-    problem: SearchProblem, best: Optimum, held: np.ndarray, k: int, values: np.ndarray,
-    at: np.ndarray | None = None,
-) -> np.ndarray:  # fmt: skip
+    problem: SearchProblem, best: Optimum, k: int, values: np.ndarray, at: np.ndarray | None = None
+) -> np.ndarray:
     """Whether knob `k` at each of some values keeps the objective and all constraints; bool [n]."""
     if at is None:
-        places = problem.place(np.tile(problem.knob_values(best.u, held), (len(values), 1)))
+        places = problem.place(np.tile(problem.knob_values(best.u, best.held), (len(values), 1)))
     else:
         places = np.tile(best.u, (len(values), 1))
-    keep = np.tile(held, (len(values), 1))
+    keep = np.tile(best.held, (len(values), 1))
     if problem.spec.knobs[k].integer:
         keep[:, k] = values
     elif at is not None:

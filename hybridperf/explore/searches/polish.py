@@ -38,6 +38,7 @@ class Optimum:
     """An optimum."""
 
     u: np.ndarray  # [K]
+    held: np.ndarray  # [K] what whole numbers are held at, FREE elsewhere
     f: float
     g: np.ndarray  # [C]
     violation: float
@@ -64,7 +65,7 @@ def polish(
     f, g = cuts.first()
     path: list[tuple[float, float]] = [(f, float(excess(g, equal).max(initial=0)))]
     if not free.any():
-        return _polished(x, f, g, equal, path)
+        return _polished(x, held, f, g, equal, path)
     for _ in range(_MOST_ROUNDS):
         step, promised, short = cuts.step(x, f, g, radius, weight, free)
         # is a constraint out of reach, or only weighted too little to be kept?
@@ -90,23 +91,21 @@ def polish(
         path.append((f, float(excess(g, equal).max(initial=0))))
         if radius < _LAST_RADIUS:
             break
-    return _polished(x, f, g, equal, path)
+    return _polished(x, held, f, g, equal, path)
 
 
-def multipliers(
-    problem: SearchProblem, optimum: Optimum, held: np.ndarray, active: np.ndarray, seed: int = 1
-) -> np.ndarray:
+def multipliers(problem: SearchProblem, optimum: Optimum, active: np.ndarray) -> np.ndarray:
     """Worth of each constraint's limit [C], d f / d g.
 
     The weights with which the gradients of active constraints, on all sides of the corner, balance
     those of the objective.
     """
-    free = np.isnan(held)
+    free = np.isnan(optimum.held)
     worth = np.zeros(len(problem.equal))
     if not active.any() or not free.any():
         return worth
-    rng = np.random.default_rng(seed)
-    at = problem.slopes(_around(optimum.u, _NEAR, free, rng, 4), held)
+    rng = np.random.default_rng(1)
+    at = problem.slopes(_around(optimum.u, _NEAR, free, rng, 4), optimum.held)
     columns = [slope[free] for slope in at.df]
     owners, signs = [_OBJECTIVE] * len(at.df), [1] * len(at.df)
     for c in np.flatnonzero(active):
@@ -131,11 +130,12 @@ def multipliers(
 
 
 def _polished(
-    x: np.ndarray, f: float, g: np.ndarray, equal: np.ndarray, path: list[tuple[float, float]]
-) -> Optimum:
+    x: np.ndarray, held: np.ndarray, f: float, g: np.ndarray, equal: np.ndarray,
+    path: list[tuple[float, float]],
+) -> Optimum:  # fmt: skip
     worst = float(np.maximum(0.0, np.where(equal, np.abs(g) - EQUAL, g)).max(initial=0.0))
     path_f, path_violation = zip(*path, strict=True)
-    return Optimum(x, f, g, worst, path_f, path_violation)
+    return Optimum(x, held, f, g, worst, path_f, path_violation)
 
 
 def _around(
@@ -182,9 +182,8 @@ class _CuttingPlanes:
         f_here = np.minimum(at.f[near] + (at.df[near] * apart).sum(1), f)
         g_here = at.g[near] + (at.dg[near] * apart[:, None]).sum(2)
         count = near.sum()
-        rows = [
-            np.concatenate([at.df[near], -np.ones((count, 1)), np.zeros((count, constraints))], 1)
-        ]
+        no_slack = -np.ones((count, 1)), np.zeros((count, constraints))
+        rows = [np.concatenate([at.df[near], *no_slack], 1)]
         limits = [f - f_here]
         for c in range(constraints):
             own = np.zeros((count, 1 + constraints))
@@ -197,13 +196,9 @@ class _CuttingPlanes:
         reach = np.where(free, radius, 0.0)
         # the programme is solved in units of the radius: its tolerances are absolute
         lows, highs = np.maximum(-reach, -x) / radius, np.minimum(reach, 1 - x) / radius
-        solved = linprog(
-            costs,
-            A_ub=np.concatenate(rows),
-            b_ub=np.concatenate(limits) / radius,
-            bounds=[*zip(lows, highs, strict=True), (None, None), *[(0, None)] * constraints],
-            method="highs",
-        )
+        bounds = [*zip(lows, highs, strict=True), (None, None), *[(0, None)] * constraints]
+        cuts, most = np.concatenate(rows), np.concatenate(limits) / radius
+        solved = linprog(costs, A_ub=cuts, b_ub=most, bounds=bounds, method="highs")
         if solved.x is None:
             return np.zeros(knobs), 0.0, 0.0
         p, (t, *_), short = np.split(solved.x * radius, [knobs, knobs + 1])

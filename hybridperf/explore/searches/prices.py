@@ -57,10 +57,9 @@ def _read(path: Path) -> dict[str, UnitPrice]:
     for name, written in document.items():
         what = f"{path}: price {name}"
         if not isinstance(written, dict):
-            raise InputError(
-                f"{what} is {written!r} alone; expected a section [{name}] of value, unit, date and"
-                " source (a number alone can stand under [prices] of a search)"
-            )
+            expected = f"expected a section [{name}] of value, unit, date and source"
+            alone = "a number alone can stand under [prices] of a search"
+            raise InputError(f"{what} is {written!r} alone; {expected} ({alone})")
         try:
             prices[name] = UnitPrice.model_validate(written)
         except pydantic.ValidationError as error:

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hybridperf.explore.searches.result import TargetTrust
 from hybridperf.explore.searches.spec import SearchSpec
-from hybridperf.explore.sweeps.expression import Expression
 from hybridperf.explore.sweeps.smooth import SoftModule
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array
@@ -49,20 +49,14 @@ class PointSlopes(NamedTuple):
 
 
 @dataclasses.dataclass
-class SideScaling:
-    """The form that objective and constraints take."""
-
-    log: np.ndarray  # bool [1 + C], the objective first
-    scale: np.ndarray  # [1 + C]
-
-
-@dataclasses.dataclass
 class SearchProblem:
     """One search, traced. `evaluations` counts the points whose prediction was asked for."""
 
     spec: SearchSpec
-    scaling: SideScaling = dataclasses.field(init=False)
     evaluations: int = 0
+    # the form that objective and constraints take [1 + C], the objective first: in logs, or a scale
+    log: np.ndarray = dataclasses.field(init=False)
+    scale: np.ndarray = dataclasses.field(init=False)
     # [C] added to the logs of limits: what if they were looser
     shifts: np.ndarray = dataclasses.field(init=False)
 
@@ -85,10 +79,15 @@ class SearchProblem:
         """How many knobs."""
         return len(self.spec.knobs)
 
-    def knob_values(self, u: np.ndarray, held: np.ndarray) -> np.ndarray:
+    def knob_values(self, u: np.ndarray, held: ArrayLike) -> np.ndarray:
         """Values of knobs [..., K] at points of the cube."""
         low, high = self._bounds.T
         return np.where(np.isnan(held), np.exp(low + np.clip(u, 0, 1) * (high - low)), held)
+
+    def named(self, u: np.ndarray, held: ArrayLike) -> dict[str, float]:
+        """Values of knobs by name at one point [K]."""
+        values = map(float, self.knob_values(u, held))
+        return dict(zip((knob.name for knob in self.spec.knobs), values, strict=True))
 
     def place(self, values: np.ndarray) -> np.ndarray:
         """Points of the cube [..., K] of values of knobs."""
@@ -97,7 +96,7 @@ class SearchProblem:
 
     def probe(self, u: np.ndarray) -> None:
         """Find the form of objective and constraints from points [B, K]; at least one is finite."""
-        less, more, *_ = self._batches(u, np.full_like(u, FREE), None)
+        less, more, *_ = self._batches(u, FREE, None)
         with np.errstate(all="ignore"):
             numbers = np.isfinite(less - more)
         sides = ["the objective", *(f"constraint {one.text}" for one in self.constraints)]
@@ -106,11 +105,11 @@ class SearchProblem:
                 nowhere = f"is no number anywhere within the knobs' bounds{self._why(at, u)}"
                 raise InputError(f"{what} {nowhere}; check its formula, or narrow the bounds")
         less, more = (np.where(numbers, side, np.nan) for side in (less, more))
-        log = (np.nanmin(less, 0) > 0) & (np.nanmin(more, 0) > 0)
+        self.log = (np.nanmin(less, 0) > 0) & (np.nanmin(more, 0) > 0)
         compared = np.where(np.arange(less.shape[1]) == 0, np.nanmedian(less, 0), more)
         apart = np.nanmedian(np.abs(less - compared), 0)
         largest = np.maximum(np.nanmax(np.abs(less), 0), _LEAST)
-        self.scaling = SideScaling(log, np.where(apart > 0, apart, largest))
+        self.scale = np.where(apart > 0, apart, largest)
 
     def _why(self, at: int, u: np.ndarray) -> str:
         """In words, the divisor in a side's formulas that is zero at all probes."""
@@ -128,16 +127,16 @@ class SearchProblem:
                     return f": {formula.text!r} divides by {divisor.text!r}, which is zero"
         return ""
 
-    def values(self, u: np.ndarray, held: np.ndarray) -> PointValues:
+    def values(self, u: np.ndarray, held: ArrayLike) -> PointValues:
         """At points [B, K]; not a number is worse than anything."""
         return PointValues(*self.slopes(u, held)[:2])
 
     def slopes(
-        self, u: np.ndarray, held: np.ndarray, temperature: float | None = None
+        self, u: np.ndarray, held: ArrayLike, temperature: float | None = None
     ) -> PointSlopes:
         """At points [B, K], with gradients; maxima softened where a temperature is given."""
         less, more, by_less, by_more = self._batches(u, held, temperature)
-        log, scale = self.scaling.log, self.scaling.scale
+        log, scale = self.log, self.scale
         with np.errstate(all="ignore"):  # what is no number stays none
             logs = np.log(np.maximum(less, _LEAST)) - np.log(np.maximum(more, _LEAST))
             by_log_less = by_less / np.maximum(less, _LEAST)[..., None]
@@ -147,17 +146,16 @@ class SearchProblem:
         by_plain = (by_less - by_more * compared[:, None]) / scale[:, None]
         by = np.where(log[:, None], by_logs, by_plain)
         sign = -1 if self.spec.maximise else 1
-        return PointSlopes(
-            sign * value[:, 0], value[:, 1:] - self.shifts, sign * by[:, 0], by[:, 1:]
-        )
+        g = value[:, 1:] - self.shifts
+        return PointSlopes(sign * value[:, 0], g, sign * by[:, 0], by[:, 1:])
 
     def objective(self, f: Any) -> Any:
         """The objective in its own unit from `f`."""
         f = np.asarray(f, np.float64) * (-1 if self.spec.maximise else 1)
-        return np.exp(f) if self.scaling.log[0] else f * self.scaling.scale[0]
+        return np.exp(f) if self.log[0] else f * self.scale[0]
 
     def _batches(
-        self, u: np.ndarray, held: np.ndarray, temperature: float | None
+        self, u: np.ndarray, held: ArrayLike, temperature: float | None
     ) -> list[np.ndarray]:
         """Sides [B, 1 + C] and gradients [B, 1 + C, K] at points [B, K], in equal batches."""
         self.evaluations += len(u)
@@ -193,10 +191,8 @@ class SearchProblem:
         columns = self._columns(u, held, temperature)
         xp = jnp if temperature is None else SoftModule(temperature)
         sides = [one.sides for one in self.constraints]
-        less = [
-            self.spec.objective.traced(columns, xp),
-            *(s.less.traced(columns, xp) for s in sides),
-        ]
+        formulas = [self.spec.objective, *(side.less for side in sides)]
+        less = [formula.traced(columns, xp) for formula in formulas]
         more = [1.0, *(side.more.traced(columns, xp) for side in sides)]
         return _stacked(less), _stacked(more)
 
@@ -235,8 +231,3 @@ def trust_at(spec: SearchSpec, knobs: Mapping[str, float]) -> TargetTrust:
     ends = (trust["low_s"], trust["high_s"])
     low_s, high_s = (float(end) if np.isfinite(end) else None for end in ends)
     return TargetTrust(low_s, high_s, bool(trust["in_range"]), str(trust["note"]))
-
-
-def value_of(formula: Expression, columns: Mapping[str, float]) -> float:
-    """A formula at one point."""
-    return float(formula({name: np.array([value]) for name, value in columns.items()}, 1)[0])

@@ -107,13 +107,10 @@ class SearchResult:
             knobs[one.name] = dataclasses.asdict(one) | {"at": one.at}
             del knobs[one.name]["name"]
         rows = self.convergence.to_dict(orient="records")
+        objective = {"name": self.objective_name, "maximise": self.maximise}
+        found = {"value": self.objective, "relaxed": self.relaxed_objective}
         content: dict[str, Any] = {
-            "objective": {
-                "name": self.objective_name,
-                "maximise": self.maximise,
-                "value": self.objective,
-                "relaxed": self.relaxed_objective,
-            },
+            "objective": objective | found,
             "knobs": knobs,
             "columns": self.columns,
             "active": [dataclasses.asdict(one) for one in self.active],

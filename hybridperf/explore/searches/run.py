@@ -16,7 +16,7 @@ from hybridperf.explore.searches.descent import FEASIBLE, DescentResult, descend
 from hybridperf.explore.searches.integers import better, rounded
 from hybridperf.explore.searches.plateaus import plateaus, poles
 from hybridperf.explore.searches.polish import MARGIN, Optimum, polish
-from hybridperf.explore.searches.problem import FREE, SearchProblem, columns_at, trust_at, value_of
+from hybridperf.explore.searches.problem import FREE, SearchProblem, columns_at, trust_at
 from hybridperf.explore.searches.result import OptimalKnob, SearchResult
 from hybridperf.explore.searches.shadow_prices import active_constraints, stopped
 from hybridperf.explore.searches.spec import Constraint, SearchSpec, read_search, with_method
@@ -47,25 +47,25 @@ def search(
         InputError: when the spec is wrong, or no point that meets the constraints was found.
     """
     begun_s = time.monotonic()
-    if not isinstance(spec, str | os.PathLike | Mapping | SearchSpec):
-        needs = "a .toml file, the name of a shipped example, or a dict"
-        raise InputError(f"a search needs a spec: {needs}; got {type(spec).__name__}")
-    if not isinstance(spec, SearchSpec):
-        spec = read_search(spec if isinstance(spec, Mapping) else os.fspath(spec))
-    spec = with_method(spec, starts=starts, seed=seed)
+    read = spec if isinstance(spec, SearchSpec) else read_search(spec)
+    given = with_method(read, starts=starts, seed=seed)
     with jax.enable_x64(True):
-        return _search(spec, begun_s, quiet)
+        return _search(given, begun_s, quiet)
 
 
 def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     problem, free = SearchProblem(spec), np.full(len(spec.knobs), FREE)
-    progress = _no_progress if quiet else _print_progress
+
+    def progress(text: str) -> None:
+        if not quiet:
+            print(f"search: {text}", file=sys.stderr, flush=True)
+
     for remark in spec.remarks():
         progress(remark)
     probes = _probes(spec)
     problem.probe(probes)
     progress(f"descending from {spec.method.starts} starts")
-    came = descend(problem, _starts(problem, probes), free)
+    came = descend(problem, _starts(problem, probes))
     history = [_descent_history(came, problem)]
     relaxed: Optimum | None = None
     for number, start in enumerate(_apart(came)):
@@ -75,20 +75,18 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         history.append(_polish_history(one, before, problem.evaluations, "polish"))
         relaxed = one if better(one, relaxed) else relaxed
     assert relaxed is not None
-    best, held = relaxed, free
+    best = relaxed
     if any(knob.integer for knob in spec.knobs):
         progress("making numbers whole")
         before = problem.evaluations
-        best, held = rounded(problem, relaxed)
+        best = rounded(problem, relaxed)
         history.append(_polish_history(best, before, problem.evaluations, "whole numbers"))
         if better(best, relaxed):  # from here what need not be whole cannot end up worse
             relaxed = polish(problem, best.u, free, seed=spec.method.seed)
     if best.violation > 0:
-        _refuse(problem, best, held)
-    knobs = problem.knob_values(best.u, held)
-    here = dict(zip((knob.name for knob in spec.knobs), map(float, knobs), strict=True))
+        _refuse(problem, best)
+    here = problem.named(best.u, best.held)
     columns = columns_at(spec, here)
-    objective = value_of(spec.objective, columns)
     for rule in problem.constraints:  # the sweep's functions have the last word
         short = _shortfall(rule, columns)
         if short > FEASIBLE:
@@ -98,13 +96,12 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     slopes = problem.slopes(best.u[None], free).df[0]
     sign = -1 if spec.maximise else 1
     widths = np.log([knob.most / knob.least for knob in spec.knobs])
-    columns_of_knobs = zip(spec.knobs, map(float, knobs), sign * slopes / widths, strict=True)
     found = tuple(
-        OptimalKnob(one.name, value, one.least, one.most, one.integer, float(elasticity))
-        for one, value, elasticity in columns_of_knobs
+        OptimalKnob(one.name, here[one.name], one.least, one.most, one.integer, float(elasticity))
+        for one, elasticity in zip(spec.knobs, sign * slopes / widths, strict=True)
     )
     progress("looking around")
-    at_pole = poles(problem, best, held)
+    at_pole = poles(problem, best)
     notes = spec.remarks()
     if at_pole:
         sense = "no largest value" if spec.maximise else "no least value"
@@ -114,12 +111,12 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     return SearchResult(
         objective_name=spec.objective.text,
         maximise=spec.maximise,
-        objective=objective,
+        objective=spec.objective.at(columns),
         knobs=found,
         columns=columns,
-        active=active_constraints(problem, best, held, columns),
-        stops=stopped(problem, best, held),
-        plateaus={} if at_pole else plateaus(problem, best, held),
+        active=active_constraints(problem, best, columns),
+        stops=stopped(problem, best),
+        plateaus={} if at_pole else plateaus(problem, best),
         trust=None if spec.target is None else trust_at(spec, here),
         notes=tuple(notes),
         relaxed_objective=float(problem.objective(relaxed.f)) if was_relaxed else None,
@@ -141,7 +138,7 @@ def _probes(spec: SearchSpec) -> np.ndarray:
 def _starts(problem: SearchProblem, probes: np.ndarray) -> np.ndarray:
     """Half the best of the probes, half any of them [S, K]."""
     count = problem.spec.method.starts
-    at = problem.values(probes, np.full_like(probes, FREE))
+    at = problem.values(probes, FREE)
     merit = at.f + 10 * violation(at, problem.equal)
     order = np.argsort(np.where(np.isfinite(merit), merit, np.inf), kind="stable")
     good = order[: (count + 1) // 2]
@@ -161,25 +158,22 @@ def _apart(came: DescentResult) -> list[np.ndarray]:
     return kept
 
 
-def _refuse(problem: SearchProblem, best: Optimum, held: np.ndarray) -> None:
+def _refuse(problem: SearchProblem, best: Optimum) -> None:
     """`InputError` that names what cannot be met."""
-    names = [knob.name for knob in problem.spec.knobs]
-    knobs = dict(zip(names, map(float, problem.knob_values(best.u, held)), strict=True))
+    knobs = problem.named(best.u, best.held)
     columns = columns_at(problem.spec, knobs)
     missed = np.where(problem.equal, np.abs(best.g), np.maximum(0, best.g))
     worst = problem.constraints[int(missed.argmax())]
-    less, more = (value_of(side, columns) for side in (worst.sides.less, worst.sides.more))
+    less, more = worst.sides.at(columns)
     at = ", ".join(f"{name} = {value:.4g}" for name, value in knobs.items())
-    raise InputError(
-        f"no point was found that meets all constraints: nearest, at {at}, {worst.text} fails by"
-        f" {_shortfall(worst, columns):.2%} ({less:.5g} should be at most {more:.5g}); loosen it or"
-        " widen a knob's bounds"
-    )
+    by = f"{_shortfall(worst, columns):.2%} ({less:.5g} should be at most {more:.5g})"
+    fails = f"nearest, at {at}, {worst.text} fails by {by}; loosen it or widen a knob's bounds"
+    raise InputError(f"no point was found that meets all constraints: {fails}")
 
 
 def _shortfall(one: Constraint, columns: Mapping[str, float]) -> float:
     """By which part of its limit a constraint fails, zero where it holds."""
-    less, more = (value_of(side, columns) for side in (one.sides.less, one.sides.more))
+    less, more = one.sides.at(columns)
     apart = abs(less - more) if one.sides.equal else max(0.0, less - more)
     return apart / max(abs(less), abs(more), 1e-300)
 
@@ -226,11 +220,3 @@ def _convergence(history: Sequence[_Phase], problem: SearchProblem) -> pd.DataFr
     frame = pd.concat(frames, ignore_index=True)
     frame.insert(1, "step", np.arange(1, len(frame) + 1))
     return frame
-
-
-def _no_progress(text: str) -> None:
-    del text
-
-
-def _print_progress(text: str) -> None:
-    print(f"search: {text}", file=sys.stderr, flush=True)

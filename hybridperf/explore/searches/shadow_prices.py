@@ -13,7 +13,7 @@ import numpy as np
 
 from hybridperf.explore.searches.integers import stops
 from hybridperf.explore.searches.polish import Optimum, multipliers, polish
-from hybridperf.explore.searches.problem import SearchProblem, columns_at, value_of
+from hybridperf.explore.searches.problem import SearchProblem, columns_at
 from hybridperf.explore.searches.result import ActiveConstraint, BlockingConstraint
 from hybridperf.explore.searches.spec import Constraint, SearchSpec
 
@@ -23,23 +23,21 @@ _MORE = np.log(1.01)
 
 
 def active_constraints(
-    problem: SearchProblem, best: Optimum, held: np.ndarray, columns: Mapping[str, float]
+    problem: SearchProblem, best: Optimum, columns: Mapping[str, float]
 ) -> tuple[ActiveConstraint, ...]:
     """Those with a multiplier, the most expensive first."""
     spec = problem.spec
     near = np.abs(best.g) <= _ACTIVE
-    worth = multipliers(problem, best, held, near)
-    names = [knob.name for knob in spec.knobs]
+    worth = multipliers(problem, best, near)
     out = []
     for c in np.flatnonzero(near & (np.abs(worth) > _WORTH)):
         one = problem.constraints[c]
-        less, more = (value_of(side, columns) for side in (one.sides.less, one.sides.more))
+        less, more = one.sides.at(columns)
         limit, shift = _one_percent(problem, int(c), less, more)
         problem.shifts = np.where(np.arange(len(near)) == c, shift, 0.0)
-        then = polish(problem, best.u, held, radius=_MORE)
+        then = polish(problem, best.u, best.held, radius=_MORE)
         problem.shifts = np.zeros(len(near))
-        knobs_then = dict(zip(names, map(float, problem.knob_values(then.u, held)), strict=True))
-        gained = -float(worth[c]) * shift / (_MORE if problem.scaling.log[1 + c] else 0.01)
+        gained = -float(worth[c]) * shift / (_MORE if problem.log[1 + c] else 0.01)
         more_of = "loosened by 1 %" if limit is None else f"1 % more of {limit}"
         active = ActiveConstraint(
             name=one.name,
@@ -50,7 +48,7 @@ def active_constraints(
             what_if=f"{more_of} ({one.name})",
             multiplier=gained * (-1 if spec.maximise else 1),
             objective_then=float(problem.objective(then.f)),
-            knobs_then=knobs_then,
+            knobs_then=problem.named(then.u, then.held),
         )
         out.append(active)
     return tuple(sorted(out, key=lambda one: -abs(one.multiplier)))
@@ -70,26 +68,22 @@ def _one_percent(
     one = problem.constraints[c]
     where = stated_limit(problem.spec, one)
     if where is None:
-        return None, _MORE if problem.scaling.log[1 + c] else 0.01
+        return None, _MORE if problem.log[1 + c] else 0.01
     text, sign = getattr(one.sides, where).text, 1 if where == "more" else -1
-    if problem.scaling.log[1 + c]:
+    if problem.log[1 + c]:
         return text, sign * _MORE
     value = more if where == "more" else less
     if value == 0:  # of nothing there is no percent
         return None, 0.01
-    return text, sign * 0.01 * value / float(problem.scaling.scale[1 + c])
+    return text, sign * 0.01 * value / float(problem.scale[1 + c])
 
 
-def stopped(
-    problem: SearchProblem, best: Optimum, held: np.ndarray
-) -> tuple[BlockingConstraint, ...]:
+def stopped(problem: SearchProblem, best: Optimum) -> tuple[BlockingConstraint, ...]:
     """What forbids better whole numbers."""
-    spec, names = problem.spec, [knob.name for knob in problem.spec.knobs]
-    here = dict(zip(names, map(float, problem.knob_values(best.u, held)), strict=True))
-    out = []
-    for c, (k, value) in sorted(stops(problem, best, held).items()):
-        one, columns = problem.constraints[c], columns_at(spec, here | {names[k]: float(value)})
-        less, more = (value_of(side, columns) for side in (one.sides.less, one.sides.more))
-        then = value_of(spec.objective, columns)
-        out.append(BlockingConstraint(one.name, one.text, less, more, names[k], float(value), then))
+    spec, here, out = problem.spec, problem.named(best.u, best.held), []
+    for c, (k, value) in sorted(stops(problem, best).items()):
+        one, knob = problem.constraints[c], spec.knobs[k].name
+        columns = columns_at(spec, here | {knob: value})
+        sides, then = one.sides.at(columns), spec.objective.at(columns)
+        out.append(BlockingConstraint(one.name, one.text, *sides, knob, value, then))
     return tuple(out)

@@ -33,6 +33,7 @@ smoothing = 0.1                                 # first temperature of maxima; e
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,25 +43,28 @@ import numpy as np
 from hybridperf.explore.searches.feasibility import check_not_contradictory
 from hybridperf.explore.searches.prices import UnitPrice, read_prices
 from hybridperf.explore.sweeps.document import (
+    SpecSource,
+    check_free,
     check_keys,
-    check_plain,
-    condition,
+    check_range,
+    check_used,
     derived_columns,
+    find_spec,
     finite_number,
-    number_formula,
-    read_document,
-    section,
+    known_formula,
+    sections,
+    whole_flag,
     whole_number,
 )
-from hybridperf.explore.sweeps.expression import Comparison, Expression
+from hybridperf.explore.sweeps.expression import Comparison, Expression, behind
 from hybridperf.explore.sweeps.target import Target, read_target
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).parent / "shipped"
-_CONTENT = ("target", "knobs", "constants", "prices", "derived", "constraints")
-_SECTIONS = (*_CONTENT, "objective", "method")
-_MAY_HOLD = ("schema", "schema_version", *_SECTIONS)
+_SECTIONS = (
+    "target", "knobs", "constants", "prices", "derived", "constraints", "objective", "method",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,25 +118,16 @@ class SearchSpec:
         depends = {name: set(one.names) for name, one in {**self.before, **self.after}.items()}
         if self.target is not None:
             depends = dict.fromkeys(self.target.results, self.target.known()) | depends
-        todo, seen = set(names), set[str]()
-        while todo:
-            name = todo.pop()
-            seen.add(name)
-            todo |= depends.get(name, set()) - seen
-        return seen & {knob.name for knob in self.knobs}
+        return behind(names, depends) & {knob.name for knob in self.knobs}
 
     def remarks(self) -> list[str]:
         """What is to be known before anything is searched."""
         return [*([] if self.target is None else self.target.remarks()), *self.shadowed]
 
 
-def read_search(source: str | Path | Mapping[str, Any], folder: str | Path = ".") -> SearchSpec:
+def read_search(source: SpecSource, folder: str | Path = ".") -> SearchSpec:
     """A spec from a file, the name of a shipped example, or a dict (its files are in `folder`)."""
-    if isinstance(source, Mapping):
-        return _spec(dict(source), Path(folder))
-    path = _path(source)
-    document = read_document(path, "search", SCHEMA_VERSION)
-    return _spec(document, path.parent)
+    return _spec(*find_spec(source, folder, "search", SCHEMA_VERSION, SHIPPED))
 
 
 def with_method(spec: SearchSpec, **given: int | None) -> SearchSpec:
@@ -143,28 +138,14 @@ def with_method(spec: SearchSpec, **given: int | None) -> SearchSpec:
     return dataclasses.replace(spec, method=_method(method))
 
 
-def _path(source: str | Path) -> Path:
-    path, shipped = Path(source), SHIPPED / f"{source}.toml"
-    if path.exists():
-        return path
-    if shipped.exists():
-        return shipped
-    names = sorted(example.stem for example in SHIPPED.glob("*.toml"))
-    where = f"give a .toml file, or a shipped example: {', '.join(names)}"
-    raise unknown("spec", str(source), names, where)
-
-
 def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
-    check_keys(document, _MAY_HOLD, "section", f"a search has {', '.join(_MAY_HOLD)}")
-    check_plain(document)
-    parts = {name: section(document, name) for name in _SECTIONS}
+    parts = sections(document, "search", ("schema", "schema_version"), _SECTIONS)
     knobs = tuple(_knob(name, written) for name, written in parts["knobs"].items())
     if not knobs:
         example = "batch = { min = 1, max = 512, integer = true }"
         raise InputError(f"a search needs at least one of [knobs], such as {example}")
-    constants = {
-        name: finite_number(f"constant {name}", value) for name, value in parts["constants"].items()
-    }
+    numbers = parts["constants"].items()
+    constants = {name: finite_number(f"constant {name}", value) for name, value in numbers}
     # the spec's own names go before those of prices
     own = {*parts["knobs"], *constants, *parts["derived"]}
     every_price = read_prices(parts["prices"], folder)
@@ -175,19 +156,18 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
     columns = {} if target is None else target.results
     results = [name for name, kind in columns.items() if kind is float]
     kinds = {"knob": parts["knobs"], "constant": constants, "price": prices}
-    _check_free({**kinds, "result": results, "derived": parts["derived"]})
+    check_free({**kinds, "result": results, "derived": parts["derived"]})
     givens = [*parts["knobs"], *constants, *prices]
     before, after = derived_columns(parts["derived"], givens, results)
     formulas = {**before, **after}
     known = [*givens, *before, *results, *after]
-    constraints = tuple(
-        one for name, text in parts["constraints"].items() for one in _constraint(name, text, known)
-    )
+    conditions = (_constraint(name, text, known) for name, text in parts["constraints"].items())
+    constraints = tuple(itertools.chain(*conditions))
     objective, maximise = _objective(parts["objective"], known)
     reads = set() if target is None else target.known()
-    sides = (side for one in constraints for side in (one.sides.less, one.sides.more))
-    used = reads.union(*(one.names for one in (objective, *formulas.values(), *sides)))
-    _check_used({name: kinds[name] for name in ("knob", "constant")}, used, reads)
+    used = reads.union(*(one.sides.names for one in constraints))
+    used = used.union(*(one.names for one in (objective, *formulas.values())))
+    check_used({name: kinds[name] for name in ("knob", "constant")}, used, reads)
     if target is not None:
         of_prices = {name: np.array([price.value]) for name, price in prices.items()}
         target.check(extremes | of_prices, {*givens, *before})
@@ -214,7 +194,7 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
         mend = "name a knob in it, or something that depends on one"
         raise InputError(f"no knob changes the objective {objective.text!r}; {mend}")
     for one in constraints:
-        if not spec.knobs_behind(one.sides.less.names | one.sides.more.names) and _fails(one, spec):
+        if not spec.knobs_behind(one.sides.names) and _fails(one, spec):
             fails = "fails and depends on no knob; change its constants or leave it out"
             raise InputError(f"constraint {one.name}, {one.text!r}, {fails}")
     ranges = {knob.name: (knob.least, knob.most) for knob in knobs}
@@ -223,26 +203,15 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
     return spec
 
 
-def _check_used(
-    given: Mapping[str, Collection[str]], used: Collection[str], reads: set[str]
-) -> None:
-    short = ", ".join(sorted(name for name in reads if "__" not in name)) or "nothing"
-    where = f"the target reads {short}, and no formula names it"
-    for what, names in given.items():
-        for name in names:
-            if name not in used:
-                raise unknown(what, name, reads, where)
-
-
 def _fails(one: Constraint, spec: SearchSpec) -> bool:
     """Whether a constraint that hangs on constants alone fails; False where results stand in it."""
     values = {name: np.array([value]) for name, value in spec.constants.items()}
     for name, formula in {**spec.before, **spec.after}.items():
         if formula.names <= set(values):
             values[name] = formula(values, 1)
-    if not one.sides.less.names | one.sides.more.names <= set(values):
+    if not one.sides.names <= set(values):
         return False
-    less, more = float(one.sides.less(values, 1)[0]), float(one.sides.more(values, 1)[0])
+    less, more = one.sides.at({name: value[0] for name, value in values.items()})
     return not (less == more if one.sides.equal else less <= more)
 
 
@@ -253,39 +222,16 @@ def _knob(name: str, written: Any) -> SearchKnob:
     keys = ("min", "max", "integer")
     check_keys(written, keys, f"key of {what}", "it takes min, max and integer")
     least, most = (finite_number(f"{key} of {what}", written[key]) for key in ("min", "max"))
-    if least <= 0:
-        needs = "is searched in log space and needs a min above zero"
-        raise InputError(f"{what} {needs}, got {least:g}")
-    if least > most:
-        raise InputError(f"{what} has min {least:g} above max {most:g}; exchange them")
+    check_range(what, least, most, log=True)
     if least == most:
         raise InputError(f"{what} can only be {least:g}; write it under [constants]")
-    integer = written.get("integer", False)
-    if not isinstance(integer, bool):
-        raise InputError(f"{what}: integer is true or false, got {integer!r}")
-    if integer and not (least.is_integer() and most.is_integer()):
-        rule = "a range of whole numbers has whole ends"
-        raise InputError(f"{what}: {rule}, got {least:g} to {most:g}")
-    return SearchKnob(name, least, most, integer)
-
-
-def _check_free(names: Mapping[str, Collection[str]]) -> None:
-    """No name twice, and none that could not stand in a formula."""
-    seen: dict[str, str] = {}
-    for what, mine in names.items():
-        for name in mine:
-            if not name.isidentifier():
-                rule = "names are letters, digits and underscores"
-                raise InputError(f"{name!r} cannot stand in a formula; {rule}")
-            if name in seen:
-                mend = "call one of them something else"
-                raise InputError(f"{name!r} is a {seen[name]} and a {what}; {mend}")
-            seen[name] = what
+    return SearchKnob(name, least, most, whole_flag(what, written, least, most))
 
 
 def _constraint(name: str, text: Any, known: Sequence[str]) -> list[Constraint]:
-    formula = condition(name, text, known)
-    parts = formula.comparisons(f"constraint {name}")
+    where = f"constraint {name}"
+    formula = known_formula(text, where, known, condition=True)
+    parts = formula.comparisons(where)
     return [Constraint(name, one.text if len(parts) > 1 else formula.text, one) for one in parts]
 
 
@@ -297,7 +243,7 @@ def _objective(written: Mapping[str, Any], known: Sequence[str]) -> tuple[Expres
     if text == "time_s" and "time_s" not in known:
         mend = "add [target], or derive time_s by a formula"
         raise InputError(f"time_s is a result of a [target], of which this search has none; {mend}")
-    return number_formula(text, f"[objective] {sense}", known), sense == "maximise"
+    return known_formula(text, f"[objective] {sense}", known), sense == "maximise"
 
 
 _WHOLE = {"starts": (1, 4096), "seed": (0, 2**32 - 1), "rounds": (1, 1000), "steps": (1, 10_000)}

@@ -4,7 +4,9 @@
     forward_r = floor + pnorm(sum core, sum memory) + sum serial
 
 Sums are over the tables of rank r, looked up in one fused kernel; every rank leaves a collective
-when the last one has come.
+when the last one has come. Core (compute, scattered lines), memory (bytes at the level their reuse
+finds them) and serial seconds are the parts of the calibrated form of `roofline.py`; what was
+learned beyond it of a table's lookup multiplies its parts. The floor is paid once.
 
 Rank r sends the pooled rows of its tables for every other rank's share of the batch, s_r = sum_t
 dim_t x bytes x batch / R to each of them, and gets their gradients back the same way. In the words
@@ -33,17 +35,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hybridperf.collectives.unequal import AllToAll
-from hybridperf.explore.sharding.lookups import lookups
-from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
+from hybridperf.hardware import DTYPE_BYTES, Device, canonical_dtype
 from hybridperf.io import InputError, unknown
-from hybridperf.model import PerfModel
+from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical
 from hybridperf.ops.embedding import STATE_BYTES, Table, table_bytes
+from hybridperf.ops.embedding_bag import Direction, lookup_calls
+from hybridperf.ops.roofline import Work, op_parts
 
 COLUMNS = (
     "forward_core_s", "forward_memory_s", "forward_serial_s",
     "backward_core_s", "backward_memory_s", "backward_serial_s", "sent_bytes", "memory_bytes",
 )  # fmt: skip
 SENT, MEMORY = COLUMNS.index("sent_bytes"), COLUMNS.index("memory_bytes")
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 _BLOCK_NUMBERS = 1 << 22  # one-hot numbers at once: 16 MB
 Most = Callable[[Any], Any]  # [..., N] -> [...]: a maximum, sharp or smooth
 
@@ -95,17 +99,20 @@ class PlacementCost:
         g = self.ranks // self.nodes
         talking = xp.clip(xp.where(sent > 0, node_sent, g) / xp.where(sent > 0, sent, 1), 1.0, g)
         inside, across = (g - 1) * sent, (self.ranks - g) * node_sent
-        return PlacementParts(
-            forward_s, backward_s, self.alltoall.of_traffic(inside, across, talking, xp=xp)
-        )
+        alltoall_s = self.alltoall.of_traffic(inside, across, talking, xp=xp)
+        return PlacementParts(forward_s, backward_s, alltoall_s)
 
     def of_ranks(self, sums: Any, most: Most | None = None, xp: ModuleType = np) -> PlacementParts:
         """Parts of a step from `sums` [..., R, C] of ranks; `most` replaces the maximum."""
         most = most or (lambda values: values.max(-1))
+        columns = *self.lookup_seconds(sums, xp), sums[..., SENT], self.by_node(sums)
+        forward_s, backward_s, sent, node_sent = map(most, columns)
+        return self.parts(forward_s, backward_s, sent, node_sent, xp)
+
+    def by_node(self, sums: Any) -> Any:
+        """Bytes that nodes send [..., N], from `sums` [..., R, C] of ranks."""
         sent = sums[..., SENT]
-        by_node = sent.reshape(*sent.shape[:-1], self.nodes, self.ranks // self.nodes).sum(-1)
-        forward_s, backward_s = self.lookup_seconds(sums, xp)
-        return self.parts(most(forward_s), most(backward_s), most(sent), most(by_node), xp)
+        return sent.reshape(*sent.shape[:-1], self.nodes, self.ranks // self.nodes).sum(-1)
 
     def sums(self, placement: Sequence[int] | np.ndarray) -> np.ndarray:
         """What each rank holds [R, C], from ranks by table [T]."""
@@ -170,14 +177,10 @@ def cost_of(
     if optimizer not in STATE_BYTES:
         raise unknown("optimizer", optimizer, STATE_BYTES, f"known are {', '.join(STATE_BYTES)}")
     if ranks > 1 and model.collectives is None:
-        raise InputError(
-            f"expected a model of {model.device.id} that knows collectives for its all-to-all, got"
-            " one that knows none; name the system (--system NAME) or fit its collectives into the"
-            " model's folder"
-        )
-    forward, backward = (
-        lookups(model, tables, batch, direction, optimizer) for direction in ("forward", "backward")
-    )
+        expected = f"expected a model of {model.device.id} that knows collectives"
+        mend = "name the system (--system NAME) or fit its collectives into the model's folder"
+        raise InputError(f"{expected} for its all-to-all, got one that knows none; {mend}")
+    forward, backward = (lookups(model, tables, batch, way, optimizer) for way in DIRECTIONS)
     widths = [DTYPE_BYTES[canonical_dtype(dtype or table.dtype)] for table in tables]
     sent = [table.dim * width * batch / ranks for table, width in zip(tables, widths, strict=True)]
     own = np.array([sent, [table_bytes(table, optimizer) for table in tables]]).T
@@ -200,3 +203,50 @@ def _pnorm(a: Any, b: Any, q: float, xp: ModuleType) -> Any:
         return high
     ratio = xp.where(low > 0, low, 1.0) / xp.where(low > 0, high, 1.0)
     return xp.where(low > 0, high * xp.exp(q * xp.log1p(xp.exp(xp.log(ratio) / q))), high)
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupParts:
+    """One direction's lookups of some tables."""
+
+    parts: np.ndarray  # [T, 3] core, memory and serial seconds
+    floor_s: float
+    smoothing: float  # q of the p-norm
+
+
+def lookups(
+    model: PerfModel, tables: Sequence[Table], batch: float, direction: Direction, optimizer: str
+) -> LookupParts:
+    """Each table's lookup of `batch` bags on the model's device."""
+    of = options(model, direction, optimizer)
+    calls = [lookup_calls([table], batch, direction, in_step=True, **of) for table in tables]
+    table, platform = model.table(calls), model.platform()
+    parts = np.stack(_parts(canonical(table), canonical(platform)), -1).astype(np.float64)
+    parts *= np.exp(table.correction)[:, None]
+    group = int(table.group[0])
+    knobs = platform.knobs
+    return LookupParts(parts, float(knobs.floor_s[group]), float(knobs.smoothing[group]))
+
+
+def options(model: PerfModel, direction: Direction, optimizer: str) -> dict[str, Any]:
+    """Further arguments of `lookup_calls`.
+
+    XLA on a CPU adds every lookup's gradient separately; fused GPU kernels first merge those of a
+    row.
+    """
+    duplicates = "each" if model.device.kind == "cpu" and optimizer == "sgd" else "merged"
+    return {"optimizer": optimizer, "duplicates": duplicates} if direction == "backward" else {}
+
+
+@jax.jit
+def _parts(table: OpTable, platform: Platform) -> Any:
+    """Core, memory and serial seconds of each row, [U] each, by the closed form alone."""
+
+    def one(work: Work, peak: Any, group: Any) -> Any:
+        of_group = {name: getattr(platform.knobs, name)[group] for name in GROUP_KNOBS}
+        knobs = dataclasses.replace(platform.knobs, **of_group)
+        peak = peak * platform.peak_flops_scale
+        device = Device(peak, platform.memory_bytes_per_s, platform.level_bytes)
+        return op_parts(work, device, knobs)
+
+    return jax.vmap(one)(table.work, table.peak_flops_per_s, table.group)

@@ -1,4 +1,13 @@
-"""The best placement, proven: branch and bound, the most expensive table first.
+"""The best placement, proven: by branch and bound; of tables in a row by dynamic programming.
+
+Tables in a row are cut into a piece per rank so that the slowest is fastest:
+
+    worst(k, j) = min over i <= j of max(worst(k - 1, i), seconds of tables i ... j - 1 on a rank)
+
+Exact among placements that keep an order, for the slowest rank: its lookups and the all-to-alls as
+if it were the one that sends most.
+
+Branch and bound places the most expensive table first.
 
 A partial placement's step never falls as tables are added, so it is dropped as soon as it is no
 better than the best whole placement known. Ranks that are empty alike (in one node, or in nodes
@@ -30,8 +39,7 @@ def prove(
     for table in order:
         grown = sums + cost.tables[table]  # [N, R, C]
         forward, backward = cost.lookup_seconds(grown)
-        by_node = sums[..., SENT].reshape(len(sums), cost.nodes, per_node).sum(-1)
-        node = np.repeat(by_node, per_node, axis=1) + cost.tables[table, SENT]
+        node = np.repeat(cost.by_node(sums), per_node, axis=1) + cost.tables[table, SENT]
         maxima = np.stack([forward, backward, grown[..., SENT], node], -1)
         new = np.maximum(highest[:, None], maxima)  # [N, R, 4]
         use = cost.parts(*np.moveaxis(new, -1, 0)).step_s < limit_s
@@ -60,3 +68,35 @@ def _first_of_its_kind(used: np.ndarray, per_node: int) -> np.ndarray:
     empty_nodes = np.cumsum(~node_used, -1)
     node_counts = node_used | (empty_nodes == 1)
     return np.asarray(((by_node | (empties == 1)) & node_counts[..., None]).reshape(used.shape))
+
+
+def best_chunks(cost: PlacementCost, order: np.ndarray) -> np.ndarray | None:
+    """Ranks [T] of tables taken in an order [T]; None where no cut fits into memory."""
+    count = len(order)
+    until = np.concatenate([np.zeros((1, cost.tables.shape[1])), np.cumsum(cost.tables[order], 0)])
+    piece = np.maximum(until[None, :] - until[:, None], 0)  # [T + 1, T + 1, C] tables i ... j - 1
+    seconds = piece_seconds(cost, piece)
+    seconds = np.where(cost.over_bytes(piece) == 0, seconds, np.inf)
+    seconds[np.tril_indices(count + 1, -1)] = np.inf
+    np.fill_diagonal(seconds, 0.0)
+    worst, cuts = np.where(np.arange(count + 1) == 0, 0.0, np.inf), []
+    for _ in range(cost.ranks):
+        both = np.maximum(worst[:, None], seconds)
+        cuts.append(both.argmin(0))
+        worst = both.min(0)
+    if not np.isfinite(worst[count]):
+        return None
+    out, end = np.zeros(count, int), count
+    for rank in reversed(range(cost.ranks)):
+        start = int(cuts[rank][end])
+        out[order[start:end]] = rank
+        end = start
+    return out
+
+
+def piece_seconds(cost: PlacementCost, sums: np.ndarray) -> np.ndarray:
+    """Seconds of ranks [...] from what each holds [..., C], as if each sent the most."""
+    forward_s, backward_s = cost.lookup_seconds(sums)
+    sent = sums[..., SENT]
+    even = cost.tables[:, SENT].sum() / cost.nodes
+    return np.asarray(cost.parts(forward_s, backward_s, sent, np.maximum(sent, even)).step_s)

@@ -9,10 +9,10 @@ import pandas as pd
 
 from hybridperf.engine.prediction import Prediction
 from hybridperf.explore.sharding import greedy
-from hybridperf.explore.sharding.advice import SplitAdvice
 from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost, PlacementParts
 from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.result import CANDIDATE_COLUMNS, Candidate, ShardResult
+from hybridperf.explore.sharding.splits import SplitAdvice
 from hybridperf.ops.embedding import Table
 
 _NOTABLE = 0.01  # of a step, from which on a difference is worth a sentence
@@ -42,17 +42,14 @@ def result(
         "table": [table.name for table in tables],
         "of": list(owners),
         "rank": placement,
-        "rows": [table.rows for table in tables],
-        "dim": [table.dim for table in tables],
-        "pooling": [table.pooling for table in tables],
+        **{size: [getattr(table, size) for table in tables] for size in ("rows", "dim", "pooling")},
         "forward_s": alone[0],
         "backward_s": alone[1],
         "sent_bytes": cost.tables[:, SENT] * (cost.ranks - 1),
         "memory_bytes": cost.tables[:, MEMORY],
     }
-    sentences = _sentences(
-        cost, per_rank, parts, listed, best.method, proven, apart, owner_of, split_helps
-    )
+    judged = best.method, proven, apart
+    sentences = _sentences(cost, per_rank, parts, listed, *judged, owner_of, split_helps)
     return ShardResult(
         tables=tuple(table.name for table in tables),
         placement=placement,
@@ -134,13 +131,13 @@ def _sentences(
     chosen = {name: float(value) for name, value in parts._asdict().items()}
     columns = ("forward_s", "backward_s", "sent_bytes")
     forward, backward, sender = (per_rank.loc[per_rank[name].idxmax()] for name in columns)
-    sentences = [
-        f"What placement decides of a step takes {_time(step_s)}: the slowest lookup forward"
-        f" {_time(forward['forward_s'])} (rank {forward['rank']}), backward"
-        f" {_time(backward['backward_s'])} (rank {backward['rank']}), and two all-to-alls of"
-        f" {_time(chosen['alltoall_s'])}, for which rank {sender['rank']} sends the most,"
-        f" {sender['sent_bytes'] / 1e6:.4g} MB."
-    ]
+    ahead = f"forward {_time(forward['forward_s'])} (rank {forward['rank']})"
+    back = f"backward {_time(backward['backward_s'])} (rank {backward['rank']})"
+    most = f"rank {sender['rank']} sends the most, {sender['sent_bytes'] / 1e6:.4g} MB"
+    lookups = f"the slowest lookup {ahead}, {back}"
+    messages = f"two all-to-alls of {_time(chosen['alltoall_s'])}, for which {most}"
+    decides = f"What placement decides of a step takes {_time(step_s)}"
+    sentences = [f"{decides}: {lookups}, and {messages}."]
     rules = listed[listed["method"].isin(greedy.GREEDY) & listed["fits"] & listed["fused"]]
     if len(rules) and method not in greedy.GREEDY:
         other = rules.iloc[0]
@@ -158,11 +155,8 @@ def _sentences(
     bound = f"takes less than {_time(cost.bound_s())}; this one is within {apart:.1%} of that"
     sentences.append(f"{by_sums} {'is faster: proven by branch and bound' if proven else bound}.")
     apart_s = forward["forward_s"] - per_rank["forward_s"].mean()
-    if (
-        forward["tables"] == 1
-        and cost.ranks > 1
-        and apart_s > max(0.05 * per_rank["forward_s"].mean(), _NOTABLE * step_s)
-    ):
+    notable_s = max(0.05 * per_rank["forward_s"].mean(), _NOTABLE * step_s)
+    if forward["tables"] == 1 and cost.ranks > 1 and apart_s > notable_s:
         advice = split_helps(owner_of[forward["names"]], step_s)
         alone = f"Table {forward['names']} alone makes rank {forward['rank']} the slowest"
         effect = ", and splitting it further does not help."
@@ -173,11 +167,9 @@ def _sentences(
     if empty := int((per_rank["tables"] == 0).sum()):
         sentences.append(f"{empty} of {cost.ranks} ranks hold no table.")
     fullest = per_rank.loc[per_rank["memory_bytes"].idxmax()]
-    sentences.append(
-        f"Rank {fullest['rank']} is the fullest, {fullest['memory_bytes'] / 1e9:.4g} GB of"
-        f" {float(cost.limit_bytes) / 1e9:.4g} ({fullest['memory_share']:.0%})."
-    )
-    return sentences
+    held_gb, limit_gb = fullest["memory_bytes"] / 1e9, float(cost.limit_bytes) / 1e9
+    of = f"{held_gb:.4g} GB of {limit_gb:.4g} ({fullest['memory_share']:.0%})"
+    return [*sentences, f"Rank {fullest['rank']} is the fullest, {of}."]
 
 
 def _time(seconds: float) -> str:

@@ -17,8 +17,14 @@ import numpy as np
 
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Call, CollectiveCall, PeakMemory, Workload
-from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost, PlacementParts
-from hybridperf.explore.sharding.lookups import DIRECTIONS, options
+from hybridperf.explore.sharding.cost import (
+    DIRECTIONS,
+    MEMORY,
+    SENT,
+    PlacementCost,
+    PlacementParts,
+    options,
+)
 from hybridperf.model import PerfModel
 from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table
@@ -29,13 +35,9 @@ class KernelPricer:
     """Prices placements kernel by kernel; a rank that holds the same tables is priced once."""
 
     def __init__(
-        self,
-        cost: PlacementCost,
-        tables: Sequence[Table],
-        model: PerfModel,
-        batch: float,
+        self, cost: PlacementCost, tables: Sequence[Table], model: PerfModel, batch: float,
         optimizer: str,
-    ):
+    ):  # fmt: skip
         self._cost, self._tables, self._model = cost, list(tables), model
         self._batch, self._optimizer = batch, optimizer
         self._known: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, 0.0)}
@@ -50,9 +52,9 @@ class KernelPricer:
     def parts(self, placement: Sequence[int] | np.ndarray) -> PlacementParts:
         """What a step consists of."""
         forward_s, backward_s = self.lookup_seconds(placement)
-        sent = self._cost.sums(placement)[:, SENT]
-        by_node = sent.reshape(self._cost.nodes, -1).sum(1)
-        return self._cost.parts(forward_s.max(), backward_s.max(), sent.max(), by_node.max())
+        sums = self._cost.sums(placement)
+        maxima = forward_s, backward_s, sums[:, SENT], self._cost.by_node(sums)
+        return self._cost.parts(*map(np.max, maxima))
 
     def workload(self, placement: Sequence[int] | np.ndarray) -> Workload:
         """The same as a step for `predict`, which gives its interval."""
@@ -93,9 +95,8 @@ class KernelPricer:
         of, calls = options(self._model, direction, self._optimizer), []
         for tables in self._kernels(some):
             beside = [self._tables[at] for at in some if self._tables[at] not in tables]
-            calls.append(
-                lookup_calls(tables, self._batch, direction, beside=beside, in_step=True, **of)
-            )
+            of_step = {"beside": beside, "in_step": True, **of}
+            calls.append(lookup_calls(tables, self._batch, direction, **of_step))
         return calls
 
     def _kernels(self, some: Sequence[int]) -> list[list[Table]]:

@@ -39,9 +39,9 @@ class LocalOptimum:
     over_bytes: float  # beyond memory, over all ranks
 
 
-def better(one: LocalOptimum, other: LocalOptimum | None) -> bool:
-    """Whether it is the better one: first memory, then seconds."""
-    return other is None or (one.over_bytes, one.step_s) < (other.over_bytes, other.step_s)
+def better(one: LocalOptimum, other: LocalOptimum) -> LocalOptimum:
+    """The better of two, `other` of equal ones: first memory, then seconds."""
+    return min(other, one, key=lambda found: (found.over_bytes, found.step_s))
 
 
 def polish(cost: PlacementCost, start: np.ndarray, kicks: int = 0, seed: int = 0) -> LocalOptimum:
@@ -55,8 +55,7 @@ def polish(cost: PlacementCost, start: np.ndarray, kicks: int = 0, seed: int = 0
         critical = np.flatnonzero(_matters(cost, cost.sums(kicked))[kicked])
         at = np.append(rng.choice(critical), rng.integers(0, len(kicked), _KICKED - 1))
         kicked[at] = rng.integers(0, cost.ranks, len(at))
-        found = _down(cost, kicked)
-        best = found if better(found, best) else best
+        best = better(_down(cost, kicked), best)
     return best
 
 
@@ -81,8 +80,7 @@ def _down(cost: PlacementCost, start: np.ndarray) -> LocalOptimum:
         else:
             at, other = np.unravel_index(swapped.argmin(), swapped.shape)
             placement[[some[at], other]] = placement[[other, some[at]]]
-        seen = _seen(cost, placement)
-        best = seen if better(seen, best) else best
+        best = better(_seen(cost, placement), best)
     return best
 
 
@@ -95,15 +93,11 @@ def _seen(cost: PlacementCost, placement: np.ndarray) -> LocalOptimum:
 def _matters(cost: PlacementCost, sums: np.ndarray) -> np.ndarray:
     """Ranks [R] that are a maximum of the cost, or beyond their memory."""
     forward, backward = cost.lookup_seconds(sums)
-    by_node = np.repeat(_by_node(cost, sums[:, SENT]), cost.ranks // cost.nodes)
+    by_node = np.repeat(cost.by_node(sums), cost.ranks // cost.nodes)
     out = cost.over_bytes(sums) > 0
     for values in (forward, backward, sums[:, SENT], *((by_node,) if cost.nodes > 1 else ())):
         out = out | (values >= _NEAR_MOST * values.max())
     return out
-
-
-def _by_node(cost: PlacementCost, sent: np.ndarray) -> np.ndarray:
-    return sent.reshape(cost.nodes, -1).sum(-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,40 +143,22 @@ class _MaximumWithout:
 
 
 def _moves(
-    cost: PlacementCost,
-    scale: _Scale,
-    placement: np.ndarray,
-    sums: np.ndarray,
-    some: np.ndarray,
+    cost: PlacementCost, scale: _Scale, placement: np.ndarray, sums: np.ndarray, some: np.ndarray,
     now: float,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Merit of `some` tables on each rank [I, R] and swapped [I, T]; inf unless below `now`."""
     tables, here, ranks = cost.tables, placement[some][:, None], np.arange(cost.ranks)[None]
     # rounding may leave less than nothing
     left = np.maximum(sums[here[:, 0]] - tables[some], 0)[:, None]
     merit = _Merit(cost, scale, sums, now)
     grown = sums[None] + tables[some][:, None]
-    moved = merit.of(here, ranks, _ChangedRank.of(cost, left), _ChangedRank.of(cost, grown))
+    moved = merit.of(here, ranks, left, grown)
     moved[here == ranks] = np.inf
     there = left + tables[None]  # I's ranks with another table instead
     back = np.maximum(sums[placement] - tables, 0)[None] + tables[some][:, None]
-    swapped = merit.of(
-        here, placement[None], _ChangedRank.of(cost, there), _ChangedRank.of(cost, back)
-    )
+    swapped = merit.of(here, placement[None], there, back)
     swapped[here == placement[None]] = np.inf
     return moved, swapped
-
-
-@dataclasses.dataclass(frozen=True)
-class _ChangedRank:
-    """Ranks as they would be: sums [..., C], lookup seconds [...] forward and backward."""
-
-    sums: np.ndarray
-    lookups: tuple[np.ndarray, np.ndarray]
-
-    @staticmethod
-    def of(cost: PlacementCost, sums: np.ndarray) -> _ChangedRank:
-        return _ChangedRank(sums, cost.lookup_seconds(sums))
 
 
 class _Merit:
@@ -193,32 +169,30 @@ class _Merit:
         lookups = cost.lookup_seconds(sums)
         self._own = scale.own(cost, sums, lookups)
         self._total = self._own.sum()
-        self._lookups, self._sent = (
-            [_MaximumWithout(each) for each in lookups],
-            _MaximumWithout(sums[:, SENT]),
-        )
-        self._by_node = _by_node(cost, sums[:, SENT])
+        self._lookups = [_MaximumWithout(each) for each in lookups]
+        self._sent, self._by_node = _MaximumWithout(sums[:, SENT]), cost.by_node(sums)
         self._nodes = _MaximumWithout(self._by_node)
 
     def of(
-        self, one: np.ndarray, other: np.ndarray, new_one: _ChangedRank, new_other: _ChangedRank
+        self, one: np.ndarray, other: np.ndarray, new_one: np.ndarray, new_other: np.ndarray
     ) -> np.ndarray:
-        """Of ranks `one` and `other` [...] as they would be."""
+        """Of ranks `one` and `other` [...] with new sums [..., C]."""
         cost, per_node = self._cost, self._cost.ranks // self._cost.nodes
-        pairs = zip(self._lookups, new_one.lookups, new_other.lookups, strict=True)
+        lookups = [cost.lookup_seconds(new) for new in (new_one, new_other)]
+        pairs = zip(self._lookups, *lookups, strict=True)
         highest = [np.maximum(o.without(one, other), np.maximum(a, b)) for o, a, b in pairs]
-        new_sent = np.maximum(new_one.sums[..., SENT], new_other.sums[..., SENT])
+        new_sent = np.maximum(new_one[..., SENT], new_other[..., SENT])
         sent = np.maximum(self._sent.without(one, other), new_sent)
         nodes = one // per_node, other // per_node
-        moved = new_other.sums[..., SENT] - self._sums[other, SENT]
+        moved = new_other[..., SENT] - self._sums[other, SENT]
         between = np.where(nodes[0] == nodes[1], 0.0, moved)  # what goes from node to node
         changed = np.maximum(self._by_node[nodes[0]] - between, self._by_node[nodes[1]] + between)
         node_sent = np.maximum(self._nodes.without(*nodes), changed)
         own = self._total - self._own[one] - self._own[other]
-        for new in (new_one, new_other):
-            own = own + self._scale.own(cost, new.sums, new.lookups)
-        every = np.broadcast_arrays(*highest, sent, node_sent, own)
-        forward_s, backward_s, sent, node_sent, own = every
+        for new, seconds in zip((new_one, new_other), lookups, strict=True):
+            own = own + self._scale.own(cost, new, seconds)
+        columns = np.broadcast_arrays(*highest, sent, node_sent, own)
+        forward_s, backward_s, sent, node_sent, own = columns
         # so far: an all-to-all is expensive to price, and most are out without it
         merit = forward_s + backward_s + self._scale.step_s * own
         least = cost.parts(np.zeros(()), np.zeros(()), sent.min(), node_sent.min()).step_s

@@ -11,12 +11,17 @@ import numpy as np
 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.prediction import predict
-from hybridperf.explore.sharding import chunks, exact, explain, greedy, local, relaxed
-from hybridperf.explore.sharding.advice import SplitAdvice, SplitTables, better_split
+from hybridperf.explore.sharding import exact, explain, greedy, local, relaxed
 from hybridperf.explore.sharding.cost import PlacementCost, cost_of
 from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.result import Candidate, ShardResult
-from hybridperf.explore.sharding.splits import least_pieces, split
+from hybridperf.explore.sharding.splits import (
+    SplitAdvice,
+    SplitTables,
+    better_split,
+    least_pieces,
+    split,
+)
 from hybridperf.explore.sharding.tables import read_embedding_tables
 from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
 from hybridperf.io import InputError, unknown
@@ -38,20 +43,11 @@ _KICKS_WORK, _MOST_KICKS = 3e5, 40  # of the best one: moves times swaps looked 
 
 
 def shard(
-    tables: Sequence[Table] | str | Path,
-    ranks: int,
-    *,
-    model: PerfModel | str | Path,
-    batch: float,
-    memory_bytes: float | None = None,
-    nodes: int | None = None,
-    method: str = "best",
-    seed: int = 0,
-    system: str = "",
-    optimizer: str = "sgd",
-    splits: Mapping[str, str] | None = None,
-    dtype: str | None = None,
-) -> ShardResult:
+    tables: Sequence[Table] | str | Path, ranks: int, *, model: PerfModel | str | Path,
+    batch: float, memory_bytes: float | None = None, nodes: int | None = None,
+    method: str = "best", seed: int = 0, system: str = "", optimizer: str = "sgd",
+    splits: Mapping[str, str] | None = None, dtype: str | None = None,
+) -> ShardResult:  # fmt: skip
     """Place embedding tables on ranks so that the predicted step is fastest and memory suffices.
 
     Args:
@@ -126,12 +122,10 @@ def _check_choices(
         raise unknown("method", method, METHODS, f"known are {', '.join(METHODS)}")
     if optimizer not in tuple(STATE_BYTES):
         raise unknown("optimizer", optimizer, STATE_BYTES, f"known are {', '.join(STATE_BYTES)}")
-    for name, what, right in (
-        ("model", model, isinstance(model, str | Path | PerfModel)),
-        ("system", system, isinstance(system or "", str | Path)),
-    ):
-        if not right:
-            raise InputError(f"{name} must be a name or a folder, got {what!r}")
+    if not isinstance(model, str | Path | PerfModel):
+        raise InputError(f"model must be a name or a folder, got {model!r}")
+    if not isinstance(system or "", str | Path):
+        raise InputError(f"system must be a name or a folder, got {system!r}")
     is_mapping = splits is None or isinstance(splits, Mapping)
     if not is_mapping or not all(isinstance(how, str) for how in (splits or {}).values()):
         raise InputError(f"splits must be like {{'name': 'row:4'}}, got {splits!r}")
@@ -155,10 +149,9 @@ def _check_numbers(
         most = f"{_MOST_SAMPLES:g}"
         raise InputError(f"expected a batch of one sample or more, up to {most}, got {batch}")
     if ranks < 1 or (nodes is not None and (nodes < 1 or ranks % nodes)):
-        raise InputError(
-            "expected ranks and nodes of 1 or more, and ranks that divide into nodes evenly, got"
-            f" {ranks} ranks" + ("" if nodes is None else f" on {nodes} nodes")
-        )
+        expected = "expected ranks and nodes of 1 or more, and ranks that divide into nodes evenly"
+        on = "" if nodes is None else f" on {nodes} nodes"
+        raise InputError(f"{expected}, got {ranks} ranks{on}")
     if batch % ranks:
         expected = f"expected a batch of whole samples for each of {ranks} ranks"
         raise InputError(f"{expected}, got {batch:g}")
@@ -198,7 +191,7 @@ def candidates(
     if method in greedy.RULES:
         return [one for one in rules if one.method == method], False
     order = np.arange(len(tables))
-    rules.append(Candidate(CHUNKS, chunks.best_chunks(cost, order)))
+    rules.append(Candidate(CHUNKS, exact.best_chunks(cost, order)))
     if method == CHUNKS:
         return rules[-1:], False
     starts = [one.placement for one in rules if one.placement is not None]
@@ -215,10 +208,9 @@ def candidates(
     if proven:
         found.append(Candidate(EXACT, placement))
     elif method == EXACT:
-        raise InputError(
-            f"{len(tables)} tables on {cost.ranks} ranks are too many to prove a placement the"
-            f" best, the first of them {tables[0].name}; ask for the method best"
-        )
+        too_many = f"{len(tables)} tables on {cost.ranks} ranks are too many to prove a placement"
+        first = f"the first of them {tables[0].name}"
+        raise InputError(f"{too_many} the best, {first}; ask for the method best")
     return (found[-1:] if method == EXACT else found), proven
 
 
@@ -230,25 +222,18 @@ def relaxed_and_polished(
     Never worse than any of `starts`, placements [T]; half the descents begin near the best of them,
     which is polished too.
     """
-    rules = [
-        local.LocalOptimum(one, cost.step_s(one), 0.0 if cost.fits(one) else np.inf)
-        for one in starts
-    ]
-    near: local.LocalOptimum | None = None
-    for one in rules:
-        near = one if local.better(one, near) else near
+
+    def rank(one: np.ndarray) -> tuple[bool, float]:
+        return not cost.fits(one), cost.step_s(one)
+
+    near = min(starts, key=rank, default=None)
     size = len(cost.tables) * cost.ranks
     count = int(np.clip(_MOST_NUMBERS // size, 2, _STARTS))
-    ended = list(relaxed.descend(cost, count, None if near is None else near.placement, seed))
-    if near is not None:
-        ended.append(near.placement)
-    ended = [np.asarray(one) for one in dict.fromkeys(map(tuple, ended))]
-    ended = sorted(ended, key=lambda one: (not cost.fits(one), cost.step_s(one)))[:_POLISHED]
-    best: local.LocalOptimum | None = None
-    for at, one in enumerate(ended):
-        found = local.polish(cost, one, seed=seed + at)
-        best = found if local.better(found, best) else best
-    assert best is not None
+    ended = [*relaxed.descend(cost, count, near, seed), *([] if near is None else [near])]
+    distinct = [np.asarray(one) for one in dict.fromkeys(map(tuple, ended))]
+    few = enumerate(sorted(distinct, key=rank)[:_POLISHED])
+    polished = [local.polish(cost, one, seed=seed + at) for at, one in few]
+    best = min(polished, key=lambda one: (one.over_bytes, one.step_s))
     if best.step_s <= cost.bound_s() * (1 + 1e-9) and best.over_bytes == 0:
         return best
     work = len(cost.tables) * (len(cost.tables) + cost.ranks)
@@ -263,10 +248,9 @@ def _nodes(model: PerfModel, ranks: int, nodes: int | None) -> tuple[int, list[s
     system, each = model.collectives.system.id, model.collectives.system.accelerators_per_node
     least = -(-ranks // each)
     if ranks % least:
-        raise InputError(
-            f"expected ranks that divide evenly into nodes of up to {each}, which {system} has, got"
-            f" {ranks}; take {ranks // each * each} or {least * each}, or name --nodes"
-        )
+        expected = f"expected ranks that divide evenly into nodes of up to {each}"
+        mend = f"take {ranks // each * each} or {least * each}, or name --nodes"
+        raise InputError(f"{expected}, which {system} has, got {ranks}; {mend}")
     note = f"{ranks} ranks are assumed on {least} nodes of {system}, {ranks // least} on each"
     return least, [note] if least > 1 else []
 
@@ -289,10 +273,9 @@ def _check_room(
         mend = f"use at least {count} ranks" + (f" and split it {split_it}" if ways else "")
         if count > _MOST_ADVISED:
             mend = f"check the rows and columns of {largest.name}"
-        raise InputError(
-            f"{len(tables)} tables need {_gb(needs.sum())} together, {ranks} ranks of {_gb(limit)}"
-            f" hold {_gb(ranks * limit)} (the largest is {largest.name} with {most}); {mend}"
-        )
+        need = f"{len(tables)} tables need {_gb(needs.sum())} together"
+        hold = f"{ranks} ranks of {_gb(limit)} hold {_gb(ranks * limit)}"
+        raise InputError(f"{need}, {hold} (the largest is {largest.name} with {most}); {mend}")
     if needs.max() > limit:
         mend = f"split it by rows or by columns {split_it}" if ways else "give more memory"
         more = f"more than the {_gb(limit)} of any rank"
@@ -303,10 +286,8 @@ def _check_room(
         kinds = {"column": largest.dim, "row": largest.rows}
         ways = [f"{largest.name}={kind}:{count}" for kind, parts in kinds.items() if count <= parts]
         mend = f"split the largest (--split {ways[0]}) or " if ways else ""
-        raise InputError(
-            f"{ranks} ranks are more than the {few} table{s}, so {ranks - few} would hold none;"
-            f" {mend}use {few} rank{s}"
-        )
+        more = f"{ranks} ranks are more than the {few} table{s}"
+        raise InputError(f"{more}, so {ranks - few} would hold none; {mend}use {few} rank{s}")
 
 
 def _fits_nowhere(
@@ -315,12 +296,11 @@ def _fits_nowhere(
     needs = [table_bytes(table, optimizer) for table in tables]
     largest = int(np.argmax(needs))
     found = "there is, as branch and bound proves," if proven else f"{method} found"
+    none = f"no placement of {len(tables)} tables on {ranks} ranks within {_gb(limit)} each"
+    most = f"the largest being {tables[largest].name} with {_gb(needs[largest])}"
     other = "" if proven or method == "best" else "ask for the method best, "
-    return InputError(
-        f"{found} no placement of {len(tables)} tables on {ranks} ranks within {_gb(limit)} each,"
-        f" the largest being {tables[largest].name} with {_gb(needs[largest])}; {other}split that"
-        " one, or give more ranks or memory"
-    )
+    mend = f"{other}split that one, or give more ranks or memory"
+    return InputError(f"{found} {none}, {most}; {mend}")
 
 
 def _gb(bytes_: float) -> str:

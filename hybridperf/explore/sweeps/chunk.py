@@ -58,13 +58,10 @@ def check_not_empty(spec: SweepSpec, *, quiet: bool = True) -> None:
     for chunk in range(chunks(spec)):
         if len(points(spec, chunk)[INDEX]):
             return
-        progress.add(_length(bounds(spec, chunk)))
+        start, stop = bounds(spec, chunk)
+        progress.add(stop - start)
     texts = "; ".join(condition.text for condition in spec.keep)
     raise InputError(f"{none}: {texts}; loosen one or widen a parameter")
-
-
-def _length(ends: tuple[int, int]) -> int:
-    return ends[1] - ends[0]
 
 
 def check_divisors(spec: SweepSpec) -> None:
@@ -73,10 +70,8 @@ def check_divisors(spec: SweepSpec) -> None:
     if not formulas or spec.design.size > _LARGEST_SAMPLED:
         return
     size = spec.design.size
-    parts = [
-        spec.design.points(int(start), min(int(start) + _WINDOW, size))
-        for start in np.linspace(0, max(0, size - _WINDOW), _WINDOWS)
-    ]
+    starts = map(int, np.linspace(0, max(0, size - _WINDOW), _WINDOWS))
+    parts = [spec.design.points(start, min(start + _WINDOW, size)) for start in starts]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in spec.design.names()}
     rows = len(next(iter(columns.values())))
     for name, formula in spec.before.items():
@@ -100,12 +95,8 @@ def _cannot_hold(condition: Expression, spec: SweepSpec) -> bool:
         sides = condition.comparisons("")
     except InputError:  # or, not, !=: only looking tells
         return False
-    for one in sides:
-        if (one.less.names | one.more.names) <= set(ranges):
-            less, more = one.less.interval(ranges), one.more.interval(ranges)
-            if (less[0] > more[1]).any() or (one.equal and (more[0] > less[1]).any()):
-                return True
-    return False
+    known = [one for one in sides if one.names <= set(ranges)]
+    return any(one.cannot_hold(ranges).any() for one in known)
 
 
 def evaluate(spec: SweepSpec, chunk: int) -> pa.Table:

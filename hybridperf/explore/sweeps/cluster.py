@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import json
 import logging
@@ -30,11 +31,9 @@ _PATIENCE_S = 10
 
 def check_installed() -> None:
     """`InputError` where Dask is not."""
-    try:
-        import distributed  # noqa: F401
-    except ImportError as error:
+    if importlib.util.find_spec("distributed") is None:
         install = "pip install 'hybridperf[distributed]'"
-        raise InputError(f"--workers and --scheduler need Dask: {install}") from error
+        raise InputError(f"--workers and --scheduler need Dask: {install}")
 
 
 def parts(
@@ -154,7 +153,7 @@ def _client(workers: int | None, scheduler: str | None) -> Iterator[tuple[Any, l
             dashboard_address=":0",
             silence_logs=logging.ERROR,
             local_directory=scratch,
-        ) as cluster,
+        ) as cluster,  # fmt: skip
         Client(cluster, set_as_default=False) as client,
     ):
         yield client, cores

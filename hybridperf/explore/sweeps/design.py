@@ -12,7 +12,6 @@ gives each of them the j-th number of its own stream.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 import warnings
@@ -27,42 +26,27 @@ LARGEST_DESIGN = 2**53  # points: indices stay whole numbers in every column typ
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Axis(abc.ABC):
-    """Some parameters that vary together over `size` places."""
-
-    size: int
-
-    @abc.abstractmethod
-    def names(self) -> list[str]:
-        """Its parameters."""
-
-    @abc.abstractmethod
-    def columns(self, place: np.ndarray) -> dict[str, np.ndarray]:
-        """Values of its parameters at some places [n]."""
-
-    @abc.abstractmethod
-    def extremes(self) -> dict[str, np.ndarray]:
-        """Values among which the least and largest of each parameter are; of words, all."""
-
-
 @dataclasses.dataclass(frozen=True)
-class ListAxis(Axis):
+class ListAxis:
     """The columns of a list or of a table, one place after the other."""
 
     held: Mapping[str, np.ndarray]  # [size] each
     flags: bool = False  # they were written as true and false, and are held as 1 and 0
 
     @property
-    def size(self) -> int:  # type: ignore[override]
+    def size(self) -> int:
         return len(next(iter(self.held.values())))
 
     def names(self) -> list[str]:
+        """Its parameters."""
         return list(self.held)
 
     def columns(self, place: np.ndarray) -> dict[str, np.ndarray]:
+        """Values of its parameters at some places [n]."""
         return {name: values[place] for name, values in self.held.items()}
 
     def extremes(self) -> dict[str, np.ndarray]:
+        """Values among which the least and largest of each parameter are; of words, all."""
         if not self.flags:
             return dict(self.held)
         return {name: values.astype(bool) for name, values in self.held.items()}
@@ -88,7 +72,7 @@ class SampledRange:
 
 
 @dataclasses.dataclass(frozen=True)
-class JointAxis(Axis):
+class JointAxis:
     """Random and Sobol parameters: `size` points in all of them together."""
 
     size: int
@@ -111,6 +95,9 @@ class JointAxis(Axis):
     def extremes(self) -> dict[str, np.ndarray]:
         ranges = (*self.random.items(), *self.sobol.items())
         return {name: np.array([one.low, one.high]) for name, one in ranges}
+
+
+Axis = ListAxis | JointAxis  # some parameters that vary together over `size` places
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +124,7 @@ class Design:
         return out
 
     def extremes(self) -> dict[str, np.ndarray]:
-        """See `Axis.extremes`."""
+        """See `ListAxis.extremes`."""
         return {name: values for axis in self.axes for name, values in axis.extremes().items()}
 
 

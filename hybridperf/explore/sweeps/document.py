@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,26 @@ from typing import Any
 
 from hybridperf.explore.sweeps.expression import Expression, parse
 from hybridperf.io import InputError, unknown
+
+SpecSource = str | os.PathLike | Mapping[str, Any]
+
+
+def find_spec(
+    source: SpecSource, folder: str | Path, kind: str, most: int, shipped: Path
+) -> tuple[dict[str, Any], Path]:
+    """Content of a spec, and the folder of its files: a TOML file, a shipped name, or a dict."""
+    if isinstance(source, Mapping):
+        return dict(source), Path(folder)
+    if not isinstance(source, str | os.PathLike):
+        needs = "a .toml file, the name of a shipped example, or a dict"
+        raise InputError(f"a {kind} needs a spec: {needs}; got {type(source).__name__}")
+    path, example = Path(source), shipped / f"{os.fspath(source)}.toml"
+    path = example if example.exists() and not path.exists() else path
+    if not path.exists():
+        names = sorted(one.stem for one in shipped.glob("*.toml"))
+        where = f"give a .toml file, or a shipped example: {', '.join(names)}"
+        raise unknown("spec", str(source), names, where)
+    return read_document(path, kind, most), path.parent
 
 
 def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
@@ -27,10 +48,8 @@ def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
         raise InputError(f'expected schema = "{expected}" at the head of {path}, found {found}')
     version = document.get("schema_version")
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise InputError(
-            f"{path} needs a whole number from 1 to {most} as schema_version, got {version!r};"
-            f" write schema_version = {most}"
-        )
+        needs = f"needs a whole number from 1 to {most} as schema_version, got {version!r}"
+        raise InputError(f"{path} {needs}; write schema_version = {most}")
     if version > most:
         reads = f"this hybridperf reads up to {most}; upgrade hybridperf"
         raise InputError(f"{path} has schema_version {version}, {reads}")
@@ -51,6 +70,16 @@ def check_plain(document: Any, where: str = "") -> None:
     elif not isinstance(document, str | int | float | None):
         kind = type(document).__name__
         raise InputError(f"{where} is a {kind}; expected numbers, words and lists of them")
+
+
+def sections(
+    document: Mapping[str, Any], kind: str, others: Sequence[str], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """The sections `names` of a spec; `InputError` for any but those and `others`."""
+    known = (*others, *names)
+    check_keys(document, known, "section", f"a {kind} has {', '.join(known)}")
+    check_plain(document)
+    return {name: section(document, name) for name in names}
 
 
 def section(document: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -82,26 +111,75 @@ def finite_number(what: str, value: Any) -> float:
     return float(value)
 
 
-def number_formula(
-    text: Any, where: str, known: Sequence[str], later: Collection[str] = ()
-) -> Expression:
-    """A formula that gives a number, all of whose names are known."""
-    formula = parse(text, where)
-    if formula.is_condition:
-        rule = "conditions go under [constraints]"
-        raise InputError(f"{where} must be a number, got the condition {formula.text!r}; {rule}")
-    check_names(formula, where, known, later)
-    return formula
+def check_range(what: str, low: float, high: float, *, log: bool) -> None:
+    """`InputError` for a range that falls, or one in logs that does not begin above zero."""
+    if low > high:
+        raise InputError(f"the range of {what} has min {low:g} above max {high:g}; exchange them")
+    if log and low <= 0:
+        raise InputError(f"{what} is in log space and needs a min above zero, got {low:g}")
 
 
-def condition(name: str, text: Any, known: Sequence[str]) -> Expression:
-    """One entry of `[constraints]`: a formula that holds or fails, all of whose names are known."""
-    where = f"constraint {name}"
+def whole_flag(what: str, written: Mapping[str, Any], *ends: float) -> bool:
+    """Whether a range is of whole numbers; its `ends` are whole then."""
+    integer = written.get("integer", False)
+    if not isinstance(integer, bool):
+        raise InputError(f"{what}: integer is true or false, got {integer!r}")
+    if integer and not all(end.is_integer() for end in ends):
+        got = " to ".join(f"{end:g}" for end in ends)
+        raise InputError(f"{what}: a range of whole numbers has whole ends, got {got}")
+    return integer
+
+
+def check_free(names: Mapping[str, Collection[str]]) -> None:
+    """`InputError` for a name that stands for two things, or that could not stand in a formula."""
+    seen: dict[str, str] = {}
+    for what, mine in names.items():
+        for name in mine:
+            if not name.isidentifier():
+                rule = "names are letters, digits and underscores"
+                raise InputError(f"{name!r} cannot stand in a formula; {rule}")
+            if name in seen:
+                mend = "call one of them something else"
+                raise InputError(f"{name!r} is a {seen[name]} and a {what}; {mend}")
+            seen[name] = what
+
+
+def check_used(
+    given: Mapping[str, Collection[str]], used: Collection[str], reads: Collection[str]
+) -> None:
+    """`InputError` for a name that is not among those that the target reads or a formula has."""
+    short = ", ".join(sorted(name for name in reads if "__" not in name)) or "nothing"
+    for what, names in given.items():
+        for name in names:
+            if name not in used:
+                where = f"the target reads {short}, and no formula names it"
+                raise unknown(what, name, reads, where)
+
+
+def known_formula(
+    text: Any, where: str, known: Sequence[str], *, condition: bool = False,
+    later: Collection[str] = (),
+) -> Expression:  # fmt: skip
+    """A formula that gives a number, or with `condition` yes or no, all of whose names are known.
+
+    `later`: derived columns computed afterwards.
+    """
     formula = parse(text, where)
-    if not formula.is_condition:
+    if condition and not formula.is_condition:
         got = f"got the number {formula.text!r}"
         raise InputError(f"{where} must be a condition such as a <= b, {got}")
-    check_names(formula, where, known)
+    if formula.is_condition and not condition:
+        rule = "conditions go under [constraints]"
+        raise InputError(f"{where} must be a number, got the condition {formula.text!r}; {rule}")
+    for name in sorted(formula.names):
+        if name in known:
+            continue
+        if name not in later:
+            raise unknown(f"name in {where}:", name, known, f"there are {', '.join(known)}")
+        if where == f"derived {name}":
+            raise InputError(f"{where} needs itself; a column cannot depend on itself")
+        mend = f"write {name} above it, unless the two depend on each other"
+        raise InputError(f"{where} needs {name!r}, which is worked out after it; {mend}")
     return formula
 
 
@@ -113,23 +191,6 @@ def derived_columns(
     after: dict[str, Expression] = {}
     for name, text in section.items():
         known = [*givens, *before, *results, *after]
-        formula = number_formula(text, f"derived {name}", known, section)
+        formula = known_formula(text, f"derived {name}", known, later=section)
         (before if formula.names <= {*givens, *before} else after)[name] = formula
     return before, after
-
-
-def check_names(
-    formula: Expression, where: str, known: Sequence[str], later: Collection[str] = ()
-) -> None:
-    """`InputError` for an unknown name; `later` are derived columns computed afterwards."""
-    for name in sorted(formula.names):
-        if name in known:
-            continue
-        if name not in later:
-            raise unknown(f"name in {where}:", name, known, f"there are {', '.join(known)}")
-        if where == f"derived {name}":
-            raise InputError(f"{where} needs itself; a column cannot depend on itself")
-        raise InputError(
-            f"{where} needs {name!r}, which is worked out after it; write {name} above it, unless"
-            " the two depend on each other"
-        )

@@ -5,7 +5,10 @@ it is ever run as code. All numbers are float64, so nothing overflows into anoth
 no value (a division by zero) is NaN, and no comparison with it holds.
 
 One walk gives three kinds of value: columns of a sweep (NumPy), traced numbers of a search (JAX,
-whose maxima may be softened) and intervals, what a formula can be anywhere in a box.
+whose maxima may be softened) and intervals, what a formula can be anywhere in a box. An interval
+never excludes a value that is possible; it may include some that are not, the less the smaller the
+box. What has no bound that we know (a division by an interval across zero, a remainder) is
+everything from minus to plus infinity.
 """
 
 from __future__ import annotations
@@ -14,13 +17,12 @@ import ast
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from hybridperf.explore.sweeps import intervals
 from hybridperf.io import InputError
 
 _LONGEST = 1000  # characters: deeper nesting than that is no formula
@@ -48,10 +50,33 @@ class Comparison:
     more: Expression
     equal: bool
 
+    def at(self, columns: Mapping[str, float]) -> tuple[float, float]:
+        """Both sides at one point."""
+        return self.less.at(columns), self.more.at(columns)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those in both sides."""
+        return self.less.names | self.more.names
+
+    def cannot_hold(self, boxes: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        """Where bounds of its names prove that it fails; bool [n]."""
+        less, more = self.less.interval(boxes), self.more.interval(boxes)
+        return (less[0] > more[1]) | (self.equal & (more[0] > less[1]))
+
     @property
     def text(self) -> str:
         """It in words that people wrote, the lesser side first."""
         return f"{self.less.text} {'==' if self.equal else '<='} {self.more.text}"
+
+
+def behind(names: Collection[str], depends: Mapping[str, Collection[str]]) -> set[str]:
+    """Names, and all that they depend on by way of others."""
+    todo, seen = set(names), set[str]()
+    while todo:
+        seen.add(name := todo.pop())
+        todo |= set(depends.get(name, ())) - seen
+    return seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +106,10 @@ class Expression:
         kind = bool if self.is_condition else np.float64
         return np.broadcast_to(np.asarray(value, kind), (rows,))
 
+    def at(self, columns: Mapping[str, float]) -> float:
+        """Its value at one point."""
+        return float(self({name: np.array([value]) for name, value in columns.items()}, 1)[0])
+
     def traced(self, values: Mapping[str, Any], xp: Any) -> Any:
         """Its value from numbers of any kind; `xp` is `jax.numpy` or has its functions by name."""
         return _value(self._tree, values, xp)
@@ -89,11 +118,11 @@ class Expression:
         self, boxes: Mapping[str, tuple[np.ndarray, np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Bounds of its value from bounds of each name; never narrower than the truth."""
-        ranges = {name: intervals.Bounds(*boxes[name]) for name in self.names}
-        value = _value(self._tree, ranges, intervals)
-        if not isinstance(value, intervals.Bounds):
-            return np.asarray(value, np.float64), np.asarray(value, np.float64)
-        return np.asarray(value.low, np.float64), np.asarray(value.high, np.float64)
+        ranges = {name: Bounds(*boxes[name]) for name in self.names}
+        with np.errstate(all="ignore"):
+            value = _value(self._tree, ranges, np)
+        ends = (value.low, value.high) if isinstance(value, Bounds) else (value, value)
+        return np.asarray(ends[0], np.float64), np.asarray(ends[1], np.float64)
 
     def divisors(self) -> list[Expression]:
         """What it divides by, the innermost last."""
@@ -140,13 +169,13 @@ def _check(node: ast.expr, where: str) -> bool:
         case ast.Constant(value=int() | float()) | ast.Name():
             return False
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            return _numbers((left, right), where)
+            return _all((left, right), where, conditions=False)
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
-            return _numbers((operand,), where)
+            return _all((operand,), where, conditions=False)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return _conditions((operand,), where)
+            return _all((operand,), where, conditions=True)
         case ast.BoolOp(values=values):
-            return _conditions(values, where)
+            return _all(values, where, conditions=True)
         case ast.Compare(left=left, ops=ops, comparators=others) if all(
             type(op) in _COMPARISONS for op in ops
         ):
@@ -155,14 +184,13 @@ def _check(node: ast.expr, where: str) -> bool:
             if len(numbers) < len(sides) and not all(map(_is_equality, ops)):
                 rule = "words can be compared by == and != only"
                 raise InputError(f"{where}: {rule}, got {ast.unparse(node)}")
-            _numbers(numbers, where)
-            return True
+            return not _all(numbers, where, conditions=False)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             _, least, most = _FUNCTIONS[name]
             if not least <= len(args) <= most:
                 takes = least if least == most else f"{least} to {most}"
                 raise InputError(f"{where}: {name} takes {takes} numbers, got {len(args)}")
-            return _numbers(args, where)
+            return _all(args, where, conditions=False)
     short = ast.unparse(node)[:60]
     raise InputError(f"{where}: {short!r} cannot stand in a formula, which may hold {_MAY_HOLD}")
 
@@ -171,20 +199,13 @@ def _is_word(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def _numbers(nodes: Any, where: str) -> bool:
+def _all(nodes: Any, where: str, *, conditions: bool) -> bool:
+    """`conditions`; `InputError` unless all nodes are conditions, or numbers without."""
     for node in nodes:
-        if _check(node, where):
-            short = ast.unparse(node)[:60]
-            raise InputError(f"{where}: expected a number, got the condition {short!r}")
-    return False
-
-
-def _conditions(nodes: Any, where: str) -> bool:
-    for node in nodes:
-        if not _check(node, where):
-            short = ast.unparse(node)[:60]
-            raise InputError(f"{where}: expected a condition such as a == b, got {short!r}")
-    return True
+        if _check(node, where) != conditions:
+            wanted = ("a number, got the condition", "a condition such as a == b, got")[conditions]
+            raise InputError(f"{where}: expected {wanted} {ast.unparse(node)[:60]!r}")
+    return conditions
 
 
 def _value(node: ast.expr, columns: Mapping[str, Any], xp: ModuleType | Any) -> Any:
@@ -238,3 +259,61 @@ def _comparisons(node: ast.expr, where: str) -> list[Comparison]:
 
 def _side(node: ast.expr) -> Expression:
     return parse(ast.unparse(node), "a side of a condition")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds(np.lib.mixins.NDArrayOperatorsMixin):
+    """Numbers from `low` to `high` [n], one pair for each box."""
+
+    low: Any
+    high: Any
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *given: Any) -> Bounds:
+        """What operators and NumPy's functions come to."""
+        of = [one if isinstance(one, Bounds) else Bounds(one, one) for one in given]
+        with np.errstate(all="ignore"):
+            return _RULES[function](*of)
+
+
+def _rising(function: Callable, *of: Bounds) -> Bounds:
+    """A function that rises in all it is given."""
+    return Bounds(function(*(one.low for one in of)), function(*(one.high for one in of)))
+
+
+def _corners(function: Callable, a: Bounds, b: Bounds) -> Bounds:
+    corners = [function(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+    stacked = np.stack(np.broadcast_arrays(*corners))
+    low, high = stacked.min(0), stacked.max(0)
+    return Bounds(np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high))
+
+
+def _unless(unknown: Any, known: Bounds) -> Bounds:
+    return Bounds(np.where(unknown, -np.inf, known.low), np.where(unknown, np.inf, known.high))
+
+
+def _divide(a: Bounds, b: Bounds) -> Bounds:
+    return _unless((b.low <= 0) & (b.high >= 0), _corners(np.divide, a, b))
+
+
+def _power(a: Bounds, b: Bounds) -> Bounds:
+    """Monotonous in each of both for a base above zero, so that corners hold the extremes."""
+    return _unless(np.asarray(a.low) <= 0, _corners(np.power, a, b))
+
+
+def _log2(a: Bounds) -> Bounds:
+    """Nothing is known of it where numbers may be zero or less."""
+    return _unless(np.asarray(a.low) <= 0, _rising(np.log2, a))
+
+
+_RULES: dict[np.ufunc, Callable[..., Bounds]] = {
+    np.negative: lambda a: Bounds(-a.high, -a.low),
+    np.add: functools.partial(_rising, np.add),
+    np.subtract: lambda a, b: a + -b,
+    np.multiply: functools.partial(_corners, np.multiply),
+    np.divide: _divide,
+    np.floor_divide: lambda a, b: np.floor(a / b),
+    np.remainder: lambda a, b: _unless(np.ones(np.shape(a.low + b.low), bool), a),
+    np.power: _power,
+    np.log2: _log2,
+    **{f: functools.partial(_rising, f) for f in (np.minimum, np.maximum, np.ceil, np.floor)},
+}

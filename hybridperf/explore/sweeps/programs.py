@@ -35,13 +35,14 @@ class ProgramTarget(Target):
     """`predict_batch` by chunks."""
 
     keys = {"program": str, "model": str, "ignore": list, "outputs": list}  # noqa: RUF012  (a ClassVar of the interface)
-    required = ("program", "model")
+    optional = ("ignore", "outputs")
 
     def __init__(
         self, model: PerfModel, workload: Workload, content: str, outputs: Sequence[str] = ()
     ):
         check_backend(model, workload)
         self._model, self._workload, self._content = model, workload, content
+        self.models = (model,)
         self._outputs = ["time_s", *outputs] if outputs else None
         columns: Sequence[str] = ("time_s",)
         if self._outputs:
@@ -88,9 +89,6 @@ class ProgramTarget(Target):
         results = {name: values[:rows] for name, values in columns.items()}
         return {**results, "in_range": in_range, "note": note}
 
-    def remarks(self) -> list[str]:
-        return self._model.shortcomings()
-
     def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         rows = len(next(iter(columns.values())))
         in_range, note, same = self._coverage(columns, rows)
@@ -123,7 +121,7 @@ class ProgramTarget(Target):
         return results
 
     def fingerprint(self) -> str:
-        return f"{self._model.fingerprint()}-{self._content}"
+        return f"{super().fingerprint()}-{self._content}"
 
 
 def batch_size(rows: int) -> int:

@@ -1,12 +1,18 @@
 """How far a sweep is, on standard error: points, rate, time left, the best so far.
 
-One line that is written over, or one now and then in a log.
+One line that is written over, or one now and then in a log. And how long JAX compiled, in this
+process: a short sweep spends most of its time on that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 _EVERY_S = {True: 0.5, False: 10.0}  # by whether a person looks on
 _WIDTH = 130  # covers a longer line that was there before
@@ -60,3 +66,38 @@ def _duration(seconds: float) -> str:
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
+
+
+_STAGES = ("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration", "backend_compile_duration")
+_running: list[CompileTime] = []
+
+
+@dataclasses.dataclass
+class CompileTime:
+    """Counts while its context is open."""
+
+    seconds: float = 0.0
+
+
+@contextlib.contextmanager
+def compiling_time() -> Iterator[CompileTime]:
+    """What is compiled within."""
+    _listen()
+    counted = CompileTime()
+    _running.append(counted)
+    try:
+        yield counted
+    finally:
+        _running.remove(counted)
+
+
+@functools.cache
+def _listen() -> None:
+    import jax
+
+    def heard(event: str, duration_secs: float, **_: Any) -> None:
+        if event.endswith(_STAGES):
+            for one in _running:
+                one.seconds += duration_secs
+
+    jax.monitoring.register_event_duration_secs_listener(heard)

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from hybridperf.explore.sweeps.chunk import (
     chunks,
     evaluate,
 )
-from hybridperf.explore.sweeps.compiling import compiling_time
 from hybridperf.explore.sweeps.front import BestPoints, BestRule
-from hybridperf.explore.sweeps.progress import SweepProgress
+from hybridperf.explore.sweeps.progress import SweepProgress, compiling_time
 from hybridperf.explore.sweeps.spec import SweepSpec, read_spec, with_top
 from hybridperf.explore.sweeps.store import SweepStore, parquet_bytes, read_part, sweep_identity
 from hybridperf.io import InputError, write_table
@@ -78,9 +77,6 @@ def sweep(
     Raises:
         InputError: when the spec is wrong, or both `workers` and `scheduler` are given.
     """
-    if not isinstance(spec, str | os.PathLike | Mapping):
-        needs = "a .toml file, the name of a shipped one, or a dict"
-        raise InputError(f"a sweep needs a spec: {needs}; got {type(spec).__name__}")
     if workers is not None and scheduler is not None:
         raise InputError("expected one of --workers and --scheduler, got both")
     if workers is not None and workers < 1:
@@ -88,7 +84,7 @@ def sweep(
     distributed = workers is not None or scheduler is not None
     if distributed:
         cluster.check_installed()
-    given = with_top(read_spec(spec if isinstance(spec, Mapping) else Path(spec)), top, by)
+    given = with_top(read_spec(spec), top, by)
     store = SweepStore(out, sweep_identity(given.identity()))
     start_s = time.monotonic()
     kept, computed, rows, unpredicted = BestPoints(given.best), 0, 0, 0
@@ -107,7 +103,7 @@ def sweep(
             met += json.loads((table.schema.metadata or {}).get(MET, b"[]")) or 0
             rows += table.num_rows
             if "time_s" in table.column_names:
-                unpredicted += table["time_s"].null_count + _not_numbers(table["time_s"])
+                unpredicted += int(np.isnan(table["time_s"].to_numpy().astype(np.float64)).sum())
             if table.num_rows:
                 kept.see_table(table)
     why = "" if rows else _why_empty(given, met, counted=computed == given.design.size)
@@ -151,7 +147,8 @@ def _do(
     for chunk in sorted(done) if not quiet else ():
         leading.see(store.part(chunk))
     here = workers is None and scheduler is None
-    for chunk, part in _here(spec, todo) if here else cluster.parts(spec, todo, workers, scheduler):
+    ours = ((chunk, parquet_bytes(evaluate(spec, chunk))) for chunk in todo)
+    for chunk, part in ours if here else cluster.parts(spec, todo, workers, scheduler):
         store.write(chunk, part)
         computed += _size(spec, chunk)
         progress.add(_size(spec, chunk), "" if quiet else leading.see(part))
@@ -178,20 +175,9 @@ class _Leading:
         return self._kept.summary()
 
 
-def _here(spec: SweepSpec, todo: Collection[int]) -> Iterator[tuple[int, bytes]]:
-    for chunk in todo:
-        yield chunk, parquet_bytes(evaluate(spec, chunk))
-
-
 def _size(spec: SweepSpec, chunk: int) -> int:
     start, stop = bounds(spec, chunk)
     return stop - start
-
-
-def _not_numbers(column: Any) -> int:
-    import pyarrow.compute as pc
-
-    return int(pc.sum(pc.is_nan(column)).as_py() or 0)
 
 
 def _write_best(out: Path, kind: str, frame: Any) -> Path | None:

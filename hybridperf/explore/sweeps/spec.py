@@ -39,7 +39,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,27 +54,31 @@ from hybridperf.explore.sweeps.design import (
     checked,
 )
 from hybridperf.explore.sweeps.document import (
+    SpecSource,
+    check_free,
     check_keys,
-    check_plain,
-    condition,
+    check_range,
+    check_used,
     derived_columns,
-    read_document,
+    find_spec,
+    known_formula,
     section,
+    sections,
+    whole_flag,
     whole_number,
 )
 from hybridperf.explore.sweeps.expression import Expression
 from hybridperf.explore.sweeps.front import BestRule
 from hybridperf.explore.sweeps.target import Target, read_target
-from hybridperf.io import InputError, closest, read_table, require_columns, unknown
+from hybridperf.io import InputError, read_table, require_columns, unknown
 
 SCHEMA_VERSION = 1
-_SHIPPED = Path(__file__).parent / "shipped"
+SHIPPED = Path(__file__).parent / "shipped"
 DEFAULT_CHUNK = 65536
 INDEX = "point"  # the column that holds a point's index
 _LARGEST_CHUNK = 2**22
 _LONGEST_GRID = 10**7  # values of one parameter
 _TABLES = ("target", "parameters", "design", "derived", "constraints", "top", "front")
-_SECTIONS = ("schema", "schema_version", "chunk", *_TABLES)
 # results do not depend on these; the size of chunks is part of the identity on its own
 _NO_MATTER = ("schema", "schema_version", "chunk", "top", "front")
 _KINDS = ("lin", "log", "powers_of_two", "random", "sobol", "table")
@@ -97,6 +101,7 @@ class SweepSpec:
     keep: Sequence[Expression]  # constraints that need no result
     accept: Sequence[Expression]  # those that do
     chunk: int
+    columns: Mapping[str, bool]  # all that it gives, and whether they hold words
     best: BestRule
     inputs: str  # hash of the contents of its tables
 
@@ -107,57 +112,36 @@ class SweepSpec:
         return {"spec": asked, "chunk": self.chunk, "tables": self.inputs, "target": target}
 
 
-def read_spec(source: str | Path | Mapping[str, Any], folder: str | Path = ".") -> SweepSpec:
+def read_spec(source: SpecSource, folder: str | Path = ".") -> SweepSpec:
     """A spec from a file, the name of a shipped one, or a dict (its files are in `folder`)."""
-    if isinstance(source, Mapping):
-        return _spec(dict(source), Path(folder))
-    path = Path(source)
-    if not path.exists() and str(source) in shipped_specs():
-        path = _SHIPPED / f"{source}.toml"
-    if not path.exists():
-        shipped = shipped_specs()
-        raise InputError(
-            f"expected a spec at {path}, found none; check the path or take a shipped one:"
-            f" {', '.join(shipped)}{closest(str(path), shipped)}"
-        )
-    return _spec(read_document(path, "sweep", SCHEMA_VERSION), path.parent)
-
-
-def shipped_specs() -> list[str]:
-    """Names of the specs that come with hybridperf."""
-    return sorted(path.stem for path in _SHIPPED.glob("*.toml"))
+    return _spec(*find_spec(source, folder, "sweep", SCHEMA_VERSION, SHIPPED))
 
 
 def _spec(document: dict[str, Any], folder: Path) -> SweepSpec:
-    check_keys(document, _SECTIONS, "section", f"a spec has {', '.join(_SECTIONS)}")
-    check_plain(document)
-    parts = {name: section(document, name) for name in _TABLES}
+    parts = sections(document, "sweep", ("schema", "schema_version", "chunk"), _TABLES)
     tables: dict[str, Any] = {}
     design = _design(parts["parameters"], parts["design"], folder, tables)
     extremes = design.extremes()
     target = read_target(parts["target"], folder, extremes)
     parameters = design.names()
-    results = [*target.results]
-    for name in (*parameters, *parts["derived"]):
-        if name in (*results, INDEX):
-            mend = "call the parameter or derived column something else"
-            raise InputError(f"{name!r} is a column of results; {mend}")
-        if not name.isidentifier():
-            rule = "names are letters, digits and underscores"
-            raise InputError(f"{name!r} cannot be a column; {rule}")
-    for name in parts["derived"]:
-        if name in parameters:
-            mend = "call one of them something else"
-            raise InputError(f"{name!r} is a parameter and a derived column; {mend}")
-    before, after = derived_columns(parts["derived"], parameters, results)
+    results, derived = [*target.results], parts["derived"]
+    of_results = {"column of results": [*results, INDEX]}
+    check_free({**of_results, "parameter": parameters, "derived column": derived})
+    before, after = derived_columns(derived, parameters, results)
     given = {*parameters, *before}
     known = [*given, *results, *after]
-    conditions = [condition(name, text, known) for name, text in parts["constraints"].items()]
+    conditions = [
+        known_formula(text, f"constraint {name}", known, condition=True)
+        for name, text in parts["constraints"].items()
+    ]
     formulas = [*before.values(), *after.values(), *conditions]
-    _check_parameters(target, parameters, formulas)
+    used = target.known().union(*(formula.names for formula in formulas))
+    check_used({"parameter": parameters}, used, target.known())
     target.check(extremes, given)
     _check_words(formulas, extremes)
-    columns = [*parameters, *before, *results, *after]
+    words = {name for name, values in extremes.items() if values.dtype.kind == "O"}
+    words |= {name for name, kind in target.results.items() if kind is str}
+    columns = {name: name in words for name in (*parameters, *before, *results, *after)}
     return SweepSpec(
         document=document,
         folder=folder,
@@ -168,7 +152,8 @@ def _spec(document: dict[str, Any], folder: Path) -> SweepSpec:
         keep=[c for c in conditions if c.names <= given],
         accept=[c for c in conditions if not c.names <= given],
         chunk=whole_number(document.get("chunk", DEFAULT_CHUNK), "chunk", 1, _LARGEST_CHUNK),
-        best=_best(parts["top"], parts["front"], columns, _words(extremes, target)),
+        columns=columns,
+        best=_best(parts["top"], parts["front"], columns),
         inputs=hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:12],
     )
 
@@ -178,17 +163,8 @@ def with_top(spec: SweepSpec, count: int | None, by: str | None) -> SweepSpec:
     given = {key: value for key, value in (("count", count), ("by", by)) if value is not None}
     if not given:
         return spec
-    document = dict(spec.document)
-    columns = [*spec.design.names(), *spec.before, *spec.target.results, *spec.after]
-    words = _words(spec.design.extremes(), spec.target)
-    top, front = section(document, "top") | given, section(document, "front")
-    return dataclasses.replace(spec, best=_best(top, front, columns, words))
-
-
-def _words(extremes: Mapping[str, np.ndarray], target: Target) -> set[str]:
-    """Columns of words."""
-    given = {name for name, values in extremes.items() if values.dtype.kind == "O"}
-    return given | {name for name, kind in target.results.items() if kind is str}
+    top, front = (section(spec.document, name) for name in ("top", "front"))
+    return dataclasses.replace(spec, best=_best(top | given, front, spec.columns))
 
 
 def _design(
@@ -252,7 +228,7 @@ def _kind(name: str, written: Any) -> str:
 def _grid(name: str, written: Any, kind: str) -> np.ndarray:
     if kind == "list":
         return _plain(name, written if isinstance(written, list) else [written])
-    low, high = _ends(name, written[kind])
+    low, high = _ends(name, written[kind], kind)
     if kind == "powers_of_two":
         first, last = np.log2([low, high]) if low > 0 else (np.nan, np.nan)
         if first != np.floor(first) or last != np.floor(last) or first < 0:
@@ -262,36 +238,25 @@ def _grid(name: str, written: Any, kind: str) -> np.ndarray:
     if "count" not in written:
         raise InputError(f"parameter {name} needs a count, the number of its values")
     count = whole_number(written["count"], f"count of parameter {name}", 1, _LONGEST_GRID)
-    _check_log(name, kind, low, written[kind])
     values = np.geomspace(low, high, count) if kind == "log" else np.linspace(low, high, count)
-    return np.unique(np.rint(values).astype(np.int64)) if _flag(name, written) else values
-
-
-def _check_log(name: str, scale: str, low: float, written: Any) -> None:
-    if scale == "log" and low <= 0:
-        rule = "a log range goes from a number above zero"
-        raise InputError(f"parameter {name}: {rule}, got {written}")
+    integer = whole_flag(f"parameter {name}", written)
+    return np.unique(np.rint(values).astype(np.int64)) if integer else values
 
 
 def _range(name: str, written: Mapping[str, Any], kind: str) -> SampledRange:
-    low, high = _ends(name, written[kind])
     scale = written.get("scale", "lin")
     check_keys([str(scale)], ("lin", "log"), f"scale of parameter {name}", "known are lin and log")
-    _check_log(name, scale, low, written[kind])
-    integer = _flag(name, written)
-    if integer and not (float(low).is_integer() and float(high).is_integer()):
-        rule = "a range of whole numbers has whole ends"
-        raise InputError(f"parameter {name}: {rule}, got {written[kind]}")
+    low, high = _ends(name, written[kind], scale)
+    integer = whole_flag(f"parameter {name}", written, low, high)
     return SampledRange(low, high, scale == "log", integer)
 
 
-def _ends(name: str, pair: Any) -> tuple[float, float]:
+def _ends(name: str, pair: Any, scale: str) -> tuple[float, float]:
     if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(_is_number, pair)):
         raise InputError(f"parameter {name} needs a range [least, most] of two numbers, got {pair}")
-    if pair[0] > pair[1]:
-        falls = "goes from the greater to the lesser number; exchange them"
-        raise InputError(f"parameter {name}: the range {pair} {falls}")
-    return float(pair[0]), float(pair[1])
+    low, high = map(float, pair)
+    check_range(f"parameter {name}", low, high, log=scale == "log")
+    return low, high
 
 
 def _plain(name: str, values: list[Any], place: str = "at place {} of its list") -> np.ndarray:
@@ -313,16 +278,8 @@ def _plain(name: str, values: list[Any], place: str = "at place {} of its list")
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return bool(np.isfinite(value))
-
-
-def _flag(name: str, written: Mapping[str, Any]) -> bool:
-    value = written.get("integer", False)
-    if not isinstance(value, bool):
-        raise InputError(f"parameter {name}: integer is true or false, got {value!r}")
-    return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and bool(np.isfinite(value))
 
 
 def _check_words(formulas: Sequence[Expression], extremes: Mapping[str, np.ndarray]) -> None:
@@ -333,20 +290,8 @@ def _check_words(formulas: Sequence[Expression], extremes: Mapping[str, np.ndarr
                 raise InputError(f"{formula.text!r} counts with {name}, whose values are words")
 
 
-def _check_parameters(
-    target: Target, parameters: Sequence[str], formulas: Sequence[Expression]
-) -> None:
-    known = target.known()
-    used = known.union(*(formula.names for formula in formulas))
-    short = ", ".join(sorted(name for name in known if "__" not in name))
-    for name in parameters:
-        if name not in used:
-            reads = f"the target reads {short}, and no formula names it"
-            raise unknown("parameter", name, known, reads)
-
-
 def _best(
-    top: Mapping[str, Any], front: Mapping[str, Any], columns: Sequence[str], words: Collection[str]
+    top: Mapping[str, Any], front: Mapping[str, Any], columns: Mapping[str, bool]
 ) -> BestRule:
     check_keys(top, ("count", "by"), "key of [top]", "it takes count and by")
     senses = ("minimise", "maximise")
@@ -363,9 +308,9 @@ def _best(
         for name in names:
             if name not in columns and (top or names != [by]):
                 raise unknown("column", name, columns, f"there are {', '.join(columns)}")
-            if name in words:
-                numbers = ", ".join(column for column in columns if column not in words)
-                mend = f"choose one of {numbers}"
+            if columns.get(name):
+                numbers = (column for column, holds_words in columns.items() if not holds_words)
+                mend = f"choose one of {', '.join(numbers)}"
                 raise InputError(f"column {name!r} holds words, which have no least; {mend}")
     if front and not (minimise or maximise):
         raise InputError("[front] needs minimise or maximise, lists of columns")

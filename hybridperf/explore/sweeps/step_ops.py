@@ -73,10 +73,10 @@ def read_ops(
         _check_place(entry, where, [op.name for op in ops])
         common: dict[str, Any] = {"name": str(name), "after": tuple(entry.get("after", []))}
         common["times"] = _formula(entry.get("times", 1), f"times of {where}")
-        is_op = "op" in entry
-        ops.append(
-            _op(where, entry, common, model) if is_op else _collective(where, entry, common, system)
-        )
+        if "op" in entry:
+            ops.append(_op(where, entry, common, model))
+        else:
+            ops.append(_collective(where, entry, common, system))
     return tuple(ops)
 
 
@@ -117,19 +117,17 @@ def _op(
 ) -> StepOp:
     op = str(entry["op"])
     cls, _ = op_by_name(op)
-    text, labels = (
-        {key: str(entry[key]) for key in entry if key in known} for known in (cls.text, LABELS)
-    )
+    words = {key: str(entry[key]) for key in entry if key in (*cls.text, *LABELS)}
+    text, labels = ({key: words[key] for key in words if key in of} for of in (cls.text, LABELS))
     if "dtype" not in entry:
         raise InputError(f'{where} needs a dtype, such as dtype = "bf16"')
     dtype = str(entry["dtype"])
     pricer = OpPricer.of(model, op, dtype=dtype, text=text, labels=labels)
-    no_sizes = (*_PLACE, *text, *labels, "op", "dtype")
+    no_sizes = (*_PLACE, *words, "op", "dtype")
     sizes = {key: value for key, value in entry.items() if key not in no_sizes}
     takes = f"{op} takes {', '.join(pricer.dimensions)}"
-    for key in sizes:
-        if key not in pricer.dimensions:
-            raise unknown(f"key of {where}", key, [*pricer.dimensions, *_PLACE], takes)
+    if strange := [key for key in sizes if key not in pricer.dimensions]:
+        raise unknown(f"key of {where}", strange[0], [*pricer.dimensions, *_PLACE], takes)
     for key in pricer.required:
         if key not in sizes:
             raise InputError(f"{where} needs a dimension {key!r}{closest(key, sizes)}")
@@ -138,8 +136,8 @@ def _op(
         stream=entry.get("stream", "compute"),
         sizes={key: _formula(value, f"{key} of {where}") for key, value in sizes.items()},
         is_collective=False,
-        kind=(op, dtype, *sorted({**text, **labels}.items()), *sorted(sizes)),
-        words={"op": op, "dtype": dtype, **text, **labels},
+        kind=(op, dtype, *sorted(words.items()), *sorted(sizes)),
+        words={"op": op, "dtype": dtype, **words},
         price=pricer,
     )
 
@@ -159,12 +157,11 @@ def _collective(
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             what = "is the group's structure, a whole number above zero"
             raise InputError(f"{where}: {key} {what}, got {value!r}")
-    collective, n_nodes = str(entry["collective"]), entry.get("n_nodes", 1)
+    collective = str(entry["collective"])
     words = {key: str(entry[key]) for key in _COLLECTIVE_WORDS if key in entry}
     group = {key: entry[key] for key in _GROUP if key in entry}
-    pricer = CollectivePricer.of(
-        system, collective, n_gpus=entry["n_gpus"], n_nodes=n_nodes, **words
-    )
+    ranks, nodes = entry["n_gpus"], entry.get("n_nodes", 1)
+    pricer = CollectivePricer.of(system, collective, n_gpus=ranks, n_nodes=nodes, **words)
     return StepOp(
         **common,
         stream=entry.get("stream", "comm"),

@@ -39,7 +39,6 @@ from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.batches import knob_names
 from hybridperf.engine.evaluate import makespan
-from hybridperf.engine.graph import Graph
 from hybridperf.engine.lower import lower
 from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.platforms import LINK_KNOBS, with_knobs
@@ -59,17 +58,12 @@ class StepTarget(Target):
     """Seconds of one step of ops and collectives that the spec lists."""
 
     keys = {"model": str, "system": str, "ops": list}  # noqa: RUF012  (a ClassVar of the interface)
-    required = ("model", "ops")
+    optional = ("system",)
     results = {"time_s": float, "in_range": bool, "note": str}  # noqa: RUF012
 
-    def __init__(
-        self,
-        model: PerfModel,
-        system: CollectiveModel | None,
-        ops: tuple[StepOp, ...],
-        graph: Graph,
-    ):
-        self._model, self._system, self._ops, self._graph = model, system, ops, graph
+    def __init__(self, model: PerfModel, system: CollectiveModel | None, ops: tuple[StepOp, ...]):
+        self._model, self._system, self._ops, self._graph = model, system, ops, graph_of(ops)
+        self.models = (model,) if system is None else (model, system)
 
     @classmethod
     def read(
@@ -78,8 +72,7 @@ class StepTarget(Target):
         del extremes
         model = model_or_datasheet(place(given["model"], folder))
         system = collectives_by_name(place(given["system"], folder)) if "system" in given else None
-        ops = read_ops(given["ops"], model, system)
-        return cls(model, system, ops, graph_of(ops))
+        return cls(model, system, read_ops(given["ops"], model, system))
 
     def known(self) -> set[str]:
         links = LINK_KNOBS if any(op.is_collective for op in self._ops) else ()
@@ -92,12 +85,11 @@ class StepTarget(Target):
             check_positive(name, extremes[name])
 
     def remarks(self) -> list[str]:
-        remarks: list[str] = []
-        if any(not op.is_collective for op in self._ops):
-            remarks += self._model.shortcomings()
-        if self._system is not None and any(op.is_collective for op in self._ops):
-            remarks += self._system.shortcomings()
-        return remarks
+        asked = {op.is_collective for op in self._ops}
+        remarks = self._model.shortcomings() if False in asked else []
+        if self._system is None or True not in asked:
+            return remarks
+        return [*remarks, *self._system.shortcomings()]
 
     def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         rows, values = len(next(iter(columns.values()))), self._values(columns)
@@ -181,10 +173,6 @@ class StepTarget(Target):
     ) -> Callable[[Mapping[str, Any], Any], dict[str, Any]]:
         durations, graph = self._durations(names), self._graph
         return lambda values, heat: {"time_s": soft_end(graph, durations(values), heat)}
-
-    def fingerprint(self) -> str:
-        models = (self._model, self._system)
-        return "-".join(model.fingerprint() for model in models if model is not None)
 
     def _durations(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], Array]:
         """Seconds [U] of the ops of one point."""

@@ -33,11 +33,10 @@ class OpsTarget(Target):
     """`PerfModel.predict_ops` by chunks."""
 
     keys = {"model": str}  # noqa: RUF012  (a ClassVar of the interface)
-    required = ("model",)
     results = _SECONDS | _MARKS
 
     def __init__(self, model: PerfModel, ops: Mapping[str, tuple[type[Op], Mapping[str, Any]]]):
-        self._model, self._ops = model, ops
+        self._model, self.models, self._ops = model, (model,), ops
 
     @classmethod
     def read(
@@ -48,9 +47,6 @@ class OpsTarget(Target):
             raise InputError(f"a sweep of ops {needs}")
         ops = {str(name): op_by_name(str(name)) for name in dict.fromkeys(extremes["op"])}
         return cls(model_or_datasheet(place(given["model"], folder)), ops)
-
-    def remarks(self) -> list[str]:
-        return self._model.shortcomings()
 
     def known(self) -> set[str]:
         of_ops = ({*cls.dimensions(), *cls.synonyms, *cls.text} for cls, _ in self._ops.values())
@@ -79,20 +75,16 @@ class OpsTarget(Target):
     def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return _answers(self._model.predict_ops(_frame(columns, self.known())), self.results)
 
-    def fingerprint(self) -> str:
-        return self._model.fingerprint()
-
 
 @register("collectives")
 class CollectivesTarget(Target):
     """`CollectiveModel.predict` by chunks."""
 
     keys = {"model": str}  # noqa: RUF012  (a ClassVar of the interface)
-    required = ("model",)
     results = _SECONDS | {"bus_bytes_per_s": float} | _MARKS
 
     def __init__(self, model: CollectiveModel):
-        self._model = model
+        self._model, self.models = model, (model,)
 
     @classmethod
     def read(
@@ -100,9 +92,6 @@ class CollectivesTarget(Target):
     ) -> CollectivesTarget:
         del extremes
         return cls(collectives_by_name(place(given["model"], folder)))
-
-    def remarks(self) -> list[str]:
-        return self._model.shortcomings()
 
     def known(self) -> set[str]:
         return {*_COLLECTIVE_SIZES, *_COLLECTIVE_WORDS}
@@ -119,9 +108,6 @@ class CollectivesTarget(Target):
 
     def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return _answers(self._model.predict(_frame(columns, self.known())), self.results)
-
-    def fingerprint(self) -> str:
-        return self._model.fingerprint()
 
 
 def _frame(columns: Mapping[str, np.ndarray], known: set[str]) -> pd.DataFrame:

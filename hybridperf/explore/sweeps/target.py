@@ -8,7 +8,7 @@ is made, so that everything wrong with a spec is reported before anything is com
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,9 +21,10 @@ class Target(abc.ABC):
     """One thing to ask of many points."""
 
     keys: ClassVar[Mapping[str, type]]  # of `[target]` besides `kind`, with the type of each
-    required: ClassVar[tuple[str, ...]]  # those of the keys that must be there
+    optional: ClassVar[tuple[str, ...]] = ()  # those of the keys that may be left out
     # columns that `evaluate` gives, of the kind or of what was read: float, bool or str
     results: Mapping[str, type]
+    models: Sequence[Any] = ()  # what it asks: they tell what to know first, and what it is
 
     @classmethod
     @abc.abstractmethod
@@ -49,16 +50,17 @@ class Target(abc.ABC):
 
     def remarks(self) -> list[str]:
         """Notes before any result is read, such as that a datasheet stands in for measurements."""
-        return []
+        return [note for model in self.models for note in model.shortcomings()]
 
     def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """`low_s, high_s, in_range, note` [n] at a few points, slowly; NaN where unknown."""
         results = self.evaluate(columns)
         return {name: results[name] for name in ("low_s", "high_s", "in_range", "note")}
 
-    @abc.abstractmethod
     def fingerprint(self) -> str:
         """Changes with whatever could change a result."""
+        assert self.models, "a target without models has its own fingerprint"
+        return "-".join(model.fingerprint() for model in self.models)
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         """Results of ONE point as a pure JAX function of the parameters `names`, for gradients.
@@ -108,8 +110,8 @@ def read_target(
         if not isinstance(value, cls.keys[key]):
             expected = "text" if cls.keys[key] is str else "a list"
             raise InputError(f"[target] {key} must be {expected}, got {value!r}")
-    for key in cls.required:
-        if key not in given:
+    for key in cls.keys:
+        if key not in given and key not in cls.optional:
             raise InputError(f"[target] of kind {kind} needs a key {key!r}")
     return cls.read(given, folder, extremes)
 

@@ -69,12 +69,9 @@ def distinct(
 
 
 def of_ops(
-    ops: Sequence[StepOp],
-    model: PerfModel,
-    system: CollectiveModel | None,
-    columns: Mapping[str, Any],
-    rows: int,
-) -> dict[str, np.ndarray]:
+    ops: Sequence[StepOp], model: PerfModel, system: CollectiveModel | None,
+    columns: Mapping[str, Any], rows: int,
+) -> dict[str, np.ndarray]:  # fmt: skip
     """What the model predicts of each op alone at each point; equal ops are priced once.
 
     `predicted_s, low_s, high_s, in_range` [points, ops], and one `note` [points]. Sizes are rounded
@@ -83,16 +80,13 @@ def of_ops(
     shape = (rows, len(ops))
     out = {name: np.empty(shape, kind) for name, kind in _ANSWERS.items()}
     for at, op in enumerate(ops):
-        sizes = np.stack([np.rint(formula(columns, rows)) for formula in op.sizes.values()], 1)
-        if (sizes == sizes[0]).all():
-            different, which = sizes[:1], np.zeros(rows, int)
-        else:
-            different, which = np.unique(sizes, axis=0, return_inverse=True)
-        frame = pd.DataFrame(dict(zip(op.sizes, different.T, strict=True))).assign(**op.words)
+        sizes = {name: np.rint(formula(columns, rows)) for name, formula in op.sizes.items()}
+        different, which = distinct(sizes, rows)
+        frame = pd.DataFrame(different).assign(**op.words)
         price = system.predict if op.is_collective and system is not None else model.predict_ops
         answer = price(frame)
         for name in _ANSWERS:
-            out[name][:, at] = answer[name].to_numpy()[np.ravel(which)]
+            out[name][:, at] = answer[name].to_numpy()[which]
     return {**out, "note": notes_of(ops, out["note"])}
 
 

@@ -16,11 +16,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from google.protobuf import (
     descriptor_pb2,
@@ -35,65 +34,53 @@ from hybridperf.traces.recorded.graph import (
     COMM,
     CPU,
     GPU,
+    NOTHING,
     RecordedArguments,
     RecordedGraph,
     RecordedNode,
+    identity,
 )
+from hybridperf.traces.recorded.tensors import is_whole
 
-_VALUES = (  # of an attribute: each a single value, then (but for what is odd) a list of it
-    "double",
-    "float",
-    "int32",
-    "int64",
-    "uint32",
-    "uint64",
-    "sint32",
-    "sint64",
-    "fixed32",
-    "fixed64",
-    "sfixed32",
-    "sfixed64",
-    "bool",
-    "bytes",
-    "bytes",
-)
-_FIRST_VALUE = 3  # number of the first value's field
+_NUMBERS = "double float int32 int64 uint32 uint64 sint32 sint64 fixed32 fixed64 sfixed32 sfixed64"
+# of an attribute: each a single value, then (but for what is odd) a list of it
+_VALUES = (*_NUMBERS.split(), "bool", "bytes", "bytes")
+_ONE_OF = (kind for value in _VALUES for kind in (value, f"{value}_list"))
+# fields of each message, numbered from 1; `*` stands for any number of them
+_MESSAGES = {
+    **{f"{value}_list": (f"{value}* values",) for value in _VALUES},
+    "AttributeProto": (
+        "bytes name", "bytes doc_string", *(f"{kind} v{at}" for at, kind in enumerate(_ONE_OF)),
+    ),
+    "GlobalMetadata": ("bytes* first", "AttributeProto* attr"),
+    "IOInfo": ("bytes values", "bytes shapes", "bytes types"),
+    "Node": (
+        "uint64 id", "bytes name", "int32 type", "uint64* ctrl_deps", "uint64* data_deps",
+        "uint64 start_time_micros", "uint64 duration_micros", "IOInfo inputs", "IOInfo outputs",
+        "AttributeProto* attr",
+    ),
+}  # fmt: skip
+_VALUE_FROM = 3  # number of an attribute's first value
 _OLD_FIELDS = (8, 9, 10)  # held numbers in schemas before 0.0.4, hold messages since
 _COLLECTIVES = (
-    "all_reduce",
-    "reduce",
-    "all_gather",
-    "gather",
-    "scatter",
-    "broadcast",
-    "all_to_all",
-    "reduce_scatter",
-    "reduce_scatter_block",
-    "barrier",
-)
+    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all",
+    "reduce_scatter", "reduce_scatter_block", "barrier",
+)  # fmt: skip
 _SEND, _RECEIVE, _COLLECTIVE = 5, 6, 7  # of NodeType
 _TYPE_NAMES = {"COMM_SEND_NODE": _SEND, "COMM_RECV_NODE": _RECEIVE, "COMM_COLL_NODE": _COLLECTIVE}
 _PART = re.compile(r"\(\d+\)$")
 _MICROSECOND_S = 1e-6
 _LONGEST_US = 1e15  # thirty years: more is no duration
-_SAID = 60
 
 
 def chakra_json(document: Mapping[str, Any], source: str) -> RecordedGraph:
     """The graph of a Chakra trace that has been read from JSON."""
     listed = document.get("workload_graph")
     if not isinstance(listed, list) or not listed:
-        raise InputError(
-            f"{source}: expected a list of nodes in workload_graph, found none; convert the trace"
-            " again"
-        )
-    nodes = [_json_node(node, source) for node in listed]
-    return _graph(
-        nodes,
-        source,
-        "chakra json",
-        ["no shapes are recorded: its ops cannot be priced, only their times replayed"],
-    )
+        expected = "expected a list of nodes in workload_graph, found none"
+        raise InputError(f"{source}: {expected}; convert the trace again")
+    note = "no shapes are recorded: its ops cannot be priced, only their times replayed"
+    return _graph([_json_node(node, source) for node in listed], source, "chakra json", [note])
 
 
 def chakra_protobuf(content: bytes, source: str) -> RecordedGraph:
@@ -105,81 +92,52 @@ def chakra_protobuf(content: bytes, source: str) -> RecordedGraph:
                 schema = metadata
                 continue
             node = _CLASSES["Node"].FromString(raw)
-            if at < 2 and any(
-                one.field_number in _OLD_FIELDS for one in unknown_fields.UnknownFieldSet(node)
-            ):
-                raise InputError(
-                    f"{source} was written with a Chakra schema before 0.0.4; convert the trace"
-                    " again with a newer Chakra"
-                )
-            nodes.append(_protobuf_node(node))
         except message.DecodeError as error:
-            raise InputError(
-                f"{source}: message {at} is no Chakra node; the file is damaged or of another kind,"
-                " copy it again"
-            ) from error
+            mend = "the file is damaged or of another kind, copy it again"
+            raise InputError(f"{source}: message {at} is no Chakra node; {mend}") from error
+        skipped = {one.field_number for one in unknown_fields.UnknownFieldSet(node)}
+        if at < 2 and skipped.intersection(_OLD_FIELDS):
+            mend = "convert the trace again with a newer Chakra"
+            raise InputError(f"{source} was written with a Chakra schema before 0.0.4; {mend}")
+        nodes.append(_protobuf_node(node))
     if not nodes:
         raise InputError(f"{source}: expected Chakra nodes, found none; convert the trace again")
     return _graph(nodes, source, f"chakra protobuf {schema}".strip(), [])
 
 
 def _graph(nodes: list[RecordedNode], source: str, schema: str, notes: list[str]) -> RecordedGraph:
-    nodes.sort(key=lambda node: node.id)
     known = {node.id for node in nodes}
-    if len(known) < len(nodes):
-        twice = next(one.id for one, other in itertools.pairwise(nodes) if one.id == other.id)
-        raise InputError(
-            f"{source}: two nodes have the id {twice}; the file is damaged, convert the trace again"
-        )
     lost = sum(len(node.data) - len(known.intersection(node.data)) for node in nodes)
     if lost:
         notes.append(f"{lost} dependencies on nodes that the trace lacks were left out")
-    kept = [
-        dataclasses.replace(
-            node,
-            data=tuple(one for one in node.data if one in known),
-            control=tuple(one for one in node.control if one in known and one != node.id),
-        )
-        for node in nodes
-    ]
-    return RecordedGraph(source, schema, tuple(kept), tuple(notes))
+    kept = []
+    for node in nodes:
+        data = tuple(one for one in node.data if one in known)
+        control = tuple(one for one in node.control if one in known and one != node.id)
+        kept.append(dataclasses.replace(node, data=data, control=control))
+    return RecordedGraph.of(kept, source, schema, notes)
 
 
 def _json_node(node: Any, source: str) -> RecordedNode:
-    if not isinstance(node, dict):
-        raise InputError(
-            f"{source}: expected nodes with names, found {str(node)[:_SAID]!r}; the file is"
-            " damaged, convert the trace again"
-        )
-    # Id, id; ctrlDeps, ctrl_deps
-    given = {str(key).replace("_", "").lower(): value for key, value in node.items()}
-    identity, name = given.get("id"), given.get("name")
-    if not _is_count(identity) or not isinstance(name, str):
-        raise InputError(
-            f"{source}: a node has id {str(identity)[:_SAID]!r} and name {str(name)[:_SAID]!r}; the"
-            " file is damaged"
-        )
-    kind = given.get("nodetype", given.get("type"))
-    kind = kind if _is_count(kind) else _TYPE_NAMES.get(str(kind), 0)
-    on_host = given.get("iscpuop")
-    micros = given.get("runtime", given.get("durationmicros"))
+    if isinstance(node, dict):  # Id, id; ctrlDeps, ctrl_deps
+        node = {str(key).replace("_", "").lower(): value for key, value in node.items()}
+    number, name = identity(node, source)
+    kind = node.get("nodetype", node.get("type"))
+    kind = kind if is_whole(kind) else _TYPE_NAMES.get(str(kind), 0)
+    micros = node.get("runtime", node.get("durationmicros"))
     micros = micros if isinstance(micros, int | float) else 0
     return _made(
-        identity, name, kind, bool(on_host) if on_host is not None else None,
-        control=_ids(given.get("ctrldeps")), data=_ids(given.get("datadeps")), micros=micros,
-        comm_type=given.get("commtype"), comm_bytes=given.get("commsize"),
+        number, name, kind, node.get("iscpuop"), control=_ids(node.get("ctrldeps")),
+        data=_ids(node.get("datadeps")), micros=micros, comm_type=node.get("commtype"),
+        comm_bytes=node.get("commsize"),
     )  # fmt: skip
 
 
 def _protobuf_node(node: Any) -> RecordedNode:
-    attributes = {
-        attribute.name.decode(errors="replace"): _value(attribute) for attribute in node.attr
-    }
-    on_host = attributes.get("is_cpu_op")
+    attributes = _attributes(node.attr)
     return _made(
-        node.id, node.name.decode(errors="replace"), node.type,
-        bool(on_host) if on_host is not None else None, control=tuple(node.ctrl_deps),
-        data=tuple(node.data_deps), micros=node.duration_micros,
+        node.id, node.name.decode(errors="replace"), node.type, attributes.get("is_cpu_op"),
+        control=tuple(node.ctrl_deps), data=tuple(node.data_deps), micros=node.duration_micros,
         comm_type=attributes.get("comm_type"), comm_bytes=attributes.get("comm_size"),
         thread=attributes.get("tid"), sequence=attributes.get("seq_id"),
         part_of=attributes.get("rf_id"), inputs=_recorded(node.inputs),
@@ -188,58 +146,46 @@ def _protobuf_node(node: Any) -> RecordedNode:
 
 
 def _made(
-    identity: int, name: str, kind: int, on_host: bool | None, *, control: tuple[int, ...],
-    data: tuple[int, ...], micros: float, comm_type: Any, comm_bytes: Any, thread: Any = None,
-    sequence: Any = None, part_of: Any = None, inputs: RecordedArguments | None = None,
-    outputs: RecordedArguments | None = None,
+    number: int, name: str, kind: int, on_host: Any, *, control: tuple[int, ...],
+    data: tuple[int, ...], micros: float, comm_type: Any, comm_bytes: Any,
+    inputs: RecordedArguments = NOTHING, outputs: RecordedArguments = NOTHING, **of_host: Any,
 ) -> RecordedNode:  # fmt: skip
     """A node of either form; if nothing tells where it ran, a name with `::` ran on the host."""
     communicates = kind in (_SEND, _RECEIVE, _COLLECTIVE)
     on_host = bool(re.match(r"\w+::\w", name)) if on_host is None else on_host
     collective = ""
     if communicates:
-        collective = {_SEND: "send", _RECEIVE: "recv"}.get(kind, "")
-        if _is_count(comm_type) and comm_type < len(_COLLECTIVES):
-            collective = collective or _COLLECTIVES[comm_type]
-        collective = collective or (
-            comm_type.lower() if isinstance(comm_type, str) and comm_type else "collective"
-        )
+        listed = is_whole(comm_type) and comm_type < len(_COLLECTIVES)
+        said = comm_type.lower() if isinstance(comm_type, str) else ""
+        said = _COLLECTIVES[comm_type] if listed else said
+        collective = {_SEND: "send", _RECEIVE: "recv"}.get(kind) or said or "collective"
     return RecordedNode(
-        id=identity,
+        id=number,
         name=_PART.sub("", name),
         kind=CPU if on_host else COMM if communicates else GPU,
         control=control,
         data=data,
-        thread=thread if _is_count(thread) else None,
-        inputs=inputs or RecordedArguments(),
-        outputs=outputs or RecordedArguments(),
+        inputs=inputs,
+        outputs=outputs,
         comm_type=collective,
-        comm_bytes=float(comm_bytes) if _is_count(comm_bytes) else None,
+        comm_bytes=float(comm_bytes) if is_whole(comm_bytes) else None,
         runtime_s=micros * _MICROSECOND_S if 0 < micros < _LONGEST_US else None,
-        sequence=sequence if _is_count(sequence) else None,
-        part_of=part_of if _is_count(part_of) else None,
+        **{field: value for field, value in of_host.items() if is_whole(value)},
     )
 
 
 def _messages(content: bytes, source: str) -> Iterator[bytes]:
     at, end = 0, len(content)
+    cut_off = "is cut off, or neither JSON nor a Chakra trace; check the path or copy it again"
     while at < end:
-        length, shift = 0, 0
-        while True:
+        length, shift, goes_on = 0, 0, True
+        while goes_on:
             if at >= end or shift > 63:
-                raise InputError(
-                    f"{source} is cut off, or neither JSON nor a Chakra trace; check the path or"
-                    " copy it again"
-                )
-            byte = content[at]
-            at, length, shift = at + 1, length | (byte & 0x7F) << shift, shift + 7
-            if byte < 0x80:
-                break
+                raise InputError(f"{source} {cut_off}")
+            goes_on = content[at] >= 0x80
+            at, length, shift = at + 1, length | (content[at] & 0x7F) << shift, shift + 7
         if length > end - at:
-            raise InputError(
-                f"{source} is cut off, or neither JSON nor a Chakra trace; check the path or copy"
-                " it again"
-            )
+            raise InputError(f"{source} {cut_off}")
         yield content[at : at + length]
         at += length
 
@@ -259,11 +205,16 @@ def _metadata(raw: bytes) -> str | None:
             attributes.append(attribute)
         else:
             version = first.decode(errors="replace")
-    named = {attribute.name.decode(errors="replace"): _value(attribute) for attribute in attributes}
+    named = _attributes(attributes)
     if not named and not version:
         return None
     schema = named.get("schema", version)
     return schema if isinstance(schema, str) else version
+
+
+def _attributes(listed: Any) -> dict[str, Any]:
+    """Values by name."""
+    return {one.name.decode(errors="replace"): _value(one) for one in listed}
 
 
 def _value(attribute: Any) -> Any:
@@ -294,77 +245,32 @@ def _literal(raw: bytes) -> tuple[Any, ...]:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    listed = value if isinstance(value, list) else [value]
-    return tuple(one for one in listed if _is_count(one))
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return tuple(one for one in (value if isinstance(value, list) else [value]) if is_whole(one))
 
 
 def _described() -> dict[str, Any]:
     """Message classes of the schema, made from a description at import."""
-    proto = descriptor_pb2.FieldDescriptorProto
-    types = {name: getattr(proto, f"TYPE_{name.upper()}") for name in {*_VALUES, "message"}}
-    schema = descriptor_pb2.FileDescriptorProto(
-        name="hybridperf/chakra.proto", package="hybridperf.chakra", syntax="proto3"
-    )
-
-    def fields(name: str, *listed: tuple[str, int, str, bool]) -> Any:
+    package, proto = "hybridperf.chakra", descriptor_pb2.FieldDescriptorProto
+    schema = descriptor_pb2.FileDescriptorProto(name=package, package=package, syntax="proto3")
+    for name, fields in _MESSAGES.items():
         made = schema.message_type.add(name=name)
-        for field, number, kind, repeated in listed:
-            label = proto.LABEL_REPEATED if repeated else proto.LABEL_OPTIONAL
-            if kind in types:
-                made.field.add(name=field, number=number, type=types[kind], label=label)
+        for number, written in enumerate(fields, 1):
+            kind, field_name = written.split()
+            label = proto.LABEL_REPEATED if kind.endswith("*") else proto.LABEL_OPTIONAL
+            kind = kind.removesuffix("*")
+            field = made.field.add(name=field_name, number=number, label=label)
+            if kind in _MESSAGES:
+                field.type, field.type_name = proto.TYPE_MESSAGE, f".{package}.{kind}"
             else:
-                made.field.add(
-                    name=field,
-                    number=number,
-                    type=types["message"],
-                    type_name=f".hybridperf.chakra.{kind}",
-                    label=label,
-                )
-        return made
-
-    for kind in dict.fromkeys(_VALUES):
-        fields(f"{kind}_list", ("values", 1, kind, True))
-    attribute = fields(
-        "AttributeProto", ("name", 1, "bytes", False), ("doc_string", 2, "bytes", False)
-    )
+                field.type = getattr(proto, f"TYPE_{kind.upper()}")
+            if name == "AttributeProto" and number >= _VALUE_FROM:
+                field.oneof_index = 0
+    attribute = next(one for one in schema.message_type if one.name == "AttributeProto")
     attribute.oneof_decl.add(name="value")
-    for place, kind in enumerate(_VALUES):
-        number = _FIRST_VALUE + 2 * place
-        for field, at, type_name in (
-            (f"v{number}", number, None),
-            (f"v{number + 1}", number + 1, f".hybridperf.chakra.{kind}_list"),
-        ):
-            attribute.field.add(
-                name=field, number=at, type=types["message" if type_name else kind],
-                type_name=type_name, label=proto.LABEL_OPTIONAL, oneof_index=0,
-            )  # fmt: skip
-    fields("GlobalMetadata", ("first", 1, "bytes", True), ("attr", 2, "AttributeProto", True))
-    fields(
-        "IOInfo",
-        *(
-            (name, at, "bytes", False)
-            for at, name in enumerate(("values", "shapes", "types"), start=1)
-        ),
-    )
-    fields(
-        "Node", ("id", 1, "uint64", False), ("name", 2, "bytes", False),
-        ("type", 3, "int32", False), ("ctrl_deps", 4, "uint64", True),
-        ("data_deps", 5, "uint64", True), ("start_time_micros", 6, "uint64", False),
-        ("duration_micros", 7, "uint64", False), ("inputs", 8, "IOInfo", False),
-        ("outputs", 9, "IOInfo", False), ("attr", 10, "AttributeProto", True),
-    )  # fmt: skip
     pool = descriptor_pool.DescriptorPool()
     pool.Add(schema)
-    return {
-        name: message_factory.GetMessageClass(
-            pool.FindMessageTypeByName(f"hybridperf.chakra.{name}")
-        )
-        for name in ("AttributeProto", "GlobalMetadata", "Node")
-    }
+    found = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in _MESSAGES}
+    return {name: message_factory.GetMessageClass(of) for name, of in found.items()}
 
 
 _CLASSES = _described()

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from hybridperf.io import InputError
 
@@ -25,15 +25,9 @@ _TAR_MARK = slice(257, 262)  # "ustar" stands there in the header of the first m
 _OPENED = (".json", ".json.gz", ".tar", ".tar.gz", ".tgz", ".zip")
 _DEPTH = 3  # a compressed trace in an archive in a folder; deeper is no collection of traces
 _DAMAGED = (
-    EOFError,
-    zlib.error,
-    lzma.LZMAError,
-    gzip.BadGzipFile,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    RuntimeError,
-    ValueError,
-)
+    EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
+    RuntimeError, ValueError, OSError,
+)  # fmt: skip
 
 Result = TypeVar("Result")
 
@@ -54,122 +48,95 @@ def trace_files(
 ) -> Iterator[TraceFile]:
     """The traces of files, archives and folders, one at a time.
 
-    Args:
-        paths: files, archives and folders.
-        endings: lower-case endings of what is opened within folders and archives.
-        left_out: takes the error of an archive without traces among other files.
+    `endings`: of what is opened within folders and archives, lower-case; `left_out` takes the error
+    of an archive without traces among other files.
 
     Raises: InputError: nothing there, nothing in it, or damaged.
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     if not paths:
-        raise InputError(
-            "expected the file of at least one trace, got none; name files, archives or folders"
-        )
+        mend = "name files, archives or folders"
+        raise InputError(f"expected the file of at least one trace, got none; {mend}")
+    opener = _Opener(tuple(endings), left_out)
     for given in paths:
         path = Path(given)
-        if path.is_dir():
-            inside = sorted(
-                p
-                for p in path.rglob("*")
-                if p.is_file() and p.name.lower().endswith(tuple(endings))
-            )
-            if not inside:
-                raise InputError(
-                    f"expected traces in the folder {path}, found no file ending in"
-                    f" {', '.join(endings)}; check the path"
-                )
-            for one in inside:
-                yield from _of_path(one, endings, True, left_out)
+        if not path.is_dir():
+            yield from opener.of_path(path, False)
+            continue
+        files = (one for one in path.rglob("*") if one.is_file())
+        inside = sorted(one for one in files if one.name.lower().endswith(opener.endings))
+        if not inside:
+            raise opener.nothing_in(f"the folder {path}")
+        for one in inside:
+            yield from opener.of_path(one, True)
+
+
+@dataclass(frozen=True)
+class _Opener:
+    """Opens what has one of some endings."""
+
+    endings: tuple[str, ...]
+    left_out: list[InputError] | None
+
+    def nothing_in(self, place: str) -> InputError:
+        found = f"found no file ending in {', '.join(self.endings)}"
+        return InputError(f"expected traces in {place}, {found}; check the path")
+
+    def of_path(self, path: Path, among_others: bool) -> Iterator[TraceFile]:
+        try:
+            with path.open("rb") as handle:
+                yield from self.unpacked(str(path), handle, among_others, _DEPTH)
+        except FileNotFoundError as error:
+            expected = f"expected a trace at {path}"
+            raise InputError(f"{expected}, found nothing; check the path") from error
+        except OSError as error:
+            why = error.strerror or "it is damaged"
+            raise InputError(f"cannot read {path}: {why}; restore a copy") from error
+
+    def unpacked(
+        self, source: str, handle: IO[bytes], among_others: bool, depth: int
+    ) -> Iterator[TraceFile]:
+        """Unpack until text is left. Reading errors of any packer become one sentence."""
+        if depth < 0:
+            raise InputError(f"{source} is packed into more than {_DEPTH} layers; unpack it first")
+        head = _guarded(source, lambda: handle.read(512))
+        _guarded(source, lambda: handle.seek(0))
+        if head[:2] == _GZIP:
+            inside: Any = gzip.GzipFile(fileobj=handle, mode="rb")
+            yield from self.unpacked(source, inside, among_others, depth - 1)
+        elif head[:4] == _ZIP or head[_TAR_MARK] == b"ustar":
+            members = (_zip_members if head[:4] == _ZIP else _tar_members)(handle)
+            found = False
+            while (member := _guarded(source, lambda: next(members, None))) is not None:
+                name, content = member
+                # macOS puts its own files beside
+                mine = not Path(name).name.startswith("._")
+                if name.lower().endswith(self.endings) and mine:
+                    found = True
+                    yield from self.unpacked(f"{source}!{name}", content, True, depth - 1)
+            if found:
+                return
+            error = self.nothing_in(f"the archive {source}")
+            if self.left_out is None or not among_others:
+                raise error
+            self.left_out.append(error)
         else:
-            yield from _of_path(path, endings, False, left_out)
+            text = _guarded(source, handle.read)
+            if not text.strip():
+                mend = "record it again or restore a copy"
+                raise InputError(f"expected a trace in {source}, the file is empty; {mend}")
+            yield TraceFile(source, text, among_others)
 
 
-def _of_path(
-    path: Path, endings: Sequence[str], among_others: bool, left_out: list[InputError] | None
-) -> Iterator[TraceFile]:
-    try:
-        with path.open("rb") as handle:
-            yield from _opened(str(path), handle, tuple(endings), among_others, left_out, _DEPTH)
-    except FileNotFoundError as error:
-        raise InputError(f"expected a trace at {path}, found nothing; check the path") from error
-    except InputError:
-        raise
-    except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror or 'it is damaged'}; restore a copy"
-        ) from error
-
-
-def _opened(
-    source: str,
-    handle: IO[bytes],
-    endings: tuple[str, ...],
-    among_others: bool,
-    left_out: list[InputError] | None,
-    depth: int,
-) -> Iterator[TraceFile]:
-    """Unpack until text is left. Reading errors of any packer become one sentence."""
-    if depth < 0:
-        raise InputError(f"{source} is packed into more than {_DEPTH} layers; unpack it first")
-    head = _guarded(source, lambda: handle.read(512))
-    _guarded(source, lambda: handle.seek(0))
-    if head[:2] == _GZIP:
-        unpacked = gzip.GzipFile(fileobj=handle, mode="rb")
-        yield from _opened(source, unpacked, endings, among_others, left_out, depth - 1)  # type: ignore[arg-type]
-    elif head[:4] == _ZIP:
-        yield from _of_archive(
-            source, _zip_members(source, handle), endings, among_others, left_out, depth
-        )
-    elif head[_TAR_MARK] == b"ustar":
-        yield from _of_archive(
-            source, _tar_members(source, handle), endings, among_others, left_out, depth
-        )
-    else:
-        text = _guarded(source, handle.read)
-        if not text.strip():
-            raise InputError(
-                f"expected a trace in {source}, the file is empty; record it again or restore a"
-                " copy"
-            )
-        yield TraceFile(source, text, among_others)
-
-
-def _of_archive(
-    source: str,
-    members: Iterator[tuple[str, IO[bytes]]],
-    endings: tuple[str, ...],
-    among_others: bool,
-    left_out: list[InputError] | None,
-    depth: int,
-) -> Iterator[TraceFile]:
-    found = False
-    while (member := _guarded(source, lambda: next(members, None))) is not None:
-        name, handle = member
-        if name.lower().endswith(endings) and not Path(name).name.startswith(
-            "._"
-        ):  # macOS puts its own files beside
-            found = True
-            yield from _opened(f"{source}!{name}", handle, endings, True, left_out, depth - 1)
-    if not found:
-        error = InputError(
-            f"expected traces in the archive {source}, found no file ending in"
-            f" {', '.join(endings)}; check the path"
-        )
-        if left_out is None or not among_others:
-            raise error
-        left_out.append(error)
-
-
-def _tar_members(source: str, handle: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+def _tar_members(handle: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
     with tarfile.open(fileobj=handle, mode="r:") as archive:
         for member in archive:
             if member.isfile() and (content := archive.extractfile(member)) is not None:
                 yield member.name, content
 
 
-def _zip_members(source: str, handle: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+def _zip_members(handle: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
     with zipfile.ZipFile(handle) as archive:
         for info in archive.infolist():
             if not info.is_dir():
@@ -183,7 +150,6 @@ def _guarded(source: str, read: Callable[[], Result]) -> Result:
         return read()
     except InputError:
         raise
-    except (*_DAMAGED, OSError) as error:
-        raise InputError(
-            f"{source} is cut off or damaged and cannot be unpacked; copy it again"
-        ) from error
+    except _DAMAGED as error:
+        damaged = f"{source} is cut off or damaged and cannot be unpacked"
+        raise InputError(f"{damaged}; copy it again") from error

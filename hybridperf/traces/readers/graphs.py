@@ -7,8 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection
 
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
@@ -22,13 +21,6 @@ ENDINGS = (".json", ".json.gz", ".et", ".et.gz", ".tar", ".tar.gz", ".tgz", ".zi
 _BRACKETS = (b"{", b"[")
 
 
-def read_recorded(
-    paths: Sequence[str | os.PathLike] | str | os.PathLike,
-) -> tuple[RecordedGraph, ...]:
-    """The graphs of files, archives and folders, in the order found."""
-    return tuple(recorded_graph(file) for file in trace_files(paths, ENDINGS))
-
-
 def recorded_step(path: str | os.PathLike, ignore: Collection[str] = ()) -> Workload:
     """Workload of the step in a file; of several ranks in an archive, of the first one."""
     files = trace_files(path, ENDINGS)
@@ -36,45 +28,30 @@ def recorded_step(path: str | os.PathLike, ignore: Collection[str] = ()) -> Work
     workload = workload_from(graph, ignore)
     if next(files, None) is None:
         return workload
-    return dataclasses.replace(
-        workload, notes=(f"the first of several traces: {graph.source}", *workload.notes)
-    )
+    note = f"the first of several traces: {graph.source}"
+    return dataclasses.replace(workload, notes=(note, *workload.notes))
 
 
 def recorded_graph(file: TraceFile) -> RecordedGraph:
     """The graph in one file, whose kind is told from its content."""
     if not file.text.lstrip().startswith(_BRACKETS):
         return chakra_protobuf(file.text, file.source)
-    document = _json(file)
+    try:
+        document = json.loads(file.text, strict=False)
+    except (ValueError, RecursionError) as error:
+        ends = file.text[-1:].strip() in (b"", b"}")
+        what = "damaged: it is not JSON" if ends else "cut off or damaged: its JSON has no end"
+        mend = "record it again or copy it again"
+        raise InputError(f"{file.source} is {what}; {mend}") from error
     if not isinstance(document, dict):
-        raise InputError(
-            f"{file.source}: expected an execution trace, found a list; is it a Kineto trace?"
-            " `hybridperf trace` reads those"
-        )
+        found = "found a list; is it a Kineto trace? `hybridperf trace` reads those"
+        raise InputError(f"{file.source}: expected an execution trace, {found}")
     if "workload_graph" in document:
         return chakra_json(document, file.source)
     if "nodes" in document:
         return execution_trace(document, file.source)
     if "traceEvents" in document:
-        raise InputError(
-            f"{file.source} is a Kineto trace, which has times: `hybridperf trace` reads it;"
-            " expected an execution trace"
-        )
-    raise InputError(
-        f"{file.source}: expected an execution trace (a field `nodes` or `workload_graph`), found"
-        " neither; check the path"
-    )
-
-
-def _json(file: TraceFile) -> Any:
-    try:
-        return json.loads(file.text, strict=False)
-    except (ValueError, RecursionError) as error:
-        if file.text[-1:].strip() not in (b"", b"}"):
-            raise InputError(
-                f"{file.source} is cut off or damaged: its JSON has no end; record it again or copy"
-                " it again"
-            ) from error
-        raise InputError(
-            f"{file.source} is damaged: it is not JSON; record it again or copy it again"
-        ) from error
+        reads = "which has times: `hybridperf trace` reads it; expected an execution trace"
+        raise InputError(f"{file.source} is a Kineto trace, {reads}")
+    expected = "expected an execution trace (a field `nodes` or `workload_graph`), found neither"
+    raise InputError(f"{file.source}: {expected}; check the path")

@@ -10,10 +10,12 @@ correlation, or in its absence are the ends of one flow. Marks are people's anno
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Hashable, Sequence
-from typing import TypeVar
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +32,9 @@ from hybridperf.traces.events import (
     HostEvents,
     Message,
     RankTrace,
+    nesting_order,
+    parents,
 )
-from hybridperf.traces.nesting import nesting_order, parents
 from hybridperf.traces.readers.files import trace_files
 from hybridperf.traces.readers.kineto_devices import RankEvents, correlation, device_number, parts
 from hybridperf.traces.readers.kineto_json import (
@@ -55,11 +58,9 @@ _HOST = {
 _DEVICE = {"kernel": KERNEL, "gpu_memcpy": COPY, "memcpy": COPY, "gpu_memset": FILL, "memset": FILL}
 _PYTHON = ("python", "python_function")
 _STEP = "ProfilerStep#"  # an op in the versions that knew no annotations
-_COLLECTIVE = re.compile(
-    r"nccl|rccl|cross_device_reduce|multimem_|nvshmem|msccl|oneccl", re.IGNORECASE
-)
+_COLLECTIVE = re.compile(r"nccl|rccl|cross_device_reduce|multimem_|nvshmem|msccl|oneccl", re.I)
 _RANK_IN_NAME = re.compile(
-    r"(?<![a-z])(?:rank|worker)[-_]?(\d{1,7})(?!\d)(?:[-_]?of[-_]?(\d{1,7}))?", re.IGNORECASE
+    r"(?<![a-z])(?:rank|worker)[-_]?(\d{1,7})(?!\d)(?:[-_]?of[-_]?(\d{1,7}))?", re.I
 )
 _TOGETHER_US = 86400e6  # events of one recording lie within a day; others have damaged times
 _FEW = 0.01  # share of events that may be unusable before the file as a whole is
@@ -89,15 +90,7 @@ def read_traces(paths: Sequence[str | os.PathLike] | str | os.PathLike) -> tuple
     return tuple(traces)
 
 
-_Key = TypeVar("_Key", bound=Hashable)
-
-
-class _Names(dict[_Key, int]):
-    """Numbers in order of first appearance."""
-
-    def __missing__(self, key: _Key) -> int:
-        self[key] = number = len(self)
-        return number
+_Names = defaultdict[Any, int]  # numbers in order of first appearance
 
 
 def rank_traces(document: Document, source: str) -> list[RankTrace]:
@@ -107,72 +100,52 @@ def rank_traces(document: Document, source: str) -> list[RankTrace]:
     """
     host, device, flows, python = _sorted_out(document.traceEvents or [], source)
     if not host and not device:
-        raise WrongKind(
-            f"expected ops, calls or kernels of PyTorch's profiler in {source}, found none; check"
-            " which file the profiler wrote"
-        )
+        expected = f"expected ops, calls or kernels of PyTorch's profiler in {source}"
+        raise WrongKind(f"{expected}, found none; check which file the profiler wrote")
     rank, world = _rank(document, source)
     said = _whole_rank(document)
     found = parts(host, device, document.traceEvents or [], said, source)
     notes = [f"calls of Python functions ({python}) are not read"] if python else []
-    return [
-        _rank_trace(
-            document,
-            source,
-            part,
-            flows,
-            part.rank if len(found) > 1 else rank,
-            world,
-            [*notes, *part.notes],
-        )
-        for part in found
-    ]
+    for part in found:
+        part.rank = part.rank if len(found) > 1 else rank
+        part.notes[:0] = notes
+    return [_rank_trace(document, source, part, flows, world) for part in found]
 
 
 def _rank_trace(
-    document: Document,
-    source: str,
-    part: RankEvents,
-    flows: list[Event],
-    rank: int | None,
-    world: int | None,
-    notes: list[str],
+    document: Document, source: str, part: RankEvents, flows: list[Event], world: int | None
 ) -> RankTrace:
+    notes = part.notes
     (host, host_us), (device, device_us), origin_us = _usable(part.host, part.device, source, notes)
-    names: _Names[str] = _Names()
-    shapes: _Names[tuple[str, str]] = _Names()
-    threads: _Names[tuple[str, str]] = _Names()
+    names, shapes, threads = (_Names(itertools.count().__next__) for _ in range(3))
     host_events, host_order = _host_events(host, host_us, names, shapes, threads)
     device_events, on_device = _device_events(device, device_us, names)
     number = np.empty(len(host), np.int64)
     number[host_order] = np.arange(len(host))
     device_events.call[:] = _calls(host, number, on_device, flows)
     messages = _messages(document, host, host_order, host_events, device_events, on_device)
-    if len(device) and (without := int((device_events.call == NONE).sum())):
-        notes.append(
-            f"{without} of {len(device)} device events have no recorded call that launched them"
-        )
+    if without := int((device_events.call == NONE).sum()):
+        of = f"{without} of {len(device)} device events"
+        notes.append(f"{of} have no recorded call that launched them")
     if not len(device):
         notes.append("no device events: only the host was recorded")
     base_us = (as_number(document.baseTimeNanoseconds) or 0.0) / 1e3
     one_process = len({pid for pid, _ in threads}) < 2
+    short = [(clipped(pid), clipped(tid)) for pid, tid in threads]
     return RankTrace(
-        source,
-        rank,
-        world,
-        _device_name(document, on_device),
-        base_us + origin_us,
-        tuple(names),
-        tuple(
-            clipped(tid) if one_process else f"{clipped(pid)}/{clipped(tid)}"
-            for pid, tid in threads
-        ),
-        tuple(dims for dims, _ in shapes),
-        host_events,
-        device_events,
-        tuple(notes),
-        tuple(types for _, types in shapes),
-        messages,
+        source=source,
+        rank=part.rank,
+        world=world,
+        device=_device_name(document, on_device),
+        origin_us=base_us + origin_us,
+        names=tuple(names),
+        threads=tuple(tid if one_process else f"{pid}/{tid}" for pid, tid in short),
+        shapes=tuple(dims for dims, _ in shapes),
+        host=host_events,
+        device_events=device_events,
+        notes=tuple(notes),
+        types=tuple(types for _, types in shapes),
+        messages=messages,
     )
 
 
@@ -211,66 +184,49 @@ def _usable(
             good &= np.abs(times[:, 0] - np.median(times[good, 0])) < _TOGETHER_US
             good &= np.abs(times[:, 1]) < _TOGETHER_US
     if (bad := int((~good).sum())) and (bad > _FEW * len(good) + 1 or not good.any()):
-        raise InputError(
-            f"expected times within a day of each other in {source}, found {bad} of {len(good)}"
-            " events otherwise; record it again"
-        )
+        expected = f"expected times within a day of each other in {source}"
+        found = f"found {bad} of {len(good)} events otherwise"
+        raise InputError(f"{expected}, {found}; record it again")
     if bad:
-        notes.append(
-            f"{bad} of {len(good)} events left out: without times, or times far from all others"
-        )
+        why = "without times, or times far from all others"
+        notes.append(f"{bad} of {len(good)} events left out: {why}")
     if negative := int((times[good, 1] < 0).sum()):
         notes.append(f"{negative} events of negative length count as of none")
     origin_us = float(times[good, 0].min())
-    spans = np.stack(
-        [times[:, 0] - origin_us, (times[:, 0] - origin_us) + np.maximum(times[:, 1], 0.0)], axis=1
-    )
+    start_us = times[:, 0] - origin_us
+    spans = np.stack([start_us, start_us + np.maximum(times[:, 1], 0.0)], axis=1)
     n = len(host)
-    return (
-        ([event for event, fine in zip(host, good[:n], strict=True) if fine], spans[:n][good[:n]]),
-        (
-            [event for event, fine in zip(device, good[n:], strict=True) if fine],
-            spans[n:][good[n:]],
-        ),
-        origin_us,
+    of_host, of_device = (
+        (list(itertools.compress(events, good[part])), spans[part][good[part]])
+        for events, part in ((host, slice(n)), (device, slice(n, None)))
     )
+    return of_host, of_device, origin_us
 
 
 def _host_events(
-    host: list, spans_us: np.ndarray, names: _Names[str], shapes: _Names, threads: _Names
+    host: list, spans_us: np.ndarray, names: _Names, shapes: _Names, threads: _Names
 ) -> tuple[HostEvents, np.ndarray]:
     """Columns, and the order that they are in."""
-    kind = np.array(
-        [MARK if kind == OP and as_text(e.name).startswith(_STEP) else kind for kind, e in host],
-        np.int8,
-    )
+    is_step = [kind == OP and as_text(e.name).startswith(_STEP) for kind, e in host]
+    kind = np.where(is_step, MARK, [kind for kind, _ in host]).astype(np.int8)
     name = np.array([names[as_text(e.name)] for _, e in host], np.int32)
-    thread = np.array([threads[_thread(e)] for _, e in host], np.int32)
+    thread = np.array([threads[as_text(e.pid), as_text(e.tid)] for _, e in host], np.int32)
     shape = np.full(len(host), NONE, np.int32)
     for i, (of, event) in enumerate(host):
-        if (
-            of != CALL
-            and event.args is not None
-            and len(dims := bytes(event.args.dims) or bytes(event.args.dims_before))
-        ):
-            shape[i] = shapes[
-                dims.decode(errors="replace"), bytes(event.args.types).decode(errors="replace")
-            ]
+        args = event.args if of != CALL else None
+        if args is not None and (dims := bytes(args.dims) or bytes(args.dims_before)):
+            both = (dims.decode(errors="replace"), bytes(args.types).decode(errors="replace"))
+            shape[i] = shapes[both]
     start_s, end_s = spans_us.reshape(-1, 2).T * 1e-6
-    order = nesting_order(thread, start_s, end_s, kind)
-    name, kind, thread, start_s, end_s, shape = (
-        column[order] for column in (name, kind, thread, start_s, end_s, shape)
-    )
-    return (
-        HostEvents(
-            name, kind, thread, start_s, end_s, parents(thread, start_s, end_s, kind), shape
-        ),
-        order,
-    )
+    order = nesting_order(start_s, end_s, kind)
+    columns = (column[order] for column in (name, kind, thread, start_s, end_s, shape))
+    name, kind, thread, start_s, end_s, shape = columns
+    parent = parents(thread, start_s, end_s, kind)
+    return HostEvents(name, kind, thread, start_s, end_s, parent, shape), order
 
 
 def _device_events(
-    device: list, spans_us: np.ndarray, names: _Names[str]
+    device: list, spans_us: np.ndarray, names: _Names
 ) -> tuple[DeviceEvents, list[Event]]:
     """Columns, their `call` still NONE, and the events in the same order."""
     start_s, end_s = spans_us.reshape(-1, 2).T * 1e-6
@@ -278,21 +234,17 @@ def _device_events(
     ordered = [device[i] for i in order]
     events = [event for _, event in ordered]
     texts = [as_text(event.name) for event in events]
+    kind = np.array([kind for kind, _ in ordered], np.int8)
+    named = np.array([_COLLECTIVE.search(text) is not None for text in texts], bool)
     columns = DeviceEvents(
-        np.array([names[text] for text in texts], np.int32),
-        np.array([kind for kind, _ in ordered], np.int8),
-        np.array([_stream(event) for event in events], np.int64),
-        start_s[order],
-        end_s[order],
-        np.full(len(events), NONE, np.int32),
-        np.array([input_bytes(event.args) for event in events], float),
-        np.array(
-            [
-                kind == KERNEL and _COLLECTIVE.search(text) is not None
-                for (kind, _), text in zip(ordered, texts, strict=True)
-            ],
-            bool,
-        ),
+        name=np.array([names[text] for text in texts], np.int32),
+        kind=kind,
+        stream=np.array([_stream(event) for event in events], np.int64),
+        start_s=start_s[order],
+        end_s=end_s[order],
+        call=np.full(len(events), NONE, np.int32),
+        bytes=np.array([input_bytes(event.args) for event in events], float),
+        communicates=named & (kind == KERNEL),
     )
     return columns, events
 
@@ -309,18 +261,14 @@ def _messages(
     by_name = groups_by_name(document.distributedInfo)
     found: dict[int, Message] = {}
     for event in np.flatnonzero(device_events.communicates).tolist():
-        args = [on_device[event].args]
-        at = int(device_events.call[event])
-        while at != NONE:
-            if host_events.kind[at] == OP:
-                args.append(host[host_order[at]][1].args)
-            at = int(host_events.parent[at])
+        around = host_events.around(int(device_events.call[event]))
+        ops = (host[host_order[at]][1] for at in around if host_events.kind[at] == OP)
+        args = [on_device[event].args, *(op.args for op in ops)]
         if (said := message(args, by_name)) is not None:
             found[event] = said
         if np.isnan(device_events.bytes[event]):
-            device_events.bytes[event] = next(
-                (size for one in args if np.isfinite(size := input_bytes(one))), np.nan
-            )
+            sizes = map(input_bytes, args)
+            device_events.bytes[event] = next(filter(np.isfinite, sizes), np.nan)
     return found
 
 
@@ -335,11 +283,8 @@ def _calls(host: list, number: np.ndarray, device: list[Event], flows: list[Even
     if flows and (found == NONE).any():
         begins = {_place(flow): flow.id for flow in flows if flow.ph == "s"}
         ends = {_place(flow): flow.id for flow in flows if flow.ph == "f"}
-        by_flow = {
-            as_text(begins[at]): int(number[i])
-            for i, (kind, event) in enumerate(host)
-            if kind == CALL and (at := _place(event)) in begins
-        }
+        calls = [(i, _place(event)) for i, (kind, event) in enumerate(host) if kind == CALL]
+        by_flow = {as_text(begins[at]): int(number[i]) for i, at in calls if at in begins}
         for i in np.flatnonzero(found == NONE).tolist():
             if correlation(device[i]) is None and (at := _place(device[i])) in ends:
                 found[i] = by_flow.get(as_text(ends[at]), NONE)
@@ -352,32 +297,24 @@ def _rank(document: Document, source: str) -> tuple[int | None, int | None]:
     rank, world = _whole_rank(document), as_whole(info.get("world_size"))
     if rank is None:
         places = re.split(r"[/\\!]", source)[:-3:-1]  # the file's name, then its folder's
-        if (
-            named := next(
-                (match for place in places if (match := _RANK_IN_NAME.search(place))), None
-            )
-        ) is not None:
+        named = next(filter(None, map(_RANK_IN_NAME.search, places)), None)
+        if named is not None:
             rank, world = int(named[1]), world if named[2] is None else int(named[2])
-    return (rank if rank is not None and rank >= 0 else None), (
-        world if world is not None and world > 0 else None
-    )
+    rank = rank if rank is not None and rank >= 0 else None
+    return rank, world if world is not None and world > 0 else None
 
 
 def _whole_rank(document: Document) -> int | None:
     """The rank as the profiler wrote it."""
-    return (
-        as_whole(document.distributedInfo.get("rank"))
-        if isinstance(document.distributedInfo, dict)
-        else None
-    )
+    info = document.distributedInfo
+    return as_whole(info.get("rank")) if isinstance(info, dict) else None
 
 
 def _device_name(document: Document, events: list[Event]) -> str:
     """The model of the device that most events ran on, as the profiler wrote it."""
     properties = document.deviceProperties if isinstance(document.deviceProperties, list) else []
-    by_id = {
-        as_whole(each.get("id")): each.get("name") for each in properties if isinstance(each, dict)
-    }
+    named = (each for each in properties if isinstance(each, dict))
+    by_id = {as_whole(each.get("id")): each.get("name") for each in named}
     numbers = [device_number(event) for event in events]
     most = max(sorted(set(numbers)), key=numbers.count, default=0)
     return clipped(by_id.get(most) or "")
@@ -391,7 +328,3 @@ def _stream(event: Event) -> int:
 
 def _place(event: Event) -> tuple[str, str, str]:
     return as_text(event.pid), as_text(event.tid), as_text(event.ts)
-
-
-def _thread(event: Event) -> tuple[str, str]:
-    return as_text(event.pid), as_text(event.tid)

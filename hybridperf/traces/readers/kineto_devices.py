@@ -19,7 +19,7 @@ from hybridperf.traces.readers.kineto_json import Event, as_number, as_text, as_
 _RANK_PROCESS = re.compile(r"rank[ _-]?(\d{1,7})", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankEvents:
     """The events of one rank: (kind, event) of host and device."""
 
@@ -36,12 +36,8 @@ def parts(
 
     One process whose rank is known keeps the device that it used most.
 
-    Args:
-        host: (kind, event) of all host events.
-        device: (kind, event) of all device events.
-        events: all that the file has, with the names of processes.
-        rank: what the file gives as its rank.
-        source: for messages.
+    `host` and `device` are (kind, event); `events`: all that the file has, with the names of
+    processes; `rank`: what the file gives as its rank.
 
     Raises: InputError: nothing tells which process used a device.
     """
@@ -50,44 +46,28 @@ def parts(
         of_device.setdefault(device_number(event), []).append((kind, event))
     if len(of_device) < 2:
         return [RankEvents(host, device)]
-    kernels = {
-        number: sum(kind == KERNEL for kind, _ in those) for number, those in of_device.items()
-    }
+    kernels = {at: sum(kind == KERNEL for kind, _ in those) for at, those in of_device.items()}
     used = sorted(number for number in of_device if kernels[number] or not any(kernels.values()))
-    processes = (
-        _processes(host, {number: of_device[number] for number in used}, source)
-        if len(used) > 1
-        else {}
-    )
+    several = {number: of_device[number] for number in used if len(used) > 1}
+    processes = _processes(host, several, source) if several else {}
     one_process = len(set(processes.values())) < 2
     if one_process and rank is not None:
         used = [max(used, key=lambda number: kernels[number])]
     idle = sorted(set(of_device) - set(used))
-    left_out = sum(len(of_device[number]) for number in idle)
-    notes = (
-        [f"{left_out} events of {_devices(idle)} left out: the rank is {_devices(used)}'s"]
-        if len(used) == 1
-        else []
-    )
+    left_out = f"{sum(len(of_device[at]) for at in idle)} events of {_devices(idle)} left out"
     if len(used) == 1:
-        return [RankEvents(host, of_device[used[0]], notes=notes)]
-    if left_out:
-        notes.append(f"{left_out} events of {_devices(idle)} left out: no kernels ran there")
+        note = f"{left_out}: the rank is {_devices(used)}'s"
+        return [RankEvents(host, of_device[used[0]], notes=[note])]
     named = _named_ranks(events)
     ranks = [named.get(as_text(of_device[number][0][1].pid), number) for number in used]
     ranks = ranks if len(set(ranks)) == len(ranks) else list(used)
-    notes.append(
-        f"{len(used)} devices in one trace: each is a rank of its own here"
-        + (", launched by the same host" if one_process else "")
-    )
+    by_same = ", launched by the same host" if one_process else ""
+    note = f"{len(used)} devices in one trace: each is a rank of its own here{by_same}"
     found = []
-    for at, number in enumerate(used):
-        mine = (
-            host
-            if one_process
-            else [one for one in host if as_text(one[1].pid) == processes[number]]
-        )
-        found.append(RankEvents(mine, of_device[number], ranks[at], notes if at == 0 else []))
+    for number, its_rank in zip(used, ranks, strict=True):
+        mine = [one for one in host if one_process or as_text(one[1].pid) == processes[number]]
+        found.append(RankEvents(mine, of_device[number], its_rank))
+    found[0].notes += [f"{left_out}: no kernels ran there", note] if idle else [note]
     return found
 
 
@@ -116,15 +96,11 @@ def _processes(host: list, of_device: dict[int, list], source: str) -> dict[int,
     for device, those in of_device.items():
         # several processes count their correlations alike: a call after what it launched is
         # another's
-        votes = Counter(
-            pid
-            for _, event in those
-            for pid in {
-                pid
-                for pid, ts in calls.get(correlation(event) or 0, ())
-                if ts <= (as_number(event.ts) or 0.0)
-            }
-        ).most_common(2)
+        count: Counter[str] = Counter()
+        for _, event in those:
+            start, made = as_number(event.ts) or 0.0, calls.get(correlation(event) or 0, ())
+            count.update({pid for pid, ts in made if ts <= start})
+        votes = count.most_common(2)
         # a merged timeline may show a rank's host and device as one process
         own = as_text(those[0][1].pid)
         if votes and (len(votes) == 1 or votes[0][1] > votes[1][1]):
@@ -132,25 +108,18 @@ def _processes(host: list, of_device: dict[int, list], source: str) -> dict[int,
         elif own in everyone:
             found[device] = own
         else:
-            raise InputError(
-                f"expected one rank in {source}, found {len(of_device)} devices and {len(everyone)}"
-                " processes and nothing that says who launched on which; give one file per rank"
-            )
+            which = f"found {len(of_device)} devices and {len(everyone)} processes"
+            unsaid = "nothing that says who launched on which; give one file per rank"
+            raise InputError(f"expected one rank in {source}, {which} and {unsaid}")
     return found
 
 
 def _named_ranks(events: Sequence[Event]) -> dict[str, int]:
     """Ranks of processes whose names say them ("rank 3")."""
-    names = [
-        (as_text(event.pid), event.args.name)
-        for event in events
-        if event.ph == "M" and event.name == "process_name" and event.args
-    ]
-    return {
-        pid: int(match[1])
-        for pid, name in names
-        if (match := _RANK_PROCESS.search(as_text(name))) is not None
-    }
+    named = [event for event in events if event.ph == "M" and event.name == "process_name"]
+    names = ((as_text(event.pid), as_text(event.args.name)) for event in named if event.args)
+    found = ((pid, _RANK_PROCESS.search(name)) for pid, name in names)
+    return {pid: int(match[1]) for pid, match in found if match is not None}
 
 
 def _devices(numbers: Sequence[int]) -> str:

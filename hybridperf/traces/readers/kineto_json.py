@@ -79,11 +79,8 @@ class WrongKind(InputError):
     """No Kineto trace: JSON of another kind, or no JSON."""
 
 
-_OBJECT, _LIST, _ANY = (
-    msgspec.json.Decoder(Document),
-    msgspec.json.Decoder(list[Event]),
-    msgspec.json.Decoder(),
-)
+_OBJECT, _LIST = msgspec.json.Decoder(Document), msgspec.json.Decoder(list[Event])
+_DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError)
 
 
 def decoded(text: bytes, source: str) -> Document:
@@ -93,17 +90,14 @@ def decoded(text: bytes, source: str) -> Document:
     """
     text = text.removeprefix(b"\xef\xbb\xbf").strip()
     first: Exception | None = None
-    for mend in (
-        bytes,
-        _mended,
-        _quotes_escaped,
-    ):  # of what Kineto is known to write although JSON has no such thing
+    # of what Kineto is known to write although JSON has no such thing
+    for mend in (bytes, _mended, _quotes_escaped):
         text = mend(text)
         try:
             return _decoded(text, source)
         except msgspec.ValidationError as error:
             raise _not_as_expected(text, source, error) from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
+        except _DAMAGED as error:
             first = first or error
             if "truncated" in str(error):
                 break
@@ -117,14 +111,10 @@ def _decoded(text: bytes, source: str) -> Document:
     if document.traceEvents is not None:
         return document
     if len(bytes(document.nodes)) or len(bytes(document.workload_graph)):
-        raise WrongKind(
-            f"expected a Kineto trace (traceEvents) in {source}, found an execution trace, which"
-            " has no times of kernels"
-        )
-    raise WrongKind(
-        f"expected a Kineto trace in {source}, found JSON without traceEvents; check which file the"
-        " profiler wrote"
-    )
+        found = "found an execution trace, which has no times of kernels"
+        raise WrongKind(f"expected a Kineto trace (traceEvents) in {source}, {found}")
+    found = "found JSON without traceEvents; check which file the profiler wrote"
+    raise WrongKind(f"expected a Kineto trace in {source}, {found}")
 
 
 def _mended(text: bytes) -> bytes:
@@ -146,31 +136,25 @@ def _quotes_escaped(text: bytes) -> bytes:
 
 def _no_json(text: bytes, source: str, error: Exception) -> InputError:
     if text[:1] not in (b"{", b"["):
-        return WrongKind(
-            f"expected a Kineto trace in {source}, found no JSON; check which file the profiler"
-            " wrote"
-        )
+        found = "found no JSON; check which file the profiler wrote"
+        return WrongKind(f"expected a Kineto trace in {source}, {found}")
     if text[-1:] not in (b"}", b"]") or "truncated" in str(error):
-        return InputError(
-            f"{source} is cut off: its JSON does not end; record it again or copy it whole"
-        )
-    return InputError(
-        f"{source} is damaged (not JSON: {clipped(error).removeprefix('JSON is malformed: ')});"
-        " record it again or restore a copy"
-    )
+        mend = "record it again or copy it whole"
+        return InputError(f"{source} is cut off: its JSON does not end; {mend}")
+    why = clipped(error).removeprefix("JSON is malformed: ")
+    mend = "record it again or restore a copy"
+    return InputError(f"{source} is damaged (not JSON: {why}); {mend}")
 
 
 def _not_as_expected(text: bytes, source: str, error: Exception) -> InputError:
     """The error for a field of another type; broken JSON after it counts first."""
     try:
-        _ANY.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as broken:
+        msgspec.json.decode(text)
+    except _DAMAGED as broken:
         return _no_json(text, source, broken)
     kind = InputError if b'"traceEvents"' in text or b'"ph"' in text else WrongKind
-    return kind(
-        f"expected a Kineto trace in {source}, found a field of another type ({clipped(error)});"
-        " record it again"
-    )
+    found = f"found a field of another type ({clipped(error)})"
+    return kind(f"expected a Kineto trace in {source}, {found}; record it again")
 
 
 def clipped(found: object, characters: int = 80) -> str:
@@ -186,17 +170,12 @@ def as_text(value: object) -> str:
 
 def as_number(value: object) -> float | None:
     """As given, or in quotes; None for anything else."""
-    if isinstance(value, (int, float)):
-        try:
-            return float(value)
-        except OverflowError:
-            return None
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return None
-    return None
+    if not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (OverflowError, ValueError):
+        return None
 
 
 def as_whole(value: object) -> int | None:

@@ -31,12 +31,10 @@ _MOST_RANKS = 1 << 17  # of a group that damaged numbers may claim
 def message(args: Iterable[Args | None], by_name: Mapping[str, tuple[int, ...]]) -> Message | None:
     """What the first of several `args` with any record says of a collective; None without."""
     for one in args:
-        if one is None or (
-            one.collective is None
-            and one.group is None
-            and one.group_ranks is None
-            and one.group_size is None
-        ):
+        if one is None:
+            continue
+        said = (one.collective, one.group, one.group_ranks, one.group_size)
+        if all(value is None for value in said):
             continue
         group = "" if one.group is None else as_text(one.group)
         size = as_whole(one.group_size)
@@ -65,12 +63,9 @@ def groups_by_name(info: object) -> dict[str, tuple[int, ...]]:
     listed = info.get("pg_config") if isinstance(info, dict) else None
     found = {}
     for one in listed if isinstance(listed, list) else ():
-        if (
-            isinstance(one, dict)
-            and one.get("pg_name") is not None
-            and (ranks := _listed(one.get("ranks")))
-        ):
-            found[as_text(one["pg_name"])] = ranks
+        name = one.get("pg_name") if isinstance(one, dict) else None
+        if name is not None and (ranks := _listed(one.get("ranks"))):
+            found[as_text(name)] = ranks
     return found
 
 
@@ -90,12 +85,8 @@ def _listed(value: object) -> tuple[int, ...]:
         return _parsed(value)
     if not isinstance(value, (list, tuple)):
         return ()
-    ranks = [as_whole(one) for one in value]
-    return (
-        tuple(one for one in ranks if one is not None)
-        if None not in ranks and len(set(ranks)) == len(ranks)
-        else ()
-    )
+    ranks = tuple(rank for one in value if (rank := as_whole(one)) is not None)
+    return ranks if len(set(ranks)) == len(value) else ()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -110,12 +101,8 @@ def _strided(first: int, size: int, stride: int) -> tuple[int, ...]:
 
 
 def _bytes(elements: object, element_type: object) -> float:
-    count = as_number(elements)
-    each = _ELEMENT_BYTES.get(
-        re.sub(r"^(?:c10::|at::|torch\.)|_e\dm\d\w*$|_", "", as_text(element_type).lower().strip())
-    )
-    return (
-        count * each
-        if count is not None and math.isfinite(count) and each is not None
-        else math.nan
-    )
+    count, spoken = as_number(elements), as_text(element_type).lower().strip()
+    each = _ELEMENT_BYTES.get(re.sub(r"^(?:c10::|at::|torch\.)|_e\dm\d\w*$|_", "", spoken))
+    if count is None or not math.isfinite(count) or each is None:
+        return math.nan
+    return count * each

@@ -8,11 +8,16 @@ for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
-from hybridperf.traces.recorded.tensors import Argument, arguments, flat
+from hybridperf.io import InputError
+from hybridperf.traces.recorded.tensors import Argument, arguments, flat, is_whole
+
+_SAID = 60  # characters of a strange value that an error repeats
 
 # kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
 CPU, GPU, COMM = ("cpu", "gpu", "comm")
@@ -32,6 +37,9 @@ class RecordedArguments:
         return arguments(self.shapes, self.types, self.values)
 
 
+NOTHING = RecordedArguments()
+
+
 @dataclass(frozen=True)
 class RecordedNode:
     """One op or kernel."""
@@ -43,24 +51,19 @@ class RecordedNode:
     control: tuple[int, ...] = ()  # recorded nodes that it follows
     data: tuple[int, ...] = ()  # nodes whose results it reads, where the trace says so
     thread: int | None = None  # of a kernel: its stream
-    inputs: RecordedArguments = field(default_factory=RecordedArguments)
-    outputs: RecordedArguments = field(default_factory=RecordedArguments)
+    inputs: RecordedArguments = NOTHING
+    outputs: RecordedArguments = NOTHING
     comm_type: str = ""  # "all_reduce", ...; empty where it is no collective
     comm_bytes: float | None = None
     runtime_s: float | None = None
     sequence: int | None = None  # number that a forward op shares with its gradient
-    part_of: int | None = (
-        None  # Chakra cuts an op where it launches a kernel: parts share this number
-    )
+    part_of: int | None = None  # of Chakra's op, cut where it launches kernels: parts share it
 
     @property
     def is_op(self) -> bool:
         """An op of a framework or library, not a mark or thread."""
-        return (
-            self.kind == CPU
-            and "::" in self.name
-            and not self.name.startswith(("autograd::engine::", "torch::autograd::"))
-        )
+        engine = self.name.startswith(("autograd::engine::", "torch::autograd::"))
+        return self.kind == CPU and "::" in self.name and not engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +74,17 @@ class RecordedGraph:
     schema: str  # as the trace names it
     nodes: tuple[RecordedNode, ...]
     notes: tuple[str, ...] = ()  # what the trace lacks or was assumed
+
+    @classmethod
+    def of(
+        cls, nodes: Sequence[RecordedNode], source: str, schema: str, notes: Sequence[str]
+    ) -> RecordedGraph:
+        """The graph of nodes in any order; `InputError` where two have one id."""
+        ordered = tuple(sorted(nodes, key=lambda node: node.id))
+        if twice := [one.id for one, other in pairwise(ordered) if one.id == other.id]:
+            mend = "the file is damaged, record or convert it again"
+            raise InputError(f"{source}: two nodes have the id {twice[0]}; {mend}")
+        return cls(source, schema, ordered, tuple(notes))
 
     @cached_property
     def by_id(self) -> dict[int, RecordedNode]:
@@ -84,6 +98,19 @@ class RecordedGraph:
         for node in self.nodes:
             found.setdefault(node.parent, []).append(node)
         return {parent: tuple(nodes) for parent, nodes in found.items()}
+
+
+def identity(node: Any, source: str) -> tuple[int, str]:
+    """Id and name of a node in JSON; `InputError` where it has none."""
+    if not isinstance(node, dict):
+        mend = "the file is damaged, record or convert it again"
+        found = repr(str(node)[:_SAID])
+        raise InputError(f"{source}: expected nodes with names, found {found}; {mend}")
+    number, name = node.get("id"), node.get("name")
+    if is_whole(number) and isinstance(name, str):
+        return number, name
+    has = f"id {str(number)[:_SAID]!r} and name {str(name)[:_SAID]!r}"
+    raise InputError(f"{source}: a node has {has}; the file is damaged")
 
 
 def read(node: RecordedNode) -> set[int]:

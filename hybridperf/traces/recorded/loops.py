@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import (
     Copy,
@@ -84,13 +86,9 @@ _RANDOM = (
     "randn_like", "randint", "geometric", "log_normal", "cauchy", "randint_like",
 )  # fmt: skip
 _LOSSES = {  # name: (flops, transcendentals) per element, summed to one number
-    "mse_loss": (3, 0),
-    "l1_loss": (3, 0),
-    "binary_cross_entropy": (5, 2),
-    "smooth_l1_loss": (5, 0),
-    "huber_loss": (5, 0),
-    "kl_div": (4, 1),
-}
+    "mse_loss": (3, 0), "l1_loss": (3, 0), "binary_cross_entropy": (5, 2),
+    "smooth_l1_loss": (5, 0), "huber_loss": (5, 0), "kl_div": (4, 1),
+}  # fmt: skip
 _OPTIMIZERS = {
     "_fused_adam": (4.0, 3.0, 12.0, 1.0),
     "_fused_adamw": (4.0, 3.0, 12.0, 1.0),
@@ -320,28 +318,16 @@ def _result(call: RecordedCall, read: list[Tensor]) -> Tensor | None:
     if written := call.written:
         return written[0]
     try:
-        shape: tuple[int, ...] = ()
-        for tensor in read:
-            shape = _broadcast(shape, tensor.shape)
+        shape = np.broadcast_shapes(*(tensor.shape for tensor in read))
     except ValueError:
         return None
     if call.kind in _COMPARES:
         return Tensor(shape, "bool")
-    widest = max(
-        read,
-        key=lambda t: (t.dtype != "bool", bool(t.shape), t.dtype[:2] in ("fp", "bf"), t.elements),
-    )
-    return Tensor(shape, widest.dtype)
 
+    def width(one: Tensor) -> tuple[bool, bool, bool, int]:
+        return one.dtype != "bool", bool(one.shape), one.dtype[:2] in ("fp", "bf"), one.elements
 
-def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    longest = max(len(a), len(b))
-    out = []
-    for x, y in zip((1,) * (longest - len(a)) + a, (1,) * (longest - len(b)) + b, strict=True):
-        if x != y and 1 not in (x, y):
-            raise ValueError
-        out.append(y if x == 1 else x)
-    return tuple(out)
+    return Tensor(shape, max(read, key=width).dtype)
 
 
 def _dimensions(value: Any, rank: int) -> set[int] | None:

@@ -20,10 +20,11 @@ from typing import Any
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Copy, OpCall, Softmax
+from hybridperf.traces.recorded.graph import NOTHING, RecordedArguments
 from hybridperf.traces.recorded.loops import LOOPS, Ops, Rule, fill, loop, rows_and_columns
 from hybridperf.traces.recorded.products import PRODUCTS
 from hybridperf.traces.recorded.tables import FBGEMM, TABLES
-from hybridperf.traces.recorded.tensors import Argument, RecordedCall, Tensor, arguments, is_whole
+from hybridperf.traces.recorded.tensors import Argument, RecordedCall, Tensor, is_whole
 
 NO_KERNEL: tuple[OpCall, ...] = ()
 
@@ -82,31 +83,15 @@ _ENGINE = ("autograd::engine::", "torch::autograd::AccumulateGrad")
 
 
 def recorded_op(
-    name: str,
-    shapes: Sequence[Any],
-    types: Sequence[Any],
-    *,
-    values: Sequence[Any] = (),
-    output_shapes: Sequence[Any] = (),
-    output_types: Sequence[Any] = (),
+    name: str, inputs: RecordedArguments, outputs: RecordedArguments = NOTHING
 ) -> tuple[OpCall, ...] | None:
     """Our ops for one recorded op; NO_KERNEL if it launches none, None if it is unknown.
 
     Only an execution trace's values tell on which device a tensor lives: without them a `copy_`
     counts as one within the device, also where a profiler saw a copy from the host.
-
-    Args:
-        name: as recorded, with its namespace.
-        shapes: of the inputs; `Input Dims` of PyTorch's profiler.
-        types: of the inputs; `Input type` of PyTorch's profiler.
-        values: the inputs themselves; `Concrete Inputs` of PyTorch's profiler.
-        output_shapes: of the results, where recorded.
-        output_types: of the results, where recorded.
     """
-    given = arguments(shapes, types, values)
-    results = arguments(output_shapes, output_types)
-    ops = answer(name, given, results, values)
-    return None if ops is None else tuple(OpCall(op) for op in ops)
+    ops = _answer(name, inputs.arguments, outputs.arguments, inputs.values)
+    return None if ops is None else tuple(map(OpCall, ops))
 
 
 def by_parts(name: str) -> bool:
@@ -115,10 +100,9 @@ def by_parts(name: str) -> bool:
     return space == "aten" and _bare(kind) in _BY_PARTS
 
 
-def answer(
+def _answer(
     name: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]
 ) -> Ops | None:
-    """`recorded_op` of arguments already read."""
     if name.endswith(_GRADIENT_NODE) or name.startswith(_ENGINE):
         return ()  # what they do is done by the ops inside them
     space, _, kind = name.rpartition("::")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from hybridperf.ops import (
     BatchedGemm,
     Convolution,
@@ -31,7 +33,7 @@ def addmm(call: RecordedCall) -> Ops | None:
     if len(read) < 3:
         return None
     product = _product(read[1], read[2])
-    if product is None or call.kind == "addbmm":
+    if not product or call.kind == "addbmm":
         return None
     op = product[0]
     if isinstance(op, Gemm) and read[0].elements == op.n:
@@ -164,15 +166,11 @@ def _product(a: Tensor, b: Tensor) -> Ops | None:
         return None
     if len(right) == 2:  # every row of every batch meets the same matrix: one product
         return (Gemm(a.dtype, float(m * math.prod(left[:-2])), float(n), float(k)),)
-    longest = max(len(left), len(right)) - 2
-    batches_left = (1,) * (longest - len(left) + 2) + left[:-2]
-    batches_right = (1,) * (longest - len(right) + 2) + right[:-2]
-    batch = 1
-    for x, y in zip(batches_left, batches_right, strict=True):
-        if x != y and 1 not in (x, y):
-            return None
-        batch *= max(x, y)
-    return (BatchedGemm(a.dtype, float(batch), float(m), float(n), float(k)),)
+    try:
+        batch = math.prod(np.broadcast_shapes(left[:-2], right[:-2]))
+    except ValueError:
+        return None
+    return (BatchedGemm(a.dtype, float(batch), float(m), float(n), float(k)),) if batch else ()
 
 
 def _convolution(
@@ -207,10 +205,8 @@ def _output_shape(
     stride, padding, dilation = (_per_dimension(call.value(place), len(x) - 2) for place in at)
     if stride is None or padding is None or dilation is None or 0 in stride:
         return None
-    sizes = [
-        (size + 2 * p - d * (kernel - 1) - 1) // s + 1
-        for size, kernel, s, p, d in zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
-    ]
+    columns = zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
+    sizes = [(n + 2 * p - d * (kernel - 1) - 1) // s + 1 for n, kernel, s, p, d in columns]
     return (x[0], weight[0], *sizes) if min(sizes) > 0 else None
 
 

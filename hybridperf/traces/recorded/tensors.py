@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from hybridperf.hardware import DTYPE_BYTES
 
@@ -132,7 +132,7 @@ def number(value: Any) -> Any:
     return value if isinstance(value, bool | int | float) else None
 
 
-def is_whole(value: Any, least: int = 0) -> bool:
+def is_whole(value: Any, least: int = 0) -> TypeGuard[int]:
     """Whether something is a whole number of at least `least`, and no flag."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 

@@ -23,31 +23,16 @@ from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
-from hybridperf.traces.recorded.graph import (
-    COMM,
-    CPU,
-    GPU,
-    RecordedGraph,
-    RecordedNode,
-    read,
-    written,
-)
-from hybridperf.traces.recorded.ops import answer, by_parts
+from hybridperf.traces.recorded.graph import CPU, GPU, RecordedGraph, RecordedNode, read, written
+from hybridperf.traces.recorded.ops import by_parts, recorded_op
 from hybridperf.traces.recorded.tensors import flat
 
 COLLECTIVES, HOST_COPIES = "collectives", "host copies"
 _STEP_MARK = "ProfilerStep#"
 _COMMUNICATES = (
-    "c10d::",
-    "record_param_comms",
-    "nccl:",
-    "rccl:",
-    "gloo:",
-    "mpi:",
-    "ucc:",
-    "c10d_functional::",
+    "c10d::", "record_param_comms", "nccl:", "rccl:", "gloo:", "mpi:", "ucc:", "c10d_functional::",
     "_c10d_functional::",
-)
+)  # fmt: skip
 _LOOKUP_GRADIENT = "torch::autograd::CppNode<SplitLookupFunction"
 _OWN_NODE = "torch::autograd::CppNode<"
 _NAMED = 12  # unknown ops that an error lists
@@ -79,44 +64,36 @@ def workload_from(
     """
     listed = frozenset([ignore] if isinstance(ignore, str) else ignore)
     if not any(tensor.shape for node in graph.nodes for tensor in flat(node.inputs.arguments)):
-        raise InputError(
-            f"{graph.source} records no shapes, so its ops cannot be priced; expected a trace"
-            " recorded with shapes"
-        )
+        none = "records no shapes, so its ops cannot be priced"
+        raise InputError(f"{graph.source} {none}; expected a trace recorded with shapes")
     found = recorded_work(graph, listed)
     if found.unknown:
         named = ", ".join(f"{what} ({times}x)" for what, times in found.unknown.most_common(_NAMED))
-        more = f" and {len(found.unknown) - _NAMED} more" if len(found.unknown) > _NAMED else ""
-        raise InputError(
-            f"{graph.source}: cannot price {len(found.unknown)} kind(s) of op: {named}{more}; leave"
-            " them out with ignore=... (`--ignore` on the command line)"
-        )
+        count = len(found.unknown)
+        named += f" and {count - _NAMED} more" if count > _NAMED else ""
+        mend = "leave them out with ignore=... (`--ignore` on the command line)"
+        raise InputError(f"{graph.source}: cannot price {count} kind(s) of op: {named}; {mend}")
     kept, notes = _one_step(graph, found)
     if not kept:
-        raise InputError(
-            f"{graph.source}: no op in it launches a kernel that can be priced; expected a trace of"
-            " a step on one device"
-        )
+        none = f"{graph.source}: no op in it launches a kernel that can be priced"
+        raise InputError(f"{none}; expected a trace of a step on one device")
     notes += [f"ignored {what}, {times} of them" for what, times in found.ignored.items()]
     if found.on_host:
         notes.append(f"{found.on_host} ops on the host's tensors are left to the host")
     if found.marks:
-        notes.append(
-            f"taken for what the ops inside them do: {', '.join(list(found.marks)[:_NAMED])}"
-        )
+        marks = ", ".join(list(found.marks)[:_NAMED])
+        notes.append(f"taken for what the ops inside them do: {marks}")
     builder, calls = GraphBuilder(), list[OpCall]()
     rows: dict[OpCall, int] = {}
     streams = _streams(graph)
     usual = Counter(streams.values()).most_common(1)[0][0] if streams else "compute"
-    writer: dict[
-        int, tuple[int, str]
-    ] = {}  # storage: the graph's node that wrote it last, and its stream
+    # storage: the graph's node that wrote it last, and its stream
+    writer: dict[int, tuple[int, str]] = {}
     last_of: dict[int, tuple[int, str]] = {}  # recorded node: the last graph node placed for it
     for node in kept:
         stream = streams.get(node.id, usual)
-        waits = [writer[storage] for storage in read(node) if storage in writer] + [
-            last_of[one] for one in node.data if one in last_of
-        ]
+        waits = [writer[storage] for storage in read(node) if storage in writer]
+        waits += [last_of[one] for one in node.data if one in last_of]
         # a stream's own order says the rest
         after = sorted({placed for placed, other in waits if other != stream})
         placed = -1
@@ -128,14 +105,14 @@ def workload_from(
             after = []
         last_of[node.id] = (placed, stream)
         writer |= dict.fromkeys(written(node), (placed, stream))
-    placed_calls = [call for node in kept for call in found.ops[node.id]]
+    works = [call.op.work() for node in kept for call in found.ops[node.id]]
     return Workload(
         name=name or graph.source.rsplit("/", 1)[-1],
         graph=builder.build(),
         calls=tuple(calls),
         backend="gpu" if _accelerated(graph) else None,
-        flops=float(sum(call.op.work().flops for call in placed_calls)),
-        transcendentals=float(sum(call.op.work().transcendentals for call in placed_calls)),
+        flops=float(sum(work.flops for work in works)),
+        transcendentals=float(sum(work.transcendentals for work in works)),
         notes=(*graph.notes, *notes),
     )
 
@@ -159,13 +136,12 @@ def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) ->
             parts.add((node.name, node.part_of))
         if node.name.startswith(_COMMUNICATES):
             within.add(node.id)
-            if node.comm_type or _communicates_inside(graph, node):
+            if node.comm_type or any(inner.comm_type for inner in _below(graph, node)):
                 _file(found, COLLECTIVES, node.name, ignore)
             continue
         _ask(graph, node, found, accelerated, ignore, suspects)
-    for node in (
-        suspects
-    ):  # a mark with tensors, or a gradient somebody wrote: do the ops inside it say what it does?
+    # a mark with tensors, or a gradient somebody wrote: do the ops inside it say what it does?
+    for node in suspects:
         below = list(_below(graph, node))
         if node.name in ignore:
             found.ignored[node.name] += 1
@@ -178,16 +154,11 @@ def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) ->
 
 
 def _ask(
-    graph: RecordedGraph,
-    node: RecordedNode,
-    found: _PricedNodes,
-    accelerated: bool,
-    ignore: frozenset[str],
-    suspects: list[RecordedNode],
-) -> None:
+    graph: RecordedGraph, node: RecordedNode, found: _PricedNodes, accelerated: bool,
+    ignore: frozenset[str], suspects: list[RecordedNode],
+) -> None:  # fmt: skip
     """File what one node's own kernels come to."""
-    given, results = node.inputs.arguments, node.outputs.arguments
-    tensors = flat(given) + flat(results)
+    tensors = flat(node.inputs.arguments) + flat(node.outputs.arguments)
     devices = {tensor.device.split(":")[0] for tensor in tensors if tensor.device}
     if accelerated and devices == {"cpu"}:
         found.on_host += node.is_op and not by_parts(node.name)
@@ -200,23 +171,21 @@ def _ask(
         return
     if by_parts(node.name) and any(inner.is_op for inner in graph.inside.get(node.id, ())):
         return
-    if accelerated and (
-        node.name == "aten::_local_scalar_dense"
-        or (node.name == "aten::copy_" and "cpu" in devices)
-    ):
+    reads_number = node.name == "aten::_local_scalar_dense"
+    if accelerated and (reads_number or (node.name == "aten::copy_" and "cpu" in devices)):
         _file(found, HOST_COPIES, node.name, ignore)
         return
-    if not accelerated and node.name == "aten::_local_scalar_dense":
-        return  # reading a number from where it already is
+    if reads_number:
+        return  # from where it already is
     if not node.is_op and "::" not in node.name and not tensors:
         return  # a mark, a thread
-    ops = answer(node.name, given, results, node.inputs.values)
+    ops = recorded_op(node.name, node.inputs, node.outputs)
     if ops is None and not node.is_op:
         suspects.append(node)
     elif ops is None:
         _file(found, node.name, node.name, ignore)
     elif ops:
-        found.ops[node.id] = tuple(OpCall(op) for op in ops)
+        found.ops[node.id] = ops
 
 
 def _file(found: _PricedNodes, what: str, name: str, ignore: frozenset[str]) -> None:
@@ -228,17 +197,12 @@ def _drop_doubles(graph: RecordedGraph, found: _PricedNodes) -> None:
     """Drops ops whose inner op does their work: `mul(x, 2)` calls `mul(x, tensor of 2)`."""
     doubled = []
     for identity, calls in found.ops.items():
-        node = graph.by_id[identity]
-        if len(calls) != 1 or node.id not in graph.inside:
-            continue
-        own = calls[0].op
-        for inner in _below(graph, node):
-            if any(
-                type(call.op) is type(own) and call.op.work().bytes >= 0.9 * own.work().bytes
-                for call in found.ops.get(inner.id, ())
-            ):
+        if len(calls) == 1 and identity in graph.inside:
+            own, below = calls[0].op, _below(graph, graph.by_id[identity])
+            inner = (call.op for one in below for call in found.ops.get(one.id, ()))
+            alike = (op for op in inner if type(op) is type(own))
+            if any(op.work().bytes >= 0.9 * own.work().bytes for op in alike):
                 doubled.append(identity)
-                break
     for identity in doubled:
         del found.ops[identity]
 
@@ -251,32 +215,15 @@ def _lookup_gradient(graph: RecordedGraph, node: RecordedNode) -> tuple[OpCall, 
     """
     if node.sequence is None or not node.inputs.shapes:
         return ()
-    seen = [
-        one.id
-        for one in graph.nodes
-        if one.sequence == node.sequence and one.id < node.id and one.is_op
-    ]
-    for forward in graph.nodes:
-        if (
-            "codegen_lookup" in forward.name
-            and seen
-            and forward.id > seen[-1]
-            and forward.outputs.shapes[:1] == node.inputs.shapes[:1]
-        ):
-            ops = (
-                answer(
-                    forward.name,
-                    forward.inputs.arguments,
-                    forward.outputs.arguments,
-                    forward.inputs.values,
-                )
-                or ()
-            )
-            for op in ops:
-                if isinstance(op, Gather):
-                    return OpCall(Sort("int64", 1.0, op.rows)), OpCall(
-                        ScatterAdd(op.dtype, op.rows, op.cols, op.vocab)
-                    )
+    ops = [one for one in graph.nodes if one.sequence == node.sequence and one.is_op]
+    seen = [one.id for one in ops if one.id < node.id]
+    lookups = [one for one in graph.nodes if seen and one.id > seen[-1]]
+    for one in lookups:
+        if "codegen_lookup" in one.name and one.outputs.shapes[:1] == node.inputs.shapes[:1]:
+            for call in recorded_op(one.name, one.inputs, one.outputs) or ():
+                if isinstance(op := call.op, Gather):
+                    update = ScatterAdd(op.dtype, op.rows, op.cols, op.vocab)
+                    return OpCall(Sort("int64", 1.0, op.rows)), OpCall(update)
     return ()
 
 
@@ -289,39 +236,26 @@ def _below(graph: RecordedGraph, node: RecordedNode) -> Iterable[RecordedNode]:
         waiting.extend(graph.inside.get(inner.id, ()))
 
 
-def _communicates_inside(graph: RecordedGraph, node: RecordedNode) -> bool:
-    return any(inner.comm_type for inner in _below(graph, node))
-
-
 def _accelerated(graph: RecordedGraph) -> bool:
     """Any tensor lives on a device other than the host, or any kernel was recorded."""
-    return any(
-        node.kind in (GPU, COMM)
-        or any(
-            tensor.device and not tensor.device.startswith("cpu")
-            for tensor in flat(node.inputs.arguments)
-        )
-        for node in graph.nodes
-    )
+    if any(node.kind != CPU for node in graph.nodes):
+        return True
+    tensors = (tensor for node in graph.nodes for tensor in flat(node.inputs.arguments))
+    return any(tensor.device and not tensor.device.startswith("cpu") for tensor in tensors)
 
 
 def _streams(graph: RecordedGraph) -> dict[int, str]:
     """Stream of the kernels that an op (its first part) launched, by the op's id."""
     streams: dict[int, str] = {}
-    first: dict[tuple[str, int], int] = {}
+    first: dict[tuple[str, int | None], int] = {}
     for node in graph.nodes:
         if node.kind == CPU and node.part_of is not None:
             first.setdefault((node.name, node.part_of), node.id)
         elif node.kind == GPU and node.thread is not None:
-            launched = next(
-                (graph.by_id[one] for one in node.data if graph.by_id[one].kind == CPU), None
-            )
-            if launched is not None:
-                at = (
-                    launched.id
-                    if launched.part_of is None
-                    else first.get((launched.name, launched.part_of), launched.id)
-                )
+            launched = [graph.by_id[one] for one in node.data if graph.by_id[one].kind == CPU]
+            for op in launched[:1]:
+                part = op.name, op.part_of
+                at = op.id if op.part_of is None else first.get(part, op.id)
                 streams.setdefault(at, f"stream {node.thread}")
     return streams
 
@@ -333,17 +267,13 @@ def _one_step(graph: RecordedGraph, found: _PricedNodes) -> tuple[list[RecordedN
     if len(marks) < 2:
         return nodes, []
     ends: Sequence[float] = [*(mark.id for mark in marks[1:]), float("inf")]
-    steps = [
-        [node for node in nodes if mark.id < node.id < end]
-        for mark, end in zip(marks, ends, strict=True)
-    ]
-    alike = Counter(tuple(found.ops[node.id] for node in step) for step in steps if step)
+    spans = [(mark.id, end) for mark, end in zip(marks, ends, strict=True)]
+    steps = [[node for node in nodes if begin < node.id < end] for begin, end in spans]
+    did = [tuple(found.ops[node.id] for node in step) for step in steps]
+    alike = Counter(filter(None, did))
     if not alike:
         return nodes, []
     most, times = alike.most_common(1)[0]
-    at = next(
-        i for i, step in enumerate(steps) if tuple(found.ops[node.id] for node in step) == most
-    )
-    return steps[at], [
-        f"kept {marks[at].name} of {len(marks)} steps, {times} of which have the same ops"
-    ]
+    at = did.index(most)
+    of = f"{len(marks)} steps, {times} of which have the same ops"
+    return steps[at], [f"kept {marks[at].name} of {of}"]
