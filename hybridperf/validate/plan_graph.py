@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from hybridperf.training.plans.confirm import full_s
+from hybridperf.training.plans.explain import full_s
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.run import plan
 from hybridperf.workloads.transformer import load_shape

@@ -56,8 +56,7 @@ from hybridperf.validate.sharded_tasks import (
 )
 from hybridperf.workloads import DlrmConfig, Placement, dlrm
 from hybridperf.workloads.jax.program import load_content
-from hybridperf.workloads.jax.rank_programs import from_rank_programs
-from hybridperf.workloads.jax.table_access import RankTables
+from hybridperf.workloads.jax.rank_programs import RankTables, from_rank_programs
 
 RANKS = 2
 PLACEMENTS = 9  # of a model that is to be sharded, at least

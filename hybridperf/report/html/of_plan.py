@@ -40,8 +40,8 @@ from hybridperf.report.plan import (
 )
 from hybridperf.report.text import amount, percent, quantity
 from hybridperf.training.plans.explain import NAIVE, ComparedLayout, compared, differences
-from hybridperf.training.plans.fronts import PAIRS, plan_front
 from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
+from hybridperf.training.plans.ranked import PAIRS, plan_front
 from hybridperf.training.plans.run import Plan
 from hybridperf.training.plans.sensitivity import LeverEffect, lever_effects
 from hybridperf.training.plans.table import top
