@@ -21,13 +21,12 @@ import numpy as np
 from hybridperf.cli.common import compilation_cache
 from hybridperf.training.plans.columns import SpaceColumns
 from hybridperf.training.plans.costs import memory_of, times
-from hybridperf.training.plans.placements import Division, places
 from hybridperf.training.plans.run import plan
 from hybridperf.training.plans.setup import training_setup
-from hybridperf.training.plans.space import LayoutSpace, divisors
+from hybridperf.training.plans.space import Division, LayoutSpace, divisors, places
 from hybridperf.training.plans.table import write_layouts
 from hybridperf.workloads.transformer import TransformerShape, load_shape
-from hybridperf.workloads.transformer.codes import FULL, INTERLEAVED, NONE, SELECTIVE
+from hybridperf.workloads.transformer.columns import FULL, INTERLEAVED, NONE, SELECTIVE
 from hybridperf.workloads.transformer.layout import Layouts
 from hybridperf.workloads.transformer.rules import legal
 

@@ -94,8 +94,7 @@ def chimera(
 
     from hybridperf.studies import report as reports
     from hybridperf.studies.chimera import pipeline_like, pipelines
-    from hybridperf.training.plans.layer import layer_forward_s
-    from hybridperf.training.plans.setup import training_setup
+    from hybridperf.training.plans.setup import layer_forward_s, training_setup
     from hybridperf.training.steps.memory_fit import USABLE
     from hybridperf.workloads.transformer import load_shape
 

@@ -50,8 +50,8 @@ def plan(
     """Find the best layout for training a model: all legal ones that fit, ranked and explained."""
     from hybridperf.report import plan as reports
     from hybridperf.training.plans.arguments import number_of_tokens
-    from hybridperf.training.plans.confirm import confirm as confirmed
-    from hybridperf.training.plans.confirm import neighbours
+    from hybridperf.training.plans.explain import confirm as confirmed
+    from hybridperf.training.plans.explain import neighbours
     from hybridperf.training.plans.run import plan as run_plan
     from hybridperf.training.plans.table import check_name, write_layouts
     from hybridperf.training.steps.adaptation import Adaptation

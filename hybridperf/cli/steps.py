@@ -56,8 +56,8 @@ def steps(
     from hybridperf.io import read_table, write_table
     from hybridperf.io.tables import check_table_name, with_own_text
     from hybridperf.training.steps.adaptation import Adaptation
-    from hybridperf.training.steps.columns import misspelt
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
+    from hybridperf.training.steps.rows import misspelt
 
     if save_knobs and not fit_on:
         nothing = "without measured steps there is nothing to save"

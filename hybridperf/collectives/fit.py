@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives.links import link_of
 from hybridperf.collectives.model import (
     CollectiveModel,
     MeasuredSizes,
@@ -21,11 +20,12 @@ from hybridperf.collectives.model import (
 )
 from hybridperf.collectives.rows import (
     CollectiveRows,
+    checked,
     collective_rows,
     implementations,
     usual_versions,
 )
-from hybridperf.collectives.table import checked
+from hybridperf.collectives.traffic import link_of
 from hybridperf.hardware import SystemSpec, load_device, load_system
 from hybridperf.io import InputError, positive_column, require_columns, write_json, write_table
 from hybridperf.io.provenance import origin
@@ -87,12 +87,9 @@ class CollectiveReport:
 
 
 def fit_collectives(
-    rows: pd.DataFrame | None,
-    system: SystemSpec | str,
-    prior: Prior | str | None = None,
-    provenance: Mapping[str, Any] | None = None,
-    keep_rows: bool = True,
-) -> tuple[CollectiveModel, CollectiveReport]:
+    rows: pd.DataFrame | None, system: SystemSpec | str, prior: Prior | str | None = None,
+    provenance: Mapping[str, Any] | None = None, keep_rows: bool = True,
+) -> tuple[CollectiveModel, CollectiveReport]:  # fmt: skip
     """Fit a model of a system's collectives to measured rows.
 
     Args:

@@ -24,15 +24,15 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives import curves, form
-from hybridperf.collectives.links import Links
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
     CollectiveRows,
+    checked,
     collective_rows,
     has_knobs,
+    join_remarks,
 )
-from hybridperf.collectives.table import checked, join_remarks
-from hybridperf.collectives.traffic import bus_bytes_per_s, shares
+from hybridperf.collectives.traffic import Links, bus_bytes_per_s, shares
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import (
     InputError,
@@ -195,11 +195,8 @@ class CollectiveModel:
         first, kind_of_row = rows.kinds
         octaves = []
         for at in first:
-            group, g, nodes = (
-                unversioned(rows.implementation[at]),
-                rows.ranks_per_node[at],
-                rows.nodes[at],
-            )
+            group = unversioned(rows.implementation[at])
+            g, nodes = rows.ranks_per_node[at], rows.nodes[at]
             apart = (
                 np.hypot(np.log2(g / one.ranks_per_node), np.log2(nodes / one.nodes))
                 for one in self.measured
@@ -232,9 +229,8 @@ class CollectiveModel:
         limits = []
         for at in first:
             placement = int(rows.ranks_per_node[at]), int(rows.nodes[at])
-            limits.append(
-                sizes.get((unversioned(rows.implementation[at]), *placement), (np.inf, 0.0))
-            )
+            group = unversioned(rows.implementation[at])
+            limits.append(sizes.get((group, *placement), (np.inf, 0.0)))
         low, high = np.array(limits)[kind_of_row].T
         return np.asarray((rows.bytes >= low / _SLACK) & (rows.bytes <= high * _SLACK))
 
@@ -247,9 +243,8 @@ class CollectiveModel:
         absent = pd.Series(np.nan, given.index)
         no_lib = given.get("lib", absent).isna().to_numpy()
         no_version = given.get("lib_version", absent).isna().to_numpy()
-        version = np.array(
-            [self.versions.get(unversioned(slot), "") for slot in rows.implementation], object
-        )
+        usual = [self.versions.get(unversioned(slot), "") for slot in rows.implementation]
+        version = np.array(usual, object)
         nothing = np.full(len(rows), not self.adapted.rows)
         unmet = (
             "no such collective, library and link was measured: predicted from what others share"
@@ -353,9 +348,8 @@ class CollectiveModel:
     def _usual_theta(self, rows: CollectiveRows) -> np.ndarray:
         """[N, K] as they were learned."""
         assert self.adapted is not None
-        return self.adapted.knobs.including(self.adapted.prior.population, rows.implementation).of(
-            rows.implementation
-        )
+        slots, known = rows.implementation, self.adapted.prior.population
+        return self.adapted.knobs.including(known, slots).of(slots)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `collectives.json` and, where anything was learned, `collectives.npz`."""

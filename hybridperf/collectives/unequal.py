@@ -28,9 +28,8 @@ import pandas as pd
 
 from hybridperf.collectives import form
 from hybridperf.collectives.curves import LOG2_BYTES
-from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable
-from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.collectives.traffic import COLLECTIVES, Links
 from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array, fresh_views
 

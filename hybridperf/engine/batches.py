@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from numpy.typing import ArrayLike
 
-from hybridperf.collectives.links import Links
+from hybridperf.collectives.traffic import Links
 from hybridperf.engine.evaluate import in_blocks, makespan
 from hybridperf.engine.folding import FOLD_BLOCK, FoldedProgram, folded, makespan_of
 from hybridperf.engine.lower import StepProgram, lower

@@ -22,13 +22,9 @@ FAMILY = "family/"
 
 
 def to_document(
-    device: DeviceSpec,
-    knobs: RooflineKnobs,
-    groups: Mapping[str, GroupReport],
-    families: Mapping[str, Adapted],
-    drift: tuple[float, ...],
-    provenance: Mapping[str, Any],
-) -> dict[str, Any]:
+    device: DeviceSpec, knobs: RooflineKnobs, groups: Mapping[str, GroupReport],
+    families: Mapping[str, Adapted], drift: tuple[float, ...], provenance: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """All of a `PerfModel` that `model.json` holds: everything but arrays."""
     entries = {}
     for at, group in enumerate(GROUPS):
@@ -37,37 +33,30 @@ def to_document(
             residual = report.residual
             entries[group] = {
                 **{name: float(getattr(knobs, name)[at]) for name in GROUP_KNOBS},
-                "rows": report.rows,
-                "half_width": report.half_width,
-                "dtypes": list(report.dtypes),
+                "rows": report.rows, "half_width": report.half_width, "dtypes": list(report.dtypes),
                 "lowest": {name: float(value) for name, value in report.lowest.items()},
                 "highest": {name: float(value) for name, value in report.highest.items()},
                 "errors": [float(value) for value in report.errors],
                 "residual": None if residual is None else _residual_document(residual),
-            }
+            }  # fmt: skip
     levels = {
         name: {LEVELS[i]: float(v) for i, v in enumerate(np.asarray(getattr(knobs, name)))}
         for name in LEVEL_KNOBS
     }
     return {
-        "device": device.model_dump(),
-        "groups": entries,
-        "levels": levels,
+        "device": device.model_dump(), "groups": entries, "levels": levels,
         "families": {family: adapted.document() for family, adapted in families.items()},
         "drift": [float(value) for value in drift],
-        "weights_sha256": hash_of(weights_of(groups, families)),
-        "provenance": dict(provenance),
-    }
+        "weights_sha256": hash_of(weights_of(groups, families)), "provenance": dict(provenance),
+    }  # fmt: skip
 
 
 def _residual_document(residual: Residual) -> dict[str, Any]:
     return {
-        "share": residual.share,
-        "process_share": residual.process_share,
-        "names": list(residual.names),
-        "centre": [float(value) for value in residual.centre],
+        "share": residual.share, "process_share": residual.process_share,
+        "names": list(residual.names), "centre": [float(value) for value in residual.centre],
         "scale": [float(value) for value in residual.scale],
-    }
+    }  # fmt: skip
 
 
 def weights_of(

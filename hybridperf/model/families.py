@@ -125,16 +125,13 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
     flags = _flags(part, n)
     values = array_module(*own.values()).stack([*own.values(), *flags.values()], 1)
     return FamilyRows(
-        flops=whole(part.work.flops)[keep],
-        bytes=whole(part.work.bytes)[keep],
+        flops=whole(part.work.flops)[keep], bytes=whole(part.work.bytes)[keep],
         blocks=whole(0.0 if part.op.group in _WITHOUT_WAVES else part.op.blocks())[keep],
         peak_flops_per_s=np.full(int(keep.sum()), part.peak_flops_per_s),
-        memory_bytes_per_s=device.memory_bytes_per_s,
-        sm_count=gpu.sm_count,
-        implementation=_slots(part, n)[keep],
-        inputs=Inputs((*own, *flags), values[keep]),
+        memory_bytes_per_s=device.memory_bytes_per_s, sm_count=gpu.sm_count,
+        implementation=_slots(part, n)[keep], inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
-    )
+    )  # fmt: skip
 
 
 def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, np.ndarray]:

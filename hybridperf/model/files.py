@@ -65,11 +65,9 @@ def load_model(name: str | Path) -> PerfModel:
             )
         known = [*shipped_models(), *names_people_use("devices")]
         raise unknown(
-            "model",
-            str(name),
-            known,
+            "model", str(name), known,
             "give a model folder, a shipped calibration's name or a device of `hybridperf devices`",
-        )
+        )  # fmt: skip
     path = folder if folder.is_file() else folder / "model.json"
     host = load_host(path.parent) if (path.parent / HOST_FILE).exists() else None
     document = read_json(path, "model", MODEL_SCHEMA_VERSION)
@@ -152,14 +150,9 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         if residual is not None:
             residual = _residual_from(residual, Box.between(lowest, highest), group, stored)
         reports[group] = GroupReport(
-            rows=int(entry["rows"]),
-            half_width=half_width,
-            lowest=lowest,
-            highest=highest,
-            dtypes=tuple(entry["dtypes"]),
-            errors=errors,
-            residual=residual,
-        )
+            rows=int(entry["rows"]), half_width=half_width, lowest=lowest, highest=highest,
+            dtypes=tuple(entry["dtypes"]), errors=errors, residual=residual,
+        )  # fmt: skip
     levels = {
         name: np.array([float(document["levels"][name][level]) for level in LEVELS])
         for name in LEVEL_KNOBS

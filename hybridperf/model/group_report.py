@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from hybridperf.learning.residual import Box, Inputs, Residual, log_correction
 from hybridperf.ops import Op
 
 _WIDEST_OCTAVES = 3.0
+_ERROR_QUANTILES = 41
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,20 @@ class GroupReport:
     # evenly spaced quantiles of held-out log(predicted / measured), ascending
     errors: tuple[float, ...] = ()
     residual: Residual | None = None  # None: the closed form as it is
+
+    @staticmethod
+    def of(
+        rows: int, log_width: float | None, box: Box, dtypes: Iterable[str], errors: np.ndarray,
+        residual: Residual | None = None,
+    ) -> GroupReport:  # fmt: skip
+        """A report on so many rows in a box of inputs; `log_width`: of intervals, half of it."""
+        half_width = None if log_width is None else float(np.expm1(log_width))
+        low, high = (
+            dict(zip(box.names, map(float, end), strict=True)) for end in (box.low, box.high)
+        )
+        quantiles = np.quantile(errors, np.linspace(0, 1, _ERROR_QUANTILES))
+        spread = tuple(map(float, quantiles))
+        return GroupReport(rows, half_width, low, high, tuple(dtypes), spread, residual)
 
     def outside(self, inputs: Inputs) -> np.ndarray:
         """How far ops lie outside what was measured, in octaves [N]; 0 inside."""

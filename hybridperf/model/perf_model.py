@@ -85,11 +85,9 @@ class PerfModel:
         """The machine's numbers, float64."""
         return Platform(
             memory_bytes_per_s=np.float64(self.device.memory_bytes_per_s),
-            peak_flops_scale=np.float64(1.0),
-            level_bytes=self.device.level_bytes(),
-            knobs=self.knobs,
-            links=None if self.collectives is None else self.collectives.links(),
-        )
+            peak_flops_scale=np.float64(1.0), level_bytes=self.device.level_bytes(),
+            knobs=self.knobs, links=None if self.collectives is None else self.collectives.links(),
+        )  # fmt: skip
 
     def with_collectives(self, collectives: CollectiveModel) -> PerfModel:
         """The same device in a system, whose links price the collectives of its steps."""
@@ -103,13 +101,11 @@ class PerfModel:
         }
         peaks = [self.device.peak(call.op.peak_dtype, call.op.unit) for call in calls]
         table = OpTable(
-            work=Work(**arrays),
-            peak_flops_per_s=np.array(peaks),
+            work=Work(**arrays), peak_flops_per_s=np.array(peaks),
             group=np.array([int(call.op.group_index()) for call in calls], np.int32),
-            times=np.array([call.times for call in calls]),
-            floors=self._floors(calls),
+            times=np.array([call.times for call in calls]), floors=self._floors(calls),
             correction=self._by_group(calls, GroupReport.correction, 0.0),
-        )
+        )  # fmt: skip
         for family, (at, rows, _) in by_prior.members(self.families, self.device, calls).items():
             if family != by_prior.LOOPS:
                 table.floors[at] = 1.0  # as they are, see `kernels_alone`
@@ -144,11 +140,9 @@ class PerfModel:
         return out
 
     def _by_group(
-        self,
-        calls: Sequence[OpCall],
-        ask: Callable[[GroupReport, Inputs], np.ndarray],
+        self, calls: Sequence[OpCall], ask: Callable[[GroupReport, Inputs], np.ndarray],
         unmeasured: float,
-    ) -> np.ndarray:
+    ) -> np.ndarray:  # fmt: skip
         """What a function of each op's group report gives [U]."""
         out = np.full(len(calls), unmeasured)
         members: dict[str, list[int]] = {}
@@ -223,7 +217,9 @@ class PerfModel:
                 name = GROUPS[group]
                 measured = self.groups.get(name)
                 if measured is None:
-                    note[rows] = self._uncalibrated_note(name)
+                    nothing = "datasheet roofline: this model has no measurements"
+                    other = f"no {name} measurements in this model: datasheet roofline"
+                    note[rows] = other if self.groups else nothing
                     continue
                 if not measured.measured_dtype(part.op):
                     only = ", ".join(measured.dtypes)
@@ -240,14 +236,9 @@ class PerfModel:
         return frame.assign(**out, in_range=in_range, note=note)
 
     def _predict_family(
-        self,
-        family: str,
-        part: OpRows,
-        here: np.ndarray,
-        out: Mapping[str, np.ndarray],
-        in_range: np.ndarray,
-        note: np.ndarray,
-    ) -> None:
+        self, family: str, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray],
+        in_range: np.ndarray, note: np.ndarray,
+    ) -> None:  # fmt: skip
         """Fill in the rows `here` (a mask) of a part by an adapted prior."""
         adapted, at = self.families[family], part.rows[here]
         slots = adapted.prior.population.implementations
@@ -299,11 +290,6 @@ class PerfModel:
         return to_document(
             self.device, self.knobs, self.groups, self.families, self.drift, self.provenance
         )
-
-    def _uncalibrated_note(self, group: str) -> str:
-        if not self.groups:
-            return "datasheet roofline: this model has no measurements"
-        return f"no {group} measurements in this model: datasheet roofline"
 
 
 def _work_in_place(call: OpCall) -> Work:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.collectives.links import Links
+from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import Device
 from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.ops import GROUPS

@@ -30,8 +30,8 @@ import pandas as pd
 from jax.typing import ArrayLike
 
 from hybridperf.collectives.curves import LOG2_BYTES
-from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
+from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array
@@ -59,13 +59,9 @@ class OpPricer:
 
     @staticmethod
     def of(
-        model: PerfModel,
-        op: str,
-        *,
-        dtype: str,
-        text: Mapping[str, str] = _NOTHING,
+        model: PerfModel, op: str, *, dtype: str, text: Mapping[str, str] = _NOTHING,
         labels: Mapping[str, str] = _NOTHING,
-    ) -> OpPricer:
+    ) -> OpPricer:  # fmt: skip
         """A pricer for an op by its name.
 
         Args:
@@ -135,11 +131,9 @@ class OpPricer:
         table = OpTable(
             work=jax.tree.map(lambda count: jnp.reshape(_float(count), (1,)), part.work),
             peak_flops_per_s=jnp.full(1, part.peak_flops_per_s),
-            group=jnp.reshape(jnp.asarray(which, jnp.int32), (1,)),
-            times=jnp.ones(1),
-            floors=jnp.ones(1),
-            correction=jnp.zeros(1),
-        )
+            group=jnp.reshape(jnp.asarray(which, jnp.int32), (1,)), times=jnp.ones(1),
+            floors=jnp.ones(1), correction=jnp.zeros(1),
+        )  # fmt: skip
         traced = isinstance(which, jax.core.Tracer)
         groups = op.possible_groups() if traced else (GROUPS[int(which)],)
         learned = [self._correction(GROUPS.index(group), part, table) for group in groups]

@@ -12,7 +12,7 @@ from hybridperf.io import closest
 from hybridperf.learning.prior import Adapted, FamilyRows
 from hybridperf.learning.prior import concatenate as join_rows
 from hybridperf.model.families import by_family, family_rows, framework_of, with_defaults
-from hybridperf.ops import Elementwise, Op, OpCall
+from hybridperf.ops import Elementwise, OpCall
 from hybridperf.ops.stacked import alike
 from hybridperf.ops.table import OpRows
 
@@ -31,7 +31,9 @@ def members(
     found: dict[str, list[tuple[np.ndarray, FamilyRows]]] = {}
     apart = [at for at, call in enumerate(calls) if not call.inlined] if families else []
     for at, op, name in alike([calls[one].op for one in apart]):
-        for family, keep in by_family(part := _part_of(at, op, name, device)):
+        group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
+        part = OpRows(at, op, op.work(), group, device.peak(op.peak_dtype, op.unit), name=name)
+        for family, keep in by_family(part):
             if family in families:
                 rows = family_rows(part, keep, device)
                 found.setdefault(family, []).append((np.array(apart)[at[keep]], rows))
@@ -60,12 +62,6 @@ def remarks(
 def known(adapted: Adapted, rows: FamilyRows) -> np.ndarray:
     """Whether each row is of an implementation that was met, here or by the prior [N]."""
     return np.isin(rows.implementation, adapted.knobs.implementations)
-
-
-def _part_of(at: np.ndarray, op: Op, name: str, device: DeviceSpec) -> OpRows:
-    """Ops that differ in their sizes alone as a part of a table."""
-    group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
-    return OpRows(at, op, op.work(), group, device.peak(op.peak_dtype, op.unit), name=name)
 
 
 def kernels_alone(

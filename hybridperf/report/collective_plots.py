@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives.links import link_of
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.rows import implementations
-from hybridperf.collectives.table import checked
-from hybridperf.collectives.traffic import bus_bytes_per_s
+from hybridperf.collectives.rows import checked, implementations
+from hybridperf.collectives.traffic import bus_bytes_per_s, link_of
 from hybridperf.io import InputError
 from hybridperf.report.plots import new_panels, plain_ticks, save_figure
 

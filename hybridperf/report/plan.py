@@ -8,14 +8,17 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.report import text
-from hybridperf.training.plans.confirm import Confirmed
-from hybridperf.training.plans.explain import NAIVE, ComparedLayout, compared, differences
-from hybridperf.training.plans.fronts import PAIRS, plan_front
-from hybridperf.training.plans.headroom import SURE, memory_headroom
+from hybridperf.training.plans.explain import (
+    NAIVE,
+    ComparedLayout,
+    Confirmed,
+    compared,
+    differences,
+)
 from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
-from hybridperf.training.plans.ranked import Choice
+from hybridperf.training.plans.ranked import PAIRS, Choice, plan_front
 from hybridperf.training.plans.run import Plan
-from hybridperf.training.plans.sensitivity import LeverEffect, lever_effects
+from hybridperf.training.plans.sensitivity import SURE, LeverEffect, lever_effects, memory_headroom
 from hybridperf.training.plans.table import top
 from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.transformer import Layout

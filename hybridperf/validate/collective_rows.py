@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives.rows import collective_rows, implementations
-from hybridperf.collectives.table import checked
+from hybridperf.collectives.rows import checked, collective_rows, implementations
 from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError, read_table, require_columns

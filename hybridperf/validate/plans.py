@@ -26,7 +26,7 @@ import pandas as pd
 
 from hybridperf.io import InputError, read_table
 from hybridperf.report import text
-from hybridperf.training.plans.confirm import full_s
+from hybridperf.training.plans.explain import full_s
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.run import plan
 from hybridperf.training.steps import adapt

@@ -45,8 +45,7 @@ from hybridperf.validate.scores import best_factors, finite
 from hybridperf.validate.sharded_tasks import Task, random_models, random_placement, tables_of
 from hybridperf.workloads import DlrmConfig, Placement, dlrm
 from hybridperf.workloads.jax.program import load_content
-from hybridperf.workloads.jax.rank_programs import from_rank_programs
-from hybridperf.workloads.jax.table_access import RankTables
+from hybridperf.workloads.jax.rank_programs import RankTables, from_rank_programs
 
 RANKS = 2
 PLACEMENTS = 9  # of a model that is to be sharded, at least

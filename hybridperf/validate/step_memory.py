@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.report import text
-from hybridperf.training.steps.failures import endings
-from hybridperf.training.steps.memory_fit import USABLE, fit_memory, peak_bytes, will_fail
+from hybridperf.training.steps.memory_fit import USABLE, endings, fit_memory, peak_bytes, will_fail
 from hybridperf.training.steps.rows import ResolvedRows
 from hybridperf.validate.harness import ResultLine
 from hybridperf.validate.step_baselines import baseline_rows, failure_trees

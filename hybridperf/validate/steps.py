@@ -22,7 +22,7 @@ import pandas as pd
 from hybridperf.io import InputError, read_table
 from hybridperf.report import text
 from hybridperf.training.steps.batch import PriceCache
-from hybridperf.training.steps.failures import endings
+from hybridperf.training.steps.memory_fit import endings
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import ResolvedRows, resolve
 from hybridperf.validate import chimera, harness, step_memory

@@ -1,6 +1,4 @@
-"""Models described by their sizes as workloads: no program is compiled, none of their ops has to be
-recorded.
-"""
+"""Models described by their sizes as workloads: no program is compiled or recorded."""
 
 from hybridperf.workloads.dlrm import DlrmConfig, Placement, dlrm
 

@@ -35,10 +35,8 @@ from hybridperf.workloads.issue import COMPUTE, HostOp, StepIssuer
 from hybridperf.workloads.placement import Placement, Shard, Traffic, shards, traffic
 
 _LOOKUP = (
-    "LookupFunction",
-    "fbgemm::split_embedding_codegen_lookup_sgd_function",
-    "aten::embedding_bag",
-)
+    "LookupFunction", "fbgemm::split_embedding_codegen_lookup_sgd_function", "aten::embedding_bag",
+)  # fmt: skip
 _LOOKUP_BACKWARD = (
     "LookupFunctionBackward",
     "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>",
@@ -71,7 +69,7 @@ class _StepBuilder:
 
     def __init__(self, config: DlrmConfig, host: Host | None):
         config.check()
-        self.c, self.b = config, config.local_batch
+        self.c, self.b = config, config.batch / config.ranks
         self.all = range(config.ranks)
         self.eager = config.eager or Eager(config.dense_dtype)
         self.element_bytes = DTYPE_BYTES[canonical_dtype(config.dense_dtype)]
@@ -98,7 +96,12 @@ class _StepBuilder:
         if not c.lookup_first:
             self.lookup()
         self.await_bags()
-        self.every([*self.eager.mark(), *self.interact()])
+        interact = [self.eager.concat(self.b, c.interaction_width)]
+        interact_backward = list[HostOp]()  # slices of one tensor
+        if c.interaction == "dot":
+            pairs = self.b, len(c.tables) + 1, c.bottom_mlp[-1]
+            interact, interact_backward = self.eager.dot(*pairs), self.eager.dot_backward(*pairs)
+        self.every([*self.eager.mark(), *interact])
         self.every([*self.eager.mark(), *self.eager.mlp(self.b, self.top, "sigmoid")])
         self.every(self.eager.mark())
         self.read_labels()
@@ -110,7 +113,7 @@ class _StepBuilder:
         self.every([op for op in [self.eager.zero_grad(self.dense_parameters())] if op.kernels])
         self.every([*self.eager.mark(), *backward])
         self.backward(self.eager.mlp_backward(self.b, self.top, "sigmoid", inputs_too=True))
-        self.every(self.interact_backward())
+        self.every(interact_backward)
         if c.lookup_first:
             self.return_bags()
             self.backward(self.eager.mlp_backward(self.b, self.bottom, "relu", inputs_too=False))
@@ -200,22 +203,15 @@ class _StepBuilder:
     def lookups(
         self, tables: Sequence[Table], samples: float, direction: Direction, optimizer: str = ""
     ) -> list[OpCall]:
-        """One fused op for each number format, of plain numbers: equal ones are one row of the
-        duration table. `optimizer` empty: the tables'.
-        """
+        """One fused op for each number format, of plain numbers; `optimizer` "": the tables'."""
         calls = []
         for dtype in dict.fromkeys(table.dtype for table in tables):
             together = [table for table in tables if table.dtype == dtype]
             others = [table for table in tables if table.dtype != dtype]
             call = lookup_calls(
-                together,
-                samples,
-                direction,
-                optimizer=optimizer or self.c.optimizer,
-                duplicates=self.c.duplicates,
-                beside=others,
-                in_step=True,
-            )
+                together, samples, direction, optimizer=optimizer or self.c.optimizer,
+                duplicates=self.c.duplicates, beside=others, in_step=True,
+            )  # fmt: skip
             names = call.op.dimensions()
             numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in names}
             calls.append(dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers)))
@@ -243,18 +239,6 @@ class _StepBuilder:
         if self.traffic.summed_bytes > 0:
             numbers = self.traffic.summed_bytes / self.element_bytes
             self.every([HostOp(("aten::add",), (loop(self.c.dense_dtype, "add", 1, numbers),))])
-
-    def interact(self) -> list[HostOp]:
-        c = self.c
-        if c.interaction == "cat":
-            return [self.eager.concat(self.b, c.interaction_width)]
-        return self.eager.dot(self.b, len(c.tables) + 1, c.bottom_mlp[-1])
-
-    def interact_backward(self) -> list[HostOp]:
-        c = self.c
-        if c.interaction == "cat":
-            return []  # slices of one tensor
-        return self.eager.dot_backward(self.b, len(c.tables) + 1, c.bottom_mlp[-1])
 
     def return_bags(self) -> None:
         """Gradients of the bags to where the tables are, and of copied tables into the buckets."""
@@ -346,11 +330,9 @@ class _StepBuilder:
             )
         return Workload(
             name=f"dlrm batch {c.batch}, {len(c.tables)} tables{where}",
-            graph=self.issue.graph.build(),
-            calls=tuple(self.issue.calls),
-            notes=tuple(notes),
+            graph=self.issue.graph.build(), calls=tuple(self.issue.calls), notes=tuple(notes),
             peak_memory=self.fullest(),
-        )
+        )  # fmt: skip
 
     def fullest(self) -> PeakMemory:
         """The rank that must hold most, at least: tables and MLPs with gradients (of tables only

@@ -93,10 +93,6 @@ class DlrmConfig:
     eager: Eager | None = None
 
     @property
-    def local_batch(self) -> float:
-        return self.batch / self.ranks
-
-    @property
     def dense_dtype(self) -> str:
         """Of MLPs and interaction."""
         return "fp32" if self.dtype is None else self.dtype

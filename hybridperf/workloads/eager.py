@@ -122,9 +122,8 @@ class Eager:
         return ops
 
     def parameters(self, widths: Sequence[float]) -> list[Parameter]:
-        return [
-            p for i, o in itertools.pairwise(widths) for p in (Parameter(o, i), Parameter(1, o))
-        ]
+        layers = itertools.pairwise(widths)
+        return [one for i, o in layers for one in (Parameter(o, i), Parameter(1, o))]
 
     def concat(self, b: float, width: float) -> HostOp:
         return HostOp(("aten::cat",), (OpCall(Copy(self.dtype, float(b), float(width))),))
@@ -132,9 +131,8 @@ class Eager:
     def dot(self, b: float, vectors: int, dim: float) -> list[HostOp]:
         """Products of all pairs of a sample's vectors, the lower triangle and the first vector."""
         pairs = vectors * (vectors - 1) // 2
-        product = OpCall(
-            BatchedGemm(self.dtype, float(b), float(vectors), float(vectors), float(dim))
-        )
+        sizes = (float(b), float(vectors), float(vectors), float(dim))
+        product = OpCall(BatchedGemm(self.dtype, *sizes))
         return [
             *self.silent("aten::view", "aten::view"),
             self.concat(b, vectors * dim),

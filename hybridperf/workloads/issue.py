@@ -97,13 +97,9 @@ class StepIssuer:
         computed = [self._last[rank, COMPUTE] for rank in ranks if (rank, COMPUTE) in self._last]
         row = self.calls.setdefault(call, len(self.calls) + 1)
         nodes = self.graph.collective(
-            row,
-            label=op.names[0],
-            ranks=list(ranks),
-            stream=COMM,
-            after=[*after, *computed],
+            row, label=op.names[0], ranks=list(ranks), stream=COMM, after=[*after, *computed],
             launch_row=launch,
-        )
+        )  # fmt: skip
         for rank in ranks:
             self.spend(rank, self._of("after_launch_s", op.names))
             self._last[rank, COMM] = nodes[rank]
@@ -140,14 +136,9 @@ class StepIssuer:
         row = self.calls.setdefault(call, len(self.calls) + 1)
         launch = self._row(self._owed_s.pop(rank, 0.0))
         node = self.graph.op(
-            row,
-            label=label,
-            rank=rank,
-            stream=stream,
-            after=list(after),
-            launch_row=launch,
+            row, label=label, rank=rank, stream=stream, after=list(after), launch_row=launch,
             blocking=blocking,
-        )
+        )  # fmt: skip
         self._last[rank, stream] = node
         return node
 

@@ -8,8 +8,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.collectives import form
-from hybridperf.collectives.rows import collective_rows
-from hybridperf.collectives.table import checked
+from hybridperf.collectives.rows import checked, collective_rows
 from hybridperf.hardware import load_system
 
 SYSTEM = "dgx_a100"

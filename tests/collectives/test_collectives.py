@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from hybridperf.collectives import form
 from hybridperf.collectives.form import ALPHA_BETA
-from hybridperf.collectives.links import Links, link_of
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
-from hybridperf.collectives.rows import collective_rows
-from hybridperf.collectives.table import checked
+from hybridperf.collectives.rows import checked, collective_rows
 from hybridperf.collectives.traffic import (
     COLLECTIVES,
+    Links,
     bus_bytes_per_s,
     bus_factor,
     canonical_collective,
+    link_of,
 )
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError

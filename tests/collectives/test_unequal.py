@@ -17,8 +17,7 @@ from hybridperf.collectives.curves import LOG2_BYTES
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.rows import collective_rows
-from hybridperf.collectives.table import checked
+from hybridperf.collectives.rows import checked, collective_rows
 from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.collectives.unequal import AllToAll, pair_traffic
 from hybridperf.hardware import load_system

@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import CollectiveModel, collective_seconds, load_collectives
-from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.collectives.traffic import COLLECTIVES, Links
 from hybridperf.hardware import LEVELS, load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.learning.residual import Box, Inputs, TrainingJob, inputs_of, train, with_process

@@ -12,13 +12,17 @@ Each link is a stream per worker and direction: two transfers the same way follo
 against each other do not meet.
 """
 
+import itertools
+from collections import Counter
+
 import numpy as np
 
 from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.lower import lower
 from hybridperf.engine.outputs import COMPUTE
-from hybridperf.workloads.schedules import BACKWARD, FORWARD
+from hybridperf.io import InputError
+from hybridperf.workloads.schedules import BACKWARD, FORWARD, WEIGHT, Schedule, Task
 
 DOWNSTREAM, UPSTREAM = "send_activations", "send_gradients"
 
@@ -76,3 +80,55 @@ def _next_stage(schedule, task):
     if task.kind == FORWARD and task.stage + 1 < schedule.stages:
         return task._replace(stage=task.stage + 1)
     return task._replace(stage=task.stage - 1) if task.kind == BACKWARD and task.stage else None
+
+
+def checked(schedule: Schedule) -> Schedule:
+    """The schedule itself; `InputError` where a task is missing or misplaced, or never runs."""
+    if len(schedule.orders) != schedule.workers:
+        raise _wrong(
+            schedule,
+            f"has {len(schedule.orders)} orders, expected one for each of {schedule.workers}"
+            " workers",
+        )
+    seen: Counter[tuple[str, int, int]] = Counter()
+    pipe_of: dict[int, int] = {}
+    for worker, order in enumerate(schedule.orders):
+        for task in order:
+            known = task.kind in schedule.kinds and 0 <= task.micro_batch < schedule.micro_batches
+            known = known and 0 <= task.stage < schedule.stages
+            if not (known and 0 <= task.pipe < schedule.pipes):
+                raise _wrong(
+                    schedule, f"has a task {task} on worker {worker}, which it has no place for"
+                )
+            if (place := schedule.worker_of(task)) != worker:
+                raise _wrong(schedule, f"has {task} on worker {worker}, expected worker {place}")
+            if pipe_of.setdefault(task.micro_batch, task.pipe) != task.pipe:
+                raise _wrong(
+                    schedule, f"sends micro-batch {task.micro_batch} through both pipes; choose one"
+                )
+            seen[task[:3]] += 1
+    micro_batches, stages = range(schedule.micro_batches), range(schedule.stages)
+    for one in itertools.product(schedule.kinds, micro_batches, stages):
+        if seen[one] != 1:
+            raise _wrong(schedule, f"has {Task(*one)} {seen[one]} times, expected once")
+    schedule.replay(lambda task: 1.0)
+    return schedule
+
+
+def _wrong(schedule: Schedule, sentence: str) -> InputError:
+    return InputError(f"schedule {schedule.name!r} {sentence}")
+
+
+def in_flight_of(schedule: Schedule) -> list[int]:
+    """Most (micro-batch, stage) pairs whose activations each worker keeps at a time: from the
+    forward task to the last that needs them; [workers].
+    """
+    last = WEIGHT if schedule.splits_backward else BACKWARD
+    most = []
+    for order in schedule.orders:
+        kept, peak = 0, 0
+        for task in order:
+            kept += (task.kind == FORWARD) - (task.kind == last)
+            peak = max(peak, kept)
+        most.append(peak)
+    return most

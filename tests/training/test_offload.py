@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError
 from hybridperf.training import offload as tiers
-from hybridperf.training.offload.movable import Movable
-from hybridperf.training.offload.step import StageOffload, stage_offload
+from hybridperf.training.offload.step import Movable, StageOffload, stage_offload
 from hybridperf.workloads.memory import ModelStates, memory
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.zoo import load_shape

@@ -16,17 +16,15 @@ from hybridperf.training.plans import progress
 from hybridperf.training.plans.costs import price_space, times
 from hybridperf.training.plans.economy import economy
 from hybridperf.training.plans.explain import compared, naive
-from hybridperf.training.plans.fronts import front, plan_front
-from hybridperf.training.plans.placements import Division, places
+from hybridperf.training.plans.ranked import front, plan_front
 from hybridperf.training.plans.run import plan
 from hybridperf.training.plans.sensitivity import changed, lever_effects
 from hybridperf.training.plans.setup import training_setup
-from hybridperf.training.plans.space import space
+from hybridperf.training.plans.space import Division, places, space
 from hybridperf.training.plans.table import top, write_layouts
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import with_crossings
 from hybridperf.training.steps.features import features, joined
-from hybridperf.training.steps.rows import ResolvedRow
 from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.memory import memory
 from hybridperf.workloads.transformer import load_shape
@@ -149,10 +147,7 @@ def test_columns_say_what_features_of_one_layout_say(which, request):
         for at, config in enumerate(configs)
     ]
     f = joined(alone, len(configs))
-    f = with_crossings(
-        f,
-        [ResolvedRow(config, case.setup.machine, "", case.setup.framework) for config in configs],
-    )
+    f = with_crossings(f, configs, [case.setup.framework] * len(configs))
     alone = step_seconds(f, case.setup.adapted.effects)
     for name in ("step_s", "compute_s", "exposed_comm_s", "bubble_s", "host_s"):
         # networks count in float32, whose rounding hangs on how many rows they are given (JAX 0.11)

@@ -13,10 +13,9 @@ from hybridperf.ops import Gemm, OpCall
 from hybridperf.report.html.of_plan import plan_page
 from hybridperf.report.html.page import render
 from hybridperf.report.plan import confirmed_report, memory_lines, plan_report
-from hybridperf.training.plans.confirm import Confirmed, confirm, neighbours
-from hybridperf.training.plans.explain import compared
-from hybridperf.training.plans.headroom import SURE, chance_fits, memory_headroom
+from hybridperf.training.plans.explain import Confirmed, compared, confirm, neighbours
 from hybridperf.training.plans.run import UNPLANNED, plan
+from hybridperf.training.plans.sensitivity import SURE, chance_fits, memory_headroom
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import FOLLOWING, FREE, space
 from hybridperf.training.steps.memory_fit import USABLE

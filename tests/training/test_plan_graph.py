@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from support.schedule_graphs import graph_seconds
 
-from hybridperf.training.plans.confirm import confirm, neighbours
+from hybridperf.training.plans.explain import confirm, neighbours
 from hybridperf.training.plans.run import plan
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.steps.compose import step_seconds

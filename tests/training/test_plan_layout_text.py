@@ -10,8 +10,8 @@ from hybridperf.io import InputError
 from hybridperf.report.plan import dollars
 from hybridperf.training.plans.economy import economy
 from hybridperf.training.plans.explain import NAIVE, compared, differences
-from hybridperf.training.plans.fronts import plan_front
 from hybridperf.training.plans.layout_text import counted
+from hybridperf.training.plans.ranked import plan_front
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.transformer import Layout, load_shape

@@ -12,7 +12,7 @@ from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import picked
-from hybridperf.training.steps.step_effects import NAMES, effects_of, medians, theta_of
+from hybridperf.training.steps.step_effects import NAMES, effects_of
 
 GEMM, LAUNCH = NAMES.index("gemm"), NAMES.index("launch_s")
 
@@ -67,7 +67,7 @@ def measured(features, theta, corrections=(0.0, 0.0, 0.0), noise=0.0):
 
 def test_knobs_that_made_the_rows_are_found_again(made):
     features, cells = made
-    theta = theta_of(medians())
+    theta = adapt.beliefs()[0]
     theta[LAUNCH] += 0.4
     theta[GEMM] -= 0.06
     found = adapt.fit(features, cells, measured(features, theta, noise=0.003))
@@ -81,7 +81,7 @@ def test_what_no_knob_explains_becomes_the_correction_of_a_cell(made):
     features, cells = made
     odd = (cells == cells[0]).all(1)
     layer_log = np.where(odd, 0.2, 0.0)
-    seconds = measured(features, theta_of(medians()), (layer_log, layer_log, 0.0))
+    seconds = measured(features, adapt.beliefs()[0], (layer_log, layer_log, 0.0))
     found = adapt.fit(features, cells, seconds)
     assert np.abs(found.corrections).max() > 0.03
     assert np.abs(adapt.predict(found, features, cells).log_s - np.log(seconds)).max() < 0.02
@@ -89,13 +89,13 @@ def test_what_no_knob_explains_becomes_the_correction_of_a_cell(made):
 
 def test_corrections_are_bounded(made):
     features, cells = made
-    found = adapt.fit(features, cells, 10 * measured(features, theta_of(medians())))
+    found = adapt.fit(features, cells, 10 * measured(features, adapt.beliefs()[0]))
     assert np.abs(found.corrections).max() <= adapt.MOST_CORRECTION + 1e-12
 
 
 def test_a_few_wild_rows_bend_nothing(made):
     features, cells = made
-    seconds = measured(features, theta_of(medians()), noise=0.003)
+    seconds = measured(features, adapt.beliefs()[0], noise=0.003)
     wild = seconds.copy()
     wild[::40] *= 5
     said = adapt.predict(adapt.fit(features, cells, wild), features, cells)
@@ -109,7 +109,7 @@ def test_stalled_rows_say_how_long_a_stall_is_and_slow_no_other_row(made):
     )
     rng = np.random.default_rng(3)
     stalled = rng.random(len(cells)) < 0.3
-    theta = theta_of(medians())
+    theta = adapt.beliefs()[0]
     theta[NAMES.index("stall_s")] = np.log(0.3)
     messages = np.where(np.asarray(features.stages) == 2, 2.0, 4.0)
     fast = measured(features, theta, noise=0.02)
@@ -127,7 +127,7 @@ def test_an_interval_reaches_as_far_as_nine_of_ten_rows_of_a_noisy_sweep(made):
     features, cells = made
     rng = np.random.default_rng(4)
     scatter = np.where(rng.random(len(cells)) < 0.2, 0.2, 0.03)  # one row in five is far off
-    seconds = measured(features, theta_of(medians())) * np.exp(
+    seconds = measured(features, adapt.beliefs()[0]) * np.exp(
         scatter * rng.standard_normal(len(cells))
     )
     found = adapt.fit(features, cells, seconds)
@@ -139,7 +139,7 @@ def test_an_interval_reaches_as_far_as_nine_of_ten_rows_of_a_noisy_sweep(made):
 def test_unseen_cells_are_less_sure_than_seen_ones_and_nothing_is_surer_without_rows(made):
     features, cells = made
     seen = cells[:, 1] == 0
-    seconds = measured(features, theta_of(medians()), noise=0.005)
+    seconds = measured(features, adapt.beliefs()[0], noise=0.005)
     found = adapt.fit(picked(features, seen), cells[seen], seconds[seen])
     before, after = (
         adapt.predict(one, features, cells).deviation for one in (adapt.Adapted.before(), found)
@@ -160,7 +160,7 @@ def test_nine_of_ten_rows_of_unseen_cells_lie_in_their_interval(made):
         layer_log = adapt.SPREAD[0] * np.linalg.cholesky(alike) @ rng.standard_normal(len(known))
         seconds = measured(
             features,
-            theta_of(medians()),
+            adapt.beliefs()[0],
             (layer_log[of.reshape(-1)], layer_log[of.reshape(-1)], 0.0),
         )
         train = np.isin(of.reshape(-1), rng.choice(len(known), 8, replace=False))
@@ -178,7 +178,7 @@ def test_likelihood_tells_which_assumption_made_the_rows(made):
     gemm_s = np.array(features.layer.gemm_s)
     gemm_s[1] = gemm_s[0]
     more = dataclasses.replace(features, layer=dataclasses.replace(features.layer, gemm_s=gemm_s))
-    seconds = measured(features, theta_of(medians()), noise=0.005)
+    seconds = measured(features, adapt.beliefs()[0], noise=0.005)
     right, wrong = (
         adapt.fit(
             f, cells, seconds, limits=adapt.FitLimits(0.3, {"gemm": 0.05, "attention": 0.15})

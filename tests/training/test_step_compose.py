@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.schedule_graphs import graph_seconds
 
+from hybridperf.training.steps.adapt import beliefs
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.step_effects import (
     BELIEFS,
@@ -15,11 +16,10 @@ from hybridperf.training.steps.step_effects import (
     StepEffects,
     effects_of,
     medians,
-    theta_of,
 )
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.schedules import schedule
-from hybridperf.workloads.transformer.codes import SCHEDULES
+from hybridperf.workloads.transformer.columns import SCHEDULES
 
 FREE = StepEffects(
     **{name: 1e-12 if name.endswith(("_s", "_shown")) else 1.0 for name in NAMES}
@@ -192,7 +192,7 @@ def test_the_parts_of_a_step_add_up_to_it():
 def test_jax_finds_the_same_parts_and_slopes_that_add_up():
     f, logs = mixed_rows(50)
     of = lambda theta: step_seconds(f, effects_of(theta), *logs)  # noqa: E731
-    theta = theta_of(medians())
+    theta = beliefs()[0]
     with jax.enable_x64(True):
         traced, slopes = jax.jit(of)(jnp.asarray(theta)), jax.jacobian(of)(jnp.asarray(theta))
     for name, values, others in zip(traced._fields, of(theta), traced, strict=True):
@@ -359,7 +359,7 @@ def test_slopes_over_knobs_are_those_of_differences(tp_nodes, name):
         some_row(), tp_nodes=np.array([float(tp_nodes)]), schedule=np.array([SCHEDULES.index(name)])
     )
     f = dataclasses.replace(f, micro_batches=np.array([8.0]), weight_share=np.array([0.45]))
-    theta = theta_of(medians())
+    theta = beliefs()[0]
     with jax.enable_x64(True):
         slope = np.asarray(
             jax.grad(lambda t: jnp.log(step_seconds(f, effects_of(t)).step_s[0]))(

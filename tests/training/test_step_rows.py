@@ -173,7 +173,7 @@ def test_options_that_nobody_knows_are_refused_at_once(options) -> None:
 def test_one_bad_row_leaves_the_others_alone() -> None:
     rows = resolve(pd.DataFrame([ROW, {**ROW, "tp": 3}, ROW]))
     assert rows.predictable == [0, 2]
-    assert rows.notes[1].startswith("row 2 (abc)")
+    assert rows.rows[1].note.startswith("row 2 (abc)")
 
 
 def test_heads_that_do_not_divide_are_refused_where_the_framework_needs_it_else_noted() -> None:
@@ -330,7 +330,10 @@ def test_published_rows(data_dir) -> None:
     folder = data_dir / "training_steps"
     frame = pd.read_csv(folder / "train_steps_dev.csv.gz", low_memory=False)
     rows = resolve(frame)
-    frame["note"], frame["good"] = rows.notes, [row.config is not None for row in rows]
+    frame["note"], frame["good"] = (
+        [row.note for row in rows],
+        [row.config is not None for row in rows],
+    )
     assert (frame.loc[~frame["good"], "note"].str.len() > 20).all()
     assert frame.loc[
         frame["source"].isin(["mosaicml_llmfoundry", "torchtitan", "nemo_megatron_bridge"]), "good"

@@ -41,8 +41,7 @@ from hybridperf.validate.sharded_tasks import (
 from hybridperf.workloads.jax.hlo import parse
 from hybridperf.workloads.jax.hlo_collectives import collective_calls, group_size
 from hybridperf.workloads.jax.program import from_program, load_content
-from hybridperf.workloads.jax.rank_programs import from_rank_programs
-from hybridperf.workloads.jax.table_access import RankTables
+from hybridperf.workloads.jax.rank_programs import RankTables, from_rank_programs
 from hybridperf_calibration.training_steps import sharded_dlrm, sharded_step
 from hybridperf_calibration.training_steps.sharded_tasks import read_tasks
 

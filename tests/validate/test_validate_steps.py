@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.training.steps.failures import endings
+from hybridperf.training.steps.memory_fit import endings
 from hybridperf.training.steps.rows import resolve
 from hybridperf.validate import step_baselines, step_memory, step_splits, steps
 

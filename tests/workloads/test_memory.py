@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from support.schedule_graphs import in_flight_of
 
 from hybridperf.io import InputError
-from hybridperf.training.offload.movable import movable
+from hybridperf.training.offload.step import movable
 from hybridperf.workloads.memory import (
     MEMORY_PRIORS,
     MemoryKnobs,
@@ -26,7 +27,7 @@ from hybridperf.workloads.memory import (
 )
 from hybridperf.workloads.schedules import NAMES, schedule
 from hybridperf.workloads.transformer import Layout, Layouts, load_shape, rules
-from hybridperf.workloads.transformer.codes import SCHEDULES
+from hybridperf.workloads.transformer.columns import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.stages import stage_layers
 from hybridperf.workloads.transformer.update import tied_reduction, updated_weights
@@ -256,7 +257,7 @@ def test_in_flight_is_what_the_orders_of_schedules_keep(name, p, m):
     if name == "interleaved" and v == 1:
         return
     found = sum(in_flight(SCHEDULES.index(name), p, v, m, np.arange(p)))
-    np.testing.assert_allclose(found, np.array(schedule(name, p, m, v).in_flight()) / v)
+    np.testing.assert_allclose(found, np.array(in_flight_of(schedule(name, p, m, v))) / v)
 
 
 def test_every_schedule_that_has_an_order_has_a_code():

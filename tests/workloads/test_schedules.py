@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.schedule_graphs import UPSTREAM, graph_seconds, schedule_graph, stage_seconds
+from support.schedule_graphs import (
+    UPSTREAM,
+    checked,
+    graph_seconds,
+    in_flight_of,
+    schedule_graph,
+    stage_seconds,
+)
 from support.unlike_stages import gpipe_s, stage_max_s
 
 from hybridperf.engine.evaluate import timeline
@@ -55,7 +62,7 @@ def bubble_over_total(total_s, busy_s):
     [(4, 4, 14, 21), (4, 8, 22, 33), (6, 6, 22, 33), (8, 8, 30, 45), (8, 32, 78, 117)],
 )
 def test_one_pipe_makespans(name, p, m, equal, double) -> None:
-    schedule = hs.schedule(name, p, m).check()
+    schedule = checked(hs.schedule(name, p, m))
     assert [graph_seconds(schedule, 1, b) for b in (1, 2)] == [equal, double]
     assert [hs.closed_form_s(name, p, m, 1, b) for b in (1, 2)] == [equal, double]
     assert bubble_over_total(equal, 2 * m) == pytest.approx((p - 1) / (m + p - 1))
@@ -73,7 +80,7 @@ def test_one_pipe_makespans(name, p, m, equal, double) -> None:
     ],
 )
 def test_chimera_makespans(d, equal, share, double, double_share) -> None:
-    schedule = hs.schedule("chimera", d, d).check()
+    schedule = checked(hs.schedule("chimera", d, d))
     assert [graph_seconds(schedule, 1, b) for b in (1, 2)] == [equal, double]
     assert [hs.closed_form_s("chimera", d, d, 1, b) for b in (1, 2)] == [equal, double]
     assert bubble_over_total(equal, 2 * d) == pytest.approx(share, abs=5e-5)
@@ -93,7 +100,7 @@ def test_chimera_over_1f1b_as_published() -> None:
     [(4, 8, 2, 28.5), (8, 32, 2, 106.5), (8, 64, 3, 199.0), (4, 4, 2, 16.5)],
 )
 def test_interleaved_makespans(p, m, v, seconds) -> None:
-    schedule = hs.schedule("interleaved", p, m, v).check()
+    schedule = checked(hs.schedule("interleaved", p, m, v))
     assert chunk_seconds(schedule, 1.0, 2.0) == pytest.approx(seconds, **EXACT)
     assert hs.closed_form_s("interleaved", p, m, 1, 2, chunks=v) == pytest.approx(seconds)
     assert seconds / (3 * m) - 1 == pytest.approx((p - 1) / (v * m))
@@ -121,7 +128,7 @@ def test_graph_replay_and_closed_form_agree_for_uniform_stages(
     sizes, forward_s, input_s, weight_s
 ) -> None:
     name, p, m, v = sizes
-    schedule = hs.schedule(name, p, m, v).check()
+    schedule = checked(hs.schedule(name, p, m, v))
     backward_s = input_s + weight_s
     by_graph = chunk_seconds(schedule, forward_s, backward_s, weight_s=weight_s / v)
     assert by_graph == pytest.approx(replayed_s(schedule, forward_s, backward_s, weight_s), **EXACT)
@@ -269,20 +276,20 @@ def test_counted_activations_are_those_of_the_formula(sizes) -> None:
     name, p, m, v = sizes
     schedule = hs.schedule(name, p, m, v)
     formula = hs.in_flight(name, np.arange(p), p, m, chunks=v)
-    assert (np.array(schedule.in_flight()) / v).tolist() == pytest.approx(formula.tolist())
+    assert (np.array(in_flight_of(schedule)) / v).tolist() == pytest.approx(formula.tolist())
     assert schedule.pipes == (2 if name == "chimera" else 1)
     assert len(schedule.stages_of(0)) == v * schedule.pipes
 
 
 def test_published_numbers_in_flight() -> None:
-    assert hs.schedule("gpipe", 8, 32).in_flight()[0] == 32
-    assert hs.schedule("1f1b", 8, 32).in_flight() == [8, 7, 6, 5, 4, 3, 2, 1]
-    assert hs.schedule("interleaved", 8, 32, 3).in_flight()[0] / 3 == pytest.approx(
+    assert in_flight_of(hs.schedule("gpipe", 8, 32))[0] == 32
+    assert in_flight_of(hs.schedule("1f1b", 8, 32)) == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert in_flight_of(hs.schedule("interleaved", 8, 32, 3))[0] / 3 == pytest.approx(
         8 * (1 + 7 / (8 * 3))
     )
-    assert hs.schedule("chimera", 8, 8).in_flight() == [5, 6, 7, 8, 8, 7, 6, 5]
-    assert hs.schedule("chimera", 8, 24).in_flight() == [8] * 8
-    assert hs.schedule("zero_bubble", 8, 32).in_flight() == [8] * 8
+    assert in_flight_of(hs.schedule("chimera", 8, 8)) == [5, 6, 7, 8, 8, 7, 6, 5]
+    assert in_flight_of(hs.schedule("chimera", 8, 24)) == [8] * 8
+    assert in_flight_of(hs.schedule("zero_bubble", 8, 32)) == [8] * 8
 
 
 # --- graphs ---------------------------------------------------------------------------------------
@@ -309,7 +316,7 @@ def test_a_transfer_occupies_its_link_and_not_the_worker() -> None:
 @given(sized())
 def test_every_schedule_is_one(sizes) -> None:
     name, p, m, v = sizes
-    schedule = hs.schedule(name, p, m, v).check()
+    schedule = checked(hs.schedule(name, p, m, v))
     assert sum(map(len, schedule.orders)) == len(schedule.kinds) * p * v * m
     issued = {task: at for at, task in enumerate(schedule.issue_order())}
     assert all(issued[need] < issued[task] for task in issued for need in schedule.needs(task))
@@ -324,28 +331,26 @@ def spoiled(schedule, worker, change):
 def test_orders_that_are_none_are_named() -> None:
     good = hs.schedule("1f1b", 3, 4)
     with pytest.raises(InputError, match="worker 0 waits before B3 of stage 0 for F3 of stage 0"):
-        spoiled(good, 0, lambda order: [order[-1], *order[:-1]]).check()
+        checked(spoiled(good, 0, lambda order: [order[-1], *order[:-1]]))
     with pytest.raises(InputError, match="has F0 of stage 1 0 times, expected once"):
-        spoiled(good, 1, lambda order: order[1:]).check()
+        checked(spoiled(good, 1, lambda order: order[1:]))
     with pytest.raises(InputError, match="has B3 of stage 2 2 times"):
-        spoiled(good, 2, lambda order: [*order, order[-1]]).check()
+        checked(spoiled(good, 2, lambda order: [*order, order[-1]]))
     with pytest.raises(InputError, match="has F0 of stage 1 on worker 2, expected worker 1"):
-        spoiled(good, 2, lambda order: [hs.Task("F", 0, 1), *order]).check()
+        checked(spoiled(good, 2, lambda order: [hs.Task("F", 0, 1), *order]))
     with pytest.raises(
         InputError, match="a task W0 of stage 0 on worker 0, which it has no place for"
     ):
-        spoiled(good, 0, lambda order: [*order, hs.Task("W", 0, 0)]).check()
+        checked(spoiled(good, 0, lambda order: [*order, hs.Task("W", 0, 0)]))
     with pytest.raises(InputError, match="has 2 orders, expected one for each of 3 workers"):
-        dataclasses.replace(good, orders=good.orders[:2]).check()
+        checked(dataclasses.replace(good, orders=good.orders[:2]))
     both_ways = hs.schedule("chimera", 2, 2)
+
+    def upwards(order):
+        return [task._replace(pipe=1, stage=0) if task[:2] == ("F", 0) else task for task in order]
+
     with pytest.raises(InputError, match="sends micro-batch 0 through both pipes"):
-        spoiled(
-            both_ways,
-            1,
-            lambda order: [
-                task._replace(pipe=1, stage=0) if task[:2] == ("F", 0) else task for task in order
-            ],
-        ).check()
+        checked(spoiled(both_ways, 1, upwards))
 
 
 def test_names_and_sizes_that_do_not_suit() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from hybridperf.collectives.logs.job_logs import read_text
 from hybridperf.collectives.logs.nccl_tests import is_nccl_tests, read_nccl_tests
 from hybridperf.collectives.logs.param_comms import is_param_comms, read_param_comms
 from hybridperf.io import InputError, read_table
@@ -17,11 +18,9 @@ _READERS = {is_nccl_tests: read_nccl_tests, is_param_comms: read_param_comms}
 
 
 def read_collectives(
-    paths: Sequence[str | os.PathLike],
-    collective: str | None = None,
-    n_gpus: int | None = None,
+    paths: Sequence[str | os.PathLike], collective: str | None = None, n_gpus: int | None = None,
     n_nodes: int | None = None,
-) -> tuple[pd.DataFrame, list[str]]:
+) -> tuple[pd.DataFrame, list[str]]:  # fmt: skip
     """(rows of all files, what was skipped in logs and why, a sentence each).
 
     Args:
@@ -38,7 +37,7 @@ def read_collectives(
         if path.name.endswith((".csv", ".csv.gz", ".parquet")):
             frames.append(read_table(path))
             continue
-        text = _text(path)
+        text = read_text(path)
         reader = next((read for is_one, read in _READERS.items() if is_one(text)), None)
         if reader is None:
             raise InputError(
@@ -56,11 +55,3 @@ def read_collectives(
         frames.append(frame)
         remarks += [f"{path.name}: {one}" for one in skipped]
     return pd.concat(frames, ignore_index=True), remarks
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8", errors="replace")
-    except OSError as error:
-        why = error.strerror or error
-        raise InputError(f"cannot read {path}: {why}; check the path") from error

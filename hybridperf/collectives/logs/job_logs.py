@@ -46,19 +46,18 @@ class Machines:
     n_nodes: int
 
 
-def read_lines(path: str | os.PathLike) -> list[str]:
-    """Lines of a log without launcher prefixes, colours and line ends.
-
-    Bytes that are no text become marks that no parser takes.
-    """
-    path = Path(path)
+def read_text(path: str | os.PathLike) -> str:
+    """A log as it is; bytes that are no text become marks that no parser takes."""
     try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
-    except FileNotFoundError as error:
-        raise InputError(f"expected a log at {path}, found nothing; check the path") from error
+        return Path(path).read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    return [unwrapped(line) for line in text.split("\n")]
+        why = error.strerror or error
+        raise InputError(f"cannot read {path}: {why}; check the path") from error
+
+
+def read_lines(path: str | os.PathLike) -> list[str]:
+    """Lines of a log without launcher prefixes, colours and line ends."""
+    return [unwrapped(line) for line in read_text(path).split("\n")]
 
 
 def unwrapped(line: str) -> str:

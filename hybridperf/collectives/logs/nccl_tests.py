@@ -73,20 +73,14 @@ def is_nccl_tests(text: str) -> bool:
 
 
 def read_nccl_tests(
-    path: str | os.PathLike,
-    collective: str | None = None,
-    n_gpus: int | None = None,
+    path: str | os.PathLike, collective: str | None = None, n_gpus: int | None = None,
     n_nodes: int | None = None,
-) -> tuple[pd.DataFrame, list[str]]:
+) -> tuple[pd.DataFrame, list[str]]:  # fmt: skip
     """(rows in the schema of collective measurements, a sentence for everything skipped) of a log.
 
     Times are averages over iterations and ranks, as the tests print them.
 
-    Args:
-        path: the log, or the file that `-J` writes.
-        collective: which one was run, for runs that the log leaves open.
-        n_gpus: ranks in all, for runs without a list of devices.
-        n_nodes: hosts, for runs without a list of devices.
+    `path`: the log, or the file that `-J` writes; the others as in `files.read_collectives`.
 
     Raises:
         InputError: a run whose test or machines nothing tells, or a log without a usable row.

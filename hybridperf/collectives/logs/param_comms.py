@@ -107,21 +107,16 @@ class _ParamRun:
 
 
 def read_param_comms(
-    path: str | os.PathLike,
-    collective: str | None = None,
-    n_gpus: int | None = None,
+    path: str | os.PathLike, collective: str | None = None, n_gpus: int | None = None,
     n_nodes: int | None = None,
-) -> tuple[pd.DataFrame, list[str]]:
+) -> tuple[pd.DataFrame, list[str]]:  # fmt: skip
     """(rows in the schema of collective measurements, a sentence for everything skipped) of a log.
 
     `time_s` is the median over ranks, further columns are `time_min_s`, `time_p95_s` and
     `time_max_s`.
 
-    Args:
-        path: the log.
-        collective: which one was run, for the oldest logs, which do not name it.
-        n_gpus: ranks in all, for logs that do not tell.
-        n_nodes: hosts, for logs that do not tell.
+    `collective` (which the oldest logs do not name), `n_gpus` and `n_nodes` as in
+    `files.read_collectives`.
 
     Raises:
         InputError: nothing tells the collective or machines of a result, or no result is usable.
@@ -186,13 +181,9 @@ def _layout(run: _ParamRun, n_tokens: int) -> list[str] | None:
 
 
 def _row(
-    run: _ParamRun,
-    label: str,
-    tokens: list[str],
-    where: str,
-    collective: str | None,
+    run: _ParamRun, label: str, tokens: list[str], where: str, collective: str | None,
     given: Machines | None,
-) -> dict[str, Any] | str:
+) -> dict[str, Any] | str:  # fmt: skip
     """A result as a row of the schema; a string says why it cannot be used."""
     columns = _layout(run, len(tokens))
     if "QUANT" in label or run.columns == ["quantised"]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hybridperf.collectives.links import Links
+from hybridperf.collectives.traffic import Links
 from hybridperf.io.namespace import fresh_views
 from hybridperf.model import Platform
 from hybridperf.ops import GROUPS

@@ -43,7 +43,7 @@ from hybridperf.learning.residual import (
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel
 from hybridperf.model.families import gpu_of
 from hybridperf.model.fit import families as family_fit
-from hybridperf.model.fit.families import ERROR_QUANTILES, FamilyFit
+from hybridperf.model.fit.families import FamilyFit
 from hybridperf.model.fit.knobs import fit_knobs
 from hybridperf.model.fit.rows import (
     FOLDS,
@@ -89,13 +89,10 @@ class FitReport:
 
 
 def fit(
-    measurements: pd.DataFrame | None,
-    device: DeviceSpec | str,
-    *,
-    prior: str | Prior | None = None,
-    drift: Sequence[float] = (),
+    measurements: pd.DataFrame | None, device: DeviceSpec | str, *,
+    prior: str | Prior | None = None, drift: Sequence[float] = (),
     provenance: Mapping[str, Any] | None = None,
-) -> tuple[PerfModel, FitReport]:
+) -> tuple[PerfModel, FitReport]:  # fmt: skip
     """Fit a model of a device to measured times of ops.
 
     Args:
@@ -127,10 +124,8 @@ def fit(
         time_s = np.zeros(0) if usable is None else usable["time_s"].to_numpy(np.float64)
         fits, left = family_fit.adapt_families(known, parsed, time_s, device)
         rest = None if usable is None else usable.iloc[left]
-        provenance["prior"] = {
-            "date": known.provenance.get("date"),
-            "rows": family_fit.summary(fits),
-        }
+        by_family = {family: fitted.adapted.rows for family, fitted in fits.items()}
+        provenance["prior"] = {"date": known.provenance.get("date"), "rows": by_family}
     alone = None
     if rest is not None and not rest.empty:
         alone = _fit_alone(read_measurements(rest, device), device)
@@ -278,27 +273,17 @@ def _group_reports(
         here = group == one
         quantile = conformal_quantile(errors[here])
         quantile = pooled if quantile is None else quantile
-        box = Box.of(inputs)
-        spread = np.quantile(errors[here], np.linspace(0, 1, ERROR_QUANTILES))
-        reports[GROUPS[one]] = GroupReport(
-            rows=int(here.sum()),
-            half_width=None if quantile is None else float(np.expm1(quantile)),
-            lowest=dict(zip(box.names, map(float, box.low), strict=True)),
-            highest=dict(zip(box.names, map(float, box.high), strict=True)),
-            dtypes=tuple(map(str, np.unique(data.dtypes[here]))),
-            errors=tuple(map(float, spread)),
-            residual=residuals.get(one),
+        dtypes = map(str, np.unique(data.dtypes[here]))
+        reports[GROUPS[one]] = GroupReport.of(
+            int(here.sum()), quantile, Box.of(inputs), dtypes, errors[here], residuals.get(one)
         )
     return reports
 
 
 def _report(
-    data: MeasuredOps,
-    model: PerfModel,
-    fold: np.ndarray,
-    knobs_errors: np.ndarray,
+    data: MeasuredOps, model: PerfModel, fold: np.ndarray, knobs_errors: np.ndarray,
     errors: np.ndarray,
-) -> FitReport:
+) -> FitReport:  # fmt: skip
     measured, group = data.measured_s, data.table.group
     predicted = measured * np.exp(errors)
     # that the other folds' errors give: a fair trial of the interval

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,8 +31,6 @@ from hybridperf.model.families import (
 )
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import OpRows, ParsedOps
-
-ERROR_QUANTILES = 41
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +69,9 @@ def adapt_families(
 
 
 def adapt_rows(
-    known: FamilyPrior,
-    rows: FamilyRows,
-    time_s: np.ndarray,
-    device: DeviceSpec,
+    known: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, device: DeviceSpec,
     keep_rows: bool = True,
-) -> FamilyFit:
+) -> FamilyFit:  # fmt: skip
     """One family's prior after rows of a device; `keep_rows` as in `prior.adapt`."""
     rows, _ = with_defaults(rows, known.population.implementations)
     references = references_of(device, known.population.devices)
@@ -91,11 +85,9 @@ def group_knobs(fits: Mapping[str, FamilyFit]) -> dict[str, dict[str, float]]:
     for group, fitted in _by_group(fits).items():
         floor_s, compute, memory, sharpness, _ = map(float, np.exp(fitted.adapted.knobs.other))
         out[group] = {
-            "floor_s": floor_s,
-            "compute_efficiency": compute,
-            "memory_efficiency": memory,
+            "floor_s": floor_s, "compute_efficiency": compute, "memory_efficiency": memory,
             "smoothing": 1.0 / (1.0 + sharpness),
-        }
+        }  # fmt: skip
     return out
 
 
@@ -106,14 +98,8 @@ def group_reports(fits: Mapping[str, FamilyFit]) -> dict[str, GroupReport]:
         adapted = fitted.adapted
         log_width = adapted.typical_log_width
         errors = adapted.held_out if len(adapted.held_out) else _normal_quantiles(log_width)
-        box = _box(fitted, group)
-        reports[group] = GroupReport(
-            rows=len(fitted.time_s),
-            half_width=float(np.expm1(log_width)),
-            lowest=dict(zip(box.names, map(float, box.low), strict=True)),
-            highest=dict(zip(box.names, map(float, box.high), strict=True)),
-            dtypes=_dtypes(fits, group),
-            errors=tuple(map(float, np.quantile(errors, np.linspace(0, 1, ERROR_QUANTILES)))),
+        reports[group] = GroupReport.of(
+            len(fitted.time_s), log_width, _box(fitted, group), _dtypes(fits, group), errors
         )
     return reports
 
@@ -165,11 +151,6 @@ def held_out(fits: Mapping[str, FamilyFit]) -> pd.DataFrame:
             "noise": np.nan,
         }))  # fmt: skip
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def summary(fits: Mapping[str, FamilyFit]) -> dict[str, Any]:
-    """Rows by family, for provenance."""
-    return {family: fitted.adapted.rows for family, fitted in fits.items()}
 
 
 def _normal_quantiles(log_width: float) -> np.ndarray:

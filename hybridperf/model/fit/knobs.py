@@ -87,30 +87,21 @@ class KnobVector:
         alike = frozenset(g for g in groups if np.ptp(steps[table.group == g]) == 0)
         return KnobVector(groups, levels, alike)
 
+    def places(self) -> list[tuple[str, int]]:
+        """The knob of each number of theta, and the group or memory level that it belongs to."""
+        caches = [level for level in self.levels if level != MEMORY]
+        found = [(name, group) for name in GROUP_KNOBS for group in self.groups]
+        found += [("level_speedup", level) for level in caches]  # the log of its gain less one
+        found += [("line_s", level) for level in self.levels]
+        return found + [("level_capacity", level) for level in caches]
+
+    def behind(self, level: int) -> int:
+        """The next slower memory level."""
+        return self.levels[self.levels.index(level) + 1]
+
     def prior(self) -> tuple[np.ndarray, np.ndarray]:
         """(means, widths) of theta."""
-        means, widths = [], []
-        for name in GROUP_KNOBS:
-            for group in self.groups:
-                median, width = _PRIOR[name]
-                if name == "step_s":
-                    median = _STEP_PRIOR.get(GROUPS[group], median)
-                if name == "strided_factor":
-                    median, width = _STRIDED_FACTOR_PRIOR.get(GROUPS[group], (median, width))
-                means.append(_to_unbounded(name, median))
-                widths.append(width)
-        for level in self.levels:
-            if level != MEMORY:
-                means.append(math.log(_LEVEL_GAIN[LEVELS[level]] - 1))
-                widths.append(_LEVEL_GAIN_WIDTH)
-        for level in self.levels:
-            means.append(math.log(_LINE_PRIOR_S[LEVELS[level]]))
-            widths.append(_LINE_WIDTH)
-        for level in self.levels:
-            if level != MEMORY:
-                median, width = _CAPACITY_PRIOR[LEVELS[level]]
-                means.append(math.log(median))
-                widths.append(width)
+        means, widths = zip(*(_prior(name, of) for name, of in self.places()), strict=True)
         return np.array(means), np.array(widths)
 
     def knobs(self, theta: Array) -> RooflineKnobs:
@@ -139,15 +130,23 @@ class KnobVector:
             speedup.append(fastest)
             line.append(lines.get(level, jnp.asarray(0.0)))
         return RooflineKnobs(
-            **values,
-            level_speedup=jnp.stack(speedup[::-1]),
-            line_s=jnp.stack(line[::-1]),
+            **values, level_speedup=jnp.stack(speedup[::-1]), line_s=jnp.stack(line[::-1]),
             level_capacity=jnp.stack(every),
-        )
+        )  # fmt: skip
 
 
-def _to_unbounded(name: str, value: float) -> float:
-    return math.log(value / (1 - value)) if name == "smoothing" else math.log(value)
+def _prior(name: str, of: int) -> tuple[float, float]:
+    """(mean, width) of theta for a knob of a group or memory level."""
+    if name == "level_speedup":
+        return math.log(_LEVEL_GAIN[LEVELS[of]] - 1), _LEVEL_GAIN_WIDTH
+    if name == "line_s":
+        return math.log(_LINE_PRIOR_S[LEVELS[of]]), _LINE_WIDTH
+    median, width = _CAPACITY_PRIOR[LEVELS[of]] if name == "level_capacity" else _PRIOR[name]
+    if name == "step_s":
+        median = _STEP_PRIOR.get(GROUPS[of], median)
+    if name == "strided_factor":
+        median, width = _STRIDED_FACTOR_PRIOR.get(GROUPS[of], (median, width))
+    return math.log(median / (1 - median) if name == "smoothing" else median), width
 
 
 def fit_knobs(

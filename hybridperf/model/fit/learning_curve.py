@@ -20,6 +20,7 @@ from hybridperf.model.fit.rows import (
     named_device,
     noise_of,
     read_measurements,
+    shuffled,
     usable_rows,
 )
 from hybridperf.ops import GROUPS
@@ -52,7 +53,8 @@ def learning_curve(
         )
     train_data, unseen = data.some(~held), data.some(held)
     sizes = sorted({float(share) for share in shares}, reverse=True)
-    place = _places(train_data.table.group)
+    group = train_data.table.group
+    place = shuffled(group, 1) / np.bincount(group)[group]
     masks = [place < share for share in sizes]
     # the largest subset is fitted first and the smaller ones from there, so that all share its
     # compiled functions
@@ -64,16 +66,6 @@ def learning_curve(
         for mask, knobs in zip(masks, [first, *others], strict=True)
     ]
     return pd.concat(curve[::-1], ignore_index=True)
-
-
-def _places(group: np.ndarray) -> np.ndarray:
-    """Place of each row in a random order of its group [R]: the first at 0, the last below 1."""
-    rng = np.random.default_rng(1)
-    place = np.empty(len(group))
-    for one in np.unique(group):
-        at = np.flatnonzero(group == one)
-        place[at] = rng.permutation(len(at)) / len(at)
-    return place
 
 
 def _judged(unseen: MeasuredOps, seen: MeasuredOps, closed_form: PerfModel) -> pd.DataFrame:

@@ -98,13 +98,9 @@ class MeasurementPlan:
 
 
 def plan(
-    device: DeviceSpec,
-    budget_s: float,
-    *,
-    ops: Sequence[str] = DEFAULT_OPS,
-    dtypes: Sequence[str] = ("fp32",),
-    model: PerfModel | None = None,
-) -> MeasurementPlan:
+    device: DeviceSpec, budget_s: float, *, ops: Sequence[str] = DEFAULT_OPS,
+    dtypes: Sequence[str] = ("fp32",), model: PerfModel | None = None,
+) -> MeasurementPlan:  # fmt: skip
     """The most informative shapes to measure on a device within a budget.
 
     Args:
@@ -134,13 +130,9 @@ def plan(
 
 
 def choose(
-    rows: pd.DataFrame,
-    cost_s: np.ndarray,
-    budget_s: float,
-    device: DeviceSpec,
-    *,
+    rows: pd.DataFrame, cost_s: np.ndarray, budget_s: float, device: DeviceSpec, *,
     model: PerfModel | None = None,
-) -> ShapeChoice:
+) -> ShapeChoice:  # fmt: skip
     """Which rows of a table of ops to measure, each at its `cost_s` [R], within `budget_s`.
 
     Each kind gets one row before any gets its second. `InputError` for rows that cannot be read, or
@@ -197,11 +189,9 @@ def _summary(pool: pd.DataFrame, cost: np.ndarray, choice: ShapeChoice) -> pd.Da
     taken = np.zeros(len(pool), bool)
     taken[choice.picks] = True
     frame = pool[["op", "dtype"]].assign(
-        cases=taken,
-        measuring_s=np.where(taken, cost, 0.0),
-        before=choice.variance_before,
+        cases=taken, measuring_s=np.where(taken, cost, 0.0), before=choice.variance_before,
         after=choice.variance_after,
-    )
+    )  # fmt: skip
     out = frame.groupby(["op", "dtype"], sort=False).sum().reset_index()
     return out.assign(removed=1 - out["after"] / out["before"]).drop(columns=["before", "after"])
 
@@ -299,32 +289,17 @@ def _centre(
     vector: KnobVector, prior: np.ndarray, device: DeviceSpec, model: PerfModel | None
 ) -> np.ndarray:
     """theta [T] around which times are linearised: the model's knobs, or else the prior's."""
-    groups, known = vector.groups, model.groups if model else {}
+    known = model.groups if model else {}
     theta = prior.copy()
-    for i, name in enumerate(GROUP_KNOBS):
-        for j, group in enumerate(groups):
-            at = i * len(groups) + j
-            if model is not None and GROUPS[group] in known:
-                knob = float(getattr(model.knobs, name)[group])
-                theta[at] = _unbounded(knob, logit=name == "smoothing")
-            elif name == "step_s":  # the prior's steps, as its strided reads below, are one core's
-                theta[at] -= math.log(device.multiprocessors or 1)
-    at = len(GROUP_KNOBS) * len(groups)
-    for level, behind in zip(vector.levels[:-1], vector.levels[1:], strict=True):
-        if model is not None and known:
-            speedup = model.knobs.level_speedup
-            theta[at] = _unbounded(float(speedup[level] / speedup[behind] - 1))
-        at += 1
-    for level in vector.levels:
-        if model is not None and known:
-            theta[at] = _unbounded(float(model.knobs.line_s[level]))
-        else:
+    for at, (name, of) in enumerate(vector.places()):
+        fitted = GROUPS[of] in known if name in GROUP_KNOBS else bool(known)
+        if model is not None and fitted:
+            knob = getattr(model.knobs, name)[of]
+            if name == "level_speedup":  # over the level behind it
+                knob = knob / model.knobs.level_speedup[vector.behind(of)] - 1
+            theta[at] = _unbounded(float(knob), logit=name == "smoothing")
+        elif name in ("step_s", "line_s"):  # the prior's steps and strided reads are one core's
             theta[at] -= math.log(device.multiprocessors or 1)
-        at += 1
-    for level in vector.levels[:-1]:
-        if model is not None and known:
-            theta[at] = _unbounded(float(model.knobs.level_capacity[level]))
-        at += 1
     return theta
 
 
@@ -374,13 +349,9 @@ _KERNELS, _STRIDES = (1, 3, 5, 7), (1, 2)
 
 
 def candidates(
-    device: DeviceSpec,
-    ops: Sequence[str],
-    dtypes: Sequence[str],
-    budget_s: float,
-    *,
+    device: DeviceSpec, ops: Sequence[str], dtypes: Sequence[str], budget_s: float, *,
     model: PerfModel | None = None,
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """Shapes that device and budget hold, as a table of ops with `expected_s` and `repeats`."""
     plannable = [name for name in op_names() if op_by_name(name)[0] in _RANGES]
     ops, dtypes = list(dict.fromkeys(ops)), list(dict.fromkeys(map(canonical_dtype, dtypes)))

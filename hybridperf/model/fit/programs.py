@@ -27,9 +27,7 @@ def usable_core() -> str:
 
 
 def default_backend() -> str:
-    """The kind of device that JAX uses here: `cpu`, `gpu` or `tpu`. Asked in a process of its own:
-    JAX takes most of a GPU as it starts.
-    """
+    """`cpu`, `gpu` or `tpu`: asked in a process of its own, JAX takes most of a GPU at once."""
     asked = subprocess.run(
         [sys.executable, "-c", "import jax; print(jax.default_backend())"],
         capture_output=True,

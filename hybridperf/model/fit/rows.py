@@ -121,12 +121,17 @@ def usable_rows(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, 
 
 def deal_folds(group: np.ndarray) -> np.ndarray:
     """The fold of each row [R], dealt evenly within each group."""
-    rng = np.random.default_rng(0)
-    fold = np.empty(len(group), int)
+    return shuffled(group, 0) % FOLDS
+
+
+def shuffled(group: np.ndarray, seed: int) -> np.ndarray:
+    """Place of each row in a random order of its group [R], from 0."""
+    rng = np.random.default_rng(seed)
+    place = np.empty(len(group), int)
     for one in np.unique(group):
         at = np.flatnonzero(group == one)
-        fold[at] = rng.permutation(len(at)) % FOLDS
-    return fold
+        place[at] = rng.permutation(len(at))
+    return place
 
 
 def noise_of(rows: pd.DataFrame) -> np.ndarray:

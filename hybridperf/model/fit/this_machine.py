@@ -59,15 +59,10 @@ class MachineRows:
 
 
 def measure(
-    folder: str | os.PathLike,
-    *,
-    setting: str,
-    cores: str | None = None,
-    budget_s: float | None = None,
-    passes: int | None = None,
-    only: Sequence[str] = (),
+    folder: str | os.PathLike, *, setting: str, cores: str | None = None,
+    budget_s: float | None = None, passes: int | None = None, only: Sequence[str] = (),
     device: DeviceSpec | None = None,
-) -> MachineRows:
+) -> MachineRows:  # fmt: skip
     """Measure this machine's ops and host, and leave the rows in a folder.
 
     Resumes what an earlier call measured. The tables `ops.csv` and `host.csv` name the device
@@ -111,24 +106,14 @@ def measure(
     for table in tables:  # another device's fit leaves out rows that name this one
         write_table(read_table(table).assign(device=device.id, cores=int(facts["cores"])), table)
     rows = read_tables(tables)
-    provenance = {
-        "made_by": f"hybridperf {hybridperf.__version__} calibrate --{setting}",
-        "machine": {key: value for key, value in facts.items() if not key.startswith("schema")},
-        "cores": cores,
-        "measured_completely": complete,
-    }
+    provenance = _provenance(f"--{setting}", facts, complete, cores=cores)
     return MachineRows(folder, device, rows, drift, provenance)
 
 
 def calibrate_collectives(
-    folder: str | os.PathLike,
-    *,
-    processes: int,
-    setting: str,
-    budget_s: float | None = None,
-    cores_each: int | None = None,
-    say: Callable[[str], None] = to_stderr,
-) -> tuple[CollectiveModel, CollectiveReport]:
+    folder: str | os.PathLike, *, processes: int, setting: str, budget_s: float | None = None,
+    cores_each: int | None = None, say: Callable[[str], None] = to_stderr,
+) -> tuple[CollectiveModel, CollectiveReport]:  # fmt: skip
     """Measure collectives between processes of this machine and fit them; resumes.
 
     Args:
@@ -152,16 +137,20 @@ def calibrate_collectives(
     complete = run_program("hybridperf_calibration.measure_collectives", options)
     rows = read_table(Path(folder) / "collectives.csv")
     facts = read_json(Path(folder) / "collectives.machine.json", "machine", 1)
-    provenance = {
-        "made_by": f"hybridperf {hybridperf.__version__} calibrate --collectives --{setting}",
-        "machine": {key: value for key, value in facts.items() if not key.startswith("schema")},
-        "measured_completely": complete,
-    }
+    provenance = _provenance(f"--collectives --{setting}", facts, complete)
     say(f"fitting collectives of this machine to {len(rows)} rows")
     model, report = fit_collectives(rows, this_system(), provenance=provenance)
     model.save(folder)
     report.save(folder)
     return model, report
+
+
+def _provenance(
+    options: str, facts: Mapping[str, Any], complete: bool, **more: Any
+) -> dict[str, Any]:
+    machine = {key: value for key, value in facts.items() if not key.startswith("schema")}
+    made_by = f"hybridperf {hybridperf.__version__} calibrate {options}"
+    return {"made_by": made_by, "machine": machine, **more, "measured_completely": complete}
 
 
 def _device_of(facts: Mapping[str, Any]) -> DeviceSpec:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from hybridperf.io import InputError, read_table
-from hybridperf.model.published.ops import AICONFIGURATOR, DEEPBENCH, VIDUR
+from hybridperf.model.published.ops import AICONFIGURATOR, DEEPBENCH, VIDUR, cited
 
 FOLDER = "collectives"
 MEASURED, FEW_SHOT = "collectives_dev.csv.gz", "fewshot_calibration.csv.gz"
@@ -19,21 +19,9 @@ SOURCES = {
     "vidur": VIDUR.cited(),
     "aiconfigurator": AICONFIGURATOR.cited(),
     "deepbench": DEEPBENCH.cited(),
-    "xxrjun": {
-        "repository": "https://github.com/xxrjun/nccl-tests-cluster",
-        "commit": "455de4f",
-        "license": "Apache-2.0",
-    },
-    "aws_docs": {
-        "repository": "https://github.com/aws-samples",
-        "commit": "not known",
-        "license": "MIT-0",
-    },
-    "pico_mn5": {
-        "repository": "https://github.com/HLC-Lab/pico",
-        "commit": "not known",
-        "license": "MIT",
-    },
+    "xxrjun": cited("https://github.com/xxrjun/nccl-tests-cluster", "455de4f", "Apache-2.0"),
+    "aws_docs": cited("https://github.com/aws-samples", "not known", "MIT-0"),
+    "pico_mn5": cited("https://github.com/HLC-Lab/pico", "not known", "MIT"),
 }
 
 

@@ -52,8 +52,12 @@ class Source:
     read: Callable[[pd.DataFrame, Counter[str]], pd.DataFrame]
 
     def cited(self) -> dict[str, str]:
-        """What provenance records of it."""
-        return {"repository": self.repository, "commit": self.commit, "license": self.license}
+        return cited(self.repository, self.commit, self.license)
+
+
+def cited(repository: str, commit: str, license: str) -> dict[str, str]:
+    """What provenance records of published measurements."""
+    return {"repository": repository, "commit": commit, "license": license}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +187,11 @@ def read_families(data: Path, families: Iterable[str]) -> PublishedRows:
             left_out[name] = dict(counted)
     found: dict[str, dict[str, DeviceRows]] = {}
     for (family, device_id), some in parts.items():
-        found.setdefault(family, {})[device_id] = _joined(some)
+        found.setdefault(family, {})[device_id] = DeviceRows(
+            concatenate([part.rows for part in some]),
+            np.concatenate([part.time_s for part in some]),
+            pd.concat([part.about for part in some], ignore_index=True),
+        )
     return PublishedRows(found, left_out)
 
 
@@ -239,14 +247,6 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(x ^ (x >> np.uint64(31)))
-
-
-def _joined(parts: list[DeviceRows]) -> DeviceRows:
-    return DeviceRows(
-        concatenate([part.rows for part in parts]),
-        np.concatenate([part.time_s for part in parts]),
-        pd.concat([part.about for part in parts], ignore_index=True),
-    )
 
 
 def _keep(

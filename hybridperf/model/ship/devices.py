@@ -35,13 +35,9 @@ LEAST_PRIOR_ROWS = 300  # of a device, to be part of the prior
 
 
 def run(
-    data: Path,
-    out: Path,
-    *,
-    families: Sequence[str] = FAMILIES,
-    devices: Sequence[str] = DEVICES,
+    data: Path, out: Path, *, families: Sequence[str] = FAMILIES, devices: Sequence[str] = DEVICES,
     say: Callable[[str], None] = print,
-) -> None:
+) -> None:  # fmt: skip
     """Train the prior, then adapt it to each device; other families and devices in `out` stay."""
     for family in families:
         if family not in FAMILIES:

@@ -47,11 +47,9 @@ def run(data: Path, out: Path, *, say: Callable[[str], None] = print) -> None:
 
 
 def _prior(
-    measured: dict[str, pd.DataFrame],
-    few: dict[str, pd.DataFrame],
-    folder: Path,
+    measured: dict[str, pd.DataFrame], few: dict[str, pd.DataFrame], folder: Path,
     say: Callable[[str], None],
-) -> Prior:
+) -> Prior:  # fmt: skip
     if (folder / "prior.json").exists():
         say("prior of collectives: kept")
         return load_prior(folder)

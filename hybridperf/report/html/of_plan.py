@@ -14,8 +14,8 @@ from hybridperf.report.html.figures import Axis, Interval, Series, bars, interva
 from hybridperf.report.html.of_model import device_rows, system_rows
 from hybridperf.report.text import amount, percent, quantity
 from hybridperf.training.plans.explain import NAIVE, ComparedLayout, compared, differences
-from hybridperf.training.plans.fronts import PAIRS, plan_front
 from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
+from hybridperf.training.plans.ranked import PAIRS, plan_front
 from hybridperf.training.plans.run import Plan
 from hybridperf.training.plans.sensitivity import LeverEffect, lever_effects
 from hybridperf.training.plans.table import top

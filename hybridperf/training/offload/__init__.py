@@ -2,8 +2,7 @@
 step (ZeRO-Infinity, Rajbhandari et al. 2021).
 """
 
-from hybridperf.training.offload.movable import KINDS, Movable, movable
-from hybridperf.training.offload.step import Offload, StageOffload, offload
+from hybridperf.training.offload.step import KINDS, Movable, Offload, StageOffload, movable, offload
 from hybridperf.training.offload.tier import Tier, node_tiers, system_tiers
 
 __all__ = [

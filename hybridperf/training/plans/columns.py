@@ -18,20 +18,17 @@ N layouts of a space, M of them that are priced, n of a chunk of these, P phases
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from hybridperf.training.plans.placements import Place
-from hybridperf.training.plans.space import LayoutSpace
+from hybridperf.training.plans.space import LayoutSpace, Place
 from hybridperf.training.steps.batch import cells_of as inputs_of
 from hybridperf.training.steps.cells import Sums, cells_of
 from hybridperf.training.steps.cross_node import with_crossings
 from hybridperf.training.steps.features import features
-from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.prices import Prices
-from hybridperf.training.steps.rows import ResolvedRow
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.transformer.config import TransformerConfig
 
@@ -63,7 +60,7 @@ class SpaceColumns:
     @staticmethod
     def of(
         space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
-        machine: Machine, framework: str, prices: Prices
+        framework: str, prices: Prices,
     ) -> SpaceColumns:  # fmt: skip
         """Price the representatives of rows of a space [M]; `config` gives a row's config."""
         by_chunk = config(int(rows[0])).stage_split != "even"  # deals out chunks unevenly
@@ -77,8 +74,7 @@ class SpaceColumns:
         configs = [config(row) for row in np.concatenate(first).tolist()]
         # `explain.py` asks for what was not measured of the layouts that it shows
         priced = features(configs, prices, with_unmeasured=False)
-        resolved = [ResolvedRow(one, machine, "", framework) for one in configs]
-        priced = with_crossings(priced, resolved)
+        priced = with_crossings(priced, configs, [framework] * len(configs))
         found, placed = _unique(placed_key[rows])
         spans = [space.places[at].spans for at in space.place_of[rows[found]].tolist()]
         plain = cells_of(configs[: len(first[0])], prices.kept)
@@ -184,8 +180,3 @@ def _unique(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     number = np.empty(size, np.int32)
     number[present] = np.arange(len(present))
     return row[present], number[key]
-
-
-def chunks(count: int, size: int) -> Sequence[slice]:
-    """Pieces of so many rows."""
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]

@@ -8,19 +8,19 @@ Axes: N layouts, B base layouts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from hybridperf.training.plans.columns import SpaceColumns, chunks
+from hybridperf.training.plans.columns import SpaceColumns
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import LayoutSpace
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.step_effects import StepEffects
 from hybridperf.training.steps.step_features import StepParts
-from hybridperf.workloads.memory import memory
+from hybridperf.workloads.memory import memory_of as step_memory
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layouts
 
@@ -53,12 +53,9 @@ class PricedSpace:
 
 
 def price_space(
-    setup: TrainingSetup,
-    space: LayoutSpace,
-    memory_bytes: np.ndarray | None = None,
-    threads: int = THREADS,
-    progress: Progress | None = None,
-) -> PricedSpace:
+    setup: TrainingSetup, space: LayoutSpace, memory_bytes: np.ndarray | None = None,
+    threads: int = THREADS, progress: Progress | None = None,
+) -> PricedSpace:  # fmt: skip
     """Price the layouts of a space that fit; there must be one."""
     if memory_bytes is None:
         memory_bytes = memory_of(setup, space, threads)
@@ -74,7 +71,7 @@ def columns_of(setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray) -> Sp
     def config(row: int) -> TransformerConfig:
         return setup.config(space.layout(row))
 
-    return SpaceColumns.of(space, rows, config, setup.machine, setup.framework, setup.prices)
+    return SpaceColumns.of(space, rows, config, setup.framework, setup.prices)
 
 
 def times(
@@ -97,38 +94,32 @@ def times(
         for into, values in zip(out, steps, strict=True):
             into[piece] = values
 
-    _each(one, chunks(count, _ROWS), threads, "times of layouts", progress)
+    _each(one, count, threads, "times of layouts", progress)
     return out
 
 
 def memory_of(
-    setup: TrainingSetup,
-    space: LayoutSpace,
-    threads: int = THREADS,
+    setup: TrainingSetup, space: LayoutSpace, threads: int = THREADS,
     progress: Progress | None = None,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """Bytes on the fullest rank of each base layout [B]."""
-    c = setup.template
     out = np.empty(len(space.base.tp))
 
     def one(piece: slice) -> None:
         layouts = Layouts(*(column[piece] for column in space.base))
-        out[piece] = memory(
-            c.shape, layouts, dtype=c.dtype, grad_bytes=c.gradient_bytes, optimizer=c.optimizer,
-            attention=c.attention, dropout=c.dropout, split=c.stage_split,
-            knobs=setup.memory_knobs,
-        ).peak_bytes  # fmt: skip
+        out[piece] = step_memory(setup.template, layouts, setup.memory_knobs).peak_bytes
 
     what = "memory of layouts, whatever their order on nodes"
-    _each(one, chunks(len(out), _ROWS), threads, what, progress)
+    _each(one, len(out), threads, what, progress)
     return out
 
 
 def _each(
-    work: Callable[[slice], None], pieces: Sequence[slice], threads: int, what: str,
+    work: Callable[[slice], None], count: int, threads: int, what: str,
     progress: Progress | None = None,
 ) -> None:  # fmt: skip
     progress = progress or Progress()
+    pieces = [slice(start, min(start + _ROWS, count)) for start in range(0, count, _ROWS)]
     with ThreadPoolExecutor(threads) as pool:
         mapped = map if threads == 1 or len(pieces) < 2 else pool.map
         for piece, _ in zip(pieces, mapped(work, pieces), strict=True):

@@ -6,25 +6,37 @@ and the naive one (`NAIVE`).
 How sure: step effects and corrections of blocks have a joint distribution (`steps/adapt.py`). What
 two layouts share, a slow product or a slow link, moves both, so the chance that the winner is the
 faster of two is much surer than their intervals, whose overlap is given, too.
+
+Does the closed form choose what the full graph of a step would? The winner and its neighbours are
+evaluated both ways (`confirm`): a neighbour differs from the winner in one field, or in two that
+only go together (schedule and chunks; micro-batch and accumulation always). The graph prices each
+kernel by the op model and knows no knob of a step, so its seconds are not the plan's: what is
+compared is the order.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
+from hybridperf.collectives.model import CollectiveModel
+from hybridperf.engine.prediction import predict
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.model import PerfModel
 from hybridperf.training.plans import table
 from hybridperf.training.plans.layout_text import field_words
 from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.features import unmeasured_of
-from hybridperf.training.steps.lower_bound import lower_bound_s
-from hybridperf.workloads.transformer.codes import FULL, NONE
+from hybridperf.training.steps.peaks import lower_bound_s
+from hybridperf.workloads.transformer.columns import FULL, NONE
+from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout
+from hybridperf.workloads.transformer.step import transformer
 
 NAIVE = (
     "tensor parallelism over a node, as few pipeline stages as fit, data parallelism for the rest,"
@@ -32,6 +44,8 @@ NAIVE = (
     " fits otherwise"
 )
 _DIVISION = ("tp", "cp", "dp", "pp", "ep", "expert_tp")
+_DIVIDED = ("tp", "cp", "pp", "ep")
+_OTHER = ("vp", "zero", "micro_batch", "recompute", "sequence_parallel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +147,7 @@ def differences(a: Layout, b: Layout) -> str:
 
 
 def _joint(plan: RankedLayouts, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of n layouts: (log seconds [n], their joint covariance [n, n], what unmeasured shares of the
-    machine add to the logs [2, 2, n]).
-    """
+    """Of n layouts: log seconds [n], covariance [n, n], unmeasured shares' logs [2, 2, n]."""
     adapted = plan.setup.adapted
     log_s, slopes, cells, by_block, unmeasured = [], [], [], [], []
     for choice in choices:
@@ -158,3 +170,43 @@ def _joint(plan: RankedLayouts, choices: list[Choice]) -> tuple[np.ndarray, np.n
         covariance = covariance + spread**2 * np.outer(b[:, block], b[:, block]) * left
     noise = adapted.noise**2 * np.eye(len(a))
     return np.array(log_s), covariance + noise, np.moveaxis(np.array(unmeasured), 0, -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Confirmed:
+    """One layout by both ways."""
+
+    choice: Choice
+    plan_s: float
+    graph_s: float
+
+
+def neighbours(plan: RankedLayouts, count: int) -> list[Choice]:
+    """The best layouts that differ from the winner in one field; dp and ranks count as one."""
+    first = plan.choice(0)
+    case, at = plan.cases[first.case], plan.ranked_in(first.case)
+    space, rows, winner = case.space, case.rows[at], case.rows[first.at]
+
+    def differs(name: str) -> np.ndarray:
+        column = space.column(name)
+        return np.asarray(column[rows] != column[winner])
+
+    changes = sum(differs(name).astype(int) for name in (*_DIVIDED, *_OTHER))
+    placed = space.place_of[rows] != space.place_of[winner]
+    near = (changes == 1) | ((changes == 0) & placed & ~differs("shard_ranks"))
+    return [Choice(first.case, int(one)) for one in at[np.flatnonzero(near)[:count]]]
+
+
+def confirm(plan: RankedLayouts, choices: Sequence[Choice]) -> list[Confirmed]:
+    """The winner first, then each choice by the seconds of its graph."""
+    found = []
+    for choice in (plan.choice(0), *choices):
+        prices = plan.cases[choice.case].setup.prices
+        graph_s = full_s(prices.model, prices.links, plan.config(choice))
+        found.append(Confirmed(choice, plan.step_s(choice), graph_s))
+    return [found[0], *sorted(found[1:], key=lambda one: one.graph_s)]
+
+
+def full_s(model: PerfModel, links: CollectiveModel, config: TransformerConfig) -> float:
+    """Seconds of a step by its whole graph."""
+    return float(predict(model.with_collectives(links), transformer(config, host=None)).time_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,10 @@ def nothing_legal(
     if only and legal(batch, None):
         pinned = ", ".join(f"{name} {'/'.join(map(str, values))}" for name, values in only.items())
         return f"no layout of {where} is legal with {pinned}; without --only there are some"
-    nearest = next((samples for samples in _near(batch) if legal(samples, only)), None)
+    steps = range(1, max(_NEAREST_BATCHES, batch))
+    others = (other for step in steps for other in (batch - step, batch + step) if other >= 1)
+    near = itertools.islice(others, 4 * _NEAREST_BATCHES)  # nearest first
+    nearest = next((samples for samples in near if legal(samples, only)), None)
     if nearest is not None:
         batch_words = f"a global batch of {nearest} is the nearest that has one"
         return f"no layout of {where} is legal; {batch_words}"
@@ -64,11 +68,3 @@ def nothing_fits(
             with_batch = "" if batch == tried.global_batch else f" with a global batch of {batch}"
             return f"{why}; {whole} GPUs{with_batch} would do"
     return f"{why}; not even {whole} GPUs would do, take devices with more memory"
-
-
-def _near(batch: int) -> list[int]:
-    """Other batches, nearest first."""
-    steps = range(1, max(_NEAREST_BATCHES, batch))
-    return [other for step in steps for other in (batch - step, batch + step) if other >= 1][
-        : 4 * _NEAREST_BATCHES
-    ]

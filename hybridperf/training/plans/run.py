@@ -23,16 +23,19 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from hybridperf.io import InputError, unknown
+from hybridperf.training.plans import explain, table
 from hybridperf.training.plans.arguments import narrowed, number_of_tokens, whole_numbers
 from hybridperf.training.plans.costs import PricedSpace, memory_of, price_space
 from hybridperf.training.plans.economy import economy
 from hybridperf.training.plans.infeasible import nothing_fits, nothing_legal
 from hybridperf.training.plans.layout_text import counted
 from hybridperf.training.plans.progress import Progress
-from hybridperf.training.plans.ranked import OBJECTIVES, RankedLayouts, ranking
+from hybridperf.training.plans.ranked import OBJECTIVES, RankedLayouts, plan_front, ranking
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import space
 from hybridperf.training.steps.adapt import Adapted
@@ -40,9 +43,6 @@ from hybridperf.training.steps.adaptation import Adaptation
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.features import experts_note, unmeasured_of
 from hybridperf.workloads.transformer import TransformerShape, load_shape
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 UNPLANNED = (
     "of schedules 1F1B, GPipe and interleaved 1F1B are planned; Chimera (`hybridperf choose"
@@ -56,15 +56,11 @@ class Plan(RankedLayouts):
 
     def top(self, count: int = 10) -> pd.DataFrame:
         """A table of the best layouts: their fields, `time_s` and its parts, memory, tokens/s."""
-        from hybridperf.training.plans import table
-
         return table.top(self, count)
 
     def front(self, one: str = "time", other: str = "memory") -> pd.DataFrame:
         """Layouts on the Pareto front of two of "time", "memory", "energy" and "cost", as `top`."""
-        from hybridperf.training.plans import fronts, table
-
-        return table.at_ranks(self, fronts.plan_front(self, one, other))
+        return table.at_ranks(self, plan_front(self, one, other))
 
     def compared(self) -> pd.DataFrame:
         """The winner next to the runner-up, the best different layout and a naive one.
@@ -72,14 +68,10 @@ class Plan(RankedLayouts):
         Columns of `top`, and `low_s, high_s` (90 % interval), `chance` (probability that the winner
         is the faster one), `differs` (in words).
         """
-        from hybridperf.training.plans import explain
-
         return explain.compared_table(self)
 
     def write(self, path: str | os.PathLike) -> int:
         """Write all legal layouts to .parquet or .csv, the best first; returns how many."""
-        from hybridperf.training.plans import table
-
         return table.write_layouts(self, path)
 
 

@@ -8,17 +8,24 @@ launches.
 The candidates, the best layouts of the winner's case, are priced again on the changed machine
 through the same op model and links, so a product may turn memory-bound. More memory
 admits layouts that do not fit today: those within `REACH` are priced.
+
+How near the winner is to the memory there is: predicted peaks err by 9.7 % on average where they
+were measured (`steps/memory_knobs.toml`), of a normal error in the log that is a deviation sigma
+of 0.097 x (pi / 2)^(1/2) = 0.12:
+
+    P(fits) = Phi(log(usable / predicted) / sigma)
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.training.plans.costs import PricedSpace, columns_of, times
-from hybridperf.training.plans.ranked import RankedLayouts
+from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.steps.step_effects import StepEffects
 from hybridperf.workloads.transformer import Layout
@@ -27,9 +34,16 @@ LEVERS = (
     "arithmetic", "memory bandwidth", "links inside nodes", "links between nodes", "quick links",
     "launches", "memory",
 )  # fmt: skip
+_LINKS = {
+    "links inside nodes": ("intra_bytes_per_s",),
+    "links between nodes": ("nic_bytes_per_s", "node_bytes_per_s"),
+}
 _CANDIDATES = 400
 _LITTLE, _TWICE = 1.1, 2.0
 REACH = 1.5  # times the memory there is
+SIGMA = 0.097 * math.sqrt(math.pi / 2)
+SURE = 0.95
+_NEAR = 1.1  # times the memory that may be used
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +85,8 @@ def changed(setup: TrainingSetup, lever: str, factor: float) -> tuple[TrainingSe
     bandwidth = factor if lever == "memory bandwidth" else 1.0
     if lever in ("arithmetic", "memory bandwidth"):
         new = _faster(new, arithmetic, new.memory_bytes_per_s * bandwidth)
-    elif lever == "links inside nodes":
-        system = system.model_copy(update={"intra_bytes_per_s": system.intra_bytes_per_s * factor})
-    elif lever == "links between nodes":
-        names = ("nic_bytes_per_s", "node_bytes_per_s")
-        rates = {name: getattr(system, name) * factor for name in names}
+    elif lever in _LINKS:
+        rates = {name: getattr(system, name) * factor for name in _LINKS[lever]}
         system = system.model_copy(update=rates)
     elif lever == "quick links":
         system = system.model_copy(update={"latency_s": system.latency_s / factor})
@@ -112,16 +123,68 @@ def _best(case: PricedSpace, at: np.ndarray, lever: str, factor: float) -> tuple
 
 def _more_memory(case: PricedSpace, winner: int, now_s: float) -> LeverEffect:
     """With more memory: elasticity from what a little admits, and the best within reach."""
-    setup, space = case.setup, case.space
-    over = (case.memory_bytes / setup.capacity_bytes)[space.base_of]
-    rows = np.flatnonzero((over > 1) & (over <= REACH))
     own = int(case.rows[winner])
     best_s, little_s, row = now_s, now_s, own
+    rows, step_s = _too_large(case, REACH)
     if len(rows):
-        step_s = times(columns_of(setup, space, rows), setup).step_s
-        little_s = min(now_s, float(step_s[over[rows] <= _LITTLE].min(initial=np.inf)))
+        little = _shares(case)[rows] <= _LITTLE
+        little_s = min(now_s, float(step_s[little].min(initial=np.inf)))
         at = int(np.argmin(step_s))
         if step_s[at] < now_s:
             best_s, row = float(step_s[at]), int(rows[at])
     elasticity = float(np.log(little_s / now_s) / np.log(_LITTLE))
-    return LeverEffect("memory", elasticity, REACH, space.layout(row), best_s, row == own)
+    return LeverEffect("memory", elasticity, REACH, case.space.layout(row), best_s, row == own)
+
+
+def _shares(case: PricedSpace) -> np.ndarray:
+    """Memory of each layout [N] over what may be used."""
+    return (case.memory_bytes / case.setup.capacity_bytes)[case.space.base_of]
+
+
+def _too_large(case: PricedSpace, most: float) -> tuple[np.ndarray, np.ndarray]:
+    """(layouts that do not fit, but would in `most` times the memory; their seconds) [n]."""
+    shares = _shares(case)
+    rows = np.flatnonzero((shares > 1) & (shares <= most))
+    if not len(rows):
+        return rows, np.empty(0)
+    return rows, times(columns_of(case.setup, case.space, rows), case.setup).step_s
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryHeadroom:
+    """How much of the usable memory the winner takes, and what is near the limit."""
+
+    share: float  # of the usable memory, that the winner takes
+    chance: float  # that it fits
+    # the fastest that fits with a chance of SURE; None: no layout does, or the winner itself
+    surer: Choice | None
+    missed: Layout | None  # faster than the winner, a little too large; None: there is none
+    missed_s: float
+    missed_bytes: float
+
+
+def chance_fits(share: float) -> float:
+    """Chance that a layout predicted to take a share of the usable memory fits."""
+    return 0.5 * (1 + math.erf(-math.log(share) / SIGMA / math.sqrt(2)))
+
+
+def memory_headroom(plan: RankedLayouts) -> MemoryHeadroom:
+    """How near the winner is to the memory there is."""
+    first = plan.choice(0)
+    case = plan.cases[first.case]
+    space, shares = case.space, _shares(case)
+    share = float(shares[case.rows[first.at]])
+    surely = next(share for share in np.arange(1.0, 0.5, -0.005) if chance_fits(share) >= SURE)
+    at = plan.ranked_in(first.case)
+    sure = np.flatnonzero(shares[case.rows[at]] <= surely)
+    surer = Choice(first.case, int(at[sure[0]])) if len(sure) and sure[0] else None
+    nothing = MemoryHeadroom(share, chance_fits(share), surer, None, math.nan, math.nan)
+    rows, step_s = _too_large(case, _NEAR)
+    if not len(rows) or step_s.min() >= plan.step_s(first):
+        return nothing
+    best = int(np.argmin(step_s))
+    row = int(rows[best])
+    missed_bytes = float(case.memory_bytes[space.base_of[row]])
+    return dataclasses.replace(
+        nothing, missed=space.layout(row), missed_s=float(step_s[best]), missed_bytes=missed_bytes
+    )

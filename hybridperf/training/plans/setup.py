@@ -9,26 +9,29 @@ fitted, come with it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
 
 from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.training.steps.adapt import Adapted
 from hybridperf.training.steps.adaptation import UNNAMED, Adaptation
 from hybridperf.training.steps.batch import PriceCache
+from hybridperf.training.steps.compose import step_seconds
+from hybridperf.training.steps.features import features
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.training.steps.names import Machine, aliases, machine
 from hybridperf.training.steps.peaks import arithmetic
 from hybridperf.training.steps.prices import Prices
 from hybridperf.workloads.memory import MemoryKnobs
 from hybridperf.workloads.transformer import Layout, TransformerShape
-from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
 from hybridperf.workloads.transformer.framework import config_habits, framework_habits
 from hybridperf.workloads.transformer.zoo import HABITS
 
 FRAMEWORK = "megatron_core"  # where none is named
-_FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
+_PASSES = 3.0  # a forward pass and a backward one of two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +111,8 @@ def training_setup(
         raise unknown("framework", framework, known, f"known are {', '.join(known)}")
     fabric = load_system(system)
     found = machine("", "", device_of(fabric, device), system)
-    habits: dict[str, Any] = dict(known[framework])
-    fields = {name: value for name, value in habits.items() if name in _FIELDS}
+    habits = known[framework]
+    fields = config_fields(habits)
     template = TransformerConfig(shape=shape, dtype=dtype, quant=quant, **fields)
     cache = cache or PriceCache()
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
@@ -148,3 +151,14 @@ def training_setup(
         " with attention counted in full, its causal half too, and nothing computed twice"
     )
     return dataclasses.replace(made, notes=tuple(notes))
+
+
+def layer_forward_s(setup: TrainingSetup) -> Callable[[int], float]:
+    """Seconds of one layer forward by the samples of a micro-batch: a third of both passes."""
+
+    @functools.cache
+    def seconds(micro_batch: int) -> float:
+        f = features([setup.config(Layout(micro_batch=micro_batch))], setup.prices)
+        return float(step_seconds(f, setup.adapted.effects).layer_s[0]) / _PASSES
+
+    return seconds

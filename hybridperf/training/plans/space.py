@@ -3,27 +3,33 @@
 The ranks are divided into tp x cp x dp x pp, factor by factor, and experts over ep of them. Each
 division takes every micro-batch that divides a replica's samples, every number of chunks that
 divides a stage's layers, every schedule, recompute mode and ZeRO stage, and sequence parallelism or
-not. `rules.legal` tells which of them can run; `placements.py` multiplies each by what lies where.
+not. `rules.legal` tells which of them can run; `places` multiplies each by what lies where.
 
 A base layout is one without its order: memory depends on nothing more. Axes: B base layouts, Q
 places of divisions, N layouts.
+
+`Layout.order` is which dimension varies fastest over neighbouring ranks. Dimensions of one rank
+can stand anywhere, and many orders put every group on as many nodes as another does: such orders
+cost the same, and the first of them in the usual order stands for all (`places`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hybridperf.io import InputError, unknown
-from hybridperf.training.plans.placements import Division, Place, places
 from hybridperf.training.plans.progress import Progress
 from hybridperf.workloads.transformer import TransformerShape
-from hybridperf.workloads.transformer.codes import INTERLEAVED, RECOMPUTE, SCHEDULES
-from hybridperf.workloads.transformer.layout import Layout, Layouts
+from hybridperf.workloads.transformer.columns import INTERLEAVED, RECOMPUTE, SCHEDULES
+from hybridperf.workloads.transformer.groups import Span, span
+from hybridperf.workloads.transformer.layout import ORDER, Layout, Layouts, Order
 from hybridperf.workloads.transformer.rules import legal
 
 # The composition of a step prices zero bubble and Chimera, too (`steps/pipelines.py`), which are
@@ -39,6 +45,59 @@ FOLLOWING = ("dp", "expert_tp", "shard_ranks", "accumulation")
 _NONE = Layouts(*([np.zeros(0, np.int64)] * len(Layouts._fields)))
 _DENSE = 2**32
 _WORDS = {"recompute": RECOMPUTE, "schedule": PLANNED_SCHEDULES}
+
+
+_GROUPS = ("tp", "cp", "pp", "data", "ep", "expert_data")
+_SHARDED = ("shard", "replica")
+
+
+class Division(NamedTuple):
+    """How ranks are divided: what the nodes of groups depend on, besides the order."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+    ep: int
+    expert_tp: int
+    zero: bool  # whether anything is sharded over data ranks
+    shard_ranks: int
+
+    @property
+    def columns(self) -> Layouts:
+        """As a layout of numbers."""
+        return Layouts(
+            self.tp, 0, self.pp, 1, self.dp, self.cp, self.ep, self.expert_tp, int(self.zero),
+            self.shard_ranks, 1, 1, 0, 0
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One order, how many orders mean the same, and the span of each group."""
+
+    division: Division
+    order: Order
+    alike: int
+    spans: Mapping[str, Span]
+
+
+@functools.lru_cache(maxsize=65536)
+def places(division: Division, gpus_per_node: int) -> tuple[Place, ...]:
+    """The orders of a division that differ, the usual one first."""
+    columns = division.columns
+    wide = tuple(name for name in ORDER if name != "ep" and getattr(columns, name) > 1)
+    names = _GROUPS + (_SHARDED if division.zero else ())
+    found: dict[tuple[Span, ...], list[Order]] = {}
+    for chosen in itertools.permutations(wide):
+        order = (*chosen, *(name for name in ORDER if name not in chosen))
+        order = ORDER if chosen == wide else order
+        spans = tuple(span(columns, name, gpus_per_node, order) for name in names)
+        found.setdefault(spans, []).append(order)
+    return tuple(
+        Place(division, orders[0], len(orders), dict(zip(names, spans, strict=True)))
+        for spans, orders in found.items()
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,19 +141,10 @@ def space(
     only: Mapping[str, Sequence[Any]] | None = None, strict: bool = True,
     progress: Progress | None = None,
 ) -> LayoutSpace:  # fmt: skip
-    """All legal layouts, perhaps none.
+    """All legal layouts, perhaps none; `InputError` for numbers that fit no cluster.
 
-    Args:
-        shape: the model.
-        gpus: devices.
-        gpus_per_node: devices of a node.
-        global_batch: samples of a step.
-        only: narrows fields of a layout to some values.
-        strict: whether heads must divide by tp.
-        progress: told how far this is.
-
-    Raises:
-        InputError: for numbers that fit no cluster.
+    `only` narrows fields of a layout to some values; `strict`: heads must divide by tp; `progress`
+    is told how far this is.
     """
     progress = progress or Progress()
     check_cluster(gpus, gpus_per_node)

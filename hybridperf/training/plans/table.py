@@ -18,7 +18,7 @@ from hybridperf.training.plans.costs import PricedSpace
 from hybridperf.training.plans.ranked import DAY_S, RankedLayouts, tokens_of
 from hybridperf.training.plans.space import LayoutSpace
 from hybridperf.training.steps.step_features import StepParts
-from hybridperf.workloads.transformer.codes import RECOMPUTE, SCHEDULES
+from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES
 
 _COUNTS = (
     "tp", "sequence_parallel", "pp", "vp", "dp", "cp", "ep", "expert_tp", "zero", "shard_ranks",

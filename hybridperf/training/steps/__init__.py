@@ -1,3 +1,1 @@
-"""Rows of training steps: what they say, what their parts cost, how these make a step, and what
-measured rows teach.
-"""
+"""Rows of training steps: what they say and cost, and what measured rows teach."""

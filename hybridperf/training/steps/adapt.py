@@ -92,9 +92,7 @@ class Adapted:
         return Adapted(theta, none, np.zeros((_BLOCKS, 0)), np.diag(widths**2))
 
     def of_cells(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of cells [N, X]: (corrections [B, N], their weights on known cells' [B, N, C], share of
-        variance that is left [B, N]).
-        """
+        """Of cells [N, X]: corrections [B, N], weights on known ones [B, N, C], variance left."""
         unique, of = np.unique(cells, axis=0, return_inverse=True)
         of = of.reshape(-1)
         weights = np.zeros((_BLOCKS, len(unique), len(self.cells)))

@@ -24,16 +24,16 @@ from hybridperf.hardware import Host
 from hybridperf.io import InputError, closest, read_json, write_json
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adapt import Adapted
-from hybridperf.training.steps.batch import Batch, PriceCache, relabelled
-from hybridperf.training.steps.failures import endings
+from hybridperf.training.steps.batch import Batch, PriceCache, relabelled, with_recompute
 from hybridperf.training.steps.features import picked
-from hybridperf.training.steps.memory_fit import USABLE, memory_knobs, peak_bytes
+from hybridperf.training.steps.memory_fit import USABLE, endings, memory_knobs, peak_bytes
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows
 from hybridperf.training.steps.step_effects import NAMES
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 SCHEMA_VERSION = 1
 _KIND = "step-knobs"
+_ARRAYS, _NUMBERS = ("cells", "corrections", "covariance"), ("rows", "noise", "evidence")
 MODES = ("none", "selective", "full")
 # while labels are compared, knobs stay near op data and corrections small, so that a third more
 # work cannot hide in them
@@ -76,12 +76,8 @@ class Adaptation:
 
         def strangeness(known: str) -> tuple[bool, bool, bool, int]:
             other_framework = not known.startswith(f"{framework} on ")
-            return (
-                known != group,
-                other_framework,
-                not known.endswith(f" on {arch}"),
-                -self.groups[known].rows,
-            )
+            other_arch = not known.endswith(f" on {arch}")
+            return known != group, other_framework, other_arch, -self.groups[known].rows
 
         known = min(self.groups, key=strangeness, default="")
         if not known or all(strangeness(known)[:3]):
@@ -107,15 +103,9 @@ class Adaptation:
     def save(self, path: str | Path) -> None:
         """Write everything into one JSON file."""
         groups = {
-            name: {
-                "knobs": dict(zip(NAMES, np.exp(one.theta).tolist(), strict=True)),
-                "cells": one.cells.tolist(),
-                "corrections": one.corrections.tolist(),
-                "covariance": one.covariance.tolist(),
-                "rows": one.rows,
-                "noise": one.noise,
-                "evidence": one.evidence,
-            }
+            name: {"knobs": dict(zip(NAMES, np.exp(one.theta).tolist(), strict=True))}
+            | {field: getattr(one, field).tolist() for field in _ARRAYS}
+            | {field: getattr(one, field) for field in _NUMBERS}
             for name, one in self.groups.items()
         }
         document = {
@@ -156,12 +146,7 @@ def adaptation(
 ) -> tuple[Adaptation, list[str]]:  # fmt: skip
     """(what measured rows teach, remarks on what was left out or preferred).
 
-    Args:
-        frame: rows with `step_time_s`.
-        cache: prices of their machines.
-        host: how kernels are launched, where that was traced.
-        device: in place of the rows' own.
-        system: in place of the rows' own.
+    `frame` has `step_time_s`; `cache`, `host`, `device` and `system` as in `predict_steps`.
 
     Raises:
         InputError: for rows that no machine explains: what is fitted to milliseconds is worse than
@@ -312,8 +297,7 @@ def fitting(rows: Sequence[ResolvedRow], mode: str) -> np.ndarray:
     by_framework: dict[str, list[tuple[int, TransformerConfig, float]]] = {}
     for at, row in enumerate(rows):
         if row.config is not None and row.machine is not None:
-            config = row.config.replace(layout=row.config.layout.replace(recompute=mode))
-            one = (at, config, row.machine.memory_bytes)
+            one = (at, with_recompute(row.config, mode), row.machine.memory_bytes)
             by_framework.setdefault(row.framework, []).append(one)
     for framework, found in by_framework.items():
         places, configs, room = zip(*found, strict=True)
@@ -350,7 +334,7 @@ def _read(one: Mapping[str, Any]) -> Adapted:
         raise ValueError(f"knob {lacking[0]} is missing")
     if other := [name for name in effects if name not in NAMES]:
         raise ValueError(f"{other[0]!r} is no knob{closest(other[0], NAMES)}")
-    numbers = {name: one[name] for name in ("rows", "noise", "evidence")}
+    numbers = {name: one[name] for name in _NUMBERS}
     for name, value in (*effects.items(), *numbers.items()):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name} is no number but {value!r}")

@@ -15,6 +15,7 @@ import pandas as pd
 
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
+from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.training.steps.cross_node import with_crossings
@@ -45,12 +46,18 @@ class Batch:
     @property
     def configs(self) -> list[TransformerConfig]:
         """Of the rows that can be predicted [N]."""
-        return [_config(row) for row in self.rows]
+        return [_understood(row)[0] for row in self.rows]
+
+    @property
+    def devices(self) -> list[DeviceSpec]:
+        """Of these rows [N]."""
+        return [_understood(row)[1].spec for row in self.rows]
 
     @property
     def groups(self) -> list[str]:
         """What knobs are shared by [N]: a framework on one architecture of devices."""
-        return [group_of(row) for row in self.rows]
+        pairs = zip(self.rows, self.devices, strict=True)
+        return [f"{row.framework} on {device.arch}" for row, device in pairs]
 
 
 @functools.cache
@@ -90,31 +97,28 @@ class PriceCache:
         """Understood rows with their features."""
         by_machine: dict[tuple[str, str, str], tuple[Machine, list[int]]] = {}
         for at in resolved.predictable:
-            machine = resolved.rows[at].machine
-            assert machine is not None
+            machine = _understood(resolved.rows[at])[1]
             by_machine.setdefault(machine.key, (machine, []))[1].append(at)
         parts: list[tuple[StepFeatures, list[int]]] = []
         problems: dict[int, str] = {}
         for machine, places in by_machine.values():
-            configs = [(at, _config(resolved.rows[at])) for at in places]
-            good, failed = self._features(configs, machine)
+            placed_configs = [(at, _understood(resolved.rows[at])[0]) for at in places]
+            good, failed = self._features(placed_configs, machine)
             parts += good
             problems |= {at: f"{resolved.rows[at].name}: {why}" for at, why in failed.items()}
         priced = np.array(sorted(place for _, places in parts for place in places), int)
         rows = tuple(resolved.rows[place] for place in priced)
-        whole = None
+        understood, whole = [_understood(row) for row in rows], None
+        configs = [config for config, _ in understood]
         if parts:
             placed = [(part, np.searchsorted(priced, places)) for part, places in parts]
-            whole = with_crossings(joined(placed, len(priced)), rows)
-        cells = cells_of([_config(row) for row in rows])
-        return Batch(resolved, priced, rows, whole, cells, problems, self._unmeasured(rows))
-
-    def _unmeasured(self, rows: tuple[ResolvedRow, ...]) -> tuple[str, ...]:
-        return tuple(
-            "; ".join(unmeasured_of(_config(row), self._prices[row.machine.key]).notes)
-            for row in rows
-            if row.machine is not None
+            frameworks = [row.framework for row in rows]
+            whole = with_crossings(joined(placed, len(priced)), configs, frameworks)
+        unmeasured = tuple(
+            "; ".join(unmeasured_of(config, self._prices[machine.key]).notes)
+            for config, machine in understood
         )
+        return Batch(resolved, priced, rows, whole, cells_of(configs), problems, unmeasured)
 
     def _features(
         self, rows: list[tuple[int, TransformerConfig]], machine: Machine
@@ -138,28 +142,23 @@ def cells_of(configs: list[TransformerConfig]) -> np.ndarray:
     return np.log2(np.array(sizes, float).reshape(-1, 4))
 
 
-def group_of(row: ResolvedRow) -> str:
-    """Framework and architecture of a row."""
-    assert row.machine is not None
-    return f"{row.framework} on {row.machine.spec.arch}"
-
-
 def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
     """The row with another recompute mode, if its source is listed."""
     if row.config is None or row.source not in recompute:
         return row
-    return dataclasses.replace(row, config=_with_recompute(row.config, recompute[row.source]))
+    return dataclasses.replace(row, config=with_recompute(row.config, recompute[row.source]))
 
 
 @functools.lru_cache(65536)
-def _with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
-    """One object for all rows of equal configs."""
+def with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
+    """A step that recomputes otherwise; one object for all rows of equal configs."""
     return config.replace(layout=config.layout.replace(recompute=mode))
 
 
-def _config(row: ResolvedRow) -> TransformerConfig:
+def _understood(row: ResolvedRow) -> tuple[TransformerConfig, Machine]:
     assert row.config is not None
-    return row.config
+    assert row.machine is not None
+    return row.config, row.machine
 
 
 def _links(machine: Machine) -> CollectiveModel:

@@ -26,10 +26,8 @@ from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.step_features import PHASES, BlockPrices
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes
-from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
-from hybridperf.workloads.transformer.recompute import recompute
+from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps, recompute
 from hybridperf.workloads.transformer.shape import TransformerShape
-from hybridperf.workloads.transformer.sharding import shard_parameters
 from hybridperf.workloads.transformer.weights import (
     Weights,
     copies_embedding,
@@ -37,6 +35,7 @@ from hybridperf.workloads.transformer.weights import (
     head_weights,
     layer_weights,
 )
+from hybridperf.workloads.transformer.zero import shard_parameters
 
 _ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
 _FIELDS = tuple(field.name for field in dataclasses.fields(BlockPrices))

@@ -31,16 +31,9 @@ def of(
     row: Mapping[str, Any], shape: TransformerShape, layout: Layout, machine: Machine, dtype: str,
     quant: str, global_batch: int | None,
 ) -> tuple[str, ...]:  # fmt: skip
-    """What contradicts itself, one sentence each.
+    """What contradicts itself, one sentence each, in the fields of a row as they stand.
 
-    Args:
-        row: its fields as they stand.
-        shape: the model it was understood as.
-        layout: the layout it was understood as.
-        machine: whose peak its MFU is of.
-        dtype: of activations.
-        quant: recipe of products, "" for `dtype`.
-        global_batch: samples of a step; None: the row gives none.
+    `shape`, `layout`: those it was understood as; `quant`: recipe of products, "" for `dtype`.
     """
     found = []
     batch = layout.micro_batch * layout.accumulation * layout.dp
@@ -87,9 +80,7 @@ def _mfu_differs(
     percent: float | None, shape: TransformerShape, layout: Layout, peak: float | None,
     tokens: float, step_s: float | None,
 ) -> list[str]:  # fmt: skip
-    """Against FLOPs / (time x peak), however FLOPs are counted: attention whole or its causal half,
-    matrices alone or six per parameter.
-    """
+    """Against FLOPs / (time x peak), however attention and parameters are counted."""
     if percent is None or step_s is None or peak is None:
         return []
     matrices = shape.model_flops(tokens, causal=True)

@@ -37,6 +37,7 @@ from hybridperf.io.namespace import Array
 from hybridperf.training.steps.rows import ResolvedRow
 from hybridperf.training.steps.step_effects import StepEffects
 from hybridperf.training.steps.step_features import StepFeatures
+from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import framework_habits
 
 SURELY_NODES = 4  # of a tensor-parallel group: from here on every run with a pipeline stalled
@@ -52,33 +53,36 @@ _TWO_STAGES, _MORE_STAGES = 2.0, 4.0  # messages of one micro-batch that a stage
 _LOG_ODDS, _LOG_ODDS_PER_DOUBLING, _FEW_NODES, _NARROW_TP = -2.0, 1.0, 8, 4
 
 
-def with_crossings(f: StepFeatures, rows: Sequence[ResolvedRow]) -> StepFeatures:
+def with_crossings(
+    f: StepFeatures, configs: Sequence[TransformerConfig], frameworks: Sequence[str]
+) -> StepFeatures:
     """The features with `crossing` and `stalls` as the rows' frameworks have them."""
-    found = [_crossing(row) for row in rows]
+    rows = list(zip(configs, frameworks, strict=True))
+    found = [_crossing(*row) for row in rows]
     crossing = np.array([one for one, _ in found], float)
     stalls = np.array([messages for _, messages in found], float)
     sure = crossing * (np.asarray(f.tp_nodes) >= SURELY_NODES)
-    waiting = np.array([float(_habit(row, "ring_waits")) for row in rows])
-    gathered = np.array([_gathered_layers(row) for row in rows], float) * np.asarray(f.layers_first)
-    hidden = np.where([_hides_reduction(row) for row in rows], 1.0, np.asarray(f.reduction_hidden))
+    waiting = np.array([float("ring_waits" in _habits(one)) for one in frameworks])
+    gathered = np.array([_gathered_from(*row) for row in rows], float) * np.asarray(f.layers_first)
+    # gradients are reduced during the backward pass because the optimizer is whole
+    beside = [
+        config.layout.zero == 0 and "reduces_whole_gradients_beside" in _habits(framework)
+        for config, framework in rows
+    ]
+    hidden = np.where(beside, 1.0, np.asarray(f.reduction_hidden))
     return dataclasses.replace(
-        f,
-        waiting=waiting,
-        crossing=crossing,
-        stalls=sure * stalls,
-        gathered_layers=gathered,
+        f, waiting=waiting, crossing=crossing, stalls=sure * stalls, gathered_layers=gathered,
         reduction_hidden=hidden,
-    )
+    )  # fmt: skip
 
 
 def with_stalled(
     f: StepFeatures, k: StepEffects, expected_s: np.ndarray, measured_s: np.ndarray
 ) -> StepFeatures:
     """The features with `stalls` where a step [N] took nearer to a stalled one's time."""
-    messages = np.where(np.asarray(f.stages) == 2, _TWO_STAGES, _MORE_STAGES) * np.asarray(
-        f.crossing
-    )
-    by_chance = (np.asarray(f.crossing) > 0) & (np.asarray(f.stalls) == 0)
+    crossing = np.asarray(f.crossing)
+    messages = np.where(np.asarray(f.stages) == 2, _TWO_STAGES, _MORE_STAGES) * crossing
+    by_chance = (crossing > 0) & (np.asarray(f.stalls) == 0)
     stalled = by_chance & (measured_s - expected_s > _stalls_s(f, k, messages) / 2)
     return dataclasses.replace(f, stalls=np.where(stalled, messages, f.stalls))
 
@@ -88,7 +92,7 @@ def stall_chance(rows: Sequence[ResolvedRow]) -> np.ndarray:
     out = np.zeros(len(rows))
     for at, row in enumerate(rows):
         config = row.config
-        if config is None or not _crossing(row)[0] or config.layout.dp == 1:
+        if config is None or not _crossing(config, row.framework)[0] or config.layout.dp == 1:
             continue
         if config.group("tp").nodes >= SURELY_NODES:
             continue
@@ -100,7 +104,8 @@ def stall_chance(rows: Sequence[ResolvedRow]) -> np.ndarray:
 
 def stalled_s(f: StepFeatures, k: StepEffects, rows: Sequence[ResolvedRow]) -> np.ndarray:
     """Seconds that a stalled step takes longer [N]."""
-    return _stalls_s(f, k, np.array([_crossing(row)[1] for row in rows], float))
+    found = [_crossing(row.config, row.framework)[1] for row in rows]
+    return _stalls_s(f, k, np.array(found, float))
 
 
 def across_s(xp: Any, links_s: Array, latency_s: Array) -> Array:
@@ -122,18 +127,12 @@ def crossing_host_s(f: StepFeatures, k: StepEffects, xp: Any) -> Array:
     return f.crossing * xp.where(f.tp > 1, waits_s, 0.0)
 
 
-def _gathered_layers(row: ResolvedRow) -> float:
+def _gathered_from(config: TransformerConfig, framework: str) -> float:
     """Data ranks that a layer's updated weights come from, where they are gathered by layer."""
-    if row.config is None or not _habit(row, "gathers_by_layer"):
+    layout = config.layout
+    if "gathers_by_layer" not in _habits(framework):
         return 0.0
-    layout = row.config.layout
     return float(layout.data_ranks) if layout.zero in (1, 2) and layout.data_ranks > 1 else 0.0
-
-
-def _hides_reduction(row: ResolvedRow) -> bool:
-    """Whether gradients are reduced during the backward pass because the optimizer is whole."""
-    whole = row.config is not None and row.config.layout.zero == 0
-    return whole and _habit(row, "reduces_whole_gradients_beside")
 
 
 def _stalls_s(f: StepFeatures, k: StepEffects, messages: np.ndarray) -> np.ndarray:
@@ -142,10 +141,9 @@ def _stalls_s(f: StepFeatures, k: StepEffects, messages: np.ndarray) -> np.ndarr
     return np.asarray(k.stall_s * messages * slots)
 
 
-def _crossing(row: ResolvedRow) -> tuple[bool, float]:
+def _crossing(config: TransformerConfig | None, framework: str) -> tuple[bool, float]:
     """(whether a row's pipeline waits as above, messages of one micro-batch)."""
-    config = row.config
-    if config is None or not _habit(row, "crossing_pipelines"):
+    if config is None or "crossing_pipelines" not in _habits(framework):
         return False, 0.0
     layout = config.layout
     if layout.pp == 1 or layout.ranks <= config.gpus_per_node:
@@ -153,13 +151,9 @@ def _crossing(row: ResolvedRow) -> tuple[bool, float]:
     return True, _TWO_STAGES if layout.pp == 2 else _MORE_STAGES
 
 
-def _habit(row: ResolvedRow, name: str) -> bool:
-    """Whether the row's framework does something."""
-    return name in _habits(row.framework)
-
-
 @functools.cache
 def _habits(framework: str) -> frozenset[str]:
+    """What a framework does."""
     return frozenset(
         name for name, does in framework_habits().get(framework, {}).items() if does is True
     )

@@ -31,7 +31,7 @@ from hybridperf.training.steps.cells import (
 )
 from hybridperf.training.steps.prices import Prices, Unmeasured
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
-from hybridperf.workloads.transformer.codes import SCHEDULES
+from hybridperf.workloads.transformer.columns import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import gradient_reduction, optimizer_passes, send_call
 from hybridperf.workloads.transformer.passes import PassStep
@@ -225,9 +225,7 @@ class _Update:
         return _Update(reduction, optimizer)
 
     def sums(self, prices: Prices) -> tuple[float, float, float, float, float]:
-        """(seconds of reductions, how many, seconds of weights gathered behind the optimizer,
-        seconds of the optimizer, its kernels).
-        """
+        """(seconds and number of reductions, of weights gathered, of the optimizer, kernels)."""
         gathers = [step for step in self.reduction if step.collective.collective == "all_gather"]
         updated_s = sum(prices[step.call] for step in gathers)
         return (

@@ -3,7 +3,8 @@
 A step fails where its fullest rank needs more than the device can give, or where its layout cannot
 run: fewer micro-batches than a pipeline needs to fill (m < p - 1), or no more layers than stages,
 so that one stage has none. Of 858 runs that failed in the sweep this was first fitted to, memory
-alone tells 89 %, both together 95 %.
+alone tells 89 %, both together 95 %. Such rules are a framework's own habits (`starves` in
+`transformer/frameworks.toml`): nanotron ends there, others run such layouts slowly.
 
 Knobs are fitted to logs of peaks: robust, and held near counts by the beliefs of `memory/knobs.py`.
 A framework's fitted ones lie in `memory_knobs.toml` with what they were fitted on. Axes: N configs,
@@ -20,12 +21,15 @@ from collections.abc import Sequence
 from importlib import resources
 
 import numpy as np
+import pandas as pd
 from scipy.optimize import least_squares
 
 from hybridperf.io import InputError
-from hybridperf.workloads.memory import MEMORY_PRIORS, MemoryKnobs, memory
+from hybridperf.training.steps.rows import ResolvedRow
+from hybridperf.workloads.memory import MEMORY_PRIORS, MemoryKnobs, memory_of
 from hybridperf.workloads.transformer import Layouts
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import framework_habits
 
 USABLE = 0.93  # of a device's memory: what its driver, its context and gaps between blocks leave
 # Log error beyond which a row counts less and less. By hand; with 0.04 to 0.3 peaks of a model left
@@ -35,6 +39,7 @@ _NAMES = tuple(field.name for field in dataclasses.fields(MemoryKnobs))
 _DEFAULTS = np.array([getattr(MemoryKnobs(), name) for name in _NAMES], float)
 _WIDTHS = np.array([MEMORY_PRIORS[name] for name in _NAMES], float)
 _FROM_ZERO = _DEFAULTS == 0
+_Alike = tuple[np.ndarray, TransformerConfig, Layouts]
 _SAME = operator.attrgetter(
     "shape", "dtype", "attention", "optimizer", "gradient_bytes", "dropout", "stage_split"
 )
@@ -43,7 +48,8 @@ _SAME = operator.attrgetter(
 @functools.cache
 def memory_knobs(framework: str) -> MemoryKnobs:
     """A framework's fitted knobs; counts, where none were fitted."""
-    fitted = _fitted().get(framework, {})
+    text = resources.files(__package__).joinpath("memory_knobs.toml").read_text()
+    fitted = tomllib.loads(text).get(framework, {})
     return MemoryKnobs(**{name: float(str(fitted[name])) for name in _NAMES if name in fitted})
 
 
@@ -51,7 +57,7 @@ def peak_bytes(
     configs: Sequence[TransformerConfig], knobs: MemoryKnobs | None = None
 ) -> np.ndarray:
     """Bytes on the fullest rank of each config [N]."""
-    return MemoryColumns.of(configs).peak_bytes(knobs or MemoryKnobs())
+    return _peak_bytes(_grouped(configs), knobs or MemoryKnobs())
 
 
 def will_fail(
@@ -75,35 +81,22 @@ def starved(config: TransformerConfig) -> str:
     return ""
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryColumns:
-    """Configs grouped by what a formula of memory takes once."""
+def _grouped(configs: Sequence[TransformerConfig]) -> list[_Alike]:
+    """Configs by what a formula of memory takes once: their places, one of them, their layouts."""
+    places: dict[tuple[object, ...], list[int]] = {}
+    for at, config in enumerate(configs):
+        places.setdefault(_SAME(config), []).append(at)
+    return [
+        (np.array(at), configs[at[0]], Layouts.of([configs[one].layout for one in at]))
+        for at in places.values()
+    ]
 
-    count: int
-    groups: tuple[tuple[np.ndarray, TransformerConfig, Layouts], ...]
 
-    @staticmethod
-    def of(configs: Sequence[TransformerConfig]) -> MemoryColumns:
-        """Group some configs."""
-        places: dict[tuple[object, ...], list[int]] = {}
-        for at, config in enumerate(configs):
-            places.setdefault(_SAME(config), []).append(at)
-        groups = tuple(
-            (np.array(at), configs[at[0]], Layouts.of([configs[one].layout for one in at]))
-            for at in places.values()
-        )
-        return MemoryColumns(len(configs), groups)
-
-    def peak_bytes(self, knobs: MemoryKnobs) -> np.ndarray:
-        """On the fullest rank [N]."""
-        out = np.empty(self.count)
-        for at, one, layouts in self.groups:
-            out[at] = memory(
-                one.shape, layouts, dtype=one.dtype, grad_bytes=one.gradient_bytes,
-                optimizer=one.optimizer, attention=one.attention, dropout=one.dropout,
-                split=one.stage_split, knobs=knobs,
-            ).peak_bytes  # fmt: skip
-        return out
+def _peak_bytes(groups: Sequence[_Alike], knobs: MemoryKnobs) -> np.ndarray:
+    out = np.empty(sum(len(at) for at, _, _ in groups))
+    for at, one, layouts in groups:
+        out[at] = memory_of(one, layouts, knobs).peak_bytes
+    return out
 
 
 def fit_memory(configs: Sequence[TransformerConfig], measured_bytes: np.ndarray) -> MemoryKnobs:
@@ -114,10 +107,10 @@ def fit_memory(configs: Sequence[TransformerConfig], measured_bytes: np.ndarray)
             f"expected as many peaks above zero as configs, got {len(measured_bytes)} for"
             f" {len(configs)}"
         )
-    columns, target = MemoryColumns.of(configs), np.log(measured_bytes)
+    groups, target = _grouped(configs), np.log(measured_bytes)
 
     def residuals(moved: np.ndarray) -> np.ndarray:
-        error = (np.log(columns.peak_bytes(_moved(moved))) - target) / _SCALE
+        error = (np.log(_peak_bytes(groups, _moved(moved))) - target) / _SCALE
         # Cauchy's loss as a sum of squares, beliefs not among it
         robust = np.sign(error) * np.sqrt(2 * np.log1p(error**2 / 2))
         return np.concatenate([robust, moved])
@@ -134,7 +127,33 @@ def _moved(moved: np.ndarray) -> MemoryKnobs:
     return MemoryKnobs(**dict(zip(_NAMES, values.tolist(), strict=True)))
 
 
-@functools.cache
-def _fitted() -> dict[str, dict[str, object]]:
-    said = tomllib.loads(resources.files(__package__).joinpath("memory_knobs.toml").read_text())
-    return {name: entry for name, entry in said.items() if isinstance(entry, dict)}
+def endings(frame: pd.DataFrame) -> pd.Series:
+    """How each measured run of a table ended: `ok`, or its `status` in small letters [N]."""
+    if "status" not in frame:
+        return pd.Series("ok", frame.index)
+    return frame["status"].fillna("ok").astype(str).str.strip().str.lower()
+
+
+def failures(rows: Sequence[ResolvedRow], needed_bytes: np.ndarray) -> list[str]:
+    """Why each row would not run, by the bytes its fullest rank needs [N]; "" where it would."""
+    return [
+        "; ".join(filter(None, (_too_large(row, float(needed)), _ruled_out(row))))
+        for row, needed in zip(rows, needed_bytes, strict=True)
+    ]
+
+
+def _too_large(row: ResolvedRow, needed_bytes: float) -> str:
+    if row.machine is None or needed_bytes <= USABLE * row.machine.memory_bytes:
+        return ""
+    usable_gb = USABLE * row.machine.memory_bytes / 1e9
+    return (
+        f"does not fit: the fullest rank needs {needed_bytes / 1e9:.4g} GB, {usable_gb:.4g} GB of"
+        f" {row.machine.memory_bytes / 1e9:.4g} GB are usable"
+    )
+
+
+def _ruled_out(row: ResolvedRow) -> str:
+    if row.config is None or not framework_habits().get(row.framework, {}).get("starves"):
+        return ""
+    why = starved(row.config)
+    return f"does not run under {row.framework}: {why}" if why else ""

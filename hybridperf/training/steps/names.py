@@ -73,16 +73,9 @@ def aliases() -> Mapping[str, Any]:
 def machine(
     gpu: str, context: str, device: str | None = None, system: str | None = None
 ) -> Machine:
-    """The machine of a row.
+    """The machine of a row by its `gpu` and its other words, joined; `InputError` if unknown.
 
-    Args:
-        gpu: what the row calls its accelerator.
-        context: its other words, joined.
-        device: in place of the row's own.
-        system: in place of the row's own.
-
-    Raises:
-        InputError: where nothing of all that is known.
+    `device`, `system`: in place of the row's own.
     """
     return _machine(gpu, context, device, system, _content(device), _content(system))
 
@@ -199,31 +192,15 @@ def _rack(fabric: SystemSpec, domain: int) -> SystemSpec:
     return fabric.model_copy(update={"accelerators_per_node": domain, **more})
 
 
-def framework_of(source: str) -> str:
-    """The framework that wrote the rows of a source; "" where no alias knows."""
-    return str(_of_source("source", source, ""))
+def of_source(table: str, source: str) -> Any:
+    """What a table of aliases tells of the rows of a source; None for nothing.
 
-
-def habits_of(source: str) -> Mapping[str, Any]:
-    """What the rows of a source have otherwise than other users of their framework."""
-    found: Mapping[str, Any] = _of_source("habits", source, {})
-    return found
-
-
-def doubt_of(source: str) -> str:
-    """Why what a source's rows tell of recomputation is doubtful; "" where it is not."""
-    return str(_of_source("doubted", source, ""))
-
-
-def _of_source(table: str, source: str, default: Any) -> Any:
+    `source`: the framework that wrote them; `habits`: what they have otherwise than other users of
+    it; `doubted`: why what they tell of recomputation is doubtful.
+    """
     text = plain(source)
     found = (value for start, value in aliases()[table].items() if text.startswith(start))
-    return next(found, default)
-
-
-def column_called(name: str) -> str:
-    """The column that others call so; "" where nobody does."""
-    return str(aliases()["columns"].get(plain(name), ""))
+    return next(found, None)
 
 
 def word(table: str, given: str) -> Any:

@@ -28,7 +28,7 @@ import numpy as np
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.training.steps.step_features import StepFeatures
 from hybridperf.workloads.schedules import closed_form_s
-from hybridperf.workloads.transformer.codes import CHIMERA, ZERO_BUBBLE
+from hybridperf.workloads.transformer.columns import CHIMERA, ZERO_BUBBLE
 
 
 class Stages(NamedTuple):

@@ -2,7 +2,7 @@
 was assumed.
 
     predicted_s low_s high_s    seconds of a step; low and high hold nine of ten, low no less than
-                                the devices' peak allows (`lower_bound.py`)
+                                the devices' peak allows (`peaks.py`)
     tokens_per_s mfu            of all GPUs; model FLOPs over time, GPUs and peak (0 to 1;
                                 attention's whole square counted) of the format that layers'
                                 products multiply in (`peaks.py`), noted if not the activations'
@@ -35,14 +35,13 @@ from hybridperf.training.steps.adaptation import UNNAMED, Adaptation, adaptation
 from hybridperf.training.steps.batch import Batch, PriceCache, relabelled, shared_price_cache
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stall_chance
-from hybridperf.training.steps.failures import failures
 from hybridperf.training.steps.features import experts_note, picked
-from hybridperf.training.steps.lower_bound import lower_bound_s
-from hybridperf.training.steps.memory_fit import memory_knobs, peak_bytes
-from hybridperf.training.steps.names import doubt_of
-from hybridperf.training.steps.peaks import arithmetic, peak_flops_per_s
+from hybridperf.training.steps.memory_fit import failures, memory_knobs, peak_bytes
+from hybridperf.training.steps.names import of_source
+from hybridperf.training.steps.peaks import arithmetic, lower_bound_s, peak_flops_per_s
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows
 from hybridperf.training.steps.step_effects import effects_of
+from hybridperf.workloads.transformer.config import TransformerConfig
 
 COLUMNS = (
     "predicted_s", "low_s", "high_s", "tokens_per_s", "mfu", "memory_bytes", "fits", "compute_s",
@@ -148,19 +147,16 @@ def _without_doubtful_labels(
 
     def doubted(row: ResolvedRow) -> bool:
         judged = row.source in known.likelihoods
-        return bool(doubt_of(row.source)) and not judged and _recomputes(row)
+        recomputes = row.config is not None and row.config.layout.recompute != "none"
+        return bool(of_source("doubted", row.source)) and not judged and recomputes
 
     resolved = list(batch.resolved)
     found = _fitting(batch, [doubted(row) for row in batch.rows], "none")
     for at in found:
         row = resolved[at]
         resolved[at] = relabelled(row, {row.source: "none"})
-        notes[at] = _UNSURE.format(why=doubt_of(row.source))
+        notes[at] = _UNSURE.format(why=of_source("doubted", row.source))
     return cache.priced(ResolvedRows(tuple(resolved))) if found else None
-
-
-def _recomputes(row: ResolvedRow) -> bool:
-    return row.config is not None and row.config.layout.recompute != "none"
 
 
 def _fitting(batch: Batch, chosen: Sequence[bool], mode: str) -> list[int]:
@@ -229,13 +225,14 @@ def _fill(
     out["predicted_s"][at] = step_s
     for name, sign, beyond in (("low_s", -1, times.beyond[0]), ("high_s", 1, times.beyond[1])):
         out[name][at] = np.exp(times.log_s + sign * np.hypot(NINE_OF_TEN * times.deviation, beyond))
-    bounds_s = [_lower_bound_s(row) for row in batch.rows]
+    machines = list(zip(configs, batch.devices, strict=True))
+    bounds_s = [lower_bound_s(config, device) for config, device in machines]
     out["low_s"][at] = np.maximum(out["low_s"][at], np.minimum(bounds_s, step_s))
     for name, values in times.parts.items():
         out[name][at] = values
     tokens = np.array([config.layout.global_batch * config.shape.seq for config in configs], float)
     out["tokens_per_s"][at] = tokens / step_s
-    peaks = map(_peak, batch.rows)
+    peaks = [peak_flops_per_s(device, one.dtype, one.quant) or np.nan for one, device in machines]
     out["mfu"][at] = [
         config.shape.model_flops(count) / (seconds * config.layout.ranks * peak)
         for config, count, seconds, peak in zip(configs, tokens, step_s, peaks, strict=True)
@@ -247,7 +244,7 @@ def _fill(
             stall = f"one run in {round(1 / chance)} like this stalls and takes far longer"
         launched = experts_note(configs[i], float(times.parts["host_s"][i] / step_s[i]))
         assumed = (row.note, notes.get(int(place), ""), times.remarks[i], batch.unmeasured[i])
-        remarks = (failed[i], *assumed, stall, launched, _share_of(row))
+        remarks = (failed[i], *assumed, stall, launched, _share_of(configs[i]))
         note[place] = "; ".join(filter(None, remarks))
 
 
@@ -277,22 +274,7 @@ def _fill_memory(out: dict[str, Any], batch: Batch) -> list[str]:
     return failed
 
 
-def _lower_bound_s(row: ResolvedRow) -> float:
-    """Seconds below which a row's devices cannot go."""
-    assert row.machine is not None
-    assert row.config is not None
-    return lower_bound_s(row.config, row.machine.spec)
-
-
-def _peak(row: ResolvedRow) -> float:
-    """FLOP/s of a row's device that its MFU is a share of; NaN where it has none of that format."""
-    assert row.machine is not None
-    assert row.config is not None
-    return peak_flops_per_s(row.machine.spec, row.config.dtype, row.config.quant) or float("nan")
-
-
-def _share_of(row: ResolvedRow) -> str:
+def _share_of(config: TransformerConfig) -> str:
     """What format's peak MFU is a share of, where that is not the activations'."""
-    assert row.config is not None
-    found = arithmetic(row.config.dtype, row.config.quant)
-    return "" if found == row.config.dtype else f"MFU is a share of the {found} peak"
+    found = arithmetic(config.dtype, config.quant)
+    return "" if found == config.dtype else f"MFU is a share of the {found} peak"

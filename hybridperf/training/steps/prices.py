@@ -13,7 +13,7 @@ frequency), so time with (power / power)^(1/3).
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -31,11 +31,11 @@ from hybridperf.ops import BatchedGemm, EncoderAttention, Gemm, Op, OpCall, Pref
 from hybridperf.ops.attention_kernels import published_factor
 from hybridperf.training.steps.reference_device import (
     ATTENTION_WIDTH,
-    PER_POWER,
     PRODUCTS_WIDTH,
     as_measured,
     is_measured,
     reference_device,
+    slowed,
 )
 from hybridperf.training.steps.reference_device import seconds as believed_seconds
 from hybridperf.training.steps.step_effects import NAMES
@@ -78,11 +78,9 @@ class Prices:
     _factors: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
 
     def on(
-        self,
-        links: CollectiveModel,
-        device: DeviceSpec | None = None,
+        self, links: CollectiveModel, device: DeviceSpec | None = None,
         model: PerfModel | None = None,
-    ) -> Prices:
+    ) -> Prices:  # fmt: skip
         """Prices by the same references on other links, or another device, with nothing kept."""
         return Prices(model or self.model, links, device or self.device, self.references)
 
@@ -108,20 +106,16 @@ class Prices:
         calls = [dataclasses.replace(call, op=as_measured(self.model, call.op)) for call in calls]
         known = np.array([self._is_measured(call.op) for call in calls], bool)
         found = np.empty(len(calls))
-        for here, price in ((known, self._measured_s), (~known, self._believed_s)):
-            if here.any():
-                found[here] = price([call for call, one in zip(calls, here, strict=True) if one])
-        return [float(one) for one in found]
+        slower = slowed(self.device, self.model.device)
+        measured, others = (list(itertools.compress(calls, here)) for here in (known, ~known))
+        if measured:
+            found[known] = slower * self.model.op_seconds(self.model.table(measured))
+        if others and self.references is not None:
+            found[~known] = believed_seconds(self.model, self.device, others, self.references())
+        return found.tolist()
 
     def _is_measured(self, op: Op) -> bool:
         return self.references is None or is_measured(self.model, op)
-
-    def _measured_s(self, calls: list[OpCall]) -> np.ndarray:
-        return self._slower * self.model.op_seconds(self.model.table(calls))
-
-    def _believed_s(self, calls: list[OpCall]) -> np.ndarray:
-        assert self.references is not None
-        return believed_seconds(self.model, self.device, calls, self.references())
 
     def _unlimited_s(self, call: OpCall) -> float:
         """Seconds of an op with as much power as devices of published shares of the peak have."""
@@ -130,14 +124,6 @@ class Prices:
             return float(self.model.op_seconds(self.model.table([call]))[0])
         device = self.device.model_copy(update={"tdp_w": None})
         return float(believed_seconds(self.model, device, [call], self.references())[0])
-
-    @functools.cached_property
-    def _slower(self) -> float:
-        """Seconds of the device over those of the model's; more power gains nothing."""
-        measured_w, own_w = self.model.device.tdp_w, self.device.tdp_w
-        if measured_w is None or own_w is None:
-            return 1.0
-        return max((measured_w / own_w) ** PER_POWER, 1.0)
 
     def attention_factor(self, kernel: str, dtype: str) -> float:
         """Seconds of a generation of fused attention over those of the op model; 1 if unknown."""
@@ -153,18 +139,16 @@ class Prices:
         notes: dict[str, None] = {}
         for effect, call in probes:
             if call not in self._unmeasured:
-                self._unmeasured[call] = self._unmeasured_of(call)
+                self._unmeasured[call] = (
+                    self._unmeasured_op(call)
+                    if isinstance(call, OpCall)
+                    else self._unmeasured_message(call)
+                )
             width, why = self._unmeasured[call]
             widths[effect] = max(widths.get(effect, 0.0), width)
             if why:
                 notes[why] = None
         return Unmeasured(np.array([widths.get(name, 0.0) for name in NAMES]), tuple(notes))
-
-    def _unmeasured_of(self, call: Call) -> tuple[float, str]:
-        """(width in logs, sentence) of a call; nothing where it was measured."""
-        if isinstance(call, CollectiveCall):
-            return self._unmeasured_message(call)
-        return self._unmeasured_op(call)
 
     def _unmeasured_op(self, call: OpCall) -> tuple[float, str]:
         """(width in logs, sentence) of an op; nothing of a measured one."""

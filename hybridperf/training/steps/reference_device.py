@@ -33,7 +33,7 @@ from hybridperf.model.families import family_of, references_of
 from hybridperf.model.files import shipped_models
 from hybridperf.ops import GROUPS, Gemm, Op, OpCall
 
-PER_POWER = 1 / 3  # exponent of a clock over the power that it needs
+_PER_POWER = 1 / 3  # exponent of a clock over the power that it needs
 # Of the roofline, where no shipped calibration has the op: long products and attention of four
 # calibrated GPUs reach 0.67 to 0.84 and 0.46 to 0.52 of it
 PRODUCTS_SHARE, ATTENTION_SHARE = 0.75, 0.5
@@ -104,7 +104,8 @@ def seconds(
         ops = [dataclasses.replace(call, op=as_measured(found, call.op)) for call in some]
         table = found.table(ops)
         measured_over = found.op_seconds(table) / found.roofline_seconds(table)
-        over[places] = np.maximum(measured_over, 1.0) * _slower(device, found.device)
+        slower = slowed(device, found.device) if device.arch == found.device.arch else 1.0
+        over[places] = np.maximum(measured_over, 1.0) * slower
     believed_s = roofline_s * over
     narrow = [
         at
@@ -117,11 +118,11 @@ def seconds(
     return believed_s
 
 
-def _slower(device: DeviceSpec, of: DeviceSpec) -> float:
-    """Seconds of a device over those of one of its architecture with more power; else 1."""
-    if device.arch != of.arch or device.tdp_w is None or of.tdp_w is None:
+def slowed(device: DeviceSpec, of: DeviceSpec) -> float:
+    """Seconds of a device over those of one with more power; less power gains nothing."""
+    if device.tdp_w is None or of.tdp_w is None:
         return 1.0
-    return max((of.tdp_w / device.tdp_w) ** PER_POWER, 1.0)
+    return max((of.tdp_w / device.tdp_w) ** _PER_POWER, 1.0)
 
 
 def _group(op: Op) -> str:

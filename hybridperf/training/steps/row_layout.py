@@ -1,6 +1,4 @@
-"""How a row of training steps is spread over ranks: its degrees, what follows from others, what its
-framework settles.
-"""
+"""How a row of training steps is spread over ranks, by itself or its framework's habits."""
 
 from __future__ import annotations
 
@@ -10,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybridperf.training.steps.names import aliases, plain, word
-from hybridperf.training.steps.record import Record, Refused
+from hybridperf.training.steps.row_shape import Record, Refused
 from hybridperf.workloads.transformer import Layout, TransformerShape
-from hybridperf.workloads.transformer.codes import SCHEDULES
+from hybridperf.workloads.transformer.columns import SCHEDULES
 
 _NEAR_SCHEDULE = "zb or zb-h1 is zero_bubble, of zero-bubble schedules the one that is built"
 

@@ -5,41 +5,41 @@ Both schemas are read (`data/README.md`): that of published steps and vTrain's. 
 come first, then its framework's habits (`transformer/frameworks.toml`), and each habit that was
 used stands in the row's notes. What cannot be predicted is refused with one sentence that names the
 row and the rule; what contradicts itself is predicted by its layout and flagged. N rows.
+
+A table may have any other columns. But a header in capitals, cells between semicolons or
+"microbatch" would be passed over without a word and each row refused, or worse, predicted by
+assumptions: `misspelt` finds columns that look like one that is read but for their spelling, or go
+by another name. Those that are read: `read_columns.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
-from hybridperf.training.steps import contradictions
-from hybridperf.training.steps.columns import check_columns
-from hybridperf.training.steps.names import (
-    Machine,
-    aliases,
-    framework_of,
-    habits_of,
-    machine,
-    plain,
-    word,
-)
-from hybridperf.training.steps.record import Record, Refused
+from hybridperf.io.errors import plain as plain_word
+from hybridperf.training.steps import contradictions, names
+from hybridperf.training.steps.names import Machine, plain
+from hybridperf.training.steps.read_columns import READ
 from hybridperf.training.steps.row_layout import checked, row_layout
-from hybridperf.training.steps.row_shape import row_shape
+from hybridperf.training.steps.row_shape import Record, Refused, row_shape
 from hybridperf.workloads.transformer import Layout, TransformerShape
-from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
 from hybridperf.workloads.transformer.framework import config_habits, framework_habits
 from hybridperf.workloads.transformer.step import refuse_unmodelled
 
 _FAR = 2.0  # how many times beyond what was measured is said
 _WIDEST_FUSED_HEAD = 256  # of FlashAttention's kernels and cuDNN's
 _CONTEXT = ("source", "section", "system_detail", "gpu")
+_SIZES = ("hidden", "heads", "layers", "seq", "vocab")
+_ALIKE = 0.85  # of difflib's ratio: "microbatch" and "micro_batches", not "sequence"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +80,6 @@ class ResolvedRows:
         """Places of the rows that have a config."""
         return [at for at, row in enumerate(self.rows) if row.config is not None]
 
-    @property
-    def notes(self) -> list[str]:
-        """One line for each row."""
-        return [row.note for row in self.rows]
-
 
 def resolve(
     frame: pd.DataFrame, device: str | None = None, system: str | None = None,
@@ -92,11 +87,7 @@ def resolve(
 ) -> ResolvedRows:  # fmt: skip
     """Understand each row of a table of training steps; a row that is wrong is refused by itself.
 
-    Args:
-        frame: the rows.
-        device: accelerator in place of the rows' own.
-        system: in place of the rows' own.
-        host: in place of the rows' own.
+    `device`, `system` and `host`: in place of the rows' own.
 
     Raises:
         InputError: for a device or system that nobody knows, and a table without a model.
@@ -112,12 +103,11 @@ def resolve(
 
 def _resolve(row: Record, device: str | None, system: str | None, host: str | None) -> ResolvedRow:
     source = row.text("source")
-    framework = plain(row.text("framework")) or framework_of(source)
+    framework = plain(row.text("framework")) or str(names.of_source("source", source) or "")
     found: Machine | None = None
     named = True
     try:
-        why = _no_transformer(row)
-        if why:
+        if why := names.aliases()["refused"].get(plain(row.text("model")), ""):
             raise Refused(f"expected a Transformer, got {row.text('model')}: {why}")
         if framework not in framework_habits():
             if framework:
@@ -132,10 +122,13 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
             )
             named = False
         else:
-            habits = {**framework_habits()[framework], **habits_of(source)}
+            habits = {**framework_habits()[framework], **(names.of_source("habits", source) or {})}
         shape = row_shape(row)
         context = " ".join(row.text(name) for name in _CONTEXT)
-        found = machine(_gpu(row, device), context, device, system)
+        gpu = row.text("gpu")
+        if not gpu and not device:
+            raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
+        found = names.machine(gpu, context, device, system)
         gpus_per_node, whole = _nodes(row, found)
         if row.yes("offload"):
             raise Refused(
@@ -195,20 +188,9 @@ def _unseen(config: TransformerConfig) -> list[str]:
     values |= {name: getattr(layout, name) for name in ("micro_batch", "tp", "pp")}
     return [
         f"{name} {values[name]} is far outside measured steps ({low} to {high}): extrapolated"
-        for name, (low, high) in aliases()["measured"].items()
+        for name, (low, high) in names.aliases()["measured"].items()
         if not low / _FAR <= values[name] <= high * _FAR
     ]
-
-
-def _no_transformer(row: Record) -> str:
-    return str(aliases()["refused"].get(plain(row.text("model")), ""))
-
-
-def _gpu(row: Record, device: str | None) -> str:
-    gpu = row.text("gpu")
-    if not gpu and not device:
-        raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
-    return gpu
 
 
 def _habits(
@@ -220,13 +202,13 @@ def _habits(
         usual = habits.get("precision", "bf16")
         known = usual in found.spec.peak_flops_per_s
         given = row.assume("precision", usual if known else "bf16")
-    dtype = word("precision", given)
+    dtype = names.word("precision", given)
     if dtype is None:
-        raise Refused(f"expected a precision of {', '.join(aliases()['precision'])}, got {given!r}")
-    names = {field.name for field in dataclasses.fields(TransformerConfig)}
-    quant = word("quant", given) or ""
-    settled = {**config_habits(habits, layout.tp), "quant": quant}
-    return dtype, tuple((name, value) for name, value in settled.items() if name in names)
+        raise Refused(
+            f"expected a precision of {', '.join(names.aliases()['precision'])}, got {given!r}"
+        )
+    settled = {**config_habits(habits, layout.tp), "quant": names.word("quant", given) or ""}
+    return dtype, tuple(config_fields(settled).items())
 
 
 @functools.lru_cache(65536)
@@ -237,4 +219,37 @@ def _config(
     """One object for all rows of equal configs."""
     return TransformerConfig(
         shape=shape, layout=layout, dtype=dtype, gpus_per_node=gpus_per_node, **dict(fields)
+    )
+
+
+def misspelt(columns: Iterable[str]) -> dict[str, str]:
+    """Columns that are not read, with the column that each is taken for a misspelling of."""
+    named = [str(name) for name in columns]
+    absent = [name for name in READ if name not in named]
+    found = {}
+    for name in named:
+        if name not in READ:
+            called = str(names.aliases()["columns"].get(plain(name), ""))
+            near = difflib.get_close_matches(plain_word(name), absent, 1, _ALIKE)
+            if called in absent or near:
+                found[name] = called if called in absent else near[0]
+    return found
+
+
+def check_columns(columns: Iterable[str]) -> None:
+    """`InputError` for a table no row of which can name its model."""
+    named = [str(name) for name in columns]
+    derived = {"seq"} if {"image", "patch"} <= set(named) else set()
+    if "model" in named or set(_SIZES) - derived <= set(named):
+        return
+    pairs = misspelt(named).items()
+    near = [f"{wrong!r} for {right!r}" for wrong, right in pairs if right in ("model", *_SIZES)]
+    mend = f"rename {', '.join(near)}" if near else "name columns so"
+    for sign, what in ((";", "semicolons"), ("\t", "tabs")):
+        if len(named) == 1 and sign in named[0]:
+            mend = f"separate cells by commas, not {what}"
+    have = ", ".join(map(repr, named[:8])) + (", ..." if len(named) > 8 else "")
+    raise InputError(
+        f"expected a column model, or {', '.join(_SIZES)}, in a table of training steps, got"
+        f" {have}; {mend}"
     )

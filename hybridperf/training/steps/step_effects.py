@@ -106,14 +106,9 @@ BELIEFS: Mapping[str, Belief] = {
 }
 
 
-def medians(beliefs: Mapping[str, Belief] = BELIEFS) -> StepEffects:
+def medians() -> StepEffects:
     """Beliefs as step effects."""
-    return StepEffects(**{name: belief.median for name, belief in beliefs.items()})
-
-
-def theta_of(effects: StepEffects) -> np.ndarray:
-    """Logs of step effects [K], in the order of `NAMES`."""
-    return np.log([float(getattr(effects, name)) for name in NAMES])
+    return StepEffects()
 
 
 def effects_of(theta: Array) -> StepEffects:

@@ -47,9 +47,7 @@ def collective_calls(
 
 
 def group_size(instruction: Instruction) -> int | None:
-    """Ranks of a group, None where none is named: 2 of `replica_groups={{0,1},{2,3}}` and of
-    `replica_groups=[2,2]<=[4]`.
-    """
+    """Ranks of a group: 2 of `replica_groups={{0,1},{2,3}}` and of `[2,2]<=[4]`; or None."""
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", instruction.attributes)
     if listed:
         return len(listed.group(1).split(","))

@@ -80,9 +80,13 @@ class Costs:
             return self.computation(self.module.called(instruction, "calls", "to_apply").name)
         operands = [within.by_name[name].shape for name in instruction.operands]
         if opcode == "dot":
-            return Count(dot_flops(instruction, operands[0]), 0.0)
+            products = math.prod(dot_sizes(instruction, operands[0]))
+            return Count(float(FLOPS_PER_MULTIPLY_ADD * products), 0.0)
         if opcode == "convolution":
-            return Count(convolution_flops(instruction, operands[0], operands[1]), 0.0)
+            sizes = convolution_sizes(instruction, operands[0], operands[1])
+            # batch groups are no longer in the result's batch
+            per_position = sizes.batch * sizes.c_out * sizes.c_in / sizes.groups
+            return Count(float(FLOPS_PER_MULTIPLY_ADD * per_position * math.prod(sizes.valid)))
         if opcode == "rng":
             return Count(0.0, elements)
         applied = instruction.called("to_apply")
@@ -120,12 +124,6 @@ def dot_sizes(instruction: Instruction, lhs: Shape) -> tuple[int, int, int, int]
     m = lhs.elements // max(batch * k, 1)
     n = instruction.shape.elements // max(batch * m, 1)
     return batch, m, n, k
-
-
-def dot_flops(instruction: Instruction, lhs: Shape) -> float:
-    """2 * batch * m * n * k."""
-    batch, m, n, k = dot_sizes(instruction, lhs)
-    return float(FLOPS_PER_MULTIPLY_ADD * batch * m * n * k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,21 +169,9 @@ def convolution_sizes(instruction: Instruction, image: Shape, kernel: Shape) -> 
     return ConvolutionSizes(
         batch=instruction.shape.dims[out_labels.index("b")],
         c_in=kernel.dims[kernel_labels.index("i")] * groups,
-        c_out=kernel.dims[kernel_labels.index("o")],
-        image=in_sizes,
-        kernel=kernel_sizes,
-        out=out_sizes,
-        valid=valid,
-        groups=groups,
-    )
-
-
-def convolution_flops(instruction: Instruction, image: Shape, kernel: Shape) -> float:
-    """2 per multiply-add, kernel positions outside the image not counted."""
-    sizes = convolution_sizes(instruction, image, kernel)
-    # batch groups are no longer in the result's batch
-    per_position = sizes.batch * sizes.c_out * sizes.c_in / sizes.groups
-    return float(FLOPS_PER_MULTIPLY_ADD * per_position * math.prod(sizes.valid))
+        c_out=kernel.dims[kernel_labels.index("o")], image=in_sizes, kernel=kernel_sizes,
+        out=out_sizes, valid=valid, groups=groups,
+    )  # fmt: skip
 
 
 def window_sizes(instruction: Instruction) -> list[int]:

@@ -103,11 +103,9 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[o
     elif fused.root.opcode == "dynamic-update-slice":  # in place: only the slice is written
         elements = float(operands(fused.root)[1].elements)
     columns = {
-        "strided_reads": float(reads),
-        "strided_bytes": float(span),
-        "compared": float(_compares(costs, fused)),
-        **loop_shape(fused),
-    }
+        "strided_reads": float(reads), "strided_bytes": float(span),
+        "compared": float(_compares(costs, fused)), **loop_shape(fused),
+    }  # fmt: skip
     written = bytes_written(fused)
     return [_fused(dtype, elements, count, read, written, loop=loop, **columns)]
 
@@ -246,14 +244,10 @@ def _fused(
     dtype: str, elements: float, count: Count, read: float, written: float, **more: Any
 ) -> ops.Fused:
     return ops.Fused(
-        dtype,
-        elements=float(max(elements, 1)),
-        flops=float(count.flops),
-        transcendentals=float(count.transcendentals),
-        bytes_read=float(read),
-        bytes_written=float(max(written, 1)),
-        **more,
-    )
+        dtype, elements=float(max(elements, 1)), flops=float(count.flops),
+        transcendentals=float(count.transcendentals), bytes_read=float(read),
+        bytes_written=float(max(written, 1)), **more,
+    )  # fmt: skip
 
 
 def _compares(costs: Costs, fused: Computation) -> bool:

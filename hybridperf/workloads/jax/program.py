@@ -50,12 +50,9 @@ _GRAIN = 4
 
 
 def from_jax(
-    fn: Callable,
-    *args: Any,
-    donate_argnums: int | tuple[int, ...] = (),
-    ignore: Collection[str] = (),
-    name: str | None = None,
-) -> Workload:
+    fn: Callable, *args: Any, donate_argnums: int | tuple[int, ...] = (),
+    ignore: Collection[str] = (), name: str | None = None,
+) -> Workload:  # fmt: skip
     """Compile a JAX function and read its workload from XLA's optimised program.
 
     The function is compiled for JAX's default backend and not run.
@@ -99,24 +96,28 @@ def program(compiled: Any, name: str) -> dict[str, Any]:
     """
     import jax
 
-    memory = compiled.memory_analysis()
+    memory, backend = compiled.memory_analysis(), jax.default_backend()
     temporary, result = 0, 0
     if memory is not None:
         # one arena for temporaries; results that are not a donated argument's memory
         temporary = int(memory.temp_size_in_bytes)
         result = int(memory.output_size_in_bytes - memory.alias_size_in_bytes)
     return {
-        "name": name,
-        "backend": _device_kind(jax.default_backend()),
-        "temporary_bytes": temporary,
-        "result_bytes": result,
-        "hlo": compiled.as_text() or "",
-    }
+        "name": name, "backend": {"cuda": "gpu", "rocm": "gpu"}.get(backend, backend),
+        "temporary_bytes": temporary, "result_bytes": result, "hlo": compiled.as_text() or "",
+    }  # fmt: skip
 
 
 def from_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> Workload:
     """Workload of what `program` made."""
-    return _workload(read_program(content, ignore=ignore), content["name"], content["backend"])
+    chain, builder = read_program(content, ignore=ignore), GraphBuilder()
+    rows: dict[Row, int] = {}
+    for label, call in chain.nodes:
+        builder.op(rows.setdefault(call, len(rows) + 1), label=label)
+    return Workload(
+        name=content["name"], graph=builder.build(), calls=tuple(rows), backend=content["backend"],
+        flops=chain.count.flops, transcendentals=chain.count.transcendentals, notes=chain.notes,
+    )  # fmt: skip
 
 
 def load_program(path: str | os.PathLike, *, ignore: Collection[str] = ()) -> Workload:
@@ -137,25 +138,9 @@ def load_content(path: str | os.PathLike) -> dict[str, Any]:
     content = read_json(path, "program", PROGRAM_SCHEMA_VERSION)
     for field in ("name", "backend", "temporary_bytes", "result_bytes", "hlo"):
         if field not in content:
-            raise InputError(
-                f"{path} is damaged: it has no field {field!r}; write the program again"
-            )
+            why = f"it has no field {field!r}"
+            raise InputError(f"{path} is damaged: {why}; write the program again")
     return content
-
-
-def _workload(chain: OpChain, name: str, backend: str | None) -> Workload:
-    builder, calls = GraphBuilder(), CallRows()
-    for label, call in chain.nodes:
-        builder.op(calls.row(call), label=label)
-    return Workload(
-        name=name,
-        graph=builder.build(),
-        calls=calls.calls,
-        backend=backend,
-        flops=chain.count.flops,
-        transcendentals=chain.count.transcendentals,
-        notes=chain.notes,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,41 +152,20 @@ class OpChain:
     notes: tuple[str, ...]
 
 
-class CallRows:
-    """Unique rows of a duration table, in the order they are first met."""
-
-    def __init__(self) -> None:
-        self._rows: dict[Row, int] = {}
-
-    def row(self, call: Row) -> int:
-        """Number of a row, from 1."""
-        return self._rows.setdefault(call, len(self._rows) + 1)
-
-    @property
-    def calls(self) -> tuple[Row, ...]:
-        return tuple(self._rows)
-
-
 def read_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> OpChain:
     """What a program that `program` made runs."""
     blocks = [float(content["temporary_bytes"]), float(content["result_bytes"])]
     return read_hlo(
-        content["hlo"],
-        backend=content["backend"],
+        content["hlo"], backend=content["backend"],
         fresh_bytes=sum(block for block in blocks if block >= FRESH_BLOCK_BYTES),
-        temporary_bytes=blocks[0],
-        ignore=ignore,
-    )
+        temporary_bytes=blocks[0], ignore=ignore,
+    )  # fmt: skip
 
 
 def read_hlo(
-    text: str,
-    *,
-    backend: str | None,
-    fresh_bytes: float,
-    temporary_bytes: float,
+    text: str, *, backend: str | None, fresh_bytes: float, temporary_bytes: float,
     ignore: Collection[str] = (),
-) -> OpChain:
+) -> OpChain:  # fmt: skip
     """What an optimized HLO module runs."""
     module = parse(text)
     ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
@@ -422,7 +386,3 @@ def _grained(reuse_bytes: float | None) -> float | None:
     if reuse_bytes is None:
         return None
     return 2.0 ** (round(math.log2(max(reuse_bytes, 1.0)) * _GRAIN) / _GRAIN)
-
-
-def _device_kind(backend: str) -> str:
-    return {"cuda": "gpu", "rocm": "gpu"}.get(backend, backend)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.memory.knobs import MemoryKnobs
-from hybridperf.workloads.transformer.codes import FULL, SELECTIVE
+from hybridperf.workloads.transformer.columns import FULL, SELECTIVE
 from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.layout import Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
@@ -66,15 +66,9 @@ class LayerActivations(NamedTuple):
 
 
 def layer_activations(
-    shape: TransformerShape,
-    layouts: Layouts,
-    kind: LayerKind | None = None,
-    *,
-    element_bytes: float = 2.0,
-    fused: bool = True,
-    dropout: bool = False,
-    alone: bool = False,
-) -> LayerActivations:
+    shape: TransformerShape, layouts: Layouts, kind: LayerKind | None = None, *,
+    element_bytes: float = 2.0, fused: bool = True, dropout: bool = False, alone: bool = False,
+) -> LayerActivations:  # fmt: skip
     """Activations of one layer.
 
     Args:

@@ -1,6 +1,4 @@
-"""What counting cannot know about memory, as few numbers: fitted to measured peaks, started at one
-where they multiply a count.
-"""
+"""What counting cannot know about memory, as few numbers: fitted to measured peaks."""
 
 from __future__ import annotations
 

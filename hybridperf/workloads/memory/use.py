@@ -1,8 +1,8 @@
 """Memory of a training step, per stage of its pipeline, for one layout or for columns of them.
 
     weights, gradients, optimizer   parameters of a rank x bytes each, divided over data ranks from
-                                    their ZeRO stage on (`states.py`)
-    activations                     layers of the stage x micro-batches in flight (`in_flight.py`) x
+                                    their ZeRO stage on (`sharded_bytes`)
+    activations                     layers of the stage x micro-batches in flight (`in_flight`) x
                                     bytes of a layer (`activations.py`)
     embedding and head              embedding's dropout mask on the first stage; final norm, logits
                                     and loss on the last
@@ -15,34 +15,90 @@ are tied. No stage holds more layers or micro-batches than the first, so the pea
 on the last one, and columns of layouts are priced on those two. Chimera's workers also peak where
 two stages hold most layers or most micro-batches; models of several kinds of layer are priced on
 every stage.
+
+ZeRO (Rajbhandari et al., 1910.02054) in mixed precision with Adam: 2 bytes of weights, 2 of
+gradients, 12 of the optimizer (an fp32 copy of the weights, two moments), 16 in all, each divided
+over d data ranks from its stage on: optimizer from 1, gradients from 2, weights from 3.
+
+Micro-batches in flight are those of `schedules.in_flight`. Chimera's rank s of p holds two stages:
+s of one direction, p - 1 - s of the other. In one unit of m <= p micro-batches these keep
+min(p - s, m/2) and min(s + 1, m/2); with more units every rank keeps p, of its stages in the same
+proportion.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hybridperf.io import InputError
+from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
+from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.memory.activations import layer_activations
-from hybridperf.workloads.memory.in_flight import in_flight
 from hybridperf.workloads.memory.knobs import MemoryKnobs, check_knobs
-from hybridperf.workloads.memory.states import (
-    ModelStates,
-    element_bytes,
-    model_states,
-    sharded_bytes,
-)
+from hybridperf.workloads.schedules import in_flight as in_flight_of
 from hybridperf.workloads.transformer import counts
-from hybridperf.workloads.transformer.codes import CHIMERA, forwards_first
+from hybridperf.workloads.transformer.columns import (
+    CHIMERA,
+    FORWARDS_FIRST,
+    SCHEDULES,
+    forwards_first,
+)
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.counts import MOMENTS
 from hybridperf.workloads.transformer.fields import check_flag, check_kind, check_number
 from hybridperf.workloads.transformer.layout import Layout, Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
-from hybridperf.workloads.transformer.stages import layers_before
+from hybridperf.workloads.transformer.stages import layers_by_kind
 from hybridperf.workloads.transformer.zoo import load_shape
+
+_FP32_BYTES = 4.0
+_MIN_WEIGHT_BYTES = 2.0  # fp8 recipes keep weights in 16 bits and cast them as they are used
+
+
+class ModelStates(NamedTuple):
+    """Bytes per parameter."""
+
+    weight: float
+    gradient: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def model_states(
+    dtype: str = "bf16", optimizer: str = "adam", grad_bytes: float | None = None
+) -> ModelStates:
+    """States of training in a dtype; `grad_bytes` None: as the weights, 4 where added in fp32."""
+    if optimizer not in MOMENTS:
+        raise unknown("optimizer", optimizer, MOMENTS, f"known are {', '.join(MOMENTS)}")
+    weight = max(element_bytes(dtype), _MIN_WEIGHT_BYTES)
+    master = _FP32_BYTES if weight < _FP32_BYTES else 0.0
+    gradient = weight if grad_bytes is None else grad_bytes
+    return ModelStates(weight, gradient, master + _FP32_BYTES * MOMENTS[optimizer])
+
+
+def sharded_bytes(
+    parameters: Array, states: ModelStates, zero: Array, shards: Array
+) -> tuple[Array, Array, Array]:
+    """Bytes of (weights, gradients, optimizer) on a rank, over `shards` from their stage on."""
+    xp = array_module(parameters, zero, shards)
+    weights, gradients, optimizer = (
+        parameters * each / xp.where(zero >= stage, shards, 1)
+        for each, stage in zip(states, (3, 2, 1), strict=True)
+    )
+    return weights, gradients, optimizer
+
+
+def element_bytes(dtype: str) -> float:
+    """Bytes of an activation: fp8 and fp4 recipes keep 16-bit ones."""
+    return max(DTYPE_BYTES[canonical_dtype(dtype)], 2.0)
 
 
 class MemoryUse(NamedTuple):
@@ -62,10 +118,7 @@ class MemoryUse(NamedTuple):
     @property
     def stage_bytes(self) -> Array:
         """Everything on a rank of each stage."""
-        total = self[0]
-        for part in self[1:]:
-            total = total + part
-        return total
+        return functools.reduce(operator.add, self)
 
     @property
     def peak_bytes(self) -> Array:
@@ -78,19 +131,11 @@ class MemoryUse(NamedTuple):
 
 
 def memory(
-    shape: TransformerShape | str,
-    layout: Layout | Layouts | None = None,
-    *,
-    dtype: str = "bf16",
-    grad_bytes: float | None = None,
-    optimizer: str = "adam",
-    attention: Literal["fused", "unfused"] = "fused",
-    dropout: bool = False,
-    split: str = "even",
-    states: ModelStates | None = None,
-    stages: int | None = None,
-    knobs: MemoryKnobs | None = None,
-) -> MemoryUse:
+    shape: TransformerShape | str, layout: Layout | Layouts | None = None, *, dtype: str = "bf16",
+    grad_bytes: float | None = None, optimizer: str = "adam",
+    attention: Literal["fused", "unfused"] = "fused", dropout: bool = False, split: str = "even",
+    states: ModelStates | None = None, stages: int | None = None, knobs: MemoryKnobs | None = None,
+) -> MemoryUse:  # fmt: skip
     """Bytes on each rank of a Transformer's training step: weights, gradients, optimizer, ...
 
     Activations follow Korthikanti et al. (arXiv:2205.05198), sharded states ZeRO (Rajbhandari et
@@ -138,11 +183,8 @@ def memory(
     knobs = MemoryKnobs() if knobs is None else knobs
     check_knobs(knobs)
     states = states or model_states(dtype, optimizer, grad_bytes)
-    layer = {
-        "element_bytes": element_bytes(dtype),
-        "fused": attention == "fused",
-        "dropout": dropout,
-    }
+    fused = attention == "fused"
+    layer = {"element_bytes": element_bytes(dtype), "fused": fused, "dropout": dropout}
     if isinstance(layout, Layout):
         stage = np.arange(layout.pp)
         return _StageMemory(shape, columns, stage, split, layer, knobs).use(states)
@@ -151,6 +193,40 @@ def memory(
     priced = array_module(*layout).minimum(stage, columns.pp - 1)
     found = _StageMemory(shape, columns, priced, split, layer, knobs).use(states)
     return MemoryUse(*(part * (stage < columns.pp) for part in found))
+
+
+def in_flight(
+    schedule: Array, pp: Array, vp: Array, micro_batches: Array, stage: Array
+) -> tuple[Array, Array]:
+    """Micro-batches that a rank holds of its own stage, and of Chimera's second; else 0."""
+    xp = array_module(schedule, pp, vp, micro_batches, stage)
+    own, second = 0.0, 0.0
+    for code, name in enumerate(SCHEDULES):
+        here = schedule == code
+        if xp is np and not np.any(here):
+            continue
+        held = in_flight_of(name, stage, pp, micro_batches, chunks=vp)
+        if code in FORWARDS_FIRST:
+            # without stages it is gradient accumulation: a backward pass follows each forward pass
+            held = xp.where(pp == 1, 1.0, held)
+        if code == CHIMERA:
+            half = xp.minimum(pp, micro_batches) / 2
+            down, up = xp.minimum(pp - stage, half), xp.minimum(stage + 1, half)
+            second = xp.where(here, held * up / (down + up), 0.0)
+            held = held * down / (down + up)
+        own = xp.where(here, held, own)
+    return own, second
+
+
+def memory_of(
+    config: TransformerConfig, layouts: Layouts, knobs: MemoryKnobs | None = None
+) -> MemoryUse:
+    """Memory of a config's model as its framework runs it, in columns of layouts."""
+    return memory(
+        config.shape, layouts, dtype=config.dtype, grad_bytes=config.gradient_bytes,
+        optimizer=config.optimizer, attention=config.attention, dropout=config.dropout,
+        split=config.stage_split, knobs=knobs,
+    )  # fmt: skip
 
 
 def _stages(shape: TransformerShape, layouts: Layouts, stages: int | None) -> Array:
@@ -200,29 +276,16 @@ class _StageMemory:
         activations, workspace = self._activations()
         workspace = knobs.workspace * (workspace + self._gathered(states)) + 0.0 * self.stage
         return MemoryUse(
-            weights_bytes=knobs.weights * kept[0],
-            gradients_bytes=knobs.gradients * kept[1],
-            optimizer_bytes=knobs.optimizer * kept[2],
-            activations_bytes=activations,
-            embedding_head_bytes=self._embedding_and_head(),
-            workspace_bytes=workspace,
+            weights_bytes=knobs.weights * kept[0], gradients_bytes=knobs.gradients * kept[1],
+            optimizer_bytes=knobs.optimizer * kept[2], activations_bytes=activations,
+            embedding_head_bytes=self._embedding_and_head(), workspace_bytes=workspace,
             overhead_bytes=knobs.fixed_bytes + 0.0 * self.stage,
-        )
+        )  # fmt: skip
 
     def _layers(self, stage: Array) -> list[Array]:
         """Layers of each kind on a stage."""
-        shape, pp = self.shape, self.x.pp
-        xp = array_module(*self.x, stage)
-        before, after = (
-            layers_before(shape.depth, pp, at, self.split, shape.head_layers)
-            for at in (stage, stage + 1)
-        )
-        found, start = [], 0
-        for kind in shape.layer_kinds:
-            end = start + kind.count
-            found.append(xp.clip(xp.minimum(after, end) - xp.maximum(before, start), 0, None))
-            start = end
-        return found
+        shape, counts = self.shape, [kind.count for kind in self.shape.layer_kinds]
+        return layers_by_kind(counts, self.x.pp, stage, self.split, shape.head_layers)
 
     def _pieces(self) -> list[tuple[Array, Array, Array]]:
         """What a rank holds: (stage, micro-batches in flight, 1 or 0); of Chimera two stages."""

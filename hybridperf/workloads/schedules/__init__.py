@@ -1,6 +1,4 @@
-"""Pipeline schedules: the order of each worker's tasks, and the seconds of a step in closed form
-where all stages are alike.
-"""
+"""Pipeline schedules: each worker's tasks in order, and the closed form of uniform stages."""
 
 from hybridperf.workloads.schedules.names import NAMES, closed_form_s, in_flight, schedule
 from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, WEIGHT, Schedule, Task

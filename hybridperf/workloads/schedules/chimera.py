@@ -46,9 +46,7 @@ def _queues(worker: int, workers: int, micro_batches: int) -> list[Queue]:
 
 
 def _merged(schedule: Schedule, queues: list[list[Queue]]) -> tuple[Queue, ...]:
-    """The greedy list schedule, slot by slot: of the earliest unit the ready task of the deepest
-    stage.
-    """
+    """The greedy list schedule, slot by slot: of the earliest unit the deepest ready stage."""
     done: set[Task] = set()
     at = [[0] * len(mine) for mine in queues]
     orders: list[list[Task]] = [[] for _ in queues]
@@ -106,10 +104,7 @@ def _refusal(p: int, m: int) -> str:
 
 
 CHIMERA = ScheduleKind(
-    "chimera",
-    chimera,
-    _chimera_s,
-    _in_flight,
+    "chimera", chimera, _chimera_s, _in_flight,
     unsuitable=lambda p, m: (p % 2 != 0) | (m % 2 != 0) | ((m % p != 0) & (m > p)),
     refusal=_refusal,
-)
+)  # fmt: skip

@@ -19,7 +19,7 @@ from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.one_way import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from hybridperf.workloads.schedules.order import Schedule
 
-# a schedule's place is its code in columns of layouts (`transformer/codes.py`): append new ones
+# a schedule's place is its code in columns of layouts (`transformer/columns.py`): append new ones
 KINDS = {kind.name: kind for kind in (ONE_F_ONE_B, GPIPE, INTERLEAVED, CHIMERA, ZERO_BUBBLE)}
 NAMES = tuple(KINDS)
 _NOT_BUILT = (
@@ -52,16 +52,9 @@ def schedule(name: str, workers: int, micro_batches: int, chunks: int = 1) -> Sc
 
 
 def closed_form_s(
-    name: str,
-    workers: Array,
-    micro_batches: Array,
-    forward_s: Array,
-    backward_s: Array,
-    *,
-    chunks: Array = 1,
-    weight_s: Array = 0.0,
-    send_s: Array = 0.0,
-) -> Array:
+    name: str, workers: Array, micro_batches: Array, forward_s: Array, backward_s: Array, *,
+    chunks: Array = 1, weight_s: Array = 0.0, send_s: Array = 0.0,
+) -> Array:  # fmt: skip
     """Seconds of a step whose stages are all alike, transfers overlapped; arrays broadcast.
 
     Args:
@@ -91,9 +84,7 @@ def closed_form_s(
 def in_flight(
     name: str, worker: Array, workers: Array, micro_batches: Array, *, chunks: Array = 1
 ) -> Array:
-    """Micro-batches whose activations a worker keeps at most, in units of all its layers; arrays
-    broadcast.
-    """
+    """Micro-batches that a worker keeps activations of at most, of all its layers; broadcast."""
     sizes = floats(worker), floats(workers), floats(micro_batches), floats(chunks)
     return known_kind(name).in_flight(*sizes)
 

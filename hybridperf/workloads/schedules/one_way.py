@@ -135,20 +135,13 @@ def _interleaved_in_flight(w: Array, p: Array, m: Array, v: Array) -> Array:
 
 
 GPIPE = ScheduleKind(
-    "gpipe",
-    gpipe,
-    _gpipe_s,
-    lambda w, p, m, v: m + 0 * (w + p),
-    prices_sends=True,
+    "gpipe", gpipe, _gpipe_s, lambda w, p, m, v: m + 0 * (w + p), prices_sends=True,
     forwards_first=True,
-)
+)  # fmt: skip
 ONE_F_ONE_B = ScheduleKind(
-    "1f1b",
-    one_forward_one_backward,
-    _1f1b_s,
-    lambda w, p, m, v: array_module(w, p, m, v).minimum(p - w, m),
-    prices_sends=True,
-)
+    "1f1b", one_forward_one_backward, _1f1b_s,
+    lambda w, p, m, v: array_module(w, p, m, v).minimum(p - w, m), prices_sends=True,
+)  # fmt: skip
 INTERLEAVED = ScheduleKind(
     "interleaved",
     interleaved,
@@ -162,8 +155,6 @@ INTERLEAVED = ScheduleKind(
 )
 # activations are kept until the weights' gradients are made
 ZERO_BUBBLE = ScheduleKind(
-    "zero_bubble",
-    zero_bubble,
-    _zero_bubble_s,
+    "zero_bubble", zero_bubble, _zero_bubble_s,
     lambda w, p, m, v: array_module(w, p, m, v).minimum(p, m) + 0 * w,
-)
+)  # fmt: skip

@@ -20,8 +20,6 @@ runs the other way, also stage p - 1 - w.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -52,7 +50,7 @@ class TaskTime(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Ordered tasks per worker. Frozen, but not checked: `check` says whether it is one."""
+    """Ordered tasks per worker."""
 
     name: str
     workers: int
@@ -95,34 +93,6 @@ class Schedule:
             (own,) if task.stage == self.stages - 1 else (own, task._replace(stage=task.stage + 1))
         )
 
-    def check(self) -> Schedule:
-        """The schedule itself; `InputError` where a task is missing or misplaced, or never runs."""
-        if len(self.orders) != self.workers:
-            raise self._wrong(
-                f"has {len(self.orders)} orders, expected one for each of {self.workers} workers"
-            )
-        seen: Counter[tuple[str, int, int]] = Counter()
-        pipe_of: dict[int, int] = {}
-        for worker, order in enumerate(self.orders):
-            for task in order:
-                known = task.kind in self.kinds and 0 <= task.micro_batch < self.micro_batches
-                if not (known and 0 <= task.stage < self.stages and 0 <= task.pipe < self.pipes):
-                    raise self._wrong(
-                        f"has a task {task} on worker {worker}, which it has no place for"
-                    )
-                if (place := self.worker_of(task)) != worker:
-                    raise self._wrong(f"has {task} on worker {worker}, expected worker {place}")
-                if pipe_of.setdefault(task.micro_batch, task.pipe) != task.pipe:
-                    raise self._wrong(
-                        f"sends micro-batch {task.micro_batch} through both pipes; choose one"
-                    )
-                seen[task[:3]] += 1
-        for one in itertools.product(self.kinds, range(self.micro_batches), range(self.stages)):
-            if seen[one] != 1:
-                raise self._wrong(f"has {Task(*one)} {seen[one]} times, expected once")
-        self.replay(lambda task: 1.0)
-        return self
-
     def _wrong(self, sentence: str) -> InputError:
         return InputError(f"schedule {self.name!r} {sentence}")
 
@@ -160,20 +130,6 @@ class Schedule:
         """All tasks by when they would begin if each took as long: after what they need."""
         starts = self.replay(lambda task: 1.0)
         return sorted(starts, key=lambda task: (starts[task].start_s, self.worker_of(task)))
-
-    def in_flight(self) -> list[int]:
-        """Most (micro-batch, stage) pairs whose activations each worker keeps at a time: from the
-        forward task to the last that needs them; [workers].
-        """
-        last = WEIGHT if self.splits_backward else BACKWARD
-        most = []
-        for order in self.orders:
-            kept, peak = 0, 0
-            for task in order:
-                kept += (task.kind == FORWARD) - (task.kind == last)
-                peak = max(peak, kept)
-            most.append(peak)
-        return most
 
     def _woken(self, task: Task, worker: int) -> list[int]:
         """Other workers that may have waited for a task."""

@@ -5,15 +5,28 @@ JAX: they are a pytree). What each field means: `layout.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hybridperf.io.namespace import Array
+from hybridperf.workloads.schedules import NAMES as SCHEDULES
+from hybridperf.workloads.schedules.names import KINDS
+
+RECOMPUTE = ("none", "selective", "full")
+NONE, SELECTIVE, FULL = range(len(RECOMPUTE))
+INTERLEAVED = SCHEDULES.index("interleaved")
+CHIMERA, ZERO_BUBBLE = SCHEDULES.index("chimera"), SCHEDULES.index("zero_bubble")
+FORWARDS_FIRST = tuple(i for i, name in enumerate(SCHEDULES) if KINDS[name].forwards_first)
+
+
+def forwards_first(schedule: Array) -> Array:
+    """Whether no backward of a schedule begins before all forwards, by its code."""
+    return sum(schedule == code for code in FORWARDS_FIRST) > 0
 
 
 class Layouts(NamedTuple):
-    """Columns of layouts, [N] each or of shapes that broadcast; words are codes (`codes.py`)."""
+    """Columns of layouts, [N] each or of shapes that broadcast; words are codes: their places."""
 
     tp: Array
     sequence_parallel: Array  # 0 or 1
@@ -49,14 +62,7 @@ class Layouts(NamedTuple):
         return self.micro_batch * self.accumulation * self.dp
 
     @staticmethod
-    def of(layouts: Iterable[HasColumns]) -> Layouts:
-        """Columns [N] of N layouts."""
+    def of(layouts: Iterable[Any]) -> Layouts:
+        """Columns [N] of N `Layout`s."""
         rows = [layout.columns for layout in layouts]
         return Layouts(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
-
-
-class HasColumns(Protocol):
-    """One layout, which says what it is in numbers."""
-
-    @property
-    def columns(self) -> Layouts: ...

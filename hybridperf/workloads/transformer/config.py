@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.ops.attention_kernels import KERNELS as ATTENTION_KERNELS
 from hybridperf.ops.quantise import known_scheme
+from hybridperf.workloads.transformer import fields
 from hybridperf.workloads.transformer import framework as frameworks
-from hybridperf.workloads.transformer.fields import (
-    check_flag,
-    check_kind,
-    check_number,
-    check_whole,
-    check_word,
-)
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.parallel import RankGroup
 from hybridperf.workloads.transformer.shape import TransformerShape
-from hybridperf.workloads.transformer.stages import SPLITS, layers_before
+from hybridperf.workloads.transformer.stages import SPLITS, layers_by_kind
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 _FLAGS = (
@@ -75,15 +70,15 @@ class TransformerConfig:
         hint = ""
         if isinstance(self.shape, str):
             hint = f"hp.load_shape({self.shape!r}) gives that of a published model"
-        check_kind("shape", self.shape, TransformerShape, hint)
-        check_kind("layout", self.layout, Layout)
+        fields.check_kind("shape", self.shape, TransformerShape, hint)
+        fields.check_kind("layout", self.layout, Layout)
         self.layout.check_numbers()
         for name in _FLAGS:
-            check_flag(name, getattr(self, name))
+            fields.check_flag(name, getattr(self, name))
         for name, allowed in _WORDS.items():
-            check_word(name, getattr(self, name), allowed)
+            fields.check_word(name, getattr(self, name), allowed)
         for name in ("dtype", "quant"):
-            check_kind(name, getattr(self, name), str)
+            fields.check_kind(name, getattr(self, name), str)
         if canonical_dtype(self.dtype) not in _DTYPES:
             raise InputError(
                 f"dtype is that of activations, one of {', '.join(_DTYPES)}, got {self.dtype};"
@@ -91,10 +86,10 @@ class TransformerConfig:
             )
         known_scheme(self.quant)
         for name in ("gpus_per_node", "vocab_multiple"):
-            check_whole(name, getattr(self, name))
-        check_number("bucket_bytes", self.bucket_bytes, infinite=True)
+            fields.check_whole(name, getattr(self, name))
+        fields.check_number("bucket_bytes", self.bucket_bytes, infinite=True)
         if self.gradient_bytes is not None:
-            check_number("gradient_bytes", self.gradient_bytes)
+            fields.check_number("gradient_bytes", self.gradient_bytes)
 
     @staticmethod
     def run_by(
@@ -113,11 +108,9 @@ class TransformerConfig:
         """
         layout = layout or Layout()
         habits = frameworks.framework_habits()
-        check_word("framework", framework, tuple(habits))
-        names = {field.name for field in dataclasses.fields(TransformerConfig)}
+        fields.check_word("framework", framework, tuple(habits))
         usual = frameworks.config_habits(habits[framework], layout.tp)
-        fields = {name: value for name, value in usual.items() if name in names}
-        return TransformerConfig(shape, layout, **{**fields, **own})
+        return TransformerConfig(shape, layout, **{**config_fields(usual), **own})
 
     def replace(self, **changes: Any) -> TransformerConfig:
         """The same step with other settings."""
@@ -186,13 +179,12 @@ class TransformerConfig:
 
     def layers_of(self, stage: int) -> tuple[int, ...]:
         """How many layers of each kind (`shape.layer_kinds`) lie on a stage, or chunk of one."""
-        split = (self.stage_split, self.shape.head_layers)
-        first, end = (
-            int(layers_before(self.shape.depth, self.stages, at, *split))
-            for at in (stage, stage + 1)
-        )
-        counts, start = [], 0
-        for kind in self.shape.layer_kinds:
-            counts.append(max(0, min(end, start + kind.count) - max(first, start)))
-            start += kind.count
-        return tuple(counts)
+        counts, split = [kind.count for kind in self.shape.layer_kinds], self.stage_split
+        found = layers_by_kind(counts, self.stages, stage, split, self.shape.head_layers)
+        return tuple(map(int, found))
+
+
+def config_fields(habits: Mapping[str, Any]) -> dict[str, Any]:
+    """Those habits of a framework that are fields of a config."""
+    names = {field.name for field in dataclasses.fields(TransformerConfig)}
+    return {name: value for name, value in habits.items() if name in names}

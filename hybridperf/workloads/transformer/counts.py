@@ -111,13 +111,9 @@ def _layer(
     whole += h * experts + (experts if shape.router_bias else 0)
     shared = (inputs + 1) * h * shared_ffn
     return ParameterCounts(
-        heads=attention.heads * times,
-        kv=attention.kv * times,
-        ffn=shared,
-        whole=whole,
-        experts=experts * one,
-        experts_whole=experts * out_bias,
-    )
+        heads=attention.heads * times, kv=attention.kv * times, ffn=shared, whole=whole,
+        experts=experts * one, experts_whole=experts * out_bias,
+    )  # fmt: skip
 
 
 def _attention(shape: ModelSizes) -> ParameterCounts:
@@ -155,9 +151,7 @@ def embedding(shape: ModelSizes) -> ParameterCounts:
 
 
 def head(shape: ModelSizes) -> ParameterCounts:
-    """ParameterCounts after the last layer: final norms, the head's own matrix and bias, BERT's
-    transform and pooler.
-    """
+    """Of final norms, the head's own matrix and bias, BERT's transform and pooler."""
     h = shape.hidden
     stacks = 2 if shape.decoder_layers else 1
     # a BERT's layers end in their norm
@@ -187,13 +181,9 @@ def forward_flops(
 
 
 def recomputed_flops(
-    shape: ModelSizes,
-    kinds: tuple[LayerKind, ...],
-    batch: float,
-    seq: int,
-    recompute: str,
+    shape: ModelSizes, kinds: tuple[LayerKind, ...], batch: float, seq: int, recompute: str,
     causal: bool,
-) -> float:
+) -> float:  # fmt: skip
     """FLOPs beyond `model_flops`."""
     if recompute == "none":
         return 0.0

@@ -156,14 +156,8 @@ def _small(kernels: Kernels, name: str, tokens: float, launched: int) -> PassSte
 
 
 def _rows(
-    kernels: Kernels,
-    name: str,
-    tokens: float,
-    vocab: float,
-    *,
-    like: str = "mulu",
-    moved: float | None = None,
-    tensor: bool = True,
-) -> PassStep:
+    kernels: Kernels, name: str, tokens: float, vocab: float, *, like: str = "mulu",
+    moved: float | None = None, tensor: bool = True,
+) -> PassStep:  # fmt: skip
     over = "cols" if tensor else ""
     return kernels.loop(name, tokens, vocab, like=like, moved=moved, tensor=over)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,23 +33,8 @@ class Span(NamedTuple):
     ranks_per_node: int  # most that lie on one
 
 
-class Degrees(Protocol):
-    """What a span depends on: of one layout, or columns that hold one."""
-
-    @property
-    def ep(self) -> Any: ...
-    @property
-    def tp(self) -> Any: ...
-    @property
-    def expert_tp(self) -> Any: ...
-    @property
-    def shard_ranks(self) -> Any: ...
-    @property
-    def data_ranks(self) -> Any: ...
-
-
-def span(layout: Degrees, dim: str, gpus_per_node: int, order: tuple[str, ...]) -> Span:
-    """The span of one dimension's groups of one layout."""
+def span(layout: Any, dim: str, gpus_per_node: int, order: tuple[str, ...]) -> Span:
+    """The span of one dimension's groups of a `Layout`, or of `Layouts` that hold one."""
     if dim not in DIMENSIONS:
         raise unknown("dimension", dim, DIMENSIONS, f"known are {', '.join(DIMENSIONS)}")
     if gpus_per_node < 1:

@@ -241,15 +241,9 @@ class Kernels:
         return Piece((there,), (back,))
 
     def fused_attention(
-        self,
-        batch: float,
-        seq: float,
-        heads: float,
-        head_dim: float,
-        kv_heads: float,
-        causal: bool,
-        keys: float = 0.0,
-    ) -> Piece:
+        self, batch: float, seq: float, heads: float, head_dim: float, kv_heads: float,
+        causal: bool, keys: float = 0.0,
+    ) -> Piece:  # fmt: skip
         """Scores, softmax and weighted values in one kernel.
 
         Args:
@@ -270,11 +264,9 @@ class Kernels:
         call, tensor = ops.OpCall(op, kernel=self.attention_kernel), ("heads", "kv_heads")
         forward = PassStep(call, "attention", "attention", 1, tensor, tokens="q_len", core=True)
         back = dataclasses.replace(
-            forward,
-            call=dataclasses.replace(call, times=ratios.FUSED_ATTENTION),
-            name="attention gradient",
-            kernels=FUSED_ATTENTION_BACKWARD_KERNELS,
-        )
+            forward, call=dataclasses.replace(call, times=ratios.FUSED_ATTENTION),
+            name="attention gradient", kernels=FUSED_ATTENTION_BACKWARD_KERNELS,
+        )  # fmt: skip
         return Piece((forward,), (back,))
 
     def _core_loop(
@@ -337,9 +329,7 @@ class Kernels:
         return Piece((scale, mask), (dataclasses.replace(scale, name="scale gradient"),)) + alone
 
     def fallback(self, passes: Passes, queries: float) -> Passes:
-        """What runs where the fused softmax has no kernel for one rank's sizes: casts to fp32 and
-        back, scale and mask by themselves.
-        """
+        """Casts to fp32, scale and mask apart where the fused softmax has no kernel for a rank."""
         wide = dataclasses.replace(self, dtype="fp32")
         narrow = self.element_bytes / wide.element_bytes
 

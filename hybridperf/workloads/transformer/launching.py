@@ -1,6 +1,4 @@
-"""What a host needs to launch a step's kernels, by the names under which a framework's overheads
-are kept.
-"""
+"""What a host needs to launch a step's kernels, by the names of a framework's overheads."""
 
 from __future__ import annotations
 

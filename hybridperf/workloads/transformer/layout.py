@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 from hybridperf.io import InputError
 from hybridperf.workloads.transformer import groups
-from hybridperf.workloads.transformer.codes import RECOMPUTE, SCHEDULES
-from hybridperf.workloads.transformer.columns import Layouts
+from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES, Layouts
 from hybridperf.workloads.transformer.fields import check_flag, check_whole
 from hybridperf.workloads.transformer.rules import RULES
 from hybridperf.workloads.transformer.shape import TransformerShape
@@ -81,13 +80,9 @@ class Layout:
         )  # fmt: skip
 
     def check(
-        self,
-        shape: TransformerShape,
-        gpus: int | None = None,
-        gpus_per_node: int | None = None,
-        global_batch: int | None = None,
-        strict: bool = True,
-    ) -> list[str]:
+        self, shape: TransformerShape, gpus: int | None = None, gpus_per_node: int | None = None,
+        global_batch: int | None = None, strict: bool = True,
+    ) -> list[str]:  # fmt: skip
         """Check the layout against a model and a cluster.
 
         Args:

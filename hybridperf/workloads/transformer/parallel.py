@@ -86,16 +86,12 @@ def split_tensor(passes: Passes, group: RankGroup) -> Passes:
                 yield part.with_op(kv_heads=1.0) if shared else part
             if size := partial_sums_bytes(step):
                 summed = group.step("all_reduce", size, "tp", f"{step.name} summed")
-                yield dataclasses.replace(summed, tokens="bytes" if _is_vector(step) else "")
+                rows = isinstance(step.op, ops.Gather) and step.op.cols > 1
+                # a token's sum is its vector, and not a number as a loss' is
+                vector = rows or isinstance(step.op, ops.Gemm | ops.Moe)
+                yield dataclasses.replace(summed, tokens="bytes" if vector else "")
 
     return rewritten(passes, split)
-
-
-def _is_vector(step: PassStep) -> bool:
-    """Whether a token's sum is its vector, and not a number as a loss' is."""
-    return isinstance(step.op, ops.Gemm | ops.Moe) or (
-        isinstance(step.op, ops.Gather) and step.op.cols > 1
-    )
 
 
 def sequence_parallel(passes: Passes, group: RankGroup) -> Passes:

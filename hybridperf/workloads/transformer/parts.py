@@ -16,18 +16,23 @@ rows are `dict.fromkeys(...)`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from hybridperf.engine.workload import CollectiveCall
 from hybridperf.io import InputError
 from hybridperf.workloads.transformer import embedding_head, layers, parallel
 from hybridperf.workloads.transformer.config import TransformerConfig
-from hybridperf.workloads.transformer.experts import grouped
+from hybridperf.workloads.transformer.layers import grouped
 from hybridperf.workloads.transformer.layout import ORDER, Layout
-from hybridperf.workloads.transformer.passes import Passes
-from hybridperf.workloads.transformer.recompute import recompute
-from hybridperf.workloads.transformer.sharding import shard_parameters
+from hybridperf.workloads.transformer.passes import Passes, Piece, recompute
 from hybridperf.workloads.transformer.update import gradient_reduction, optimizer_passes
-from hybridperf.workloads.transformer.weights import embedding_weights, head_weights, layer_weights
+from hybridperf.workloads.transformer.weights import (
+    Weights,
+    embedding_weights,
+    head_weights,
+    layer_weights,
+)
+from hybridperf.workloads.transformer.zero import shard_parameters
 
 __all__ = [
     "embedding_passes", "gradient_reduction", "head_passes", "layer_passes", "optimizer_passes",
@@ -47,12 +52,12 @@ def layer_passes(config: TransformerConfig, kind: int = -1) -> Passes:
 
 def embedding_passes(config: TransformerConfig) -> Passes:
     """What the first stage does before its layers."""
-    return _embedding_passes(cell(config))
+    return _outer_passes(cell(config), embedding_head.embedding, embedding_weights)
 
 
 def head_passes(config: TransformerConfig) -> Passes:
     """What the last stage does behind its layers."""
-    return _head_passes(cell(config))
+    return _outer_passes(cell(config), embedding_head.head, head_weights)
 
 
 _OF_PASSES = (
@@ -87,16 +92,12 @@ def _layer_passes(config: TransformerConfig, kind: int) -> Passes:
     return shard_parameters(passes, layer_weights(config, kind), config)
 
 
-@functools.lru_cache(maxsize=4096)
-def _embedding_passes(config: TransformerConfig) -> Passes:
-    passes = divided(embedding_head.embedding(config).passes(), config)
-    return shard_parameters(passes, embedding_weights(config), config)
-
-
-@functools.lru_cache(maxsize=4096)
-def _head_passes(config: TransformerConfig) -> Passes:
-    passes = divided(embedding_head.head(config).passes(), config)
-    return shard_parameters(passes, head_weights(config), config)
+@functools.lru_cache(maxsize=8192)
+def _outer_passes(
+    config: TransformerConfig, piece: Callable[[TransformerConfig], Piece],
+    weights: Callable[[TransformerConfig], Weights],
+) -> Passes:  # fmt: skip
+    return shard_parameters(divided(piece(config).passes(), config), weights(config), config)
 
 
 def divided(passes: Passes, config: TransformerConfig) -> Passes:

@@ -2,7 +2,7 @@
 table.
 
 A `PassStep` is a call with what transformations must know of it. A layer is written for one device,
-and parallelism rewrites its passes (`parallel.py`, `sharding.py`, `recompute.py`); so a step names
+and parallelism rewrites its passes (`parallel.py`, `zero.py`, `recompute`); so a step names
 the field of its op that tensor parallelism divides, and the one that counts tokens.
 
 `Piece` pairs steps with their own backward: adding pieces lines up their forwards and lines up
@@ -19,6 +19,7 @@ from hybridperf.engine.workload import CollectiveCall
 from hybridperf.ops import OpCall
 
 Part = Literal["gemm", "attention", "memory", "tp", "cp", "ep", "dp", "pp", "zero"]
+Recompute = Literal["none", "selective", "full"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +109,14 @@ class Piece:
 
     def passes(self) -> Passes:
         return Passes(self.forward, self.backward)
+
+
+def recompute(passes: Passes, mode: Recompute) -> Passes:
+    """The whole forward, or the attention core (`selective`, Korthikanti et al. 2022), again."""
+    if mode == "none":
+        return passes
+    again = tuple(step for step in passes.forward if mode == "full" or step.core)
+    return dataclasses.replace(passes, recomputed=again)
 
 
 def flops(steps: Iterable[PassStep], parts: tuple[str, ...] = ("gemm", "attention")) -> float:

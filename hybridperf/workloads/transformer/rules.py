@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.transformer.codes import CHIMERA, INTERLEAVED
-from hybridperf.workloads.transformer.columns import Layouts
+from hybridperf.workloads.transformer.columns import CHIMERA, INTERLEAVED, Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 
@@ -29,142 +28,72 @@ def _divides(part: Array, whole: Array) -> Array:
     return whole % part == 0
 
 
+# fmt: off
 RULES = (
-    Rule(
-        "strict",
-        lambda s, x: _divides(x.tp, s.heads),
-        "heads must be divisible by tp, got {s.heads} heads, tp {x.tp}",
-    ),
-    Rule(
-        "strict",
-        lambda s, x: _divides(x.tp, s.key_heads) | _divides(s.key_heads, x.tp),
-        "kv_heads must be divisible by tp or divide it, got {s.key_heads} kv_heads, tp {x.tp}",
-    ),
-    Rule(
-        "strict",
-        lambda s, x: _divides(x.tp, s.ffn),
-        "ffn must be divisible by tp, got ffn {s.ffn}, tp {x.tp}",
-    ),
-    Rule(
-        "never",
-        lambda s, x: x.pp <= s.depth,
-        "pp must not exceed the layers, got pp {x.pp}, {s.depth} layers",
-    ),
-    Rule(
-        "note",
-        lambda s, x: _divides(x.pp, s.depth),
-        "{s.depth} layers on pp {x.pp} make unequal stages",
-    ),
+    Rule("strict", lambda s, x: _divides(x.tp, s.heads),
+         "heads must be divisible by tp, got {s.heads} heads, tp {x.tp}"),
+    Rule("strict", lambda s, x: _divides(x.tp, s.key_heads) | _divides(s.key_heads, x.tp),
+         "kv_heads must be divisible by tp or divide it, got {s.key_heads} kv_heads, tp {x.tp}"),
+    Rule("strict", lambda s, x: _divides(x.tp, s.ffn),
+         "ffn must be divisible by tp, got ffn {s.ffn}, tp {x.tp}"),
+    Rule("never", lambda s, x: x.pp <= s.depth,
+         "pp must not exceed the layers, got pp {x.pp}, {s.depth} layers"),
+    Rule("note", lambda s, x: _divides(x.pp, s.depth),
+         "{s.depth} layers on pp {x.pp} make unequal stages"),
     # the embedding or the head, or both, may stand for a layer (Megatron's
     # account_for_embedding_in_pipeline_split)
-    Rule(
-        "never",
-        lambda s, x: (x.vp == 1) | (-s.depth % (x.pp * x.vp) <= 2),
-        "interleaving needs layers divisible by pp x vp, got {s.depth} layers, pp {x.pp}, vp"
-        " {x.vp}",
-    ),
-    Rule(
-        "never",
-        lambda s, x: (x.vp > 1) == (x.schedule == INTERLEAVED),
-        "the interleaved schedule, and no other, has vp of 2 or more, got vp {x.vp}; choose"
-        " schedule and vp together",
-    ),
-    Rule(
-        "never",
-        lambda s, x: (x.vp == 1) | (x.pp > 1),
-        "interleaving needs a pipeline of 2 stages or more, got pp {x.pp}, vp {x.vp}",
-    ),
-    Rule(
-        "never",
-        lambda s, x: (x.vp == 1) | _divides(x.pp, x.accumulation),
-        "interleaving needs accumulation divisible by pp, got accumulation {x.accumulation},"
-        " pp {x.pp}",
-    ),
-    Rule(
-        "never",
-        lambda s, x: (x.schedule != CHIMERA) | (x.pp % 2 == 0),
-        "chimera needs an even number of stages, got pp {x.pp}",
-    ),
-    Rule(
-        "never",
-        lambda s, x: (x.schedule != CHIMERA) | (x.accumulation % 2 == 0),
-        "chimera needs an even number of micro-batches, half for each direction, got"
-        " accumulation {x.accumulation}",
-    ),
-    Rule(
-        "never",
-        lambda s, x: (
-            (x.schedule != CHIMERA) | (x.accumulation <= x.pp) | _divides(x.pp, x.accumulation)
-        ),
-        "chimera needs up to pp micro-batches or a multiple of pp, got accumulation"
-        " {x.accumulation}, pp {x.pp}",
-    ),
-    Rule(
-        "note",
-        lambda s, x: (x.schedule == CHIMERA) | (x.accumulation >= x.pp - 1),
-        "accumulation {x.accumulation} leaves stages of pp {x.pp} empty: a pipeline needs pp -"
-        " 1 micro-batches or more",
-    ),
-    Rule(
-        "never",
-        lambda s, x: _divides(x.cp, s.seq),
-        "seq must be divisible by cp, got seq {s.seq}, cp {x.cp}",
-    ),
-    Rule(
-        "note",
-        lambda s, x: (x.cp == 1) | _divides(2 * x.cp, s.seq),
-        "causal attention is balanced over cp {x.cp} only where seq is divisible by"
-        " 2 x {x.cp}, got {s.seq}",
-    ),
-    Rule(
-        "strict",
-        lambda s, x: (x.sequence_parallel == 0) | _divides(x.tp * x.cp, s.seq),
-        "sequence parallelism needs seq divisible by tp x cp, got seq {s.seq}, tp {x.tp}, cp"
-        " {x.cp}",
-    ),
-    Rule(
-        "never",
-        lambda s, x: (x.ep == 1) | (s.experts > 0),
-        "ep needs a model with experts, got ep {x.ep} for {s.name}",
-    ),
-    Rule(
-        "never",
-        lambda s, x: _divides(x.ep, s.experts),
-        "experts must be divisible by ep, got {s.experts} experts, ep {x.ep}",
-    ),
-    Rule(
-        "never",
-        lambda s, x: _divides(x.ep * x.expert_tp, x.tp * x.cp * x.dp),
-        "ep x expert_tp must divide tp x cp x dp, got {x.ep} x {x.expert_tp} of"
-        " {x.tp} x {x.cp} x {x.dp}; expert_tp 1 leaves experts whole",
-    ),
-    Rule(
-        "never",
-        lambda s, x: (x.expert_tp == 1) | (x.expert_tp == x.tp),
-        "expert_tp must be 1 or tp, got expert_tp {x.expert_tp}, tp {x.tp}",
-    ),
-    Rule(
-        "never",
-        lambda s, x: (x.expert_tp == x.tp) | (x.sequence_parallel == 1) | (s.experts == 0),
-        "whole experts (expert_tp 1) under tp {x.tp} need sequence_parallel, which deals the"
-        " tokens out",
-    ),
-    Rule(
-        "never",
-        lambda s, x: _divides(x.shard_ranks, x.dp * x.cp),
-        "shard_ranks must divide dp x cp, got shard_ranks {x.shard_ranks}, dp {x.dp}, cp {x.cp}",
-    ),
-    Rule(
-        "note",
-        lambda s, x: (x.zero < 2) | (x.pp == 1),
-        "ZeRO-{x.zero} communicates for every micro-batch under pp {x.pp}; DeepSpeed refuses it",
-    ),
-    Rule(
-        "note",
-        lambda s, x: (x.tp == 1) | _divides(x.tp, s.vocab),
-        "a vocabulary of {s.vocab} is padded to a multiple of tp {x.tp}",
-    ),
+    Rule("never", lambda s, x: (x.vp == 1) | (-s.depth % (x.pp * x.vp) <= 2),
+         "interleaving needs layers divisible by pp x vp, got {s.depth} layers, pp {x.pp}, vp"
+         " {x.vp}"),
+    Rule("never", lambda s, x: (x.vp > 1) == (x.schedule == INTERLEAVED),
+         "the interleaved schedule, and no other, has vp of 2 or more, got vp {x.vp}; choose"
+         " schedule and vp together"),
+    Rule("never", lambda s, x: (x.vp == 1) | (x.pp > 1),
+         "interleaving needs a pipeline of 2 stages or more, got pp {x.pp}, vp {x.vp}"),
+    Rule("never", lambda s, x: (x.vp == 1) | _divides(x.pp, x.accumulation),
+         "interleaving needs accumulation divisible by pp, got accumulation {x.accumulation}, pp"
+         " {x.pp}"),
+    Rule("never", lambda s, x: (x.schedule != CHIMERA) | (x.pp % 2 == 0),
+         "chimera needs an even number of stages, got pp {x.pp}"),
+    Rule("never", lambda s, x: (x.schedule != CHIMERA) | (x.accumulation % 2 == 0),
+         "chimera needs an even number of micro-batches, half for each direction, got"
+         " accumulation {x.accumulation}"),
+    Rule("never", lambda s, x: ((x.schedule != CHIMERA) | (x.accumulation <= x.pp)
+         | _divides(x.pp, x.accumulation)),
+         "chimera needs up to pp micro-batches or a multiple of pp, got accumulation"
+         " {x.accumulation}, pp {x.pp}"),
+    Rule("note", lambda s, x: (x.schedule == CHIMERA) | (x.accumulation >= x.pp - 1),
+         "accumulation {x.accumulation} leaves stages of pp {x.pp} empty: a pipeline needs pp - 1"
+         " micro-batches or more"),
+    Rule("never", lambda s, x: _divides(x.cp, s.seq),
+         "seq must be divisible by cp, got seq {s.seq}, cp {x.cp}"),
+    Rule("note", lambda s, x: (x.cp == 1) | _divides(2 * x.cp, s.seq),
+         "causal attention is balanced over cp {x.cp} only where seq is divisible by 2 x {x.cp},"
+         " got {s.seq}"),
+    Rule("strict", lambda s, x: (x.sequence_parallel == 0) | _divides(x.tp * x.cp, s.seq),
+         "sequence parallelism needs seq divisible by tp x cp, got seq {s.seq}, tp {x.tp}, cp"
+         " {x.cp}"),
+    Rule("never", lambda s, x: (x.ep == 1) | (s.experts > 0),
+         "ep needs a model with experts, got ep {x.ep} for {s.name}"),
+    Rule("never", lambda s, x: _divides(x.ep, s.experts),
+         "experts must be divisible by ep, got {s.experts} experts, ep {x.ep}"),
+    Rule("never", lambda s, x: _divides(x.ep * x.expert_tp, x.tp * x.cp * x.dp),
+         "ep x expert_tp must divide tp x cp x dp, got {x.ep} x {x.expert_tp} of {x.tp} x {x.cp}"
+         " x {x.dp}; expert_tp 1 leaves experts whole"),
+    Rule("never", lambda s, x: (x.expert_tp == 1) | (x.expert_tp == x.tp),
+         "expert_tp must be 1 or tp, got expert_tp {x.expert_tp}, tp {x.tp}"),
+    Rule("never", lambda s, x: (x.expert_tp == x.tp) | (x.sequence_parallel == 1)
+         | (s.experts == 0),
+         "whole experts (expert_tp 1) under tp {x.tp} need sequence_parallel, which deals the"
+         " tokens out"),
+    Rule("never", lambda s, x: _divides(x.shard_ranks, x.dp * x.cp),
+         "shard_ranks must divide dp x cp, got shard_ranks {x.shard_ranks}, dp {x.dp}, cp {x.cp}"),
+    Rule("note", lambda s, x: (x.zero < 2) | (x.pp == 1),
+         "ZeRO-{x.zero} communicates for every micro-batch under pp {x.pp}; DeepSpeed refuses it"),
+    Rule("note", lambda s, x: (x.tp == 1) | _divides(x.tp, s.vocab),
+         "a vocabulary of {s.vocab} is padded to a multiple of tp {x.tp}"),
 )
+# fmt: on
 
 
 def legal(shape: TransformerShape, layouts: Layouts, strict: bool = True) -> Array:

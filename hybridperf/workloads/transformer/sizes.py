@@ -19,12 +19,7 @@ import dataclasses
 from typing import Literal
 
 from hybridperf.io import InputError
-from hybridperf.workloads.transformer.fields import (
-    check_flag,
-    check_kind,
-    check_whole,
-    check_word,
-)
+from hybridperf.workloads.transformer import fields
 
 _WORDS = {
     "family": ("gpt", "llama", "bert", "t5", "vit", "moe"),
@@ -49,9 +44,7 @@ _MAY_BE_NONE = ("kv_heads", "head_dim", "max_positions", "norm_bias", "qkv_biase
 
 @dataclasses.dataclass(frozen=True)
 class Latent:
-    """Widths of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries, keys and
-    values are made from small vectors per token.
-    """
+    """Widths of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
 
     query_rank: int | None  # of the queries' latent; None: queries straight from the hidden state
     kv_rank: int  # width of the keys' and values' latent
@@ -62,7 +55,7 @@ class Latent:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             if field.name != "query_rank" or self.query_rank is not None:
-                check_whole(f"{field.name} of a latent", getattr(self, field.name))
+                fields.check_whole(f"{field.name} of a latent", getattr(self, field.name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,23 +114,23 @@ class ModelSizes:
 
     def __post_init__(self) -> None:
         """`InputError`, one sentence, for sizes that make no model."""
-        check_kind("name of a model", self.name, str)
+        fields.check_kind("name of a model", self.name, str)
         for name in ("published", "source", "note"):
-            check_kind(f"{name} of {self.name}", getattr(self, name), str)
+            fields.check_kind(f"{name} of {self.name}", getattr(self, name), str)
         for name, value in vars(self).items():
             if value is None and name in _MAY_BE_NONE:
                 continue
             what = f"{name} of {self.name}"
             if name in _FLAGS:
-                check_flag(what, value)
+                fields.check_flag(what, value)
             elif name in _WORDS:
-                check_word(what, value, _WORDS[name])
+                fields.check_word(what, value, _WORDS[name])
             elif name in _POSITIVE:
-                check_whole(what, value)
+                fields.check_whole(what, value)
             elif name in _ZERO_OR_MORE:
-                check_whole(what, value, 0)
+                fields.check_whole(what, value, 0)
         if self.latent is not None:
-            check_kind(f"latent of {self.name}", self.latent, Latent)
+            fields.check_kind(f"latent of {self.name}", self.latent, Latent)
         self._check_together()
 
     def _check_together(self) -> None:

@@ -11,6 +11,8 @@ shape, the stage's index broadcast against it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module
 
@@ -30,6 +32,22 @@ def layers_before(
     # up to the first layer that passes the share of the stages before this one
     through = xp.floor(stage * share + 1e-9) + 1
     return xp.where(stage <= 0, 0, xp.where(stage >= stages, depth, xp.minimum(through, depth)))
+
+
+def layers_by_kind(
+    counts: Sequence[int], stages: Array, stage: Array, split: str = "even",
+    head_layers: float = 0.0,
+) -> list[Array]:  # fmt: skip
+    """Layers of each kind on a stage, of kinds that follow each other, `counts` of each."""
+    xp = array_module(stages, stage)
+    depth, places = sum(counts), (stage, stage + 1)
+    first, end = (layers_before(depth, stages, at, split, head_layers) for at in places)
+    found, start = [], 0
+    for count in counts:
+        within = xp.minimum(end, start + count) - xp.maximum(first, start)
+        found.append(xp.clip(within, 0, None))
+        start += count
+    return found
 
 
 def stage_layers(

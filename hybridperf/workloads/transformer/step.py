@@ -23,19 +23,12 @@ from hybridperf.engine.workload import Workload
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.workloads.schedules import BACKWARD, FORWARD, WEIGHT, Task, schedule
-from hybridperf.workloads.transformer import parts
+from hybridperf.workloads.transformer import parts, update
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.fields import check_number
 from hybridperf.workloads.transformer.launching import LAUNCH_S, LAUNCH_WIDTH
 from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
 from hybridperf.workloads.transformer.rank_stream import COMM, EXCHANGE, RankStreams, RepeatedSteps
-from hybridperf.workloads.transformer.update import (
-    gathered,
-    optimizer_passes,
-    summed,
-    summed_over_pipes,
-    tied_reduction,
-)
 from hybridperf.workloads.transformer.weights import (
     Weights,
     embedding_weights,
@@ -149,13 +142,11 @@ class _Build:
         c = self.c
         return Workload(
             name=f"{c.shape.name}, {c.layout.ranks} ranks, batch {c.layout.global_batch}",
-            graph=self.streams.graph.build(),
-            calls=tuple(self.streams.calls),
-            flops=self.streams.flops,
-            notes=(*self.notes, _launch_note(self.streams.host)),
+            graph=self.streams.graph.build(), calls=tuple(self.streams.calls),
+            flops=self.streams.flops, notes=(*self.notes, _launch_note(self.streams.host)),
             deviation=DEVIATION,
             given_deviation=0.0 if isinstance(self.streams.host, Host) else LAUNCH_WIDTH,
-        )
+        )  # fmt: skip
 
     # tasks
     # ----------------------------------------------------------------------------------------------
@@ -190,9 +181,9 @@ class _Build:
             node = self.streams.run(rank, (run.once,), str(task))
             bucket += weights
             if bucket.total * self.c.reduced_bytes >= self.c.bucket_bytes:
-                self.reduce(rank, summed(self.c, bucket), [node])
+                self.reduce(rank, update.summed(self.c, bucket), [node])
                 bucket = Weights()
-        self.reduce(rank, summed(self.c, bucket), [node])
+        self.reduce(rank, update.summed(self.c, bucket), [node])
         return node
 
     def sharded(self, rank: int, layers: list[RepeatedSteps], task: Task) -> int:
@@ -219,9 +210,8 @@ class _Build:
 
     def reduce(self, rank: int, steps: Iterable[PassStep], after: Sequence[int]) -> None:
         """Gradients on their way to their sum, while the rank goes on."""
-        self.reductions[rank] += [
-            self.streams.overlapped(rank, step, COMM, after) for step in steps
-        ]
+        nodes = (self.streams.overlapped(rank, step, COMM, after) for step in steps)
+        self.reductions[rank] += nodes
 
     def send_on(self, rank: int, task: Task, node: int, arrived: dict[Task, int]) -> None:
         """A task's result on its way to the stage that needs it."""
@@ -249,15 +239,15 @@ class _Build:
         elif not c.overlap_gradients:
             for rank, stages in stages_of.items():
                 weights = sum((stage_weights(c, stage) for stage in stages), Weights())
-                run = RepeatedSteps(summed(c, weights), 1, backward=True)
+                run = RepeatedSteps(update.summed(c, weights), 1, backward=True)
                 self.streams.run(rank, (run,), "gradients summed")
-        if (tied := tied_reduction(c)) is not None:
+        if (tied := update.tied_reduction(c)) is not None:
             self.streams.together((0, layout.pp - 1), tied, EXCHANGE)
         for rank, stages in stages_of.items():
             self.streams.wait(rank, self.reductions[rank])
             for stage in stages:
-                update = (*optimizer_passes(c, stage), *gathered(c, stage))
-                self.streams.run(rank, (RepeatedSteps(update, 1, backward=True),), "update")
+                steps = (*update.optimizer_passes(c, stage), *update.gathered(c, stage))
+                self.streams.run(rank, (RepeatedSteps(steps, 1, backward=True),), "update")
 
     def reduce_pairs(self, done: dict[Task, int], last_of: dict[Task, int]) -> None:
         """Two pipes: a stage's gradients are summed once the two ranks that hold it have them."""
@@ -266,7 +256,7 @@ class _Build:
         for task, stage in last_of.items():
             lasts.setdefault(stage, []).append(done[task])
         for stage, nodes in lasts.items():
-            step = summed_over_pipes(c, stage)
+            step = update.summed_over_pipes(c, stage)
             summed_at = self.streams.together((stage, pp - 1 - stage), step, COMM, nodes)
             for rank, node in summed_at.items():
                 self.reductions[rank].append(node)
@@ -288,12 +278,9 @@ def refuse_unmodelled(config: TransformerConfig) -> None:
     """`InputError` for combinations nobody has measured."""
     layout, name = config.layout, config.layout.schedule
     two_pipes, splits_backward = name == "chimera", name == "zero_bubble"
+    cut = f"stages cut by {config.stage_split}"
     refused = [
-        (
-            two_pipes and config.stage_split != "even",
-            f"stages cut by {config.stage_split}",
-            "another schedule",
-        ),
+        (two_pipes and config.stage_split != "even", cut, "another schedule"),
         (two_pipes and layout.zero, f"ZeRO-{layout.zero}", "zero = 0"),
         (splits_backward and layout.zero >= 2, f"ZeRO-{layout.zero}", "zero 0 or 1"),
         (splits_backward and layout.recompute != "none", "recompute", "recompute none"),

@@ -11,7 +11,7 @@ import math
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import OpCall, OptimizerUpdate, Reduction, op_by_name
-from hybridperf.workloads.transformer import counts
+from hybridperf.workloads.transformer import counts, zero
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parallel import RankGroup
 from hybridperf.workloads.transformer.passes import PassStep, Steps
@@ -33,10 +33,7 @@ def updated_weights(config: TransformerConfig, stage: int) -> float:
     weights = stage_weights(config, stage)
     if not config.layout.zero:
         return weights.total
-    shard = config.group("shard").ranks
-    if not config.experts_apart:
-        return weights.total / shard
-    return weights.shared / shard + weights.experts / config.group("expert_data").ranks
+    return sum(count / group.ranks for count, group in zero.shared_out(weights, config))
 
 
 def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
@@ -64,7 +61,7 @@ def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
 def gradient_reduction(config: TransformerConfig, stage: int = 0) -> Steps:
     """What a stage's ranks exchange once a step: sums of gradients, updated weights from ZeRO-1 on.
 
-    ZeRO-2 and 3 exchange theirs around each layer (`sharding.py`).
+    ZeRO-2 and 3 exchange theirs around each layer (`zero.py`).
     """
     tied = tied_reduction(config)
     first = (tied,) if tied is not None and stage in (0, config.stages - 1) else ()
@@ -77,7 +74,7 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
         return ()
     collective = "reduce_scatter" if config.layout.zero else "all_reduce"
     steps, replicas = [], config.group("replica")
-    for count, group in _shared_out(weights, config):
+    for count, group in zero.shared_out(weights, config):
         if not count or group.ranks == 1:
             continue
         size = count * config.reduced_bytes
@@ -101,19 +98,7 @@ def gathered(config: TransformerConfig, stage: int) -> Steps:
     """Weights that were updated in shards."""
     if config.layout.zero != 1:
         return ()
-    shared = _shared_out(stage_weights(config, stage), config)
-    return tuple(
-        group.step("all_gather", count * config.element_bytes, "dp", "weights gathered")
-        for count, group in shared
-        if count and group.ranks > 1
-    )
-
-
-def _shared_out(weights: Weights, config: TransformerConfig) -> tuple[tuple[float, RankGroup], ...]:
-    group = config.group("shard" if config.layout.zero else "data")
-    if not config.experts_apart:
-        return ((weights.total, group),)
-    return ((weights.shared, group), (weights.experts, config.group("expert_data")))
+    return zero.gathered(stage_weights(config, stage), config, "dp")
 
 
 def tied_reduction(config: TransformerConfig) -> PassStep | None:

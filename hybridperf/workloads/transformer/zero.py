@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parallel import RankGroup
-from hybridperf.workloads.transformer.passes import Passes, Steps
+from hybridperf.workloads.transformer.passes import Part, Passes, Steps
 from hybridperf.workloads.transformer.weights import Weights
 
 
@@ -26,11 +26,7 @@ def shard_parameters(passes: Passes, weights: Weights, config: TransformerConfig
     zero = config.layout.zero
     if zero < 2:
         return passes
-    gathers = tuple(
-        group.step("all_gather", count * config.element_bytes, "zero", "weights gathered")
-        for count, group in _sharded(weights, config)
-        if count and group.ranks > 1
-    )
+    gathers = gathered(weights, config, "zero")
     again = passes.recomputed
     before_backward: Steps = ()
     if zero == 3 and again:
@@ -41,18 +37,27 @@ def shard_parameters(passes: Passes, weights: Weights, config: TransformerConfig
     return Passes((*gathers, *passes.forward), backward, again)
 
 
-def _sharded(weights: Weights, config: TransformerConfig) -> tuple[tuple[float, RankGroup], ...]:
-    """Weights of a rank and the ranks that they are sharded over, the experts' apart."""
-    shard = config.group("shard")
+def gathered(weights: Weights, config: TransformerConfig, part: Part) -> Steps:
+    """Weights in shards on their way to all ranks that use them."""
+    return tuple(
+        group.step("all_gather", count * config.element_bytes, part, "weights gathered")
+        for count, group in shared_out(weights, config)
+        if count and group.ranks > 1
+    )
+
+
+def shared_out(weights: Weights, config: TransformerConfig) -> tuple[tuple[float, RankGroup], ...]:
+    """Weights of a rank and the ranks that share them or hold copies, the experts' apart."""
+    group = config.group("shard" if config.layout.zero else "data")
     if not config.experts_apart:
-        return ((weights.total, shard),)
-    return ((weights.shared, shard), (weights.experts, config.group("expert_data")))
+        return ((weights.total, group),)
+    return ((weights.shared, group), (weights.experts, config.group("expert_data")))
 
 
 def _scattered(weights: Weights, config: TransformerConfig) -> Steps:
     steps = []
     replicas = config.group("replica")
-    for count, group in _sharded(weights, config):
+    for count, group in shared_out(weights, config):
         size = count * config.reduced_bytes
         if count and group.ranks > 1:
             steps.append(group.step("reduce_scatter", size, "zero", "gradients scattered"))
