@@ -57,9 +57,9 @@ def validate(
     # `validate ops` would replace measured rows by its own
     common.keep_files({"--out": out}, [Path(model) if model else None, data, *(results or [])])
     if what == "page":
-        from hybridperf.validate import harness
+        from hybridperf.validate import page
 
-        harness.page(results or [], out if out.suffix == ".md" else out / "accuracy.md")
+        page.run(results or [], out if out.suffix == ".md" else out / "accuracy.md")
         return
     by_model = what in ("here", "sharded") or (what == "ops" and data is None)
     if data is None and what in _PUBLISHED:

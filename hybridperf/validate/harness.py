@@ -4,7 +4,8 @@ A claim takes measured rows, deals them into what is given and what is judged (`
 the judged rows with ours and with baselines given the same rows, and scores both (`scores`). What
 takes long is kept in OUT/parts and OUT/priors, and not computed again while program, tables, seed
 and effort are the same. What was found are lines (`ResultLine`), printed as a table and written to
-OUT/results.json, from which `page` makes docs/accuracy.md.
+OUT/results.json, from which `page.py` makes tables of
+docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -29,23 +30,14 @@ import pandas as pd
 
 import hybridperf
 from hybridperf.hardware import this_cpu
-from hybridperf.io import InputError, read_json, replacing, write_json, write_table
+from hybridperf.io import InputError, read_json, write_json, write_table
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.shipped import Prior, load_prior
-from hybridperf.report import text
 from hybridperf.validate.scores import COLUMN, Scores
 
 RESULTS, SCHEMA, SCHEMA_VERSION = "results.json", "validate-results", 1
 _PART_VERSION = 1
 _LIBRARIES = ("hybridperf", "jax", "numpy", "scipy", "scikit-learn")
-_HEADERS = (
-    "what", "n", "measure", "ours", "goal", "best baseline", "Pearson r", "coverage", "half-width",
-)  # fmt: skip
-_INTRODUCTION = (
-    "# Accuracy\n\nMade by `hybridperf validate page` from the results of the commands below; do"
-    " not edit.\nErrors are |predicted / measured - 1| on rows that no fit has seen. Coverage: the"
-    " share of\nmeasurements inside their 90 % interval.\n"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,13 +222,20 @@ def write_results(out: Path, claim: str, lines: Sequence[ResultLine]) -> None:
     content = {
         "claim": claim,
         "command": _command(),
+        **made_by(),
+        "lines": [_plain(dataclasses.asdict(line)) for line in lines],
+    }
+    write_json(Path(out) / RESULTS, SCHEMA, SCHEMA_VERSION, content)
+
+
+def made_by() -> dict[str, Any]:
+    """What figures of today hang on: date, commit, versions, machine."""
+    return {
         "date": datetime.date.today().isoformat(),
         "commit": _commit(),
         "versions": {"python": platform.python_version(), **_versions()},
         "machine": f"{platform.machine()}, {this_cpu().name}",
-        "lines": [_plain(dataclasses.asdict(line)) for line in lines],
     }
-    write_json(Path(out) / RESULTS, SCHEMA, SCHEMA_VERSION, content)
 
 
 def _plain(value: Any) -> Any:
@@ -269,41 +268,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def page(results: Sequence[Path], out: Path) -> None:
-    """Write docs/accuracy.md, a Markdown table per claim; `results`: files, or folders with one.
-
-    Raises:
-        InputError: no results, or one that cannot be read.
-    """
-    if not results:
-        raise InputError("expected results, got none; `hybridperf validate page OUT/results.json`")
-    files = [path / RESULTS if path.is_dir() else path for path in map(Path, results)]
-    claims = [read_json(path, SCHEMA, SCHEMA_VERSION) for path in files]
-    with replacing(out) as handle:
-        handle.write("\n".join([_INTRODUCTION, *map(_section, claims)]))
-
-
-def _section(claim: Mapping[str, Any]) -> str:
-    """One claim: how it was made, then its lines."""
-    versions = ", ".join(f"{name} {version}" for name, version in claim["versions"].items())
-    made = f"{claim['date']}, commit {claim['commit'] or 'unknown'}, {claim['machine']}; {versions}"
-    rows = [_HEADERS, ["---", *["---:"] * (len(_HEADERS) - 1)], *map(_cells, claim["lines"])]
-    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    command = f"    {claim['command']}\n\n" if claim["command"] else ""
-    return f"## {claim['claim']}\n\n{command}{made}\n\n{table}\n"
-
-
-def _cells(line: Mapping[str, Any]) -> list[str]:
-    known = {name: error for name, error in line["baselines"].items() if error is not None}
-    best = min(known, key=lambda name: known[name], default=None)
-    name = str(line["name"]).strip().replace("|", "/")
-    beside = "" if best is None else f"{text.percent(known[best])} ({best.replace('_', ' ')})"
-    pearson = "" if line["pearson"] is None else f"{line['pearson']:.3f}"
-    goal, *interval = (
-        "" if line[share] is None else text.percent(line[share])
-        for share in ("goal", "coverage", "half_width")
-    )
-    ours = text.percent(line["ours"])
-    return [name, str(line["n"]), line["measure"], ours, goal, beside, pearson, *interval]

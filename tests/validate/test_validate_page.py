@@ -41,6 +41,27 @@ def test_a_page_of_two_claims(run, tmp_path) -> None:
     assert "| a / b | 7 | MAPE | 25.0 % |  | 50.0 % (trees) |" in page
 
 
+def test_a_table_measured_again_replaces_the_first_and_nothing_else(run, tmp_path) -> None:
+    page = tmp_path / "accuracy.md"
+    for error in (0.25, 0.5):
+        harness.write_results(tmp_path, "steps", [harness.ResultLine("all", error, 7)])
+        status, _, err = run("validate", "page", tmp_path, "--out", page)
+        assert status in (0, None), err
+        page.write_text(page.read_text() + "\nStalled runs are the worst.\n")
+    written = page.read_text()
+    assert written.count("Stalled runs are the worst.") == 2
+    assert written.count("| all | 7 | MAPE | 50.0 % |") == 1
+    assert "25.0 %" not in written
+
+
+def test_a_page_that_lost_a_mark_is_refused(refused, tmp_path) -> None:
+    harness.write_results(tmp_path, "steps", [harness.ResultLine("all", 0.5, 7)])
+    page = tmp_path / "accuracy.md"
+    page.write_text("# Accuracy\n<!-- steps: begin -->\n| mine |\n")
+    assert "steps: end" in refused("validate", "page", tmp_path, "--out", page)
+    assert "| mine |" in page.read_text()
+
+
 def test_results_are_for_the_page_alone(refused, tmp_path) -> None:
     assert "expected results" in refused("validate", "page")
     assert "`validate page` only" in refused("validate", "lin", tmp_path / "results.json")
