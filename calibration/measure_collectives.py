@@ -151,9 +151,9 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
         )
         if store is not None:
             _write(Path(options.out), store, team, nodes, pinned=bool(pinned))
-            if report.stopped or options.last_pass == passes:
+            if not report.complete or options.last_pass == passes:
                 say(report.sentence())
-    return job.BUDGET_RAN_OUT if report.stopped else 0
+    return 0 if report.complete else job.BUDGET_RAN_OUT
 
 
 def _write(folder: Path, store: RowStore, team: Team, nodes: int, *, pinned: bool) -> None:
