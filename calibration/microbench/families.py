@@ -184,10 +184,8 @@ def _strided(u: np.ndarray) -> OpProgram:
     inputs, arithmetic = 1 + int(u[2] * 4), 1 + int(12 * u[5] ** 2)
     transcendental = max(int(u[6] * 4) - 2, 0)
     chain, name = _chain(arithmetic, transcendental), f"in{inputs} a{arithmetic} t{transcendental}"
-    if u[7] < 0.8:
-        turned, shape = lambda *xs: chain(*xs).T, (rows, cols)
-    else:
-        turned, shape = lambda *xs: chain(*xs).transpose(2, 0, 1), (max(rows // 64, 1), 64, cols)
+    shape = (rows, cols) if u[7] < 0.8 else (max(rows // 64, 1), 64, cols)
+    turned = lambda *xs: chain(*xs).transpose(-1, *range(len(shape) - 1))  # noqa: E731
     name = f"transposed {'x'.join(map(str, shape))} {name}"
     return OpProgram(name, turned, [floats(*shape)] * inputs, alone=True)
 

@@ -16,10 +16,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from hybridperf.ops import EmbeddingBag, columns, lookup_calls
+from hybridperf.ops import EmbeddingBag, EmbeddingBagBackward, columns, lookup_calls
 from hybridperf.ops.embedding import LookupStream, Table, Zipf, distances, met, zipf_classes
 from hybridperf.ops.embedding_bag import Direction
 
+_Bags = EmbeddingBag | EmbeddingBagBackward
 _GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it spread evenly, however many
 
 
@@ -53,7 +54,7 @@ class Lookups:
         classes = met(*table.classes(self.bags), sets * lookups)
         again = LookupStream(*classes, lookups, table.row_bytes)
         distance_bytes, spread = distances([again] * copies)
-        distance, op = distance_bytes / table.row_bytes, cast(EmbeddingBag, call.op)
+        distance, op = distance_bytes / table.row_bytes, cast(_Bags, call.op)
         op = dataclasses.replace(op, distance=distance, spread=float(spread))
         own = {
             name: float(value) if isinstance(value, np.floating | np.ndarray) else value

@@ -111,7 +111,7 @@ def compile_case(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...])
     start_s = time.perf_counter()
     call = jax.jit(fn, donate_argnums=case.carried).lower(*arguments).compile()
     compile_s = time.perf_counter() - start_s
-    return Compiled(call, compile_s, case.describe(call.as_text()) if case.describe else {})
+    return Compiled(call, compile_s, case.describe(call.as_text() or "") if case.describe else {})
 
 
 def time_case(
@@ -175,8 +175,8 @@ def dispatch_case(n_arguments: int, n_outputs: int = 1) -> Case:
 
         return nothing, [tuple(rng.random(n_arguments, dtype=np.float32)) for _ in range(2)]
 
-    columns = {"op": "dispatch", "dtype": "float32"}
-    columns |= {"n_arguments": n_arguments, "n_outputs": n_outputs}
+    counts = {"n_arguments": n_arguments, "n_outputs": n_outputs}
+    columns = {"op": "dispatch", "dtype": "float32", **counts}
     return Case(f"dispatch {n_arguments} {n_outputs}", columns, make)
 
 
