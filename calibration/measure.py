@@ -37,20 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--only", default="", help="families of ops, separated by commas")
     options = parser.parse_args(arguments)
-    try:
-        cores = machine.parse_cores(options.cores)
-        machine.pin(cores)
-        if options.part == "ops":
-            machine.steady_cpu()
-        return _measure(options)
-    except (RuntimeError, ValueError) as error:
-        print(f"hybridperf: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130  # the command that started this program says so
+    return machine.exit_status(lambda: _measure(options))
 
 
 def _measure(options: argparse.Namespace) -> int:
+    machine.pin(machine.parse_cores(options.cores))
+    if options.part == "ops":
+        machine.steady_cpu()
     import pandas as pd
 
     from hybridperf.io import write_json, write_table

@@ -210,9 +210,9 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, capfd):
 
 def test_each_process_gets_cores_of_its_own_only_where_there_are_enough(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5, 6, 7}, raising=False)
-    assert measure_collectives._cores(2, unpinned=False) == (["4,5", "6,7"], "")
-    assert measure_collectives._cores(4, unpinned=False)[0] == [""] * 4
-    assert "5 processes share 4 cores" in measure_collectives._cores(5, unpinned=False)[1]
+    assert job.cores_of_processes(2, 2) == (["4,5", "6,7"], "")
+    assert job.cores_of_processes(4, 2)[0] == [""] * 4
+    assert "5 processes share 4 cores" in job.cores_of_processes(5, 2)[1]
 
 
 def test_a_size_below_one_number_is_refused():
