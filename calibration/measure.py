@@ -37,20 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--only", default="", help="families of ops, separated by commas")
     options = parser.parse_args(arguments)
-    try:
-        cores = machine.parse_cores(options.cores)
-        machine.pin(cores)
-        if options.part == "ops":
-            machine.steady_cpu()
-        return _measure(options)
-    except (RuntimeError, ValueError) as error:
-        print(f"hybridperf: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130  # the command that started this program says so
+    return machine.exit_status(lambda: _measure(options))
 
 
 def _measure(options: argparse.Namespace) -> int:
+    machine.pin(machine.parse_cores(options.cores))
+    if options.part == "ops":
+        machine.steady_cpu()
     import pandas as pd
 
     from hybridperf.io import write_json, write_table
@@ -63,9 +56,8 @@ def _measure(options: argparse.Namespace) -> int:
     only = tuple(name for name in options.only.split(",") if name)
     cases = op_cases(options.setting, only) if options.part == "ops" else host_cases()
     # the setting is not part of the fingerprint: a full run goes on where a quick one stopped
-    with RowStore(
-        options.out, machine.fingerprint({"cores": options.cores, "part": options.part})
-    ) as store:
+    fingerprint = machine.fingerprint({"cores": options.cores, "part": options.part})
+    with RowStore(options.out, fingerprint) as store:
         yardstick = Yardstick(allowance_s=WAITING_SHARE * budget_s)
         report = run(
             cases, store, passes=options.passes, budget_s=options.budget_s, yardstick=yardstick
@@ -74,16 +66,11 @@ def _measure(options: argparse.Namespace) -> int:
         moved = drift(store.rows)
     path = Path(options.out)
     if rows.empty:
-        raise RuntimeError(
-            f"none of {report.total} measurements succeeded; the rows in {path} say why"
-        )
+        none = f"none of {report.total} measurements succeeded"
+        raise RuntimeError(f"{none}; the rows in {path} say why")
     write_table(rows, path.with_suffix(".csv"))
-    write_json(
-        path.with_suffix(".machine.json"),
-        "machine",
-        1,
-        {**machine.machine_facts(), **report.machine, "drift": moved},
-    )
+    facts = {**machine.machine_facts(), **yardstick.facts(), "drift": moved}
+    write_json(path.with_suffix(".machine.json"), "machine", 1, facts)
     print(f"hybridperf: {report.sentence()}", file=sys.stderr)
     return 0 if report.complete else 4
 

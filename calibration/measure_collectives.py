@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -73,29 +72,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _start_all(options: argparse.Namespace) -> int:
     """Start this machine's processes and wait for them; returns their exit status."""
+    ids = options.process_ids
     try:
-        ids = options.process_ids
         ranks = machine.parse_cores(ids) if ids else tuple(range(options.processes))
     except ValueError as error:
-        raise InputError(
-            f"expected --process-ids like 8-15, got {options.process_ids!r}"
-        ) from error
+        raise InputError(f"expected --process-ids like 8-15, got {ids!r}") from error
     if not all(rank < options.processes for rank in ranks) or len(set(ranks)) < len(ranks):
-        raise InputError(
-            f"expected each of --process-ids once and below --processes {options.processes}, got"
-            f" {options.process_ids!r}"
-        )
+        expected = f"each of --process-ids once and below --processes {options.processes}"
+        raise InputError(f"expected {expected}, got {ids!r}")
     if options.cores_each < 1:
         raise InputError(f"expected --cores-each of at least 1, got {options.cores_each}")
     if len(ranks) < options.processes and not options.coordinator:
-        raise InputError(
-            "expected --coordinator HOST:PORT, the machine of process 0, with --process-ids of a"
-            " part of the job; got none"
-        )
+        expected = "expected --coordinator HOST:PORT, the machine of process 0"
+        raise InputError(f"{expected}, with --process-ids of a part of the job; got none")
     # refuses wrong names and sizes here, once
     collective_cases(options.processes, "cpu", _sizes(options), _names(options.only))
     logs = job.make_folders(Path(options.out), "collectives_logs")
-    cores, remark = _cores(len(ranks), unpinned=options.unpinned, each=options.cores_each)
+    unpinned, each = options.unpinned, options.cores_each
+    cores, remark = job.cores_of_processes(len(ranks), each, unpinned=unpinned)
     job.say(remark, job.busy_remark("collectives"))
     budget_s = BUDGET_S[options.setting] if options.budget_s is None else options.budget_s
     start_s = time.perf_counter()
@@ -132,9 +126,8 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     nodes = team.nodes()
     pinned = team.exchange([float(bool(options.cores))]).min() > 0
     cases = collective_cases(team.n, team.platform, _sizes(options), _names(options.only))
-    budget_s = (
-        None if options.budget_s is None else options.budget_s - (time.perf_counter() - start_s)
-    )
+    gone_s, budget_s = time.perf_counter() - start_s, options.budget_s
+    left_s = None if budget_s is None else budget_s - gone_s
     with contextlib.ExitStack() as stack:
         store: RowStore | None = None
         if options.rank == 0:
@@ -147,13 +140,13 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
             )
         passes = options.passes or PASSES[options.setting]
         report = collectives.run(
-            cases, team, store, passes=passes, last=options.last_pass, budget_s=budget_s, say=say
+            cases, team, store, passes=passes, last=options.last_pass, budget_s=left_s, say=say
         )
         if store is not None:
             _write(Path(options.out), store, team, nodes, pinned=bool(pinned))
-            if report.stopped or options.last_pass == passes:
+            if not report.complete or options.last_pass == passes:
                 say(report.sentence())
-    return job.BUDGET_RAN_OUT if report.stopped else 0
+    return 0 if report.complete else job.BUDGET_RAN_OUT
 
 
 def _write(folder: Path, store: RowStore, team: Team, nodes: int, *, pinned: bool) -> None:
@@ -172,19 +165,6 @@ def _write(folder: Path, store: RowStore, team: Team, nodes: int, *, pinned: boo
         "dispatch_s": team.dispatch_s,
     }  # fmt: skip
     job.write_results(folder, "collectives", table(store.rows, common), facts)
-
-
-def _cores(n: int, *, unpinned: bool, each: int = CORES_EACH) -> tuple[list[str], str]:
-    """Cores of each of `n` processes here, as `machine.parse_cores` reads them, and a remark."""
-    if unpinned or not hasattr(os, "sched_getaffinity"):
-        return [""] * n, "the processes are not pinned to cores"
-    usable = sorted(os.sched_getaffinity(0))
-    crowded = f"{n} processes share {len(usable)} cores here"
-    if n > len(usable):
-        return [""] * n, f"{crowded}: they wait for each other, which is part of what is measured"
-    if each * n > len(usable):
-        return [""] * n, f"{crowded} and are not pinned: each would want {each} of its own"
-    return [",".join(map(str, usable[each * i : each * (i + 1)])) for i in range(n)], ""
 
 
 def _sizes(options: argparse.Namespace) -> tuple[int, ...]:

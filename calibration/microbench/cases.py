@@ -21,20 +21,14 @@ from typing import Any
 import numpy as np
 
 from hybridperf.ops.embedding import uniform_unique_rows
-from hybridperf_calibration.microbench.families import (
-    FAMILIES,
-    FLOAT_BYTES,
-    Family,
-    OpProgram,
-    points,
-)
+from hybridperf_calibration.microbench.families import FAMILIES, FLOAT_BYTES, Family, OpProgram
+from hybridperf_calibration.microbench.families import points as sobol_points
 from hybridperf_calibration.microbench.timer import Budget, Case, dispatch_case, time_case
 
 _CALL_BYTES = 4e6  # copies are added until a call moves about this much
 _MOST_COPIES = 12
-_RESULT_BYTES = (
-    24e6  # of one call together: below what the allocator hands back to the operating system
-)
+# of one call together: below what the allocator hands back to the operating system
+_RESULT_BYTES = 24e6
 # bytes that the sets of arguments take up together; zero: two sets, however small
 _SPREADS = (0.0, 16e6, 96e6, 250e6)
 _LARGEST_SPREAD_BYTES = 2e9
@@ -79,10 +73,8 @@ class CallOverhead:
     def _measured(self) -> tuple[float, float]:
         counts = (2, 16, 64)
         rng = np.random.default_rng(0)
-        times = [
-            time_case(dispatch_case(n // 2, n // 2), Budget(cap_s=0.4, min_s=0.1), rng).time_s
-            for n in counts
-        ]
+        budget = Budget(cap_s=0.4, min_s=0.1)
+        times = [time_case(dispatch_case(n // 2, n // 2), budget, rng).time_s for n in counts]
         per_buffer_s = max((times[-1] - times[0]) / (counts[-1] - counts[0]), 0.0)
         return max(times[0] - per_buffer_s * counts[0], 0.0), per_buffer_s
 
@@ -92,14 +84,11 @@ def _family_cases(family: Family, setting: str, seed: int, overhead: CallOverhea
     # quick points are the first of the full ones: a later full run goes on where a quick one
     # stopped
     found = {}
-    for at, u in enumerate(points(family, count, seed)):
+    for at, u in enumerate(sobol_points(family, count, seed)):
         program = family.build(u)
         # in a step, rows of a table larger than the caches come back after many batches
-        spread = (
-            _SPREADS[-1]
-            if program.shared_bytes() > _COLD_TABLE_BYTES
-            else _SPREADS[at % len(_SPREADS)]
-        )
+        cold = program.shared_bytes() > _COLD_TABLE_BYTES
+        spread = _SPREADS[-1 if cold else at % len(_SPREADS)]
         key = f"{program.name} spread {spread:g}"
         if key not in found:
             found[key] = _case(program, key, spread, overhead)
@@ -133,13 +122,9 @@ def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverh
 
     def many(*flat: Any) -> tuple[Any, ...]:
         parts = [flat[i * per_copy : (i + 1) * per_copy] for i in range(copies)]
-        results = [
-            program.fn(program.prelude(*part)) if program.prelude else program.fn(*part)
-            for part in parts
-        ]
-        if not program.carry:
-            return tuple(results)
-        return tuple(x for result in results for x in result)
+        made = [(program.prelude(*part),) if program.prelude else part for part in parts]
+        results = [program.fn(*part) for part in made]
+        return tuple(x for result in results for x in result) if program.carry else tuple(results)
 
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
         shared = [
@@ -163,7 +148,7 @@ def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverh
         elif "vocab" in columns:
             # the rows that these indices name are touched again, the rest of the table never
             touched = uniform_unique_rows(sets * columns["rows"], columns["vocab"])
-            columns["reuse_bytes"] = float(copies * touched * row_bytes(columns))
+            columns["reuse_bytes"] = float(copies * touched * columns["cols"] * FLOAT_BYTES)
         else:
             own = columns["reuse_bytes"]
             columns["reuse_bytes"] = max(own, min(own * sets, footprint))
@@ -180,20 +165,10 @@ def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverh
         alone = dataclasses.replace(case, subtract_s=0.0, describe=None)
         return time_case(alone, Budget(cap_s=0.2), np.random.default_rng(0)).call_s
 
+    named = program.columns or {"op": program.name.split()[0], "dtype": "fp32"}
     return Case(
-        key=key,
-        columns=program.columns or {"op": program.name.split()[0], "dtype": "fp32"},
-        make=make,
-        divisor=copies,
-        subtract_s=other_s,
-        carried=carried,
-        describe=describe,
+        key, named, make, divisor=copies, subtract_s=other_s, carried=carried, describe=describe
     )
-
-
-def row_bytes(columns: Mapping[str, Any]) -> float:
-    """Bytes of one row of a look-up table."""
-    return columns["cols"] * FLOAT_BYTES
 
 
 def main_op(hlo: str, copies: int, has_prelude: bool = False) -> dict[str, Any]:
@@ -224,10 +199,8 @@ def main_op(hlo: str, copies: int, has_prelude: bool = False) -> dict[str, Any]:
     if count[main] != copies or work[main] < _MAIN_SHARE * sum(work.values()):
         kinds = ", ".join(sorted({columns(op)["op"] for op in work}))
         raise ValueError(f"compiled to several ops, not one: {kinds}")
-    return {
-        **columns(main),
-        "reuse_bytes": float(np.exp(np.mean(np.log(np.maximum(reuse[main], 1.0))))),
-    }
+    mean_reuse_bytes = float(np.exp(np.mean(np.log(np.maximum(reuse[main], 1.0)))))
+    return {**columns(main), "reuse_bytes": mean_reuse_bytes}
 
 
 def _argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
@@ -250,12 +223,8 @@ def _numbers() -> np.ndarray:
 
 def _call_case(buffers: int) -> Case:
     half = buffers // 2
-    base = dispatch_case(half, buffers - half)
-    return Case(
-        key=f"call {buffers}",
-        columns={"op": "call", "dtype": "fp32", "buffers": buffers},
-        make=base.make,
-    )
+    columns = {"op": "call", "dtype": "fp32", "buffers": buffers}
+    return Case(f"call {buffers}", columns, dispatch_case(half, buffers - half).make)
 
 
 def _allocation_case(megabytes: int) -> Case:
@@ -265,22 +234,12 @@ def _allocation_case(megabytes: int) -> Case:
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
         return (lambda x: x + np.float32(1)), [(rng.random(n, dtype=np.float32),) for _ in range(2)]
 
-    def in_place_s() -> float:
-        rng = np.random.default_rng(0)
-        case = Case(
-            key="",
-            columns={},
-            carried=(0,),
-            make=lambda rng: (
-                (lambda x: (x + np.float32(1),)),
-                [(rng.random(n, dtype=np.float32),)],
-            ),
-        )
-        return time_case(case, Budget(cap_s=0.3), rng).call_s
+    def make_in_place(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
+        return (lambda x: (x + np.float32(1),)), [(rng.random(n, dtype=np.float32),)]
 
-    return Case(
-        key=f"allocation {megabytes} MiB",
-        columns={"op": "allocation", "dtype": "fp32", "bytes": float(megabytes * 2**20)},
-        make=make,
-        subtract_s=in_place_s,
-    )
+    def in_place_s() -> float:
+        case = Case("", {}, make_in_place, carried=(0,))
+        return time_case(case, Budget(cap_s=0.3), np.random.default_rng(0)).call_s
+
+    columns = {"op": "allocation", "dtype": "fp32", "bytes": float(megabytes * 2**20)}
+    return Case(f"allocation {megabytes} MiB", columns, make, subtract_s=in_place_s)

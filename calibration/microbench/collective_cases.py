@@ -61,48 +61,29 @@ CHAINED_BYTES = 2**22  # in one call; above, a collective is so long that the di
 class Collective:
     """One kind of collective on a mesh axis `ranks`; a program's part is float32 [items]."""
 
-    run: Callable[[Any, int], Any]  # (x, number of ranks) -> y
+    run: Callable[[Any, Any, int], Any]  # (jax.lax, x, number of ranks) -> y
     instruction: str  # its name in a compiled program
     gathers: bool = False  # one rank's input is bytes / n
     scatters: bool = False  # one rank's output is bytes / n
 
 
-def _all_reduce(x: Any, n: int) -> Any:
-    from jax import lax
-
-    return lax.psum(x, "ranks")
-
-
-def _all_gather(x: Any, n: int) -> Any:
-    from jax import lax
-
-    return lax.all_gather(x, "ranks", tiled=True)
-
-
-def _reduce_scatter(x: Any, n: int) -> Any:
-    from jax import lax
-
-    return lax.psum_scatter(x, "ranks", tiled=True)
-
-
-def _alltoall(x: Any, n: int) -> Any:
-    from jax import lax
-
-    return lax.all_to_all(x, "ranks", split_axis=0, concat_axis=0, tiled=True)
-
-
-def _sendrecv(x: Any, n: int) -> Any:
-    from jax import lax
-
+def _ring(lax: Any, x: Any, n: int) -> Any:
     return lax.ppermute(x, "ranks", [(rank, (rank + 1) % n) for rank in range(n)])
 
 
 COLLECTIVES = {
-    "all_reduce": Collective(_all_reduce, "all-reduce"),
-    "all_gather": Collective(_all_gather, "all-gather", gathers=True),
-    "reduce_scatter": Collective(_reduce_scatter, "reduce-scatter", scatters=True),
-    "alltoall": Collective(_alltoall, "all-to-all"),
-    "sendrecv": Collective(_sendrecv, "collective-permute"),
+    "all_reduce": Collective(lambda lax, x, n: lax.psum(x, "ranks"), "all-reduce"),
+    "all_gather": Collective(
+        lambda lax, x, n: lax.all_gather(x, "ranks", tiled=True), "all-gather", gathers=True
+    ),
+    "reduce_scatter": Collective(
+        lambda lax, x, n: lax.psum_scatter(x, "ranks", tiled=True), "reduce-scatter", scatters=True
+    ),
+    "alltoall": Collective(
+        lambda lax, x, n: lax.all_to_all(x, "ranks", split_axis=0, concat_axis=0, tiled=True),
+        "all-to-all",
+    ),
+    "sendrecv": Collective(_ring, "collective-permute"),
 }
 
 
@@ -156,7 +137,7 @@ def chain(case: CollectiveCase) -> Callable[[Any, Any], tuple[Any, Any]]:
         from jax import lax
 
         for _ in range(case.chained):
-            y = collective.run(x, case.n)
+            y = collective.run(lax, x, case.n)
             x = lax.dynamic_update_slice(x, y[-1:], (0,))
         return x, y
 
@@ -170,8 +151,6 @@ def count_collectives(case: CollectiveCase, program: str) -> int:
 
 def _divisible(size: int, n: int) -> int:
     if size < ITEM_BYTES:
-        raise InputError(
-            f"expected sizes of at least {ITEM_BYTES} bytes, got {size}; a size is that of a buffer"
-            " of float32"
-        )
+        why = "a size is that of a buffer of float32"
+        raise InputError(f"expected sizes of at least {ITEM_BYTES} bytes, got {size}; {why}")
     return max(1, round(size / (ITEM_BYTES * n))) * ITEM_BYTES * n

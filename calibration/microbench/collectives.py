@@ -36,18 +36,15 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from hybridperf_calibration.microbench.collective_cases import (
-    DTYPE,
-    CollectiveCase,
-    chain,
-    count_collectives,
-)
+from hybridperf_calibration.microbench import collective_cases
+from hybridperf_calibration.microbench.collective_cases import DTYPE, CollectiveCase
 from hybridperf_calibration.microbench.store import Row, RowStore, measured_passes
+from hybridperf_calibration.microbench.tally import Tally
 
 MOST_REPEATS = 200
 FEWEST_REPEATS = 5
@@ -64,6 +61,16 @@ CACHE_BYTES = 2**22  # of a core's own caches, at most
 _SHORTEST_EXCHANGE = 64  # numbers
 
 
+class HasKey(Protocol):
+    """A case that a store knows by its key."""
+
+    @property
+    def key(self) -> str: ...
+
+
+Keyed = TypeVar("Keyed", bound=HasKey)
+
+
 class Team:
     """All processes of a job, seen from one of them, on a mesh with one axis, `ranks`."""
 
@@ -72,16 +79,12 @@ class Team:
         import jax
 
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        timeout = {"initialization_timeout": INITIALIZE_S}
-        devices = [local_device]
         jax.distributed.initialize(
-            coordinator, processes, rank, local_device_ids=devices, **timeout
+            coordinator, processes, rank, [local_device], initialization_timeout=INITIALIZE_S
         )
         if jax.local_device_count() != 1:
-            raise RuntimeError(
-                f"expected one device for each process, found {jax.local_device_count()}; unset"
-                " XLA_FLAGS or set JAX_PLATFORMS."
-            )
+            found = f"expected one device for each process, found {jax.local_device_count()}"
+            raise RuntimeError(f"{found}; unset XLA_FLAGS or set JAX_PLATFORMS.")
         self.n, self.rank, self.platform = len(jax.devices()), rank, jax.devices()[0].platform
         # in the order of the processes
         self._mesh = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))
@@ -116,8 +119,10 @@ class Team:
         import jax
 
         # check_vma: parts of an all-gather's result are alike on all ranks, and each rank's own
-        specs = {"in_specs": jax.P("ranks"), "out_specs": jax.P("ranks")}
-        return jax.shard_map(program, mesh=self._mesh, **specs, check_vma=False)
+        ranks = jax.P("ranks")
+        return jax.shard_map(
+            program, mesh=self._mesh, in_specs=ranks, out_specs=ranks, check_vma=False
+        )
 
     def barrier(self) -> None:
         """Return when all ranks are here; they leave within some 10 us of each other."""
@@ -142,9 +147,8 @@ class Team:
         import jax
 
         x, y = (self.place(np.ones(_SHORTEST_EXCHANGE, np.float32)) for _ in range(2))
-        call = self.compile(
-            lambda x, y: (x.at[0].set(y[-1]), y.at[0].set(x[-1])), x, y, donate=(0, 1)
-        )
+        swap = lambda x, y: (x.at[0].set(y[-1]), y.at[0].set(x[-1]))  # noqa: E731
+        call = self.compile(swap, x, y, donate=(0, 1))
         calls_s = []
         for _ in range(DISPATCH_CALLS):
             start_s = time.perf_counter()
@@ -158,11 +162,17 @@ class Team:
         halves = self.exchange([name >> 16, name & 0xFFFF])  # exact in float32
         _, counts = np.unique(halves, axis=0, return_counts=True)
         if len(set(counts)) > 1:
-            raise RuntimeError(
-                "expected equally many processes on every machine, found"
-                f" {', '.join(map(str, counts))}; start as many on each of them."
-            )
+            found = f"expected equally many processes on every machine, found {[*map(int, counts)]}"
+            raise RuntimeError(f"{found}; start as many on each of them.")
         return len(counts)
+
+    def missing(
+        self, order: Sequence[tuple[Keyed, int]], store: RowStore | None
+    ) -> list[tuple[Keyed, int]]:
+        """Those of (case, pass) that rank 0's store does not have, the same on every rank."""
+        has = [float(store is not None and store.has(case.key, at)) for case, at in order]
+        stored = self.exchange(has)[0]
+        return [one for one, there in zip(order, stored, strict=True) if not there]
 
     def library(self) -> str:
         """What carries the collectives, as tables name it."""
@@ -172,26 +182,6 @@ class Team:
             return "gloo(jax)"
         version = jax.devices()[0].client.platform_version.lower()
         return "rccl(jax)" if "rocm" in version else "nccl(jax)"
-
-
-@dataclass(frozen=True)
-class CollectiveReport:
-    """What a run did: rows in the store, of `total` = cases x passes."""
-
-    done: int  # those of earlier runs included
-    now: int  # by this run
-    failed: int  # of those measured now; the row's "error" says why
-    total: int
-    stopped: bool  # the time budget ran out
-
-    def sentence(self) -> str:
-        """The report for a reader."""
-        parts = [f"{self.done} of {self.total} collectives measured, {self.now} of them now"]
-        if self.failed:
-            parts.append(f"{self.failed} failed (their rows say why)")
-        if self.stopped:
-            parts.append("the time budget ran out: run the same command again to measure the rest")
-        return "; ".join(parts) + "."
 
 
 class Watch:
@@ -229,16 +219,10 @@ class _Ready:
 
 
 def run(
-    cases: Sequence[CollectiveCase],
-    team: Team,
-    store: RowStore | None,
-    *,
-    passes: int,
-    last: int | None = None,
-    budget_s: float | None = None,
-    say: Callable[[str], None] = lambda line: None,
-    seed: int = 0,
-) -> CollectiveReport:
+    cases: Sequence[CollectiveCase], team: Team, store: RowStore | None, *, passes: int,
+    last: int | None = None, budget_s: float | None = None,
+    say: Callable[[str], None] = lambda line: None, seed: int = 0,
+) -> Tally:  # fmt: skip
     """Measure every case in every pass unless rank 0's store has it.
 
     Args:
@@ -253,23 +237,17 @@ def run(
     """
     order = [one for pass_no in range(1, passes + 1) for one in _ordered(cases, pass_no, seed)]
     watch = Watch(store) if store is not None else None
-    has = [float(store is not None and store.has(case.key, pass_no)) for case, pass_no in order]
-    stored = team.exchange(has)[0]
-    missing = [one for one, there in zip(order, stored, strict=True) if not there]
+    missing = team.missing(order, store)
     todo = [(case, pass_no) for case, pass_no in missing if pass_no <= (last or passes)]
-    earlier = int(stored.sum())
     ready: dict[str, _Ready] = {}  # by the first pass, for the later ones
-    now = failed = 0
-    stopped = False
-    repeating_s = 0.0
-    start_s = last_line_s = time.perf_counter()
+    tally = Tally(
+        "collectives", len(order) - len(missing), len(todo), len(order),
+        SHORTEST_CAP_S, LONGEST_CAP_S, budget_s,
+    )  # fmt: skip
+    last_line_s = tally.start_s
     for case, pass_no in todo:
-        elapsed_s = time.perf_counter() - start_s
-        overhead_s = (elapsed_s - repeating_s) / max(now, 1)
-        cap_s = _cap_s(budget_s, elapsed_s, len(todo) - now, overhead_s)
-        cap_s = float(team.exchange([cap_s])[0, 0])  # rank 0's clock and budget count
+        cap_s = float(team.exchange([tally.cap_s()])[0, 0])  # rank 0's clock and budget count
         if cap_s <= 0:
-            stopped = True
             break
         if watch:
             watch.begin({"key": case.key, "pass_no": pass_no, **_columns(case)})
@@ -278,18 +256,11 @@ def run(
             watch.end()
         if store is not None:
             store.append({"key": case.key, "pass_no": pass_no, **row})
-        now += 1
-        failed += "error" in row
-        repeating_s += took_s
-        if now == len(todo) or time.perf_counter() - last_line_s >= LINE_EVERY_S:
-            last_line_s = time.perf_counter()
-            left_s = (last_line_s - start_s) / now * (len(todo) - now)
-            if budget_s is not None:
-                left_s = min(left_s, max(budget_s - (last_line_s - start_s), 0.0))
-            say(f"measured {earlier + now} of {len(order)} collectives, {left_s:.0f} s left")
-    return CollectiveReport(
-        done=earlier + now, now=now, failed=failed, total=len(order), stopped=stopped
-    )
+        tally.add(row, took_s)
+        if tally.complete or time.perf_counter() - last_line_s >= LINE_EVERY_S:
+            last_line_s, done = time.perf_counter(), tally.measured + tally.resumed
+            say(f"measured {done} of {tally.total} collectives, {tally.left_s():.0f} s left")
+    return tally
 
 
 def summarize(elapsed_s: np.ndarray, chained: int, dispatch_s: float) -> Row:
@@ -370,18 +341,7 @@ class _Work:
         self._numbers = np.ones(CACHE_BYTES // 8 if platform == "cpu" else 0)
 
     def run(self) -> None:
-        """Measure every case in every pass unless rank 0's store has it.
-
-        Args:
-            cases: the same on every rank.
-            team: the processes of the job.
-            store: rank 0's; None on the others.
-            passes: over all cases.
-            last: the pass to stop after; other processes measure the later ones.
-            budget_s: seconds after which no new case starts.
-            say: takes lines of progress.
-            seed: of the order of cases.
-        """
+        """Touch them all."""
         np.multiply(self._numbers, 1.0, out=self._numbers)
 
 
@@ -399,20 +359,8 @@ def _ordered(
 
 
 def _compile(case: CollectiveCase, team: Team, x: Any, y: Any) -> _Ready:
-    call = team.compile(chain(case), x, y, donate=(0, 1))
-    found = count_collectives(case, call.as_text())
-    wrong = (
-        f"the compiled program has {found} collectives instead of {case.chained}; this JAX changes"
-        " what is measured here"
-    )
-    return _Ready(call, "" if found == case.chained else wrong)
-
-
-def _cap_s(budget_s: float | None, elapsed_s: float, cases_left: int, overhead_s: float) -> float:
-    """Seconds of the next case's calls; 0: the time is up."""
-    if budget_s is None:
-        return LONGEST_CAP_S
-    if elapsed_s >= budget_s:
-        return 0.0
-    share_s = (budget_s - elapsed_s) / cases_left - overhead_s
-    return float(np.clip(share_s, SHORTEST_CAP_S, LONGEST_CAP_S))
+    call = team.compile(collective_cases.chain(case), x, y, donate=(0, 1))
+    found = collective_cases.count_collectives(case, call.as_text())
+    wrong = f"the compiled program has {found} collectives instead of {case.chained}"
+    error = "" if found == case.chained else f"{wrong}; this JAX changes what is measured here"
+    return _Ready(call, error)

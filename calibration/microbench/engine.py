@@ -15,8 +15,9 @@ import math
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.microbench.store import Row, RowStore
+from hybridperf_calibration.microbench.tally import Tally
 from hybridperf_calibration.microbench.timer import (
     Budget,
     Case,
@@ -46,52 +48,11 @@ LONGEST_WAIT_S = 3.0  # before one measurement
 PLAIN_LINE_EVERY_S = 10.0  # of progress, where the output is not a terminal
 
 
-@dataclass(frozen=True)
-class RunReport:
-    """What a run did: rows of the store, `total` = cases x passes."""
-
-    measured: int  # by this run, failed ones included
-    resumed: int  # found in the store
-    failed: int  # of those measured now; the row's "error" says why
-    total: int
-    elapsed_s: float
-    dropped: str  # an incomplete line that an earlier run left behind, see RowStore
-    machine: Mapping[str, float]  # how fast it was, see quiet.Yardstick.facts
-
-    @property
-    def complete(self) -> bool:
-        """Whether every case was measured in every pass."""
-        return self.measured + self.resumed == self.total
-
-    def sentence(self) -> str:
-        """The report for a reader."""
-        done = self.measured + self.resumed
-        share = done / max(self.total, 1)
-        done_share = f"{done} of {self.total} measurements done ({share:.0%})"
-        parts = [f"{done_share}, {self.measured} of them now"]
-        if self.failed:
-            parts.append(f"{self.failed} failed (their rows say why)")
-        if self.dropped:
-            parts.append("an incomplete last line of an earlier run was dropped and measured again")
-        if not self.complete:
-            parts.append("the time budget ran out: run the same command again to measure the rest")
-        return "; ".join(parts) + "."
-
-
 def run(
-    cases: Sequence[Case],
-    store: RowStore,
-    *,
-    passes: int = 2,
-    budget_s: float | None = None,
-    progress: bool = True,
-    seed: int = 0,
-    yardstick: Yardstick | None = None,
-) -> RunReport:
-    """Measure every case in every pass unless the store has it.
-
-    What is left of the budget is shared evenly among the measurements left; a case's share ends its
-    repeats early.
+    cases: Sequence[Case], store: RowStore, *, passes: int = 2, budget_s: float | None = None,
+    progress: bool = True, seed: int = 0, yardstick: Yardstick | None = None,
+) -> Tally:  # fmt: skip
+    """Measure every case in every pass unless the store has it; each has its share of the budget.
 
     Args:
         cases: with different keys.
@@ -103,7 +64,10 @@ def run(
         yardstick: waits a while before each measurement until the machine is quiet; cases to come
             are compiled meanwhile.
     """
-    _check_keys_unique(cases)
+    keys = Counter(case.key for case in cases)
+    for key, times in keys.items():
+        if times > 1:
+            raise ValueError(f"two cases have the key {key!r}; rows could not be told apart.")
     todo = [
         (cases[index], pass_no)
         for pass_no in range(1, passes + 1)
@@ -112,37 +76,24 @@ def run(
     ]
     kept: dict[str, Compiled] = {}  # by the first pass, for the later ones
     ahead = compile_ahead([case for case, _ in todo], kept)
-    measured = failed = 0
-    spent_repeating_s = 0.0
-    start_s = time.perf_counter()
+    tally = Tally(
+        "measurements", len(cases) * passes - len(todo), len(todo), len(cases) * passes,
+        SHORTEST_CAP_S, LONGEST_CAP_S, budget_s, store.dropped,
+    )  # fmt: skip
     with _progress_on_stderr(len(todo), enabled=progress) as show:
         for case, pass_no in todo:
-            elapsed_s = time.perf_counter() - start_s
-            if budget_s is not None and elapsed_s >= budget_s:
+            cap_s = tally.cap_s()
+            if cap_s <= 0:
                 break
-            # Making inputs and compiling are not repeats: what they took on average is set aside
-            # for the cases to come.
-            overhead_s = (elapsed_s - spent_repeating_s) / max(measured, 1)
-            cap_s = _cap_s(budget_s, elapsed_s, len(todo) - measured, overhead_s)
             slowness = {}
             if yardstick is not None:
                 waited = yardstick.wait(LONGEST_WAIT_S, lambda: next(ahead, False))
                 slowness["slowness"] = round(waited, 3)
             row, repeating_s = _measure(case, pass_no, cap_s, seed, kept)
             store.append({**row, **slowness})
-            measured += 1
-            failed += "error" in row
-            spent_repeating_s += repeating_s
-            show(measured, case.key)
-    return RunReport(
-        measured=measured,
-        resumed=len(cases) * passes - len(todo),
-        failed=failed,
-        total=len(cases) * passes,
-        elapsed_s=time.perf_counter() - start_s,
-        dropped=store.dropped,
-        machine={} if yardstick is None else yardstick.facts(),
-    )
+            tally.add(row, repeating_s)
+            show(tally.measured, case.key)
+    return tally
 
 
 def merge_passes(rows: Sequence[Row]) -> list[Row]:
@@ -230,23 +181,6 @@ def _timing_columns(timing: Timing) -> Row:
     values = {name: value for name, value in asdict(timing).items() if name != "described"}
     flags = {name: int(value) for name, value in values.items() if isinstance(value, bool)}
     return {**values, **flags}
-
-
-def _cap_s(
-    budget_s: float | None, elapsed_s: float, measurements_left: int, overhead_s: float
-) -> float:
-    if budget_s is None:
-        return LONGEST_CAP_S
-    share_s = (budget_s - elapsed_s) / measurements_left - overhead_s
-    return min(max(share_s, SHORTEST_CAP_S), LONGEST_CAP_S)
-
-
-def _check_keys_unique(cases: Sequence[Case]) -> None:
-    seen: set[str] = set()
-    for case in cases:
-        if case.key in seen:
-            raise ValueError(f"two cases have the key {case.key!r}; rows could not be told apart.")
-        seen.add(case.key)
 
 
 @contextlib.contextmanager

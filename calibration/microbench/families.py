@@ -12,8 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from hybridperf.ops.embedding_bag import Direction
 from hybridperf_calibration.microbench.lookups import Lookups
 
 Array = Any
@@ -28,20 +32,15 @@ class OpProgram:
     fn: Callable[..., Any]
     arguments: Sequence[tuple]
     carry: int = 0  # leading arguments that are donated and come back as the leading results
-    columns: dict[str, Any] | None = (
-        None  # the row's columns where the op is a composite; None: read from the compiled program
-    )
+    # the row's columns where the op is a composite; None: read from the compiled program
+    columns: dict[str, Any] | None = None
     # leading arguments that all sets have in common: a table that different indices look into
     shared: int = 0
-    result_bytes: float | None = (
-        None  # of one copy, where larger than its largest argument of its own
-    )
-    prelude: Callable[..., Any] | None = (
-        None  # makes the op's operands inside the program; timed alone and taken off
-    )
-    lookups: Lookups | None = (
-        None  # of an embedding bag: who looks up what; the row's columns come from it
-    )
+    result_bytes: float | None = None  # of one copy, where larger than its largest own argument
+    # makes the op's operands inside the program; timed alone and taken off
+    prelude: Callable[..., Any] | None = None
+    # of an embedding bag: who looks up what; the row's columns come from it
+    lookups: Lookups | None = None
     alone: bool = False  # one copy to a call: beside copies of itself XLA would fuse it differently
 
     def shared_bytes(self) -> float:
@@ -77,6 +76,13 @@ def size(u: float, low: float, high: float, snap: float) -> int:
     return max(round(value) | 1, int(low))
 
 
+def _matrix(rows: int, cols: int, most: float) -> tuple[int, int]:
+    """Rows and columns of at most so many elements: rows are halved until they are."""
+    while rows * cols > most:
+        rows //= 2
+    return rows, cols
+
+
 def floats(*shape: int) -> tuple:
     return ("float", shape)
 
@@ -86,8 +92,6 @@ def indices(below: int, *shape: int) -> tuple:
 
 
 def _gemm(u: np.ndarray) -> OpProgram:
-    from jax import lax
-
     # rows of activations are many, widths fewer; the third layout is the weight gradient's,
     # contracted over rows
     m, n, k = size(u[0], 16, 4096, u[3]), size(u[1], 8, 2048, u[4]), size(u[2], 8, 2048, u[5])
@@ -105,11 +109,8 @@ def _gemm(u: np.ndarray) -> OpProgram:
     layout = _layout(u[6])
     a, b = _stored(layout, m, n, k)
     contracted = ((0 if layout[0] == "t" else 1,), (1 if layout[1] == "t" else 0,))
-    return OpProgram(
-        f"gemm {layout} {m} {n} {k}",
-        lambda x, y: lax.dot_general(x, y, (contracted, ((), ()))),
-        [floats(*a), floats(*b)],
-    )
+    product = lambda x, y: lax.dot_general(x, y, (contracted, ((), ())))  # noqa: E731
+    return OpProgram(f"gemm {layout} {m} {n} {k}", product, [floats(*a), floats(*b)])
 
 
 def _layout(u: float) -> str:
@@ -122,8 +123,6 @@ def _stored(layout: str, m: int, n: int, k: int) -> tuple[tuple[int, int], tuple
 
 
 def _batched_gemm(u: np.ndarray) -> OpProgram:
-    import jax.numpy as jnp
-
     batch = size(u[0], 8, 2048, 0.9)
     m, n, k = size(u[1], 8, 256, u[4]), size(u[2], 8, 256, u[5]), size(u[3], 8, 256, u[6])
     while 2.0 * batch * m * n * k > 5e8:
@@ -131,30 +130,23 @@ def _batched_gemm(u: np.ndarray) -> OpProgram:
     layout = _layout(u[7])
     first, second = _stored(layout, m, n, k)
     letters = f"b{'ji' if layout[0] == 't' else 'ij'},b{'kj' if layout[1] == 't' else 'jk'}->bik"
-    return OpProgram(
-        f"bmm {layout} {batch} {m} {n} {k}",
-        lambda x, y: jnp.einsum(letters, x, y),
-        [floats(batch, *first), floats(batch, *second)],
-    )
+    arguments = [floats(batch, *first), floats(batch, *second)]
+    name = f"bmm {layout} {batch} {m} {n} {k}"
+    return OpProgram(name, lambda x, y: jnp.einsum(letters, x, y), arguments)
 
 
 def _elementwise(u: np.ndarray) -> OpProgram:
-    rows, cols = size(u[0], 8, 8192, u[3]), size(u[1], 8, 2048, u[4])
-    while rows * cols > 4e6:
-        rows //= 2
+    rows, cols = _matrix(size(u[0], 8, 8192, u[3]), size(u[1], 8, 2048, u[4]), 4e6)
     inputs, arithmetic = 1 + int(u[2] * 5), 1 + int(18 * u[5] ** 2)
     transcendental = int(u[6] * 7) - 3
     fn = _chain(arithmetic, transcendental)
     arguments = [floats(rows, cols) if i % 3 != 2 else floats(cols) for i in range(inputs)]
-    return OpProgram(
-        f"elementwise {rows}x{cols} in{inputs} a{arithmetic} t{transcendental}", fn, arguments
-    )
+    name = f"elementwise {rows}x{cols} in{inputs} a{arithmetic} t{transcendental}"
+    return OpProgram(name, fn, arguments)
 
 
 def _chain(arithmetic: int, transcendental: int) -> Callable[..., Array]:
     """An expression of so many multiplications and additions, and transcendentals if positive."""
-    import jax.numpy as jnp
-
     functions = [jnp.tanh, jnp.exp, jnp.log, jnp.sqrt]
 
     def expression(*xs: Array) -> Array:
@@ -170,8 +162,6 @@ def _chain(arithmetic: int, transcendental: int) -> Callable[..., Array]:
 
 
 def _fill(u: np.ndarray) -> OpProgram:
-    import jax.numpy as jnp
-
     rows, cols = size(u[0], 8, 4096, u[2]), size(u[1], 8, 1024, 0.9)
     return OpProgram(f"fill {rows}x{cols}", lambda x: jnp.broadcast_to(x, (rows, cols)), [floats()])
 
@@ -183,42 +173,25 @@ def _update_in_place(u: np.ndarray) -> OpProgram:
 
 
 def _strided(u: np.ndarray) -> OpProgram:
-    rows, cols = size(u[0], 16, 4096, u[3]), size(u[1], 16, 2048, u[4])
-    while rows * cols > 3e6:
-        rows //= 2
+    rows, cols = _matrix(size(u[0], 16, 4096, u[3]), size(u[1], 16, 2048, u[4]), 3e6)
     heads = size(u[2], 2, 16, 0.1)
     if u[7] < 0.25:
         return OpProgram(f"transpose {rows}x{cols}", lambda x: x.T, [floats(rows, cols)])
     if u[7] < 0.5:  # as attention swaps positions and heads
         batch, width = max(rows // 128, 1), max(cols // heads, 8)
-        return OpProgram(
-            f"swap {batch}x128x{heads}x{width}",
-            lambda x: x.transpose(0, 3, 2, 1),
-            [floats(batch, 128, heads, width)],
-        )
+        name, arguments = f"swap {batch}x128x{heads}x{width}", [floats(batch, 128, heads, width)]
+        return OpProgram(name, lambda x: x.transpose(0, 3, 2, 1), arguments)
     inputs, arithmetic = 1 + int(u[2] * 4), 1 + int(12 * u[5] ** 2)
     transcendental = max(int(u[6] * 4) - 2, 0)
     chain, name = _chain(arithmetic, transcendental), f"in{inputs} a{arithmetic} t{transcendental}"
-    if u[7] < 0.8:
-        return OpProgram(
-            f"transposed {rows}x{cols} {name}",
-            lambda *xs: chain(*xs).T,
-            [floats(rows, cols)] * inputs,
-            alone=True,
-        )
-    batch = max(rows // 64, 1)
-    return OpProgram(
-        f"transposed {batch}x64x{cols} {name}",
-        lambda *xs: chain(*xs).transpose(2, 0, 1),
-        [floats(batch, 64, cols)] * inputs,
-        alone=True,
-    )
+    shape = (rows, cols) if u[7] < 0.8 else (max(rows // 64, 1), 64, cols)
+    turned = lambda *xs: chain(*xs).transpose(-1, *range(len(shape) - 1))  # noqa: E731
+    name = f"transposed {'x'.join(map(str, shape))} {name}"
+    return OpProgram(name, turned, [floats(*shape)] * inputs, alone=True)
 
 
 def _reduction(u: np.ndarray) -> OpProgram:
-    rows, cols = size(u[0], 8, 8192, u[2]), size(u[1], 33, 4096, u[3])
-    while rows * cols > 4e6:
-        rows //= 2
+    rows, cols = _matrix(size(u[0], 8, 8192, u[2]), size(u[1], 33, 4096, u[3]), 4e6)
     which = int(u[4] * 3)
     fn = [lambda x: x.sum(-1), lambda x: x.sum(0), lambda x: x.max(-1)][which]
     return OpProgram(f"reduction {which} {rows}x{cols}", fn, [floats(rows, cols)])
@@ -226,9 +199,7 @@ def _reduction(u: np.ndarray) -> OpProgram:
 
 def _window_reduction(u: np.ndarray) -> OpProgram:
     """Sums in windows of 32 and more, as XLA splits them, without the loop before."""
-    rows, cols = size(u[0], 8, 2048, u[2]), size(u[1], 40, 2048, u[3])
-    while rows * cols > 2e6:
-        rows //= 2
+    rows, cols = _matrix(size(u[0], 8, 2048, u[2]), size(u[1], 40, 2048, u[3]), 2e6)
     axis = -1 if u[4] < 0.7 else 0
     if axis == 0:
         rows = max(rows, 64)
@@ -238,8 +209,6 @@ def _window_reduction(u: np.ndarray) -> OpProgram:
 
 def _loop_reduction(u: np.ndarray) -> OpProgram:
     """Reductions that XLA writes as loops: short rows, fused matrix-vector products."""
-    import jax
-
     rows, cols = size(u[0], 16, 8192, u[2]), size(u[1], 4, 31, 0.9)
     if u[3] < 0.4:
         name = f"short rows {rows}x{cols}"
@@ -262,118 +231,85 @@ def _vocabulary(u: float) -> int:
 
 
 def _gather(u: np.ndarray) -> OpProgram:
-    vocab, width = _vocabulary(u[0]), size(u[1], 8, 512, u[4])
-    bags, pooling = size(u[2], 32, 2048, u[5]), size(u[3], 1, 32, 0.9)
-    while vocab * width > 5e7:
-        vocab //= 2
-    while bags * pooling > 30_000:
-        bags //= 2
+    vocab, width = _matrix(_vocabulary(u[0]), size(u[1], 8, 512, u[4]), 5e7)
+    bags, pooling = _matrix(size(u[2], 32, 2048, u[5]), size(u[3], 1, 32, 0.9), 30_000)
     if u[6] < 0.5:
-        n = bags * pooling
-        return OpProgram(
-            f"gather {vocab} {width} {n}", lambda t, i: t[i],
-            [floats(vocab, width), indices(vocab, n)], shared=1, result_bytes=4.0 * n * width,
-        )  # fmt: skip
-    return OpProgram(
-        f"bag {vocab} {width} {bags} {pooling}", lambda t, i: t[i].sum(1),
-        [floats(vocab, width), indices(vocab, bags, pooling)], shared=1,
-        result_bytes=4.0 * bags * width,
-    )  # fmt: skip
+        results, name = bags * pooling, f"gather {vocab} {width} {bags * pooling}"
+        look_up, looked_up = lambda t, i: t[i], indices(vocab, results)
+    else:
+        results, name = bags, f"bag {vocab} {width} {bags} {pooling}"
+        look_up, looked_up = lambda t, i: t[i].sum(1), indices(vocab, bags, pooling)
+    arguments, result_bytes = [floats(vocab, width), looked_up], 4.0 * results * width
+    return OpProgram(name, look_up, arguments, shared=1, result_bytes=result_bytes)
 
 
 def _scatter_add(u: np.ndarray) -> OpProgram:
-    vocab, width, n = _vocabulary(u[0]), size(u[1], 4, 512, u[3]), size(u[2], 64, 30_000, u[4])
-    while vocab * width > 5e7:
-        vocab //= 2
+    vocab, width = _matrix(_vocabulary(u[0]), size(u[1], 4, 512, u[3]), 5e7)
+    n = size(u[2], 64, 30_000, u[4])
     arguments = [floats(vocab, width), indices(vocab, n), floats(n, width)]
     name = f"scatter {vocab} {width} {n}"
     return OpProgram(name, lambda t, i, g: (t.at[i].add(g),), arguments, carry=1, shared=1)
 
 
-def _lookups(u: np.ndarray, direction: str) -> Lookups:
+def _lookups(u: np.ndarray, direction: Direction) -> Lookups:
     """A quarter uniform, the others skewed as in click models, a third with a flat head."""
-    rows, dim = size(u[0], 1000, 600_000, 0.9), size(u[1], 8, 256, u[5])
+    rows, dim = _matrix(size(u[0], 1000, 600_000, 0.9), size(u[1], 8, 256, u[5]), 5e7)
     most = 32 if direction == "forward" else 64  # XLA splits longer sums: then a bag is several ops
-    bags, pooling = size(u[2], 32, 2048, u[6]), size(u[3], 1, most, 0.9)
-    while rows * dim > 5e7:
-        rows //= 2
-    while bags * pooling > 30_000:
-        bags //= 2
+    bags, pooling = _matrix(size(u[2], 32, 2048, u[6]), size(u[3], 1, most, 0.9), 30_000)
     exponent = 0.0 if u[4] < 0.25 else round(0.3 + 1.2 * (u[4] - 0.25) / 0.75, 2)
     shift = 0.0 if u[7] < 0.67 else float(size((u[7] - 0.67) / 0.33, 1, 300, 0.9))
     return Lookups(rows, dim, bags, pooling, exponent, shift, direction)
 
 
-def _name(kind: str, of: Lookups) -> str:
-    return f"{kind} {of.rows} {of.dim} {of.bags} {of.pooling} zipf {of.exponent:g} {of.shift:g}"
-
-
 def _embedding_bag(u: np.ndarray) -> OpProgram:
     of = _lookups(u, "forward")
-    arguments = [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of)]
-    return OpProgram(
-        _name("embedding_bag", of), lambda t, i: t[i].sum(1), arguments, shared=1,
-        result_bytes=4.0 * of.bags * of.dim, lookups=of,
-    )  # fmt: skip
+    bytes_out = 4.0 * of.bags * of.dim
+    return _bags("embedding_bag", of, lambda t, i: t[i].sum(1), result_bytes=bytes_out)
 
 
 def _embedding_bag_backward(u: np.ndarray) -> OpProgram:
-    import jax.numpy as jnp
-
     of = _lookups(u, "backward")
 
     def update(t: Array, i: Array, g: Array) -> tuple[Array]:
-        return (
-            t.at[i].add(-0.01 * jnp.broadcast_to(g[:, None, :], (of.bags, of.pooling, of.dim))),
-        )
+        each = jnp.broadcast_to(g[:, None, :], (of.bags, of.pooling, of.dim))
+        return (t.at[i].add(-0.01 * each),)
 
-    return OpProgram(
-        _name("embedding_bag_backward", of),
-        update,
-        [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of), floats(of.bags, of.dim)],
-        carry=1,
-        shared=1,
-        lookups=of,
-    )
+    return _bags("embedding_bag_backward", of, update, floats(of.bags, of.dim), carry=1)
+
+
+def _bags(
+    kind: str, of: Lookups, fn: Callable[..., Any], *more: tuple, **options: Any
+) -> OpProgram:
+    name = f"{kind} {of.rows} {of.dim} {of.bags} {of.pooling} zipf {of.exponent:g} {of.shift:g}"
+    arguments = [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of), *more]
+    return OpProgram(name, fn, arguments, shared=1, lookups=of, **options)
 
 
 def _concatenate(u: np.ndarray) -> OpProgram:
-    import jax.numpy as jnp
-
     rows, cols, parts = size(u[0], 8, 4096, u[3]), size(u[1], 8, 512, u[4]), 2 + int(u[2] * 10)
     while rows * cols * parts > 4e6:
         rows //= 2
-    return OpProgram(
-        f"concatenate {parts}x{rows}x{cols}",
-        lambda *xs: jnp.concatenate(xs, 1),
-        [floats(rows, cols)] * parts,
-    )
+    arguments = [floats(rows, cols)] * parts
+    name = f"concatenate {parts}x{rows}x{cols}"
+    return OpProgram(name, lambda *xs: jnp.concatenate(xs, 1), arguments)
 
 
 def _sort(u: np.ndarray) -> OpProgram:
-    import jax.numpy as jnp
-
     rows, cols = size(u[0], 1, 256, 0.9), size(u[1], 16, 4096, u[2])
     return OpProgram(f"sort {rows}x{cols}", lambda x: jnp.sort(x, -1), [floats(rows, cols)])
 
 
 def _cumulative(u: np.ndarray) -> OpProgram:
-    import jax.numpy as jnp
-
     rows, cols = size(u[0], 1, 512, 0.9), size(u[1], 16, 4096, u[2])
     return _composite("cumulative", rows, cols, lambda x: jnp.cumsum(x, -1))
 
 
 def _softmax(u: np.ndarray) -> OpProgram:
-    import jax
-
     rows, cols = size(u[0], 16, 4096, u[2]), size(u[1], 16, 1024, u[3])
     return _composite("softmax", rows, cols, lambda x: jax.nn.softmax(x, -1))
 
 
 def _layer_norm(u: np.ndarray) -> OpProgram:
-    from jax import lax
-
     def fn(x: Array) -> Array:
         centred = x - x.mean(-1, keepdims=True)
         return centred * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
@@ -382,48 +318,34 @@ def _layer_norm(u: np.ndarray) -> OpProgram:
 
 
 def _random(u: np.ndarray) -> OpProgram:
-    import jax
-
     rows, cols = size(u[0], 8, 2048, u[2]), size(u[1], 8, 512, 0.9)
     columns = {"op": "random", "dtype": "fp32", "rows": rows, "cols": cols}
-    return OpProgram(
-        f"random {rows}x{cols}",
-        lambda seed: jax.random.uniform(jax.random.key(seed[0]), (rows, cols)),
-        [indices(1000, 1)],
-        columns=columns,
-    )
+    draw = lambda seed: jax.random.uniform(jax.random.key(seed[0]), (rows, cols))  # noqa: E731
+    return OpProgram(f"random {rows}x{cols}", draw, [indices(1000, 1)], columns=columns)
 
 
 def _optimizer(u: np.ndarray) -> OpProgram:
-    from jax import lax
-
     n = size(u[0], 2**10, 2**22, u[1])
+    columns = {"op": "sgd" if u[2] < 0.4 else "adam", "dtype": "fp32", "parameters": n}
     if u[2] < 0.4:
-        return OpProgram(
-            f"sgd {n}", lambda p, g: (p - 0.01 * g,), [floats(n)] * 2, carry=1,
-            columns={"op": "sgd", "dtype": "fp32", "parameters": n},
-        )  # fmt: skip
+        sgd = lambda p, g: (p - 0.01 * g,)  # noqa: E731
+        return OpProgram(f"sgd {n}", sgd, [floats(n)] * 2, carry=1, columns=columns)
 
     def adam(p: Array, m: Array, v: Array, g: Array) -> tuple[Array, Array, Array]:
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         return p - 0.001 * m / (lax.sqrt(v) + 1e-8), m, v
 
-    columns = {"op": "adam", "dtype": "fp32", "parameters": n}
     return OpProgram(f"adam {n}", adam, [floats(n)] * 4, carry=3, columns=columns)
 
 
 def _convolution(u: np.ndarray) -> OpProgram:
-    from jax import lax
-
     batch, image = size(u[0], 1, 16, u[4]), size(u[1], 7, 56, u[5])
     c_in, c_out = size(u[2], 3, 128, u[4]), size(u[3], 8, 128, u[5])
     kernel = [1, 3, 3, 5][int(u[6] * 4)]
     stride = 1 + int(u[7] * 1.5)
 
     def forward(x: Array, w: Array) -> Array:
-        return lax.conv_general_dilated(
-            x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        return _convolved(x, w, stride)
 
     x, w = floats(batch, image, image, c_in), floats(kernel, kernel, c_in, c_out)
     out = -(-image // stride)
@@ -432,47 +354,33 @@ def _convolution(u: np.ndarray) -> OpProgram:
     if u[8] < 0.6:
         return OpProgram(f"convolution {name}", forward, [x, w])
     if u[8] < 0.8:  # the transposed programs of a backward pass
-        return OpProgram(
-            f"convolution inputs {name}",
-            lambda w, g: _transposed(lambda x: forward(x, w), x[1], g),
-            [w, y],
-        )
-    return OpProgram(
-        f"convolution weights {name}",
-        lambda x, g: _transposed(lambda w: forward(x, w), w[1], g),
-        [x, y],
+        back = lambda w, g: _transposed(lambda x: forward(x, w), x[1], g)  # noqa: E731
+        return OpProgram(f"convolution inputs {name}", back, [w, y])
+    back = lambda x, g: _transposed(lambda w: forward(x, w), w[1], g)  # noqa: E731
+    return OpProgram(f"convolution weights {name}", back, [x, y])
+
+
+def _convolved(x: Array, w: Array, stride: int, groups: int = 1) -> Array:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(
+        x, w, (stride, stride), "SAME", dimension_numbers=layout, feature_group_count=groups
     )
 
 
 def _transposed(linear: Callable[[Array], Array], shape: tuple[int, ...], gradient: Array) -> Array:
-    import jax
-
     return jax.linear_transpose(linear, jax.ShapeDtypeStruct(shape, gradient.dtype))(gradient)[0]
 
 
 def _grouped_convolution(u: np.ndarray) -> OpProgram:
-    from jax import lax
-
     batch, image = size(u[0], 1, 8, 0.9), size(u[1], 7, 32, 0.9)
     groups, per_group = size(u[2], 2, 64, u[4]), 1 if u[5] < 0.6 else size(u[3], 2, 16, 0.1)
     kernel, channels = (3, 5)[int(u[6] * 2)], groups * per_group
-
-    def forward(x: Array, w: Array) -> Array:
-        layout = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(
-            x, w, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=groups
-        )
-
-    return OpProgram(
-        f"grouped convolution {batch} {image} {channels} {groups} {kernel}",
-        forward,
-        [floats(batch, image, image, channels), floats(kernel, kernel, per_group, channels)],
-    )
+    name = f"grouped convolution {batch} {image} {channels} {groups} {kernel}"
+    arguments = [floats(batch, image, image, channels), floats(kernel, kernel, per_group, channels)]
+    return OpProgram(name, lambda x, w: _convolved(x, w, 1, groups), arguments)
 
 
 def _loop_trip(u: np.ndarray) -> OpProgram:
-    from jax import lax
-
     trips = size(u[0], 50, 2000, 0.9)
     columns = {"op": "loop_trip", "dtype": "int32", "trips": trips}
     loop = lambda x: lax.fori_loop(0, trips, lambda _, c: c + 1.0, x)  # noqa: E731
@@ -480,8 +388,7 @@ def _loop_trip(u: np.ndarray) -> OpProgram:
 
 
 def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> OpProgram:
-    while rows * cols > 2e6:
-        rows //= 2
+    rows, cols = _matrix(rows, cols, 2e6)
     columns = {"op": op, "dtype": "fp32", "rows": rows, "cols": cols}
     return OpProgram(f"{op} {rows}x{cols}", fn, [floats(rows, cols)], columns=columns)
 

@@ -32,9 +32,9 @@ import pandas as pd
 from hybridperf.io import InputError, write_json, write_table
 from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.microbench.collectives import STALLED
+from hybridperf_calibration.microbench.machine import SENTENCE_PRINTED
 
-BUDGET_RAN_OUT = 4  # exit statuses
-SENTENCE_PRINTED = 2
+BUDGET_RAN_OUT = 4  # exit status
 BUSY = 0.3  # of a core; where others keep more of it busy, small collectives meet their time slices
 _DEATHS_EVERY_S = 0.02  # looked for
 # an error in one process is one in the others a moment later: so long after it, the first is known
@@ -66,16 +66,14 @@ def run(
     options = parser.parse_args(arguments)
     if options.rank is not None:
         return be_one(lambda say: measure(options, say), options.cores, steady=steady)
-    try:
+
+    def start_checked() -> int:
         if options.processes < 2:
             why = "one alone has nobody to talk to"
             raise InputError(f"expected --processes of at least 2, got {options.processes}; {why}")
         return start_all(options)
-    except (RuntimeError, ValueError) as error:
-        print(f"hybridperf: {error}", file=sys.stderr)
-        return SENTENCE_PRINTED
-    except KeyboardInterrupt:
-        return 130  # the command that started this program says so
+
+    return machine.exit_status(start_checked)
 
 
 def commands(
@@ -99,10 +97,8 @@ def in_passes(measure: Callable[[int], int], first: int, passes: int, what: str 
     while True:
         status = measure(last)
         if status == STALLED and what:
-            say(
-                f"a {what} did not return (its row says which); starting the processes again to go"
-                " on with the others"
-            )
+            stalled = f"a {what} did not return (its row says which)"
+            say(f"{stalled}; starting the processes again to go on with the others")
         elif status == 0 and last < passes:
             last += 1
         else:
@@ -184,6 +180,19 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def cores_of_processes(n: int, each: int = 1, *, unpinned: bool = False) -> tuple[list[str], str]:
+    """Cores of each of `n` processes here, as `machine.parse_cores` reads them, and a remark."""
+    if unpinned or not hasattr(os, "sched_getaffinity"):
+        return [""] * n, "the processes are not pinned to cores"
+    usable = sorted(os.sched_getaffinity(0))
+    crowded = f"{n} processes share {len(usable)} cores here"
+    if n > len(usable):
+        return [""] * n, f"{crowded}: they wait for each other, which is part of what is measured"
+    if each * n > len(usable):
+        return [""] * n, f"{crowded} and are not pinned: each would want {each} of its own"
+    return [",".join(map(str, usable[each * i : each * (i + 1)])) for i in range(n)], ""
 
 
 def busy_remark(what: str) -> str:

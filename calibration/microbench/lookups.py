@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from hybridperf.ops import columns, lookup_calls
+from hybridperf.ops import EmbeddingBag, EmbeddingBagBackward, columns, lookup_calls
 from hybridperf.ops.embedding import LookupStream, Table, Zipf, distances, met, zipf_classes
+from hybridperf.ops.embedding_bag import Direction
 
+_Bags = EmbeddingBag | EmbeddingBagBackward
 _GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it spread evenly, however many
 
 
@@ -32,42 +34,34 @@ class Lookups:
     pooling: int
     exponent: float
     shift: float
-    direction: str = "forward"
+    direction: Direction = "forward"
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Row numbers, int32."""
         count, p = zipf_classes(float(self.rows), self.exponent, self.shift)
-        of_class = np.minimum(
-            np.searchsorted(np.cumsum(count * p), rng.random(shape)), len(count) - 1
-        )
+        drawn = np.searchsorted(np.cumsum(count * p), rng.random(shape))
+        of_class = np.minimum(drawn, len(count) - 1)
         first = np.cumsum(count) - count
         rank = (first[of_class] + rng.random(shape) * count[of_class]).astype(np.int64)
         return ((np.minimum(rank, self.rows - 1) * _stride(self.rows)) % self.rows).astype(np.int32)
 
     def columns(self, sets: int, copies: int) -> dict[str, Any]:
         """The row of one of `copies` tables looked up in turn, with `sets` rotating batches."""
-        table = Table(
-            "looked up", self.rows, self.dim, self.pooling, access=Zipf(self.exponent, self.shift)
-        )
+        access = Zipf(self.exponent, self.shift)
+        table = Table("looked up", self.rows, self.dim, self.pooling, access=access)
         call = lookup_calls([table], self.bags, self.direction, duplicates="each")
         lookups = self.bags * self.pooling
-        again = LookupStream(
-            *met(*table.classes(self.bags), sets * lookups), lookups, table.row_bytes
-        )
+        classes = met(*table.classes(self.bags), sets * lookups)
+        again = LookupStream(*classes, lookups, table.row_bytes)
         distance_bytes, spread = distances([again] * copies)
-        op = dataclasses.replace(
-            call.op, distance=distance_bytes / table.row_bytes, spread=float(spread)
-        )
-        said = {
+        distance, op = distance_bytes / table.row_bytes, cast(_Bags, call.op)
+        op = dataclasses.replace(op, distance=distance, spread=float(spread))
+        own = {
             name: float(value) if isinstance(value, np.floating | np.ndarray) else value
             for name, value in columns(op).items()
         }
-        return {
-            **said,
-            "reuse_bytes": float(distance_bytes),
-            "exponent": self.exponent,
-            "shift": self.shift,
-        }
+        own["reuse_bytes"] = float(distance_bytes)
+        return {**own, "exponent": self.exponent, "shift": self.shift}
 
 
 def _stride(rows: int) -> int:

@@ -13,7 +13,7 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 try:
@@ -21,9 +21,23 @@ try:
 except ImportError:  # Windows has no rusage
     resource = None  # type: ignore[assignment]
 
+SENTENCE_PRINTED = 2  # exit status
+
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
+
+
+def exit_status(program: Callable[[], int]) -> int:
+    """The program's status; 2 after one sentence on what is wrong, 130 where a user stopped it."""
+    try:
+        return program()
+    except (RuntimeError, ValueError) as error:
+        sentence = (str(error).splitlines() or [type(error).__name__])[0]
+        print(f"hybridperf: {sentence}", file=sys.stderr)
+        return SENTENCE_PRINTED
+    except KeyboardInterrupt:
+        return 130  # the command that started this program says so
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -46,10 +60,8 @@ def pin(cores: Iterable[int]) -> tuple[int, ...]:
             "pin() must come before jax is imported, because XLA sizes its thread pool at start."
         )
     if not hasattr(os, "sched_setaffinity"):
-        print(
-            f"hybridperf: {platform.system()} cannot pin to cores; timings will be noisier.",
-            file=sys.stderr,
-        )
+        remark = f"{platform.system()} cannot pin to cores; timings will be noisier."
+        print(f"hybridperf: {remark}", file=sys.stderr)
         return ()
     before = os.sched_getaffinity(0)
     try:
@@ -168,12 +180,13 @@ def fingerprint(settings: Mapping[str, Any]) -> dict[str, Any]:
     import jax
 
     facts = machine_facts()
+    config: Any = jax.config  # mypy does not see its flags
     same = ("cpu_model", "cores", "backend", "device_kind", "devices", "jax", "jaxlib", "xla_flags")
     return {
         **{name: facts[name] for name in same},
-        "x64": bool(jax.config.jax_enable_x64),
+        "x64": bool(config.jax_enable_x64),
         # see steady_cpu
         "cpu_async_dispatch": bool(jax.config.read("jax_cpu_enable_async_dispatch")),
-        "matmul_precision": str(jax.config.jax_default_matmul_precision),
+        "matmul_precision": str(config.jax_default_matmul_precision),
         **{f"setting {name}": value for name, value in settings.items()},
     }

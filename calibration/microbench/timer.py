@@ -27,22 +27,20 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hybridperf_calibration.microbench import machine
 
-WARM_UP_CALLS = (
-    6  # large outputs take up to 5 calls until each finds the memory that an earlier one freed
-)
+# large outputs take up to 5 calls until each finds the memory that an earlier one freed
+WARM_UP_CALLS = 6
 SETTLED = 0.01  # the last third of the repeats lowered the minimum by less than this share
 # less of the call than this left after the subtraction: a difference of two nearly equal numbers
 RELIABLE_SHARE = 0.2
-SMALLEST_SHARE = (
-    0.01  # time_s stays above this share of the call, because the fits take its logarithm
-)
+# time_s stays above this share of the call, because the fits take its logarithm
+SMALLEST_SHARE = 0.01
 GROWTH = 1.5  # repeats between two looks at the minimum; 1.5 makes the new repeats the last third
 
 
@@ -56,22 +54,16 @@ class Case:
 
     key: str  # unique, and the same from run to run: a store is resumed by it
     columns: Mapping[str, Any]  # the row's own columns: "op", "dtype" and the op's dimensions
-    make: Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]] = (
-        field(repr=False)
-    )
+    make: Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]
     divisor: float = 1.0  # ops executed by one call
-    reuse_bytes: int | None = (
-        None  # touched between two uses of the same data; None = all arguments together
-    )
-    subtract_s: float | Callable[[], float] = (
-        0.0  # taken off the call before the division; a function measures it then
-    )
-    carried: tuple[
-        int, ...
-    ] = ()  # positions of arguments updated in place: donated, and replaced by the leading results
-    describe: Callable[[str], Mapping[str, Any]] | None = (
-        None  # text of the compiled program -> the row's own columns
-    )
+    # touched between two uses of the same data; None = all arguments together
+    reuse_bytes: int | None = None
+    # taken off the call before the division; a function measures it then
+    subtract_s: float | Callable[[], float] = 0.0
+    # positions of arguments updated in place: donated, and replaced by the leading results
+    carried: tuple[int, ...] = ()
+    # text of the compiled program -> the row's own columns
+    describe: Callable[[str], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,9 +71,8 @@ class Budget:
     """How long to repeat: until settled, or `cap_s` after `floor_repeats`."""
 
     cap_s: float = 0.5
-    min_s: float = (
-        0.02  # 12 calls of 5 us are over before the scheduler has done anything: not yet a minimum
-    )
+    # 12 calls of 5 us are over before the scheduler has done anything: not yet a minimum
+    min_s: float = 0.02
     min_repeats: int = 12
     floor_repeats: int = 3  # of calls that take longer than the cap
     max_repeats: int = 100_000
@@ -121,7 +112,7 @@ def compile_case(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...])
     start_s = time.perf_counter()
     call = jax.jit(fn, donate_argnums=case.carried).lower(*arguments).compile()
     compile_s = time.perf_counter() - start_s
-    return Compiled(call, compile_s, case.describe(call.as_text()) if case.describe else {})
+    return Compiled(call, compile_s, case.describe(call.as_text() or "") if case.describe else {})
 
 
 def compile_ahead(cases: Iterable[Case], kept: dict[str, Compiled]) -> Iterator[bool]:
@@ -199,13 +190,9 @@ def dispatch_case(n_arguments: int, n_outputs: int = 1) -> Case:
 
         return nothing, [tuple(rng.random(n_arguments, dtype=np.float32)) for _ in range(2)]
 
-    columns = {
-        "op": "dispatch",
-        "dtype": "float32",
-        "n_arguments": n_arguments,
-        "n_outputs": n_outputs,
-    }
-    return Case(key=f"dispatch {n_arguments} {n_outputs}", columns=columns, make=make)
+    counts = {"n_arguments": n_arguments, "n_outputs": n_outputs}
+    columns = {"op": "dispatch", "dtype": "float32", **counts}
+    return Case(f"dispatch {n_arguments} {n_outputs}", columns, make)
 
 
 class Rotation:
@@ -262,9 +249,8 @@ def repeat_until_settled(rotation: Rotation, budget: Budget) -> list[float]:
         if elapsed_s > budget.cap_s and len(calls_s) >= budget.floor_repeats:
             return calls_s
         if len(calls_s) >= look_at:
-            if len(calls_s) >= budget.max_repeats or (
-                elapsed_s >= budget.min_s and is_settled(calls_s)
-            ):
+            settled = elapsed_s >= budget.min_s and is_settled(calls_s)
+            if settled or len(calls_s) >= budget.max_repeats:
                 return calls_s
             look_at = math.ceil(look_at * GROWTH)
 

@@ -6,9 +6,15 @@ Nothing here imports JAX by itself, so that `run` can pin the process first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
+
+from hybridperf.io import InputError
 
 
 @dataclass(frozen=True)
@@ -32,38 +38,48 @@ class TrainingStep:
         # the loss comes after the last of them
         renewed = dict(zip(self.donate_argnums, outputs, strict=False))
         batch = iter(self.batches[calls % len(self.batches)])
-        return tuple(
-            renewed[position] if position in renewed else next(batch)
-            for position in range(len(self.args))
-        )
+        return tuple(renewed[at] if at in renewed else next(batch) for at in range(len(self.args)))
 
 
-def check_sizes(config: Any) -> None:
-    """Refuse sizes that are not positive whole numbers, naming the field; texts pass."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.type == "str":
-            continue
-        for size in value if isinstance(value, tuple) else (value,):
-            if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
-                raise ValueError(f"{field.name} must be a positive whole number, got {size!r}.")
-        if value == ():
-            raise ValueError(f"{field.name} must name at least one width, got none.")
+STRICT = ConfigDict(strict=True, extra="forbid")  # of dataclasses that files are read into
+Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]  # of an MLP's layers
+Checked = TypeVar("Checked")
 
 
-def config_from(config_type: type, values: Mapping[str, Any]) -> Any:
-    """A workload's config from the plain values of a JSON object; every mistake is one sentence."""
-    fields = {field.name: field for field in dataclasses.fields(config_type)}
-    unknown = sorted(set(values) - set(fields))
-    if unknown:
-        raise ValueError(f"unknown field {unknown[0]!r}; expected some of {', '.join(fields)}.")
-    needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
-    missing = [name for name in needed if name not in values]
-    if missing:
-        raise ValueError(f"field {missing[0]!r} is missing.")
-    for name, value in values.items():
-        if isinstance(value, list) != (str(fields[name].type).startswith("tuple")):
-            expected = "one value" if isinstance(value, list) else "a list of widths"
-            raise ValueError(f"{name} must be {expected}, got {value!r}.")
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return config_type(**{**values, **lists})
+def read_objects(path: Path, example: str) -> list[dict[str, Any]]:
+    """The list of JSON objects in a file; `example` says what they are.
+
+    Raises: InputError: there is no such list.
+    """
+    try:
+        objects = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; expected {example}") from error
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}; expected {example}") from error
+    if not objects or not isinstance(objects, list) or {type(one) for one in objects} != {dict}:
+        raise InputError(f"{path} must be a list of {example}")
+    return objects
+
+
+def checked(kind: type[Checked], values: Any, where: str) -> Checked:
+    """`values` of a JSON object as the dataclass `kind`.
+
+    Raises: InputError: the first mistake, after `where`.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place, problem = ".".join(map(str, first["loc"])), first["msg"]
+        if first["type"] == "unexpected_keyword_argument":
+            known = ", ".join(field.name for field in dataclasses.fields(cast(Any, kind)))
+            expected = f"; expected some of {known}" if len(first["loc"]) == 1 else ""
+            problem = f"unknown field {place!r}{expected}"
+        elif first["type"] == "value_error":  # a sentence of the dataclass' own
+            problem = problem.removeprefix("Value error, ")
+        elif first["type"] == "missing":
+            problem = f"field {place!r} is missing"
+        else:
+            problem = f"{place}: {problem}, got {first['input']!r}"
+        raise InputError(f"{where}: {problem}") from error

@@ -15,48 +15,43 @@ arrays, so the scatter happens in place.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass
 
-from hybridperf_calibration.training_steps import TrainingStep, check_sizes
+from hybridperf_calibration.training_steps import STRICT, TrainingStep, Widths
 
 LEARNING_RATE = 0.05
-DTYPES = ("float32", "bfloat16", "float16")
 
-Dense = dict[
-    str, list[tuple[jax.Array, jax.Array]]
-]  # "bottom", "top": a list of (weight [in, out], bias [out])
+Layers = list[tuple[jax.Array, jax.Array]]  # (weight [in, out], bias [out])
+Dense = dict[str, Layers]  # "bottom", "top"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DlrmConfig:
     """Sizes of the model and its batch; the defaults are small enough for one CPU core."""
 
-    batch: int = 256
-    dense_features: int = 13
-    tables: int = 8
-    rows_per_table: int = 100_000
-    embedding_dim: int = 32
-    pooling: int = 4
+    batch: PositiveInt = 256
+    dense_features: PositiveInt = 13
+    tables: PositiveInt = 8
+    rows_per_table: PositiveInt = 100_000
+    embedding_dim: PositiveInt = 32
+    pooling: PositiveInt = 4
     # the last width is embedding_dim: x is interacted with the bags
-    bottom_mlp: tuple[int, ...] = (128, 64, 32)
-    top_mlp: tuple[int, ...] = (128, 64, 1)  # the last width is 1: the logit
-    dtype: str = "float32"
+    bottom_mlp: Widths = (128, 64, 32)
+    top_mlp: Widths = (128, 64, 1)  # the last width is 1: the logit
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def __post_init__(self) -> None:
-        check_sizes(self)
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
         if self.bottom_mlp[-1] != self.embedding_dim:
-            raise ValueError(
-                f"bottom_mlp must end in embedding_dim ({self.embedding_dim}) for the interaction,"
-                f" got {self.bottom_mlp[-1]}."
-            )
+            wanted = f"embedding_dim ({self.embedding_dim}) for the interaction"
+            raise ValueError(f"bottom_mlp must end in {wanted}, got {self.bottom_mlp[-1]}.")
         if self.top_mlp[-1] != 1:
             raise ValueError(f"top_mlp must end in 1 (the logit), got {self.top_mlp[-1]}.")
 
@@ -74,21 +69,13 @@ def build(config: DlrmConfig, seed: int = 0, batches: int = 1) -> TrainingStep:
         "top": _mlp_parameters(rng, (config.interaction_width, *config.top_mlp), config.dtype),
     }
     table_shape = (config.rows_per_table, config.embedding_dim)
-    tables = [
-        _uniform(rng, table_shape, config.rows_per_table**-0.5, config.dtype)
-        for _ in range(config.tables)
-    ]
+    bound = config.rows_per_table**-0.5
+    made = (uniform(rng, table_shape, bound) for _ in range(config.tables))
+    tables = [jnp.asarray(values, config.dtype) for values in made]
     data = tuple(_random_batch(rng, config) for _ in range(batches))
-    return TrainingStep(
-        name=(
-            f"dlrm batch {config.batch}, {config.tables} tables of {config.rows_per_table} x"
-            f" {config.embedding_dim}"
-        ),
-        fn=train_step,
-        args=(dense, tables, *data[0]),
-        donate_argnums=(0, 1),
-        batches=data,
-    )
+    size = f"{config.rows_per_table} x {config.embedding_dim}"
+    name = f"dlrm batch {config.batch}, {config.tables} tables of {size}"
+    return TrainingStep(name, train_step, (dense, tables, *data[0]), (0, 1), data)
 
 
 def train_step(
@@ -101,9 +88,7 @@ def train_step(
     loss, (dense_gradient, bag_gradients) = jax.value_and_grad(loss_of_bags, argnums=(0, 1))(
         dense, bags, features, labels
     )
-    dense = jax.tree.map(
-        lambda value, gradient: value - LEARNING_RATE * gradient, dense, dense_gradient
-    )
+    dense = jax.tree.map(lambda value, slope: value - LEARNING_RATE * slope, dense, dense_gradient)
     tables = [
         sparse_sgd(table, rows[t], gradient)
         for t, (table, gradient) in enumerate(zip(tables, bag_gradients, strict=True))
@@ -127,8 +112,8 @@ def loss_of_bags(
     dense: Dense, bags: list[jax.Array], features: jax.Array, labels: jax.Array
 ) -> jax.Array:
     """Mean binary cross-entropy of a batch whose embedding bags are looked up already."""
-    x = _mlp(dense["bottom"], features, relu_at_end=True)
-    logits = _mlp(dense["top"], interact(x, bags), relu_at_end=False)[:, 0]
+    x = mlp(dense["bottom"], features, relu_at_end=True)
+    logits = mlp(dense["top"], interact(x, bags), relu_at_end=False)[:, 0]
     return optax.sigmoid_binary_cross_entropy(logits.astype(jnp.float32), labels).mean()
 
 
@@ -154,9 +139,8 @@ def _random_batch(
     )
 
 
-def _mlp(
-    layers: list[tuple[jax.Array, jax.Array]], x: jax.Array, *, relu_at_end: bool
-) -> jax.Array:
+def mlp(layers: Layers, x: jax.Array, *, relu_at_end: bool) -> jax.Array:
+    """Layers on `x` [B, in], with ReLU between them."""
     for number, (weight, bias) in enumerate(layers, start=1):
         x = x @ weight + bias
         if number < len(layers) or relu_at_end:
@@ -164,26 +148,22 @@ def _mlp(
     return x
 
 
-def _mlp_parameters(
-    rng: np.random.Generator, widths: tuple[int, ...], dtype: str
-) -> list[tuple[jax.Array, jax.Array]]:
-    """He initialisation: deviation sqrt(2 / inputs) keeps the size of activations."""
+def _mlp_parameters(rng: np.random.Generator, widths: tuple[int, ...], dtype: str) -> Layers:
     return [
-        (
-            jnp.asarray(
-                rng.standard_normal((inputs, outputs), dtype=np.float32) * (2 / inputs) ** 0.5,
-                dtype,
-            ),
-            jnp.zeros(outputs, dtype),
-        )
-        for inputs, outputs in itertools.pairwise(widths)
+        (jnp.asarray(weight, dtype), jnp.zeros(weight.shape[1], dtype))
+        for weight in he_weights(rng, widths)
     ]
 
 
-def _uniform(
-    rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: str
-) -> jax.Array:
-    values: Any = rng.random(shape, dtype=np.float32)
+def he_weights(rng: np.random.Generator, widths: Sequence[int]) -> Iterator[np.ndarray]:
+    """Weights [in, out] of layers: deviation sqrt(2 / in) keeps the size of activations."""
+    for inputs, outputs in itertools.pairwise(widths):
+        yield rng.standard_normal((inputs, outputs), dtype=np.float32) * (2 / inputs) ** 0.5
+
+
+def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float) -> np.ndarray:
+    """Numbers between -bound and bound, float32."""
+    values = rng.random(shape, dtype=np.float32)
     values *= 2 * bound  # in place: a table may be a large part of the memory
     values -= bound
-    return jnp.asarray(values, dtype)
+    return values

@@ -12,7 +12,6 @@ donated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -20,31 +19,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass
 
-from hybridperf_calibration.training_steps import TrainingStep, check_sizes
+from hybridperf_calibration.training_steps import STRICT, TrainingStep
 
 LEARNING_RATE = 1e-3
 INITIAL_SCALE = 0.02  # standard deviation of weights, as in GPT-2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class GptConfig:
     """Sizes of the model and its batch; the defaults are small enough for one CPU core."""
 
-    batch: int = 4
-    seq: int = 128
-    width: int = 128
-    layers: int = 2
-    heads: int = 4
-    vocab: int = 1024
-    mlp_ratio: int = 4
+    batch: PositiveInt = 4
+    seq: PositiveInt = 128
+    width: PositiveInt = 128
+    layers: PositiveInt = 2
+    heads: PositiveInt = 4
+    vocab: PositiveInt = 1024
+    mlp_ratio: PositiveInt = 4
 
     def __post_init__(self) -> None:
-        check_sizes(self)
         if self.width % self.heads:
-            raise ValueError(
-                f"width must be a multiple of heads, got width {self.width} and {self.heads} heads."
-            )
+            got = f"got width {self.width} and {self.heads} heads"
+            raise ValueError(f"width must be a multiple of heads, {got}.")
 
 
 class Gpt(nn.Module):
@@ -56,9 +55,8 @@ class Gpt(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         config = self.config
         embed = nn.Embed(config.vocab, config.width, name="tokens")
-        positions = self.param(
-            "positions", nn.initializers.normal(INITIAL_SCALE), (config.seq, config.width)
-        )
+        start = nn.initializers.normal(INITIAL_SCALE)
+        positions = self.param("positions", start, (config.seq, config.width))
         x = embed(tokens) + positions[: tokens.shape[1]]
         for _ in range(config.layers):
             x = x + CausalAttention(config.heads)(nn.LayerNorm()(x))
@@ -101,10 +99,8 @@ def build(config: GptConfig, seed: int = 0, batches: int = 1) -> TrainingStep:
     model = Gpt(config)
     optimizer = optax.adam(LEARNING_RATE)
     token_shape = (config.batch, config.seq + 1)
-    data = tuple(
-        (jnp.asarray(rng.integers(0, config.vocab, token_shape), jnp.int32),)
-        for _ in range(batches)
-    )
+    drawn = (rng.integers(0, config.vocab, token_shape) for _ in range(batches))
+    data = tuple((jnp.asarray(tokens, jnp.int32),) for tokens in drawn)
     params = initial_parameters(model, rng)
 
     def train_step(
@@ -118,16 +114,10 @@ def build(config: GptConfig, seed: int = 0, batches: int = 1) -> TrainingStep:
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
         return optax.apply_updates(params, updates), optimizer_state, loss
 
-    return TrainingStep(
-        name=(
-            f"gpt batch {config.batch} x {config.seq}, {config.layers} layers of width"
-            f" {config.width}"
-        ),
-        fn=train_step,
-        args=(params, optimizer.init(params), *data[0]),
-        donate_argnums=(0, 1),
-        batches=data,
-    )
+    layers = f"{config.layers} layers of width {config.width}"
+    name = f"gpt batch {config.batch} x {config.seq}, {layers}"
+    args = (params, optimizer.init(params), *data[0])
+    return TrainingStep(name, train_step, args, (0, 1), data)
 
 
 def initial_parameters(model: Gpt, rng: np.random.Generator) -> Any:
@@ -141,8 +131,7 @@ def initial_parameters(model: Gpt, rng: np.random.Generator) -> Any:
             return jnp.zeros(leaf.shape, leaf.dtype)
         if name == "scale":  # of a layer norm
             return jnp.ones(leaf.shape, leaf.dtype)
-        return jnp.asarray(
-            INITIAL_SCALE * rng.standard_normal(leaf.shape, dtype=np.float32), leaf.dtype
-        )
+        drawn = rng.standard_normal(leaf.shape, dtype=np.float32)
+        return jnp.asarray(INITIAL_SCALE * drawn, leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(fill, shapes)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import json
 import math
 import statistics
 import sys
@@ -26,11 +25,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import NonNegativeInt
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+from hybridperf.io import InputError, write_json
 from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.microbench.quiet import Yardstick
-from hybridperf_calibration.training_steps import TrainingStep, config_from, op_times
+from hybridperf_calibration.training_steps import (
+    STRICT,
+    TrainingStep,
+    checked,
+    op_times,
+    read_objects,
+)
 
 # JAX is imported inside functions: the program has to pin itself first.
 
@@ -39,7 +48,7 @@ BATCHES = 16  # of data, for the calls to rotate through
 _LONGEST_WAIT_S = 3.0  # for a disturbed machine, before a round of a step
 _WAITED_PER_STEP_S = 2.0  # in all: the best of several rounds counts anyway
 _PROFILE_S = 0.3  # of calls of one step, roughly
-WORKLOADS = {"dlrm": "DlrmConfig", "gpt": "GptConfig"}  # module of this folder -> its config class
+CONFIGS = {"dlrm": "DlrmConfig", "gpt": "GptConfig"}  # module of this folder -> its config class
 
 
 @dataclass(frozen=True)
@@ -69,15 +78,10 @@ class StepMeasurement:
 
 
 def measure_steps(
-    steps: Sequence[TrainingStep],
-    *,
-    rounds: int = 4,
-    repeats: int = 5,
-    min_seconds: float = 0.3,
-    profile: bool = False,
-    yardstick: Yardstick | None = None,
+    steps: Sequence[TrainingStep], *, rounds: int = 4, repeats: int = 5, min_seconds: float = 0.3,
+    profile: bool = False, yardstick: Yardstick | None = None,
     report: Callable[[str], None] = lambda line: None,
-) -> list[StepMeasurement]:
+) -> list[StepMeasurement]:  # fmt: skip
     """Repeat several steps in turn, several rounds of each.
 
     Args:
@@ -89,10 +93,10 @@ def measure_steps(
         yardstick: waits a while before each turn until the machine is quiet.
         report: takes lines of progress.
     """
-    running = []
-    for step in steps:
-        running.append(RunningStep(step))
-        report(f"{step.name}: first call {running[-1].first_call_s:.2f} s")
+    running: list[RunningStep] = []
+    for one in steps:
+        running.append(RunningStep(one))
+        report(f"{one.name}: first call {running[-1].first_call_s:.2f} s")
     yardstick = yardstick or Yardstick(allowance_s=_WAITED_PER_STEP_S * len(running))
     for round_no in range(1, rounds + 1):
         for step in running:
@@ -180,49 +184,30 @@ class RunningStep:
         return call_s
 
 
-class SpecError(ValueError):
-    """A spec that cannot be measured, in one sentence for the user."""
+@pydantic_dataclass(frozen=True, config=STRICT)
+class StepSpec:
+    """One step to measure."""
+
+    workload: Literal["dlrm", "gpt"]  # module of this folder
+    config: dict[str, Any] = field(default_factory=dict)
+    seed: NonNegativeInt = 0
 
 
-def read_spec(path: Path) -> list[dict[str, Any]]:
-    """The list of steps in a spec file, with workloads that exist; configs are unchecked."""
-    try:
-        spec = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise SpecError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(spec, list) or not spec or not all(isinstance(entry, dict) for entry in spec):
-        example = '[{"workload": "dlrm", "config": {"batch": 512}}]'
-        raise SpecError(f"{path} must be a list of steps like {example}.")
-    for number, entry in enumerate(spec, start=1):
-        where, workload, seed = f"step {number} of {path}", entry.get("workload"), entry.get("seed")
-        if workload not in WORKLOADS:
-            known = ", ".join(WORKLOADS)
-            raise SpecError(f"{where}: unknown workload {workload!r}; expected one of {known}.")
-        unknown = sorted(set(entry) - {"workload", "config", "seed"})
-        if unknown:
-            known = "workload, config, seed"
-            raise SpecError(f"{where}: unknown field {unknown[0]!r}; expected {known}.")
-        if not isinstance(entry.get("config", {}), dict):
-            got = repr(entry["config"])
-            raise SpecError(f"{where}: config must be an object of sizes, got {got}.")
-        if "seed" in entry and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
-            raise SpecError(f"{where}: seed must be a whole number from 0 on, got {seed!r}.")
-    return spec
+def read_spec(path: Path) -> list[StepSpec]:
+    """The steps of a spec file, with workloads that exist; configs are unchecked."""
+    entries = read_objects(path, 'steps like [{"workload": "dlrm", "config": {"batch": 512}}]')
+    numbered = enumerate(entries, start=1)
+    return [checked(StepSpec, entry, f"step {number} of {path}") for number, entry in numbered]
 
 
-def build_steps(spec: Sequence[dict[str, Any]], path: Path) -> list[tuple[Any, TrainingStep]]:
+def build_steps(spec: Sequence[StepSpec], path: Path) -> list[tuple[Any, TrainingStep]]:
     """Config and step of each entry; all configs are checked before the first array is made."""
     configs = []
     for number, entry in enumerate(spec, start=1):
-        name = entry["workload"]
+        name = entry.workload
         module = importlib.import_module(f"hybridperf_calibration.training_steps.{name}")
-        try:
-            config = config_from(getattr(module, WORKLOADS[name]), entry.get("config", {}))
-        except ValueError as error:
-            raise SpecError(f"step {number} of {path} ({name}): {error}") from error
-        configs.append((module, config, entry.get("seed", 0)))
+        kind, where = getattr(module, CONFIGS[name]), f"step {number} of {path} ({name})"
+        configs.append((module, checked(kind, entry.config, where), entry.seed))
     return [(config, module.build(config, seed, BATCHES)) for module, config, seed in configs]
 
 
@@ -232,35 +217,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m hybridperf_calibration.training_steps.run", description=__doc__
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("spec", type=Path, metavar="SPEC.json")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
-    parser.add_argument(
-        "--programs", type=Path, metavar="DIR", help="folder to keep the compiled programs in"
-    )
-    parser.add_argument(
-        "--profile", action="store_true", help="also keep what each instruction of a step took"
-    )
-    parser.add_argument("--cores", help="cores to run on, like 0 or 0-3; all if not given")
-    parser.add_argument(
-        "--steady", action="store_true", help="with the settings that single ops are measured under"
-    )
-    parser.add_argument(
-        "--rounds", type=_positive_int, default=4, help="times that every step has its turn"
-    )
-    parser.add_argument("--repeats", type=_positive_int, default=5, help="calls per turn, at least")
-    parser.add_argument("--seconds", type=float, default=0.3, help="seconds per turn, at least")
+    add = parser.add_argument
+    add("spec", type=Path, metavar="SPEC.json")
+    add("--out", type=Path, required=True, metavar="FILE.json")
+    add("--programs", type=Path, metavar="DIR", help="folder to keep the compiled programs in")
+    add("--profile", action="store_true", help="also keep what each instruction of a step took")
+    add("--cores", help="cores to run on, like 0 or 0-3; all if not given")
+    steady = "with the settings that single ops are measured under"
+    add("--steady", action="store_true", help=steady)
+    add("--rounds", type=_positive_int, default=4, help="times that every step has its turn")
+    add("--repeats", type=_positive_int, default=5, help="calls per turn, at least")
+    add("--seconds", type=float, default=0.3, help="seconds per turn, at least")
     options = parser.parse_args(arguments)
-    try:
-        _run(options)
-    except (SpecError, ValueError, RuntimeError) as error:
-        return _fail((str(error).splitlines() or [type(error).__name__])[0])
-    return 0
+    return machine.exit_status(lambda: _run(options))
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     folder = options.out.parent
     if not folder.is_dir():  # before minutes of measuring, not after
-        raise SpecError(f"cannot write {options.out}: the folder {folder} does not exist.")
+        raise InputError(f"cannot write {options.out}: the folder {folder} does not exist.")
     spec = read_spec(options.spec)
     if options.cores is not None:
         machine.pin(machine.parse_cores(options.cores))
@@ -272,20 +247,15 @@ def _run(options: argparse.Namespace) -> None:
         steps, rounds=options.rounds, repeats=options.repeats, min_seconds=options.seconds,
         profile=options.profile, yardstick=yardstick, report=_print_progress,
     )  # fmt: skip
-    from hybridperf.io import write_json
     from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION
 
     results = []
     every = zip(spec, configs, steps, measured, strict=True)
     for number, (entry, config, step, measurement) in enumerate(every):
         columns = [field.name for field in dataclasses.fields(measurement)]
-        result = {
-            "workload": entry["workload"],
-            "config": dataclasses.asdict(config),
-            "seed": entry.get("seed", 0),
-            "name": step.name,
-            **_finite({at: getattr(measurement, at) for at in columns if at != "program"}),
-        }
+        taken = {at: getattr(measurement, at) for at in columns if at != "program"}
+        named = {"workload": entry.workload, "config": dataclasses.asdict(config)}
+        result = {**named, "seed": entry.seed, "name": step.name, **_finite(taken)}
         if options.programs:
             result["program"] = f"step{number}.json"
             file, content = options.programs / result["program"], dict(measurement.program)
@@ -293,6 +263,7 @@ def _run(options: argparse.Namespace) -> None:
         results.append(result)
     facts = {**machine.machine_facts(), **yardstick.facts(), "steady": options.steady}
     write_json(options.out, "steps", SCHEMA_VERSION, {"machine": facts, "steps": results})
+    return 0
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
@@ -312,11 +283,6 @@ def _positive_int(text: str) -> int:
 
 def _print_progress(line: str) -> None:
     print(f"hybridperf: {line}", file=sys.stderr, flush=True)
-
-
-def _fail(sentence: str) -> int:
-    print(f"hybridperf: {sentence}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

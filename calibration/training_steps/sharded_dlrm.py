@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import re
 import statistics
 import sys
@@ -82,13 +81,9 @@ def _start_all(options: argparse.Namespace) -> int:
     tasks = read_tasks(options.tasks, options.processes)
     _check_memory(tasks)
     logs = job.make_folders(options.out, "logs")
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     ranks = range(options.processes)
-    crowded = len(usable) < len(ranks)
-    cores = [""] * len(ranks) if crowded else [str(core) for core in usable[: len(ranks)]]
-    remark = f"{len(ranks)} processes share {len(usable)} cores: they wait for each other, which is"
-    remark += " part of what is measured"
-    job.say(job.busy_remark("steps"), remark if crowded else "")
+    cores, remark = job.cores_of_processes(len(ranks))
+    job.say(job.busy_remark("steps"), remark)
 
     def measure(last: int) -> int:
         own = {
@@ -111,11 +106,9 @@ def _check_memory(tasks: Sequence[ShardedTask]) -> None:
         # while made: NumPy's, JAX', one on its way
         needed = 3 * sum(table.bytes for task in same for table in task.tables)
         if memory and needed > memory:
-            raise InputError(
-                f"task {name}: tables of {len(same)} placements need about {needed / 2**30:.1f} GiB"
-                f" and this machine has {memory / 2**30:.1f}; give smaller tables or fewer"
-                " placements"
-            )
+            needs = f"tables of {len(same)} placements need about {needed / 2**30:.1f} GiB"
+            has = f"this machine has {memory / 2**30:.1f}; give smaller tables or fewer placements"
+            raise InputError(f"task {name}: {needs} and {has}")
 
 
 def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -133,9 +126,7 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
             store = stack.enter_context(RowStore(options.out / "steps.jsonl", fingerprint))
         watch = Watch(store, STALLED_S) if store is not None else None
         order = [(task, pass_no) for pass_no in range(1, options.last_pass + 1) for task in tasks]
-        has = [float(store is not None and store.has(task.key, at)) for task, at in order]
-        stored = team.exchange(has)[0]
-        todo = [one for one, there in zip(order, stored, strict=True) if not there]
+        todo = team.missing(order, store)
         yardstick = Yardstick(allowance_s=_WAITED_PER_STEP_S * len(todo))
         groups = list(dict.fromkeys((task.name, pass_no) for task, pass_no in todo))
         start_s = time.perf_counter()
@@ -145,10 +136,8 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
                 if store is not None:
                     store.append({**row, "pass_no": pass_no})
             left_s = (time.perf_counter() - start_s) / number * (len(groups) - number)
-            say(
-                f"pass {pass_no} of {options.passes}: model {name} measured, {number} of"
-                f" {len(groups)}, {left_s:.0f} s of this pass left"
-            )
+            done = f"model {name} measured, {number} of {len(groups)}"
+            say(f"pass {pass_no} of {options.passes}: {done}, {left_s:.0f} s of this pass left")
         if store is not None:
             facts = {**yardstick.facts(), "processes": team.n, "library": team.library()}
             job.write_results(options.out, "steps", table(store.rows), facts)
@@ -192,16 +181,12 @@ class RunningShardedStep:
         content["phases"] = sharded_step.phase_of(content["hlo"])
         names = sharded_step.collectives_in(content["hlo"])
         if sorted(names) != sorted(sharded_step.COLLECTIVES):
-            raise RuntimeError(
-                f"{task.key}: expected the collectives {sharded_step.COLLECTIVES} in the program,"
-                f" found {names}"
-            )
+            expected = f"expected the collectives {sharded_step.COLLECTIVES} in the program"
+            raise RuntimeError(f"{task.key}: {expected}, found {names}")
         orders = team.exchange([float(name == "all-reduce") for name in names])
         if (orders != orders[0]).any():
-            raise RuntimeError(
-                f"{task.key}: the processes' programs run their collectives in different orders;"
-                " this JAX changes the step"
-            )
+            differ = "the processes' programs run their collectives in different orders"
+            raise RuntimeError(f"{task.key}: {differ}; this JAX changes the step")
         self._phase_of = content["phases"]
         self.program = re.sub(r"[^\w.,-]", "_", task.key)
         file = programs / f"{self.program}-rank{team.rank}.json"

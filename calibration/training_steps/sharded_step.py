@@ -34,7 +34,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from hybridperf_calibration.microbench.collectives import Team
-from hybridperf_calibration.training_steps import TrainingStep
+from hybridperf_calibration.training_steps import TrainingStep, dlrm
 from hybridperf_calibration.training_steps.sharded_tasks import ShardedTable, ShardedTask
 
 LEARNING_RATE = 0.05
@@ -58,61 +58,42 @@ def build(task: ShardedTask, team: Team, batches: int) -> TrainingStep:
         features, labels = dense_batch(task, batch)
         looked = [of_table[batch] for of_table in rows]
         data.append((looked, team.place(features[mine]), team.place(labels[mine])))
-    return TrainingStep(
-        name=task.key,
-        fn=on_all(task, team),
-        args=(dense, tables, *data[0]),
-        donate_argnums=(0, 1),
-        batches=tuple(data),
-    )
+    args = (dense, tables, *data[0])
+    return TrainingStep(task.key, on_all(task, team), args, (0, 1), tuple(data))
 
 
 def on_all(task: ShardedTask, team: Team) -> Any:
     """The step as a function of arrays of which each process holds a part."""
-    return team.mapped(
-        lambda dense, tables, rows, features, labels: train_step(
-            task, team.n, team.rank, dense, tables, rows, features, labels
-        )
-    )
+    return team.mapped(lambda *parts: train_step(task, team.n, team.rank, *parts))
 
 
 def train_step(
-    task: ShardedTask,
-    n: int,
-    rank: int,
-    dense: list[Any],
-    tables: list[Any],
-    rows: list[Any],
-    features: Any,
-    labels: Any,
-) -> tuple[list[Any], list[Any], Any]:
+    task: ShardedTask, n: int, rank: int, dense: list[Any], tables: list[Any], rows: list[Any],
+    features: Any, labels: Any,
+) -> tuple[list[Any], list[Any], Any]:  # fmt: skip
     """New dense parameters, my new tables, my share of the loss [1] before the update."""
     widths = [task.width(other) for other in range(n)]
     mine = [task.tables[number].dim for number in task.of(rank)]
     with jax.named_scope("lookup"):
         bags = [table[at].sum(axis=1) for table, at in zip(tables, rows, strict=True)]
-        sent = jnp.concatenate(
-            [*bags, jnp.zeros((task.batch, max(widths) - sum(mine)), jnp.float32)], axis=1
-        )
+        fill = jnp.zeros((task.batch, max(widths) - sum(mine)), jnp.float32)
+        sent = jnp.concatenate([*bags, fill], axis=1)
+    all_to_all = functools.partial(jax.lax.all_to_all, split_axis=0, concat_axis=0, tiled=True)
     with jax.named_scope("all_to_all"):
-        received = jax.lax.all_to_all(sent, "ranks", split_axis=0, concat_axis=0, tiled=True)
+        received = all_to_all(sent, "ranks")
     # Differentiated with respect to each bag, not to what was received: the gradient of a slice is
     # padded to the whole.
     gradient_of = jax.value_and_grad(_loss, argnums=(1, 2))
     bags = unpacked(task, received.reshape(n, task.batch // n, max(widths)))
     loss, (dense_gradient, bag_gradients) = gradient_of(task, dense, bags, features, labels)
     with jax.named_scope("all_to_all_backward"):
-        returned = jax.lax.all_to_all(
-            packed(task, bag_gradients, n), "ranks", split_axis=0, concat_axis=0, tiled=True
-        )
+        returned = all_to_all(packed(task, bag_gradients, n), "ranks")
     with jax.named_scope("all_reduce"):
         bucket, unpack = ravel_pytree(dense_gradient)
         dense_gradient = unpack(jax.lax.psum(bucket.at[-1].add(0 * returned[0, 0]), "ranks"))
     with jax.named_scope("update"):
-        dense = [
-            value - LEARNING_RATE * gradient
-            for value, gradient in zip(dense, dense_gradient, strict=True)
-        ]
+        pairs = zip(dense, dense_gradient, strict=True)
+        dense = [value - LEARNING_RATE * gradient for value, gradient in pairs]
         starts = itertools.accumulate(mine, initial=0)
         tables = [
             table.at[at].add(
@@ -149,66 +130,37 @@ def packed(task: ShardedTask, bags: list[Any], n: int) -> Any:
 def _loss(task: ShardedTask, dense: list[Any], bags: list[Any], features: Any, labels: Any) -> Any:
     """This share's part of the batch's mean binary cross-entropy."""
     with jax.named_scope("mlp"):
-        split = 2 * len(task.bottom_mlp)
-        x = _mlp(dense[:split], features, relu_at_end=True)
-        logits = _mlp(dense[split:], interact(task, x, bags), relu_at_end=False)[:, 0]
+        split, layers = len(task.bottom_mlp), list(zip(dense[::2], dense[1::2], strict=True))
+        x = dlrm.mlp(layers[:split], features, relu_at_end=True)
+        logits = dlrm.mlp(layers[split:], interact(task, x, bags), relu_at_end=False)[:, 0]
         return (jnp.logaddexp(0.0, logits) - logits * labels).sum() / task.batch
 
 
 def interact(task: ShardedTask, x: Any, bags: list[Any]) -> Any:
     """The top MLP's input: `x` next to the bags, or to dot products of all pairs of vectors."""
-    if task.interaction == "cat":
-        return jnp.concatenate([x, *bags], axis=1)
-    vectors = jnp.stack([x, *bags], axis=1)
-    products = jnp.einsum("bid,bjd->bij", vectors, vectors)
-    first, second = np.tril_indices(len(bags) + 1, k=-1)  # NumPy: constants of the program
-    return jnp.concatenate([x, products[:, first, second]], axis=1)
-
-
-def _mlp(layers: list[Any], x: Any, *, relu_at_end: bool) -> Any:
-    pairs = list(zip(layers[::2], layers[1::2], strict=True))
-    for number, (weight, bias) in enumerate(pairs, start=1):
-        x = x @ weight + bias
-        if number < len(pairs) or relu_at_end:
-            x = jax.nn.relu(x)
-    return x
+    return jnp.concatenate([x, *bags], 1) if task.interaction == "cat" else dlrm.interact(x, bags)
 
 
 def dense_parameters(task: ShardedTask) -> list[np.ndarray]:
     """Weight [in, out] and bias [out] of each layer, bottom MLP first; on all processes."""
     rng = np.random.default_rng([task.seed, 0])
-    parameters: list[np.ndarray] = []
-    for widths in (
-        (task.dense_features, *task.bottom_mlp),
-        (task.interaction_width, *task.top_mlp),
-    ):
-        for inputs, outputs in itertools.pairwise(widths):
-            parameters += [
-                rng.standard_normal((inputs, outputs), dtype=np.float32)
-                * np.float32((2 / inputs) ** 0.5),
-                np.zeros(outputs, np.float32),
-            ]
-    return parameters
+    bottom, top = (task.dense_features, *task.bottom_mlp), (task.interaction_width, *task.top_mlp)
+    weights = [*dlrm.he_weights(rng, bottom), *dlrm.he_weights(rng, top)]
+    return [part for one in weights for part in (one, np.zeros(one.shape[1], np.float32))]
 
 
 def table_values(task: ShardedTask, number: int) -> np.ndarray:
     """A table as it starts, float32 [rows, dim]: bags of unit variance, whatever is looked up."""
     table = task.tables[number]
-    values = np.random.default_rng([task.seed, 1, number]).random(
-        (table.rows, table.dim), dtype=np.float32
-    )
-    bound = math.sqrt(3 / (table.pooling * table.dim))
-    values *= 2 * bound
-    values -= bound
-    return values
+    rng = np.random.default_rng([task.seed, 1, number])
+    return dlrm.uniform(rng, (table.rows, table.dim), math.sqrt(3 / (table.pooling * table.dim)))
 
 
 def dense_batch(task: ShardedTask, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Features [B, dense] and labels [B] of a batch of data."""
     rng = np.random.default_rng([task.seed, 2, batch])
-    return rng.standard_normal((task.batch, task.dense_features), dtype=np.float32), rng.integers(
-        0, 2, task.batch
-    ).astype(np.float32)
+    features = rng.standard_normal((task.batch, task.dense_features), dtype=np.float32)
+    return features, rng.integers(0, 2, task.batch).astype(np.float32)
 
 
 def looked_up(task: ShardedTask, number: int, batches: int) -> list[np.ndarray]:
@@ -230,21 +182,17 @@ def _drawn(table: ShardedTable, batch: int, seed: int, number: int, batches: int
 
 def collectives_in(hlo: str) -> list[str]:
     """The collectives of a compiled program in the order they run in: all processes must agree."""
-    return re.findall(
-        r" (all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute)\(", hlo
-    )
+    names = "all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute"
+    return re.findall(rf" ({names})\(", hlo)
 
 
 def phase_of(hlo: str) -> dict[str, str]:
     """The phase of each instruction of a compiled program, by its named scope; others left out."""
     found = {}
-    for name, scope in re.findall(
-        r'^\s*(?:ROOT )?%?([\w.\-]+) = .*op_name="([^"]*)"', hlo, re.MULTILINE
-    ):
-        if "transpose(jvp(mlp))" in scope:
-            found[name] = "backward"
-        elif phases := [
-            phase for phase in PHASES if f"/{phase}/" in scope or f"({phase})/" in scope
-        ]:
-            found[name] = phases[0]
+    instruction = r'^\s*(?:ROOT )?%?([\w.\-]+) = .*op_name="([^"]*)"'
+    for name, scope in re.findall(instruction, hlo, re.MULTILINE):
+        phases = (one for one in PHASES if f"/{one}/" in scope or f"({one})/" in scope)
+        phase = "backward" if "transpose(jvp(mlp))" in scope else next(phases, None)
+        if phase:
+            found[name] = phase
     return found

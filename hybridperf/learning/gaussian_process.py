@@ -38,6 +38,12 @@ _ARRAYS = ("x", "f", "weights", "sure", "factor")  # of a process, as files name
 _MATERN = 3.0**0.5
 
 
+def under(arrays: Mapping[str, np.ndarray], folder: str) -> dict[str, np.ndarray]:
+    """Arrays of a file whose names begin with `folder`, without it."""
+    inside = (name for name in arrays if name.startswith(folder))
+    return {name.removeprefix(folder): np.asarray(arrays[name]) for name in inside}
+
+
 @dataclasses.dataclass(frozen=True)
 class HyperParameters:
     """Hyper-parameters of the process."""
@@ -48,28 +54,22 @@ class HyperParameters:
     belief: np.ndarray  # [] b
 
     def flat(self) -> np.ndarray:
-        return np.concatenate(
-            [self.log_variance, self.log_length, self.log_rough_length, np.reshape(self.belief, 1)]
-        )
+        lengths = (self.log_length, self.log_rough_length)
+        return np.concatenate([self.log_variance, *lengths, np.reshape(self.belief, 1)])
 
     @staticmethod
     def of(flat: np.ndarray) -> HyperParameters:
-        variances = len(VARIANCES)
-        inputs = (len(flat) - variances - 1) // 2
-        return HyperParameters(
-            flat[:variances],
-            flat[variances : variances + inputs],
-            flat[variances + inputs : -1],
-            flat[-1],
-        )
+        inputs = (len(flat) - len(VARIANCES) - 1) // 2
+        ends = np.cumsum([len(VARIANCES), inputs, inputs])
+        variance, length, rough_length = np.split(flat[:-1], ends[:-1])
+        return HyperParameters(variance, length, rough_length, flat[-1])
 
 
 def start_hyper(inputs: int) -> HyperParameters:
     """Where the search for hyper-parameters begins: all inputs alike."""
     whole = np.full(inputs, 0.5 * np.log(inputs))
-    return HyperParameters(
-        np.log(_START_VARIANCE), whole, whole + np.log(0.5), np.array(_START_BELIEF)
-    )
+    variance, belief = np.log(_START_VARIANCE), np.array(_START_BELIEF)
+    return HyperParameters(variance, whole, whole + np.log(0.5), belief)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,17 +110,13 @@ class _Scaled:
 def _parts(a: _Scaled, b: _Scaled) -> tuple[Any, ...]:
     """(sqrt 3 times the smooth distance, the rough distance, inner product): [N, n] each."""
     inner = a.smooth @ b.smooth.T
-    return (
-        _MATERN * _distance(a.smooth, b.smooth, inner),
-        _distance(a.rough, b.rough, a.rough @ b.rough.T),
-        inner,
-    )
+    rough = _distance(a.rough, b.rough, a.rough @ b.rough.T)
+    return _MATERN * _distance(a.smooth, b.smooth, inner), rough, inner
 
 
 def _distance(a: Any, b: Any, inner: Any) -> Any:
-    squared = (
-        array_module(a).einsum("ij,ij->i", a, a)[:, None] + np.einsum("ij,ij->i", b, b) - 2 * inner
-    )
+    own = array_module(a).einsum("ij,ij->i", a, a)[:, None]
+    squared = own + np.einsum("ij,ij->i", b, b) - 2 * inner
     return root(squared, out=squared)
 
 
@@ -186,10 +182,8 @@ class GaussianProcess:
         """(what to add to b f(x), standard deviation of a measurement): [N] each."""
         module = array_module(x, f)
         dtype = np.float32 if module is np else x.dtype
-        seen, asked = (
-            _Scaled.of(self.hyper, self.x, self.f, dtype),
-            _Scaled.of(self.hyper, x, f, dtype),
-        )
+        seen = _Scaled.of(self.hyper, self.x, self.f, dtype)
+        asked = _Scaled.of(self.hyper, x, f, dtype)
         weights, factor = self.weights.astype(dtype), self.factor.T.astype(dtype)
         added, explained = module.zeros(len(x)), module.zeros(len(x))
         for start in range(0, len(x), _CHUNK):
@@ -212,25 +206,16 @@ class LeaveOneOut:
 def learn(hyper: HyperParameters, rows: Examples) -> tuple[GaussianProcess, LeaveOneOut]:
     """The process after `rows`, and what it predicts of each when the others are all it has."""
     rows = dataclasses.replace(rows, x=rows.x.astype(np.float64))
-    covariance = kernel(hyper, rows.x, rows.f, rows.x, rows.f) + np.exp(
-        hyper.log_variance[-1]
-    ) * np.eye(len(rows))
-    inverse = cho_solve(
-        cho_factor(covariance, lower=True, check_finite=False),
-        np.eye(len(rows)),
-        check_finite=False,
-    )
+    one = np.eye(len(rows))
+    noise = np.exp(hyper.log_variance[-1]) * one
+    covariance = kernel(hyper, rows.x, rows.f, rows.x, rows.f) + noise
+    factor = cho_factor(covariance, lower=True, check_finite=False)
+    inverse = cho_solve(factor, one, check_finite=False)
     weights = inverse @ (rows.r - hyper.belief * rows.f)
     sure = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _SPREAD_ROWS)).astype(int))
     among = covariance[np.ix_(sure, sure)]
-    process = GaussianProcess(
-        hyper,
-        rows.x,
-        rows.f,
-        weights,
-        sure,
-        solve_triangular(np.linalg.cholesky(among), np.eye(len(sure)), lower=True),
-    )
+    inverted = solve_triangular(np.linalg.cholesky(among), np.eye(len(sure)), lower=True)
+    process = GaussianProcess(hyper, rows.x, rows.f, weights, sure, inverted)
     deviation = process.predict(rows.x, rows.f)[1]
     deviation[sure] = np.diag(np.linalg.inv(among)) ** -0.5  # these rows saw themselves
     return process, LeaveOneOut(-weights / np.diag(inverse), deviation)
@@ -256,11 +241,9 @@ def fit_hyper(start: HyperParameters, devices: Sequence[Examples], steps: int) -
 
     # a length of exp(4) times the start is as good as none
     near = [(at - 4.0, at + 4.0) for at in origin]
-    return HyperParameters.of(
-        minimize(
-            objective, origin, jac=True, method="L-BFGS-B", bounds=near, options={"maxiter": steps}
-        ).x
-    )
+    options = {"maxiter": steps}
+    found = minimize(objective, origin, jac=True, method="L-BFGS-B", bounds=near, options=options)
+    return HyperParameters.of(found.x)
 
 
 def unlikeliness(hyper: HyperParameters, rows: Examples) -> tuple[float, HyperParameters]:
@@ -300,9 +283,8 @@ def unlikeliness(hyper: HyperParameters, rows: Examples) -> tuple[float, HyperPa
         constant * g.sum(), smooth * (g * matern).sum(), rough * (g * rough_decay).sum(),
         per_input * (g * inner).sum(), trunk * rows.f @ g @ rows.f, noise * np.trace(g),
     ])  # fmt: skip
-    by_length = 3 * smooth * spread(g * decay, scaled.smooth) - 2 * per_input * (
-        (g @ scaled.smooth) * scaled.smooth
-    ).sum(0)
+    by_linear = 2 * per_input * ((g @ scaled.smooth) * scaled.smooth).sum(0)
+    by_length = 3 * smooth * spread(g * decay, scaled.smooth) - by_linear
     by_rough_length = rough * spread(g * rough_decay / np.maximum(rough_away, 1e-9), scaled.rough)
     slope = HyperParameters(
         by_variance / n, by_length / n, by_rough_length / n, np.array(-(rows.f @ weights) / n)

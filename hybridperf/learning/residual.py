@@ -35,7 +35,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hybridperf.io.namespace import array_module, floats, root
 from hybridperf.learning import gaussian_process
-from hybridperf.learning.gaussian_process import Examples, GaussianProcess
+from hybridperf.learning.gaussian_process import Examples, GaussianProcess, under
 from hybridperf.ops import Op
 from hybridperf.ops.inputs import log2_above_zero
 from hybridperf.ops.roofline import Work
@@ -47,7 +47,7 @@ RANGE_SLACK_OCTAVES = 0.585  # a factor of 1.5 beyond what was measured still co
 LEAST_ROWS = 16  # fewer rows of a group teach nothing but themselves
 
 _WIDTH = 16
-_FIRST_SPREAD = {"kernel_init": 0.25, "bias_init": 0.5}
+_FIRST_SPREAD = (0.25, 0.5)
 _STEPS = 250
 _LEARNING_RATE = 2e-2
 _LOSS_SCALE = 0.1
@@ -67,23 +67,26 @@ _WORK_INPUTS = tuple(field.name for field in dataclasses.fields(Work))
 _NOT_A_DISTANCE = ("tail", "reuse_")
 
 
-class CorrectionNet(nn.Module):
+class BoundedNet(nn.Module):
     """Inputs [..., F] -> log correction [...], zero before it learned anything."""
 
     width: int = _WIDTH
     bound: float = BOUND
+    # standard deviations of the first layer's weights and biases at the start; None: Flax' own
+    first_spread: tuple[float, float] | None = _FIRST_SPREAD
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        names, spreads = ("kernel_init", "bias_init"), self.first_spread or ()
         normal = nn.initializers.normal
-        spread: dict[str, Any] = {name: normal(sd) for name, sd in _FIRST_SPREAD.items()}
+        spread: dict[str, Any] = {at: normal(sd) for at, sd in zip(names, spreads, strict=False)}
         h = nn.gelu(nn.Dense(self.width, name="first", **spread)(x))
         h = h + nn.gelu(nn.Dense(self.width, name="second")(h))
         out = nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(h)[..., 0]
         return self.bound * jnp.tanh(out / self.bound)
 
 
-_NET = CorrectionNet()
+_NET = BoundedNet()
 
 
 def _blank_params() -> Any:
@@ -150,7 +153,7 @@ class Residual:
     centre: np.ndarray  # [len(names)]
     scale: np.ndarray
     share: float
-    params: Mapping[str, Any]  # of CorrectionNet, each leaf [E, ...]
+    params: Mapping[str, Any]  # of BoundedNet, each leaf [E, ...]
     process: GaussianProcess | None = None  # over the rows, of the same inputs
     process_share: float = 0.0
 
@@ -173,8 +176,7 @@ class Residual:
         arrays: Mapping[str, np.ndarray], process_share: float = 0.0,
     ) -> Residual:  # fmt: skip
         """From what a file holds; `ValueError` where it cannot be a correction."""
-        inside = (name for name in arrays if name.startswith(_PROCESS))
-        seen = {name.removeprefix(_PROCESS): arrays[name] for name in inside}
+        seen = under(arrays, _PROCESS)
         process = GaussianProcess.read(seen, len(names)) if seen else None
         weights = {name: leaf for name, leaf in arrays.items() if not name.startswith(_PROCESS)}
         blank = flatten_dict(_blank_params(), sep="/").items()
@@ -188,9 +190,8 @@ class Residual:
         numbers = (centre, scale, box.low, box.high, *weights.values())
         finite = all(np.isfinite(values).all() for values in numbers) and (scale > 0).all()
         if not finite or min(share, process_share) < 0 or share + process_share > 1:
-            raise ValueError(
-                "a correction holds a number that is not finite, or a share outside 0 to 1"
-            )
+            wrong = "a number that is not finite, or a share outside 0 to 1"
+            raise ValueError(f"a correction holds {wrong}")
         if process_share > 0 and process is None:
             raise ValueError("the rows of a correction's process are missing")
         params = unflatten_dict(weights, sep="/")
@@ -287,26 +288,18 @@ def train(jobs: Sequence[TrainingJob], seed: int = 0) -> list[Residual]:
     # the largest batch twice: of more rows than it holds each step draws some, and jobs that do not
     # draw must not be trained with those
     for size, draws in (*((size, False) for size in _BATCHES), (_BATCHES[-1], True)):
-        of_size = [
-            (at, member)
-            for at, member in members
-            if _batch_of(rows[at]) == size and (rows[at] > size) == draws
-        ]
+        alike = [_batch_of(n) == size and (n > size) == draws for n in rows]
+        of_size = [one for one in members if alike[one[0]]]
         for start in range(0, len(of_size), _JOBS_AT_ONCE):
             chunk = of_size[start : start + _JOBS_AT_ONCE]
-            for name, params in zip(
-                chunk, _train_chunk(jobs, blank, chunk, size, seed), strict=True
-            ):
-                found[name] = params
-    return [
-        dataclasses.replace(
-            blank[at],
-            params=jax.tree.map(
-                lambda *leaves: np.stack(leaves), *(found[at, m] for m in range(job.members))
-            ),
-        )
-        for at, job in enumerate(jobs)
-    ]
+            trained = _train_chunk(jobs, blank, chunk, size, seed)
+            found |= dict(zip(chunk, trained, strict=True))
+    out = []
+    for at, job in enumerate(jobs):
+        each = [found[at, member] for member in range(job.members)]
+        params = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+        out.append(dataclasses.replace(blank[at], params=params))
+    return out
 
 
 def _untrained(inputs: Inputs) -> Residual:
@@ -324,12 +317,9 @@ def _batch_of(rows: int) -> int:
 
 
 def _train_chunk(
-    jobs: Sequence[TrainingJob],
-    blank: Sequence[Residual],
-    chunk: Sequence[tuple[int, int]],
-    size: int,
-    seed: int,
-) -> list[Any]:
+    jobs: Sequence[TrainingJob], blank: Sequence[Residual], chunk: Sequence[tuple[int, int]],
+    size: int, seed: int,
+) -> list[Any]:  # fmt: skip
     """Parameters of each (job, member), padded so that all chunks share one compiled function."""
     most = max(len(jobs[at].target) for at, _ in chunk)
     stored = size if most <= size else 1 << (most - 1).bit_length()
@@ -377,9 +367,8 @@ def _train_many(
             updates, memory = optimizer.update(gradient, memory, params)
             return (optax.apply_updates(params, updates), memory), None
 
-        (params, _), _ = jax.lax.scan(
-            step, (params, optimizer.init(params)), jax.random.split(steps_key, _STEPS)
-        )
+        start, keys = (params, optimizer.init(params)), jax.random.split(steps_key, _STEPS)
+        (params, _), _ = jax.lax.scan(step, start, keys)
         return params
 
     return jax.vmap(one)(x, target, rows, keys)
@@ -391,9 +380,8 @@ def with_process(residual: Residual, inputs: Inputs, target: np.ndarray) -> Resi
     x = _standardised(residual, inputs.rows(keep))
     rows = Examples(x, np.zeros(len(x)), np.clip(target[keep], -BOUND, BOUND))
     some = np.random.default_rng(0).permutation(len(rows))[:_HYPER_ROWS]
-    hyper = gaussian_process.fit_hyper(
-        gaussian_process.start_hyper(x.shape[1]), [rows.rows(some)], _HYPER_STEPS
-    )
+    start = gaussian_process.start_hyper(x.shape[1])
+    hyper = gaussian_process.fit_hyper(start, [rows.rows(some)], _HYPER_STEPS)
     return dataclasses.replace(residual, process=gaussian_process.learn(hyper, rows)[0])
 
 

@@ -24,9 +24,8 @@ from hybridperf.ops.base import OpCall
 _AMPERE, _HOPPER = "Ampere sm_80", "Hopper sm_90"
 _FLASH_2_HOPPER = 0.35
 _OVER_FLASH_1 = 2.0  # "around 2x speedup compared to FlashAttention"
-SHARES: Mapping[
-    str, Mapping[str, float]
-] = {  # of the matrix units' peak, by kernel and architecture
+# of the matrix units' peak, by kernel and architecture
+SHARES: Mapping[str, Mapping[str, float]] = {
     "flash1": {_AMPERE: math.sqrt(0.25 * 0.40), _HOPPER: _FLASH_2_HOPPER / _OVER_FLASH_1},
     "flash2": {_AMPERE: math.sqrt(0.50 * 0.73), _HOPPER: _FLASH_2_HOPPER},
 }
@@ -54,8 +53,7 @@ def published_factor(
     share = published_share(kernel, arch)
     if share is None:
         return 1.0
-    once = OpCall(
-        PrefillAttention(dtype, 1.0, _LONG_SEQUENCE, _HEADS, _HEAD_DIM), issued_apart=True
-    )
+    attention = PrefillAttention(dtype, 1.0, _LONG_SEQUENCE, _HEADS, _HEAD_DIM)
+    once = OpCall(attention, issued_apart=True)
     flops = (1 + _BACKWARD_FLOPS) * float(once.op.work().flops)
     return flops / (share * device.peak(dtype, "matrix")) / (seconds(once) * (1 + BACKWARD))

@@ -54,9 +54,8 @@ class Convolution(Op):
         """A known direction."""
         del name, dtype
         if value not in DIRECTIONS:
-            raise unknown(
-                "pass", value, DIRECTIONS, f"a convolution's passes are {', '.join(DIRECTIONS)}"
-            )
+            passes = f"a convolution's passes are {', '.join(DIRECTIONS)}"
+            raise unknown("pass", value, DIRECTIONS, passes)
         return value
 
     def work(self) -> Work:
@@ -79,9 +78,8 @@ class Convolution(Op):
         return kw, w_in, w_out, self.taps + (self.taps == 0) * self.kh * kw
 
     def shape(self) -> dict[str, Array]:
-        kernel = self.kh * (self.kw + (self.kw == 0) * self.kh)
-        taps = self.taps + (self.taps == 0) * kernel
-        w_out = self._widths()[2]
+        kw, _, w_out, taps = self._widths()
+        kernel = self.kh * kw
         sizes = {"pixels": self.h_out * w_out, "width": w_out, "kernel": kernel}
         return {
             **log_sizes(self, "batch", "c_in", "c_out", **sizes),

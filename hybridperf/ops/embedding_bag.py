@@ -183,9 +183,8 @@ class EmbeddingBagBackward(_Bags):
         del dtype
         known = OPTIMIZERS if name == "optimizer" else DUPLICATES
         if value not in known:
-            raise InputError(
-                f"unknown {name} {value!r} of embedding tables: known are {', '.join(known)}"
-            )
+            problem = f"unknown {name} {value!r} of embedding tables"
+            raise InputError(f"{problem}: known are {', '.join(known)}")
         return value
 
     def group_index(self) -> int:

@@ -68,15 +68,13 @@ class Elementwise(Op):
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = (self.inputs + 1) * n * self.element_bytes
-        return streamed(
-            moved, flops=self.element_flops * n, transcendentals=self.element_transcendentals * n
-        )
+        transcendentals = self.element_transcendentals * n
+        return streamed(moved, flops=self.element_flops * n, transcendentals=transcendentals)
 
 
-for _name, (_inputs, _flops, _transcendentals) in _ELEMENTWISE.items():
-    register(_name, inputs=_inputs, element_flops=_flops, element_transcendentals=_transcendentals)(
-        Elementwise
-    )
+for _name, _counts in _ELEMENTWISE.items():
+    _each = zip(("inputs", "element_flops", "element_transcendentals"), _counts, strict=True)
+    register(_name, **dict(_each))(Elementwise)
 
 
 @register("fused", loop="elementwise")
@@ -283,9 +281,8 @@ class OptimizerUpdate(Op):
     def work(self) -> Work:
         n = self.parameters
         moved = (self.reads + self.writes) * n * self.element_bytes
-        return streamed(
-            moved, flops=self.element_flops * n, transcendentals=self.element_transcendentals * n
-        )
+        transcendentals = self.element_transcendentals * n
+        return streamed(moved, flops=self.element_flops * n, transcendentals=transcendentals)
 
 
 def _matrix_inputs(op: Any, gpu: Gpu) -> dict[str, Array]:

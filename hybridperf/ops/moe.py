@@ -97,10 +97,8 @@ def _moment(span: Array, b: float, order: float) -> Array:
 def _exponent(distribution: str) -> float:
     found = _POWER_LAW.fullmatch(distribution)
     if not found:
-        raise InputError(
-            f"unknown distribution {distribution!r}: known are {BALANCED} and power_law_x, as in"
-            " power_law_1.2"
-        )
+        known = f"known are {BALANCED} and power_law_x, as in power_law_1.2"
+        raise InputError(f"unknown distribution {distribution!r}: {known}")
     exponent = float(found[1])
     return exponent if abs(exponent - 1.0) > 1e-6 else 1.0 + 1e-6
 

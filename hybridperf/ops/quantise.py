@@ -46,37 +46,24 @@ SCHEMES = {
     "float16": Scheme(2.0, arithmetic="fp16"),
     "fp8": Scheme(1.0, narrow_bytes=1.0, arithmetic="fp8"),  # one scale per tensor
     # scales per 128 x 128 weights and per 128 activations of a row
-    "fp8_block": Scheme(
-        1.0 + _FP32_SCALE_BYTES / 128**2,
-        narrow_bytes=1.0 + _FP32_SCALE_BYTES / 128,
-        arithmetic="fp8",
-    ),
-    "nvfp4": Scheme(
-        0.5 + _FP8_SCALE_BYTES / 16, narrow_bytes=0.5 + _FP8_SCALE_BYTES / 16, arithmetic="fp4"
-    ),
-    "w4a8_mxfp4_mxfp8": Scheme(
-        0.5 + _FP8_SCALE_BYTES / 32, narrow_bytes=1.0 + _FP8_SCALE_BYTES / 32, arithmetic="fp8"
-    ),
+    "fp8_block": Scheme(1.0 + _FP32_SCALE_BYTES / 128**2, 1.0 + _FP32_SCALE_BYTES / 128, "fp8"),
+    "nvfp4": Scheme(0.5 + _FP8_SCALE_BYTES / 16, 0.5 + _FP8_SCALE_BYTES / 16, "fp4"),
+    "w4a8_mxfp4_mxfp8": Scheme(0.5 + _FP8_SCALE_BYTES / 32, 1.0 + _FP8_SCALE_BYTES / 32, "fp8"),
     # weight-only: numbers are widened on their way into the matrix unit, which works at its 16-bit
     # rate
     "w4a16_mxfp4": Scheme(0.5 + _FP8_SCALE_BYTES / 32),
     "int8_wo": Scheme(1.0),  # one scale per column
     "int4_wo": Scheme(0.5 + 2.0 / 128),  # 16-bit scales per 128 weights
-    "sq": Scheme(
-        1.0, arithmetic="int8", incoming_bytes=1.0
-    ),  # smooth quantisation: int8 activations come from the op before
+    # smooth quantisation: int8 activations come from the op before
+    "sq": Scheme(1.0, arithmetic="int8", incoming_bytes=1.0),
 }
 
 
 def known_scheme(name: str) -> str:
     """The name, if it is a scheme of ours or empty (the op's dtype); else `InputError`."""
     if name and name not in SCHEMES:
-        raise unknown(
-            "quant",
-            name,
-            SCHEMES,
-            f"known are {', '.join(SCHEMES)}; leave it empty where nothing is quantised",
-        )
+        advice = "leave it empty where nothing is quantised"
+        raise unknown("quant", name, SCHEMES, f"known are {', '.join(SCHEMES)}; {advice}")
     return name
 
 
@@ -109,9 +96,8 @@ class Quantise(Op):
         del name, dtype
         narrow = [one for one, scheme in SCHEMES.items() if scheme.narrow_bytes]
         if value not in narrow:
-            raise unknown(
-                "quant", value, narrow, f"schemes that quantise a matrix are {', '.join(narrow)}"
-            )
+            known = f"schemes that quantise a matrix are {', '.join(narrow)}"
+            raise unknown("quant", value, narrow, known)
         return value
 
     def work(self) -> Work:

@@ -39,6 +39,10 @@ from hybridperf.io.namespace import Array, fresh_views
 _CACHE_SHARPNESS = 4.0
 
 
+# of `Work`: what adds up; the other fields are distances
+_COUNTS = ("flops", "transcendentals", "bytes", "strided_reads", "scattered_reads", "steps")
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Work:
@@ -60,30 +64,17 @@ class Work:
     def __add__(self, other: Work) -> Work:
         """Both, one after the other; distances and spreads are averaged by their weights."""
         return Work(
-            flops=self.flops + other.flops,
-            transcendentals=self.transcendentals + other.transcendentals,
-            bytes=self.bytes + other.bytes,
+            **{name: getattr(self, name) + getattr(other, name) for name in _COUNTS},
             reuse_bytes=_log_mean(self.reuse_bytes, self.bytes, other.reuse_bytes, other.bytes),
-            strided_reads=self.strided_reads + other.strided_reads,
             strided_bytes=_log_mean(
                 self.strided_bytes, self.strided_reads, other.strided_bytes, other.strided_reads
             ),
-            scattered_reads=self.scattered_reads + other.scattered_reads,
-            steps=self.steps + other.steps,
             reuse_spread=_mean(self.reuse_spread, self.bytes, other.reuse_spread, other.bytes),
         )
 
     def __mul__(self, times: Array) -> Work:
         """The same work `times` times over."""
-        return dataclasses.replace(
-            self,
-            flops=self.flops * times,
-            transcendentals=self.transcendentals * times,
-            bytes=self.bytes * times,
-            strided_reads=self.strided_reads * times,
-            scattered_reads=self.scattered_reads * times,
-            steps=self.steps * times,
-        )
+        return dataclasses.replace(self, **{name: getattr(self, name) * times for name in _COUNTS})
 
     __rmul__ = __mul__
 
@@ -114,18 +105,12 @@ class RooflineKnobs:
     @staticmethod
     def neutral() -> RooflineKnobs:
         """Knobs that leave the textbook roofline as it is."""
+        one, none = np.ones(len(LEVELS)), np.zeros(len(LEVELS))
         return RooflineKnobs(
-            floor_s=0.0,
-            compute_efficiency=1.0,
-            memory_efficiency=1.0,
-            transcendental_flops=1.0,
-            strided_factor=1.0,
-            step_s=0.0,
-            smoothing=0.0,
-            level_speedup=np.ones(len(LEVELS)),
-            line_s=np.zeros(len(LEVELS)),
-            level_capacity=np.ones(len(LEVELS)),
-        )
+            floor_s=0.0, compute_efficiency=1.0, memory_efficiency=1.0, transcendental_flops=1.0,
+            strided_factor=1.0, step_s=0.0, smoothing=0.0, level_speedup=one, line_s=none,
+            level_capacity=one.copy(),
+        )  # fmt: skip
 
 
 def roofline_s(work: Work, device: Device) -> Array:
@@ -156,10 +141,8 @@ def op_parts(work: Work, device: Device, knobs: RooflineKnobs) -> tuple[Array, A
     at_reuse = level_shares(work.reuse_bytes, held_bytes, work.reuse_spread)
     saved = jnp.sum(at_reuse * (1.0 - 1.0 / knobs.level_speedup))
     memory_s = work.bytes / (knobs.memory_efficiency * device.memory_bytes_per_s) * (1.0 - saved)
-    line_s, scattered_line_s = (
-        jnp.sum(at * knobs.line_s)
-        for at in (level_shares(work.strided_bytes, held_bytes), at_reuse)
-    )
+    at_stride = level_shares(work.strided_bytes, held_bytes)
+    line_s, scattered_line_s = (jnp.sum(at * knobs.line_s) for at in (at_stride, at_reuse))
     strided_s = knobs.strided_factor * (
         work.strided_reads * line_s + work.scattered_reads * scattered_line_s
     )
@@ -188,26 +171,20 @@ def pnorm(a: Array, b: Array, q: Array) -> Array:
     usable = (low > 0) & (q > 0)  # the other branch of a where still has a gradient: keep it finite
     ratio = jnp.where(usable, low / jnp.where(high > 0, high, 1.0), 1.0)
     power = jnp.where(q > 0, q, 1.0)
-    return jnp.where(
-        usable, high * jnp.exp(power * jnp.log1p(jnp.exp(jnp.log(ratio) / power))), high
-    )
+    more = jnp.exp(power * jnp.log1p(jnp.exp(jnp.log(ratio) / power)))
+    return jnp.where(usable, high * more, high)
 
 
 def _mean(x: Array, wx: Array, y: Array, wy: Array) -> Array:
-    total = wx + wy
-    safe = (
-        np.where(total > 0, total, 1.0)
-        if isinstance(total, np.ndarray | float | int)
-        else jnp.where(total > 0, total, 1.0)
-    )
-    return (wx * x + wy * y) / safe
+    return (wx * x + wy * y) / _or_one(wx + wy)
 
 
 def _log_mean(x: Array, wx: Array, y: Array, wy: Array) -> Array:
-    total = wx + wy
-    safe = (
-        np.where(total > 0, total, 1.0)
-        if isinstance(total, np.ndarray | float | int)
-        else jnp.where(total > 0, total, 1.0)
-    )
-    return jnp.exp((wx * jnp.log(jnp.maximum(x, 1.0)) + wy * jnp.log(jnp.maximum(y, 1.0))) / safe)
+    logs = wx * jnp.log(jnp.maximum(x, 1.0)) + wy * jnp.log(jnp.maximum(y, 1.0))
+    return jnp.exp(logs / _or_one(wx + wy))
+
+
+def _or_one(total: Array) -> Array:
+    """A sum of weights to divide by; one where there is nothing."""
+    where = np.where if isinstance(total, np.ndarray | float | int) else jnp.where
+    return where(total > 0, total, 1.0)

@@ -20,14 +20,10 @@ def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
     for at, op in enumerate(ops):
         kind = type(op)
         if kind not in words:
-            words[kind] = [
-                field.name
-                for field in dataclasses.fields(kind)
-                if field.name not in kind.dimensions()
-            ]
-        groups.setdefault(
-            (kind, columns(op)["op"], *(getattr(op, name) for name in words[kind])), []
-        ).append(at)
+            names = [field.name for field in dataclasses.fields(kind)]
+            words[kind] = [name for name in names if name not in kind.dimensions()]
+        same = (kind, columns(op)["op"], *(getattr(op, name) for name in words[kind]))
+        groups.setdefault(same, []).append(at)
     for (kind, name, *_), places in groups.items():
         sizes: dict[str, Any] = {
             size: np.array([float(getattr(ops[at], size)) for at in places])

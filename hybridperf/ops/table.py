@@ -57,9 +57,8 @@ def parse_ops(frame: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
         raise InputError("a table of ops has no rows; expected at least one")
     problem = np.full(len(frame), "", object)
     parts = []
-    names, dtypes = (
-        frame[column].map(str, na_action=None).to_numpy(object) for column in ("op", "dtype")
-    )  # "nan" where empty
+    texts = frame[["op", "dtype"]].map(str)  # "nan" where empty
+    names, dtypes = (texts[column].to_numpy(object) for column in texts)
     positions = pd.Series(np.arange(len(frame)))
     labels = {label: _words(frame, [label] if label in frame.columns else []) for label in LABELS}
     for (name, dtype), rows in positions.groupby([names, dtypes], sort=False):

@@ -51,9 +51,8 @@ def product_inputs(m: Array, n: Array, k: Array, gpu: Gpu, batch: Array = 1.0) -
         # multiprocessor time over useful time, as if every block kept one multiprocessor busy for
         # its share of k
         waves = whole_tiles(batch * tile_count(m, n, tile_m, tile_n) * parts, gpu.sm_count)
-        out[f"fill_{tile_m}x{tile_n}_by{parts}"] = log2_ratio(
-            waves * gpu.sm_count * tile_m * tile_n / parts, batch * m * n
-        )
+        taken = waves * gpu.sm_count * tile_m * tile_n / parts
+        out[f"fill_{tile_m}x{tile_n}_by{parts}"] = log2_ratio(taken, batch * m * n)
     return out
 
 

@@ -34,6 +34,7 @@ REQUIRED = ["collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node", "time_s
 CHECK = """
 import sys
 import numpy as np
+from jax import lax
 from hybridperf_calibration.microbench.collective_cases import COLLECTIVES, chain
 from hybridperf_calibration.microbench.collective_cases import collective_cases, count_collectives
 from hybridperf_calibration.microbench.collectives import Team
@@ -51,7 +52,7 @@ for case in collective_cases(2, "cpu", [64]):
         "sendrecv": inputs[1 - rank],
     }[case.collective]
     x = team.place(inputs[rank])
-    got = team.part(team.compile(lambda x: COLLECTIVES[case.collective].run(x, 2), x)(x))
+    got = team.part(team.compile(lambda x: COLLECTIVES[case.collective].run(lax, x, 2), x)(x))
     assert got.shape == (case.items_out,), (case, got.shape)
     np.testing.assert_array_equal(got, expected, err_msg=case.collective)
 for case in collective_cases(2, "gpu", [1024]):
@@ -209,9 +210,9 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, capfd):
 
 def test_each_process_gets_cores_of_its_own_only_where_there_are_enough(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5, 6, 7}, raising=False)
-    assert measure_collectives._cores(2, unpinned=False) == (["4,5", "6,7"], "")
-    assert measure_collectives._cores(4, unpinned=False)[0] == [""] * 4
-    assert "5 processes share 4 cores" in measure_collectives._cores(5, unpinned=False)[1]
+    assert job.cores_of_processes(2, 2) == (["4,5", "6,7"], "")
+    assert job.cores_of_processes(4, 2)[0] == [""] * 4
+    assert "5 processes share 4 cores" in job.cores_of_processes(5, 2)[1]
 
 
 def test_a_size_below_one_number_is_refused():
@@ -298,7 +299,7 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
     second = start(arguments)
     said = second.communicate(timeout=60)[1]
     assert second.returncode == 0, said
-    assert "20 of 20 collectives measured" in said
+    assert "20 of 20 collectives done (100%)" in said
     after = rows_of(tmp_path)
     assert after[: len(before)] == before
     assert len({(row["key"], row["pass_no"]) for row in after}) == len(after) == 20

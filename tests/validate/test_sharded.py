@@ -218,14 +218,17 @@ def test_a_dead_process_ends_the_run_with_one_sentence(tmp_path):
         ({"top_mlp": [8]}, "top_mlp must end in 1"),
         (
             {"tables": [{"name": "x", "rows": 5, "dim": 4, "pooling": 0}]},
-            "pooling of table x must be a whole number from 1 on, got 0",
+            "tables.0.pooling: Input should be greater than 0, got 0",
         ),
         (
             {"tables": [{"name": "x", "rows": 5, "dim": 4, "pooling": 1, "skew": -1}]},
-            "skew of table x must be a number from 0 on",
+            "tables.0.skew: Input should be greater than or equal to 0, got -1",
         ),
-        ({"tables": [{"name": "x", "rowz": 5}]}, "unknown field 'rowz'"),
-        ({"interaction": "sum"}, "unknown interaction 'sum'"),
+        (
+            {"tables": [{"name": "x", "rows": 1, "dim": 4, "pooling": 1, "rowz": 5}]},
+            "unknown field 'tables.0.rowz'",
+        ),
+        ({"interaction": "sum"}, "interaction: Input should be 'dot' or 'cat', got 'sum'"),
         ({"speed": 1}, "unknown field 'speed'"),
     ],
 )

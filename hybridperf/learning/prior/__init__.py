@@ -11,12 +11,6 @@ from hybridperf.learning.prior.family import FamilyPrior, train_family, uninform
 from hybridperf.learning.prior.rows import FamilyRows, concatenate
 
 __all__ = [
-    "Adapted",
-    "FamilyPrior",
-    "FamilyRows",
-    "Predicted",
-    "adapt",
-    "concatenate",
-    "train_family",
+    "Adapted", "FamilyPrior", "FamilyRows", "Predicted", "adapt", "concatenate", "train_family",
     "uninformed",
-]
+]  # fmt: skip

@@ -120,13 +120,9 @@ class Adapted:
         self, quantile: float, error: np.ndarray, deviation: np.ndarray, at: np.ndarray
     ) -> Adapted:
         """With the errors of held-out rows `at`, deviations, and the interval they need."""
-        return dataclasses.replace(
-            self,
-            quantile=quantile,
-            held_out=error,
-            held_out_log_width=quantile * deviation,
-            held_out_at=at,
-        )
+        widths = quantile * deviation
+        judged: dict[str, Any] = {"held_out": error, "held_out_log_width": widths}
+        return dataclasses.replace(self, quantile=quantile, held_out_at=at, **judged)
 
     @property
     def typical_log_width(self) -> float:
@@ -160,17 +156,9 @@ class Adapted:
     def read(arrays: Mapping[str, np.ndarray], document: Mapping[str, Any]) -> Adapted:
         """From what `arrays` and `document` gave."""
         of = {name: np.asarray(array) for name, array in arrays.items()}
-
-        def under(folder: str) -> dict[str, np.ndarray]:
-            return {
-                name.removeprefix(folder): array
-                for name, array in of.items()
-                if name.startswith(folder)
-            }
-
-        seen, tuned = under("process/"), under("trunk/")
+        seen, tuned = process.under(of, "process/"), process.under(of, "trunk/")
         return Adapted(
-            FamilyPrior.read(under("prior/"), document["prior"]),
+            FamilyPrior.read(process.under(of, "prior/"), document["prior"]),
             ImplementationKnobs(tuple(document["slots"]), of["knobs/theta"], of["knobs/other"]),
             int(document["rows"]),
             SizeRange(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),

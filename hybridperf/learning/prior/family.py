@@ -19,7 +19,7 @@ from flax.traverse_util import unflatten_dict
 
 from hybridperf.io.namespace import array_module, root
 from hybridperf.learning import gaussian_process as process
-from hybridperf.learning.gaussian_process import Examples, HyperParameters
+from hybridperf.learning.gaussian_process import Examples, HyperParameters, under
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
 from hybridperf.learning.prior.form import ClosedFormValues
@@ -68,7 +68,7 @@ class FamilyPrior:
 
     population: Population
     standard: Standardiser
-    params: Any  # of TrunkNet, leaves [E, ...]
+    params: Any  # of BoundedNet, leaves [E, ...]
     hyper: HyperParameters
     sizes: SizeRange
     # deviations that hold 90 % of a new device's measurements, for the prior device where that took
@@ -87,14 +87,12 @@ class FamilyPrior:
         if not references:
             return self
         hyper = dataclasses.replace(self.hyper, belief=np.array(1.0))
-        prior = dataclasses.replace(
-            self, population=self.population.with_references(references), hyper=hyper
-        )
-        if self.reference_quantile is None or self.reference_log_width is None:
+        usual = self.population.with_references(references)
+        prior = dataclasses.replace(self, population=usual, hyper=hyper)
+        quantile, log_width = self.reference_quantile, self.reference_log_width
+        if quantile is None or log_width is None:
             return prior
-        return dataclasses.replace(
-            prior, quantile=self.reference_quantile, log_width=self.reference_log_width
-        )
+        return dataclasses.replace(prior, quantile=quantile, log_width=log_width)
 
     def trunk(
         self, rows: PriorRows, on: ClosedFormValues, params: Any = None
@@ -132,21 +130,15 @@ class FamilyPrior:
     def read(arrays: Mapping[str, np.ndarray], document: Mapping[str, Any]) -> FamilyPrior:
         """From what `arrays` and `document` gave."""
         of = {name: np.asarray(array) for name, array in arrays.items()}
-
-        def under(folder: str) -> dict[str, np.ndarray]:
-            inside = (name for name in of if name.startswith(folder))
-            return {name.removeprefix(folder): of[name] for name in inside}
-
         own, spread = of["population/own"], of["population/spread"]
-        names = {
-            key: tuple(document[key]) for key in ("slots", "devices", "kin", "inputs", "sizes")
-        }
+        listed = ("slots", "devices", "kin", "inputs", "sizes")
+        names = {key: tuple(document[key]) for key in listed}
         widths = [document[key] for key in ("kin_quantile", "kin_log_width")]
         return FamilyPrior(
             Population(names["slots"], spread, names["devices"], own, names["kin"]),
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
-            unflatten_dict(under("trunk/"), sep="/"),
-            HyperParameters(**under("hyper/")),
+            unflatten_dict(under(of, "trunk/"), sep="/"),
+            HyperParameters(**under(of, "hyper/")),
             SizeRange(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
@@ -186,14 +178,10 @@ def train_family(
         rows, time_s = devices[name]
         keep = np.sort(random.permutation(len(rows))[:_ROWS_PER_DEVICE])
         measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
-    own = {
-        name: knob_fits.fit_each_implementation(rows, time_s)
-        for name, (rows, time_s) in measured.items()
-    }
+    own = {name: knob_fits.fit_each_implementation(*one) for name, one in measured.items()}
     usual = knob_fits.population(next(iter(measured.values()))[0].form, own)
-    measured = {
-        name: one for name, one in measured.items() if len(one[0]) >= least_rows
-    } or measured
+    enough = {name: one for name, one in measured.items() if len(one[0]) >= least_rows}
+    measured = enough or measured
     on = {name: own[name].closed(rows) for name, (rows, _) in measured.items()}
     how = trunk.standard([(rows, on[name]) for name, (rows, _) in measured.items()])
     data = [
@@ -212,17 +200,15 @@ def train_family(
     hyper = process.fit_hyper(hyper, [out.placed for out in left_out], _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
     of_references = [out.of_references for out in left_out if out.of_references is not None]
+    quantiles = [_quantile_without_rows(believing, rows) for rows in of_references]
+    widths = [_log_width(believing, rows) for rows in of_references]
     return dataclasses.replace(
         prior,
         hyper=hyper,
         quantile=max(_quantile_without_rows(hyper, out.cold) for out in left_out),
         log_width=max(_log_width(hyper, out.cold) for out in left_out),
-        reference_quantile=max(
-            (_quantile_without_rows(believing, rows) for rows in of_references), default=None
-        ),
-        reference_log_width=max(
-            (_log_width(believing, rows) for rows in of_references), default=None
-        ),
+        reference_quantile=max(quantiles, default=None),
+        reference_log_width=max(widths, default=None),
     )
 
 
@@ -230,15 +216,12 @@ def uninformed(rows: PriorRows) -> FamilyPrior:
     """A prior that no device taught: usual knobs of the form, a silent trunk."""
     form = rows.form
     names = tuple(sorted(set(map(str, rows.implementation))))
-    nobody = Population(
-        names, form.start_spread, ("nobody",), np.tile(form.start, (1, len(names), 1))
-    )
+    start = np.tile(form.start, (1, len(names), 1))
+    nobody = Population(names, form.start_spread, ("nobody",), start)
     how = trunk.standard([(rows, nobody.typical().closed(rows))])
     hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
-    params = trunk.untrained(len(how.centre), 1)
-    return FamilyPrior(
-        nobody, how, params, hyper, SizeRange.of(rows), _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH
-    )
+    params, box = trunk.untrained(len(how.centre), 1), SizeRange.of(rows)
+    return FamilyPrior(nobody, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
 
 
 def _box(parts: list[PriorRows]) -> SizeRange:
@@ -257,56 +240,40 @@ class _LeftOut:
 
 
 def _leave_out(
-    prior: FamilyPrior,
-    measured: Mapping[str, tuple[PriorRows, np.ndarray]],
-    own: Mapping[str, ImplementationKnobs],
-    data: list[tuple[np.ndarray, np.ndarray]],
-    architectures: Mapping[str, str],
-    recipe: trunk.TrainingRecipe,
-    seed: int,
-) -> list[_LeftOut]:
+    prior: FamilyPrior, measured: Mapping[str, tuple[PriorRows, np.ndarray]],
+    own: Mapping[str, ImplementationKnobs], data: list[tuple[np.ndarray, np.ndarray]],
+    architectures: Mapping[str, str], recipe: trunk.TrainingRecipe, seed: int,
+) -> list[_LeftOut]:  # fmt: skip
     names = list(measured)
     folds = _folds(names, architectures)
-    sees = np.repeat(
-        np.array([[name not in fold for name in names] for fold in folds]), _INNER_MEMBERS, 0
-    )
+    kept = np.array([[name not in fold for name in names] for fold in folds])
+    sees = np.repeat(kept, _INNER_MEMBERS, 0)
     inner = trunk.train(data, sees, recipe, seed + 1)
     random = np.random.default_rng(seed)
 
     def without(fold: tuple[str, ...]) -> tuple[Population, Any]:
         """(knobs, networks) of the devices outside a fold."""
         which = slice(folds.index(fold) * _INNER_MEMBERS, (folds.index(fold) + 1) * _INNER_MEMBERS)
-        others = knob_fits.population(
-            next(iter(measured.values()))[0].form,
-            {name: knobs for name, knobs in own.items() if name not in fold},
-        )
+        outside = {name: knobs for name, knobs in own.items() if name not in fold}
+        others = knob_fits.population(next(iter(measured.values()))[0].form, outside)
         return others, jax.tree.map(lambda leaf: leaf[which], inner)
 
     out = []
     for name in names:
         rows, time_s = measured[name]
-        references = [
-            other
-            for other in names
-            if other != name
-            and name in architectures
-            and architectures.get(other) == architectures[name]
-        ]
+        alike = {one for one, arch in architectures.items() if arch == architectures.get(name)}
+        references = [other for other in names if other in alike - {name}]
         others, params = without((name,))
         strangers, of_strangers = without([fold for fold in folds if name in fold][-1])
         order = random.permutation(len(rows))
         few, some, many = order[:_KNOB_ROWS], order[-_HYPER_ROWS:], order[-_ERROR_ROWS:]
         placed = knob_fits.fit_new(others, rows.rows(few), time_s[few])
         rest, seconds = rows.rows(many), time_s[many]
-        out.append(
-            _LeftOut(
-                _examples(prior, params, rows.rows(some), time_s[some], placed),
-                _cold_examples(prior, of_strangers, rest, seconds, strangers),
-                _cold_examples(prior, params, rest, seconds, others.with_references(references))
-                if references
-                else None,
-            )
-        )
+        near = _examples(prior, params, rows.rows(some), time_s[some], placed)
+        cold = _cold_examples(prior, of_strangers, rest, seconds, strangers)
+        known = others.with_references(references)
+        of_references = _cold_examples(prior, params, rest, seconds, known) if references else None
+        out.append(_LeftOut(near, cold, of_references))
     return out
 
 
@@ -330,9 +297,8 @@ def _examples(
 def _cold_examples(
     prior: FamilyPrior, params: Any, rows: PriorRows, time_s: np.ndarray, usual: Population
 ) -> Examples:
-    return _examples(
-        prior, params, rows, time_s, usual.typical().including(usual, rows.implementation)
-    )
+    knobs = usual.typical().including(usual, rows.implementation)
+    return _examples(prior, params, rows, time_s, knobs)
 
 
 def _quantile_without_rows(hyper: HyperParameters, rows: Examples) -> float:

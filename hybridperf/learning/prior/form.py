@@ -39,49 +39,39 @@ class ClosedForm(Protocol):
     @property
     def knobs(self) -> tuple[str, ...]:
         """Their names."""
-        ...
 
     @property
     def position(self) -> tuple[str, ...]:
         """Names of what `closed` tells of a row's place."""
-        ...
 
     @property
     def apart(self) -> int | None:
         """Which word tells implementations whose knobs move apart, such as a link; or None."""
-        ...
 
     @property
     def start(self) -> np.ndarray:
         """[K] where a device with rows enough begins."""
-        ...
 
     @property
     def start_spread(self) -> np.ndarray:
         """[K] and how far it may go."""
-        ...
 
     @property
     def least_spread(self) -> np.ndarray:
         """[K] over devices, however well a few of them agree."""
-        ...
 
     @property
     def known_spread(self) -> Mapping[str, float]:
         """Over devices, of knobs whose spread measurements do not tell."""
-        ...
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         """[N] logs of seconds at knobs theta [N, K] (or [K])."""
-        ...
 
     def jacobian(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         """d log_s / d theta [N, K]."""
-        ...
 
     def closed(self, theta: np.ndarray, work: Any) -> ClosedFormValues:
         """Seconds and place."""
-        ...
 
 
 # logs of ratios of times end here: a term that is absent is not a thousand octaves away
@@ -116,16 +106,8 @@ class WaveRoofline:
         share = np.exp(sharpness[:, None] * (terms - body[:, None]))
         of_body = 1.0 / (1.0 + np.exp(np.clip(theta[..., 0] - body, -700, 700)))
         corner = ((share * terms).sum(1) - body) / sharpness * (sharpness - 1.0)
-        return np.stack(
-            [
-                1.0 - of_body,
-                -of_body * share[:, 0],
-                -of_body * share[:, 1],
-                of_body * corner,
-                of_body * share[:, 2],
-            ],
-            1,
-        )
+        compute, memory, waves = of_body * share.T
+        return np.stack([1.0 - of_body, -compute, -memory, of_body * corner, waves], 1)
 
     def closed(self, theta: np.ndarray, work: Any) -> ClosedFormValues:
         module = array_module(work)
@@ -134,30 +116,12 @@ class WaveRoofline:
         floor = np.broadcast_to(theta[..., 0], body.shape)
         total = module.logaddexp(floor, body)
         compute, memory, waves = terms.T
-        ratios = (
-            compute - memory,
-            body - floor,
-            compute - floor,
-            memory - floor,
-            total - floor,
-            waves - floor,
-            waves - total,
-        )
-        balance, above, compute, memory, high, waves, of_waves = module.stack(ratios).clip(
-            -_FAR, _FAR
-        )
-        place = [
-            balance,
-            module.tanh(balance),
-            above,
-            compute,
-            memory,
-            high,
-            1 / (1 + module.exp(-above)),
-            waves,
-            of_waves,
-        ]
-        return ClosedFormValues(total, module.stack(place, 1))
+        over_floor = [one - floor for one in (body, compute, memory, total, waves)]
+        ratios = module.stack([compute - memory, *over_floor, waves - total]).clip(-_FAR, _FAR)
+        balance, above, compute, memory, high, waves, of_waves = ratios
+        above_floor = 1 / (1 + module.exp(-above))
+        place = [balance, module.tanh(balance), above, compute, memory, high, above_floor]
+        return ClosedFormValues(total, module.stack([*place, waves, of_waves], 1))
 
 
 def _terms(theta: np.ndarray, work: Any) -> tuple[Any, np.ndarray]:
@@ -169,10 +133,8 @@ def _terms(theta: np.ndarray, work: Any) -> tuple[Any, np.ndarray]:
 
 def _log_norm(terms: Any, sharpness: np.ndarray) -> Any:
     module, largest = array_module(terms), terms.max(1)
-    return (
-        largest
-        + module.log(module.exp(sharpness[:, None] * (terms - largest[:, None])).sum(1)) / sharpness
-    )
+    powers = module.exp(sharpness[:, None] * (terms - largest[:, None]))
+    return largest + module.log(powers.sum(1)) / sharpness
 
 
 WAVE_ROOFLINE = WaveRoofline()

@@ -30,32 +30,26 @@ class PriorRows(Protocol):
     @property
     def form(self) -> ClosedForm:
         """The closed form that prices them."""
-        ...
 
     @property
     def implementation(self) -> np.ndarray:
         """object [N]: the implementation."""
-        ...
 
     @property
     def inputs(self) -> Inputs:
         """[N, f] what a network may know of a row besides its place on the form."""
-        ...
 
     @property
     def sizes(self) -> tuple[str, ...]:
         """Inputs that are log2 of a continuous size: they measure distance from what was seen."""
-        ...
 
     def __len__(self) -> int: ...
 
     def work(self) -> Any:
         """[N, W] what the form reads."""
-        ...
 
     def rows(self, keep: np.ndarray) -> Self:
         """Some of the rows: a mask, positions or a slice."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,13 +82,8 @@ class FamilyRows:
             floats(self.blocks) / self.sm_count,
         )
         module = array_module(*amounts)
-        return module.stack(
-            [
-                module.log(module.maximum(module.broadcast_to(amount, (len(self),)), _NOTHING))
-                for amount in amounts
-            ],
-            1,
-        )
+        columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
+        return module.stack([module.log(module.maximum(one, _NOTHING)) for one in columns], 1)
 
     def rows(self, keep: np.ndarray) -> FamilyRows:
         """Some of the rows: a mask, positions or a slice."""

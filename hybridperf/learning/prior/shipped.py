@@ -20,6 +20,7 @@ from hybridperf.io import (
     write_arrays,
     write_json,
 )
+from hybridperf.learning.gaussian_process import under
 from hybridperf.learning.prior.family import FamilyPrior
 
 PRIOR_SCHEMA_VERSION = 2
@@ -57,34 +58,18 @@ def load_prior(name: str | os.PathLike) -> Prior:
     places = [Path(name), *([installed / str(name)] if installed else [])]
     folder = next((place for place in places if (place / _DOCUMENT).exists()), None)
     if folder is None:
-        known = (
-            sorted(path.parent.name for path in installed.glob(f"*/{_DOCUMENT}"))
-            if installed
-            else []
-        )
-        raise unknown(
-            "prior",
-            str(name),
-            [*known, NO_PRIOR],
-            "give the folder of a prior, the name of an installed one, or none",
-        )
+        paths = installed.glob(f"*/{_DOCUMENT}") if installed else ()
+        known = [*sorted(path.parent.name for path in paths), NO_PRIOR]
+        advice = "give the folder of a prior, the name of an installed one, or none"
+        raise unknown("prior", str(name), known, advice)
     document = read_json(folder / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION)
     try:
         stored = read_arrays(folder / _WEIGHTS, str(document["weights_sha256"]))
         families = {
-            family: FamilyPrior.read(
-                {
-                    key.removeprefix(f"{family}/"): leaf
-                    for key, leaf in stored.items()
-                    if key.startswith(f"{family}/")
-                },
-                content,
-            )
+            family: FamilyPrior.read(under(stored, f"{family}/"), content)
             for family, content in document["families"].items()
         }
         return Prior(families, dict(document["provenance"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{folder / _DOCUMENT} is damaged ({type(error).__name__}:"
-            f" {str(error).splitlines()[0]}); restore it"
-        ) from error
+        problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise InputError(f"{folder / _DOCUMENT} is damaged ({problem}); restore it") from error

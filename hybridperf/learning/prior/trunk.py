@@ -18,7 +18,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +27,7 @@ from flax.traverse_util import flatten_dict
 from hybridperf.io.namespace import array_module
 from hybridperf.learning.prior.form import ClosedFormValues
 from hybridperf.learning.prior.rows import PriorRows
+from hybridperf.learning.residual import BoundedNet
 
 BOUND = 2.5  # |f| stays below: a factor of 12
 CLIP = 4.0  # standard deviations
@@ -39,21 +39,7 @@ _DECAY = 1e-4
 _CHUNK = 2048  # rows evaluated at once: activations stay in a core's cache
 
 
-class TrunkNet(nn.Module):
-    """Inputs [..., d] -> log correction [...], zero before it learned anything."""
-
-    width: int = _WIDTH
-    bound: float = BOUND
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        h = nn.gelu(nn.Dense(self.width, name="first")(x))
-        h = h + nn.gelu(nn.Dense(self.width, name="second")(h))
-        out = nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(h)[..., 0]
-        return self.bound * jnp.tanh(out / self.bound)
-
-
-_NET = TrunkNet()
+_NET = BoundedNet(_WIDTH, BOUND, first_spread=None)
 
 
 def _output(params: Any, x: jax.Array) -> jax.Array:
@@ -75,9 +61,8 @@ class Standardiser:
         known = [at[name] for name in self.names if name in at]
         seen = own.values[:, known] if len(known) == len(self.names) else own.select(self.names)
         module = array_module(on.position, seen)
-        raw = module.concatenate(
-            [on.position, seen], 1, dtype=np.float32 if module is np else on.position.dtype
-        )
+        dtype = np.float32 if module is np else on.position.dtype
+        raw = module.concatenate([on.position, seen], 1, dtype=dtype)
         raw -= self.centre.astype(np.float32)
         raw /= self.scale.astype(np.float32)
         return np.clip(raw, -CLIP, CLIP, out=raw) if module is np else module.clip(raw, -CLIP, CLIP)
@@ -91,10 +76,8 @@ def standard(devices: Sequence[tuple[PriorRows, ClosedFormValues]]) -> Standardi
     centre = np.mean([x.mean(0) for x in each], 0)
     scale = np.sqrt(np.mean([((x - centre) ** 2).mean(0) for x in each], 0))
     kept = np.flatnonzero(scale[places:] > 1e-6) + places
-    seen = np.concatenate([np.arange(places), kept])
-    return Standardiser(
-        tuple(names[i - places] for i in kept), centre[seen], np.maximum(scale[seen], 1e-6)
-    )
+    seen, varying = np.concatenate([np.arange(places), kept]), (names[i - places] for i in kept)
+    return Standardiser(tuple(varying), centre[seen], np.maximum(scale[seen], 1e-6))
 
 
 def named_arrays(params: Any) -> dict[str, np.ndarray]:
@@ -176,9 +159,8 @@ def train(
 def untrained(inputs: int, members: int, seed: int = 0) -> Any:
     """Weights of networks that say nothing yet."""
     keys = jax.random.split(jax.random.key(seed), members)
-    return jax.tree.map(
-        np.asarray, jax.vmap(lambda key: _NET.init(key, jnp.zeros((1, inputs)))["params"])(keys)
-    )
+    params = jax.vmap(lambda key: _NET.init(key, jnp.zeros((1, inputs)))["params"])(keys)
+    return jax.tree.map(np.asarray, params)
 
 
 @functools.partial(jax.jit, static_argnames="recipe")
@@ -186,18 +168,14 @@ def _train(
     start: Any, x: jax.Array, target: jax.Array, drawn: jax.Array, recipe: TrainingRecipe
 ) -> Any:
     schedule = optax.cosine_decay_schedule(recipe.learning_rate, recipe.steps)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(schedule, weight_decay=0.0 if recipe.anchor else _DECAY),
-    )
+    adamw = optax.adamw(schedule, weight_decay=0.0 if recipe.anchor else _DECAY)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), adamw)
 
     def one(start: Any, drawn: jax.Array) -> Any:
         def loss(params: Any, x: jax.Array, target: jax.Array) -> jax.Array:
             error = (_output(params, x) - target) / LOSS_SCALE
-            moved = sum(
-                jnp.sum((a - b) ** 2)
-                for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(start), strict=True)
-            )
+            pairs = zip(jax.tree.leaves(params), jax.tree.leaves(start), strict=True)
+            moved = sum(jnp.sum((a - b) ** 2) for a, b in pairs)
             return jnp.mean(jnp.sqrt(1 + error**2) - 1) + recipe.anchor * moved
 
         def step(state: Any, row: jax.Array) -> tuple[Any, None]:

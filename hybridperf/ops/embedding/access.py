@@ -148,21 +148,16 @@ class Histogram(Access):
         if lookups / mean <= rows * (1 + _MEAN_SLACK):
             return ""
         if self.mean_reuse is None and lookups / reuse.mean_range(self._shares())[1] <= rows:
-            return (
-                f"expected a histogram with its mean_reuse: shares alone tell about {mean:.3g}"
-                f" lookups a row, too few for {rows:g} rows"
-            )
+            tell = f"shares alone tell about {mean:.3g} lookups a row, too few for {rows:g} rows"
+            return f"expected a histogram with its mean_reuse: {tell}"
         of = "counted" if self.lookups is not None else f"makes of {lookups:g} lookups"
         more = "" if self.lookups is not None else "; say over how many it was counted (lookups=)"
-        return (
-            f"expected at most its {rows:g} rows in the histogram, which {of}"
-            f" {lookups / mean:.0f}{more}"
-        )
+        expected = f"expected at most its {rows:g} rows in the histogram"
+        return f"{expected}, which {of} {lookups / mean:.0f}{more}"
 
     def unique_rows(self, lookups: Any, rows: Any) -> Any:
-        return array_module(lookups, rows, self.mean_reuse, self.shares).minimum(
-            lookups / self._at(lookups, rows)._mean(), rows
-        )
+        minimum = array_module(lookups, rows, self.mean_reuse, self.shares).minimum
+        return minimum(lookups / self._at(lookups, rows)._mean(), rows)
 
     def histogram(self, lookups: Any, rows: Any) -> Any:
         return self._at(lookups, rows)._shares()
@@ -252,10 +247,8 @@ class Indices(Access):
     def _fraction(self, lookups: Any) -> float:
         fraction = float(lookups) / np.size(self.values)
         if fraction > 1 + 1e-9:
-            raise InputError(
-                f"expected at most the {np.size(self.values)} lookups that were recorded, got"
-                f" {lookups:g}; give more indices"
-            )
+            most = f"at most the {np.size(self.values)} lookups that were recorded"
+            raise InputError(f"expected {most}, got {lookups:g}; give more indices")
         return min(fraction, 1.0)
 
     def unique_rows(self, lookups: Any, rows: Any) -> float:

@@ -53,10 +53,10 @@ class LookupStream:
 
     def touched(self) -> Any:
         """Different rows of a batch []."""
-        return (
-            distinct(self.count, self.p, array_module(self.p, self.lookups).asarray(self.lookups))
-            if self.unique is None
-            else self.unique
+        if self.unique is not None:
+            return self.unique
+        return distinct(
+            self.count, self.p, array_module(self.p, self.lookups).asarray(self.lookups)
         )
 
 
@@ -68,9 +68,8 @@ def reuse_distance_bytes(unique_rows: Any, row_bytes: Any) -> Any:
 def found(count: Any, p: Any, elapsed: Any) -> Any:
     """Share of lookups of an endless stream whose row came at most `elapsed` [...] lookups ago."""
     module = array_module(count, p, elapsed)
-    return module.sum(
-        -count * p * module.expm1(log_missed(p) * module.asarray(elapsed)[..., None]), -1
-    )
+    missed = log_missed(p) * module.asarray(elapsed)[..., None]
+    return module.sum(-count * p * module.expm1(missed), -1)
 
 
 def hits(count: Any, p: Any, lookups: Any, held_rows: Any) -> Any:
@@ -109,11 +108,8 @@ def recorded_hits(times: np.ndarray, count: np.ndarray, fraction: float, held_ro
 
     lookups = fraction * float(times @ count)
     grid = np.geomspace(min(0.5 / lookups, 0.5), 1.0, _GRID)
-    x = module.exp(
-        module.interp(
-            module.log(module.maximum(held, 1e-9)), module.log(touched(grid)), np.log(grid)
-        )
-    )
+    log_held = module.log(module.maximum(held, 1e-9))
+    x = module.exp(module.interp(log_held, module.log(touched(grid)), np.log(grid)))
     for _ in range(_NEWTON_STEPS):
         before = (1.0 - fraction * x[..., None]) ** (times - 1)
         slope = module.maximum(module.sum(count * times * fraction * before, -1), 1e-30)
@@ -128,17 +124,13 @@ def _elapsed(count: Any, p: Any, held: Any) -> Any:
     module = array_module(count, p, held)
     grid = module.exp(module.linspace(0.0, 1.0, _GRID) * module.log(_WAITS / module.min(p)))
     log_t = module.interp(module.log(held), module.log(distinct(count, p, grid)), module.log(grid))
-    for _ in range(
-        _NEWTON_STEPS
-        # D is concave in T: from below Newton does not overshoot, from just above it comes back
-        # below
-    ):
+    # D is concave in T: from below Newton does not overshoot, from just above it comes back below
+    for _ in range(_NEWTON_STEPS):
         t = module.exp(log_t)[..., None]
         missed = module.exp(log_missed(p) * t)
         slope = module.maximum(module.sum(-count * log_missed(p) * missed, -1), 1e-30)
-        log_t = log_t + module.clip(
-            (held - distinct(count, p, t[..., 0])) / (slope * t[..., 0]), -1.0, 1.0
-        )
+        step = (held - distinct(count, p, t[..., 0])) / (slope * t[..., 0])
+        log_t = log_t + module.clip(step, -1.0, 1.0)
     return module.exp(module.clip(log_t, 0.0, module.log(grid[-1])))
 
 
@@ -180,7 +172,6 @@ def distances(
 def _batch_grid(module: Any, streams: Sequence[LookupStream]) -> Any:
     """Elapsed batches [G], geometric: from one lookup to long after the rarest row's turn."""
     first = module.min(module.stack([1.0 / module.asarray(s.lookups * 1.0) for s in streams]))
-    last = module.max(
-        module.stack([_WAITS / (module.min(module.asarray(s.p)) * s.lookups) for s in streams])
-    )
+    waits = [_WAITS / (module.min(module.asarray(s.p)) * s.lookups) for s in streams]
+    last = module.max(module.stack(waits))
     return first * module.exp(module.linspace(0.0, 1.0, _GRID) * module.log(last / first))

@@ -64,13 +64,10 @@ def _recorded(table: Table, values: np.ndarray, count: int) -> list[tuple[Any, A
     """The recorded lookups of each piece, its rows numbered again from zero."""
     met, place, times = np.unique(values, return_inverse=True, return_counts=True)
     if len(met) < count:
-        raise InputError(
-            f"table {table.name}: its recorded lookups are of {len(met)} rows, too few for {count}"
-            " pieces by row; split it in fewer"
-        )
+        few = f"its recorded lookups are of {len(met)} rows, too few for {count} pieces by row"
+        raise InputError(f"table {table.name}: {few}; split it in fewer")
     rank = np.empty(len(met), np.int64)
     rank[np.argsort(-times, kind="stable")] = np.arange(len(met))
     of = rank[place.ravel()]
-    return [
-        ((of % count == at).mean(), Indices(of[of % count == at] // count)) for at in range(count)
-    ]
+    masks = [of % count == at for at in range(count)]
+    return [(mine.mean(), Indices(of[mine] // count)) for mine in masks]

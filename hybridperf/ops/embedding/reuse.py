@@ -48,9 +48,8 @@ def binned(p: Any, count: Any, lookups: Any) -> Any:
     """
     module = array_module(p, count, lookups)
     if isinstance(lookups, jax.core.Tracer):
-        more = jax.scipy.special.gammainc(
-            module.array(_LOWER), module.asarray(p)[:, None] * lookups
-        )
+        met = module.asarray(p)[:, None] * lookups
+        more = jax.scipy.special.gammainc(module.array(_LOWER), met)
     else:
         # of less than one lookup, too, each row is looked up once at most
         more = more_than(max(lookups, 1.0), p)
@@ -108,19 +107,13 @@ def counts(shares: Any, mean_reuse: Any = None) -> tuple[np.ndarray, Any]:
         low, most = module.where(below, middle, low), module.where(below, most, middle)
     lean = (low + most) / 2
     here = weight(lean)
-    apart = (
-        np.log(at)
-        - ((member @ (here * np.log(at))) / module.maximum(module.asarray(shares), 1e-30))[of]
-    )
+    inside = (member @ (here * np.log(at))) / module.maximum(module.asarray(shares), 1e-30)
+    apart = np.log(at) - inside[of]
     # of the mean in the lean; a last step of Newton's makes the answer differentiable
     slope = module.sum(here * at * apart)
     firm = slope > _LEAST_SLOPE * mean_reuse
-    return at, weight(
-        lean
-        - module.where(
-            firm, (module.sum(at * here) - mean_reuse) / module.where(firm, slope, 1.0), 0.0
-        )
-    )
+    step = (module.sum(at * here) - mean_reuse) / module.where(firm, slope, 1.0)
+    return at, weight(lean - module.where(firm, step, 0.0))
 
 
 def rates(shares: Any, times: np.ndarray, met: Any, unmet: Any) -> Any:
@@ -138,9 +131,8 @@ def rates(shares: Any, times: np.ndarray, met: Any, unmet: Any) -> Any:
     """
     module = array_module(shares, met, unmet)
     slopes = _slopes(shares, np.inf)[np.searchsorted(_UPPER, times)]
-    more = module.log(times + 1.0) - module.clip(
-        slopes / times, -1 / np.sqrt(times), 1 / np.sqrt(times)
-    )
+    chance = 1 / np.sqrt(times)
+    more = module.log(times + 1.0) - module.clip(slopes / times, -chance, chance)
     alone = module.where(unmet > 0, met[0] / module.where(unmet > 0, unmet, 1.0), 1.0)
     once = module.where(met[0] > 0, 2.0 * met[1] / module.where(met[0] > 0, met[0], 1.0), 1.0)
     # a row that was met is no rarer than one that was not
@@ -215,11 +207,8 @@ def _slopes(shares: Any, steepest: float = 4.0) -> Any:
     density = module.log(module.maximum(module.asarray(shares), 1e-9) / (high - _LOWER + 1))
     centre = np.log(np.sqrt(_LOWER * high))
     before, after = np.maximum(np.arange(BINS) - 1, 0), np.minimum(np.arange(BINS) + 1, BINS - 1)
-    return module.clip(
-        (density[before] - density[after]) / (centre[after] - centre[before]),
-        0.0 if steepest < np.inf else -np.inf,
-        steepest,
-    )
+    slope = (density[before] - density[after]) / (centre[after] - centre[before])
+    return module.clip(slope, 0.0 if steepest < np.inf else -np.inf, steepest)
 
 
 def _end_of_tail(mean: float, slope: float) -> float:

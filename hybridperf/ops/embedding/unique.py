@@ -56,19 +56,16 @@ def zipf_weight(rows: float, exponent: Any, shift: Any, reference_shift: Any) ->
     """Sum of (rank + shift)^-exponent over ranks, in units of rank 1's at `reference_shift`."""
     count, weight = _zipf_weights(rows, exponent, shift)
     module = array_module(weight)
-    return module.sum(weight * count) * module.exp(
-        -exponent * module.log((1.0 + module.asarray(shift)) / (1.0 + reference_shift))
-    )
+    first = (1.0 + module.asarray(shift)) / (1.0 + reference_shift)
+    return module.sum(weight * count) * module.exp(-exponent * module.log(first))
 
 
 def _zipf_weights(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
     """(rows of each class, weight of each of its rows as a share of the first row's) [K]."""
     first, count = _rank_bins(rows)
     module = array_module(exponent, shift)
-    return count, module.exp(
-        -exponent
-        * (module.log(first + (count - 1) / 2 + shift) - module.log(1.0 + module.asarray(shift)))
-    )
+    middle, start = first + (count - 1) / 2 + shift, 1.0 + module.asarray(shift)
+    return count, module.exp(-exponent * (module.log(middle) - module.log(start)))
 
 
 def distinct(count: Any, p: Any, lookups: Any) -> Any:
