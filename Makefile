@@ -24,7 +24,8 @@ check: lint
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@mkdir -p $(VENV)/types && ln -sfn $(CURDIR)/calibration $(VENV)/types/hybridperf_calibration
+	MYPYPATH=$(VENV)/types $(BIN)/mypy -p hybridperf -p hybridperf_calibration
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
@@ -33,9 +34,12 @@ def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
     kernel = AsyncKernelManager(
         kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[])
     )
-    NotebookClient(
-        notebook, km=kernel, timeout=300, resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    try:
+        NotebookClient(
+            notebook, km=kernel, timeout=300, resources={"metadata": {"path": str(folder)}}
+        ).execute()
+    finally:  # a kernel that was handed over is not the client's to end, and keeps a gigabyte
+        run_sync(kernel.shutdown_kernel)(now=True)
     return notebook
 
 

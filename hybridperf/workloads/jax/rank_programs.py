@@ -57,7 +57,7 @@ def from_rank_programs(
         contents: what `program` made for ranks 0, 1, ...; one given alone is run by all its ranks.
         name: of the workload; that of the first program by default.
         loop: steps follow each other, as in training.
-        tables: of each rank, where their access distributions are known (`table_access`).
+        tables: of each rank, where their access distributions are known (`table_access` below).
         ignore: opcodes or custom-call targets to leave out.
 
     Raises:
