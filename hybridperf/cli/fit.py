@@ -90,9 +90,9 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
 
 
 def _provenance(command: str, rows: list[Path]) -> dict[str, Any]:
-    from hybridperf import __version__
+    import hybridperf
 
-    made_by = f"hybridperf {__version__} {command}"
+    made_by = f"hybridperf {hybridperf.__version__} {command}"
     return {"made_by": made_by, "rows_from": [path.name for path in rows]}
 
 

@@ -264,8 +264,7 @@ def test_missing_folder_is_one_sentence(tmp_path) -> None:
 
 FILL = """
     import sys
-    from hybridperf_calibration.microbench.quiet import Yardstick
-from hybridperf_calibration.microbench.store import RowStore, StoreError
+    from hybridperf_calibration.microbench.store import RowStore, StoreError
     with RowStore(sys.argv[1], {}) as store:
         print(len(store.rows))
         try:
