@@ -34,7 +34,7 @@ _SPREADS = (0.0, 16e6, 96e6, 250e6)
 _LARGEST_SPREAD_BYTES = 2e9
 _COLD_TABLE_BYTES = 5e7
 _SHARED_BYTES = 2.4e8  # of the tables of one call together
-_MOST_ARRAYS = 256  # of all sets together: placing each costs 0.1 to 0.2 ms
+_MOST_ARRAYS = 160  # of all sets together: placing each costs 0.1 to 0.2 ms
 _NUMBERS = 2**20  # distinct random numbers
 _INDEX_SETS = 400  # batches of indices that rotate over one table, at most
 _MAIN_SHARE = 0.8  # of a program's work that its main op must have
@@ -232,10 +232,10 @@ def _allocation_case(megabytes: int) -> Case:
     n = megabytes * 2**20 // FLOAT_BYTES
 
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
-        return (lambda x: x + np.float32(1)), [(rng.random(n, dtype=np.float32),) for _ in range(2)]
+        return (lambda x: x + np.float32(1)), [(np.full(n, 0.5, np.float32),) for _ in range(2)]
 
     def make_in_place(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
-        return (lambda x: (x + np.float32(1),)), [(rng.random(n, dtype=np.float32),)]
+        return (lambda x: (x + np.float32(1),)), [(np.full(n, 0.5, np.float32),)]
 
     def in_place_s() -> float:
         case = Case("", {}, make_in_place, carried=(0,))

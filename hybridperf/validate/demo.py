@@ -50,6 +50,7 @@ def run(
     with ThreadPoolExecutor(1) as beside:  # the steps compile for as long as the fit takes
         running = beside.submit(measure_steps, out / "steps", _STEPS, cores=cores)
         calibration = measured.fit()
+        plots.roofline_plot(calibration.model, calibration.rows, out / "roofline.png")
         steps = running.result()
     say(fits.fit_report(calibration.report))
     compared = [StepComparison(step, predict(calibration.model, step.workload)) for step in steps]
@@ -65,7 +66,6 @@ def run(
         f" {text.seconds(batch['fastest_s'])} to {text.seconds(batch['slowest_s'])}"
     )
     say("\n4/4 pictures and timeline")
-    plots.roofline_plot(calibration.model, calibration.rows, out / "roofline.png")
     measured_steps.plot(compared, out / "steps.png")
     perfetto.write_timeline(last, out / "timeline.json")
 
