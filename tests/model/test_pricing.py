@@ -164,6 +164,14 @@ def x64() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly() -> Iterator[None]:
+    """Each function is called a few times: a fifth of the file's minutes is optimising them."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 def dtype_of(op: str) -> str:
     return "bf16" if op_by_name(op)[0].unit == "matrix" else "fp32"
 
