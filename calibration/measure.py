@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hybridperf_calibration.microbench import machine
 
-WAITING_SHARE = 0.05  # of the budget may pass waiting for a disturbed machine to be quiet again
+WAITING_SHARE = 0.1  # of the budget may pass waiting for a disturbed machine to be quiet again
 USUAL_S = {"ops": 150.0, "host": 40.0}  # what counts as the budget where there is none
 
 
