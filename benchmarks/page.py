@@ -42,7 +42,7 @@ def main(asked: list[str]) -> None:
             [sys.executable, str(HERE / script), *options],
             stdout=subprocess.PIPE, text=True, check=True, env=environment,
         )  # fmt: skip
-        made = f"    .venv/bin/python benchmarks/{command}\n\n{made_text(made_by())}"
+        made = f"`.venv/bin/python benchmarks/{command}`\n\n{made_text(made_by())}"
         printed = with_section(
             PAGE.read_text(encoding="utf-8"), name, f"{made}\n\n```text\n{done.stdout.strip()}\n```"
         )

@@ -67,7 +67,7 @@ def _section(claim: Mapping[str, Any]) -> str:
     """One claim: how it was made, then its lines."""
     rows = [_HEADERS, ["---", *["---:"] * (len(_HEADERS) - 1)], *map(_cells, claim["lines"])]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    command = f"    {claim['command']}\n\n" if claim["command"] else ""
+    command = f"`{claim['command']}`\n\n" if claim["command"] else ""
     return f"{command}{made_text(claim)}\n\n{table}"
 
 
@@ -82,4 +82,5 @@ def _cells(line: Mapping[str, Any]) -> list[str]:
         for share in ("goal", "coverage", "half_width")
     )
     ours = text.percent(line["ours"])
-    return [name, str(line["n"]), line["measure"], ours, goal, beside, pearson, *interval]
+    measure = line["measure"].replace("|", "\\|")  # of |error|, within a table's cell
+    return [name, str(line["n"]), measure, ours, goal, beside, pearson, *interval]

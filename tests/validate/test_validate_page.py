@@ -23,7 +23,8 @@ def test_scores_by_hand() -> None:
 
 def test_a_page_of_two_claims(run, tmp_path) -> None:
     one = harness.ResultLine.of("all steps", scores([1.0, 2.0], [1.1, 2.2]), goal=0.2)
-    other = harness.ResultLine("a | b", 0.25, np.int64(7), None, {"trees": 0.5, "flat": None})
+    baselines = {"trees": 0.5, "flat": None}
+    other = harness.ResultLine("a | b", 0.25, np.int64(7), None, baselines, "mean |error|")
     harness.write_results(tmp_path / "steps", "steps", [one])
     harness.write_results(tmp_path / "ops", "ops", [other])
     written = json.loads((tmp_path / "steps" / "results.json").read_text())
@@ -38,7 +39,7 @@ def test_a_page_of_two_claims(run, tmp_path) -> None:
     page = (tmp_path / "accuracy.md").read_text()
     assert "## steps" in page
     assert "| all steps | 2 | MAPE | 10.0 % | 20.0 % |" in page
-    assert "| a / b | 7 | MAPE | 25.0 % |  | 50.0 % (trees) |" in page
+    assert "| a / b | 7 | mean \\|error\\| | 25.0 % |  | 50.0 % (trees) |" in page
 
 
 def test_a_table_measured_again_replaces_the_first_and_nothing_else(run, tmp_path) -> None:
