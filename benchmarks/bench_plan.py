@@ -133,7 +133,6 @@ def calculon() -> None:
             space,
             rows,
             lambda row, one=one: one.config(space.layout(row)),
-            one.machine,
             one.framework,
             one.prices,
         )
