@@ -47,8 +47,8 @@ def run(
     say(f"1/4 measuring this machine on core {cores}, two to three minutes (resumes if stopped)")
     measured = measure(out / "model", setting="quick", cores=cores, budget_s=CALIBRATION_BUDGET_S)
     say("\n2/4 running six real training steps whose sizes are not in the calibration")
-    with ThreadPoolExecutor(1) as beside:  # the steps compile for as long as the fit takes
-        running = beside.submit(measure_steps, out / "steps", _STEPS, cores=cores)
+    with ThreadPoolExecutor(1) as pool:  # the steps compile for as long as the fit takes
+        running = pool.submit(measure_steps, out / "steps", _STEPS, cores=cores)
         calibration = measured.fit()
         plots.roofline_plot(calibration.model, calibration.rows, out / "roofline.png")
         steps = running.result()

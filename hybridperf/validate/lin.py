@@ -71,8 +71,8 @@ def _found(data: Path, model: str) -> Iterator[Found]:
     added = lin_single.cells(data, by_gpu, added_s=lin_data.ADDED_S)
     found = summary(data, by_gpu, plain, added)
     tables = {"cells": plain, "cells_added": added}
-    said = _cell_table(plain, added) + "\n" + _summary_table(found)
-    yield Found(said, tables, [_result_line(one) for one in found])
+    shown = _cell_table(plain, added) + "\n" + _summary_table(found)
+    yield Found(shown, tables, [_result_line(one) for one in found])
     steps, waits = judge_ranks(data)
     tables = {"ranks": steps, "waits": waits}
     yield Found(_rank_tables(steps, waits), tables, [_ranks_line(steps)])

@@ -75,7 +75,7 @@ def _cells(line: Mapping[str, Any]) -> list[str]:
     known = {name: error for name, error in line["baselines"].items() if error is not None}
     best = min(known, key=lambda name: known[name], default=None)
     name = str(line["name"]).strip().replace("|", "/")
-    beside = "" if best is None else f"{text.percent(known[best])} ({best.replace('_', ' ')})"
+    baseline = "" if best is None else f"{text.percent(known[best])} ({best.replace('_', ' ')})"
     pearson = "" if line["pearson"] is None else f"{line['pearson']:.3f}"
     goal, *interval = (
         "" if line[share] is None else text.percent(line[share])
@@ -83,4 +83,4 @@ def _cells(line: Mapping[str, Any]) -> list[str]:
     )
     ours = text.percent(line["ours"])
     measure = line["measure"].replace("|", "\\|")  # of |error|, within a table's cell
-    return [name, str(line["n"]), measure, ours, goal, beside, pearson, *interval]
+    return [name, str(line["n"]), measure, ours, goal, baseline, pearson, *interval]

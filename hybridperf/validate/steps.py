@@ -95,8 +95,8 @@ def _found(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
             ResultLine.of(str(task), _scores(part), STEP_GOALS.get(str(task)))
             for task, part in judged[~judged["flagged"]].groupby("task", sort=False)
         ]
-        said = split_table(judged) + "\n\n" + detail_table(judged)
-        yield Found(said, {"splits": judged}, lines)
+        shown = split_table(judged) + "\n\n" + detail_table(judged)
+        yield Found(shown, {"splits": judged}, lines)
     if "sources" in wanted:
         by_source = judge_sources(measured, quick)
         lines = [

@@ -156,9 +156,9 @@ def _made(
     collective = ""
     if communicates:
         listed = is_whole(comm_type) and comm_type < len(_COLLECTIVES)
-        said = comm_type.lower() if isinstance(comm_type, str) else ""
-        said = _COLLECTIVES[comm_type] if listed else said
-        collective = {_SEND: "send", _RECEIVE: "recv"}.get(kind) or said or "collective"
+        stated = comm_type.lower() if isinstance(comm_type, str) else ""
+        stated = _COLLECTIVES[comm_type] if listed else stated
+        collective = {_SEND: "send", _RECEIVE: "recv"}.get(kind) or stated or "collective"
     return RecordedNode(
         id=number,
         name=_PART.sub("", name),

@@ -103,8 +103,8 @@ def rank_traces(document: Document, source: str) -> list[RankTrace]:
         expected = f"expected ops, calls or kernels of PyTorch's profiler in {source}"
         raise WrongKind(f"{expected}, found none; check which file the profiler wrote")
     rank, world = _rank(document, source)
-    said = _whole_rank(document)
-    found = parts(host, device, document.traceEvents or [], said, source)
+    stated = _whole_rank(document)
+    found = parts(host, device, document.traceEvents or [], stated, source)
     notes = [f"calls of Python functions ({python}) are not read"] if python else []
     for part in found:
         part.rank = part.rank if len(found) > 1 else rank
@@ -264,8 +264,8 @@ def _messages(
         around = host_events.around(int(device_events.call[event]))
         ops = (host[host_order[at]][1] for at in around if host_events.kind[at] == OP)
         args = [on_device[event].args, *(op.args for op in ops)]
-        if (said := message(args, by_name)) is not None:
-            found[event] = said
+        if (stated := message(args, by_name)) is not None:
+            found[event] = stated
         if np.isnan(device_events.bytes[event]):
             sizes = map(input_bytes, args)
             device_events.bytes[event] = next(filter(np.isfinite, sizes), np.nan)

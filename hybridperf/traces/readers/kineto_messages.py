@@ -33,8 +33,8 @@ def message(args: Iterable[Args | None], by_name: Mapping[str, tuple[int, ...]])
     for one in args:
         if one is None:
             continue
-        said = (one.collective, one.group, one.group_ranks, one.group_size)
-        if all(value is None for value in said):
+        stated = (one.collective, one.group, one.group_ranks, one.group_size)
+        if all(value is None for value in stated):
             continue
         group = "" if one.group is None else as_text(one.group)
         size = as_whole(one.group_size)
