@@ -48,13 +48,13 @@ def plan(
     html: HtmlPage = None,
 ) -> None:
     """Find the best layout for training a model: all legal ones that fit, ranked and explained."""
+    from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.report import plan as reports
     from hybridperf.training.plans.arguments import number_of_tokens
     from hybridperf.training.plans.explain import confirm as confirmed
     from hybridperf.training.plans.explain import neighbours
     from hybridperf.training.plans.run import plan as run_plan
     from hybridperf.training.plans.table import check_name, write_layouts
-    from hybridperf.training.steps.adaptation import Adaptation
 
     check_name(out)  # before a minute of work
     common.ready(out, "--out")

@@ -55,7 +55,7 @@ def steps(
     from hybridperf.hardware import load_host
     from hybridperf.io import read_table, write_table
     from hybridperf.io.tables import check_table_name, with_own_text
-    from hybridperf.training.steps.adaptation import Adaptation
+    from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
     from hybridperf.training.steps.rows import misspelt
 

@@ -54,6 +54,9 @@ DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
 # of ranks per node or nodes: doubling either leaves a fiftieth of the correction
 _FADING_OCTAVES = 0.5
 _SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as inside
+# whose part inside a node is the same collective of the node's own ranks, with as many bytes
+# (`collectives/traffic.py`)
+_COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
 
 
@@ -206,6 +209,26 @@ class CollectiveModel:
         return np.exp(-((np.array(octaves) / _FADING_OCTAVES) ** 2))[kind_of_row]
 
     def _predicted(self, good: pd.DataFrame, rows: CollectiveRows) -> Predicted:
+        """Predictions; over nodes no less than a node's own part, where that alone was measured."""
+        found = self._as_learned(good, rows)
+        measured: dict[str, set[bool]] = {}
+        for one in self.measured:
+            kind = CollectiveImplementation.parse(one.group).collective
+            measured.setdefault(kind, set()).add(one.nodes > 1)
+        inside_alone = [name for name in _COMPOSED if measured.get(name) == {False}]
+        within = good["collective"].isin(inside_alone).to_numpy()
+        at = np.flatnonzero(within & (rows.nodes > 1) & (rows.ranks_per_node > 1))
+        if not len(at):
+            return found
+        part = good.iloc[at].assign(n_gpus=rows.ranks_per_node[at], n_nodes=1)
+        inside = self._as_learned(part, collective_rows(part, self.system, self.versions))
+        logs = ("log_s", "low_log_s", "high_log_s")
+        least = {name: np.array(getattr(found, name)) for name in logs}
+        for name, values in least.items():
+            values[at] = np.maximum(values[at], getattr(inside, name))
+        return dataclasses.replace(found, **least)
+
+    def _as_learned(self, good: pd.DataFrame, rows: CollectiveRows) -> Predicted:
         """Predictions, scaled by the closed form where they were learned at other rates."""
         assert self.adapted is not None
         if self.learned_on is None:

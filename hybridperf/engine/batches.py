@@ -24,21 +24,23 @@ from hybridperf.engine.folding import FOLD_BLOCK, FoldedProgram, folded, makespa
 from hybridperf.engine.lower import StepProgram, lower
 from hybridperf.engine.outputs import OutputPlan, batch_outputs, outputs_of
 from hybridperf.engine.prediction import check_backend
-from hybridperf.engine.step_table import (
+from hybridperf.engine.workload import Workload, priced
+from hybridperf.io import InputError, unknown
+from hybridperf.io.namespace import Array
+from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical
+from hybridperf.model.calls import KINDS, kind_of
+from hybridperf.model.step_effects import NAMES
+from hybridperf.model.step_table import (
     StepTable,
     batched_step_durations,
     split,
     step_durations,
-    step_table,
 )
-from hybridperf.engine.workload import KINDS, Workload, kind_of
-from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import Array
-from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical
 from hybridperf.ops import GROUPS
 
 _BATCH = "batch"  # axis of the devices that share a batch
 _PLATFORM_KNOBS = ("memory_bytes_per_s", "peak_flops_scale")
+_EFFECTS = "effects"  # all step effects as one field [K, B]
 _LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 
 
@@ -59,6 +61,7 @@ def predict_batch(model: PerfModel, workload: Workload, **knobs: ArrayLike) -> n
       `step_s` (seconds of a serial step), `smoothing` (0: the larger of compute and memory time,
       1: their sum).
     - `KNOB` alone, for example `compute_efficiency`: a factor on every group's own value.
+    - a step effect of a training step, for example `launch_s` (`StepEffects`).
 
     Args:
         model: the machine to vary.
@@ -94,7 +97,7 @@ class BatchPredictor:
     def __init__(self, model: PerfModel, workload: Workload, outputs: Sequence[str] | None = None):
         check_backend(model, workload)
         lowered = lower(workload.graph)
-        rows, platform = step_table(model, workload.calls), model.platform()
+        rows, platform = priced(model, workload)
         table = rows.ops
         _check_numbers(workload, rows, platform)
         self._workload = workload
@@ -176,14 +179,21 @@ class BatchPredictor:
             if name in _LINK_KNOBS and self._table.collectives is None:
                 why = f"{self._workload.name} has no collectives, so {name} changes nothing"
                 raise InputError(f"{why}; leave the knob out")
+            if name in NAMES and self._workload.in_step is None:
+                why = f"{self._workload.name} is no training step, so {name} changes nothing"
+                raise InputError(f"{why}; leave the knob out")
             if name in _PLATFORM_KNOBS or name in _LINK_KNOBS:
                 fields[name] = value
+            elif name in NAMES:
+                base = np.asarray(self._platform.effects)[:, None]
+                some = np.broadcast_to(fields.get(_EFFECTS, base), (len(NAMES), len(value)))
+                fields[_EFFECTS] = np.where(np.array(NAMES)[:, None] == name, value, some)
             elif knob in GROUP_KNOBS and (not group or group in GROUPS):
                 base = fields.get(knob, np.asarray(getattr(self._platform.knobs, knob))[:, None])
                 of_group = np.array([not group or one == group for one in self._groups])[:, None]
                 fields[knob] = np.where(of_group, value, base) if group else base * value
             else:
-                known = ", ".join((*_PLATFORM_KNOBS, *_LINK_KNOBS, *GROUP_KNOBS))
+                known = ", ".join((*_PLATFORM_KNOBS, *_LINK_KNOBS, *GROUP_KNOBS, *NAMES))
                 raise unknown("knob", name, knob_names(), f"known are {known}")
         return fields
 
@@ -232,7 +242,7 @@ def _named(workload: Workload, row: int) -> str:
 def knob_names() -> list[str]:
     """What `predict_batch` varies, the knobs of single groups included."""
     of_groups = [f"{group}__{knob}" for group in GROUPS for knob in GROUP_KNOBS]
-    return [*_PLATFORM_KNOBS, *_LINK_KNOBS, *GROUP_KNOBS, *of_groups]
+    return [*_PLATFORM_KNOBS, *_LINK_KNOBS, *GROUP_KNOBS, *of_groups, *NAMES]
 
 
 def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -297,7 +307,7 @@ def _priced(table: StepTable, fixed: Platform, varied: Mapping[str, Array]) -> A
     def replaced(fields: Mapping[str, Any], base: Platform) -> Platform:
         knobs, links, plain = (
             {name: value for name, value in fields.items() if name in names}
-            for names in (GROUP_KNOBS, _LINK_KNOBS, _PLATFORM_KNOBS)
+            for names in (GROUP_KNOBS, _LINK_KNOBS, (*_PLATFORM_KNOBS, _EFFECTS))
         )
         assert base.links is not None or not links
         plain["knobs"] = dataclasses.replace(base.knobs, **knobs)
@@ -352,8 +362,8 @@ def gradient(model: PerfModel, workload: Workload) -> Platform:
         A `Platform` like `model.platform()` whose every number is d seconds / d that number.
     """
     check_backend(model, workload)
-    program, table = lower(workload.graph).program, canonical(step_table(model, workload.calls))
-    return _slopes(program, table, canonical(model.platform()))
+    table, platform = priced(model, workload)
+    return _slopes(lower(workload.graph).program, canonical(table), canonical(platform))
 
 
 _slopes = jax.jit(jax.grad(step_seconds, argnums=2))

@@ -16,9 +16,11 @@ import pandas as pd
 
 from hybridperf.engine.batches import gradient
 from hybridperf.engine.prediction import Prediction
+from hybridperf.engine.workload import priced
 from hybridperf.hardware import LEVELS
 from hybridperf.io import InputError
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, Platform
+from hybridperf.model.step_effects import NAMES
 from hybridperf.ops import GROUPS
 
 
@@ -37,7 +39,7 @@ def elasticities(prediction: Prediction) -> pd.DataFrame:
     if not isinstance(prediction, Prediction):
         expected = "expected a prediction, what hp.predict gives"
         raise InputError(f"{expected}, got {type(prediction).__name__}")
-    platform = prediction.model.platform()
+    _, platform = priced(prediction.model, prediction.workload)
     slopes = gradient(prediction.model, prediction.workload)
     rows = [
         (knob, value, slope * value / prediction.time_s)
@@ -52,6 +54,8 @@ def _numbers(platform: Platform) -> Iterator[tuple[str, float]]:
     """Every number of a platform (or its slopes) by name."""
     yield "memory_bytes_per_s", float(platform.memory_bytes_per_s)
     yield "peak_flops_scale", float(platform.peak_flops_scale)
+    for name, effect in zip(NAMES, np.asarray(platform.effects), strict=True):
+        yield name, float(effect)
     for link in () if platform.links is None else dataclasses.fields(platform.links):
         yield link.name, float(np.asarray(getattr(platform.links, link.name)))
     for at, level in enumerate(LEVELS):

@@ -13,19 +13,23 @@ import pandas as pd
 
 from hybridperf.engine.evaluate import Timeline, check_durations, critical_path, makespan, timeline
 from hybridperf.engine.lower import Lowered, lower
-from hybridperf.engine.step_table import (
-    StepTable,
-    chained,
-    collective_frame,
-    row_roofline_seconds,
-    row_seconds,
-    split,
-    step_table,
-)
-from hybridperf.engine.workload import KINDS, Workload, call_columns, kind_of
+from hybridperf.engine.step_interval import drawn_seconds
+from hybridperf.engine.workload import Workload, priced
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, widening
-from hybridperf.ops import GROUPS, OpCall
+from hybridperf.model.calls import KINDS, call_columns, kind_of
+from hybridperf.model.reference_device import as_measured
+from hybridperf.model.step_table import (
+    StepTable,
+    alone_seconds,
+    chained,
+    collective_frame,
+    in_step_seconds,
+    row_roofline_seconds,
+    split,
+)
+from hybridperf.model.unmeasured import unmeasured
+from hybridperf.ops import FUSED, GROUPS, OpCall
 
 COVERAGE = 0.9  # of a step's interval
 _DRAWS = 256
@@ -125,24 +129,29 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
         mend = "hp.dlrm, hp.transformer and hp.from_jax make one"
         raise InputError(f"expected a workload, got {type(workload).__name__}; {mend}")
     check_backend(model, workload)
-    table = step_table(model, workload.calls)
+    table, platform = priced(model, workload)
+    alone_s = alone_seconds(model, table)
     group = np.array([kind_of(call) for call in workload.calls], np.int32)
     lowered = lower(workload.graph)
-    op_s = check_durations(lowered, row_seconds(model, table))
+    op_s = check_durations(lowered, in_step_seconds(table, alone_s, platform.effects))
     times = timeline(lowered, op_s)
     path = critical_path(lowered, op_s)
-    op_roofline_s = row_roofline_seconds(model, table, workload.calls)
+    op_roofline_s = row_roofline_seconds(model, table, workload.calls, op_s)
     roofline_s = timeline(lowered, op_roofline_s).end_s.max()
     time_s = float(times.end_s.max())
     outside = _outside(model, workload)
-    unsure = _without_error(model, workload, group)
-    known = _share(unsure, workload, op_s) <= _UNKNOWN_SHARE
-    interval = _interval(model, workload, table, lowered, group, op_s, outside) if known else None
+    unsure = [] if workload.in_step else _without_error(model, workload, group)
+    interval: tuple[float, float] | None = None
+    if workload.in_step is not None:
+        interval = _step_interval(model, workload, table, lowered, alone_s, time_s)
+    elif _share(unsure, workload, op_s) <= _UNKNOWN_SHARE:
+        interval = _interval(model, workload, table, lowered, group, op_s, outside)
     inside = outside == 0
     inside[list(_unmeasured(model, workload))] = False
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
     notes = _notes(model, table, group, op_s, inside, workload)
+    notes += _step_notes(model, workload)
     notes += _no_interval(model, unsure, workload, group, op_s)
     notes += [] if interval is None else _widened(workload)
     return Prediction(
@@ -212,6 +221,31 @@ def _interval(
     return float(low), float(high)
 
 
+def _step_interval(
+    model: PerfModel, workload: Workload, table: StepTable, lowered: Lowered, alone_s: np.ndarray,
+    time_s: float,
+) -> tuple[float, float]:  # fmt: skip
+    """90 % interval of a training step (`step_interval.py`), as wide about its predicted time."""
+    assert workload.in_step is not None
+    rng = np.random.default_rng(0)
+    count = 5 + len(model.adapted(workload.in_step.framework).covariance)
+    normal = np.array([_draw(_NORMAL, rng) for _ in range(count)])
+    seconds, noise = drawn_seconds(model, workload.in_step, table, alone_s, normal)
+    steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
+    logs = np.log(steps) + noise * _draw(_NORMAL, rng)
+    low, high = np.quantile(logs, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
+    middle = np.median(logs)
+    return time_s * float(np.exp(low - middle)), time_s * float(np.exp(high - middle))
+
+
+def _step_notes(model: PerfModel, workload: Workload) -> list[str]:
+    """Whose measured steps a training step goes by, and what was not measured of its machine."""
+    if workload.in_step is None:
+        return []
+    whose = model.steps_note(workload.in_step.framework)
+    return [*filter(None, (whose,)), *unmeasured(model, workload.in_step.probes).notes]
+
+
 def _without_error(model: PerfModel, workload: Workload, group: np.ndarray) -> list[int]:
     """Rows of unknown error: ops whose group or number format nobody measured, some collectives."""
     spread = _collective_spread(model, workload)
@@ -255,7 +289,8 @@ def _outside(model: PerfModel, workload: Workload) -> np.ndarray:
     """Octaves between each row and what was measured [U]; infinite for an unmeasured collective."""
     ops, collectives, _ = split(workload.calls)
     found = np.zeros(len(workload.calls))
-    found[list(ops)] = model.outside(list(ops.values()))
+    measurable = {at: call for at, call in ops.items() if call.kernel != FUSED}
+    found[list(measurable)] = model.outside(list(measurable.values()))
     if collectives:
         in_range = _collective_predictions(model, workload)["in_range"]
         found[list(collectives)] = np.where(in_range, 0.0, np.inf)
@@ -287,8 +322,10 @@ def _unmeasured(model: PerfModel, workload: Workload) -> dict[int, str]:
     found = {}
     for at, call in enumerate(workload.calls):
         group = KINDS[kind_of(call)]
-        report = model.groups.get(group)
-        if isinstance(call, OpCall) and report is not None and not report.measured_dtype(call.op):
+        report = model.measured.groups.get(group)
+        if not isinstance(call, OpCall) or call.kernel == FUSED:
+            continue
+        if report is not None and not report.measured_dtype(as_measured(model.measured, call.op)):
             only = f"only {', '.join(report.dtypes)}"
             found[at] = f"no {group} in {call.op.dtype} was measured, {only}"
     return found
@@ -319,7 +356,9 @@ def _notes(
     times = workload.times_run()
     run_s = times * op_s
     total = run_s.sum()
-    for group in model.uncalibrated(table.ops) if ops else ():
+    ops = {at: call for at, call in ops.items() if call.kernel != FUSED}
+    groups = {GROUPS[group_of[at]] for at in ops}
+    for group in sorted(groups - set(model.measured.groups)):
         share = run_s[group_of == GROUPS.index(group)].sum() / total
         notes.append(f"no {group} measurements: datasheet roofline for {share:.1%} of the step")
     unmeasured = _unmeasured(model, workload)

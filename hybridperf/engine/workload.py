@@ -13,78 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.engine.graph import Graph
-from hybridperf.ops import GROUPS, OpCall, columns
-
-GIVEN, CHAIN = "given", "chain"
-KINDS = (*GROUPS, *COLLECTIVES, GIVEN, CHAIN)  # what a row's seconds are reported under
-
-
-@dataclasses.dataclass(frozen=True)
-class CollectiveCall:
-    """A collective of all its ranks; `bytes` per rank, as in tables (`collectives/traffic.py`)."""
-
-    collective: str  # our name of it
-    bytes: float
-    ranks: int
-    nodes: int = 1
-    # of an all-to-all whose ranks differ: from rank i to rank j [n, n]
-    pair_bytes: tuple[tuple[float, ...], ...] | None = None
-    words: tuple[tuple[str, str], ...] = ()  # `lib`, `variant`, ... as in tables, where known
-
-    @property
-    def ranks_per_node(self) -> int:
-        """Most that lie on one node, where they are spread as evenly as whole ranks can be."""
-        return -(-self.ranks // self.nodes)
-
-    @staticmethod
-    def between(
-        pair_bytes: tuple[tuple[float, ...], ...], nodes: int = 1,
-        words: tuple[tuple[str, str], ...] = (),
-    ) -> CollectiveCall:  # fmt: skip
-        """An all-to-all by what each rank sends to each [n, n]."""
-        most, ranks = max(sum(row) for row in pair_bytes), len(pair_bytes)
-        return CollectiveCall("alltoall", most, ranks, nodes, pair_bytes, words)
-
-
-@dataclasses.dataclass(frozen=True)
-class GivenSeconds:
-    """Time that is known without a model: what a host takes to launch, or to read a batch."""
-
-    value: float
-    what: str = "host"
-
-
-@dataclasses.dataclass(frozen=True)
-class CallChain:
-    """Rows one after the other as one row and one node: a part that is composed, not flattened."""
-
-    # (row, counted from 1, that is none of this kind; how often)
-    parts: tuple[tuple[int, int], ...]
-    what: str = CHAIN
-
-
-Call = OpCall | CollectiveCall | GivenSeconds | CallChain
-
-
-def kind_of(call: Call) -> int:
-    """Index into KINDS of what a row's seconds are reported under."""
-    if isinstance(call, OpCall):
-        return int(call.op.group_index())
-    if isinstance(call, CollectiveCall):
-        return KINDS.index(call.collective)
-    return KINDS.index(CHAIN if isinstance(call, CallChain) else GIVEN)
-
-
-def call_columns(call: Call) -> dict[str, object]:
-    """A row of the duration table as a row of a table for people."""
-    if isinstance(call, OpCall):
-        return columns(call.op)
-    if isinstance(call, CollectiveCall):
-        sizes = {"bytes": call.bytes, "n_gpus": call.ranks, "n_nodes": call.nodes}
-        return {"op": call.collective, **sizes}
-    return {"op": call.what}
+from hybridperf.model import PerfModel, Platform
+from hybridperf.model.calls import Call, CallChain, InStep
+from hybridperf.model.step_table import StepTable, step_table
 
 
 class PeakMemory(NamedTuple):
@@ -110,6 +42,8 @@ class Workload:
     # standard deviation of the log of the step's seconds beyond the errors of single calls
     deviation: float = 0.0
     given_deviation: float = 0.0  # the same of all given seconds together
+    # of a training step: which step effects count for which call; None: calls as they are
+    in_step: InStep | None = None
 
     def __repr__(self) -> str:
         nodes, ranks = len(self.graph), len(np.unique(self.graph.rank))
@@ -127,3 +61,10 @@ class Workload:
                     times[row - 1] += often * times[at]
                 times[at] = 0
         return times
+
+
+def priced(model: PerfModel, workload: Workload) -> tuple[StepTable, Platform]:
+    """A workload's rows as arrays, and the machine's numbers with the effects of its framework."""
+    framework = "" if workload.in_step is None else workload.in_step.framework
+    table = step_table(model, workload.calls, workload.in_step)
+    return table, model.platform(framework)

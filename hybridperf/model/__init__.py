@@ -11,6 +11,7 @@ from hybridperf.model.files import (
     is_shipped,
     load_model,
     model_or_datasheet,
+    shipped,
     shipped_models,
 )
 from hybridperf.model.group_report import GroupReport, widening
@@ -30,5 +31,6 @@ from hybridperf.model.prior_pricing import KERNEL_S, LONG_LOOP
 __all__ = [
     "GROUP_KNOBS", "KERNEL_S", "LEVEL_KNOBS", "LONG_LOOP", "MODEL_SCHEMA_VERSION", "GroupReport",
     "OpTable", "PerfModel", "Platform", "canonical", "check_folder", "durations", "is_shipped",
-    "load_model", "model_or_datasheet", "neutral_knobs", "op_table", "shipped_models", "widening",
+    "load_model", "model_or_datasheet", "neutral_knobs", "op_table", "shipped",
+    "shipped_models", "widening",
 ]  # fmt: skip

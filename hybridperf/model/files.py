@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from hybridperf.hardware import (
 from hybridperf.io import InputError, installed_hardware, read_arrays, read_json, unknown
 from hybridperf.learning.prior import Adapted
 from hybridperf.learning.residual import Box, Residual
+from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
 from hybridperf.model.document import FAMILY, MODEL_SCHEMA_VERSION, WEIGHTS_FILE
 from hybridperf.model.families import groups_of
 from hybridperf.model.group_report import GroupReport
@@ -49,8 +51,8 @@ def load_model(name: str | Path) -> PerfModel:
     folder = Path(name)
     if str(name) == "here" and not folder.exists():
         return PerfModel.datasheet(load_device("here"))
-    if not folder.exists() and (shipped := _shipped(str(name))) is not None:
-        folder = shipped
+    if not folder.exists() and (found := _shipped(str(name))) is not None:
+        folder = found
     fabric = load_collectives(folder) if (folder / COLLECTIVES_FILE).exists() else None
     if fabric is not None and fabric.system.device and not (folder / "model.json").exists():
         return PerfModel.datasheet(load_device(fabric.system.device)).with_collectives(fabric)
@@ -79,7 +81,10 @@ def load_model(name: str | Path) -> PerfModel:
         )
     try:
         model = _from_document(document, path.parent / WEIGHTS_FILE)
-        return dataclasses.replace(model, collectives=fabric, host=host)
+        steps = Adaptation.load(path.parent) if (path.parent / STEPS_FILE).exists() else None
+        return dataclasses.replace(
+            model, collectives=fabric, host=host, steps=steps, references=shipped
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise InputError(f"{path} is damaged ({why}); fit the model again") from error
@@ -117,6 +122,12 @@ def shipped_models() -> list[str]:
     """Names of the calibrations installed with `hybridperf_calibration`."""
     root = installed_hardware()
     return sorted(p.parent.name for p in root.glob("*/model.json")) if root else []
+
+
+@functools.cache
+def shipped() -> tuple[PerfModel, ...]:
+    """All shipped calibrations."""
+    return tuple(load_model(name) for name in shipped_models())
 
 
 def _shipped(name: str) -> Path | None:

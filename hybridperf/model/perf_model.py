@@ -8,6 +8,7 @@ that the closed form gives it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +22,18 @@ import pandas as pd
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import DeviceSpec, Host
 from hybridperf.io import InputError, write_arrays, write_json
-from hybridperf.learning.prior import Adapted
+from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.learning.residual import Inputs, concatenate, inputs_of
 from hybridperf.model import prior_pricing as by_prior
+from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
 from hybridperf.model.families import by_family, family_rows, with_defaults
 from hybridperf.model.group_report import GroupReport, widened
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, op_table, seconds
-from hybridperf.ops import GROUPS, OpCall
+from hybridperf.model.reference_device import as_measured, is_measured, priced_elsewhere
+from hybridperf.model.step_effects import vector
+from hybridperf.ops import FUSED, GROUPS, OpCall, PrefillAttention
+from hybridperf.ops.attention_kernels import SHARES, published_factor
 from hybridperf.ops.roofline import RooflineKnobs, Work
 from hybridperf.ops.stacked import alike
 from hybridperf.ops.table import OpRows, parse_ops
@@ -53,13 +58,21 @@ class PerfModel:
     # where the measurements come from, dates, versions
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # priors adapted to this GPU: they price the ops they know
-    families: Mapping[str, Adapted] = dataclasses.field(default_factory=dict)
+    families: Mapping[str, AdaptedPrior] = dataclasses.field(default_factory=dict)
     # evenly spaced quantiles of the log slowness that all ops shared for a while; empty: not
     # recorded
     drift: tuple[float, ...] = ()
     # of the system that the device stands in; saved by themselves
     collectives: CollectiveModel | None = None
     host: Host | None = None  # what launching costs; None: not learned
+    # step effects fitted to measured training steps; None: what is believed without
+    steps: Adaptation | None = None
+    # calibrations by which ops are priced that were not measured here; None: the roofline
+    references: Callable[[], Sequence[PerfModel]] | None = dataclasses.field(
+        default=None, compare=False
+    )
+    # whose measurements stand for this device's own; None: it has its own, or none
+    stand_in: PerfModel | None = None
 
     def __repr__(self) -> str:
         families, rows = ", ".join(self.families), self.provenance.get("rows")
@@ -81,12 +94,47 @@ class PerfModel:
         """A model of a device without measurements: the textbook roofline."""
         return PerfModel(device, neutral_knobs())
 
-    def platform(self) -> Platform:
-        """The machine's numbers, float64."""
+    def platform(self, framework: str = "") -> Platform:
+        """The machine's numbers, float64; step effects are those of a framework on it."""
         return Platform(
             memory_bytes_per_s=np.float64(self.device.memory_bytes_per_s),
             peak_flops_scale=np.float64(1.0), level_bytes=self.device.level_bytes(),
             knobs=self.knobs, links=None if self.collectives is None else self.collectives.links(),
+            effects=vector(self.adapted(framework).effects),
+        )  # fmt: skip
+
+    def adapted(self, framework: str = "") -> Adapted:
+        """What is known of a framework's step effects on this device."""
+        return self._steps.of(self._group(framework))[0]
+
+    def steps_note(self, framework: str) -> str:
+        """Whose measured steps a framework's effects come from; "" where from its own."""
+        return self._steps.note_of(self._group(framework))
+
+    @property
+    def _steps(self) -> Adaptation:
+        return self.steps or Adaptation({})
+
+    def _group(self, framework: str) -> str:
+        return f"{framework} on {self.device.arch}"
+
+    def with_steps(self, steps: Adaptation) -> PerfModel:
+        """The same machine with step effects that were fitted to measured training steps."""
+        return dataclasses.replace(self, steps=steps)
+
+    @property
+    def measured(self) -> PerfModel:
+        """Whose measurements count: its own, or those of the device that stands for it."""
+        return self.stand_in or self
+
+    def on(self, device: DeviceSpec) -> PerfModel:
+        """The model of a device that this calibration stands for."""
+        if device.id == self.device.id:
+            return self
+        made = PerfModel.datasheet(device)
+        return dataclasses.replace(
+            made, stand_in=self, references=self.references, collectives=self.collectives,
+            host=self.host, steps=self.steps,
         )  # fmt: skip
 
     def with_collectives(self, collectives: CollectiveModel) -> PerfModel:
@@ -94,7 +142,62 @@ class PerfModel:
         return dataclasses.replace(self, collectives=collectives)
 
     def table(self, calls: Sequence[OpCall]) -> OpTable:
-        """Ops as arrays for this device; `InputError` for a dtype without a peak on it."""
+        """Ops as arrays for this device; `InputError` for a dtype without a peak on it.
+
+        What the model has not measured goes by the device that stands for it, or by the nearest
+        calibration (`reference_device.py`), each as a correction to the closed form.
+        """
+        calls = self._as_measured(calls)
+        table = self.own_table(calls)
+        fused = np.flatnonzero([call.kernel == FUSED for call in calls])
+        if len(fused):
+            self._correct(table, fused, self.roofline_seconds(_picked(table, fused)))
+        if self.references is not None or self.stand_in is not None:
+            apart = np.flatnonzero([call.kernel != FUSED for call in calls])
+            plain = [dataclasses.replace(calls[one], kernel="") for one in apart]
+            at, seconds = priced_elsewhere(self, plain)
+            self._correct(table, apart[at], seconds)
+        named = [(call.kernel, call.op.dtype) for call in calls]
+        for key in dict.fromkeys(one for one in named if one[0] in SHARES):
+            factor = self._attention_factor(*key)
+            table.correction[[one == key for one in named]] += np.log(factor)
+        return table
+
+    def _as_measured(self, calls: Sequence[OpCall]) -> list[OpCall]:
+        """Calls in the 16-bit format that was measured, where the other is as fast."""
+        found = [(call, as_measured(self, call.op)) for call in calls]
+        return [call if op is call.op else dataclasses.replace(call, op=op) for call, op in found]
+
+    def _correct(self, table: OpTable, at: np.ndarray, seconds: np.ndarray) -> None:
+        """Set corrections so that these ops take these seconds."""
+        at, seconds = at[seconds > 0], seconds[seconds > 0]  # nothing to do takes no time
+        if len(at):
+            table.correction[at] = 0.0
+            table.correction[at] = np.log(seconds / self.op_seconds(_picked(table, at)))
+
+    def _attention_factor(self, kernel: str, dtype: str) -> float:
+        """Seconds of a generation of fused attention over those that are priced; 1 if unknown."""
+        if (kernel, dtype) not in self._factors:
+            priced, device = self.measured, self.measured.device
+            attention = PrefillAttention(dtype, 1.0, 4096.0, 16.0, 128.0)
+            if self.references is not None and not is_measured(priced, attention):
+                # shares were published of devices with as much power as they take
+                unlimited = self.device.model_copy(update={"tdp_w": None})
+                priced = dataclasses.replace(self, device=unlimited)
+
+            def seconds(call: OpCall) -> float:
+                return float(priced.op_seconds(priced.table([call]))[0])
+
+            arch = self.device.arch
+            self._factors[kernel, dtype] = published_factor(kernel, dtype, arch, device, seconds)
+        return self._factors[kernel, dtype]
+
+    @functools.cached_property
+    def _factors(self) -> dict[tuple[str, str], float]:
+        return {}
+
+    def own_table(self, calls: Sequence[OpCall]) -> OpTable:
+        """Ops as arrays by what was measured here alone."""
         works = [_work_in_place(call) for call in calls]
         arrays = {
             name: np.array([float(getattr(work, name)) for work in works]) for name in _WORK_FIELDS
@@ -132,6 +235,9 @@ class PerfModel:
 
         0 inside, infinite where its group was not measured.
         """
+        if self.stand_in is not None:
+            return self.stand_in.outside(calls)
+        calls = self._as_measured(calls)
         out = self._by_group(calls, GroupReport.outside, np.inf)
         for family, (at, rows, _) in by_prior.members(self.families, self.device, calls).items():
             adapted = self.families[family]
@@ -161,6 +267,9 @@ class PerfModel:
 
     def remarks(self, calls: Sequence[OpCall]) -> list[str]:
         """What an adapted prior assumed of each op, or never met [U]; empty where nothing."""
+        if self.stand_in is not None:
+            return self.stand_in.remarks(calls)
+        calls = self._as_measured(calls)
         out = np.full(len(calls), "", object)
         members = by_prior.members(self.families, self.device, calls)
         for family, (at, rows, assumed) in members.items():
@@ -268,14 +377,16 @@ class PerfModel:
     def save(self, folder: str | Path) -> None:
         """Write `model.json` (knobs in plain numbers, provenance) and `residual.npz` (weights).
 
-        With a host, `host.json` too; without one, a `host.json` in the folder stays, as collectives
-        do.
+        With a host, `host.json` too, and with fitted step effects `steps.json`; without them such
+        files in the folder stay, as collectives do.
         """
         document = self._document()
         write_arrays(Path(folder) / WEIGHTS_FILE, weights_of(self.groups, self.families))
         write_json(Path(folder) / "model.json", "model", MODEL_SCHEMA_VERSION, document)
         if self.host is not None:
             self.host.save(folder)
+        if self.steps is not None:
+            self.steps.save(Path(folder) / STEPS_FILE)
 
     def fingerprint(self) -> str:
         """Short hash of knobs and weights, and of the host where there is one."""
@@ -284,12 +395,20 @@ class PerfModel:
         parts = [document[key] for key in keys]
         if self.host is not None:
             parts.append(self.host.model_dump(exclude={"source"}))
+        if self.steps is not None:
+            groups = self.steps.groups.items()
+            parts.append({name: one.theta.tolist() for name, one in groups})
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     def _document(self) -> dict[str, Any]:
         return to_document(
             self.device, self.knobs, self.groups, self.families, self.drift, self.provenance
         )
+
+
+def _picked(table: OpTable, at: np.ndarray) -> OpTable:
+    """Some rows of a table."""
+    return jax.tree.map(lambda leaf: leaf[at], table)
 
 
 def _work_in_place(call: OpCall) -> Work:

@@ -41,6 +41,7 @@ class Platform:
     knobs: RooflineKnobs  # group knobs [G], level knobs [L]
     # of the system that the device stands in; None: no collectives are known
     links: Links | None = None
+    effects: Array = None  # [K] what a training step adds, in the order of `step_effects.NAMES`
 
 
 @jax.tree_util.register_dataclass

@@ -13,7 +13,7 @@ from hybridperf.ops import (  # register their ops
     quantise,
 )
 from hybridperf.ops.attention import DecodeAttention, EncoderAttention, PrefillAttention
-from hybridperf.ops.base import GROUPS, Gpu, Op, OpCall, columns, op_by_name, op_names
+from hybridperf.ops.base import FUSED, GROUPS, Gpu, Op, OpCall, columns, op_by_name, op_names
 from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward, lookup_calls
 from hybridperf.ops.gemm import BatchedGemm, Gemm
@@ -34,7 +34,7 @@ from hybridperf.ops.movement import Allocation, Call, Copy, Gather, LoopTrip, Sc
 from hybridperf.ops.quantise import Quantise
 
 __all__ = [
-    "GROUPS", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy", "Cumulative",
+    "FUSED", "GROUPS", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy", "Cumulative",
     "DecodeAttention", "Elementwise", "EmbeddingBag", "EmbeddingBagBackward", "EncoderAttention",
     "Fused", "Gather", "Gemm", "Gpu", "LoopTrip", "Moe", "Norm", "Op", "OpCall", "OptimizerUpdate",
     "PrefillAttention", "Quantise", "Random", "Reduction", "RmsNorm", "ScatterAdd", "Softmax",

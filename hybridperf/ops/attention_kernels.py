@@ -34,7 +34,7 @@ KERNELS = ("", *SHARES)  # empty: the op model's own
 
 def published_share(kernel: str, arch: str) -> float | None:
     """Share of the peak that a kernel reaches on an architecture; None where unpublished."""
-    return SHARES[kernel].get(arch) if kernel else None
+    return SHARES.get(kernel, {}).get(arch)
 
 
 # Backward over forward of fused attention: five products (scores again, and gradients of values,

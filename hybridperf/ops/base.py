@@ -127,6 +127,11 @@ def group_if(condition: Any, group: str, otherwise: str) -> Any:
     return array_module(condition).where(condition, GROUPS.index(group), GROUPS.index(otherwise))
 
 
+# a loop, norm or copy as a framework fuses it into a step: its bytes at the datasheet's bandwidth.
+# Tables of single ops have it kernel by kernel, launches and all
+FUSED = "fused"
+
+
 @dataclasses.dataclass(frozen=True)
 class OpCall:
     """An op where it stands in a program: how often, and how long ago its data was last touched."""
@@ -140,8 +145,8 @@ class OpCall:
     # a host's seconds of launching it count apart: what a GPU's model knows of launches is not
     # paid again
     issued_apart: bool = False
-    # another than was measured, at its published share of the peak (`attention_kernels.py`); empty:
-    # the measured one
+    # another than was measured: FUSED, or an attention of `attention_kernels.py` at its published
+    # share of the peak; empty: the measured one
     kernel: str = ""
 
 

@@ -42,9 +42,9 @@ from typing import cast
 import numpy as np
 import pandas as pd
 
-from hybridperf.engine.workload import Call, CallChain, CollectiveCall, GivenSeconds
 from hybridperf.io import InputError
 from hybridperf.model import KERNEL_S, LONG_LOOP, PerfModel
+from hybridperf.model.calls import Call, CallChain, CollectiveCall, GivenSeconds
 from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, Reduction, columns
 from hybridperf.ops.embedding_bag import EmbeddingBagBackward, lookup_calls
 from hybridperf.validate import lin_data as lin

@@ -14,9 +14,10 @@ import pandas as pd
 import hybridperf.validate.lin_data as lin
 from hybridperf.engine.evaluate import timeline
 from hybridperf.engine.lower import lower
-from hybridperf.engine.workload import GivenSeconds, Workload
+from hybridperf.engine.workload import Workload
 from hybridperf.hardware import Host
 from hybridperf.model import PerfModel
+from hybridperf.model.calls import GivenSeconds
 from hybridperf.ops import OpCall
 from hybridperf.validate.lin_data import own_host, shared_host
 from hybridperf.validate.lin_kernels import KernelPrices, borrowed

@@ -25,6 +25,8 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import InputError, read_table
+from hybridperf.model import adapted_steps
+from hybridperf.model.step_effects import effects_of
 from hybridperf.report import text
 from hybridperf.training.plans.explain import full_s
 from hybridperf.training.plans.layout_text import layout_words
@@ -35,7 +37,6 @@ from hybridperf.training.steps.batch import Batch, PriceCache
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stall_chance, stalled_s
 from hybridperf.training.steps.features import picked
-from hybridperf.training.steps.step_effects import effects_of
 from hybridperf.validate import harness
 from hybridperf.validate.harness import Found, ResultLine
 from hybridperf.workloads.transformer import load_shape
@@ -223,7 +224,7 @@ def _predicted_s(
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(seconds of the judged rows, seconds expected with stalls), fitted on some other rows."""
     assert batch.features is not None
-    adapted = adapt.Adapted.before()
+    adapted = adapted_steps.Adapted.before()
     if fit_on is not None:
         adapted = adapt.fit(picked(batch.features, fit_on), batch.cells[fit_on], measured_s[fit_on])
     f = picked(batch.features, here)
@@ -261,7 +262,7 @@ def by_graph(case: Case) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for rank in range(len(found)):
         choice = found.choice(rank)
-        graph_s = full_s(found.setup.prices.model, found.setup.prices.links, found.config(choice))
+        graph_s = full_s(found.setup.prices.model, found.config(choice))
         about = {"case": str(case), "rank": rank + 1, "layout": layout_words(found.layout(choice))}
         rows.append({**about, "plan_s": found.step_s(choice), "graph_s": graph_s})
     return pd.DataFrame(rows)

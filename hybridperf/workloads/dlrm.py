@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.engine.workload import CollectiveCall, PeakMemory, Workload
+from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.hardware import DTYPE_BYTES, Host, canonical_dtype
 from hybridperf.io import InputError
+from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table, table_bytes
 from hybridperf.ops.embedding_bag import Direction, lookup_calls

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridperf.engine.workload import Call, GivenSeconds
+from hybridperf.model.calls import Call, GivenSeconds
 from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, Sort, op_by_name
 from hybridperf.workloads.issue import HostOp
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.workload import Call, CollectiveCall, GivenSeconds
 from hybridperf.hardware import Host
+from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds
 from hybridperf.ops import OpCall
 
 COMPUTE, COMM, COPY = "compute", "comm", "copy"

@@ -17,7 +17,7 @@ import pytest
 from hybridperf.engine.batches import predict_batch
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.prediction import predict
-from hybridperf.engine.workload import OpCall, Workload
+from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.learning import residual as residual_module
@@ -40,7 +40,7 @@ from hybridperf.learning.residual import (  # fmt: skip
 )
 from hybridperf.model import MODEL_SCHEMA_VERSION, PerfModel, load_model, neutral_knobs
 from hybridperf.model.fit.device import FitReport, fit
-from hybridperf.ops import GROUPS, Elementwise, Gemm, op_by_name
+from hybridperf.ops import GROUPS, Elementwise, Gemm, OpCall, op_by_name
 
 V100 = load_device("v100")
 NOISE = 0.03

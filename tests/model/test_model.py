@@ -19,11 +19,11 @@ from hybridperf.engine.folding import FoldedProgram
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.lower import lower
 from hybridperf.engine.prediction import predict
-from hybridperf.engine.workload import OpCall, Workload
+from hybridperf.engine.workload import Workload
 from hybridperf.hardware import LEVELS, load_device
 from hybridperf.io import InputError
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, canonical, load_model
-from hybridperf.ops import GROUPS, Copy, Elementwise, Gemm
+from hybridperf.ops import GROUPS, Copy, Elementwise, Gemm, OpCall
 from hybridperf.ops.roofline import RooflineKnobs, Work
 
 V100 = load_device("v100")

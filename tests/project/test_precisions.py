@@ -17,18 +17,18 @@ import pytest
 from support.made_sharding import made_cost
 
 from hybridperf.collectives.model import CollectiveModel, collective_seconds
-from hybridperf.engine.step_table import step_durations, step_table
-from hybridperf.engine.workload import CollectiveCall, GivenSeconds
 from hybridperf.explore.sharding import relaxed
 from hybridperf.explore.sweeps.platforms import with_knobs
 from hybridperf.hardware import load_device, load_system
 from hybridperf.model import PerfModel, canonical, durations
+from hybridperf.model.calls import CollectiveCall, GivenSeconds
+from hybridperf.model.step_effects import medians
+from hybridperf.model.step_table import step_durations, step_table
 from hybridperf.ops import Elementwise, OpCall
 from hybridperf.ops.embedding import Histogram, Table, Zipf
 from hybridperf.ops.gemm import Gemm
 from hybridperf.ops.roofline import Work, op_seconds
 from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.step_effects import medians
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.memory import MemoryKnobs, memory
 from hybridperf.workloads.transformer.layout import Layout

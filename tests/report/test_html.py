@@ -16,10 +16,11 @@ from support.pages import parsed
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.prediction import predict
-from hybridperf.engine.workload import CollectiveCall, GivenSeconds, Workload
+from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
+from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.ops import Elementwise, Gemm, OpCall
 from hybridperf.report.html import prediction_page, render, trace_page, write_page
 from hybridperf.report.html.document import (

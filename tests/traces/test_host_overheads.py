@@ -12,7 +12,7 @@ from support.made_traces import made_trace
 
 from hybridperf.hardware import HOST_SCHEMA_VERSION, Host, Overhead, Spread, load_device, load_host
 from hybridperf.io import InputError
-from hybridperf.model import PerfModel, load_model
+from hybridperf.model import PerfModel, adapted_steps, load_model
 from hybridperf.traces.overheads import fit_host, op_kind, outermost_op
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.steps import steps
@@ -339,7 +339,6 @@ def test_an_overhead_that_was_never_seen_is_not_taken_for_none(host, missing):
     """But for what lies between two launches: there is nothing on a host none of whose ops launched
     twice.
     """
-    from hybridperf.training.steps import adapt
     from hybridperf.workloads.transformer import Layout, load_shape
     from hybridperf.workloads.transformer.config import TransformerConfig
     from hybridperf.workloads.transformer.launching import launch_s
@@ -358,4 +357,4 @@ def test_an_overhead_that_was_never_seen_is_not_taken_for_none(host, missing):
         launch_s(unseen, step, backward=False)
     if missing == "launch_call_s":
         with pytest.raises(InputError, match="seen to launch kernels"):
-            adapt.beliefs(unseen)
+            adapted_steps.beliefs(unseen)

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hybridperf.model.step_effects import larger_s, medians
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.cross_node import across_s, stall_chance, stalled_s, with_stalled
-from hybridperf.training.steps.step_effects import medians
+from hybridperf.training.steps.cross_node import stall_chance, stalled_s, with_stalled
 
 ROW = {
     "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048,
@@ -122,5 +122,5 @@ def test_gradients_are_reduced_beside_the_backward_pass_where_no_optimizer_is_sh
 
 
 def test_latency_and_bytes_hide_each_other() -> None:
-    both = across_s(np, np.array([1.0, 1.0, 1e-3]), np.array([1.0, 1e-3, 1.0]))
+    both = larger_s(np.array([1.0, 1.0, 1e-3]), np.array([1.0, 1e-3, 1.0]))
     np.testing.assert_allclose(both, [2 ** (1 / 3), 1.0, 1.0], rtol=1e-6)

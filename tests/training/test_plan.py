@@ -23,8 +23,8 @@ from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import Division, places, space
 from hybridperf.training.plans.table import top, write_layouts
 from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.cross_node import with_crossings
 from hybridperf.training.steps.features import features, joined
+from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.memory import memory
 from hybridperf.workloads.transformer import load_shape
@@ -143,11 +143,10 @@ def test_columns_say_what_features_of_one_layout_say(which, request):
     configs = [case.setup.config(case.space.layout(int(row))) for row in case.rows[at]]
     prices = case.setup.prices
     alone = [
-        (features([config], prices.on(prices.links)), np.array([at]))
+        (features([config], Prices(prices.model)), np.array([at]))
         for at, config in enumerate(configs)
     ]
     f = joined(alone, len(configs))
-    f = with_crossings(f, configs, [case.setup.framework] * len(configs))
     alone = step_seconds(f, case.setup.adapted.effects)
     for name in ("step_s", "compute_s", "exposed_comm_s", "bubble_s", "host_s"):
         # networks count in float32, whose rounding hangs on how many rows they are given (JAX 0.11)

@@ -6,10 +6,9 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
+from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.plans.explain import NAIVE, compared, naive
 from hybridperf.training.plans.run import plan
-from hybridperf.training.steps.adapt import Adapted
-from hybridperf.training.steps.adaptation import Adaptation
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.peaks import lower_bound_s
 from hybridperf.training.steps.predict import predict_steps

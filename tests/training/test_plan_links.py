@@ -10,9 +10,9 @@ import pytest
 
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import load_collectives
-from hybridperf.engine.step_table import collective_frame
-from hybridperf.engine.workload import CollectiveCall
 from hybridperf.hardware import load_system
+from hybridperf.model.calls import CollectiveCall
+from hybridperf.model.step_table import collective_frame
 from hybridperf.training.plans.run import plan
 from hybridperf.training.plans.sensitivity import lever_effects
 from hybridperf.workloads.transformer import load_shape

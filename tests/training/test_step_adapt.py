@@ -9,10 +9,11 @@ import pytest
 from training.test_step_compose import block, some_row
 
 from hybridperf.hardware import Host, Overhead, Spread
+from hybridperf.model import adapted_steps
+from hybridperf.model.step_effects import NAMES, effects_of
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import picked
-from hybridperf.training.steps.step_effects import NAMES, effects_of
 
 GEMM, LAUNCH = NAMES.index("gemm"), NAMES.index("launch_s")
 
@@ -67,7 +68,7 @@ def measured(features, theta, corrections=(0.0, 0.0, 0.0), noise=0.0):
 
 def test_knobs_that_made_the_rows_are_found_again(made):
     features, cells = made
-    theta = adapt.beliefs()[0]
+    theta = adapted_steps.beliefs()[0]
     theta[LAUNCH] += 0.4
     theta[GEMM] -= 0.06
     found = adapt.fit(features, cells, measured(features, theta, noise=0.003))
@@ -81,7 +82,7 @@ def test_what_no_knob_explains_becomes_the_correction_of_a_cell(made):
     features, cells = made
     odd = (cells == cells[0]).all(1)
     layer_log = np.where(odd, 0.2, 0.0)
-    seconds = measured(features, adapt.beliefs()[0], (layer_log, layer_log, 0.0))
+    seconds = measured(features, adapted_steps.beliefs()[0], (layer_log, layer_log, 0.0))
     found = adapt.fit(features, cells, seconds)
     assert np.abs(found.corrections).max() > 0.03
     assert np.abs(adapt.predict(found, features, cells).log_s - np.log(seconds)).max() < 0.02
@@ -89,13 +90,13 @@ def test_what_no_knob_explains_becomes_the_correction_of_a_cell(made):
 
 def test_corrections_are_bounded(made):
     features, cells = made
-    found = adapt.fit(features, cells, 10 * measured(features, adapt.beliefs()[0]))
-    assert np.abs(found.corrections).max() <= adapt.MOST_CORRECTION + 1e-12
+    found = adapt.fit(features, cells, 10 * measured(features, adapted_steps.beliefs()[0]))
+    assert np.abs(found.corrections).max() <= adapted_steps.MOST_CORRECTION + 1e-12
 
 
 def test_a_few_wild_rows_bend_nothing(made):
     features, cells = made
-    seconds = measured(features, adapt.beliefs()[0], noise=0.003)
+    seconds = measured(features, adapted_steps.beliefs()[0], noise=0.003)
     wild = seconds.copy()
     wild[::40] *= 5
     said = adapt.predict(adapt.fit(features, cells, wild), features, cells)
@@ -109,7 +110,7 @@ def test_stalled_rows_say_how_long_a_stall_is_and_slow_no_other_row(made):
     )
     rng = np.random.default_rng(3)
     stalled = rng.random(len(cells)) < 0.3
-    theta = adapt.beliefs()[0]
+    theta = adapted_steps.beliefs()[0]
     theta[NAMES.index("stall_s")] = np.log(0.3)
     messages = np.where(np.asarray(features.stages) == 2, 2.0, 4.0)
     fast = measured(features, theta, noise=0.02)
@@ -127,7 +128,7 @@ def test_an_interval_reaches_as_far_as_nine_of_ten_rows_of_a_noisy_sweep(made):
     features, cells = made
     rng = np.random.default_rng(4)
     scatter = np.where(rng.random(len(cells)) < 0.2, 0.2, 0.03)  # one row in five is far off
-    seconds = measured(features, adapt.beliefs()[0]) * np.exp(
+    seconds = measured(features, adapted_steps.beliefs()[0]) * np.exp(
         scatter * rng.standard_normal(len(cells))
     )
     found = adapt.fit(features, cells, seconds)
@@ -139,10 +140,11 @@ def test_an_interval_reaches_as_far_as_nine_of_ten_rows_of_a_noisy_sweep(made):
 def test_unseen_cells_are_less_sure_than_seen_ones_and_nothing_is_surer_without_rows(made):
     features, cells = made
     seen = cells[:, 1] == 0
-    seconds = measured(features, adapt.beliefs()[0], noise=0.005)
+    seconds = measured(features, adapted_steps.beliefs()[0], noise=0.005)
     found = adapt.fit(picked(features, seen), cells[seen], seconds[seen])
     before, after = (
-        adapt.predict(one, features, cells).deviation for one in (adapt.Adapted.before(), found)
+        adapt.predict(one, features, cells).deviation
+        for one in (adapted_steps.Adapted.before(), found)
     )
     assert after[seen].max() < 0.03
     assert np.median(after[~seen]) > 2 * np.median(after[seen])
@@ -157,10 +159,12 @@ def test_nine_of_ten_rows_of_unseen_cells_lie_in_their_interval(made):
     alike = adapt._alike(known, known, 0) + 1e-9 * np.eye(len(known))
     inside = []
     for _ in range(12):
-        layer_log = adapt.SPREAD[0] * np.linalg.cholesky(alike) @ rng.standard_normal(len(known))
+        layer_log = (
+            adapted_steps.SPREAD[0] * np.linalg.cholesky(alike) @ rng.standard_normal(len(known))
+        )
         seconds = measured(
             features,
-            adapt.beliefs()[0],
+            adapted_steps.beliefs()[0],
             (layer_log[of.reshape(-1)], layer_log[of.reshape(-1)], 0.0),
         )
         train = np.isin(of.reshape(-1), rng.choice(len(known), 8, replace=False))
@@ -178,7 +182,7 @@ def test_likelihood_tells_which_assumption_made_the_rows(made):
     gemm_s = np.array(features.layer.gemm_s)
     gemm_s[1] = gemm_s[0]
     more = dataclasses.replace(features, layer=dataclasses.replace(features.layer, gemm_s=gemm_s))
-    seconds = measured(features, adapt.beliefs()[0], noise=0.005)
+    seconds = measured(features, adapted_steps.beliefs()[0], noise=0.005)
     right, wrong = (
         adapt.fit(
             f, cells, seconds, limits=adapt.FitLimits(0.3, {"gemm": 0.05, "attention": 0.15})
@@ -196,5 +200,5 @@ def test_a_traced_host_moves_the_launch_cost():
         after_launch_s=each(4e-6), launch_call_s=each(6e-6), between_launches_s=each(3e-6),
         without_launch_s=each(2e-6),
     )  # fmt: skip
-    assert adapt.launch_s(host) == pytest.approx(25e-6)
-    assert adapt.Adapted.before(host).effects.launch_s == pytest.approx(25e-6)
+    assert adapted_steps.launch_s(host) == pytest.approx(25e-6)
+    assert adapted_steps.Adapted.before(host).effects.launch_s == pytest.approx(25e-6)

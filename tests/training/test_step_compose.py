@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from support.schedule_graphs import graph_seconds
 
-from hybridperf.training.steps.adapt import beliefs
-from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.step_effects import (
+from hybridperf.model.adapted_steps import beliefs
+from hybridperf.model.step_effects import (
     BELIEFS,
     NAMES,
     StepEffects,
     effects_of,
     medians,
 )
+from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.schedules import schedule
 from hybridperf.workloads.transformer.columns import SCHEDULES

@@ -16,8 +16,8 @@ from hybridperf.cli import common as cli_common
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_table
 from hybridperf.model import model_or_datasheet
+from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.training.steps import names
-from hybridperf.training.steps.adaptation import Adaptation
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import COLUMNS, predict_steps
 from hybridperf.training.steps.read_columns import READ

@@ -9,12 +9,11 @@ import pytest
 
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.hardware import load_device, load_system
-from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.model import PerfModel, model_or_datasheet, shipped
 from hybridperf.ops import Gemm, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import SHARES, published_share
 from hybridperf.training.steps.features import features
 from hybridperf.training.steps.prices import Prices
-from hybridperf.training.steps.reference_device import shipped
 from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parallel import distinct
@@ -24,23 +23,27 @@ from hybridperf.workloads.transformer.ratios import FUSED_ATTENTION
 
 def prices(device="h100_sxm", priced_by=None) -> Prices:
     links = fit_collectives(None, load_system("aic_h100_sxm"))[0]
-    return Prices(PerfModel.datasheet(load_device(priced_by or device)), links, load_device(device))
+    model = PerfModel.datasheet(load_device(priced_by or device))
+    return Prices(model.with_collectives(links).on(load_device(device)))
+
+
+def attention_factor(ours: Prices, kernel: str) -> float:
+    """Seconds of a generation of fused attention over those of the measured kernel."""
+    op = PrefillAttention("bf16", 1.0, 4096.0, 32.0, 128.0)
+    one, other = (OpCall(op, issued_apart=True, kernel=name) for name in (kernel, ""))
+    ours.learn([one, other])
+    return ours[one] / ours[other]
 
 
 def test_older_attention_takes_its_published_share_of_the_peak():
     """A datasheet's forward reaches the peak; flash1 reaches 17.5 % of an H100's, forward and
     backward (3.5 forwards' flops) together.
     """
-    assert prices().attention_factor("flash1", "bf16") == pytest.approx(
-        3.5 / 0.175 / (1 + FUSED_ATTENTION), rel=0.02
-    )
-    assert prices().attention_factor("flash2", "bf16") == pytest.approx(
-        prices().attention_factor("flash1", "bf16") / 2
-    )
-    assert prices().attention_factor("", "bf16") == 1.0
-    assert (
-        prices("b200_sxm").attention_factor("flash2", "bf16") == 1.0
-    )  # nobody published its share
+    flash1 = attention_factor(prices(), "flash1")
+    assert flash1 == pytest.approx(3.5 / 0.175 / (1 + FUSED_ATTENTION), rel=0.02)
+    assert attention_factor(prices(), "flash2") == pytest.approx(flash1 / 2)
+    # nobody published its share
+    assert attention_factor(prices("b200_sxm"), "flash2") == pytest.approx(1.0)
 
 
 def test_every_share_is_below_the_peak_and_grows_with_the_years():
@@ -60,7 +63,7 @@ def test_only_fused_attention_is_of_a_generation():
             found = features([config.replace(attention=name, attention_kernel=kernel)], ours)
             own[name, kernel] = float(found.layer.attention_s.sum())
     assert own["fused", "flash1"] == pytest.approx(
-        own["fused", ""] * ours.attention_factor("flash1", "bf16")
+        own["fused", ""] * attention_factor(ours, "flash1")
     )
     assert own["unfused", "flash1"] == own["unfused", ""] > 0
 
@@ -70,7 +73,8 @@ def test_a_lower_power_limit_is_a_lower_clock():
     memory.
     """
     call = OpCall(Gemm("bf16", 8192.0, 8192.0, 8192.0))
-    limited, whole = prices("h100_sxm_96g", priced_by="h100_sxm"), prices("h100_sxm")
+    whole, limited = Prices(model_or_datasheet("h100_sxm")), load_device("h100_sxm_96g")
+    limited = Prices(whole.model.on(limited))
     for one in (limited, whole):
         one.learn([call])
     assert limited[call] == pytest.approx(whole[call] * (7 / 5) ** (1 / 3))
@@ -165,8 +169,8 @@ def test_what_shows_of_gathers_is_a_nodes_own_part():
         config.replace(layout=Layout(dp=4, zero=3), gpus_per_node=1),
     ]
     inside, across, scattered = (features([one], prices()).layer for one in layouts)
-    assert inside.gather_inside_s == pytest.approx(inside.gather_s)
-    assert across.gather_inside_s == pytest.approx(inside.gather_s)
+    assert inside.gather_inside_s == pytest.approx(inside.gather_s + inside.scatter_s)
+    assert across.gather_inside_s == pytest.approx(inside.gather_inside_s)
     assert across.gather_s.sum() > inside.gather_s.sum()
     assert scattered.gather_inside_s.sum() == 0 < scattered.gather_s.sum()
 
@@ -175,10 +179,8 @@ def one_s(device, op, priced_by=None):
     """Seconds of one op on a device by its own shipped calibration or another's, and by those of
     reference devices.
     """
-    machine = model_or_datasheet(priced_by or device)
-    ours = Prices(
-        machine, fit_collectives(None, load_system("aic_h100_sxm"))[0], load_device(device), shipped
-    )
+    machine = model_or_datasheet(priced_by or device).on(load_device(device))
+    ours = Prices(dataclasses.replace(machine, references=shipped))
     call = OpCall(op)
     ours.learn([call])
     return ours[call]
@@ -216,15 +218,13 @@ def test_published_attention_needs_its_power_too():
     """FlashAttention 2 on the A100 that it is published of, and on the one of 250 W: (400 /
     250)^(1/3) of the time.
     """
-    links = fit_collectives(None, load_system("aic_h100_sxm"))[0]
+    op = PrefillAttention("bf16", 1.0, 16384.0, 16.0, 128.0)
+    call = OpCall(op, issued_apart=True, kernel="flash2")
     seconds = []
     for name in ("a100_sxm4_80g", "a100_pcie_40g"):
-        ours, call = (
-            Prices(model_or_datasheet(name), links, load_device(name), shipped),
-            OpCall(PrefillAttention("bf16", 1.0, 16384.0, 16.0, 128.0)),
-        )
+        ours = Prices(dataclasses.replace(model_or_datasheet(name), references=shipped))
         ours.learn([call])
-        seconds.append(ours[call] * ours.attention_factor("flash2", "bf16"))
+        seconds.append(ours[call])
     assert seconds[1] == pytest.approx(seconds[0] * (400 / 250) ** (1 / 3), rel=0.02)
 
 
@@ -246,8 +246,7 @@ def test_attention_in_both_16_bit_formats_takes_the_same_time():
 
 def test_without_any_calibration_a_usual_share_is_taken():
     device = load_device("v100_sxm2")
-    links = fit_collectives(None, load_system("aic_h100_sxm"))[0]
-    ours = Prices(PerfModel.datasheet(device), links, device, lambda: ())
+    ours = Prices(dataclasses.replace(PerfModel.datasheet(device), references=lambda: ()))
     ours.learn([OpCall(PRODUCT), OpCall(ATTENTION)])
     for op, share in ((PRODUCT, 0.75), (ATTENTION, 0.5)):
         assert ours[OpCall(op)] * device.peak("fp16", "matrix") == pytest.approx(

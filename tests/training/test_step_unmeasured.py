@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.training.steps.adapt import Adapted
-from hybridperf.training.steps.adaptation import UNNAMED, Adaptation
+from hybridperf.model.adapted_steps import Adaptation, Adapted
+from hybridperf.training.steps.adaptation import UNNAMED
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.workloads.transformer import load_shape

@@ -12,16 +12,17 @@ import pytest
 
 from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.lower import lower
-from hybridperf.engine.workload import CallChain
 from hybridperf.io import InputError
+from hybridperf.model import adapted_steps
+from hybridperf.model.adapted_steps import Adaptation
+from hybridperf.model.calls import CallChain
+from hybridperf.model.step_effects import NAMES, StepEffects
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps import adaptation as adaptations
-from hybridperf.training.steps.adaptation import Adaptation
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.predict import COLUMNS, predict_steps
 from hybridperf.training.steps.rows import ResolvedRows
-from hybridperf.training.steps.step_effects import NAMES, StepEffects
 from hybridperf.workloads.transformer.step import transformer
 
 ROW = dict(
@@ -678,7 +679,7 @@ def test_ops_that_were_not_measured_are_said_and_widen_the_interval(cache):
 def test_measured_rows_take_away_as_much_doubt_of_a_machine_as_they_tell():
     """Of a knob that rows told all of, nothing is left open."""
     batch = PriceCache().understand(rows({"gpu": "A100 PCIe 80GB", "tp": 8, "dp": 1, "pp": 1}))
-    before = adapt.Adapted.before()
+    before = adapted_steps.Adapted.before()
     sure = dataclasses.replace(before, covariance=1e-8 * before.covariance)
     open_, closed = (
         adapt.predict(one, batch.features, batch.cells).beyond for one in (before, sure)

@@ -23,10 +23,10 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.evaluate import timeline
 from hybridperf.engine.lower import lower
 from hybridperf.engine.prediction import predict
-from hybridperf.engine.workload import CollectiveCall
 from hybridperf.hardware import load_device, load_system, this_cpu
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
+from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table, Zipf
 from hybridperf.validate import sharded

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.engine.workload import CollectiveCall, GivenSeconds
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, load_model
+from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.ops import Gemm, OpCall, Reduction
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.validate import lin, lin_data, lin_single

@@ -11,10 +11,11 @@ from hybridperf.collectives.unequal import AllToAll
 from hybridperf.engine.batches import BatchPredictor, gradient
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.outputs import OUTPUTS
-from hybridperf.engine.workload import CollectiveCall, GivenSeconds, Workload
+from hybridperf.engine.workload import Workload
 from hybridperf.hardware import Host, Overhead, Spread, load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.model import KERNEL_S, PerfModel, load_model
+from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.ops.embedding import Table
 from hybridperf.workloads.dlrm import DlrmConfig

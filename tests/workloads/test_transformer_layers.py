@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from hybridperf.collectives.traffic import bus_factor
-from hybridperf.engine.workload import CollectiveCall
 from hybridperf.io import InputError
+from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, columns
 from hybridperf.workloads.transformer import (
     Layout,

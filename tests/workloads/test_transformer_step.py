@@ -12,9 +12,10 @@ from hybridperf.collectives.model import load_collectives
 from hybridperf.engine.evaluate import makespan, timeline
 from hybridperf.engine.graph import Graph
 from hybridperf.engine.lower import lower
-from hybridperf.engine.workload import CallChain, CollectiveCall, GivenSeconds, Workload
+from hybridperf.engine.workload import Workload
 from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.io import InputError
+from hybridperf.model.calls import CallChain, CollectiveCall, GivenSeconds
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.predict import predict_steps

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.workload import Call, CollectiveCall, PeakMemory, Workload
+from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.explore.sharding.cost import (
     DIRECTIONS,
     MEMORY,
@@ -26,6 +26,7 @@ from hybridperf.explore.sharding.cost import (
     options,
 )
 from hybridperf.model import PerfModel
+from hybridperf.model.calls import Call, CollectiveCall
 from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import Direction, lookup_calls

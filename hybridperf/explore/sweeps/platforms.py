@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from hybridperf.collectives.traffic import Links
 from hybridperf.io.namespace import fresh_views
 from hybridperf.model import Platform
+from hybridperf.model.step_effects import NAMES
 from hybridperf.ops import GROUPS
 
 LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
@@ -30,6 +31,10 @@ def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
             base = knobs.get(knob, getattr(platform.knobs, knob))
             at = GROUPS.index(group) if group else None
             knobs[knob] = base * values[name] if at is None else base.at[at].set(values[name])
+        elif name in NAMES:
+            effects = fields.get("effects", platform.effects)
+            assert effects is not None  # a model's platform has them
+            fields["effects"] = effects.at[NAMES.index(name)].set(values[name])
         else:
             (links if name in LINK_KNOBS else fields)[name] = values[name]
     if links and platform.links is not None:

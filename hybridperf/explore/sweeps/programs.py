@@ -17,14 +17,14 @@ from hybridperf.engine.batches import BatchPredictor, knob_names, step_seconds
 from hybridperf.engine.lower import lower
 from hybridperf.engine.outputs import OUTPUTS, outputs_of
 from hybridperf.engine.prediction import Prediction, check_backend, predict
-from hybridperf.engine.step_table import step_table
-from hybridperf.engine.workload import KINDS, Workload, kind_of
+from hybridperf.engine.workload import Workload, priced
 from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.platforms import with_knobs
 from hybridperf.explore.sweeps.target import Target, check_positive, place, register
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.model.calls import KINDS, kind_of
 from hybridperf.workloads.jax.program import load_program
 
 _SMALLEST_BATCH = 64
@@ -111,8 +111,8 @@ class ProgramTarget(Target):
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         program = lower(self._workload.graph).program
-        table = step_table(self._model, self._workload.calls)
-        platform, mine = self._model.platform(), sorted(self.known() & set(names))
+        table, platform = priced(self._model, self._workload)
+        mine = sorted(self.known() & set(names))
 
         def results(values: Mapping[str, Any]) -> dict[str, Any]:
             varied = with_knobs(platform, {name: values[name] for name in mine})

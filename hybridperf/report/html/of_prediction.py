@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.engine.prediction import Prediction
-from hybridperf.engine.step_table import split, step_table
-from hybridperf.engine.workload import KINDS, call_columns
+from hybridperf.model.calls import KINDS, call_columns
+from hybridperf.model.step_table import split, step_table
 from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import Axis, Interval, Series, intervals, plot
 from hybridperf.report.html.of_model import model_facts

@@ -26,17 +26,18 @@ import numpy as np
 from hybridperf.training.plans.space import LayoutSpace, Place
 from hybridperf.training.steps.batch import cells_of as inputs_of
 from hybridperf.training.steps.cells import Sums, cells_of
-from hybridperf.training.steps.cross_node import with_crossings
 from hybridperf.training.steps.features import features
 from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
+from hybridperf.workloads.transformer.columns import FORWARDS_FIRST
 from hybridperf.workloads.transformer.config import TransformerConfig
 
-_OF_SHARDS = ("gather_s", "gather_inside_s", "gather_calls")
+_OF_SHARDS = ("gather_s", "scatter_s", "gather_inside_s", "gather_calls")
 _ONCE = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "reduction_s",
-    "reduction_calls", "updated_s", "reduction_hidden", "optimizer_s", "optimizer_kernels",
-    "waiting", "crossing", "stalls", "gathered_layers", "sends_hidden", "tp",
+    "reduction_tail_s", "reduction_last_s", "hiding_layers", "tied_s", "updated_s",
+    "reduction_hidden", "optimizer_s", "optimizer_kernels", "waiting", "crossing", "stalls",
+    "gathered_layers", "gathers_hidden", "sends_hidden", "tp",
 )  # fmt: skip
 _BLOCKS = ("layer", "embedding", "head")
 
@@ -60,7 +61,7 @@ class SpaceColumns:
     @staticmethod
     def of(
         space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
-        framework: str, prices: Prices,
+        prices: Prices,
     ) -> SpaceColumns:  # fmt: skip
         """Price the representatives of rows of a space [M]; `config` gives a row's config."""
         by_chunk = config(int(rows[0])).stage_split != "even"  # deals out chunks unevenly
@@ -74,7 +75,6 @@ class SpaceColumns:
         configs = [config(row) for row in np.concatenate(first).tolist()]
         # `explain.py` asks for what was not measured of the layouts that it shows
         priced = features(configs, prices, with_unmeasured=False)
-        priced = with_crossings(priced, configs, [framework] * len(configs))
         found, placed = _unique(placed_key[rows])
         spans = [space.places[at].spans for at in space.place_of[rows[found]].tolist()]
         plain = cells_of(configs[: len(first[0])], prices.kept)
@@ -103,6 +103,7 @@ class SpaceColumns:
             values[name] = _block(block, placed, getattr(self.f, name), shards)
         return StepFeatures(
             **values, tp_nodes=self.tp_nodes[placed], fill=1.0 / vp, chunks=vp,
+            forwards_first=np.isin(self.space.base.schedule[base], FORWARDS_FIRST).astype(float),
             micro_batches=self.space.base.accumulation[base].astype(float),
             sends_s=self.f.sends_s[self.message[at]],
         )  # fmt: skip

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from hybridperf.model.step_effects import StepEffects
 from hybridperf.training.plans.columns import SpaceColumns
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import LayoutSpace
 from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.step_effects import StepEffects
 from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.memory import memory_of as step_memory
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -71,7 +71,7 @@ def columns_of(setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray) -> Sp
     def config(row: int) -> TransformerConfig:
         return setup.config(space.layout(row))
 
-    return SpaceColumns.of(space, rows, config, setup.framework, setup.prices)
+    return SpaceColumns.of(space, rows, config, setup.prices)
 
 
 def times(

@@ -23,10 +23,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.prediction import predict
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.model import PerfModel
+from hybridperf.model import PerfModel, adapted_steps
 from hybridperf.training.plans import table
 from hybridperf.training.plans.layout_text import field_words
 from hybridperf.training.plans.ranked import Choice, RankedLayouts
@@ -165,8 +164,8 @@ def _joint(plan: RankedLayouts, choices: list[Choice]) -> tuple[np.ndarray, np.n
         unmeasured.append(adapt.unmeasured_logs(adapted, f, value, corrections)[..., 0])
     a, x, b = np.array(slopes), np.array(cells), np.array(by_block)
     covariance = a @ adapted.covariance @ a.T
-    for block, spread in enumerate(adapt.SPREAD):
-        left = adapt.alike_left(adapted, x, block)
+    for block, spread in enumerate(adapted_steps.SPREAD):
+        left = adapted_steps.alike_left(adapted, x, block)
         covariance = covariance + spread**2 * np.outer(b[:, block], b[:, block]) * left
     noise = adapted.noise**2 * np.eye(len(a))
     return np.array(log_s), covariance + noise, np.moveaxis(np.array(unmeasured), 0, -1)
@@ -202,11 +201,11 @@ def confirm(plan: RankedLayouts, choices: Sequence[Choice]) -> list[Confirmed]:
     found = []
     for choice in (plan.choice(0), *choices):
         prices = plan.cases[choice.case].setup.prices
-        graph_s = full_s(prices.model, prices.links, plan.config(choice))
+        graph_s = full_s(prices.model, plan.config(choice))
         found.append(Confirmed(choice, plan.step_s(choice), graph_s))
     return [found[0], *sorted(found[1:], key=lambda one: one.graph_s)]
 
 
-def full_s(model: PerfModel, links: CollectiveModel, config: TransformerConfig) -> float:
+def full_s(model: PerfModel, config: TransformerConfig) -> float:
     """Seconds of a step by its whole graph."""
-    return float(predict(model.with_collectives(links), transformer(config, host=None)).time_s)
+    return float(predict(model, transformer(config)).time_s)

@@ -28,6 +28,7 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.io import InputError, unknown
+from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.plans import explain, table
 from hybridperf.training.plans.arguments import narrowed, number_of_tokens, whole_numbers
 from hybridperf.training.plans.costs import PricedSpace, memory_of, price_space
@@ -38,8 +39,6 @@ from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.ranked import OBJECTIVES, RankedLayouts, plan_front, ranking
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import space
-from hybridperf.training.steps.adapt import Adapted
-from hybridperf.training.steps.adaptation import Adaptation
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.features import experts_note, unmeasured_of
 from hybridperf.workloads.transformer import TransformerShape, load_shape

@@ -24,10 +24,11 @@ import math
 import numpy as np
 
 from hybridperf.hardware import DeviceSpec
+from hybridperf.model.step_effects import StepEffects
 from hybridperf.training.plans.costs import PricedSpace, columns_of, times
 from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.training.plans.setup import TrainingSetup
-from hybridperf.training.steps.step_effects import StepEffects
+from hybridperf.training.steps.prices import Prices
 from hybridperf.workloads.transformer import Layout
 
 LEVERS = (
@@ -78,9 +79,9 @@ def lever_effects(plan: RankedLayouts) -> list[LeverEffect]:
 
 def changed(setup: TrainingSetup, lever: str, factor: float) -> tuple[TrainingSetup, StepEffects]:
     """The setup with `factor` times as much of something, and its step effects."""
-    prices, effects = setup.prices, setup.adapted.effects
-    system, new = prices.links.system, prices.device
-    model = prices.model
+    model, effects = setup.prices.model, setup.adapted.effects
+    links, new = setup.prices.links, model.device
+    system = links.system
     arithmetic = factor if lever == "arithmetic" else 1.0
     bandwidth = factor if lever == "memory bandwidth" else 1.0
     if lever in ("arithmetic", "memory bandwidth"):
@@ -93,12 +94,13 @@ def changed(setup: TrainingSetup, lever: str, factor: float) -> tuple[TrainingSe
     elif lever == "launches":
         launch_s, collective_s = effects.launch_s / factor, effects.collective_launch_s / factor
         effects = dataclasses.replace(effects, launch_s=launch_s, collective_launch_s=collective_s)
-    priced_by = new
-    if model.device.id != new.id:  # the model is of a reference device: it gets as much more
-        own, before = model.device, prices.device.memory_bytes_per_s
-        rate = own.memory_bytes_per_s * new.memory_bytes_per_s / before
-        priced_by = _faster(own, arithmetic, rate)
-    priced = prices.on(prices.links.on(system), new, dataclasses.replace(model, device=priced_by))
+    stand_in = model.stand_in
+    if stand_in is not None:  # it gets as much more
+        bandwidth = new.memory_bytes_per_s / model.device.memory_bytes_per_s
+        rate = stand_in.device.memory_bytes_per_s * bandwidth
+        stand_in = dataclasses.replace(stand_in, device=_faster(stand_in.device, arithmetic, rate))
+    links = links.on(system)
+    priced = Prices(dataclasses.replace(model, device=new, collectives=links, stand_in=stand_in))
     capacity = setup.capacity_bytes * (factor if lever == "memory" else 1.0)
     return dataclasses.replace(setup, prices=priced, device=new, capacity_bytes=capacity), effects
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
-from hybridperf.training.steps.adapt import Adapted
-from hybridperf.training.steps.adaptation import UNNAMED, Adaptation
+from hybridperf.model.adapted_steps import Adaptation, Adapted
+from hybridperf.training.steps.adaptation import UNNAMED
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import features
@@ -83,7 +83,8 @@ class TrainingSetup:
         taken = dataclasses.replace(self.machine, system=fabric, gpus_per_node=each)
         prices = self.prices
         if each != self.gpus_per_node:
-            prices = prices.on(dataclasses.replace(prices.links, system=fabric))
+            links = dataclasses.replace(prices.links, system=fabric)
+            prices = Prices(prices.model.with_collectives(links))
         note = f"{each} GPUs of a rack count as a node: one switch joins them"
         return dataclasses.replace(self, machine=taken, prices=prices, notes=(*self.notes, note))
 

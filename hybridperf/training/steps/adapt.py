@@ -34,26 +34,23 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from hybridperf.hardware import Host
-from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.model.adapted_steps import (
+    BLOCKS,
+    JITTER,
+    MOST_CORRECTION,
+    NOISE,
+    SPREAD,
+    Adapted,
+    beliefs,
+    correlation,
+    logs_of,
+)
+from hybridperf.model.step_effects import NAMES, OF_OPS, effects_of
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import with_stalled
-from hybridperf.training.steps.step_effects import BELIEFS, NAMES, OF_OPS, StepEffects, effects_of
 from hybridperf.training.steps.step_features import StepFeatures
 
-# NOISE, SPREAD and LENGTH were chosen by hand with dev rows in sight (vTrain on one node, 30 rows
-# given: `hybridperf validate steps --tasks splits`), not fitted. Little hangs on them: over draws
-# 10 to 39 of that task, mean error 2.8 % with a standard error of 0.12, half the NOISE, SPREAD of a
-# layer 0.07 or 0.15, of the GPU 0.05 or 0.15, of the LM head 0.1 or 0.3, and one LENGTH 0.6 or 1.6
-# times as long each move it by 0.2 points or less
-NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
-SPREAD = np.array(
-    [0.1, 0.1, 0.2]
-)  # s of a layer, of its GPU beyond that, of embedding and LM head [B]
-# l [B, X], in doublings: collectives make each tensor-parallel degree a case of its own; what only
-# the GPU does changes with sizes sooner
-LENGTH = np.array([[2.5, 0.7, 1.5, 0.8], [0.7, 0.7, 1.5, 0.8], [2.5, 0.7, 1.5, 2.5]])
-MOST_CORRECTION = 0.5
 _FAR = 0.05  # in logs; beyond it a row counts linearly. 0.1 errs the same on the same draws
 # Share of rows that lie within so many deviations. Four in five say how noisy rows are that scatter
 # more than NOISE, for a fit that does not heed the wild ones; nine in ten how far the next one may
@@ -63,52 +60,6 @@ _CLEARLY_NOISIER = 2.0
 _STEP = 1e-4  # in logs, of differences
 _ROUNDS, _DAMPING, _LONGEST_STEP = 15, 0.6, 0.5
 _NOISE_ROUNDS = 3
-_JITTER = 1e-6
-_HOST_WIDTH = 0.3  # of the launch cost where the host itself was traced: another program on it
-_BLOCKS = len(SPREAD)
-
-
-@dataclasses.dataclass(frozen=True)
-class Adapted:
-    """What is known of step effects and blocks, before or after rows were seen."""
-
-    theta: np.ndarray  # [K] logs of step effects
-    cells: np.ndarray  # [C, X]
-    corrections: np.ndarray  # [B, C] of their blocks
-    covariance: np.ndarray  # [K + B C, K + B C] of both
-    rows: int = 0
-    noise: float = NOISE  # of the rows' log times
-    evidence: float = 0.0  # log likelihood of the rows, knobs and corrections integrated out
-
-    @property
-    def effects(self) -> StepEffects:
-        return effects_of(self.theta)
-
-    @staticmethod
-    def before(host: Host | None = None) -> Adapted:
-        """What is believed without rows; launching as `host` showed it, where one is given."""
-        theta, widths = beliefs(host)
-        none = np.zeros((0, LENGTH.shape[1]))
-        return Adapted(theta, none, np.zeros((_BLOCKS, 0)), np.diag(widths**2))
-
-    def of_cells(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of cells [N, X]: corrections [B, N], weights on known ones [B, N, C], variance left."""
-        unique, of = np.unique(cells, axis=0, return_inverse=True)
-        of = of.reshape(-1)
-        weights = np.zeros((_BLOCKS, len(unique), len(self.cells)))
-        left = np.ones((_BLOCKS, len(unique)))
-        for block in range(_BLOCKS if len(self.cells) else 0):
-            alike = _alike(unique, self.cells, block)
-            among = _alike(self.cells, self.cells, block) + _JITTER * np.eye(len(self.cells))
-            weights[block] = cho_solve(cho_factor(among, lower=True), alike.T).T
-            left[block] = np.maximum(1.0 - (weights[block] * alike).sum(1), 0.0)
-        corrections = np.einsum("bnc,bc->bn", weights, self.corrections)
-        corrections = np.clip(corrections, -MOST_CORRECTION, MOST_CORRECTION)
-        return corrections[:, of], weights[:, of], left[:, of]
-
-    def logs(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Corrections of cells [N, X] as the composition takes them, [N] each."""
-        return _logs(self.of_cells(cells)[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,28 +83,6 @@ class FitLimits:
     widths: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of knobs, by name
 
 
-def beliefs(host: Host | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Believed logs of step effects and their widths [K]."""
-    medians = np.log([BELIEFS[name].median for name in NAMES])
-    widths = np.array([BELIEFS[name].width for name in NAMES])
-    if host is not None:
-        medians[NAMES.index("launch_s")] = np.log(launch_s(host))
-        widths[NAMES.index("launch_s")] = _HOST_WIDTH
-    return medians, widths
-
-
-def launch_s(host: Host) -> float:
-    """Seconds of a host from launch to launch, at one per op (T1 + T2 + T4 + T3 of Lin et al.)."""
-    if host.launch_call_s.shared is None:
-        raise InputError(
-            f"expected a host that was seen to launch kernels, got {host.source}, which never did;"
-            " fit more traces"
-        )
-    launching = (host.before_launch_s, host.launch_call_s, host.after_launch_s)
-    parts = (host.between_ops_s, *(one.shared for one in launching))
-    return sum(part.median_s for part in parts if part is not None)
-
-
 def predict(adapted: Adapted, f: StepFeatures, cells: np.ndarray) -> StepPrediction:
     """Log seconds of rows and how sure they are."""
     corrections, weights, left = adapted.of_cells(cells)
@@ -162,7 +91,7 @@ def predict(adapted: Adapted, f: StepFeatures, cells: np.ndarray) -> StepPredict
     known = np.einsum("ij,jk,ik->i", a, adapted.covariance, a)
     variance = known + SPREAD**2 @ (by_block**2 * left) + adapted.noise**2
     beyond = np.sqrt((unmeasured_logs(adapted, f, log_s, corrections) ** 2).sum(1))
-    return StepPrediction(log_s, np.sqrt(variance), _logs(corrections), beyond)
+    return StepPrediction(log_s, np.sqrt(variance), logs_of(corrections), beyond)
 
 
 def unmeasured_logs(
@@ -184,7 +113,7 @@ def unmeasured_logs(
     for way, sign in enumerate((-1, 1)):
         for kind, chosen in enumerate((of_ops, ~of_ops)):
             theta = adapted.theta[:, None] + sign * np.where(chosen, shift, 0.0)
-            step_s = step_seconds(some, effects_of(theta), *_logs(corrections[:, at])).step_s
+            step_s = step_seconds(some, effects_of(theta), *logs_of(corrections[:, at])).step_s
             found[way, kind, at] = np.log(np.asarray(step_s, float)) - log_s[at]
     return found
 
@@ -241,19 +170,19 @@ def _fit(
     known, of = np.unique(cells, axis=0, return_inverse=True)
     of = of.reshape(-1)
     some = len(known)
-    prior = np.zeros((effects + _BLOCKS * some,) * 2)
+    prior = np.zeros((effects + BLOCKS * some,) * 2)
     prior[:effects, :effects] = np.diag(widths**2)
-    places = [effects + at * some + np.arange(some) for at in range(_BLOCKS)]
+    places = [effects + at * some + np.arange(some) for at in range(BLOCKS)]
     for block, place in enumerate(places):
-        alike = _alike(known, known, block) + _JITTER * np.eye(some)
+        alike = correlation(known, known, block) + JITTER * np.eye(some)
         prior[np.ix_(place, place)] = (limits.corrections * SPREAD[block]) ** 2 * alike
     factor = cho_factor(prior, lower=True)
     pull = cho_solve(factor, np.eye(len(prior)))
     log_measured = np.log(measured_s)
-    z_0 = np.concatenate([theta_0, np.zeros(_BLOCKS * some)])
+    z_0 = np.concatenate([theta_0, np.zeros(BLOCKS * some)])
     z, rows = z_0.copy(), np.arange(len(of))
     for _ in range(_ROUNDS):
-        corrections = z[effects:].reshape(_BLOCKS, some)[:, of]
+        corrections = z[effects:].reshape(BLOCKS, some)[:, of]
         log_s, by_theta, by_block = slopes(f, z[:effects], corrections)
         error = log_measured - log_s
         noise = noise_log**2 * np.maximum(1.0, np.abs(error) / _FAR)
@@ -269,7 +198,7 @@ def _fit(
     shift = z - z_0
     log_likelihood = -0.5 * ((error**2 / noise).sum() + np.log(noise).sum() + shift @ pull @ shift)
     log_likelihood += 0.5 * np.linalg.slogdet(covariance)[1] - np.log(np.diag(factor[0])).sum()
-    corrections, evidence = z[effects:].reshape(_BLOCKS, some), float(log_likelihood)
+    corrections, evidence = z[effects:].reshape(BLOCKS, some), float(log_likelihood)
     adapted = Adapted(z[:effects], known, corrections, covariance, len(of), noise_log, evidence)
     return adapted, error
 
@@ -280,33 +209,11 @@ def slopes(
     """(log seconds [N], slopes over theta [N, K] and over each block's correction [B, N])."""
 
     def log_s(theta: np.ndarray, corrections: np.ndarray) -> np.ndarray:
-        steps = step_seconds(f, effects_of(theta), *_logs(corrections))
+        steps = step_seconds(f, effects_of(theta), *logs_of(corrections))
         return np.log(np.asarray(steps.step_s, float))
 
     here = log_s(theta, corrections)
-    of_theta, of_block = _STEP * np.eye(len(theta)), _STEP * np.eye(_BLOCKS)
+    of_theta, of_block = _STEP * np.eye(len(theta)), _STEP * np.eye(BLOCKS)
     by_theta = [(log_s(theta + step, corrections) - here) / _STEP for step in of_theta]
     by_block = [(log_s(theta, corrections + step[:, None]) - here) / _STEP for step in of_block]
     return here, np.stack(by_theta, 1), np.stack(by_block)
-
-
-def alike_left(adapted: Adapted, cells: np.ndarray, block: int) -> np.ndarray:
-    """Correlation that known cells leave open of a block's corrections of others [N, N]."""
-    among = _alike(cells, cells, block)
-    if not len(adapted.cells):
-        return among
-    known = _alike(adapted.cells, adapted.cells, block) + _JITTER * np.eye(len(adapted.cells))
-    across = _alike(cells, adapted.cells, block)
-    return np.asarray(among - across @ cho_solve(cho_factor(known, lower=True), across.T))
-
-
-def _logs(corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Corrections [B, N] as composed: of a layer's GPU, of its host, of embedding and head."""
-    layer, gpu, outer = corrections
-    return layer + gpu, layer, outer
-
-
-def _alike(a: np.ndarray, b: np.ndarray, block: int) -> np.ndarray:
-    """Correlation of a block's corrections of cells [a, b]."""
-    away = np.sqrt(3.0) * np.sqrt((((a[:, None] - b[None]) / LENGTH[block]) ** 2).sum(-1))
-    return np.asarray((1 + away) * np.exp(-away))

@@ -13,28 +13,21 @@ is much likelier, for every row that fits in memory with it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import Host
-from hybridperf.io import InputError, closest, read_json, write_json
+from hybridperf.io import InputError
+from hybridperf.model.adapted_steps import MODES, Adaptation, Adapted
 from hybridperf.training.steps import adapt
-from hybridperf.training.steps.adapt import Adapted
 from hybridperf.training.steps.batch import Batch, PriceCache, relabelled, with_recompute
 from hybridperf.training.steps.features import picked
 from hybridperf.training.steps.memory_fit import USABLE, endings, memory_knobs, peak_bytes
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows
-from hybridperf.training.steps.step_effects import NAMES
 from hybridperf.workloads.transformer.config import TransformerConfig
 
-SCHEMA_VERSION = 1
-_KIND = "step-knobs"
-_ARRAYS, _NUMBERS = ("cells", "corrections", "covariance"), ("rows", "noise", "evidence")
-MODES = ("none", "selective", "full")
 # while labels are compared, knobs stay near op data and corrections small, so that a third more
 # work cannot hide in them
 _WHILE_COMPARED = adapt.FitLimits(
@@ -42,10 +35,6 @@ _WHILE_COMPARED = adapt.FitLimits(
 )
 MUCH_LIKELIER = 3.0  # log likelihood: twenty to one
 _MOST_COMPARED = 200  # rows of a source that are enough to compare by
-# how much further off knobs of another group are than they say: the likeliest over twelve pairs of
-# published sources (H100s for A100s, one framework for another); leaving any pair out it is 0.04 to
-# 0.07
-_ELSEWHERE = 0.06
 _LEAST_ROWS = 3  # of a group, to be fitted by itself
 # how much longer, in logs, a step takes in nine of ten cases with another framework than the one
 # assumed where none is named: predictions for the six others, over 48 layouts of five models on
@@ -55,89 +44,6 @@ UNNAMED = 0.37
 # stalled runs of one cluster lie within a factor of 2.9, the farthest of those 58
 _FAR, _NO_MACHINE = np.log(3.0), np.log(100.0)
 _WRONG_UNITS = np.log(3.0)  # noise in logs that no machine explains
-
-
-@dataclasses.dataclass(frozen=True)
-class Adaptation:
-    """Step effects by group, and recompute labels that measured rows contradict, by source."""
-
-    groups: Mapping[str, Adapted]
-    recompute: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # by source and mode
-    likelihoods: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-    host: Host | None = None
-    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # rows of groups that have too few to be fitted
-    few: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-    def of(self, group: str) -> tuple[Adapted, str]:
-        """(what to predict a group by, whose rows that is: "" for nobody's)."""
-        framework, arch = group.split(" on ")
-
-        def strangeness(known: str) -> tuple[bool, bool, bool, int]:
-            other_framework = not known.startswith(f"{framework} on ")
-            other_arch = not known.endswith(f" on {arch}")
-            return known != group, other_framework, other_arch, -self.groups[known].rows
-
-        known = min(self.groups, key=strangeness, default="")
-        if not known or all(strangeness(known)[:3]):
-            return Adapted.before(self.host), ""
-        one = self.groups[known]
-        if known != group:
-            one = dataclasses.replace(one, noise=float(np.hypot(one.noise, _ELSEWHERE)))
-        return one, known
-
-    def note_of(self, group: str) -> str:
-        """Whose rows a group is predicted by, as a note has it; "" where that is its own."""
-        whose, few = self.of(group)[1], self.few.get(group, 0)
-        if whose == group:
-            return ""
-        if whose:
-            since = f", since those of {group} are too few ({few})" if few else ""
-            return f"fitted to rows of {whose}{since}"
-        why = "no measured steps" + (f" of {group}" if self.groups else "")
-        if few:
-            why = f"measured steps of {group} too few to fit ({few})"
-        return f"{why}: believed efficiencies alone"
-
-    def save(self, path: str | Path) -> None:
-        """Write everything into one JSON file."""
-        groups = {
-            name: {"knobs": dict(zip(NAMES, np.exp(one.theta).tolist(), strict=True))}
-            | {field: getattr(one, field).tolist() for field in _ARRAYS}
-            | {field: getattr(one, field) for field in _NUMBERS}
-            for name, one in self.groups.items()
-        }
-        document = {
-            "groups": groups, "recompute": dict(self.recompute),
-            "likelihoods": {k: dict(v) for k, v in self.likelihoods.items()},
-            "host": None if self.host is None else self.host.model_dump(),
-            "provenance": dict(self.provenance), "few": dict(self.few),
-        }  # fmt: skip
-        write_json(path, _KIND, SCHEMA_VERSION, document)
-
-    @staticmethod
-    def load(path: str | Path) -> Adaptation:
-        """What `save` wrote; `InputError` for anything else."""
-        saved = read_json(path, _KIND, SCHEMA_VERSION)
-        try:
-            groups = {name: _read(one) for name, one in saved["groups"].items()}
-            host = None if saved["host"] is None else Host(**saved["host"])
-            if bad := [mode for mode in saved["recompute"].values() if mode not in MODES]:
-                raise ValueError(f"{bad[0]!r} is no recompute mode")
-            likelihoods = {
-                source: {mode: float(one) for mode, one in found.items()}
-                for source, found in saved["likelihoods"].items()
-            }
-            # files of earlier versions have no `few`
-            few = {name: int(count) for name, count in saved.get("few", {}).items()}
-            provenance = dict(saved["provenance"])
-            return Adaptation(groups, dict(saved["recompute"]), likelihoods, host, provenance, few)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            if isinstance(error, KeyError):
-                why = f"{error} is missing"
-            raise InputError(f"{path} is damaged ({why}); fit the rows again") from error
 
 
 def adaptation(
@@ -326,30 +232,3 @@ def compared(
 def _labels(batch: Batch, source: str) -> list[str]:
     configs = [row.config for row in batch.rows if row.source == source]
     return list(dict.fromkeys(one.layout.recompute for one in configs if one is not None))
-
-
-def _read(one: Mapping[str, Any]) -> Adapted:
-    effects = one["knobs"]
-    if lacking := [name for name in NAMES if name not in effects]:
-        raise ValueError(f"knob {lacking[0]} is missing")
-    if other := [name for name in effects if name not in NAMES]:
-        raise ValueError(f"{other[0]!r} is no knob{closest(other[0], NAMES)}")
-    numbers = {name: one[name] for name in _NUMBERS}
-    for name, value in (*effects.items(), *numbers.items()):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name} is no number but {value!r}")
-    values = np.array([float(effects[name]) for name in NAMES])
-    if not (np.isfinite(values).all() and (values > 0).all()):
-        raise ValueError("a knob is not positive")
-    cells = np.array(one["cells"], float).reshape(-1, adapt.LENGTH.shape[1])
-    corrections = np.array(one["corrections"], float).reshape(len(adapt.SPREAD), len(cells))
-    covariance = np.array(one["covariance"], float)
-    noise, evidence = float(one["noise"]), float(one["evidence"])
-    arrays = np.concatenate([cells.ravel(), corrections.ravel(), [evidence]])
-    if not (np.isfinite(arrays).all() and 0 < noise < np.inf):
-        raise ValueError("a number is not finite")
-    shape = (len(NAMES) + corrections.size,) * 2
-    if covariance.shape != shape or not np.isfinite(covariance).all():
-        raise ValueError("the covariance does not have the shape of knobs and corrections")
-    theta = np.log(values)
-    return Adapted(theta, cells, corrections, covariance, int(one["rows"]), noise, evidence)

@@ -17,12 +17,10 @@ from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
-from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.training.steps.cross_node import with_crossings
+from hybridperf.model import PerfModel, model_or_datasheet, shipped
 from hybridperf.training.steps.features import features, joined, unmeasured_of
 from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.prices import Prices
-from hybridperf.training.steps.reference_device import shipped
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve
 from hybridperf.training.steps.step_features import StepFeatures
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -76,8 +74,9 @@ class PriceCache:
     def prices(self, machine: Machine) -> Prices:
         """Prices of calls on one machine."""
         if machine.key not in self._prices:
-            model, links = self._model(machine), _links(machine)
-            self._prices[machine.key] = Prices(model, links, machine.spec, shipped)
+            model = self._model(machine).on(machine.spec)
+            priced = dataclasses.replace(model, references=shipped, collectives=_links(machine))
+            self._prices[machine.key] = Prices(priced)
         return self._prices[machine.key]
 
     def _model(self, machine: Machine) -> PerfModel:
@@ -112,8 +111,7 @@ class PriceCache:
         configs = [config for config, _ in understood]
         if parts:
             placed = [(part, np.searchsorted(priced, places)) for part, places in parts]
-            frameworks = [row.framework for row in rows]
-            whole = with_crossings(joined(placed, len(priced)), configs, frameworks)
+            whole = joined(placed, len(priced))
         unmeasured = tuple(
             "; ".join(unmeasured_of(config, self._prices[machine.key]).notes)
             for config, machine in understood
@@ -138,8 +136,7 @@ class PriceCache:
 
 def cells_of(configs: list[TransformerConfig]) -> np.ndarray:
     """Inputs of a correction [N, X]: log2 of hidden, tp, tokens of a micro-batch, sequence."""
-    sizes = [(c.shape.hidden, c.layout.tp, c.tokens / c.layout.cp, c.shape.seq) for c in configs]
-    return np.log2(np.array(sizes, float).reshape(-1, 4))
+    return np.array([config.cell_inputs for config in configs], float).reshape(-1, 4)
 
 
 def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:

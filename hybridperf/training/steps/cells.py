@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.engine.workload import CollectiveCall
-from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.ops import Gemm
+from hybridperf.model.calls import CollectiveCall
 from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.step_features import PHASES, BlockPrices
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.in_step import call_in_step, inside_a_node, role_of
 from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes
 from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps, recompute
 from hybridperf.workloads.transformer.shape import TransformerShape
@@ -37,14 +36,12 @@ from hybridperf.workloads.transformer.weights import (
 )
 from hybridperf.workloads.transformer.zero import shard_parameters
 
-_ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
 _FIELDS = tuple(field.name for field in dataclasses.fields(BlockPrices))
 _KERNEL_FIELDS = operator.attrgetter(
     "dtype", "quant", "attention", "attention_kernel", "framework", "grouped_experts", "dropout",
     "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes",
 )  # fmt: skip
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
-_COLLECTIVE = {"tp": "tp", "cp": "exchange", "ep": "exchange", "zero": "gather"}
 LayerPasses = tuple[tuple[float, Passes], ...]  # passes of kinds of layers, with the share of each
 
 
@@ -72,7 +69,6 @@ class Cell:
     embedding: LayerPasses
     head: LayerPasses
     nodes: Mapping[str, int] | None = None
-    attention: tuple[str, str] = ("", "")  # generation of fused attention and its dtype
 
 
 def cells_of(configs: Iterable[TransformerConfig], built: dict[Any, Any]) -> list[Cell]:
@@ -123,9 +119,8 @@ def _kept(config: TransformerConfig) -> Cell:
     """Passes of a config without sharding and without recomputing."""
     plain = config.replace(layout=config.layout.replace(zero=0, shard_ranks=None, recompute="none"))
     layers = tuple((share, layer_passes(plain, kind)) for kind, share in _kinds(plain))
-    attention = (config.attention_kernel if config.attention == "fused" else "", config.dtype)
     embedding, head = embedding_passes(plain), head_passes(plain)
-    return Cell(layers, ((1.0, embedding),), ((1.0, head),), attention=attention)
+    return Cell(layers, ((1.0, embedding),), ((1.0, head),))
 
 
 def _kinds(config: TransformerConfig) -> list[tuple[int, float]]:
@@ -176,7 +171,8 @@ class Sums:
 
     def calls(self) -> Iterator[Any]:
         """What their seconds are to be known of."""
-        yield from (step.call for _, steps, _, _ in self._ops.values() for step in steps)
+        ops = (step for _, steps, _, _ in self._ops.values() for step in steps)
+        yield from (call_in_step(step.call) for step in ops)
         yield from (call for _, sent in self._sent.values() for _, call in sent)
 
     def blocks(self, prices: Prices) -> list[BlockPrices]:
@@ -196,10 +192,6 @@ class Sums:
         places = (at * 3 + block) * len(PHASES) + phase
         found = np.stack([np.bincount(places, term, count) for term in terms.T])
         found = found.reshape(len(_FIELDS), -1, 3, len(PHASES))
-        kinds = {cell.attention for cell in self.cells}
-        factors = {kind: prices.attention_factor(*kind) for kind in kinds}
-        slower = np.array([factors[cell.attention] for cell in self.cells])
-        found[_FIELDS.index("attention_s")] *= slower[:, None, None]
         return found.transpose(1, 2, 0, 3)
 
     def _places(self, steps: Steps, nodes: Mapping[str, int] | None) -> tuple[int, int]:
@@ -222,18 +214,23 @@ def _computed(steps: Iterable[PassStep], prices: Prices) -> list[float]:
     """What some ops add to the fields of a block [F]."""
     found = dict.fromkeys(_FIELDS, 0.0)
     for step in steps:
-        products = "misaligned_s" if misaligned(step) else "gemm_s"
-        field = {"gemm": products, "attention": "attention_s"}.get(step.part, "memory_s")
-        found[field] += prices[step.call]
+        role = role_of(step)
+        found["misaligned_s" if role == "misaligned_gemm" else f"{role}_s"] += prices[
+            call_in_step(step.call)
+        ]
         found["kernels"] += step.kernels
     return list(found.values())
 
 
 def _collectives(step: PassStep, nodes: Mapping[str, int] | None) -> Iterator[tuple[str, Any]]:
     """The field of a collective and its call; of gathered shards a node's own part, too."""
-    field, call = _COLLECTIVE[step.part], _placed(step, nodes)
+    call = _placed(step, nodes)
+    field = "tp" if step.part == "tp" else role_of(step)
+    sharded = field == "gather"
+    if sharded and call.collective != "all_gather":
+        field = "scatter"
     yield field, call
-    inside = inside_a_node(call) if field == "gather" else None
+    inside = inside_a_node(call) if sharded else None
     if inside is not None:
         yield "gather_inside", inside
 
@@ -243,8 +240,9 @@ def _amounts(calls: Iterable[tuple[str, Any]], prices: Prices) -> list[float]:
     found = dict.fromkeys(_FIELDS, 0.0)
     for field, call in calls:
         found[f"{field}_s"] += prices[call]
-        if f"{field}_calls" in found:
-            found[f"{field}_calls"] += 1.0
+        counted = "gather_calls" if field == "scatter" else f"{field}_calls"
+        if counted in found:
+            found[counted] += 1.0
     return list(found.values())
 
 
@@ -255,19 +253,3 @@ def _placed(step: PassStep, nodes: Mapping[str, int] | None) -> Any:
         return call
     count = nodes.get(step.part, call.nodes)
     return call if count == call.nodes else dataclasses.replace(call, nodes=count)
-
-
-def inside_a_node(call: CollectiveCall) -> CollectiveCall | None:
-    """What a node's own ranks do of a collective; None where each node has one of the ranks."""
-    each = call.ranks_per_node
-    if each == 1 or call.nodes == 1:
-        return None if each == 1 else call
-    return dataclasses.replace(call, ranks=each, nodes=1)
-
-
-def misaligned(step: PassStep) -> bool:
-    """Whether a 16-bit product has rows that tensor cores cannot load whole (width % 8)."""
-    op = step.op
-    if not isinstance(op, Gemm) or DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
-        return False
-    return any(getattr(op, name) % _ALIGNED for name in ("m", "n", "k") if name != step.tokens)

@@ -1,13 +1,14 @@
-"""The time of a training step from the times of its parts: a closed form, differentiable in every
-step effect.
+"""The time of a training step from the times of its parts: a closed form of the step's graph
+(`transformer/step.py`), differentiable in every step effect.
 
     GPU of a block   products + attention + memory-bound ops + kernels x (exposed seconds)
-                     + collectives that nothing hides
+                     + collectives that nothing hides; or gathers of sharded weights, if they take
+                     longer: forward and backward apart
     host of a block  kernels x (launch cost, forward and backward apart)
                      + collectives x (cost of issuing one)
-    layer            max(GPU, host, gathers of sharded weights), as a p-norm of 12: measured layers
-                     turn from host-bound to GPU-bound within a factor of 1.2; adding is 60 % off
-    stage            its layers + embedding or LM head + messages to its neighbours
+    equal blocks     the larger of GPU, behind a first launch, and host; the host runs ahead among
+                     equal layers and no further (`transformer/step.py`)
+    stage            its blocks forward and backward, and messages to its neighbours
     step             m max_stage + fill (sum_stages - max_stage) + exposed gradient reduction
                      + optimizer + fixed
 
@@ -20,8 +21,7 @@ The step is also the sum of four parts, as the slowest stage's GPU sees it:
     compute          products, attention and memory-bound ops, exposed seconds of kernels among
                      them; the optimizer's own
     communication    what nothing hides: collectives in blocks, what gathers outlast computation by,
-                     messages, the exposed reduction with the cost of issuing it, and updated
-                     weights on their way back
+                     messages, the exposed reduction, and updated weights on their way back
     bubble           waiting for other stages
     host             waiting for its own host: what blocks take longer than all of that, the
                      optimizer's launches, and `fixed_s`, the host's work around a step
@@ -31,26 +31,21 @@ Axes: N rows, P = 3 phases. Columns are NumPy's or JAX's (`io/namespace.py`).
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from hybridperf.io.namespace import Array, array_module, fresh_views
-from hybridperf.training.steps.cross_node import across_s, crossing_host_s, ring_latency_s
-from hybridperf.training.steps.pipelines import Stages, interleaved_pace, pace
-from hybridperf.training.steps.step_effects import StepEffects
+from hybridperf.model.step_effects import ROLES, StepEffects
+from hybridperf.training.steps.pipelines import Passes, Stages, interleaved_pace, pace
 from hybridperf.training.steps.step_features import (
-    BACKWARD,
     PHASES,
     BlockPrices,
     StepFeatures,
     StepParts,
 )
 
-_SHARPNESS = 12.0  # of the p-norm
-_MIN_S = 1e-12
 _ROUNDING = 1e-12  # of a step
 
 
@@ -69,104 +64,205 @@ def step_seconds(
     """
     f, k, gpu_log, host_log, outer_log = fresh_views((f, k, gpu_log, host_log, outer_log))
     xp = array_module(*jax.tree.leaves(k), gpu_log, host_log, outer_log)
-    layer = _block(f, f.layer, k, xp)
-    layer = layer._replace(host_s=layer.host_s + crossing_host_s(f, k, xp))
-    on_gpu, on_host, on_outer = xp.exp(gpu_log), xp.exp(host_log), xp.exp(outer_log)
-    busy_s = layer.gpu_s + layer.comm_s
-    layer_s, layer_gathers_s = _paced(xp, busy_s * on_gpu, layer.host_s * on_host, layer.gathers_s)
-    embedding, head = (_block(f, block, k, xp) for block in (f.embedding, f.head))
-    embedding_s, embedding_gathers_s = _paced(
-        xp, embedding.gpu_s + embedding.comm_s, embedding.host_s + k.input_s, embedding.gathers_s
-    )
-    head_s, head_gathers_s = _paced(xp, head.gpu_s + head.comm_s, head.host_s, head.gathers_s)
-    embedding_s, head_s = embedding_s * on_outer, head_s * on_outer
-    alone = f.stages == 1
-    per_chunk_s = (1 - f.sends_hidden) * 2 * k.p2p * f.sends_s + k.slot_s
-    sends_s = xp.where(alone, 0.0, f.chunks * per_chunk_s + k.stall_s * f.stalls)
-    first_s = f.layers_first * layer_s + embedding_s + sends_s
-    last_s = xp.where(alone, first_s + head_s, f.layers_last * layer_s + head_s + sends_s)
-    other_s = xp.where(f.stages > 2, f.layers_most * layer_s + sends_s, 0.0)
+    on_outer = xp.exp(outer_log)
+    layer = _block(xp, f, f.layer, k, xp.exp(gpu_log), xp.exp(host_log), waits=True)
+    embedding = _block(xp, f, f.embedding, k, on_outer, on_outer, input_s=k.input_s)
+    head = _block(xp, f, f.head, k, on_outer, on_outer)
+    alone, launch_s = f.stages == 1, k.launch_s * f.chunks
+
+    there, back = layer.forward, layer.backward
+    # of one direction: a message sent on, another chunk's on its way, posting
+    p2p_s = ROLES["p2p"].seconds(k, f.sends_s, 1.0)
+    send_s = (1 - f.sends_hidden) * p2p_s
+    posted_s = f.chunks * k.slot_s + k.stall_s * f.stalls
+
+    def stage(layers: Array, *outer: _Block, sends: tuple[Array, Array]) -> Passes:
+        """A stage of a pipeline with so many layers, and with the embedding or the head."""
+        passes = []
+        for at, posted in ((0, posted_s), (1, 0.0)):
+            works = [(layers, layer[at]), *((1.0, block[at]) for block in outer)]
+            held_s = sum(_held(xp, launch_s, count, work) for count, work in works)
+            passes.append(held_s + posted + sends[at] * send_s)
+        return Passes(*passes)
+
+    v = f.chunks
+    first = stage(f.layers_first, embedding, sends=(v, v - 1))
+    last = stage(f.layers_last, head, sends=(v - 1, v))
+    other = stage(f.layers_most, sends=(v, v))
+    layer_s = there.seconds(xp) + back.seconds(xp)
+    # of a layer that the GPU is slower at, each chunk waits for its first launch
+    later_s = xp.where(there.gpu_s > there.host_s, launch_s, 0.0)
+    later_s = later_s + xp.where(back.gpu_s > back.host_s, launch_s, 0.0)
     between = f.layers - f.layers_first - f.layers_last
-    several_s = first_s + last_s + between * layer_s + xp.maximum(f.stages - 2, 0) * sends_s
-    stages = Stages(first_s, last_s, other_s, xp.where(alone, last_s, several_s))
+    others = xp.maximum(f.stages - 2, 0)
+    between_s = between * layer_s + others * (later_s + posted_s + 2 * v * send_s)
+    whole = _alone(xp, embedding, layer, head, f.layers_first)
+    held_s = [_held(xp, k.launch_s, 1.0, work) for work in whole]
+    whole_s = Passes(sum(held_s[:3]), sum(held_s[3:]))
+    first, last = (
+        Passes(*(xp.where(alone, a, b) for a, b in zip(whole_s, one, strict=True)))
+        for one in (first, last)
+    )
+    other = Passes(*(xp.where(f.stages > 2, one, 0.0) for one in other))
+    sum_s = xp.where(alone, first.both_s, first.both_s + last.both_s + between_s)
+    stages = Stages(first, other, last, sum_s)
     slowest = pace(xp, f, stages)
     if f.schedule is not None:
-        passes = functools.partial(_pass_seconds, xp, f, k, on_gpu, on_host)
-        slowest = interleaved_pace(xp, f, slowest, stages, passes)
-    # hidden messages show while a pipeline fills and drains: exact of interleaving, and of 1F1B
-    # with a heavy last stage
-    shown_s = f.sends_hidden * 2 * (f.chunks * f.stages - 1) * k.p2p * f.sends_s
-    bubble_s = slowest.waits_s + xp.where(alone, 0.0, shown_s)
-    whole_s = k.reduction * f.reduction_s
-    hiding_s = f.reduction_hidden * (f.layers_last * layer.backward_s)
-    reduction_s = xp.maximum(whole_s - hiding_s, 0.1 * f.reduction_hidden * whole_s)
-    issuing_s = k.collective_launch_s * f.reduction_calls
-    reduction_s = reduction_s + k.reduction * f.updated_s + issuing_s
-    update_s = k.optimizer * k.memory * f.optimizer_s
-    gathered_s = k.layer_gather_s * f.gathered_layers
-    optimizer_s = update_s + k.launch_s * f.optimizer_kernels + gathered_s
-    step_s = f.micro_batches * slowest.stage_s + bubble_s + reduction_s + optimizer_s + k.fixed_s
-    outer_gpu_s = slowest.embeddings * embedding.gpu_s + slowest.heads * head.gpu_s
-    at_work_s = slowest.layers * (layer.gpu_s * on_gpu) + outer_gpu_s * on_outer
-    comm_s = slowest.layers * (layer.comm_s * on_gpu + layer_gathers_s) + sends_s
-    outer_comm_s = slowest.embeddings * (embedding.comm_s + embedding_gathers_s)
-    outer_comm_s = outer_comm_s + slowest.heads * (head.comm_s + head_gathers_s)
-    compute_s = f.micro_batches * at_work_s + update_s
-    exposed_s = f.micro_batches * (comm_s + outer_comm_s * on_outer) + reduction_s + gathered_s
+        slowest = interleaved_pace(xp, f, slowest, stages, (there.seconds(xp), back.seconds(xp)))
+    hidden_s = f.sends_hidden * p2p_s
+    bubble_s = slowest.waits_s + xp.where(alone, 0.0, _shown_s(xp, f, hidden_s, stages, slowest))
+    reduction_s = _exposed_s(xp, f, k, layer, embedding)
+    update_s = ROLES["optimizer"].seconds(k, f.optimizer_s, 0.0)
+    updating_s = xp.maximum(update_s + k.launch_s, k.launch_s * f.optimizer_kernels)
+    gathered_s = (
+        ROLES["reduction"].seconds(k, f.updated_s, 1.0) + k.layer_gather_s * f.gathered_layers
+    )
+    step_s = f.micro_batches * slowest.stage_s + bubble_s + reduction_s + updating_s
+    step_s = step_s + gathered_s + k.fixed_s
+    layer_work_s, outer_work_s = layer.work_s, slowest.embeddings * embedding.work_s
+    outer_work_s = outer_work_s + slowest.heads * head.work_s
+    compute_s = f.micro_batches * (slowest.layers * layer_work_s + outer_work_s) + update_s
+    comm_s = slowest.layers * layer.shown_s + slowest.embeddings * embedding.shown_s
+    comm_s = comm_s + slowest.heads * head.shown_s
+    comm_s = comm_s + xp.where(alone, 0.0, posted_s + 2 * v * send_s)
+    exposed_s = f.micro_batches * comm_s + reduction_s + gathered_s
     # only rounding puts it below zero, and so little above; what follows likewise
     exposed_s = xp.where(exposed_s > _ROUNDING * step_s, exposed_s, 0.0)
     host_s = xp.maximum(step_s - (compute_s + exposed_s + bubble_s), 0.0)
     return StepParts(step_s, compute_s, exposed_s, bubble_s, host_s, layer_s)
 
 
-class _BlockTimes(NamedTuple):
-    gpu_s: Array  # without communication
-    comm_s: Array  # communication that nothing hides
+class _Work(NamedTuple):
+    """One pass of a block [N]."""
+
+    gpu_s: Array  # with what nothing hides, and gathers if they take longer
     host_s: Array
-    gathers_s: Array  # gathers of sharded weights, overlapped
-    backward_s: Array  # of gpu_s
+    busy_s: Array  # without gathers
+    gather_s: Array  # of sharded weights, alongside
+    scatter_s: Array  # of their gradients
+
+    def seconds(self, xp: Any) -> Array:
+        """Of one among many alike."""
+        return xp.maximum(self.gpu_s, self.host_s)
 
 
-def _block(f: StepFeatures, block: BlockPrices, k: StepEffects, xp: Any) -> _BlockTimes:
-    phases = range(len(PHASES))
-    forward_s, recomputed_s, backward_s = (_phase_s(block, k, phase) for phase in phases)
-    tp_s, tp_calls = block.tp_s.sum(0), block.tp_calls.sum(0)
-    inside = k.tp * tp_s + k.tp_arrival_s * tp_calls
-    across = across_s(xp, k.tp_across * tp_s, ring_latency_s(f, k, tp_calls))
-    comm_s = xp.where(f.tp_nodes > 1, across, inside) + k.exchange * block.exchange_s.sum(0)
-    gather_s = k.gather * block.gather_s.sum(0)
+class _Block(NamedTuple):
+    """Both passes of a block [N], and what their GPU's seconds are made of."""
+
+    forward: _Work
+    backward: _Work
+    work_s: Array  # without communication
+    shown_s: Array  # communication that nothing hides
+
+
+def _held(xp: Any, launch_s: Array, count: Array, work: _Work) -> Array:
+    """Seconds of equal blocks, one after the other, until the later of GPU and host is done."""
+    return xp.maximum(count * work.host_s, count * work.gpu_s + launch_s)
+
+
+def _alone(
+    xp: Any, embedding: _Block, layer: _Block, head: _Block, layers: Array
+) -> tuple[_Work, ...]:
+    """Equal blocks together of a stage that is alone, in the order they run.
+
+    While one runs, weights of the next one are gathered and gradients of the one before scattered.
+    """
+    first, there, top = embedding.forward, layer.forward, head.forward
+    bottom, back, end = head.backward, layer.backward, embedding.backward
+    gpu_s = (
+        xp.maximum(first.busy_s, end.scatter_s + there.gather_s),
+        (layers - 1) * xp.maximum(there.busy_s, there.gather_s)
+        + xp.maximum(there.busy_s, top.gather_s),
+        xp.maximum(top.busy_s, bottom.gather_s),
+        xp.maximum(bottom.busy_s, back.gather_s),
+        xp.maximum(back.busy_s, bottom.scatter_s + back.gather_s)
+        + (layers - 2) * xp.maximum(back.busy_s, back.scatter_s + back.gather_s)
+        + xp.maximum(back.busy_s, back.scatter_s + end.gather_s),
+        xp.maximum(end.busy_s, back.scatter_s + first.gather_s),
+    )
+    counts = (1.0, layers, 1.0, 1.0, layers, 1.0)
+    works = (first, there, top, bottom, back, end)
+    return tuple(
+        work._replace(gpu_s=seconds, host_s=count * work.host_s)
+        for count, work, seconds in zip(counts, works, gpu_s, strict=True)
+    )
+
+
+def _block(
+    xp: Any, f: StepFeatures, block: BlockPrices, k: StepEffects, on_gpu: Array, on_host: Array,
+    input_s: Array = 0.0, waits: bool = False,
+) -> _Block:  # fmt: skip
+    works, work_s, shown_s = [], 0.0, 0.0
+    for phases, backward in (((0,), False), (tuple(range(1, len(PHASES))), True)):
+        part = jax.tree.map(lambda leaf, phases=phases: sum(leaf[one] for one in phases), block)
+        busy_s = _gpu_s(part, k) * on_gpu
+        comm_s = _comm_s(xp, f, part, k) * on_gpu
+        gathers_s = ROLES["gather"].seconds(k, part.gather_s, 1.0)
+        scatters_s = ROLES["gather"].seconds(k, part.scatter_s, 1.0)
+        alongside = [f.gathers_hidden * one for one in (gathers_s, scatters_s)]
+        rank_s = busy_s + comm_s + (1 - f.gathers_hidden) * (gathers_s + scatters_s)
+        held_s = xp.maximum(rank_s, sum(alongside))
+        kernels = part.kernels * (k.backward_launch if backward else 1.0)
+        calls = part.tp_calls + part.exchange_calls + part.gather_calls
+        host_s = k.launch_s * kernels + k.collective_launch_s * calls
+        if waits:
+            host_s = host_s + _waits_s(xp, f, part, k)
+        host_s = (host_s + (0.0 if backward else input_s)) * on_host
+        works.append(_Work(held_s, host_s, rank_s, *alongside))
+        work_s, shown_s = work_s + busy_s, shown_s + held_s - busy_s
+    return _Block(works[0], works[1], work_s, shown_s)
+
+
+def _gpu_s(part: BlockPrices, k: StepEffects) -> Array:
+    """GPU seconds of one pass without communication."""
+    products_s = ROLES["gemm"].seconds(k, part.gemm_s, part.kernels)
+    misaligned_s = ROLES["misaligned_gemm"].scale(k) * part.misaligned_s
+    with_attention_s = products_s + misaligned_s + ROLES["attention"].scale(k) * part.attention_s
+    return with_attention_s + ROLES["memory"].scale(k) * part.memory_s
+
+
+def _comm_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Array:
+    """Communication of one pass that holds the rank up."""
+    inside_s = ROLES["tp"].seconds(k, part.tp_s, part.tp_calls)
+    nodes = f.tp_nodes * part.tp_calls
+    across_s = ROLES["tp_across"].seconds(k, part.tp_s, nodes)
+    if array_module(f.waiting) is not np or np.any(f.waiting):
+        waiting_s = ROLES["tp_waiting"].seconds(k, part.tp_s, nodes)
+        across_s = xp.where(f.waiting > 0, waiting_s, across_s)
+    tp_s = xp.where(f.tp_nodes > 1, across_s, inside_s)
+    exchange_s = ROLES["exchange"].seconds(k, part.exchange_s, 1.0)
     # waiting for a network takes nothing from computing: only the part inside a node shows
-    comm_s = comm_s + k.gather_shown * k.gather * block.gather_inside_s.sum(0)
-    calls = (block.tp_calls + block.exchange_calls + block.gather_calls).sum(0)
-    launches = block.kernels[:BACKWARD].sum(0) + k.backward_launch * block.kernels[BACKWARD]
-    host_s = k.launch_s * launches + k.collective_launch_s * calls
-    return _BlockTimes(forward_s + recomputed_s + backward_s, comm_s, host_s, gather_s, backward_s)
+    shown_s = f.gathers_hidden * ROLES["gather_shown"].seconds(k, part.gather_inside_s, 1.0)
+    return tp_s + exchange_s + shown_s
 
 
-def _phase_s(block: BlockPrices, k: StepEffects, phase: int) -> Array:
-    """GPU seconds of one phase without communication."""
-    products = k.gemm * (block.gemm_s[phase] + k.misaligned_gemm * block.misaligned_s[phase])
-    with_attention = products + k.attention * block.attention_s[phase]
-    with_memory = with_attention + k.memory * block.memory_s[phase]
-    return with_memory + k.exposed_kernel_s * block.kernels[phase]
+def _waits_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Array:
+    """What a layer's host waits for in one pass (`transformer/waits.py`)."""
+    ring_s = ROLES["ring"].seconds(k, 0.0, f.tp_nodes * part.tp_calls)
+    waits_s = k.crossing_tp_s * f.tp / 2 + xp.where(f.tp_nodes > 1, ring_s, 0.0)
+    return f.crossing * xp.where(f.tp > 1, waits_s, 0.0)
 
 
-def _pass_seconds(
-    xp: Any, f: StepFeatures, k: StepEffects, on_gpu: Array, on_host: Array
-) -> tuple[Array, Array]:
-    """Seconds of a layer (forward, backward with what is recomputed), each by itself."""
-    found = []
-    for kept in ((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)):
-        phases = np.array(kept)[:, None]
-        one = _block(f, jax.tree.map(lambda leaf, phases=phases: leaf * phases, f.layer), k, xp)
-        busy_s = (one.gpu_s + one.comm_s) * on_gpu
-        found.append(_paced(xp, busy_s, one.host_s * on_host, one.gathers_s)[0])
-    return found[0], found[1]
+def _shown_s(xp: Any, f: StepFeatures, send_s: Array, stages: Stages, slowest: Any) -> Array:
+    """What messages that computation hides still show [N].
+
+    While a pipeline fills and drains each is on the longest path, and where a round trip through
+    all stages takes longer than the slowest one needs for as many micro-batches as there are
+    stages, each round trip waits for it.
+    """
+    filling_s = 2 * (f.chunks * f.stages - 1) * send_s
+    trips = xp.floor((f.micro_batches - 1) / f.stages)
+    trip_s = stages.sum_s + 2 * (f.stages - 1) * send_s - f.stages * slowest.stage_s
+    return filling_s + xp.where(f.chunks > 1, 0.0, trips * xp.maximum(trip_s, 0.0))
 
 
-def _paced(xp: Any, busy_s: Array, host_s: Array, gather_s: Array) -> tuple[Array, Array]:
-    """(seconds of a block: a p-norm of three; those by which gathers outlast the GPU's work)."""
-    most = xp.maximum(xp.maximum(busy_s, host_s), gather_s) + _MIN_S
-    busy, host, gather = ((one / most) ** _SHARPNESS for one in (busy_s, host_s, gather_s))
-    with_gathers_s = most * (busy + gather) ** (1 / _SHARPNESS)
-    return most * (busy + host + gather) ** (1 / _SHARPNESS), with_gathers_s - busy_s
+def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, layer: _Block, embedding: _Block) -> Array:
+    """What of a gradient's reduction nothing hides: its last bucket at least."""
+    role = ROLES["reduction"]
+    sums = (f.reduction_s, f.reduction_tail_s, f.reduction_last_s, f.tied_s)
+    whole_s, tail_s, last_s, tied_s = (role.seconds(k, one, 1.0) for one in sums)
+    end_s = embedding.backward.seconds(xp)
+    hiding_s = f.hiding_layers * layer.backward.seconds(xp) + end_s
+    beside_s = xp.maximum(xp.maximum(whole_s - hiding_s, tail_s - end_s), last_s)
+    beside_s = xp.maximum(beside_s, tied_s)
+    return xp.where(f.reduction_hidden > 0, beside_s, whole_s + tied_s)

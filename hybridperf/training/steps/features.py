@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from hybridperf.engine.workload import CollectiveCall
-from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
+from hybridperf.model.calls import Call
+from hybridperf.model.unmeasured import Unmeasured, unmeasured
 from hybridperf.training.steps.cells import (
     Sums,
     Unique,
@@ -29,28 +29,33 @@ from hybridperf.training.steps.cells import (
     shards_key,
     shards_of,
 )
-from hybridperf.training.steps.prices import Prices, Unmeasured
+from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
-from hybridperf.workloads.transformer.columns import SCHEDULES
+from hybridperf.workloads.transformer import waits
+from hybridperf.workloads.transformer.columns import FORWARDS_FIRST, SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
-from hybridperf.workloads.transformer.parts import gradient_reduction, optimizer_passes, send_call
+from hybridperf.workloads.transformer.framework import does
+from hybridperf.workloads.transformer.in_step import GROUP_EFFECTS, call_in_step, probes
+from hybridperf.workloads.transformer.parts import optimizer_passes, send_call
 from hybridperf.workloads.transformer.passes import PassStep
 from hybridperf.workloads.transformer.stages import stage_layers
-from hybridperf.workloads.transformer.update import summed_over_pipes, tied_reduction
+from hybridperf.workloads.transformer.update import (
+    Bucket,
+    buckets,
+    gathered,
+    summed_over_pipes,
+    tied_reduction,
+)
 
-# knobs of messages, by the group that exchanges them
-_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "tp": ("tp", "tp_across"), "cp": ("exchange",), "ep": ("exchange",), "shard": ("gather",),
-    "data": ("reduction",), "pp": ("p2p",),
-}  # fmt: skip
 _COLUMNS = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "micro_batches", "fill",
-    "chunks", "sends_hidden", "tp_nodes", "reduction_hidden", "tp", "schedule",
+    "chunks", "sends_hidden", "tp_nodes", "gathers_hidden", "reduction_hidden", "tp", "schedule",
+    "waiting", "crossing", "stalls", "gathered_layers", "forwards_first",
 )  # fmt: skip
 _OF_UPDATE = (
-    "reduction_s", "reduction_calls", "updated_s", "optimizer_s", "optimizer_kernels",
+    "reduction_s", "reduction_tail_s", "reduction_last_s", "hiding_layers", "tied_s", "updated_s",
+    "optimizer_s", "optimizer_kernels",
 )  # fmt: skip
-_PROBED_BYTES = 64e6
 # share of a step that waits for its host, from which on experts are said to be launched one by one
 _WAITING = 0.1
 
@@ -71,7 +76,7 @@ def features(
     updates = [_Update.of(_whole_stages(config)) for config in new_once.values()]
     sends = [send_call(config) for config in new_messages.values()]
     prices.learn(summed.calls())
-    prices.learn(step.call for one in updates for step in (*one.reduction, *one.optimizer))
+    prices.learn(call for one in updates for call in one.calls)
     prices.learn(call for call in sends if call is not None)
     prices.cells.update(zip((*new_cells, *new_shards), summed.amounts(prices), strict=True))
     prices.once.update(zip(new_once, (one.sums(prices) for one in updates), strict=True))
@@ -88,13 +93,11 @@ def features(
     splits = [at for at, config in enumerate(configs) if config.layout.schedule == "zero_bubble"]
     weight_share = np.zeros(len(configs))
     weight_share[splits] = [_weight_share(configs[at], prices) for at in splits]
-    nothing = np.zeros(len(configs))  # what frameworks add is put in by `with_crossings`
     widths = None
     if with_unmeasured:
         widths = np.stack([unmeasured_of(config, prices).widths for config in configs], -1)
     values: dict[str, Any] = dict(zip(_COLUMNS, columns, strict=True))
     values |= dict(zip(_OF_UPDATE, of_update, strict=True))
-    values |= dict.fromkeys(("waiting", "crossing", "stalls", "gathered_layers"), nothing)
     values["sends_s"] = np.array([prices.once[key][0] for key in messages.keys])[messages.of]
     return StepFeatures(
         layer, embedding, head, weight_share=weight_share, unmeasured_widths=widths, **values
@@ -103,11 +106,14 @@ def features(
 
 def _columns(config: TransformerConfig) -> tuple[float, ...]:
     """A row of `_COLUMNS`."""
-    x = config.layout
+    x, stages = config.layout, _stages(config)
     return (
-        *_stages(config), config.shape.depth, x.pp, x.accumulation, _fill(config), x.vp,
-        config.overlap_sends, config.group("tp").nodes, config.overlap_gradients, x.tp,
-        SCHEDULES.index(x.schedule),
+        *stages, config.shape.depth, x.pp, x.accumulation, _fill(config), x.vp,
+        config.overlap_sends, config.group("tp").nodes, config.overlap_gradients,
+        waits.reduces_beside(config) and x.schedule != "chimera", x.tp,
+        SCHEDULES.index(x.schedule), does(config.framework, "ring_waits"),
+        waits.stall_messages(config) > 0, waits.sure_stalls(config),
+        waits.layers_gathered(config, stages[0]), SCHEDULES.index(x.schedule) in FORWARDS_FIRST,
     )  # fmt: skip
 
 
@@ -115,7 +121,7 @@ def unmeasured_of(config: TransformerConfig, prices: Prices) -> Unmeasured:
     """What was not measured of a row's machine."""
     key = _measured_by(config)
     if key not in prices.by_machine:
-        prices.by_machine[key] = prices.unmeasured(_probes(config))
+        prices.by_machine[key] = unmeasured(prices.model, probes(config))
     return prices.by_machine[key]
 
 
@@ -134,29 +140,8 @@ def experts_note(config: TransformerConfig, host_share: float) -> str:
 @functools.lru_cache(65536)
 def _measured_by(config: TransformerConfig) -> tuple[Any, ...]:
     """All that `unmeasured_of` depends on."""
-    groups = (config.group(dim) for dim in _GROUPS)
+    groups = (config.group(dim) for dim in GROUP_EFFECTS)
     return (config.dtype, config.quant, config.attention, config.layout.zero >= 2, *groups)
-
-
-def _probes(config: TransformerConfig) -> list[tuple[str, OpCall | CollectiveCall]]:
-    """A call for what each step effect multiplies."""
-    square, heads = (4096.0,) * 3, (128.0, 2048.0, 2048.0, 128.0)
-    product = Gemm(config.dtype, *square, quant=config.quant)
-    attention = (
-        PrefillAttention(config.dtype, 1.0, 4096.0, 16.0, 128.0)
-        if config.attention == "fused"
-        else BatchedGemm(config.dtype, *heads)
-    )
-    found: list[tuple[str, OpCall | CollectiveCall]] = [
-        ("gemm", OpCall(product)),
-        ("attention", OpCall(attention)),
-    ]
-    for dim, knobs in _GROUPS.items():
-        group = config.group(dim)
-        if group.ranks > 1 and (dim != "shard" or config.layout.zero >= 2):
-            call = CollectiveCall("all_reduce", _PROBED_BYTES, group.ranks, group.nodes)
-            found += [(knob, call) for knob in knobs]
-    return found
 
 
 def joined(parts: Sequence[tuple[StepFeatures, np.ndarray]], rows: int) -> StepFeatures:
@@ -181,7 +166,7 @@ def _once(config: TransformerConfig) -> tuple[Any, ...]:
     """All that what happens once a step depends on."""
     x = config.layout
     groups = (config.group(dim) for dim in ("data", "shard", "replica", "expert_data", "pp"))
-    cut = (config.stage_split, x.schedule == "chimera")
+    cut = (config.stage_split, x.schedule == "chimera", config.overlap_gradients)
     ranks = (x.zero, x.tp, x.pp, x.ep, x.expert_tp)
     return (config.shape, *ranks, *cut, *kernels_key(config), *groups)
 
@@ -203,35 +188,45 @@ def _whole_stages(config: TransformerConfig) -> TransformerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class _Update:
-    """What happens once a step, on the rank that has most of it."""
+    """What happens once a step on the first stage, which ends last."""
 
-    reduction: tuple[PassStep, ...]
+    buckets: tuple[Bucket, ...]  # of gradients, in the order of the backward pass
+    tied: tuple[PassStep, ...]
+    gathers: tuple[PassStep, ...]  # of weights updated in shards
     optimizer: tuple[PassStep, ...]
 
     @staticmethod
     def of(config: TransformerConfig) -> _Update:
-        outer = tuple(dict.fromkeys((0, config.stages - 1)))
+        tied = tied_reduction(config)
+        also = () if tied is None else (tied,)
         if config.layout.schedule == "chimera":  # a rank holds both
-            tied = tied_reduction(config)
+            outer = tuple(dict.fromkeys((0, config.stages - 1)))
             sums = tuple(summed_over_pipes(config, stage) for stage in outer)
             updates = tuple(step for stage in outer for step in optimizer_passes(config, stage))
-            return _Update(sums if tied is None else (tied, *sums), updates)
-        of_stages = [
-            (optimizer_passes(config, stage), gradient_reduction(config, stage)) for stage in outer
-        ]
-        optimizer, reduction = max(
-            of_stages, key=lambda both: sum(float(step.op.work().bytes) for step in both[0])
-        )
-        return _Update(reduction, optimizer)
+            return _Update((Bucket(sums, 0),), also, (), updates)
+        together = buckets(config, 0)
+        return _Update(together, also, gathered(config, 0), optimizer_passes(config, 0))
 
-    def sums(self, prices: Prices) -> tuple[float, float, float, float, float]:
-        """(seconds and number of reductions, of weights gathered, of the optimizer, kernels)."""
-        gathers = [step for step in self.reduction if step.collective.collective == "all_gather"]
-        updated_s = sum(prices[step.call] for step in gathers)
+    @property
+    def calls(self) -> Iterator[Call]:
+        """What is priced."""
+        sums = (step for bucket in self.buckets for step in bucket.steps)
+        for step in (*sums, *self.tied, *self.gathers, *self.optimizer):
+            yield call_in_step(step.call)
+
+    def sums(self, prices: Prices) -> tuple[float, ...]:
+        """A row of `_OF_UPDATE`."""
+
+        def seconds(steps: Iterable[PassStep]) -> float:
+            return sum(prices[call_in_step(step.call)] for step in steps)
+
+        reductions = [seconds(bucket.steps) for bucket in self.buckets] or [0.0]
+        pairs = zip(self.buckets, reductions, strict=False)
+        tail = sum(one_s for bucket, one_s in pairs if not bucket.layers_after)
+        hiding = self.buckets[0].layers_after if len(self.buckets) > 1 else 0
         return (
-            sum(prices[step.call] for step in self.reduction) - updated_s,
-            float(len(self.reduction)), updated_s,
-            sum(prices[step.call] for step in self.optimizer),
+            sum(reductions), tail, reductions[-1], float(hiding), seconds(self.tied),
+            seconds(self.gathers), seconds(self.optimizer),
             float(sum(step.kernels for step in self.optimizer)),
         )  # fmt: skip
 
@@ -259,7 +254,9 @@ def _weight_share(config: TransformerConfig, prices: Prices) -> float:
     if key not in prices.once:
         (cell,) = cells_of([config], prices.kept)
         passes = [(share, step) for share, one in cell.layers for step in one.backward]
-        ops = [(share * prices[step.call], step) for share, step in passes if step.is_op]
+        ops = [
+            (share * prices[call_in_step(step.call)], step) for share, step in passes if step.is_op
+        ]
         weights_s = sum(seconds for seconds, step in ops if step.weight_gradient)
         prices.once[key] = (weights_s / sum(seconds for seconds, _ in ops),)
     return float(prices.once[key][0])

@@ -30,8 +30,11 @@ import pandas as pd
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.model import adapted_steps
+from hybridperf.model.adapted_steps import Adaptation
+from hybridperf.model.step_effects import effects_of
 from hybridperf.training.steps import adapt
-from hybridperf.training.steps.adaptation import UNNAMED, Adaptation, adaptation, fitting
+from hybridperf.training.steps.adaptation import UNNAMED, adaptation, fitting
 from hybridperf.training.steps.batch import Batch, PriceCache, relabelled, shared_price_cache
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stall_chance
@@ -40,7 +43,6 @@ from hybridperf.training.steps.memory_fit import failures, memory_knobs, peak_by
 from hybridperf.training.steps.names import of_source
 from hybridperf.training.steps.peaks import arithmetic, lower_bound_s, peak_flops_per_s
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows
-from hybridperf.training.steps.step_effects import effects_of
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 COLUMNS = (
@@ -248,7 +250,7 @@ def _fill(
         note[place] = "; ".join(filter(None, remarks))
 
 
-def _remarks(whose: str, adapted: adapt.Adapted | None, cells: np.ndarray) -> np.ndarray:
+def _remarks(whose: str, adapted: adapted_steps.Adapted | None, cells: np.ndarray) -> np.ndarray:
     """Remarks on how each row of a group was predicted [n].
 
     `whose`: by what rows; `adapted`: fitted to these, None to none.

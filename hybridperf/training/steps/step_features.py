@@ -32,7 +32,8 @@ class BlockPrices:
     tp_calls: Array
     exchange_s: Array  # context- and expert-parallel messages
     exchange_calls: Array
-    gather_s: Array  # sharded weights gathered, gradients scattered, alongside the computation
+    gather_s: Array  # sharded weights gathered, alongside the computation
+    scatter_s: Array  # their gradients scattered
     gather_inside_s: Array  # their part inside a node, which takes memory and SMs from computing
     gather_calls: Array
 
@@ -52,18 +53,23 @@ class StepFeatures:
     stages: Array
     micro_batches: Array
     fill: Array  # share of 1F1B's filling and draining that shows
+    forwards_first: Array  # 1: all forwards before the first backward
     chunks: Array  # of a stage, each of which sends for itself
     sends_s: Array  # one message between neighbouring stages
     sends_hidden: Array  # 1: a stage computes meanwhile
     tp_nodes: Array  # nodes of a tensor-parallel group
-    reduction_s: Array  # of gradients
-    reduction_calls: Array  # of reductions and of gathers of updated weights
-    updated_s: Array  # weights updated in shards, gathered behind the optimizer: nothing hides them
+    gathers_hidden: Array  # 1: gathers of sharded weights run alongside
+    reduction_s: Array  # of gradients, bucket by bucket where they are reduced alongside
+    reduction_tail_s: Array  # what is full when the last layer is done, and what follows
+    reduction_last_s: Array  # its last bucket
+    hiding_layers: Array  # whose backward passes follow the first bucket
     reduction_hidden: Array  # 1: overlapped with the last micro-batch's backward pass
+    tied_s: Array  # the tied embedding's gradient summed over first and last stage
+    updated_s: Array  # weights updated in shards, gathered behind the optimizer: nothing hides them
     optimizer_s: Array
     optimizer_kernels: Array
     tp: Array
-    waiting: Array  # 1: a ring over nodes waits at each of them (`cross_node.py`)
+    waiting: Array  # 1: a ring over nodes waits at each of them (`transformer/waits.py`)
     crossing: Array  # 1: so does a pipeline over nodes
     stalls: Array  # messages of a micro-batch that surely stall
     gathered_layers: Array  # layers of a rank, updated in shards and gathered singly, x data ranks

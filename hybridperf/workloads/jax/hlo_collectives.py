@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 
-from hybridperf.engine.workload import CollectiveCall
 from hybridperf.io import InputError
+from hybridperf.model.calls import CollectiveCall
 from hybridperf.workloads.jax.hlo import Instruction, Shape
 
 _NAMES = {

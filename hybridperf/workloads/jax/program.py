@@ -24,10 +24,11 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.workload import Call as Row
-from hybridperf.engine.workload import CollectiveCall, OpCall, Workload
+from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError, read_json
-from hybridperf.ops import Allocation, Call, Gather, LoopTrip, ScatterAdd
+from hybridperf.model.calls import Call as Row
+from hybridperf.model.calls import CollectiveCall
+from hybridperf.ops import Allocation, Call, Gather, LoopTrip, OpCall, ScatterAdd
 from hybridperf.workloads.jax import hlo_collectives, hlo_ops
 from hybridperf.workloads.jax.hlo import NAME, Computation, Instruction, Module, parse
 from hybridperf.workloads.jax.hlo_cost import KNOWN, Costs, Count

@@ -31,8 +31,9 @@ from typing import Any
 import numpy as np
 
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.workload import Call, CollectiveCall, Workload
+from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
+from hybridperf.model.calls import Call, CollectiveCall
 from hybridperf.ops import Gather, OpCall, ScatterAdd
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import Direction, lookup_calls

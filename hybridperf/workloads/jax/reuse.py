@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from hybridperf.engine.workload import CollectiveCall
+from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Op
 
 

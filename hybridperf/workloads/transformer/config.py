@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -132,6 +133,12 @@ class TransformerConfig:
     def decoder_tokens(self) -> float:
         """Of a micro-batch in the stack that ends in the head."""
         return float(self.layout.micro_batch * (self.shape.decoder_seq or self.shape.seq))
+
+    @property
+    def cell_inputs(self) -> tuple[float, ...]:
+        """What corrections of blocks depend on (`model/adapted_steps.py`)."""
+        sizes = (self.shape.hidden, self.layout.tp, self.tokens / self.layout.cp, self.shape.seq)
+        return tuple(math.log2(size) for size in sizes)
 
     @property
     def reduced_bytes(self) -> float:

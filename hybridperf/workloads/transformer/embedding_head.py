@@ -101,7 +101,7 @@ def loss(config: TransformerConfig, tokens: float, vocab: float) -> Piece:
         op = Softmax(kernels.dtype, float(tokens), float(vocab))
         once = PassStep(OpCall(op), "memory", "loss", tensor=("cols",), tokens="rows")
         return Piece((once,), (_rows(kernels, "loss gradient", tokens, vocab, moved=2.0),))
-    if config.framework != "megatron":
+    if config.kernels.framework.name != "megatron":
         return _plain_loss(kernels, tokens, vocab, tensor=True)
     wide, widened, narrowed = _casts(kernels, tokens, vocab, tensor=True)
 

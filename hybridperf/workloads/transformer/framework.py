@@ -53,9 +53,21 @@ FRAMEWORKS = {one.name: one for one in _KNOWN}
 
 @functools.cache
 def framework_habits() -> Mapping[str, Mapping[str, Any]]:
-    """Frameworks by their names in rows of steps, with what each settles where a row does not."""
+    """Frameworks by their names in rows of steps, with what each settles where a row does not.
+
+    `framework` is the name, `kernels` that of the set of kernels it runs.
+    """
     text = resources.files(__package__).joinpath("frameworks.toml").read_text()
-    return dict(tomllib.loads(text)["framework"])
+    return {
+        name: {**habits, "kernels": habits["framework"], "framework": name}
+        for name, habits in tomllib.loads(text)["framework"].items()
+    }
+
+
+@functools.cache
+def does(framework: str, habit: str) -> bool:
+    """Whether a framework has a habit."""
+    return framework_habits().get(framework, {}).get(habit) is True
 
 
 def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
@@ -74,4 +86,4 @@ def framework_names() -> tuple[str, ...]:
 def framework_called(name: str) -> Framework:
     """A framework's kernels by its name, or by that of a set of kernels."""
     check_word("framework", name, framework_names())
-    return FRAMEWORKS[framework_habits()[name]["framework"] if name in framework_habits() else name]
+    return FRAMEWORKS[framework_habits()[name]["kernels"] if name in framework_habits() else name]

@@ -6,8 +6,6 @@ import hybridperf.ops as ops
 from hybridperf.hardware import Host
 from hybridperf.workloads.transformer.passes import PassStep
 
-# of a host that nobody measured, and how sure that is in logs; from where: `steps/knobs.py`
-LAUNCH_S, LAUNCH_WIDTH = 45e-6, 0.5
 KERNEL_CALL = "cudaLaunchKernel"
 _Names = tuple[tuple[str, ...], tuple[str, ...]]  # forward and backward; versions differ in names
 _LINEAR = ("aten::linear", "aten::addmm", "aten::mm")

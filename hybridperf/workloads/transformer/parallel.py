@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import hybridperf.ops as ops
-from hybridperf.engine.workload import CollectiveCall
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
+from hybridperf.model.calls import CollectiveCall
 from hybridperf.workloads.transformer.passes import Part, Passes, PassStep, Steps
 
 SUM_BYTES = 4.0  # of a loss' sum over a divided vocabulary: fp32

@@ -18,8 +18,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from hybridperf.engine.workload import CollectiveCall
 from hybridperf.io import InputError
+from hybridperf.model.calls import CollectiveCall
 from hybridperf.workloads.transformer import embedding_head, layers, parallel
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layers import grouped

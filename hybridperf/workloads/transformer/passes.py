@@ -15,10 +15,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from hybridperf.engine.workload import CollectiveCall
+from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import OpCall
 
-Part = Literal["gemm", "attention", "memory", "tp", "cp", "ep", "dp", "pp", "zero"]
+Part = Literal["gemm", "attention", "memory", "optimizer", "tp", "cp", "ep", "dp", "pp", "zero"]
 Recompute = Literal["none", "selective", "full"]
 
 

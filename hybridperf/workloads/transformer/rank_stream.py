@@ -6,8 +6,8 @@ weights run next to it (`comm`), as does one stream per direction of what is sen
 
 A run of steps is either a node per kernel, or composed where the graph would be large: one node for
 all its ops and one for all its exchanges (`CallChain`): the same seconds, since it has no gaps.
-With a host, a composed run ends in a node that is launched when all its kernels are, so that the
-later of host and device ends it.
+With a host, a run begins with a launch and ends in a node that is launched when all its kernels
+are, so that the later of host and device ends it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.outputs import COMPUTE
-from hybridperf.engine.workload import Call, CallChain, GivenSeconds
 from hybridperf.hardware import Host
-from hybridperf.ops import OpCall
+from hybridperf.model.calls import Call, CallChain, GivenSeconds, StepPlace
+from hybridperf.workloads.transformer.in_step import call_in_step, inside_a_node, place_of
 from hybridperf.workloads.transformer.launching import launch_s
 from hybridperf.workloads.transformer.passes import PassStep, Steps, flops
 
 EXCHANGE, COMM = "exchange", "comm"
+BELIEVED = "believed"  # a host that launches as the model's step effects say
+_Row = tuple[Call, StepPlace]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # known by identity: steps are many to compare
@@ -35,6 +37,10 @@ class RepeatedSteps:
     steps: Steps
     count: int
     backward: bool  # launched by the thread of the backward pass
+    block: str = ""  # "layer" or "outer": whose correction counts
+    # what the host waits for, each time, before it launches them: role and how often
+    waits: tuple[tuple[str, float], ...] = ()
+    shown: Steps = ()  # parts of overlapped gathers that hold the rank up all the same
 
     @functools.cached_property
     def flops(self) -> float:
@@ -48,49 +54,93 @@ class RepeatedSteps:
     def without_shards(self) -> RepeatedSteps:
         """Once, without the gathers and scatters that overlap it."""
         own = tuple(step for step in self.steps if step.part != "zero")
-        return dataclasses.replace(self, steps=own, count=1)
+        inside = ((one, inside_a_node(one.collective)) for one in self.steps if one.part == "zero")
+        shown = tuple(dataclasses.replace(one, call=part) for one, part in inside if part)
+        launched = (("collective_launch", float(len(self.steps) - len(own))),)
+        waits = (*self.waits, *launched) if len(own) < len(self.steps) else self.waits
+        return dataclasses.replace(self, steps=own, count=1, shown=shown, waits=waits)
 
 
 class RankStreams:
-    """Collects a graph and its rows."""
+    """Collects a graph and its rows.
 
-    def __init__(self, host: Host | float | None, each_kernel: bool):
-        self.host, self.each_kernel = host, each_kernel
-        self.graph, self.calls = GraphBuilder(), dict[Call, int]()
+    `host`: seconds per launch, the overheads of a traced host, BELIEVED, or None for none.
+    """
+
+    def __init__(self, host: Host | float | str | None, each_kernel: bool, framework: str = ""):
+        self.host, self.each_kernel, self.framework = host, each_kernel, framework
+        self.graph, self.rows = GraphBuilder(), dict[_Row, int]()
         self.flops = 0.0
         self._last: dict[int, tuple[int, str]] = {}  # of each rank stream: node and stream
         self._waits: dict[int, list[int]] = {}  # for what its next node waits, too
-        self._composed: dict[tuple[RepeatedSteps, ...], tuple[int, int, int]] = {}
+        self._running: dict[int, Steps] = {}  # the repeated steps of each rank
+        self._composed: dict[RepeatedSteps, tuple[int, ...]] = {}
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Of all rows."""
+        return tuple(call for call, _ in self.rows)
+
+    @property
+    def places(self) -> tuple[StepPlace, ...]:
+        """Of all rows."""
+        return tuple(place for _, place in self.rows)
 
     def wait(self, rank: int, nodes: Iterable[int]) -> None:
         """What the rank does next comes after these."""
         self._waits.setdefault(rank, []).extend(nodes)
 
+    def hold(self, rank: int, nodes: Sequence[int] = ()) -> None:
+        """What the rank does and its host launches next comes after these and all that it did."""
+        self.wait(rank, nodes)
+        if self.host is not None:
+            self._node(rank, 0, COMPUTE, "awaited", blocking=True)
+
+    def spend(self, rank: int, role: str, times: float, label: str) -> int:
+        """Time that a rank stream loses."""
+        row = self._row(GivenSeconds(0.0, label), StepPlace(role, times))
+        return self._node(rank, row, COMPUTE, label)
+
     def run(self, rank: int, runs: tuple[RepeatedSteps, ...], label: str) -> int:
-        """Steps on a rank stream; the last node."""
+        """Steps on a rank stream; the last node.
+
+        The host runs ahead among repeated steps and no further.
+        """
         self.flops += sum(run.flops for run in runs)
         node = -1
-        if self.each_kernel:
-            for run in runs:
-                for step in run.steps * run.count:
-                    stream = COMPUTE if step.is_op else EXCHANGE
-                    row, launch = self._row(step), self._launch(step, run.backward)
-                    node = self._node(rank, row, stream, step.name, launch)
-        else:
-            ops, exchanges, launched = self._compose(runs, label)
-            for row, stream in ((ops, COMPUTE), (exchanges, EXCHANGE)):
+        for run in runs:
+            if self._running.get(rank) is not run.steps:
+                self.hold(rank)
+                self._running[rank] = run.steps
+            ops, exchanges, first, launched = self._compose(run, label)
+            nodes = [(ops, COMPUTE, label), (exchanges, EXCHANGE, label)]
+            if self.each_kernel:
+                nodes = self._kernels(run) * run.count
+            for row, stream, name in nodes:
                 if row:
-                    node = self._node(rank, row, stream, label)
+                    node = self._node(rank, row, stream, name, first)
+                    first = 0
             if launched:
                 node = self._node(rank, 0, COMPUTE, "launched", launched)
         return node if node >= 0 else self._node(rank, 0, COMPUTE, label)
 
-    def overlapped(self, rank: int, step: PassStep, stream: str, after: Sequence[int]) -> int:
+    def _kernels(self, run: RepeatedSteps) -> list[tuple[int, str, str]]:
+        """Row, stream and name of each kernel of a run, once."""
+        shown = [(self._row(*_shown(step, run)), EXCHANGE, step.name) for step in run.shown]
+        return shown + [
+            (self._row(*self._placed(step, run)), COMPUTE if step.is_op else EXCHANGE, step.name)
+            for step in run.steps
+        ]
+
+    def overlapped(
+        self, rank: int, step: PassStep, stream: str, after: Sequence[int], launched: bool = True
+    ) -> int:
         """A step on a stream next to the rank stream."""
-        launch, row = self._launch(step, backward=True), self._row(step)
+        run = RepeatedSteps((step,), 1, backward=True)
         return self.graph.op(
-            row, label=step.name, rank=rank, stream=stream, after=list(after), launch_row=launch
-        )
+            self._row(*self._placed(step, run)), label=step.name, rank=rank, stream=stream,
+            after=list(after), launch_row=self._launch_row(step, run) if launched else 0,
+        )  # fmt: skip
 
     def together(
         self, ranks: Sequence[int], step: PassStep, stream: str, after: Sequence[int] = ()
@@ -98,7 +148,8 @@ class RankStreams:
         """A collective among ranks of the graph: an exchange, or behind `after` on a stream."""
         if stream == EXCHANGE:
             after = [*after, *(self._last[rank][0] for rank in ranks if rank in self._last)]
-        launch, row = self._launch(step, backward=True), self._row(step)
+        run = RepeatedSteps((step,), 1, backward=True)
+        row, launch = self._row(*self._placed(step, run)), self._launch_row(step, run)
         nodes = self.graph.collective(
             row, label=step.name, ranks=ranks, stream=stream, after=after, launch_row=launch
         )
@@ -106,51 +157,69 @@ class RankStreams:
             self._last |= {rank: (node, stream) for rank, node in nodes.items()}
         return nodes
 
-    def _node(self, rank: int, row: int, stream: str, label: str, launch: int = 0) -> int:
+    def _node(
+        self, rank: int, row: int, stream: str, label: str, launch: int = 0, blocking: bool = False
+    ) -> int:
         """The next node of a rank stream."""
-        after = self._waits.pop(rank, [])
+        waits = self._waits.pop(rank, [])
         last = self._last.get(rank)
         if last is not None and last[1] != stream:
-            after.append(last[0])
+            waits.append(last[0])
         node = self.graph.op(
-            row, label=label, rank=rank, stream=stream, after=after, launch_row=launch
-        )
+            row, label=label, rank=rank, stream=stream, after=waits, launch_row=launch,
+            blocking=blocking,
+        )  # fmt: skip
         self._last[rank] = node, stream
         return node
 
-    def _compose(self, runs: tuple[RepeatedSteps, ...], label: str) -> tuple[int, int, int]:
-        """Rows of all ops, of all exchanges, and of what launching them costs; 0 for none."""
-        if runs not in self._composed:
+    def _compose(self, run: RepeatedSteps, label: str) -> tuple[int, ...]:
+        """Rows of all ops, of all exchanges, of the first launch and of all others; 0 for none."""
+        if run not in self._composed:
             found = []
             for ops in (True, False):
-                times: Counter[int] = Counter()
-                for run in runs:
-                    for step in run.steps:
-                        if step.is_op == ops:
-                            times[self._row(step)] += run.count
-                chain = CallChain(tuple(times.items()), label.split()[0])
-                found.append(self._known(chain) if times else 0)
-            host, host_s = self.host, 0.0
-            if host is not None:
-                host_s = sum(
-                    run.count * launch_s(host, step, run.backward)
-                    for run in runs
-                    for step in run.steps
-                )
-            self._composed[runs] = found[0], found[1], self._seconds(host_s)
-        return self._composed[runs]
+                mine = [self._placed(one, run) for one in run.steps if one.is_op == ops]
+                mine += [] if ops else [_shown(one, run) for one in run.shown]
+                found.append(self._chain((self._row(*placed) for placed in mine), run, label))
+            rows = [self._launch_row(step, run) for step in run.steps]
+            first = next(filter(None, rows), 0)
+            rows += [self._row(*waited) for waited in self._waited(run)]
+            found += [first, self._chain(filter(None, rows), run, "launched", but=first)]
+            self._composed[run] = tuple(found)
+        return self._composed[run]
 
-    def _launch(self, step: PassStep, backward: bool) -> int:
-        return 0 if self.host is None else self._seconds(launch_s(self.host, step, backward))
+    def _chain(self, rows: Iterable[int], run: RepeatedSteps, label: str, but: int = 0) -> int:
+        """A row of all these, as often as they run, `but` one of one of them; 0 for none."""
+        times = Counter({row: run.count * often for row, often in Counter(rows).items()})
+        parts = tuple((+(times - Counter([but]))).items())
+        return self._row(CallChain(parts, label.split()[0]), StepPlace()) if parts else 0
 
-    def _row(self, step: PassStep) -> int:
-        call = step.call
-        if isinstance(call, OpCall):
-            call = dataclasses.replace(call, issued_apart=True)
-        return self._known(call)
+    def _placed(self, step: PassStep, run: RepeatedSteps) -> _Row:
+        return call_in_step(step.call), place_of(step, self.framework, run.block)
 
-    def _known(self, call: Call) -> int:
-        return self.calls.setdefault(call, len(self.calls) + 1)
+    def _waited(self, run: RepeatedSteps) -> Iterator[_Row]:
+        """What a run's host waits for."""
+        block = "host" if run.block == "layer" else run.block
+        for role, times in run.waits if self.host is not None else ():
+            yield GivenSeconds(0.0), StepPlace(role, times, block)
 
-    def _seconds(self, value: float) -> int:
-        return self._known(GivenSeconds(round(value, 12))) if value > 0 else 0
+    def _launch_row(self, step: PassStep, run: RepeatedSteps) -> int:
+        block = "host" if run.block == "layer" else run.block
+        if self.host is None:
+            return 0
+        if not isinstance(self.host, str):
+            seconds = round(launch_s(self.host, step, run.backward), 12)
+            return self._row(GivenSeconds(seconds), StepPlace(block=block)) if seconds else 0
+        if not step.is_op:
+            block = "" if step.part in ("zero", "dp") else block
+            return self._row(GivenSeconds(0.0), StepPlace("collective_launch", 1.0, block))
+        if run.backward:  # so many times two effects' product
+            role = StepPlace("backward_launch", 1.0, block)
+            return self._row(GivenSeconds(float(step.kernels)), role)
+        return self._row(GivenSeconds(0.0), StepPlace("launch", float(step.kernels), block))
+
+    def _row(self, call: Call, place: StepPlace) -> int:
+        return self.rows.setdefault((call, place), len(self.rows) + 1)
+
+
+def _shown(step: PassStep, run: RepeatedSteps) -> _Row:
+    return step.call, StepPlace("gather_shown", 1.0, run.block)

@@ -8,16 +8,20 @@ once more for its norm.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import OpCall, OptimizerUpdate, Reduction, op_by_name
-from hybridperf.workloads.transformer import counts, zero
+from hybridperf.workloads.transformer import counts, waits, zero
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parallel import RankGroup
 from hybridperf.workloads.transformer.passes import PassStep, Steps
 from hybridperf.workloads.transformer.weights import (
     Weights,
     copies_embedding,
+    embedding_weights,
+    head_weights,
+    layer_weights,
     on_rank,
     stage_weights,
 )
@@ -53,8 +57,8 @@ def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
     rows = max(1.0, n * config.reduced_bytes / wide / _NORM_COLUMNS)
     norm = Reduction(_WIDE, rows, _NORM_COLUMNS)
     return (
-        PassStep(OpCall(norm), "memory", "gradient norm", kernels=launches),
-        PassStep(OpCall(update), "memory", config.optimizer, kernels=launches),
+        PassStep(OpCall(norm), "optimizer", "gradient norm", kernels=launches),
+        PassStep(OpCall(update), "optimizer", config.optimizer, kernels=launches),
     )
 
 
@@ -66,6 +70,32 @@ def gradient_reduction(config: TransformerConfig, stage: int = 0) -> Steps:
     tied = tied_reduction(config)
     first = (tied,) if tied is not None and stage in (0, config.stages - 1) else ()
     return (*first, *summed(config, stage_weights(config, stage)), *gathered(config, stage))
+
+
+class Bucket(NamedTuple):
+    """Gradients of a stage that are reduced together."""
+
+    steps: Steps
+    layers_after: int  # of the stage, whose backward passes follow
+
+
+def buckets(config: TransformerConfig, stage: int) -> tuple[Bucket, ...]:
+    """A stage's gradients as they are reduced, in the order of its backward pass."""
+    if not waits.reduces_beside(config):
+        return (Bucket(summed(config, stage_weights(config, stage)), 0),)
+    kinds = list(enumerate(config.layers_of(stage)))[::-1]
+    layers = [layer_weights(config, kind) for kind, count in kinds for _ in range(count)]
+    before = [head_weights(config)] if stage == config.stages - 1 else []
+    behind = [embedding_weights(config)] if stage == 0 else []
+    found, held, most = [], Weights(), waits.bucket_bytes(config)
+    parts = [*before, *layers, *behind]
+    for at, weights in enumerate(parts, 1):
+        held += weights
+        if held.total * config.reduced_bytes >= most or at == len(parts):
+            left = len(layers) - min(max(at - len(before), 0), len(layers))
+            found.append(Bucket(summed(config, held), left))
+            held = Weights()
+    return tuple(found)
 
 
 def summed(config: TransformerConfig, weights: Weights) -> Steps:

@@ -19,18 +19,26 @@ import pandas as pd
 
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
 from hybridperf.collectives.unequal import AllToAll
-from hybridperf.engine.workload import Call, CallChain, CollectiveCall, GivenSeconds
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, fresh_views
-from hybridperf.model import OpTable, PerfModel, Platform, canonical, durations
+from hybridperf.model.calls import (
+    BLOCK_LOGS,
+    Call,
+    CallChain,
+    CollectiveCall,
+    GivenSeconds,
+    InStep,
+)
+from hybridperf.model.perf_model import PerfModel
+from hybridperf.model.platform import OpTable, Platform, canonical, durations
+from hybridperf.model.step_effects import ROLE_NAMES, in_step_s
 from hybridperf.ops import Call as StartProgram
 from hybridperf.ops import OpCall
-from hybridperf.ops.attention_kernels import published_factor
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["ops", "collectives", "given_s", "place", "parts", "slower"],
+    data_fields=["ops", "collectives", "given_s", "place", "parts", "role", "count", "block_log"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +52,20 @@ class StepTable:
     place: Array = None
     # rows of a chain and of its part, from 0, and how often it runs; None: no chains; int32 [P, 3]
     parts: Array = None
-    # seconds of an op's kernel over those of the measured kernel; None: all are measured ones; [O]
-    slower: Array = None
+    # of a training step, [U] each: index into `step_effects.ROLE_NAMES`, how often what it adds
+    # counts, log of a block's correction; None: calls as they are
+    role: Array = None
+    count: Array = None
+    block_log: Array = None
 
 
-def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
+def step_table(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None) -> StepTable:
     """Rows as arrays for a model's device and links; `InputError` where it cannot price one."""
     ops, collectives, given = split(calls)
     op_calls = list(ops.values())
-    slower = _slower(model, op_calls)
     chains = {at: call for at, call in enumerate(calls) if isinstance(call, CallChain)}
-    if not collectives and not given and not chains:
-        return StepTable(model.table(op_calls), slower=slower)
+    if not collectives and not given and not chains and in_step is None:
+        return StepTable(model.table(op_calls))
     table = model.table(op_calls or [OpCall(StartProgram("fp32", 0.0))])
     count = max(len(ops), 1)
     place = {at: i for i, at in enumerate(ops)}
@@ -74,20 +84,22 @@ def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
         given_s=np.array(seconds) if seconds else None,
         place=np.array([place[at] for at in range(len(calls))], np.int32),
         parts=np.array(parts, np.int32) if chains else None,
-        slower=slower,
+        **_in_step(model, in_step),
     )
 
 
-def _slower(model: PerfModel, calls: Sequence[OpCall]) -> np.ndarray | None:
-    """Seconds of calls over those of the measured kernels [O]; None where no call names another."""
-
-    def seconds(call: OpCall) -> float:
-        return float(model.op_seconds(model.table([call]))[0])
-
-    device, keys = model.device, [(call.kernel, call.op.dtype) for call in calls]
-    named = [(name, dtype) for name, dtype in dict.fromkeys(keys) if name]
-    factors = {key: published_factor(*key, device.arch, device, seconds) for key in named}
-    return np.array([factors.get(key, 1.0) for key in keys]) if factors else None
+def _in_step(model: PerfModel, in_step: InStep | None) -> dict[str, np.ndarray]:
+    """Fields of a table that place its rows in a training step."""
+    if in_step is None:
+        return {}
+    adapted = model.adapted(in_step.framework)
+    logs = (0.0, *(float(one[0]) for one in adapted.logs(np.array([in_step.cell]))))
+    places = in_step.places
+    return {
+        "role": np.array([ROLE_NAMES.index(one.role) for one in places], np.int32),
+        "count": np.array([one.count for one in places], float),
+        "block_log": np.array([logs[BLOCK_LOGS.index(one.block)] for one in places]),
+    }
 
 
 def split(
@@ -104,8 +116,7 @@ def split(
 def step_durations(table: StepTable, platform: Platform) -> Array:
     """Seconds of each row [U] on one platform."""
     table, platform = fresh_views((table, platform))
-    op_s = durations(table.ops, platform)
-    parts = [op_s if table.slower is None else op_s * jnp.asarray(table.slower, op_s.dtype)]
+    parts = [durations(table.ops, platform)]
     if table.place is None:
         return parts[0]
     if table.collectives is not None:
@@ -114,6 +125,10 @@ def step_durations(table: StepTable, platform: Platform) -> Array:
     if table.given_s is not None:
         parts.append(table.given_s)
     seconds = jnp.concatenate([jnp.asarray(part, parts[0].dtype) for part in parts])[table.place]
+    if table.role is not None:
+        effects = jnp.asarray(platform.effects, seconds.dtype)
+        seconds = in_step_s(jnp, seconds, table.role, table.count, effects)
+        seconds = seconds * jnp.exp(jnp.asarray(table.block_log, seconds.dtype))
     if table.parts is None:
         return seconds
     chain, part, times = table.parts.T
@@ -136,22 +151,41 @@ def batched_step_durations(table: StepTable, platform: Platform, axes: Platform)
     return jax.vmap(step_durations, in_axes=(None, axes), out_axes=-1)(table, platform)
 
 
-def row_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
-    """Seconds of each row [U]."""
-    op_s = model.op_seconds(table.ops)
-    op_s = op_s if table.slower is None else op_s * table.slower
-    return _placed(table, op_s, model.platform().links)
+def alone_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
+    """Seconds of each row [U] by itself, no part of a step; chains take none."""
+    return _placed(table, model.op_seconds(table.ops), model.platform().links)
 
 
-def row_roofline_seconds(model: PerfModel, table: StepTable, calls: Sequence[Call]) -> np.ndarray:
-    """Seconds of each row [U] by datasheets alone: device and links."""
+def in_step_seconds(table: StepTable, alone_s: np.ndarray, effects: np.ndarray) -> np.ndarray:
+    """Seconds of rows [U] or [U, B] in their step; `effects` [K] or [K, B]."""
+    if table.role is None:
+        return chained(table, alone_s)
+    found = in_step_s(np, alone_s, table.role, table.count, effects)
+    column = (slice(None),) + (None,) * (found.ndim - 1)
+    return chained(table, found * np.exp(table.block_log)[column])
+
+
+def row_seconds(model: PerfModel, table: StepTable, framework: str = "") -> np.ndarray:
+    """Seconds of each row [U]; a training step's with the effects of its framework."""
+    effects = model.platform(framework).effects
+    return in_step_seconds(table, alone_seconds(model, table), effects)
+
+
+def row_roofline_seconds(
+    model: PerfModel, table: StepTable, calls: Sequence[Call], seconds: np.ndarray
+) -> np.ndarray:
+    """Seconds of each row [U] by datasheets alone: device and links; what is given as `seconds`."""
     op_s = model.roofline_seconds(table.ops)
-    if table.collectives is None:
-        return _placed(table, op_s, None)
-    assert model.collectives is not None
-    bare = CollectiveModel.datasheet(model.collectives.system)
-    rows = _collective_rows(bare, list(split(calls)[1].values()))
-    return _placed(dataclasses.replace(table, collectives=rows), op_s, bare.links())
+    links = None
+    if table.collectives is not None:
+        assert model.collectives is not None
+        bare = CollectiveModel.datasheet(model.collectives.system)
+        rows = _collective_rows(bare, list(split(calls)[1].values()))
+        table, links = dataclasses.replace(table, collectives=rows), bare.links()
+    found = _placed(table, op_s, links)
+    given = list(split(calls)[2])
+    found[given] = seconds[given]
+    return chained(table, found)
 
 
 def fabric_of(model: PerfModel, call: CollectiveCall) -> CollectiveModel:
@@ -190,7 +224,7 @@ def _placed(table: StepTable, op_s: np.ndarray, links: Any) -> np.ndarray:
         parts.append(np.asarray(seconds, np.float64))
     if table.given_s is not None:
         parts.append(np.asarray(table.given_s, np.float64))
-    return chained(table, np.concatenate(parts)[table.place])
+    return np.concatenate(parts)[table.place]
 
 
 _collective_seconds = jax.jit(collective_seconds)

@@ -20,18 +20,20 @@ by 9 % in place of 5 % (one node alone by 6.0 % in place of 6.5 %).
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.learning.prior.implementation import OpImplementation
-from hybridperf.model import PerfModel, load_model
 from hybridperf.model.families import family_of, references_of
-from hybridperf.model.files import shipped_models
 from hybridperf.ops import GROUPS, Gemm, Op, OpCall
+
+if TYPE_CHECKING:
+    from hybridperf.model.perf_model import PerfModel
 
 _PER_POWER = 1 / 3  # exponent of a clock over the power that it needs
 # Of the roofline, where no shipped calibration has the op: long products and attention of four
@@ -41,12 +43,6 @@ PRODUCTS_SHARE, ATTENTION_SHARE = 0.75, 0.5
 # sequences); another generation is believed to lie twice as far
 PRODUCTS_WIDTH, ATTENTION_WIDTH = 0.2, 0.4
 _TWINS = {"fp16": "bf16", "bf16": "fp16"}
-
-
-@functools.cache
-def shipped() -> tuple[PerfModel, ...]:
-    """All shipped calibrations."""
-    return tuple(load_model(name) for name in shipped_models())
 
 
 def is_measured(model: PerfModel, op: Op) -> bool:
@@ -82,13 +78,34 @@ def reference_device(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) ->
     return having[min(near, key=lambda name: abs(np.log(rates[name] / own)))] if near else None
 
 
-def seconds(
+def priced_elsewhere(model: PerfModel, calls: Sequence[OpCall]) -> tuple[np.ndarray, np.ndarray]:
+    """(places of ops that a model has no measurements of its own of, their believed seconds).
+
+    A device that another one's calibration stands for takes that one's seconds, at its own clock.
+    """
+    measured = model.stand_in or model
+    known = np.array([is_measured(measured, as_measured(measured, one.op)) for one in calls], bool)
+    seconds = np.full(len(calls), np.nan)
+    if model.stand_in is not None and known.any():
+        mine = list(itertools.compress(calls, known))
+        table = model.stand_in.table(mine)
+        seconds[known] = slowed(model.device, model.stand_in.device) * model.stand_in.op_seconds(
+            table
+        )
+    if model.references is not None and not known.all():
+        others = list(itertools.compress(calls, ~known))
+        seconds[~known] = _believed(measured, model.device, others, model.references())
+    at = np.flatnonzero(np.isfinite(seconds))
+    return at, seconds[at]
+
+
+def _believed(
     model: PerfModel, device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[PerfModel]
 ) -> np.ndarray:
     """Believed seconds of ops [n] that `model`, otherwise the device's, has not measured."""
-    bare = PerfModel.datasheet(device)
-    roofline_s = bare.op_seconds(bare.table(calls))
-    over = np.empty(len(calls))
+    bare = model.datasheet(device)
+    roofline_s = bare.op_seconds(bare.own_table(calls))
+    over = np.ones(len(calls))
     by_reference: dict[str, tuple[PerfModel | None, list[int]]] = {}
     for at, call in enumerate(calls):
         found = reference_device(device, call.op, models)
@@ -96,13 +113,10 @@ def seconds(
     for found, places in by_reference.values():
         some = [calls[one] for one in places]
         if found is None:
-            shares = (
-                PRODUCTS_SHARE if isinstance(call.op, Gemm) else ATTENTION_SHARE for call in some
-            )
-            over[places] = [1 / share for share in shares]
+            over[places] = [1 / _usual_share(call.op) for call in some]
             continue
         ops = [dataclasses.replace(call, op=as_measured(found, call.op)) for call in some]
-        table = found.table(ops)
+        table = found.own_table(ops)
         measured_over = found.op_seconds(table) / found.roofline_seconds(table)
         slower = slowed(device, found.device) if device.arch == found.device.arch else 1.0
         over[places] = np.maximum(measured_over, 1.0) * slower
@@ -113,9 +127,16 @@ def seconds(
         if DTYPE_BYTES[call.op.dtype] <= DTYPE_BYTES["fp16"] and _group(call.op) in model.groups
     ]
     if narrow:
-        own_s = model.op_seconds(model.table([calls[at] for at in narrow]))
+        own_s = model.op_seconds(model.own_table([calls[at] for at in narrow]))
         believed_s[narrow] = np.maximum(believed_s[narrow], own_s)
     return believed_s
+
+
+def _usual_share(op: Op) -> float:
+    """Share of the roofline that ops of no reference device are believed to reach."""
+    if op.unit != "matrix":
+        return 1.0
+    return PRODUCTS_SHARE if isinstance(op, Gemm) else ATTENTION_SHARE
 
 
 def slowed(device: DeviceSpec, of: DeviceSpec) -> float:

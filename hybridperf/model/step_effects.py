@@ -1,10 +1,15 @@
 """Step effects: what a training step adds to single ops and messages, each with what is believed
-of it before any step is measured.
+of it before any step is measured, and which of them count for a call by its role in a step.
 
 An effect multiplies what the op model or the links give, or is seconds that they do not have. All
 are positive and are fitted and saved as such; beliefs are log-normal: a median, and a width in logs
 (0.1: within 10 % in two cases of three). `source` tells where each comes from, or that it is
 assumed; one was fitted to measured steps (`gather_shown`), each source by itself.
+
+    seconds in a step = seconds of the call x product of its role's `scales`
+                        + kernels (of a collective: nodes, or one) x sum of its role's `added`
+
+The graph, the closed form, tables and plans all go by `ROLES`.
 """
 
 # ruff: noqa: RUF009  (`_effect` makes a dataclass field)
@@ -13,15 +18,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from hybridperf.io.namespace import Array
-from hybridperf.workloads.transformer.launching import LAUNCH_S, LAUNCH_WIDTH
+from hybridperf.io.namespace import Array, array_module
 
 OF_OPS = ("gemm", "attention")  # effects on what the op model prices
+LAUNCH_S, LAUNCH_WIDTH = 45e-6, 0.5  # of a host that nobody measured, and its width in logs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,3 +120,105 @@ def effects_of(theta: Array) -> StepEffects:
     """Step effects from their logs [K]; `theta` may be traced."""
     module = jax.numpy if isinstance(theta, jax.core.Tracer) else np
     return StepEffects(**{name: module.exp(theta[at]) for at, name in enumerate(NAMES)})
+
+
+class Role(NamedTuple):
+    """What a step makes of the seconds of a call that plays this part in it."""
+
+    scales: tuple[str, ...] = ()  # effects that multiply
+    added: tuple[str, ...] = ()  # effects that are seconds, added for each of its `count`
+    larger: bool = False  # smoothly the larger of both, not their sum
+
+    def scale(self, k: StepEffects) -> Array:
+        """Factor on the seconds of calls."""
+        found = 1.0
+        for name in self.scales:
+            found = found * getattr(k, name)
+        return found
+
+    def seconds(self, k: StepEffects, alone_s: Array, count: Array) -> Array:
+        """Seconds in a step of what takes `alone_s` by itself."""
+        scaled_s = self.scale(k) * alone_s
+        if not self.added:
+            return scaled_s
+        added_s = sum(getattr(k, name) for name in self.added) * count
+        return larger_s(scaled_s, added_s) if self.larger else scaled_s + added_s
+
+
+_ON_THE_GPU = ("exposed_kernel_s",)
+ROLES: Mapping[str, Role] = {
+    "": Role(),  # no part of a step that effects are known of
+    "gemm": Role(("gemm",), _ON_THE_GPU),
+    "misaligned_gemm": Role(("gemm", "misaligned_gemm"), _ON_THE_GPU),
+    "attention": Role(("attention",), _ON_THE_GPU),
+    "memory": Role(("memory",), _ON_THE_GPU),
+    "optimizer": Role(("optimizer", "memory")),
+    "tp": Role(("tp",), ("tp_arrival_s",)),
+    "tp_across": Role(("tp_across",), ("tp_across_node_s",), larger=True),
+    "tp_waiting": Role(("tp_across",), ("tp_across_node_s", "ring_wait_s"), larger=True),
+    "exchange": Role(("exchange",)),
+    "gather": Role(("gather",)),
+    "gather_shown": Role(("gather", "gather_shown")),
+    "reduction": Role(("reduction",)),
+    "p2p": Role(("p2p",)),
+    # of hosts and of waiting: so many times the effect
+    "launch": Role((), ("launch_s",)),
+    "backward_launch": Role(("launch_s", "backward_launch")),
+    "collective_launch": Role((), ("collective_launch_s",)),
+    "slot": Role((), ("slot_s",)),
+    "input": Role((), ("input_s",)),
+    "fixed": Role((), ("fixed_s",)),
+    "layer_gather": Role((), ("layer_gather_s",)),
+    "crossing": Role((), ("crossing_tp_s",)),
+    "ring": Role((), ("tp_across_node_s", "ring_wait_s")),
+    "stall": Role((), ("stall_s",)),
+}
+ROLE_NAMES = tuple(ROLES)
+# Of the larger of latency and links' time: short messages show both. By hand; with half or twice as
+# much, rows of 128 and of 256 GPUs from fewer err within 0.2 points of the same
+_SHARPNESS = 3.0
+
+
+def larger_s(links_s: Array, latency_s: Array) -> Array:
+    """Smoothly the larger of what bytes take and a latency."""
+    xp = array_module(links_s, latency_s)
+    most = xp.maximum(links_s, latency_s) + 1e-12
+    # a trifle more, where the slope of a root is finite
+    powers = (links_s / most) ** _SHARPNESS + (latency_s / most) ** _SHARPNESS + 1e-30
+    return most * powers ** (1 / _SHARPNESS)
+
+
+def vector(k: StepEffects) -> Array:
+    """Effects as one array [K], in the order of `NAMES`."""
+    values = [getattr(k, name) for name in NAMES]
+    module = jax.numpy if any(isinstance(one, jax.core.Tracer) for one in values) else np
+    return module.stack([module.asarray(one) for one in values])
+
+
+@functools.cache
+def role_matrices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each role and effect [R, K]: whether it scales, whether it is added; [R] if `larger`."""
+    roles = [ROLES[name] for name in ROLE_NAMES]
+    scales = np.array([[float(effect in role.scales) for effect in NAMES] for role in roles])
+    added = np.array([[float(effect in role.added) for effect in NAMES] for role in roles])
+    return scales, added, np.array([role.larger for role in roles])
+
+
+def in_step_s(xp: Any, alone_s: Array, role: Array, count: Array, effects: Array) -> Array:
+    """Seconds of calls [U] or [U, B] in a step.
+
+    Args:
+        xp: NumPy or JAX.
+        alone_s: seconds of each call by itself [U] or [U, B].
+        role: index into `ROLE_NAMES` [U].
+        count: how often what the role adds counts [U].
+        effects: step effects [K] or [K, B], in the order of `NAMES`.
+    """
+    scales, added, larger = role_matrices()
+    scale = xp.exp(xp.asarray(scales, effects.dtype) @ xp.log(effects))[role]
+    per_count = (xp.asarray(added, effects.dtype) @ effects)[role]
+    column = (slice(None),) + (None,) * (per_count.ndim - 1)
+    scaled_s = alone_s * scale
+    added_s = xp.asarray(count)[column] * per_count
+    both = larger_s(scaled_s, added_s)
+    return xp.where(xp.asarray(larger)[role][column], both, scaled_s + added_s)

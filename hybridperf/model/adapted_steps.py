@@ -1,0 +1,248 @@
+"""What is known of step effects and of blocks' times, before or after measured steps; and the file
+that keeps it in a model folder.
+
+Three corrections of the logs of block times come beside the effects, Gaussian processes over a
+step's cell x = (log2 hidden, log2 tp, log2 tokens of a micro-batch, log2 sequence): of a layer, of
+its GPU beyond that, of embedding and LM head. How both are fitted: `training/steps/adapt.py`.
+
+Axes: N steps, K effects, C cells of the rows that were learned from, X = 4 inputs, B = 3 blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from hybridperf.hardware import Host
+from hybridperf.io import InputError, closest, read_json, write_json
+from hybridperf.model.step_effects import BELIEFS, NAMES, StepEffects, effects_of
+
+SCHEMA_VERSION = 1
+STEPS_FILE = "steps.json"  # of a model folder
+_KIND = "step-knobs"
+_ARRAYS, _NUMBERS = ("cells", "corrections", "covariance"), ("rows", "noise", "evidence")
+MODES = ("none", "selective", "full")
+# how much further off knobs of another group are than they say: the likeliest over twelve pairs of
+# published sources (H100s for A100s, one framework for another); leaving any pair out it is 0.04 to
+# 0.07
+_ELSEWHERE = 0.06
+# NOISE, SPREAD and LENGTH were chosen by hand with dev rows in sight (vTrain on one node, 30 rows
+# given: `hybridperf validate steps --tasks splits`), not fitted. Little hangs on them: over draws
+# 10 to 39 of that task, mean error 2.8 % with a standard error of 0.12, half the NOISE, SPREAD of a
+# layer 0.07 or 0.15, of the GPU 0.05 or 0.15, of the LM head 0.1 or 0.3, and one LENGTH 0.6 or 1.6
+# times as long each move it by 0.2 points or less
+NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
+SPREAD = np.array(
+    [0.1, 0.1, 0.2]
+)  # s of a layer, of its GPU beyond that, of embedding and LM head [B]
+# l [B, X], in doublings: collectives make each tensor-parallel degree a case of its own; what only
+# the GPU does changes with sizes sooner
+LENGTH = np.array([[2.5, 0.7, 1.5, 0.8], [0.7, 0.7, 1.5, 0.8], [2.5, 0.7, 1.5, 2.5]])
+MOST_CORRECTION = 0.5
+_HOST_WIDTH = 0.3  # of the launch cost where the host itself was traced: another program on it
+JITTER = 1e-6
+BLOCKS = len(SPREAD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """What is known of step effects and blocks, before or after rows were seen."""
+
+    theta: np.ndarray  # [K] logs of step effects
+    cells: np.ndarray  # [C, X]
+    corrections: np.ndarray  # [B, C] of their blocks
+    covariance: np.ndarray  # [K + B C, K + B C] of both
+    rows: int = 0
+    noise: float = NOISE  # of the rows' log times
+    evidence: float = 0.0  # log likelihood of the rows, knobs and corrections integrated out
+
+    @property
+    def effects(self) -> StepEffects:
+        return effects_of(self.theta)
+
+    @staticmethod
+    def before(host: Host | None = None) -> Adapted:
+        """What is believed without rows; launching as `host` showed it, where one is given."""
+        theta, widths = beliefs(host)
+        none = np.zeros((0, LENGTH.shape[1]))
+        return Adapted(theta, none, np.zeros((BLOCKS, 0)), np.diag(widths**2))
+
+    def of_cells(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of cells [N, X]: corrections [B, N], weights on known ones [B, N, C], variance left."""
+        unique, of = np.unique(cells, axis=0, return_inverse=True)
+        of = of.reshape(-1)
+        weights = np.zeros((BLOCKS, len(unique), len(self.cells)))
+        left = np.ones((BLOCKS, len(unique)))
+        for block in range(BLOCKS if len(self.cells) else 0):
+            alike = correlation(unique, self.cells, block)
+            among = correlation(self.cells, self.cells, block) + JITTER * np.eye(len(self.cells))
+            weights[block] = cho_solve(cho_factor(among, lower=True), alike.T).T
+            left[block] = np.maximum(1.0 - (weights[block] * alike).sum(1), 0.0)
+        corrections = np.einsum("bnc,bc->bn", weights, self.corrections)
+        corrections = np.clip(corrections, -MOST_CORRECTION, MOST_CORRECTION)
+        return corrections[:, of], weights[:, of], left[:, of]
+
+    def logs(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Corrections of cells [N, X] as the composition takes them, [N] each."""
+        return logs_of(self.of_cells(cells)[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptation:
+    """Step effects by group, and recompute labels that measured rows contradict, by source."""
+
+    groups: Mapping[str, Adapted]
+    recompute: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # by source and mode
+    likelihoods: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    host: Host | None = None
+    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # rows of groups that have too few to be fitted
+    few: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def of(self, group: str) -> tuple[Adapted, str]:
+        """(what to predict a group by, whose rows that is: "" for nobody's)."""
+        framework, arch = group.split(" on ")
+
+        def strangeness(known: str) -> tuple[bool, bool, bool, int]:
+            other_framework = not known.startswith(f"{framework} on ")
+            other_arch = not known.endswith(f" on {arch}")
+            return known != group, other_framework, other_arch, -self.groups[known].rows
+
+        known = min(self.groups, key=strangeness, default="")
+        if not known or all(strangeness(known)[:3]):
+            return Adapted.before(self.host), ""
+        one = self.groups[known]
+        if known != group:
+            one = dataclasses.replace(one, noise=float(np.hypot(one.noise, _ELSEWHERE)))
+        return one, known
+
+    def note_of(self, group: str) -> str:
+        """Whose rows a group is predicted by, as a note has it; "" where that is its own."""
+        whose, few = self.of(group)[1], self.few.get(group, 0)
+        if whose == group:
+            return ""
+        if whose:
+            since = f", since those of {group} are too few ({few})" if few else ""
+            return f"fitted to rows of {whose}{since}"
+        why = "no measured steps" + (f" of {group}" if self.groups else "")
+        if few:
+            why = f"measured steps of {group} too few to fit ({few})"
+        return f"{why}: believed efficiencies alone"
+
+    def save(self, path: str | Path) -> None:
+        """Write everything into one JSON file."""
+        groups = {
+            name: {"knobs": dict(zip(NAMES, np.exp(one.theta).tolist(), strict=True))}
+            | {field: getattr(one, field).tolist() for field in _ARRAYS}
+            | {field: getattr(one, field) for field in _NUMBERS}
+            for name, one in self.groups.items()
+        }
+        document = {
+            "groups": groups, "recompute": dict(self.recompute),
+            "likelihoods": {k: dict(v) for k, v in self.likelihoods.items()},
+            "host": None if self.host is None else self.host.model_dump(),
+            "provenance": dict(self.provenance), "few": dict(self.few),
+        }  # fmt: skip
+        write_json(path, _KIND, SCHEMA_VERSION, document)
+
+    @staticmethod
+    def load(path: str | Path) -> Adaptation:
+        """What `save` wrote, a file or the model folder that holds it; `InputError` for others."""
+        if Path(path).is_dir():
+            path = Path(path) / STEPS_FILE
+        saved = read_json(path, _KIND, SCHEMA_VERSION)
+        try:
+            groups = {name: _read(one) for name, one in saved["groups"].items()}
+            host = None if saved["host"] is None else Host(**saved["host"])
+            if bad := [mode for mode in saved["recompute"].values() if mode not in MODES]:
+                raise ValueError(f"{bad[0]!r} is no recompute mode")
+            likelihoods = {
+                source: {mode: float(one) for mode, one in found.items()}
+                for source, found in saved["likelihoods"].items()
+            }
+            # files of earlier versions have no `few`
+            few = {name: int(count) for name, count in saved.get("few", {}).items()}
+            provenance = dict(saved["provenance"])
+            return Adaptation(groups, dict(saved["recompute"]), likelihoods, host, provenance, few)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            if isinstance(error, KeyError):
+                why = f"{error} is missing"
+            raise InputError(f"{path} is damaged ({why}); fit the rows again") from error
+
+
+def beliefs(host: Host | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Believed logs of step effects and their widths [K]."""
+    medians = np.log([BELIEFS[name].median for name in NAMES])
+    widths = np.array([BELIEFS[name].width for name in NAMES])
+    if host is not None:
+        medians[NAMES.index("launch_s")] = np.log(launch_s(host))
+        widths[NAMES.index("launch_s")] = _HOST_WIDTH
+    return medians, widths
+
+
+def launch_s(host: Host) -> float:
+    """Seconds of a host from launch to launch, at one per op (T1 + T2 + T4 + T3 of Lin et al.)."""
+    if host.launch_call_s.shared is None:
+        raise InputError(
+            f"expected a host that was seen to launch kernels, got {host.source}, which never did;"
+            " fit more traces"
+        )
+    launching = (host.before_launch_s, host.launch_call_s, host.after_launch_s)
+    parts = (host.between_ops_s, *(one.shared for one in launching))
+    return sum(part.median_s for part in parts if part is not None)
+
+
+def alike_left(adapted: Adapted, cells: np.ndarray, block: int) -> np.ndarray:
+    """Correlation that known cells leave open of a block's corrections of others [N, N]."""
+    among = correlation(cells, cells, block)
+    if not len(adapted.cells):
+        return among
+    known = correlation(adapted.cells, adapted.cells, block) + JITTER * np.eye(len(adapted.cells))
+    across = correlation(cells, adapted.cells, block)
+    return np.asarray(among - across @ cho_solve(cho_factor(known, lower=True), across.T))
+
+
+def logs_of(corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Corrections [B, N] as composed: of a layer's GPU, of its host, of embedding and head."""
+    layer, gpu, outer = corrections
+    return layer + gpu, layer, outer
+
+
+def correlation(a: np.ndarray, b: np.ndarray, block: int) -> np.ndarray:
+    """Correlation of a block's corrections of cells [a, b]."""
+    away = np.sqrt(3.0) * np.sqrt((((a[:, None] - b[None]) / LENGTH[block]) ** 2).sum(-1))
+    return np.asarray((1 + away) * np.exp(-away))
+
+
+def _read(one: Mapping[str, Any]) -> Adapted:
+    effects = one["knobs"]
+    if lacking := [name for name in NAMES if name not in effects]:
+        raise ValueError(f"knob {lacking[0]} is missing")
+    if other := [name for name in effects if name not in NAMES]:
+        raise ValueError(f"{other[0]!r} is no knob{closest(other[0], NAMES)}")
+    numbers = {name: one[name] for name in _NUMBERS}
+    for name, value in (*effects.items(), *numbers.items()):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} is no number but {value!r}")
+    values = np.array([float(effects[name]) for name in NAMES])
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise ValueError("a knob is not positive")
+    cells = np.array(one["cells"], float).reshape(-1, LENGTH.shape[1])
+    corrections = np.array(one["corrections"], float).reshape(len(SPREAD), len(cells))
+    covariance = np.array(one["covariance"], float)
+    noise, evidence = float(one["noise"]), float(one["evidence"])
+    arrays = np.concatenate([cells.ravel(), corrections.ravel(), [evidence]])
+    if not (np.isfinite(arrays).all() and 0 < noise < np.inf):
+        raise ValueError("a number is not finite")
+    shape = (len(NAMES) + corrections.size,) * 2
+    if covariance.shape != shape or not np.isfinite(covariance).all():
+        raise ValueError("the covariance does not have the shape of knobs and corrections")
+    theta = np.log(values)
+    return Adapted(theta, cells, corrections, covariance, int(one["rows"]), noise, evidence)

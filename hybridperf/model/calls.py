@@ -1,0 +1,104 @@
+"""Calls: what a model prices. An op, a collective, given seconds, a chain of such rows, each by
+itself or in its place in a training step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.ops import GROUPS, OpCall, columns
+
+GIVEN, CHAIN = "given", "chain"
+KINDS = (*GROUPS, *COLLECTIVES, GIVEN, CHAIN)  # what a row's seconds are reported under
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveCall:
+    """A collective of all its ranks; `bytes` per rank, as in tables (`collectives/traffic.py`)."""
+
+    collective: str  # our name of it
+    bytes: float
+    ranks: int
+    nodes: int = 1
+    # of an all-to-all whose ranks differ: from rank i to rank j [n, n]
+    pair_bytes: tuple[tuple[float, ...], ...] | None = None
+    words: tuple[tuple[str, str], ...] = ()  # `lib`, `variant`, ... as in tables, where known
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Most that lie on one node, where they are spread as evenly as whole ranks can be."""
+        return -(-self.ranks // self.nodes)
+
+    @staticmethod
+    def between(
+        pair_bytes: tuple[tuple[float, ...], ...], nodes: int = 1,
+        words: tuple[tuple[str, str], ...] = (),
+    ) -> CollectiveCall:  # fmt: skip
+        """An all-to-all by what each rank sends to each [n, n]."""
+        most, ranks = max(sum(row) for row in pair_bytes), len(pair_bytes)
+        return CollectiveCall("alltoall", most, ranks, nodes, pair_bytes, words)
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenSeconds:
+    """Time that is known without a model: what a host takes to launch, or to read a batch."""
+
+    value: float
+    what: str = "host"
+
+
+@dataclasses.dataclass(frozen=True)
+class CallChain:
+    """Rows one after the other as one row and one node: a part that is composed, not flattened."""
+
+    # (row, counted from 1, that is none of this kind; how often)
+    parts: tuple[tuple[int, int], ...]
+    what: str = CHAIN
+
+
+Call = OpCall | CollectiveCall | GivenSeconds | CallChain
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlace:
+    """A call's place in a training step: which step effects count for it, and how often."""
+
+    role: str = ""  # of `step_effects.ROLES`
+    count: float = 1.0  # kernels, nodes, or times that what the role adds is added
+    block: str = ""  # of BLOCK_LOGS: whose correction counts
+
+
+@dataclasses.dataclass(frozen=True)
+class InStep:
+    """Places of a workload's calls in a training step, and what its corrections depend on."""
+
+    places: tuple[StepPlace, ...]  # [U]
+    framework: str  # whose step effects count, as tables name it
+    # log2 of hidden size, tensor parallelism, tokens of a micro-batch on a rank, sequence
+    cell: tuple[float, ...]
+    # a call for what each step effect multiplies: where none like it was measured, an interval is
+    # wider
+    probes: tuple[tuple[str, OpCall | CollectiveCall], ...] = ()
+
+
+BLOCK_LOGS = ("", "layer", "host", "outer")  # no correction, or which of `Adapted.logs`
+
+
+def kind_of(call: Call) -> int:
+    """Index into KINDS of what a row's seconds are reported under."""
+    if isinstance(call, OpCall):
+        return int(call.op.group_index())
+    if isinstance(call, CollectiveCall):
+        return KINDS.index(call.collective)
+    return KINDS.index(CHAIN if isinstance(call, CallChain) else GIVEN)
+
+
+def call_columns(call: Call) -> dict[str, object]:
+    """A row of the duration table as a row of a table for people."""
+    if isinstance(call, OpCall):
+        return columns(call.op)
+    if isinstance(call, CollectiveCall):
+        sizes = {"bytes": call.bytes, "n_gpus": call.ranks, "n_nodes": call.nodes}
+        return {"op": call.collective, **sizes}
+    return {"op": call.what}

@@ -1,0 +1,70 @@
+"""What single frameworks wait for besides their layers' work, as measured sweeps of them show it;
+which framework does it: `frameworks.toml`. The sweep is the Ultra-Scale Playbook's (Hugging Face
+2025, 862 layouts run by nanotron).
+
+    ring waits               collectives over nodes take about half a millisecond per node, or the
+                             links' time, whichever is more (role `tp_waiting`)
+    crossing pipelines       with tensor parallelism and stages on several nodes, the host of each
+                             layer waits about 2 ms for each tensor-parallel rank, forward and
+                             backward together, whatever the micro-batch
+    gathers by layer         updated weights come back layer by layer around a ring: some 30 us for
+                             each layer and data rank
+    whole gradients beside   without a sharded optimizer they are reduced during the last
+                             micro-batch's backward pass
+    stalls                   each message between stages takes a quarter of a second: 2 messages per
+                             micro-batch and stage with two stages, 4 with more. With tensor
+                             parallelism over four nodes always; below that by chance
+                             (`training/steps/cross_node.py`)
+"""
+
+from __future__ import annotations
+
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import does
+
+SURELY_NODES = 4  # of a tensor-parallel group: from here on every run with a pipeline stalled
+TWO_STAGES, MORE_STAGES = 2.0, 4.0  # messages of one micro-batch that a stage sends or awaits
+_BUCKET_BYTES = 25e6  # PyTorch's default
+
+
+def stall_messages(config: TransformerConfig) -> float:
+    """Messages of one micro-batch that stall where a run does; 0 where none can."""
+    layout = config.layout
+    if not does(config.framework, "crossing_pipelines"):
+        return 0.0
+    if layout.pp == 1 or layout.ranks <= config.gpus_per_node:
+        return 0.0
+    return TWO_STAGES if layout.pp == 2 else MORE_STAGES
+
+
+def sure_stalls(config: TransformerConfig) -> float:
+    """Messages of one micro-batch that stall in every run."""
+    return stall_messages(config) * (config.group("tp").nodes >= SURELY_NODES)
+
+
+def layer_waits(config: TransformerConfig, tp_calls: float) -> tuple[tuple[str, float], ...]:
+    """What a layer's host waits for, forward or backward: roles and how often each counts."""
+    tp = config.group("tp")
+    if tp.ranks == 1 or not stall_messages(config):
+        return ()
+    ring = (("ring", tp.nodes * tp_calls),) if tp.nodes > 1 and tp_calls else ()
+    return (("crossing", tp.ranks / 2), *ring)
+
+
+def layers_gathered(config: TransformerConfig, layers: float) -> float:
+    """Layers x data ranks of a rank whose updated weights are gathered by layer."""
+    layout = config.layout
+    if not does(config.framework, "gathers_by_layer") or layout.zero not in (1, 2):
+        return 0.0
+    return layers * layout.data_ranks if layout.data_ranks > 1 else 0.0
+
+
+def reduces_beside(config: TransformerConfig) -> bool:
+    """Whether gradients are reduced during the last micro-batch's backward pass."""
+    whole = does(config.framework, "reduces_whole_gradients_beside") and config.layout.zero == 0
+    return config.overlap_gradients or whole
+
+
+def bucket_bytes(config: TransformerConfig) -> float:
+    """Bytes of gradients that are reduced together while the backward pass goes on."""
+    return config.bucket_bytes if config.overlap_gradients else _BUCKET_BYTES
