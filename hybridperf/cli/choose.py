@@ -28,7 +28,7 @@ _MEASURED_ON, _INVERT_MS, _PRECONDITION_MS = "v100_sxm2", 80.8, 8.9
 _MODEL = "dlrm-a, a published shape, or a .toml or .json file of sizes"
 _SYSTEM = "a name of `hybridperf systems` or a .toml file; of dlrm-a MAD-Max's ZionEX"
 _BATCH = "samples of a step over all GPUs"
-_LAW = "stages: ours, times of stages added; mad-max: its own arithmetic"
+_LAW = "priced: ours, by calibrated devices and links; mad-max: its own arithmetic"
 _BY = "kind: one strategy per class of layers; layer: per layer"
 _RUN_DTYPE = "of weights and activations; Chimera's own runs were fp32"
 _INVERT = "to invert the factors of a layer of BERT-large; of a V100's, scaled, if not given"
@@ -44,33 +44,47 @@ def strategies(
     batch: Annotated[int | None, Option(help=f"{_BATCH}; of dlrm-a 512 a GPU", min=1)] = None,
     system: Annotated[str, Option(help=_SYSTEM)] = "",
     device: Accelerator = "",
-    law: Annotated[str, Option(help=_LAW)] = "stages",
+    law: Annotated[str, Option(help=_LAW)] = "priced",
     by: Annotated[str, Option(help=_BY)] = "kind",
-    compute: Annotated[float, Option(help="share of peak that products reach")] = 0.6,
-    memory: Annotated[float, Option(help="share of memory bandwidth that is reached")] = 0.8,
-    links: Annotated[float, Option(help="share of links' bandwidths that is reached")] = 0.8,
+    compute: Annotated[float, Option(help="share of peak that products reach, of mad-max")] = 0.6,
+    memory: Annotated[
+        float, Option(help="share of memory bandwidth that is reached, of mad-max")
+    ] = 0.8,
+    links: Annotated[
+        float, Option(help="share of links' bandwidths that is reached, of mad-max")
+    ] = 0.8,
     top: Annotated[int, Option(help="how many of the best are shown", min=1)] = 10,
     out: Table = None,
 ) -> None:
     """Which of ddp, fsdp, tp and mp for which class of layers, in and across nodes (MAD-Max)."""
     from hybridperf.studies import report as reports
     from hybridperf.studies.strategies import search
+    from hybridperf.studies.strategies.planned import transformer_strategies
 
+    common.compilation_cache()
     layers, local = search.named_layers(model)
     if local is None and not system:
         known = "`hybridperf systems` lists those known"
         raise wrong(f"expected --system NAME for {model}, got none; {known}")
     if local is None and batch is None:
         raise wrong(f"expected --batch for {model}, got none; give {_BATCH}")
+    if local is None and batch is not None and law == search.PRICED:
+        if by != "kind":
+            raise wrong("expected --by kind: one strategy is of all layers of a Transformer")
+        ways = transformer_strategies(model, system, gpus, batch, device=device or None)
+        print(reports.transformer_report(model, system, gpus, batch, ways, top))
+        _write(ways, out)
+        return
     shares = {"compute": compute, "memory": memory, "links": links}
-    cluster = search.named_cluster(system, gpus, device or None, **shares)
-    cost_model = search.named_cost_model(law, cluster)
+    cost_model = search.named_cost_model(law, system, gpus, device or None, **shares)
+    cluster = cost_model.cluster
     samples = (local or 0) * gpus if batch is None else batch
     found = search.search_strategies(layers, cost_model, samples, by=by, fitting=False)
     print(reports.strategies_report(model, cluster, samples, found, top))
     usual_batch = local is not None and batch is None
     if usual_batch and not system and gpus % cluster.gpus_per_node == 0 and gpus >= 8:
-        print("\n" + reports.published_report(gpus))
+        ours = search.named_cost_model(search.PRICED, "", gpus)
+        print("\n" + reports.published_report(gpus, ours))
     _write(found, out)
     if not found["fits"].any():
         fixed, plans = None if usual_batch else samples, local is None
