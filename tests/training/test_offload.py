@@ -144,6 +144,10 @@ def test_tiers_of_known_systems_and_refusals() -> None:
         nvme_bytes_per_s=100e9,
     )
     assert (cpu.bytes, cpu.bytes_per_s) == (100e9, 3e9)
+    named = tiers.system_tiers("dgx2", cpu_bytes=1.6e12, cpu_bytes_per_s=48e9)
+    assert named == (cpu,)
+    with pytest.raises(InputError, match="unknown system 'dgx22'.*dgx2"):
+        tiers.system_tiers("dgx22", cpu_bytes=1.6e12)
     assert nvme.bytes_per_s == 3e9  # what lies there passes CPU memory
     with pytest.raises(InputError, match="bandwidth above 0"):
         tiers.Tier("tape", 1e15, 0.0)
