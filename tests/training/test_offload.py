@@ -146,7 +146,7 @@ def test_tiers_of_known_systems_and_refusals() -> None:
     assert (cpu.bytes, cpu.bytes_per_s) == (100e9, 3e9)
     named = tiers.system_tiers("dgx2", cpu_bytes=1.6e12, cpu_bytes_per_s=48e9)
     assert named == (cpu,)
-    with pytest.raises(InputError, match="unknown system 'dgx22'.*dgx2"):
+    with pytest.raises(InputError, match=r"unknown system 'dgx22'.*dgx2"):
         tiers.system_tiers("dgx22", cpu_bytes=1.6e12)
     assert nvme.bytes_per_s == 3e9  # what lies there passes CPU memory
     with pytest.raises(InputError, match="bandwidth above 0"):
