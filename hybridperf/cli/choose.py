@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -13,6 +13,8 @@ from hybridperf.cli.common import Accelerator, MemoryBytes, ShapeName, SystemNam
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from hybridperf.workloads.transformer import Layout
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -107,30 +109,36 @@ def chimera(
     import dataclasses
 
     from hybridperf.studies import report as reports
-    from hybridperf.studies.chimera import pipeline_like, pipelines
-    from hybridperf.training.plans.setup import layer_forward_s, training_setup
-    from hybridperf.training.steps.memory_fit import USABLE
+    from hybridperf.studies.chimera import pipeline_like, pipelines, planned
+    from hybridperf.training.plans.setup import training_setup
+    from hybridperf.workloads.memory import memory
     from hybridperf.workloads.transformer import load_shape
 
     common.compilation_cache()
     shape = load_shape(model)
     if seq is not None:
         shape = dataclasses.replace(shape, seq=seq)
-    shared = training_setup(shape, system, device=device or None, dtype=dtype)
-    capacity = USABLE * (shared.machine.memory_bytes if memory_bytes is None else memory_bytes)
-    fabric, layer_s = shared.machine.system, layer_forward_s(shared)
-    link, latency_s = fabric.link_bytes_per_s(gpus), fabric.latency_s
+    shared = training_setup(
+        shape, system, device=device or None, dtype=dtype, memory_bytes=memory_bytes
+    )
+    template, law, capacity = shared.template, planned(shared), shared.capacity_bytes
+    counted: dict[str, Any] = {
+        "dtype": template.dtype, "grad_bytes": template.gradient_bytes,
+        "optimizer": template.optimizer, "attention": template.attention,
+        "dropout": template.dropout, "split": template.stage_split, "knobs": shared.memory_knobs,
+    }  # fmt: skip
     found = {
         schedule: pipelines(
-            shape, gpus, batch, capacity, layer_s, latency_s=latency_s, bytes_per_s=link,
-            dtype=dtype, schedule=schedule, largest=False,
+            shape, gpus, batch, capacity, law=law, schedule=schedule, largest=False, **counted
         )
         for schedule in ("chimera", "1f1b")
-    }  # fmt: skip
+    }
     best = found["chimera"][0]
-    alike = pipeline_like(
-        shape, best, batch, layer_s, "1f1b", latency_s=latency_s, bytes_per_s=link, dtype=dtype
-    )
+
+    def memory_bytes_of(layout: Layout) -> float:
+        return float(memory(shape, layout, **counted).peak_bytes)
+
+    alike = pipeline_like(best, batch, law, "1f1b", memory_bytes_of)
     print(reports.pipelines_report(shape.name, gpus, batch, found, alike, capacity, dtype))
     _write(reports.pipelines_frame(found), out)
 

@@ -188,7 +188,7 @@ def pipelines_report(
         "recompute": lambda row: row.recompute,
         "memory": lambda row: quantity(row.memory_bytes, "B"),
         "pipeline": lambda row: seconds(row.pipeline_s),
-        "all-reduce left": lambda row: seconds(row.unoverlapped_s),
+        "sending left": lambda row: seconds(row.unoverlapped_s),
         "step": lambda row: seconds(row.step_s),
     }
     table = text.items_table(pipelines_frame(found).itertuples(), columns)
