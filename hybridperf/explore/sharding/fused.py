@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.step_table import row_seconds, step_table
 from hybridperf.engine.workload import Call, CollectiveCall, PeakMemory, Workload
 from hybridperf.explore.sharding.cost import (
     DIRECTIONS,
@@ -116,6 +117,7 @@ class KernelPricer:
                 calls += new
                 owner += [(number, way)] * len(new)
         out = np.zeros((len(held), len(DIRECTIONS)))
-        np.add.at(out, tuple(np.array(owner).T), self._model.op_seconds(self._model.table(calls)))
+        seconds = row_seconds(self._model, step_table(self._model, calls))
+        np.add.at(out, tuple(np.array(owner).T), seconds)
         for some, (forward_s, backward_s) in zip(held, out.tolist(), strict=True):
             self._known[some] = forward_s, backward_s
