@@ -38,6 +38,7 @@ from .report.perfetto import write_timeline as write_timeline
 from .report.plan import plan_report as plan_report
 from .report.search import convergence_plot as convergence_plot
 from .report.search import search_report as search_report
+from .training.offload.layouts import offloaded_layouts as offloaded_layouts
 from .training.offload.step import offload as offload
 from .training.offload.tier import Tier as Tier
 from .training.offload.tier import node_tiers as node_tiers

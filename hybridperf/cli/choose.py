@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -13,6 +13,8 @@ from hybridperf.cli.common import Accelerator, MemoryBytes, ShapeName, SystemNam
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from hybridperf.workloads.transformer import Layout
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,7 +30,7 @@ _MEASURED_ON, _INVERT_MS, _PRECONDITION_MS = "v100_sxm2", 80.8, 8.9
 _MODEL = "dlrm-a, a published shape, or a .toml or .json file of sizes"
 _SYSTEM = "a name of `hybridperf systems` or a .toml file; of dlrm-a MAD-Max's ZionEX"
 _BATCH = "samples of a step over all GPUs"
-_LAW = "stages: ours, times of stages added; mad-max: its own arithmetic"
+_LAW = "priced: ours, by calibrated devices and links; mad-max: its own arithmetic"
 _BY = "kind: one strategy per class of layers; layer: per layer"
 _RUN_DTYPE = "of weights and activations; Chimera's own runs were fp32"
 _INVERT = "to invert the factors of a layer of BERT-large; of a V100's, scaled, if not given"
@@ -44,33 +46,47 @@ def strategies(
     batch: Annotated[int | None, Option(help=f"{_BATCH}; of dlrm-a 512 a GPU", min=1)] = None,
     system: Annotated[str, Option(help=_SYSTEM)] = "",
     device: Accelerator = "",
-    law: Annotated[str, Option(help=_LAW)] = "stages",
+    law: Annotated[str, Option(help=_LAW)] = "priced",
     by: Annotated[str, Option(help=_BY)] = "kind",
-    compute: Annotated[float, Option(help="share of peak that products reach")] = 0.6,
-    memory: Annotated[float, Option(help="share of memory bandwidth that is reached")] = 0.8,
-    links: Annotated[float, Option(help="share of links' bandwidths that is reached")] = 0.8,
+    compute: Annotated[float, Option(help="share of peak that products reach, of mad-max")] = 0.6,
+    memory: Annotated[
+        float, Option(help="share of memory bandwidth that is reached, of mad-max")
+    ] = 0.8,
+    links: Annotated[
+        float, Option(help="share of links' bandwidths that is reached, of mad-max")
+    ] = 0.8,
     top: Annotated[int, Option(help="how many of the best are shown", min=1)] = 10,
     out: Table = None,
 ) -> None:
     """Which of ddp, fsdp, tp and mp for which class of layers, in and across nodes (MAD-Max)."""
     from hybridperf.studies import report as reports
     from hybridperf.studies.strategies import search
+    from hybridperf.studies.strategies.planned import transformer_strategies
 
+    common.compilation_cache()
     layers, local = search.named_layers(model)
     if local is None and not system:
         known = "`hybridperf systems` lists those known"
         raise wrong(f"expected --system NAME for {model}, got none; {known}")
     if local is None and batch is None:
         raise wrong(f"expected --batch for {model}, got none; give {_BATCH}")
+    if local is None and batch is not None and law == search.PRICED:
+        if by != "kind":
+            raise wrong("expected --by kind: one strategy is of all layers of a Transformer")
+        ways = transformer_strategies(model, system, gpus, batch, device=device or None)
+        print(reports.transformer_report(model, system, gpus, batch, ways, top))
+        _write(ways, out)
+        return
     shares = {"compute": compute, "memory": memory, "links": links}
-    cluster = search.named_cluster(system, gpus, device or None, **shares)
-    cost_model = search.named_cost_model(law, cluster)
+    cost_model = search.named_cost_model(law, system, gpus, device or None, **shares)
+    cluster = cost_model.cluster
     samples = (local or 0) * gpus if batch is None else batch
     found = search.search_strategies(layers, cost_model, samples, by=by, fitting=False)
     print(reports.strategies_report(model, cluster, samples, found, top))
     usual_batch = local is not None and batch is None
     if usual_batch and not system and gpus % cluster.gpus_per_node == 0 and gpus >= 8:
-        print("\n" + reports.published_report(gpus))
+        ours = search.named_cost_model(search.PRICED, "", gpus)
+        print("\n" + reports.published_report(gpus, ours))
     _write(found, out)
     if not found["fits"].any():
         fixed, plans = None if usual_batch else samples, local is None
@@ -93,30 +109,36 @@ def chimera(
     import dataclasses
 
     from hybridperf.studies import report as reports
-    from hybridperf.studies.chimera import pipeline_like, pipelines
-    from hybridperf.training.plans.setup import layer_forward_s, training_setup
-    from hybridperf.training.steps.memory_fit import USABLE
+    from hybridperf.studies.chimera import pipeline_like, pipelines, planned
+    from hybridperf.training.plans.setup import training_setup
+    from hybridperf.workloads.memory import memory
     from hybridperf.workloads.transformer import load_shape
 
     common.compilation_cache()
     shape = load_shape(model)
     if seq is not None:
         shape = dataclasses.replace(shape, seq=seq)
-    shared = training_setup(shape, system, device=device or None, dtype=dtype)
-    capacity = USABLE * (shared.machine.memory_bytes if memory_bytes is None else memory_bytes)
-    fabric, layer_s = shared.machine.system, layer_forward_s(shared)
-    link, latency_s = fabric.link_bytes_per_s(gpus), fabric.latency_s
+    shared = training_setup(
+        shape, system, device=device or None, dtype=dtype, memory_bytes=memory_bytes
+    )
+    template, law, capacity = shared.template, planned(shared), shared.capacity_bytes
+    counted: dict[str, Any] = {
+        "dtype": template.dtype, "grad_bytes": template.gradient_bytes,
+        "optimizer": template.optimizer, "attention": template.attention,
+        "dropout": template.dropout, "split": template.stage_split, "knobs": shared.memory_knobs,
+    }  # fmt: skip
     found = {
         schedule: pipelines(
-            shape, gpus, batch, capacity, layer_s, latency_s=latency_s, bytes_per_s=link,
-            dtype=dtype, schedule=schedule, largest=False,
+            shape, gpus, batch, capacity, law=law, schedule=schedule, largest=False, **counted
         )
         for schedule in ("chimera", "1f1b")
-    }  # fmt: skip
+    }
     best = found["chimera"][0]
-    alike = pipeline_like(
-        shape, best, batch, layer_s, "1f1b", latency_s=latency_s, bytes_per_s=link, dtype=dtype
-    )
+
+    def memory_bytes_of(layout: Layout) -> float:
+        return float(memory(shape, layout, **counted).peak_bytes)
+
+    alike = pipeline_like(best, batch, law, "1f1b", memory_bytes_of)
     print(reports.pipelines_report(shape.name, gpus, batch, found, alike, capacity, dtype))
     _write(reports.pipelines_frame(found), out)
 

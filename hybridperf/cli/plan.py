@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -23,6 +23,7 @@ _PRICES = "your prices and power (.toml), over the shipped assumptions"
 _FRAMEWORK = "whose kernels and habits; megatron_core's if not given"
 _QUANT = "scheme that layers' products multiply in, such as fp8"
 _KNOBS = "efficiencies that `hybridperf steps --save-knobs` fitted"
+_OFFLOAD = "bytes of CPU memory a node: layouts that fit with state there, too, in OUT_offload"
 _CONFIRM = "evaluate this many neighbours of the winner with the full graph"
 
 
@@ -45,9 +46,11 @@ def plan(
     only: Annotated[list[str] | None, Option(help=_ONLY)] = None,
     knobs: Annotated[Path | None, Option(help=_KNOBS)] = None,
     confirm: Annotated[int, Option(help=_CONFIRM)] = 0,
+    offload: Annotated[float, Option(help=_OFFLOAD, min=0)] = 0.0,
     html: HtmlPage = None,
 ) -> None:
     """Find the best layout for training a model: all legal ones that fit, ranked and explained."""
+    from hybridperf.io import InputError
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.report import plan as reports
     from hybridperf.training.plans.arguments import number_of_tokens
@@ -64,25 +67,58 @@ def plan(
     if top < 1:
         raise common.wrong(f"expected --top of 1 or more, got {top}")
     common.compilation_cache()
-    found = run_plan(
-        model, system, _counts("--gpus", gpus) or [1], batch=_counts("--batch", batch) or None,
-        seq=seq, tokens=number_of_tokens(tokens, "--tokens") if tokens else None,
-        objective=objective, prices=prices, device=device or None, framework=framework, dtype=dtype,
-        quant=quant, memory_bytes=memory_bytes, only=_only(only or []),
-        adapted=None if knobs is None else Adaptation.load(knobs),
-        say=lambda how_far: print(how_far, file=sys.stderr, flush=True)
-    )  # fmt: skip
-    rows = write_layouts(found, out)
-    print(reports.plan_report(found, top))
-    if confirm:
-        print("\n" + reports.confirmed_report(found, confirmed(found, neighbours(found, confirm))))
-    print(f"\n{rows:,} legal layouts in {out}, those that fit first, best first")
-    if html:
-        from hybridperf.report.html import write_page
-        from hybridperf.report.html.of_plan import plan_page
+    counts, batches = _counts("--gpus", gpus) or [1], _counts("--batch", batch) or None
+    if offload and (len(counts) > 1 or batches is None or len(batches) > 1):
+        raise common.wrong("expected one number in --gpus and one in --batch with --offload")
+    asked: dict[str, Any] = {
+        "seq": seq, "device": device or None, "framework": framework, "dtype": dtype,
+        "quant": quant, "memory_bytes": memory_bytes, "only": _only(only or []),
+        "adapted": None if knobs is None else Adaptation.load(knobs),
+    }  # fmt: skip
+    fitting_s = None
+    try:
+        found = run_plan(
+            model, system, counts, batch=batches,
+            tokens=number_of_tokens(tokens, "--tokens") if tokens else None, objective=objective,
+            prices=prices, say=lambda how_far: print(how_far, file=sys.stderr, flush=True), **asked
+        )  # fmt: skip
+    except InputError:
+        if not offload:
+            raise
+    else:
+        rows, fitting_s = write_layouts(found, out), found.step_s(found.choice(0))
+        print(reports.plan_report(found, top))
+        if confirm:
+            checked = confirmed(found, neighbours(found, confirm))
+            print("\n" + reports.confirmed_report(found, checked))
+        print(f"\n{rows:,} legal layouts in {out}, those that fit first, best first")
+        if html:
+            from hybridperf.report.html import write_page
+            from hybridperf.report.html.of_plan import plan_page
 
-        write_page(plan_page(found), html)
-        common.page_written(html)
+            write_page(plan_page(found), html)
+            common.page_written(html)
+    if offload and batches:
+        _offloaded(model, system, counts[0], batches[0], offload, top, out, fitting_s, asked)
+
+
+def _offloaded(
+    model: str, system: str, gpus: int, batch: int, cpu_bytes: float, top: int, out: Path,
+    fitting_s: float | None, asked: dict[str, Any],
+) -> None:  # fmt: skip
+    """Layouts that fit with state in CPU memory; `fitting_s`: of the best that fits without."""
+    from hybridperf.io import write_table
+    from hybridperf.report import plan as reports
+    from hybridperf.training.offload import system_tiers
+    from hybridperf.training.offload.layouts import offloaded_frame, offloaded_layouts
+
+    tiers = system_tiers(system, cpu_bytes=cpu_bytes)
+    found = offloaded_layouts(model, system, gpus, tiers, batch=batch, count=top, **asked)
+    print("\n" + reports.offloaded_report(found, cpu_bytes, fitting_s))
+    if found:
+        beside = out.with_stem(f"{out.stem}_offload")
+        write_table(offloaded_frame(found), beside)
+        print(f"\n{len(found)} of them in {beside}")
 
 
 def _counts(option: str, text: str) -> list[int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
 
 from hybridperf.report import text
+from hybridperf.training.offload.layouts import OffloadedLayout
 from hybridperf.training.plans.explain import (
     NAIVE,
     ComparedLayout,
@@ -257,3 +258,20 @@ def _apart(first: Confirmed) -> str:
         " model's own speeds; the plan adds what measured steps show in addition (exposed seconds"
         " of each kernel, slower products and loops, launches), so only orders compare"
     )
+
+
+def offloaded_report(
+    found: Sequence[OffloadedLayout], cpu_bytes: float, fitting_s: float | None
+) -> str:
+    """Layouts that fit with state in CPU memory; `fitting_s`: of the best that fits without."""
+    without = "none fits without" if fitting_s is None else f"{step_words(fitting_s)} without"
+    where = f"with {text.quantity(cpu_bytes, 'B')} of CPU memory a node"
+    if not found:
+        return f"{where}: every layout fits without"
+    columns: dict[str, Callable[[OffloadedLayout], Any]] = {
+        "layout": lambda one: layout_words(one.layout),
+        "step": lambda one: step_words(one.step_s),
+        "of it transfers": lambda one: step_words(one.offload.cost_s),
+    }
+    best = f"{where}: best {step_words(found[0].step_s)}, {without}"
+    return f"{best}\n\n{text.items_table(found, columns)}\n{found[0].offload.worst.says()}"

@@ -20,6 +20,8 @@ longer of the all-reduces, what sticks out is
                                      starts one backward before the end
 
 1F1B for comparison: one stage per worker, r = W, what sticks out is A, and K is what it is there.
+
+`planned` prices such a layout as a plan does, in place of these formulas.
 """
 
 from __future__ import annotations
@@ -30,12 +32,17 @@ from typing import Literal, NamedTuple
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError
+from hybridperf.training.plans.setup import TrainingSetup
+from hybridperf.training.steps.compose import step_seconds
+from hybridperf.training.steps.features import features
 from hybridperf.workloads.memory import MemoryKnobs, ModelStates, memory
 from hybridperf.workloads.schedules import closed_form_s
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 _BACKWARD, _BACKWARD_AGAIN = 2, 3  # forwards that a backward takes
+# seconds of a layout's step: passes and messages between stages, gradients that nothing hides
+Law = Callable[[Layout], tuple[float, float]]
 
 
 class Pipeline(NamedTuple):
@@ -55,18 +62,27 @@ class Pipeline(NamedTuple):
         """Seconds of a step."""
         return self.pipeline_s + self.unoverlapped_s
 
+    def layout(self, schedule: str) -> Layout:
+        """The same as a layout."""
+        return Layout(
+            pp=self.stages, dp=self.replicas, micro_batch=self.micro_batch,
+            accumulation=self.micro_batches, schedule=schedule,
+            recompute="full" if self.recompute == "full" else "none",
+        )  # fmt: skip
+
 
 def pipelines(
     shape: TransformerShape, workers: int, batch: int, capacity_bytes: float,
-    layer_forward_s: Callable[[int], float], *, latency_s: float, bytes_per_s: float,
-    dtype: str = "fp32", schedule: str = "chimera", recompute: bool = True, largest: bool = True,
+    layer_forward_s: Callable[[int], float] | None = None, *, latency_s: float = 0.0,
+    bytes_per_s: float = math.inf, law: Law | None = None, dtype: str = "fp32",
+    schedule: str = "chimera", recompute: bool = True, largest: bool = True,
     grad_bytes: float | None = None, optimizer: str = "adam",
     attention: Literal["fused", "unfused"] = "fused", dropout: bool = False, split: str = "even",
     states: ModelStates | None = None, knobs: MemoryKnobs | None = None,
 ) -> list[Pipeline]:  # fmt: skip
     """Every even number of stages D with its best micro-batch B, the fastest pipeline first.
 
-    The cost model of Chimera (Li and Hoefler, SC21).
+    The cost model of Chimera (Li and Hoefler, SC21), or another law.
 
     Args:
         shape: the model.
@@ -77,6 +93,7 @@ def pipelines(
             micro-batch.
         latency_s: seconds of an empty message between stages.
         bytes_per_s: bandwidth of a link.
+        law: gives the seconds of a layout in place of these three (`planned`).
         dtype: number format of weights and activations.
         schedule: "chimera" or "1f1b".
         recompute: whether a D at which no B fits may compute the forward pass again.
@@ -101,6 +118,7 @@ def pipelines(
         )  # fmt: skip
         return float(use.peak_bytes)
 
+    law = law or paper_law(shape, layer_forward_s, latency_s, bytes_per_s, dtype)
     if schedule not in ("chimera", "1f1b"):
         raise InputError(f"shapes of pipelines are chosen for chimera or 1f1b, got {schedule!r}")
     found, least = [], math.inf
@@ -114,8 +132,7 @@ def pipelines(
             fitting = [each for each in every if each.memory_bytes <= capacity_bytes]
             if fitting:
                 tried = fitting[-1:] if largest else fitting
-                rates = (layer_forward_s, latency_s, bytes_per_s, schedule, dtype)
-                priced = [_priced(shape, each, *rates) for each in tried]
+                priced = [_priced(each, law, schedule) for each in tried]
                 found.append(min(priced, key=lambda each: each.step_s))
                 break
     if not found:
@@ -129,19 +146,24 @@ def pipelines(
 
 
 def pipeline_like(
-    shape: TransformerShape, one: Pipeline, batch: int, layer_forward_s: Callable[[int], float],
-    schedule: str, *, latency_s: float, bytes_per_s: float, dtype: str = "fp32",
-) -> Pipeline | None:  # fmt: skip
+    one: Pipeline, batch: int, law: Law, schedule: str, memory_bytes: Callable[[Layout], float]
+) -> Pipeline | None:
     """The same W, D, B and recomputation under another schedule, fitting or not; or None."""
-
-    def memory_bytes(layout: Layout) -> float:
-        return float(memory(shape, layout, dtype=dtype).peak_bytes)
-
     every = _shapes(one.replicas, one.stages, batch, schedule, one.recompute, memory_bytes)
     same = [each for each in every if each.micro_batch == one.micro_batch]
-    if not same:
-        return None
-    return _priced(shape, same[0], layer_forward_s, latency_s, bytes_per_s, schedule, dtype)
+    return _priced(same[0], law, schedule) if same else None
+
+
+def planned(setup: TrainingSetup) -> Law:
+    """Seconds of a layout as a plan's: its calls priced, its schedule composed."""
+
+    def seconds(layout: Layout) -> tuple[float, float]:
+        f = features([setup.config(layout)], setup.prices)
+        parts = step_seconds(f, setup.adapted.effects)
+        out_s = float(parts.exposed_comm_s[0])
+        return float(parts.step_s[0]) - out_s, out_s
+
+    return seconds
 
 
 def _shapes(
@@ -154,29 +176,42 @@ def _shapes(
         count = batch // (replicas * micro_batch)
         if schedule == "chimera" and (count % 2 or (count > stages and count % stages)):
             continue
-        base = Layout(pp=stages, dp=replicas, micro_batch=micro_batch, accumulation=count)
-        layout = base.replace(recompute=recompute, schedule=schedule)
-        needed = memory_bytes(layout)
-        found.append(Pipeline(replicas, stages, micro_batch, count, recompute, needed, 0.0, 0.0))
+        one = Pipeline(replicas, stages, micro_batch, count, recompute, 0.0, 0.0, 0.0)
+        found.append(one._replace(memory_bytes=memory_bytes(one.layout(schedule))))
     return found
 
 
-def _priced(
-    shape: TransformerShape, one: Pipeline, layer_forward_s: Callable[[int], float],
-    latency_s: float, bytes_per_s: float, schedule: str, dtype: str,
-) -> Pipeline:  # fmt: skip
+def _priced(one: Pipeline, law: Law, schedule: str) -> Pipeline:
+    pipeline_s, unoverlapped_s = law(one.layout(schedule))
+    return one._replace(pipeline_s=pipeline_s, unoverlapped_s=unoverlapped_s)
+
+
+def paper_law(
+    shape: TransformerShape, layer_forward_s: Callable[[int], float] | None, latency_s: float,
+    bytes_per_s: float, dtype: str,
+) -> Law:  # fmt: skip
+    """The formulas above."""
+    if layer_forward_s is None:
+        raise InputError("expected layer_forward_s, latency_s and bytes_per_s, or a law, got none")
     size = DTYPE_BYTES[canonical_dtype(dtype)]
-    layers = math.ceil(shape.depth / one.stages)  # of the fullest stage, for which the others wait
-    forward_s = layers * layer_forward_s(one.micro_batch)
-    backward_s = forward_s * (_BACKWARD if one.recompute == "none" else _BACKWARD_AGAIN)
-    send_s = latency_s + one.micro_batch * shape.seq * shape.hidden * size / bytes_per_s
-    passes_s = (forward_s + send_s, backward_s + send_s)
-    pipeline_s = float(closed_form_s(schedule, one.stages, one.micro_batches, *passes_s))
-    ranks = (2 if schedule == "chimera" else 1) * one.replicas
-    gradients_bytes = layers * shape.layer_parameters * size
-    reduce_s = rabenseifner_s(ranks, gradients_bytes, latency_s, bytes_per_s)
-    out_s = unoverlapped_s(reduce_s, backward_s + send_s) if schedule == "chimera" else reduce_s
-    return one._replace(pipeline_s=pipeline_s, unoverlapped_s=out_s)
+
+    def seconds(layout: Layout) -> tuple[float, float]:
+        layers = math.ceil(shape.depth / layout.pp)  # of the fullest stage, which others wait for
+        forward_s = layers * layer_forward_s(layout.micro_batch)
+        backward_s = forward_s * (_BACKWARD if layout.recompute == "none" else _BACKWARD_AGAIN)
+        send_s = latency_s + layout.micro_batch * shape.seq * shape.hidden * size / bytes_per_s
+        passes_s = (forward_s + send_s, backward_s + send_s)
+        chimera = layout.schedule == "chimera"
+        pipeline_s = float(
+            closed_form_s(layout.schedule, layout.pp, layout.accumulation, *passes_s)
+        )
+        gradients_bytes = layers * shape.layer_parameters * size
+        ranks = (2 if chimera else 1) * layout.dp
+        reduce_s = rabenseifner_s(ranks, gradients_bytes, latency_s, bytes_per_s)
+        out_s = unoverlapped_s(reduce_s, backward_s + send_s) if chimera else reduce_s
+        return pipeline_s, out_s
+
+    return seconds
 
 
 def rabenseifner_s(ranks: int, size: float, latency_s: float, bytes_per_s: float) -> float:

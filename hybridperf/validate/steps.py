@@ -5,6 +5,7 @@ the same rows.
     sources      every published row, by beliefs alone and with rows of all other sources given
     memory       peaks and failures of the ultra-scale sweep: `step_memory.py`
     layers       Chimera's profiles: `chimera.py`
+    papers       tables of two papers: `paper_steps.py`
 
 Nothing is fitted on a row that is judged. Rows that contradict themselves are listed, predicted and
 judged apart; rows that belong to a slow mode (`steps/cross_node.py`) are judged with and without.
@@ -25,14 +26,14 @@ from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.memory_fit import endings
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import ResolvedRows, resolve
-from hybridperf.validate import chimera, harness, step_memory
+from hybridperf.validate import chimera, harness, paper_steps, step_memory
 from hybridperf.validate.harness import Found, ResultLine
 from hybridperf.validate.scores import SLOW, Scores, mean_of, scores
 from hybridperf.validate.step_baselines import NAMES, baseline_rows, fit
 from hybridperf.validate.step_splits import DRAWS, FOLDS, STEP_GOALS, splits
 
 FILES = ("training_steps/vtrain_steps_dev.csv.gz", "training_steps/train_steps_dev.csv.gz")
-TASKS = ("splits", "sources", "memory", "layers")
+TASKS = ("splits", "sources", "memory", "layers", "papers")
 QUICK_DRAWS, QUICK_FOLDS, QUICK_ROWS = 2, 1, 60
 OTHER_SOURCES_ROWS = 300  # more of other sources teach no more
 HOST_BOUND = 0.10  # share of a step that waits for the host
@@ -81,7 +82,7 @@ def run(
     tasks: Sequence[str] | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Print all tables and write them to `out`; `tasks`: splits, sources, memory, layers."""
+    """Print all tables and write them to `out`; `tasks`: `TASKS`."""
     wanted = harness.tasks_of(tasks, TASKS)
     harness.publish(out, "steps", _found(Path(data), wanted, quick), say)
 
@@ -113,6 +114,8 @@ def _found(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
     if "layers" in wanted:
         report = chimera.report(read_table(data / chimera.FILE))
         yield Found(report.text(), {"layers": report.lines}, report.result_lines())
+    if "papers" in wanted:
+        yield paper_steps.judge()
     yield Found(contradictions_text(measured))
 
 

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from hybridperf import studies as choices
 from hybridperf.io import InputError
-from hybridperf.studies.chimera import rabenseifner_s, unoverlapped_s
+from hybridperf.studies.chimera import planned, rabenseifner_s, unoverlapped_s
 from hybridperf.studies.kaisa import balanced
+from hybridperf.training.plans.run import plan
+from hybridperf.training.plans.setup import training_setup
 from hybridperf.workloads.memory import memory
 from hybridperf.workloads.schedules import BACKWARD, closed_form_s, schedule
 from hybridperf.workloads.transformer.layout import Layout
@@ -107,6 +109,22 @@ def test_one_choice_by_hand() -> None:
     reduce_s = rabenseifner_s(4, 4 * BERT.layer_parameters * 4, 5e-6, 8e9)
     assert reduce_s == pytest.approx(4 * 5e-6 + 1.5 * 16 * BERT.layer_parameters / 8e9)
     assert one.unoverlapped_s == pytest.approx(max(reduce_s, 2 * reduce_s - 2 * forward_s - send_s))
+
+
+def test_a_law_of_plans_gives_their_seconds() -> None:
+    setup = training_setup(BERT, "aic_a100_sxm")
+    law = planned(setup)
+    found = choices.pipelines(BERT, 16, 64, 80e9, law=law, schedule="1f1b", largest=False)
+    best = found[0]
+    only = {
+        "pp": best.stages, "dp": best.replicas, "micro_batch": best.micro_batch, "tp": 1, "zero": 0,
+        "schedule": "1f1b", "recompute": best.recompute,
+    }  # fmt: skip
+    by_plan = plan(BERT, "aic_a100_sxm", 16, batch=64, only=only)
+    steps_s = [by_plan.step_s(by_plan.choice(rank)) for rank in range(len(by_plan))]
+    assert min(abs(s / best.step_s - 1) for s in steps_s) < 1e-6
+    with pytest.raises(InputError, match="expected layer_forward_s"):
+        choices.pipelines(BERT, 16, 64, 80e9)
 
 
 def test_less_memory_asks_for_smaller_micro_batches_and_then_for_recomputation() -> None:

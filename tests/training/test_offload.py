@@ -3,14 +3,18 @@ of anything never hurts.
 """
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridperf.cli.app import main
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError
 from hybridperf.training import offload as tiers
+from hybridperf.training.offload.layouts import offloaded_layouts
 from hybridperf.training.offload.step import Movable, StageOffload, stage_offload
+from hybridperf.training.plans.run import plan
 from hybridperf.workloads.memory import ModelStates, memory
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.zoo import load_shape
@@ -144,8 +148,56 @@ def test_tiers_of_known_systems_and_refusals() -> None:
         nvme_bytes_per_s=100e9,
     )
     assert (cpu.bytes, cpu.bytes_per_s) == (100e9, 3e9)
+    named = tiers.system_tiers("dgx2", cpu_bytes=1.6e12, cpu_bytes_per_s=48e9)
+    assert named == (cpu,)
+    with pytest.raises(InputError, match=r"unknown system 'dgx22'.*dgx2"):
+        tiers.system_tiers("dgx22", cpu_bytes=1.6e12)
     assert nvme.bytes_per_s == 3e9  # what lies there passes CPU memory
     with pytest.raises(InputError, match="bandwidth above 0"):
         tiers.Tier("tape", 1e15, 0.0)
     with pytest.raises(InputError, match="overlap is a share"):
         tiers.offload(GPT, Layout(tp=8, pp=8), 40e9, TWO, 1.0, overlap=2.0)
+
+
+def test_layouts_of_a_plan_that_fit_only_with_state_elsewhere() -> None:
+    asked = ("gpt3-6.7b", "aic_a100_sxm", 1)
+    with pytest.raises(InputError, match=r"no layout of gpt3-6\.7b fits"):
+        plan(*asked, batch=8)
+    room = tiers.system_tiers("aic_a100_sxm", cpu_bytes=8e12)
+    found = offloaded_layouts(*asked, room, batch=8, count=3)
+    assert [one.step_s for one in found] == sorted(one.step_s for one in found)
+    best = found[0]
+    stage = best.offload.worst
+    over = stage.needed_bytes - stage.capacity_bytes
+    assert stage.moved_bytes == {("optimizer", "CPU memory"): pytest.approx(over)}
+    # the optimizer's state goes to and fro once a step, over the GPU's own link
+    assert best.offload.cost_s == pytest.approx(2 * over / room[0].bytes_per_s)
+    roomy = plan(*asked, batch=8, memory_bytes=200e9)
+    assert best.plan_s == pytest.approx(
+        next(
+            roomy.step_s(roomy.choice(rank))
+            for rank in range(len(roomy))
+            if roomy.layout(roomy.choice(rank)) == best.layout
+        )
+    )
+    assert offloaded_layouts(*asked, room, batch=8, memory_bytes=900e9) == []
+    with pytest.raises(InputError, match="fits with 1 GB elsewhere for each, got none"):
+        offloaded_layouts(*asked, (tiers.Tier("CPU memory", 1e9, 3e9),), batch=8)
+
+
+def test_a_plan_says_what_offload_would_allow(capsys, tmp_path) -> None:
+    asked = ["plan", "--model", "gpt3-6.7b", "--system", "aic_a100_sxm", "--gpus", "1"]
+    asked += ["--out", str(tmp_path / "plan.csv")]
+    with pytest.raises(SystemExit) as done:
+        main([*asked, "--batch", "8", "--offload", "8e12", "--top", "2"])
+    assert done.value.code == 0
+    text = capsys.readouterr().out
+    assert "none fits without" in text
+    assert "optimizer state to CPU memory" in text
+    frame = pd.read_csv(tmp_path / "plan_offload.csv")
+    assert len(frame) == 2
+    assert np.allclose(frame["time_s"], frame["plan_s"] + frame["offload_s"])
+    with pytest.raises(SystemExit) as done:
+        main([*asked, "--offload", "8e12"])
+    assert done.value.code == 2
+    assert "one in --batch with --offload" in capsys.readouterr().err

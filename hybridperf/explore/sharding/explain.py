@@ -57,7 +57,7 @@ def result(
         ranks=cost.ranks,
         nodes=cost.nodes,
         method=best.method,
-        step_s=float(parts.step_s),
+        step_s=predicted.time_s,
         low_s=predicted.low_s,
         high_s=predicted.high_s,
         parts=parts,

@@ -13,11 +13,12 @@ A layer is `units` equal ones in a row; all sizes are of one unit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError
+from hybridperf.ops import EmbeddingBag, EmbeddingBagBackward, Gemm, Op
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 Kind = Literal["embedding", "dense", "transformer"]
@@ -37,6 +38,9 @@ class Layer:
     flops: float = 0.0  # * forward
     read_bytes: float = 0.0  # * looked up
     output_bytes: float = 0.0  # *
+    # ops of a unit: of samples, GPUs that share it by parts, and whether backward; None: a paper's
+    # law prices it alone
+    ops: Callable[[float, int, bool], tuple[Op, ...]] | None = None
     # outputs per forward pass that ranks with a part of the unit each must add up; 0: they gather
     # one
     summed: int = 0
@@ -80,10 +84,17 @@ def embedding_tables(
         dtype: number format of the rows.
         state_bytes: bytes of memory per parameter; None: the rows alone (plain SGD).
     """
-    size = DTYPE_BYTES[canonical_dtype(dtype)]
+    dtype = canonical_dtype(dtype)
+    size = DTYPE_BYTES[dtype]
+
+    def ops(samples: float, parts: int, backward: bool) -> tuple[Op, ...]:
+        mine = tables / parts
+        sizes = (samples * parts, mine * pooling, mine * rows, float(dim), mine)
+        return (EmbeddingBagBackward(dtype, *sizes) if backward else EmbeddingBag(dtype, *sizes),)
+
     return Layer(
         name, "embedding", tables * rows * dim, read_bytes=tables * dim * pooling * size,
-        output_bytes=tables * dim * size, weight_bytes=size, gradient_bytes=size,
+        output_bytes=tables * dim * size, ops=ops, weight_bytes=size, gradient_bytes=size,
         state_bytes=size if state_bytes is None else state_bytes,
     )  # fmt: skip
 
@@ -98,13 +109,22 @@ def dense_layers(
         units: how many matrices.
         width: rows and columns of each.
         needs: names of layers whose output it reads.
-        dtype: number format of weights and outputs.
+        dtype: number format of weights and outputs; fp32 multiplies as TF32.
     """
-    size = DTYPE_BYTES[canonical_dtype(dtype)]
+    dtype = canonical_dtype(dtype)
+    size = DTYPE_BYTES[dtype]
+    numbers = "tf32" if dtype == "fp32" else dtype
+
+    def ops(samples: float, parts: int, backward: bool) -> tuple[Op, ...]:
+        m, n, k = samples * parts, width / parts, width
+        forward = Gemm(numbers, m, n, k)
+        return (Gemm(numbers, m, k, n), Gemm(numbers, k, n, m)) if backward else (forward,)
+
     states = 2 * size + 2 * _FP32_BYTES + (_FP32_BYTES if size < _FP32_BYTES else 0)
     return Layer(
         name, "dense", width**2, units, tuple(needs), flops=2 * width**2, output_bytes=width * size,
-        weight_bytes=size, gradient_bytes=size, state_bytes=states, kept_bytes=width * size,
+        ops=ops, weight_bytes=size, gradient_bytes=size, state_bytes=states,
+        kept_bytes=width * size,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ comes out as the paper's artifact prints it.
                    several nodes
 
 A mean of bandwidths is no physics, and bytes looked up are not the pooled bytes that travel:
-`StageAdditive` prices both as they move.
+`Priced` prices both as they move.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hybridperf.studies.strategies.mapping import LayerStrategies, mapping
 from hybridperf.studies.strategies.timeline import Iteration, iteration
 
 ZIONEX_INSIDE_SHARE = 0.2746  # of the inside's bandwidth in an all-reduce over nodes
-_LOOKUPS_SENT = 2  # times the bytes looked up over the number of GPUs
+LOOKUPS_SENT = 2  # times the bytes looked up over the number of GPUs
 
 # 20 matrices of 3994 x 3994 in fp32, half of them before the interaction: the artifact's iteration
 # times tell where it is
@@ -32,17 +32,19 @@ DLRM_A: tuple[Layer, ...] = (
     dense_layers("top", 10, 3994, needs=("tables", "bottom")),
 )
 DLRM_A_LOCAL_BATCH = 512
+ZIONEX = "zionex"  # the same cluster by the facts of its parts, among `hybridperf systems`
 
 
 @dataclasses.dataclass(frozen=True)
 class MadMax:
-    """The cost model of MAD-Max (Hsia et al., ISCA 2024), for comparison with `StageAdditive`."""
+    """The cost model of MAD-Max (Hsia et al., ISCA 2024), for comparison with `Priced`."""
 
     cluster: Cluster
     # weight of the bandwidth inside nodes in an all-reduce over several nodes
     inside_share: float = ZIONEX_INSIDE_SHARE
 
-    def compute_s(self, layer: Layer, samples: float, backward: bool) -> float:
+    def compute_s(self, layer: Layer, samples: float, backward: bool, parts: int = 1) -> float:
+        del parts
         matrices_s = (2 if backward else 1) * layer.flops * samples / self.cluster.flops_per_s
         return matrices_s + layer.read_bytes * samples / self.cluster.memory_bytes_per_s
 
@@ -57,7 +59,7 @@ class MadMax:
         ranks = self.cluster.ranks(levels)
         if ranks == 1:
             return 0.0
-        return _LOOKUPS_SENT * layer.read_bytes * samples / ranks / self._slowest(levels)
+        return LOOKUPS_SENT * layer.read_bytes * samples / ranks / self._slowest(levels)
 
     def _slowest(self, levels: Levels) -> float:
         over_nodes = ACROSS in levels and self.cluster.nodes > 1

@@ -117,8 +117,8 @@ def layer_costs(
     backward: Collective = "all_reduce" if layer.summed else "reduce_scatter"
     times, over = max(layer.summed, 1), strategy.levels("tp")
     return LayerCosts(
-        cost_model.compute_s(layer, samples, False),
-        cost_model.compute_s(layer, samples, True),
+        cost_model.compute_s(layer, samples, False, parts),
+        cost_model.compute_s(layer, samples, True, parts),
         cost_model.collective_s("all_gather", weights, sharded),
         times * cost_model.collective_s(forward, outputs, over),
         times * cost_model.collective_s(backward, outputs, over),

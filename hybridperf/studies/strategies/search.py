@@ -13,14 +13,22 @@ import pandas as pd
 
 from hybridperf.hardware import device_of, load_device, load_system
 from hybridperf.io import InputError, unknown
-from hybridperf.studies.strategies.cluster import Cluster, CostModel, StageAdditive
+from hybridperf.studies.strategies.cluster import Cluster, CostModel
 from hybridperf.studies.strategies.layer import Layer, transformer_layers
-from hybridperf.studies.strategies.mad_max import DLRM_A, DLRM_A_LOCAL_BATCH, MadMax, zionex
+from hybridperf.studies.strategies.mad_max import (
+    DLRM_A,
+    DLRM_A_LOCAL_BATCH,
+    ZIONEX,
+    MadMax,
+    zionex,
+)
 from hybridperf.studies.strategies.mapping import OF_KIND, Strategy, layer_costs, mapping
+from hybridperf.studies.strategies.priced import Priced
 from hybridperf.studies.strategies.timeline import iteration
 from hybridperf.workloads.transformer.zoo import load_shape
 
-_COST_MODELS = {"stages": StageAdditive, "mad-max": MadMax}
+PRICED, MAD_MAX = "priced", "mad-max"
+LAWS = (PRICED, MAD_MAX)
 _DTYPE = "bf16"
 _FIELDS = (
     "iteration_s", "compute_s", "communication_s", "exposed_s", "exposed_share", "memory_bytes",
@@ -77,7 +85,7 @@ def search_strategies(
 
     Args:
         layers: of the model, in their order.
-        cost_model: seconds on the cluster, `StageAdditive` or `MadMax`.
+        cost_model: seconds on the cluster, `Priced` or `MadMax`.
         global_batch: samples of an iteration over all GPUs.
         by: "kind": one strategy per class of layers; "layer": one for each layer.
         capacity_bytes: memory of a GPU, bytes; None: the cluster's.
@@ -122,30 +130,27 @@ def named_layers(model: str) -> tuple[tuple[Layer, ...], int | None]:
     return transformer_layers(load_shape(model)), None
 
 
-def named_cluster(
-    system: str, gpus: int, device: str | None = None, *, compute: float = 0.6, memory: float = 0.8,
-    links: float = 0.8
-) -> Cluster:  # fmt: skip
-    """A system at shares of its datasheet; no name: the published ZionEX at its own shares."""
+def named_cost_model(
+    law: str, system: str, gpus: int, device: str | None = None, *, compute: float = 0.6,
+    memory: float = 0.8, links: float = 0.8,
+) -> CostModel:  # fmt: skip
+    """A law on a system, ZionEX where none is named; MAD-Max's at shares of the datasheet."""
+    if law not in LAWS:
+        raise unknown("law", law, LAWS, f"known are {', '.join(LAWS)}")
     for name, share in (("compute", compute), ("memory", memory), ("links", links)):
         if not 0 < share <= 1:
             raise InputError(f"expected a share above 0 and up to 1 for {name}, got {share:g}")
-    if not system:
-        return _whole(zionex(1), "ZionEX", gpus)
-    fabric = load_system(system)
+    if law == MAD_MAX and not system:
+        return MadMax(_whole(zionex(1), "ZionEX", gpus))
+    fabric = load_system(system or ZIONEX)
     spec = load_device(device_of(fabric, device))
+    if law == PRICED:
+        priced = Priced.of_system(fabric, spec, 1, _DTYPE)
+        return dataclasses.replace(priced, cluster=_whole(priced.cluster, fabric.id, gpus))
     one = Cluster.of_system(
         fabric, spec, 1, _DTYPE, compute=compute, memory=memory, inside=links, across=links
     )
-    return _whole(one, system, gpus)
-
-
-def named_cost_model(name: str, cluster: Cluster) -> CostModel:
-    """`stages` or `mad-max`."""
-    if name not in _COST_MODELS:
-        raise unknown("law", name, _COST_MODELS, f"known are {', '.join(_COST_MODELS)}")
-    found: CostModel = _COST_MODELS[name](cluster)
-    return found
+    return MadMax(_whole(one, system, gpus))
 
 
 def _whole(node: Cluster, name: str, gpus: int) -> Cluster:

@@ -17,10 +17,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
+from hybridperf.engine.evaluate import timeline
+from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.lower import lower
 from hybridperf.studies.strategies import mapping
 from hybridperf.studies.strategies.cluster import CostModel
 from hybridperf.studies.strategies.layer import Layer, check_layers
 from hybridperf.studies.strategies.mapping import LayerCosts, LayerStrategies, layer_costs
+
+Nodes = frozenset[int]  # of the graph
+_COMPUTE, _SENDS = "compute", "sends"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,20 +56,25 @@ class Iteration:
         return self.compute_s + self.communication_s
 
 
-class _Queue:
-    """What is done one after the other."""
+class _Streams:
+    """A GPU's two streams as a graph, seconds of its rows beside it."""
 
     def __init__(self) -> None:
-        self.free_s = 0.0
-        self.busy_s = 0.0
+        self.graph, self.seconds = GraphBuilder(), list[float]()
+        self.last: dict[str, int] = {}
 
-    def add(self, seconds: float, ready_s: float = 0.0) -> float:
-        """When this ends, if it may begin at `ready_s`; what takes no time holds nothing up."""
+    def add(self, stream: str, seconds: float, after: Nodes) -> Nodes:
+        """The node that does this after others; what takes no time holds nothing up."""
         if seconds <= 0:
-            return ready_s
-        self.free_s = max(self.free_s, ready_s) + seconds
-        self.busy_s += seconds
-        return self.free_s
+            return after
+        self.seconds.append(seconds)
+        node = self.graph.op(len(self.seconds), stream=stream, after=sorted(after))
+        self.last[stream] = node
+        return frozenset((node,))
+
+    def computed(self) -> Nodes:
+        """What the compute stream has done last."""
+        return frozenset({self.last[_COMPUTE]} if _COMPUTE in self.last else ())
 
 
 def iteration(
@@ -72,7 +85,7 @@ def iteration(
     Args:
         layers: of the model, in their order.
         chosen: strategies by a layer's name, from `mapping`.
-        cost_model: seconds on the cluster, `StageAdditive` or `MadMax`.
+        cost_model: seconds on the cluster, `Priced` or `MadMax`.
         global_batch: samples of an iteration over all GPUs.
 
     Raises:
@@ -82,43 +95,47 @@ def iteration(
     samples = global_batch / cost_model.cluster.gpus
     by_name = {layer.name: layer for layer in layers}
     asked = {n: layer_costs(one, chosen[n], cost_model, samples) for n, one in by_name.items()}
-    compute, sends = _Queue(), _Queue()
-    began_s = 0.0  # when the last unit began: the next one's weights are gathered from then on
+    streams, began = _Streams(), frozenset[int]()  # what the last unit's beginning waited for
 
-    def unit(asks: LayerCosts, seconds: float, exchange_s: float, ready_s: float) -> float:
-        nonlocal began_s
-        there_s = max(ready_s, sends.add(asks.gather_s, began_s))
-        began_s = max(there_s, compute.free_s)
-        return sends.add(exchange_s, compute.add(seconds, there_s))
+    def send(seconds: float, after: Nodes) -> Nodes:
+        return streams.add(_SENDS, seconds, after)
+
+    def unit(asks: LayerCosts, seconds: float, exchange_s: float, after: Nodes) -> Nodes:
+        nonlocal began  # the next unit's weights are gathered from then on
+        there = after | send(asks.gather_s, began)
+        began = there | streams.computed()
+        return send(exchange_s, streams.add(_COMPUTE, seconds, there))
 
     def again_s(name: str, mine: str, other: str) -> float:
         strategies = chosen[mine], chosen[other]
         return mapping.regathered_s(by_name[name], *strategies, cost_model, samples)
 
-    out_s: dict[str, float] = {}
+    out: dict[str, Nodes] = {}
     for layer in layers:
-        asks, ready_s = asked[layer.name], 0.0
+        asks, ready = asked[layer.name], Nodes()
         for name in layer.needs:
-            ready_s = max(ready_s, sends.add(again_s(name, layer.name, name), out_s[name]))
+            ready |= send(again_s(name, layer.name, name), out[name])
         for _ in range(layer.units):
-            ready_s = unit(asks, asks.forward_s, asks.forward_exchange_s, ready_s)
-        out_s[layer.name] = sends.add(asks.lookup_exchange_s * layer.units, ready_s)
+            ready = unit(asks, asks.forward_s, asks.forward_exchange_s, ready)
+        out[layer.name] = send(asks.lookup_exchange_s * layer.units, ready)
 
-    end_s = max(out_s.values())
     readers = {layer.name: sum(layer.name in other.needs for other in layers) for layer in layers}
-    back_s = {layer.name: 0.0 if readers[layer.name] else out_s[layer.name] for layer in layers}
+    back = {layer.name: Nodes() if readers[layer.name] else out[layer.name] for layer in layers}
     for layer in reversed(layers):
-        asks, ready_s = asked[layer.name], back_s[layer.name]
+        asks, ready = asked[layer.name], back[layer.name]
         for _ in range(layer.units):
-            ready_s = unit(asks, asks.backward_s, asks.backward_exchange_s, ready_s)
-            end_s = max(end_s, sends.add(asks.gradients_s, compute.free_s))
-        end_s = max(end_s, ready_s)
+            ready = unit(asks, asks.backward_s, asks.backward_exchange_s, ready)
+            send(asks.gradients_s, streams.computed())
         for name in layer.needs:
-            sent_s = sends.add(again_s(name, name, layer.name), ready_s)
-            back_s[name] = max(back_s[name], sent_s)
+            back[name] |= send(again_s(name, name, layer.name), ready)
             readers[name] -= 1
             if not readers[name]:
                 exchange_s = asked[name].lookup_exchange_s * by_name[name].units
-                back_s[name] = sends.add(exchange_s, back_s[name])
+                back[name] = send(exchange_s, back[name])
+    graph, seconds = streams.graph.build(), np.array(streams.seconds)
+    ends_s = timeline(lower(graph), seconds).end_s
+    sums_s = dict(zip(graph.stream_names, np.bincount(graph.stream, seconds), strict=True))
     memory = sum(asks.memory_bytes for asks in asked.values())
-    return Iteration(max(end_s, compute.free_s), compute.busy_s, sends.busy_s, memory)
+    return Iteration(
+        float(ends_s.max()), float(sums_s[_COMPUTE]), float(sums_s.get(_SENDS, 0.0)), memory
+    )

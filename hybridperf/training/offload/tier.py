@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hybridperf.hardware import SystemSpec
+from hybridperf.hardware import SystemSpec, load_system
 from hybridperf.io import InputError
 
 
@@ -54,18 +54,22 @@ def node_tiers(
 
 
 def system_tiers(
-    system: SystemSpec, *, cpu_bytes: float, cpu_bytes_per_s: float | None = None,
+    system: SystemSpec | str, *, cpu_bytes: float, cpu_bytes_per_s: float | None = None,
     nvme_bytes: float = 0.0, nvme_bytes_per_s: float = 0.0,
 ) -> tuple[Tier, ...]:  # fmt: skip
     """`node_tiers` with the GPUs per node and host links of a known system.
 
     Args:
-        system: facts of the system (`hp.load_system`).
+        system: its name, a .toml file, or its facts (`hp.load_system`).
         cpu_bytes: CPU memory of a node.
         cpu_bytes_per_s: bandwidth of a node's CPU memory; None: only the links limit.
         nvme_bytes: capacity of a node's drives; 0: none.
         nvme_bytes_per_s: bandwidth of a node's drives.
+
+    Raises:
+        InputError: when nobody knows a system of that name, or a number is out of its range.
     """
+    system = load_system(system) if isinstance(system, str) else system
     return node_tiers(
         system.accelerators_per_node, system.host_link_bytes_per_s, cpu_bytes=cpu_bytes,
         cpu_bytes_per_s=cpu_bytes_per_s, nvme_bytes=nvme_bytes, nvme_bytes_per_s=nvme_bytes_per_s,

@@ -9,17 +9,13 @@ fitted, come with it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 
 from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.steps.adaptation import UNNAMED
 from hybridperf.training.steps.batch import PriceCache
-from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.features import features
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.training.steps.names import Machine, aliases, machine
 from hybridperf.training.steps.peaks import arithmetic
@@ -31,7 +27,6 @@ from hybridperf.workloads.transformer.framework import config_habits, framework_
 from hybridperf.workloads.transformer.zoo import HABITS
 
 FRAMEWORK = "megatron_core"  # where none is named
-_PASSES = 3.0  # a forward pass and a backward one of two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,14 +147,3 @@ def training_setup(
         " with attention counted in full, its causal half too, and nothing computed twice"
     )
     return dataclasses.replace(made, notes=tuple(notes))
-
-
-def layer_forward_s(setup: TrainingSetup) -> Callable[[int], float]:
-    """Seconds of one layer forward by the samples of a micro-batch: a third of both passes."""
-
-    @functools.cache
-    def seconds(micro_batch: int) -> float:
-        f = features([setup.config(Layout(micro_batch=micro_batch))], setup.prices)
-        return float(step_seconds(f, setup.adapted.effects).layer_s[0]) / _PASSES
-
-    return seconds
