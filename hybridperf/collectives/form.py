@@ -57,11 +57,8 @@ class _Parts(NamedTuple):
     inside: Array  # x
     across: Array  # y
     carried: Array  # b
-    free_inside: Array  # whether the wire does not limit it
-    free_across: Array
     fixed_small: Array
     fixed_large: Array
-    sharpness: Array
     total: Array  # floor + softmin
 
 
@@ -84,37 +81,6 @@ class AlphaBeta:
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         return np.asarray(np.log(_parts(theta, work, np).total))
-
-    def jacobian(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
-        _, hop, node_hop, ring, rendezvous, _, _, waste, decays, _ = np.moveaxis(
-            np.exp(theta), -1, 0
-        )
-        part = _parts(theta, work, np)
-        g, nodes = work[:, 2], work[:, 3]
-        soft = part.total - part.floor
-        p = part.sharpness
-        by_small, by_large = (soft / part.small) ** (p + 1), (soft / part.large) ** (p + 1)
-        by_bytes = by_small * (1 + waste) + by_large
-        carried = part.carried
-        of_inside = (part.inside / np.maximum(carried, _TINY_S)) ** _LEVELS_NORM
-        shares = by_small * part.small / soft, by_large * part.large / soft
-        entropy = shares[0] * np.log(part.small) + shares[1] * np.log(part.large) - np.log(soft)
-        decay = np.where(decays < _MOST_DECAY, decays, 0.0)
-        by_inside = by_bytes * carried * of_inside * part.free_inside
-        slopes = [
-            part.floor,
-            hop * (by_small * np.log2(g) + by_large * ring * (g - 1)),
-            node_hop * (by_small * np.log2(nodes) + by_large * ring * (nodes - 1)),
-            by_large * ring * (hop * (g - 1) + node_hop * (nodes - 1)),
-            by_large * rendezvous,
-            -by_inside,
-            -by_bytes * carried * (1 - of_inside) * part.free_across,
-            by_small * waste * carried,
-            by_inside * decay * np.log(np.maximum(g, 2) / 2),
-            soft / p * entropy * (p - 1),
-        ]
-        stacked = np.stack([np.broadcast_to(slope, part.total.shape) for slope in slopes], 1)
-        return stacked / part.total[:, None]
 
     def closed(self, theta: np.ndarray, work: np.ndarray) -> ClosedFormValues:
         part = _parts(theta, work, np)
@@ -160,11 +126,9 @@ def _parts(theta: Array, work: Array, xp: ModuleType) -> _Parts:
     # taken out before powers: seconds to the minus tenth would overflow
     faster = xp.minimum(small, large)
     soft = faster * ((small / faster) ** -p + (large / faster) ** -p) ** (-1 / p)
-    free_inside, free_across = e_in / decay < _WIRE, e_out < _WIRE
     return _Parts(
-        floor + 0 * soft, small, large, x, y, carried, free_inside, free_across, fixed_small,
-        fixed_large, p + 0 * soft, floor + soft,
-    )  # fmt: skip
+        floor + 0 * soft, small, large, x, y, carried, fixed_small, fixed_large, floor + soft
+    )
 
 
 def plain(theta: np.ndarray) -> dict[str, float]:
