@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.engine.graph import Graph
 from hybridperf.ops import GROUPS, OpCall, columns
 

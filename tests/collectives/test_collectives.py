@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridperf.collectives import form
+from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
 from hybridperf.collectives.rows import checked, collective_rows
 from hybridperf.collectives.traffic import (
-    COLLECTIVES,
     Links,
     bus_bytes_per_s,
     bus_factor,
@@ -314,7 +314,7 @@ def test_never_falls_with_bytes_nor_below_its_latency_nor_jumps(
     sizes = 2.0 ** np.array([octaves, octaves + more])
     frame, _, _ = checked(table_of(*((collective, size, g * nodes, nodes) for size in sizes)))
     work = collective_rows(frame, DGX_A100).work()
-    none = form.seconds(theta, work[0] * [0, 0, 1, 1])
+    none = form.seconds(theta, work[0] * np.repeat([0, 1], [2, 6]))
     less, many = form.seconds(theta, work)
     slack = 1 + 1e-12
     assert np.exp(theta[0]) <= none * slack
@@ -366,13 +366,20 @@ def random_table(number: int, seed: int) -> CollectiveTable:
     g, nodes = work[:, 2], work[:, 3]
     inside, across = (2.0 ** random.uniform(4, 34, (2, number))) * np.stack([g > 1, nodes > 1])
     return CollectiveTable(
-        inside, across, g, g, nodes, random_theta(number, seed), 0.1 * random.normal(size=number)
+        inside,
+        across,
+        g,
+        g,
+        nodes,
+        COLLECTIVES["all_reduce"].steps(g, nodes),
+        random_theta(number, seed),
+        0.1 * random.normal(size=number),
     )
 
 
 def by_numpy(table: CollectiveTable, links: Links) -> np.ndarray:
     seconds = links.seconds(table.inside_bytes, table.across_bytes, table.talking)
-    work = np.column_stack([seconds, table.ranks_per_node, table.nodes])
+    work = np.column_stack([seconds, table.ranks_per_node, table.nodes, table.steps])
     return form.seconds(table.theta, work) * np.exp(table.correction)
 
 
