@@ -40,7 +40,7 @@ KINDS = _Kinds()  # what a row's seconds are reported under
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveCall:
-    """A collective of all its ranks; `bytes` per rank, as in tables (`collectives/traffic.py`)."""
+    """A collective of all its ranks; `bytes` per rank, as in tables (`collectives/algorithms`)."""
 
     collective: str  # our name of it
     bytes: float
