@@ -1,30 +1,32 @@
 """The closed form of a collective: two algorithms, of which a library takes the faster one.
 
     t        = floor + softmin(t_small, t_large)
-    t_small  = hop log2 g + node_hop log2 N + (1 + c) b          few steps, wasteful with bytes
+    t_small  = hop k + node_hop K + (1 + c) b                    few steps, wasteful with bytes
                                                                  (trees, LL protocols)
-    t_large  = ring (hop (g - 1) + node_hop (N - 1)) + rendezvous + b
-                                                                 many steps, full bandwidth (rings)
+    t_large  = ring (hop m + node_hop M) + rendezvous + b        many steps, full bandwidth (rings)
     b        = (x^2 + y^2)^(1/2)                                 levels partly overlap
     x        = V_in  / (min(e_in (g / 2)^-d, 1.15) B_in)         V_in bytes through a rank's link,
                                                                  datasheet B_in
     y        = V_out / (min(e_out, 1.15) B_out)                  V_out bytes through a node's
                                                                  network, datasheet B_out
 
-g ranks on each of N nodes; softmin(a, b) = (a^-p + b^-p)^(-1/p). Nothing is faster than the wire
-(but a little: where switches reduce, ranks send less than a ring's share). The fixed seconds
-saturate bandwidth with message size, without a knot: S / t rises smoothly towards e B (a little
-above it, by what the softmin leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how bandwidth decays
-with the ranks of a box whose links are shared (PCIe: up to 2); below zero, where two ranks do not
-fill a switched link. The form is continuous, rises with bytes and never falls below its latency at
-zero bytes, for any knobs. Ranks and nodes are numbers in it, not structure.
+g ranks on each of N nodes; softmin(a, b) = (a^-p + b^-p)^(-1/p). k, m are steps inside a node, K, M
+across, as a collective's file in `algorithms/` says; usually those of a tree, log2 g and log2 N,
+and of a ring, g - 1 and N - 1. Nothing is faster than the wire (but a little: where switches
+reduce, ranks send less than a ring's share). The fixed seconds saturate bandwidth with message
+size, without a knot: S / t rises smoothly towards e B (a little above it, by what the softmin
+leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how bandwidth decays with the ranks of a box whose
+links are shared (PCIe: up to 2); below zero, where two ranks do not fill a switched link. The form
+is continuous, rises with bytes and never falls below its latency at zero bytes, for any knobs.
+Ranks, nodes and steps are numbers in it, not structure.
 
 Each algorithm is an alpha-beta form (Thakur et al., 2005); that NCCL takes the best of several
 (algorithm, protocol) pairs, each latency + bytes / bandwidth: NVIDIA/nccl src/graph/tuning.cc. Its
 constants are not used here: knobs are fitted.
 
-Axes: N rows, K knobs. `work` [N, 4] holds seconds inside nodes and across them at the datasheet's
-rates (zero where nothing goes that way), ranks per node, nodes. All knobs are logs (sharpness of
+Axes: N rows, K knobs. `work` [N, 8] holds seconds inside nodes and across them at the datasheet's
+rates (zero where nothing goes that way), ranks per node, nodes, and the steps k, K, m, M; [N, 4]
+without steps means those of a tree and a ring. All knobs are logs (sharpness of
 p - 1, rank_decay of d + 0.3).
 """
 
@@ -57,11 +59,8 @@ class _Parts(NamedTuple):
     inside: Array  # x
     across: Array  # y
     carried: Array  # b
-    free_inside: Array  # whether the wire does not limit it
-    free_across: Array
     fixed_small: Array
     fixed_large: Array
-    sharpness: Array
     total: Array  # floor + softmin
 
 
@@ -84,37 +83,6 @@ class AlphaBeta:
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         return np.asarray(np.log(_parts(theta, work, np).total))
-
-    def jacobian(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
-        _, hop, node_hop, ring, rendezvous, _, _, waste, decays, _ = np.moveaxis(
-            np.exp(theta), -1, 0
-        )
-        part = _parts(theta, work, np)
-        g, nodes = work[:, 2], work[:, 3]
-        soft = part.total - part.floor
-        p = part.sharpness
-        by_small, by_large = (soft / part.small) ** (p + 1), (soft / part.large) ** (p + 1)
-        by_bytes = by_small * (1 + waste) + by_large
-        carried = part.carried
-        of_inside = (part.inside / np.maximum(carried, _TINY_S)) ** _LEVELS_NORM
-        shares = by_small * part.small / soft, by_large * part.large / soft
-        entropy = shares[0] * np.log(part.small) + shares[1] * np.log(part.large) - np.log(soft)
-        decay = np.where(decays < _MOST_DECAY, decays, 0.0)
-        by_inside = by_bytes * carried * of_inside * part.free_inside
-        slopes = [
-            part.floor,
-            hop * (by_small * np.log2(g) + by_large * ring * (g - 1)),
-            node_hop * (by_small * np.log2(nodes) + by_large * ring * (nodes - 1)),
-            by_large * ring * (hop * (g - 1) + node_hop * (nodes - 1)),
-            by_large * rendezvous,
-            -by_inside,
-            -by_bytes * carried * (1 - of_inside) * part.free_across,
-            by_small * waste * carried,
-            by_inside * decay * np.log(np.maximum(g, 2) / 2),
-            soft / p * entropy * (p - 1),
-        ]
-        stacked = np.stack([np.broadcast_to(slope, part.total.shape) for slope in slopes], 1)
-        return stacked / part.total[:, None]
 
     def closed(self, theta: np.ndarray, work: np.ndarray) -> ClosedFormValues:
         part = _parts(theta, work, np)
@@ -145,26 +113,25 @@ def _parts(theta: Array, work: Array, xp: ModuleType) -> _Parts:
     floor, hop, node_hop, ring, rendezvous, e_in, e_out, waste, decays, sharp = xp.moveaxis(
         xp.exp(theta), -1, 0
     )
-    inside_s, across_s, g, nodes = xp.moveaxis(work, -1, 0)
+    inside_s, across_s, g, nodes, *steps = xp.moveaxis(work, -1, 0)
+    few, node_few, many, node_many = steps or (xp.log2(g), xp.log2(nodes), g - 1, nodes - 1)
     decay = (xp.maximum(g, 2) / 2) ** (xp.minimum(decays, _MOST_DECAY) - NO_DECAY)
     x, y = inside_s / xp.minimum(e_in / decay, _WIRE), across_s / xp.minimum(e_out, _WIRE)
     longest = xp.maximum(xp.maximum(x, y), _TINY_S)
     # where nothing goes anywhere the root's slope would be infinite: a trillionth keeps it
     squares = (x / longest) ** _LEVELS_NORM + (y / longest) ** _LEVELS_NORM + 1e-12
     carried = longest * squares ** (1 / _LEVELS_NORM)
-    fixed_small = hop * xp.log2(g) + node_hop * xp.log2(nodes)
-    fixed_large = ring * (hop * (g - 1) + node_hop * (nodes - 1)) + rendezvous
+    fixed_small = hop * few + node_hop * node_few
+    fixed_large = ring * (hop * many + node_hop * node_many) + rendezvous
     small = fixed_small + (1 + waste) * carried
     large = fixed_large + carried
     p = 1 + sharp
     # taken out before powers: seconds to the minus tenth would overflow
     faster = xp.minimum(small, large)
     soft = faster * ((small / faster) ** -p + (large / faster) ** -p) ** (-1 / p)
-    free_inside, free_across = e_in / decay < _WIRE, e_out < _WIRE
     return _Parts(
-        floor + 0 * soft, small, large, x, y, carried, free_inside, free_across, fixed_small,
-        fixed_large, p + 0 * soft, floor + soft,
-    )  # fmt: skip
+        floor + 0 * soft, small, large, x, y, carried, fixed_small, fixed_large, floor + soft
+    )
 
 
 def plain(theta: np.ndarray) -> dict[str, float]:

@@ -70,6 +70,7 @@ class CollectiveTable:
     talking: Array  # [N] ranks of a node that share its network
     ranks_per_node: Array  # [N]
     nodes: Array  # [N]
+    steps: Array  # [N, 4] see `Collective.steps`
     theta: Array  # [N, K] logs of the form's knobs
     correction: Array  # [N] log
 
@@ -86,7 +87,8 @@ def collective_seconds(table: CollectiveTable, links: Links) -> Array:
     """
     table, links = fresh_views((table, links))
     seconds = links.seconds(table.inside_bytes, table.across_bytes, table.talking, jnp)
-    work = jnp.concatenate([seconds, jnp.stack([table.ranks_per_node, table.nodes], -1)], -1)
+    ranks = jnp.stack([table.ranks_per_node, table.nodes], -1)
+    work = jnp.concatenate([seconds, ranks, table.steps], -1)
     return form.seconds(table.theta, work, jnp) * jnp.exp(table.correction)
 
 
@@ -319,7 +321,9 @@ class CollectiveModel:
             closed_log_s = np.log(form.seconds(theta, rows.work()))
             correction = self._predicted(good, rows).log_s - closed_log_s
         inside_bytes, across_bytes = rows.bytes * inside, rows.bytes * across
-        return CollectiveTable(inside_bytes, across_bytes, talking, g, nodes, theta, correction)
+        return CollectiveTable(
+            inside_bytes, across_bytes, talking, g, nodes, rows.steps, theta, correction
+        )
 
     def on(self, system: SystemSpec) -> CollectiveModel:
         """The same links with other rates and another latency.

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives.form import ALPHA_BETA
-from hybridperf.collectives.traffic import Links, canonical_collective, link_of, shares
+from hybridperf.collectives.traffic import Links, canonical_collective, link_of, shares, steps
 from hybridperf.hardware import SystemSpec
 from hybridperf.io import InputError, require_columns
 from hybridperf.learning.prior.form import ClosedForm
@@ -44,6 +44,7 @@ class CollectiveRows:
     bytes: np.ndarray  # [N]
     ranks_per_node: np.ndarray  # [N]
     nodes: np.ndarray  # [N]
+    steps: np.ndarray  # [N, 4] see `Collective.steps`
     implementation: np.ndarray  # object [N]
     inputs: Inputs  # [N, f]
     sizes: tuple[str, ...] = _SIZES
@@ -56,12 +57,12 @@ class CollectiveRows:
         return ALPHA_BETA
 
     def work(self) -> np.ndarray:
-        return np.concatenate([self.seconds, self.ranks_per_node[:, None], self.nodes[:, None]], 1)
+        return np.column_stack([self.seconds, self.ranks_per_node, self.nodes, self.steps])
 
     def rows(self, keep: np.ndarray) -> CollectiveRows:
         return CollectiveRows(
             self.seconds[keep], self.bytes[keep], self.ranks_per_node[keep], self.nodes[keep],
-            self.implementation[keep], self.inputs.rows(keep), self.sizes,
+            self.steps[keep], self.implementation[keep], self.inputs.rows(keep), self.sizes,
         )  # fmt: skip
 
     def resized(self, bytes_: np.ndarray) -> CollectiveRows:
@@ -128,7 +129,9 @@ def collective_rows(
         values |= {f"{label}={word}": of_row == word for word in dict.fromkeys(of_row) if word}
     stacked = np.stack([np.asarray(value, np.float64) for value in values.values()], 1)
     slot = np.where(version == "", group, group + "#" + version)
-    return CollectiveRows(seconds, bytes_, g, nodes, slot, Inputs(tuple(values), stacked))
+    return CollectiveRows(
+        seconds, bytes_, g, nodes, steps(names, g, nodes), slot, Inputs(tuple(values), stacked)
+    )
 
 
 def implementations(frame: pd.DataFrame) -> np.ndarray:

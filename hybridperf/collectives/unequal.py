@@ -27,9 +27,10 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives import form
+from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.curves import LOG2_BYTES
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable
-from hybridperf.collectives.traffic import COLLECTIVES, Links
+from hybridperf.collectives.traffic import Links
 from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array, fresh_views
 
@@ -122,7 +123,8 @@ class AllToAll:
             np.full(1, float(one)) for one in (*traffic, self.ranks_per_node, self.nodes)
         )
         theta, correction = np.asarray(self.theta)[None], np.full(1, np.log(learned / calibrated))
-        return CollectiveTable(inside, across, talking, g, nodes, theta, correction)
+        steps = np.array([self._scale[2:]])
+        return CollectiveTable(inside, across, talking, g, nodes, steps, theta, correction)
 
     def _calibrated(
         self, traffic: tuple[Array, Array, Array], xp: ModuleType
@@ -142,5 +144,12 @@ class AllToAll:
 
     def _work(self, inside: Array, across: Array, talking: Array, xp: ModuleType) -> Array:
         seconds = self.links.seconds(inside, across, talking, xp)
-        scale = xp.asarray([self.ranks_per_node, self.nodes], seconds.dtype)
-        return xp.concatenate([seconds, xp.broadcast_to(scale, seconds.shape)], -1)
+        scale = xp.asarray(self._scale, seconds.dtype)
+        scale = xp.broadcast_to(scale, (*seconds.shape[:-1], len(scale)))
+        return xp.concatenate([seconds, scale], -1)
+
+    @functools.cached_property
+    def _scale(self) -> tuple[float, ...]:
+        """Ranks per node, nodes and steps, as the form reads them behind the seconds."""
+        g, nodes = self.ranks_per_node, self.nodes
+        return g, nodes, *map(float, COLLECTIVES["alltoall"].steps(g, nodes))

@@ -5,17 +5,35 @@ itself or in its place in a training step.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import SupportsIndex, overload
 
-from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.ops import GROUPS, OpCall, columns
 
 GIVEN, CHAIN = "given", "chain"
-KINDS = (*GROUPS, *COLLECTIVES, GIVEN, CHAIN)  # what a row's seconds are reported under
+
+
+class _Kinds(Sequence[str]):
+    """Groups of ops, then collectives by name, then seconds by origin; as registered by now."""
+
+    def __len__(self) -> int:
+        return len(GROUPS) + len(COLLECTIVES) + 2
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> str | Sequence[str]:
+        return (*GROUPS, *COLLECTIVES, GIVEN, CHAIN)[at]
+
+
+KINDS = _Kinds()  # what a row's seconds are reported under
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveCall:
-    """A collective of all its ranks; `bytes` per rank, as in tables (`collectives/traffic.py`)."""
+    """A collective of all its ranks; `bytes` per rank, as in tables (`collectives/algorithms`)."""
 
     collective: str  # our name of it
     bytes: float

@@ -18,6 +18,7 @@ import numpy as np
 
 from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import Device
+from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
@@ -114,6 +115,11 @@ def seconds(table: OpTable, platform: Platform) -> np.ndarray:
     functions.
     """
     length = len(table.group)
+    if length and (at := int(np.max(table.group))) >= len(platform.knobs.floor_s):
+        raise InputError(
+            f"expected knobs of {GROUPS[at]}, a group of ops that was registered after the model"
+            " was loaded; load the model again"
+        )
     size = max(64, 1 << (length - 1).bit_length())
     padded = jax.tree.map(lambda x: np.pad(x, (0, size - length), mode="edge"), table)
     return np.asarray(_durations(canonical(padded), canonical(platform)), np.float64)[:length]

@@ -24,8 +24,8 @@ from hybridperf.ops.inputs import log2_ratio, log_sizes_base2
 from hybridperf.ops.roofline import Work
 
 # Ops of one group share knobs. The order is the order of knob arrays; models store names, so
-# appending is safe.
-GROUPS = (
+# appending is safe: `register` does it for a group that an op brings.
+GROUPS = [
     "gemm", "gemm_transposed", "batched_gemm", "batched_gemm_transposed", "convolution",
     "elementwise", "strided_loop", "reduction", "window_reduction", "padded_window_reduction",
     "library_reduction", "softmax", "norm", "transpose", "copy", "gather", "pooled_gather",
@@ -33,7 +33,7 @@ GROUPS = (
     "grouped_convolution", "padded_library_reduction", "prefill_attention", "decode_attention",
     "encoder_attention", "moe", "quantise", "embedding_bag", "embedding_bag_backward",
     "embedding_bag_scatter",
-)  # fmt: skip
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Gpu:
 class Op(abc.ABC):
     """One operation on tensors. Subclasses add their dimensions as fields: counts, not bytes."""
 
-    group: ClassVar[str]  # one of GROUPS
+    group: ClassVar[str]  # whose knobs price it; a new name is a new group
     unit: ClassVar[Unit] = "vector"
     # columns a table may lack, with the value meant then
     optional: ClassVar[Mapping[str, float]] = {}
@@ -119,7 +119,7 @@ class Op(abc.ABC):
     def dimensions(cls) -> list[str]:
         """Names of the dimension columns."""
         fields = dataclasses.fields(cls)
-        return [one.name for one in fields if one.name != "dtype" and one.type != "str"]
+        return [one.name for one in fields if one.name != "dtype" and one.type not in ("str", str)]
 
 
 def group_if(condition: Any, group: str, otherwise: str) -> Any:
@@ -154,11 +154,16 @@ _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}
 
 
 def register(*names: str, **fixed: Any) -> Callable[[type[Op]], type[Op]]:
-    """Class decorator: the op's names in tables; `fixed` gives fields that the name decides."""
+    """Class decorator: the op's names in tables; `fixed` gives fields that the name decides.
+
+    Models are loaded after all ops are registered: a new group has no knobs in older ones.
+    """
 
     def add(cls: type[Op]) -> type[Op]:
         for name in names:
             _BY_NAME[name] = (cls, fixed)
+        if cls.group not in GROUPS:
+            GROUPS.append(cls.group)
         return cls
 
     return add

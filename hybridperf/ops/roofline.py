@@ -20,6 +20,9 @@ probability 1 / (1 + (d/C)^4), a flatter curve where distances scatter (rows of 
 up all the time and others never again). `pnorm(a, b; q) = (a^(1/q) + b^(1/q))^q` is max(a, b) at q
 = 0 and a + b at q = 1. With neutral knobs (`RooflineKnobs.neutral()`) the second form is the first.
 
+Families of GPU ops (`learning.prior.form`) keep the floor, both efficiencies and q of it, and add
+thread-block waves to the p-norm.
+
 Everything here takes one op on one device; callers `vmap`.
 """
 
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -164,15 +168,19 @@ def level_shares(distance_bytes: Array, level_bytes: Array, spread: Array = 0.0)
     return jnp.diff(held, prepend=jnp.zeros((1,), held.dtype))
 
 
-def pnorm(a: Array, b: Array, q: Array) -> Array:
-    """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1."""
-    a, b, q = jnp.asarray(a), jnp.asarray(b), jnp.asarray(q)
-    high, low = jnp.maximum(a, b), jnp.minimum(a, b)
+def pnorm(a: Array, b: Array, q: Array, xp: ModuleType = jnp) -> Array:
+    """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1.
+
+    Of three, it is the norm of one and of that of the others. In NumPy (`xp`) of complex numbers,
+    too, which count by their real parts.
+    """
+    a, b, q = xp.asarray(a), xp.asarray(b), xp.asarray(q)
+    high, low = xp.maximum(a, b), xp.minimum(a, b)
     usable = (low > 0) & (q > 0)  # the other branch of a where still has a gradient: keep it finite
-    ratio = jnp.where(usable, low / jnp.where(high > 0, high, 1.0), 1.0)
-    power = jnp.where(q > 0, q, 1.0)
-    more = jnp.exp(power * jnp.log1p(jnp.exp(jnp.log(ratio) / power)))
-    return jnp.where(usable, high * more, high)
+    ratio = xp.where(usable, low / xp.where(high > 0, high, 1.0), 1.0)
+    power = xp.where(q > 0, q, 1.0)
+    more = xp.exp(power * xp.log1p(xp.exp(xp.log(ratio) / power)))
+    return xp.where(usable, high * more, high)
 
 
 def _mean(x: Array, wx: Array, y: Array, wy: Array) -> Array:

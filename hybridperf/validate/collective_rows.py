@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.rows import checked, collective_rows, implementations
-from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError, read_table, require_columns
 from hybridperf.model.published.collectives import FEW_SHOT, FOLDER, MEASURED

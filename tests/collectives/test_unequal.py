@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridperf.collectives import unequal
+from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.curves import LOG2_BYTES
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.rows import checked, collective_rows
-from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.collectives.unequal import AllToAll, pair_traffic
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError, read_table

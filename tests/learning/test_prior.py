@@ -5,10 +5,13 @@ share, one of their own, noise of 3 %.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
+import jax
 import numpy as np
 import pytest
 
+from hybridperf.hardware import Device
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.gaussian_process import Examples, HyperParameters
 from hybridperf.learning.prior import (
@@ -22,7 +25,7 @@ from hybridperf.learning.prior import (
     train_family,
     trunk,
 )
-from hybridperf.learning.prior.form import WAVE_ROOFLINE
+from hybridperf.learning.prior.form import WAVE_ROOFLINE, ClosedFormValues, slopes
 from hybridperf.learning.prior.knobs import (
     ImplementationKnobs,
     Population,
@@ -31,6 +34,7 @@ from hybridperf.learning.prior.knobs import (
     population,
 )
 from hybridperf.learning.residual import Inputs
+from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
 
 NOISE = 0.03
 IMPLEMENTATIONS = ("eager", "fused")
@@ -140,8 +144,65 @@ def test_derivatives_of_the_closed_form_are_those_of_differences() -> None:
             - WAVE_ROOFLINE.log_s(theta - moved, log_work)
         ) / (2 * step)
         np.testing.assert_allclose(
-            WAVE_ROOFLINE.jacobian(theta, log_work)[:, knob], difference, atol=1e-7
+            slopes(WAVE_ROOFLINE, theta, log_work)[:, knob], difference, atol=1e-7
         )
+
+
+def test_the_closed_form_is_the_roofline_of_ops_with_waves() -> None:
+    """Without waves both say the same seconds: a family's knobs are some of a group's."""
+    flops_per_s, bytes_per_s, _ = SPEEDS["new"]
+    flops, moved, theta = 3e9, 2e7, np.log([4e-6, 0.6, 0.7, 1.3, 1e-6])
+    floor_s, compute, memory, above_one, _ = np.exp(theta)
+    knobs = dataclasses.replace(
+        RooflineKnobs.neutral(), floor_s=floor_s, compute_efficiency=compute,
+        memory_efficiency=memory, smoothing=1 / (1 + above_one),
+    )  # fmt: skip
+    device = Device(flops_per_s, bytes_per_s, np.array([0.0, 0.0, 0.0, np.inf]))
+    work = np.log([flops / flops_per_s, moved / bytes_per_s, 1e-30])
+    with jax.enable_x64(True):
+        expected = float(op_seconds(Work(flops=flops, bytes=moved), device, knobs))
+    assert expected > 1.2 * floor_s
+    assert np.exp(WAVE_ROOFLINE.log_s(theta, work)) == pytest.approx(expected, rel=1e-12)
+
+
+class AlphaBytes:
+    """A closed form as somebody adds it: latency and a share of the wire, nothing derived."""
+
+    knobs = ("latency_s", "efficiency")
+    position = ("bytes_over_latency",)
+    apart: int | None = None
+    start = np.log([1e-5, 0.5])
+    start_spread = np.array([1.0, 1.0])
+    least_spread = np.array([0.1, 0.1])
+    known_spread: Mapping[str, float] = {}
+
+    def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
+        return np.log(np.exp(theta[..., 0]) + work[..., 0] / np.exp(theta[..., 1]))
+
+    def closed(self, theta: np.ndarray, work: np.ndarray) -> ClosedFormValues:
+        total = self.log_s(theta, work)
+        return ClosedFormValues(total, (total - theta[..., 0])[:, None])
+
+
+def test_a_new_form_is_fitted_without_a_derivative_by_hand() -> None:
+    truth, random = np.log([3e-6, 0.8]), np.random.default_rng(0)
+
+    class Rows(FamilyRows):
+        form = AlphaBytes()
+
+        def work(self) -> np.ndarray:
+            return (self.bytes / self.memory_bytes_per_s)[:, None]
+
+    rows = Rows(
+        np.zeros(50), 10 ** random.uniform(4, 9, 50), 0.0, 1.0, 1e11, 1.0,
+        np.full(50, "one", object), Inputs((), np.zeros((50, 0))), (),
+    )  # fmt: skip
+    slope = slopes(rows.form, np.tile(truth, (50, 1)), rows.work())
+    latency = np.exp(truth[0] - rows.form.log_s(truth, rows.work()))
+    np.testing.assert_allclose(slope, np.stack([latency, latency - 1], 1), rtol=1e-12)
+    time_s = np.exp(rows.form.log_s(truth, rows.work()))
+    fitted = fit_each_implementation(rows, time_s)
+    np.testing.assert_allclose(fitted.theta[0], truth, atol=5e-3)  # pulled to where fits start
 
 
 def without_ripples(device: str, number: int, seed: int) -> tuple[FamilyRows, np.ndarray]:

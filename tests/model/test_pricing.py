@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.model import CollectiveModel, collective_seconds, load_collectives
-from hybridperf.collectives.traffic import COLLECTIVES, Links
+from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import LEVELS, load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.learning.residual import Box, Inputs, TrainingJob, inputs_of, train, with_process

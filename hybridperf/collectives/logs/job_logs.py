@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.io import InputError
 
 COLUMNS = [

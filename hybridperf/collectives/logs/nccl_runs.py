@@ -24,8 +24,9 @@ import dataclasses
 import re
 from typing import Any, NamedTuple
 
+from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.logs.job_logs import Machines, given_machines, measurement, places
-from hybridperf.collectives.traffic import COLLECTIVES, bus_factor
+from hybridperf.collectives.traffic import bus_factor
 from hybridperf.io import InputError
 
 ELEMENT_BYTES = {

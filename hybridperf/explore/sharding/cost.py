@@ -40,7 +40,7 @@ from hybridperf.io import InputError, unknown
 from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical
 from hybridperf.ops.embedding import STATE_BYTES, Table, table_bytes
 from hybridperf.ops.embedding_bag import Direction, lookup_calls
-from hybridperf.ops.roofline import Work, op_parts
+from hybridperf.ops.roofline import Work, op_parts, pnorm
 
 COLUMNS = (
     "forward_core_s", "forward_memory_s", "forward_serial_s",
@@ -87,7 +87,7 @@ class PlacementCost:
         for at, (start, q) in enumerate(zip((0, 3), self.smoothing, strict=True)):
             core, memory, serial = (sums[..., start + part] for part in range(3))
             some = xp.where(core + memory + serial > 0, self.floors[at], 0.0)
-            out.append(some + _pnorm(core, memory, q, xp) + serial)
+            out.append(some + pnorm(core, memory, q, xp) + serial)
         return out[0], out[1]
 
     def parts(
@@ -194,15 +194,6 @@ def cost_of(
         nodes=nodes,
         smoothing=(forward.smoothing, backward.smoothing),
     )
-
-
-def _pnorm(a: Any, b: Any, q: float, xp: ModuleType) -> Any:
-    """(a^(1/q) + b^(1/q))^q as in `roofline.py`, for a q that is a plain number."""
-    high, low = xp.maximum(a, b), xp.minimum(a, b)
-    if q <= 0:
-        return high
-    ratio = xp.where(low > 0, low, 1.0) / xp.where(low > 0, high, 1.0)
-    return xp.where(low > 0, high * xp.exp(q * xp.log1p(xp.exp(xp.log(ratio) / q))), high)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,17 @@
-"""Closed forms whose knobs a prior learns: the interface, and the roofline with waves, the form
-of ops on a GPU.
+"""Closed forms whose knobs a prior learns: the interface, their derivative, and the roofline with
+waves, the form of ops on a GPU.
 
     t0   = floor + body
     body = ( (F / (e_P P))^p + (B / (e_B BW))^p + (tau W)^p )^(1/p)
 
-F, B: flops and bytes of the op; P, BW: the datasheet's peaks; W: waves, thread blocks per SM. Five
-knobs per device and implementation, kept as logs: floor (s), e_P and e_B (shares of the peaks),
-p - 1 (how sharp the roof's corner is), tau (s, one wave's latency). It is monotone in F, B and W
-for any knobs.
+That is the roofline of `ops.roofline` with a third resource: F, B are flops and bytes of the op;
+P, BW the datasheet's peaks; W waves, thread blocks per SM. Five knobs per device and
+implementation, kept as logs: floor (s), e_P and e_B (shares of the peaks), p - 1 (how sharp the
+roof's corner is), tau (s, one wave's latency). It is monotone in F, B and W for any knobs. Memory
+levels, strided reads, transcendentals and serial steps are not among its terms: measured GPUs tell
+little of them.
 
-Axes: N rows, K knobs. NumPy with derivatives by hand: a fit takes milliseconds and nothing to
-compile. `closed` may be traced by JAX.
+Axes: N rows, K knobs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from hybridperf.io.namespace import array_module
+from hybridperf.ops.roofline import pnorm
+
+# of a complex step: no difference is taken, so it may be as small as numbers go
+_STEP = 1e-100
+_CHUNK = 256  # rows differentiated at once: what lies between stays in a core's cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +71,24 @@ class ClosedForm(Protocol):
         """Over devices, of knobs whose spread measurements do not tell."""
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
-        """[N] logs of seconds at knobs theta [N, K] (or [K])."""
-
-    def jacobian(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
-        """d log_s / d theta [N, K]."""
+        """[N] logs of seconds at knobs theta [N, K] (or [K]), which may be complex, with axes
+        before theirs: `slopes` asks for them so.
+        """
 
     def closed(self, theta: np.ndarray, work: Any) -> ClosedFormValues:
         """Seconds and place."""
+
+
+def slopes(form: ClosedForm, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
+    """d log_s / d theta [N, K] at knobs theta [N, K], of any form, exact to rounding.
+
+    A knob moved by i h moves the imaginary part by h times the slope (Squire & Trapp, "Using
+    complex variables to estimate derivatives of real functions", 1998). Nothing is compiled, which
+    would take longer than a fit to few rows.
+    """
+    moved = 1j * _STEP * np.eye(theta.shape[1])[:, None]
+    parts = (slice(at, at + _CHUNK) for at in range(0, len(work), _CHUNK))
+    return np.concatenate([form.log_s(theta[at] + moved, work[at]).imag.T for at in parts]) / _STEP
 
 
 # logs of ratios of times end here: a term that is absent is not a thousand octaves away
@@ -96,26 +113,14 @@ class WaveRoofline:
     known_spread: Mapping[str, float] = {"sharpness": 0.1}
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
-        terms, sharpness = _terms(theta, work)
-        return np.asarray(np.logaddexp(theta[..., 0], _log_norm(terms, sharpness)))
-
-    def jacobian(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
-        terms, sharpness = _terms(theta, work)
-        body = _log_norm(terms, sharpness)
-        # of each term in body^p; sums to 1
-        share = np.exp(sharpness[:, None] * (terms - body[:, None]))
-        of_body = 1.0 / (1.0 + np.exp(np.clip(theta[..., 0] - body, -700, 700)))
-        corner = ((share * terms).sum(1) - body) / sharpness * (sharpness - 1.0)
-        compute, memory, waves = of_body * share.T
-        return np.stack([1.0 - of_body, -compute, -memory, of_body * corner, waves], 1)
+        return np.asarray(np.log(_parts(theta, work)[2]))
 
     def closed(self, theta: np.ndarray, work: Any) -> ClosedFormValues:
         module = array_module(work)
-        terms, sharpness = _terms(theta, work)
-        body = _log_norm(terms, sharpness)
+        terms, body_s, total_s = _parts(theta, work)
+        body, total = module.log(body_s), module.log(total_s)
         floor = np.broadcast_to(theta[..., 0], body.shape)
-        total = module.logaddexp(floor, body)
-        compute, memory, waves = terms.T
+        compute, memory, waves = terms
         over_floor = [one - floor for one in (body, compute, memory, total, waves)]
         ratios = module.stack([compute - memory, *over_floor, waves - total]).clip(-_FAR, _FAR)
         balance, above, compute, memory, high, waves, of_waves = ratios
@@ -124,17 +129,15 @@ class WaveRoofline:
         return ClosedFormValues(total, module.stack([*place, waves, of_waves], 1))
 
 
-def _terms(theta: np.ndarray, work: Any) -> tuple[Any, np.ndarray]:
-    terms = array_module(work).stack(
-        [work[:, 0] - theta[..., 1], work[:, 1] - theta[..., 2], work[:, 2] + theta[..., 4]], 1
-    )
-    return terms, np.broadcast_to(1.0 + np.exp(theta[..., 3]), terms.shape[:1])
-
-
-def _log_norm(terms: Any, sharpness: np.ndarray) -> Any:
-    module, largest = array_module(terms), terms.max(1)
-    powers = module.exp(sharpness[:, None] * (terms - largest[:, None]))
-    return largest + module.log(powers.sum(1)) / sharpness
+def _parts(theta: np.ndarray, work: Any) -> tuple[list[Any], Any, Any]:
+    """(logs of seconds of arithmetic, traffic and waves, seconds of all three, with the floor)."""
+    floor, compute, memory, sharpness, wave = (theta[..., at] for at in range(5))
+    terms = [work[..., 0] - compute, work[..., 1] - memory, work[..., 2] + wave]
+    module = array_module(work)
+    compute_s, memory_s, waves_s = map(module.exp, terms)
+    q = 1.0 / (1.0 + np.exp(sharpness))
+    body_s = pnorm(pnorm(compute_s, memory_s, q, module), waves_s, q, module)
+    return terms, body_s, np.exp(floor) + body_s
 
 
 WAVE_ROOFLINE = WaveRoofline()

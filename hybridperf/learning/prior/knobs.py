@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.optimize import least_squares
 
-from hybridperf.learning.prior.form import ClosedForm, ClosedFormValues
+from hybridperf.learning.prior.form import ClosedForm, ClosedFormValues, slopes
 from hybridperf.learning.prior.implementation import Implementation, unversioned
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.robust import huber_data_only
@@ -256,7 +256,7 @@ def _map_fit(
         return np.concatenate([(form.log_s(theta_of(x)[which], work) - log_time) / scale, x])
 
     def derivative(x: np.ndarray) -> np.ndarray:
-        slope = form.jacobian(theta_of(x)[which], work)
+        slope = slopes(form, theta_of(x)[which], work)
         each = slope * np.broadcast_to(spread, mean.shape)[which] / scale
         by_row = (of_row[:, :, None] * each[:, None]).reshape(len(which), -1)
         return np.concatenate([by_row, np.eye(len(x))])

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import InputError
+from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.offload.step import Offload, offload
 from hybridperf.training.offload.tier import Tier
 from hybridperf.training.plans.arguments import narrowed
@@ -26,7 +27,6 @@ from hybridperf.training.plans.costs import columns_of, memory_of, times
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.setup import TrainingSetup, training_setup
 from hybridperf.training.plans.space import space
-from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 
 _TRIED = 1000  # layouts, at some milliseconds a stage

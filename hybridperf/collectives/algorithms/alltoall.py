@@ -1,0 +1,15 @@
+"""All-to-all: S / n of each rank's send buffer of S bytes goes to each rank.
+
+g - 1 of a rank's partners are in its node, and g ranks share the network for the rest.
+"""
+
+from hybridperf.collectives.algorithms.base import Collective, register, ring_share
+
+register(
+    Collective(
+        bus_factor=ring_share,
+        inside=lambda g, nodes: (g - 1) / (g * nodes),
+        across=lambda g, nodes: g * ring_share(nodes),
+    ),
+    "alltoall", "all_to_all", "a2a",
+)  # fmt: skip

@@ -1,0 +1,28 @@
+"""Broadcast and reduce (S: the buffer), and a ring of sends (S: the message): all of it goes over
+each link on its way. Of sends, one rank of a node talks to the next node.
+"""
+
+import dataclasses
+
+from hybridperf.collectives.algorithms.base import Collective, register
+from hybridperf.io.namespace import Array
+
+
+def _one_if_many(ranks: Array) -> Array:
+    """1 where there is anyone to send to, 0 where not."""
+    return 1.0 * (ranks > 1)
+
+
+def _one(n: Array) -> Array:
+    del n
+    return 1.0
+
+
+_WHOLE_BUFFER = Collective(
+    bus_factor=_one,
+    inside=lambda g, nodes: _one_if_many(g),
+    across=lambda g, nodes: _one_if_many(nodes),
+)
+register(_WHOLE_BUFFER, "broadcast", "bcast")
+register(_WHOLE_BUFFER, "reduce")
+register(dataclasses.replace(_WHOLE_BUFFER, one_rank_across=True), "sendrecv", "send_recv", "p2p")
