@@ -184,6 +184,7 @@ def row_roofline_seconds(
         table, links = dataclasses.replace(table, collectives=rows), bare.links()
     found = _placed(table, op_s, links)
     given = list(split(calls)[2])
+    found = np.array(found)
     found[given] = seconds[given]
     return chained(table, found)
 

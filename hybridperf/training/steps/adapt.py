@@ -58,7 +58,8 @@ _FAR = 0.05  # in logs; beyond it a row counts linearly. 0.1 errs the same on th
 _MOST, _NINE = (0.8, 1.28), (0.9, NINE_OF_TEN)
 _CLEARLY_NOISIER = 2.0
 _STEP = 1e-4  # in logs, of differences
-_ROUNDS, _DAMPING, _LONGEST_STEP = 15, 0.6, 0.5
+_ROUNDS, _DAMPING, _LONGEST_STEP = 40, 0.6, 0.5
+_GAIN = 0.02  # of twice the log likelihood, below which a round is the last one
 _NOISE_ROUNDS = 3
 
 
@@ -180,12 +181,20 @@ def _fit(
     pull = cho_solve(factor, np.eye(len(prior)))
     log_measured = np.log(measured_s)
     z_0 = np.concatenate([theta_0, np.zeros(BLOCKS * some)])
-    z, rows = z_0.copy(), np.arange(len(of))
+    z, rows, damping, least = z_0.copy(), np.arange(len(of)), _DAMPING, np.inf
+    best, step = z, np.zeros(len(z))
     for _ in range(_ROUNDS):
         corrections = z[effects:].reshape(BLOCKS, some)[:, of]
-        log_s, by_theta, by_block = slopes(f, z[:effects], corrections)
-        error = log_measured - log_s
-        noise = noise_log**2 * np.maximum(1.0, np.abs(error) / _FAR)
+        found = log_measured - _log_s(f, z[:effects], corrections)
+        spread = noise_log**2 * np.maximum(1.0, np.abs(found) / _FAR)
+        loss = (found**2 / spread).sum() + np.log(spread).sum() + (z - z_0) @ pull @ (z - z_0)
+        if loss >= least:  # too far: half as far from the best
+            damping *= 0.5
+            z = best + damping * step
+            continue
+        damping = min(2 * damping, 1.0) if np.isfinite(least) else damping
+        gained, least, best, error, noise = least - loss, loss, z, found, spread
+        _, by_theta, by_block = slopes(f, z[:effects], corrections)
         a = np.zeros((len(of), len(z)))
         a[:, :effects] = by_theta
         for place, slope in zip(places, by_block, strict=True):
@@ -193,10 +202,15 @@ def _fit(
         weighted = a.T / noise
         covariance = np.linalg.inv(pull + weighted @ a)
         wanted = z_0 + covariance @ (weighted @ (error + a @ (z - z_0)))
-        z = z + _DAMPING * np.clip(wanted - z, -_LONGEST_STEP, _LONGEST_STEP)
-        z[effects:] = np.clip(z[effects:], -MOST_CORRECTION, MOST_CORRECTION)
-    shift = z - z_0
-    log_likelihood = -0.5 * ((error**2 / noise).sum() + np.log(noise).sum() + shift @ pull @ shift)
+        step = np.clip(wanted - z, -_LONGEST_STEP, _LONGEST_STEP)
+        step[effects:] = (
+            np.clip((z + step)[effects:], -MOST_CORRECTION, MOST_CORRECTION) - z[effects:]
+        )
+        if gained < _GAIN:
+            break
+        z = z + damping * step
+    z = best
+    log_likelihood = -0.5 * least
     log_likelihood += 0.5 * np.linalg.slogdet(covariance)[1] - np.log(np.diag(factor[0])).sum()
     corrections, evidence = z[effects:].reshape(BLOCKS, some), float(log_likelihood)
     adapted = Adapted(z[:effects], known, corrections, covariance, len(of), noise_log, evidence)
@@ -208,12 +222,13 @@ def slopes(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(log seconds [N], slopes over theta [N, K] and over each block's correction [B, N])."""
 
-    def log_s(theta: np.ndarray, corrections: np.ndarray) -> np.ndarray:
-        steps = step_seconds(f, effects_of(theta), *logs_of(corrections))
-        return np.log(np.asarray(steps.step_s, float))
-
-    here = log_s(theta, corrections)
+    here = _log_s(f, theta, corrections)
     of_theta, of_block = _STEP * np.eye(len(theta)), _STEP * np.eye(BLOCKS)
-    by_theta = [(log_s(theta + step, corrections) - here) / _STEP for step in of_theta]
-    by_block = [(log_s(theta, corrections + step[:, None]) - here) / _STEP for step in of_block]
+    by_theta = [(_log_s(f, theta + step, corrections) - here) / _STEP for step in of_theta]
+    by_block = [(_log_s(f, theta, corrections + step[:, None]) - here) / _STEP for step in of_block]
     return here, np.stack(by_theta, 1), np.stack(by_block)
+
+
+def _log_s(f: StepFeatures, theta: np.ndarray, corrections: np.ndarray) -> np.ndarray:
+    steps = step_seconds(f, effects_of(theta), *logs_of(corrections))
+    return np.log(np.asarray(steps.step_s, float))

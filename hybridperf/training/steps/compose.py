@@ -47,6 +47,10 @@ from hybridperf.training.steps.step_features import (
 )
 
 _ROUNDING = 1e-12  # of a step
+_MIN_S = 1e-12
+# of the p-norm of host and GPU: 3 % above the larger where both are equal, 0.05 % where one is 1.2
+# times the other
+_SHARPNESS = 24.0
 
 
 def step_seconds(
@@ -124,7 +128,10 @@ def step_seconds(
     compute_s = f.micro_batches * (slowest.layers * layer_work_s + outer_work_s) + update_s
     comm_s = slowest.layers * layer.shown_s + slowest.embeddings * embedding.shown_s
     comm_s = comm_s + slowest.heads * head.shown_s
-    comm_s = comm_s + xp.where(alone, 0.0, posted_s + 2 * v * send_s)
+    alone_comm_s = sum(work.gpu_s for work in whole) - slowest.layers * layer_work_s - outer_work_s
+    comm_s = xp.where(alone, alone_comm_s, comm_s)
+    ends = slowest.embeddings + slowest.heads
+    comm_s = comm_s + xp.where(alone, 0.0, posted_s + (2 * v - ends) * send_s)
     exposed_s = f.micro_batches * comm_s + reduction_s + gathered_s
     # only rounding puts it below zero, and so little above; what follows likewise
     exposed_s = xp.where(exposed_s > _ROUNDING * step_s, exposed_s, 0.0)
@@ -156,8 +163,13 @@ class _Block(NamedTuple):
 
 
 def _held(xp: Any, launch_s: Array, count: Array, work: _Work) -> Array:
-    """Seconds of equal blocks, one after the other, until the later of GPU and host is done."""
-    return xp.maximum(count * work.host_s, count * work.gpu_s + launch_s)
+    """Seconds of equal blocks, one after the other, until the later of GPU and host is done.
+
+    Smoothly, as a p-norm: fits to measured steps follow its slopes, which a maximum breaks.
+    """
+    host_s, gpu_s = count * work.host_s, count * work.gpu_s + launch_s
+    most = xp.maximum(host_s, gpu_s) + _MIN_S
+    return most * ((host_s / most) ** _SHARPNESS + (gpu_s / most) ** _SHARPNESS) ** (1 / _SHARPNESS)
 
 
 def _alone(
