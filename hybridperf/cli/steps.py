@@ -57,7 +57,7 @@ def steps(
     from hybridperf.io.tables import check_table_name, with_own_text
     from hybridperf.training.steps.adaptation import Adaptation
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
-    from hybridperf.training.steps.rows import misspelt
+    from hybridperf.training.steps.records import misspelt
 
     if save_knobs and not fit_on:
         nothing = "without measured steps there is nothing to save"

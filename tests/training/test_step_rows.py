@@ -196,12 +196,9 @@ def test_contradictions_are_flagged_and_predicted_by_the_layout() -> None:
 
 
 def test_options_override_what_rows_say() -> None:
-    (row,) = resolve(
-        pd.DataFrame([ROW]), device="a100_sxm4_80g", system="aic_a100_sxm", host="mine"
-    )
+    (row,) = resolve(pd.DataFrame([ROW]), device="a100_sxm4_80g", system="aic_a100_sxm")
     assert row.machine.device == "a100_sxm4_80g"
     assert row.machine.system.id == "aic_a100_sxm"
-    assert row.host == "mine"
     with_gpu_unknown = resolve(pd.DataFrame([{**ROW, "gpu": None}]), device="h100_sxm")
     assert with_gpu_unknown.rows[0].config is not None
 

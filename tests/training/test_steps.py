@@ -125,6 +125,24 @@ def same(one, other):
         assert one[name] == pytest.approx(other[name], rel=1e-9, nan_ok=True), name
 
 
+def test_rows_that_ask_the_same_are_answered_once_and_keep_what_is_their_own(cache, monkeypatch):
+    """Three rows, two questions: one that contradicts its own rate, one as it is, one refused."""
+    table = rows({"step_time_s": 1.0, "tokens_per_s": 1.0}, {}, {"tp": 3})
+    asked = []
+    priced = PriceCache.priced
+    monkeypatch.setattr(
+        PriceCache, "priced", lambda self, some: asked.append(len(some)) or priced(self, some)
+    )
+    found = predict_steps(table, cache=cache).frame
+    assert asked == [2]
+    assert found["predicted_s"].iloc[0] == found["predicted_s"].iloc[1]
+    flagged, plain, refused = found["note"]
+    flag, rest = flagged.split("; ", 1)
+    assert flag.startswith("contradiction: tokens/s 1, but batch x sequence / step time")
+    assert rest == plain
+    assert refused.startswith("row 3: expected tp x pp x cp x dp")
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
+from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps.adapt import Adapted
 from hybridperf.training.steps.adaptation import UNNAMED, Adaptation
 from hybridperf.training.steps.batch import PriceCache
@@ -22,7 +23,6 @@ from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import features
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.training.steps.names import Machine, aliases, machine
-from hybridperf.training.steps.peaks import arithmetic
 from hybridperf.training.steps.prices import Prices
 from hybridperf.workloads.memory import MemoryKnobs
 from hybridperf.workloads.transformer import Layout, TransformerShape
@@ -59,7 +59,7 @@ class TrainingSetup:
     @property
     def mfu_format(self) -> str:
         """Number format in which products of layers multiply, whose peak MFU is a share of."""
-        return arithmetic(self.template.dtype, self.template.quant)
+        return scheme_dtype(self.template.dtype, self.template.quant)
 
     @property
     def mfu_flops_per_s(self) -> float:

@@ -8,18 +8,20 @@ the same quantity.
     parameters  the row's own  against  those of its sizes
 
 A row that says too little contradicts nothing. Tolerances are rounding of what was published, and
-for MFU how differently people count.
+for MFU how differently people count. Axes: R rows, U questions that they ask.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
 
 from hybridperf.training.steps.names import Machine
-from hybridperf.training.steps.peaks import peak_flops_per_s
-from hybridperf.workloads.transformer import Layout, TransformerShape
+from hybridperf.training.steps.peaks import peaks_flops_per_s, places_by
+from hybridperf.training.steps.records import positive_numbers
+from hybridperf.workloads.transformer.config import TransformerConfig
 
 RATE_TOLERANCE = 0.02
 MFU_TOLERANCE = 0.07
@@ -28,66 +30,82 @@ PARAMETER_TOLERANCE = 0.05
 
 
 def of(
-    row: Mapping[str, Any], shape: TransformerShape, layout: Layout, machine: Machine, dtype: str,
-    quant: str, global_batch: int | None,
-) -> tuple[str, ...]:  # fmt: skip
-    """What contradicts itself, one sentence each, in the fields of a row as they stand.
+    frame: pd.DataFrame, configs: Sequence[TransformerConfig | None],
+    machines: Sequence[Machine | None], global_batches: Sequence[int | None], asked: np.ndarray,
+) -> dict[int, tuple[str, ...]]:  # fmt: skip
+    """What contradicts itself, one sentence each, by the row's place.
 
-    `shape`, `layout`: those it was understood as; `quant`: recipe of products, "" for `dtype`.
+    `configs`, `machines`, `global_batches` of questions [U], None where a row has none; `asked`:
+    which of them each row asks [R].
     """
-    found = []
-    batch = layout.micro_batch * layout.accumulation * layout.dp
-    if global_batch is not None and batch != global_batch:
-        product = f"{layout.micro_batch} x {layout.accumulation} x {layout.dp} = {batch}"
-        found.append(
+    found: dict[int, list[str]] = {}
+
+    def differs(
+        what: str, said: np.ndarray, other: np.ndarray, tolerance: np.ndarray | float, against: str
+    ) -> None:
+        with np.errstate(invalid="ignore"):
+            wrong = np.abs(np.log(said / other)) > np.log1p(tolerance)
+        for at in np.flatnonzero(wrong):
+            sentence = f"contradiction: {what} {said[at]:.4g}, but {against} {other[at]:.4g}"
+            found.setdefault(int(at), []).append(sentence)
+
+    known = [at for at, config in enumerate(configs) if config is not None]
+    some = [config for config in configs if config is not None]
+    sizes = np.full((3, len(configs)), np.nan)
+    sizes[:, known] = np.array(
+        [(c.layout.global_batch, c.shape.seq, c.shape.parameters) for c in some], float
+    ).reshape(-1, 3).T  # fmt: skip
+    batch, seq, parameters = sizes
+    given = np.array([np.nan if one is None else one for one in global_batches], float)
+    for at in np.flatnonzero((batch[asked] != given[asked]) & ~np.isnan((batch + given)[asked])):
+        config = configs[asked[at]]
+        assert config is not None
+        x = config.layout
+        product = f"{x.micro_batch} x {x.accumulation} x {x.dp} = {x.global_batch}"
+        found[int(at)] = [
             f"contradiction: micro-batch x accumulation x dp = {product}, global batch"
-            f" {global_batch}"
-        )
-    step_s, tokens_per_s = number(row, "step_time_s"), number(row, "tokens_per_s")
-    tokens = (global_batch or batch) * shape.seq
-    per_gpu, gpus = number(row, "tokens_per_s_gpu"), number(row, "n_gpus")
+            f" {global_batches[asked[at]]}"
+        ]
+    step_s, tokens_per_s, per_gpu, gpus, percent, own = (
+        positive_numbers(frame, name)
+        for name in ("step_time_s", "tokens_per_s", "tokens_per_s_gpu", "n_gpus", "mfu", "params")
+    )
+    tokens = (np.where(np.isnan(given), batch, given) * seq)[asked]
     # whole tokens of a GPU, whose sum is then published too
-    tolerance = RATE_TOLERANCE + (0.0 if per_gpu is None else 0.5 / per_gpu)
-    rate = None if step_s is None else tokens / step_s
-    found += _differs("tokens/s", tokens_per_s, rate, tolerance, "batch x sequence / step time")
-    whole = None if per_gpu is None or gpus is None else per_gpu * gpus
-    found += _differs("tokens/s", tokens_per_s, whole, RATE_TOLERANCE, "tokens/s of a GPU x GPUs")
-    peak, mfu = peak_flops_per_s(machine.spec, dtype, quant), number(row, "mfu")
-    found += _mfu_differs(mfu, shape, layout, peak, tokens, step_s)
-    own, counted = number(row, "params"), shape.parameters
-    found += _differs("parameters", own, counted, PARAMETER_TOLERANCE, "those of the sizes")
-    return tuple(found)
-
-
-def number(row: Mapping[str, Any], field: str) -> float | None:
-    """A positive number, None for anything else."""
-    try:
-        value = float(row.get(field) or math.nan)
-    except (TypeError, ValueError):
-        return None
-    return value if math.isfinite(value) and value > 0 else None
-
-
-def _differs(
-    what: str, said: float | None, other: float | None, tolerance: float, other_what: str
-) -> list[str]:
-    if said is None or other is None or abs(math.log(said / other)) <= math.log1p(tolerance):
-        return []
-    return [f"contradiction: {what} {said:.4g}, but {other_what} {other:.4g}"]
-
-
-def _mfu_differs(
-    percent: float | None, shape: TransformerShape, layout: Layout, peak: float | None,
-    tokens: float, step_s: float | None,
-) -> list[str]:  # fmt: skip
-    """Against FLOPs / (time x peak), however attention and parameters are counted."""
-    if percent is None or step_s is None or peak is None:
-        return []
-    matrices = shape.model_flops(tokens, causal=True)
-    attention = shape.model_flops(tokens) - matrices
-    six = 6 * shape.active_parameters * tokens
-    counts = (matrices, matrices + attention, six, six + attention, six + 2 * attention)
-    ours = [flops / (step_s * layout.ranks * peak) for flops in counts]
-    nearest = min(ours, key=lambda one: abs(math.log(one * 100 / percent)))
+    tolerance = RATE_TOLERANCE + np.where(np.isnan(per_gpu), 0.0, 0.5 / per_gpu)
+    differs("tokens/s", tokens_per_s, tokens / step_s, tolerance, "batch x sequence / step time")
+    of_gpus = np.where(np.isnan(seq[asked]), np.nan, per_gpu * gpus)
+    differs("tokens/s", tokens_per_s, of_gpus, RATE_TOLERANCE, "tokens/s of a GPU x GPUs")
+    judged = np.flatnonzero(~np.isnan(percent * step_s * seq[asked]))
+    nearest = np.full(len(frame), np.nan)
+    if len(judged):
+        chosen = [configs[one] for one in asked[judged]]
+        devices = [machines[one] for one in asked[judged]]
+        nearest[judged] = _nearest_mfu(
+            [one for one in chosen if one is not None],
+            [one for one in devices if one is not None], tokens[judged], step_s[judged],
+            percent[judged],
+        )  # fmt: skip
     tolerance = MFU_TOLERANCE + MFU_ROUNDING / percent
-    return _differs("MFU", percent / 100, nearest, tolerance, "FLOPs / time / peak")
+    differs("MFU", percent / 100, nearest, tolerance, "FLOPs / time / peak")
+    differs("parameters", own, parameters[asked], PARAMETER_TOLERANCE, "those of the sizes")
+    return {at: tuple(sentences) for at, sentences in found.items()}
+
+
+def _nearest_mfu(
+    configs: Sequence[TransformerConfig], machines: Sequence[Machine], tokens: np.ndarray,
+    step_s: np.ndarray, percent: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """FLOPs / (time x peak) of rows, attention and parameters counted as is nearest to theirs."""
+    counts = np.empty((5, len(configs)))
+    for shape, at in places_by(config.shape for config in configs):
+        matrices = shape.model_flops(tokens[at], causal=True)
+        attention = shape.model_flops(tokens[at]) - matrices
+        six = 6 * shape.active_parameters * tokens[at]
+        counts[:, at] = (
+            matrices, matrices + attention, six, six + attention, six + 2 * attention
+        )  # fmt: skip
+    peaks = peaks_flops_per_s(configs, [one.spec for one in machines])
+    ours = counts / (step_s * np.array([one.layout.ranks for one in configs]) * peaks)
+    nearest = np.abs(np.log(ours * 100 / percent)).argmin(0)
+    return ours[nearest, np.arange(len(configs))]

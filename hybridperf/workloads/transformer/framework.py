@@ -18,7 +18,12 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any, Literal
 
+from hybridperf.hardware import DeviceSpec
+from hybridperf.ops.quantise import SCHEMES
 from hybridperf.workloads.transformer.fields import check_word
+
+ASSUMED = "megatron_core"  # whose habits count where no framework is named
+_PRECISION = "bf16"  # where a framework has no habit, or the device not its format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +61,26 @@ def framework_habits() -> Mapping[str, Mapping[str, Any]]:
     """Frameworks by their names in rows of steps, with what each settles where a row does not."""
     text = resources.files(__package__).joinpath("frameworks.toml").read_text()
     return dict(tomllib.loads(text)["framework"])
+
+
+def settled(name: str, device: DeviceSpec | None = None) -> dict[str, Any]:
+    """What a framework does on a device where nothing is said: the one rule of rows and of plans.
+
+    Args:
+        name: of the framework; "" where none is named: the habits of `ASSUMED` then, in bf16.
+        device: whose number formats count; None: nothing is known of it, so bf16.
+
+    Returns:
+        Fields of a config and of a layout, among them `dtype` and `quant`; and `precision`, the
+        word that tells both.
+    """
+    habits = framework_habits()[name or ASSUMED]
+    precision = habits.get("precision", _PRECISION) if name else _PRECISION
+    if device is None or precision not in device.peak_flops_per_s:
+        precision = _PRECISION
+    quant = precision if precision in SCHEMES else ""
+    dtype = _PRECISION if quant else precision
+    return {**habits, "precision": precision, "dtype": dtype, "quant": quant}
 
 
 def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
