@@ -21,6 +21,7 @@ _BATCH = "samples of a step over all GPUs; several separated by commas"
 _TOKENS = "to be trained on in all, such as 300e9: days, money and energy of the run"
 _PRICES = "your prices and power (.toml), over the shipped assumptions"
 _FRAMEWORK = "whose kernels and habits; megatron_core's if not given"
+_DTYPE = "of activations; the precision of a framework that is named, else bf16, if not given"
 _QUANT = "scheme that layers' products multiply in, such as fp8"
 _KNOBS = "efficiencies that `hybridperf steps --save-knobs` fitted"
 _CONFIRM = "evaluate this many neighbours of the winner with the full graph"
@@ -39,7 +40,7 @@ def plan(
     prices: Annotated[Path | None, Option(help=_PRICES)] = None,
     device: Accelerator = "",
     framework: Annotated[str, Option(help=_FRAMEWORK)] = "",
-    dtype: Annotated[str, Option(help="of activations")] = "bf16",
+    dtype: Annotated[str, Option(help=_DTYPE)] = "",
     quant: Annotated[str, Option(help=_QUANT)] = "",
     memory_bytes: MemoryBytes = None,
     only: Annotated[list[str] | None, Option(help=_ONLY)] = None,
@@ -67,8 +68,8 @@ def plan(
     found = run_plan(
         model, system, _counts("--gpus", gpus) or [1], batch=_counts("--batch", batch) or None,
         seq=seq, tokens=number_of_tokens(tokens, "--tokens") if tokens else None,
-        objective=objective, prices=prices, device=device or None, framework=framework, dtype=dtype,
-        quant=quant, memory_bytes=memory_bytes, only=_only(only or []),
+        objective=objective, prices=prices, device=device or None, framework=framework,
+        dtype=dtype or None, quant=quant, memory_bytes=memory_bytes, only=_only(only or []),
         adapted=None if knobs is None else Adaptation.load(knobs),
         say=lambda how_far: print(how_far, file=sys.stderr, flush=True)
     )  # fmt: skip

@@ -29,6 +29,7 @@ import pandas as pd
 
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
+from hybridperf.io.collector import without_collector
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps import adapt
@@ -67,6 +68,7 @@ class PredictedSteps:
     remarks: tuple[str, ...] = ()
 
 
+@without_collector()
 def predict_steps(
     frame: pd.DataFrame, device: str | None = None, system: str | None = None,
     host: Host | None = None, fit_on: pd.DataFrame | None = None, knobs: Adaptation | None = None,

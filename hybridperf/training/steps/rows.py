@@ -23,6 +23,7 @@ import pandas as pd
 
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
+from hybridperf.io.collector import without_collector
 from hybridperf.training.steps import contradictions, names
 from hybridperf.training.steps.names import Machine, plain
 from hybridperf.training.steps.read_columns import READ
@@ -132,6 +133,7 @@ class ResolvedRows:
         return ResolvedRows(tuple(ResolvedRow(one, "") for one in place)), np.array(of, int)
 
 
+@without_collector()
 def resolve(
     frame: pd.DataFrame, device: str | None = None, system: str | None = None
 ) -> ResolvedRows:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
+from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.ops.attention_kernels import KERNELS as ATTENTION_KERNELS
 from hybridperf.ops.quantise import known_scheme
@@ -93,23 +93,25 @@ class TransformerConfig:
 
     @staticmethod
     def run_by(
-        framework: str, shape: TransformerShape, layout: Layout | None = None, **own: Any
-    ) -> TransformerConfig:
-        """The step as a framework runs it: its kernels, attention, gradients and overlap.
+        framework: str, shape: TransformerShape, layout: Layout | None = None, *,
+        device: DeviceSpec | None = None, **own: Any,
+    ) -> TransformerConfig:  # fmt: skip
+        """The step as a framework runs it: kernels, precision, attention, gradients, overlap.
 
         Args:
             framework: name of the framework, such as "megatron_core".
             shape: the model.
             layout: how the step is spread over ranks; None: one rank.
+            device: whose number formats its precision is of; None: bf16.
             own: fields of `TransformerConfig` that replace the framework's habits.
 
         Raises:
             InputError: when the framework is unknown or a field is not valid.
         """
         layout = layout or Layout()
-        habits = frameworks.framework_habits()
-        fields.check_word("framework", framework, tuple(habits))
-        usual = frameworks.config_habits(habits[framework], layout.tp)
+        fields.check_word("framework", framework, tuple(frameworks.framework_habits()))
+        said = own.get("dtype"), own.get("quant", "")
+        usual = frameworks.config_habits(frameworks.settled(framework, device, *said), layout.tp)
         return TransformerConfig(shape, layout, **{**config_fields(usual), **own})
 
     def replace(self, **changes: Any) -> TransformerConfig:

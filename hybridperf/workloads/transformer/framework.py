@@ -63,18 +63,25 @@ def framework_habits() -> Mapping[str, Mapping[str, Any]]:
     return dict(tomllib.loads(text)["framework"])
 
 
-def settled(name: str, device: DeviceSpec | None = None) -> dict[str, Any]:
-    """What a framework does on a device where nothing is said: the one rule of rows and of plans.
+def settled(
+    name: str, device: DeviceSpec | None = None, dtype: str | None = None, quant: str = ""
+) -> dict[str, Any]:
+    """What a framework does on a device where nothing is said: the one rule of rows of steps, of
+    plans and of `TransformerConfig.run_by`.
 
     Args:
         name: of the framework; "" where none is named: the habits of `ASSUMED` then, in bf16.
         device: whose number formats count; None: nothing is known of it, so bf16.
+        dtype: of activations; None where it is not said.
+        quant: scheme in which layers multiply; "" where it is not said.
 
     Returns:
         Fields of a config and of a layout, among them `dtype` and `quant`; and `precision`, the
-        word that tells both.
+        word for both where neither is said, else "".
     """
     habits = framework_habits()[name or ASSUMED]
+    if dtype is not None or quant:
+        return {**habits, "precision": "", "dtype": dtype or _PRECISION, "quant": quant}
     precision = habits.get("precision", _PRECISION) if name else _PRECISION
     if device is None or precision not in device.peak_flops_per_s:
         precision = _PRECISION
