@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -121,12 +122,20 @@ class TransformerConfig:
     def with_layout(self, layout: Layout, gpus_per_node: int) -> TransformerConfig:
         """The same step with a layout that was checked: ten times as quick as `replace`."""
         other = object.__new__(TransformerConfig)
-        other.__dict__.update(self.__dict__, layout=layout, gpus_per_node=gpus_per_node)
+        other.__dict__.update(self.__getstate__(), layout=layout, gpus_per_node=gpus_per_node)
         return other
 
     def __hash__(self) -> int:
-        """Of what configs of a table differ by most: thousands a second are looked up."""
+        """Of what configs of a table differ by most, once: thousands a second are looked up."""
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
         return hash((self.shape, self.layout, self.dtype, self.quant, self.framework))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields: in another process words have another hash."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     # sizes
     # ----------------------------------------------------------------------------------------------

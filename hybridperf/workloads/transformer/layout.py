@@ -12,13 +12,14 @@ a node (`groups.py`). What is legal: `rules.py`. Many layouts at once: `columns.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from hybridperf.io import InputError
 from hybridperf.workloads.transformer import groups
 from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES, Layouts
-from hybridperf.workloads.transformer.fields import check_flag, check_whole
+from hybridperf.workloads.transformer.fields import LARGEST, check_flag, check_whole
 from hybridperf.workloads.transformer.rules import RULES, remarks
 from hybridperf.workloads.transformer.shape import TransformerShape
 
@@ -27,6 +28,7 @@ __all__ = ["ORDER", "Layout", "Layouts"]
 Order = tuple[str, ...]
 ORDER: Order = ("tp", "cp", "ep", "dp", "pp")
 _DEGREES = ("tp", "pp", "vp", "dp", "cp", "ep", "micro_batch", "accumulation")
+_OF_DEGREES = operator.attrgetter(*_DEGREES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +128,11 @@ class Layout:
 
     def check_numbers(self) -> None:
         """`InputError` for fields that are no layout of any model."""
-        for name in _DEGREES:
-            check_whole(name, getattr(self, name))
+        degrees = _OF_DEGREES(self)
+        # thousands of rows a second come this way
+        if set(map(type, degrees)) != {int} or min(degrees) < 1 or max(degrees) > LARGEST:
+            for name, value in zip(_DEGREES, degrees, strict=True):
+                check_whole(name, value)
         for name in ("expert_tp", "shard_ranks"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
