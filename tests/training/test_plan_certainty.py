@@ -11,7 +11,7 @@ from hybridperf.training.plans.run import plan
 from hybridperf.training.steps.adapt import Adapted
 from hybridperf.training.steps.adaptation import Adaptation
 from hybridperf.training.steps.batch import PriceCache
-from hybridperf.training.steps.peaks import lower_bound_s
+from hybridperf.training.steps.plausibility import lower_bound_s
 from hybridperf.training.steps.predict import predict_steps
 
 SYSTEM, FEW = (

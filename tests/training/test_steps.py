@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from support.entered import files_entered
 
 from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.lower import lower
@@ -123,6 +124,14 @@ def same(one, other):
     assert one["note"].removeprefix("row 1: ") == other["note"].removeprefix("row 1: ")
     for name in COLUMNS[:-1]:
         assert one[name] == pytest.approx(other[name], rel=1e-9, nan_ok=True), name
+
+
+def test_a_row_passes_no_more_files_than_it_did(cache):
+    """Each is read by whoever asks how a row is predicted; fewer are better, 15 are the aim."""
+    predict_steps(rows({}), cache=cache)
+    entered = files_entered(lambda: predict_steps(rows({}), cache=cache))
+    assert "training/steps/predict.py" in entered
+    assert len(entered) <= 39, sorted(entered)
 
 
 def test_rows_that_ask_the_same_are_answered_once_and_keep_what_is_their_own(cache, monkeypatch):

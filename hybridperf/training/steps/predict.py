@@ -2,10 +2,11 @@
 was assumed.
 
     predicted_s low_s high_s    seconds of a step; low and high hold nine of ten, low no less than
-                                the devices' peak allows (`peaks.py`)
+                                the devices' peak allows (`plausibility.py`)
     tokens_per_s mfu            of all GPUs; model FLOPs over time, GPUs and peak (0 to 1;
                                 attention's whole square counted) of the format that layers'
-                                products multiply in (`peaks.py`), noted if not the activations'
+                                products multiply in (`plausibility.py`), noted if not that of
+                                activations
     memory_bytes fits           of the fullest rank; whether the device has it and the layout runs
     compute_s exposed_comm_s    GPU at work on its slowest stage; communication that nothing hides
     bubble_s host_s             the slowest stage waits for others, for its host: these four add up
@@ -40,7 +41,7 @@ from hybridperf.training.steps.cross_node import stall_chance
 from hybridperf.training.steps.features import experts_note, picked
 from hybridperf.training.steps.memory_fit import failures, memory_knobs, peak_bytes
 from hybridperf.training.steps.names import of_source
-from hybridperf.training.steps.peaks import lower_bounds_s, peaks_flops_per_s, places_by
+from hybridperf.training.steps.plausibility import lower_bounds_s, peaks_flops_per_s, places_by
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve
 from hybridperf.training.steps.step_effects import effects_of
 from hybridperf.workloads.transformer.config import TransformerConfig

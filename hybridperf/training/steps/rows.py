@@ -24,8 +24,9 @@ import pandas as pd
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.io.collector import without_collector
-from hybridperf.training.steps import contradictions, names
+from hybridperf.training.steps import names
 from hybridperf.training.steps.names import Machine, plain
+from hybridperf.training.steps.plausibility import contradictions
 from hybridperf.training.steps.read_columns import READ
 from hybridperf.training.steps.records import (
     Record,
@@ -155,7 +156,7 @@ def resolve(
     understood = [_Words.of(one, device, system) for one in words]
     at = [divmod(pair, len(numbers)) for pair in pairs.tolist()]
     questions = _questions([(understood[one], numbers[other]) for one, other in at])
-    flags = contradictions.of(
+    flags = contradictions(
         frame, [one.config for one in questions], [one.machine for one in questions],
         [one.global_batch for one in questions], of,
     )  # fmt: skip
