@@ -158,9 +158,7 @@ def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
 @functools.lru_cache(65536)
 def with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
     """A step that recomputes otherwise; one object for all rows of equal configs."""
-    layout = config.layout.replace(recompute=mode)
-    layout.check_numbers()
-    return config.with_layout(layout, config.gpus_per_node)
+    return config.with_layout(config.layout.replace(recompute=mode), config.gpus_per_node)
 
 
 def _links(machine: Machine) -> CollectiveModel:
