@@ -202,6 +202,26 @@ def test_options_that_nobody_knows_are_refused_at_once(options) -> None:
         resolve(pd.DataFrame([ROW]), **options)
 
 
+def test_a_column_that_stands_there_twice_is_refused() -> None:
+    frame = pd.DataFrame([ROW])
+    with pytest.raises(InputError, match="expected each column once, got two of 'tp'"):
+        resolve(pd.concat([frame, frame[["tp"]]], axis=1))
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        {"gpu": "category", "recompute": "category"},
+        {"tp": "Int64", "pp": "float32", "dp": "string"},
+        {"tp": object, "hidden": "float64", "precision": object},
+    ],
+)
+def test_a_row_says_the_same_in_columns_of_any_type(types) -> None:
+    (row,) = resolve(pd.DataFrame([ROW]).astype(types))
+    assert row.config == one().config
+    assert row.note == one().note
+
+
 def test_one_bad_row_leaves_the_others_alone() -> None:
     rows = resolve(pd.DataFrame([ROW, {**ROW, "tp": 3}, ROW]))
     assert rows.predictable == [0, 2]

@@ -140,8 +140,10 @@ def misspelt(columns: Iterable[str]) -> dict[str, str]:
 
 
 def check_columns(columns: Iterable[str]) -> None:
-    """`InputError` for a table no row of which can name its model."""
+    """`InputError` for a table no row of which can name its model, or that says a thing twice."""
     named = [str(name) for name in columns]
+    if twice := [name for name in READ if named.count(name) > 1]:
+        raise InputError(f"expected each column once, got two of {twice[0]!r}; rename one of them")
     derived = {"seq"} if {"image", "patch"} <= set(named) else set()
     if "model" in named or set(_SIZES) - derived <= set(named):
         return
