@@ -21,6 +21,7 @@ _BATCH = "samples of a step over all GPUs; several separated by commas"
 _TOKENS = "to be trained on in all, such as 300e9: days, money and energy of the run"
 _PRICES = "your prices and power (.toml), over the shipped assumptions"
 _FRAMEWORK = "whose kernels and habits; megatron_core's if not given"
+_DTYPE = "of activations; the precision of a framework that is named, else bf16, if not given"
 _QUANT = "scheme that layers' products multiply in, such as fp8"
 _KNOBS = "efficiencies that `hybridperf steps --save-knobs` fitted"
 _OFFLOAD = "bytes of CPU memory a node: layouts that fit with state there, too, in OUT_offload"
@@ -40,7 +41,7 @@ def plan(
     prices: Annotated[Path | None, Option(help=_PRICES)] = None,
     device: Accelerator = "",
     framework: Annotated[str, Option(help=_FRAMEWORK)] = "",
-    dtype: Annotated[str, Option(help="of activations")] = "bf16",
+    dtype: Annotated[str, Option(help=_DTYPE)] = "",
     quant: Annotated[str, Option(help=_QUANT)] = "",
     memory_bytes: MemoryBytes = None,
     only: Annotated[list[str] | None, Option(help=_ONLY)] = None,
@@ -71,7 +72,8 @@ def plan(
     if offload and (len(counts) > 1 or batches is None or len(batches) > 1):
         raise common.wrong("expected one number in --gpus and one in --batch with --offload")
     asked: dict[str, Any] = {
-        "seq": seq, "device": device or None, "framework": framework, "dtype": dtype,
+        "seq": seq, "device": device or None, "framework": framework,
+        "dtype": dtype or None,
         "quant": quant, "memory_bytes": memory_bytes, "only": _only(only or []),
         "adapted": None if knobs is None else Adaptation.load(knobs),
     }  # fmt: skip

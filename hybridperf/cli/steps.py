@@ -17,8 +17,9 @@ _DEVICE = "accelerator of all rows; what each row says if not given"
 _SYSTEM = "nodes and links of all rows; what each row says if not given"
 _HOST = "folder with a host.json that `hybridperf trace summary --host` made from a trace"
 _FIT_ON = "measured steps (column step_time_s) that adapt efficiencies; may be repeated"
-_KNOBS = "efficiencies that --save-knobs wrote, in place of --fit-on"
+_KNOBS = "efficiencies that --save-knobs or --save wrote, in place of --fit-on"
 _SAVE_KNOBS = "write the fitted efficiencies here (.json)"
+_SAVE = "folder of a model that gets the fitted efficiencies; a new one is the rows' machine's"
 
 
 def steps(
@@ -30,6 +31,7 @@ def steps(
     fit_on: Annotated[list[Path] | None, Option(help=_FIT_ON)] = None,
     knobs: Annotated[Path | None, Option(help=_KNOBS)] = None,
     save_knobs: Annotated[Path | None, Option(help=_SAVE_KNOBS)] = None,
+    save: Annotated[Path | None, Option(help=_SAVE)] = None,
 ) -> int:
     """Predict each row of a table of training steps: time with interval, tokens/s, MFU, memory,
     what the time is made of, note.
@@ -57,11 +59,13 @@ def steps(
     from hybridperf.io.tables import check_table_name, with_own_text
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
-    from hybridperf.training.steps.rows import misspelt
+    from hybridperf.training.steps.records import misspelt
+    from hybridperf.training.steps.saved import saved_model
 
-    if save_knobs and not fit_on:
-        nothing = "without measured steps there is nothing to save"
-        raise common.wrong(f"expected --fit-on ROWS with --save-knobs: {nothing}")
+    if (save_knobs or save) and not fit_on:
+        nothing, option = "without measured steps there is nothing to save", "--save-knobs"
+        option = option if save_knobs else "--save"
+        raise common.wrong(f"expected --fit-on ROWS with {option}: {nothing}")
     if knobs and host:
         theirs = "fitted efficiencies hold their host's"
         raise common.wrong(f"expected one of --knobs and --host, got both: {theirs}")
@@ -93,6 +97,10 @@ def steps(
     if save_knobs:
         found.adaptation.save(save_knobs)
         print(f"efficiencies in {save_knobs}")
+    if save:
+        assert measured is not None
+        saved = saved_model(save, found.adaptation, measured, device or None, system or None)
+        print(f"a model of {saved.device.id} with these efficiencies in {save}")
     return common.say_predicted(found.frame, out)
 
 

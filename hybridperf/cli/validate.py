@@ -13,14 +13,14 @@ from hybridperf.cli.common import ModelName, Out, names_in, wrong
 
 _WHAT = (
     "whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out),"
-    " collectives, lin, steps (published), plans (does the best on paper run best?); page (of"
-    " results)"
+    " collectives, lin, steps (published), plans (does the best on paper run best?), agreement (of"
+    " tables, plans and graphs); page (of results)"
 )
 _PUBLISHED = {  # claims that need --data, and what they judge on
     "lin": "what Lin et al. published", "collectives": "measured collectives",
     "steps": "published training steps",
 }  # fmt: skip
-_CLAIMS = ("here", "sharded", "ops", "collectives", "lin", "steps", "plans", "page")
+_CLAIMS = ("here", "sharded", "ops", "collectives", "lin", "steps", "plans", "agreement", "page")
 _RESULTS = "of `page`: results.json of claims, or their folders"
 _CORES = "cores to pin to; those of the calibration if not given"
 _DATA = "folder of measured data: judges devices or systems left out"
@@ -71,7 +71,7 @@ def validate(
     common.compilation_cache()
     from hybridperf.model import model_or_datasheet
 
-    if what in ("collectives", "steps", "plans"):
+    if what in ("collectives", "steps", "plans", "agreement"):
         claim = importlib.import_module(f"hybridperf.validate.{what}")
         claim.run(data, out, quick=quick, tasks=names_in(tasks) or None)
     elif what == "lin" and data is not None:

@@ -10,7 +10,7 @@ from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.plans.explain import NAIVE, compared, naive
 from hybridperf.training.plans.run import plan
 from hybridperf.training.steps.batch import PriceCache
-from hybridperf.training.steps.peaks import lower_bound_s
+from hybridperf.training.steps.plausibility import lower_bound_s
 from hybridperf.training.steps.predict import predict_steps
 
 SYSTEM, FEW = (
@@ -53,7 +53,8 @@ def test_a_plan_is_as_sure_as_a_prediction_of_its_winner(named):
     winner = compared(found)[0]
     assert found.step_s(winner.choice) == pytest.approx(row["predicted_s"], rel=1e-9)
     assert (winner.low_s, winner.high_s) == pytest.approx((row["low_s"], row["high_s"]), rel=1e-6)
-    assert winner.high_s > 1.5 * row["predicted_s"]
+    # measured links leave a factor of 1.3; another framework than the named one is no doubt
+    assert winner.high_s > (1.4 if named else 1.5) * row["predicted_s"]
     doubt = f"collectives by the prior alone: none of {SYSTEM} was measured"
     assert doubt in found.notes
     assert doubt in row["note"]

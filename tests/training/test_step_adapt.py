@@ -156,7 +156,7 @@ def test_nine_of_ten_rows_of_unseen_cells_lie_in_their_interval(made):
     features, cells = made
     rng = np.random.default_rng(5)
     known, of = np.unique(cells, axis=0, return_inverse=True)
-    alike = adapt._alike(known, known, 0) + 1e-9 * np.eye(len(known))
+    alike = adapted_steps.correlation(known, known, 0) + 1e-9 * np.eye(len(known))
     inside = []
     for _ in range(12):
         layer_log = (

@@ -63,8 +63,8 @@ LINKS = fit_collectives(None, load_system("aic_h100_sxm"))[0]
 
 
 def prices() -> Prices:
-    device = load_device("h100_sxm")
-    return Prices(PerfModel.datasheet(device), LINKS, device, lambda: ())
+    model = PerfModel.datasheet(load_device("h100_sxm")).with_collectives(LINKS)
+    return Prices(dataclasses.replace(model, references=lambda: ()))
 
 
 def legal(config: TransformerConfig) -> bool:

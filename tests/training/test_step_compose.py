@@ -87,6 +87,11 @@ def test_the_slowest_stage_sets_the_pace():
     assert float(step_seconds(f, FREE).bubble_s[0]) == pytest.approx(6.0)
 
 
+def larger(host_s, gpu_s):
+    """Within 3 % the larger, as a p-norm of 24."""
+    return (host_s**24 + gpu_s**24) ** (1 / 24)
+
+
 def test_host_and_gpu_do_not_add_up():
     """The larger of both counts, forward and backward apart: launches of 1 s a pass hide under 1 s
     and 2 s of GPU but for the first of four layers, those of 2 s do not hide forward. A block
@@ -95,8 +100,10 @@ def test_host_and_gpu_do_not_add_up():
     counted = row(layer=block(gemm_s=(1, 0, 2), kernels=(5, 0, 5)))
     ends = 4  # embedding and head, both ways
     short, long = (dataclasses.replace(FREE, launch_s=launch_s) for launch_s in (0.2, 0.4))
-    assert time(counted, short) == pytest.approx((4 + 0.2) + (8 + 0.2) + (ends + 1) * 0.2)
-    assert time(counted, long) == pytest.approx(8 + (8 + 0.4) + (ends + 1) * 0.4)
+    forward_s, backward_s = larger(4.0, 4 + 0.2), larger(4.0, 8 + 0.2)
+    assert time(counted, short) == pytest.approx(forward_s + backward_s + (ends + 1) * 0.2)
+    forward_s, backward_s = larger(8.0, 4 + 0.4), larger(8.0, 8 + 0.4)
+    assert time(counted, long) == pytest.approx(forward_s + backward_s + (ends + 1) * 0.4)
 
 
 def test_gathers_of_shards_hide_beside_the_computation():
@@ -265,8 +272,8 @@ def test_gathers_that_outlast_the_computation_are_exposed():
     assert found["exposed_comm_s"] == pytest.approx(35.0 - 12.0, rel=1e-3)
     assert found["host_s"] == pytest.approx(0.0, abs=1e-6)
     busy = parts(
-        row(layer=block(**layer, kernels=(30, 0, 30)), gathers_hidden=1),
-        dataclasses.replace(FREE, launch_s=6 / 60),
+        row(layer=block(**layer, kernels=(60, 0, 60)), gathers_hidden=1),
+        dataclasses.replace(FREE, launch_s=6 / 120),
     )
     assert busy["exposed_comm_s"] == pytest.approx(35.0 - 12.0, rel=1e-3)
     assert busy["host_s"] < 0.02 * busy["step_s"]
@@ -372,10 +379,11 @@ def some_row():
         return {name: rng.uniform(0.5, 1.5, 3) * scales[name] for name in names}
 
     sizes = dict(
-        micro_batches=6, fill=1, sends_s=1e-3, tp_nodes=1, reduction_s=2e-2, tied_s=1e-3, updated_s=1e-3,
-        optimizer_s=1e-3, optimizer_kernels=3, tp=2, crossing=1, stalls=1, gathered_layers=2,
+        micro_batches=6, fill=1, sends_s=1e-3, tp_nodes=1, reduction_s=2e-2, tied_s=1e-3,
+        updated_s=1e-3, optimizer_s=1e-3, optimizer_kernels=3, tp=2, crossing=1, stalls=1,
+        gathered_layers=2,
     )  # fmt: skip
-    layers = {"gather_s": np.full(3, 1e-9)}
+    layers = {"gather_s": np.full(3, 1e-9), "scatter_s": np.full(3, 1e-9)}
     return pipeline(
         4,
         layer=block(**of() | layers),

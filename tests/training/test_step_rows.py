@@ -5,10 +5,13 @@ itself, what is refused.
 import pandas as pd
 import pytest
 
+from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
+from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.steps import names
 from hybridperf.training.steps.rows import resolve
 from hybridperf.workloads.transformer import load_shape
+from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import framework_habits
 
 ROW = {
@@ -157,6 +160,35 @@ def test_words_that_say_nothing_fall_to_habits_and_the_note_says_so() -> None:
     assert "gpus_per_node" not in one().note
 
 
+@pytest.mark.parametrize("system", ["aic_h100_sxm", "aic_a100_sxm"])
+@pytest.mark.parametrize("framework", ["", *framework_habits()])
+def test_a_row_and_a_plan_that_say_as_little_ask_the_same(framework, system) -> None:
+    """Where nothing is said one rule decides: of rows, of plans, of a config as it is run."""
+    shape, device = load_shape("gpt3-1.3b"), load_system(system).device
+    said = {"model": shape.name, "gpu": device, "n_gpus": 8, "tp": 2, "pp": 2, "dp": 2}
+    said |= {"micro_batch": 2, "grad_accum": 4, "framework": framework}
+    (row,) = resolve(pd.DataFrame([said]), system=system)
+    setup = training_setup(shape, system, framework=framework)
+    assert setup.config(row.config.layout) == row.config
+    narrow = framework == "megatron_core" and device == "h100_sxm"
+    assert (row.config.dtype, row.config.quant) == ("bf16", "fp8" if narrow else "")
+    assumed = f"precision {'fp8' if narrow else 'bf16'} assumed"
+    assert assumed in row.note
+    assert f"{assumed}, give --dtype or --quant" in setup.notes
+    if framework:
+        layout, spec = row.config.layout, load_device(device)
+        assert row.config == TransformerConfig.run_by(framework, shape, layout, device=spec)
+
+
+@pytest.mark.parametrize("said", [{"dtype": "bf16"}, {"quant": "fp8"}])
+def test_a_precision_that_is_said_is_taken_and_nothing_assumed(said) -> None:
+    setup = training_setup(
+        load_shape("gpt3-1.3b"), "aic_h100_sxm", framework="megatron_core", **said
+    )
+    assert (setup.template.dtype, setup.template.quant) == ("bf16", said.get("quant", ""))
+    assert not any(note.startswith("precision") for note in setup.notes)
+
+
 def test_the_sequence_of_a_published_model_is_said_to_be_assumed() -> None:
     sizes = dict.fromkeys(("hidden", "heads", "layers", "ffn", "vocab"))
     row = one(**sizes, seq=None, model="llama2_7b")
@@ -168,6 +200,26 @@ def test_the_sequence_of_a_published_model_is_said_to_be_assumed() -> None:
 def test_options_that_nobody_knows_are_refused_at_once(options) -> None:
     with pytest.raises(InputError, match="nosuch"):
         resolve(pd.DataFrame([ROW]), **options)
+
+
+def test_a_column_that_stands_there_twice_is_refused() -> None:
+    frame = pd.DataFrame([ROW])
+    with pytest.raises(InputError, match="expected each column once, got two of 'tp'"):
+        resolve(pd.concat([frame, frame[["tp"]]], axis=1))
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        {"gpu": "category", "recompute": "category"},
+        {"tp": "Int64", "pp": "float32", "dp": "string"},
+        {"tp": object, "hidden": "float64", "precision": object},
+    ],
+)
+def test_a_row_says_the_same_in_columns_of_any_type(types) -> None:
+    (row,) = resolve(pd.DataFrame([ROW]).astype(types))
+    assert row.config == one().config
+    assert row.note == one().note
 
 
 def test_one_bad_row_leaves_the_others_alone() -> None:
@@ -196,12 +248,9 @@ def test_contradictions_are_flagged_and_predicted_by_the_layout() -> None:
 
 
 def test_options_override_what_rows_say() -> None:
-    (row,) = resolve(
-        pd.DataFrame([ROW]), device="a100_sxm4_80g", system="aic_a100_sxm", host="mine"
-    )
+    (row,) = resolve(pd.DataFrame([ROW]), device="a100_sxm4_80g", system="aic_a100_sxm")
     assert row.machine.device == "a100_sxm4_80g"
     assert row.machine.system.id == "aic_a100_sxm"
-    assert row.host == "mine"
     with_gpu_unknown = resolve(pd.DataFrame([{**ROW, "gpu": None}]), device="h100_sxm")
     assert with_gpu_unknown.rows[0].config is not None
 

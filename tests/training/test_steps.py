@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from support.entered import files_entered
 
 from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.lower import lower
@@ -124,6 +125,32 @@ def same(one, other):
     assert one["note"].removeprefix("row 1: ") == other["note"].removeprefix("row 1: ")
     for name in COLUMNS[:-1]:
         assert one[name] == pytest.approx(other[name], rel=1e-9, nan_ok=True), name
+
+
+def test_a_row_passes_no_more_files_than_it_did(cache):
+    """Each is read by whoever asks how a row is predicted; fewer are better, 15 are the aim."""
+    predict_steps(rows({}), cache=cache)
+    entered = files_entered(lambda: predict_steps(rows({}), cache=cache))
+    assert "training/steps/predict.py" in entered
+    assert len(entered) <= 39, sorted(entered)
+
+
+def test_rows_that_ask_the_same_are_answered_once_and_keep_what_is_their_own(cache, monkeypatch):
+    """Three rows, two questions: one that contradicts its own rate, one as it is, one refused."""
+    table = rows({"step_time_s": 1.0, "tokens_per_s": 1.0}, {}, {"tp": 3})
+    asked = []
+    priced = PriceCache.priced
+    monkeypatch.setattr(
+        PriceCache, "priced", lambda self, some: asked.append(len(some)) or priced(self, some)
+    )
+    found = predict_steps(table, cache=cache).frame
+    assert asked == [2]
+    assert found["predicted_s"].iloc[0] == found["predicted_s"].iloc[1]
+    flagged, plain, refused = found["note"]
+    flag, rest = flagged.split("; ", 1)
+    assert flag.startswith("contradiction: tokens/s 1, but batch x sequence / step time")
+    assert rest == plain
+    assert refused.startswith("row 3: expected tp x pp x cp x dp")
 
 
 @pytest.mark.parametrize(

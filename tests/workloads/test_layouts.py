@@ -15,7 +15,7 @@ from hybridperf.io import InputError
 from hybridperf.workloads.transformer import Layout, Layouts, load_shape
 from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.layout import ORDER
-from hybridperf.workloads.transformer.rules import RULES, legal
+from hybridperf.workloads.transformer.rules import RULES, broken_rules, legal, remarks
 from hybridperf.workloads.transformer.stages import layers_before, stage_layers
 
 GPT3 = load_shape("gpt3-175b")
@@ -249,6 +249,26 @@ def test_columns_are_judged_as_single_layouts_are(shape, strict):
     assert found.tolist() == expected
     assert 10 < sum(expected) < len(layouts) - 10
     assert jax.jit(lambda x: legal(shape, x, strict))(Layouts.of(layouts)).tolist() == expected
+
+
+@pytest.mark.parametrize("shape", [LLAMA, MIXTRAL])
+def test_remarks_of_columns_are_those_of_single_layouts(shape):
+    """The rules that columns break say what `check` says, word for word, or refuse alike."""
+    layouts = many()
+    columns = Layouts.of(layouts)
+    rows = zip(*(np.asarray(column).tolist() for column in columns), strict=True)
+    assert [Layouts(*row) for row in rows] == [layout.columns for layout in layouts]
+
+    def said(check):
+        try:
+            return check()
+        except InputError as error:
+            return str(error)
+
+    for layout, broken in zip(layouts, broken_rules(shape, columns), strict=True):
+        whole = said(lambda layout=layout: layout.check(shape))
+        parts = said(lambda x=layout, broken=broken: remarks(broken, shape, x.columns))
+        assert parts == whole
 
 
 def test_every_rule_can_be_broken():

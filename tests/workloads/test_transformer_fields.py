@@ -4,6 +4,7 @@ with the field's name.
 
 import json
 import math
+import pickle
 import re
 
 import numpy as np
@@ -160,3 +161,21 @@ def test_true_and_false_of_numpy_pass():
 )
 def test_sizes_beyond_64_bits_are_refused(make, says):
     refused(make, says)
+
+
+def test_another_layout_changes_nothing_else():
+    config = hp.TransformerConfig.run_by("nanotron", GPT2, bucket_bytes=1e6)
+    layout = hp.Layout(tp=2, dp=4)
+    found = config.with_layout(layout, gpus_per_node=4)
+    assert found == config.replace(layout=layout, gpus_per_node=4)
+    assert hash(found) == hash(config.replace(layout=layout, gpus_per_node=4))
+    assert found != config
+
+
+def test_a_config_takes_no_hash_to_another_process():
+    """There words hash otherwise, and a config would not be found among its equals."""
+    config = hp.TransformerConfig(GPT2)
+    before = pickle.dumps(config)
+    hash(config)
+    assert pickle.dumps(config) == before
+    assert pickle.loads(before) == config

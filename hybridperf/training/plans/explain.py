@@ -31,7 +31,7 @@ from hybridperf.training.plans.layout_text import field_words
 from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.features import unmeasured_of
-from hybridperf.training.steps.peaks import lower_bound_s
+from hybridperf.training.steps.plausibility import lower_bound_s
 from hybridperf.workloads.transformer.columns import FULL, NONE
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout

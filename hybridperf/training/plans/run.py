@@ -15,19 +15,18 @@ Several numbers of devices or batches make several spaces, ranked together by an
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from hybridperf.io import InputError, unknown
+from hybridperf.io.collector import without_collector
 from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.plans import explain, table
 from hybridperf.training.plans.arguments import narrowed, number_of_tokens, whole_numbers
@@ -79,7 +78,7 @@ def plan(
     batch: int | Sequence[int] | None = None, seq: int | None = None,
     tokens: float | str | None = None, objective: str = "time",
     prices: str | os.PathLike | None = None, device: str | None = None, framework: str = "",
-    dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
+    dtype: str | None = None, quant: str = "", memory_bytes: float | None = None,
     only: Mapping[str, Any] | None = None, adapted: Adaptation | Adapted | None = None,
     cache: PriceCache | None = None, say: Callable[[str], None] | None = None,
 ) -> Plan:  # fmt: skip
@@ -97,7 +96,8 @@ def plan(
         prices: a file with rates that replace the shipped assumptions.
         device: name of the accelerator; None: the system's own.
         framework: framework whose habits and memory are assumed; "": Megatron-Core.
-        dtype: number format of activations and weights.
+        dtype: number format of activations and weights; None, without `quant`: the precision that
+            a framework that is named takes on this device, else bf16.
         quant: scheme in which layers multiply ("fp8", "fp8_block", "nvfp4"); "": in `dtype`.
         memory_bytes: memory of each device, bytes; None: the datasheet's.
         only: values that fields of a layout may take, `{"tp": [1, 2], "recompute": "none"}`.
@@ -114,7 +114,7 @@ def plan(
     narrow = None if only is None else narrowed(only)
     progress = Progress(say)
     began = time.perf_counter()
-    with _without_collector():
+    with without_collector():
         if objective not in OBJECTIVES:
             raise unknown("objective", objective, OBJECTIVES, f"known are {', '.join(OBJECTIVES)}")
         shape = model if isinstance(model, TransformerShape) else load_shape(model)
@@ -167,18 +167,6 @@ def plan(
             shared, rates, objective, total, tuple(cases), ranked, legal, orders,
             time.perf_counter() - began, tuple(dict.fromkeys(notes)),
         )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Without Python's search for cycles among many small objects: a fifth of a plan's time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _usual_batch(shape: TransformerShape, gpus: int, notes: list[str]) -> list[int]:

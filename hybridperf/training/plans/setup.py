@@ -14,19 +14,22 @@ import math
 from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.model.adapted_steps import Adaptation, Adapted
+from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps.adaptation import UNNAMED
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.training.steps.names import Machine, aliases, machine
-from hybridperf.training.steps.peaks import arithmetic
 from hybridperf.training.steps.prices import Prices
 from hybridperf.workloads.memory import MemoryKnobs
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
-from hybridperf.workloads.transformer.framework import config_habits, framework_habits
+from hybridperf.workloads.transformer.framework import (
+    ASSUMED,
+    config_habits,
+    framework_habits,
+    settled,
+)
 from hybridperf.workloads.transformer.zoo import HABITS
-
-FRAMEWORK = "megatron_core"  # where none is named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +57,7 @@ class TrainingSetup:
     @property
     def mfu_format(self) -> str:
         """Number format in which products of layers multiply, whose peak MFU is a share of."""
-        return arithmetic(self.template.dtype, self.template.quant)
+        return scheme_dtype(self.template.dtype, self.template.quant)
 
     @property
     def mfu_flops_per_s(self) -> float:
@@ -93,7 +96,7 @@ class TrainingSetup:
 
 def training_setup(
     shape: TransformerShape, system: str, *, device: str | None = None, framework: str = "",
-    dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
+    dtype: str | None = None, quant: str = "", memory_bytes: float | None = None,
     adapted: Adaptation | Adapted | None = None, cache: PriceCache | None = None,
 ) -> TrainingSetup:  # fmt: skip
     """The setup of a model on a system; arguments as those of `plan`.
@@ -102,14 +105,13 @@ def training_setup(
         InputError: for a system without a known device, or a framework nobody knows.
     """
     known, unnamed = framework_habits(), 0.0 if framework else UNNAMED
-    framework = framework or FRAMEWORK
-    if framework not in known:
+    if framework and framework not in known:
         raise unknown("framework", framework, known, f"known are {', '.join(known)}")
     fabric = load_system(system)
     found = machine("", "", device_of(fabric, device), system)
-    habits = known[framework]
-    fields = config_fields(habits)
-    template = TransformerConfig(shape=shape, dtype=dtype, quant=quant, **fields)
+    habits = settled(framework, found.spec, dtype, quant)
+    framework = framework or ASSUMED
+    template = TransformerConfig(shape, **config_fields(habits))
     cache = cache or PriceCache()
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < capacity < math.inf:
@@ -120,7 +122,9 @@ def training_setup(
         f"of {capacity / 1e9:.1f} GB a GPU layouts may use {USABLE * capacity / 1e9:.1f}:"
         f" {100 * (1 - USABLE):.0f} % are left to the driver, its context and gaps between blocks"
     )
-    if canonical_dtype(dtype) == "fp16":
+    if habits["precision"]:
+        notes.append(f"precision {habits['precision']} assumed, give --dtype or --quant")
+    if canonical_dtype(template.dtype) == "fp16":
         notes.append(
             "fp16 is priced as it was measured: its products come from other kernels than those of"
             " bf16 and may be slower"

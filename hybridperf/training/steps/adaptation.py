@@ -154,7 +154,7 @@ def _left_out(frame: pd.DataFrame, batch: Batch) -> list[str]:
     columns = zip(batch.resolved, seconds, given_s, endings(frame), strict=True)
     for at, (row, value, given, ended) in enumerate(columns):
         if row.config is None or at in batch.problems:
-            found.append(batch.problems.get(at, row.refused))
+            found.append(row.refused or f"{row.name}: {batch.problems[at]}")
         elif ended != "ok":
             found.append(f"{row.name}: its status is {ended}, not ok")
         elif not (np.isfinite(value) and value > 0):

@@ -41,17 +41,17 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
+    @functools.cached_property
     def configs(self) -> list[TransformerConfig]:
         """Of the rows that can be predicted [N]."""
-        return [_understood(row)[0] for row in self.rows]
+        return [row.config for row in self.rows if row.config is not None]
 
-    @property
+    @functools.cached_property
     def devices(self) -> list[DeviceSpec]:
         """Of these rows [N]."""
-        return [_understood(row)[1].spec for row in self.rows]
+        return [row.machine.spec for row in self.rows if row.machine is not None]
 
-    @property
+    @functools.cached_property
     def groups(self) -> list[str]:
         """What knobs are shared by [N]: a framework on one architecture of devices."""
         pairs = zip(self.rows, self.devices, strict=True)
@@ -94,29 +94,34 @@ class PriceCache:
 
     def priced(self, resolved: ResolvedRows) -> Batch:
         """Understood rows with their features."""
-        by_machine: dict[tuple[str, str, str], tuple[Machine, list[int]]] = {}
-        for at in resolved.predictable:
-            machine = _understood(resolved.rows[at])[1]
-            by_machine.setdefault(machine.key, (machine, []))[1].append(at)
+        by_machine: dict[
+            tuple[str, str, str], tuple[Machine, list[int], list[TransformerConfig]]
+        ] = {}
+        for at, row in enumerate(resolved):
+            config, machine = row.config, row.machine
+            if config is not None and machine is not None:
+                _, places, alike = by_machine.setdefault(machine.key, (machine, [], []))
+                places.append(at)
+                alike.append(config)
         parts: list[tuple[StepFeatures, list[int]]] = []
         problems: dict[int, str] = {}
-        for machine, places in by_machine.values():
-            placed_configs = [(at, _understood(resolved.rows[at])[0]) for at in places]
-            good, failed = self._features(placed_configs, machine)
+        unmeasured: dict[int, str] = {}
+        for machine, places, alike in by_machine.values():
+            good, failed = self._features(list(zip(places, alike, strict=True)), machine)
             parts += good
-            problems |= {at: f"{resolved.rows[at].name}: {why}" for at, why in failed.items()}
-        priced = np.array(sorted(place for _, places in parts for place in places), int)
-        rows = tuple(resolved.rows[place] for place in priced)
-        understood, whole = [_understood(row) for row in rows], None
-        configs = [config for config, _ in understood]
+            problems |= failed
+            prices = self.prices(machine)
+            for at, config in zip(places, alike, strict=True):
+                if at not in failed:
+                    unmeasured[at] = "; ".join(unmeasured_of(config, prices).notes)
+        priced = np.array(sorted(unmeasured), int)
+        rows, whole = tuple(resolved.rows[place] for place in priced), None
+        configs = [row.config for row in rows if row.config is not None]
         if parts:
             placed = [(part, np.searchsorted(priced, places)) for part, places in parts]
             whole = joined(placed, len(priced))
-        unmeasured = tuple(
-            "; ".join(unmeasured_of(config, self._prices[machine.key]).notes)
-            for config, machine in understood
-        )
-        return Batch(resolved, priced, rows, whole, cells_of(configs), problems, unmeasured)
+        notes = tuple(unmeasured[place] for place in priced)
+        return Batch(resolved, priced, rows, whole, cells_of(configs), problems, notes)
 
     def _features(
         self, rows: list[tuple[int, TransformerConfig]], machine: Machine
@@ -143,19 +148,14 @@ def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
     """The row with another recompute mode, if its source is listed."""
     if row.config is None or row.source not in recompute:
         return row
-    return dataclasses.replace(row, config=with_recompute(row.config, recompute[row.source]))
+    config = with_recompute(row.config, recompute[row.source])
+    return row._replace(question=dataclasses.replace(row.question, config=config))
 
 
 @functools.lru_cache(65536)
 def with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
     """A step that recomputes otherwise; one object for all rows of equal configs."""
-    return config.replace(layout=config.layout.replace(recompute=mode))
-
-
-def _understood(row: ResolvedRow) -> tuple[TransformerConfig, Machine]:
-    assert row.config is not None
-    assert row.machine is not None
-    return row.config, row.machine
+    return config.with_layout(config.layout.replace(recompute=mode), config.gpus_per_node)
 
 
 def _links(machine: Machine) -> CollectiveModel:

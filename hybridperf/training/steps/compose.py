@@ -116,6 +116,7 @@ def step_seconds(
     hidden_s = f.sends_hidden * p2p_s
     bubble_s = slowest.waits_s + xp.where(alone, 0.0, _shown_s(xp, f, hidden_s, stages, slowest))
     reduction_s = _exposed_s(xp, f, k, layer, embedding)
+    reduction_s = reduction_s + xp.where(alone, _ends_s(xp, embedding, layer), 0.0)
     update_s = ROLES["optimizer"].seconds(k, f.optimizer_s, 0.0)
     updating_s = xp.maximum(update_s + k.launch_s, k.launch_s * f.optimizer_kernels)
     gathered_s = (
@@ -198,6 +199,18 @@ def _alone(
         work._replace(gpu_s=seconds, host_s=count * work.host_s)
         for count, work, seconds in zip(counts, works, gpu_s, strict=True)
     )
+
+
+def _ends_s(xp: Any, embedding: _Block, layer: _Block) -> Array:
+    """Once a step of a stage that is alone: its first weights are gathered beside nothing, its last
+    gradients scattered beside nothing, and neither beside what `_alone` counts.
+    """
+    first, there, back, end = *embedding[:1], *layer[:2], embedding.backward
+    before_s = xp.maximum(first.busy_s, end.scatter_s + there.gather_s)
+    behind_s = xp.maximum(end.busy_s, back.scatter_s + first.gather_s)
+    at_first_s = first.gather_s + xp.maximum(first.busy_s, there.gather_s)
+    at_last_s = xp.maximum(end.busy_s, back.scatter_s) + end.scatter_s
+    return at_first_s + at_last_s - before_s - behind_s
 
 
 def _block(

@@ -192,6 +192,7 @@ def _rack(fabric: SystemSpec, domain: int) -> SystemSpec:
     return fabric.model_copy(update={"accelerators_per_node": domain, **more})
 
 
+@functools.lru_cache(4096)
 def of_source(table: str, source: str) -> Any:
     """What a table of aliases tells of the rows of a source; None for nothing.
 
@@ -203,6 +204,7 @@ def of_source(table: str, source: str) -> Any:
     return next(found, None)
 
 
+@functools.lru_cache(4096)
 def word(table: str, given: str) -> Any:
     """Meaning of a row's word by one of the tables (`precision`, `recompute`); None for nothing."""
     text, known = plain(given), aliases()[table]

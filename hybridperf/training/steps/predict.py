@@ -2,10 +2,11 @@
 was assumed.
 
     predicted_s low_s high_s    seconds of a step; low and high hold nine of ten, low no less than
-                                the devices' peak allows (`peaks.py`)
+                                the devices' peak allows (`plausibility.py`)
     tokens_per_s mfu            of all GPUs; model FLOPs over time, GPUs and peak (0 to 1;
                                 attention's whole square counted) of the format that layers'
-                                products multiply in (`peaks.py`), noted if not the activations'
+                                products multiply in (`plausibility.py`), noted if not that of
+                                activations
     memory_bytes fits           of the fullest rank; whether the device has it and the layout runs
     compute_s exposed_comm_s    GPU at work on its slowest stage; communication that nothing hides
     bubble_s host_s             the slowest stage waits for others, for its host: these four add up
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,12 @@ import pandas as pd
 
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
+from hybridperf.io.collector import without_collector
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import adapted_steps
 from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.model.step_effects import effects_of
+from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import UNNAMED, adaptation, fitting
 from hybridperf.training.steps.batch import Batch, PriceCache, relabelled, shared_price_cache
@@ -41,8 +44,8 @@ from hybridperf.training.steps.cross_node import stall_chance
 from hybridperf.training.steps.features import experts_note, picked
 from hybridperf.training.steps.memory_fit import failures, memory_knobs, peak_bytes
 from hybridperf.training.steps.names import of_source
-from hybridperf.training.steps.peaks import arithmetic, lower_bound_s, peak_flops_per_s
-from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows
+from hybridperf.training.steps.plausibility import lower_bounds_s, peaks_flops_per_s, places_by
+from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 COLUMNS = (
@@ -68,6 +71,7 @@ class PredictedSteps:
     remarks: tuple[str, ...] = ()
 
 
+@without_collector()
 def predict_steps(
     frame: pd.DataFrame, device: str | None = None, system: str | None = None,
     host: Host | None = None, fit_on: pd.DataFrame | None = None, knobs: Adaptation | None = None,
@@ -92,18 +96,19 @@ def predict_steps(
     known = knobs or Adaptation({}, host=host)
     if fit_on is not None:
         known, remarks = adaptation(fit_on, cache, host, device=device, system=system)
-    batch = cache.understand(frame, device, system)
+    resolved = resolve(frame, device, system)
+    questions, asked = resolved.unique()
+    batch = cache.priced(questions)
     notes: dict[int, str] = {}
     batch = _preferred(batch, known, cache, notes)
     other = _without_doubtful_labels(batch, known, cache, notes)
-    out: dict[str, Any] = {name: np.full(len(frame), np.nan) for name in COLUMNS[:-1]}
-    note = np.array([row.note for row in batch.resolved], object)
-    for at, why in batch.problems.items():
-        note[at] = why
+    out: dict[str, Any] = {name: np.full(len(questions), np.nan) for name in COLUMNS[:-1]}
+    failed, assumed = (np.full(len(questions), "", object) for _ in range(2))
     if len(batch):
-        _fill(out, note, batch, other, known, notes)
-    fits = [pd.NA if np.isnan(one) else bool(one) for one in out["fits"]]
-    out |= {"fits": pd.array(fits, "boolean"), "note": note}
+        failed[batch.at], assumed[batch.at] = _fill(out, batch, other, known, notes)
+    out = {name: column[asked] for name, column in out.items()}
+    fits = pd.arrays.BooleanArray(out["fits"] == 1, np.isnan(out["fits"]))
+    out |= {"fits": fits, "note": _notes(resolved, asked, batch.problems, failed, assumed)}
     predicted = frame.rename(columns=kept_as(frame)).assign(**out)
     return PredictedSteps(predicted, known, tuple(remarks))
 
@@ -195,7 +200,8 @@ class _Times:
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
             found.beyond[:, here] = one.beyond
             if whose != group:  # rows of its own tell how fast a framework is, whatever its name
-                unnamed = np.array([not row.named for row in itertools.compress(batch.rows, here)])
+                some = itertools.compress(batch.rows, here)
+                unnamed = np.array([not row.question.named for row in some])
                 found.beyond[1, here] = np.hypot(one.beyond[1], UNNAMED * unnamed)
             found.remarks[here] = _remarks(known.note_of(group), adapted if whose else None, cells)
             steps = step_seconds(f, effects_of(adapted.theta), *one.logs)
@@ -215,11 +221,34 @@ class _Times:
         return _Times(log_s, deviation, parts, self.remarks, beyond)
 
 
+def _notes(
+    resolved: ResolvedRows, asked: np.ndarray, problems: Mapping[int, str], failed: np.ndarray,
+    assumed: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Notes of rows [R] by what their questions [U] fail by and assume; a row's own flags between.
+
+    `asked`: whose question each row has [R]; `problems`: of questions that cannot be priced.
+    """
+    pairs = zip(failed, assumed, strict=True)
+    out = np.array(["; ".join(filter(None, pair)) for pair in pairs], object)[asked]
+    for at, (row, one) in enumerate(zip(resolved, asked.tolist(), strict=True)):
+        if row.question.refused:
+            out[at] = row.refused
+        elif one in problems:
+            out[at] = f"{row.name}: {problems[one]}"
+        elif row.flags:
+            out[at] = "; ".join(filter(None, (failed[one], *row.flags, assumed[one])))
+    return out
+
+
 def _fill(
-    out: dict[str, Any], note: np.ndarray, batch: Batch, other: Batch | None, known: Adaptation,
+    out: dict[str, Any], batch: Batch, other: Batch | None, known: Adaptation,
     notes: dict[int, str],
-) -> None:  # fmt: skip
-    """Predictions of the rows that have one; `other`: the rows without their doubtful labels."""
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """Predictions of what can be predicted; `other`: the same without doubtful labels.
+
+    Returns (why each would not run, what else is to be noted) [N].
+    """
     times, configs = _Times.of(batch, known), batch.configs
     if other is not None:
         times = times.halfway(_Times.of(other, known))
@@ -227,27 +256,27 @@ def _fill(
     out["predicted_s"][at] = step_s
     for name, sign, beyond in (("low_s", -1, times.beyond[0]), ("high_s", 1, times.beyond[1])):
         out[name][at] = np.exp(times.log_s + sign * np.hypot(NINE_OF_TEN * times.deviation, beyond))
-    machines = list(zip(configs, batch.devices, strict=True))
-    bounds_s = [lower_bound_s(config, device) for config, device in machines]
+    bounds_s = lower_bounds_s(configs, batch.devices)
     out["low_s"][at] = np.maximum(out["low_s"][at], np.minimum(bounds_s, step_s))
     for name, values in times.parts.items():
         out[name][at] = values
     tokens = np.array([config.layout.global_batch * config.shape.seq for config in configs], float)
     out["tokens_per_s"][at] = tokens / step_s
-    peaks = [peak_flops_per_s(device, one.dtype, one.quant) or np.nan for one, device in machines]
-    out["mfu"][at] = [
-        config.shape.model_flops(count) / (seconds * config.layout.ranks * peak)
-        for config, count, seconds, peak in zip(configs, tokens, step_s, peaks, strict=True)
-    ]
+    flops, ranks = np.empty(len(batch)), np.array([config.layout.ranks for config in configs])
+    for shape, alike in places_by(config.shape for config in configs):
+        flops[alike] = shape.model_flops(tokens[alike])
+    out["mfu"][at] = flops / (step_s * ranks * peaks_flops_per_s(configs, batch.devices))
     failed, chances = _fill_memory(out, batch), stall_chance(batch.rows)
-    for i, (place, row, chance) in enumerate(zip(at, batch.rows, chances, strict=True)):
+    host_shares = times.parts["host_s"] / step_s
+    assumed = []
+    for i, (place, row, config) in enumerate(zip(at.tolist(), batch.rows, configs, strict=True)):
         stall = ""
-        if chance > _LIKELY_STALL:
-            stall = f"one run in {round(1 / chance)} like this stalls and takes far longer"
-        launched = experts_note(configs[i], float(times.parts["host_s"][i] / step_s[i]))
-        assumed = (row.note, notes.get(int(place), ""), times.remarks[i], batch.unmeasured[i])
-        remarks = (failed[i], *assumed, stall, launched, _share_of(configs[i]))
-        note[place] = "; ".join(filter(None, remarks))
+        if chances[i] > _LIKELY_STALL:
+            stall = f"one run in {round(1 / chances[i])} like this stalls and takes far longer"
+        launched = experts_note(config, float(host_shares[i])) if config.shape.experts else ""
+        remarks = (notes.get(place, ""), times.remarks[i], batch.unmeasured[i], stall, launched)
+        assumed.append("; ".join(filter(None, (*row.notes, *remarks, _share_of(config)))))
+    return failed, assumed
 
 
 def _remarks(whose: str, adapted: adapted_steps.Adapted | None, cells: np.ndarray) -> np.ndarray:
@@ -278,5 +307,5 @@ def _fill_memory(out: dict[str, Any], batch: Batch) -> list[str]:
 
 def _share_of(config: TransformerConfig) -> str:
     """What format's peak MFU is a share of, where that is not the activations'."""
-    found = arithmetic(config.dtype, config.quant)
+    found = scheme_dtype(config.dtype, config.quant)
     return "" if found == config.dtype else f"MFU is a share of the {found} peak"

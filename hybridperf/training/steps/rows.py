@@ -4,58 +4,105 @@ missing or contradicts itself.
 Both schemas are read (`data/README.md`): that of published steps and vTrain's. A row's own words
 come first, then its framework's habits (`transformer/frameworks.toml`), and each habit that was
 used stands in the row's notes. What cannot be predicted is refused with one sentence that names the
-row and the rule; what contradicts itself is predicted by its layout and flagged. N rows.
+row and the rule; what contradicts itself is predicted by its layout and flagged.
 
-A table may have any other columns. But a header in capitals, cells between semicolons or
-"microbatch" would be passed over without a word and each row refused, or worse, predicted by
-assumptions: `misspelt` finds columns that look like one that is read but for their spelling, or go
-by another name. Those that are read: `read_columns.py`.
+Everything is understood once: the words of a record, whatever its degrees and batches are
+(`_Words`); the rules of layouts, for all layouts of a model in columns; a question, for all rows
+that ask the same. Axes: R rows, U questions.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
-from hybridperf.io.errors import plain as plain_word
-from hybridperf.training.steps import contradictions, names
+from hybridperf.io.collector import without_collector
+from hybridperf.training.steps import names
 from hybridperf.training.steps.names import Machine, plain
+from hybridperf.training.steps.plausibility import contradictions
 from hybridperf.training.steps.read_columns import READ
-from hybridperf.training.steps.row_layout import checked, row_layout
-from hybridperf.training.steps.row_shape import Record, Refused, row_shape
+from hybridperf.training.steps.records import (
+    Record,
+    Refused,
+    check_columns,
+    row_names,
+    unique_records,
+)
+from hybridperf.training.steps.row_sizes import row_layout, row_shape
 from hybridperf.workloads.transformer import Layout, TransformerShape
+from hybridperf.workloads.transformer.columns import Layouts
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
-from hybridperf.workloads.transformer.framework import config_habits, framework_habits
+from hybridperf.workloads.transformer.framework import (
+    ASSUMED,
+    config_habits,
+    framework_habits,
+    settled,
+)
+from hybridperf.workloads.transformer.rules import Rule, broken_rules, remarks
 from hybridperf.workloads.transformer.step import refuse_unmodelled
 
 _FAR = 2.0  # how many times beyond what was measured is said
 _WIDEST_FUSED_HEAD = 256  # of FlashAttention's kernels and cuDNN's
 _CONTEXT = ("source", "section", "system_detail", "gpu")
-_SIZES = ("hidden", "heads", "layers", "seq", "vocab")
-_ALIKE = 0.85  # of difflib's ratio: "microbatch" and "micro_batches", not "sequence"
+_NUMBERS = (
+    "n_gpus", "global_batch", "micro_batch", "grad_accum", "tp", "pp", "dp", "cp", "ep", "vp",
+)  # fmt: skip
+_OF_ONE_ROW = ("id", "status", "step_time_s")
+_WORDS = tuple(name for name in READ if name not in (*_NUMBERS, *_OF_ONE_ROW))
 
 
-@dataclasses.dataclass(frozen=True)
-class ResolvedRow:
-    """One row, understood. `refused` says why it cannot be predicted; then `config` is None."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Question:
+    """What rows ask, understood. `refused` says why it has no answer; then `config` is None."""
 
     config: TransformerConfig | None
     machine: Machine | None
     source: str
     framework: str
-    host: str | None = None
     notes: tuple[str, ...] = ()  # what was assumed
-    flags: tuple[str, ...] = ()  # what contradicts itself
     refused: str = ""
-    name: str = ""  # how a message calls it
     named: bool = True  # its framework is given, or known of its source
+    global_batch: int | None = None  # as it is given
+
+
+class ResolvedRow(NamedTuple):
+    """One row: what it asks, and what is its own."""
+
+    question: Question
+    name: str  # how a message calls it
+    flags: tuple[str, ...] = ()  # what contradicts itself
+
+    @property
+    def config(self) -> TransformerConfig | None:
+        return self.question.config
+
+    @property
+    def machine(self) -> Machine | None:
+        return self.question.machine
+
+    @property
+    def source(self) -> str:
+        return self.question.source
+
+    @property
+    def framework(self) -> str:
+        return self.question.framework
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.question.notes
+
+    @property
+    def refused(self) -> str:
+        """Why the row cannot be predicted, "" where it can."""
+        return self.question.refused and f"{self.name}: {self.question.refused}"
 
     @property
     def note(self) -> str:
@@ -78,16 +125,22 @@ class ResolvedRows:
     @property
     def predictable(self) -> list[int]:
         """Places of the rows that have a config."""
-        return [at for at, row in enumerate(self.rows) if row.config is not None]
+        return [at for at, row in enumerate(self.rows) if row.question.config is not None]
+
+    def unique(self) -> tuple[ResolvedRows, np.ndarray]:
+        """(a row for each question [U], without flags; whose question each row has [R])."""
+        place: dict[Question, int] = {}
+        of = [place.setdefault(row.question, len(place)) for row in self.rows]
+        return ResolvedRows(tuple(ResolvedRow(one, "") for one in place)), np.array(of, int)
 
 
+@without_collector()
 def resolve(
-    frame: pd.DataFrame, device: str | None = None, system: str | None = None,
-    host: str | None = None,
-) -> ResolvedRows:  # fmt: skip
+    frame: pd.DataFrame, device: str | None = None, system: str | None = None
+) -> ResolvedRows:
     """Understand each row of a table of training steps; a row that is wrong is refused by itself.
 
-    `device`, `system` and `host`: in place of the rows' own.
+    `device`, `system`: in place of the rows' own.
 
     Raises:
         InputError: for a device or system that nobody knows, and a table without a model.
@@ -97,71 +150,176 @@ def resolve(
         load_device(device)
     if system:
         load_system(system)
-    records = (Record(at, record) for at, record in enumerate(frame.to_dict("records")))
-    return ResolvedRows(tuple(_resolve(record, device, system, host) for record in records))
+    words, of_words = unique_records(frame, _WORDS)
+    numbers, of_numbers = unique_records(frame, _NUMBERS)
+    of, pairs = pd.factorize(of_words * len(numbers) + of_numbers)
+    understood = [_Words.of(one, device, system) for one in words]
+    at = [divmod(pair, len(numbers)) for pair in pairs.tolist()]
+    questions = _questions([(understood[one], numbers[other]) for one, other in at])
+    flags = contradictions(
+        frame, [one.config for one in questions], [one.machine for one in questions],
+        [one.global_batch for one in questions], of,
+    )  # fmt: skip
+    asked = zip(of.tolist(), row_names(frame), strict=True)
+    return ResolvedRows(
+        tuple(
+            ResolvedRow(questions[one], name, flags.get(place, ()))
+            for place, (one, name) in enumerate(asked)
+        )
+    )
 
 
-def _resolve(row: Record, device: str | None, system: str | None, host: str | None) -> ResolvedRow:
-    source = row.text("source")
-    framework = plain(row.text("framework")) or str(names.of_source("source", source) or "")
-    found: Machine | None = None
-    named = True
-    try:
+def _questions(asked: Sequence[tuple[_Words, Mapping[str, str]]]) -> list[Question]:
+    """Questions of pairs of words and numbers [U]; layouts of one model are checked together."""
+    found: dict[int, Question] = {}
+    alike: dict[TransformerShape, list[tuple[int, _Words, Record, Layout]]] = {}
+    for at, (words, numbers) in enumerate(asked):
+        row = Record({**words.said, **numbers})
+        try:
+            layout = words.layout(row)
+            alike.setdefault(words.model, []).append((at, words, row, layout))
+        except (Refused, InputError) as error:
+            found[at] = words.refused(error)
+    for shape, some in alike.items():
+        broken = broken_rules(shape, Layouts.of(layout for *_, layout in some))
+        for (at, words, row, layout), rules in zip(some, broken, strict=True):
+            try:
+                found[at] = words.question(row, layout, rules)
+            except (Refused, InputError) as error:
+                found[at] = words.refused(error)
+    return [found[at] for at in range(len(asked))]
+
+
+@dataclasses.dataclass
+class _Words:
+    """What a record says besides degrees and batches, understood."""
+
+    said: Mapping[str, str]
+    source: str
+    framework: str
+    named: bool = True
+    shape: TransformerShape | None = None
+    machine: Machine | None = None
+    habits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    nodes: tuple[int, int] = (1, 1)  # GPUs that count as a node, GPUs of one that runs take whole
+    notes: tuple[str, ...] = ()
+    wrong: Exception | None = None
+    # configs and what is assumed in them, by whether ranks share matrices
+    configs: dict[bool, tuple[TransformerConfig, list[str]]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    @staticmethod
+    def of(said: Mapping[str, str], device: str | None, system: str | None) -> _Words:
+        """What a record says; what is wrong is remembered, and raised by `layout`."""
+        row = Record(said)
+        source = row.text("source")
+        framework = plain(row.text("framework")) or str(names.of_source("source", source) or "")
+        found = _Words(said, source, framework)
+        try:
+            found._understand(row, device, system)
+        except (Refused, InputError) as error:
+            found.wrong = error
+        found.notes = tuple(row.notes)
+        return found
+
+    def _understand(self, row: Record, device: str | None, system: str | None) -> None:
         if why := names.aliases()["refused"].get(plain(row.text("model")), ""):
             raise Refused(f"expected a Transformer, got {row.text('model')}: {why}")
-        if framework not in framework_habits():
-            if framework:
-                row.notes.append(
-                    f"framework {framework} is not known, only {', '.join(framework_habits())}"
-                )
-            framework = row.assume("framework", "megatron_core")
-            habits = {**framework_habits()[framework], "precision": "bf16"}
-            row.notes[-1] += (
-                f" (where the row does not say: {habits['implies']}); it is the quickest, others"
-                " may take 10 to 30 % longer"
-            )
-            named = False
-        else:
-            habits = {**framework_habits()[framework], **(names.of_source("habits", source) or {})}
-        shape = row_shape(row)
+        self.named = self.framework in framework_habits()
+        if not self.named:
+            self._assume_framework(row)
+        self.shape = row_shape(row)
         context = " ".join(row.text(name) for name in _CONTEXT)
         gpu = row.text("gpu")
         if not gpu and not device:
             raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
-        found = names.machine(gpu, context, device, system)
-        gpus_per_node, whole = _nodes(row, found)
+        self.machine = names.machine(gpu, context, device, system)
+        self.habits = settled(self.framework if self.named else "", self.machine.spec)
+        if self.named:
+            self.habits |= names.of_source("habits", self.source) or {}
+        self.nodes = _nodes(row, self.machine)
         if row.yes("offload"):
             raise Refused(
                 "expected offload false, got true: state that moves to host memory is not modelled"
             )
-        layout = row_layout(row, habits, gpus_per_node, shape)
-        strict = not habits.get("ragged_heads", False)
-        gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
+
+    def _assume_framework(self, row: Record) -> None:
+        if self.framework:
+            known = ", ".join(framework_habits())
+            row.notes.append(f"framework {self.framework} is not known, only {known}")
+        self.framework = row.assume("framework", ASSUMED)
+        row.notes[-1] += (
+            f" (where the row does not say: {settled('')['implies']}); it is the quickest, others"
+            " may take 10 to 30 % longer"
+        )
+
+    @property
+    def model(self) -> TransformerShape:
+        """The model's sizes, of words that are right."""
+        assert self.shape is not None
+        return self.shape
+
+    def refused(self, error: Exception) -> Question:
+        """The question of a record that is wrong."""
+        return Question(None, self.machine, self.source, self.framework, refused=str(error))
+
+    def layout(self, row: Record) -> Layout:
+        """The layout of a record with these words, its numbers checked."""
+        if self.wrong is not None:
+            raise self.wrong
+        row.notes += self.notes
+        gpus_per_node, whole = self.nodes
+        layout = row_layout(row, self.habits, gpus_per_node, self.model)
+        gpus = row.count("n_gpus")
         if row.count("gpus_per_node") is None and gpus and gpus > whole and gpus % whole:
             raise Refused(
                 f"expected whole nodes of {whole} GPUs, a number that is assumed, got {gpus} GPUs;"
                 " give gpus_per_node"
             )
-        row.notes += checked(layout, shape, gpus, gpus_per_node, whole, strict)
-        dtype, fields = _habits(row, habits, layout, found)
-        if dict(fields).get("attention", "fused") == "fused" and shape.dim > _WIDEST_FUSED_HEAD:
-            row.notes.append(
-                f"fused attention assumed for heads of {shape.dim}, which kernels of up to"
+        layout.check_numbers()
+        # of a rack runs take nodes whole, groups lie on racks
+        layout.check_cluster(gpus, min(whole, gpus_per_node, gpus or gpus_per_node))
+        return layout
+
+    def question(self, row: Record, layout: Layout, broken: Sequence[Rule]) -> Question:
+        """The question of a record with a layout that breaks some rules."""
+        assert self.machine is not None
+        strict, per_node = not self.habits.get("ragged_heads", False), self.nodes[0]
+        if broken:
+            row.notes += remarks(broken, self.model, layout.columns, strict)
+        ranks = layout.ranks if self.nodes[1] < per_node else row.count("n_gpus") or per_node
+        row.notes += layout.across_nodes(min(per_node, ranks))
+        apart = layout.tp > 1
+        if apart not in self.configs:
+            self.configs[apart] = self._config(row, layout.tp)
+        config, assumed = self.configs[apart]
+        config = _with_layout(config, layout, min(per_node, layout.ranks))
+        refuse_unmodelled(config)
+        notes = (*self.machine.notes, *row.notes, *assumed, *_unseen(config))
+        return Question(
+            config, self.machine, self.source, self.framework, notes, named=self.named,
+            global_batch=row.count("global_batch"),
+        )  # fmt: skip
+
+    def _config(self, row: Record, tp: int) -> tuple[TransformerConfig, list[str]]:
+        """(a config of any layout with a tensor-parallel degree like this, what is assumed)."""
+        habits, given, assumed = config_habits(self.habits, tp), row.text("precision"), list[str]()
+        if plain(given) in ("", "submission"):
+            assumed.append(f"precision {habits['precision']} assumed")
+        else:
+            dtype, quant = names.word("precision", given), names.word("quant", given) or ""
+            if dtype is None:
+                known = ", ".join(names.aliases()["precision"])
+                raise Refused(f"expected a precision of {known}, got {given!r}")
+            habits |= {"dtype": dtype, "quant": quant}
+        config = _config(self.model, tuple(config_fields(habits).items()))
+        if config.attention == "fused" and self.model.dim > _WIDEST_FUSED_HEAD:
+            assumed.append(
+                f"fused attention assumed for heads of {self.model.dim}, which kernels of up to"
                 f" {_WIDEST_FUSED_HEAD} do not take"
             )
-        flags = contradictions.of(
-            row.record, shape, layout, found, dtype, dict(fields)["quant"], global_batch
-        )
-        config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
-        refuse_unmodelled(config)
-        row.notes += _unseen(config)
-    except (Refused, InputError) as error:
-        why = f"{row.name}: {error}"
-        return ResolvedRow(None, found, source, framework, host, refused=why, name=row.name)
-    notes = (*found.notes, *row.notes)
-    return ResolvedRow(
-        config, found, source, framework, host, notes, flags, name=row.name, named=named
-    )
+        return config, assumed
 
 
 def _nodes(row: Record, found: Machine) -> tuple[int, int]:
@@ -180,76 +338,29 @@ def _nodes(row: Record, found: Machine) -> tuple[int, int]:
     return given, given
 
 
+@functools.lru_cache(4096)
+def _config(shape: TransformerShape, fields: tuple[tuple[str, Any], ...]) -> TransformerConfig:
+    return TransformerConfig(shape, **dict(fields))
+
+
+@functools.lru_cache(65536)
+def _with_layout(
+    config: TransformerConfig, layout: Layout, gpus_per_node: int
+) -> TransformerConfig:
+    """One object for all rows of equal configs."""
+    return config.with_layout(layout, gpus_per_node)
+
+
 @functools.lru_cache(65536)
 def _unseen(config: TransformerConfig) -> list[str]:
     """Sizes far outside all measured steps."""
     layout, shape = config.layout, config.shape
-    values = {"n_gpus": layout.ranks} | {name: getattr(shape, name) for name in ("seq", "hidden")}
-    values |= {name: getattr(layout, name) for name in ("micro_batch", "tp", "pp")}
+    values = {
+        "seq": shape.seq, "hidden": shape.hidden, "n_gpus": layout.ranks, "tp": layout.tp,
+        "pp": layout.pp, "micro_batch": layout.micro_batch,
+    }  # fmt: skip
     return [
         f"{name} {values[name]} is far outside measured steps ({low} to {high}): extrapolated"
         for name, (low, high) in names.aliases()["measured"].items()
         if not low / _FAR <= values[name] <= high * _FAR
     ]
-
-
-def _habits(
-    row: Record, habits: Mapping[str, Any], layout: Layout, found: Machine
-) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """(dtype, the framework's own fields of a config)."""
-    given = row.text("precision")
-    if plain(given) in ("", "submission"):
-        usual = habits.get("precision", "bf16")
-        known = usual in found.spec.peak_flops_per_s
-        given = row.assume("precision", usual if known else "bf16")
-    dtype = names.word("precision", given)
-    if dtype is None:
-        raise Refused(
-            f"expected a precision of {', '.join(names.aliases()['precision'])}, got {given!r}"
-        )
-    settled = {**config_habits(habits, layout.tp), "quant": names.word("quant", given) or ""}
-    return dtype, tuple(config_fields(settled).items())
-
-
-@functools.lru_cache(65536)
-def _config(
-    shape: TransformerShape, layout: Layout, dtype: str, fields: tuple[tuple[str, Any], ...],
-    gpus_per_node: int,
-) -> TransformerConfig:  # fmt: skip
-    """One object for all rows of equal configs."""
-    return TransformerConfig(
-        shape=shape, layout=layout, dtype=dtype, gpus_per_node=gpus_per_node, **dict(fields)
-    )
-
-
-def misspelt(columns: Iterable[str]) -> dict[str, str]:
-    """Columns that are not read, with the column that each is taken for a misspelling of."""
-    named = [str(name) for name in columns]
-    absent = [name for name in READ if name not in named]
-    found = {}
-    for name in named:
-        if name not in READ:
-            called = str(names.aliases()["columns"].get(plain(name), ""))
-            near = difflib.get_close_matches(plain_word(name), absent, 1, _ALIKE)
-            if called in absent or near:
-                found[name] = called if called in absent else near[0]
-    return found
-
-
-def check_columns(columns: Iterable[str]) -> None:
-    """`InputError` for a table no row of which can name its model."""
-    named = [str(name) for name in columns]
-    derived = {"seq"} if {"image", "patch"} <= set(named) else set()
-    if "model" in named or set(_SIZES) - derived <= set(named):
-        return
-    pairs = misspelt(named).items()
-    near = [f"{wrong!r} for {right!r}" for wrong, right in pairs if right in ("model", *_SIZES)]
-    mend = f"rename {', '.join(near)}" if near else "name columns so"
-    for sign, what in ((";", "semicolons"), ("\t", "tabs")):
-        if len(named) == 1 and sign in named[0]:
-            mend = f"separate cells by commas, not {what}"
-    have = ", ".join(map(repr, named[:8])) + (", ..." if len(named) > 8 else "")
-    raise InputError(
-        f"expected a column model, or {', '.join(_SIZES)}, in a table of training steps, got"
-        f" {have}; {mend}"
-    )

@@ -4,6 +4,7 @@ JAX: they are a pytree). What each field means: `layout.py`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -64,5 +65,17 @@ class Layouts(NamedTuple):
     @staticmethod
     def of(layouts: Iterable[Any]) -> Layouts:
         """Columns [N] of N `Layout`s."""
-        rows = [layout.columns for layout in layouts]
-        return Layouts(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
+        rows = list(map(_FIELDS, layouts))
+        if not rows:
+            return Layouts(*(np.zeros(0, np.int64) for _ in Layouts._fields))
+        x: dict[str, Any] = dict(zip(Layouts._fields, zip(*rows, strict=True), strict=True))
+        data_ranks = map(operator.mul, x["dp"], x["cp"])
+        x["expert_tp"] = [own or tp for own, tp in zip(x["expert_tp"], x["tp"], strict=True)]
+        x["shard_ranks"] = [own or n for own, n in zip(x["shard_ranks"], data_ranks, strict=True)]
+        x["recompute"] = [_CODES[word] for word in x["recompute"]]
+        x["schedule"] = [_CODES[word] for word in x["schedule"]]
+        return Layouts(**{name: np.array(column, np.int64) for name, column in x.items()})
+
+
+_FIELDS = operator.attrgetter(*Layouts._fields)
+_CODES = {word: code for words in (RECOMPUTE, SCHEDULES) for code, word in enumerate(words)}

@@ -18,7 +18,12 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any, Literal
 
+from hybridperf.hardware import DeviceSpec
+from hybridperf.ops.quantise import SCHEMES
 from hybridperf.workloads.transformer.fields import check_word
+
+ASSUMED = "megatron_core"  # whose habits count where no framework is named
+_PRECISION = "bf16"  # where a framework has no habit, or the device not its format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +73,33 @@ def framework_habits() -> Mapping[str, Mapping[str, Any]]:
 def does(framework: str, habit: str) -> bool:
     """Whether a framework has a habit."""
     return framework_habits().get(framework, {}).get(habit) is True
+
+
+def settled(
+    name: str, device: DeviceSpec | None = None, dtype: str | None = None, quant: str = ""
+) -> dict[str, Any]:
+    """What a framework does on a device where nothing is said: the one rule of rows of steps, of
+    plans and of `TransformerConfig.run_by`.
+
+    Args:
+        name: of the framework; "" where none is named: the habits of `ASSUMED` then, in bf16.
+        device: whose number formats count; None: nothing is known of it, so bf16.
+        dtype: of activations; None where it is not said.
+        quant: scheme in which layers multiply; "" where it is not said.
+
+    Returns:
+        Fields of a config and of a layout, among them `dtype` and `quant`; and `precision`, the
+        word for both where neither is said, else "".
+    """
+    habits = framework_habits()[name or ASSUMED]
+    if dtype is not None or quant:
+        return {**habits, "precision": "", "dtype": dtype or _PRECISION, "quant": quant}
+    precision = habits.get("precision", _PRECISION) if name else _PRECISION
+    if device is None or precision not in device.peak_flops_per_s:
+        precision = _PRECISION
+    quant = precision if precision in SCHEMES else ""
+    dtype = _PRECISION if quant else precision
+    return {**habits, "precision": precision, "dtype": dtype, "quant": quant}
 
 
 def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:

@@ -39,20 +39,23 @@ def span(layout: Any, dim: str, gpus_per_node: int, order: tuple[str, ...]) -> S
         raise unknown("dimension", dim, DIMENSIONS, f"known are {', '.join(DIMENSIONS)}")
     if gpus_per_node < 1:
         raise InputError(f"gpus_per_node must be 1 or more, got {gpus_per_node}")
-    digits = tuple([(name, int(getattr(layout, name))) for name in order if name != "ep"])
+    sizes = int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp)
     # of the groups that share a digit with others; whether experts are cut unlike other layers
     ranks, apart = 0, False
     if dim in ("shard", "replica"):
         ranks = int(layout.shard_ranks or layout.data_ranks)
     elif dim in ("ep", "expert_data"):
         ranks, apart = int(layout.ep), layout.expert_tp not in (None, layout.tp)
-    return _span(dim, digits, ranks, apart, gpus_per_node)
+    return _span(dim, order, sizes, ranks, apart, gpus_per_node)
 
 
 @functools.lru_cache(maxsize=65536)
 def _span(
-    dim: str, digits: tuple[tuple[str, int], ...], ranks: int, apart: bool, gpus_per_node: int
-) -> Span:
+    dim: str, order: tuple[str, ...], sizes: tuple[int, ...], ranks: int, apart: bool,
+    gpus_per_node: int,
+) -> Span:  # fmt: skip
+    size = dict(zip(("tp", "cp", "dp", "pp"), sizes, strict=True))
+    digits = tuple((name, size[name]) for name in order if name != "ep")
     return _counted(_members(dim, digits, ranks, apart), gpus_per_node)
 
 

@@ -12,14 +12,15 @@ a node (`groups.py`). What is legal: `rules.py`. Many layouts at once: `columns.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from hybridperf.io import InputError
 from hybridperf.workloads.transformer import groups
 from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES, Layouts
-from hybridperf.workloads.transformer.fields import check_flag, check_whole
-from hybridperf.workloads.transformer.rules import RULES
+from hybridperf.workloads.transformer.fields import LARGEST, check_flag, check_whole
+from hybridperf.workloads.transformer.rules import RULES, remarks
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 __all__ = ["ORDER", "Layout", "Layouts"]
@@ -27,6 +28,7 @@ __all__ = ["ORDER", "Layout", "Layouts"]
 Order = tuple[str, ...]
 ORDER: Order = ("tp", "cp", "ep", "dp", "pp")
 _DEGREES = ("tp", "pp", "vp", "dp", "cp", "ep", "micro_batch", "accumulation")
+_OF_DEGREES = operator.attrgetter(*_DEGREES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,12 @@ class Layout:
         """Ranks that hold the same weights: replicas, and the parts of a sequence."""
         return self.dp * self.cp
 
+    def __hash__(self) -> int:
+        """Of what layouts differ by most: thousands a second are looked up."""
+        degrees = (self.tp, self.pp, self.dp, self.cp, self.ep, self.vp)
+        batch = (self.micro_batch, self.accumulation, self.zero, self.recompute, self.schedule)
+        return hash((degrees, batch))
+
     @property
     def columns(self) -> Layouts:
         """The same in numbers: words as codes, None as the number it stands for."""
@@ -104,25 +112,27 @@ class Layout:
             got = ", ".join(map(str, self.order)) if listed else repr(self.order)
             raise InputError(f"order must name each of {', '.join(ORDER)} once, got {got}")
         self.check_numbers()
-        self._check_cluster(gpus, gpus_per_node, global_batch)
-        notes, columns = [], self.columns
-        for rule in RULES:
-            if bool(rule.holds(shape, columns)):
-                continue
-            sentence = rule.sentence.format(s=shape, x=columns)
-            if rule.grade == "never" or (rule.grade == "strict" and strict):
-                raise InputError(sentence)
-            notes.append(sentence)
-        if gpus_per_node is not None and (found := self.group("tp", gpus_per_node)).nodes > 1:
-            notes.append(
-                f"tensor-parallel groups of {found.ranks} ranks lie on {found.nodes} nodes"
-            )
-        return notes
+        self.check_cluster(gpus, gpus_per_node, global_batch)
+        columns = self.columns
+        broken = [rule for rule in RULES if not bool(rule.holds(shape, columns))]
+        return [*remarks(broken, shape, columns, strict), *self.across_nodes(gpus_per_node)]
+
+    def across_nodes(self, gpus_per_node: int | None) -> list[str]:
+        """A remark where tensor-parallel groups lie on several nodes."""
+        if gpus_per_node is None or gpus_per_node % self.tp == 0:
+            return []
+        found = self.group("tp", gpus_per_node)
+        if found.nodes == 1:
+            return []
+        return [f"tensor-parallel groups of {found.ranks} ranks lie on {found.nodes} nodes"]
 
     def check_numbers(self) -> None:
         """`InputError` for fields that are no layout of any model."""
-        for name in _DEGREES:
-            check_whole(name, getattr(self, name))
+        degrees = _OF_DEGREES(self)
+        # thousands of rows a second come this way
+        if set(map(type, degrees)) != {int} or min(degrees) < 1 or max(degrees) > LARGEST:
+            for name, value in zip(_DEGREES, degrees, strict=True):
+                check_whole(name, value)
         for name in ("expert_tp", "shard_ranks"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
@@ -152,9 +162,10 @@ class Layout:
         """The same layout with other fields."""
         return dataclasses.replace(self, **changes)
 
-    def _check_cluster(
-        self, gpus: int | None, gpus_per_node: int | None, global_batch: int | None
+    def check_cluster(
+        self, gpus: int | None, gpus_per_node: int | None, global_batch: int | None = None
     ) -> None:
+        """`InputError` for another number of ranks or samples, or nodes that are not whole."""
         if gpus is not None and self.ranks != gpus:
             product = f"tp {self.tp} x cp {self.cp} x dp {self.dp} x pp {self.pp} = {self.ranks}"
             raise InputError(

@@ -126,7 +126,9 @@ class RankStreams:
 
     def _kernels(self, run: RepeatedSteps) -> list[tuple[int, str, str]]:
         """Row, stream and name of each kernel of a run, once."""
-        shown = [(self._row(*_shown(step, run)), EXCHANGE, step.name) for step in run.shown]
+        shown = [
+            (self._row(*_shown(step, run)), EXCHANGE, f"shown of {step.name}") for step in run.shown
+        ]
         return shown + [
             (self._row(*self._placed(step, run)), COMPUTE if step.is_op else EXCHANGE, step.name)
             for step in run.steps

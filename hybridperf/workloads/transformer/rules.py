@@ -8,9 +8,12 @@ but is seldom what one wants.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
+import numpy as np
+
+from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.transformer.columns import CHIMERA, INTERLEAVED, Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
@@ -94,6 +97,30 @@ RULES = (
          "a vocabulary of {s.vocab} is padded to a multiple of tp {x.tp}"),
 )
 # fmt: on
+
+
+def remarks(
+    broken: Iterable[Rule], shape: TransformerShape, layout: Layouts, strict: bool = True
+) -> list[str]:
+    """Sentences of the rules that a layout breaks; `InputError` for one that forbids it."""
+    found = []
+    for rule in broken:
+        sentence = rule.sentence.format(s=shape, x=layout)
+        if rule.grade == "never" or (rule.grade == "strict" and strict):
+            raise InputError(sentence)
+        found.append(sentence)
+    return found
+
+
+def broken_rules(shape: TransformerShape, layouts: Layouts) -> list[list[Rule]]:
+    """The rules that each of some layouts breaks [N]."""
+    rows = len(layouts.tp)
+    held = [np.broadcast_to(rule.holds(shape, layouts), rows) for rule in RULES]
+    found: list[list[Rule]] = [[] for _ in range(rows)]
+    for rule, holds in zip(RULES, held, strict=True):
+        for at in np.flatnonzero(~holds):
+            found[at].append(rule)
+    return found
 
 
 def legal(shape: TransformerShape, layouts: Layouts, strict: bool = True) -> Array:

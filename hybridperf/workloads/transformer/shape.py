@@ -85,6 +85,10 @@ class TransformerShape(ModelSizes):
         again = counts.recomputed_flops(self, kinds, tokens / seq, seq, recompute, causal)
         return self.model_flops(tokens, seq, causal) + again
 
+    def __hash__(self) -> int:
+        """Of what models differ by most: thousands a second are looked up."""
+        return hash((self.name, self.hidden, self.layers, self.seq, self.heads, self.vocab))
+
     def replace(self, **changes: Any) -> TransformerShape:
         """The same model with other sizes, `replace(seq=8192)`."""
         return dataclasses.replace(self, **changes)

@@ -1,18 +1,105 @@
-"""How a row of training steps is spread over ranks, by itself or its framework's habits."""
+"""The model and the layout of a row of training steps: a published model with the row's own sizes,
+or these alone; how it is spread over ranks, by the row itself or its framework's habits.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hybridperf.io import InputError
 from hybridperf.training.steps.names import aliases, plain, word
-from hybridperf.training.steps.row_shape import Record, Refused
-from hybridperf.workloads.transformer import Layout, TransformerShape
+from hybridperf.training.steps.records import Record, Refused
+from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.columns import SCHEDULES
+from hybridperf.workloads.transformer.zoo import shape_of
 
+_SIZES = (
+    "hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk",
+    "decoder_layers", "image", "patch",
+)  # fmt: skip
+# of families that are others without these
+_EXPECTED = {"moe": ("experts", "topk"), "t5": ("decoder_layers",), "vit": ("image", "patch")}
+_PADDING = 0.02  # of a vocabulary: 50304 for 50257
 _NEAR_SCHEDULE = "zb or zb-h1 is zero_bubble, of zero-bubble schedules the one that is built"
+
+
+def row_shape(row: Record) -> TransformerShape:
+    """The row's own sizes over those of the published model of that name, if it is known."""
+    given = {name: value for name in _SIZES if (value := row.count(name)) is not None}
+    shape, assumed, odd = _known_shape(row.text("model"), row.text("family"), tuple(given.items()))
+    for name, value in assumed:
+        row.assume(name, value)
+    row.notes += odd
+    return shape
+
+
+@functools.lru_cache(4096)
+def _known_shape(
+    model: str, family: str, given: tuple[tuple[str, int], ...]
+) -> tuple[TransformerShape, tuple[tuple[str, Any], ...], tuple[str, ...]]:
+    """(shape, what of it was assumed, where it is not the published one)."""
+    sizes: dict[str, Any] = dict(given)
+    kind: Any = word("family", family) if family else ""
+    try:
+        published, why = load_shape(model) if model else None, "neither"
+    except InputError as error:
+        published, why = None, str(error)
+    if published is None:
+        if kind == "vit":
+            sizes = _patched(sizes, 0, 0)
+        needed = ("hidden", "heads", "layers", "seq", "vocab")
+        missing = ", ".join(name for name in needed if name not in sizes)
+        if missing:
+            raise Refused(
+                f"expected {missing} or the name of a published model in model, got {why}"
+            )
+        if kind is None:
+            families = ", ".join(filter(None, aliases()["family"].values()))
+            raise Refused(f"expected a family of {families}, got {family!r}")
+        assumed: list[tuple[str, Any]] = []
+        if not kind:
+            kind = "gpt"
+            assumed.append(("family", kind))
+        lacking = " and ".join(name for name in _EXPECTED.get(kind, ()) if name not in sizes)
+        if lacking:
+            raise Refused(f"expected {lacking} of a family {kind} given by its sizes, got nothing")
+        if "ffn" not in sizes:
+            sizes["ffn"] = 4 * sizes["hidden"]
+            assumed.append(("ffn", f"{sizes['ffn']} (4 x hidden)"))
+        return shape_of(model or family or "unnamed", {"family": kind, **sizes}), tuple(assumed), ()
+    if published.family == "vit":
+        sizes = _patched(sizes, published.image, published.patch)
+    assumed = [] if "seq" in sizes else [("seq", f"{published.seq} (the model's)")]
+    unlike = tuple(_unlike(published, sizes, word("family", family)))
+    return dataclasses.replace(published, **sizes), tuple(assumed), unlike
+
+
+def _patched(sizes: Mapping[str, Any], image: int, patch: int) -> dict[str, Any]:
+    """Sizes of a ViT, whose tokens are the patches of an image and one more."""
+    image, patch = sizes.get("image", image), sizes.get("patch", patch)
+    if "seq" in sizes or not patch or not {"image", "patch"} & set(sizes):
+        return dict(sizes)
+    return {**sizes, "seq": (image // patch) ** 2 + 1}
+
+
+def _unlike(published: TransformerShape, given: Mapping[str, int], family: Any) -> Iterator[str]:
+    """Where a row's sizes are not those of the model it names."""
+    if family and family != published.family:
+        yield f"family {family} given, {published.name} is a {published.family}: predicted as that"
+    for name, value in given.items():
+        own = getattr(published, name) or (published.heads if name == "kv_heads" else 0)
+        if name == "head_dim":
+            own = published.dim
+        padded = name == "vocab" and own <= value <= own * (1 + _PADDING)
+        if name != "seq" and value != own and not padded:
+            yield f"{name} {value} given, {published.name} has {own or 'none'}"
+    places = published.max_positions or published.seq
+    if published.positions == "learned" and given.get("seq", 0) > places:
+        yield f"seq {given['seq']} given, {published.name} has {places} learned positions"
 
 
 def row_layout(
@@ -144,17 +231,3 @@ def _schedule(row: Record, vp: int, habits: Mapping[str, Any]) -> Any:
     if row.count("vp"):
         row.assume("schedule", f"interleaved (vp {vp})")
     return "interleaved"
-
-
-@functools.lru_cache(65536)
-def checked(
-    layout: Layout, shape: TransformerShape, gpus: int | None, gpus_per_node: int, whole: int,
-    strict: bool,
-) -> list[str]:  # fmt: skip
-    """What is unusual of a layout; `InputError` for the impossible. `whole`: as in `Machine`."""
-    if whole < gpus_per_node:  # a rack: runs take nodes whole, groups lie on racks
-        layout.check(shape, gpus=gpus, gpus_per_node=min(whole, gpus or whole), strict=strict)
-        gpus_per_node, gpus = min(gpus_per_node, layout.ranks), None
-    else:
-        gpus_per_node = min(gpus_per_node, gpus or gpus_per_node)
-    return list(layout.check(shape, gpus=gpus, gpus_per_node=gpus_per_node, strict=strict))
