@@ -80,8 +80,11 @@ def _of_a_plan(rng: np.random.Generator, cache: PriceCache) -> Iterator[dict[str
     for rank in rng.choice(len(found), min(len(found), OF_EACH_PLAN), replace=False):
         choice = found.choice(int(rank))
         x = found.layout(choice)
-        # a row cannot say in which order dimensions take ranks, nor shards over some of them
+        # a row cannot say in which order dimensions take ranks, nor shards over some of them, nor
+        # how experts are divided
+        experts = 1 if x.ep > 1 and x.tp > 1 else None
         unsaid = x.order != ORDER or x.shard_ranks not in (None, x.data_ranks)
+        unsaid = unsaid or x.expert_tp != experts
         if unsaid or x.accumulation > _MOST_MICRO_BATCHES:
             continue
         with contextlib.suppress(InputError):

@@ -637,7 +637,8 @@ def test_kernels_are_those_of_the_framework_that_steps_assume():
 
 
 def test_what_was_not_measured_widens_and_a_given_framework_is_not_denied():
-    step = transformer(config(BARE, settings={"framework": "compiled", "dtype": "bf16"}))
+    c = config(load_shape("llama3-8b"), settings={"framework": "compiled", "dtype": "bf16"})
+    step = transformer(c)
     found = hp.predict(hp.load_model("a100_pcie_40g"), step)
     measured = hp.predict(hp.load_model("a100_sxm4_80g"), step)
     assert found.high_s / found.low_s > 1.2 * measured.high_s / measured.low_s
