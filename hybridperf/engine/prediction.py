@@ -140,9 +140,11 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     roofline_s = timeline(lowered, op_roofline_s).end_s.max()
     time_s = float(times.end_s.max())
     outside = _outside(model, workload)
-    unsure = [] if workload.in_step else _without_error(model, workload, group)
+    measured = bool(model.measured.groups) or model.references is not None
+    believed = workload.in_step is not None and measured
+    unsure = [] if believed else _without_error(model, workload, group)
     interval: tuple[float, float] | None = None
-    if workload.in_step is not None:
+    if believed:
         interval = _step_interval(model, workload, table, lowered, alone_s, time_s)
     elif _share(unsure, workload, op_s) <= _UNKNOWN_SHARE:
         interval = _interval(model, workload, table, lowered, group, op_s, outside)
@@ -153,7 +155,6 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     notes = _notes(model, table, group, op_s, inside, workload)
     notes += _step_notes(model, workload)
     notes += _no_interval(model, unsure, workload, group, op_s)
-    notes += [] if interval is None else _widened(workload)
     return Prediction(
         workload=workload,
         model=model,
@@ -192,11 +193,9 @@ def _interval(
     """90 % interval of the step, from errors that are drawn and sent through the evaluator.
 
     Each group of ops draws one held-out error, shared by all its ops, and the machine one change of
-    its speed (`PerfModel.drift`); the workload's own deviation is added behind. An op outside the
-    measured range errs more, see `widening`.
+    its speed (`PerfModel.drift`). An op outside the measured range errs more, see `widening`.
     """
     spread = _collective_spread(model, workload)
-    spread[list(split(workload.calls)[2])] = workload.given_deviation
     rng = np.random.default_rng(0)
     drawn = np.zeros((len(KINDS), _DRAWS))
     for g in np.unique(group):
@@ -215,8 +214,6 @@ def _interval(
     is_op = (group < len(GROUPS))[:, None]
     seconds = chained(table, op_s[:, None] * np.exp(np.where(is_op, error + state, error)))
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
-    if workload.deviation:
-        steps *= np.exp(workload.deviation * _draw(_NORMAL, rng))
     low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
     return float(low), float(high)
 
@@ -273,16 +270,6 @@ def _no_interval(
         return []
     kinds = sorted({KINDS[group[u]] for u in unsure if workload.times_run()[u]})
     return [f"no interval: the error of {share:.0%} of the step is not known ({', '.join(kinds)})"]
-
-
-def _widened(workload: Workload) -> list[str]:
-    """What an interval includes besides errors of rows."""
-    if not workload.deviation:
-        return []
-    given = workload.given_deviation
-    more = f" and {given:.0%} of seconds that are given" if given else ""
-    holds = f"the interval holds a deviation of {workload.deviation:.0%} of the whole step{more}"
-    return [f"no step like it was measured: {holds}"]
 
 
 def _outside(model: PerfModel, workload: Workload) -> np.ndarray:

@@ -39,9 +39,6 @@ class Workload:
     transcendentals: float = 0.0  # exp, log, tanh, ... of one step
     notes: tuple[str, ...] = ()  # what was assumed or left out
     peak_memory: PeakMemory | None = None  # None: not counted
-    # standard deviation of the log of the step's seconds beyond the errors of single calls
-    deviation: float = 0.0
-    given_deviation: float = 0.0  # the same of all given seconds together
     # of a training step: which step effects count for which call; None: calls as they are
     in_step: InStep | None = None
 

@@ -370,10 +370,6 @@ class PerfModel:
             )
         return self.collectives.predict(frame)
 
-    def uncalibrated(self, table: OpTable) -> list[str]:
-        """Groups of a table this model has no measurements of."""
-        return sorted({GROUPS[g] for g in np.unique(table.group)} - set(self.groups))
-
     def save(self, folder: str | Path) -> None:
         """Write `model.json` (knobs in plain numbers, provenance) and `residual.npz` (weights).
 

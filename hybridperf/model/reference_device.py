@@ -21,19 +21,40 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.io import InputError
+from hybridperf.learning.prior import Adapted
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.families import family_of, references_of
+from hybridperf.model.group_report import GroupReport
+from hybridperf.model.platform import OpTable
 from hybridperf.ops import GROUPS, Gemm, Op, OpCall
 
-if TYPE_CHECKING:
-    from hybridperf.model.perf_model import PerfModel
+
+class Calibration(Protocol):
+    """What is asked of a `PerfModel`."""
+
+    @property
+    def device(self) -> DeviceSpec: ...
+    @property
+    def groups(self) -> Mapping[str, GroupReport]: ...
+    @property
+    def families(self) -> Mapping[str, Adapted]: ...
+    @property
+    def stand_in(self) -> Any: ...
+    @property
+    def references(self) -> Callable[[], Sequence[Any]] | None: ...
+    @staticmethod
+    def datasheet(device: DeviceSpec) -> Any: ...
+    def own_table(self, calls: Sequence[OpCall]) -> OpTable: ...
+    def op_seconds(self, table: OpTable) -> np.ndarray: ...
+    def roofline_seconds(self, table: OpTable) -> np.ndarray: ...
+
 
 _PER_POWER = 1 / 3  # exponent of a clock over the power that it needs
 # Of the roofline, where no shipped calibration has the op: long products and attention of four
@@ -45,7 +66,7 @@ PRODUCTS_WIDTH, ATTENTION_WIDTH = 0.2, 0.4
 _TWINS = {"fp16": "bf16", "bf16": "fp16"}
 
 
-def is_measured(model: PerfModel, op: Op) -> bool:
+def is_measured(model: Calibration, op: Op) -> bool:
     """Whether a calibration has such ops in such numbers."""
     group = _group(op)
     adapted = model.families.get(family_of(group, op.dtype) or "")
@@ -55,7 +76,7 @@ def is_measured(model: PerfModel, op: Op) -> bool:
     )
 
 
-def as_measured(model: PerfModel, op: Op) -> Op:
+def as_measured(model: Calibration, op: Op) -> Op:
     """The op in the 16-bit format that a calibration has, where both multiply at one rate."""
     twin = _TWINS.get(op.dtype)
     if twin is None or not _rate(model.device, op) or _in_slots(model, op):
@@ -65,7 +86,9 @@ def as_measured(model: PerfModel, op: Op) -> Op:
     return other if same_rate and _in_slots(model, other) else op
 
 
-def reference_device(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) -> PerfModel | None:
+def reference_device(
+    device: DeviceSpec, op: Op, models: Sequence[Calibration]
+) -> Calibration | None:
     """The calibration whose share of the roofline is believed of a device's op, if any has such."""
     having = {}
     for model in models:
@@ -78,7 +101,7 @@ def reference_device(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) ->
     return having[min(near, key=lambda name: abs(np.log(rates[name] / own)))] if near else None
 
 
-def priced_elsewhere(model: PerfModel, calls: Sequence[OpCall]) -> tuple[np.ndarray, np.ndarray]:
+def priced_elsewhere(model: Calibration, calls: Sequence[OpCall]) -> tuple[np.ndarray, np.ndarray]:
     """(places of ops that a model has no measurements of its own of, their believed seconds).
 
     A device that another one's calibration stands for takes that one's seconds, at its own clock.
@@ -100,13 +123,13 @@ def priced_elsewhere(model: PerfModel, calls: Sequence[OpCall]) -> tuple[np.ndar
 
 
 def _believed(
-    model: PerfModel, device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[PerfModel]
+    model: Calibration, device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[Calibration]
 ) -> np.ndarray:
     """Believed seconds of ops [n] that `model`, otherwise the device's, has not measured."""
     bare = model.datasheet(device)
     roofline_s = bare.op_seconds(bare.own_table(calls))
     over = np.ones(len(calls))
-    by_reference: dict[str, tuple[PerfModel | None, list[int]]] = {}
+    by_reference: dict[str, tuple[Calibration | None, list[int]]] = {}
     for at, call in enumerate(calls):
         found = reference_device(device, call.op, models)
         by_reference.setdefault("" if found is None else found.device.id, (found, []))[1].append(at)
@@ -158,7 +181,7 @@ def _rate(device: DeviceSpec, op: Op) -> float:
         return 0.0
 
 
-def _in_slots(model: PerfModel, op: Op) -> bool:
+def _in_slots(model: Calibration, op: Op) -> bool:
     """Whether an adapted prior has met ops of this family and number format."""
     adapted = model.families.get(family_of(_group(op), op.dtype) or "")
     return adapted is not None and any(

@@ -10,8 +10,7 @@ best over all cases in hindsight.
 
 Where nothing is measured: does the closed composition choose what the whole graph of a step would?
 Every layout of mid-size cases is evaluated by its graph, and the layout that the plan ranks first
-is judged by the graph's seconds over their minimum: 1.0 is the same choice. The graph prices each
-kernel by the op model and knows no knob of a step, so its seconds are not the plan's.
+is judged by the graph's seconds over their minimum: 1.0 is the same choice.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from hybridperf.training.plans.sensitivity import changed, lever_effects
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import Division, places, space
 from hybridperf.training.plans.table import top, write_layouts
+from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import features, joined
-from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.memory import memory
 from hybridperf.workloads.transformer import load_shape

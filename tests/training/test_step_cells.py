@@ -13,8 +13,8 @@ from hybridperf.collectives.fit import fit_collectives
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
+from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.features import features
-from hybridperf.training.steps.prices import Prices
 from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.step import refuse_unmodelled

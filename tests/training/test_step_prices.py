@@ -12,8 +12,8 @@ from hybridperf.hardware import load_device, load_system
 from hybridperf.model import PerfModel, model_or_datasheet, shipped
 from hybridperf.ops import Gemm, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import SHARES, published_share
+from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.features import features
-from hybridperf.training.steps.prices import Prices
 from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parallel import distinct

@@ -19,8 +19,8 @@ from hybridperf.model.calls import CallChain, CollectiveCall, GivenSeconds
 from hybridperf.model.step_effects import BELIEFS
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
 from hybridperf.training.steps.batch import shared_price_cache
+from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.predict import predict_steps
-from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.rows import resolve
 from hybridperf.workloads.schedules import closed_form_s, schedule
 from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, Task

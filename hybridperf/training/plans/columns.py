@@ -25,9 +25,8 @@ import numpy as np
 
 from hybridperf.training.plans.space import LayoutSpace, Place
 from hybridperf.training.steps.batch import cells_of as inputs_of
-from hybridperf.training.steps.cells import Sums, cells_of
+from hybridperf.training.steps.cells import Prices, Sums, cells_of
 from hybridperf.training.steps.features import features
-from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.transformer.columns import FORWARDS_FIRST
 from hybridperf.workloads.transformer.config import TransformerConfig

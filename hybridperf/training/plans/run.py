@@ -26,7 +26,6 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.io import InputError, unknown
-from hybridperf.io.collector import without_collector
 from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.plans import explain, table
 from hybridperf.training.plans.arguments import narrowed, number_of_tokens, whole_numbers
@@ -40,6 +39,7 @@ from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import space
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.features import experts_note, unmeasured_of
+from hybridperf.training.steps.records import without_collector
 from hybridperf.workloads.transformer import TransformerShape, load_shape
 
 UNPLANNED = (

@@ -28,7 +28,7 @@ from hybridperf.model.step_effects import StepEffects
 from hybridperf.training.plans.costs import PricedSpace, columns_of, times
 from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.training.plans.setup import TrainingSetup
-from hybridperf.training.steps.prices import Prices
+from hybridperf.training.steps.cells import Prices
 from hybridperf.workloads.transformer import Layout
 
 LEVERS = (

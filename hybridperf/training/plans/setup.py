@@ -17,9 +17,9 @@ from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps.adaptation import UNNAMED
 from hybridperf.training.steps.batch import PriceCache
+from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.training.steps.names import Machine, aliases, machine
-from hybridperf.training.steps.prices import Prices
 from hybridperf.workloads.memory import MemoryKnobs
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields

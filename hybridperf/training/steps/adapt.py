@@ -59,6 +59,7 @@ _MOST, _NINE = (0.8, 1.28), (0.9, NINE_OF_TEN)
 _CLEARLY_NOISIER = 2.0
 _STEP = 1e-4  # in logs, of differences
 _ROUNDS, _DAMPING, _LONGEST_STEP = 40, 0.6, 0.5
+_FARTHEST = 3.0  # in logs, from what is believed: no machine is further off, wrong units are
 _GAIN = 0.02  # of twice the log likelihood, below which a round is the last one
 _NOISE_ROUNDS = 3
 
@@ -183,6 +184,7 @@ def _fit(
     z_0 = np.concatenate([theta_0, np.zeros(BLOCKS * some)])
     z, rows, damping, least = z_0.copy(), np.arange(len(of)), _DAMPING, np.inf
     best, step = z, np.zeros(len(z))
+    most = np.where(np.arange(len(z)) < effects, _FARTHEST, MOST_CORRECTION)
     for _ in range(_ROUNDS):
         corrections = z[effects:].reshape(BLOCKS, some)[:, of]
         found = log_measured - _log_s(f, z[:effects], corrections)
@@ -203,9 +205,7 @@ def _fit(
         covariance = np.linalg.inv(pull + weighted @ a)
         wanted = z_0 + covariance @ (weighted @ (error + a @ (z - z_0)))
         step = np.clip(wanted - z, -_LONGEST_STEP, _LONGEST_STEP)
-        step[effects:] = (
-            np.clip((z + step)[effects:], -MOST_CORRECTION, MOST_CORRECTION) - z[effects:]
-        )
+        step = np.clip(z + step, z_0 - most, z_0 + most) - z
         if gained < _GAIN:
             break
         z = z + damping * step

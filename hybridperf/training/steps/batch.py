@@ -18,9 +18,9 @@ from hybridperf.collectives.model import CollectiveModel, find_collectives, load
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet, shipped
+from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.features import features, joined, unmeasured_of
 from hybridperf.training.steps.names import Machine
-from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve
 from hybridperf.training.steps.step_features import StepFeatures
 from hybridperf.workloads.transformer.config import TransformerConfig

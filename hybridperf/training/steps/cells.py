@@ -1,4 +1,4 @@
-"""Unique cells of many rows and their passes: built once, priced once.
+"""Unique cells of many rows and their passes: built once, priced once (`Prices`).
 
 A cell is all that a layer's passes depend on: sizes, dtype, kernels, micro-batch, tensor
 parallelism, recompute, on how many nodes its collectives run. Passes are built once for each kind
@@ -19,8 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.model.calls import CollectiveCall
-from hybridperf.training.steps.prices import Prices
+from hybridperf.collectives.model import CollectiveModel
+from hybridperf.model import PerfModel
+from hybridperf.model.calls import Call, CollectiveCall
+from hybridperf.model.step_table import alone_seconds, step_table
+from hybridperf.model.unmeasured import Unmeasured
 from hybridperf.training.steps.step_features import PHASES, BlockPrices
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.in_step import call_in_step, inside_a_node, role_of
@@ -43,6 +46,38 @@ _KERNEL_FIELDS = operator.attrgetter(
 )  # fmt: skip
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 LayerPasses = tuple[tuple[float, Passes], ...]  # passes of kinds of layers, with the share of each
+
+
+@dataclasses.dataclass(eq=False)
+class Prices:
+    """Seconds of calls, kept."""
+
+    model: PerfModel
+    known: dict[Call, float] = dataclasses.field(default_factory=dict)
+    # sums over the passes of a cell (`features.py`)
+    cells: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    # passes of cells, which take longer to build than to price
+    kept: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    # sums of what happens once a step
+    once: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    # what was not measured, by what it depends on
+    by_machine: dict[Any, Unmeasured] = dataclasses.field(default_factory=dict)
+
+    @property
+    def links(self) -> CollectiveModel:
+        """What prices collectives."""
+        assert self.model.collectives is not None
+        return self.model.collectives
+
+    def learn(self, calls: Iterable[Call]) -> None:
+        """Price those that are new."""
+        new = [call for call in dict.fromkeys(calls) if call not in self.known]
+        if new:
+            seconds = alone_seconds(self.model, step_table(self.model, new))
+            self.known.update(zip(new, seconds.tolist(), strict=True))
+
+    def __getitem__(self, call: Call) -> float:
+        return self.known[call]
 
 
 class Unique:

@@ -21,6 +21,7 @@ import numpy as np
 from hybridperf.model.calls import Call
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
 from hybridperf.training.steps.cells import (
+    Prices,
     Sums,
     Unique,
     cell_key,
@@ -29,7 +30,6 @@ from hybridperf.training.steps.cells import (
     shards_key,
     shards_of,
 )
-from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.transformer import waits
 from hybridperf.workloads.transformer.columns import FORWARDS_FIRST, SCHEDULES

@@ -30,7 +30,6 @@ import pandas as pd
 
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
-from hybridperf.io.collector import without_collector
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import adapted_steps
 from hybridperf.model.adapted_steps import Adaptation
@@ -38,13 +37,19 @@ from hybridperf.model.step_effects import effects_of
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import UNNAMED, adaptation, fitting
-from hybridperf.training.steps.batch import Batch, PriceCache, relabelled, shared_price_cache
+from hybridperf.training.steps.batch import (
+    Batch,
+    PriceCache,
+    relabelled,
+    shared_price_cache,
+)
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stall_chance
 from hybridperf.training.steps.features import experts_note, picked
 from hybridperf.training.steps.memory_fit import failures, memory_knobs, peak_bytes
 from hybridperf.training.steps.names import of_source
 from hybridperf.training.steps.plausibility import lower_bounds_s, peaks_flops_per_s, places_by
+from hybridperf.training.steps.records import without_collector
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve
 from hybridperf.workloads.transformer.config import TransformerConfig
 

@@ -23,7 +23,6 @@ import pandas as pd
 
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
-from hybridperf.io.collector import without_collector
 from hybridperf.training.steps import names
 from hybridperf.training.steps.names import Machine, plain
 from hybridperf.training.steps.plausibility import contradictions
@@ -34,6 +33,7 @@ from hybridperf.training.steps.records import (
     check_columns,
     row_names,
     unique_records,
+    without_collector,
 )
 from hybridperf.training.steps.row_sizes import row_layout, row_shape
 from hybridperf.workloads.transformer import Layout, TransformerShape
