@@ -25,6 +25,7 @@ from .model import PerfModel as PerfModel
 from .model import load_model as load_model
 from .model.fit.device import FitReport as FitReport
 from .model.fit.device import fit as fit
+from .model.price import price as price
 from .model.pricing import CollectivePricer as CollectivePricer
 from .model.pricing import OpPricer as OpPricer
 from .ops.embedding import Histogram as Histogram

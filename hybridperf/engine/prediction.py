@@ -18,12 +18,12 @@ from hybridperf.engine.workload import Workload, priced
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, widening
 from hybridperf.model.calls import KINDS, call_columns, kind_of
-from hybridperf.model.reference_device import as_measured
+from hybridperf.model.price import trust
+from hybridperf.model.reference_device import as_measured, believed_by
 from hybridperf.model.step_table import (
     StepTable,
     alone_seconds,
     chained,
-    collective_frame,
     in_step_seconds,
     row_roofline_seconds,
     split,
@@ -38,7 +38,6 @@ _LARGEST_LOG_ERROR = 5.0
 _WAIT = "wait"
 _LOOKUPS = ("embedding_bag", "embedding_bag_backward", "embedding_bag_scatter")
 _NORMAL = tuple(NormalDist().inv_cdf((i + 0.5) / _DRAWS) for i in range(_DRAWS))
-_WIDTH_OF_90 = 2 * NormalDist().inv_cdf(0.95)  # standard deviations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,15 +138,15 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     op_roofline_s = row_roofline_seconds(model, table, workload.calls, op_s)
     roofline_s = timeline(lowered, op_roofline_s).end_s.max()
     time_s = float(times.end_s.max())
-    outside = _outside(model, workload)
+    outside, spread = trust(model, workload.calls)
     measured = bool(model.measured.groups) or model.references is not None
     believed = workload.in_step is not None and measured
-    unsure = [] if believed else _without_error(model, workload, group)
+    unsure = [] if believed else _without_error(model, workload, group, spread)
     interval: tuple[float, float] | None = None
     if believed:
         interval = _step_interval(model, workload, table, lowered, alone_s, time_s)
     elif _share(unsure, workload, op_s) <= _UNKNOWN_SHARE:
-        interval = _interval(model, workload, table, lowered, group, op_s, outside)
+        interval = _interval(model, table, lowered, group, op_s, outside, spread)
     inside = outside == 0
     inside[list(_unmeasured(model, workload))] = False
     critical = np.zeros(len(workload.graph), bool)
@@ -187,19 +186,18 @@ def check_backend(model: PerfModel, workload: Workload) -> None:
 
 
 def _interval(
-    model: PerfModel, workload: Workload, table: StepTable, lowered: Lowered, group: np.ndarray,
-    op_s: np.ndarray, outside: np.ndarray,
+    model: PerfModel, table: StepTable, lowered: Lowered, group: np.ndarray, op_s: np.ndarray,
+    outside: np.ndarray, spread: np.ndarray,
 ) -> tuple[float, float]:  # fmt: skip
     """90 % interval of the step, from errors that are drawn and sent through the evaluator.
 
     Each group of ops draws one held-out error, shared by all its ops, and the machine one change of
     its speed (`PerfModel.drift`). An op outside the measured range errs more, see `widening`.
     """
-    spread = _collective_spread(model, workload)
     rng = np.random.default_rng(0)
     drawn = np.zeros((len(KINDS), _DRAWS))
     for g in np.unique(group):
-        report = model.groups.get(KINDS[g])
+        report = model.measured.groups.get(KINDS[g])
         if report is not None and report.errors:
             # log(predicted / measured): what is true lies that much lower
             drawn[g] = -_draw(report.errors, rng)
@@ -243,13 +241,14 @@ def _step_notes(model: PerfModel, workload: Workload) -> list[str]:
     return [*filter(None, (whose,)), *unmeasured(model, workload.in_step.probes).notes]
 
 
-def _without_error(model: PerfModel, workload: Workload, group: np.ndarray) -> list[int]:
+def _without_error(
+    model: PerfModel, workload: Workload, group: np.ndarray, spread: np.ndarray
+) -> list[int]:
     """Rows of unknown error: ops whose group or number format nobody measured, some collectives."""
-    spread = _collective_spread(model, workload)
     ops, collectives, _ = split(workload.calls)
     rows = {*_unmeasured(model, workload), *(u for u in collectives if not np.isfinite(spread[u]))}
     for u in ops:
-        report = model.groups.get(KINDS[group[u]])
+        report = model.measured.groups.get(KINDS[group[u]])
         if not report or not report.errors or report.half_width is None:
             rows.add(u)
     return sorted(rows)
@@ -270,32 +269,6 @@ def _no_interval(
         return []
     kinds = sorted({KINDS[group[u]] for u in unsure if workload.times_run()[u]})
     return [f"no interval: the error of {share:.0%} of the step is not known ({', '.join(kinds)})"]
-
-
-def _outside(model: PerfModel, workload: Workload) -> np.ndarray:
-    """Octaves between each row and what was measured [U]; infinite for an unmeasured collective."""
-    ops, collectives, _ = split(workload.calls)
-    found = np.zeros(len(workload.calls))
-    measurable = {at: call for at, call in ops.items() if call.kernel != FUSED}
-    found[list(measurable)] = model.outside(list(measurable.values()))
-    if collectives:
-        in_range = _collective_predictions(model, workload)["in_range"]
-        found[list(collectives)] = np.where(in_range, 0.0, np.inf)
-    return found
-
-
-def _collective_spread(model: PerfModel, workload: Workload) -> np.ndarray:
-    """Deviation of the log of collectives' seconds [U]; NaN where unknown, 0 for other rows."""
-    _, collectives, _ = split(workload.calls)
-    found = np.zeros(len(workload.calls))
-    if collectives:
-        predicted = _collective_predictions(model, workload)
-        found[list(collectives)] = np.log(predicted["high_s"] / predicted["low_s"]) / _WIDTH_OF_90
-    return found
-
-
-def _collective_predictions(model: PerfModel, workload: Workload) -> pd.DataFrame:
-    return model.predict_collectives(collective_frame(list(split(workload.calls)[1].values())))
 
 
 def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:
@@ -338,7 +311,7 @@ def _notes(
             f"no cache of {model.device.id} was measured: embedding rows come from its memory,"
             " however few they are or often looked up"
         )
-    if not model.groups:
+    if not model.measured.groups and model.references is None:
         return [*notes, f"datasheet roofline of {model.device.id}: no measurements in this model"]
     times = workload.times_run()
     run_s = times * op_s
@@ -347,7 +320,9 @@ def _notes(
     groups = {GROUPS[group_of[at]] for at in ops}
     for group in sorted(groups - set(model.measured.groups)):
         share = run_s[group_of == GROUPS.index(group)].sum() / total
-        notes.append(f"no {group} measurements: datasheet roofline for {share:.1%} of the step")
+        op = next(call.op for at, call in ops.items() if GROUPS[group_of[at]] == group)
+        how = believed_by(model, op)
+        notes.append(f"no {group} measurements: {how} for {share:.1%} of the step")
     unmeasured = _unmeasured(model, workload)
     for note in sorted(set(unmeasured.values())):
         share = run_s[[at for at, what in unmeasured.items() if what == note]].sum() / total

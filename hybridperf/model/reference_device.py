@@ -122,6 +122,17 @@ def priced_elsewhere(model: Calibration, calls: Sequence[OpCall]) -> tuple[np.nd
     return at, seconds[at]
 
 
+def believed_by(model: Calibration, op: Op) -> str:
+    """In words, what prices an op that a model has no measurements of."""
+    if model.references is None:
+        return "datasheet roofline"
+    found = reference_device(model.device, op, model.references())
+    if found is not None:
+        return f"the share of the roofline that {found.device.id} reaches"
+    usual = op.unit == "matrix"
+    return "the share of the roofline that devices usually reach" if usual else "datasheet roofline"
+
+
 def _believed(
     model: Calibration, device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[Calibration]
 ) -> np.ndarray:

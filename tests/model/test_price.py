@@ -1,0 +1,55 @@
+"""The one price: what calls cost, how sure that is, what was assumed."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import hybridperf as hp
+from hybridperf.model import PerfModel
+from hybridperf.model.calls import CollectiveCall, GivenSeconds
+from hybridperf.ops import EncoderAttention, Gemm, OpCall, RmsNorm
+
+PRODUCT = Gemm("bf16", 4096.0, 4096.0, 4096.0)
+NORM = RmsNorm("bf16", 8192.0, 4096.0)
+
+
+@pytest.fixture(scope="module")
+def model() -> PerfModel:
+    return hp.load_model("h100_sxm").with_collectives(hp.load_collectives("aic_h100_sxm"))
+
+
+def test_it_is_what_tables_of_ops_and_of_collectives_say(model) -> None:
+    message = CollectiveCall("all_reduce", 1e8, 8)
+    found = hp.price(model, [OpCall(PRODUCT), message, GivenSeconds(0.25)])
+    op = {"op": "matmul", "dtype": "bf16", "m": 4096, "n": 4096, "k": 4096}
+    (by_table,) = model.predict_ops(pd.DataFrame([op]))["predicted_s"]
+    row = {"collective": "all_reduce", "bytes": 1e8, "n_gpus": 8, "n_nodes": 1}
+    by_links = model.predict_collectives(pd.DataFrame([row])).iloc[0]
+    assert found.seconds == pytest.approx([by_table, by_links["predicted_s"], 0.25], rel=1e-4)
+    width = np.log(by_links["high_s"] / by_links["low_s"]) / 2 / 1.6449
+    assert found.spread[1] == pytest.approx(width, rel=1e-3)
+    assert 0.01 < found.spread[0] < 0.2
+    assert found.in_range.all()
+    assert (found.roofline_s[:2] < found.seconds[:2]).all()
+
+
+def test_a_fused_norm_takes_its_bytes_and_a_single_one_what_was_measured(model) -> None:
+    fused, single = hp.price(model, [OpCall(NORM, kernel="fused"), OpCall(NORM)]).seconds
+    moved_s = float(NORM.work().bytes) / model.device.memory_bytes_per_s
+    assert fused == pytest.approx(moved_s, rel=1e-5)
+    assert single > 1.5 * fused
+
+
+def test_nothing_unmeasured_costs_less_than_its_arithmetic_at_the_peak() -> None:
+    """Loops, norms and attention of a T4, which was measured in none of these numbers."""
+    model = hp.load_model("t4")
+    attention = EncoderAttention("fp16", 1.0, 4096.0, 16.0, 128.0)
+    found = hp.price(model, [OpCall(attention), OpCall(Gemm("fp16", 4096.0, 4096.0, 4096.0))])
+    assert (found.seconds >= found.roofline_s).all()
+    assert not found.in_range.any()
+    assert np.isnan(found.spread).all()
+
+
+def test_a_call_that_nobody_can_price_is_named() -> None:
+    with pytest.raises(hp.InputError, match=r"expected a model with collectives .* all_reduce"):
+        hp.price(hp.load_model("t4"), [CollectiveCall("all_reduce", 1e6, 8)])
