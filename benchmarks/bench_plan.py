@@ -133,7 +133,6 @@ def calculon() -> None:
             space,
             rows,
             lambda row, one=one: one.config(space.layout(row)),
-            one.framework,
             one.prices,
         )
         step_s[rows] = times(columns, one).step_s

@@ -48,9 +48,6 @@ from hybridperf.training.steps.step_features import (
 
 _ROUNDING = 1e-12  # of a step
 _MIN_S = 1e-12
-# of the p-norm of host and GPU: 3 % above the larger where both are equal, 0.05 % where one is 1.2
-# times the other
-_SHARPNESS = 24.0
 
 
 def step_seconds(
@@ -166,11 +163,14 @@ class _Block(NamedTuple):
 def _held(xp: Any, launch_s: Array, count: Array, work: _Work) -> Array:
     """Seconds of equal blocks, one after the other, until the later of GPU and host is done.
 
-    Smoothly, as a p-norm: fits to measured steps follow its slopes, which a maximum breaks.
+    Smoothly, as a p-norm of 24 (3 % above the larger where both are equal, 0.05 % where one is 1.2
+    times the other): fits to measured steps follow its slopes, which a maximum breaks.
     """
     host_s, gpu_s = count * work.host_s, count * work.gpu_s + launch_s
     most = xp.maximum(host_s, gpu_s) + _MIN_S
-    return most * ((host_s / most) ** _SHARPNESS + (gpu_s / most) ** _SHARPNESS) ** (1 / _SHARPNESS)
+    share = xp.minimum(host_s, gpu_s) / most
+    to_8 = ((share * share) ** 2) ** 2
+    return most * (1 + to_8 * to_8 * to_8) ** (1 / 24)
 
 
 def _alone(
@@ -250,15 +250,16 @@ def _comm_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Arra
     """Communication of one pass that holds the rank up."""
     inside_s = ROLES["tp"].seconds(k, part.tp_s, part.tp_calls)
     nodes = f.tp_nodes * part.tp_calls
+    exchange_s = ROLES["exchange"].seconds(k, part.exchange_s, 1.0)
+    # waiting for a network takes nothing from computing: only the part inside a node shows
+    shown_s = f.gathers_hidden * ROLES["gather_shown"].seconds(k, part.gather_inside_s, 1.0)
+    if array_module(f.tp_nodes) is np and not np.any(f.tp_nodes > 1):
+        return inside_s + exchange_s + shown_s
     across_s = ROLES["tp_across"].seconds(k, part.tp_s, nodes)
     if array_module(f.waiting) is not np or np.any(f.waiting):
         waiting_s = ROLES["tp_waiting"].seconds(k, part.tp_s, nodes)
         across_s = xp.where(f.waiting > 0, waiting_s, across_s)
-    tp_s = xp.where(f.tp_nodes > 1, across_s, inside_s)
-    exchange_s = ROLES["exchange"].seconds(k, part.exchange_s, 1.0)
-    # waiting for a network takes nothing from computing: only the part inside a node shows
-    shown_s = f.gathers_hidden * ROLES["gather_shown"].seconds(k, part.gather_inside_s, 1.0)
-    return tp_s + exchange_s + shown_s
+    return xp.where(f.tp_nodes > 1, across_s, inside_s) + exchange_s + shown_s
 
 
 def _waits_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Array:
