@@ -115,16 +115,24 @@ def priced_elsewhere(model: Calibration, calls: Sequence[OpCall]) -> tuple[np.nd
         seconds[known] = slowed(model.device, model.stand_in.device) * model.stand_in.op_seconds(
             table
         )
-    if model.references is not None and not known.all():
+    if _refers(model) and not known.all():
         others = list(itertools.compress(calls, ~known))
+        assert model.references is not None
         seconds[~known] = _believed(measured, model.device, others, model.references())
     at = np.flatnonzero(np.isfinite(seconds))
     return at, seconds[at]
 
 
+def _refers(model: Calibration) -> bool:
+    """Whether calibrations of other devices say anything of a model's: those that are shipped are
+    GPUs, which tell nothing of a CPU.
+    """
+    return model.references is not None and model.device.kind == "gpu"
+
+
 def believed_by(model: Calibration, op: Op) -> str:
     """In words, what prices an op that a model has no measurements of."""
-    if model.references is None:
+    if not _refers(model) or model.references is None:
         return "datasheet roofline"
     found = reference_device(model.device, op, model.references())
     if found is not None:

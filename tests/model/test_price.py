@@ -1,11 +1,13 @@
 """The one price: what calls cost, how sure that is, what was assumed."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
 
 import hybridperf as hp
-from hybridperf.model import PerfModel
+from hybridperf.model import PerfModel, shipped
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.ops import EncoderAttention, Gemm, OpCall, RmsNorm
 
@@ -48,6 +50,14 @@ def test_nothing_unmeasured_costs_less_than_its_arithmetic_at_the_peak() -> None
     assert (found.seconds >= found.roofline_s).all()
     assert not found.in_range.any()
     assert np.isnan(found.spread).all()
+
+
+def test_a_gpu_tells_nothing_of_a_cpu() -> None:
+    """What a CPU was not measured in takes its datasheet's roofline, whatever is shipped."""
+    here = hp.PerfModel.datasheet(hp.load_device("here"))
+    referring = dataclasses.replace(here, references=shipped)
+    calls = [OpCall(Gemm("fp32", 512.0, 512.0, 512.0)), OpCall(RmsNorm("fp32", 512.0, 512.0))]
+    assert hp.price(referring, calls).seconds == pytest.approx(hp.price(here, calls).seconds)
 
 
 def test_a_call_that_nobody_can_price_is_named() -> None:
