@@ -151,7 +151,7 @@ class PerfModel:
         table = self.own_table(calls)
         fused = np.flatnonzero([call.kernel == FUSED for call in calls])
         if len(fused):
-            self._correct(table, fused, self.roofline_seconds(_picked(table, fused)))
+            self._correct(table, fused, self.roofline_seconds(table)[fused])
         if self.references is not None or self.stand_in is not None:
             apart = np.flatnonzero([call.kernel != FUSED for call in calls])
             plain = [dataclasses.replace(calls[one], kernel="") for one in apart]
@@ -171,9 +171,9 @@ class PerfModel:
     def _correct(self, table: OpTable, at: np.ndarray, seconds: np.ndarray) -> None:
         """Set corrections so that these ops take these seconds."""
         at, seconds = at[seconds > 0], seconds[seconds > 0]  # nothing to do takes no time
-        if len(at):
+        if len(at):  # of the whole table: one compiled size
             table.correction[at] = 0.0
-            table.correction[at] = np.log(seconds / self.op_seconds(_picked(table, at)))
+            table.correction[at] = np.log(seconds / self.op_seconds(table)[at])
 
     def _attention_factor(self, kernel: str, dtype: str) -> float:
         """Seconds of a generation of fused attention over those that are priced; 1 if unknown."""
@@ -400,11 +400,6 @@ class PerfModel:
         return to_document(
             self.device, self.knobs, self.groups, self.families, self.drift, self.provenance
         )
-
-
-def _picked(table: OpTable, at: np.ndarray) -> OpTable:
-    """Some rows of a table."""
-    return jax.tree.map(lambda leaf: leaf[at], table)
 
 
 def _work_in_place(call: OpCall) -> Work:
