@@ -33,7 +33,8 @@ def drawn_seconds(
     adapted = model.adapted(in_step.framework)
     ops, links, *blocks = normal[: 2 + BLOCKS]
     rest = normal[2 + BLOCKS : 2 + BLOCKS + len(adapted.covariance)]
-    moved = np.linalg.cholesky(adapted.covariance) @ rest
+    variances, axes = np.linalg.eigh(adapted.covariance)  # rounding may leave one below zero
+    moved = axes @ (np.sqrt(np.maximum(variances, 0.0))[:, None] * rest)
     theta = adapted.theta[:, None] + moved[: len(NAMES)]
     # rows that were learned from told of an effect as much as its width shrank
     left = np.sqrt(np.diag(adapted.covariance)[: len(NAMES)]) / beliefs()[1]

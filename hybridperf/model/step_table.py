@@ -165,10 +165,9 @@ def in_step_seconds(table: StepTable, alone_s: np.ndarray, effects: np.ndarray) 
     return chained(table, found * np.exp(table.block_log)[column])
 
 
-def row_seconds(model: PerfModel, table: StepTable, framework: str = "") -> np.ndarray:
-    """Seconds of each row [U]; a training step's with the effects of its framework."""
-    effects = model.platform(framework).effects
-    return in_step_seconds(table, alone_seconds(model, table), effects)
+def row_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
+    """Seconds of each row [U] of what is no training step."""
+    return chained(table, alone_seconds(model, table))
 
 
 def row_roofline_seconds(
@@ -182,9 +181,7 @@ def row_roofline_seconds(
         bare = CollectiveModel.datasheet(model.collectives.system)
         rows = _collective_rows(bare, list(split(calls)[1].values()))
         table, links = dataclasses.replace(table, collectives=rows), bare.links()
-    found = _placed(table, op_s, links)
-    given = list(split(calls)[2])
-    found = np.array(found)
+    found, given = np.array(_placed(table, op_s, links)), list(split(calls)[2])
     found[given] = seconds[given]
     return chained(table, found)
 

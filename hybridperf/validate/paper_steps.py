@@ -58,7 +58,8 @@ def judge() -> Found:
     frame = frame.assign(predicted_s=predicted_s, predicted_tflops_gpu=rates)
     lines = []
     for (source, passes), table in frame.groupby(["source", "passes"], sort=False):
-        name = f"{source}, {passes} passes counted"
+        recalled = ", recalled, not read" if (table["verified"] == "recalled").all() else ""
+        name = f"{source}, {passes} passes counted{recalled}"
         ways = [(str(way or "no sharding"), rows) for way, rows in table.groupby("sharding")]
         parts = [(name, table), *((f"{name}, {way}", rows) for way, rows in ways if len(ways) > 1)]
         lines += [_line(name, rows) for name, rows in parts]

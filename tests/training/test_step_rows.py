@@ -163,7 +163,7 @@ def test_words_that_say_nothing_fall_to_habits_and_the_note_says_so() -> None:
 @pytest.mark.parametrize("system", ["aic_h100_sxm", "aic_a100_sxm"])
 @pytest.mark.parametrize("framework", ["", *framework_habits()])
 def test_a_row_and_a_plan_that_say_as_little_ask_the_same(framework, system) -> None:
-    """Where nothing is said one rule decides: of rows, of plans, of a config as it is run."""
+    """What is left open one rule decides: of rows, of plans, of a config as it is run."""
     shape, device = load_shape("gpt3-1.3b"), load_system(system).device
     said = {"model": shape.name, "gpu": device, "n_gpus": 8, "tp": 2, "pp": 2, "dp": 2}
     said |= {"micro_batch": 2, "grad_accum": 4, "framework": framework}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pandas as pd
@@ -27,7 +26,8 @@ def saved_model(
         system: in place of the rows' own.
 
     Raises:
-        InputError: when a new model is wanted of rows of several machines.
+        InputError: when a new model is wanted of rows of several machines, or of a device that
+            another one's calibration stands for.
     """
     if (folder / "model.json").exists():
         model = load_model(folder).with_steps(adaptation)
@@ -47,9 +47,13 @@ def saved_model(
         )
     (machine,) = machines.values()
     priced = cache.prices(machine).model
-    # what another device's measurements stand for is found again when the model is loaded
-    own = dataclasses.replace(priced.measured, steps=adaptation)
-    own.save(folder)
+    if priced.stand_in is not None:
+        raise InputError(
+            f"expected rows of a device with a calibration of its own for a model in {folder}, got"
+            f" {machine.device}, which that of {priced.stand_in.device.id} stands for; give the"
+            " folder of a model, or keep the efficiencies alone by --save-knobs"
+        )
+    priced.with_steps(adaptation).save(folder)
     if priced.collectives is not None:
         priced.collectives.save(folder)
     return load_model(folder)

@@ -78,18 +78,18 @@ def does(framework: str, habit: str) -> bool:
 def settled(
     name: str, device: DeviceSpec | None = None, dtype: str | None = None, quant: str = ""
 ) -> dict[str, Any]:
-    """What a framework does on a device where nothing is said: the one rule of rows of steps, of
-    plans and of `TransformerConfig.run_by`.
+    """What a framework does where a user leaves it open: the one rule of rows of steps, of plans
+    and of `TransformerConfig.run_by`.
 
     Args:
         name: of the framework; "" where none is named: the habits of `ASSUMED` then, in bf16.
         device: whose number formats count; None: nothing is known of it, so bf16.
-        dtype: of activations; None where it is not said.
-        quant: scheme in which layers multiply; "" where it is not said.
+        dtype: of activations; None where it is left open.
+        quant: scheme in which layers multiply; "" where it is left open.
 
     Returns:
         Fields of a config and of a layout, among them `dtype` and `quant`; and `precision`, the
-        word for both where neither is said, else "".
+        word for both where neither is given, else "".
     """
     habits = framework_habits()[name or ASSUMED]
     if dtype is not None or quant:

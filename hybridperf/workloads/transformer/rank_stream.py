@@ -134,15 +134,10 @@ class RankStreams:
             for step in run.steps
         ]
 
-    def overlapped(
-        self, rank: int, step: PassStep, stream: str, after: Sequence[int], launched: bool = True
-    ) -> int:
-        """A step on a stream next to the rank stream."""
-        run = RepeatedSteps((step,), 1, backward=True)
-        return self.graph.op(
-            self._row(*self._placed(step, run)), label=step.name, rank=rank, stream=stream,
-            after=list(after), launch_row=self._launch_row(step, run) if launched else 0,
-        )  # fmt: skip
+    def overlapped(self, rank: int, step: PassStep, stream: str, after: Sequence[int]) -> int:
+        """A step on a stream next to the rank stream; the host has issued it long before."""
+        row = self._row(*self._placed(step, RepeatedSteps((step,), 1, backward=True)))
+        return self.graph.op(row, label=step.name, rank=rank, stream=stream, after=list(after))
 
     def together(
         self, ranks: Sequence[int], step: PassStep, stream: str, after: Sequence[int] = ()

@@ -239,7 +239,7 @@ class _Build:
         after = self.last_layers.get(rank, ())
         after = after[-1:] if during else after[:-1]
         return [
-            self.streams.overlapped(rank, step, COMM, after, launched=False)
+            self.streams.overlapped(rank, step, COMM, after)
             for step in steps
             if step.part == "zero" and _is_gather(step)
         ]
@@ -251,7 +251,7 @@ class _Build:
 
     def reduce(self, rank: int, steps: Iterable[PassStep], after: Sequence[int]) -> None:
         """Gradients on their way to their sum, while the rank goes on."""
-        nodes = (self.streams.overlapped(rank, step, COMM, after, launched=False) for step in steps)
+        nodes = (self.streams.overlapped(rank, step, COMM, after) for step in steps)
         self.reductions[rank] += nodes
 
     def send_on(self, rank: int, task: Task, node: int, arrived: dict[Task, int]) -> None:
@@ -264,7 +264,7 @@ class _Build:
             return
         sent = PassStep(self.send, "pp", f"send {task}")
         stream = DOWNSTREAM if task.kind == FORWARD else UPSTREAM
-        arrived[to] = self.streams.overlapped(rank, sent, stream, [node], launched=False)
+        arrived[to] = self.streams.overlapped(rank, sent, stream, [node])
         if not self.c.overlap_sends:
             self.streams.wait(rank, [arrived[to]])
 
