@@ -46,7 +46,7 @@ from hybridperf_calibration.training_steps import (
 SCHEMA_VERSION = 2  # from 2 on time_s is a median, not the least of all calls
 BATCHES = 16  # of data, for the calls to rotate through
 _LONGEST_WAIT_S = 3.0  # for a disturbed machine, before a round of a step
-_WAITED_PER_STEP_S = 2.0  # in all: the best of several rounds counts anyway
+_WAITED_PER_STEP_S = 1.0  # in all: the best of several rounds counts anyway
 _PROFILE_S = 0.3  # of calls of one step, roughly
 CONFIGS = {"dlrm": "DlrmConfig", "gpt": "GptConfig"}  # module of this folder -> its config class
 
