@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives import curves, form
+from hybridperf.collectives import curves, form, network
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
     CollectiveRows,
@@ -231,11 +232,15 @@ class CollectiveModel:
         return dataclasses.replace(found, **least)
 
     def _as_learned(self, good: pd.DataFrame, rows: CollectiveRows) -> Predicted:
-        """Predictions, scaled by the closed form where they were learned at other rates."""
+        """Predictions, scaled by the closed form where they were learned at other rates, or nothing
+        between nodes was measured.
+        """
         assert self.adapted is not None
-        if self.learned_on is None:
+        if self.learned_on is None and self._network_measured:
             return curves.predict(self.adapted, rows, self.correction_weight(rows))
-        there = collective_rows(good, self.learned_on, self.versions)
+        there = rows
+        if self.learned_on is not None:
+            there = collective_rows(good, self.learned_on, self.versions)
         predicted = curves.predict(self.adapted, there, self.correction_weight(there))
         here_s = form.seconds(self._theta(rows), rows.work())
         moved = np.log(here_s / form.seconds(self._usual_theta(there), there.work()))
@@ -351,6 +356,11 @@ class CollectiveModel:
             raise unknown("group of collectives", group, self.groups(), "`groups` lists them")
         return form.plain(self.adapted.knobs.theta[mine].mean(0))
 
+    @functools.cached_property
+    def _network_measured(self) -> bool:
+        """Whether any collective between nodes was measured."""
+        return any(one.nodes > 1 for one in self.measured)
+
     def links(self) -> Links:
         """The rates of this system's links."""
         return Links.of(self.system)
@@ -366,11 +376,14 @@ class CollectiveModel:
         """[N, K] on this system."""
         if self.adapted is None:
             return np.tile(_datasheet_theta(self.system), (len(rows), 1))
-        usual = self._usual_theta(rows)
-        if self.learned_on is None:
-            return usual
-        fixed = np.array([name in form.FIXED for name in form.ALPHA_BETA.knobs])
-        return np.asarray(usual + np.log(self.system.latency_s / self.learned_on.latency_s) * fixed)
+        found = np.array(self._usual_theta(rows))
+        if self.learned_on is not None:
+            fixed = np.array([name in form.FIXED for name in form.ALPHA_BETA.knobs])
+            found += np.log(self.system.latency_s / self.learned_on.latency_s) * fixed
+        if not self._network_measured:
+            knob = form.ALPHA_BETA.knobs.index("inter_efficiency")
+            found[:, knob] = np.log(network.share(self.system, rows.nodes))
+        return found
 
     def _usual_theta(self, rows: CollectiveRows) -> np.ndarray:
         """[N, K] as they were learned."""
