@@ -35,6 +35,7 @@ _OF_SHARDS = ("gather_s", "scatter_s", "gather_inside_s", "gather_calls")
 _ONCE = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "reduction_s",
     "reduction_tail_s", "reduction_last_s", "hiding_layers", "tied_s", "updated_s",
+    "updated_first_s", "updated_last_s", "updates_hidden",
     "reduction_hidden", "optimizer_s", "optimizer_kernels", "waiting", "crossing", "stalls",
     "gathered_layers", "gathers_hidden", "sends_hidden", "tp",
 )  # fmt: skip
@@ -153,7 +154,9 @@ def _keys(space: LayoutSpace, by_chunk: bool) -> tuple[np.ndarray, ...]:
     cell = of_places(lambda p: (*divided(p, *ranks), *nodes(p, "ep")))
     placed = of_places(lambda p: (*divided(p, *ranks), *nodes(p, "tp", "cp", "ep")))
     experts, shared = ("ep", "expert_tp"), ("shard", "replica", "expert_data")
-    shards = of_places(lambda p: (*divided(p, "tp", *experts), *spans(p, *shared)))
+    shards = of_places(
+        lambda p: (p.division.pp > 1, *divided(p, "tp", *experts), *spans(p, *shared))
+    )
     once = of_places(
         lambda p: (*divided(p, "tp", "pp", *experts), *spans(p, "tp", "data", *shared, "pp"))
     )

@@ -169,7 +169,7 @@ def _kinds(config: TransformerConfig) -> list[tuple[int, float]]:
 def shards_key(config: TransformerConfig) -> tuple[Any, ...]:
     """All that gathers of a layer's weights and scatters of its gradients depend on."""
     x = config.layout
-    if x.zero < 2:
+    if not x.shards_each_pass:
         return ()
     groups = (config.group(dim) for dim in ("shard", "replica", "expert_data"))
     sizes = (config.shape, x.zero, x.tp, x.ep, x.expert_tp, copies_embedding(config))

@@ -116,9 +116,7 @@ def step_seconds(
     reduction_s = reduction_s + xp.where(alone, _ends_s(xp, embedding, layer), 0.0)
     update_s = ROLES["optimizer"].seconds(k, f.optimizer_s, 0.0)
     updating_s = xp.maximum(update_s + k.launch_s, k.launch_s * f.optimizer_kernels)
-    gathered_s = (
-        ROLES["reduction"].seconds(k, f.updated_s, 1.0) + k.layer_gather_s * f.gathered_layers
-    )
+    gathered_s = _gathered_s(xp, f, k, layer, embedding) + k.layer_gather_s * f.gathered_layers
     step_s = f.micro_batches * slowest.stage_s + bubble_s + reduction_s + updating_s
     step_s = step_s + gathered_s + k.fixed_s
     layer_work_s, outer_work_s = layer.work_s, slowest.embeddings * embedding.work_s
@@ -292,3 +290,21 @@ def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, layer: _Block, embeddin
     beside_s = xp.maximum(xp.maximum(whole_s - hiding_s, tail_s - end_s), last_s)
     beside_s = xp.maximum(beside_s, tied_s)
     return xp.where(f.reduction_hidden > 0, beside_s, whole_s + tied_s)
+
+
+def _gathered_s(
+    xp: Any, f: StepFeatures, k: StepEffects, layer: _Block, embedding: _Block
+) -> Array:
+    """What nothing hides of gathering weights that were updated in shards.
+
+    Beside the first forward pass each part awaits its own, one gather after the other: embedding,
+    layers, and the head of a stage that is alone.
+    """
+    sums = (f.updated_s, f.updated_first_s, f.updated_last_s)
+    whole_s, first_s, last_s = (ROLES["reduction"].seconds(k, one, 1.0) for one in sums)
+    layers_s, there_s = whole_s - first_s - last_s, layer.forward.seconds(xp)
+    begun_s, layers = embedding.forward.seconds(xp), f.layers_first
+    after_layers_s = first_s + layers_s - begun_s - (layers - 1) * there_s
+    late_s = xp.maximum(first_s, first_s + layers_s / xp.maximum(layers, 1.0) - begun_s)
+    late_s = xp.maximum(late_s, xp.maximum(after_layers_s, after_layers_s + last_s - there_s))
+    return xp.where(f.updates_hidden > 0, late_s, whole_s)

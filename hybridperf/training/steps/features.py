@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ from hybridperf.workloads.transformer.update import (
     Bucket,
     buckets,
     gathered,
+    gathered_by_part,
     summed_over_pipes,
     tied_reduction,
 )
@@ -50,11 +52,11 @@ from hybridperf.workloads.transformer.update import (
 _COLUMNS = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "micro_batches", "fill",
     "chunks", "sends_hidden", "tp_nodes", "gathers_hidden", "reduction_hidden", "tp", "schedule",
-    "waiting", "crossing", "stalls", "gathered_layers", "forwards_first",
+    "waiting", "crossing", "stalls", "gathered_layers", "forwards_first", "updates_hidden",
 )  # fmt: skip
 _OF_UPDATE = (
     "reduction_s", "reduction_tail_s", "reduction_last_s", "hiding_layers", "tied_s", "updated_s",
-    "optimizer_s", "optimizer_kernels",
+    "updated_first_s", "updated_last_s", "optimizer_s", "optimizer_kernels",
 )  # fmt: skip
 # share of a step that waits for its host, from which on experts are said to be launched one by one
 _WAITING = 0.1
@@ -114,6 +116,7 @@ def _columns(config: TransformerConfig) -> tuple[float, ...]:
         SCHEDULES.index(x.schedule), does(config.framework, "ring_waits"),
         waits.stall_messages(config) > 0, waits.sure_stalls(config),
         waits.layers_gathered(config, stages[0]), SCHEDULES.index(x.schedule) in FORWARDS_FIRST,
+        config.overlap_weights and x.schedule != "chimera",
     )  # fmt: skip
 
 
@@ -141,7 +144,7 @@ def experts_note(config: TransformerConfig, host_share: float) -> str:
 def _measured_by(config: TransformerConfig) -> tuple[Any, ...]:
     """All that `unmeasured_of` depends on."""
     groups = (config.group(dim) for dim in GROUP_EFFECTS)
-    return (config.dtype, config.quant, config.attention, config.layout.zero >= 2, *groups)
+    return (config.dtype, config.quant, config.attention, config.layout.shards_each_pass, *groups)
 
 
 def joined(parts: Sequence[tuple[StepFeatures, np.ndarray]], rows: int) -> StepFeatures:
@@ -166,7 +169,8 @@ def _once(config: TransformerConfig) -> tuple[Any, ...]:
     """All that what happens once a step depends on."""
     x = config.layout
     groups = (config.group(dim) for dim in ("data", "shard", "replica", "expert_data", "pp"))
-    cut = (config.stage_split, x.schedule == "chimera", config.overlap_gradients)
+    beside = (config.overlap_gradients, config.overlap_weights)
+    cut = (config.stage_split, x.schedule == "chimera", *beside)
     ranks = (x.zero, x.tp, x.pp, x.ep, x.expert_tp)
     return (config.shape, *ranks, *cut, *kernels_key(config), *groups)
 
@@ -192,7 +196,8 @@ class _Update:
 
     buckets: tuple[Bucket, ...]  # of gradients, in the order of the backward pass
     tied: tuple[PassStep, ...]
-    gathers: tuple[PassStep, ...]  # of weights updated in shards
+    # of weights updated in shards: of the embedding, of layers, of the head; all at once: in one
+    gathers: tuple[tuple[PassStep, ...], ...]
     optimizer: tuple[PassStep, ...]
 
     @staticmethod
@@ -203,15 +208,18 @@ class _Update:
             outer = tuple(dict.fromkeys((0, config.stages - 1)))
             sums = tuple(summed_over_pipes(config, stage) for stage in outer)
             updates = tuple(step for stage in outer for step in optimizer_passes(config, stage))
-            return _Update((Bucket(sums, 0),), also, (), updates)
-        together = buckets(config, 0)
-        return _Update(together, also, gathered(config, 0), optimizer_passes(config, 0))
+            return _Update((Bucket(sums, 0),), also, ((),), updates)
+        together, gathers = buckets(config, 0), (gathered(config, 0),)
+        if config.overlap_weights:
+            gathers = tuple(gathered_by_part(config, 0))
+        return _Update(together, also, gathers, optimizer_passes(config, 0))
 
     @property
     def calls(self) -> Iterator[Call]:
         """What is priced."""
         sums = (step for bucket in self.buckets for step in bucket.steps)
-        for step in (*sums, *self.tied, *self.gathers, *self.optimizer):
+        gathers = itertools.chain.from_iterable(self.gathers)
+        for step in (*sums, *self.tied, *gathers, *self.optimizer):
             yield call_in_step(step.call)
 
     def sums(self, prices: Prices) -> tuple[float, ...]:
@@ -221,12 +229,13 @@ class _Update:
             return sum(prices[call_in_step(step.call)] for step in steps)
 
         reductions = [seconds(bucket.steps) for bucket in self.buckets] or [0.0]
+        gathers = [seconds(steps) for steps in self.gathers]
         pairs = zip(self.buckets, reductions, strict=False)
         tail = sum(one_s for bucket, one_s in pairs if not bucket.layers_after)
         hiding = self.buckets[0].layers_after if len(self.buckets) > 1 else 0
         return (
             sum(reductions), tail, reductions[-1], float(hiding), seconds(self.tied),
-            seconds(self.gathers), seconds(self.optimizer),
+            sum(gathers), gathers[0], gathers[-1], seconds(self.optimizer),
             float(sum(step.kernels for step in self.optimizer)),
         )  # fmt: skip
 

@@ -65,7 +65,12 @@ class StepFeatures:
     hiding_layers: Array  # whose backward passes follow the first bucket
     reduction_hidden: Array  # 1: overlapped with the last micro-batch's backward pass
     tied_s: Array  # the tied embedding's gradient summed over first and last stage
-    updated_s: Array  # weights updated in shards, gathered behind the optimizer: nothing hides them
+    updated_s: Array  # weights updated in shards, gathered
+    updated_first_s: Array  # those of the embedding, which the next forward pass awaits at once
+    updated_last_s: Array  # those of the head of a stage that is alone
+    updates_hidden: (
+        Array  # 1: beside the first forward pass; 0: behind the optimizer, nothing hides
+    )
     optimizer_s: Array
     optimizer_kernels: Array
     tp: Array

@@ -22,7 +22,7 @@ from hybridperf.workloads.transformer.stages import SPLITS, layers_by_kind
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 _FLAGS = (
-    "dropout", "fused_loss", "overlap_gradients", "overlap_sends", "scatter_gather",
+    "dropout", "fused_loss", "overlap_gradients", "overlap_weights", "overlap_sends", "scatter_gather",
     "grouped_experts",
 )  # fmt: skip
 _WORDS = {
@@ -63,6 +63,8 @@ class TransformerConfig:
     # gradients are reduced during the last micro-batch's backward pass, and weights gathered during
     # the layer before
     overlap_gradients: bool = True
+    # weights that were updated in shards are gathered during the next step's first forward pass
+    overlap_weights: bool = False
     overlap_sends: bool = False  # a stage computes while its result travels to the next
     # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
     scatter_gather: bool = False

@@ -40,7 +40,7 @@ def probes(config: TransformerConfig) -> tuple[Probe, ...]:
     found: list[Probe] = [("gemm", OpCall(product)), ("attention", OpCall(attention))]
     for dim, effects in GROUP_EFFECTS.items():
         group = config.group(dim)
-        if group.ranks > 1 and (dim != "shard" or config.layout.zero >= 2):
+        if group.ranks > 1 and (dim != "shard" or config.layout.shards_each_pass):
             call = CollectiveCall("all_reduce", _PROBED_BYTES, group.ranks, group.nodes)
             found += [(effect, call) for effect in effects]
     return tuple(found)

@@ -69,6 +69,13 @@ class Layout:
         """Ranks that hold the same weights: replicas, and the parts of a sequence."""
         return self.dp * self.cp
 
+    @property
+    def shards_each_pass(self) -> bool:
+        """Whether sharded weights and their gradients are exchanged in every pass: ZeRO-3, and
+        ZeRO-2 unless a pipeline keeps both until the last micro-batch.
+        """
+        return self.zero == 3 or (self.zero == 2 and self.pp == 1)
+
     def __hash__(self) -> int:
         """Of what layouts differ by most: thousands a second are looked up."""
         degrees = (self.tp, self.pp, self.dp, self.cp, self.ep, self.vp)

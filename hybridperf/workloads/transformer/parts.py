@@ -71,7 +71,7 @@ def cell(config: TransformerConfig) -> TransformerConfig:
     layout = config.layout
     inner = layout.tp * layout.cp  # the fastest ranks: slower ones do not move them to other nodes
     aligned = config.gpus_per_node % inner == 0 or inner % config.gpus_per_node == 0
-    if layout.order == ORDER and aligned and layout.zero < 2 and layout.ep == 1:
+    if layout.order == ORDER and aligned and not layout.shards_each_pass and layout.ep == 1:
         layout = Layout(
             layout.tp, layout.sequence_parallel, cp=layout.cp, expert_tp=layout.expert_tp,
             micro_batch=layout.micro_batch, accumulation=min(layout.accumulation, 2),

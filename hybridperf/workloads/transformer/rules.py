@@ -91,7 +91,7 @@ RULES = (
          " tokens out"),
     Rule("never", lambda s, x: _divides(x.shard_ranks, x.dp * x.cp),
          "shard_ranks must divide dp x cp, got shard_ranks {x.shard_ranks}, dp {x.dp}, cp {x.cp}"),
-    Rule("note", lambda s, x: (x.zero < 2) | (x.pp == 1),
+    Rule("note", lambda s, x: (x.zero < 3) | (x.pp == 1),
          "ZeRO-{x.zero} communicates for every micro-batch under pp {x.pp}; DeepSpeed refuses it"),
     Rule("note", lambda s, x: (x.tp == 1) | _divides(x.tp, s.vocab),
          "a vocabulary of {s.vocab} is padded to a multiple of tp {x.tp}"),

@@ -159,6 +159,7 @@ class _Build:
         last_of = self.last_tasks()
         done: dict[Task, int] = {}
         arrived: dict[Task, int] = {}
+        begun: set[tuple[str, int, int]] = set()
         for task in self.schedule.issue_order():
             rank = self.schedule.worker_of(task)
             if task in arrived:
@@ -167,7 +168,9 @@ class _Build:
                 self.streams.spend(rank, "slot", 1.0, "messages posted")
                 if stalls := waits.sure_stalls(self.c):
                     self.streams.spend(rank, "stall", stalls, "messages stalled")
-            done[task] = self.task(rank, task, reduces=task in last_of)
+            first = (task.kind, task.stage, task.pipe) not in begun
+            begun.add((task.kind, task.stage, task.pipe))
+            done[task] = self.task(rank, task, first, reduces=task in last_of)
             self.send_on(rank, task, done[task], arrived)
         self.finish(done, last_of)
         c = self.c
@@ -191,17 +194,32 @@ class _Build:
                     last[task.stage, task.pipe] = task
         return {task: task.stage for task in last.values()}
 
-    def task(self, rank: int, task: Task, reduces: bool) -> int:
+    def task(self, rank: int, task: Task, first: bool, reduces: bool) -> int:
         """A stage's work on a micro-batch; its last node."""
         runs = self.runs[task.kind, task.stage]
         several = self.c.layout.data_ranks > 1 and bool(runs)
-        if several and self.c.overlap_gradients and self.c.layout.zero >= 2:
+        if several and self.c.overlap_gradients and self.c.layout.shards_each_pass:
             return self.sharded(rank, [run for run, _ in runs for _ in range(run.count)], task)
+        if several and self.c.overlap_weights and task.kind == FORWARD and first:
+            layers = [(run.once, weights) for run, weights in runs for _ in range(run.count)]
+            return self.opening(rank, layers, task)
         beside = several and waits.reduces_beside(self.c)
         if beside and reduces and self.schedule.pipes == 1:
             layers = [(run, weights) for run, weights in runs for _ in range(run.count)]
             return self.in_buckets(rank, layers, task)
         return self.streams.run(rank, tuple(run for run, _ in runs), str(task))
+
+    def opening(self, rank: int, layers: list[tuple[RepeatedSteps, Weights]], task: Task) -> int:
+        """The first forward pass of a stage, which awaits each layer's updated weights."""
+        gathers = [update.gathered_again(weights, self.c) for _, weights in layers]
+        arriving = [
+            [self.streams.overlapped(rank, step, COMM, ()) for step in steps] for steps in gathers
+        ]
+        node = -1
+        for (run, _), nodes in zip(layers, arriving, strict=True):
+            self.streams.wait(rank, nodes)
+            node = self.streams.run(rank, (run,), str(task))
+        return node
 
     def in_buckets(
         self, rank: int, layers: Iterable[tuple[RepeatedSteps, Weights]], task: Task
@@ -289,6 +307,7 @@ class _Build:
             self.streams.hold(rank, self.reductions[rank])
             steps = [step for stage in stages for step in update.optimizer_passes(c, stage)]
             gathers = [step for stage in stages for step in update.gathered(c, stage)]
+            gathers = [] if c.overlap_weights else gathers
             for some in filter(None, (steps, gathers)):
                 run = RepeatedSteps(tuple(some), 1, backward=False)
                 self.streams.run(rank, (run,), "update")
@@ -332,7 +351,7 @@ def refuse_unmodelled(config: TransformerConfig) -> None:
     refused = [
         (two_pipes and config.stage_split != "even", cut, "another schedule"),
         (two_pipes and layout.zero, f"ZeRO-{layout.zero}", "zero = 0"),
-        (splits_backward and layout.zero >= 2, f"ZeRO-{layout.zero}", "zero 0 or 1"),
+        (splits_backward and layout.zero == 3, "ZeRO-3", "zero 0, 1 or 2"),
         (splits_backward and layout.recompute != "none", "recompute", "recompute none"),
     ]
     for applies, what, instead in refused:

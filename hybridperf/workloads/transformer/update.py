@@ -7,6 +7,7 @@ once more for its norm.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
 def gradient_reduction(config: TransformerConfig, stage: int = 0) -> Steps:
     """What a stage's ranks exchange once a step: sums of gradients, updated weights from ZeRO-1 on.
 
-    ZeRO-2 and 3 exchange theirs around each layer (`zero.py`).
+    ZeRO-3, and ZeRO-2 without a pipeline, exchange theirs around each layer (`zero.py`).
     """
     tied = tied_reduction(config)
     first = (tied,) if tied is not None and stage in (0, config.stages - 1) else ()
@@ -100,7 +101,7 @@ def buckets(config: TransformerConfig, stage: int) -> tuple[Bucket, ...]:
 
 def summed(config: TransformerConfig, weights: Weights) -> Steps:
     """Sums of so many gradients, in one piece."""
-    if config.layout.zero >= 2:
+    if config.layout.shards_each_pass:
         return ()
     collective = "reduce_scatter" if config.layout.zero else "all_reduce"
     steps, replicas = [], config.group("replica")
@@ -125,10 +126,28 @@ def summed_over_pipes(config: TransformerConfig, stage: int) -> PassStep:
 
 
 def gathered(config: TransformerConfig, stage: int) -> Steps:
-    """Weights that were updated in shards."""
-    if config.layout.zero != 1:
+    """Weights that were updated in shards, all at once."""
+    return gathered_again(stage_weights(config, stage), config)
+
+
+def gathered_again(weights: Weights, config: TransformerConfig) -> Steps:
+    """Weights that were updated in shards, on their way to all ranks."""
+    layout = config.layout
+    if not layout.zero or layout.shards_each_pass:
         return ()
-    return zero.gathered(stage_weights(config, stage), config, "dp")
+    return zero.gathered(weights, config, "dp")
+
+
+def gathered_by_part(config: TransformerConfig, stage: int) -> tuple[Steps, Steps, Steps]:
+    """The same, part by part as a forward pass needs them: embedding, layers, head."""
+    layers = (
+        gathered_again(layer_weights(config, kind), config)
+        for kind, count in enumerate(config.layers_of(stage))
+        for _ in range(count)
+    )
+    first = gathered_again(embedding_weights(config), config) if stage == 0 else ()
+    last = gathered_again(head_weights(config), config) if stage == config.stages - 1 else ()
+    return first, tuple(itertools.chain.from_iterable(layers)), last
 
 
 def tied_reduction(config: TransformerConfig) -> PassStep | None:

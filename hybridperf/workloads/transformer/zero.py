@@ -6,9 +6,11 @@ part's passes.
              shares the gather of the backward
     ZeRO-2   as FSDP's SHARD_GRAD_OP: gathered before forward and kept, gradients scattered: as many
              bytes as an all-reduce
-    ZeRO-1   nothing here: gradients and weights are exchanged once a step (`update.py`)
+    ZeRO-1   nothing here: gradients and weights are exchanged once a step (`update.py`); so does
+             ZeRO-2 in a pipeline, whose stages keep their gradients until the last micro-batch, as
+             Llama 3 was trained (arXiv 2407.21783, section 3.3.2)
 
-All of it for every micro-batch. HSDP shards over some of the data ranks; the rest hold copies,
+All else for every micro-batch. HSDP shards over some of the data ranks; the rest hold copies,
 whose shards of gradients are all-reduced. Experts are sharded over the ranks that hold the same
 ones.
 """
@@ -23,9 +25,9 @@ from hybridperf.workloads.transformer.weights import Weights
 
 def shard_parameters(passes: Passes, weights: Weights, config: TransformerConfig) -> Passes:
     """Passes of a part whose weights lie in shards."""
-    zero = config.layout.zero
-    if zero < 2:
+    if not config.layout.shards_each_pass:
         return passes
+    zero = config.layout.zero
     gathers = gathered(weights, config, "zero")
     again = passes.recomputed
     before_backward: Steps = ()
