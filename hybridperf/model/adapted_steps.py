@@ -20,7 +20,13 @@ from scipy.linalg import cho_factor, cho_solve
 
 from hybridperf.hardware import Host
 from hybridperf.io import InputError, closest, read_json, write_json
-from hybridperf.model.step_effects import BELIEFS, NAMES, StepEffects, effects_of
+from hybridperf.model.step_effects import (
+    BELIEFS,
+    NAMES,
+    StepEffects,
+    effects_of,
+    known_factor,
+)
 
 SCHEMA_VERSION = 1
 STEPS_FILE = "steps.json"  # of a model folder
@@ -66,9 +72,11 @@ class Adapted:
         return effects_of(self.theta)
 
     @staticmethod
-    def before(host: Host | None = None) -> Adapted:
-        """What is believed without rows; launching as `host` showed it, where one is given."""
-        theta, widths = beliefs(host)
+    def before(host: Host | None = None, group: str = "") -> Adapted:
+        """What is believed without rows of a framework on an architecture (`NAME on ARCH`; "":
+        of any); launching as `host` showed it, where one is given.
+        """
+        theta, widths = beliefs(host, group)
         none = np.zeros((0, LENGTH.shape[1]))
         return Adapted(theta, none, np.zeros((BLOCKS, 0)), np.diag(widths**2))
 
@@ -107,7 +115,7 @@ class Adaptation:
 
     def of(self, group: str) -> tuple[Adapted, str]:
         """(what to predict a group by, whose rows that is: "" for nobody's)."""
-        framework, arch = group.split(" on ")
+        framework, _, arch = group.partition(" on ")
 
         def strangeness(known: str) -> tuple[bool, bool, bool, int]:
             other_framework = not known.startswith(f"{framework} on ")
@@ -116,10 +124,13 @@ class Adaptation:
 
         known = min(self.groups, key=strangeness, default="")
         if not known or all(strangeness(known)[:3]):
-            return Adapted.before(self.host), ""
+            return Adapted.before(self.host, group), ""
         one = self.groups[known]
         if known != group:
-            one = dataclasses.replace(one, noise=float(np.hypot(one.noise, _ELSEWHERE)))
+            # what rows of another group taught, on top of what is believed of this one
+            moved = beliefs(None, group)[0] - beliefs(None, known)[0]
+            noise = float(np.hypot(one.noise, _ELSEWHERE))
+            one = dataclasses.replace(one, theta=one.theta + moved, noise=noise)
         return one, known
 
     def note_of(self, group: str) -> str:
@@ -177,9 +188,11 @@ class Adaptation:
             raise InputError(f"{path} is damaged ({why}); fit the rows again") from error
 
 
-def beliefs(host: Host | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Believed logs of step effects and their widths [K]."""
-    medians = np.log([BELIEFS[name].median for name in NAMES])
+def beliefs(host: Host | None = None, group: str = "") -> tuple[np.ndarray, np.ndarray]:
+    """Believed logs of step effects and their widths [K], of a framework on an architecture."""
+    framework, _, arch = group.partition(" on ")
+    factors = [known_factor(name, framework, arch) for name in NAMES]
+    medians = np.log([BELIEFS[name].median for name in NAMES]) + np.log(factors)
     widths = np.array([BELIEFS[name].width for name in NAMES])
     if host is not None:
         medians[NAMES.index("launch_s")] = np.log(launch_s(host))

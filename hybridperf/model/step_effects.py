@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -109,6 +110,43 @@ NAMES = tuple(field.name for field in dataclasses.fields(StepEffects))
 BELIEFS: Mapping[str, Belief] = {
     field.name: field.metadata["belief"] for field in dataclasses.fields(StepEffects)
 }
+
+
+class Known(NamedTuple):
+    """A framework or an architecture of which an effect's median is known to differ."""
+
+    framework: str  # "": any
+    arch: str  # "": any
+    effect: str
+    factor: float  # on the median
+    source: str
+
+
+_HOPPER = "Hopper sm_90"
+# fmt: off
+KNOWN = (
+    Known("", _HOPPER, "gemm", 1.08,
+        "long products draw more than the power limit and clocks fall below boost, which single"
+        " cool products of tables do not show: assumed from published steps on H100"),
+    Known("", _HOPPER, "attention", 1.08, "the same"),
+    Known("megatron_core", "", "tp", 0.7,
+        "--tp-comm-overlap: Transformer Engine's user buffers split products and messages, so that"
+        " a part of the messages hides; seven pairs of torchtitan's runs, async against plain, hide"
+        " 4 to 14 % of a step"),
+    Known("megatron_core", _HOPPER, "attention", 1.25,
+        "Transformer Engine's own comparison has cuDNN's attention 20 to 50 % above"
+        " FlashAttention 2, which reaches 35 % of an H100's peak (Shah et al. 2024)"),
+)
+# fmt: on
+
+
+def known_factor(effect: str, framework: str, arch: str) -> float:
+    """What multiplies an effect's median for a framework on an architecture."""
+    return math.prod(
+        one.factor
+        for one in KNOWN
+        if one.effect == effect and one.framework in ("", framework) and one.arch in ("", arch)
+    )
 
 
 def medians() -> StepEffects:

@@ -79,8 +79,9 @@ class StepPrediction:
 
 @dataclasses.dataclass(frozen=True)
 class FitLimits:
-    """Limits of a fit that may not go as far as usual."""
+    """Whose beliefs a fit starts from, and limits of one that may not go as far as usual."""
 
+    group: str = ""  # "framework on architecture"
     corrections: float = 1.0  # times SPREAD
     widths: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of knobs, by name
 
@@ -165,7 +166,7 @@ def _fit(
     limits: FitLimits, noise_log: float,
 ) -> tuple[Adapted, np.ndarray]:  # fmt: skip
     """(what rows show at one noise, errors [n] in logs that it leaves)."""
-    theta_0, widths = beliefs(host)
+    theta_0, widths = beliefs(host, limits.group)
     pairs = zip(NAMES, widths, strict=True)
     widths = np.array([limits.widths.get(name, width) for name, width in pairs])
     effects = len(theta_0)

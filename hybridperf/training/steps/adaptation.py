@@ -135,7 +135,7 @@ def _fit_groups(
             few[name] = int(here.sum())
             continue
         f, cells = picked(batch.features, here), batch.cells[here]
-        groups[name] = adapt.fit(f, cells, measured_s[here], host)
+        groups[name] = adapt.fit(f, cells, measured_s[here], host, adapt.FitLimits(group=name))
         if groups[name].noise > _WRONG_UNITS:
             raise InputError(
                 f"expected step_time_s of whole steps in seconds, got {here.sum()} rows of {name}"
@@ -219,12 +219,13 @@ def compared(
     places = np.flatnonzero([row.source == source for row in batch.rows])
     spread = np.linspace(0, len(places) - 1, min(len(places), _MOST_COMPARED))
     places = places[np.unique(spread.astype(int))]
+    limits = dataclasses.replace(_WHILE_COMPARED, group=batch.groups[places[0]])
     found = {}
     for mode in MODES:
         rows = tuple(relabelled(batch.rows[at], {source: mode}) for at in places)
         other = cache.priced(ResolvedRows(rows))
         assert other.features is not None
-        fitted = adapt.fit(other.features, other.cells, measured_s[places], host, _WHILE_COMPARED)
+        fitted = adapt.fit(other.features, other.cells, measured_s[places], host, limits)
         found[mode] = fitted.evidence
     return found
 
