@@ -41,7 +41,7 @@ _WIDTHS = np.array([MEMORY_PRIORS[name] for name in _NAMES], float)
 _FROM_ZERO = _DEFAULTS == 0
 _Alike = tuple[np.ndarray, TransformerConfig, Layouts]
 _SAME = operator.attrgetter(
-    "shape", "dtype", "attention", "optimizer", "gradient_bytes", "dropout", "stage_split"
+    "shape", "dtype", "quant", "attention", "optimizer", "gradient_bytes", "dropout", "stage_split"
 )
 
 

@@ -13,6 +13,10 @@ Counted tensor by tensor, b samples of s tokens, e bytes per element, t tensor-p
     scores   softmax's output, its dropout mask and the dropped output        (2 e + 1) a s^2 b / t
              (e without dropout); fused attention a logarithm per row                 4 a s b / t
 
+Where layers multiply in 8 bits, a product keeps its input for its weights' gradient as it read it,
+in one byte: norms' outputs and the last matrix' input, and beside attention's result, which its own
+backward pass reads in e bytes, a copy (Transformer Engine's `Linear` and `LayerNormLinear`).
+
 With e = 2, f = 4 h and dropout the sum is s b h (34 + 5 a s / h) for t = 1, s b h (10 + 24/t + 5 a
 s / (h t)) for tensor parallelism. Selective recompute drops the scores; full recompute keeps the
 layer's input only, e s b h. A context-parallel rank has s / c tokens.
@@ -67,7 +71,8 @@ class LayerActivations(NamedTuple):
 
 def layer_activations(
     shape: TransformerShape, layouts: Layouts, kind: LayerKind | None = None, *,
-    element_bytes: float = 2.0, fused: bool = True, dropout: bool = False, alone: bool = False,
+    element_bytes: float = 2.0, input_bytes: float | None = None, fused: bool = True,
+    dropout: bool = False, alone: bool = False,
 ) -> LayerActivations:  # fmt: skip
     """Activations of one layer.
 
@@ -76,12 +81,14 @@ def layer_activations(
         layouts: columns.
         kind: of the layer; None: the last one, the only one of most models.
         element_bytes: of an activation.
+        input_bytes: of a product's input as it is kept; None: `element_bytes`.
         fused: attention keeps no scores.
         dropout: masks are kept.
         alone: as measured by itself, with its output and its norms' statistics.
     """
     kind = kind or shape.layer_kinds[-1]
     e, h, x = element_bytes, shape.hidden, layouts
+    kept = e if input_bytes is None else input_bytes
     xp = array_module(*x)
     # ranks that share what lies between the matrices
     between = xp.where(x.sequence_parallel > 0, x.tp, 1)
@@ -90,7 +97,7 @@ def layer_activations(
     tokens = x.micro_batch * (shape.decoder_seq or shape.seq) / x.cp if kind.cross else source
 
     inputs = min(shape.norms_per_layer, 2) + kind.cross  # matrices that read a norm's output
-    per_token = e * h * (shape.norms_per_layer + kind.cross + inputs)
+    per_token = h * (e * (shape.norms_per_layer + kind.cross) + kept * inputs)
     if dropout:
         per_token += _MASK_BYTES * h * (2 + kind.cross)
     if alone:
@@ -106,13 +113,15 @@ def layer_activations(
     kv_share = xp.maximum(1 / x.tp, 1 / shape.key_heads) if shape.latent is None else 1 / x.tp
     query, kv = shape.query_width + shape.context_width, shape.key_width + shape.value_width
     heads = tokens * e * (query / x.tp + kv * kv_share)
+    if kept < e:
+        heads = heads + tokens * kept * shape.context_width / x.tp
     if shape.qk_norm:
         heads = heads + tokens * e * (shape.query_width / x.tp + shape.key_width * kv_share)
     if kind.cross:
         heads = heads + tokens * e * query / x.tp + source * e * kv * kv_share
 
-    wide = (3 if shape.gated else 2) * (kind.ffn * (kind.topk or 1) + kind.shared_ffn)
-    ffn = tokens * e * wide / x.tp
+    wide = kind.ffn * (kind.topk or 1) + kind.shared_ffn
+    ffn = tokens * wide * (e * (2 if shape.gated else 1) + kept) / x.tp
     if kind.experts:
         # whole experts get the tokens of one rank, cut ones those of all
         dealt = xp.where(x.expert_tp == x.tp, 1, x.tp)

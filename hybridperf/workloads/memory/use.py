@@ -38,6 +38,7 @@ import numpy as np
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array, array_module
+from hybridperf.ops.quantise import known_scheme
 from hybridperf.workloads.memory.activations import layer_activations
 from hybridperf.workloads.memory.knobs import MemoryKnobs, check_knobs
 from hybridperf.workloads.schedules import in_flight as in_flight_of
@@ -57,6 +58,7 @@ from hybridperf.workloads.transformer.stages import layers_by_kind
 from hybridperf.workloads.transformer.zoo import load_shape
 
 _FP32_BYTES = 4.0
+_QUANTISED_BYTES = 1.0  # of an input that a product in 8 or 4 bits keeps
 _MIN_WEIGHT_BYTES = 2.0  # fp8 recipes keep weights in 16 bits and cast them as they are used
 
 
@@ -132,7 +134,7 @@ class MemoryUse(NamedTuple):
 
 def memory(
     shape: TransformerShape | str, layout: Layout | Layouts | None = None, *, dtype: str = "bf16",
-    grad_bytes: float | None = None, optimizer: str = "adam",
+    quant: str = "", grad_bytes: float | None = None, optimizer: str = "adam",
     attention: Literal["fused", "unfused"] = "fused", dropout: bool = False, split: str = "even",
     states: ModelStates | None = None, stages: int | None = None, knobs: MemoryKnobs | None = None,
 ) -> MemoryUse:  # fmt: skip
@@ -147,6 +149,8 @@ def memory(
         layout: how the step is spread over ranks: one layout (`hp.Layout()` is one rank), or
             columns of N layouts.
         dtype: number format of activations and weights.
+        quant: scheme in which layers multiply ("fp8", ...), whose inputs are kept in one byte; ""
+            for `dtype`.
         grad_bytes: bytes of one gradient; None: as the weights.
         optimizer: "adam", "momentum" or "sgd".
         attention: "unfused" where attention scores are written to memory.
@@ -185,6 +189,7 @@ def memory(
     states = states or model_states(dtype, optimizer, grad_bytes)
     fused = attention == "fused"
     layer = {"element_bytes": element_bytes(dtype), "fused": fused, "dropout": dropout}
+    layer["input_bytes"] = _QUANTISED_BYTES if known_scheme(quant) else layer["element_bytes"]
     if isinstance(layout, Layout):
         stage = np.arange(layout.pp)
         return _StageMemory(shape, columns, stage, split, layer, knobs).use(states)
@@ -223,7 +228,8 @@ def memory_of(
 ) -> MemoryUse:
     """Memory of a config's model as its framework runs it, in columns of layouts."""
     return memory(
-        config.shape, layouts, dtype=config.dtype, grad_bytes=config.gradient_bytes,
+        config.shape, layouts, dtype=config.dtype, quant=config.quant,
+        grad_bytes=config.gradient_bytes,
         optimizer=config.optimizer, attention=config.attention, dropout=config.dropout,
         split=config.stage_split, knobs=knobs,
     )  # fmt: skip
