@@ -48,7 +48,7 @@ def steps(
                                     peak. Model FLOPs are 6 for each weight of a matrix and token,
                                     and those of attention's whole square, not its causal half;
                                     recomputation is none
-      memory_bytes, fits            of the fullest GPU; whether it runs
+      memory_bytes, fits            of the fullest GPU; whether it runs (empty: not sure)
       compute_s, exposed_comm_s, bubble_s, host_s    these add up to predicted_s
       note                          why a row is not predicted, what was assumed
     """

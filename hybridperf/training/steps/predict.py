@@ -7,7 +7,8 @@ was assumed.
                                 attention's whole square counted) of the format that layers'
                                 products multiply in (`plausibility.py`), noted if not that of
                                 activations
-    memory_bytes fits           of the fullest rank; whether the device has it and the layout runs
+    memory_bytes fits           of the fullest rank; whether the device has it and the layout runs,
+                                empty where it is not sure that it is too large
     compute_s exposed_comm_s    GPU at work on its slowest stage; communication that nothing hides
     bubble_s host_s             the slowest stage waits for others, for its host: these four add up
                                 to predicted_s (`compose.py`)
@@ -46,7 +47,7 @@ from hybridperf.training.steps.batch import (
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stall_chance
 from hybridperf.training.steps.features import experts_note, picked
-from hybridperf.training.steps.memory_fit import failures, memory_knobs, peak_bytes
+from hybridperf.training.steps.memory_fit import failures, memory_knobs, peak_bytes, unsure
 from hybridperf.training.steps.names import of_source
 from hybridperf.training.steps.plausibility import lower_bounds_s, peaks_flops_per_s, places_by
 from hybridperf.training.steps.records import without_collector
@@ -305,9 +306,12 @@ def _fill_memory(out: dict[str, Any], batch: Batch) -> list[str]:
         here = np.flatnonzero(frameworks == framework)
         needed[here] = peak_bytes([configs[at] for at in here], memory_knobs(framework))
     out["memory_bytes"][batch.at] = needed
-    failed = failures(batch.rows, needed)
-    out["fits"][batch.at] = [not why for why in failed]
-    return failed
+    failed, doubts = failures(batch.rows, needed), unsure(batch.rows, needed)
+    out["fits"][batch.at] = [
+        np.nan if doubt else not why for why, doubt in zip(failed, doubts, strict=True)
+    ]
+    pairs = zip(failed, doubts, strict=True)
+    return [f"{why}; not sure: {doubt}" if doubt else why for why, doubt in pairs]
 
 
 def _share_of(config: TransformerConfig) -> str:

@@ -70,6 +70,7 @@ class Question:
     refused: str = ""
     named: bool = True  # its framework is given, or known of its source
     global_batch: int | None = None  # as it is given
+    recompute_open: bool = False  # the framework's habit is assumed
 
 
 class ResolvedRow(NamedTuple):
@@ -300,6 +301,7 @@ class _Words:
         return Question(
             config, self.machine, self.source, self.framework, notes, named=self.named,
             global_batch=row.count("global_batch"),
+            recompute_open=f"recompute {layout.recompute} assumed" in row.notes,
         )  # fmt: skip
 
     def _config(self, row: Record, tp: int) -> tuple[TransformerConfig, list[str]]:
