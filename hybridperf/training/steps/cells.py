@@ -42,7 +42,7 @@ from hybridperf.workloads.transformer.zero import shard_parameters
 _FIELDS = tuple(field.name for field in dataclasses.fields(BlockPrices))
 _KERNEL_FIELDS = operator.attrgetter(
     "dtype", "quant", "attention", "attention_kernel", "framework", "grouped_experts", "dropout",
-    "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes",
+    "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes", "checkpoints",
 )  # fmt: skip
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 LayerPasses = tuple[tuple[float, Passes], ...]  # passes of kinds of layers, with the share of each
@@ -113,9 +113,9 @@ def cells_of(configs: Iterable[TransformerConfig], built: dict[Any, Any]) -> lis
         key = _kept_key(config)
         if key not in built:
             built[key] = _kept(config)
-        cell, mode = built[key], config.layout.recompute
+        cell, mode = built[key], (config.layout.recompute, config.checkpoints)
         if (key, mode) not in built:
-            layers = tuple((share, recompute(passes, mode)) for share, passes in cell.layers)
+            layers = tuple((share, recompute(passes, *mode)) for share, passes in cell.layers)
             built[key, mode] = dataclasses.replace(cell, layers=layers)
         nodes = {dim: config.group(dim).nodes for dim in _PLACED}
         found.append(dataclasses.replace(built[key, mode], nodes=nodes))

@@ -211,6 +211,13 @@ def word(table: str, given: str) -> Any:
     return known.get(text, known.get(text.replace("_", "")))  # "ZeRO-1" is zero1
 
 
+def variant(framework: str, note: str) -> str:
+    """The variant of a framework that a word of a row's own note names, else the framework."""
+    words = set(re.findall(r"[a-z]+", note.lower().replace("async tp", "asynctp")))
+    known = aliases()["variant"].get(framework, {})
+    return str(next((name for word, name in known.items() if word in words), framework))
+
+
 def _entry(table: str, text: str) -> dict[str, Any] | None:
     entries = (dict(one) for one in aliases()[table] if re.search(_expression(one["says"]), text))
     return next(entries, None)

@@ -216,6 +216,7 @@ class _Words:
         row = Record(said)
         source = row.text("source")
         framework = plain(row.text("framework")) or str(names.of_source("source", source) or "")
+        framework = names.variant(framework, row.text("note"))
         found = _Words(said, source, framework)
         try:
             found._understand(row, device, system)
@@ -315,6 +316,8 @@ class _Words:
                 known = ", ".join(names.aliases()["precision"])
                 raise Refused(f"expected a precision of {known}, got {given!r}")
             habits |= {"dtype": dtype, "quant": quant}
+            if note := names.word("precision_note", given):
+                assumed.append(note)
         config = _config(self.model, tuple(config_fields(habits).items()))
         if config.attention == "fused" and self.model.dim > _WIDEST_FUSED_HEAD:
             assumed.append(

@@ -22,8 +22,8 @@ from hybridperf.workloads.transformer.stages import SPLITS, layers_by_kind
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 _FLAGS = (
-    "dropout", "fused_loss", "overlap_gradients", "overlap_weights", "overlap_sends", "scatter_gather",
-    "grouped_experts",
+    "dropout", "fused_loss", "overlap_gradients", "overlap_weights", "overlap_sends",
+    "scatter_gather", "grouped_experts",
 )  # fmt: skip
 _WORDS = {
     "attention": ("fused", "unfused"),
@@ -31,6 +31,7 @@ _WORDS = {
     "optimizer": ("adam", "sgd"),
     "expert_messages": ("copies", "nodes"),
     "framework": frameworks.framework_names(),
+    "checkpoints": ("blocks", "ops"),
     "stage_split": SPLITS,
 }
 
@@ -68,6 +69,8 @@ class TransformerConfig:
     overlap_sends: bool = False  # a stage computes while its result travels to the next
     # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
     scatter_gather: bool = False
+    # what recomputing repeats: Megatron's blocks, or PyTorch's checkpoints of ops (`passes.py`)
+    checkpoints: Literal["blocks", "ops"] = "blocks"
     stage_split: Literal["even", "cost"] = "even"  # "cost" weighs the LM head as layers
 
     def __post_init__(self) -> None:

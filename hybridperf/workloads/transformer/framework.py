@@ -60,12 +60,15 @@ FRAMEWORKS = {one.name: one for one in _KNOWN}
 def framework_habits() -> Mapping[str, Mapping[str, Any]]:
     """Frameworks by their names in rows of steps, with what each settles where a row does not.
 
-    `framework` is the name, `kernels` that of the set of kernels it runs.
+    `framework` is the name, `kernels` that of the set of kernels it runs; in the file one may be
+    `like` another one, but for what it settles itself.
     """
     text = resources.files(__package__).joinpath("frameworks.toml").read_text()
+    known = tomllib.loads(text)["framework"]
+    found = {name: known.get(habits.pop("like", ""), {}) | habits for name, habits in known.items()}
     return {
         name: {**habits, "kernels": habits["framework"], "framework": name}
-        for name, habits in tomllib.loads(text)["framework"].items()
+        for name, habits in found.items()
     }
 
 

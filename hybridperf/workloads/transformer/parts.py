@@ -63,6 +63,7 @@ def head_passes(config: TransformerConfig) -> Passes:
 _OF_PASSES = (
     "dtype", "quant", "gpus_per_node", "attention", "attention_kernel", "framework", "dropout",
     "fused_loss", "vocab_multiple", "gradient_bytes", "expert_messages", "grouped_experts",
+    "checkpoints",
 )  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def _layer_passes(config: TransformerConfig, kind: int) -> Passes:
     if config.attention == "unfused" and config.kernels.framework.fused_softmax:
         tokens = config.decoder_tokens if layer_kind.cross else config.tokens
         passes = config.kernels.fallback(passes, tokens / config.layout.micro_batch)
-    passes = recompute(passes, config.layout.recompute)
+    passes = recompute(passes, config.layout.recompute, config.checkpoints)
     return shard_parameters(passes, layer_weights(config, kind), config)
 
 

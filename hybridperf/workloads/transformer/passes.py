@@ -20,6 +20,7 @@ from hybridperf.ops import OpCall
 
 Part = Literal["gemm", "attention", "memory", "optimizer", "tp", "cp", "ep", "dp", "pp", "zero"]
 Recompute = Literal["none", "selective", "full"]
+Checkpoints = Literal["blocks", "ops"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +112,27 @@ class Piece:
         return Passes(self.forward, self.backward)
 
 
-def recompute(passes: Passes, mode: Recompute) -> Passes:
-    """The whole forward, or the attention core (`selective`, Korthikanti et al. 2022), again."""
+def recompute(passes: Passes, mode: Recompute, checkpoints: Checkpoints = "blocks") -> Passes:
+    """What a framework computes again of a forward pass.
+
+    Megatron (`blocks`): all of it, or the attention core (`selective`, Korthikanti et al. 2022).
+    PyTorch (`ops`): `torch.utils.checkpoint` stops once all that the backward pass reads is there,
+    so a block's last product and what follows it are not repeated; of single ops (`selective`,
+    torchtitan's policy) every second product and all loops are, not attention and messages.
+    """
     if mode == "none":
         return passes
-    again = tuple(step for step in passes.forward if mode == "full" or step.core)
+    steps = passes.forward
+    products = [at for at, step in enumerate(steps) if step.part == "gemm" and not step.core]
+    if checkpoints == "blocks" or not products:
+        again = tuple(step for step in steps if mode == "full" or step.core)
+    elif mode == "full":
+        again = steps[: products[-1]]
+    else:
+        repeated = set(products[1::2])
+        again = tuple(
+            step for at, step in enumerate(steps) if step.part == "memory" or at in repeated
+        )
     return dataclasses.replace(passes, recomputed=again)
 
 
