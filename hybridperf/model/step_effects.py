@@ -122,13 +122,19 @@ class Known(NamedTuple):
     source: str
 
 
-_HOPPER = "Hopper sm_90"
+_HOPPER, _AMPERE = "Hopper sm_90", "Ampere sm_80"
 # fmt: off
 KNOWN = (
     Known("", _HOPPER, "gemm", 1.08,
         "long products draw more than the power limit and clocks fall below boost, which single"
         " cool products of tables do not show: assumed from published steps on H100"),
     Known("", _HOPPER, "attention", 1.08, "the same"),
+    Known("", _AMPERE, "gemm", 1.05, "the same, of A100s"),
+    Known("", _AMPERE, "attention", 1.05, "the same"),
+    Known("megatron", "", "memory", 0.85,
+        "its JIT-fused loops, Apex norms and fused softmax come nearer to the bandwidth than single"
+        " loops: assumed, from published steps of A100s"),
+    Known("megatron_deepspeed", "", "memory", 0.85, "the same"),
     Known("megatron_core", "", "tp", 0.7,
         "--tp-comm-overlap: Transformer Engine's user buffers split products and messages, so that"
         " a part of the messages hides; seven pairs of torchtitan's runs, async against plain, hide"
