@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.collectives import curves, fit
+from hybridperf.collectives import curves, fit, network
 from hybridperf.collectives.fit import fit_collectives, references_of, train_prior
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.model import CollectiveModel, collective_seconds, load_collectives
@@ -633,3 +633,33 @@ def test_a_model_prints_its_system_and_how_it_was_calibrated(
     ):
         assert repr(model).startswith(f"<CollectiveModel: {model.system.id}: {how}")
         assert len(repr(model)) < 200
+
+
+@pytest.mark.parametrize("name", ["dgx_h100", "dgx_a100"])
+def test_a_network_that_nobody_measured_carries_what_measured_ones_do(name) -> None:
+    """Nine tenths of its line rate, a little less over many nodes; not the prior's start of 0.7."""
+    model = load_collectives(name)
+    assert all(one.nodes == 1 for one in model.measured)
+    rows = pd.DataFrame({"collective": "all_gather", "bytes": 4e9, "n_gpus": [8, 64, 512]})
+    found = model.predict(rows.assign(n_nodes=rows["n_gpus"]))
+    shares = found["bus_bytes_per_s"] / model.system.nic_bytes_per_s
+    assert shares.between(0.75, 0.95).all()
+    assert (shares.diff().dropna() < 0).all()
+
+
+def test_a_measured_network_keeps_what_was_measured() -> None:
+    model = load_collectives("xxrjun_example-cluster00")
+    assert any(one.nodes > 1 for one in model.measured)
+    row = pd.DataFrame({"collective": ["alltoall"], "bytes": 1e9, "n_gpus": 2, "n_nodes": 2})
+    bus = model.predict(row)["bus_bytes_per_s"].iloc[0]
+    assert bus < 0.7 * model.system.nic_bytes_per_s, "a degraded cluster"
+
+
+@pytest.mark.parametrize(
+    ("nic", "share"), [("CX7 400Gb/s RoCE", 0.9), ("EFA 100Gb/s", 0.8), ("gVNIC 100Gb/s", 0.65)]
+)
+def test_share_of_a_line_rate_by_kind_of_network(nic, share) -> None:
+    system = load_system("dgx_h100").model_copy(update={"nic": nic})
+    few, many = network.share(system, np.array([2.0, 1024.0]))
+    assert few == pytest.approx(share)
+    assert many == pytest.approx(share * 0.98**6)

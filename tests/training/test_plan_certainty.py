@@ -57,7 +57,7 @@ def test_a_plan_is_as_sure_as_a_prediction_of_its_winner(named):
         pd.DataFrame([as_row(found, **named)]), system="aic_h100_sxm", cache=cache
     ).frame.iloc[0]
     measured_links = there["high_s"] / there["predicted_s"]
-    assert winner.high_s / row["predicted_s"] > 1.05 * measured_links
+    assert winner.high_s / row["predicted_s"] > measured_links
     doubt = f"collectives by the prior alone: none of {SYSTEM} was measured"
     assert doubt in found.notes
     assert doubt in row["note"]

@@ -204,7 +204,7 @@ def test_tables_that_exceed_the_devices_memory_are_named(model):
     rows = 1.3e8  # 33.28 GB of fp32 beside t3's 0.256
     assert notes(rows) == [
         "does not fit: rank 1 holds tables, MLPs and bags of 33.54 GB (the largest table t1, 33.28"
-        " GB), v100_sxm2 has 16 GB"
+        " GB), v100_sxm2 has 16.95 GB"
     ]
     places = tuple(hp.Placement("table", (rank,)) for rank in (1, 0, 1, 0))
     fullest = notes(1e8, optimizer="adagrad", placement=places)[0]

@@ -81,9 +81,9 @@ class StepPrediction:
 class FitLimits:
     """Whose beliefs a fit starts from, and limits of one that may not go as far as usual."""
 
-    group: str = ""  # "framework on architecture"
     corrections: float = 1.0  # times SPREAD
     widths: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of knobs, by name
+    group: str = ""  # "framework on architecture"
 
 
 def predict(adapted: Adapted, f: StepFeatures, cells: np.ndarray) -> StepPrediction:

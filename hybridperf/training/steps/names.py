@@ -161,7 +161,7 @@ def _other_memory(gpu: str, spec: DeviceSpec) -> str:
     named, own = [float(size) for size in _GIGABYTES.findall(plain(gpu))], spec.memory_bytes / 1e9
     if not named or any(abs(size - own) <= _ABOUT * own for size in named):
         return ""
-    return f"gpu {gpu} means {named[0]:g} GB, a {spec.id} has {own:g}: predicted with that"
+    return f"gpu {gpu} means {named[0]:g} GB, a {spec.id} has {own:.3g}: predicted with that"
 
 
 def _called(gpu: str) -> str:
