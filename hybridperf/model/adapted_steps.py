@@ -50,6 +50,9 @@ SPREAD = np.array(
 # the GPU does changes with sizes sooner
 LENGTH = np.array([[2.5, 0.7, 1.5, 0.8], [0.7, 0.7, 1.5, 0.8], [2.5, 0.7, 1.5, 2.5]])
 MOST_CORRECTION = 0.5
+# Published sources keep a bias of their own, and their rows scatter around it: in logs, over 15
+# sources predicted without any rows of theirs
+BETWEEN_SOURCES, WITHIN_SOURCE = 0.06, 0.05
 _HOST_WIDTH = 0.3  # of the launch cost where the host itself was traced: another program on it
 JITTER = 1e-6
 BLOCKS = len(SPREAD)
@@ -66,6 +69,9 @@ class Adapted:
     rows: int = 0
     noise: float = NOISE  # of the rows' log times
     evidence: float = 0.0  # log likelihood of the rows, knobs and corrections integrated out
+    # how much longer, in logs, steps of each source of the rows take than effects say
+    sources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    offset: float = 0.0  # that of the source that is asked for
 
     @property
     def effects(self) -> StepEffects:
@@ -113,8 +119,12 @@ class Adaptation:
     # rows of groups that have too few to be fitted
     few: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def of(self, group: str) -> tuple[Adapted, str]:
-        """(what to predict a group by, whose rows that is: "" for nobody's)."""
+    def of(self, group: str, source: str = "") -> tuple[Adapted, str]:
+        """(what to predict a group by, whose rows that is: "" for nobody's).
+
+        Rows of a source that was learned from take its own bias with them; those of another one,
+        or of none, are as unsure as sources differ.
+        """
         framework, _, arch = group.partition(" on ")
 
         def strangeness(known: str) -> tuple[bool, bool, bool, int]:
@@ -131,6 +141,11 @@ class Adaptation:
             moved = beliefs(None, group)[0] - beliefs(None, known)[0]
             noise = float(np.hypot(one.noise, _ELSEWHERE))
             one = dataclasses.replace(one, theta=one.theta + moved, noise=noise)
+        if one.sources and source not in one.sources:
+            noise = float(np.hypot(one.noise, BETWEEN_SOURCES))
+            one = dataclasses.replace(one, noise=noise)
+        elif known == group:
+            one = dataclasses.replace(one, offset=one.sources.get(source, 0.0))
         return one, known
 
     def note_of(self, group: str) -> str:
@@ -152,6 +167,7 @@ class Adaptation:
             name: {"knobs": dict(zip(NAMES, np.exp(one.theta).tolist(), strict=True))}
             | {field: getattr(one, field).tolist() for field in _ARRAYS}
             | {field: getattr(one, field) for field in _NUMBERS}
+            | {"sources": dict(one.sources)}
             for name, one in self.groups.items()
         }
         document = {
@@ -257,5 +273,10 @@ def _read(one: Mapping[str, Any]) -> Adapted:
     shape = (len(NAMES) + corrections.size,) * 2
     if covariance.shape != shape or not np.isfinite(covariance).all():
         raise ValueError("the covariance does not have the shape of knobs and corrections")
-    theta = np.log(values)
-    return Adapted(theta, cells, corrections, covariance, int(one["rows"]), noise, evidence)
+    # files of earlier versions have no `sources`
+    sources = {str(name): float(value) for name, value in one.get("sources", {}).items()}
+    if not np.isfinite(list(sources.values())).all():
+        raise ValueError("the bias of a source is not finite")
+    return Adapted(
+        np.log(values), cells, corrections, covariance, int(one["rows"]), noise, evidence, sources
+    )

@@ -162,3 +162,32 @@ def test_each_known_effect_has_its_source_and_moves_its_median() -> None:
         group = f"{one.framework or 'eager_pytorch'} on {one.arch or 'Volta sm_70'}"
         median = np.exp(beliefs(None, group)[0][NAMES.index(one.effect)])
         assert median != pytest.approx(BELIEFS[one.effect].median)
+
+
+def test_a_source_takes_its_bias_with_it_and_hands_little_of_it_on(cache) -> None:
+    """Published rows of one source that are a quarter slower tell of that source."""
+    rows = pd.DataFrame([
+        LLAMA | {"n_gpus": 8, "global_batch": 32 * n, "source": source, "tp": tp}
+        for source in ("one", "another", "third")
+        for tp in (1, 2, 4)
+        for n in (1, 2)
+    ])  # fmt: skip
+    expected_s = predict_steps(rows, cache=cache).frame["predicted_s"]
+    slow = np.where(rows["source"] == "one", 1.25, 1.0)
+    fitted = predict_steps(rows, fit_on=rows.assign(step_time_s=expected_s * slow), cache=cache)
+    assert (fitted.frame["predicted_s"] / expected_s).to_numpy() == pytest.approx(slow, rel=0.05)
+    new = predict_steps(rows.assign(source="new"), knobs=fitted.adaptation, cache=cache).frame
+    assert (new["predicted_s"] / expected_s).between(0.97, 1.1).all()
+    width = np.log(new["high_s"] / new["low_s"])
+    assert (width > np.log(fitted.frame["high_s"] / fitted.frame["low_s"])).all()
+
+
+def test_biases_of_sources_are_saved_and_read(cache, tmp_path) -> None:
+    row = pd.DataFrame([LLAMA | {"n_gpus": 8, "global_batch": 32 * n} for n in (1, 2, 3, 4)])
+    rows = row.assign(source="one", step_time_s=2.0 + row.index)
+    fitted = predict_steps(rows, fit_on=rows, cache=cache).adaptation
+    fitted.save(tmp_path / "knobs.json")
+    (group,) = fitted.groups
+    read = Adaptation.load(tmp_path / "knobs.json").groups[group]
+    assert read.sources == fitted.groups[group].sources
+    assert set(read.sources) == {"one"}

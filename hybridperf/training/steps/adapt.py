@@ -8,6 +8,9 @@ micro-batch, log2 sequence): of a layer, of its GPU beyond that, of embedding an
     log measured_i = log step_i(theta, d(x_i)) + noise_i
     theta ~ N(theta_0, widths^2),    d_b ~ GP(0, s_b^2 Matern32(|x - x'| / l_b))
 
+Rows of several published sources have a bias of each, N(0, 0.06^2), among z: what one source alone
+shows moves no effect far.
+
 With z = (theta, d at the cells of the rows), A its slopes and R the noise, linearised at z:
 
     S = (P0^-1 + A^T R^-1 A)^-1,    z <- z0 + S A^T R^-1 (log measured - log step + A (z - z0))
@@ -36,11 +39,13 @@ from scipy.linalg import cho_factor, cho_solve
 from hybridperf.hardware import Host
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model.adapted_steps import (
+    BETWEEN_SOURCES,
     BLOCKS,
     JITTER,
     MOST_CORRECTION,
     NOISE,
     SPREAD,
+    WITHIN_SOURCE,
     Adapted,
     beliefs,
     correlation,
@@ -84,6 +89,7 @@ class FitLimits:
     corrections: float = 1.0  # times SPREAD
     widths: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of knobs, by name
     group: str = ""  # "framework on architecture"
+    sources: tuple[str, ...] = ()  # of each row; () where all are of one
 
 
 def predict(adapted: Adapted, f: StepFeatures, cells: np.ndarray) -> StepPrediction:
@@ -94,6 +100,7 @@ def predict(adapted: Adapted, f: StepFeatures, cells: np.ndarray) -> StepPredict
     known = np.einsum("ij,jk,ik->i", a, adapted.covariance, a)
     variance = known + SPREAD**2 @ (by_block**2 * left) + adapted.noise**2
     beyond = np.sqrt((unmeasured_logs(adapted, f, log_s, corrections) ** 2).sum(1))
+    log_s = log_s + adapted.offset
     return StepPrediction(log_s, np.sqrt(variance), logs_of(corrections), beyond)
 
 
@@ -144,14 +151,15 @@ def _fit_noise(
     f: StepFeatures, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, limits: FitLimits
 ) -> Adapted:
     """What rows show, at the noise that they show."""
-    adapted, error = _fit(f, cells, measured_s, host, limits, NOISE)
+    usual = WITHIN_SOURCE if len(set(limits.sources)) > 1 else NOISE
+    adapted, error = _fit(f, cells, measured_s, host, limits, usual)
     for _ in range(_NOISE_ROUNDS):
         scatter = _scatter(error, *_MOST)
-        clearly = adapted.noise != NOISE or scatter >= _CLEARLY_NOISIER * NOISE
+        clearly = adapted.noise != usual or scatter >= _CLEARLY_NOISIER * usual
         if scatter <= adapted.noise or not clearly:
             break
         adapted, error = _fit(f, cells, measured_s, host, limits, scatter)
-    if adapted.noise == NOISE:
+    if adapted.noise == usual:
         return adapted
     return dataclasses.replace(adapted, noise=max(adapted.noise, _scatter(error, *_NINE)))
 
@@ -173,8 +181,11 @@ def _fit(
     known, of = np.unique(cells, axis=0, return_inverse=True)
     of = of.reshape(-1)
     some = len(known)
-    prior = np.zeros((effects + BLOCKS * some,) * 2)
+    sources, source_of = np.unique(np.array(limits.sources, str), return_inverse=True)
+    blocks = effects + BLOCKS * some  # what sources differ by comes behind
+    prior = np.zeros((blocks + len(sources),) * 2)
     prior[:effects, :effects] = np.diag(widths**2)
+    prior[blocks:, blocks:] = BETWEEN_SOURCES**2 * np.eye(len(sources))
     places = [effects + at * some + np.arange(some) for at in range(BLOCKS)]
     for block, place in enumerate(places):
         alike = correlation(known, known, block) + JITTER * np.eye(some)
@@ -182,14 +193,19 @@ def _fit(
     factor = cho_factor(prior, lower=True)
     pull = cho_solve(factor, np.eye(len(prior)))
     log_measured = np.log(measured_s)
-    z_0 = np.concatenate([theta_0, np.zeros(BLOCKS * some)])
+    z_0 = np.concatenate([theta_0, np.zeros(len(prior) - effects)])
     z, rows, damping, least = z_0.copy(), np.arange(len(of)), _DAMPING, np.inf
     best, step = z, np.zeros(len(z))
     most = np.where(np.arange(len(z)) < effects, _FARTHEST, MOST_CORRECTION)
     for _ in range(_ROUNDS):
-        corrections = z[effects:].reshape(BLOCKS, some)[:, of]
+        corrections = z[effects:blocks].reshape(BLOCKS, some)[:, of]
         found = log_measured - _log_s(f, z[:effects], corrections)
+        if len(sources):
+            found -= z[blocks + source_of]
         spread = noise_log**2 * np.maximum(1.0, np.abs(found) / _FAR)
+        if len(sources):  # of a source that is far off its bias counts linearly, too
+            far = np.maximum(1.0, np.abs(z[blocks:]) / BETWEEN_SOURCES)
+            pull[blocks:, blocks:] = np.diag(1 / (BETWEEN_SOURCES**2 * far))
         loss = (found**2 / spread).sum() + np.log(spread).sum() + (z - z_0) @ pull @ (z - z_0)
         if loss >= least:  # too far: half as far from the best
             damping *= 0.5
@@ -202,6 +218,8 @@ def _fit(
         a[:, :effects] = by_theta
         for place, slope in zip(places, by_block, strict=True):
             a[rows, place[of]] = slope
+        if len(sources):
+            a[rows, blocks + source_of] = 1.0
         weighted = a.T / noise
         covariance = np.linalg.inv(pull + weighted @ a)
         wanted = z_0 + covariance @ (weighted @ (error + a @ (z - z_0)))
@@ -213,8 +231,12 @@ def _fit(
     z = best
     log_likelihood = -0.5 * least
     log_likelihood += 0.5 * np.linalg.slogdet(covariance)[1] - np.log(np.diag(factor[0])).sum()
-    corrections, evidence = z[effects:].reshape(BLOCKS, some), float(log_likelihood)
-    adapted = Adapted(z[:effects], known, corrections, covariance, len(of), noise_log, evidence)
+    corrections, evidence = z[effects:blocks].reshape(BLOCKS, some), float(log_likelihood)
+    biases = dict(zip(sources.tolist(), z[blocks:].tolist(), strict=True))
+    covariance = covariance[:blocks, :blocks]
+    adapted = Adapted(
+        z[:effects], known, corrections, covariance, len(of), noise_log, evidence, biases
+    )
     return adapted, error
 
 

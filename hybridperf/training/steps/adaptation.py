@@ -13,6 +13,7 @@ is much likelier, for every row that fits in memory with it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -135,7 +136,9 @@ def _fit_groups(
             few[name] = int(here.sum())
             continue
         f, cells = picked(batch.features, here), batch.cells[here]
-        groups[name] = adapt.fit(f, cells, measured_s[here], host, adapt.FitLimits(group=name))
+        sources = tuple(row.source for row in itertools.compress(batch.rows, here))
+        limits = adapt.FitLimits(group=name, sources=sources)
+        groups[name] = adapt.fit(f, cells, measured_s[here], host, limits)
         if groups[name].noise > _WRONG_UNITS:
             raise InputError(
                 f"expected step_time_s of whole steps in seconds, got {here.sum()} rows of {name}"

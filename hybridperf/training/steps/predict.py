@@ -193,14 +193,15 @@ class _Times:
     def of(batch: Batch, known: Adaptation) -> _Times:
         """Predictions by what is known of each row's group."""
         assert batch.features is not None
-        names, rows = np.array(batch.groups), len(batch)
+        rows, sources = len(batch), [row.source for row in batch.rows]
+        names = np.array(batch.groups)
         parts = {name: np.empty(rows) for name in _COMPONENTS}
         found = _Times(
             np.empty(rows), np.empty(rows), parts, np.empty(rows, object), np.empty((2, rows))
         )
-        for group in dict.fromkeys(names.tolist()):
-            here = names == group
-            adapted, whose = known.of(group)
+        for group, source in dict.fromkeys(zip(names.tolist(), sources, strict=True)):
+            here = (names == group) & (np.array(sources) == source)
+            adapted, whose = known.of(group, source)
             f, cells = picked(batch.features, here), batch.cells[here]
             one = adapt.predict(adapted, f, cells)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
@@ -212,7 +213,7 @@ class _Times:
             found.remarks[here] = _remarks(known.note_of(group), adapted if whose else None, cells)
             steps = step_seconds(f, effects_of(adapted.theta), *one.logs)
             for name, values in found.parts.items():
-                values[here] = getattr(steps, name)
+                values[here] = getattr(steps, name) * np.exp(adapted.offset)
         return found
 
     def halfway(self, other: _Times) -> _Times:

@@ -43,11 +43,10 @@ RULES = (
          "pp must not exceed the layers, got pp {x.pp}, {s.depth} layers"),
     Rule("note", lambda s, x: _divides(x.pp, s.depth),
          "{s.depth} layers on pp {x.pp} make unequal stages"),
-    # the embedding or the head, or both, may stand for a layer (Megatron's
-    # account_for_embedding_in_pipeline_split)
-    Rule("never", lambda s, x: (x.vp == 1) | (-s.depth % (x.pp * x.vp) <= 2),
-         "interleaving needs layers divisible by pp x vp, got {s.depth} layers, pp {x.pp}, vp"
-         " {x.vp}"),
+    # chunks may be unequal (Megatron-Core's pipeline_model_parallel_layout)
+    Rule("never", lambda s, x: (x.vp == 1) | (s.depth >= x.pp * x.vp - 2),
+         "interleaving needs a layer in each of pp x vp chunks, the embedding and the head counted,"
+         " got {s.depth} layers, pp {x.pp}, vp {x.vp}"),
     Rule("never", lambda s, x: (x.vp > 1) == (x.schedule == INTERLEAVED),
          "the interleaved schedule, and no other, has vp of 2 or more, got vp {x.vp}; choose"
          " schedule and vp together"),
