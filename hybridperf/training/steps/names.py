@@ -71,13 +71,23 @@ def aliases() -> Mapping[str, Any]:
 
 
 def machine(
-    gpu: str, context: str, device: str | None = None, system: str | None = None
+    gpu: str,
+    context: str,
+    device: str | None = None,
+    system: str | None = None,
+    row_system: str = "",
 ) -> Machine:
-    """The machine of a row by its `gpu` and its other words, joined; `InputError` if unknown.
+    """The machine of a row; `InputError` if its accelerator or network is unknown.
 
-    `device`, `system`: in place of the row's own.
+    Args:
+        gpu: what the row calls its accelerator.
+        context: its other words, joined.
+        device: in place of the row's own.
+        system: in place of the row's own.
+        row_system: what the row calls its system.
     """
-    return _machine(gpu, context, device, system, _content(device), _content(system))
+    contents = _content(device), _content(system)
+    return _machine(gpu, context, device, system, row_system, *contents)
 
 
 def _content(name: str | None) -> bytes:
@@ -90,7 +100,12 @@ def _content(name: str | None) -> bytes:
 
 @functools.lru_cache(4096)
 def _machine(
-    gpu: str, context: str, device: str | None, system: str | None, *contents: bytes
+    gpu: str,
+    context: str,
+    device: str | None,
+    system: str | None,
+    row_system: str,
+    *contents: bytes,
 ) -> Machine:
     del contents  # what is remembered is of them, too
     notes: list[str] = []
@@ -104,6 +119,11 @@ def _machine(
         notes.append(f"device {spec.id} was given, in place of the row's gpu {gpu}")
     cluster = _entry("cluster", plain(f"{context} {gpu}")) or {}
     own = cluster.get("system") or found.get("system")
+    if row_system and not system:
+        try:
+            own = load_system(row_system).id
+        except InputError:
+            notes.append(f"system {row_system} is not known: taken for {own}")
     name = system or own
     if name is None:
         raise InputError(

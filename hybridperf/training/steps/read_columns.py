@@ -14,7 +14,8 @@ _MEANING = {
     "model": "name of a published one; else `family` (gpt, llama, bert, t5, vit, moe), `hidden`,"
     " `heads`, `layers`, `seq`, `vocab` and, where they differ, `ffn`, `kv_heads`, `head_dim`;"
     " `experts` and `topk` of a moe, `decoder_layers` of a t5, `image` and `patch` of a vit",
-    "gpu, n_gpus": "accelerator and how many; `gpus_per_node`",
+    "gpu, n_gpus": "accelerator and how many; `gpus_per_node`; `system`: nodes and links by a"
+    " name that hybridperf systems lists",
     "tp, pp, dp": "degrees of parallelism; `cp`, `ep`; `vp` (chunks of a stage), `seq_parallel`"
     " (yes, no)",
     "micro_batch": "samples; `grad_accum` (micro-batches of a step), `global_batch` (samples of"
@@ -25,7 +26,7 @@ _MEANING = {
     "precision": "bf16, fp16, fp32, tf32, fp8, mxfp8, nvfp4",
     "framework": "megatron_core, megatron_bridge, megatron, megatron_deepspeed, nanotron,"
     " llm_foundry, torchtitan, torchtitan_eager, torchtitan_async_tp, eager_pytorch",
-    "note": "`eager` or `async TP` of torchtitan",
+    "note": "of torchtitan: the words eager, or async TP",
     "id, source, section, system_detail": "where the row is from; what they say of network and"
     " framework",
     "offload, status": "only no, and ok to be fitted on",

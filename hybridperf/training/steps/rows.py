@@ -236,7 +236,7 @@ class _Words:
         gpu = row.text("gpu")
         if not gpu and not device:
             raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
-        self.machine = names.machine(gpu, context, device, system)
+        self.machine = names.machine(gpu, context, device, system, row.text("system"))
         self.habits = settled(self.framework if self.named else "", self.machine.spec)
         if self.named:
             self.habits |= names.of_source("habits", self.source) or {}
