@@ -310,7 +310,7 @@ def test_sharded_weights_are_gathered_a_layer_ahead():
         gathers * slow, rel=0.05
     )
     at_once = transformer(
-        config(BARE, settings={"attention": "fused", "overlap_gradients": False}, dp=4, zero=3)
+        config(BARE, settings={"attention": "fused", "overlap_shards": False}, dp=4, zero=3)
     )
     assert step_s(at_once, collectives={"all_gather": fast}) == pytest.approx(
         alone + gathers * fast, rel=1e-4

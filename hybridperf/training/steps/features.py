@@ -111,7 +111,7 @@ def _columns(config: TransformerConfig) -> tuple[float, ...]:
     x, stages = config.layout, _stages(config)
     return (
         *stages, config.shape.depth, x.pp, x.accumulation, _fill(config), x.vp,
-        config.overlap_sends, config.group("tp").nodes, config.overlap_gradients,
+        config.overlap_sends, config.group("tp").nodes, config.overlap_shards,
         waits.reduces_beside(config) and x.schedule != "chimera", x.tp,
         SCHEDULES.index(x.schedule), does(config.framework, "ring_waits"),
         waits.stall_messages(config) > 0, waits.sure_stalls(config),

@@ -22,8 +22,8 @@ from hybridperf.workloads.transformer.stages import SPLITS, layers_by_kind
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 _FLAGS = (
-    "dropout", "fused_loss", "overlap_gradients", "overlap_weights", "overlap_sends",
-    "scatter_gather", "grouped_experts",
+    "dropout", "fused_loss", "overlap_gradients", "overlap_shards", "overlap_weights",
+    "overlap_sends", "scatter_gather", "grouped_experts",
 )  # fmt: skip
 _WORDS = {
     "attention": ("fused", "unfused"),
@@ -61,9 +61,10 @@ class TransformerConfig:
     # bytes of one gradient between ranks and in the buffer; None: as `dtype`
     gradient_bytes: float | None = None
     bucket_bytes: float = 25e6  # bytes of gradients that are reduced together
-    # gradients are reduced during the last micro-batch's backward pass, and weights gathered during
-    # the layer before
+    # gradients are reduced during the last micro-batch's backward pass
     overlap_gradients: bool = True
+    # ZeRO-3's weights are gathered during the layer before, its gradients scattered behind
+    overlap_shards: bool = True
     # weights that were updated in shards are gathered during the next step's first forward pass
     overlap_weights: bool = False
     overlap_sends: bool = False  # a stage computes while its result travels to the next

@@ -198,7 +198,7 @@ class _Build:
         """A stage's work on a micro-batch; its last node."""
         runs = self.runs[task.kind, task.stage]
         several = self.c.layout.data_ranks > 1 and bool(runs)
-        if several and self.c.overlap_gradients and self.c.layout.shards_each_pass:
+        if several and self.c.overlap_shards and self.c.layout.shards_each_pass:
             return self.sharded(rank, [run for run, _ in runs for _ in range(run.count)], task)
         if several and self.c.overlap_weights and task.kind == FORWARD and first:
             layers = [(run.once, weights) for run, weights in runs for _ in range(run.count)]
