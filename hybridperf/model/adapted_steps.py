@@ -122,8 +122,8 @@ class Adaptation:
     def of(self, group: str, source: str = "") -> tuple[Adapted, str]:
         """(what to predict a group by, whose rows that is: "" for nobody's).
 
-        Rows of a source that was learned from take its own bias with them; those of another one,
-        or of none, are as unsure as sources differ.
+        Rows of a source that was learned from take its own bias with them; those of another one
+        are as unsure as sources differ, and so are those of none where several were learned from.
         """
         framework, _, arch = group.partition(" on ")
 
@@ -141,7 +141,8 @@ class Adaptation:
             moved = beliefs(None, group)[0] - beliefs(None, known)[0]
             noise = float(np.hypot(one.noise, _ELSEWHERE))
             one = dataclasses.replace(one, theta=one.theta + moved, noise=noise)
-        if one.sources and source not in one.sources:
+        own = source in one.sources or (not source and len(one.sources) == 1)
+        if one.sources and not own:
             noise = float(np.hypot(one.noise, BETWEEN_SOURCES))
             one = dataclasses.replace(one, noise=noise)
         elif known == group:

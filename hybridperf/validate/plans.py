@@ -34,7 +34,7 @@ from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import chosen
 from hybridperf.training.steps.batch import Batch, PriceCache
 from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.cross_node import stall_chance, stalled_s
+from hybridperf.training.steps.cross_node import stalled_s
 from hybridperf.training.steps.features import picked
 from hybridperf.validate import harness
 from hybridperf.validate.harness import Found, ResultLine
@@ -231,7 +231,7 @@ def _predicted_s(
     corrections = adapted.logs(batch.cells[here])
     knobs = effects_of(adapted.theta)
     step_s = np.asarray(step_seconds(f, knobs, *corrections).step_s)
-    return step_s, step_s + stall_chance(rows) * stalled_s(f, knobs, rows)
+    return step_s, step_s + f.stall_chance * stalled_s(f, knobs, rows)
 
 
 def _slower(measured_s: np.ndarray, score: np.ndarray) -> float:

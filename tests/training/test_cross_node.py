@@ -11,7 +11,7 @@ import pytest
 from hybridperf.model.step_effects import larger_s, medians
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.cross_node import stall_chance, stalled_s, with_stalled
+from hybridperf.training.steps.cross_node import stalled_s, with_stalled
 
 ROW = {
     "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048,
@@ -57,7 +57,7 @@ def test_wide_tensor_parallelism_surely_stalls_and_takes_so_much_longer(cache) -
         cache, {"tp": 32, "n_gpus": 64, "dp": 1}, {"tp": 32, "n_gpus": 128, "pp": 4, "dp": 1}, {}
     )
     assert rows.features.stalls.tolist() == [2.0, 4.0, 0.0]
-    assert stall_chance(rows.rows)[:2].tolist() == [0.0, 0.0]
+    assert rows.features.stall_chance[:2].tolist() == [0.0, 0.0]
     slow = step_seconds(rows.features, dataclasses.replace(medians(), stall_s=0.5)).step_s
     fast = step_seconds(rows.features, dataclasses.replace(medians(), stall_s=0.25)).step_s
     # m + p - 1 slots of 2 or 4 messages
@@ -67,7 +67,7 @@ def test_wide_tensor_parallelism_surely_stalls_and_takes_so_much_longer(cache) -
 
 def test_stalls_by_chance_grow_with_nodes_and_need_replicas(cache) -> None:
     rows = batch(cache, {}, {"n_gpus": 256, "dp": 32}, {"tp": 8, "dp": 1}, {"pp": 1, "dp": 4})
-    chance = stall_chance(rows.rows)
+    chance = rows.features.stall_chance
     assert 0 < chance[0] < chance[1] <= 0.5
     assert chance[2:].tolist() == [0.0, 0.0]
     extra = stalled_s(rows.features, medians(), rows.rows)

@@ -56,7 +56,8 @@ CONFIGS = {
     "expert_messages": ("copies", "nodes"), "framework": ("megatron", "eager", "compiled"),
     "dropout": (False, True), "fused_loss": (False, True), "vocab_multiple": (1, 128),
     "optimizer": ("adam", "sgd"), "gradient_bytes": (None, 4), "overlap_gradients": (False, True),
-    "overlap_shards": (False, True), "overlap_weights": (False, True), "checkpoints": ("blocks", "ops"),
+    "overlap_shards": (False, True), "overlap_weights": (False, True),
+    "checkpoints": ("blocks", "ops"),
     "overlap_sends": (False, True), "scatter_gather": (False, True),
     "stage_split": ("even", "cost"), "grouped_experts": (False, True),
 }  # fmt: skip

@@ -191,3 +191,20 @@ def test_biases_of_sources_are_saved_and_read(cache, tmp_path) -> None:
     read = Adaptation.load(tmp_path / "knobs.json").groups[group]
     assert read.sources == fitted.groups[group].sources
     assert set(read.sources) == {"one"}
+
+
+def test_a_pipeline_of_unequal_chunks_is_priced_between_equal_ones(cache) -> None:
+    """61 layers on 16 stages of two chunks lie between 48 and 64."""
+    row = LLAMA | {"pp": 16, "vp": 2, "n_gpus": 128, "micro_batch": 1, "global_batch": 256}
+    own = dict(model="", family="llama", hidden=4096, heads=32, ffn=11008, vocab=32000, seq=4096)
+    few, some, more = seconds(cache, *(row | own | {"layers": n} for n in (32, 61, 64)))
+    assert few < some <= more * (1 + 1e-9)
+
+
+def test_a_step_that_may_stall_reaches_to_that_branch(cache) -> None:
+    """Of nanotron's pipelines over nodes one in eight takes a second or more for a micro-batch."""
+    row = LLAMA | {"framework": "nanotron", "pp": 4, "tp": 4, "sharding": "zero1"}
+    steady, stalling = steps(cache, row | {"dp": 1, "n_gpus": 16}, row | {"dp": 4}).itertuples()
+    up, usual = (one.high_s / one.predicted_s for one in (stalling, steady))
+    assert up > 1.3 * usual
+    assert "stalls and takes far longer" in stalling.note

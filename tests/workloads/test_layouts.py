@@ -43,9 +43,9 @@ BROKEN = [
     (GPT3, {"pp": 97}, {}, "pp must not exceed the layers, got pp 97, 96 layers"),
     (
         GPT3,
-        {"pp": 8, "vp": 5, "schedule": "interleaved", "accumulation": 8},
+        {"pp": 8, "vp": 13, "schedule": "interleaved", "accumulation": 8},
         {},
-        "layers divisible by pp x vp, got 96 layers, pp 8, vp 5",
+        "pp x vp chunks, the embedding and the head counted, got 96 layers, pp 8, vp 13",
     ),
     (
         GPT3,

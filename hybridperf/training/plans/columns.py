@@ -37,6 +37,7 @@ _ONCE = (
     "reduction_tail_s", "reduction_last_s", "hiding_layers", "tied_s", "updated_s",
     "updated_first_s", "updated_last_s", "updates_hidden",
     "reduction_hidden", "optimizer_s", "optimizer_kernels", "waiting", "crossing", "stalls",
+    "stall_chance",
     "gathered_layers", "gathers_hidden", "sends_hidden", "tp",
 )  # fmt: skip
 _BLOCKS = ("layer", "embedding", "head")

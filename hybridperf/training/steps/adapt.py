@@ -53,7 +53,7 @@ from hybridperf.model.adapted_steps import (
 )
 from hybridperf.model.step_effects import NAMES, OF_OPS, effects_of
 from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.cross_node import with_stalled
+from hybridperf.training.steps.cross_node import beyond_by_stalls, with_stalled
 from hybridperf.training.steps.step_features import StepFeatures
 
 _FAR = 0.05  # in logs; beyond it a row counts linearly. 0.1 errs the same on the same draws
@@ -100,6 +100,8 @@ def predict(adapted: Adapted, f: StepFeatures, cells: np.ndarray) -> StepPredict
     known = np.einsum("ij,jk,ik->i", a, adapted.covariance, a)
     variance = known + SPREAD**2 @ (by_block**2 * left) + adapted.noise**2
     beyond = np.sqrt((unmeasured_logs(adapted, f, log_s, corrections) ** 2).sum(1))
+    stalled = beyond_by_stalls(f, adapted.effects, np.exp(log_s))
+    beyond[1] = np.hypot(beyond[1], stalled)
     log_s = log_s + adapted.offset
     return StepPrediction(log_s, np.sqrt(variance), logs_of(corrections), beyond)
 
@@ -139,6 +141,8 @@ def fit(
     it. Rows that turn out to have stalled are fitted again as such.
     """
     limits = limits or FitLimits()
+    if len(set(limits.sources)) == 1:  # nothing tells its bias from what effects do
+        limits = dataclasses.replace(limits, sources=())
     adapted = _fit_noise(f, cells, measured_s, host, limits)
     expected_s = np.exp(predict(adapted, f, cells).log_s)
     marked = with_stalled(f, adapted.effects, expected_s, measured_s)
@@ -151,7 +155,7 @@ def _fit_noise(
     f: StepFeatures, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, limits: FitLimits
 ) -> Adapted:
     """What rows show, at the noise that they show."""
-    usual = WITHIN_SOURCE if len(set(limits.sources)) > 1 else NOISE
+    usual = WITHIN_SOURCE if limits.sources else NOISE
     adapted, error = _fit(f, cells, measured_s, host, limits, usual)
     for _ in range(_NOISE_ROUNDS):
         scatter = _scatter(error, *_MOST)

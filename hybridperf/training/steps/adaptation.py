@@ -139,6 +139,8 @@ def _fit_groups(
         sources = tuple(row.source for row in itertools.compress(batch.rows, here))
         limits = adapt.FitLimits(group=name, sources=sources)
         groups[name] = adapt.fit(f, cells, measured_s[here], host, limits)
+        if not groups[name].sources:
+            groups[name] = dataclasses.replace(groups[name], sources={sources[0]: 0.0})
         if groups[name].noise > _WRONG_UNITS:
             raise InputError(
                 f"expected step_time_s of whole steps in seconds, got {here.sum()} rows of {name}"

@@ -1,10 +1,10 @@
 """Stalls of pipelines over several nodes, as measured sweeps of one framework show them
 (`transformer/waits.py`): by chance below the sizes where each run stalls.
 
-The chance is no interval but a second branch: a step is ten times as slow or it is not. `stalled_s`
-is what it adds, `stall_chance` how often that happened; measured rows nearer to a stalled step than
-to the expected one are fitted as stalled (`with_stalled`): they tell how long a stall is, not how
-fast the others are.
+The chance is a second branch: a step is ten times as slow or it is not. `stalled_s` is what that
+adds, `stall_chance` how often it happened; an interval reaches to that branch where it is likely
+enough (`beyond_by_stalls`). Measured rows nearer to a stalled step than to the expected one are
+fitted as stalled (`with_stalled`): they tell how long a stall is, not how fast the others are.
 
 Axes: N rows.
 """
@@ -12,6 +12,7 @@ Axes: N rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -21,12 +22,14 @@ from hybridperf.model.step_effects import StepEffects
 from hybridperf.training.steps.rows import ResolvedRow
 from hybridperf.training.steps.step_features import StepFeatures
 from hybridperf.workloads.transformer import waits
+from hybridperf.workloads.transformer.config import TransformerConfig
 
 # Of dev rows with replicas 97 of 463 stalled: one in eight; where tensor parallelism is narrow 1 in
 # 4 on 16 nodes, 1 in 2 on 32. A false alarm costs ten times what a missed stall does. A Gaussian
 # process on sizes, micro-batch, stages and replicas would be sure enough in 9 cases of unseen
 # cells, 8 of them right; on more GPUs than it saw, or another model, in none: the fast branch is
 # predicted, the chance told
+LIKELY_STALL = 0.05
 _LOG_ODDS, _LOG_ODDS_PER_DOUBLING, _FEW_NODES, _NARROW_TP = -2.0, 1.0, 8, 4
 
 
@@ -41,19 +44,23 @@ def with_stalled(
     return dataclasses.replace(f, stalls=np.where(stalled, messages, f.stalls))
 
 
-def stall_chance(rows: Sequence[ResolvedRow]) -> np.ndarray:
-    """How often a step like each row stalls [N]; 0 where unknown or predicted already."""
-    out = np.zeros(len(rows))
-    for at, row in enumerate(rows):
-        config = row.config
-        if config is None or not waits.stall_messages(config) or config.layout.dp == 1:
-            continue
-        if waits.sure_stalls(config):
-            continue
-        doublings = max(0.0, math.log2(config.layout.ranks / config.gpus_per_node / _FEW_NODES))
-        narrow = config.layout.tp <= _NARROW_TP
-        out[at] = 1 / (1 + math.exp(-_LOG_ODDS - _LOG_ODDS_PER_DOUBLING * doublings * narrow))
-    return out
+@functools.lru_cache(65536)
+def stall_chance(config: TransformerConfig) -> float:
+    """How often a step stalls; 0 where unknown or predicted already."""
+    if not waits.stall_messages(config) or config.layout.dp == 1 or waits.sure_stalls(config):
+        return 0.0
+    doublings = max(0.0, math.log2(config.layout.ranks / config.gpus_per_node / _FEW_NODES))
+    narrow = config.layout.tp <= _NARROW_TP
+    return 1 / (1 + math.exp(-_LOG_ODDS - _LOG_ODDS_PER_DOUBLING * doublings * narrow))
+
+
+def beyond_by_stalls(f: StepFeatures, k: StepEffects, step_s: np.ndarray) -> np.ndarray:
+    """Log of a stalled step's seconds over the expected ones [N]; 0 where fewer than one step in
+    twenty stalls: an interval of nine in ten ends before that branch.
+    """
+    messages = np.where(np.asarray(f.stages) == 2, waits.TWO_STAGES, waits.MORE_STAGES)
+    longer = np.log1p(_stalls_s(f, k, messages) / step_s)
+    return np.where(np.asarray(f.stall_chance) > LIKELY_STALL, longer, 0.0)
 
 
 def stalled_s(f: StepFeatures, k: StepEffects, rows: Sequence[ResolvedRow]) -> np.ndarray:

@@ -31,6 +31,7 @@ from hybridperf.training.steps.cells import (
     shards_key,
     shards_of,
 )
+from hybridperf.training.steps.cross_node import stall_chance
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.transformer import waits
 from hybridperf.workloads.transformer.columns import FORWARDS_FIRST, SCHEDULES
@@ -53,6 +54,7 @@ _COLUMNS = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "micro_batches", "fill",
     "chunks", "sends_hidden", "tp_nodes", "gathers_hidden", "reduction_hidden", "tp", "schedule",
     "waiting", "crossing", "stalls", "gathered_layers", "forwards_first", "updates_hidden",
+    "stall_chance",
 )  # fmt: skip
 _OF_UPDATE = (
     "reduction_s", "reduction_tail_s", "reduction_last_s", "hiding_layers", "tied_s", "updated_s",
@@ -116,7 +118,7 @@ def _columns(config: TransformerConfig) -> tuple[float, ...]:
         SCHEDULES.index(x.schedule), does(config.framework, "ring_waits"),
         waits.stall_messages(config) > 0, waits.sure_stalls(config),
         waits.layers_gathered(config, stages[0]), SCHEDULES.index(x.schedule) in FORWARDS_FIRST,
-        config.overlap_weights and x.schedule != "chimera",
+        config.overlap_weights and x.schedule != "chimera", stall_chance(config),
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ from hybridperf.training.steps.batch import (
     shared_price_cache,
 )
 from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.cross_node import stall_chance
+from hybridperf.training.steps.cross_node import LIKELY_STALL
 from hybridperf.training.steps.features import experts_note, picked
 from hybridperf.training.steps.memory_fit import failures, memory_knobs, peak_bytes, unsure
 from hybridperf.training.steps.names import of_source
@@ -58,7 +58,6 @@ COLUMNS = (
     "predicted_s", "low_s", "high_s", "tokens_per_s", "mfu", "memory_bytes", "fits", "compute_s",
     "exposed_comm_s", "bubble_s", "host_s", "note",
 )  # fmt: skip
-_LIKELY_STALL = 0.05
 _COMPONENTS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
 # together nobody else's columns
 _OURS = {"predicted_s", "low_s", "high_s", "tokens_per_s", "memory_bytes", "fits", "note"}
@@ -273,12 +272,13 @@ def _fill(
     for shape, alike in places_by(config.shape for config in configs):
         flops[alike] = shape.model_flops(tokens[alike])
     out["mfu"][at] = flops / (step_s * ranks * peaks_flops_per_s(configs, batch.devices))
-    failed, chances = _fill_memory(out, batch), stall_chance(batch.rows)
+    assert batch.features is not None
+    failed, chances = _fill_memory(out, batch), np.asarray(batch.features.stall_chance)
     host_shares = times.parts["host_s"] / step_s
     assumed = []
     for i, (place, row, config) in enumerate(zip(at.tolist(), batch.rows, configs, strict=True)):
         stall = ""
-        if chances[i] > _LIKELY_STALL:
+        if chances[i] > LIKELY_STALL:
             stall = f"one run in {round(1 / chances[i])} like this stalls and takes far longer"
         launched = experts_note(config, float(host_shares[i])) if config.shape.experts else ""
         remarks = (notes.get(place, ""), times.remarks[i], batch.unmeasured[i], stall, launched)

@@ -77,6 +77,7 @@ class StepFeatures:
     waiting: Array  # 1: a ring over nodes waits at each of them (`transformer/waits.py`)
     crossing: Array  # 1: so does a pipeline over nodes
     stalls: Array  # messages of a micro-batch that surely stall
+    stall_chance: Array  # of such messages where no run surely stalls
     gathered_layers: Array  # layers of a rank, updated in shards and gathered singly, x data ranks
     schedule: Array | None = None  # index into SCHEDULES; None: `fill` says all of the schedule
     weight_share: Array | None = None  # of a layer's backward: weight gradients (zero bubble)
