@@ -56,7 +56,9 @@ class Calibration(Protocol):
     def roofline_seconds(self, table: OpTable) -> np.ndarray: ...
 
 
-_PER_POWER = 1 / 3  # exponent of a clock over the power that it needs
+# A clock follows the cube root of the power that it needs; what memory, leakage and the board draw
+# does not fall with it: assumed a quarter of the larger card's limit
+_PER_POWER, _STEADY_POWER = 1 / 3, 0.25
 # Of the roofline, where no shipped calibration has the op: long products and attention of four
 # calibrated GPUs reach 0.67 to 0.84 and 0.46 to 0.52 of it
 PRODUCTS_SHARE, ATTENTION_SHARE = 0.75, 0.5
@@ -185,7 +187,9 @@ def slowed(device: DeviceSpec, of: DeviceSpec) -> float:
     """Seconds of a device over those of one with more power; less power gains nothing."""
     if device.tdp_w is None or of.tdp_w is None:
         return 1.0
-    return max((of.tdp_w / device.tdp_w) ** _PER_POWER, 1.0)
+    steady_w = _STEADY_POWER * min(of.tdp_w, device.tdp_w * 2)
+    left = (of.tdp_w - steady_w) / (device.tdp_w - steady_w)
+    return max(left**_PER_POWER, 1.0)
 
 
 def _group(op: Op) -> str:
