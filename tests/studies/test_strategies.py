@@ -163,7 +163,8 @@ def test_where_our_dlrm_a_differs_from_the_published_one() -> None:
         < 2 * 15 / 16 * dense / 8 / published_reduce_s
         < load_system("zionex").nic_bytes_per_s
     )
-    assert 1.3 < sum(mine.values()) / 67.4e-3 < 1.7  # 2.6 before the cards were counted whole
+    # 2.6 before the cards were counted whole, 1.34 before networks carried what measured ones do
+    assert 1.2 < sum(mine.values()) / 67.4e-3 < 1.3
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_the_search_finds_all_and_the_best() -> None:
 
 def test_nothing_fits_is_one_sentence() -> None:
     with pytest.raises(
-        InputError, match=r"no strategy fits into 40\.0 GB per GPU: the smallest .* needs 20\d"
+        InputError, match=r"no strategy fits into 43.0 GB per GPU: the smallest .* needs 20\d"
     ):
         hs.search_strategies(hs.DLRM_A, named_cost_model("priced", "", 8), 4096)
 
@@ -293,7 +294,7 @@ def test_strategies_of_a_transformer_fit_where_plans_do_at_their_price() -> None
     layout = {"tp": 8, "pp": 1, "cp": 1, "zero": 3, "shard_ranks": 8}
     only = {**layout, "recompute": "full", "micro_batch": int(best["micro_batch"])}
     planned = plan(*asked, batch=64, only=only)
-    assert best["iteration_s"] == planned.step_s(planned.choice(0))
+    assert best["iteration_s"] == pytest.approx(planned.step_s(planned.choice(0)), rel=1e-9)
     assert best["memory_bytes"] == planned.top(1)["memory_bytes"].iloc[0]
     assert best["micro_batch"] * best["accumulation"] * 8 == 64
     assert plan(*asked, batch=64).top(1)["time_s"].iloc[0] <= best["iteration_s"]
