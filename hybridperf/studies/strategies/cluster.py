@@ -47,8 +47,8 @@ class Cluster:
 
     @classmethod
     def of_system(
-        cls, system: SystemSpec, device: DeviceSpec, nodes: int, dtype: str, *, compute: float,
-        memory: float, inside: float, across: float,
+        cls, system: SystemSpec, device: DeviceSpec, nodes: int, dtype: str, *,
+        compute: float = 1.0, memory: float = 1.0, inside: float = 1.0, across: float = 1.0,
     ) -> Self:  # fmt: skip
         """A known system at shares of its datasheet's peak and bandwidths."""
         return cls(

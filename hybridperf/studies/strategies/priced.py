@@ -29,9 +29,7 @@ class Priced:
     @classmethod
     def of_system(cls, system: SystemSpec, device: DeviceSpec, nodes: int, dtype: str) -> Self:
         """A known system, by its calibration or by what measured machines say of it."""
-        cluster = Cluster.of_system(
-            system, device, nodes, dtype, compute=1.0, memory=1.0, inside=1.0, across=1.0
-        )
+        cluster = Cluster.of_system(system, device, nodes, dtype)
         return cls(_machine(system, device), cluster)
 
     def compute_s(self, layer: Layer, samples: float, backward: bool, parts: int = 1) -> float:
