@@ -222,15 +222,16 @@ def publish(out: Path, claim: str, tasks: Iterable[Found], say: Callable[[str], 
     say(f"\ntables in {out}/{claim}_*.csv")
 
 
-def claim(
-    name: str, known: Sequence[str]
-) -> Callable[[Callable[[Any, Sequence[str], bool], Iterable[Found]]], Callable[..., None]]:
-    """Makes the `run` of a claim, of a function (folder of measured data, tasks, whether only a
-    small part) that finds what its tasks say: `run(data, out, quick, tasks, say)` leaves it in
-    `out`; `tasks` are all that are `known` if not given.
+# of the folder of measured data, the tasks, and whether only a small part is asked for
+Finds = Callable[[Any, Sequence[str], bool], Iterable[Found]]
+
+
+def claim(name: str, known: Sequence[str]) -> Callable[[Finds], Callable[..., None]]:
+    """Makes the `run(data, out, quick, tasks, say)` of a claim, of what finds what its tasks say;
+    `tasks` are all that are `known` if not given.
     """
 
-    def of(find: Callable[[Any, Sequence[str], bool], Iterable[Found]]) -> Callable[..., None]:
+    def of(find: Finds) -> Callable[..., None]:
         def run(
             data: Path | None, out: Path, quick: bool = False, tasks: Sequence[str] | None = None,
             say: Callable[[str], None] = print,
