@@ -34,9 +34,9 @@ def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:
             if name != "return":
                 kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
                 flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
-                said = copy.copy(said[0]) if said else Option(*flag)
-                said.help = words[name]
-                command.__annotations__[name] = Annotated[kind, said]
+                option = copy.copy(said[0]) if said else Option(*flag)
+                option.help = words[name]
+                command.__annotations__[name] = Annotated[kind, option]
         app.command()(command)
 
 

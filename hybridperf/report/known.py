@@ -57,13 +57,12 @@ def known(name: str) -> str:
         return model(load_model(name))
     if find_collectives(name) is not None:
         return collective_model(load_collectives(name))
-    for load, write in (
-        (hardware.load_device, device),
-        (hardware.load_system, system),
-        (load_shape, shape),
-    ):
-        with contextlib.suppress(InputError):
-            return write(load(name))
+    with contextlib.suppress(InputError):
+        return device(hardware.load_device(name))
+    with contextlib.suppress(InputError):
+        return system(hardware.load_system(name))
+    with contextlib.suppress(InputError):
+        return shape(load_shape(name))
     if Path(name).exists():
         return model(load_model(name))
     machines = [*hardware.names_people_use("devices"), *hardware.names_people_use("systems")]
