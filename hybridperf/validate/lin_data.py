@@ -34,6 +34,7 @@ and `ViewBackward0`, none of `aten::sum`; the execution graph). So there
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,8 +67,9 @@ def config(
     if workload not in _MODELS:
         known = f"known are {', '.join(_MODELS)}"
         raise unknown("workload of Lin et al.", workload, _MODELS, known)
-    said = {k: tuple(v) if isinstance(v, list) else v for k, v in _MODELS[workload].items()}
+    said: dict[str, Any] = dict(_MODELS[workload])
     count, *sizes = said.pop("tables").values()
+    said |= {name: tuple(said[name]) for name in ("bottom_mlp", "top_mlp")}
     return DlrmConfig(
         **said, tables=tuple(Table(f"t{i}", *sizes) for i in range(count)), batch=batch,
         duplicates="each", index_bytes=4.0, host_bytes_per_s=copy_bytes_per_s, lookup_first=False,

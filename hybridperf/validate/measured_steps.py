@@ -136,7 +136,8 @@ def plot(compared: Sequence[StepComparison], path: Path, *, intervals: bool = Fa
     """Predicted against measured seconds."""
     ends = [(c.predicted.low_s, c.predicted.high_s) for c in compared] if intervals else None
     steps = [(c.measured.name, c.measured.time_s, c.predicted.time_s) for c in compared]
-    plots.measured_plot(*zip(*steps, strict=True), path, ends)
+    names, measured_s, predicted_s = zip(*steps, strict=True)
+    plots.measured_plot(names, measured_s, predicted_s, path, ends)
 
 
 def summarise(compared: Sequence[StepComparison]) -> dict[str, Any]:
