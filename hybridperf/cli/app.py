@@ -4,8 +4,6 @@ Exit status: 0 done; 2 input that cannot be used, one sentence on standard error
 rows could not be predicted (their `note` says why). No traceback without `--debug`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -13,7 +11,7 @@ import typer
 
 from hybridperf.cli.calibrate import calibrate, demo
 from hybridperf.cli.choose import app as choose
-from hybridperf.cli.common import warn
+from hybridperf.cli.common import add_commands, warn
 from hybridperf.cli.explore import search, shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrations, fit, plan_measurements
@@ -31,12 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-COMMANDS = (
-    *(demo, calibrate, fit, plan_measurements, ops, collectives, predict),
-    *(steps, plan, shard, sweep, search, devices, systems, models, show, validate, calibrations),
-)
-for command in COMMANDS:
-    app.command()(command)
+add_commands(app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps, plan)
+add_commands(app, shard, sweep, search, devices, systems, models, show, validate, calibrations)
 app.add_typer(trace, name="trace")
 app.add_typer(choose, name="choose")
 

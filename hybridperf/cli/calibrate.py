@@ -1,30 +1,20 @@
 """`hybridperf calibrate`: measure this machine and fit it; `demo`: and predict steps with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Annotated
 
-from typer import Option
-
-from hybridperf.cli.common import Cores, Out, compilation_cache, names_in, seconds_in
-
-_BUDGET = "stop measuring ops after this long, such as 90s or 20m"
-_COLLECTIVES = "collectives between processes instead of ops, one to six minutes"
-_CORES_EACH = "of --collectives: cores that each process is pinned to"
-_DEVICE = "device under JAX, where its name is not known"
+from hybridperf.cli.common import Out, compilation_cache, names_in, seconds_in
 
 
 def calibrate(
     out: Out,
-    quick: Annotated[bool, Option("--quick", help="a minute or two instead of twenty")] = False,
-    ops: Annotated[str, Option(help="only these families of ops, separated by commas")] = "",
-    cores: Cores = None,
-    budget: Annotated[str | None, Option(help=_BUDGET)] = None,
-    device: Annotated[str | None, Option(help=_DEVICE)] = None,
-    collectives: Annotated[bool, Option("--collectives", help=_COLLECTIVES)] = False,
-    processes: Annotated[int, Option(help="of --collectives: how many, one device each")] = 2,
-    cores_each: Annotated[int | None, Option(help=_CORES_EACH)] = None,
+    quick: bool = False,
+    ops: str = "",
+    cores: str | None = None,
+    budget: str | None = None,
+    device: str | None = None,
+    collectives: bool = False,
+    processes: int = 2,
+    cores_each: int | None = None,
 ) -> None:
     """Measure this machine through JAX and fit it. Resumes where it was stopped."""
     setting, budget_s = "quick" if quick else "full", seconds_in(budget) if budget else None
@@ -80,7 +70,7 @@ def _calibrate_collectives(
     print(f"collectives between {processes} processes of this machine in {out}: {files}")
 
 
-def demo(out: Out = Path("demo-out"), cores: Cores = None) -> None:
+def demo(out: Path = Path("demo-out"), cores: str | None = None) -> None:
     """Measure this machine, predict six real training steps, run them, show both numbers. At most
     five minutes.
     """

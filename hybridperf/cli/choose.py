@@ -1,7 +1,5 @@
 """`hybridperf choose`: smaller choices that papers made, as searches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,54 +7,37 @@ import typer
 from typer import Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Accelerator, MemoryBytes, ShapeName, SystemName, wrong
+from hybridperf.cli.common import Name, add_commands, wrong
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from hybridperf.workloads.transformer import Layout
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Choices smaller than a plan: strategies per class of layers, Chimera's, KAISA's.",
 )
 
-Gpus = Annotated[int, Option("--gpus", help="how many", min=1)]
-Table = Annotated[Path | None, Option("--out", help="write all of them here, too (.csv, .parquet)")]
+Gpus = Annotated[int, Option("--gpus", min=1)]
 
 _MATRICES = 6  # of a layer of BERT
 # published with KAISA's question, of a layer of BERT-large
 _MEASURED_ON, _INVERT_MS, _PRECONDITION_MS = "v100_sxm2", 80.8, 8.9
-_MODEL = "dlrm-a, a published shape, or a .toml or .json file of sizes"
-_SYSTEM = "a name of `hybridperf systems` or a .toml file; of dlrm-a MAD-Max's ZionEX"
 _BATCH = "samples of a step over all GPUs"
-_LAW = "priced: ours, by calibrated devices and links; mad-max: its own arithmetic"
-_BY = "kind: one strategy per class of layers; layer: per layer"
-_RUN_DTYPE = "of weights and activations; Chimera's own runs were fp32"
-_INVERT = "to invert the factors of a layer of BERT-large; of a V100's, scaled, if not given"
-_PRECONDITION = "to precondition that layer; the same"
-_MICRO_BATCH = "samples of a rank, for the memory next to the inverses"
-_DTYPE = "of weights and activations, for the memory next to the inverses"
 
 
-@app.command()
 def strategies(
-    model: Annotated[str, Option(help=_MODEL)],
+    model: Name,
     gpus: Gpus,
-    batch: Annotated[int | None, Option(help=f"{_BATCH}; of dlrm-a 512 a GPU", min=1)] = None,
-    system: Annotated[str, Option(help=_SYSTEM)] = "",
-    device: Accelerator = "",
-    law: Annotated[str, Option(help=_LAW)] = "priced",
-    by: Annotated[str, Option(help=_BY)] = "kind",
-    compute: Annotated[float, Option(help="share of peak that products reach, of mad-max")] = 0.6,
-    memory: Annotated[
-        float, Option(help="share of memory bandwidth that is reached, of mad-max")
-    ] = 0.8,
-    links: Annotated[
-        float, Option(help="share of links' bandwidths that is reached, of mad-max")
-    ] = 0.8,
-    top: Annotated[int, Option(help="how many of the best are shown", min=1)] = 10,
-    out: Table = None,
+    batch: Annotated[int | None, Option(min=1)] = None,
+    system: str = "",
+    device: str = "",
+    law: str = "priced",
+    by: str = "kind",
+    compute: float = 0.6,
+    memory: float = 0.8,
+    links: float = 0.8,
+    top: Annotated[int, Option(min=1)] = 10,
+    out: Path | None = None,
 ) -> None:
     """Which of ddp, fsdp, tp and mp for which class of layers, in and across nodes (MAD-Max)."""
     from hybridperf.studies import report as reports
@@ -93,17 +74,16 @@ def strategies(
         raise wrong(reports.nothing_fits(model, layers, cost_model, samples, fixed, plans))
 
 
-@app.command()
 def chimera(
-    model: ShapeName,
-    system: SystemName,
+    model: Name,
+    system: Name,
     gpus: Gpus,
-    batch: Annotated[int, Option(help=_BATCH, min=1)],
-    seq: Annotated[int | None, Option(help=common.SEQ, min=1)] = None,
-    device: Accelerator = "",
-    dtype: Annotated[str, Option(help=_RUN_DTYPE)] = "bf16",
-    memory_bytes: MemoryBytes = None,
-    out: Table = None,
+    batch: Annotated[int, Option(min=1)],
+    seq: Annotated[int | None, Option(min=1)] = None,
+    device: str = "",
+    dtype: str = "bf16",
+    memory_bytes: float | None = None,
+    out: Path | None = None,
 ) -> None:
     """How many pipelines, stages, and samples of a micro-batch: Chimera compared with 1F1B."""
     import dataclasses
@@ -134,28 +114,25 @@ def chimera(
         for schedule in ("chimera", "1f1b")
     }
     best = found["chimera"][0]
-
-    def memory_bytes_of(layout: Layout) -> float:
-        return float(memory(shape, layout, **counted).peak_bytes)
-
-    alike = pipeline_like(best, batch, law, "1f1b", memory_bytes_of)
+    alike = pipeline_like(
+        best, batch, law, "1f1b", lambda one: float(memory(shape, one, **counted).peak_bytes)
+    )
     print(reports.pipelines_report(shape.name, gpus, batch, found, alike, capacity, dtype))
     _write(reports.pipelines_frame(found), out)
 
 
-@app.command()
 def kaisa(
-    model: ShapeName,
+    model: Name,
     gpus: Gpus,
-    system: SystemName,
-    invert_ms: Annotated[float | None, Option(help=_INVERT)] = None,
-    precondition_ms: Annotated[float | None, Option(help=_PRECONDITION)] = None,
-    micro_batch: Annotated[int, Option(help=_MICRO_BATCH, min=1)] = 1,
-    dtype: Annotated[str, Option(help=_DTYPE)] = "fp32",
-    device: Accelerator = "",
-    memory_bytes: MemoryBytes = None,
-    every: Annotated[int, Option(help="steps between inversions", min=1)] = 10,
-    out: Table = None,
+    system: Name,
+    invert_ms: float | None = None,
+    precondition_ms: float | None = None,
+    micro_batch: Annotated[int, Option(min=1)] = 1,
+    dtype: str = "fp32",
+    device: str = "",
+    memory_bytes: float | None = None,
+    every: Annotated[int, Option(min=1)] = 10,
+    out: Path | None = None,
 ) -> None:
     """On which share of the ranks K-FAC keeps its inverses: memory against communication."""
     from hybridperf.hardware import device_of, load_device, load_system
@@ -201,9 +178,12 @@ def kaisa(
         )
 
 
-def _write(frame: pd.DataFrame, out: Path | None) -> None:
+def _write(frame: "pd.DataFrame", out: Path | None) -> None:
     from hybridperf.io import write_table
 
     if out is not None:
         write_table(frame, out)
         print(f"\nall {len(frame)} in {out}")
+
+
+add_commands(app, strategies, chimera, kaisa)

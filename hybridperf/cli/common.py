@@ -1,40 +1,43 @@
 """What the commands share: options, the compilation cache, small readers of what the user wrote."""
 
-from __future__ import annotations
-
 import contextlib
+import copy
 import importlib.metadata
 import os
 import sys
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-from typer import Option
+from typer import Option, Typer
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SOME_ROWS_UNPREDICTED = 3  # exit status
 
-_CORES = "cores to pin to, such as 0 or 0-3; one core if not given"
-_SYSTEM = "nodes and links: a name of `hybridperf systems`, or a .toml file"
-_HTML = "write a page for a browser here, one file with everything in it"
-_MODEL = "model folder, shipped calibration, or device name"
-_DEVICE = "device name, or a .toml file that describes one"
-_SHAPE = "a published shape, or a .toml or .json file of sizes"
-_MEMORY = "of each device; the datasheet's if not given"
-SEQ = "tokens of a sequence; the model's own if not given"
+Out = Annotated[Path, Option()]
+Name = Annotated[str, Option()]
+WORDS = tomllib.loads(resources.files(__package__).joinpath("options.toml").read_text())
 
-Out = Annotated[Path, Option("--out", help="where to write")]
-HtmlPage = Annotated[Path | None, Option("--html", help=_HTML)]
-Cores = Annotated[str | None, Option("--cores", help=_CORES)]
-ModelName = Annotated[str, Option("--model", help=_MODEL)]
-DeviceName = Annotated[str, Option("--device", help=_DEVICE)]
-ShapeName = Annotated[str, Option("--model", help=_SHAPE)]
-SystemName = Annotated[str, Option("--system", help=_SYSTEM)]
-Accelerator = Annotated[str, Option("--device", help="accelerator; the system's own if not given")]
-MemoryBytes = Annotated[float | None, Option("--memory-bytes", help=_MEMORY)]
+
+def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:
+    """Give an app its commands, with what `options.toml` says of their arguments and options.
+
+    A flag has no opposite: `--quick` and no `--no-quick`.
+    """
+    for command in commands:
+        words = WORDS["all"] | WORDS.get(command.__name__, {})
+        for name, hint in get_type_hints(command, include_extras=True).items():
+            if name != "return":
+                kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+                flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
+                option = copy.copy(said[0]) if said else Option(*flag)
+                option.help = words[name]
+                command.__annotations__[name] = Annotated[kind, option]
+        app.command()(command)
 
 
 def warn(*messages: str) -> None:
@@ -119,7 +122,7 @@ def inside(folder: Path | None, names: Iterable[str], option: str = "--out") -> 
     return {} if folder is None else {f"{option}/{name}": folder / name for name in names}
 
 
-def say_predicted(predicted: pd.DataFrame, out: Path) -> int:
+def say_predicted(predicted: "pd.DataFrame", out: Path) -> int:
     """Print how many rows were predicted, and why the first other was not; the exit status."""
     without = predicted.loc[predicted["predicted_s"].isna(), "note"]
     print(f"{len(predicted) - len(without)} of {len(predicted)} rows predicted, written to {out}")

@@ -1,46 +1,24 @@
 """`hybridperf sweep`, `search` and `shard`: many configurations asked at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import ModelName, Out, compilation_cache, keep_files, warn, wrong
+from hybridperf.cli.common import Out, compilation_cache, keep_files, warn, wrong
 
-_SWEPT = "what to sweep: a .toml file, or the name of one that is shipped"
-_BY = "needs --top: the K points lowest in this column, a number; time_s if not given"
-_WORKERS = "share the work among this many local processes (Dask)"
-_SCHEDULER = "share the work among the workers of a Dask scheduler"
-_RESTART = "throw away what an earlier run did, and another sweep in --out"
-_SEARCHED = "a .toml file or a shipped example: cheapest_platform, best_batch, next_dollar"
-_TABLES = (
-    "embedding tables: name, rows, dim, pooling; if known dtype, exponent and shift, or rf_0 to"
-    " rf_16, mean_reuse, counted"
-)
-_SYSTEM = "whose collectives: system name or folder; the model's own if not given"
-_MEMORY = "of each rank for tables; 80 % of the device's"
-_NODES = "of all ranks; as many as the system needs if not given"
-_METHODS = (
-    "best tries all; only one: naive, naive_chunk, random, size, lookup, norm_lookup, size_lookup,"
-    " chunks, relaxed, exact"
-)
-_SPLIT = "cut a table: NAME=row, NAME=column, NAME=row:4; repeatable"
-_DTYPE = "what bags travel in; each table's own format if not given"
-_PLACED = "folder for shard.json, placement, ranks and candidates .csv, shard.png"
 _PICTURE = "shard.png"
 
 
 def sweep(
-    spec: Annotated[Path, Argument(help=_SWEPT)],
+    spec: Annotated[Path, Argument()],
     out: Out,
-    top: Annotated[int | None, Option(help="also write the K fastest points")] = None,
-    by: Annotated[str | None, Option(help=_BY)] = None,
-    workers: Annotated[int | None, Option(help=_WORKERS)] = None,
-    scheduler: Annotated[str | None, Option(help=_SCHEDULER)] = None,
-    restart: Annotated[bool, Option("--restart", help=_RESTART)] = False,
+    top: int | None = None,
+    by: str | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    restart: bool = False,
 ) -> int:
     """Evaluate a grid or sample of configurations into a Parquet file. Stopped at any moment, it
     goes on where it was.
@@ -71,10 +49,10 @@ def sweep(
 
 
 def search(
-    spec: Annotated[str, Argument(help=_SEARCHED)],
-    out: Annotated[Path | None, Option(help="folder for search.json and convergence.png")] = None,
-    starts: Annotated[int | None, Option(help="points to descend from")] = None,
-    seed: Annotated[int | None, Option(help="of the starts")] = None,
+    spec: Annotated[str, Argument()],
+    out: Path | None = None,
+    starts: int | None = None,
+    seed: int | None = None,
 ) -> None:
     """Find the best point within bounds and constraints, such as the lowest cost, and what limits
     it.
@@ -95,19 +73,19 @@ def search(
 
 
 def shard(
-    tables: Annotated[Path, Argument(help=_TABLES)],
-    ranks: Annotated[int, Option(help="how many devices")],
-    batch: Annotated[float, Option(help="samples of a step, over all ranks together")],
-    model: ModelName = "here",
-    system: Annotated[str, Option(help=_SYSTEM)] = "",
-    memory_bytes: Annotated[float | None, Option(help=_MEMORY)] = None,
-    nodes: Annotated[int | None, Option(help=_NODES)] = None,
-    method: Annotated[str, Option(help=_METHODS)] = "best",
-    optimizer: Annotated[str, Option(help="sgd, adagrad or rowwise_adagrad")] = "sgd",
-    split: Annotated[list[str] | None, Option(help=_SPLIT)] = None,
-    dtype: Annotated[str | None, Option(help=_DTYPE)] = None,
-    seed: Annotated[int, Option(help="of random and relaxed placements")] = 0,
-    out: Annotated[Path | None, Option(help=_PLACED)] = None,
+    tables: Annotated[Path, Argument()],
+    ranks: Annotated[int, Option()],
+    batch: Annotated[float, Option()],
+    model: str = "here",
+    system: str = "",
+    memory_bytes: float | None = None,
+    nodes: int | None = None,
+    method: str = "best",
+    optimizer: str = "sgd",
+    split: list[str] | None = None,
+    dtype: str | None = None,
+    seed: int = 0,
+    out: Path | None = None,
 ) -> None:
     """Which rank should hold which embedding table: the fastest step within memory, and why."""
     from hybridperf.explore.sharding.result import FILES

@@ -1,14 +1,9 @@
 """`hybridperf devices`, `systems`, `models`, `show`: what is known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument
-
-if TYPE_CHECKING:
-    from hybridperf.hardware import DeviceSpec, SystemSpec
 
 
 def devices() -> None:
@@ -19,7 +14,7 @@ def devices() -> None:
     def half(peaks: Mapping[str, float]) -> float | None:
         return peaks.get("bf16", peaks.get("fp16"))
 
-    columns: dict[str, Callable[[DeviceSpec], str]] = {
+    columns: dict[str, Callable[[Any], str]] = {
         "device": lambda spec: spec.id,
         "name": lambda spec: spec.name,
         "fp32": lambda spec: text.quantity(spec.peak_flops_per_s.get("fp32"), "FLOP/s"),
@@ -35,7 +30,7 @@ def systems() -> None:
     from hybridperf.hardware import load_system, other_names, system_names
     from hybridperf.report import text
 
-    columns: dict[str, Callable[[SystemSpec], Any]] = {
+    columns: dict[str, Callable[[Any], Any]] = {
         "system": lambda spec: spec.id,
         "also called": lambda spec: ", ".join(other_names("systems", spec.id)),
         "description": lambda spec: spec.description,
@@ -54,10 +49,8 @@ def models() -> None:
 
 
 def show(
-    name: Annotated[str, Argument(help="device, system, Transformer, model folder, or `ops`")],
-    other: Annotated[
-        str, Argument(help="a second model or device: show what the two differ in")
-    ] = "",
+    name: Annotated[str, Argument()],
+    other: Annotated[str, Argument()] = "",
 ) -> None:
     """What is known of a device, system, Transformer, model or `ops`; how two models differ."""
     from hybridperf.model import check_folder

@@ -2,8 +2,6 @@
 to measure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,22 +9,15 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import DeviceName, Out, compilation_cache, keep_files, names_in, wrong
-
-_ROWS = "tables of measured ops; none: the datasheet alone"
-_SYSTEM = "fit collectives of a system instead: its name or a .toml file"
-_PRIOR = "folder or name of a prior, or none; the shipped one for GPUs if not given"
-_MODEL = "model of the device so far: measure what it is unsure of"
-_FAMILIES = "families of ops to train, separated by commas; all if not given"
-_DEVICES = "devices to calibrate, separated by commas; all if not given"
+from hybridperf.cli.common import Name, Out, compilation_cache, keep_files, names_in, wrong
 
 
 def fit(
-    rows: Annotated[list[Path] | None, Argument(help=_ROWS)] = None,
-    device: DeviceName = "",
-    system: Annotated[str, Option(help=_SYSTEM)] = "",
-    out: Out = Path("model"),
-    prior: Annotated[str, Option(help=_PRIOR)] = "",
+    rows: Annotated[list[Path] | None, Argument()] = None,
+    device: str = "",
+    system: str = "",
+    out: Path = Path("model"),
+    prior: str = "",
 ) -> None:
     """Fit a model of a device, or with --system of a system's collectives, to measured rows and
     what other GPUs showed.
@@ -97,12 +88,12 @@ def _provenance(command: str, rows: list[Path]) -> dict[str, Any]:
 
 
 def plan_measurements(
-    device: DeviceName,
-    budget: Annotated[str, Option(help="how long measuring may take, such as 60m")],
+    device: Name,
+    budget: Name,
     out: Out,
-    ops: Annotated[str, Option(help="only these ops, separated by commas")] = "",
-    dtype: Annotated[str, Option(help="number formats, separated by commas")] = "fp32",
-    model: Annotated[str, Option(help=_MODEL)] = "",
+    ops: str = "",
+    dtype: str = "fp32",
+    model: str = "",
 ) -> None:
     """The most informative shapes to measure on a machine without JAX, as a table to fill in."""
     from hybridperf.hardware import load_device
@@ -137,11 +128,11 @@ def plan_measurements(
 
 
 def calibrations(
-    data: Annotated[Path, Option(help="the folder of measured data")],
-    out: Out = Path("calibration/hardware"),
-    families: Annotated[str, Option(help=_FAMILIES)] = "",
-    devices: Annotated[str, Option(help=_DEVICES)] = "",
-    only: Annotated[str, Option(help="ops or collectives; both if not given")] = "",
+    data: Annotated[Path, Option()],
+    out: Path = Path("calibration/hardware"),
+    families: str = "",
+    devices: str = "",
+    only: str = "",
 ) -> None:
     """Make the shipped priors and calibrations of all measured GPUs and systems; resumes."""
     from hybridperf.io import unknown

@@ -1,7 +1,5 @@
 """`hybridperf plan`: how a model should be trained on some devices."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,46 +7,30 @@ from typing import Annotated, Any
 from typer import Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Accelerator, HtmlPage, MemoryBytes, ShapeName, SystemName
-
-_ONLY = (
-    "narrow a dimension: tp=1,2,4 or recompute=none; repeatable. They are tp, cp, ep, pp, vp, zero,"
-    " micro_batch, recompute, schedule, sequence_parallel, dp, expert_tp, shard_ranks, accumulation"
-)
-_GPUS = "how many; several separated by commas are ranked together"
-_OUT = "where to write all legal layouts (.parquet, .csv)"
-_BATCH = "samples of a step over all GPUs; several separated by commas"
-_TOKENS = "to be trained on in all, such as 300e9: days, money and energy of the run"
-_PRICES = "your prices and power (.toml), over the shipped assumptions"
-_FRAMEWORK = "whose kernels and habits; megatron_core's if not given"
-_DTYPE = "of activations; the precision of a framework that is named, else bf16, if not given"
-_QUANT = "scheme that layers' products multiply in, such as fp8"
-_KNOBS = "efficiencies that `hybridperf steps --save-knobs` fitted"
-_OFFLOAD = "bytes of CPU memory a node: layouts that fit with state there, too, in OUT_offload"
-_CONFIRM = "evaluate this many neighbours of the winner with the full graph"
+from hybridperf.cli.common import Name, Out
 
 
 def plan(
-    model: ShapeName,
-    system: SystemName,
-    gpus: Annotated[str, Option(help=_GPUS)],
-    out: Annotated[Path, Option(help=_OUT)],
-    batch: Annotated[str, Option(help=_BATCH)] = "",
-    seq: Annotated[int | None, Option(help=common.SEQ)] = None,
-    tokens: Annotated[str, Option(help=_TOKENS)] = "",
-    objective: Annotated[str, Option(help="time, tokens_per_s, cost or energy")] = "time",
-    top: Annotated[int, Option(help="how many of the best are shown")] = 10,
-    prices: Annotated[Path | None, Option(help=_PRICES)] = None,
-    device: Accelerator = "",
-    framework: Annotated[str, Option(help=_FRAMEWORK)] = "",
-    dtype: Annotated[str, Option(help=_DTYPE)] = "",
-    quant: Annotated[str, Option(help=_QUANT)] = "",
-    memory_bytes: MemoryBytes = None,
-    only: Annotated[list[str] | None, Option(help=_ONLY)] = None,
-    knobs: Annotated[Path | None, Option(help=_KNOBS)] = None,
-    confirm: Annotated[int, Option(help=_CONFIRM)] = 0,
-    offload: Annotated[float, Option(help=_OFFLOAD, min=0)] = 0.0,
-    html: HtmlPage = None,
+    model: Name,
+    system: Name,
+    gpus: Name,
+    out: Out,
+    batch: str = "",
+    seq: int | None = None,
+    tokens: str = "",
+    objective: str = "time",
+    top: int = 10,
+    prices: Path | None = None,
+    device: str = "",
+    framework: str = "",
+    dtype: str = "",
+    quant: str = "",
+    memory_bytes: float | None = None,
+    only: list[str] | None = None,
+    knobs: Path | None = None,
+    confirm: int = 0,
+    offload: Annotated[float, Option(min=0)] = 0.0,
+    html: Path | None = None,
 ) -> None:
     """Find the best layout for training a model: all legal ones that fit, ranked and explained."""
     from hybridperf.io import InputError

@@ -1,36 +1,25 @@
 """`hybridperf predict`: one step of a program or of a trace."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import HtmlPage, ModelName, wrong
-
-if TYPE_CHECKING:
-    from hybridperf.model import PerfModel
+from hybridperf.cli.common import wrong
 
 _MADE = "(fn, args) or (fn, args, donate_argnums)"
-_PROGRAM = "program file written by hybridperf instead"
-_TRACE = "recorded step instead: a PyTorch execution trace or Chakra graph"
-_IGNORE = "instructions or ops to leave out, separated by commas"
 
 
 def predict(
-    jax: Annotated[str, Option(help=f"module:function returning {_MADE}")] = "",
-    program: Annotated[Path | None, Option(help=_PROGRAM)] = None,
-    trace: Annotated[Path | None, Option(help=_TRACE)] = None,
-    model: ModelName = "here",
-    ignore: Annotated[str, Option(help=_IGNORE)] = "",
-    timeline: Annotated[Path | None, Option(help="write a Perfetto timeline here")] = None,
-    html: HtmlPage = None,
+    jax: str = "",
+    program: Path | None = None,
+    trace: Path | None = None,
+    model: str = "here",
+    ignore: str = "",
+    timeline: Path | None = None,
+    html: Path | None = None,
 ) -> None:
     """Time of one step of a JAX program, or of one that a trace recorded op by op."""
     from hybridperf.engine.prediction import predict as predict_step
@@ -53,7 +42,10 @@ def predict(
     elif trace:
         workload = recorded_step(trace, ignore=skip)
     else:
-        _run_like(loaded)
+        cores = loaded.device.multiprocessors
+        if loaded.device.kind == "cpu" and cores and hasattr(os, "sched_setaffinity"):
+            # those that the model was measured on: XLA splits work by the cores that it sees
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
         fn, args, donate = jax_program(jax)
         with code_of(jax):
             compiled = compile_program(fn, *args, donate_argnums=donate, name=jax)
@@ -68,14 +60,6 @@ def predict(
 
         write_page(prediction_page(result), html)
         common.page_written(html)
-
-
-def _run_like(model: PerfModel) -> None:
-    """Compile for the cores that the model was measured on: XLA splits work by those it sees."""
-    cores = model.device.multiprocessors
-    if model.device.kind == "cpu" and cores and hasattr(os, "sched_setaffinity"):
-        usable = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, usable[: min(cores, len(usable))])
 
 
 def jax_program(reference: str) -> tuple:

@@ -1,37 +1,26 @@
 """`hybridperf steps`: measured or planned training steps, predicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from hybridperf.cli import common
 from hybridperf.cli.common import Out
 from hybridperf.training.steps.read_columns import READ, read_columns_help
 
-_ROWS = "training steps (.csv, .csv.gz, .parquet): a model, a layout, an accelerator each"
-_DEVICE = "accelerator of all rows; what each row says if not given"
-_SYSTEM = "nodes and links of all rows; what each row says if not given"
-_HOST = "folder with a host.json that `hybridperf trace summary --host` made from a trace"
-_FIT_ON = "measured steps (column step_time_s) that adapt efficiencies; may be repeated"
-_KNOBS = "efficiencies that --save-knobs or --save wrote, in place of --fit-on"
-_SAVE_KNOBS = "write the fitted efficiencies here (.json)"
-_SAVE = "folder of a model that gets the fitted efficiencies; a new one is the rows' machine's"
-
 
 def steps(
-    rows: Annotated[Path, Argument(help=_ROWS)],
+    rows: Annotated[Path, Argument()],
     out: Out,
-    device: Annotated[str, Option(help=_DEVICE)] = "",
-    system: Annotated[str, Option(help=_SYSTEM)] = "",
-    host: Annotated[Path | None, Option(help=_HOST)] = None,
-    fit_on: Annotated[list[Path] | None, Option(help=_FIT_ON)] = None,
-    knobs: Annotated[Path | None, Option(help=_KNOBS)] = None,
-    save_knobs: Annotated[Path | None, Option(help=_SAVE_KNOBS)] = None,
-    save: Annotated[Path | None, Option(help=_SAVE)] = None,
+    device: str = "",
+    system: str = "",
+    host: Path | None = None,
+    fit_on: list[Path] | None = None,
+    knobs: Path | None = None,
+    save_knobs: Path | None = None,
+    save: Path | None = None,
 ) -> int:
     """Predict each row of a table of training steps: time with interval, tokens/s, MFU, memory,
     what the time is made of, note.

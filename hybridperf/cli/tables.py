@@ -1,22 +1,17 @@
 """`hybridperf ops` and `collectives`: tables, predicted row by row."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from hybridperf.cli import common
-from hybridperf.cli.common import ModelName, Out
-
-_ROWS = "tables of collectives, or logs of nccl-tests or PARAM's comms benchmark"
-_MODEL = "folder, shipped calibration, or system name; none: only read logs into a table"
+from hybridperf.cli.common import Name, Out
 
 
 def ops(
-    rows: Annotated[Path, Argument(help="table of ops (.csv, .csv.gz, .parquet)")],
-    model: ModelName,
+    rows: Annotated[Path, Argument()],
+    model: Name,
     out: Out,
 ) -> int:
     """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note."""
@@ -32,12 +27,12 @@ def ops(
 
 
 def collectives(
-    rows: Annotated[list[Path], Argument(help=_ROWS)],
+    rows: Annotated[list[Path], Argument()],
     out: Out,
-    model: Annotated[str, Option(help=_MODEL)] = "",
-    collective: Annotated[str, Option(help="what a log ran, where it does not say")] = "",
-    n_gpus: Annotated[int | None, Option(help="ranks of a log that does not list them")] = None,
-    n_nodes: Annotated[int | None, Option(help="nodes of a log that does not list them")] = None,
+    model: str = "",
+    collective: str = "",
+    n_gpus: int | None = None,
+    n_nodes: int | None = None,
 ) -> int:
     """Predict each row: adds predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range,
     note.

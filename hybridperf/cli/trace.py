@@ -1,7 +1,5 @@
 """`hybridperf trace`: commands on recorded runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from hybridperf.cli.common import HtmlPage, inside, keep_files, names_in, page_written, warn, wrong
+from hybridperf.cli import common
+from hybridperf.cli.common import Out, names_in, warn, wrong
 
 if TYPE_CHECKING:
     from hybridperf.traces.changes import Change
@@ -25,32 +24,17 @@ app = typer.Typer(
     no_args_is_help=True, help="Read recorded runs (Kineto traces of PyTorch's profiler)."
 )
 
-_FILES = "traces: .json, .json.gz, archives or folders of them; one per rank"
-Files = Annotated[list[Path], Argument(help=_FILES)]
-_STEPS = "steps by name, separated by commas; all if not given"
-_TABLE = "write all columns here: .csv, .csv.gz or .parquet"
-_HOST = "fit the host's overheads, save them into this model folder"
-_COMMUNICATION = "kernels whose names match this regular expression count as communication, too"
-_STEP = "step by name or number; several separated by commas; the typical one if not given"
-_FASTER = "what if: OP=TIMES, such as 'aten::addmm=2'; `host`, * any letters; repeatable"
-_DEVICE = "what if: on this device, datasheet against datasheet"
-_MODEL = "what if: on the device of this model; goes with --from-model"
+Files = Annotated[list[Path], Argument()]
 _FROM_MODEL = "model of the device that the trace was recorded on"
-_LINKS = "what if: links of a system, or 2x the bandwidth"
-_FROM_LINKS = "of --links SYSTEM: the system that the trace was recorded on"
-_SLOWDOWN = "what if: computation under a collective takes so much longer"
-_TIMELINE = "write the timeline of a step after all changes (.json, .json.gz)"
-_MARKED = "steps whose critical path is marked; all if not given"
 
 
-@app.command()
 def summary(
     files: Files,
-    steps: Annotated[str, Option("--step", "--steps", help=_STEPS)] = "",
-    out: Annotated[Path | None, Option(help=_TABLE)] = None,
-    host: Annotated[Path | None, Option(help=_HOST)] = None,
-    communication: Annotated[str, Option(help=_COMMUNICATION)] = "",
-    html: HtmlPage = None,
+    steps: Annotated[str, Option("--step", "--steps")] = "",
+    out: Path | None = None,
+    host: Path | None = None,
+    communication: str = "",
+    html: Path | None = None,
 ) -> None:
     """Where the time of each step and rank went: computation, communication, idle; top ops."""
     import re
@@ -63,7 +47,9 @@ def summary(
     from hybridperf.traces.steps import common_steps
     from hybridperf.traces.summary import summaries, table, top_kernels, top_ops, worst
 
-    keep_files({"--out": out, "--html": html, **inside(host, [HOST_FILE], "--host")}, files)
+    common.keep_files(
+        {"--out": out, "--html": html, **common.inside(host, [HOST_FILE], "--host")}, files
+    )
     traces = read_traces(files)
     if communication:
         try:
@@ -107,10 +93,10 @@ def summary(
         from hybridperf.report.html import trace_page, write_page
 
         write_page(trace_page(traces, chosen, found, notes), html)
-        page_written(html)
+        common.page_written(html)
 
 
-def choose_steps(common: Sequence[CommonStep], names: str) -> list[CommonStep]:
+def choose_steps(common: "Sequence[CommonStep]", names: str) -> "list[CommonStep]":
     """The steps with these names or numbers, separated by commas; all where none is given."""
     from hybridperf.io import unknown
 
@@ -123,18 +109,17 @@ def choose_steps(common: Sequence[CommonStep], names: str) -> list[CommonStep]:
     return [by_name[name] for name in full] if full else list(common)
 
 
-@app.command()
 def replay(
     files: Files,
-    step: Annotated[str, Option(help=_STEP)] = "",
-    device: Annotated[str, Option(help=_DEVICE)] = "",
-    model: Annotated[str, Option(help=_MODEL)] = "",
-    from_model: Annotated[str, Option(help=_FROM_MODEL)] = "",
-    links: Annotated[str, Option(help=_LINKS)] = "",
-    from_links: Annotated[str, Option(help=_FROM_LINKS)] = "",
-    faster: Annotated[list[str] | None, Option(help=_FASTER)] = None,
-    overlap_slowdown: Annotated[float, Option(help=_SLOWDOWN)] = 1.0,
-    out: Annotated[Path | None, Option(help=_TIMELINE)] = None,
+    step: str = "",
+    device: str = "",
+    model: str = "",
+    from_model: str = "",
+    links: str = "",
+    from_links: str = "",
+    faster: list[str] | None = None,
+    overlap_slowdown: float = 1.0,
+    out: Path | None = None,
 ) -> None:
     """A recorded step replayed: does its time match, what limits it, what if something changed."""
     from hybridperf.report import perfetto
@@ -155,7 +140,7 @@ def replay(
         of_one = "a file holds the timeline of one"
         raise wrong(f"expected one step with --out, got {len(names)}: {of_one}")
 
-    def changed(before: Replay) -> what_if.WhatIf:
+    def changed(before: "Replay") -> what_if.WhatIf:
         changes = [changes_of.faster(before, pattern, times) for pattern, times in wanted]
         changes += _other_links(before, links, from_links) if links else []
         changes += _other_device(before, device, model, from_model) if device or model else []
@@ -191,11 +176,10 @@ def replay(
         print(f"timeline of {one.steps[0].name} in {out} (open it at https://ui.perfetto.dev)")
 
 
-@app.command()
 def export(
     files: Files,
-    out: Annotated[Path, Option(help="where to write (.json or .json.gz)")],
-    step: Annotated[str, Option(help=_MARKED)] = "",
+    out: Out,
+    step: str = "",
 ) -> None:
     """A timeline of all ranks with arrows and critical path, for https://ui.perfetto.dev."""
     from hybridperf.io import InputError
@@ -222,7 +206,7 @@ def _checked_timeline(out: Path, files: list[Path]) -> None:
     if not out.name.lower().endswith((".json", ".json.gz")):
         expected = "expected a file ending in .json or .json.gz at --out"
         raise wrong(f"{expected}, got {out}; a timeline is JSON")
-    keep_files({"--out": out}, files)
+    common.keep_files({"--out": out}, files)
 
 
 def _checked_options(device: str, model: str, from_model: str, links: str, from_links: str) -> None:
@@ -248,7 +232,7 @@ def _times(text: str) -> tuple[str, float]:
         raise wrong(f"expected --faster OP=TIMES, such as 'aten::addmm=2', got {text!r}") from None
 
 
-def _other_links(before: Replay, links: str, from_links: str) -> list[Change]:
+def _other_links(before: "Replay", links: str, from_links: str) -> "list[Change]":
     from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
     from hybridperf.hardware import load_system
     from hybridperf.traces.changes import links_scaled, other_links
@@ -274,7 +258,7 @@ def _other_links(before: Replay, links: str, from_links: str) -> list[Change]:
     return [other_links(before, model(from_links), model(links))]
 
 
-def _other_device(before: Replay, device: str, model: str, from_model: str) -> list[Change]:
+def _other_device(before: "Replay", device: str, model: str, from_model: str) -> "list[Change]":
     from hybridperf.hardware import device_called, device_names, load_device
     from hybridperf.io import closest
     from hybridperf.model import PerfModel, model_or_datasheet
@@ -290,3 +274,6 @@ def _other_device(before: Replay, device: str, model: str, from_model: str) -> l
         name = recorded or "the device, which the trace does not name"
         raise wrong(f"no datasheet of {name}; give --from-model NAME{nearest}")
     return [other_device(before, PerfModel.datasheet(load_device(known)), new)]
+
+
+common.add_commands(app, summary, replay, export)

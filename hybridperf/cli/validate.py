@@ -1,7 +1,5 @@
 """`hybridperf validate`: accuracy claims recomputed."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Annotated
@@ -9,43 +7,30 @@ from typing import Annotated
 from typer import Argument, Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import ModelName, Out, names_in, wrong
+from hybridperf.cli.common import names_in, wrong
 
-_WHAT = (
-    "whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out),"
-    " collectives, lin, steps (published), plans (does the best on paper run best?), agreement (of"
-    " tables, plans and graphs); page (of results)"
-)
 _PUBLISHED = {  # claims that need --data, and what they judge on
     "lin": "what Lin et al. published", "collectives": "measured collectives",
     "steps": "published training steps",
 }  # fmt: skip
 _CLAIMS = ("here", "sharded", "ops", "collectives", "lin", "steps", "plans", "agreement", "page")
-_RESULTS = "of `page`: results.json of claims, or their folders"
-_CORES = "cores to pin to; those of the calibration if not given"
-_DATA = "folder of measured data: judges devices or systems left out"
-_FAMILIES = "of `ops --data`: families of ops, separated by commas"
-_LEAVE = "of `ops --data`: which devices are left out, separated by commas"
-_TASKS = "tasks of `collectives`, `steps`, `plans`; of `sharded`: how many models"
-_PLACEMENTS = "of `sharded`: models whose placements compete"
-_PASSES = "of `sharded`: times that the models are measured"
 
 
 def validate(
-    what: Annotated[str, Argument(help=_WHAT)],
-    results: Annotated[list[Path] | None, Argument(help=_RESULTS)] = None,
-    model: ModelName = "",
-    out: Out = Path("validate-out"),
-    cores: Annotated[str | None, Option(help=_CORES)] = None,
-    steps: Annotated[str, Option(help="how many of the twelve steps, or all")] = "all",
-    ops: Annotated[bool, Option("--ops", help="also compare the steps op by op")] = False,
-    data: Annotated[Path | None, Option(help=_DATA)] = None,
-    quick: Annotated[bool, Option("--quick", help="of `--data`: a small part, a minute")] = False,
-    families: Annotated[str, Option(help=_FAMILIES)] = "",
-    leave: Annotated[str, Option(help=_LEAVE)] = "",
-    tasks: Annotated[str, Option(help=_TASKS)] = "",
-    placements: Annotated[int, Option(help=_PLACEMENTS, min=0)] = 28,
-    passes: Annotated[int, Option(help=_PASSES, min=1)] = 2,
+    what: Annotated[str, Argument()],
+    results: Annotated[list[Path] | None, Argument()] = None,
+    model: str = "",
+    out: Path = Path("validate-out"),
+    cores: str | None = None,
+    steps: str = "all",
+    ops: bool = False,
+    data: Path | None = None,
+    quick: bool = False,
+    families: str = "",
+    leave: str = "",
+    tasks: str = "",
+    placements: Annotated[int, Option(min=0)] = 28,
+    passes: Annotated[int, Option(min=1)] = 2,
 ) -> None:
     """Predict what no fit has seen, next to the measurement and to baselines."""
     from hybridperf.io import unknown

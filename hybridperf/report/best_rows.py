@@ -1,7 +1,5 @@
 """The first rows of a sweep's best points, for a look in the terminal; the file has them all."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ def print_table(path: Path, title: str) -> None:
     if rows.empty:
         return
     shown = rows.head(SHOWN)
-    alike = [name for name in shown if len(shown) > 1 and _all_equal(shown[name])]
+    alike = [name for name in shown if len(shown) > 1 and shown[name].nunique(dropna=False) == 1]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in shown.columns.drop(alike):
         is_text = shown[name].dtype == object
@@ -39,10 +37,6 @@ def print_table(path: Path, title: str) -> None:
     lines = [f"all of these: {same}"] if same else []
     lines += [f"and {len(rows) - SHOWN:,} more"] if len(rows) > SHOWN else []
     print("\n".join(lines))
-
-
-def _all_equal(column: pd.Series) -> bool:
-    return bool(column.isna().all() | (column == column.iloc[0]).all())
 
 
 def _cell(name: str, value: Any) -> str:

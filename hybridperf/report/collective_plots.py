@@ -1,7 +1,5 @@
 """Bus bandwidth of collectives against message size: measured rows and predicted curves."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
@@ -99,7 +97,7 @@ def _panel(axes: Any, points: pd.DataFrame, lines: pd.DataFrame) -> None:
     # at powers of two, a few of them
     low, high = np.floor(np.log2(points["bytes"].min())), np.ceil(np.log2(points["bytes"].max()))
     step = max(1, int(np.ceil((high - low) / 5)))
-    plain_ticks(axes, 2.0 ** np.arange(low, high + 1, step), lambda size, _: _bytes(size))
+    plain_ticks(axes, 2.0 ** np.arange(low, high + 1, step), _bytes)
     axes.legend(fontsize=7, loc="best")
 
 
@@ -112,6 +110,6 @@ def _gb_per_s(rows: pd.DataFrame, column: str) -> np.ndarray:
     return np.asarray(values, np.float64) / 1e9
 
 
-def _bytes(size: float) -> str:
+def _bytes(size: float, _: object) -> str:
     scale, unit = next(((scale, unit) for scale, unit in _BINARY if size >= scale), (1, "B"))
     return f"{size / scale:.3g} {unit}"

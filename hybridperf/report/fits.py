@@ -1,7 +1,5 @@
 """How well a fit predicts held-out rows, and whether its intervals hold as many as promised."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -2,8 +2,6 @@
 what two models differ in: their origin; knobs, memory levels, intervals over 5 % apart.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
@@ -41,7 +39,9 @@ _SHAPES: dict[str, Callable[[tuple[str, TransformerShape]], Any]] = {
     "hidden": lambda named: named[1].hidden,
     "heads": lambda named: named[1].heads,
     "tokens a sequence": lambda named: named[1].seq,
-    "experts of a token": lambda named: _experts(named[1]),
+    "experts of a token": lambda named: (
+        f"{named[1].topk} of {named[1].experts}" if named[1].experts else ""
+    ),
     "also called": lambda named: ", ".join(other_shape_names(named[0])),
 }
 _NAMED = ("name", "family", "published", "source", "note")
@@ -146,10 +146,6 @@ def shapes_table() -> str:
     return f"{table}\n{len(names)} models; {how}"
 
 
-def _experts(one: TransformerShape) -> str:
-    return f"{one.topk} of {one.experts}" if one.experts else ""
-
-
 def shape(one: TransformerShape) -> str:
     """One shape: counts, sizes, what departs from a plain GPT, where it was published."""
     counts = f"{text.amount(one.parameters)} parameters ({one.parameters:,})"
@@ -189,13 +185,10 @@ def model(loaded: PerfModel) -> str:
         rates = f"{text.quantity(rate, 'B/s')}, strided read {text.seconds(read_s)}"
         lines.append(f"{level} {rates}{capacity}")
     facts = {key: v for key, v in loaded.provenance.items() if key not in ("fit", "machine")}
-    return "\n".join([*lines, "", *(f"{key}: {_fact(value)}" for key, value in facts.items())])
-
-
-def _fact(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    return ", ".join(f"{name} {fact}" for name, fact in flat(value).items())
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            facts[key] = ", ".join(f"{name} {fact}" for name, fact in flat(value).items())
+    return "\n".join([*lines, "", *(f"{key}: {value}" for key, value in facts.items())])
 
 
 def within_words(half_width: float | None) -> str:
@@ -316,51 +309,43 @@ def _origin(loaded: PerfModel) -> dict[str, str]:
 
 def _groups_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
     """Rows (group, what, A, B, B / A) of groups that each model has measured or by datasheet."""
-    lines = []
+    lines, both = [], (first, second)
     for at, group in enumerate(GROUPS):
-        if not all(group in one.groups or not one.groups for one in (first, second)):
+        if not all(group in one.groups or not one.groups for one in both):
             continue
-        reports = [loaded.groups.get(group) for loaded in (first, second)]
-        found = []
-        for name, (label, write) in KNOBS.items():
-            a, b = (float(getattr(loaded.knobs, name)[at]) for loaded in (first, second))
-            if _notable(a, b):
-                found.append([label, write(a), write(b), _ratio(a, b)])
-        if reports[0] and reports[1]:
-            widths = [report.half_width for report in reports if report]
-            known_widths = [width for width in widths if width is not None]
-            both = len(known_widths) == 2
-            if len(known_widths) == 1 or (both and _notable(*known_widths)):
-                ratio = _ratio(*known_widths) if both else "-"
-                found.append(["90 % within", *map(within_words, widths), ratio])
-            learned = [learned_words(report) for report in reports if report]
-            if learned[0] != learned[1]:
-                found.append(["learned", *learned, ""])
-        lines += [[group if not i else "", *cells] for i, cells in enumerate(found)]
+        found = [
+            _row(label, write, *(float(getattr(one.knobs, name)[at]) for one in both))
+            for name, (label, write) in KNOBS.items()
+        ]
+        reports = [one.groups[group] for one in both if one.groups]
+        if len(reports) == 2:
+            found.append(_row("90 % within", within_words, *(one.half_width for one in reports)))
+            learned = list(map(learned_words, reports))
+            found.append(["learned", *learned, ""] if learned[0] != learned[1] else [])
+        rows = list(filter(None, found))
+        lines += [["" if number else group, *cells] for number, cells in enumerate(rows)]
     return lines
 
 
 def _levels_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
     """Lines (level, what, A, B, B / A) of memory levels that both devices have."""
-    lines = []
-    levels = [level_rates(first), level_rates(second)]
+    lines, levels = [], [level_rates(first), level_rates(second)]
     for level in hardware.LEVELS:
         there = ["yes" if level in found else "no" for found in levels]
         if "no" in there:
             lines += [[level, "there", *there, ""]] if "yes" in there else []
             continue
         bandwidths, reads = zip(levels[0][level], levels[1][level], strict=True)
-        if _notable(*bandwidths):
-            rates = [text.quantity(rate, "B/s") for rate in bandwidths]
-            lines.append([level, "bandwidth", *rates, _ratio(*bandwidths)])
-        if _notable(*reads):
-            lines.append([level, "strided read", *map(text.seconds, reads), _ratio(*reads)])
+        found = _row("bandwidth", lambda rate: text.quantity(rate, "B/s"), *bandwidths)
+        rows = (found, _row("strided read", text.seconds, *reads))
+        lines += [[level, *cells] for cells in rows if cells]
     return lines
 
 
-def _notable(a: float, b: float) -> bool:
-    return a != b and (min(a, b) <= 0 or max(a, b) / min(a, b) > _NOTABLE)
-
-
-def _ratio(a: float, b: float) -> str:
-    return f"x{b / a:.3g}" if a > 0 else "-"
+def _row(what: str, write: Callable[[Any], str], a: float | None, b: float | None) -> list[str]:
+    """Two numbers that are more than 5 % apart, or one that only one model has; else nothing."""
+    if a is None or b is None:
+        return [] if a is b else [what, write(a), write(b), "-"]
+    if a == b or (min(a, b) > 0 and max(a, b) / min(a, b) <= _NOTABLE):
+        return []
+    return [what, write(a), write(b), f"x{b / a:.3g}" if a > 0 else "-"]

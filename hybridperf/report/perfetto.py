@@ -7,12 +7,10 @@ path is coloured, has `critical` in its arguments, and is repeated on a thread o
 category `critical_path`. `traces.readers.kineto` reads back what is written here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,22 +22,8 @@ from hybridperf.traces.replay import Replay
 
 _CATEGORY = {KERNEL: form.KERNEL, COPY: form.COPY, FILL: form.FILL}
 _HOST_CATEGORY = {OP: form.OP, CALL: form.CALL, MARK: form.MARK}
-_CRITICAL_THREAD, _HOST_THREAD = "critical path", "host"
+_HOST_THREAD = "host"
 _MICROSECONDS = 1e6
-
-
-class NamedSpan(NamedTuple):
-    """A span of time of a process, before its slice is written."""
-
-    process: int
-    start_s: float
-    end_s: float
-    name: str
-
-
-def _order(span: NamedSpan) -> tuple[int, float, float]:
-    """Key that sorts spans as a file takes them: by start, of equal ones the longer first."""
-    return span.process, span.start_s, -span.end_s
 
 
 def write_timeline(prediction: Prediction, path: str | os.PathLike) -> None:
@@ -63,7 +47,7 @@ def write_timeline(prediction: Prediction, path: str | os.PathLike) -> None:
         label, thread = graph.labels[node] or groups[node], graph.stream_names[stream]
         span = float(times.start_s[node]), float(times.end_s[node])
         if critical[node]:
-            file.slice(rank, _CRITICAL_THREAD, label, form.CRITICAL, *span)
+            file.slice(rank, form.CRITICAL_THREAD, label, form.CRITICAL, *span)
         args: dict[str, Any] = {"stream": stream, "device": rank, "correlation": node + 1}
         args |= {"group": groups[node], "roofline_us": roofline_us[node]}
         for name, size in sizes[node].items():
@@ -100,7 +84,6 @@ def write_replay(replay: Replay, path: str | os.PathLike) -> None:
     begins_s = times.start_s.copy()
     begins_s[list(arrival)] = times.end_s[list(arrival.values())]
     slices: dict[int, Slice] = {}
-    marked: list[NamedSpan] = []
     for node in np.lexsort([-replay.end_s, begins_s]).tolist():
         event, at, row = int(nodes.event[node]), int(graph.rank[node]), int(nodes.row[node])
         if event == NONE:
@@ -109,33 +92,30 @@ def write_replay(replay: Replay, path: str | os.PathLike) -> None:
         span = float(begins_s[node]), float(replay.end_s[node])
         name, stream = trace.device_name(event), int(trace.device_events.stream[event])
         op = replay.op_of_row(row) if row != NONE else name
-        marked += [NamedSpan(at, *span, op)] if node in run else []
         category = _CATEGORY[int(trace.device_events.kind[event])]
         args: dict[str, Any] = {"stream": stream, "device": at, "correlation": node + 1, "op": op}
-        args["critical"] = node in run
+        args |= {"critical": node in run, "repeated": op}
         slices[node] = file.slice(at, f"stream {stream}", name, category, *span, **args)
     # the host's thread: what a launch or a wait follows, and the wait itself
-    hosts: list[tuple[NamedSpan, int]] = []
+    hosts: list[tuple[int, float, float, str, int]] = []  # process, start, -end, name, node
     for node in np.flatnonzero((graph.launch_row > 0) | graph.blocking).tolist():
         at = int(graph.rank[node])
-        span = float(times.launch_start_s[node]), float(times.launch_end_s[node])
+        start_s, end_s = float(times.launch_start_s[node]), float(times.launch_end_s[node])
         call = int(replay.rows.call[graph.launch_row[node] - 1]) if graph.launch_row[node] else NONE
         name = replay.traces[at].host_name(call) if call != NONE else _HOST_THREAD
-        hosts.append((NamedSpan(at, *span, name), node))
-        marked += [NamedSpan(at, *span, _HOST_THREAD)] if node in launched else []
-        if graph.blocking[node] and times.end_s[node] > span[1]:
-            wait = NamedSpan(at, span[1], float(times.end_s[node]), "waits for the device")
-            hosts.append((wait, NONE))
+        hosts.append((at, start_s, -end_s, name, node))
+        if graph.blocking[node] and times.end_s[node] > end_s:
+            hosts.append((at, end_s, -float(times.end_s[node]), "waits for the device", NONE))
     # node that launches -> node that runs, where they are two
     runs = {node: ran for ran, node in arrival.items()}
-    for one, node in sorted(hosts, key=lambda pair: _order(pair[0])):
-        ran, span = runs.get(node, node), (one.start_s, one.end_s)
-        args = {"critical": node in launched}
+    for at, start_s, minus_end_s, name, node in sorted(hosts, key=lambda one: one[:3]):
+        ran, span = runs.get(node, node), (start_s, -minus_end_s)
+        args = {"critical": node in launched, "repeated": _HOST_THREAD}
         args |= {"correlation": ran + 1} if ran in slices else {}
-        launch = file.slice(one.process, _HOST_THREAD, one.name, form.CALL, *span, **args)
+        launch = file.slice(at, _HOST_THREAD, name, form.CALL, *span, **args)
         if ran in slices:
             file.arrow(form.LAUNCH, launch, slices[ran])
-    _mark(file, marked)
+    file.critical_path()
     _dependencies(file, graph, slices)
     replayed_s, measured_s = replay.replayed_s.tolist(), replay.measured_s.tolist()
     facts = {"step": replay.steps[0].name, "seconds": replayed_s, "measured_seconds": measured_s}
@@ -159,39 +139,31 @@ def write_traces(
         number = {call: correlation + place + 1 for place, call in enumerate(launching)}
         correlation += len(number)
         slices: dict[int, Slice] = {}
-        marked: list[NamedSpan] = []
         for event in np.lexsort([np.arange(len(host)), -host.end_s, host.start_s]).tolist():
             args: dict[str, Any] = _shapes(trace, event)
             args |= {"correlation": number[event]} if event in number else {}
-            args["critical"] = event in calls
             span = zero_s + float(host.start_s[event]), zero_s + float(host.end_s[event])
             name, thread = trace.host_name(event), f"thread {trace.threads[host.thread[event]]}"
-            marked += [NamedSpan(at, *span, name)] if event in calls else []
+            args |= {"critical": event in calls, "repeated": name}
             category = _HOST_CATEGORY[int(host.kind[event])]
             slices[event] = file.slice(at, thread, name, category, *span, **args)
         for event in np.lexsort([-device.end_s, device.start_s]).tolist():
             call, stream = int(device.call[event]), int(device.stream[event])
             size = float(device.bytes[event])
-            args = {"stream": stream, "device": at, "critical": event in events}
+            args = {"stream": stream, "device": at}
             args |= {"correlation": number[call]} if call != NONE else {}
             args |= {"bytes": size} if np.isfinite(size) else {}
             args |= _group(trace, event)
             span = zero_s + float(device.start_s[event]), zero_s + float(device.end_s[event])
             name, category = trace.device_name(event), _CATEGORY[int(device.kind[event])]
-            marked += [NamedSpan(at, *span, name)] if event in events else []
+            args |= {"critical": event in events, "repeated": name}
             ran = file.slice(at, f"stream {stream}", name, category, *span, **args)
             if call != NONE:
                 file.arrow(form.LAUNCH, slices[call], ran)
-        _mark(file, marked)
+        file.critical_path()
     devices = _devices(range(len(traces)), [trace.device for trace in traces])
     clock_ns = round(first_us * 1e3)
     file.write(path, deviceProperties=devices, baseTimeNanoseconds=clock_ns, **_rank(traces))
-
-
-def _mark(file: TimelineFile, marked: Iterable[NamedSpan]) -> None:
-    for one in sorted(marked, key=_order):
-        span = one.start_s, one.end_s
-        file.slice(one.process, _CRITICAL_THREAD, one.name, form.CRITICAL, *span)
 
 
 def _dependencies(file: TimelineFile, graph: Any, slices: dict[int, Slice]) -> None:

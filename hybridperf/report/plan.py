@@ -1,7 +1,5 @@
 """A plan in words: the best layouts, why the first wins, how sure that is, what would change it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,13 +7,7 @@ import pandas as pd
 
 from hybridperf.report import text
 from hybridperf.training.offload.layouts import OffloadedLayout
-from hybridperf.training.plans.explain import (
-    NAIVE,
-    ComparedLayout,
-    Confirmed,
-    compared,
-    differences,
-)
+from hybridperf.training.plans import explain
 from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
 from hybridperf.training.plans.ranked import PAIRS, Choice, plan_front
 from hybridperf.training.plans.run import Plan
@@ -45,9 +37,11 @@ def plan_report(plan: Plan, count: int = 10) -> str:
         plan: what `hp.plan` returned.
         count: how many layouts are listed.
     """
-    candidates = compared(plan)
+    candidates = explain.compared(plan)
     pieces = [_head(plan), _best(plan, count), _why(plan, candidates), _sure(plan, candidates)]
-    pieces += [_levers(plan, lever_effects(plan)), _fronts(plan), _end(plan)]
+    notes = [f"note: {note}" for note in plan.notes]
+    notes += [f"price: {note}" for note in plan.economy.notes]
+    pieces += [_levers(plan, lever_effects(plan)), _fronts(plan), "\n".join(notes)]
     return "\n\n".join(pieces)
 
 
@@ -104,7 +98,7 @@ def order_words(layout: Layout) -> str:
     return " ".join(name for name in layout.order if getattr(layout, name) > 1)
 
 
-def _why(plan: Plan, candidates: list[ComparedLayout]) -> str:
+def _why(plan: Plan, candidates: list[explain.ComparedLayout]) -> str:
     rows = [
         [name, *(step_words(part(plan, one.choice, field)) for one in candidates)]
         for name, field in (*PARTS, ("step", "step_s"))
@@ -112,9 +106,9 @@ def _why(plan: Plan, candidates: list[ComparedLayout]) -> str:
     lines = ["Why", text.table(["", *(one.what for one in candidates)], rows)]
     lines.append("compared with the winner:")
     for one in candidates[1:]:
-        lines.append(f"  {one.what}: {differences(plan.best, plan.layout(one.choice))}")
+        lines.append(f"  {one.what}: {explain.differences(plan.best, plan.layout(one.choice))}")
     if any(one.what == "naive" for one in candidates):
-        lines.append(f"  naive is {NAIVE}")
+        lines.append(f"  naive is {explain.NAIVE}")
     return "\n".join(lines)
 
 
@@ -123,7 +117,7 @@ def part(plan: Plan, choice: Choice, field: str) -> float:
     return float(getattr(plan.cases[choice.case].parts, field)[choice.at])
 
 
-def _sure(plan: Plan, candidates: list[ComparedLayout]) -> str:
+def _sure(plan: Plan, candidates: list[explain.ComparedLayout]) -> str:
     winner = candidates[0]
     lines = [f"How sure: {step_words(winner.low_s)} to {step_words(winner.high_s)}, nine of ten"]
     for one in candidates[1:]:
@@ -167,7 +161,7 @@ def _levers(plan: Plan, found: list[LeverEffect]) -> str:
         "elasticity": elasticity_words,
         "best step with": lambda one: f"{one.factor:g} times as much: {step_words(one.best_s)}",
         "best layout then differs in": lambda one: (
-            "the same" if one.same else differences(plan.best, one.best)
+            "the same" if one.same else explain.differences(plan.best, one.best)
         ),
     }
     return f"What would move it\n{text.items_table(found, columns)}\n{REST}"
@@ -220,11 +214,6 @@ def amounts(plan: Plan, number: int, at: Any, other: str) -> tuple[Any, Any]:
     return parts.step_s, of_power(case.space.gpus, parts)
 
 
-def _end(plan: Plan) -> str:
-    notes = [f"note: {note}" for note in plan.notes]
-    return "\n".join([*notes, *(f"price: {note}" for note in plan.economy.notes)])
-
-
 def dollars(value: float) -> str:
     """Money in four digits, since ten ranks must differ; - where it is not known."""
     if pd.isna(value):
@@ -232,12 +221,12 @@ def dollars(value: float) -> str:
     return f"{value:,.0f} USD" if value >= 1000 else f"{value:.4g} USD"
 
 
-def confirmed_report(plan: Plan, found: list[Confirmed]) -> str:
+def confirmed_report(plan: Plan, found: list[explain.Confirmed]) -> str:
     """Neighbours of the winner by the plan and by the full graph, each over the winner's time."""
     first = found[0]
     winner = plan.layout(first.choice)
-    columns: dict[str, Callable[[Confirmed], str]] = {
-        "neighbour differs in": lambda one: differences(winner, plan.layout(one.choice)),
+    columns: dict[str, Callable[[explain.Confirmed], str]] = {
+        "neighbour differs in": lambda one: explain.differences(winner, plan.layout(one.choice)),
         "time over the winner's": lambda one: f"{one.plan_s / first.plan_s:.3f}",
         "by the graph": lambda one: f"{one.graph_s / first.graph_s:.3f}",
     }
@@ -245,12 +234,12 @@ def confirmed_report(plan: Plan, found: list[Confirmed]) -> str:
     verdict = "the graph confirms the winner"
     if best.graph_s < first.graph_s:
         faster = f"{100 * (first.graph_s / best.graph_s - 1):.1f} % faster"
-        other = differences(winner, plan.layout(best.choice))
+        other = explain.differences(winner, plan.layout(best.choice))
         verdict = f"the graph finds one {faster} ({other})"
     return f"{text.items_table(found[1:], columns)}\n{verdict}\n{_apart(first)}"
 
 
-def _apart(first: Confirmed) -> str:
+def _apart(first: explain.Confirmed) -> str:
     """How far the graph's seconds of the winner are from the plan's, and why."""
     return (
         f"winner by the plan {step_words(first.plan_s)}, by the graph {step_words(first.graph_s)}"

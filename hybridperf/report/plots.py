@@ -1,7 +1,5 @@
 """Plots: roofline, predicted against measured, errors of a fit, learning curves. Files only."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -245,14 +243,8 @@ def _errors_panel(axes: Any, rows: pd.DataFrame) -> None:
 def plain_ticks(
     axes: Any, x: Collection[float], words: Any = "{x:g}", y: Collection[float] = (), size: int = 7
 ) -> None:
-    """Ticks of a panel at x, and at y if given, as plain numbers.
-
-    Args:
-        axes: the panel.
-        x: where ticks of the x axis are, and no others.
-        words: how they are written, a format or a function as for matplotlib.
-        y: the same of the y axis; empty: matplotlib's own.
-        size: of letters.
+    """Ticks of a panel at x, and at y if given, as plain numbers, and no others; `words`: how those
+    of x are written, a format or a function as for matplotlib; `size`: of letters.
     """
     from matplotlib.ticker import FixedLocator, NullLocator
 

@@ -1,9 +1,7 @@
 """A prediction in words: its time with the interval, and what it consists of by group of ops."""
 
-from __future__ import annotations
-
 from hybridperf.engine.prediction import Prediction
-from hybridperf.report.text import items_table, percent, quantity, seconds
+from hybridperf.report.text import items_table, percent, quantity, seconds, within
 
 _COLUMNS = {
     "group": lambda row: row.group,
@@ -17,9 +15,7 @@ _COLUMNS = {
 
 def prediction_report(result: Prediction) -> str:
     """A prediction with its breakdown."""
-    interval = ""
-    if result.low_s is not None:
-        interval = f" (90 %: {seconds(result.low_s)} to {seconds(result.high_s)})"
+    interval = within(result.low_s, result.high_s)
     lines = [
         f"{result.workload.name} on {result.model.device.name}: {seconds(result.time_s)}{interval}",
         f"datasheet roofline: {seconds(result.roofline_s)}; {result.workload.flops:.3g} flops,"

@@ -1,7 +1,5 @@
 """What a search found: the optimum, what holds it back, what that costs, and how it was found."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A placement of embedding tables: what each rank does, what else was tried, a picture of both."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import numpy as np
 from hybridperf.explore.sharding import greedy
 from hybridperf.explore.sharding.result import ShardResult
 from hybridperf.report.plots import new_figure, save_figure
-from hybridperf.report.text import items_table, percent, quantity, seconds
+from hybridperf.report.text import items_table, percent, quantity, seconds, within
 
 _MOST_RANKS, _MOST_NAMES = 64, 40  # shown
 _LINE = 170  # letters under a picture
@@ -44,10 +42,8 @@ _CANDIDATES: dict[str, Callable[[Any], Any]] = {
 
 def shard_report(result: ShardResult) -> str:
     """The whole answer as text."""
-    interval = ""
-    if result.low_s is not None:
-        interval = f" (90 %: {seconds(result.low_s)} to {seconds(result.high_s)})"
-    lines = [f"placement by {result.method}: {seconds(result.step_s)} of a step{interval}", ""]
+    took = f"{seconds(result.step_s)} of a step{within(result.low_s, result.high_s)}"
+    lines = [f"placement by {result.method}: {took}", ""]
     lines.append(items_table(result.per_rank.head(_MOST_RANKS).itertuples(), _RANKS))
     if len(result.per_rank) > _MOST_RANKS:
         lines.append(f"... {len(result.per_rank) - _MOST_RANKS} more ranks")

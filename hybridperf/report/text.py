@@ -1,7 +1,5 @@
 """Tables and numbers as people read them: ms and GB/s, three digits, columns aligned."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -37,6 +35,11 @@ def amount(value: float) -> str:
 def percent(value: float | None) -> str:
     """`12.3 %` from a share."""
     return "-" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+
+
+def within(low_s: float | None, high_s: float | None) -> str:
+    """` (90 %: 1.2 ms to 1.4 ms)`; nothing where no interval is known."""
+    return "" if low_s is None else f" (90 %: {seconds(low_s)} to {seconds(high_s)})"
 
 
 def whole_percent(share: float) -> str:

@@ -6,8 +6,6 @@ cross another's end goes to a further thread of the same name. Names of categori
 PyTorch's profiler, so that what reads its traces reads these.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -18,7 +16,8 @@ from hybridperf.io import replacing
 
 OP, CALL, MARK = "cpu_op", "cuda_runtime", "user_annotation"
 KERNEL, COPY, FILL = "kernel", "gpu_memcpy", "gpu_memset"
-CRITICAL = "critical_path"  # category of the slices that repeat the critical path
+# category and thread of the slices that repeat the critical path
+CRITICAL, CRITICAL_THREAD = "critical_path", "critical path"
 # kinds of arrows: from a call to what it launched, from an event to what waited for it
 LAUNCH, DEPENDENCY = "ac2g", "dependency"
 CRITICAL_COLOUR = "terrible"  # red, of the format's reserved names
@@ -47,6 +46,7 @@ class TimelineFile:
         self._named: set[tuple[int, int]] = set()
         self._last_us: dict[tuple[int, str], float] = {}
         self._flows = 0
+        self._critical: list[tuple[int, float, float, str]] = []  # process, start, -end, name
 
     def process(self, process: int, name: str) -> None:
         """Name a process; it stands in the order of its number."""
@@ -55,10 +55,10 @@ class TimelineFile:
 
     def slice(
         self, process: int, thread: str, name: str, category: str, start_s: float, end_s: float, *,
-        critical: bool = False, **args: Any,
+        critical: bool = False, repeated: str = "", **args: Any,
     ) -> Slice:  # fmt: skip
         """Add a slice to the thread of this name. Slices of one thread are added in order of start,
-        of equal ones the longer first.
+        of equal ones the longer first. A critical one may be `repeated` under another name.
         """
         if not (math.isfinite(start_s) and math.isfinite(end_s)):
             raise ValueError(f"expected finite times of {name!r}, got {start_s} to {end_s} s")
@@ -70,8 +70,15 @@ class TimelineFile:
         if critical:
             event["cname"] = CRITICAL_COLOUR
             args["critical"] = True
+            self._critical += [(process, start_s, -end_s, repeated)] if repeated else []
         self._events.append({**event, "args": args})
         return Slice(process, tid, start_us, dur_us)
+
+    def critical_path(self) -> None:
+        """Repeat the critical slices so far on a thread of their own."""
+        for process, start_s, minus_end_s, name in sorted(self._critical, key=lambda one: one[:3]):
+            self.slice(process, CRITICAL_THREAD, name, CRITICAL, start_s, -minus_end_s)
+        self._critical.clear()
 
     def arrow(self, kind: str, first: Slice, second: Slice) -> None:
         """An arrow from within one slice to the start of another."""

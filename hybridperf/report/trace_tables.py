@@ -1,7 +1,6 @@
 """What a trace shows, its replay and what a change makes of it, as tables for a terminal."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -50,14 +49,12 @@ def steps(rows: Sequence[StepSummaryRow]) -> Table:
         "communication": lambda row: seconds(row.comm_s),
         "exposed": lambda row: seconds(row.exposed_comm_s),
         "of it waiting": lambda row: seconds(row.waiting_s),
-        "idle": lambda row: f"{seconds(row.idle_s)} ({percent(_idle_share(row))})",
+        "idle": lambda row: (
+            f"{seconds(row.idle_s)} ({percent(row.idle_s / (row.gpu_span_s or math.inf))})"
+        ),
         "kernels": lambda row: str(row.n_kernels),
     }
     return rich_table(rows[0].gpu or "unnamed device" if rows else "", rows, columns)
-
-
-def _idle_share(row: StepSummaryRow) -> float:
-    return row.idle_s / row.gpu_span_s if row.gpu_span_s else 0.0
 
 
 def idle(rows: Sequence[StepSummaryRow]) -> Table:

@@ -24,18 +24,16 @@ longer of the all-reduces, what sticks out is
 `planned` prices such a layout as a plan does, in place of these formulas.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import features
-from hybridperf.workloads.memory import MemoryKnobs, ModelStates, memory
+from hybridperf.workloads.memory import memory
 from hybridperf.workloads.schedules import closed_form_s
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.shape import TransformerShape
@@ -75,10 +73,7 @@ def pipelines(
     shape: TransformerShape, workers: int, batch: int, capacity_bytes: float,
     layer_forward_s: Callable[[int], float] | None = None, *, latency_s: float = 0.0,
     bytes_per_s: float = math.inf, law: Law | None = None, dtype: str = "fp32",
-    schedule: str = "chimera", recompute: bool = True, largest: bool = True,
-    grad_bytes: float | None = None, optimizer: str = "adam",
-    attention: Literal["fused", "unfused"] = "fused", dropout: bool = False, split: str = "even",
-    states: ModelStates | None = None, knobs: MemoryKnobs | None = None,
+    schedule: str = "chimera", recompute: bool = True, largest: bool = True, **counted: Any,
 ) -> list[Pipeline]:  # fmt: skip
     """Every even number of stages D with its best micro-batch B, the fastest pipeline first.
 
@@ -99,24 +94,15 @@ def pipelines(
         recompute: whether a D at which no B fits may compute the forward pass again.
         largest: True: the largest B that fits, Chimera's rule; False: the fastest, with which 1F1B
             is judged fairly.
-        grad_bytes: bytes of one gradient; None: as the weights.
-        optimizer: "adam", "momentum" or "sgd".
-        attention: "unfused" where attention scores are written to memory.
-        dropout: whether dropout masks are kept for the backward pass.
-        split: how layers are split over stages, as in `hp.memory`; Chimera needs "even".
-        states: bytes per parameter, instead of what `dtype`, `grad_bytes` and `optimizer` give.
-        knobs: memory that cannot be counted from sizes, as in `hp.memory`.
+        counted: what memory is counted by, as in `hp.memory`: `grad_bytes`, `optimizer`,
+            `attention`, `dropout`, `split` (Chimera needs "even"), `states`, `knobs`.
 
     Raises:
         InputError: when nothing fits into memory, or no number of stages divides the workers.
     """
 
     def memory_bytes(layout: Layout) -> float:
-        use = memory(
-            shape, layout, dtype=dtype, grad_bytes=grad_bytes, optimizer=optimizer,
-            attention=attention, dropout=dropout, split=split, states=states, knobs=knobs,
-        )  # fmt: skip
-        return float(use.peak_bytes)
+        return float(memory(shape, layout, dtype=dtype, **counted).peak_bytes)
 
     law = law or paper_law(shape, layer_forward_s, latency_s, bytes_per_s, dtype)
     if schedule not in ("chimera", "1f1b"):

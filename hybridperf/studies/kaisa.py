@@ -17,11 +17,9 @@ groups.
 Few inverses per rank and many messages, or the other way round: a Pareto front.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -84,15 +82,15 @@ class SecondOrderCosts:
     element_bytes: float = 4.0  # bytes of a number
     every: int = 10  # steps between inversions
 
-    @staticmethod
+    @classmethod
     def of_layer(
-        layers: Sequence[Factored], invert_s: float, precondition_s: float, *,
+        cls, layers: Sequence[Factored], invert_s: float, precondition_s: float, *,
         bytes_per_s: float, latency_s: float = 0.0, every: int = 10,
-    ) -> SecondOrderCosts:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Rates from measured seconds of inverting and preconditioning some layers."""
         per_cube = invert_s / sum(layer.cubes for layer in layers)
         per_product = precondition_s / sum(layer.products for layer in layers)
-        return SecondOrderCosts(per_cube, per_product, bytes_per_s, latency_s, every=every)
+        return cls(per_cube, per_product, bytes_per_s, latency_s, every=every)
 
 
 class SecondOrder(NamedTuple):
@@ -141,17 +139,14 @@ def second_order(
         raise InputError(f"gradient workers must divide {world} ranks, {got}")
     n = world // m
     group_of = balanced([layer.cubes for layer in layers], n)
-    cubes, elements, weights, inverted, products = np.zeros((5, n))
-    fullest = 0.0
-    for group in range(n):
-        mine = [layer for layer, where in zip(layers, group_of, strict=True) if where == group]
-        jobs = [side**3 for layer in mine for side in layer]
-        load = np.zeros(m)
-        np.add.at(load, balanced(jobs, m), jobs)
-        fullest = max(fullest, float(load.max()))
-        cubes[group], inverted[group] = sum(jobs), len(jobs)
-        for name, sums in {"factors": elements, "weights": weights, "products": products}.items():
-            sums[group] = sum(getattr(layer, name) for layer in mine)
+    jobs = np.array(layers, float) ** 3  # [L, 2]
+    of_groups = [jobs[group_of == group].ravel() for group in range(n)]
+    fullest = float(max(np.bincount(balanced(one, m), one, m).max() for one in of_groups))
+    elements, weights, products = (
+        np.bincount(group_of, [getattr(layer, name) for layer in layers], n)
+        for name in ("factors", "weights", "products")
+    )
+    inverted = 2 * np.bincount(group_of, minlength=n)
     size = costs.element_bytes
     received = (weights.sum() - weights.min()) * size if n > 1 else 0.0
     spread = elements.max() * size * (1 - 1 / m)  # a group's inverses that its other ranks made
@@ -160,7 +155,7 @@ def second_order(
     communication_s = sent_bytes / costs.bytes_per_s + messages * costs.latency_s
     return SecondOrder(
         m / world, m, n, float((elements + weights).max() * size), float(received), float(spread),
-        fullest / (float(cubes.sum()) / world), fullest * costs.invert_s_per_cube / costs.every,
+        fullest / (float(jobs.sum()) / world), fullest * costs.invert_s_per_cube / costs.every,
         float(products.max()) * costs.precondition_s_per_product, float(communication_s),
     )  # fmt: skip
 
@@ -182,7 +177,7 @@ def second_order_front(
     return [found[at] for at in undominated(values, np.arange(len(found)))]
 
 
-def balanced(costs: Sequence[float], bins: int) -> np.ndarray:
+def balanced(costs: Sequence[float] | np.ndarray, bins: int) -> np.ndarray:
     """The bin of each job [J]: largest first, each to the least loaded one."""
     load, where = np.zeros(bins), np.zeros(len(costs), int)
     for job in sorted(range(len(costs)), key=lambda job: -costs[job]):

@@ -1,7 +1,5 @@
 """Smaller choices in words: strategies per class of layers, Chimera's pipelines, KAISA's shares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,24 +78,19 @@ def published_report(gpus: int, ours: CostModel) -> str:
     batch, chosen = mad_max.DLRM_A_LOCAL_BATCH * gpus, mad_max.dlrm_a_mapping()
     both = {name: iteration(mad_max.DLRM_A, chosen, law, batch) for name, law in laws.items()}
     parts = {name: published_parts(law) for name, law in laws.items()}
-    columns: dict[str, Callable[[Any], str]] = {
-        "embedding by mp, dense by ddp": lambda named: named[0],
-        **{
-            what: lambda named, what=what: seconds(parts[named[0]][what])  # type: ignore[misc]
-            for what in parts["ours"]
-        },
-        "all of them": lambda named: seconds(named[1].serial_s),
-        "overlapped": lambda named: seconds(named[1].iteration_s),
-        "exposed of sending": lambda named: f"{100 * named[1].exposed_share:.2f} %",
-        "million samples/s": lambda named: f"{batch / named[1].iteration_s / 1e6:.2f}",
-    }
+    head = ["embedding by mp, dense by ddp", *parts["ours"], "all of them", "overlapped"]
+    rows = []
+    for name, one in both.items():
+        times = map(seconds, (*parts[name].values(), one.serial_s, one.iteration_s))
+        rate = f"{batch / one.iteration_s / 1e6:.2f}"
+        rows.append([name, *times, f"{100 * one.exposed_share:.2f} %", rate])
     tables = mad_max.DLRM_A[0]
     looked_up, sent = (
         mad_max.DLRM_A_LOCAL_BATCH * size for size in (tables.read_bytes, tables.output_bytes)
     )
     theirs = quantity(mad_max.LOOKUPS_SENT * looked_up / gpus, "B")
     lines = [
-        text.items_table(both.items(), columns),
+        text.table([*head, "exposed of sending", "million samples/s"], rows),
         f"each way a GPU sends {quantity(sent, 'B')} of the bags of its tables, by MAD-Max"
         f" {theirs}: {mad_max.LOOKUPS_SENT} x the bytes looked up / {gpus}",
     ]

@@ -13,11 +13,9 @@ plans and tables is the graph's where a pipeline's stages are alike; where it is
 a layout's `exception` says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,16 +125,11 @@ def _columns(shape: Any, x: Layout) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(
-    data: Path | None, out: Path, quick: bool = False, tasks: Sequence[str] | None = None,
-    say: Callable[[str], None] = print,
-) -> None:  # fmt: skip
-    """Print and write how far the three ways are apart; `quick`: a tenth of the layouts."""
-    harness.tasks_of(tasks, ("all",))
-    harness.publish(out, "agreement", [_found(compared(QUICK if quick else LAYOUTS))], say)
-
-
-def _found(frame: pd.DataFrame) -> Found:
+@harness.claim("agreement", ("all",))
+def run(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
+    """How far the three ways are apart; `quick`: a tenth of the layouts."""
+    del data, wanted
+    frame = compared(QUICK if quick else LAYOUTS)
     logs = {name: np.log(frame[name] / frame["plan_s"]) for name in ("steps_s", "graph_s")}
     steps, graph = (np.abs(one) for one in logs.values())
     usual = frame["exception"] == ""
@@ -158,7 +151,7 @@ def _found(frame: pd.DataFrame) -> Found:
         ratio = logs["graph_s"].groupby(frame[by]).median()
         parts = ", ".join(f"{name} {100 * value:+.2f} %" for name, value in ratio.items())
         said.append(f"graph over plan by {by}, median: {parts}")
-    return Found("\n".join(said), {"layouts": frame}, lines)
+    yield Found("\n".join(said), {"layouts": frame}, lines)
 
 
 def _line(name: str, ours: float, rows: pd.Series, goal: float | None) -> ResultLine:

@@ -17,8 +17,6 @@ some 20 % off there forward, one too fast and the other too slow, by whose host 
 predicted from.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

@@ -18,9 +18,8 @@ kernels are listed by `layer_passes`.
 Axes: N rows of a table, K kernels of a pass (rows with fewer end in kernels that take nothing).
 """
 
-from __future__ import annotations
-
 import dataclasses
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -65,9 +64,9 @@ class LayerKnobs:
         """Natural logs [6]."""
         return np.log(dataclasses.astuple(self))
 
-    @staticmethod
-    def of(logs: np.ndarray) -> LayerKnobs:
-        return LayerKnobs(*map(float, np.exp(logs)))
+    @classmethod
+    def of(cls, logs: np.ndarray) -> Self:
+        return cls(*map(float, np.exp(logs)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +94,9 @@ class Pass:
         from_here_s = np.cumsum(kernel_s[:, ::-1], axis=1)[:, ::-1]
         return np.asarray((self.launches * launch_s + from_here_s).max(1))
 
-    def rows(self, keep: np.ndarray) -> Pass:
+    def rows(self, keep: np.ndarray) -> Self:
         """Some layers."""
-        return Pass(*(getattr(self, field.name)[keep] for field in dataclasses.fields(self)))
+        return type(self)(*(getattr(self, field.name)[keep] for field in dataclasses.fields(self)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +109,8 @@ class Layers:
     peak: np.ndarray  # FLOP/s [N]
     bandwidth: np.ndarray  # bytes/s [N]
 
-    @staticmethod
-    def of(frame: pd.DataFrame) -> Layers:
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> Self:
         """Rows with `model, micro_batch, device`, fp32, all kernels in PyTorch's own ops."""
         passes = [
             layer_passes(_config(name, batch))
@@ -119,7 +118,7 @@ class Layers:
         ]
         devices = [load_device(name) for name in frame["device"]]
         forward = _pass([each.forward for each in passes])
-        return Layers(
+        return cls(
             forward,
             _pass([each.backward for each in passes]),
             np.where(forward.product, forward.flops, 0.0).sum(1),
@@ -127,11 +126,11 @@ class Layers:
             np.array([device.memory_bytes_per_s for device in devices]),
         )
 
-    def rows(self, keep: np.ndarray) -> Layers:
+    def rows(self, keep: np.ndarray) -> Self:
         """Some of them."""
         passes = self.forward.rows(keep), self.backward.rows(keep)
         facts = (self.model_flops, self.peak, self.bandwidth)
-        return Layers(*passes, *(fact[keep] for fact in facts))
+        return type(self)(*passes, *(fact[keep] for fact in facts))
 
     def seconds(self, knobs: LayerKnobs) -> np.ndarray:
         """Seconds forward and backward [2, N]."""

@@ -18,8 +18,6 @@ Interpolation and relative predict nothing (NaN) for a group of which they have 
 predictions are logs of seconds [N].
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 
@@ -45,15 +43,11 @@ def fit_all(
     references: Sequence[str] = (),
     only: Sequence[str] = NAMES,
 ) -> dict[str, Predicts]:
-    """Every baseline of these rows (see `collective_rows`).
-
-    Args:
-        own: rows of the system, perhaps none.
-        others: rows of other systems.
-        references: which of the others are of the same architecture and kind of link.
-        only: names of the baselines to fit.
+    """Every baseline of these rows (see `collective_rows`): of the system (`own`, perhaps none) and
+    of others, of which `references` are of the same architecture and kind of link.
     """
-    others = _thinned(others, np.random.default_rng(SEED))
+    others = others.iloc[np.random.default_rng(SEED).permutation(len(others))]
+    others = others[others.groupby("system").cumcount() < OTHERS_ROWS].reset_index(drop=True)
     makes: dict[str, Callable[[], Predicts]] = {
         "datasheet": lambda: datasheet,
         "alpha_beta": lambda: by_group(own, others, alpha_beta, *_ALPHA_BETA),
@@ -94,7 +88,8 @@ def by_group(
     @functools.cache
     def numbers(key: tuple[str, str, str], here: bool) -> np.ndarray:
         for level in _LEVELS[:-1] if here else _LEVELS:
-            rows = _of(own if here else others, level, key)
+            rows, wanted = own if here else others, [key[_GROUP.index(name)] for name in level]
+            rows = rows[(rows[list(level)] == wanted).all(axis=1)]
             if len(rows):
                 log_time = np.log(rows["time_s"].to_numpy())
                 pulled_to, by = (numbers(key, False), spread) if here else (start, 10 * spread)
@@ -108,11 +103,6 @@ def by_group(
         return out
 
     return predicts
-
-
-def _of(rows: pd.DataFrame, level: Sequence[str], key: tuple[str, str, str]) -> pd.DataFrame:
-    wanted = [key[_GROUP.index(name)] for name in level]
-    return rows[(rows[list(level)] == wanted).all(axis=1)]
 
 
 def interpolation(own: pd.DataFrame) -> Predicts:
@@ -164,8 +154,3 @@ def trees(own: pd.DataFrame, others: pd.DataFrame) -> Predicts:
     boosting = boosted_trees(categorical_features=words)
     boosting.fit(x, np.log(learned["time_s"].to_numpy()))
     return lambda rows: np.asarray(boosting.predict(inputs(rows)))
-
-
-def _thinned(rows: pd.DataFrame, random: np.random.Generator) -> pd.DataFrame:
-    shuffled = rows.iloc[random.permutation(len(rows))]
-    return shuffled[shuffled.groupby("system").cumcount() < OTHERS_ROWS].reset_index(drop=True)

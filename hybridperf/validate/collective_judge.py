@@ -6,8 +6,6 @@ is of the other systems. Few-shot systems, of which about 20 rows per collective
 none.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import time
@@ -20,13 +18,7 @@ import numpy as np
 import pandas as pd
 
 import hybridperf
-from hybridperf.collectives.fit import (
-    FAMILY,
-    fit_collectives,
-    priced_rows,
-    references_of,
-    train_prior,
-)
+from hybridperf.collectives import fit
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import load_system
 from hybridperf.learning.prior import FamilyPrior, train_family
@@ -152,7 +144,7 @@ class OtherSystems:
             key = hashlib.sha256(hashed.tobytes() + made_by.encode()).hexdigest()[:16]
             about = {"rows": {str(name): len(part) for name, part in rows.groupby("system")}}
             self._priors[system] = harness.kept_prior(
-                self.folder / key, FAMILY, about, lambda: self._trained(rows)
+                self.folder / key, fit.FAMILY, about, lambda: self._trained(rows)
             )
         return self._priors[system]
 
@@ -160,10 +152,12 @@ class OtherSystems:
         begun_s = time.monotonic()
         systems = {str(name): part.reset_index(drop=True) for name, part in rows.groupby("system")}
         if self.effort.prior_rows:
-            priced = {name: priced_rows(part, load_system(name)) for name, part in systems.items()}
+            priced = {
+                name: fit.priced_rows(part, load_system(name)) for name, part in systems.items()
+            }
             prior = train_family(priced, SEED, _QUICK_RECIPE)
         else:
-            prior = train_prior(systems, SEED)
+            prior = fit.train_prior(systems, SEED)
         self.say(f"prior of {len(systems)} systems: {time.monotonic() - begun_s:.0f} s")
         return prior
 
@@ -178,10 +172,10 @@ def judge(
     draws, slow = [], task.slow and len(rows) > _MANY_ROWS
     for draw in range(others.effort.draws or (1 if slow else task.draws)):
         key = [SEED, zlib.crc32(f"{name} {system}".encode()), draw]
-        fit, test = task.deal(rows, np.random.default_rng(key))
+        fitted, test = task.deal(rows, np.random.default_rng(key))
         test = test[eligible(rows, task)[test]]
-        given, asked = rows.iloc[fit].reset_index(drop=True), rows.iloc[test].reset_index(drop=True)
-        model = fit_collectives(given if len(given) else None, system, others.prior(system))[0]
+        given, asked = (rows.iloc[at].reset_index(drop=True) for at in (fitted, test))
+        model = fit.fit_collectives(given if len(given) else None, system, others.prior(system))[0]
         draws.append(_errors(model, given, asked, others).assign(draw=draw))
         for kind, path in plots if draw == 0 else ():
             at = (rows["collective"] == kind).to_numpy() & np.isin(np.arange(len(rows)), test)
@@ -191,7 +185,7 @@ def judge(
     for group, part in pd.concat(draws, ignore_index=True).groupby(list(GROUP), sort=True):
         size = int((rows[list(GROUP)] == list(group)).all(axis=1).sum())
         about = {"task": name, **dict(zip(GROUP, group, strict=True))}
-        found.append({**about, **group_scores(part), "fitted": len(fit), "rows": size})
+        found.append({**about, **group_scores(part), "fitted": len(fitted), "rows": size})
     return {"results": found}
 
 
@@ -205,7 +199,7 @@ def _errors(
         predicted[name].to_numpy() for name in ("predicted_s", "low_s", "high_s")
     )
     others, system = elsewhere.rows(model.system.id), model.system
-    references = references_of(system, others["system"].unique())
+    references = fit.references_of(system, others["system"].unique())
     baselines = collective_baselines.fit_all(given, others, references)
     return asked[list(GROUP)].assign(
         ours=np.abs(ours_s / time_s - 1),

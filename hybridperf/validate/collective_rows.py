@@ -5,8 +5,6 @@ A group is a system, collective, link and implementation. Tables have the column
 `collectives.table`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path
@@ -78,7 +76,8 @@ def usable(frame: pd.DataFrame, name: str) -> tuple[pd.DataFrame, dict[str, int]
             left_out[f"no facts of the system {system_id} are known"] += len(rows)
             continue
         good, problem, _ = checked(rows, system)
-        left_out.update(Counter(_reason(text) for text in problem if text))
+        # without the values of its row and the remedy
+        left_out.update(text.split(", got ")[0].split(";")[0] for text in problem if text)
         if len(good):
             seconds = collective_rows(good, system).seconds.sum(1)
             factor = [
@@ -93,8 +92,3 @@ def usable(frame: pd.DataFrame, name: str) -> tuple[pd.DataFrame, dict[str, int]
             f"no row of {name} can be used ({'; '.join(left_out) or 'it has none'}); check the file"
         )
     return pd.concat(parts, ignore_index=True), dict(left_out)
-
-
-def _reason(problem: str) -> str:
-    """A problem without the values of its row and the remedy."""
-    return problem.split(", got ")[0].split(";")[0]

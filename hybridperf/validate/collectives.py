@@ -11,8 +11,6 @@ Trained priors are kept in OUT/priors and finished (task, system) pairs in OUT/p
 computed again while program, data and seed are the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -48,29 +46,11 @@ class CollectiveLine:
     name: str
     task: str
     goal: float | None = None
-    systems: tuple[str, ...] = ()  # all
+    systems: Sequence[str] = ()  # all
     only: str = ""  # implementation
 
 
-_OTHER_GENERATION = ("aic_a100_sxm", "aic_h100_sxm", "aic_gb200")
-_NEW_GENERATION = ("aic_h100_sxm", "aic_gb200")
-_NEW_AND_FEW = "new generation (H100, GB200), 20 rows per collective"
-LINES = (
-    CollectiveLine("unseen system, no rows", "unseen", 0.25),
-    CollectiveLine("  nccl only", "unseen", 0.25, only="nccl"),
-    CollectiveLine("  another generation (A100, H100, GB200)", "unseen", 0.25, _OTHER_GENERATION),
-    CollectiveLine("  nccl only", "unseen", 0.25, _OTHER_GENERATION, "nccl"),
-    CollectiveLine("near relative, no rows (H100 -> H200)", "near", 0.05, ("aic_h200_sxm",)),
-    CollectiveLine("few-shot systems, no rows", "near"),
-    CollectiveLine(_NEW_AND_FEW, "per_collective", 0.06, _NEW_GENERATION),
-    CollectiveLine("  nccl only", "per_collective", 0.06, _NEW_GENERATION, "nccl"),
-    CollectiveLine("20 rows per collective", "per_collective", 0.09),
-    CollectiveLine("  nccl only", "per_collective", 0.09, only="nccl"),
-    CollectiveLine("20 rows per group", "per_group", 0.09),
-    CollectiveLine("random half of the rows", "half", 0.05),
-    CollectiveLine("2, 4 -> 8 ranks", "ranks", 0.15),
-    CollectiveLine("few-shot systems, half of 20 rows", "few_shot"),
-)
+LINES = tuple(CollectiveLine(**line) for line in harness.facts("collectives.toml")["lines"])
 
 
 def run(
@@ -83,15 +63,9 @@ def run(
     """Judge; leaves `collectives.json`, `collectives.csv` (a line per task, group and model),
     `results.json` and `bus_<system>_<collective>.png` in `out`.
 
-    Args:
-        data: folder of measured data.
-        out: folder for the results; finished parts in it are not computed again.
-        quick: one task on the two systems of the fewest rows, from a prior that is trained shortly.
-        tasks: names in `collective_judge.TASKS`, all if not given.
-        say: takes what is printed.
-
-    Raises:
-        InputError: data are missing, a task is unknown, scikit-learn is missing.
+    `tasks`: names in `collective_judge.TASKS`, all if not given; `quick`: one task on the two
+    systems of the fewest rows, from a prior that is trained shortly. `InputError` where data or
+    scikit-learn are missing or a task is unknown.
     """
     data, out = Path(data), Path(out)
     names = list(tasks or (_QUICK_TASKS if quick else TASKS))

@@ -5,11 +5,9 @@ Everything printed and written comes from this run. The steps' sizes are in no c
 each step is predicted from the program that then runs.
 """
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,20 +21,13 @@ from hybridperf.model.fit.programs import usable_core
 from hybridperf.model.fit.this_machine import Calibration, measure
 from hybridperf.report import fits, perfetto, plots, text
 from hybridperf.validate import harness, measured_steps
-from hybridperf.validate.measured_steps import StepComparison, dlrm_spec, gpt_spec, measure_steps
+from hybridperf.validate.measured_steps import StepComparison, StepSpec, measure_steps
 
 CONFIGURATIONS = 10_000
 CALIBRATION_BUDGET_S = 150.0
 SUMMARY_SCHEMA_VERSION = 1
 
-_STEPS = (
-    dlrm_spec(200, 8, 60000, 32, 10, 13, [128, 64, 32], [128, 64, 1]),
-    dlrm_spec(640, 13, 90000, 48, 6, 13, [192, 96, 48], [320, 128, 1]),
-    dlrm_spec(500, 26, 20000, 16, 1, 13, [512, 256, 16], [512, 256, 1]),
-    gpt_spec(4, seq=96, width=128, layers=2, heads=4, vocab=1100),
-    gpt_spec(2, seq=160, width=192, layers=4, heads=6, vocab=3000),
-    gpt_spec(3, seq=64, width=320, layers=3, heads=5, vocab=2000),
-)
+_STEPS: Sequence[StepSpec] = harness.facts("here.toml")["demo"]
 
 
 def run(

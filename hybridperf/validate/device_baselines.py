@@ -13,8 +13,6 @@ Trees and process see all inputs that our own networks see, the roofline's parts
 datasheet's numbers. Axes: N rows.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 

@@ -6,8 +6,6 @@ on; `excess` is our median minus that of the best baseline, with its bootstrap 9
 rows; coverage is apart for rows inside and outside the sizes that were fitted on.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 import zlib

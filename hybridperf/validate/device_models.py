@@ -7,8 +7,6 @@ trained on. Errors are |sum of predictions / sum of measured times - 1|, with an
 head: the product with a vocabulary of columns, which alone takes half of a small model's time.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

@@ -14,8 +14,6 @@ how many measurements lie inside their 90 % interval, and the goal. A finished (
 kept in OUT/parts and not computed again while program, data and seed are the same.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +35,7 @@ SCHEMA_VERSION = 1
 _QUICK_SPLITS, _QUICK_FAMILIES = ("t4",), ("softmax", "norm")
 _DEPENDS_ON = (  # what a result depends on, besides the tables
     *("learning/prior", "ops", "model/families.py", "model/published/ops.py"),
-    "validate/scores.py",
+    *("validate/scores.py", "validate/device_splits.toml"),
     *(f"validate/device_{name}.py" for name in ("baselines", "judge", "splits")),
 )
 
@@ -54,16 +52,8 @@ def run(
     """Judge; leaves `gpu_ops.json`, `gpu_ops.csv` (a line per split, device, line, rows and kind of
     shape), `results.json` and plots in `out`.
 
-    Args:
-        data: folder of measured data.
-        out: folder for the results; finished parts in it are not computed again.
-        quick: a small part of one split, a minute.
-        families: families of ops to judge.
-        splits: names of `SPLITS`, which devices are left out; all if not given.
-        say: takes what is printed.
-
-    Raises:
-        InputError: an unknown split or family, or no data.
+    `splits`: names of `SPLITS`, which devices are left out, all if not given; `quick`: a small part
+    of one split, a minute. `InputError` where data are missing or a split or family is unknown.
     """
     data, out = Path(data), Path(out)
     effort, names = DeviceEffort(), list(splits or [split.name for split in SPLITS])

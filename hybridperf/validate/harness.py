@@ -8,8 +8,6 @@ OUT/results.json, from which `page.py` makes tables of
 docs/accuracy.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime
@@ -21,9 +19,11 @@ import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -67,12 +67,17 @@ class ResultLine:
     half_width: float | None = None
 
     @classmethod
-    def of(cls, name: str, found: Scores, goal: float | None = None) -> ResultLine:
+    def of(cls, name: str, found: Scores, goal: float | None = None) -> Self:
         """A line whose figure is the MAPE."""
         return cls(
             name, found.mape, found.rows, goal, found.baselines,
             pearson=found.pearson, coverage=found.coverage, half_width=found.half_width,
         )  # fmt: skip
+
+
+def facts(name: str) -> dict[str, Any]:
+    """A table of what is judged, of a .toml file beside the claims."""
+    return tomllib.loads(resources.files(__package__).joinpath(name).read_text())
 
 
 def baselines_in(line: Mapping[str, Any]) -> dict[str, float | None]:
@@ -112,7 +117,7 @@ class Parts:
     version: Mapping[str, Any]
 
     @classmethod
-    def of(cls, out: Path, schema: str, files: tuple[str, ...], tables: bytes, **how: Any) -> Parts:
+    def of(cls, out: Path, schema: str, files: tuple[str, ...], tables: bytes, **how: Any) -> Self:
         """In OUT/parts, made by a program (`files` under `hybridperf/`), of tables, and how."""
         digest = hashlib.sha256(tables).hexdigest()[:16]
         return cls(
@@ -215,6 +220,27 @@ def publish(out: Path, claim: str, tasks: Iterable[Found], say: Callable[[str], 
         lines += found.lines
     write_results(out, claim, lines)
     say(f"\ntables in {out}/{claim}_*.csv")
+
+
+# of the folder of measured data, the tasks, and whether only a small part is asked for
+Finds = Callable[[Any, Sequence[str], bool], Iterable[Found]]
+
+
+def claim(name: str, known: Sequence[str]) -> Callable[[Finds], Callable[..., None]]:
+    """Makes the `run(data, out, quick, tasks, say)` of a claim, of what finds what its tasks say;
+    `tasks` are all that are `known` if not given.
+    """
+
+    def of(find: Finds) -> Callable[..., None]:
+        def run(
+            data: Path | None, out: Path, quick: bool = False, tasks: Sequence[str] | None = None,
+            say: Callable[[str], None] = print,
+        ) -> None:  # fmt: skip
+            publish(out, name, find(data, tasks_of(tasks, known), quick), say)
+
+        return run
+
+    return of
 
 
 def write_results(out: Path, claim: str, lines: Sequence[ResultLine]) -> None:

@@ -7,8 +7,6 @@ their own on the cores that the model was calibrated on, and each is predicted f
 that ran.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import time
@@ -21,31 +19,14 @@ from hybridperf.io import read_json, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.programs import default_backend, usable_core
 from hybridperf.validate import harness, measured_steps, step_ops
-from hybridperf.validate.measured_steps import StepComparison, dlrm_spec, gpt_spec, measure_steps
+from hybridperf.validate.measured_steps import StepComparison, StepSpec, measure_steps
 
 SUMMARY_SCHEMA_VERSION = 1
 _SAME_SPEED = 0.05  # between two days of one machine
 _ROUNDS = 8  # over a minute or two: one disturbance does not cover them all
 _UNDISTURBED = 0.9  # share of the processor that a step has on a core of its own: 0.97 and more
 
-# In turns, so that the first few of them are of both kinds.
-STEPS = (
-    # a factorisation machine: no hidden layer at all
-    dlrm_spec(1750, 5, 7500, 12, 7, 5, [12], [1]),
-    gpt_spec(1, seq=56, width=72, layers=1, heads=2, vocab=620),
-    dlrm_spec(150, 17, 45000, 40, 2, 20, [72, 40], [152, 56, 1]),
-    gpt_spec(9, seq=28, width=112, layers=3, heads=7, vocab=1700),
-    # tables far larger than any cache
-    dlrm_spec(380, 3, 365000, 100, 19, 9, [232, 160, 100], [296, 104, 1]),
-    gpt_spec(2, seq=136, width=176, layers=9, heads=4, vocab=900),
-    dlrm_spec(3100, 10, 130000, 28, 4, 40, [360, 168, 28], [440, 232, 72, 1]),
-    gpt_spec(2, seq=190, width=600, layers=1, heads=10, vocab=5200),
-    # eight layers below the interaction and eight above it
-    dlrm_spec(270, 7, 22000, 72, 12, 24, [*[152] * 7, 72], [*[216] * 7, 1]),
-    gpt_spec(6, seq=76, width=152, layers=5, heads=8, vocab=2600),
-    dlrm_spec(560, 21, 75000, 20, 1, 11, [640, 300, 20], [800, 420, 120, 1]),
-    gpt_spec(3, seq=52, width=360, layers=2, heads=5, vocab=9400),
-)
+STEPS: Sequence[StepSpec] = harness.facts("here.toml")["here"]
 
 
 def run(
@@ -70,9 +51,8 @@ def run(
     say(f"running {len(steps)} training steps on core {cores}, about {8 * len(steps)} seconds")
     measured = measure_steps(out / "steps", steps, cores=cores, profile=ops, rounds=_ROUNDS)
     compared = [StepComparison(step, predict(model, step.workload)) for step in measured]
-    machine = read_json(out / "steps" / "steps.json", "steps", measured_steps.STEPS_SCHEMA_VERSION)[
-        "machine"
-    ]
+    written, version = out / "steps" / "steps.json", measured_steps.STEPS_SCHEMA_VERSION
+    machine = read_json(written, "steps", version)["machine"]
     summary = measured_steps.summarise(compared)
     steps_text = measured_steps.table(compared, noise=True)
     say("\n" + steps_text + "\n\n" + measured_steps.summary_text(summary))

@@ -20,8 +20,7 @@ other ranks. What tells ranks apart is mostly given: when they begin decides how
 wait at the first collective.
 """
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
@@ -66,7 +65,10 @@ def _found(data: Path, model: str) -> Iterator[Found]:
     yield Found(f"{gpu}\n\n{_kernel_table(kernels)}\n{sums}", {"kernels": kernels})
     looked_up = lookups(kernels)
     yield Found(_lookup_table(looked_up), {"lookups": looked_up})
-    by_gpu = {"V100": prices} | _other_gpus()
+    by_gpu = {"V100": prices}
+    for name, (device, clock_hz) in _OTHERS.items():
+        with contextlib.suppress(InputError):  # a note stands in its cells
+            by_gpu[name] = KernelPrices(model_or_datasheet(device), clock_hz)
     plain = lin_single.cells(data, by_gpu)
     added = lin_single.cells(data, by_gpu, added_s=lin_data.ADDED_S)
     found = summary(data, by_gpu, plain, added)
@@ -76,16 +78,6 @@ def _found(data: Path, model: str) -> Iterator[Found]:
     steps, waits = judge_ranks(data)
     tables = {"ranks": steps, "waits": waits}
     yield Found(_rank_tables(steps, waits), tables, [_ranks_line(steps)])
-
-
-def _other_gpus() -> dict[str, KernelPrices]:
-    found = {}
-    for gpu, (name, clock_hz) in _OTHERS.items():
-        try:
-            found[gpu] = KernelPrices(model_or_datasheet(name), clock_hz)
-        except InputError:
-            continue  # a note stands in its cells
-    return found
 
 
 def _kernel_table(kernels: pd.DataFrame) -> str:
@@ -128,19 +120,15 @@ def _lookup_table(found: pd.DataFrame) -> str:
 def _sums(data: Path, prices: KernelPrices, kernels: pd.DataFrame) -> str:
     datasheet = lin_single.kernels(data, lin_single.datasheet(prices), borrow=False)
     alone = lin_single.kernels(data, prices, borrow=False)
-    rows = []
+    rows, frames = [], (kernels, alone, datasheet)
     for (date, workload), part in kernels.groupby(["date", "workload"], sort=False):
-        errors = [_sum_error(frame, date) for frame in (kernels, alone, datasheet)]
+        sums = (frame[frame["date"] == date].sum(numeric_only=True) for frame in frames)
+        errors = [float(one["predicted_s"] / one["measured_s"] - 1) for one in sums]
         reached = "yes" if abs(errors[0]) <= KERNEL_SUM_GOAL else "no"
         microseconds = f"{part['measured_s'].sum() * 1e6:.0f}"
         rows.append([f"{workload} {date}", microseconds, *map(_percent, errors), reached])
     columns = ["us", "error", "nothing borrowed", "datasheet", f"within {KERNEL_SUM_GOAL:.0%}"]
     return text.table(["summed kernel time", *columns], rows)
-
-
-def _sum_error(frame: pd.DataFrame, date: object) -> float:
-    sums = frame.loc[frame["date"] == date, ["measured_s", "predicted_s"]].sum()
-    return float(sums["predicted_s"] / sums["measured_s"] - 1)
 
 
 def _cell_table(plain: pd.DataFrame, added: pd.DataFrame) -> str:

@@ -31,11 +31,10 @@ and `ViewBackward0`, none of `aten::sum`; the execution graph). So there
     aten::index     between two launches it begins a copy
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,6 +42,7 @@ import pandas as pd
 from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.io import InputError, unknown
 from hybridperf.ops.embedding import Table
+from hybridperf.validate.harness import facts
 from hybridperf.workloads.dlrm import DlrmConfig
 from hybridperf.workloads.eager import Eager
 
@@ -55,10 +55,9 @@ PER_ITERATION = 10  # iterations of each recorded sequence
 RECORDED = Eager("fp32", bias_copy=True, accumulates=True, views=True)
 # PyTorch of the cells, 2022
 PUBLISHED = dataclasses.replace(RECORDED, grouped=True, host_pairs=True)
-_MLPERF_TABLES, _MLPERF_ROWS = 26, 40e6  # as said: so many tables of at most so many rows
-_DDP_LOOKUPS = 10
+_MODELS = facts("lin.toml")
 _RUN = ["workload", "batch_size"]
-NOT_GIVEN = {"DLRM_DDP": f"{_DDP_LOOKUPS} lookups: its program's default, not in the data"}
+NOT_GIVEN = {"DLRM_DDP": "10 lookups: its program's default, not in the data"}
 
 
 def config(
@@ -68,30 +67,14 @@ def config(
     if workload not in _MODELS:
         known = f"known are {', '.join(_MODELS)}"
         raise unknown("workload of Lin et al.", workload, _MODELS, known)
+    said: dict[str, Any] = dict(_MODELS[workload])
+    count, *sizes = said.pop("tables").values()
+    said |= {name: tuple(said[name]) for name in ("bottom_mlp", "top_mlp")}
     return DlrmConfig(
-        **_MODELS[workload], batch=batch, duplicates="each", index_bytes=4.0,
-        host_bytes_per_s=copy_bytes_per_s, lookup_first=False, reads_loss=True, eager=eager,
+        **said, tables=tuple(Table(f"t{i}", *sizes) for i in range(count)), batch=batch,
+        duplicates="each", index_bytes=4.0, host_bytes_per_s=copy_bytes_per_s, lookup_first=False,
+        reads_loss=True, eager=eager,
     )  # fmt: skip
-
-
-def _tables(count: int, rows: float, dim: int, lookups: int) -> tuple[Table, ...]:
-    return tuple(Table(f"t{i}", rows, dim, lookups) for i in range(count))
-
-
-_MODELS: dict[str, dict] = {
-    "DLRM_default": {
-        "dense_features": 512, "bottom_mlp": (512, 64), "top_mlp": (1024, 1024, 1024, 1),
-        "loss": "mse", "tables": _tables(8, 1e6, 64, 100),
-    },
-    "DLRM_MLPerf": {
-        "dense_features": 13, "bottom_mlp": (512, 256, 128), "top_mlp": (1024, 1024, 512, 256, 1),
-        "loss": "bce", "tables": _tables(_MLPERF_TABLES, _MLPERF_ROWS, 128, 1),
-    },
-    "DLRM_DDP": {
-        "dense_features": 128, "bottom_mlp": (128, 128, 128), "top_mlp": (512, 512, 512, 256, 1),
-        "loss": "bce", "tables": _tables(8, 80_000.0, 128, _DDP_LOOKUPS),
-    },
-}  # fmt: skip
 
 
 def pairs(made: DlrmConfig) -> int:

@@ -31,13 +31,11 @@ A kernel's seconds are the least that one takes and what its rate makes of it; o
 what it streams, gradients and indices.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 import pandas as pd
@@ -68,10 +66,11 @@ class BorrowedRates:
     dot_backward_columns_per_s: float
     copy_bytes_per_s: float
 
-    def times(self, factor: float) -> BorrowedRates:
+    def times(self, factor: float) -> Self:
         """Of a device that is so much faster; copies to it are not."""
-        faster = BorrowedRates(*(factor * rate for rate in dataclasses.astuple(self)))
-        return dataclasses.replace(faster, copy_bytes_per_s=self.copy_bytes_per_s)
+        faster = {name: factor * rate for name, rate in dataclasses.asdict(self).items()}
+        faster["copy_bytes_per_s"] = self.copy_bytes_per_s
+        return dataclasses.replace(self, **faster)
 
 
 def updated_bytes(op: EmbeddingBagBackward) -> float:

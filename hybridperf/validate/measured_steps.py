@@ -6,8 +6,6 @@ times one constant, the best there is for the *other* steps. A model that does n
 learned a machine's overall slowness and nothing more.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from hybridperf.engine.prediction import Prediction
 from hybridperf.engine.workload import Workload
@@ -47,22 +46,6 @@ class MeasuredStep:
 
 
 StepSpec = dict[str, Any]  # of `hybridperf_calibration.training_steps.run`
-
-
-_DLRM_SIZES = (
-    "batch", "tables", "rows_per_table", "embedding_dim", "pooling", "dense_features",
-    "bottom_mlp", "top_mlp",
-)  # fmt: skip
-
-
-def dlrm_spec(*sizes: int | list[int]) -> StepSpec:
-    """A recommendation model's step, of sizes in the order of `_DLRM_SIZES`."""
-    return {"workload": "dlrm", "config": dict(zip(_DLRM_SIZES, sizes, strict=True))}
-
-
-def gpt_spec(batch: int, *, seq: int, **sizes: int) -> StepSpec:
-    """A transformer's step; `sizes`: width, layers, heads, vocab."""
-    return {"workload": "gpt", "config": {"batch": batch, "seq": seq, **sizes}}
 
 
 def measure_steps(
@@ -151,10 +134,9 @@ def table(compared: Sequence[StepComparison], *, noise: bool = False) -> str:
 
 def plot(compared: Sequence[StepComparison], path: Path, *, intervals: bool = False) -> None:
     """Predicted against measured seconds."""
-    names = [c.measured.name for c in compared]
-    measured_s = [c.measured.time_s for c in compared]
-    predicted_s = [c.predicted.time_s for c in compared]
     ends = [(c.predicted.low_s, c.predicted.high_s) for c in compared] if intervals else None
+    steps = [(c.measured.name, c.measured.time_s, c.predicted.time_s) for c in compared]
+    names, measured_s, predicted_s = zip(*steps, strict=True)
     plots.measured_plot(names, measured_s, predicted_s, path, ends)
 
 
@@ -182,10 +164,8 @@ def summarise(compared: Sequence[StepComparison]) -> dict[str, Any]:
 def result_line(compared: Sequence[StepComparison], name: str) -> ResultLine:
     """All steps together as `results.json` keeps them."""
     summary = summarise(compared)
-    predicted = [c.predicted for c in compared]
-    low_s, high_s = ([getattr(p, name) for p in predicted] for name in ("low_s", "high_s"))
-    measured_s = [c.measured.time_s for c in compared]
-    found = scores(measured_s, [p.time_s for p in predicted], low_s, high_s)
+    steps = pd.DataFrame(summary["steps"])
+    found = scores(*(steps[name] for name in ("measured_s", "predicted_s", "low_s", "high_s")))
     others = {
         "datasheet roofline": summary["mean_roofline_error"],
         "roofline x best constant of the others": summary["mean_scaled_roofline_error"],

@@ -13,8 +13,6 @@ bootstrap interval of the difference over rows; the noise floor is what two pass
 case differ by.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -57,7 +55,11 @@ def run(
     held_out = report.held_out.assign(trees_s=_trees(data, say))
     table = compare(held_out)
     coverage = covered(held_out)
-    say("\n" + _text(table) + "\n\n" + _coverage_text(coverage))
+    inside, *band = (text.percent(coverage[name]) for name in ("inside", "band_low", "band_high"))
+    say(
+        f"\n{_text(table)}\n\n{inside} of {coverage['rows']} held-out rows lie inside their 90 %"
+        f" interval (chance alone: {' to '.join(band)})"
+    )
     write_table(held_out, out / "ops.csv")
     lines = table.astype(object).where(table.notna(), None).to_dict("records")
     summary = {"ops": lines, "coverage": coverage}
@@ -141,11 +143,3 @@ def _text(table: pd.DataFrame) -> str:
         rows.append([line["op"], str(line["rows"]), *shares, apart, no_worse])
     titles = ["median error, held out", "rows", *columns, "ours - better baseline", "no worse"]
     return text.table(titles, rows)
-
-
-def _coverage_text(coverage: Mapping[str, float]) -> str:
-    return (
-        f"{text.percent(coverage['inside'])} of {coverage['rows']} held-out rows lie inside their"
-        f" 90 % interval (chance alone: {text.percent(coverage['band_low'])} to"
-        f" {text.percent(coverage['band_high'])})"
-    )

@@ -4,8 +4,6 @@ replaced when it is measured again; what is written around them stays.
     <!-- steps: begin -->  ...  <!-- steps: end -->
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,14 +23,8 @@ _INTRODUCTION = (
 
 
 def run(results: Sequence[Path], out: Path) -> None:
-    """Put a table per claim into a page, a new one where there is none.
-
-    Args:
-        results: files of results, or folders that hold one.
-        out: the page.
-
-    Raises:
-        InputError: no results, or one that cannot be read.
+    """Put a table per claim into a page, a new one where there is none; `results`: files of
+    results, or folders that hold one.
     """
     if not results:
         raise InputError("expected results, got none; `hybridperf validate page OUT/results.json`")

@@ -7,17 +7,13 @@ those of a ViT are so many times 24 s l h^2 + 4 s^2 l h. Nothing is fitted. Besi
 constant rate that errs least on the judged rows themselves, and what the paper predicts.
 """
 
-from __future__ import annotations
-
-import tomllib
-from importlib import resources
 from typing import Any
 
 import pandas as pd
 
 from hybridperf.report import text
 from hybridperf.training.steps.predict import predict_steps
-from hybridperf.validate.harness import Found, ResultLine
+from hybridperf.validate.harness import Found, ResultLine, facts
 from hybridperf.validate.scores import best_factor, scores
 
 _FILE, _GIVEN = "paper_steps.toml", ("rows", "passes")
@@ -27,7 +23,7 @@ _MEASURE = "MAPE of TFLOP/s"
 
 def paper_steps() -> pd.DataFrame:
     """Rows of all tables, `source` a table's name, with `step_time_s`."""
-    tables = tomllib.loads(resources.files(__package__).joinpath(_FILE).read_text())
+    tables = facts(_FILE)
     frame = pd.DataFrame(
         {**_shared(table), **row, "passes": passes, "source": name, "id": f"{name} {number + 1}"}
         for name, table in tables.items()

@@ -13,10 +13,8 @@ Every layout of mid-size cases is evaluated by its graph, and the layout that th
 is judged by the graph's seconds over their minimum: 1.0 is the same choice.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,28 +47,10 @@ GOAL = 0.8  # share of cases that are to be close
 FITS = ("beliefs", "other cases", "other models")
 RANDOM = "any layout at random: chance of one within 10 %"
 
-# Rules of thumb: sort measured layouts by these, least first
-RULES = {
-    "least tp, then least pp, then largest micro-batch": ("tp", "pp", "-micro_batch"),
-    "least pp, then least tp, then largest micro-batch": ("pp", "tp", "-micro_batch"),
-    "least tp x pp, then least pp, then largest micro-batch": ("model", "pp", "-micro_batch"),
-    "least tp x pp, then least tp, then largest micro-batch": ("model", "tp", "-micro_batch"),
-    "no pipeline, largest micro-batch, then least tp": ("pp", "-micro_batch", "tp"),
-    "tp inside a node and no pipeline, largest micro-batch": ("-node", "pp", "-micro_batch"),
-    "largest micro-batch, then least tp x pp": ("-micro_batch", "model"),
-    "tp 8, least pp, largest micro-batch": ("not8", "pp", "-micro_batch"),
-    "tp 2, least pp, largest micro-batch": ("not2", "pp", "-micro_batch"),
-    "tp 4, least pp, largest micro-batch": ("not4", "pp", "-micro_batch"),
-    "least pp, then micro-batch 2 or more, then least tp": ("pp", "small", "tp", "-micro_batch"),
-}
+_ASKED = harness.facts("plans.toml")
+RULES: dict[str, list[str]] = _ASKED["rules"]
 
 WITHIN = 1.05
-# What the graph builds in a second or two each: some hundred layouts of every kind, in place of
-# some thousand
-ONLY: dict[str, list[Any]] = {
-    "cp": [1], "zero": [0, 1], "recompute": ["none"], "micro_batch": [1, 2],
-    "schedule": ["1f1b", "interleaved"], "vp": [1, 2],
-}  # fmt: skip
 SEQ = 2048
 
 
@@ -88,12 +68,7 @@ class Case(NamedTuple):
         return f"{self.model}, {self.layers} layers, {of}, batch {self.batch}"
 
 
-CASES = (
-    Case("gpt3-6.7b", 8, "aic_a100_sxm", 8, 16),
-    Case("gpt3-13b", 12, "aic_a100_sxm", 16, 32),
-    Case("llama2-7b", 8, "aic_h100_sxm", 16, 32),
-    Case("llama3-8b", 8, "aic_h100_sxm", 16, 16),
-)
+CASES = tuple(Case(**case) for case in _ASKED["cases"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,19 +84,9 @@ class Choice:
         return float((self.slower <= CLOSE).mean())
 
 
-def run(
-    data: Path | None,
-    out: Path,
-    quick: bool = False,
-    tasks: Sequence[str] | None = None,
-    say: Callable[[str], None] = print,
-) -> None:
-    """Print and write the tables of `tasks`: choice (measured sweeps), graph (brute force)."""
-    wanted = harness.tasks_of(tasks, TASKS)
-    harness.publish(out, "plans", _found(data, wanted, quick), say)
-
-
-def _found(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
+@harness.claim("plans", TASKS)
+def run(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
+    """The tables of `wanted` tasks: choice (measured sweeps), graph (brute force)."""
     if "choice" in wanted:
         if data is None or not (data / FILE).exists():
             raise InputError(
@@ -240,7 +205,7 @@ def _slower(measured_s: np.ndarray, score: np.ndarray) -> float:
     return float(measured_s[first].mean() / measured_s.min())
 
 
-def _place(rows: pd.DataFrame, keys: tuple[str, ...]) -> np.ndarray:
+def _place(rows: pd.DataFrame, keys: Sequence[str]) -> np.ndarray:
     """Places of rows by a rule; equal ones share theirs."""
     columns = {
         **{name: rows[name].to_numpy(float) for name in ("tp", "pp", "micro_batch")},
@@ -250,14 +215,13 @@ def _place(rows: pd.DataFrame, keys: tuple[str, ...]) -> np.ndarray:
         **{f"not{n}": (rows["tp"] != n).to_numpy(float) for n in (2, 4, 8)},
     }  # fmt: skip
     signed = [-columns[key[1:]] if key.startswith("-") else columns[key] for key in keys]
-    table = np.stack(signed, 1)
-    return 1.0 + np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
+    return 1.0 + np.unique(np.stack(signed, 1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def by_graph(case: Case) -> pd.DataFrame:
     """Every layout of a case, as the plan ranks them: `rank, layout, plan_s, graph_s`."""
     shape = dataclasses.replace(load_shape(case.model), layers=case.layers, seq=SEQ)
-    found = plan(shape, case.system, case.gpus, batch=case.batch, only=ONLY)
+    found = plan(shape, case.system, case.gpus, batch=case.batch, only=_ASKED["only"])
     rows: list[dict[str, Any]] = []
     for rank in range(len(found)):
         choice = found.choice(rank)

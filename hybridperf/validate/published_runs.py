@@ -5,8 +5,6 @@ Rows of known layout are judged; those typed from memory are never fitted on. Be
 constant share of the peak that errs least on the judged rows themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -6,8 +6,6 @@ collective_baselines  collectives of a system: alpha-beta, ring and tree, interp
 step_baselines        training steps: a constant share of the peak, trees
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence

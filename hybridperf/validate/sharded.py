@@ -14,8 +14,6 @@ The model must be of this machine and know its collectives: `hybridperf calibrat
 calibrate --collectives` into one folder.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import math
@@ -66,18 +64,11 @@ def run(
     passes: int = 2,
     say: Callable[[str], None] = print,
 ) -> Mapping[str, Any]:
-    """Measure models and predict them; leaves tables, `summary.json` and `results.json` in `out`.
+    """Measure models and predict them; leaves tables, `summary.json` and `results.json` in `out`;
+    what an earlier run measured there is not measured again.
 
-    Args:
-        model: of this machine, with its collectives.
-        out: folder for the results; what an earlier run measured there is not measured again.
-        tasks: how many models run on one placement each.
-        to_shard: how many models run on several placements each.
-        passes: times that the models of `tasks` are measured; those of `to_shard` once.
-        say: takes what is printed.
-
-    Raises:
-        InputError: the model is of another machine, or knows no collectives.
+    `tasks` models run on one placement each, `passes` times; `to_shard` on several placements each,
+    once. `InputError` where the model is of another machine, or knows no collectives.
     """
     out, start_s = Path(out), time.perf_counter()
     harness.refuse_other_backend(model.device, default_backend())
@@ -226,22 +217,19 @@ def _steps(
     say(f"running {count} sharded models on two cores, {passes} times each")
     _measure(folder, tasks, passes, profile=True)
     steps, phases = compare(model, folder, tasks)
-    write_table(pd.DataFrame(steps), folder.parent / "steps.csv")
-    columns = ("measured_s", "predicted_s", "graph_s", "roofline_s")
-    measured_s, predicted_s, graph_s, roofline_s = ([c[name] for c in steps] for name in columns)
-    factors, scaled = best_factors(roofline_s, measured_s), None
+    frame = pd.DataFrame(steps)
+    write_table(frame, folder.parent / "steps.csv")
+    columns = ("measured_s", "low_s", "high_s")
+    measured_s, low_s, high_s = (frame[name].astype(float) for name in columns)
+    factors, scaled = best_factors(frame["roofline_s"], measured_s), None
     if factors is not None:
-        scaled = sharded_scores.errors(factors * np.asarray(roofline_s), measured_s)
-    ends = [(c["low_s"], c["high_s"]) for c in steps]
+        scaled = sharded_scores.errors(factors * frame["roofline_s"], measured_s)
     found: dict[str, Any] = {
-        "programs": sharded_scores.errors(predicted_s, measured_s),
-        "graph": sharded_scores.errors(graph_s, measured_s),
+        "programs": sharded_scores.errors(frame["predicted_s"], measured_s),
+        "graph": sharded_scores.errors(frame["graph_s"], measured_s),
         "scaled_roofline": scaled,
         "noise": _mean_noise(steps),
-        "inside": sum(
-            low is not None and low <= s <= (high or 0)
-            for (low, high), s in zip(ends, measured_s, strict=True)
-        ),
+        "inside": int(measured_s.between(low_s, high_s).sum()),
         "models": count,
     }
     found["bar"] = max(BAR, NOISES * (found["noise"] or 0.0))
@@ -253,7 +241,9 @@ def _steps(
     }
     say("\n" + _steps_text(steps, found) + "\n\n" + sharded_scores.phase_table(split))
     names = [f"{c['task']}: {c['tables']} tables" for c in steps]
-    plots.measured_plot(names, measured_s, predicted_s, folder.parent / "steps.png", ends)
+    ends = [(c["low_s"], c["high_s"]) for c in steps]
+    picture = folder.parent / "steps.png"
+    plots.measured_plot(names, measured_s, frame["predicted_s"], picture, ends)
     return found
 
 
@@ -297,15 +287,9 @@ def _measure(folder: Path, tasks: Sequence[Task], passes: int, *, profile: bool)
     """
     with replacing(folder / "tasks.json") as handle:
         json.dump(tasks, handle, indent=1)
-    options = [
-        "--tasks",
-        str(folder / "tasks.json"),
-        "--out",
-        str(folder),
-        "--processes",
-        str(RANKS),
-    ]
-    options += ["--passes", str(passes), *([] if profile else ["--no-profile"])]
+    options = ["--tasks", str(folder / "tasks.json"), "--out", str(folder)]
+    options += ["--processes", str(RANKS), "--passes", str(passes)]
+    options += [] if profile else ["--no-profile"]
     run_program("hybridperf_calibration.training_steps.sharded_dlrm", options)
     read_json(folder / "steps.machine.json", "machine", 1)  # what ran has left its facts
 

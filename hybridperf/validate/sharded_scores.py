@@ -11,8 +11,6 @@ collective's instruction lasts until the last rank has come, so of the ranks the
 least counts; of all other phases the mean over the ranks does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,7 +55,10 @@ def judge(placements: pd.DataFrame, ways: Sequence[str]) -> dict[str, Any]:
     return {
         "models": len(spreads),
         "counted": int((spreads >= DIFFER).sum()),
-        "ways": {way: _score(_predicted_best(every, way)) for way in ways},
+        "ways": {
+            way: _score(every.sort_values(way, kind="stable").drop_duplicates("task").sort_index())
+            for way in ways
+        },
         # a rule is worth what it does on average in a model, so that one that names several
         # placements there counts once
         "rules": {
@@ -65,10 +66,6 @@ def judge(placements: pd.DataFrame, ways: Sequence[str]) -> dict[str, Any]:
         },
         "any": _score(every),
     }
-
-
-def _predicted_best(placements: pd.DataFrame, way: str) -> pd.DataFrame:
-    return placements.sort_values(way, kind="stable").drop_duplicates("task").sort_index()
 
 
 def _score(losses: pd.DataFrame) -> dict[str, float | int | None]:

@@ -9,8 +9,6 @@ A task is plain data, an object of the JSON that
 `hybridperf_calibration.training_steps.sharded_dlrm` measures.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.ops.embedding import Table, Uniform, Zipf
+from hybridperf.validate.harness import facts
 
 Task = dict[str, Any]
 
@@ -32,24 +31,16 @@ _UNIFORM_SHARE = 0.125  # of tables
 class Limits:
     """What models of one kind stay within."""
 
-    tables: tuple[int, int]
-    rows: tuple[float, float]
+    tables: Sequence[int]
+    rows: Sequence[float]
     lookups: float  # of a step
     table_bytes: float  # of all tables
     layers: int
-    batches: tuple[int, ...]
+    batches: Sequence[int]
     least_pooling: int  # of heavy models
 
 
-DLRMS = Limits(
-    tables=(4, 20), rows=(1e3, 1e6), lookups=4e5, table_bytes=5e8, layers=3,
-    batches=(256, 512, 1024, 2048), least_pooling=8,
-)  # fmt: skip
-# lookups outweigh what all placements have in common
-TO_SHARD = Limits(
-    tables=(8, 16), rows=(1e3, 5e5), lookups=5e5, table_bytes=1.2e8, layers=2,
-    batches=(1024, 2048), least_pooling=8,
-)  # fmt: skip
+DLRMS, TO_SHARD = (Limits(**limits) for limits in facts("sharded.toml").values())
 
 
 def random_models(

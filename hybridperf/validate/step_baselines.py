@@ -11,11 +11,9 @@ The first two differ by up to a factor of two where MFU spans orders of magnitud
 Axes: N rows.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -35,8 +33,8 @@ class BaselineRows:
     ideal_s: np.ndarray  # [N] model FLOPs at the peak of all GPUs
     layout: np.ndarray  # [N, F] logs of sizes and layout
 
-    def __getitem__(self, at: Any) -> BaselineRows:
-        return BaselineRows(self.ideal_s[at], self.layout[at])
+    def __getitem__(self, at: Any) -> Self:
+        return type(self)(self.ideal_s[at], self.layout[at])
 
 
 def baseline_rows(rows: list[ResolvedRow]) -> BaselineRows:

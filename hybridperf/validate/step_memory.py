@@ -7,8 +7,6 @@ same split. Balanced accuracy: the mean of the shares of failures and of success
 Cells with both outcomes and layouts with more stages than layers are left out. Axes: N rows.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -6,8 +6,6 @@ predictions added. The step's call and its fresh memory have no instruction: the
 the step takes besides its instructions.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -11,31 +11,19 @@ A cell is a layout with its model and GPU count; runs of it that differ in the Z
 together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
-from hybridperf.validate.harness import Split
+from hybridperf.validate.harness import Split, facts
 
 CELL = ("model", "n_gpus", "tp", "pp", "dp", "micro_batch")
 # One draw of 30 rows differs from the next by 0.7 points of 3: ten of them leave the mean unsure by
 # 0.25, forty by 0.1
 DRAWS, DRAWN_ROWS, FOLDS = 40, 30, 5
 
-
-# mean errors we want on the rows kept aside, by task
-STEP_GOALS = {
-    "vTrain one node, no rows": 0.10,
-    "vTrain one node, 30 rows": 0.03,
-    "vTrain many nodes, one-node rows": 0.09,
-    "ultra-scale, unseen model": 0.18,
-    "ultra-scale, unseen GPU count": 0.20,
-    "ultra-scale, unseen cells": 0.14,
-    "MosaicML, unseen size": 0.045,
-}
+STEP_GOALS: dict[str, float] = facts("steps.toml")["goals"]
 _NONE = np.zeros(0, int)
 
 

@@ -11,10 +11,8 @@ Nothing is fitted on a row that is judged. Rows that contradict themselves are l
 judged apart; rows that belong to a slow mode (`steps/cross_node.py`) are judged with and without.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +35,8 @@ TASKS = ("splits", "sources", "memory", "layers", "papers")
 QUICK_DRAWS, QUICK_FOLDS, QUICK_ROWS = 2, 1, 60
 OTHER_SOURCES_ROWS = 300  # more of other sources teach no more
 HOST_BOUND = 0.10  # share of a step that waits for the host
-# what was published with the rows, for the reader; calculon's and NeuSight's are computed from
-# their own predictions in the rows
-PUBLISHED = {"vtrain_single_node": "vTrain 8.4 %", "vtrain_multi_node": "vTrain 14.7 %"}
+_PUBLISHED: dict[str, str] = harness.facts("steps.toml")["published"]
 _THEIRS = {"calculon_pred_s": "calculon", "neusight_pred_s": "NeuSight"}
-RECALLED = {"megatron_sc21_tab1": "recalled, not read"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,19 +70,9 @@ class MeasuredSteps:
         return {name: predicts(asked) for name, predicts in made.items() if predicts is not None}
 
 
-def run(
-    data: Path,
-    out: Path,
-    quick: bool = False,
-    tasks: Sequence[str] | None = None,
-    say: Callable[[str], None] = print,
-) -> None:
-    """Print all tables and write them to `out`; `tasks`: `TASKS`."""
-    wanted = harness.tasks_of(tasks, TASKS)
-    harness.publish(out, "steps", _found(Path(data), wanted, quick), say)
-
-
-def _found(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
+@harness.claim("steps", TASKS)
+def run(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
+    """All tables of `wanted` tasks."""
     measured = read(data)
     yield Found(_counts(measured))
     if "splits" in wanted:
@@ -236,8 +221,8 @@ def source_table(by_source: pd.DataFrame) -> str:
         if "others_s" in part and clean["others_s"].notna().any():
             with_others = step_scores(clean.assign(predicted_s=clean["others_s"])).mape
             others = "" if np.isnan(with_others) else text.percent(with_others)
-        remarks = [PUBLISHED.get(str(source), ""), RECALLED.get(str(source), "")]
-        remark = "; ".join(filter(None, [*remarks, *_published(clean)]))
+        remarks = [_PUBLISHED.get(str(source), ""), *_published(clean)]
+        remark = "; ".join(filter(None, remarks))
         cells = _cells(str(source), step_scores(clean, constants), constants, None, remark)
         lines.append([*cells[:3], others, *cells[3:]])
     head = _headers(constants)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hybridperf.cli.plan import _ONLY
+from hybridperf.cli.common import WORDS
 from hybridperf.io import InputError
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.report.html.of_plan import plan_page
@@ -150,7 +150,7 @@ def test_what_follows_can_be_narrowed_too(shape):
 
 
 def test_help_names_what_can_be_narrowed():
-    assert all(f" {name}" in _ONLY for name in (*FREE, *FOLLOWING))
+    assert all(f" {name}" in WORDS["plan"]["only"] for name in (*FREE, *FOLLOWING))
 
 
 def test_a_winner_near_the_limit_says_so(shape):

@@ -1,16 +1,14 @@
 """What a page may hold, as plain values: the templates turn them into HTML and escape all text.
 
 A `colour` is a number from 0 to `COLOURS - 1`, the same hue wherever it appears on a page, or
-`OTHER`, a grey. A block names the macro of `templates/blocks.html.j2` that writes it.
+`OTHER`, a grey. `templates/blocks.html.j2` writes a block by the name of its class.
 """
-
-from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,7 +30,6 @@ _UNSAFE = re.compile(
 class Text:
     """A paragraph."""
 
-    macro: ClassVar = "text"
     text: str
 
 
@@ -40,7 +37,6 @@ class Text:
 class Notes:
     """A list of sentences, or the sentence that there are none."""
 
-    macro: ClassVar = "notes"
     items: Sequence[str]
     none: str = "None."
 
@@ -49,7 +45,6 @@ class Notes:
 class Facts:
     """Key figures as cards: (name, figure, remark)."""
 
-    macro: ClassVar = "facts"
     items: Sequence[tuple[str, str, str]]
 
 
@@ -67,7 +62,6 @@ class Cell:
 class Table:
     """Rows of cells. The first `words` columns are left-aligned text, the others are numbers."""
 
-    macro: ClassVar = "table"
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
@@ -80,7 +74,6 @@ class Table:
 class Figure:
     """A Bokeh figure. `legend`: symbol, colour and name of what it shows."""
 
-    macro: ClassVar = "figure"
     model: Any
     caption: str
     legend: Sequence[tuple[str, int | str, str]] = ()
@@ -90,9 +83,8 @@ class Figure:
 class Folded:
     """Blocks behind a line that opens them."""
 
-    macro: ClassVar = "folded"
     title: str
-    blocks: Sequence[Block]
+    blocks: Sequence["Block"]
 
 
 Block = Text | Notes | Facts | Table | Figure | Folded
@@ -157,11 +149,6 @@ def time_words(value: float | None) -> str:
 def count_words(value: float) -> str:
     """A number of things."""
     return f"{value:,.0f}"
-
-
-def yes_or_no(value: object) -> str:
-    """A flag in words."""
-    return "yes" if value else "no"
 
 
 def clean(text: Any) -> Any:

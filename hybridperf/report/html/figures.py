@@ -5,11 +5,11 @@ system is dark. Axes are in one unit that is chosen here, since formatters writt
 would need a page that may evaluate text.
 """
 
-from __future__ import annotations
-
 import math
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,21 +18,10 @@ from bokeh.models import ColumnDataSource, FixedTicker, Range1d
 from bokeh.plotting import figure
 
 from hybridperf.report.html.document import COLOURS, Figure, time_words
-from hybridperf.report.text import PREFIXES, TIMES, quantity
+from hybridperf.report.text import PREFIXES, TIMES
 
-# not Bokeh's own white, which it would leave out of a figure's JSON
-LIGHT = {
-    "page": "#fdfdfd", "panel": "#f5f6f8", "text": "#1a1f26", "quiet": "#59636f",
-    "rule": "#d9dde2", "link": "#1a5fa8", "mark": "#c40024",
-    "k0": "#1f6fb4", "k1": "#b84e00", "k2": "#107a5a", "k3": "#b02a63", "k4": "#655fb0",
-    "k5": "#8a6214", "k6": "#007c89", "k7": "#6a747f",
-}  # fmt: skip
-DARK = {
-    "page": "#14181d", "panel": "#1d232a", "text": "#e6e9ed", "quiet": "#a3adb8",
-    "rule": "#38414b", "link": "#7db8f5", "mark": "#ff6b81",
-    "k0": "#6db3f2", "k1": "#ffa15c", "k2": "#4fd1a5", "k3": "#f28bb5", "k4": "#b3acff",
-    "k5": "#e0b95c", "k6": "#4dd0e1", "k7": "#9aa7b2",
-}  # fmt: skip
+_COLOURS = resources.files(__package__).joinpath("templates/colours.toml").read_text()
+LIGHT, DARK = tomllib.loads(_COLOURS).values()
 HUES = [LIGHT[f"k{colour}"] for colour in range(COLOURS + 1)]
 _MARKERS = {
     "circle": "●", "square": "■", "diamond": "◆", "triangle": "▲", "inverted_triangle": "▼",
@@ -55,22 +44,16 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """Points or a line of a plot, N of them.
-
-    Args:
-        words: what is shown on pointing at a point, by its number.
-        share: [N] from 0 to 1, sets the area of points.
-        best: whether this is the point that the page speaks of.
-    """
+    """Points or a line of a plot, N of them."""
 
     name: str
     x: np.ndarray
     y: np.ndarray
     colour: int = 0
     line: bool = False
-    words: Callable[[int], str] = str
-    share: np.ndarray | None = None
-    best: bool = False
+    words: Callable[[int], str] = str  # shown on pointing at a point, by its number
+    share: np.ndarray | None = None  # [N] from 0 to 1, sets the area of points
+    best: bool = False  # the point that the page speaks of
 
 
 def plot(series: Sequence[Series], x: Axis, y: Axis, caption: str) -> Figure:
@@ -85,7 +68,7 @@ def plot(series: Sequence[Series], x: Axis, y: Axis, caption: str) -> Figure:
     for axis, kind, name in ((drawn.xaxis, x, "x"), (drawn.yaxis, y, "y")):
         values = [getattr(one, name)[some] for one, some in zip(series, good, strict=True)]
         scales[name], unit = _unit(values, kind.unit)
-        axis.axis_label = _label(kind, unit)
+        axis.axis_label = f"{kind.name}, {unit}" if unit not in ("", kind.name) else kind.name
         axis.formatter = models.BasicTickFormatter(use_scientific=not kind.log)
         if kind.log:
             axis.ticker = FixedTicker(ticks=log_ticks(np.concatenate(values) / scales[name]))
@@ -133,25 +116,21 @@ def _spots(values: np.ndarray, log: bool, count: int) -> np.ndarray:
 
 def bars(
     rows: Sequence[tuple[str, Sequence[float], str]], parts: Sequence[tuple[str, int]],
-    caption: str, unit: str = "s",
+    caption: str,
 ) -> Figure:  # fmt: skip
-    """Stacked bars from a common zero.
-
-    Args:
-        rows: label, amount of each part, words for the sum; not known parts are NaN.
-        parts: name and colour.
-        unit: of the amounts.
+    """Stacked bars from a common zero; `rows`: label, amount of each part (NaN where it is not
+    known), words for the sum; `parts`: name and colour.
     """
     amounts = np.nan_to_num([amounts for _, amounts, _ in rows]).reshape(len(rows), len(parts))
     sums = amounts.sum(axis=1)
-    scale, shown = _unit([sums], unit)
+    scale, shown = _unit([sums], "s")
     drawn = _rows_figure([label for label, _, _ in rows], float(sums.max(initial=0)) / scale, shown)
     left, y = np.zeros(len(rows)), np.arange(len(rows))
     renderers, legend = [], []
     for (name, colour), part in zip(parts, amounts.T, strict=True):
         if not part.any():
             continue
-        took = [quantity_words(amount, unit) for amount in part]
+        took = map(time_words, part)
         words = [f"{row[0]}: {name} {some}" for row, some in zip(rows, took, strict=True)]
         columns = {"y": y, "left": left / scale, "right": (left + part) / scale, "words": words}
         hues = {"fill_color": HUES[colour], "line_color": LIGHT["page"]}
@@ -175,10 +154,10 @@ class Interval(NamedTuple):
     high: float | None = None
 
 
-def intervals(rows: Sequence[Interval], caption: str, unit: str = "s") -> Figure:
+def intervals(rows: Sequence[Interval], caption: str) -> Figure:
     """Values with their intervals one below the other on one axis from zero."""
     ends = [np.array([end for end in row[1:] if end is not None], float) for row in rows]
-    scale, shown = _unit(ends, unit)
+    scale, shown = _unit(ends, "s")
     drawn = _rows_figure([row.label for row in rows], max(map(np.max, ends)) / scale, shown)
     y = np.arange(len(rows))
     known = [at for at, row in enumerate(rows) if row.low is not None and row.high is not None]
@@ -186,12 +165,11 @@ def intervals(rows: Sequence[Interval], caption: str, unit: str = "s") -> Figure
     source = ColumnDataSource({"y": y[known], "left": low, "right": high})
     drawn.hbar("y", left="left", right="right", height=0.5, source=source, fill_alpha=0.3,
                fill_color=HUES[0], line_color=None)  # fmt: skip
-    words = [quantity_words(row.value, unit) for row in rows]
+    words = [time_words(row.value) for row in rows]
     value = np.array([row.value for row in rows]) / scale
     tips = [f"{row.label}: {value}" for row, value in zip(rows, words, strict=True)]
     for at in known:
-        span = (quantity_words(end, unit) for end in rows[at][2:])
-        tips[at] += f" (90 %: {' to '.join(span)})"
+        tips[at] += f" (90 %: {' to '.join(map(time_words, rows[at][2:]))})"
     points = ColumnDataSource({"x": value, "y": y, "words": tips})
     marks = drawn.scatter("x", "y", size=11, marker="diamond", source=points, color=HUES[0])
     right = [max(end) / scale for end in ends]
@@ -204,7 +182,9 @@ def row_axis(drawn: Any, names: Sequence[str]) -> None:
     """Name the rows of a figure, the first on top."""
     drawn.y_range = Range1d(start=len(names) - 0.4, end=-0.6)
     drawn.yaxis.ticker = FixedTicker(ticks=list(range(len(names))))
-    drawn.yaxis.major_label_overrides = {at: _clipped(name) for at, name in enumerate(names)}
+    drawn.yaxis.major_label_overrides = {
+        at: name if len(name) <= 24 else f"{name[:23]}…" for at, name in enumerate(names)
+    }
     drawn.ygrid.grid_line_color = None
     drawn.yaxis.major_tick_line_color = None
 
@@ -257,10 +237,6 @@ def _texts(drawn: Any, source: ColumnDataSource) -> None:
                text_font_size="12px", text_color=LIGHT["text"])  # fmt: skip
 
 
-def _clipped(name: str, most: int = 24) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
 def log_ticks(values: np.ndarray) -> list[float]:
     """Powers of ten around the values; 1, 2 and 5 times them where there are few."""
     if not len(values):
@@ -268,10 +244,6 @@ def log_ticks(values: np.ndarray) -> list[float]:
     low, high = (math.log10(end) for end in (values.min(), values.max()))
     mantissas = (1, 2, 5) if high - low < 3 else (1,)
     return [f * 10.0**p for p in range(math.floor(low) - 1, math.ceil(high) + 1) for f in mantissas]
-
-
-def _label(axis: Axis, unit: str) -> str:
-    return f"{axis.name}, {unit}" if unit and unit != axis.name else axis.name
 
 
 def _on_axes(values: np.ndarray, axis: Axis) -> np.ndarray:
@@ -286,8 +258,3 @@ def _unit(values: Sequence[np.ndarray], unit: str) -> tuple[float, str]:
         return 1.0, unit
     steps = TIMES if unit == "s" else [(factor, prefix + unit) for factor, prefix in PREFIXES]
     return next((step for step in steps if most >= step[0]), steps[-1])
-
-
-def quantity_words(value: float | None, unit: str) -> str:
-    """An amount in words."""
-    return time_words(value) if unit == "s" else quantity(value, unit)

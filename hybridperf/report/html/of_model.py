@@ -1,7 +1,5 @@
 """Facts behind a result: device, system, fitted knobs, and where a fit comes from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,8 +1,5 @@
 """A plan as a page: the best layout, how sure it is, the others, what would move the optimum."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,7 @@ from hybridperf.training.plans.explain import NAIVE, ComparedLayout, compared, d
 from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
 from hybridperf.training.plans.ranked import PAIRS, plan_front
 from hybridperf.training.plans.run import Plan
-from hybridperf.training.plans.sensitivity import LeverEffect, lever_effects
+from hybridperf.training.plans.sensitivity import lever_effects
 from hybridperf.training.plans.table import top
 
 _LISTED = 100  # best layouts
@@ -27,8 +24,8 @@ _AXES = {"memory": "memory of the fullest GPU", "energy": "energy of a {}", "cos
 _UNITS = {"memory": "B", "energy": "J", "cost": "USD"}
 
 
-def plan_page(plan: Plan, title: str = "", moved: Sequence[LeverEffect] | None = None) -> doc.Page:
-    """The page of a plan; `moved` is what `lever_effects` (seconds of work) found, if known."""
+def plan_page(plan: Plan) -> doc.Page:
+    """The page of a plan."""
     candidates = compared(plan)
     shape, case = plan.setup.shape, plan.cases[plan.choice(0).case]
     devices = f"{case.space.gpus:,} x {plan.setup.device.name}"
@@ -38,18 +35,17 @@ def plan_page(plan: Plan, title: str = "", moved: Sequence[LeverEffect] | None =
     traded = [(one, other) for one, other in PAIRS if report.trades(plan, other)]
     fronts: list[doc.Block] = [_front_plot(plan, one, other) for one, other in traded]
     prices: list[doc.Block] = [doc.Text("Prices and power:"), doc.Notes(plan.economy.notes)]
-    levers = _levers(plan, lever_effects(plan) if moved is None else moved)
     sections = [
         doc.Section("The best layout", _summary(plan, candidates[0])),
         doc.Section("How sure", _sure(plan, candidates)),
         doc.Section("Why", _why(plan, candidates)),
         doc.Section("Layouts", layouts),
         doc.Section("What is traded for what", fronts),
-        doc.Section("What would move it", levers),
+        doc.Section("What would move it", _levers(plan)),
         doc.Section("Notes and assumptions", [doc.Notes(plan.notes), *prices]),
         doc.Section("Provenance", _provenance(plan)),
     ]
-    title = title or f"How to train {shape.name} on {counted(case.space.gpus, 'GPU')}"
+    title = f"How to train {shape.name} on {counted(case.space.gpus, 'GPU')}"
     return doc.Page(title, sections, lead)
 
 
@@ -203,7 +199,7 @@ def _batches_differ(plan: Plan) -> bool:
     return len({case.space.global_batch for case in plan.cases}) > 1
 
 
-def _levers(plan: Plan, moved: Sequence[LeverEffect]) -> list[doc.Block]:
+def _levers(plan: Plan) -> list[doc.Block]:
     frame = pd.DataFrame([
         {
             "lever": one.lever,
@@ -212,7 +208,7 @@ def _levers(plan: Plan, moved: Sequence[LeverEffect]) -> list[doc.Block]:
             "factor": f"{one.factor:g} times",
             "best_s": one.best_s,
         }
-        for one in moved
+        for one in lever_effects(plan)
     ])  # fmt: skip
     columns = [
         doc.Column("lever", "more of"),

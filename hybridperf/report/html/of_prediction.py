@@ -1,7 +1,5 @@
 """A prediction as a page: time and interval of a step, its parts, roofline and timeline."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,7 +81,7 @@ def _breakdown(
         launches = {"group": _LAUNCHES, "path_s": launches_s, "colour": doc.OTHER}
         groups = pd.concat([groups, pd.DataFrame([launches])], ignore_index=True)
     groups["of_step"] = groups["path_s"] / (prediction.time_s or 1.0)
-    in_range = doc.Column("in_range", "in measured range", doc.yes_or_no)
+    in_range = doc.Column("in_range", "in measured range", lambda known: "yes" if known else "no")
     columns = [
         doc.Column("group", "group"),
         doc.Column("seconds", "seconds", doc.time_words),
@@ -245,12 +243,10 @@ def _rows(prediction: Prediction) -> pd.DataFrame:
 def _sizes(columns: Mapping[str, Any]) -> str:
     known = {k: v for k, v in columns.items() if v == v and v not in (None, 0.0, "")}
     plain = ("op", "dtype")
-    words = {k: str(v) if k in plain else f"{k} {_number(v)}" for k, v in known.items()}
-    return ", ".join(words.values())
-
-
-def _number(value: Any) -> str:
-    return f"{value:,.6g}" if isinstance(value, int | float | np.number) else str(value)
+    words = {
+        k: f"{v:,.6g}" if isinstance(v, int | float | np.number) else v for k, v in known.items()
+    }
+    return ", ".join(str(v) if k in plain else f"{k} {v}" for k, v in words.items())
 
 
 def _critical_s(prediction: Prediction) -> tuple[dict[str, float], float]:

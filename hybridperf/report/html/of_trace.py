@@ -1,7 +1,5 @@
 """Recorded steps as a page: where each rank's time went and why, the longest ops, a timeline."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +12,8 @@ from hybridperf.report.html.tracks import Track, timeline
 from hybridperf.report.text import percent, seconds
 from hybridperf.report.trace_tables import REASONS, idle_reasons, rank_words
 from hybridperf.traces import summary as summed
-from hybridperf.traces.events import COPY, FILL, NONE, OP, RankTrace
+from hybridperf.traces.events import COPY, FILL, RankTrace
+from hybridperf.traces.overheads import outermost_op
 from hybridperf.traces.steps import CommonStep
 
 _TOP = 30  # ops and kernels listed
@@ -149,7 +148,7 @@ def _timeline(traces: Sequence[RankTrace], chosen: Sequence[CommonStep]) -> list
         before = f"rank {trace.rank if trace.rank is not None else at} " if len(traces) > 1 else ""
         host, device = trace.host, trace.device_events
         calls = _together([step.steps[at].host for step in chosen])
-        calls = calls[_outermost(trace)[calls]]
+        calls = calls[outermost_op(trace)[calls] == calls]
         events = _together([step.steps[at].device for step in chosen])
         copies = np.where(np.isin(device.kind, (COPY, FILL)), _COPY, _KERNEL)
         kinds = np.where(device.communicates, _COMMUNICATION, copies)
@@ -169,18 +168,6 @@ def _timeline(traces: Sequence[RankTrace], chosen: Sequence[CommonStep]) -> list
 
 def _together(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0, int), *parts]).astype(int)
-
-
-def _outermost(trace: RankTrace) -> np.ndarray:
-    """Host events that are ops in no other op [events]."""
-    host = trace.host
-    if not len(host):
-        return np.zeros(0, bool)
-    within, above = np.zeros(len(host), bool), host.parent
-    while (above != NONE).any():
-        within |= (above != NONE) & (host.kind[above] == OP)
-        above = np.where(above == NONE, NONE, host.parent[above])
-    return (host.kind == OP) & ~within
 
 
 def _sources(traces: Sequence[RankTrace]) -> doc.Table:

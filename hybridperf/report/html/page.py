@@ -4,8 +4,6 @@ The policy names each script by its hash, so that nothing else in the page can r
 it was given.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime
 import functools
@@ -46,7 +44,8 @@ def render(page: Page) -> str:
     figures = [block for section in page.sections for block in _figures(section.blocks)]
     environment = _environment()
     facts = [*page.facts, *_command()]
-    scripts = [_bokeh(), _script()] if figures else [_script()]
+    script = environment.get_template("page.js.j2").render()
+    scripts = [_bokeh(), script] if figures else [script]
     digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     return environment.get_template("page.html.j2").render(
@@ -106,7 +105,3 @@ def _environment() -> Environment:
 @functools.cache
 def _bokeh() -> str:
     return "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw[:1])
-
-
-def _script() -> str:
-    return _environment().get_template("page.js.j2").render()

@@ -5,8 +5,6 @@ become one, which says how many it stands for. `r` is zero where all slices fit,
 smallest power of two times a millionth of the whole with which they do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -112,13 +110,11 @@ def timeline(
     tracks: Sequence[Track], labels: Sequence[str], kinds: Sequence[tuple[str, int]],
     more: str = "", most_slices: int = _MOST_SLICES, most_tracks: int = _MOST_TRACKS,
 ) -> list[doc.Block]:  # fmt: skip
-    """The figure of a timeline, of at most so many slices and tracks, and its tables.
+    """The figure of a timeline, of at most so many slices and tracks (the first on top), and its
+    tables.
 
-    Args:
-        tracks: rows, the first on top; `label` and `kind` are indices into the next two.
-        labels: names of slices.
-        kinds: name and colour.
-        more: a sentence that names where every slice is, for a page that merges some.
+    `labels`, `kinds`: names of slices, names and colours of kinds, which tracks index; `more`: a
+    sentence that names where every slice is, for a page that merges some.
     """
     all_lanes = [lane for track in tracks if len(track.start_s) for lane in lanes(track)]
     if not all_lanes:

@@ -4,10 +4,8 @@ Messages are of a group over some levels: of a node's GPUs (inside), of one GPU 
 (across), or of all.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from hybridperf.hardware import DeviceSpec, SystemSpec
 from hybridperf.io import InputError
@@ -47,13 +45,13 @@ class Cluster:
         inside, across = INSIDE in levels, ACROSS in levels
         return (self.gpus_per_node if inside else 1) * (self.nodes if across else 1)
 
-    @staticmethod
+    @classmethod
     def of_system(
-        system: SystemSpec, device: DeviceSpec, nodes: int, dtype: str, *, compute: float,
-        memory: float, inside: float, across: float,
-    ) -> Cluster:  # fmt: skip
+        cls, system: SystemSpec, device: DeviceSpec, nodes: int, dtype: str, *,
+        compute: float = 1.0, memory: float = 1.0, inside: float = 1.0, across: float = 1.0,
+    ) -> Self:  # fmt: skip
         """A known system at shares of its datasheet's peak and bandwidths."""
-        return Cluster(
+        return cls(
             system.accelerators_per_node, nodes, compute * device.peak(dtype, "matrix"),
             memory * device.memory_bytes_per_s, inside * system.intra_bytes_per_s,
             across * system.share_bytes_per_s, device.memory_bytes,

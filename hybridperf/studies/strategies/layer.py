@@ -10,8 +10,6 @@ that share a layer have to exchange.
 A layer is `units` equal ones in a row; all sizes are of one unit.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Literal

@@ -12,8 +12,6 @@ A mean of bandwidths is no physics, and bytes looked up are not the pooled bytes
 `Priced` prices both as they move.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from hybridperf.studies.strategies.cluster import ACROSS, Cluster, Collective, Levels

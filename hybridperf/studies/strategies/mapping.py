@@ -15,8 +15,6 @@ dealt out over the samples, the group gathers it first; so does a layer without 
 gradients.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple

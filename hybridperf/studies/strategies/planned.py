@@ -6,8 +6,6 @@ a step has. Seconds and memory are the plan's.
     tp     tensor parallelism over the level
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

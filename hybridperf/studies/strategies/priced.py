@@ -2,9 +2,8 @@
 workload.
 """
 
-from __future__ import annotations
-
 import dataclasses
+from typing import Self
 
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import find_collectives, load_collectives
@@ -27,13 +26,11 @@ class Priced:
     cluster: Cluster
     _known: dict[Call, float] = dataclasses.field(default_factory=dict, repr=False)
 
-    @staticmethod
-    def of_system(system: SystemSpec, device: DeviceSpec, nodes: int, dtype: str) -> Priced:
+    @classmethod
+    def of_system(cls, system: SystemSpec, device: DeviceSpec, nodes: int, dtype: str) -> Self:
         """A known system, by its calibration or by what measured machines say of it."""
-        cluster = Cluster.of_system(
-            system, device, nodes, dtype, compute=1.0, memory=1.0, inside=1.0, across=1.0
-        )
-        return Priced(_machine(system, device), cluster)
+        cluster = Cluster.of_system(system, device, nodes, dtype)
+        return cls(_machine(system, device), cluster)
 
     def compute_s(self, layer: Layer, samples: float, backward: bool, parts: int = 1) -> float:
         if layer.ops is None:

@@ -3,8 +3,6 @@
 Models and clusters go by name, too: DLRM-A on ZionEX as published, or known shapes on systems.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -13,15 +11,9 @@ import pandas as pd
 
 from hybridperf.hardware import device_of, load_device, load_system
 from hybridperf.io import InputError, unknown
+from hybridperf.studies.strategies import mad_max
 from hybridperf.studies.strategies.cluster import Cluster, CostModel
 from hybridperf.studies.strategies.layer import Layer, transformer_layers
-from hybridperf.studies.strategies.mad_max import (
-    DLRM_A,
-    DLRM_A_LOCAL_BATCH,
-    ZIONEX,
-    MadMax,
-    zionex,
-)
 from hybridperf.studies.strategies.mapping import OF_KIND, Strategy, layer_costs, mapping
 from hybridperf.studies.strategies.priced import Priced
 from hybridperf.studies.strategies.timeline import iteration
@@ -126,7 +118,7 @@ def search_strategies(
 def named_layers(model: str) -> tuple[tuple[Layer, ...], int | None]:
     """(layers of `dlrm-a`, a shape or a file of sizes; samples a GPU where published)."""
     if model.lower().replace("_", "-") == "dlrm-a":
-        return DLRM_A, DLRM_A_LOCAL_BATCH
+        return mad_max.DLRM_A, mad_max.DLRM_A_LOCAL_BATCH
     return transformer_layers(load_shape(model)), None
 
 
@@ -141,8 +133,8 @@ def named_cost_model(
         if not 0 < share <= 1:
             raise InputError(f"expected a share above 0 and up to 1 for {name}, got {share:g}")
     if law == MAD_MAX and not system:
-        return MadMax(_whole(zionex(1), "ZionEX", gpus))
-    fabric = load_system(system or ZIONEX)
+        return mad_max.MadMax(_whole(mad_max.zionex(1), "ZionEX", gpus))
+    fabric = load_system(system or mad_max.ZIONEX)
     spec = load_device(device_of(fabric, device))
     if law == PRICED:
         priced = Priced.of_system(fabric, spec, 1, _DTYPE)
@@ -150,7 +142,7 @@ def named_cost_model(
     one = Cluster.of_system(
         fabric, spec, 1, _DTYPE, compute=compute, memory=memory, inside=links, across=links
     )
-    return MadMax(_whole(one, system, gpus))
+    return mad_max.MadMax(_whole(one, system, gpus))
 
 
 def _whole(node: Cluster, name: str, gpus: int) -> Cluster:

@@ -12,8 +12,6 @@ backward pass comes last of what it does not hold up: after the layers behind wh
 There is no optimizer, no loading, no launch in it. All GPUs are alike, so one stands for all.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
