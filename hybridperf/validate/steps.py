@@ -5,6 +5,7 @@ the same rows.
     sources      every published row, by beliefs alone and with rows of all other sources given
     memory       peaks and failures of the ultra-scale sweep: `step_memory.py`
     layers       Chimera's profiles: `chimera.py`
+    published    famous runs, by regime: `published_runs.py`
     papers       tables of two papers: `paper_steps.py`
 
 Nothing is fitted on a row that is judged. Rows that contradict themselves are listed, predicted and
@@ -24,14 +25,14 @@ from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.memory_fit import endings
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import ResolvedRows, resolve
-from hybridperf.validate import chimera, harness, paper_steps, step_memory
+from hybridperf.validate import chimera, harness, paper_steps, published_runs, step_memory
 from hybridperf.validate.harness import Found, ResultLine
 from hybridperf.validate.scores import SLOW, Scores, mean_of, scores
 from hybridperf.validate.step_baselines import NAMES, baseline_rows, fit
 from hybridperf.validate.step_splits import DRAWS, FOLDS, STEP_GOALS, splits
 
 FILES = ("training_steps/vtrain_steps_dev.csv.gz", "training_steps/train_steps_dev.csv.gz")
-TASKS = ("splits", "sources", "memory", "layers", "papers")
+TASKS = ("splits", "sources", "published", "memory", "layers", "papers")
 QUICK_DRAWS, QUICK_FOLDS, QUICK_ROWS = 2, 1, 60
 OTHER_SOURCES_ROWS = 300  # more of other sources teach no more
 HOST_BOUND = 0.10  # share of a step that waits for the host
@@ -90,6 +91,8 @@ def run(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
             for source, part in by_source[~by_source["flagged"]].groupby("source", sort=False)
         ]
         yield Found(source_table(by_source), {"sources": by_source}, lines)
+    if "published" in wanted and (data / published_runs.FILE).exists():
+        yield published_runs.judge(data, 1 if quick else published_runs.DRAWS)
     if "memory" in wanted:
         ultra = np.flatnonzero(measured.whole["source"] == "ultrascale_playbook")
         part = measured.whole.iloc[ultra].reset_index(drop=True)

@@ -8,7 +8,14 @@ import pytest
 
 from hybridperf.training.steps.memory_fit import endings
 from hybridperf.training.steps.rows import resolve
-from hybridperf.validate import paper_steps, step_baselines, step_memory, step_splits, steps
+from hybridperf.validate import (
+    paper_steps,
+    published_runs,
+    step_baselines,
+    step_memory,
+    step_splits,
+    steps,
+)
 
 ROW = {
     "source": "mosaicml_llmfoundry", "family": "gpt", "hidden": 1024, "heads": 16, "layers": 12,
@@ -170,3 +177,15 @@ def test_steps_of_papers_stand_beside_their_own_baselines() -> None:
     # the sheet does not tell whether its rate counts one pass or three: both are judged
     assert vit.ours < vit.baselines["constant TFLOP/s, best"]
     assert lines["madmax_vit, 3 passes counted"].ours > 1
+
+
+def test_published_runs_are_judged_by_regime(data_dir) -> None:
+    found = published_runs.judge(data_dir, draws=1)
+    lines = {line.name: line for line in found.lines}
+    whole = lines["published runs, all"]
+    assert whole.n == 50
+    assert whole.ours < 0.6 * whole.baselines["constant MFU, best"]
+    assert whole.coverage > 0.75
+    sizes = ("one node", "up to 128 GPUs", "up to 1,024", "more")
+    assert sum(lines[f"published runs, {size}"].n for size in sizes) == whole.n
+    assert "0 of 50 runs that ran are called too large" in found.text
