@@ -20,6 +20,8 @@ from hybridperf.io import InputError, unknown
 
 # in what drivers call devices
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "intel"})
+# a part of a device, or one sold under the name of a larger: "RTX 4090 Laptop GPU", "RTX 4090 D"
+_OTHER_DEVICE = frozenset({"mig", "laptop", "mobile", "d"})
 
 
 def device_names() -> list[str]:
@@ -47,10 +49,10 @@ def device_called(driver_name: str) -> str:
     none that we ship facts of.
 
     Either an alias says so, or each part of the device's name is a word of the driver's. A part of
-    a device (MIG) is none.
+    a device (MIG) is none, nor is a smaller one of its name (for laptops).
     """
     words = [word for word in _plain(driver_name).split("_") if word not in _VENDOR_WORDS]
-    if "mig" in words:
+    if _OTHER_DEVICE.intersection(words):
         return ""
     bare, aliases = "_".join(words), _aliases()["devices"]
     if bare in aliases:

@@ -40,7 +40,7 @@ class DeviceSpec(Spec):
     name: str
     vendor: str
     arch: str
-    kind: Literal["gpu", "cpu"]
+    kind: Literal["gpu", "cpu"]  # gpu: any accelerator that a host launches work to
     year: int | None = None
     # by dtype; `fp16_vector`: outside the matrix unit; dense, not sparse
     peak_flops_per_s: dict[str, PositiveFloat]

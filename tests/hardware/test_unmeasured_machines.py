@@ -1,0 +1,115 @@
+"""Machines that nobody measured here: what their facts alone make of an op and of a collective."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import hybridperf as hp
+from hybridperf.hardware import device_names, load_device, load_system
+from hybridperf.model import is_shipped, load_model, model_or_datasheet
+from hybridperf.model.families import gpu_of
+from hybridperf.ops import Gemm, OpCall
+
+# compared pairwise below; others share their links on purpose (one box, many owners)
+SYSTEMS = [
+    "aic_h100_sxm", "hgx_h800", "aic_a100_sxm", "hgx_a800", "8x_l20_pcie", "8x_rtx_5090",
+    "8x_mi300x", "8x_mi355x", "hls_2", "hls_3", "aws_trn2", "piz_daint",
+]  # fmt: skip
+UNMEASURED = [
+    name for name in device_names() if load_device(name).kind == "gpu" and not is_shipped(name)
+]
+
+
+def gemm(name, **size):
+    """A product of three equal sides in the device's own 16-bit format, or in fp32."""
+    peaks = load_device(name).peak_flops_per_s
+    dtype = next(one for one in ("bf16", "fp16", "fp32") if one in peaks)
+    return pd.DataFrame([{"op": "gemm", "m": 8192, "n": 8192, "k": 8192, "dtype": dtype} | size])
+
+
+@pytest.mark.parametrize("name", UNMEASURED)
+def test_a_datasheet_prices_a_product_at_its_roofline_and_says_so(name):
+    row = model_or_datasheet(name).predict_ops(gemm(name)).iloc[0]
+    spec = load_device(name)
+    assert row.predicted_s == pytest.approx(
+        2 * 8192**3 / spec.peak(row["dtype"], "matrix"), rel=0.01
+    )
+    assert "datasheet roofline" in row.note
+    assert np.isnan(row.low_s)
+
+
+@pytest.mark.parametrize("name", [name for name in UNMEASURED if gpu_of(load_device(name))])
+def test_without_rows_a_device_is_less_certain_than_a_measured_one(name):
+    """The prior over devices alone: slower than the roofline, wider than the H100's interval."""
+    measured = load_model("h100_sxm").predict_ops(gemm("h100_sxm")).iloc[0]
+    row = hp.fit(None, name)[0].predict_ops(gemm(name)).iloc[0]
+    assert row.predicted_s > row.roofline_s
+    assert row.high_s / row.low_s > measured.high_s / measured.low_s
+    assert not row.in_range
+
+
+def seconds(system, ranks, size=2**28):
+    """Of an all-reduce by the prior over systems, the nodes filled."""
+    nodes = math.ceil(ranks / load_system(system).accelerators_per_node)
+    row = {"collective": "all_reduce", "bytes": size, "n_gpus": ranks, "n_nodes": nodes}
+    return float(hp.fit_collectives(None, system)[0].predict(pd.DataFrame([row])).predicted_s[0])
+
+
+def test_an_h800s_and_an_a800s_nvlink_is_slower():
+    """400 GB/s in both directions, of 900 and 600; between nodes they have the same cards."""
+    assert seconds("hgx_h800", 8) > 1.5 * seconds("aic_h100_sxm", 8)
+    assert seconds("hgx_a800", 8) > 1.2 * seconds("aic_a100_sxm", 8)
+    assert (
+        load_system("hgx_h800").share_bytes_per_s == load_system("aic_h100_sxm").share_bytes_per_s
+    )
+
+
+def test_two_networks_give_two_answers():
+    answers = {name: (seconds(name, 8), seconds(name, 32)) for name in SYSTEMS}
+    assert len(set(answers.values())) == len(SYSTEMS), answers
+    assert seconds("piz_daint", 8) > max(
+        seconds(name, 8) for name in SYSTEMS if name != "piz_daint"
+    )
+
+
+def test_a_newer_blackwell_is_no_slower():
+    """GB300 and B300 by the calibration of the B200: their peaks in bf16 and their memory are no
+    lower, those in fp4 higher.
+    """
+    measured = load_model("b200_sxm")
+    calls = [
+        OpCall(Gemm(m=8192, n=8192, k=8192, dtype="bf16")),
+        OpCall(Gemm(m=32, n=8192, k=8192, dtype="bf16")),  # decoding: weights are read
+    ]
+    b200, gb200, b300, gb300 = (
+        hp.price(measured.on(load_device(name)), calls)
+        for name in ("b200_sxm", "gb200", "b300_sxm", "gb300")
+    )
+    assert np.all(gb300.seconds <= b300.seconds)
+    assert np.all(b300.seconds <= b200.seconds)
+    assert np.all(gb300.seconds <= gb200.seconds)
+    assert gb300.roofline_s[0] < b300.roofline_s[0]
+
+
+def test_peaks_and_bandwidths_follow_the_generations():
+    """Twice the rate per half of the bytes, and the order in which vendors sell them."""
+    for name in device_names():
+        peaks = load_device(name).peak_flops_per_s
+        if "fp8" in peaks and "bf16" in peaks:
+            assert peaks["fp8"] in (
+                pytest.approx(2 * peaks["bf16"], rel=0.03), peaks["bf16"]
+            ), name  # fmt: skip
+        if "fp16" in peaks and "bf16" in peaks and name != "mi100":
+            assert peaks["fp16"] == peaks["bf16"], name
+    fp4 = [load_device(name).peak("fp4", "matrix") for name in ("b200_sxm", "b300_sxm", "gb300")]
+    assert fp4 == sorted(fp4)
+    assert load_device("gb300").peak("fp4", "matrix") > load_device("gb200").peak("fp4", "matrix")
+    for lesser, greater in (
+        ("tpu_v5e", "tpu_v6e"), ("gaudi2", "gaudi3"), ("mi325x", "mi355x"), ("h20_sxm", "h800_sxm"),
+        ("l20", "rtx_6000_ada"), ("a10", "rtx_a6000"), ("rtx_4090", "rtx_5090"),
+    ):  # fmt: skip
+        one, other = load_device(lesser), load_device(greater)
+        assert one.peak("bf16", "matrix") < other.peak("bf16", "matrix")
+        assert one.memory_bytes_per_s <= other.memory_bytes_per_s or greater == "h800_sxm"
