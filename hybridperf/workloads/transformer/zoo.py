@@ -3,7 +3,7 @@ published and how many parameters.
 
 A name is looked up in lower case with every run of other characters as one hyphen, so "LLAMA3_70B"
 and "llama3-70b" are one. A path to a .toml or .json file describes a model of one's own in the same
-fields.
+fields, or is the `config.json` of a model on the Hugging Face hub (`huggingface.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridperf.io import InputError, unknown
+from hybridperf.workloads.transformer import huggingface
 from hybridperf.workloads.transformer.shape import Latent, TransformerShape
 
 HABITS = "habits of its family assumed: "  # how the note of a user's model begins
@@ -48,7 +49,8 @@ def other_shape_names(name: str) -> list[str]:
 
 
 def load_shape(name: str | os.PathLike) -> TransformerShape:
-    """A Transformer's sizes by its published name ("llama3-8b"), or from a .toml or .json file.
+    """A Transformer's sizes by its published name ("llama3-8b"), or from a .toml or .json file of
+    them, or from the `config.json` of a model on the Hugging Face hub.
 
     `hybridperf models` lists the names.
 
@@ -57,7 +59,10 @@ def load_shape(name: str | os.PathLike) -> TransformerShape:
     """
     text = str(name)
     if text.endswith((".toml", ".json")):
-        own_name, entry = _read(Path(text))
+        content = _read(Path(text))
+        if huggingface.is_config(content):
+            return _of_config(Path(text), content)
+        own_name, entry = _own_sizes(Path(text), content)
         return shape_of(own_name, entry, f"{text}: ")
     key = _plain(text)
     key = _aliases().get(key, key)
@@ -76,6 +81,18 @@ def shape_of(name: str, fields: dict[str, Any], where: str = "") -> TransformerS
         where: how errors begin.
     """
     return _shape(name, _with_habits(fields), where)
+
+
+def _of_config(path: Path, config: dict[str, Any]) -> TransformerShape:
+    """A model by its `config.json`, called as the folder it lies in."""
+    try:
+        fields = huggingface.fields_of(config)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except TypeError as error:
+        raise InputError(f"{path}: sizes of a config are whole numbers ({error})") from error
+    name = path.resolve().parent.name if path.stem == "config" else path.stem
+    return _shape(name, fields | {"note": HABITS + fields["note"]}, f"{path}: ")
 
 
 @functools.cache
@@ -130,7 +147,7 @@ def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
         raise InputError(f"{where}{error}") from error
 
 
-def _read(path: Path) -> tuple[str, dict[str, Any]]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
         content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -146,6 +163,10 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         ) from error
     if not isinstance(content, dict):
         raise InputError(f"expected the sizes of one model in {path}, found none; split the file")
+    return content
+
+
+def _own_sizes(path: Path, content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     nested = {name: one for name, one in content.items() if isinstance(one, dict)}
     nested.pop("latent", None)
     if len(nested) > 1:

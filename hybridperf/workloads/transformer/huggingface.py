@@ -1,0 +1,144 @@
+"""Hugging Face's `config.json` as the fields of a `TransformerShape`.
+
+A config gives sizes and the name of an architecture (`model_type`); what a model of it has besides
+(biases, norms, how experts are routed) is in the code of huggingface/transformers, and here in
+`huggingface.toml`. A config says how long a sequence may be, not how long one is: up to 4,096
+tokens are assumed, and the note says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from importlib import resources
+from typing import Any
+
+from hybridperf.io import InputError, unknown
+
+SEQ = 4096  # tokens of a sequence, where a model may have as many
+_PADDING_ROWS = 2  # of OPT's table of positions
+_NESTED = ("keys", "defaults", "only")  # tables of a section
+_NEEDED = ("hidden", "heads", "layers", "ffn", "vocab")
+
+
+def is_config(content: dict[str, Any]) -> bool:
+    """Whether a JSON file is a config of Hugging Face and not one of our own fields."""
+    return "model_type" in content or "architectures" in content
+
+
+def architectures() -> list[str]:
+    """The `model_type`s that can be read."""
+    return [name for name in _sections() if not name.startswith("_")]
+
+
+def fields_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a `TransformerShape` that a config means, its note included.
+
+    Args:
+        config: content of a `config.json`; of one with images or sound, its text model counts.
+
+    Raises:
+        InputError: for an architecture that is not known, a missing size, or a model that our
+            fields cannot hold.
+    """
+    notes = []
+    if isinstance(config.get("text_config"), dict):
+        notes.append("its text model alone")
+        config = {**_shared(config), **config["text_config"]}
+    name = config.get("model_type")
+    if name not in architectures():
+        raise unknown("model_type", str(name), architectures(), "give its sizes in a .toml file")
+    habits = _architecture(str(name))
+    config = {**habits["defaults"], **{key: one for key, one in config.items() if one is not None}}
+    _check_holds(str(name), config, habits["only"])
+    found = {
+        field: next((config[key] for key in keys if key in config), None)
+        for field, keys in habits["keys"].items()
+    }
+    longest = found.pop("longest")
+    fields = {field: value for field, value in habits.items() if field not in _NESTED}
+    if (width := fields.pop("mlp_over_hidden", None)) and found["hidden"] and not found["ffn"]:
+        found["ffn"] = width * found["hidden"]
+    if missing := [habits["keys"][field][0] for field in _NEEDED if found[field] is None]:
+        raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
+    fields |= {field: value for field, value in found.items() if value is not None}
+    fields |= _positions(str(name), fields, longest) | _experts(config, fields)
+    if name == "falcon":
+        fields |= _falcon(config)
+    if not fields.get("dense_layers"):
+        fields.pop("dense_ffn", None)
+    return {**fields, "note": "; ".join([*_notes(str(name), config, fields, longest), *notes])}
+
+
+def _shared(config: dict[str, Any]) -> dict[str, Any]:
+    """What a config with several parts says of all of them."""
+    return {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+
+
+@functools.cache
+def _sections() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(resources.files(__package__).joinpath("huggingface.toml").read_text())
+
+
+@functools.cache
+def _architecture(name: str) -> dict[str, Any]:
+    """A section with what it is like, key by key."""
+    own = dict(_sections()[name])
+    parent = _architecture(own.pop("like")) if "like" in own else {}
+    merged = {**parent, **own}
+    return merged | {key: {**parent.get(key, {}), **own.get(key, {})} for key in _NESTED}
+
+
+def _check_holds(name: str, config: dict[str, Any], only: dict[str, Any]) -> None:
+    for key, value in only.items():
+        wanted = config.get(value) if isinstance(value, str) else value
+        if key in config and config[key] != wanted:
+            raise InputError(
+                f"a {name} with {key} {config[key]} is no model that sizes alone describe; only"
+                f" {key} {wanted} is"
+            )
+
+
+def _positions(name: str, fields: dict[str, Any], longest: int | None) -> dict[str, Any]:
+    """Tokens of a sequence, and rows of a learned table of positions."""
+    if fields.get("positions", "learned") != "learned" or longest is None:
+        return {"seq": min(longest or SEQ, SEQ)}
+    padding = _PADDING_ROWS if name == "opt" else 0
+    return {"seq": longest, "max_positions": longest + padding}
+
+
+def _experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Shared experts and latent attention of the DeepSeek family."""
+    found: dict[str, Any] = {}
+    if shared := config.get("n_shared_experts"):
+        found["shared_ffn"] = shared * fields["ffn"]
+    if "kv_lora_rank" in config:
+        found["latent"] = {
+            "query_rank": config.get("q_lora_rank"),
+            "kv_rank": config["kv_lora_rank"],
+            "plain_dim": config.get("qk_nope_head_dim"),
+            "rotary_dim": config.get("qk_rope_head_dim"),
+            "value_dim": config.get("v_head_dim"),
+        }
+    return found
+
+
+def _falcon(config: dict[str, Any]) -> dict[str, Any]:
+    """Keys and values, and norms: a new Falcon has one norm for attention and one for the MLP."""
+    if config.get("new_decoder_architecture"):
+        norms = config.get("num_ln_in_parallel_attn", 2)
+        return {"kv_heads": config.get("num_kv_heads"), "norms_per_layer": norms}
+    parallel = config.get("parallel_attn", True)
+    kv_heads = 1 if config.get("multi_query", True) else None
+    return {"kv_heads": kv_heads, "norms_per_layer": 1 if parallel else 2}
+
+
+def _notes(name: str, config: dict[str, Any], fields: dict[str, Any], longest: Any) -> list[str]:
+    most = f" of at most {longest}" if longest and longest != fields["seq"] else ""
+    notes = [f"those of {name} in Transformers, sequences of {fields['seq']} tokens{most}"]
+    window = config.get("sliding_window")
+    if window and config.get("use_sliding_window", True):
+        notes.append(f"attention to windows of {window} tokens is priced as if to all")
+    if config.get("num_nextn_predict_layers"):
+        notes.append("without the layers that predict further tokens")
+    return notes

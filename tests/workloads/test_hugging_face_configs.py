@@ -1,0 +1,235 @@
+"""Configs of the Hugging Face hub: parameters as published, and a sentence for what cannot be read.
+
+Each config has the sizes of the published file; what does not bear on sizes is left out.
+"""
+
+import json
+
+import pandas as pd
+import pytest
+
+import hybridperf as hp
+from hybridperf.io import InputError
+from hybridperf.workloads.transformer import load_shape
+from hybridperf.workloads.transformer.huggingface import architectures
+
+_DEEPSEEK = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+             "v_head_dim": 128, "moe_layer_freq": 1, "max_position_embeddings": 163840}  # fmt: skip
+
+
+def config(model_type, hidden, heads, layers, ffn, vocab, **more):
+    """The keys that most architectures share."""
+    return {
+        "model_type": model_type, "hidden_size": hidden, "num_attention_heads": heads,
+        "num_hidden_layers": layers, "intermediate_size": ffn, "vocab_size": vocab,
+        "torch_dtype": "bfloat16", **more,
+    }  # fmt: skip
+
+
+PUBLISHED = {  # model: (parameters of the published weights, its config)
+    "Llama-3.1-8B": (8030261248, config(
+        "llama", 4096, 32, 32, 14336, 128256, num_key_value_heads=8, tie_word_embeddings=False,
+        attention_bias=False, mlp_bias=False, max_position_embeddings=131072,
+        rope_scaling={"factor": 8.0, "rope_type": "llama3"})),
+    "Llama-3.2-1B": (1235814400, config(
+        "llama", 2048, 32, 16, 8192, 128256, num_key_value_heads=8, head_dim=64,
+        tie_word_embeddings=True)),
+    "Mistral-7B-v0.1": (7241732096, config(
+        "mistral", 4096, 32, 32, 14336, 32000, num_key_value_heads=8, sliding_window=4096,
+        tie_word_embeddings=False, max_position_embeddings=32768)),
+    "Qwen2.5-7B": (7615616512, config(
+        "qwen2", 3584, 28, 28, 18944, 152064, num_key_value_heads=4, tie_word_embeddings=False,
+        sliding_window=131072, use_sliding_window=False)),
+    "Qwen3-0.6B": (596049920, config(
+        "qwen3", 1024, 16, 28, 3072, 151936, num_key_value_heads=8, head_dim=128,
+        tie_word_embeddings=True, attention_bias=False)),
+    "Qwen3-30B-A3B": (30532122624, config(
+        "qwen3_moe", 2048, 32, 48, 6144, 151936, num_key_value_heads=4, head_dim=128,
+        num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768, decoder_sparse_step=1,
+        mlp_only_layers=[], tie_word_embeddings=False)),
+    "Qwen1.5-MoE-A2.7B": (14315784192, config(
+        "qwen2_moe", 2048, 16, 24, 5632, 151936, num_key_value_heads=16, num_experts=60,
+        num_experts_per_tok=4, moe_intermediate_size=1408, tie_word_embeddings=False,
+        shared_expert_intermediate_size=5632, decoder_sparse_step=1)),
+    "Mixtral-8x7B": (46702792704, config(
+        "mixtral", 4096, 32, 32, 14336, 32000, num_key_value_heads=8, num_local_experts=8,
+        num_experts_per_tok=2, tie_word_embeddings=False, sliding_window=None)),
+    "DeepSeek-V2-Lite": (15706484224, config(
+        "deepseek_v2", 2048, 16, 27, 10944, 102400, num_key_value_heads=16, q_lora_rank=None,
+        n_routed_experts=64, n_shared_experts=2, num_experts_per_tok=6, first_k_dense_replace=1,
+        moe_intermediate_size=1408, tie_word_embeddings=False, **_DEEPSEEK)),
+    "DeepSeek-V3": (671026419200, config(
+        "deepseek_v3", 7168, 128, 61, 18432, 129280, num_key_value_heads=128, q_lora_rank=1536,
+        n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8, first_k_dense_replace=3,
+        moe_intermediate_size=2048, num_nextn_predict_layers=1, tie_word_embeddings=False,
+        quantization_config={"quant_method": "fp8"}, **_DEEPSEEK)),
+    "Kimi-K2": (1026e9, config(
+        "kimi_k2", 7168, 64, 61, 18432, 163840, num_key_value_heads=64, q_lora_rank=1536,
+        n_routed_experts=384, n_shared_experts=1, num_experts_per_tok=8, first_k_dense_replace=1,
+        moe_intermediate_size=2048, tie_word_embeddings=False, **_DEEPSEEK)),
+    "gemma-2b": (2506172416, config(
+        "gemma", 2048, 8, 18, 16384, 256000, num_key_value_heads=1, head_dim=256)),
+    "gemma-2-9b": (9241705984, config(
+        "gemma2", 3584, 16, 42, 14336, 256000, num_key_value_heads=8, head_dim=256,
+        sliding_window=4096, max_position_embeddings=8192)),
+    "gemma-3-1b": (999885952, config(
+        "gemma3_text", 1152, 4, 26, 6912, 262144, num_key_value_heads=1, head_dim=256,
+        sliding_window=512)),
+    # a config with images leaves out what its text model's class has by itself
+    "gemma-3-4b": (3880263168, {
+        "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+            "num_hidden_layers": 34, "sliding_window": 1024},
+        "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27}}),
+    "gpt2": (124439808, {
+        "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+        "n_ctx": 1024, "vocab_size": 50257}),
+    "gpt-neox-20b": (20554567680, config(
+        "gpt_neox", 6144, 64, 44, 24576, 50432, max_position_embeddings=2048,
+        tie_word_embeddings=False)),
+    "opt-1.3b": (1315758080, {
+        "model_type": "opt", "hidden_size": 2048, "num_attention_heads": 32, "ffn_dim": 8192,
+        "num_hidden_layers": 24, "vocab_size": 50272, "max_position_embeddings": 2048,
+        "word_embed_proj_dim": 2048, "do_layer_norm_before": True}),
+    "bloom": (176247271424, {
+        "model_type": "bloom", "n_embed": 14336, "hidden_size": 14336, "n_head": 112,
+        "n_layer": 70, "vocab_size": 250880, "seq_length": 2048}),
+    "falcon-7b": (6921720704, {
+        "model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71,
+        "num_hidden_layers": 32, "vocab_size": 65024, "bias": False, "multi_query": True,
+        "new_decoder_architecture": False, "parallel_attn": True, "alibi": False}),
+    "falcon-40b": (41303293952, {
+        "model_type": "falcon", "hidden_size": 8192, "num_attention_heads": 128,
+        "num_hidden_layers": 60, "num_kv_heads": 8, "vocab_size": 65024, "bias": False,
+        "new_decoder_architecture": True, "parallel_attn": True, "alibi": False}),
+    "phi-2": (2779683840, config(
+        "phi", 2560, 32, 32, 10240, 51200, qk_layernorm=False, tie_word_embeddings=False)),
+    "Phi-3-mini": (3821079552, config(
+        "phi3", 3072, 32, 32, 8192, 32064, num_key_value_heads=32, tie_word_embeddings=False,
+        sliding_window=2047, max_position_embeddings=4096)),
+    "gpt-oss-20b": (20914757184, config(
+        "gpt_oss", 2880, 64, 24, 2880, 201088, num_key_value_heads=8, head_dim=64,
+        num_local_experts=32, num_experts_per_tok=4, attention_bias=True, sliding_window=128,
+        tie_word_embeddings=False)),
+    "OLMo-2-7B": (7298617344, config(
+        "olmo2", 4096, 32, 32, 11008, 100352, num_key_value_heads=32, attention_bias=False,
+        tie_word_embeddings=False)),
+    "starcoder2-3b": (3030371328, config(
+        "starcoder2", 3072, 24, 30, 12288, 49152, num_key_value_heads=2, use_bias=True,
+        max_position_embeddings=16384)),
+    "GLM-4-9B-0414": (9400279040, config(
+        "glm4", 4096, 32, 40, 13696, 151552, num_key_value_heads=2, head_dim=128,
+        attention_bias=True, tie_word_embeddings=False)),
+    "GLM-4.5-Air": (106852251264, config(
+        "glm4_moe", 4096, 96, 46, 10944, 151552, num_key_value_heads=8, head_dim=128,
+        attention_bias=True, use_qk_norm=False, n_routed_experts=128, n_shared_experts=1,
+        num_experts_per_tok=8, first_k_dense_replace=1, moe_intermediate_size=1408,
+        num_nextn_predict_layers=1, tie_word_embeddings=False)),
+    "Minitron-4B": (4.19e9, config(
+        "nemotron", 3072, 24, 32, 9216, 256000, num_key_value_heads=8, head_dim=128,
+        attention_bias=False, mlp_bias=False, tie_word_embeddings=False)),
+    "c4ai-command-r": (34980831232, config(
+        "cohere", 8192, 64, 40, 22528, 256000, num_key_value_heads=64, use_qk_norm=False)),
+}  # fmt: skip
+LLAMA = PUBLISHED["Llama-3.1-8B"][1]
+
+
+def written(folder, content):
+    """A config.json in a folder of its own."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder / "config.json"
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_parameters_of_a_config_are_those_published(tmp_path, model):
+    published, content = PUBLISHED[model]
+    shape = hp.load_shape(written(tmp_path / model, content))
+    assert shape.parameters == pytest.approx(published, rel=1e-3)
+    assert shape.name == model
+    assert "in Transformers, sequences of" in shape.note
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Llama-3.1-8B", "llama3-8b"),
+        ("Qwen2.5-7B", "qwen2.5-7b"),
+        ("Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("DeepSeek-V3", "deepseek-v3"),
+        ("Kimi-K2", "kimi-k2"),
+        ("gpt-oss-20b", "gpt-oss-20b"),
+        ("GLM-4.5-Air", "glm-4.5-air"),
+        ("gemma-3-4b", "gemma3-4b"),
+        ("falcon-7b", "falcon-7b"),
+        ("opt-1.3b", "opt-1.3b"),
+    ],
+)
+def test_a_config_gives_the_shape_that_is_shipped(tmp_path, model, name):
+    """Part by part: parameters of layers, embedding and head, and FLOPs of one sequence."""
+    ours, shipped = hp.load_shape(written(tmp_path / model, PUBLISHED[model][1])), load_shape(name)
+    assert ours.layer_kinds == shipped.layer_kinds
+    assert ours.embedding_parameters == shipped.embedding_parameters
+    assert ours.head_parameters == shipped.head_parameters
+    assert ours.active_parameters == shipped.active_parameters
+    assert ours.forward_flops(1, 2048) == shipped.forward_flops(1, 2048)
+
+
+def test_every_architecture_has_a_published_model_here():
+    """`granite` has the layers of a llama, `glm` those of a `glm4` with two norms fewer."""
+    tested = {one.get("text_config", one)["model_type"] for _, one in PUBLISHED.values()}
+    assert set(architectures()) - tested == {"granite", "glm"}
+
+
+def test_what_a_config_leaves_open_is_said(tmp_path):
+    llama = hp.load_shape(written(tmp_path / "a", LLAMA))
+    assert llama.seq == 4096
+    assert "sequences of 4096 tokens of at most 131072" in llama.note
+    mistral = hp.load_shape(written(tmp_path / "b", PUBLISHED["Mistral-7B-v0.1"][1]))
+    assert "attention to windows of 4096 tokens is priced as if to all" in mistral.note
+    assert "windows" not in hp.load_shape(written(tmp_path / "c", PUBLISHED["Qwen2.5-7B"][1])).note
+    deepseek = hp.load_shape(written(tmp_path / "d", PUBLISHED["DeepSeek-V3"][1]))
+    assert "without the layers that predict further tokens" in deepseek.note
+    gemma = hp.load_shape(written(tmp_path / "e", PUBLISHED["gemma-3-4b"][1]))
+    assert "its text model alone" in gemma.note
+    assert hp.load_shape(written(tmp_path / "f", PUBLISHED["gpt2"][1])).seq == 1024
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "lama"}, r"unknown model_type 'lama' \(did you mean 'llama'\?\)"),
+        ({"model_type": "mamba2"}, "unknown model_type 'mamba2'"),
+        ({"model_type": None, "architectures": ["X"]}, "unknown model_type 'None'"),
+        ({"hidden_size": None}, "expected hidden_size in the config of a llama, found none"),
+        ({"intermediate_size": None}, "expected intermediate_size in the config of a llama"),
+        ({"mlp_bias": True}, "a llama with mlp_bias True is no model that sizes alone describe"),
+        (
+            {**PUBLISHED["Qwen3-30B-A3B"][1], "decoder_sparse_step": 2},
+            "a qwen3_moe with decoder_sparse_step 2 is no model",
+        ),
+        ({"hidden_size": "wide"}, "hidden of .* must be a whole number of 1 or more, got 'wide'"),
+        ({"num_key_value_heads": 5}, "heads of .* must be a multiple of kv_heads"),
+        ({"max_position_embeddings": "long"}, "sizes of a config are whole numbers"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_one_sentence(tmp_path, changes, says):
+    path = written(tmp_path / "model", {**LLAMA, **changes})
+    with pytest.raises(InputError, match=says) as error:
+        load_shape(path)
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_plan_of_a_config(tmp_path, run):
+    """The command takes a config where it takes a published name, and gives the same seconds."""
+    path = written(tmp_path / "llama", PUBLISHED["Llama-3.2-1B"][1])
+    words = ("--system", "dgx_h100", "--gpus", "8", "--batch", "64", "--seq", "4096")
+    times = []
+    for model in (str(path), "llama3.2-1b"):
+        out = tmp_path / f"{len(times)}.csv"
+        status, _, err = run("plan", "--model", model, *words, "--out", out)
+        assert status == 0, err
+        times.append(pd.read_csv(out).time_s.tolist())
+    assert times[0] == times[1]
