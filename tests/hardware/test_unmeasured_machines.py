@@ -47,7 +47,7 @@ def test_without_rows_a_device_is_less_certain_than_a_measured_one(name):
     row = hp.fit(None, name)[0].predict_ops(gemm(name)).iloc[0]
     assert row.predicted_s > row.roofline_s
     assert row.high_s / row.low_s > measured.high_s / measured.low_s
-    assert not row.in_range
+    assert "prior alone" in row.note
 
 
 def seconds(system, ranks, size=2**28):
@@ -69,28 +69,37 @@ def test_an_h800s_and_an_a800s_nvlink_is_slower():
 def test_two_networks_give_two_answers():
     answers = {name: (seconds(name, 8), seconds(name, 32)) for name in SYSTEMS}
     assert len(set(answers.values())) == len(SYSTEMS), answers
-    assert seconds("piz_daint", 8) > max(
-        seconds(name, 8) for name in SYSTEMS if name != "piz_daint"
-    )
+    # a GPU a node sends over Aries what those of a box send over NVLink
+    assert seconds("piz_daint", 8) > 5 * seconds("hgx_a800", 8)
 
 
 def test_a_newer_blackwell_is_no_slower():
-    """GB300 and B300 by the calibration of the B200: their peaks in bf16 and their memory are no
-    lower, those in fp4 higher.
-    """
-    measured = load_model("b200_sxm")
+    """By the calibration of the B200: peaks in bf16 and memory of GB300 and B300 are no lower."""
     calls = [
         OpCall(Gemm(m=8192, n=8192, k=8192, dtype="bf16")),
         OpCall(Gemm(m=32, n=8192, k=8192, dtype="bf16")),  # decoding: weights are read
     ]
     b200, gb200, b300, gb300 = (
-        hp.price(measured.on(load_device(name)), calls)
+        hp.price(load_model("b200_sxm").on(load_device(name)), calls)
         for name in ("b200_sxm", "gb200", "b300_sxm", "gb300")
     )
-    assert np.all(gb300.seconds <= b300.seconds)
-    assert np.all(b300.seconds <= b200.seconds)
-    assert np.all(gb300.seconds <= gb200.seconds)
-    assert gb300.roofline_s[0] < b300.roofline_s[0]
+    no_slower = 1 + 1e-6  # a correction to another roofline rounds otherwise
+    assert np.all(gb300.seconds <= b300.seconds * no_slower)
+    assert np.all(b300.seconds <= b200.seconds * no_slower)
+    assert np.all(gb300.seconds <= gb200.seconds * no_slower)
+    assert gb300.roofline_s[0] < b300.roofline_s[0] == b200.roofline_s[0]
+
+
+def test_by_other_gpus_alone_a_gb300_is_quicker_where_its_peak_is_higher():
+    """2.5 PFLOP/s in bf16 to the B300's 2.25, which is the B200's, and the same memory."""
+    large, small = gemm("gb300"), gemm("gb300", m=32)
+    gb300, b300 = (hp.fit(None, name)[0] for name in ("gb300", "b300_sxm"))
+    assert gb300.predict_ops(large).predicted_s[0] < 0.95 * b300.predict_ops(large).predicted_s[0]
+    assert gb300.predict_ops(small).predicted_s[0] == pytest.approx(
+        b300.predict_ops(small).predicted_s[0], rel=0.03
+    )
+    measured = load_model("b200_sxm").predict_ops(large).predicted_s[0]
+    assert b300.predict_ops(large).predicted_s[0] == pytest.approx(measured, rel=0.03)
 
 
 def test_peaks_and_bandwidths_follow_the_generations():

@@ -398,9 +398,11 @@ def test_what_options_replace_is_said():
 def test_an_unknown_accelerator_is_told_the_names_near_it():
     with pytest.raises(
         InputError,
-        match=r"^unknown gpu 'A10': name one of a100_pcie_80g, .* in gpu or by --device$",
+        match=r"^unknown gpu 'A101': name one of a100_pcie_80g, .* in gpu or by --device$",
     ):
-        names.machine("A10", "")
+        names.machine("A101", "")
+    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of a10"):
+        names.machine("NVIDIA A10", "")
     with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of titanxp"):
         names.machine("", "", "titanxp")
 
