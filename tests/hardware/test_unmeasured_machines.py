@@ -87,7 +87,8 @@ def test_a_newer_blackwell_is_no_slower():
     assert np.all(gb300.seconds <= b300.seconds * no_slower)
     assert np.all(b300.seconds <= b200.seconds * no_slower)
     assert np.all(gb300.seconds <= gb200.seconds * no_slower)
-    assert gb300.roofline_s[0] < b300.roofline_s[0] == b200.roofline_s[0]
+    assert gb300.roofline_s[0] < 0.95 * b300.roofline_s[0]
+    assert b300.roofline_s[0] == pytest.approx(b200.roofline_s[0])
 
 
 def test_by_other_gpus_alone_a_gb300_is_quicker_where_its_peak_is_higher():
