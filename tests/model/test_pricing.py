@@ -581,11 +581,14 @@ def check_collective(model: CollectiveModel, collective: str, n_gpus: int, n_nod
     def with_theta(links: Links, bytes_: Any, theta: Any) -> Any:
         return collective_seconds(dataclasses.replace(pricer.table(bytes_), theta=theta), links)[0]
 
-    slopes = jax.jit(jax.grad(with_theta, argnums=(0, 1, 2)))
-    seconds = jax.jit(with_theta)
+    both = jax.jit(jax.value_and_grad(with_theta, argnums=(0, 1, 2)))
+
+    def seconds(links: Links, bytes_: Any, theta: Any) -> Any:
+        return both(links, bytes_, theta)[0]
+
     theta = np.asarray(pricer.per_byte.theta)
     for size, whole in zip(sizes, expected, strict=True):
-        by_links, by_bytes, by_theta = slopes(links, size, theta)
+        _, (by_links, by_bytes, by_theta) = both(links, size, theta)
         check(lambda moved: seconds(links, moved, theta), size, by_bytes, whole, "bytes")
         for field in dataclasses.fields(Links):
             rate = getattr(links, field.name)
