@@ -22,6 +22,11 @@ import numpy as np
 Array: TypeAlias = Any
 """A NumPy or JAX array, traced or not, or a number; shapes are in comments, as in `[rows, 3]`."""
 
+QUICKLY_COMPILED = {"xla_backend_optimization_level": 0}
+"""`compiler_options` of `jax.jit` for a function of few numbers that is called some hundred times:
+XLA takes longer to optimise it than it will ever run.
+"""
+
 
 def array_module(*values: Any) -> Any:
     """jax.numpy as soon as JAX traces one of some values, else NumPy."""

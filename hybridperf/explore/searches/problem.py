@@ -25,7 +25,7 @@ from hybridperf.explore.searches.result import TargetTrust
 from hybridperf.explore.searches.spec import SearchSpec
 from hybridperf.explore.sweeps.smooth import SoftModule
 from hybridperf.io import InputError
-from hybridperf.io.namespace import Array
+from hybridperf.io.namespace import QUICKLY_COMPILED, Array
 
 _LEAST = 1e-300  # logs of nothing
 _WIDTH = 16  # points evaluated together
@@ -71,8 +71,11 @@ class SearchProblem:
         self._target = (lambda values: {}) if spec.target is None else spec.target.traced(names)
         smooth = spec.method.smoothing is not None and spec.target is not None
         self._soft_target = spec.target.softened(names) if smooth and spec.target else None
-        self._sides = jax.jit(jax.vmap(self._sides_and_slopes))
-        self._soft_sides = jax.jit(jax.vmap(self._sides_and_slopes, in_axes=(0, 0, None)))
+        self._sides = jax.jit(jax.vmap(self._sides_and_slopes), compiler_options=QUICKLY_COMPILED)
+        self._soft_sides = jax.jit(
+            jax.vmap(self._sides_and_slopes, in_axes=(0, 0, None)),
+            compiler_options=QUICKLY_COMPILED,
+        )
 
     @property
     def knobs(self) -> int:
@@ -197,8 +200,12 @@ class SearchProblem:
         return _stacked(less), _stacked(more)
 
     def _sides_and_slopes(self, u: Any, held: Any, temperature: Any = None) -> tuple[Any, ...]:
-        sides = self._sides_of_one(u, held, temperature)
-        return (*sides, *jax.jacrev(lambda point: self._sides_of_one(point, held, temperature))(u))
+        def twice(point: Any) -> tuple[Any, Any]:
+            sides = self._sides_of_one(point, held, temperature)
+            return sides, sides
+
+        slopes, sides = jax.jacrev(twice, has_aux=True)(u)
+        return (*sides, *slopes)
 
 
 def columns_at(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, float]:

@@ -46,7 +46,7 @@ from hybridperf.explore.sweeps.programs import batch_size
 from hybridperf.explore.sweeps.smooth import soft_end
 from hybridperf.explore.sweeps.step_ops import StepOp, alike_ops, graph_of, read_ops
 from hybridperf.explore.sweeps.target import Target, check_positive, place, register
-from hybridperf.io.namespace import Array
+from hybridperf.io.namespace import QUICKLY_COMPILED, Array
 from hybridperf.model import PerfModel, model_or_datasheet
 
 _UNKNOWN_SHARE = 0.05  # of a step, with no interval of its own
@@ -142,10 +142,12 @@ class StepTarget(Target):
             batched = self._batched(tuple(varied), tuple(same))
             if not varied:
                 return np.repeat(np.asarray(batched({}, same), np.float64), rows)
-            for start in range(0, rows, _LARGEST_BATCH):
-                size = min(_LARGEST_BATCH, rows - start)
-                padding = (0, min(batch_size(size), _LARGEST_BATCH) - size)
+            # the rest is as wide as what came before it: another width would compile again
+            width = min(batch_size(rows), _LARGEST_BATCH)
+            for start in range(0, rows, width):
+                size = min(width, rows - start)
                 some = {name: value[start : start + size] for name, value in varied.items()}
+                padding = (0, width - size)
                 padded = {name: np.pad(value, padding, mode="edge") for name, value in some.items()}
                 seconds.append(np.asarray(batched(padded, same))[:size])
         return np.concatenate(seconds)
@@ -161,7 +163,7 @@ class StepTarget(Target):
             priced = jax.vmap(lambda varied: durations({**varied, **same}))(varied)
             return makespan(program, priced.T)
 
-        return jax.jit(seconds)
+        return jax.jit(seconds, compiler_options=None if varied else QUICKLY_COMPILED)
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         durations = self._durations(names)

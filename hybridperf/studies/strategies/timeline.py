@@ -13,13 +13,14 @@ There is no optimizer, no loading, no launch in it. All GPUs are alike, so one s
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
 from hybridperf.engine.evaluate import timeline
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.lower import lower
+from hybridperf.engine.lower import Lowered, lower
 from hybridperf.studies.strategies import mapping
 from hybridperf.studies.strategies.cluster import CostModel
 from hybridperf.studies.strategies.layer import Layer, check_layers
@@ -55,24 +56,34 @@ class Iteration:
 
 
 class _Streams:
-    """A GPU's two streams as a graph, seconds of its rows beside it."""
+    """A GPU's two streams as nodes of a graph, seconds of its rows beside it."""
 
     def __init__(self) -> None:
-        self.graph, self.seconds = GraphBuilder(), list[float]()
+        self.nodes, self.seconds = list[tuple[str, tuple[int, ...]]](), list[float]()
         self.last: dict[str, int] = {}
 
     def add(self, stream: str, seconds: float, after: Nodes) -> Nodes:
         """The node that does this after others; what takes no time holds nothing up."""
         if seconds <= 0:
             return after
+        node = len(self.nodes)
         self.seconds.append(seconds)
-        node = self.graph.op(len(self.seconds), stream=stream, after=sorted(after))
+        self.nodes.append((stream, tuple(sorted(after))))
         self.last[stream] = node
         return frozenset((node,))
 
     def computed(self) -> Nodes:
         """What the compute stream has done last."""
         return frozenset({self.last[_COMPUTE]} if _COMPUTE in self.last else ())
+
+
+@functools.lru_cache(maxsize=256)
+def _lowered(nodes: tuple[tuple[str, tuple[int, ...]], ...]) -> Lowered:
+    """Stream and waits of each node: most strategies of a model differ in nothing but seconds."""
+    graph = GraphBuilder()
+    for row, (stream, after) in enumerate(nodes, 1):
+        graph.op(row, stream=stream, after=after)
+    return lower(graph.build())
 
 
 def iteration(
@@ -130,8 +141,8 @@ def iteration(
             if not readers[name]:
                 exchange_s = asked[name].lookup_exchange_s * by_name[name].units
                 back[name] = send(exchange_s, back[name])
-    graph, seconds = streams.graph.build(), np.array(streams.seconds)
-    ends_s = timeline(lower(graph), seconds).end_s
+    lowered, seconds = _lowered(tuple(streams.nodes)), np.array(streams.seconds)
+    ends_s, graph = timeline(lowered, seconds).end_s, lowered.graph
     sums_s = dict(zip(graph.stream_names, np.bincount(graph.stream, seconds), strict=True))
     memory = sum(asks.memory_bytes for asks in asked.values())
     return Iteration(
