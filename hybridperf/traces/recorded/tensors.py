@@ -53,6 +53,16 @@ class Tensor:
 Argument = Tensor | tuple[Tensor, ...] | None  # None: no tensor, or none that can be read
 
 
+class UnknownOp(Exception):
+    """What a trace records of an op says too little to price it."""
+
+
+def needs(said: object) -> None:
+    """`UnknownOp` unless the trace says what a rule needs."""
+    if not said:
+        raise UnknownOp
+
+
 class RecordedCall(NamedTuple):
     """One call of a recorded op: what our rules for ops are given."""
 
@@ -71,14 +81,28 @@ class RecordedCall(NamedTuple):
         """All tensors that it returns."""
         return flat(self.results)
 
+    @property
+    def lists(self) -> list[tuple[Tensor, ...]]:
+        """The arguments that are lists of tensors."""
+        return [argument for argument in self.given if isinstance(argument, tuple)]
+
+    @property
+    def made(self) -> Tensor:
+        """The first tensor that it returns, else that it takes; `UnknownOp` without any."""
+        tensors = self.written or self.read
+        needs(tensors)
+        return tensors[0]
+
     def tensor(self, place: int) -> Tensor | None:
         """The argument at a place, if it is a single tensor."""
         one = self.given[place] if len(self.given) > place else None
         return one if isinstance(one, Tensor) else None
 
-    def tensors(self, count: int) -> list[Tensor]:
-        """The single tensors among the first `count` arguments."""
-        return [one for one in self.given[:count] if isinstance(one, Tensor)]
+    def single(self, *places: int) -> list[Tensor]:
+        """The single tensors at these places; `UnknownOp` where one is missing."""
+        found = [one for one in map(self.tensor, places) if one is not None]
+        needs(len(found) == len(places))
+        return found
 
     def value(self, place: int) -> Any:
         """The number, flag or list of them at a place; None where none is recorded."""
