@@ -9,18 +9,20 @@ been measured; otherwise the general loop `Fused` with the same counts.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Mapping
-from importlib import resources
 from typing import Any
-
-import numpy as np
 
 import hybridperf.ops as ops
 from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.traces.recorded.tensors import RecordedCall, Tensor, UnknownOp, is_whole, needs
+from hybridperf.traces.recorded.tensors import (
+    NAMES,
+    RecordedCall,
+    Tensor,
+    broadcast,
+    is_whole,
+    needs,
+)
 
-NAMES = tomllib.loads(resources.files(__package__).joinpath("ops.toml").read_text())
 # name: (flops, transcendentals) per element of the result
 _ELEMENTWISE = {
     **dict.fromkeys(NAMES["elementwise"]["one_flop"], (1, 0)),
@@ -241,14 +243,6 @@ def _result(call: RecordedCall, read: list[Tensor]) -> Tensor:
         return one.dtype != "bool", bool(one.shape), one.dtype[:2] in ("fp", "bf"), one.elements
 
     return Tensor(shape, max(read, key=width).dtype)
-
-
-def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that all of some broadcast to; `UnknownOp` where there is none."""
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError as error:
-        raise UnknownOp from error
 
 
 def _dimensions(value: Any, rank: int) -> set[int] | None:

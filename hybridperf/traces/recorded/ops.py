@@ -19,10 +19,17 @@ import math
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Copy, OpCall, Softmax
 from hybridperf.traces.recorded.graph import NOTHING, RecordedArguments
-from hybridperf.traces.recorded.loops import LOOPS, NAMES, Ops, Rule, in_rows, loop, named, over
+from hybridperf.traces.recorded.loops import LOOPS, Ops, Rule, in_rows, loop, named, over
 from hybridperf.traces.recorded.products import PRODUCTS
 from hybridperf.traces.recorded.tables import FBGEMM, TABLES
-from hybridperf.traces.recorded.tensors import RecordedCall, Tensor, UnknownOp, is_whole, needs
+from hybridperf.traces.recorded.tensors import (
+    NAMES,
+    RecordedCall,
+    Tensor,
+    UnknownOp,
+    is_whole,
+    needs,
+)
 
 NO_KERNEL: tuple[OpCall, ...] = ()
 

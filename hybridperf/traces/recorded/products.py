@@ -18,8 +18,8 @@ from hybridperf.ops import (
     PrefillAttention,
     Reduction,
 )
-from hybridperf.traces.recorded.loops import Ops, Rule, broadcast, named
-from hybridperf.traces.recorded.tensors import RecordedCall, Tensor, is_whole, needs
+from hybridperf.traces.recorded.loops import Ops, Rule, named
+from hybridperf.traces.recorded.tensors import RecordedCall, Tensor, broadcast, is_whole, needs
 
 _CAUSAL_FROM_TOP, _CAUSAL_FROM_BOTTOM = 1, 2  # `custom_mask_type` of the memory-efficient kernel
 
