@@ -29,7 +29,6 @@ Exit status: 0 all measured, 4 the time budget ran out first, 2 one sentence say
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -117,7 +116,7 @@ def _start_all(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """One process of the job."""
     from hybridperf_calibration.microbench import collectives
-    from hybridperf_calibration.microbench.store import RowStore
+    from hybridperf_calibration.microbench.store import store_of_rank
 
     start_s = time.perf_counter()
     team = collectives.Team(
@@ -128,16 +127,11 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     cases = collective_cases(team.n, team.platform, _sizes(options), _names(options.only))
     gone_s, budget_s = time.perf_counter() - start_s, options.budget_s
     left_s = None if budget_s is None else budget_s - gone_s
-    with contextlib.ExitStack() as stack:
-        store: RowStore | None = None
-        if options.rank == 0:
-            # neither the setting nor the list of cases is part of the fingerprint: a full run goes
-            # on where a quick one stopped
-            settings = {"part": "collectives", "processes": team.n, "nodes": nodes}
-            settings["pinned"] = bool(pinned)
-            store = stack.enter_context(
-                RowStore(Path(options.out) / "collectives.jsonl", machine.fingerprint(settings))
-            )
+    # neither the setting nor the list of cases is part of the fingerprint: a full run goes on where
+    # a quick one stopped
+    settings = {"part": "collectives", "processes": team.n, "nodes": nodes, "pinned": bool(pinned)}
+    file = Path(options.out) / "collectives.jsonl"
+    with store_of_rank(options.rank, file, machine.fingerprint(settings)) as store:
         passes = options.passes or PASSES[options.setting]
         report = collectives.run(
             cases, team, store, passes=passes, last=options.last_pass, budget_s=left_s, say=say

@@ -28,15 +28,15 @@ without it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -59,16 +59,6 @@ SMALLEST_SHARE = 0.2  # of a call that is the collectives' at least, whatever an
 DISPATCH_CALLS = 200
 CACHE_BYTES = 2**22  # of a core's own caches, at most
 _SHORTEST_EXCHANGE = 64  # numbers
-
-
-class HasKey(Protocol):
-    """A case that a store knows by its key."""
-
-    @property
-    def key(self) -> str: ...
-
-
-Keyed = TypeVar("Keyed", bound=HasKey)
 
 
 class Team:
@@ -167,9 +157,9 @@ class Team:
         return len(counts)
 
     def missing(
-        self, order: Sequence[tuple[Keyed, int]], store: RowStore | None
-    ) -> list[tuple[Keyed, int]]:
-        """Those of (case, pass) that rank 0's store does not have, the same on every rank."""
+        self, order: Sequence[tuple[Any, int]], store: RowStore | None
+    ) -> list[tuple[Any, int]]:
+        """Those of (case with a `key`, pass) that rank 0's store lacks, the same on every rank."""
         has = [float(store is not None and store.has(case.key, at)) for case, at in order]
         stored = self.exchange(has)[0]
         return [one for one, there in zip(order, stored, strict=True) if not there]
@@ -185,37 +175,31 @@ class Team:
 
 
 class Watch:
-    """Ends the process with status `STALLED`, after a row on why, when a case does not end."""
+    """Ends the process with status `STALLED`, after a row on why, when a case does not end.
 
-    def __init__(self, store: RowStore, limit_s: float = STALLED_S) -> None:
-        self._store, self._limit_s = store, limit_s
+    Rank 0 watches, which has the store.
+    """
+
+    def __init__(self, store: RowStore | None, limit_s: float = STALLED_S) -> None:
+        self._limit_s, self._since_s = limit_s, 0.0
         self._row: Row | None = None
-        self._since_s = 0.0
-        threading.Thread(target=self._look, daemon=True).start()
+        if store is not None:
+            threading.Thread(target=self._look, args=(store,), daemon=True).start()
 
-    def begin(self, row: Row) -> None:
-        """A case starts now; `row` has its key, the pass and its columns."""
+    @contextlib.contextmanager
+    def over(self, row: Row) -> Iterator[None]:
+        """A case runs in this block; `row` has its key, the pass and its columns."""
         self._since_s, self._row = time.perf_counter(), row
-
-    def end(self) -> None:
-        """It came to its end."""
+        yield
         self._row = None
 
-    def _look(self) -> None:
+    def _look(self, store: RowStore) -> None:
         while True:
             time.sleep(self._limit_s / 10)
             row = self._row
             if row and time.perf_counter() - self._since_s > self._limit_s:
-                self._store.append({**row, "error": f"did not return within {self._limit_s:g} s"})
+                store.append({**row, "error": f"did not return within {self._limit_s:g} s"})
                 os._exit(STALLED)
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """A compiled case; `error` says what is wrong with it, or is empty."""
-
-    call: Any
-    error: str
 
 
 def run(
@@ -236,10 +220,10 @@ def run(
         seed: of the order of cases.
     """
     order = [one for pass_no in range(1, passes + 1) for one in _ordered(cases, pass_no, seed)]
-    watch = Watch(store) if store is not None else None
+    watch = Watch(store)
     missing = team.missing(order, store)
     todo = [(case, pass_no) for case, pass_no in missing if pass_no <= (last or passes)]
-    ready: dict[str, _Ready] = {}  # by the first pass, for the later ones
+    ready: dict[str, tuple[Any, str]] = {}  # by the first pass, for the later ones
     tally = Tally(
         "collectives", len(order) - len(missing), len(todo), len(order),
         SHORTEST_CAP_S, LONGEST_CAP_S, budget_s,
@@ -249,13 +233,11 @@ def run(
         cap_s = float(team.exchange([tally.cap_s()])[0, 0])  # rank 0's clock and budget count
         if cap_s <= 0:
             break
-        if watch:
-            watch.begin({"key": case.key, "pass_no": pass_no, **_columns(case)})
-        row, took_s = _measure(case, team, cap_s, ready)
-        if watch:
-            watch.end()
+        name = {"key": case.key, "pass_no": pass_no}
+        with watch.over({**name, **_columns(case)}):
+            row, took_s = _measure(case, team, cap_s, ready)
         if store is not None:
-            store.append({"key": case.key, "pass_no": pass_no, **row})
+            store.append({**name, **row})
         tally.add(row, took_s)
         if tally.complete or time.perf_counter() - last_line_s >= LINE_EVERY_S:
             last_line_s, done = time.perf_counter(), tally.measured + tally.resumed
@@ -297,7 +279,7 @@ def table(rows: Sequence[Row], facts: Row) -> pd.DataFrame:
 
 
 def _measure(
-    case: CollectiveCase, team: Team, cap_s: float, ready: dict[str, _Ready]
+    case: CollectiveCase, team: Team, cap_s: float, ready: dict[str, tuple[Any, str]]
 ) -> tuple[Row, float]:
     """The row of one case, and the seconds that its calls took."""
     import jax
@@ -306,9 +288,9 @@ def _measure(
     x, y = (team.place(np.ones(items, np.float32)) for items in (case.items_in, case.items_out))
     if case.key not in ready:
         ready[case.key] = _compile(case, team, x, y)
-    call = ready[case.key].call
-    if ready[case.key].error:  # the same program on all ranks, so they all leave here
-        return {**columns, "error": ready[case.key].error}, 0.0
+    call, error = ready[case.key]
+    if error:  # the same program on all ranks, so they all leave here
+        return {**columns, "error": error}, 0.0
 
     def timed_s() -> float:
         nonlocal x, y
@@ -324,25 +306,15 @@ def _measure(
         calls_s.append(timed_s())
     usual_s = float(team.exchange([np.median(calls_s)]).max())
     repeats = int(np.clip(cap_s / usual_s, FEWEST_REPEATS, MOST_REPEATS))
-    before = _Work(team.platform)
+    # what ops before a collective leave behind on a CPU: caches full of something else
+    numbers = np.ones(CACHE_BYTES // 8 if team.platform == "cpu" else 0)
     elapsed_s = []
     for _ in range(repeats):
         team.barrier()
-        before.run()
+        np.multiply(numbers, 1.0, out=numbers)
         elapsed_s.append(timed_s())
     took_s = time.perf_counter() - begin_s
     return {**columns, **summarize(team.exchange(elapsed_s), case.chained, team.dispatch_s)}, took_s
-
-
-class _Work:
-    """What ops before a collective leave behind on a CPU: caches full of something else."""
-
-    def __init__(self, platform: str) -> None:
-        self._numbers = np.ones(CACHE_BYTES // 8 if platform == "cpu" else 0)
-
-    def run(self) -> None:
-        """Touch them all."""
-        np.multiply(self._numbers, 1.0, out=self._numbers)
 
 
 def _columns(case: CollectiveCase) -> Row:
@@ -358,9 +330,10 @@ def _ordered(
     return [(case, pass_no) for case in sorted(shuffled, key=lambda case: -case.bytes)]
 
 
-def _compile(case: CollectiveCase, team: Team, x: Any, y: Any) -> _Ready:
+def _compile(case: CollectiveCase, team: Team, x: Any, y: Any) -> tuple[Any, str]:
+    """The compiled case, and what is wrong with it, or nothing."""
     call = team.compile(collective_cases.chain(case), x, y, donate=(0, 1))
     found = collective_cases.count_collectives(case, call.as_text())
     wrong = f"the compiled program has {found} collectives instead of {case.chained}"
     error = "" if found == case.chained else f"{wrong}; this JAX changes what is measured here"
-    return _Ready(call, error)
+    return call, error

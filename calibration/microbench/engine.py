@@ -17,7 +17,6 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
@@ -27,14 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.microbench.store import Row, RowStore
 from hybridperf_calibration.microbench.tally import Tally
-from hybridperf_calibration.microbench.timer import (
-    Budget,
-    Case,
-    Compiled,
-    Timing,
-    compile_ahead,
-    time_case,
-)
+from hybridperf_calibration.microbench.timer import Budget, Case, Compiled, compile_ahead, time_case
 
 LONGEST_CAP_S = 1.0  # more repeats than fit into this no longer lower the minimum
 SHORTEST_CAP_S = 0.03
@@ -171,16 +163,11 @@ def _measure(
         first_line = (str(error).splitlines() or [""])[0]
         why = f"{type(error).__name__}: {first_line}"[:300]
         return {**case.columns, **name, "time_s": None, "error": why}, 0.0
+    # in tables flags are 0 and 1
+    taken = {at: int(one) if isinstance(one, bool) else one for at, one in vars(timing).items()}
+    del taken["described"]
     columns = timing.described or case.columns
-    row = {**_timing_columns(timing), **columns, **name, "calls_ops": case.divisor}
-    return row, timing.repeating_s
-
-
-def _timing_columns(timing: Timing) -> Row:
-    """A timing as columns of a table: flags as 0 and 1."""
-    values = {name: value for name, value in asdict(timing).items() if name != "described"}
-    flags = {name: int(value) for name, value in values.items() if isinstance(value, bool)}
-    return {**values, **flags}
+    return {**taken, **columns, **name, "calls_ops": case.divisor}, timing.repeating_s
 
 
 @contextlib.contextmanager

@@ -14,12 +14,12 @@ nothing twice. (Not "pass": conv tables have such a column.)
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ class StoreError(RuntimeError):
     """A store that cannot be read or written, in one sentence for the user."""
 
 
-class RowStore:
+class RowStore(contextlib.AbstractContextManager["RowStore"]):
     """An open store, created or resumed: `rows` as in the file, `has` and `append`.
 
     `dropped` is the text of an incomplete last line that was cut off, or "".
@@ -93,12 +93,7 @@ class RowStore:
             os.close(self._file)
             self._file = -1
 
-    def __enter__(self) -> RowStore:
-        return self
-
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _resume(self, fingerprint: dict[str, Any]) -> None:
@@ -145,6 +140,18 @@ class RowStore:
                 " make room and run the same command again."
             ) from error
         self._size_bytes += len(line)
+
+
+@contextlib.contextmanager
+def store_of_rank(
+    rank: int, path: str | Path, fingerprint: Mapping[str, Any]
+) -> Iterator[RowStore | None]:
+    """The store of a job's rank 0; None on the others."""
+    if rank:
+        yield None
+        return
+    with RowStore(path, fingerprint) as store:
+        yield store
 
 
 def _parse(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[Row], int]:

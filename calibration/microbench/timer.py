@@ -56,8 +56,6 @@ class Case:
     columns: Mapping[str, Any]  # the row's own columns: "op", "dtype" and the op's dimensions
     make: Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]
     divisor: float = 1.0  # ops executed by one call
-    # touched between two uses of the same data; None = all arguments together
-    reuse_bytes: int | None = None
     # taken off the call before the division; a function measures it then
     subtract_s: float | Callable[[], float] = 0.0
     # positions of arguments updated in place: donated, and replaced by the leading results
@@ -90,7 +88,7 @@ class Timing:
     unreliable: bool  # less than RELIABLE_SHARE of the call was left after the subtraction
     compile_s: float
     repeating_s: float  # all timed calls together
-    reuse_bytes: int
+    reuse_bytes: int  # touched between two uses of the same data: all arguments together
     load: float | None  # of the machine, see machine.load_1min
     preemptions: int  # of this process while the calls were timed
     described: Mapping[str, Any]  # what Case.describe read from the compiled program
@@ -148,7 +146,8 @@ def time_case(
         compiled = compile_case(case, fn, argument_tuples[0])
         if kept is not None:
             kept[case.key] = compiled
-    total_bytes = _total_bytes(argument_tuples)
+    # an array that stands in several tuples counts once
+    total_bytes = sum(array.nbytes for array in jax.tree.leaves(list(placed.values())))
     subtract_s = case.subtract_s() if callable(case.subtract_s) else case.subtract_s
 
     rotation = Rotation(compiled.call, argument_tuples, case.carried)
@@ -169,7 +168,7 @@ def time_case(
         unreliable=call_s - subtract_s < RELIABLE_SHARE * call_s,
         compile_s=compiled.compile_s,
         repeating_s=sum(calls_s),
-        reuse_bytes=total_bytes if case.reuse_bytes is None else case.reuse_bytes,
+        reuse_bytes=total_bytes,
         load=machine.load_1min(),
         preemptions=machine.preemptions() - preemptions_before,
         described=compiled.described,
@@ -199,11 +198,9 @@ class Rotation:
     """Calls of a compiled function, each on the next arguments; results of in-place ones return."""
 
     def __init__(
-        self,
-        compiled: Callable[..., Any],
-        argument_tuples: Sequence[tuple[Any, ...]],
+        self, compiled: Callable[..., Any], argument_tuples: Sequence[tuple[Any, ...]],
         carried: Sequence[int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._compiled = compiled
         self._tuples = [list(arguments) for arguments in argument_tuples]
         self._carried = tuple(carried)
@@ -261,11 +258,3 @@ def is_settled(calls_s: Sequence[float]) -> bool:
     if earlier == len(calls_s):
         return False
     return min(calls_s[earlier:]) >= (1 - SETTLED) * min(calls_s[:earlier])
-
-
-def _total_bytes(argument_tuples: Sequence[tuple[Any, ...]]) -> int:
-    """Bytes of all arguments; an array that stands in several tuples counts once."""
-    import jax
-
-    arrays = {id(array): array for array in jax.tree.leaves(list(argument_tuples))}
-    return sum(array.nbytes for array in arrays.values())

@@ -20,7 +20,6 @@ import dataclasses
 import importlib
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from hybridperf.io import InputError, write_json
-from hybridperf_calibration.microbench import machine
+from hybridperf_calibration.microbench import job, machine
 from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.training_steps import (
     STRICT,
@@ -245,15 +244,14 @@ def _run(options: argparse.Namespace) -> int:
     yardstick = Yardstick(allowance_s=_WAITED_PER_STEP_S * len(steps))
     measured = measure_steps(
         steps, rounds=options.rounds, repeats=options.repeats, min_seconds=options.seconds,
-        profile=options.profile, yardstick=yardstick, report=_print_progress,
+        profile=options.profile, yardstick=yardstick, report=job.say,
     )  # fmt: skip
     from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION
 
     results = []
     every = zip(spec, configs, steps, measured, strict=True)
     for number, (entry, config, step, measurement) in enumerate(every):
-        columns = [field.name for field in dataclasses.fields(measurement)]
-        taken = {at: getattr(measurement, at) for at in columns if at != "program"}
+        taken = {name: value for name, value in vars(measurement).items() if name != "program"}
         named = {"workload": entry.workload, "config": dataclasses.asdict(config)}
         result = {**named, "seed": entry.seed, "name": step.name, **_finite(taken)}
         if options.programs:
@@ -279,10 +277,6 @@ def _positive_int(text: str) -> int:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
     return value
-
-
-def _print_progress(line: str) -> None:
-    print(f"hybridperf: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

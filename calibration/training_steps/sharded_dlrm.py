@@ -24,12 +24,12 @@ Exit status: 0 all measured, 2 one sentence says what is wrong, a dead process i
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ import pandas as pd
 from hybridperf.io import InputError, write_json
 from hybridperf_calibration.microbench import job, machine
 from hybridperf_calibration.microbench.quiet import Yardstick
-from hybridperf_calibration.microbench.store import Row, RowStore, measured_passes
+from hybridperf_calibration.microbench.store import Row, measured_passes, store_of_rank
 from hybridperf_calibration.training_steps.sharded_tasks import ShardedTask, read_tasks
 
 if TYPE_CHECKING:
@@ -117,14 +117,10 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
 
     tasks = read_tasks(options.tasks, options.processes)
     team = Team(options.coordinator, options.processes, options.rank)
-    with contextlib.ExitStack() as stack:
-        store: RowStore | None = None
-        if options.rank == 0:
-            pinned = bool(options.cores)
-            settings = {"part": "sharded", "processes": team.n, "pinned": pinned}
-            fingerprint = machine.fingerprint({**settings, "batches": BATCHES})
-            store = stack.enter_context(RowStore(options.out / "steps.jsonl", fingerprint))
-        watch = Watch(store, STALLED_S) if store is not None else None
+    settings = {"part": "sharded", "processes": team.n, "pinned": bool(options.cores)}
+    fingerprint = machine.fingerprint({**settings, "batches": BATCHES})
+    with store_of_rank(options.rank, options.out / "steps.jsonl", fingerprint) as store:
+        watch = Watch(store, STALLED_S)
         order = [(task, pass_no) for pass_no in range(1, options.last_pass + 1) for task in tasks]
         todo = team.missing(order, store)
         yardstick = Yardstick(allowance_s=_WAITED_PER_STEP_S * len(todo))
@@ -145,7 +141,7 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
 
 
 def _measure_model(
-    same: Sequence[ShardedTask], team: Team, options: argparse.Namespace, watch: Watch | None,
+    same: Sequence[ShardedTask], team: Team, options: argparse.Namespace, watch: Watch,
     pass_no: int, yardstick: Yardstick,
 ) -> list[Row]:  # fmt: skip
     """Rows of one model's placements, in turns."""
@@ -163,7 +159,7 @@ class RunningShardedStep:
     """This process' part of a compiled step between two calls: its arguments and times."""
 
     def __init__(
-        self, task: ShardedTask, team: Team, programs: Path, watch: Watch | None, pass_no: int
+        self, task: ShardedTask, team: Team, programs: Path, watch: Watch, pass_no: int
     ) -> None:
         import jax
 
@@ -195,20 +191,18 @@ class RunningShardedStep:
         self._rounds_s: list[float] = []  # median call of each
         self._wall_s = self._cpu_s = 0.0
         self.losses: list[float] = []
-        self._begin()
-        calls_s = [self._call() for _ in range(LOSSES)]
-        self._end()
+        with self._watched():
+            calls_s = [self._call() for _ in range(LOSSES)]
         self._usual_s = float(team.exchange([min(calls_s[1:])]).max())
 
     def measure(self, seconds: float) -> None:
         """One round: about `seconds` of calls, as many on every rank; the first is dropped."""
         calls = int(np.clip(seconds / self._usual_s, FEWEST_CALLS, MOST_CALLS)) + 1
-        self._begin()
-        cpu_s, wall_s = time.process_time(), time.perf_counter()
-        calls_s = [self._call() for _ in range(calls)][1:]
-        self._cpu_s += time.process_time() - cpu_s
-        self._wall_s += time.perf_counter() - wall_s
-        self._end()
+        with self._watched():
+            cpu_s, wall_s = time.process_time(), time.perf_counter()
+            calls_s = [self._call() for _ in range(calls)][1:]
+            self._cpu_s += time.process_time() - cpu_s
+            self._wall_s += time.perf_counter() - wall_s
         self._rounds_s.append(statistics.median(calls_s))
         self._usual_s = float(self._team.exchange([self._rounds_s[-1]]).max())
 
@@ -234,9 +228,8 @@ class RunningShardedStep:
         from hybridperf_calibration.training_steps import op_times
         from hybridperf_calibration.training_steps.sharded_step import PHASES
 
-        self._begin()
-        op_s = op_times.profile(self._call, PROFILED_CALLS)
-        self._end()
+        with self._watched():
+            op_s = op_times.profile(self._call, PROFILED_CALLS)
         named = (*PHASES, "other")
         mine = dict.fromkeys(named, 0.0)
         for instruction, seconds in op_s.items():
@@ -255,13 +248,8 @@ class RunningShardedStep:
             self.losses.append(float(self._team.part(outputs[-1])[0]))
         return time.perf_counter() - start_s
 
-    def _begin(self) -> None:
-        if self._watch:
-            self._watch.begin({"key": self._task.key, "pass_no": self._pass_no})
-
-    def _end(self) -> None:
-        if self._watch:
-            self._watch.end()
+    def _watched(self) -> AbstractContextManager[None]:
+        return self._watch.over({"key": self._task.key, "pass_no": self._pass_no})
 
 
 def table(rows: Sequence[Row]) -> pd.DataFrame:

@@ -105,11 +105,14 @@ class RankTrace:
         return replace(self, device_events=replace(device, communicates=device.communicates | more))
 
     @cached_property
+    def called_s(self) -> np.ndarray:
+        """When each device event was called for; NaN where the trace lacks its call [D]."""
+        return np.append(self.host.start_s, np.nan)[self.device_events.call]  # of NONE the last
+
+    @cached_property
     def launched_s(self) -> np.ndarray:
         """When each device event was called for, or started where the trace lacks its call [D]."""
-        call, launched_s = self.device_events.call, self.device_events.start_s.copy()
-        launched_s[call != NONE] = self.host.start_s[call[call != NONE]]
-        return launched_s
+        return np.where(np.isnan(self.called_s), self.device_events.start_s, self.called_s)
 
     def host_named(self, fits: Callable[[str], object]) -> np.ndarray:
         """Which host events have a name that fits; bool [H]."""

@@ -71,43 +71,34 @@ def host_sequence(
     blocking, pageable = _copies(launched)
     copy_latency_s = _copy_latency_s(launched, blocking)
     queue_of, queue = _queue(launched)
-    # key of order, then: launched place or NONE, target, call
-    todo: list[tuple[float, int, int, int, int]] = []
+    host = launched.trace.host
+    # what they are ordered by, then call, launched place or NONE, when the host is done, target
+    todo: list[tuple[tuple[float, int, int], int, int, float, int]] = []
     for at in np.flatnonzero(~carried).tolist():
         begin_s, call = float(launched.begin_s[at]), int(launched.call[at])
-        full = queue_of[at] - queue
+        held, full = list[tuple[int, int]](), queue_of[at] - queue
         if full >= 0 and call != NONE:
-            freed = launched.streams[int(launched.stream[at])][full]
-            if launched.end_s[freed] <= launched.return_s[at] + CLOCK_S:
-                todo.append((begin_s, at, 0, NONE, freed))
+            held.append((0, launched.streams[int(launched.stream[at])][full]))
         if pageable[at] and not blocking[at] and launched.before[at] != NONE:
-            before = int(launched.before[at])
-            if launched.end_s[before] <= launched.return_s[at] + CLOCK_S:
-                todo.append((begin_s, at, 1, NONE, before))
-        todo.append((begin_s, at, 2, at, at if blocking[at] else NONE))
+            held.append((1, int(launched.before[at])))
+        for order, target in held:
+            if launched.end_s[target] <= launched.return_s[at] + CLOCK_S:
+                todo.append(((begin_s, at, order), call, NONE, float(host.start_s[call]), target))
+        done_s, target = float(launched.return_s[at] + latency_s[at]), NONE
+        if blocking[at]:
+            copied_s = float(launched.begin_s[at] + copy_latency_s)
+            done_s, target = min(copied_s, float(launched.start_s[at])), at
+        todo.append(((begin_s, at, 2), call, at, done_s, target))
     for call, key_s, target in _synchronising(launched, start_s, end_s):
-        todo.append((key_s, int(np.searchsorted(launched.begin_s, key_s)), 3, call, target))
-    todo.sort(key=lambda one: one[:3])
+        order_by = (key_s, int(np.searchsorted(launched.begin_s, key_s)), 3)
+        todo.append((order_by, call, NONE, float(host.start_s[call]), target))
 
-    host = launched.trace.host
-    now_s, entries = start_s, []
-    for _, at, order, what, target in todo:
-        if order == 2:
-            call = int(launched.call[what])
-            if target == NONE:
-                done_s = float(launched.return_s[what] + latency_s[what])
-            else:
-                copied_s = float(launched.begin_s[what] + copy_latency_s)
-                done_s = min(copied_s, float(launched.start_s[what]))
-            place = what
-        else:
-            call = what if order == 3 else int(launched.call[at])
-            done_s, place = float(host.start_s[call]), NONE
-        host_s = max(0.0, done_s - now_s)
+    now_s, entries = start_s, list[HostEntry]()
+    for _, call, place, done_s, target in sorted(todo, key=lambda one: one[0]):
+        entries.append(HostEntry(max(0.0, done_s - now_s), place, target, call))
         now_s = max(now_s, done_s)
         if target != NONE:
             now_s = max(now_s, float(launched.end_s[target] + gap_s[target]))
-        entries.append(HostEntry(host_s, place, target, call))
     return HostSequence(entries, max(0.0, end_s - now_s))
 
 
@@ -135,10 +126,8 @@ def _copy_latency_s(launched: LaunchedEvents, blocking: np.ndarray) -> float:
 
 def _queue(launched: LaunchedEvents) -> tuple[list[int], int]:
     """Events that each one's stream was given before it [L], and how many a queue holds."""
-    number = np.zeros(len(launched), np.int64)
-    most = QUEUE
-    for stream in np.unique(launched.stream):
-        here = np.flatnonzero(launched.stream == stream)
+    number, most = np.zeros(len(launched), np.int64), QUEUE
+    for here in map(np.array, launched.streams.values()):
         number[here] = np.arange(len(here))
         ended = np.searchsorted(np.sort(launched.end_s[here]), launched.begin_s[here], "right")
         most = max(most, int((number[here] - ended).max()))

@@ -17,9 +17,11 @@ Time in which the device ran events of another step is no gap here: `other_step`
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,6 +38,9 @@ _COPIES = re.compile(r"memcpy", re.I)
 _FRAME = re.compile(r"^(?:ProfilerStep#|nccl:)")  # marks that tell nothing of the host's work
 _LONG_S = 1e-4  # a gap worth saying what the host did in it
 _USUAL_LATENCY_S = 1e-5  # of a launch, where no launch of the trace met an idle device
+
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,15 +68,14 @@ def gaps(trace: RankTrace) -> Gaps:
     dry, back = between(merged(device.start_s, device.end_s))
     real = np.flatnonzero(device.end_s > device.start_s)  # ordered by start, as all are
     event = real[np.searchsorted(device.start_s[real], back, side="left")]
-    call, called_s = device.call[event], call_start_s(trace, event)
+    call, called_s = device.call[event], trace.called_s[event]
     known = call != NONE
     late = called_s >= dry
     until = np.where(late, back, np.minimum(back, called_s + launch_latency_s(trace)))
     split = np.zeros((len(REASONS), len(dry)))
     waits = device_waits(trace)
     copies = waits & trace.host_named(_COPIES.search)
-    thread = np.full(len(call), NONE)
-    thread[known] = trace.host.thread[call[known]]
+    thread = np.append(trace.host.thread, NONE)[call]  # of NONE the last
     for row, mask in ((1, waits & ~copies), (2, copies)):
         for one in np.unique(thread[late]):
             here, calls = late & (thread == one), mask & (trace.host.thread == one)
@@ -85,31 +89,28 @@ def gaps(trace: RankTrace) -> Gaps:
 
 def by_cause(found: Gaps) -> list[tuple[str, str, float, int]]:
     """(reason, detail, seconds, gaps) with the most seconds first."""
-    seconds: dict[tuple[str, str], float] = {}
-    count: Counter[tuple[str, str]] = Counter()
-    for row, at in zip(*np.nonzero(found.reasons > 0), strict=True):
-        key = REASONS[row], found.detail[at]
-        seconds[key] = seconds.get(key, 0.0) + float(found.reasons[row, at])
-        count[key] += 1
-    most_first = sorted(seconds.items(), key=lambda one: -one[1])
-    return [(*key, total, count[key]) for key, total in most_first]
+    row, at = np.nonzero(found.reasons > 0)
+    causes = zip(np.array(REASONS)[row].tolist(), found.detail[at], strict=True)
+    return [(*cause, *of) for cause, of in summed_by(causes, found.reasons[row, at].tolist())]
+
+
+def summed_by(
+    keys: Iterable[Key], seconds: Iterable[float], times: Iterable[int] = itertools.repeat(1)
+) -> list[tuple[Key, tuple[float, int]]]:
+    """Each key with its seconds and times in all, most seconds first."""
+    together: dict[Key, tuple[float, int]] = {}
+    for key, more_s, more in zip(keys, seconds, times, strict=False):
+        total_s, count = together.get(key, (0.0, 0))
+        together[key] = total_s + more_s, count + more
+    return sorted(together.items(), key=lambda one: -one[1][0])
 
 
 def launch_latency_s(trace: RankTrace) -> float:
     """Median seconds from a call to the start of what it launched on an idle device."""
-    device = trace.device_events
-    called_s = call_start_s(trace, np.arange(len(device)))
+    device, called_s = trace.device_events, trace.called_s
     busy_until = np.append(-np.inf, np.maximum.accumulate(device.end_s))[:-1]
     alone = called_s > busy_until
     return float(np.median((device.start_s - called_s)[alone])) if alone.any() else _USUAL_LATENCY_S
-
-
-def call_start_s(trace: RankTrace, event: np.ndarray) -> np.ndarray:
-    """When device events were called for [N]; NaN where the trace lacks it."""
-    call = trace.device_events.call[event]
-    start_s = np.full(len(call), np.nan)
-    start_s[call != NONE] = trace.host.start_s[call[call != NONE]]
-    return start_s
 
 
 def device_waits(trace: RankTrace) -> np.ndarray:

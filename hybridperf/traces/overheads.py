@@ -20,6 +20,7 @@ in Lin et al. (HiPC 2022) T1; T2, T4, T5, T3. An op that launches nothing costs 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,7 +40,7 @@ _TICK_S = 1e-6
 _CLOCK_TICK_S = 1e-9  # the finest that traces are written in
 _BACKWARD = "autograd::engine::evaluate_function: "
 
-Samples = dict[str, list[np.ndarray]]  # seconds by kind of op or call
+Samples = defaultdict[str, list[float]]  # seconds by kind of op or call
 
 
 def fit_host(
@@ -53,7 +54,7 @@ def fit_host(
     """
     between: list[np.ndarray] = []
     kinds = ("before", "after", "call", "launches", "without")
-    samples: dict[str, Samples] = {name: {} for name in kinds}
+    samples = {name: Samples(list) for name in kinds}
     for trace, of_trace in zip(traces, steps, strict=True):
         top, waits = outermost_op(trace), device_waits(trace)
         launches = np.zeros(len(trace.host), bool)
@@ -83,13 +84,11 @@ def op_kind(name: str) -> str:
 
 def outermost_op(trace: RankTrace) -> np.ndarray:
     """The outermost framework op around each host event, itself if so; NONE outside ops [H]."""
-    kind, parent = trace.host.kind, trace.host.parent
-    found = np.full(len(trace.host), NONE)
-    here = np.arange(len(trace.host))
-    while (inside := here != NONE).any():
-        at = here[inside]
-        found[np.flatnonzero(inside)[kind[at] == OP]] = at[kind[at] == OP]
-        here[inside] = parent[at]
+    is_op, parent = np.append(trace.host.kind == OP, False), np.append(trace.host.parent, NONE)
+    found, here = np.full(len(trace.host), NONE), np.arange(len(trace.host))
+    while (here != NONE).any():  # of NONE the last
+        found = np.where(is_op[here], here, found)
+        here = parent[here]
     return found
 
 
@@ -127,7 +126,8 @@ def _add_ops(
     ) -> None:  # fmt: skip
         """Add seconds between two times, without those of the records `first` up to `last`."""
         own_s = np.maximum(end_s - start_s - (before[last] - before[first]), 0.0)
-        _add(samples[name], kinds, which, own_s)
+        for at, seconds in zip(which.tolist(), own_s.tolist(), strict=True):
+            samples[name][kinds[at]].append(seconds)
 
     begin = np.flatnonzero(event == top)
     until = np.append(begin[1:], len(event))
@@ -148,20 +148,12 @@ def _add_ops(
     add("launches", of_pair, host.end_s[event[a]], host.start_s[event[b]], a + 1, b)
     call = event[launch[~waits[event[launch]]]]
     call_s = np.maximum(host.end_s[call] - host.start_s[call] - profiler_s, 0.0)
-    names = [trace.host_name(at) for at in call]
-    _add(samples["call"], names, np.arange(len(call)), call_s)
-
-
-def _add(samples: Samples, kinds: Sequence[str], which: np.ndarray, seconds: np.ndarray) -> None:
-    by_kind: dict[str, list[float]] = {}
-    for at, value in zip(which.tolist(), seconds.tolist(), strict=True):
-        by_kind.setdefault(kinds[at], []).append(value)
-    for kind, values in by_kind.items():
-        samples.setdefault(kind, []).append(np.array(values))
+    for at, seconds in zip(call, call_s.tolist(), strict=True):
+        samples["call"][trace.host_name(at)].append(seconds)
 
 
 def _overhead(samples: Samples) -> Overhead:
-    pooled = {kind: np.concatenate(parts) for kind, parts in sorted(samples.items())}
+    pooled = {kind: np.array(seconds) for kind, seconds in sorted(samples.items())}
     spreads = {kind: _spread(seconds) for kind, seconds in pooled.items()}
     by_kind = {kind: spread for kind, spread in spreads.items() if spread is not None}
     shared = _spread(np.concatenate([*pooled.values(), np.zeros(0)]))

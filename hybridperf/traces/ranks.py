@@ -22,9 +22,10 @@ Which collective a kernel runs is told by the mark around its launch, its record
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -259,14 +260,10 @@ def _end_spread_s(traces: Sequence[RankTrace], one: RecordedCollective) -> float
     return float(np.ptp(one.end_s + (origin_us - origin_us[0]) * 1e-6))
 
 
-def _numbered(found: Iterable[RecordedCollective]) -> list[RecordedCollective]:
-    count: dict[tuple[int, ...], int] = {}
-    out = []
+def _numbered(found: Iterable[RecordedCollective]) -> Iterator[RecordedCollective]:
+    count = defaultdict[bytes, Iterator[int]](itertools.count)
     for one in found:
-        members = tuple(one.trace.tolist())
-        out.append(replace(one, order=count.setdefault(members, 0)))
-        count[members] += 1
-    return out
+        yield replace(one, order=next(count[one.trace.tobytes()]))
 
 
 def _missing(

@@ -34,18 +34,10 @@ from hybridperf.engine.evaluate import CriticalPath, Timeline, critical_path, ti
 from hybridperf.engine.graph import Graph
 from hybridperf.engine.lower import Lowered, lower
 from hybridperf.io import InputError
+from hybridperf.traces import replay_graph
 from hybridperf.traces.events import NONE, RankTrace
 from hybridperf.traces.ranks import RecordedCollective, kind_of, match
-from hybridperf.traces.replay_graph import (
-    DEVICE,
-    HOST,
-    WIRE,
-    DurationRows,
-    JointCollective,
-    RankStep,
-    ReplayNodes,
-    StepGraph,
-)
+from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE, RankStep, StepGraph
 from hybridperf.traces.steps import RecordedStep, common_steps, typical
 from hybridperf.traces.stream_order import StreamDelays, usual_hand_overs_s
 
@@ -62,9 +54,9 @@ class Replay:
     steps: tuple[RecordedStep, ...]
     graph: Graph
     lowered: Lowered
-    rows: DurationRows
-    nodes: ReplayNodes
-    meetings: tuple[JointCollective, ...]
+    rows: replay_graph.DurationRows
+    nodes: replay_graph.ReplayNodes
+    meetings: tuple[replay_graph.JointCollective, ...]
     seconds: np.ndarray  # of each row [U]
     start_s: np.ndarray  # of each rank's step on its host, from the earliest [R]
     measured_s: np.ndarray  # from there to the later end of host and device [R]
@@ -210,8 +202,10 @@ def replay_step(
         for rank in alike:
             rank.order_host(usual_hand_overs_s(taken))
     builder = StepGraph(ranks, together)
-    builder.run()
-    every_note = (*notes, *matched.notes, *_clock_notes(late_s), *builder.notes)
+    apart_s = float(np.ptp(late_s))
+    clocks = f"clocks of ranks up to {1e6 * apart_s:.0f} us apart, set by the ends of their"
+    clock_note = f"{clocks} collectives" if apart_s > _CLOCKS_S else ""
+    every_note = (*notes, *matched.notes, clock_note, *builder.notes)
     return Replay(
         traces=tuple(traces),
         steps=tuple(steps),
@@ -266,9 +260,3 @@ def _clocks_late_s(zero_s: np.ndarray, together: Sequence[RecordedCollective]) -
         coefficients[np.ix_(at, at)] += centred
         off_s[at] += centred @ np.median(apart_s, axis=0)
     return np.asarray(np.linalg.lstsq(coefficients, off_s, rcond=1e-9)[0])
-
-
-def _clock_notes(late_s: np.ndarray) -> list[str]:
-    widest_s = float(np.ptp(late_s))
-    apart = f"clocks of ranks up to {1e6 * widest_s:.0f} us apart"
-    return [f"{apart}, set by the ends of their collectives"] if widest_s > _CLOCKS_S else []

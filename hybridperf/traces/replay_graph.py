@@ -14,17 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridperf.engine.graph import GraphBuilder
+from hybridperf.traces import stream_order
 from hybridperf.traces.events import NONE, RankTrace
 from hybridperf.traces.host_thread import HostEntry, HostSequence, host_sequence
 from hybridperf.traces.ranks import RecordedCollective
 from hybridperf.traces.steps import RecordedStep
-from hybridperf.traces.stream_order import (
-    LaunchedEvents,
-    StreamDelays,
-    hand_overs,
-    stream_waits,
-    with_hand_overs,
-)
 
 # what the seconds of a row are of; IDLE: of a stream, before an event launched before the step
 HOST, DEVICE, WIRE, IDLE = range(4)
@@ -77,7 +71,7 @@ class RankStep:
         self.at, self.trace, self.step = at, trace, step
         self.shift_s = zero_s  # of the trace's clock, to that of all ranks
         events = np.concatenate([carried, np.asarray(step.device, np.int64)])
-        self.launched = LaunchedEvents(trace, events)
+        self.launched = stream_order.LaunchedEvents(trace, events)
         inside = np.zeros(len(device), bool)
         inside[step.device] = True
         # an event without a recorded launch may run in this step and have been launched before it
@@ -93,15 +87,16 @@ class RankStep:
         """Place of a device event among the launched ones."""
         return int(np.flatnonzero(self.launched.event == event)[0])
 
-    def order(self, delays: StreamDelays) -> list[tuple[int, float]]:
+    def order(self, delays: stream_order.StreamDelays) -> list[tuple[int, float]]:
         """Decide what waits for what on the device; returns how long streams took to hand over."""
         self.latency_s, self.gap_s = delays.latency_s(self.launched), delays.gap_s(self.launched)
-        self.waits = stream_waits(self.launched, self.latency_s, self.gap_s)
-        return hand_overs(self.launched, self.waits, self.latency_s, self.gap_s)
+        self.waits = stream_order.stream_waits(self.launched, self.latency_s, self.gap_s)
+        return stream_order.hand_overs(self.launched, self.waits, self.latency_s, self.gap_s)
 
     def order_host(self, hand_over_s: np.ndarray) -> None:
         """Decide what the host waits for; `hand_over_s` [4] is by kind of event."""
-        self.gap_s = with_hand_overs(self.launched, self.waits, self.gap_s, hand_over_s)
+        launched, waits = self.launched, self.waits
+        self.gap_s = stream_order.with_hand_overs(launched, waits, self.gap_s, hand_over_s)
         delays, span = (self.latency_s, self.gap_s), (self.step.start_s, self.step.end_s)
         self.host: HostSequence = host_sequence(self.launched, *delays, *span, self.carried)
 
@@ -113,7 +108,7 @@ class StepGraph:
         self, ranks: Sequence[RankStep], together: Sequence[RecordedCollective], turns: int = 1,
         between_s: Sequence[float] = (),
     ):  # fmt: skip
-        """`turns` of the step, with `between_s` on each rank's host between two."""
+        """All of `turns` of the step, with `between_s` on each rank's host between two."""
         self.graph = GraphBuilder()
         self.meetings: list[JointCollective] = []
         self.notes: list[str] = []
@@ -135,9 +130,9 @@ class StepGraph:
         self._node_of: list[dict[int, int]] = [{} for _ in ranks]
         # stream -> node of a meeting that its next event comes after
         self._met: list[dict[int, int]] = [{} for _ in ranks]
+        self._add_all()
 
-    def run(self) -> None:
-        """Add everything."""
+    def _add_all(self) -> None:
         for rank in self._ranks if self._turns == 1 else ():
             self._carry(rank)
         waiting: dict[int, dict[int, int]] = {}  # collective -> trace -> arrival
@@ -189,10 +184,15 @@ class StepGraph:
             self._row_of[what] = len(self._rows)
         return self._row_of[what]
 
-    def _event_row(self, rank: RankStep, place: int, busy_s: float, gap_s: float = 0.0) -> int:
-        event, call = int(rank.launched.event[place]), int(rank.launched.call[place])
+    def _event_row(self, rank: RankStep, place: int, carried_s: float | None = None) -> int:
+        """Of an event and the gap after it, or of the seconds left of one that was carried over."""
+        launched = rank.launched
+        event, call = int(launched.event[place]), int(launched.call[place])
+        busy_s, gap_s = launched.end_s[place] - launched.start_s[place], rank.gap_s[place]
+        if carried_s is not None:
+            busy_s, gap_s = carried_s, 0.0
         kind = WIRE if rank.launched.communicates[place] else DEVICE
-        return self._row(("event", place), kind, rank, event, call, busy_s, gap_s)
+        return self._row(("event", place), kind, rank, event, call, float(busy_s), float(gap_s))
 
     def _op(
         self, rank: RankStep, stream: str, row: int = 0, launch_row: int = 0, event: int = NONE,
@@ -285,8 +285,7 @@ class StepGraph:
             yield number, arrival
             node_of[place] = self._met[rank.at][stream]
             return
-        busy_s = float(launched.end_s[place] - launched.start_s[place])
-        row = self._event_row(rank, place, busy_s, float(rank.gap_s[place]))
+        row = self._event_row(rank, place)
         blocks = entry.waits_for != NONE
         node_of[place] = self._op(rank, f"stream {stream}", row, launch_row, event, after, blocks)
 
@@ -315,7 +314,6 @@ class StepGraph:
         event = int(one.event[one.trace.tolist().index(at)])
         place = rank.place_of(event)
         stream = int(rank.launched.stream[place])
-        busy_s = float(rank.launched.end_s[place] - rank.launched.start_s[place])
-        row = self._event_row(rank, place, busy_s, float(rank.gap_s[place]))
+        row = self._event_row(rank, place)
         node = self._op(rank, f"stream {stream}", row, event=event, after=[arrival])
         self._met[at][stream] = node

@@ -47,8 +47,6 @@ def in_a_row(replay: Replay) -> Replay:
     between_s = [_between_s(rank.trace, rank.step) for rank in ranks]
     builder = StepGraph(ranks, together, TURNS, between_s)
     shorter = StepGraph(ranks, together, TURNS - 1, between_s)
-    builder.run()
-    shorter.run()
     one_less = lower(shorter.graph.build(), fold_ranks=False)
     return replace(replay, **of_graph(builder), shorter=one_less)
 

@@ -15,24 +15,15 @@ are traces of the ranks that it ran collectives with.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
 
+from hybridperf.traces import idle
 from hybridperf.traces.events import CALL, OP, RankTrace
-from hybridperf.traces.idle import (
-    REASONS,
-    Gaps,
-    by_cause,
-    covered_s,
-    gaps,
-    launching_op,
-    length_s,
-    merged,
-)
+from hybridperf.traces.idle import REASONS, Gaps
 from hybridperf.traces.ranks import MatchedCollectives, match, rank_numbers
 from hybridperf.traces.steps import RecordedStep
 
@@ -93,8 +84,8 @@ def summaries(
     traces: Sequence[RankTrace], steps: Sequence[Sequence[RecordedStep]]
 ) -> list[StepSummary]:
     """Several steps of several ranks, `steps` giving each trace's of each step."""
-    idle = [gaps(trace) for trace in traces]
-    return [_summary(traces, one, idle) for one in steps]
+    gaps_of = [idle.gaps(trace) for trace in traces]
+    return [_summary(traces, one, gaps_of) for one in steps]
 
 
 def _summary(
@@ -108,9 +99,9 @@ def _summary(
         waits = [loss for loss in waiting if loss.rank == ranks[at]]
         known = _waits_known(traces, at, matched)
         waiting_s = float(sum(loss.seconds for loss in waits)) if known else float("nan")
-        row, idle = _row(trace, step, gaps_of[at], waiting_s)
+        row, found = _row(trace, step, gaps_of[at], waiting_s)
         rows.append(row)
-        causes = by_cause(idle)
+        causes = idle.by_cause(found)
         if row.other_step_s > 0:
             detail = "events launched in another step"
             causes.append(("other_step", detail, row.other_step_s, 1))
@@ -126,20 +117,17 @@ def table(summaries: Sequence[StepSummary]) -> pd.DataFrame:
 
 def worst(summaries: Sequence[StepSummary]) -> list[LostTime]:
     """Losses of all steps: those of one rank with the same cause as one, most seconds first."""
-    together: dict[tuple[int, str, str], tuple[float, int]] = {}
-    for loss in (loss for summary in summaries for loss in summary.losses):
-        key = loss.rank, loss.reason, loss.detail
-        lost_s, times = together.get(key, (0.0, 0))
-        together[key] = lost_s + loss.seconds, times + loss.times
-    losses = (LostTime(*key, *lost) for key, lost in together.items())
-    return sorted(losses, key=lambda loss: -loss.seconds)
+    losses = [loss for summary in summaries for loss in summary.losses]
+    causes = ((loss.rank, loss.reason, loss.detail) for loss in losses)
+    seconds, times = (loss.seconds for loss in losses), (loss.times for loss in losses)
+    return [LostTime(*cause, *lost) for cause, lost in idle.summed_by(causes, seconds, times)]
 
 
 def top_ops(
     traces: Sequence[RankTrace], steps: Sequence[RecordedStep], most: int = _TOP
 ) -> pd.DataFrame:
     """`name, device_s, share, events` of the ops that launched most device time."""
-    return _by_name(traces, steps, most, lambda trace, step: launching_op(trace, step.device))
+    return _by_name(traces, steps, most, lambda trace, step: idle.launching_op(trace, step.device))
 
 
 def top_kernels(
@@ -156,7 +144,7 @@ def _row(
     device, of = trace.device_events, np.asarray(step.device, int)
     start_s, end_s, communicates = device.start_s[of], device.end_s[of], device.communicates[of]
     parts = np.ones(len(of), bool), ~communicates, communicates
-    busy, compute, comm = (length_s(merged(start_s[part], end_s[part])) for part in parts)
+    busy, compute, comm = (idle.length_s(idle.merged(start_s[part], end_s[part])) for part in parts)
     first_s, last_s = (float(start_s.min()), float(end_s.max())) if len(of) else (0.0, 0.0)
     found = every_gap.between(first_s, last_s)
     totals_s = found.reasons.sum(axis=1).tolist()
@@ -204,14 +192,14 @@ def _waiting(
     for trace, step in zip(traces, steps, strict=True):
         device, of = trace.device_events, np.asarray(step.device, int)
         of = of[~device.communicates[of]]
-        computing.append(merged(device.start_s[of], device.end_s[of]))
+        computing.append(idle.merged(device.start_s[of], device.end_s[of]))
     losses = []
     for one in matched.collectives:
         if np.isnan(one.wait_s).any():
             continue
         until_s = one.start_s + one.wait_s
         for at, rank, start_s, end_s in zip(one.trace, one.rank, one.start_s, until_s, strict=True):
-            exposed_s = float(end_s - start_s - covered_s(computing[at], start_s, end_s))
+            exposed_s = float(end_s - start_s - idle.covered_s(computing[at], start_s, end_s))
             if exposed_s > 0:
                 detail = f"for rank {one.late_rank} at {one}"
                 losses.append(LostTime(int(rank), "waiting", detail, exposed_s, 1))
@@ -224,15 +212,13 @@ def _by_name(
     most: int,
     names: Callable[[RankTrace, RecordedStep], Iterable[str]],
 ) -> pd.DataFrame:
-    seconds: dict[str, float] = {}
-    count: Counter[str] = Counter()
+    named, took_s = list[str](), list[float]()
     for trace, step in zip(traces, steps, strict=True):
         device, of = trace.device_events, step.device
-        all_took_s = (device.end_s[of] - device.start_s[of]).tolist()
-        for name, took_s in zip(names(trace, step), all_took_s, strict=True):
-            seconds[name] = seconds.get(name, 0.0) + took_s
-            count[name] += 1
-    total = sum(seconds.values()) or 1.0
-    longest = sorted(seconds.items(), key=lambda one: -one[1])[:most]
-    rows = [(name, took_s, took_s / total, count[name]) for name, took_s in longest]
+        took_s += (device.end_s[of] - device.start_s[of]).tolist()
+        named += names(trace, step)
+    found = dict(idle.summed_by(named, took_s))
+    total_s = sum(found[name][0] for name in dict.fromkeys(named)) or 1.0
+    longest = list(found.items())[:most]
+    rows = [(name, seconds, seconds / total_s, times) for name, (seconds, times) in longest]
     return pd.DataFrame(rows, columns=["name", "device_s", "share", "events"])

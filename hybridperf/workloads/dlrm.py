@@ -17,9 +17,7 @@ MLP runs while bags and their gradients travel. Sizes: `dlrm_config.py`; where t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +31,7 @@ from hybridperf.ops.embedding_bag import Direction, lookup_calls
 from hybridperf.workloads.dlrm_config import DlrmConfig
 from hybridperf.workloads.eager import Eager, Parameter, loop
 from hybridperf.workloads.issue import COMPUTE, HostOp, StepIssuer
-from hybridperf.workloads.placement import Placement, Shard, Traffic, shards, traffic
+from hybridperf.workloads.placement import Placement, plain, shards, traffic
 
 _LOOKUP = (
     "LookupFunction", "fbgemm::split_embedding_codegen_lookup_sgd_function", "aten::embedding_bag",
@@ -76,17 +74,16 @@ class _StepBuilder:
         self.element_bytes = DTYPE_BYTES[canonical_dtype(config.dense_dtype)]
         whole = (Placement("table", (at % config.ranks,)) for at in range(len(config.tables)))
         placement = config.placement or tuple(whole)
-        self.shards: list[Shard] = shards(config.tables, placement, config.ranks, config.nodes)
+        self.shards = shards(config.tables, placement, config.ranks, config.nodes)
         bag_bytes = None if config.dtype is None else self.element_bytes
-        self.traffic: Traffic = traffic(
-            self.shards, config.batch, config.ranks, config.nodes, bag_bytes
-        )
+        self.traffic = traffic(self.shards, config.batch, config.ranks, config.nodes, bag_bytes)
         self.issue = StepIssuer(host)
         self.dense_optimizer = "sgd" if config.optimizer == "sgd" else "adagrad"
         self.bottom = (config.dense_features, *config.bottom_mlp)
         self.top = (config.interaction_width, *config.top_mlp)
         self.bucket: list[Parameter] = []
         self.reduced: list[dict[int, int]] = []
+        self.bags: dict[int, int] = {}
 
     def build(self) -> Workload:
         c = self.c
@@ -115,14 +112,12 @@ class _StepBuilder:
         self.every([*self.eager.mark(), *backward])
         self.backward(self.eager.mlp_backward(self.b, self.top, "sigmoid", inputs_too=True))
         self.every(interact_backward)
+        self.return_bags()
+        if not c.lookup_first:
+            self.update_tables()
+        self.backward(self.eager.mlp_backward(self.b, self.bottom, "relu", inputs_too=False))
         if c.lookup_first:
-            self.return_bags()
-            self.backward(self.eager.mlp_backward(self.b, self.bottom, "relu", inputs_too=False))
             self.update_tables()
-        else:
-            self.return_bags()
-            self.update_tables()
-            self.backward(self.eager.mlp_backward(self.b, self.bottom, "relu", inputs_too=False))
         self.reduce(rest=True)
         for rank in self.all:
             for nodes in self.reduced[-1:]:  # collectives end in order: the last stands for all
@@ -185,11 +180,8 @@ class _StepBuilder:
             for copied, samples in ((False, c.batch), (True, self.b)):
                 for lookup in self.lookups(self.tables(rank, copied), samples, "forward"):
                     self.issue.op(rank, HostOp(_LOOKUP, (lookup,)))
-        self.bags: dict[int, int] | None = None
         t = self.traffic
-        for node, size in enumerate(t.node_bytes):
-            if size > 0 and c.ranks > c.nodes:
-                self.bags = (self.bags or {}) | self.within_node("reduce_scatter", node, size)
+        self.bags = self.within_nodes("reduce_scatter", {})
         if t.scattered_bytes > 0 and c.ranks > 1:
             summed = CollectiveCall("reduce_scatter", t.scattered_bytes, c.ranks, c.nodes)
             self.bags = self.meet(summed, ("c10d::reduce_scatter_tensor",))
@@ -213,9 +205,7 @@ class _StepBuilder:
                 together, samples, direction, optimizer=optimizer or self.c.optimizer,
                 duplicates=self.c.duplicates, beside=others, in_step=True,
             )  # fmt: skip
-            names = call.op.dimensions()
-            numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in names}
-            calls.append(dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers)))
+            calls.append(plain(call))
         return calls
 
     def exchange(self) -> None:
@@ -235,7 +225,7 @@ class _StepBuilder:
 
     def await_bags(self) -> None:
         for rank in self.all:
-            if self.bags is not None and rank in self.bags:
+            if rank in self.bags:
                 self.issue.wait(rank, self.bags[rank], "bags")
         if self.traffic.summed_bytes > 0:
             numbers = self.traffic.summed_bytes / self.element_bytes
@@ -244,15 +234,13 @@ class _StepBuilder:
     def return_bags(self) -> None:
         """Gradients of the bags to where the tables are, and of copied tables into the buckets."""
         c, t = self.c, self.traffic
-        self.bags = None
+        self.bags = {}
         if (call := self.all_to_all(t.pairs.T)) is not None:
             self.bags = self.meet(call, _ALL_TO_ALL)
         if t.scattered_bytes > 0 and c.ranks > 1:
             gathered = CollectiveCall("all_gather", t.scattered_bytes, c.ranks, c.nodes)
             self.bags = self.meet(gathered, ("c10d::all_gather_into_tensor",))
-        for node, size in enumerate(t.node_bytes):
-            if size > 0 and c.ranks > c.nodes:
-                self.bags = (self.bags or {}) | self.within_node("all_gather", node, size)
+        self.bags = self.within_nodes("all_gather", self.bags)
 
     def update_tables(self) -> None:
         """Backward of the lookups and the sparse update, once the gradients are there."""
@@ -268,7 +256,7 @@ class _StepBuilder:
             tables = self.tables(rank, copied=False)
             if not tables:
                 continue
-            if self.bags is not None and rank in self.bags:
+            if rank in self.bags:
                 self.issue.wait(rank, self.bags[rank], "gradients of bags")
             for call in self.lookups(tables, self.c.batch, "backward"):
                 self.issue.op(rank, HostOp(_LOOKUP_BACKWARD, (call,)))
@@ -298,11 +286,15 @@ class _StepBuilder:
     def meet(self, call: CollectiveCall, names: tuple[str, ...]) -> dict[int, int]:
         return self.issue.collective(call, HostOp(names), self.all)
 
-    def within_node(self, collective: str, node: int, size: float) -> dict[int, int]:
-        per_node = self.c.ranks // self.c.nodes
-        ranks = range(node * per_node, (node + 1) * per_node)
-        call = CollectiveCall(collective, size, per_node)
-        return self.issue.collective(call, HostOp((f"c10d::{collective}",)), ranks)
+    def within_nodes(self, collective: str, bags: dict[int, int]) -> dict[int, int]:
+        """`bags`, and those of tables dealt out over a node, after a collective in each."""
+        per_node, op = self.c.ranks // self.c.nodes, HostOp((f"c10d::{collective}",))
+        for node, size in enumerate(self.traffic.node_bytes):
+            if size > 0 and per_node > 1:
+                ranks = range(node * per_node, (node + 1) * per_node)
+                call = CollectiveCall(collective, size, per_node)
+                bags = bags | self.issue.collective(call, op, ranks)
+        return bags
 
     def all_to_all(self, pairs: np.ndarray) -> CollectiveCall | None:
         """None where nobody sends anything to another."""

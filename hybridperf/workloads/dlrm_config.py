@@ -9,10 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
-from hybridperf.io import InputError
 from hybridperf.ops.embedding import Table, check_names
 from hybridperf.workloads.eager import Eager
-from hybridperf.workloads.placement import Placement
+from hybridperf.workloads.placement import Placement, require
 from hybridperf.workloads.transformer.fields import check_word
 
 _WORDS = {
@@ -108,75 +107,65 @@ class DlrmConfig:
         """`InputError` for sizes that make no model."""
         for name in ("batch", "dense_features", "ranks", "nodes"):
             value = getattr(self, name)
-            if not _is_count(value):
-                raise InputError(f"{name} must be a whole number of 1 or more, got {value!r}")
+            whole = f"{name} must be a whole number of 1 or more"
+            require(_is_count(value), f"{whole}, got {value!r}")
         for name, kind in (("tables", Table), ("placement", Placement)):
             value = getattr(self, name)
-            if not isinstance(value, Sequence) or not all(isinstance(one, kind) for one in value):
-                raise InputError(f"{name} must be a tuple of {kind.__name__}(...), got {value!r}")
+            listed = isinstance(value, Sequence) and all(isinstance(one, kind) for one in value)
+            require(listed, f"{name} must be a tuple of {kind.__name__}(...), got {value!r}")
         for name, allowed in _WORDS.items():
             check_word(name, getattr(self, name), allowed)
         self._check_mlps()
-        if not self.tables:
-            raise InputError(
-                "expected at least one table, got none; a model without tables is an MLP"
-            )
+        require(
+            self.tables, "expected at least one table, got none; a model without tables is an MLP"
+        )
         check_names(self.tables)
-        if self.batch % self.ranks or self.ranks % self.nodes:
-            raise InputError(
-                "expected a batch of whole samples per rank and whole ranks per node, got"
-                f" {self.batch} on {self.ranks} ranks of {self.nodes} nodes"
-            )
+        require(
+            not (self.batch % self.ranks or self.ranks % self.nodes),
+            "expected a batch of whole samples per rank and whole ranks per node, got"
+            f" {self.batch} on {self.ranks} ranks of {self.nodes} nodes",
+        )
         for table in self.tables if self.interaction == "dot" else ():
-            if table.dim != self.bottom_mlp[-1]:
-                raise InputError(
-                    f"table {table.name} has {table.dim} columns and the bottom MLP ends in"
-                    f' {self.bottom_mlp[-1]}; dot products need as many, interaction="cat" does'
-                    " not"
-                )
+            require(
+                table.dim == self.bottom_mlp[-1],
+                f"table {table.name} has {table.dim} columns and the bottom MLP ends in"
+                f' {self.bottom_mlp[-1]}; dot products need as many, interaction="cat" does not',
+            )
         self._check_load()
         for name in ("bucket_bytes", "index_bytes", "host_bytes_per_s"):
-            value = getattr(self, name)
-            if value is None and name == "host_bytes_per_s":
-                continue
+            value, may_be_none = getattr(self, name), name == "host_bytes_per_s"
             too_large = name == "index_bytes" and value == np.inf
-            if not _is_number(value) or not value > 0 or too_large:
-                or_none = " or None" if name == "host_bytes_per_s" else ""
-                raise InputError(f"{name} must be above zero{or_none}, got {value!r}")
+            positive = _is_number(value) and value > 0 and not too_large
+            limit = f"above zero{' or None' if may_be_none else ''}"
+            none = may_be_none and value is None
+            require(none or positive, f"{name} must be {limit}, got {value!r}")
         for name in ("blocking_copies", "lookup_first", "exchange_indices", "reads_loss"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if self.eager is not None and not isinstance(self.eager, Eager):
-            raise InputError(f"eager must be an Eager(...) or None, got {self.eager!r}")
+            value = getattr(self, name)
+            flag = isinstance(value, bool | np.bool_)
+            require(flag, f"{name} must be True or False, got {value!r}")
+        known = self.eager is None or isinstance(self.eager, Eager)
+        require(known, f"eager must be an Eager(...) or None, got {self.eager!r}")
 
     def _check_mlps(self) -> None:
         for name, widths in (("bottom_mlp", self.bottom_mlp), ("top_mlp", self.top_mlp)):
-            if not isinstance(widths, Sequence) or not widths or not all(map(_is_count, widths)):
-                raise InputError(
-                    f"{name} needs at least one width, each a whole number of 1 or more, got"
-                    f" {widths!r}"
-                )
-        if self.top_mlp[-1] != 1:
-            raise InputError(f"top_mlp must end in 1, the logit of a sample, got {self.top_mlp!r}")
-        if canonical_dtype(self.dense_dtype) not in FLOAT_DTYPES:
-            formats = ", ".join(FLOAT_DTYPES)
-            raise InputError(
-                f"dtype must be a floating-point format ({formats}), got {self.dtype!r}"
-            )
+            listed = isinstance(widths, Sequence) and widths and all(map(_is_count, widths))
+            needed = f"{name} needs at least one width, each a whole number of 1 or more"
+            require(listed, f"{needed}, got {widths!r}")
+        last = f"top_mlp must end in 1, the logit of a sample, got {self.top_mlp!r}"
+        require(self.top_mlp[-1] == 1, last)
+        formats = f"dtype must be a floating-point format ({', '.join(FLOAT_DTYPES)})"
+        known = canonical_dtype(self.dense_dtype) in FLOAT_DTYPES
+        require(known, f"{formats}, got {self.dtype!r}")
 
     def _check_load(self) -> None:
         of_ranks = isinstance(self.load_s, Sequence) or np.ndim(self.load_s) > 0
         each = of_ranks and not isinstance(self.load_s, str)
         load_s: Any = self.load_s if each else (self.load_s,)
         for one in load_s:
-            if not _is_number(one) or not 0 <= one < np.inf:
-                raise InputError(
-                    f"load_s must be seconds of 0 or more, of all ranks or of each, got {one!s:.40}"
-                )
-        if each and len(load_s) != self.ranks:
-            raise InputError(
-                f"expected load_s of one number or of each of {self.ranks} ranks, got {len(load_s)}"
-            )
+            wanted = "load_s must be seconds of 0 or more, of all ranks or of each"
+            require(_is_number(one) and 0 <= one < np.inf, f"{wanted}, got {one!s:.40}")
+        wanted = f"expected load_s of one number or of each of {self.ranks} ranks"
+        require(not each or len(load_s) == self.ranks, f"{wanted}, got {len(load_s)}")
 
 
 def _is_count(value: Any) -> bool:

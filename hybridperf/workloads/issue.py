@@ -48,29 +48,22 @@ class StepIssuer:
     # last node of each rank's stream
     _last: dict[tuple[int, str], int] = field(default_factory=dict)
 
-    def op(
-        self, rank: int, op: HostOp, *, stream: str = COMPUTE, after: Sequence[int] = ()
-    ) -> int | None:
-        """The last kernel's node, None where there is none; the first kernel waits for `after`."""
+    def op(self, rank: int, op: HostOp) -> None:
+        """An op with its kernels, on the compute stream."""
         self.spend(rank, self._between_ops_s())
-        if not op.kernels:
-            self.spend(rank, self._of("without_launch_s", op.names))
-            return None
-        node = None
         for at, kernel in enumerate(op.kernels):
             self.spend(rank, self._of("between_launches_s" if at else "before_launch_s", op.names))
             self.spend(rank, self._of("launch_call_s", (KERNEL_CALL,)))
-            waits = () if at else after
-            node = self._node(rank, stream, kernel, op.names[0], waits, blocking=at in op.waits)
-        self.spend(rank, self._of("after_launch_s", op.names))
-        return node
+            self._node(rank, COMPUTE, kernel, op.names[0], blocking=at in op.waits)
+        last = "after_launch_s" if op.kernels else "without_launch_s"
+        self.spend(rank, self._of(last, op.names))
 
     def copy(
         self, rank: int, seconds: float, label: str, *, stream: str = COPY, blocking: bool
     ) -> int:
         """A copy from the host to the device; a blocking one holds the host up."""
         self._spend_copy(rank)
-        node = self._node(rank, stream, GivenSeconds(seconds, label), _COPY_NAMES[0], (), blocking)
+        node = self._node(rank, stream, GivenSeconds(seconds, label), _COPY_NAMES[0], blocking)
         self.spend(rank, self._of("after_launch_s", _COPY_NAMES))
         return node
 
@@ -86,9 +79,7 @@ class StepIssuer:
         before_s = self._between_ops_s() + self._of("before_launch_s", _COPY_NAMES)
         self.spend(rank, before_s + self._of("launch_call_s", (COPY_CALL,)))
 
-    def collective(
-        self, call: CollectiveCall, op: HostOp, ranks: Sequence[int], *, after: Sequence[int] = ()
-    ) -> dict[int, int]:
+    def collective(self, call: CollectiveCall, op: HostOp, ranks: Sequence[int]) -> dict[int, int]:
         """Nodes by rank on the communication streams; it begins when all `ranks` have issued it."""
         for rank in ranks:
             self.spend(rank, self._between_ops_s() + self._of("before_launch_s", op.names))
@@ -97,7 +88,7 @@ class StepIssuer:
         computed = [self._last[rank, COMPUTE] for rank in ranks if (rank, COMPUTE) in self._last]
         row = self.calls.setdefault(call, len(self.calls) + 1)
         nodes = self.graph.collective(
-            row, label=op.names[0], ranks=list(ranks), stream=COMM, after=[*after, *computed],
+            row, label=op.names[0], ranks=list(ranks), stream=COMM, after=computed,
             launch_row=launch,
         )  # fmt: skip
         for rank in ranks:
@@ -105,13 +96,11 @@ class StepIssuer:
             self._last[rank, COMM] = nodes[rank]
         return nodes
 
-    def wait(
-        self, rank: int, node: int, label: str, *, stream: str = COMPUTE, blocking: bool = False
-    ) -> None:
-        """What the rank issues next on a stream comes after `node`; `blocking`: its host too."""
+    def wait(self, rank: int, node: int, label: str, *, blocking: bool = False) -> None:
+        """What the rank computes next comes after `node`; `blocking`: its host too."""
         self._settle(rank)
-        self._last[rank, stream] = self.graph.op(
-            0, label=label, rank=rank, stream=stream, after=[node], blocking=blocking
+        self._last[rank, COMPUTE] = self.graph.op(
+            0, label=label, rank=rank, stream=COMPUTE, after=[node], blocking=blocking
         )
 
     def spend(self, rank: int, seconds: float) -> None:
@@ -128,17 +117,14 @@ class StepIssuer:
         for rank in list(self._owed_s):
             self._settle(rank)
 
-    def _node(
-        self, rank: int, stream: str, call: Call, label: str, after: Sequence[int], blocking: bool
-    ) -> int:
+    def _node(self, rank: int, stream: str, call: Call, label: str, blocking: bool) -> int:
         if isinstance(call, OpCall):
             call = replace(call, issued_apart=True)
         row = self.calls.setdefault(call, len(self.calls) + 1)
         launch = self._row(self._owed_s.pop(rank, 0.0))
         node = self.graph.op(
-            row, label=label, rank=rank, stream=stream, after=list(after), launch_row=launch,
-            blocking=blocking,
-        )  # fmt: skip
+            row, label=label, rank=rank, stream=stream, launch_row=launch, blocking=blocking
+        )
         self._last[rank, stream] = node
         return node
 

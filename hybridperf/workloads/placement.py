@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from hybridperf.io import InputError
+from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table, row_pieces
 
 Kind = Literal["table", "row", "column", "data", "table_row"]
@@ -71,16 +72,12 @@ def shards(
 ) -> list[Shard]:
     """All shards of all tables; `InputError` that names the table whose placement cannot be."""
     found: list[Shard] = []
-    if len(placement) != len(tables):
-        raise InputError(
-            f"expected a placement for each of the {len(tables)} tables, got {len(placement)}"
-        )
+    each = f"expected a placement for each of the {len(tables)} tables"
+    require(len(placement) == len(tables), f"{each}, got {len(placement)}")
     for of, (table, place) in enumerate(zip(tables, placement, strict=True)):
-        if not isinstance(place.ranks, Sequence) or isinstance(place.ranks, str):
-            raise InputError(
-                f"table {table.name} is placed on ranks {place.ranks!r}, expected a tuple of them,"
-                " as (0,) or (0, 1)"
-            )
+        listed = isinstance(place.ranks, Sequence) and not isinstance(place.ranks, str)
+        placed = f"table {table.name} is placed on ranks {place.ranks!r}"
+        require(listed, f"{placed}, expected a tuple of them, as (0,) or (0, 1)")
         holders = tuple(place.ranks) or tuple(range(ranks))
         _check(table, place, holders, ranks, nodes)
         n = len(holders)
@@ -125,38 +122,45 @@ def traffic(
     return Traffic(pairs, scattered, tuple(by_node.tolist()), summed)
 
 
+def plain(call: OpCall) -> OpCall:
+    """A lookup with its dimensions as plain numbers, by which rows of durations are told apart."""
+    names = call.op.dimensions()
+    numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in names}
+    return dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers))
+
+
+def require(holds: object, sentence: str) -> None:
+    """`InputError` with a sentence unless something holds."""
+    if not holds:
+        raise InputError(sentence)
+
+
 def _check(
     table: Table, place: Placement, holders: tuple[int, ...], ranks: int, nodes: int
 ) -> None:
-    named = f"table {table.name}"
-    if not isinstance(place.kind, str) or place.kind not in get_args(Kind):
-        kinds = ", ".join(get_args(Kind))
-        raise InputError(f"{named} is placed {place.kind!r}, expected one of {kinds}")
+    named, n, per_node = f"table {table.name}", len(holders), ranks // nodes
+    kinds, listed = ", ".join(get_args(Kind)), list(holders)
+    known = isinstance(place.kind, str) and place.kind in get_args(Kind)
+    require(known, f"{named} is placed {place.kind!r}, expected one of {kinds}")
     whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in holders)
-    different = len(set(holders)) == len(holders)
-    if not (whole and different and all(0 <= rank < ranks for rank in holders)):
-        raise InputError(
-            f"{named} is placed on ranks {list(holders)}, expected different ones of 0 to"
-            f" {ranks - 1}"
-        )
-    if place.kind == "table" and len(holders) != 1:
-        raise InputError(
-            f"{named} is placed whole on {len(holders)} ranks, expected one; name it as ranks=(r,)"
-        )
-    if place.kind == "data" and len(holders) != ranks:
-        raise InputError(
-            f"{named} is copied to {len(holders)} of {ranks} ranks, expected all; leave its ranks"
-            " out"
-        )
-    if place.kind == "column" and table.dim % len(holders):
-        raise InputError(
-            f"{named} has {table.dim} columns, which do not divide into {len(holders)} ranks;"
-            " choose fewer"
-        )
-    if place.kind == "table_row":
-        per_node = ranks // nodes
-        if len(holders) != per_node or len({rank // per_node for rank in holders}) != 1:
-            raise InputError(
-                f"{named} is dealt out over ranks {list(holders)}, expected all {per_node} of one"
-                " node"
-            )
+    different = whole and len(set(holders)) == n and all(0 <= rank < ranks for rank in holders)
+    placed = f"{named} is placed on ranks {listed}"
+    require(different, f"{placed}, expected different ones of 0 to {ranks - 1}")
+    expected = {
+        "table": (
+            n == 1, f"{named} is placed whole on {n} ranks, expected one; name it as ranks=(r,)",
+        ),
+        "data": (
+            n == ranks,
+            f"{named} is copied to {n} of {ranks} ranks, expected all; leave its ranks out",
+        ),
+        "column": (
+            table.dim % n == 0,
+            f"{named} has {table.dim} columns, which do not divide into {n} ranks; choose fewer",
+        ),
+        "table_row": (
+            n == per_node and len({rank // per_node for rank in holders}) == 1,
+            f"{named} is dealt out over ranks {listed}, expected all {per_node} of one node",
+        ),
+    }  # fmt: skip
+    require(*expected.get(place.kind, (True, "")))

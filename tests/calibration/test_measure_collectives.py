@@ -228,11 +228,11 @@ from hybridperf_calibration.microbench.collectives import Watch
 from hybridperf_calibration.microbench.store import RowStore
 case, other = collective_cases(2, "cpu", [256], ["all_reduce", "sendrecv"])
 watch = Watch(RowStore(sys.argv[1], {}), limit_s=0.3)
-watch.begin({"key": case.key, "pass_no": 1})
-watch.end()
+with watch.over({"key": case.key, "pass_no": 1}):
+    pass
 time.sleep(0.5)
-watch.begin({"key": other.key, "pass_no": 1})
-time.sleep(30)
+with watch.over({"key": other.key, "pass_no": 1}):
+    time.sleep(30)
 """
     path = tmp_path / "collectives.jsonl"
     assert (

@@ -30,16 +30,8 @@ from google.protobuf import (
 )
 
 from hybridperf.io import InputError
-from hybridperf.traces.recorded.graph import (
-    COMM,
-    CPU,
-    GPU,
-    NOTHING,
-    RecordedArguments,
-    RecordedGraph,
-    RecordedNode,
-    identity,
-)
+from hybridperf.traces.recorded import graph
+from hybridperf.traces.recorded.graph import RecordedArguments, RecordedGraph, RecordedNode
 from hybridperf.traces.recorded.tensors import is_whole
 
 _NUMBERS = "double float int32 int64 uint32 uint64 sint32 sint64 fixed32 fixed64 sfixed32 sfixed64"
@@ -121,7 +113,7 @@ def _graph(nodes: list[RecordedNode], source: str, schema: str, notes: list[str]
 def _json_node(node: Any, source: str) -> RecordedNode:
     if isinstance(node, dict):  # Id, id; ctrlDeps, ctrl_deps
         node = {str(key).replace("_", "").lower(): value for key, value in node.items()}
-    number, name = identity(node, source)
+    number, name = graph.identity(node, source)
     kind = node.get("nodetype", node.get("type"))
     kind = kind if is_whole(kind) else _TYPE_NAMES.get(str(kind), 0)
     micros = node.get("runtime", node.get("durationmicros"))
@@ -135,20 +127,21 @@ def _json_node(node: Any, source: str) -> RecordedNode:
 
 def _protobuf_node(node: Any) -> RecordedNode:
     attributes = _attributes(node.attr)
+    fields = (("thread", "tid"), ("sequence", "seq_id"), ("part_of", "rf_id"))
+    numbers = ((field, attributes.get(named)) for field, named in fields)
     return _made(
         node.id, node.name.decode(errors="replace"), node.type, attributes.get("is_cpu_op"),
         control=tuple(node.ctrl_deps), data=tuple(node.data_deps), micros=node.duration_micros,
         comm_type=attributes.get("comm_type"), comm_bytes=attributes.get("comm_size"),
-        thread=attributes.get("tid"), sequence=attributes.get("seq_id"),
-        part_of=attributes.get("rf_id"), inputs=_recorded(node.inputs),
-        outputs=_recorded(node.outputs),
+        inputs=_recorded(node.inputs), outputs=_recorded(node.outputs),
+        **{field: value for field, value in numbers if is_whole(value)},
     )  # fmt: skip
 
 
 def _made(
     number: int, name: str, kind: int, on_host: Any, *, control: tuple[int, ...],
     data: tuple[int, ...], micros: float, comm_type: Any, comm_bytes: Any,
-    inputs: RecordedArguments = NOTHING, outputs: RecordedArguments = NOTHING, **of_host: Any,
+    **recorded: Any,
 ) -> RecordedNode:  # fmt: skip
     """A node of either form; if nothing tells where it ran, a name with `::` ran on the host."""
     communicates = kind in (_SEND, _RECEIVE, _COLLECTIVE)
@@ -162,15 +155,13 @@ def _made(
     return RecordedNode(
         id=number,
         name=_PART.sub("", name),
-        kind=CPU if on_host else COMM if communicates else GPU,
+        kind=graph.CPU if on_host else graph.COMM if communicates else graph.GPU,
         control=control,
         data=data,
-        inputs=inputs,
-        outputs=outputs,
         comm_type=collective,
         comm_bytes=float(comm_bytes) if is_whole(comm_bytes) else None,
         runtime_s=micros * _MICROSECOND_S if 0 < micros < _LONGEST_US else None,
-        **{field: value for field, value in of_host.items() if is_whole(value)},
+        **recorded,
     )
 
 

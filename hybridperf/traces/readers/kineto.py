@@ -20,21 +20,8 @@ from typing import Any
 import numpy as np
 
 from hybridperf.io import InputError
-from hybridperf.traces.events import (
-    CALL,
-    COPY,
-    FILL,
-    KERNEL,
-    MARK,
-    NONE,
-    OP,
-    DeviceEvents,
-    HostEvents,
-    Message,
-    RankTrace,
-    nesting_order,
-    parents,
-)
+from hybridperf.traces import events
+from hybridperf.traces.events import CALL, COPY, FILL, KERNEL, MARK, NONE, OP, RankTrace
 from hybridperf.traces.readers.files import trace_files
 from hybridperf.traces.readers.kineto_devices import RankEvents, correlation, device_number, parts
 from hybridperf.traces.readers.kineto_json import (
@@ -205,7 +192,7 @@ def _usable(
 
 def _host_events(
     host: list, spans_us: np.ndarray, names: _Names, shapes: _Names, threads: _Names
-) -> tuple[HostEvents, np.ndarray]:
+) -> tuple[events.HostEvents, np.ndarray]:
     """Columns, and the order that they are in."""
     is_step = [kind == OP and as_text(e.name).startswith(_STEP) for kind, e in host]
     kind = np.where(is_step, MARK, [kind for kind, _ in host]).astype(np.int8)
@@ -218,48 +205,48 @@ def _host_events(
             both = (dims.decode(errors="replace"), bytes(args.types).decode(errors="replace"))
             shape[i] = shapes[both]
     start_s, end_s = spans_us.reshape(-1, 2).T * 1e-6
-    order = nesting_order(start_s, end_s, kind)
+    order = events.nesting_order(start_s, end_s, kind)
     columns = (column[order] for column in (name, kind, thread, start_s, end_s, shape))
     name, kind, thread, start_s, end_s, shape = columns
-    parent = parents(thread, start_s, end_s, kind)
-    return HostEvents(name, kind, thread, start_s, end_s, parent, shape), order
+    parent = events.parents(thread, start_s, end_s, kind)
+    return events.HostEvents(name, kind, thread, start_s, end_s, parent, shape), order
 
 
 def _device_events(
     device: list, spans_us: np.ndarray, names: _Names
-) -> tuple[DeviceEvents, list[Event]]:
+) -> tuple[events.DeviceEvents, list[Event]]:
     """Columns, their `call` still NONE, and the events in the same order."""
     start_s, end_s = spans_us.reshape(-1, 2).T * 1e-6
     order = np.lexsort((-end_s, start_s))
     ordered = [device[i] for i in order]
-    events = [event for _, event in ordered]
-    texts = [as_text(event.name) for event in events]
+    found = [event for _, event in ordered]
+    texts = [as_text(event.name) for event in found]
     kind = np.array([kind for kind, _ in ordered], np.int8)
     named = np.array([_COLLECTIVE.search(text) is not None for text in texts], bool)
-    columns = DeviceEvents(
+    columns = events.DeviceEvents(
         name=np.array([names[text] for text in texts], np.int32),
         kind=kind,
-        stream=np.array([_stream(event) for event in events], np.int64),
+        stream=np.array([_stream(event) for event in found], np.int64),
         start_s=start_s[order],
         end_s=end_s[order],
-        call=np.full(len(events), NONE, np.int32),
-        bytes=np.array([input_bytes(event.args) for event in events], float),
+        call=np.full(len(found), NONE, np.int32),
+        bytes=np.array([input_bytes(event.args) for event in found], float),
         communicates=named & (kind == KERNEL),
     )
-    return columns, events
+    return columns, found
 
 
 def _messages(
     document: Document,
     host: list,
     host_order: np.ndarray,
-    host_events: HostEvents,
-    device_events: DeviceEvents,
+    host_events: events.HostEvents,
+    device_events: events.DeviceEvents,
     on_device: list[Event],
-) -> dict[int, Message]:
+) -> dict[int, events.Message]:
     """What a collective's kernel records, else the op around its launch; adds missing sizes."""
     by_name = groups_by_name(document.distributedInfo)
-    found: dict[int, Message] = {}
+    found: dict[int, events.Message] = {}
     for event in np.flatnonzero(device_events.communicates).tolist():
         around = host_events.around(int(device_events.call[event]))
         ops = (host[host_order[at]][1] for at in around if host_events.kind[at] == OP)

@@ -110,11 +110,10 @@ def _decoded(text: bytes, source: str) -> Document:
     document = _OBJECT.decode(text)
     if document.traceEvents is not None:
         return document
-    if len(bytes(document.nodes)) or len(bytes(document.workload_graph)):
-        found = "found an execution trace, which has no times of kernels"
-        raise WrongKind(f"expected a Kineto trace (traceEvents) in {source}, {found}")
-    found = "found JSON without traceEvents; check which file the profiler wrote"
-    raise WrongKind(f"expected a Kineto trace in {source}, {found}")
+    what, found = "", "found JSON without traceEvents; check which file the profiler wrote"
+    if bytes(document.nodes) or bytes(document.workload_graph):
+        what, found = " (traceEvents)", "found an execution trace, which has no times of kernels"
+    raise WrongKind(f"expected a Kineto trace{what} in {source}, {found}")
 
 
 def _mended(text: bytes) -> bytes:

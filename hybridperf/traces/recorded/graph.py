@@ -115,13 +115,14 @@ def identity(node: Any, source: str) -> tuple[int, str]:
 
 def read(node: RecordedNode) -> set[int]:
     """Numbers of the memories that an op's input tensors live in."""
-    return {tensor.storage for tensor in flat(node.inputs.arguments) if tensor.storage}
+    return _storages(node.inputs.arguments)
 
 
 def written(node: RecordedNode) -> set[int]:
     """Storage numbers that an op writes: its results', and its first input's if in place."""
-    results = {tensor.storage for tensor in flat(node.outputs.arguments) if tensor.storage}
-    if node.name.endswith("_") and not node.name.endswith("__"):
-        first = node.inputs.arguments[:1]
-        results |= {tensor.storage for tensor in flat(first) if tensor.storage}
-    return results
+    in_place = node.name.endswith("_") and not node.name.endswith("__")
+    return _storages((*node.outputs.arguments, *node.inputs.arguments[: int(in_place)]))
+
+
+def _storages(given: Sequence[Argument]) -> set[int]:
+    return {tensor.storage for tensor in flat(given) if tensor.storage}

@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES
 
-_DTYPES = {
-    "double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16",
-    "long": "int64", "long int": "int64", "long long": "int64", "int": "int32", "short": "int16",
-    "short int": "int16", "signed char": "int8", "unsigned char": "int8", "char": "int8",
-    "bool": "bool", "unsigned int": "int32", "unsigned long": "int64", "unsigned short": "int16",
-    "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8", "c10::Float8_e4m3fnuz": "fp8",
-    "c10::Float8_e5m2fnuz": "fp8", "Half": "fp16", "BFloat16": "bf16", "Float": "fp32",
-    "Double": "fp64", "Long": "int64", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32",
-    "float64": "fp64", "int64": "int64", "int32": "int32",
-}  # fmt: skip
+NAMES = tomllib.loads(resources.files(__package__).joinpath("ops.toml").read_text())
+_LIST = re.compile(r"GenericList\[|TensorList$")
 _VALUE_FIELDS = 6  # of a tensor's value
 LARGEST_TENSOR = 2**60  # elements; more is a damaged file
 
@@ -53,6 +50,16 @@ class Tensor:
 Argument = Tensor | tuple[Tensor, ...] | None  # None: no tensor, or none that can be read
 
 
+class UnknownOp(Exception):
+    """What a trace records of an op says too little to price it."""
+
+
+def needs(said: object) -> None:
+    """`UnknownOp` unless the trace says what a rule needs."""
+    if not said:
+        raise UnknownOp
+
+
 class RecordedCall(NamedTuple):
     """One call of a recorded op: what our rules for ops are given."""
 
@@ -71,18 +78,40 @@ class RecordedCall(NamedTuple):
         """All tensors that it returns."""
         return flat(self.results)
 
+    @property
+    def lists(self) -> list[tuple[Tensor, ...]]:
+        """The arguments that are lists of tensors."""
+        return [argument for argument in self.given if isinstance(argument, tuple)]
+
+    @property
+    def made(self) -> Tensor:
+        """The first tensor that it returns, else that it takes; `UnknownOp` without any."""
+        tensors = self.written or self.read
+        needs(tensors)
+        return tensors[0]
+
     def tensor(self, place: int) -> Tensor | None:
         """The argument at a place, if it is a single tensor."""
         one = self.given[place] if len(self.given) > place else None
         return one if isinstance(one, Tensor) else None
 
-    def tensors(self, count: int) -> list[Tensor]:
-        """The single tensors among the first `count` arguments."""
-        return [one for one in self.given[:count] if isinstance(one, Tensor)]
+    def single(self, *places: int) -> list[Tensor]:
+        """The single tensors at these places; `UnknownOp` where one is missing."""
+        found = [one for one in map(self.tensor, places) if one is not None]
+        needs(len(found) == len(places))
+        return found
 
     def value(self, place: int) -> Any:
         """The number, flag or list of them at a place; None where none is recorded."""
         return number(self.values[place]) if len(self.values) > place else None
+
+
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that all of some broadcast to; `UnknownOp` where there is none."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise UnknownOp from error
 
 
 def dtype_of(type_name: Any) -> str | None:
@@ -91,7 +120,7 @@ def dtype_of(type_name: Any) -> str | None:
         return None
     if type_name.startswith("Tensor(") and type_name.endswith(")"):
         type_name = type_name[len("Tensor(") : -1]
-    return _DTYPES.get(type_name)
+    return NAMES["dtypes"].get(type_name)
 
 
 def arguments(
@@ -102,8 +131,8 @@ def arguments(
     for at, type_name in enumerate(types):
         shape = shapes[at] if at < len(shapes) else None
         value = values[at] if at < len(values) else None
-        read = _list if _is_list(type_name) else _tensor
-        out.append(read(shape, type_name, value))
+        listed = isinstance(type_name, str) and _LIST.match(type_name) is not None
+        out.append((_list if listed else _tensor)(shape, type_name, value))
     return tuple(out)
 
 
@@ -135,11 +164,6 @@ def number(value: Any) -> Any:
 def is_whole(value: Any, least: int = 0) -> TypeGuard[int]:
     """Whether something is a whole number of at least `least`, and no flag."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_list(type_name: Any) -> bool:
-    lists = ("GenericList[", "TensorList")
-    return isinstance(type_name, str) and (type_name.startswith(lists[0]) or type_name == lists[1])
 
 
 def _tensor(shape: Any, type_name: Any, value: Any) -> Tensor | None:

@@ -42,23 +42,24 @@ _NAMED = 12  # unknown ops that an error lists
 class _PricedNodes:
     """What the nodes of a graph come to. Ids are of nodes."""
 
+    graph: RecordedGraph
+    ignore: frozenset[str]
     ops: dict[int, tuple[OpCall, ...]] = field(default_factory=dict)  # with at least one kernel
     unknown: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
     on_host: int = 0
     # with tensors, taken for what the ops inside them do
     marks: Counter[str] = field(default_factory=Counter)
+    # a mark with tensors, or a gradient somebody wrote: do the ops inside it say what it does?
+    suspects: list[RecordedNode] = field(default_factory=list)
 
 
-def workload_from(
-    graph: RecordedGraph, ignore: Collection[str] = (), *, name: str | None = None
-) -> Workload:
+def workload_from(graph: RecordedGraph, ignore: Collection[str] = ()) -> Workload:
     """Workload of one recorded step.
 
     Args:
         graph: the ops of one rank.
         ignore: ops to leave out, by name or class (see the head of this file).
-        name: of the workload; the file's name by default.
 
     Raises: InputError: no shapes, no kernels, or ops that nobody knows, all named.
     """
@@ -107,7 +108,7 @@ def workload_from(
         writer |= dict.fromkeys(written(node), (placed, stream))
     works = [call.op.work() for node in kept for call in found.ops[node.id]]
     return Workload(
-        name=name or graph.source.rsplit("/", 1)[-1],
+        name=graph.source.rsplit("/", 1)[-1],
         graph=builder.build(),
         calls=tuple(calls),
         backend="gpu" if _accelerated(graph) else None,
@@ -119,11 +120,10 @@ def workload_from(
 
 def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) -> _PricedNodes:
     """Every node's own kernels as ours, what is unknown, and what was ignored."""
-    found = _PricedNodes()
+    found = _PricedNodes(graph, ignore)
     accelerated = _accelerated(graph)
     within: set[int] = set()  # nodes inside a collective
     parts: set[tuple[str, int]] = set()  # Chakra's ops already seen by their first part
-    suspects: list[RecordedNode] = []
     for node in graph.nodes:
         if node.kind != CPU:  # kernels and copies: the ops that launched them are asked
             continue
@@ -137,11 +137,10 @@ def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) ->
         if node.name.startswith(_COMMUNICATES):
             within.add(node.id)
             if node.comm_type or any(inner.comm_type for inner in _below(graph, node)):
-                _file(found, COLLECTIVES, node.name, ignore)
+                _file(found, COLLECTIVES, node.name)
             continue
-        _ask(graph, node, found, accelerated, ignore, suspects)
-    # a mark with tensors, or a gradient somebody wrote: do the ops inside it say what it does?
-    for node in suspects:
+        _ask(found, node, accelerated)
+    for node in found.suspects:
         below = list(_below(graph, node))
         if node.name in ignore:
             found.ignored[node.name] += 1
@@ -149,31 +148,28 @@ def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) ->
             found.marks[node.name] += 1
         elif below or node.outputs.types:
             found.unknown[node.name] += 1
-    _drop_doubles(graph, found)
+    _drop_doubles(found)
     return found
 
 
-def _ask(
-    graph: RecordedGraph, node: RecordedNode, found: _PricedNodes, accelerated: bool,
-    ignore: frozenset[str], suspects: list[RecordedNode],
-) -> None:  # fmt: skip
+def _ask(found: _PricedNodes, node: RecordedNode, accelerated: bool) -> None:
     """File what one node's own kernels come to."""
     tensors = flat(node.inputs.arguments) + flat(node.outputs.arguments)
     devices = {tensor.device.split(":")[0] for tensor in tensors if tensor.device}
     if accelerated and devices == {"cpu"}:
         found.on_host += node.is_op and not by_parts(node.name)
         return
-    if node.name.startswith(_LOOKUP_GRADIENT) and (update := _lookup_gradient(graph, node)):
+    if node.name.startswith(_LOOKUP_GRADIENT) and (update := _lookup_gradient(found.graph, node)):
         found.ops[node.id] = update
         return
     if node.name.startswith(_OWN_NODE):
-        _file(found, node.name, node.name, ignore)
+        _file(found, node.name, node.name)
         return
-    if by_parts(node.name) and any(inner.is_op for inner in graph.inside.get(node.id, ())):
+    if by_parts(node.name) and any(inner.is_op for inner in found.graph.inside.get(node.id, ())):
         return
     reads_number = node.name == "aten::_local_scalar_dense"
     if accelerated and (reads_number or (node.name == "aten::copy_" and "cpu" in devices)):
-        _file(found, HOST_COPIES, node.name, ignore)
+        _file(found, HOST_COPIES, node.name)
         return
     if reads_number:
         return  # from where it already is
@@ -181,30 +177,28 @@ def _ask(
         return  # a mark, a thread
     ops = recorded_op(node.name, node.inputs, node.outputs)
     if ops is None and not node.is_op:
-        suspects.append(node)
+        found.suspects.append(node)
     elif ops is None:
-        _file(found, node.name, node.name, ignore)
+        _file(found, node.name, node.name)
     elif ops:
         found.ops[node.id] = ops
 
 
-def _file(found: _PricedNodes, what: str, name: str, ignore: frozenset[str]) -> None:
+def _file(found: _PricedNodes, what: str, name: str) -> None:
     """Ignored or unknown, under its own name or that of its class."""
-    (found.ignored if {what, name} & ignore else found.unknown)[what] += 1
+    (found.ignored if {what, name} & found.ignore else found.unknown)[what] += 1
 
 
-def _drop_doubles(graph: RecordedGraph, found: _PricedNodes) -> None:
+def _drop_doubles(found: _PricedNodes) -> None:
     """Drops ops whose inner op does their work: `mul(x, 2)` calls `mul(x, tensor of 2)`."""
-    doubled = []
-    for identity, calls in found.ops.items():
+    graph, whole = found.graph, dict(found.ops)
+    for identity, calls in whole.items():
         if len(calls) == 1 and identity in graph.inside:
             own, below = calls[0].op, _below(graph, graph.by_id[identity])
-            inner = (call.op for one in below for call in found.ops.get(one.id, ()))
+            inner = (call.op for one in below for call in whole.get(one.id, ()))
             alike = (op for op in inner if type(op) is type(own))
             if any(op.work().bytes >= 0.9 * own.work().bytes for op in alike):
-                doubled.append(identity)
-    for identity in doubled:
-        del found.ops[identity]
+                del found.ops[identity]
 
 
 def _lookup_gradient(graph: RecordedGraph, node: RecordedNode) -> tuple[OpCall, ...]:

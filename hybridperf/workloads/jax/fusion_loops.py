@@ -15,10 +15,11 @@ knows how many bytes it moves per step of each loop.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 from hybridperf.ops.movement import CACHE_LINE_BYTES
-from hybridperf.workloads.jax.hlo import Computation, Instruction, Shape
+from hybridperf.workloads.jax.hlo import TABLES, Computation, Instruction, Shape
 from hybridperf.workloads.jax.hlo_cost import ARITHMETIC, TRANSCENDENTAL, window_sizes
 
 _Move = tuple[int, int]  # (dimension, elements stepped along it)
@@ -36,38 +37,29 @@ class _Loop:
 def strided_reads(fused: Computation) -> tuple[float, float]:
     """(reads that take a cache line each, bytes spanned until those lines' neighbours are read)."""
     by_name = fused.by_name
-    loops = _loops(fused, by_name)
-    # parameter: (bytes per step, extent) of each loop, innermost first
-    strides: dict[str, list[tuple[float, int]]] = {}
-    reads: dict[str, float] = {}
-    for loop in loops:
-        found = _strides(loop, by_name, reads)
-        for parameter in by_name:
-            if by_name[parameter].opcode == "parameter":
-                strides.setdefault(parameter, []).append((found.get(parameter, 0.0), loop.extent))
+    loops, reads = _loops(fused), dict[str, float]()
+    # bytes that each parameter moves per step of each loop, innermost first
+    strides = [_strides(loop, by_name, reads) for loop in loops]
     total, span = 0.0, 0.0
-    for parameter, steps in strides.items():
-        moving = [(stride, extent) for stride, extent in steps if stride > 0]
+    for parameter in (one for one in fused.instructions if one.opcode == "parameter"):
+        steps = [of_loop.get(parameter.name, 0.0) for of_loop in strides]
+        moving = [pair for pair in zip(steps, loops, strict=True) if pair[0] > 0]
         if not moving or moving[0][0] < CACHE_LINE_BYTES:
             continue
-        total += reads.get(parameter, 0.0)
-        covered = CACHE_LINE_BYTES
-        for stride, extent in moving:
-            if stride < CACHE_LINE_BYTES:
-                break
-            covered += (extent - 1) * stride
-        span += min(covered, by_name[parameter].bytes)
+        total += reads.get(parameter.name, 0.0)
+        far = itertools.takewhile(lambda pair: pair[0] >= CACHE_LINE_BYTES, moving)
+        covered = sum(((loop.extent - 1) * stride for stride, loop in far), CACHE_LINE_BYTES)
+        span += min(covered, parameter.bytes)
     return total, span
 
 
 def loop_shape(fused: Computation) -> dict[str, float]:
     """Columns of a fused op: steps along its fastest dimension, and what it sums over."""
-    loops = _loops(fused, fused.by_name)
-    summing = next((i for i in fused.instructions if i.opcode in _SUMMING), None)
+    loops, summing = _loops(fused), _summing(fused)
     if summing is None:
         return {"inner": float(loops[0].extent) if loops else 1.0}
     source = fused.by_name[summing.operands[0]].shape
-    along = _summing_loops(summing, [fused.by_name[name] for name in summing.operands])
+    along = _summing_loops(summing, fused)
     fastest = next((d for d in source.layout if source.dims[d] > 1), None)
     inner = float(loops[len(along)].extent) if len(loops) > len(along) else 1.0
     summed = float(math.prod(loop.extent for loop in along))
@@ -96,10 +88,7 @@ def demanded(fused: Computation) -> dict[str, float]:
 
 _SUMMING = ("reduce", "dot", "reduce-window")
 
-_PARTIAL = ARITHMETIC | TRANSCENDENTAL | frozenset([
-    "slice", "dynamic-slice", "gather", "dynamic-update-slice", "concatenate", "pad", "broadcast",
-    "bitcast", "reshape", "transpose", "copy", "reverse",
-])  # fmt: skip
+_PARTIAL = ARITHMETIC | TRANSCENDENTAL | frozenset(TABLES["of_opcodes"]["partial"])
 
 
 def _picked(instruction: Instruction, at: int, operand: Shape, need: float) -> float:
@@ -111,15 +100,16 @@ def _picked(instruction: Instruction, at: int, operand: Shape, need: float) -> f
     return need
 
 
-def _loops(fused: Computation, by_name: dict[str, Instruction]) -> list[_Loop]:
+def _summing(fused: Computation) -> Instruction | None:
+    """The instruction that sums in a fusion, if one does."""
+    return next((i for i in fused.instructions if i.opcode in _SUMMING), None)
+
+
+def _loops(fused: Computation) -> list[_Loop]:
     """The loop nest, innermost first: what a reduction sums over, then the result's dimensions."""
-    loops = []
-    for instruction in fused.instructions:
-        if instruction.opcode in _SUMMING:
-            loops += _summing_loops(instruction, [by_name[name] for name in instruction.operands])
-            break
-    root = fused.root
-    result = by_name[root.operands[0]] if root.opcode == "tuple" else root
+    summing, root = _summing(fused), fused.root
+    loops = _summing_loops(summing, fused) if summing else []
+    result = fused.by_name[root.operands[0]] if root.opcode == "tuple" else root
     elements = float(result.shape.elements)
     loops += [
         _Loop(result.shape.dims[dim], ((result, (dim, 1), elements),))
@@ -129,7 +119,8 @@ def _loops(fused: Computation, by_name: dict[str, Instruction]) -> list[_Loop]:
     return loops
 
 
-def _summing_loops(reduction: Instruction, operands: list[Instruction]) -> list[_Loop]:
+def _summing_loops(reduction: Instruction, fused: Computation) -> list[_Loop]:
+    operands = [fused.by_name[name] for name in reduction.operands]
     source, out_elements = operands[0], float(reduction.shape.elements)
     layout, dims = source.shape.layout, source.shape.dims
     if reduction.opcode == "reduce":

@@ -11,20 +11,14 @@ import dataclasses
 import functools
 import math
 import re
+import tomllib
 from collections.abc import Iterator
+from importlib import resources
 
 from hybridperf.io import InputError
 
-_DTYPES = {
-    "f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8e4m3fn": "fp8", "f8e5m2": "fp8",
-    "f4e2m1fn": "fp4", "s64": "int64", "u64": "int64", "s32": "int32", "u32": "int32",
-    "s16": "int16", "u16": "int16", "s8": "int8", "u8": "int8", "s4": "int8", "u4": "int8",
-    "pred": "bool",
-}  # fmt: skip
-_SIZES = {
-    "c128": 16, "c64": 8, "fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "fp16": 2, "bf16": 2,
-    "int16": 2, "fp4": 0.5,
-}  # fmt: skip
+TABLES = tomllib.loads(resources.files(__package__).joinpath("hlo.toml").read_text())
+_DTYPES, _SIZES = TABLES["dtypes"], TABLES["bytes"]
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([\d,]*)[^}]*\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) (?:\(.*\) -> .* )?\{$")
 NAME = re.compile(r"%([\w.\-~$]+)")

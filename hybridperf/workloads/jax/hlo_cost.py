@@ -17,33 +17,11 @@ import re
 from typing import Any
 
 from hybridperf.io import InputError
-from hybridperf.workloads.jax.hlo import Computation, Instruction, Module, Shape
+from hybridperf.workloads.jax.hlo import TABLES, Computation, Instruction, Module, Shape
 
 FLOPS_PER_MULTIPLY_ADD = 2
 
-TRANSCENDENTAL = frozenset([
-    "exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "sqrt",
-    "cbrt", "rsqrt", "tanh", "sine", "cosine", "tan", "atan2", "erf", "asin", "acos", "atan",
-    "sinh", "cosh", "asinh", "acosh", "atanh",
-])  # fmt: skip
-ARITHMETIC = frozenset([
-    "abs", "add", "and", "ceil", "clamp", "clz", "compare", "complex", "convert", "divide", "floor",
-    "imag", "is-finite", "maximum", "minimum", "multiply", "negate", "not", "or", "popcnt", "real",
-    "reduce-precision", "remainder", "round-nearest-afz", "round-nearest-even", "select",
-    "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign", "stochastic-convert",
-    "subtract", "xor",
-])  # fmt: skip
-# Move or make data without arithmetic; the importer decides which cost anything by themselves.
-MOVEMENT = frozenset([
-    "bitcast", "bitcast-convert", "broadcast", "concatenate", "copy", "dynamic-slice",
-    "dynamic-update-slice", "gather", "get-tuple-element", "iota", "pad", "parameter", "constant",
-    "reshape", "reverse", "slice", "transpose", "tuple", "rng-get-and-update-state", "after-all",
-    "optimization-barrier",
-])  # fmt: skip
-COMPOSITE = frozenset([
-    "call", "conditional", "convolution", "custom-call", "dot", "fusion", "map", "reduce",
-    "reduce-window", "rng", "rng-bit-generator", "scatter", "select-and-scatter", "sort", "while",
-])  # fmt: skip
+TRANSCENDENTAL, ARITHMETIC, MOVEMENT, COMPOSITE = map(frozenset, TABLES["opcodes"].values())
 KNOWN = TRANSCENDENTAL | ARITHMETIC | MOVEMENT | COMPOSITE
 
 
@@ -72,7 +50,7 @@ class Costs:
         """Arithmetic of one instruction and everything it calls (a while loop's body once)."""
         opcode = instruction.opcode
         elements = instruction.shape.elements if instruction.shapes else 0
-        if opcode in TRANSCENDENTAL:
+        if opcode in TRANSCENDENTAL or opcode == "rng":
             return Count(0.0, elements)
         if opcode in ARITHMETIC:
             return Count(elements, 0.0)
@@ -87,8 +65,6 @@ class Costs:
             # batch groups are no longer in the result's batch
             per_position = sizes.batch * sizes.c_out * sizes.c_in / sizes.groups
             return Count(float(FLOPS_PER_MULTIPLY_ADD * per_position * math.prod(sizes.valid)))
-        if opcode == "rng":
-            return Count(0.0, elements)
         applied = instruction.called("to_apply")
         if applied is None or opcode not in COMPOSITE:
             return Count()

@@ -6,15 +6,10 @@ import math
 from typing import Any
 
 import hybridperf.ops as ops
+from hybridperf.workloads.jax import hlo_cost
 from hybridperf.workloads.jax.fusion_loops import demanded, loop_shape, strided_reads
 from hybridperf.workloads.jax.hlo import Computation, Instruction, Shape
-from hybridperf.workloads.jax.hlo_cost import (
-    Costs,
-    Count,
-    convolution_sizes,
-    dot_sizes,
-    window_sizes,
-)
+from hybridperf.workloads.jax.hlo_cost import Costs, Count
 
 
 def standalone(
@@ -48,14 +43,13 @@ def standalone(
         return ops.Random(last.dtype, rows=1.0, cols=float(max(last.elements, 1)))
     count = costs.instruction(instruction, within)
     moved = sum(shape.bytes for shape in operands)
-    if opcode in ("reduce", "reduce-window", "select-and-scatter"):
-        if opcode == "reduce":
-            loop, inner = "reduction", operands[0].elements
-        else:
-            padded = "padded_" if "pad=" in instruction.attributes else ""
-            loop, inner = f"{padded}window_reduction", out.elements * _window(instruction)
-        return _fused(dtype, inner, count, moved, instruction.bytes, loop=loop)
-    return _fused(dtype, elements, count, moved, instruction.bytes)
+    loop = "elementwise"
+    if opcode == "reduce":
+        loop, elements = "reduction", operands[0].elements
+    elif opcode in ("reduce-window", "select-and-scatter"):
+        padded = "padded_" if "pad=" in instruction.attributes else ""
+        loop, elements = f"{padded}window_reduction", out.elements * _window(instruction)
+    return _fused(dtype, elements, count, moved, instruction.bytes, loop=loop)
 
 
 def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[ops.Op]:
@@ -86,7 +80,7 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[o
     loop = "elementwise"
     if "dot" in by_opcode:  # a matrix-vector product written out as a loop
         loop = "reduction"
-        elements = max(math.prod(dot_sizes(i, operands(i)[0])) for i in by_opcode["dot"])
+        elements = max(math.prod(hlo_cost.dot_sizes(i, operands(i)[0])) for i in by_opcode["dot"])
     elif "reduce-window" in by_opcode:
         windows = by_opcode["reduce-window"]
         if any(_is_running(i, operands(i)[0]) for i in windows):
@@ -122,8 +116,7 @@ def bytes_written(fused: Computation) -> float:
     inside = fused.by_name
     written = 0.0
     root = fused.root
-    results = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    for result in results:
+    for result in [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]:
         made = result
         while made.opcode == "bitcast":
             made = inside[made.operands[0]]
@@ -172,7 +165,7 @@ def _needed(costs: Costs, fused: Computation) -> Count:
 
 def _gemm(instruction: Instruction, operands: list[Shape]) -> ops.Op:
     lhs, rhs = operands[:2]
-    batch, m, n, k = (float(max(size, 1)) for size in dot_sizes(instruction, lhs))
+    batch, m, n, k = (float(max(size, 1)) for size in hlo_cost.dot_sizes(instruction, lhs))
     a = instruction.dims("lhs_contracting_dims"), instruction.dims("lhs_batch_dims")
     b = instruction.dims("rhs_contracting_dims"), instruction.dims("rhs_batch_dims")
     matrices = min(m, n, k) > 1
@@ -192,7 +185,7 @@ def _contracts_outside(operand: Shape, contracted: tuple[int, ...], batch: tuple
 
 
 def _convolution(instruction: Instruction, operands: list[Shape]) -> ops.Op:
-    s = convolution_sizes(instruction, operands[0], operands[1])
+    s = hlo_cost.convolution_sizes(instruction, operands[0], operands[1])
     h_in, w_in = _two(s.image)  # one dimension is as high as long; a third is folded into the width
     kh, kw = _two(s.kernel)
     h_out, w_out = _two(s.out)
@@ -211,16 +204,13 @@ def _copy(instruction: Instruction, source: Shape) -> ops.Op:
     """A copy that keeps the order of elements, or a transpose."""
     out = instruction.shape
     elements = float(max(out.elements, 1))
-    if instruction.opcode == "copy":
-        fastest_out, source_strides = _fastest(out), source.strides()
-        stride = source_strides[fastest_out] if out.dims else 1
-    else:
-        permutation = instruction.dims("dimensions")
-        stride = source.strides()[permutation[_fastest(out)]] if out.dims else 1
+    fastest = next((dim for dim in out.layout if out.dims[dim] > 1), 0)
+    kept = instruction.opcode == "copy"
+    permutation = range(len(out.dims)) if kept else instruction.dims("dimensions")
+    stride = source.strides()[permutation[fastest]] if out.dims else 1
     if stride <= 1:
         return ops.Copy(out.dtype, rows=1.0, cols=elements)
-    rows = float(out.dims[_fastest(out)])
-    cols = float(stride)
+    rows, cols = float(out.dims[fastest]), float(stride)
     return ops.Transpose(out.dtype, rows=rows, cols=cols, batch=max(elements / (rows * cols), 1.0))
 
 
@@ -259,14 +249,10 @@ def _compares(costs: Costs, fused: Computation) -> bool:
 
 def _is_running(window: Instruction, source: Shape) -> bool:
     """A window as long as the dimension it slides along: a cumulative sum."""
-    sizes = zip(window_sizes(window), source.dims, strict=False)
+    sizes = zip(hlo_cost.window_sizes(window), source.dims, strict=False)
     whole = any(size > 1 and size == extent for size, extent in sizes)
     return window.shape.dims == source.dims and whole
 
 
 def _window(instruction: Instruction) -> int:
-    return math.prod(window_sizes(instruction))
-
-
-def _fastest(shape: Shape) -> int:
-    return next((dim for dim in shape.layout if shape.dims[dim] > 1), 0)
+    return math.prod(hlo_cost.window_sizes(instruction))

@@ -30,7 +30,7 @@ from hybridperf.model.calls import Call as Row
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Allocation, Call, Gather, LoopTrip, OpCall, ScatterAdd
 from hybridperf.workloads.jax import hlo_collectives, hlo_ops
-from hybridperf.workloads.jax.hlo import NAME, Computation, Instruction, Module, parse
+from hybridperf.workloads.jax.hlo import NAME, TABLES, Computation, Instruction, Module, parse
 from hybridperf.workloads.jax.hlo_cost import KNOWN, Costs, Count
 from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, with_reuse
 
@@ -39,10 +39,7 @@ from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, with_reuse
 FRESH_BLOCK_BYTES = 32 * 2**20
 PROGRAM_SCHEMA_VERSION = 1
 
-_FREE = frozenset([
-    "bitcast", "parameter", "constant", "tuple", "get-tuple-element", "after-all",
-    "optimization-barrier", "reshape", "rng-get-and-update-state",
-])  # fmt: skip
+_FREE = frozenset(TABLES["of_opcodes"]["free"])
 # XLA's CPU backend compiles the loops of such a call into one kernel
 _SMALL_CALL = 'xla_cpu_small_call="true"'
 _ENDLESS = "while with an unknown trip count"
@@ -152,40 +149,42 @@ class OpChain:
     count: Count
     notes: tuple[str, ...]
 
+    @property
+    def collectives(self) -> list[tuple[str, CollectiveCall]]:
+        """Those of its nodes that are collectives."""
+        return [(label, call) for label, call in self.nodes if isinstance(call, CollectiveCall)]
+
 
 def read_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> OpChain:
     """What a program that `program` made runs."""
+    text, backend = content["hlo"], content["backend"]
     blocks = [float(content["temporary_bytes"]), float(content["result_bytes"])]
-    return read_hlo(
-        content["hlo"], backend=content["backend"],
-        fresh_bytes=sum(block for block in blocks if block >= FRESH_BLOCK_BYTES),
-        temporary_bytes=blocks[0], ignore=ignore,
-    )  # fmt: skip
-
-
-def read_hlo(
-    text: str, *, backend: str | None, fresh_bytes: float, temporary_bytes: float,
-    ignore: Collection[str] = (),
-) -> OpChain:  # fmt: skip
-    """What an optimized HLO module runs."""
     module = parse(text)
     ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
     reader = _HloReader(module, ignored, backend, hlo_collectives.partitions(text))
     steps = reader.read(module.entry, 1.0)
-    reader.refuse_unknown()
-    steps = with_reuse(steps, temporary_bytes)
+    if reader.unknown:
+        named = ", ".join(f"{target} ({name})" for target, name in sorted(reader.unknown.items()))
+        raise InputError(
+            f"cannot price {len(reader.unknown)} kind(s) of instruction: {named};"
+            " leave them out with ignore=... (`--ignore` on the command line)"
+        )
+    steps = with_reuse(steps, blocks[0])
     parameters = sum(i.opcode == "parameter" for i in module.entry.instructions)
     buffers = parameters + len(module.entry.root.shapes)
     leading = [HloStep("call", Call("fp32", buffers=float(buffers)))]
+    fresh_bytes = sum(block for block in blocks if block >= FRESH_BLOCK_BYTES)
     if fresh_bytes > 0 and backend == "cpu":
-        leading.append(HloStep("fresh memory", Allocation("fp32", bytes=float(fresh_bytes))))
+        leading.append(HloStep("fresh memory", Allocation("fp32", bytes=fresh_bytes)))
     nodes: list[tuple[str, Row]] = []
     for step in [*leading, *steps]:
         if isinstance(step.op, CollectiveCall):
             nodes += [(step.name, step.op)] * round(step.times)
         else:
-            call = OpCall(step.op, step.times, _grained(step.reuse_bytes), step.inlined)
-            nodes.append((step.name, call))
+            reuse_bytes = step.reuse_bytes
+            if reuse_bytes is not None:
+                reuse_bytes = 2.0 ** (round(math.log2(max(reuse_bytes, 1.0)) * _GRAIN) / _GRAIN)
+            nodes.append((step.name, OpCall(step.op, step.times, reuse_bytes, step.inlined)))
     return OpChain(tuple(nodes), reader.count, tuple(reader.notes))
 
 
@@ -206,10 +205,11 @@ class _HloReader:
     def read(self, computation: Computation, times: float) -> list[HloStep]:
         """Steps of one computation executed `times` times in a row."""
         steps: list[HloStep] = []
+        costless = _FREE | (hlo_collectives.HALVES_DONE - self.ignore)
         for instruction in computation.instructions:
             opcode = instruction.opcode
             target = instruction.word("custom_call_target") if opcode == "custom-call" else opcode
-            if opcode in _FREE:
+            if opcode in costless:
                 continue
             if target in self.ignore:
                 self.notes.append(f"ignored {target} ({instruction.name})")
@@ -222,8 +222,6 @@ class _HloReader:
                 steps += self._conditional(instruction, times)
             elif opcode in hlo_collectives.OPCODES:
                 steps += self._collective(instruction, computation, times)
-            elif opcode in hlo_collectives.HALVES_DONE:
-                continue
             elif opcode not in KNOWN or opcode == "custom-call":
                 # a library routine: nothing tells what it costs
                 self.unknown.setdefault(target, instruction.name)
@@ -238,27 +236,17 @@ class _HloReader:
         """The first unknown instruction of a fusion, unless ignored: it would count as no work."""
         if instruction.opcode != "fusion":
             return None
-        for one in self.module.called(instruction, "calls").instructions:
-            if one.opcode not in KNOWN and one.opcode not in self.ignore:
-                return one
         fused = self.module.called(instruction, "calls").instructions
-        return next(filter(None, map(self._unknown_inside, fused)), None)
-
-    def refuse_unknown(self) -> None:
-        if self.unknown:
-            named = ", ".join(f"{target} ({name})" for target, name in sorted(self.unknown.items()))
-            raise InputError(
-                f"cannot price {len(self.unknown)} kind(s) of instruction: {named};"
-                " leave them out with ignore=... (`--ignore` on the command line)"
-            )
+        unknown = (one for one in fused if one.opcode not in KNOWN | self.ignore)
+        return next(unknown, None) or next(filter(None, map(self._unknown_inside, fused)), None)
 
     def _while(self, instruction: Instruction, times: float) -> list[HloStep]:
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', instruction.attributes)
+        if not found and _ENDLESS in self.ignore:
+            self.notes.append(f"ignored {_ENDLESS} ({instruction.name})")
+            return []
         if not found:
-            if _ENDLESS in self.ignore:
-                self.notes.append(f"ignored {_ENDLESS} ({instruction.name})")
-            else:
-                self.unknown.setdefault(_ENDLESS, instruction.name)
+            self.unknown.setdefault(_ENDLESS, instruction.name)
             return []
         per_loop = int(found.group(1))
         trips = times * per_loop
@@ -308,12 +296,8 @@ class _HloReader:
             Touch(f"{instruction.name}{at}", shape.bytes, shape.bytes)
             for at, shape in enumerate(instruction.shapes)
         )
-        return [
-            HloStep(
-                instruction.name, call, times, reads if at == 0 else (), writes if at == 0 else ()
-            )
-            for at, call in enumerate(calls)
-        ]
+        first = [HloStep(instruction.name, call, times, reads, writes) for call in calls[:1]]
+        return first + [HloStep(instruction.name, call, times) for call in calls[1:]]
 
     def _priced(
         self, instruction: Instruction, computation: Computation, times: float
@@ -381,9 +365,3 @@ def _as_one_kernel(steps: list[HloStep]) -> list[HloStep]:
     """Steps whose caller is compiled whole: a loop in it is a jump, and nothing is launched."""
     own = (step for step in steps if not isinstance(step.op, LoopTrip))
     return [dataclasses.replace(step, inlined=True) for step in own]
-
-
-def _grained(reuse_bytes: float | None) -> float | None:
-    if reuse_bytes is None:
-        return None
-    return 2.0 ** (round(math.log2(max(reuse_bytes, 1.0)) * _GRAIN) / _GRAIN)

@@ -28,8 +28,6 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
@@ -39,6 +37,7 @@ from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import Direction, lookup_calls
 from hybridperf.workloads.jax.hlo_collectives import matched
 from hybridperf.workloads.jax.program import OpChain, read_program
+from hybridperf.workloads.placement import plain
 
 # what a rank runs before, between and after its collectives
 Segments = list[list[tuple[str, Call]]]
@@ -74,15 +73,11 @@ def from_rank_programs(
     if tables:
         chains = [with_access(chain, held) for chain, held in zip(chains, tables, strict=True)]
     if len(chains) == 1:
-        collectives = (call for _, call in chains[0].nodes if isinstance(call, CollectiveCall))
-        ranks = max((call.ranks for call in collectives), default=1)
+        ranks = max((call.ranks for _, call in chains[0].collectives), default=1)
         chains, contents = chains * ranks, [contents[0]] * ranks
     names = [str(content["name"]) for content in contents]
-    meetings = matched(
-        [[call for _, call in chain.nodes if isinstance(call, CollectiveCall)] for chain in chains],
-        names,
-    )
-    labels = [label for label, call in chains[0].nodes if isinstance(call, CollectiveCall)]
+    collectives = [chain.collectives for chain in chains]
+    meetings = matched([[call for _, call in of_rank] for of_rank in collectives], names)
     segments = [_segments(chain) for chain in chains]
     if loop and meetings:
         segments = [[[*of_rank[-1], *of_rank[0]], *of_rank[1:-1]] for of_rank in segments]
@@ -94,7 +89,7 @@ def from_rank_programs(
                 builder.op(rows.setdefault(call, len(rows) + 1), label=label, rank=rank)
         if at < len(meetings):
             row, together = rows.setdefault(meetings[at], len(rows) + 1), range(len(chains))
-            builder.collective(row, label=labels[at], ranks=together, stream="compute")
+            builder.collective(row, label=collectives[0][at][0], ranks=together, stream="compute")
     return Workload(
         name=name or names[0], graph=builder.build(), calls=tuple(rows),
         backend=contents[0]["backend"], flops=sum(chain.count.flops for chain in chains),
@@ -135,18 +130,8 @@ def with_access(chain: OpChain, held: RankTables) -> OpChain:
             call = lookup_calls(
                 [table], held.batch, direction, duplicates="each", beside=others, in_step=True
             )
-            nodes[at] = (nodes[at][0], _plain(call))
+            nodes[at] = (nodes[at][0], plain(call))
     return dataclasses.replace(chain, nodes=tuple(nodes))
-
-
-def _plain(call: OpCall) -> OpCall:
-    """With dimensions as plain numbers: rows of a duration table are told apart by them."""
-    sizes = {field.name: getattr(call.op, field.name) for field in dataclasses.fields(call.op)}
-    numbers: dict[str, Any] = {
-        name: value if isinstance(value, str) else float(np.asarray(value).item())
-        for name, value in sizes.items()
-    }
-    return dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers))
 
 
 def _find(

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
-from hybridperf.workloads.schedules.one_way import alternated
-from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, Schedule, Task
+from hybridperf.workloads.schedules.one_way import both_ways
+from hybridperf.workloads.schedules.order import Schedule, Task
 
 DOWN, UP = 0, 1
 Queue = tuple[Task, ...]
@@ -38,10 +38,7 @@ def _queues(worker: int, workers: int, micro_batches: int) -> list[Queue]:
         unit = range(first, min(first + workers, micro_batches))
         half = len(unit) // 2
         down, up = (DOWN, worker, unit[:half]), (UP, workers - 1 - worker, unit[half:])
-        for pipe, stage, mine in (down, up):
-            forwards = [Task(FORWARD, m, stage, pipe) for m in mine]
-            backwards = [Task(BACKWARD, m, stage, pipe) for m in mine]
-            queues.append(alternated(forwards, backwards, workers - stage))
+        queues += [both_ways(at, mine, workers - at, pipe) for pipe, at, mine in (down, up)]
     return queues
 
 

@@ -16,6 +16,8 @@ Symbols as in `kind.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, WEIGHT, Schedule, Task
@@ -23,20 +25,15 @@ from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, WEIGHT, Sche
 
 def gpipe(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """All forwards, then all backwards."""
-    orders = tuple(
-        tuple(Task(kind, m, worker) for kind in (FORWARD, BACKWARD) for m in range(micro_batches))
-        for worker in range(workers)
-    )
-    return Schedule("gpipe", workers, micro_batches, orders)
+    batches = range(micro_batches)
+    orders = [both_ways(worker, batches, micro_batches) for worker in range(workers)]
+    return Schedule("gpipe", workers, micro_batches, tuple(orders))
 
 
 def one_forward_one_backward(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """1F1B."""
-    orders = []
-    for worker in range(workers):
-        forwards = [Task(FORWARD, m, worker) for m in range(micro_batches)]
-        backwards = [Task(BACKWARD, m, worker) for m in range(micro_batches)]
-        orders.append(alternated(forwards, backwards, workers - worker))
+    batches = range(micro_batches)
+    orders = [both_ways(worker, batches, workers - worker) for worker in range(workers)]
     return Schedule("1f1b", workers, micro_batches, tuple(orders))
 
 
@@ -75,6 +72,14 @@ def zero_bubble(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
         put_off = range(max(0, micro_batches - worker), micro_batches)
         orders.append((*order, *(Task(WEIGHT, m, worker) for m in put_off)))
     return Schedule("zero_bubble", workers, micro_batches, tuple(orders), splits_backward=True)
+
+
+def both_ways(
+    stage: int, micro_batches: Sequence[int], ahead: int, pipe: int = 0
+) -> tuple[Task, ...]:
+    """A stage's forwards and backwards, `alternated`."""
+    forwards = [Task(FORWARD, m, stage, pipe) for m in micro_batches]
+    return alternated(forwards, [task._replace(kind=BACKWARD) for task in forwards], ahead)
 
 
 def alternated(forwards: list[Task], backwards: list[Task], ahead: int) -> tuple[Task, ...]:

@@ -78,9 +78,7 @@ class Schedule:
     def stages_of(self, worker: int) -> tuple[int, ...]:
         """Stages that a worker holds, those of its second pipe behind those of its first."""
         firsts = (worker, self.workers - 1 - worker)[: self.pipes]
-        return tuple(
-            first + chunk * self.workers for first in firsts for chunk in range(self.chunks)
-        )
+        return tuple(first + at * self.workers for first in firsts for at in range(self.chunks))
 
     def needs(self, task: Task) -> tuple[Task, ...]:
         """Tasks that must be done before this one, besides those before it on its worker."""
@@ -89,12 +87,8 @@ class Schedule:
         if task.kind == WEIGHT:
             return (task._replace(kind=BACKWARD),)
         own = task._replace(kind=FORWARD)
-        return (
-            (own,) if task.stage == self.stages - 1 else (own, task._replace(stage=task.stage + 1))
-        )
-
-    def _wrong(self, sentence: str) -> InputError:
-        return InputError(f"schedule {self.name!r} {sentence}")
+        last = task.stage == self.stages - 1
+        return (own,) if last else (own, task._replace(stage=task.stage + 1))
 
     def replay(self, seconds: Callable[[Task], float]) -> dict[Task, TaskTime]:
         """When each task runs, transfers taking no time; `InputError` for a deadlock."""
@@ -113,17 +107,12 @@ class Schedule:
                 done[task] = TaskTime(start_s, free_s[worker])
                 at[worker] += 1
                 to_try.extend(self._woken(task, worker))
-        waiting = [
-            (worker, self.orders[worker][i])
-            for worker, i in enumerate(at)
-            if i < len(self.orders[worker])
-        ]
-        if waiting:
-            worker, task = waiting[0]
+        orders = enumerate(zip(self.orders, at, strict=True))
+        waiting = ((worker, order[i]) for worker, (order, i) in orders if i < len(order))
+        for worker, task in waiting:
             missing = next(each for each in self.needs(task) if each not in done)
-            raise self._wrong(
-                f"never ends: worker {worker} waits before {task} for {missing}; mend the orders"
-            )
+            waits = f"worker {worker} waits before {task} for {missing}; mend the orders"
+            raise InputError(f"schedule {self.name!r} never ends: {waits}")
         return done
 
     def issue_order(self) -> list[Task]:
@@ -133,10 +122,6 @@ class Schedule:
 
     def _woken(self, task: Task, worker: int) -> list[int]:
         """Other workers that may have waited for a task."""
-        if task.kind == FORWARD and task.stage + 1 < self.stages:
-            after = self.worker_of(task._replace(stage=task.stage + 1))
-        elif task.kind == BACKWARD and task.stage:
-            after = self.worker_of(task._replace(stage=task.stage - 1))
-        else:
-            return []
-        return [after] if after != worker else []
+        stage = task.stage + {FORWARD: 1, BACKWARD: -1}.get(task.kind, self.stages)
+        after = self.worker_of(task._replace(stage=stage))
+        return [after] if 0 <= stage < self.stages and after != worker else []
