@@ -49,6 +49,7 @@ class Op(abc.ABC):
     """One operation on tensors. Subclasses add their dimensions as fields: counts, not bytes."""
 
     group: ClassVar[str]  # whose knobs price it; a new name is a new group
+    other_group: ClassVar[str] = ""  # whose knobs price it where `is_other`
     unit: ClassVar[Unit] = "vector"
     # columns a table may lack, with the value meant then
     optional: ClassVar[Mapping[str, float]] = {}
@@ -109,11 +110,17 @@ class Op(abc.ABC):
 
     def group_index(self) -> Any:
         """Index into GROUPS of the knobs that price this op; may depend on its dimensions."""
-        return GROUPS.index(self.group)
+        if not self.other_group:
+            return GROUPS.index(self.group)
+        return group_if(self.is_other(), self.other_group, self.group)
+
+    def is_other(self) -> Any:
+        """Whether an op of these dimensions is priced by the knobs of `other_group`."""
+        return False
 
     def possible_groups(self) -> tuple[str, ...]:
         """All groups that `group_index` may choose."""
-        return (self.group,)
+        return (self.group, self.other_group) if self.other_group else (self.group,)
 
     @classmethod
     def dimensions(cls) -> list[str]:

@@ -8,7 +8,7 @@ import dataclasses
 from typing import ClassVar
 
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops.base import Op, group_if, register
+from hybridperf.ops.base import Op, register
 from hybridperf.ops.embedding import reuse_distance_bytes, uniform_unique_rows
 from hybridperf.ops.inputs import log_sizes, tails
 from hybridperf.ops.roofline import Work, streamed
@@ -80,6 +80,7 @@ class Gather(Op):
     """
 
     group: ClassVar[str] = "gather"
+    other_group: ClassVar[str] = "pooled_gather"
     optional: ClassVar = {"pooled": 0.0}
     zero_allowed: ClassVar = frozenset(optional)
 
@@ -98,12 +99,9 @@ class Gather(Op):
         moved = self.rows * ((1.0 + written) * (self.cols * self.element_bytes) + INDEX_BYTES)
         return _table_work(self, moved)
 
-    def group_index(self) -> Array:
-        """Pooling rows as they come in overlaps their arrival: other knobs."""
-        return group_if(floats(self.pooled) > 0, "pooled_gather", "gather")
-
-    def possible_groups(self) -> tuple[str, ...]:
-        return "gather", "pooled_gather"
+    def is_other(self) -> Array:
+        """Pooling rows as they come in overlaps their arrival."""
+        return floats(self.pooled) > 0
 
 
 @register("scatter_add", "scatter")
