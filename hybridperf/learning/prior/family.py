@@ -10,6 +10,7 @@ that saw no device of its architecture either: a new architecture has none.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from hybridperf.io.namespace import array_module, root
+from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.gaussian_process import Examples, HyperParameters, under
 from hybridperf.learning.prior import knobs as knob_fits
@@ -26,11 +27,10 @@ from hybridperf.learning.prior.form import ClosedFormValues
 from hybridperf.learning.prior.knobs import ImplementationKnobs, Population
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.prior.trunk import BOUND, Standardiser
+from hybridperf.learning.residual import RANGE_SLACK_OCTAVES, Box, faded
 
 NOMINAL = 0.9  # share of measurements that an interval is to hold
-# the trunk's word fades over so many factors of two beyond the sizes that the prior saw
-FADE_OCTAVES = 2.0
-SLACK_OCTAVES = 0.585  # a factor of 1.5 beyond what was measured still counts as inside
+SLACK_OCTAVES = RANGE_SLACK_OCTAVES
 _ROWS_PER_DEVICE = 6000
 _HYPER_ROWS = 256
 _HYPER_STEPS = 100
@@ -42,27 +42,6 @@ _UNKNOWN_LOG_WIDTH = 1.0  # the same for a device without rows: a factor of 2.7
 
 
 @dataclasses.dataclass(frozen=True)
-class SizeRange:
-    """The least box around some rows, in octaves of each size."""
-
-    names: tuple[str, ...]
-    low: np.ndarray
-    high: np.ndarray
-
-    @staticmethod
-    def of(rows: PriorRows) -> SizeRange:
-        sizes = rows.inputs.select(rows.sizes)
-        return SizeRange(rows.sizes, sizes.min(0), sizes.max(0))
-
-    def outside(self, rows: PriorRows) -> Any:
-        """Distance [N] from the box in octaves, beyond the slack."""
-        sizes = rows.inputs.select(self.names)
-        maximum = array_module(sizes).maximum
-        beyond = maximum(self.low - sizes, sizes - self.high) - SLACK_OCTAVES
-        return root((maximum(beyond, 0.0) ** 2).sum(1))
-
-
-@dataclasses.dataclass(frozen=True)
 class FamilyPrior:
     """What is known of a family before a device was measured."""
 
@@ -70,7 +49,7 @@ class FamilyPrior:
     standard: Standardiser
     params: Any  # of BoundedNet, leaves [E, ...]
     hyper: HyperParameters
-    sizes: SizeRange
+    sizes: Box
     # deviations that hold 90 % of a new device's measurements, for the prior device where that took
     # most
     quantile: float
@@ -100,8 +79,7 @@ class FamilyPrior:
         """(inputs [N, d], faded output before the bound [N], faded deviation of members [N])."""
         x = self.standard.inputs(rows, on)
         output, apart = trunk.evaluate(self.params if params is None else params, x)
-        outside = self.sizes.outside(rows)
-        fade = array_module(outside).exp(-((outside / FADE_OCTAVES) ** 2))
+        fade = faded(self.sizes.outside(rows.inputs))
         return x, fade * unbounded(output), fade * apart
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -139,7 +117,7 @@ class FamilyPrior:
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
             unflatten_dict(under(of, "trunk/"), sep="/"),
             HyperParameters(**under(of, "hyper/")),
-            SizeRange(names["sizes"], of["sizes/low"], of["sizes/high"]),
+            Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
             *(None if width is None else float(width) for width in widths),
@@ -189,7 +167,8 @@ def train_family(
         for name, (rows, time_s) in measured.items()
     ]
     params = trunk.train(data, np.ones((trunk.MEMBERS, len(data)), bool), recipe, seed)
-    box = _box([rows for rows, _ in measured.values()])
+    boxes = (Box.of(rows.inputs, rows.sizes) for rows, _ in measured.values())
+    box = functools.reduce(Box.joined, boxes)
     hyper = process.start_hyper(len(how.centre))
     prior = FamilyPrior(usual, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
     if len(measured) == 1:
@@ -220,14 +199,8 @@ def uninformed(rows: PriorRows) -> FamilyPrior:
     nobody = Population(names, form.start_spread, ("nobody",), start)
     how = trunk.standard([(rows, nobody.typical().closed(rows))])
     hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
-    params, box = trunk.untrained(len(how.centre), 1), SizeRange.of(rows)
+    params, box = trunk.untrained(len(how.centre), 1), Box.of(rows.inputs, rows.sizes)
     return FamilyPrior(nobody, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
-
-
-def _box(parts: list[PriorRows]) -> SizeRange:
-    each = [SizeRange.of(rows) for rows in parts]
-    low, high = np.min([one.low for one in each], 0), np.max([one.high for one in each], 0)
-    return SizeRange(each[0].names, low, high)
 
 
 @dataclasses.dataclass(frozen=True)
