@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.engine.batches import BatchPredictor, knob_names, step_seconds
+from hybridperf.engine.batches import BatchPredictor, knob_names, step_seconds, with_knobs
 from hybridperf.engine.lower import lower
 from hybridperf.engine.outputs import OUTPUTS, outputs_of
 from hybridperf.engine.prediction import Prediction, check_backend, predict
 from hybridperf.engine.workload import Workload, priced
 from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.document import check_keys
-from hybridperf.explore.sweeps.platforms import with_knobs
 from hybridperf.explore.sweeps.target import Target, check_positive, place, register
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet

@@ -138,8 +138,10 @@ def _spec(document: dict[str, Any], folder: Path) -> SweepSpec:
     used = target.known().union(*(formula.names for formula in formulas))
     check_used({"parameter": parameters}, used, target.known())
     target.check(extremes, given)
-    _check_words(formulas, extremes)
     words = {name for name, values in extremes.items() if values.dtype.kind == "O"}
+    for formula in formulas:
+        for name in formula.numbers() & words:
+            raise InputError(f"{formula.text!r} counts with {name}, whose values are words")
     words |= {name for name, kind in target.results.items() if kind is str}
     columns = {name: name in words for name in (*parameters, *before, *results, *after)}
     return SweepSpec(
@@ -280,14 +282,6 @@ def _plain(name: str, values: list[Any], place: str = "at place {} of its list")
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and bool(np.isfinite(value))
-
-
-def _check_words(formulas: Sequence[Expression], extremes: Mapping[str, np.ndarray]) -> None:
-    """`InputError` where a formula calculates with a parameter of words."""
-    for formula in formulas:
-        for name in formula.numbers() & set(extremes):
-            if extremes[name].dtype.kind == "O":
-                raise InputError(f"{formula.text!r} counts with {name}, whose values are words")
 
 
 def _best(

@@ -37,11 +37,11 @@ import numpy as np
 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.engine.batches import knob_names
+from hybridperf.engine.batches import LINK_KNOBS, knob_names, with_knobs
 from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.lower import lower
 from hybridperf.explore.sweeps import trust
-from hybridperf.explore.sweeps.platforms import LINK_KNOBS, with_knobs
+from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.programs import batch_size
 from hybridperf.explore.sweeps.smooth import soft_end
 from hybridperf.explore.sweeps.step_ops import StepOp, alike_ops, graph_of, read_ops
@@ -79,8 +79,10 @@ class StepTarget(Target):
         return {*knob_names(), *links}.union(*(op.names() for op in self._ops))
 
     def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
+        where = f"there are {', '.join(sorted(given))}"
         for op in self._ops:
-            op.check(given)
+            what = f"name in the formulas of {op.name!r}:"
+            check_keys(sorted(op.names()), sorted(given), what, where)
         for name in {*knob_names(), *LINK_KNOBS} & set(extremes):
             check_positive(name, extremes[name])
 
