@@ -68,11 +68,7 @@ def _holds(
     problem: SearchProblem, best: Optimum, k: int, values: np.ndarray, at: np.ndarray | None = None
 ) -> np.ndarray:
     """Whether knob `k` at each of some values keeps the objective and all constraints; bool [n]."""
-    if at is None:
-        places = problem.place(np.tile(problem.knob_values(best.u, best.held), (len(values), 1)))
-    else:
-        places = np.tile(best.u, (len(values), 1))
-    keep = np.tile(best.held, (len(values), 1))
+    places, keep = (np.tile(one, (len(values), 1)) for one in (best.u, best.held))
     if problem.spec.knobs[k].integer:
         keep[:, k] = values
     elif at is not None:

@@ -24,7 +24,6 @@ Axes: B placements, T tables, R ranks, C = len(COLUMNS). Everything takes NumPy 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -64,11 +63,7 @@ class PlacementParts(NamedTuple):
         return self.forward_s + self.backward_s + 2 * self.alltoall_s
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["tables", "floors", "limit_bytes", "alltoall"],
-    meta_fields=["ranks", "nodes", "smoothing"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PlacementCost:
     """All that scoring a placement needs, as arrays."""
@@ -77,9 +72,9 @@ class PlacementCost:
     floors: Any  # [2] seconds of a kernel forward and backward, paid by ranks that hold a table
     limit_bytes: Any  # [] memory of each rank
     alltoall: AllToAll | None  # None: one rank
-    ranks: int
-    nodes: int
-    smoothing: tuple[float, float]
+    ranks: int = dataclasses.field(metadata={"static": True})
+    nodes: int = dataclasses.field(metadata={"static": True})
+    smoothing: tuple[float, float] = dataclasses.field(metadata={"static": True})
 
     def lookup_seconds(self, sums: Any, xp: ModuleType = np) -> tuple[Any, Any]:
         """(forward, backward) [...] of ranks whose tables add up to `sums` [..., C]."""

@@ -170,22 +170,6 @@ def lookups_within(shares: Any, most: float) -> Any:
     return array_module(weight).sum(times * weight * (times <= most))
 
 
-def file_shares(
-    unique_shares: np.ndarray, lookup_shares: np.ndarray, mean_reuse: float
-) -> np.ndarray:
-    """The histogram [17] of a file that gives shares of rows and of lookups, both to a few digits.
-
-    Few rows get very many lookups, so their share of the rows reads 0.000 where that of the lookups
-    has three digits: from the bin on where the lookups say it more exactly, it is taken from them.
-    """
-    shares = np.asarray(unique_shares, np.float64).copy()
-    per_row = np.array([bin_mean(k, slope) for k, slope in enumerate(_slopes(shares))])
-    from_lookups = np.asarray(lookup_shares) * mean_reuse / per_row
-    better = shares < 0.1
-    shares[better] = from_lookups[better]
-    return shares / shares.sum()
-
-
 def bin_mean(k: int, slope: float) -> float:
     """Mean lookups of a row of a bin."""
     return _mean_between(_LOWER[k], _UPPER[k] if k < BINS - 1 else _LOWER[-1] * _LONG_TAIL, slope)
