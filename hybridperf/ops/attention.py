@@ -31,7 +31,6 @@ _HEAD_SIZES = (64, 128, 256)  # kernels are written for these; others are padded
 _TRUE_WORDS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
 
 
-@dataclasses.dataclass(frozen=True)
 class Attention(Op):
     """Any of them: keys and values may be kept in a number format of their own."""
 

@@ -147,7 +147,6 @@ class _Bags(Op):
 
 
 @register("embedding_bag")
-@dataclasses.dataclass(frozen=True)
 class EmbeddingBag(_Bags):
     """Rows looked up in `tables` tables and summed into bags; a step is one lookup."""
 

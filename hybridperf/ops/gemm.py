@@ -28,7 +28,6 @@ FLOPS_PER_MULTIPLY_ADD = 2.0
 PRODUCT_STEPS = 1000.0
 
 
-@dataclasses.dataclass(frozen=True)
 class Product(Op):
     """Products of matrices, as BLAS names what is transposed, in the number format of a scheme."""
 

@@ -159,7 +159,6 @@ class Matrix(Op):
         return {**log_sizes(self, "rows", "cols"), **tails(16, cols=self.cols)}
 
 
-@dataclasses.dataclass(frozen=True)
 class RowByRow(Matrix):
     """One that GPUs run with a thread block for each row."""
 
@@ -171,7 +170,6 @@ class RowByRow(Matrix):
 
 
 @register("reduction", "reduce")
-@dataclasses.dataclass(frozen=True)
 class Reduction(RowByRow):
     """Sum (or maximum) of each row of `cols` elements."""
 
@@ -183,7 +181,6 @@ class Reduction(RowByRow):
 
 
 @register("softmax")
-@dataclasses.dataclass(frozen=True)
 class Softmax(RowByRow):
     """exp(x - max) / sum over each row: maximum, subtraction, exponential, sum, division."""
 
@@ -197,7 +194,6 @@ class Softmax(RowByRow):
 
 @register("layernorm", "ln", "layer_norm")
 @register("batchnorm", "batch_norm")
-@dataclasses.dataclass(frozen=True)
 class Norm(RowByRow):
     """(x - mean) / sqrt(variance) * scale + shift; layernorm over rows, batchnorm over columns."""
 
@@ -211,7 +207,6 @@ class Norm(RowByRow):
 
 
 @register("rmsnorm", "rms_norm")
-@dataclasses.dataclass(frozen=True)
 class RmsNorm(RowByRow):
     """x / sqrt(mean of squares) * scale over each row."""
 
@@ -225,7 +220,6 @@ class RmsNorm(RowByRow):
 
 
 @register("sort")
-@dataclasses.dataclass(frozen=True)
 class Sort(Matrix):
     """Each row of `cols` keys sorted by itself; a step is one comparison of a merge sort."""
 
@@ -238,7 +232,6 @@ class Sort(Matrix):
 
 
 @register("cumulative", "cumsum", "cumprod", "cummax")
-@dataclasses.dataclass(frozen=True)
 class Cumulative(Matrix):
     """Running sum (product, maximum) along each row."""
 
@@ -250,7 +243,6 @@ class Cumulative(Matrix):
 
 
 @register("random", "rng")
-@dataclasses.dataclass(frozen=True)
 class Random(Matrix):
     """Random numbers, one per element; a step is one number."""
 
