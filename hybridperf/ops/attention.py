@@ -35,7 +35,6 @@ class Attention(Op):
     """Any of them: keys and values may be kept in a number format of their own."""
 
     unit: ClassVar[Unit] = "matrix"
-    text: ClassVar = {"kv_dtype": ""}
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:
@@ -51,8 +50,7 @@ class PrefillAttention(Attention):
     """A prompt's attention: `q_len` new tokens, the last of `kv_len`, also written to the cache."""
 
     group: ClassVar[str] = "prefill_attention"
-    optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "kv_len": 0.0, "causal": 1.0}
-    zero_allowed: ClassVar = frozenset(optional)
+    zero_allowed: ClassVar = frozenset({"causal"})
     words: ClassVar = _TRUE_WORDS
 
     batch: Array
@@ -132,8 +130,6 @@ class EncoderAttention(Attention):
     """Every token sees every token of its sequence; nothing is kept in a cache."""
 
     group: ClassVar[str] = "encoder_attention"
-    optional: ClassVar = {"kv_heads": 0.0}
-    zero_allowed: ClassVar = frozenset(optional)
 
     batch: Array
     q_len: Array
@@ -169,8 +165,6 @@ class DecodeAttention(Attention):
     """`q_len` (one) new token of each sequence against the last tokens of `kv_len` in the cache."""
 
     group: ClassVar[str] = "decode_attention"
-    optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "q_len": 1.0}
-    zero_allowed: ClassVar = frozenset({"kv_heads", "window"})
 
     batch: Array
     kv_len: Array

@@ -51,11 +51,12 @@ class Op(abc.ABC):
     group: ClassVar[str]  # whose knobs price it; a new name is a new group
     other_group: ClassVar[str] = ""  # whose knobs price it where `is_other`
     unit: ClassVar[Unit] = "vector"
-    # columns a table may lack, with the value meant then
+    # columns a table may lack, with the value meant then, besides fields with a default
     optional: ClassVar[Mapping[str, float]] = {}
     synonyms: ClassVar[Mapping[str, str]] = {}  # columns of other people's tables -> ours
-    zero_allowed: ClassVar[frozenset[str]] = frozenset()  # dimensions that may be zero
-    # fields that hold words which change the work, with what an empty cell means
+    # dimensions that may be zero, besides those whose default is
+    zero_allowed: ClassVar[frozenset[str]] = frozenset()
+    # fields of words, which change the work, with their default: what an empty cell means
     text: ClassVar[Mapping[str, str]] = {}
     # words that tables write where a flag of ours is a number
     words: ClassVar[Mapping[str, float]] = {}
@@ -169,6 +170,12 @@ def register(*names: str, **fixed: Any) -> Callable[[type[Op]], type[Op]]:
     def add(cls: type[Op]) -> type[Op]:
         for name in names:
             _BY_NAME[name] = (cls, fixed)
+        free = {one.name: one.default for one in dataclasses.fields(cls) if one.name not in fixed}
+        numbers = {name: value for name, value in free.items() if isinstance(value, float)}
+        cls.optional = numbers | cls.optional
+        cls.zero_allowed = cls.zero_allowed.union(name for name in numbers if not numbers[name])
+        words = {name: value for name, value in free.items() if isinstance(value, str)}
+        cls.text = words | cls.text
         if cls.group not in GROUPS:
             GROUPS.append(cls.group)
         return cls

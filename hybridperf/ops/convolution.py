@@ -31,10 +31,7 @@ class Convolution(Op):
     group: ClassVar[str] = "convolution"
     other_group: ClassVar[str] = "grouped_convolution"
     unit: ClassVar[Unit] = "matrix"
-    optional: ClassVar = {"groups": 1.0, "taps": 0.0, "kw": 0.0, "w_in": 0.0, "w_out": 0.0}
     synonyms: ClassVar = {"kernel_size": "kh", "pass": "direction"}
-    text: ClassVar = {"direction": "fwd"}
-    zero_allowed: ClassVar = frozenset({"taps", "kw", "w_in", "w_out"})
 
     batch: Array
     c_in: Array

@@ -34,7 +34,6 @@ class Product(Op):
     unit: ClassVar[Unit] = "matrix"
     synonyms: ClassVar = {"ta": "transposed_a", "tb": "transposed_b"}
     words: ClassVar = {"N": 0.0, "T": 1.0}
-    text: ClassVar = {"quant": ""}
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:
@@ -60,8 +59,6 @@ class Gemm(Product):
 
     group: ClassVar[str] = "gemm"
     other_group: ClassVar[str] = "gemm_transposed"
-    optional: ClassVar = {"bias": 0.0, "transposed_a": 0.0, "transposed_b": 0.0}
-    zero_allowed: ClassVar = frozenset(optional)
 
     m: Array
     n: Array
@@ -104,8 +101,6 @@ class BatchedGemm(Product):
 
     group: ClassVar[str] = "batched_gemm"
     other_group: ClassVar[str] = "batched_gemm_transposed"
-    optional: ClassVar = {"transposed_a": 0.0, "transposed_b": 0.0}
-    zero_allowed: ClassVar = frozenset(optional)
 
     batch: Array
     m: Array

@@ -92,10 +92,7 @@ class Fused(Op):
     """
 
     group: ClassVar[str] = "elementwise"
-    optional: ClassVar = dict.fromkeys(
-        ("strided_reads", "strided_bytes", "transcendentals", "flops", "inner", "summed",
-         "summed_inner", "compared"), 0.0
-    )  # fmt: skip
+    optional: ClassVar = {"flops": 0.0, "transcendentals": 0.0}
     zero_allowed: ClassVar = frozenset({*optional, "bytes_read"})
 
     elements: Array  # loop iterations

@@ -110,9 +110,7 @@ class Moe(Op):
 
     group: ClassVar[str] = "moe"
     unit: ClassVar[Unit] = "matrix"
-    optional: ClassVar = {"moe_tp": 1.0, "moe_ep": 1.0, "gated": 1.0}
     zero_allowed: ClassVar = frozenset({"gated"})
-    text: ClassVar = {"quant": "", "distribution": BALANCED}
     implied: ClassVar = {"gated": ("kernel", {"nongated": 0.0})}
     words: ClassVar = {"True": 1.0, "False": 0.0}
 

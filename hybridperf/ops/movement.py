@@ -42,7 +42,6 @@ class Transpose(Op):
     """`batch` matrices of rows x cols, written in order, read with a stride of `cols` elements."""
 
     group: ClassVar[str] = "transpose"
-    optional: ClassVar = {"batch": 1.0}
 
     rows: Array
     cols: Array
@@ -81,8 +80,6 @@ class Gather(Op):
 
     group: ClassVar[str] = "gather"
     other_group: ClassVar[str] = "pooled_gather"
-    optional: ClassVar = {"pooled": 0.0}
-    zero_allowed: ClassVar = frozenset(optional)
 
     rows: Array
     cols: Array

@@ -83,7 +83,6 @@ class Quantise(Matrix):
     """A matrix of rows x cols scaled, clamped and written in the scheme's format."""
 
     group: ClassVar[str] = "quantise"
-    text: ClassVar = {"quant": "fp8"}
 
     quant: str = "fp8"
 

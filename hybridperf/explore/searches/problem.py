@@ -13,7 +13,7 @@ each takes is found by probing the box. Axes: B points, K knobs, C constraints.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -171,7 +171,7 @@ class SearchProblem:
             columns[name] = formula.traced(columns, xp)
         return columns
 
-    def _sides_of_one(self, u: Any, held: Any, temperature: Any = None) -> tuple[Array, Array]:
+    def _sides_of_one(self, u: Any, held: Any, temperature: Any = None) -> tuple[Array, ...]:
         """What must be less and what more [1 + C]; the objective is compared with one."""
         columns = self._columns(u, held, temperature)
         xp = jnp if temperature is None else SoftModule(temperature)
@@ -179,7 +179,8 @@ class SearchProblem:
         formulas = [self.spec.objective, *(side.less for side in sides)]
         less = [formula.traced(columns, xp) for formula in formulas]
         more = [1.0, *(side.more.traced(columns, xp) for side in sides)]
-        return _stacked(less), _stacked(more)
+        both = ([jnp.asarray(one, jnp.float64) for one in each] for each in (less, more))
+        return tuple(map(jnp.stack, both))
 
     def _sides_and_slopes(self, u: Any, held: Any, temperature: Any = None) -> tuple[Any, ...]:
         sides = self._sides_of_one(u, held, temperature)
@@ -205,10 +206,6 @@ def _columns_before(spec: SearchSpec, knobs: Mapping[str, ArrayLike]) -> dict[st
     for name, formula in spec.before.items():
         columns[name] = formula(columns, points)
     return columns
-
-
-def _stacked(sides: Sequence[Any]) -> Array:
-    return jnp.stack([jnp.asarray(side, jnp.float64) for side in sides])
 
 
 def trust_at(spec: SearchSpec, knobs: Mapping[str, float]) -> TargetTrust:

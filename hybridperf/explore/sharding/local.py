@@ -16,6 +16,7 @@ Axes: T tables, I of them on ranks that matter, R ranks, C columns.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -126,18 +127,17 @@ class _Scale:
         return float(self.cost.of_ranks(sums).step_s + self.step_s * own.sum())
 
 
-class _MaximumWithout:
-    """The maximum of numbers [N] without two of them."""
+def _maximum_without(values: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """The maximum of numbers [N] without those at two places."""
+    order = np.argsort(-values)[:3]
+    first, second, third = np.append(values[order], [-np.inf] * (3 - len(order)))
+    order = np.append(order, [-1] * (3 - len(order)))
 
-    def __init__(self, values: np.ndarray):
-        self._order = np.argsort(-values)[:3]
-        self._values = np.append(values[self._order], [-np.inf] * (3 - len(self._order)))
-        self._order = np.append(self._order, [-1] * (3 - len(self._order)))
-
-    def without(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        first, second, third = self._values
-        hit = [(self._order[k] == one) | (self._order[k] == other) for k in range(2)]
+    def without(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        hit = [(order[k] == one) | (order[k] == other) for k in range(2)]
         return np.where(~hit[0], first, np.where(~hit[1], second, third))
+
+    return without
 
 
 def _moves(
@@ -148,55 +148,51 @@ def _moves(
     ranks = np.arange(scale.cost.ranks)[None]
     # rounding may leave less than nothing
     left = np.maximum(sums[here[:, 0]] - tables[some], 0)[:, None]
-    merit = _Merit(scale, sums, now)
+    merit = _merit_of_two(scale, sums, now)
     grown = sums[None] + tables[some][:, None]
-    moved = merit.of(here, ranks, left, grown)
+    moved = merit(here, ranks, left, grown)
     moved[here == ranks] = np.inf
     there = left + tables[None]  # I's ranks with another table instead
     back = np.maximum(sums[placement] - tables, 0)[None] + tables[some][:, None]
-    swapped = merit.of(here, placement[None], there, back)
+    swapped = merit(here, placement[None], there, back)
     swapped[here == placement[None]] = np.inf
     return moved, swapped
 
 
-class _Merit:
+def _merit_of_two(scale: _Scale, sums: np.ndarray, now: float) -> Callable[..., np.ndarray]:
     """Merit of changing two ranks of the present placement; infinite unless better than `now`."""
+    cost, lookups_now = scale.cost, scale.cost.lookup_seconds(sums)
+    own_now = scale.own(sums, lookups_now)
+    per_node, by_node = cost.ranks // cost.nodes, cost.by_node(sums)
+    columns_now = (*lookups_now, sums[:, SENT], by_node)
+    *of_lookups, of_sent, of_nodes = map(_maximum_without, columns_now)
 
-    def __init__(self, scale: _Scale, sums: np.ndarray, now: float):
-        self._scale, self._sums, self._now, cost = scale, sums, now, scale.cost
-        lookups = cost.lookup_seconds(sums)
-        self._own = scale.own(sums, lookups)
-        self._total = self._own.sum()
-        self._lookups = [_MaximumWithout(each) for each in lookups]
-        self._sent, self._by_node = _MaximumWithout(sums[:, SENT]), cost.by_node(sums)
-        self._nodes = _MaximumWithout(self._by_node)
-
-    def of(
-        self, one: np.ndarray, other: np.ndarray, new_one: np.ndarray, new_other: np.ndarray
+    def merit(
+        one: np.ndarray, other: np.ndarray, new_one: np.ndarray, new_other: np.ndarray
     ) -> np.ndarray:
         """Of ranks `one` and `other` [...] with new sums [..., C]."""
-        cost = self._scale.cost
-        per_node = cost.ranks // cost.nodes
         lookups = [cost.lookup_seconds(new) for new in (new_one, new_other)]
-        pairs = zip(self._lookups, *lookups, strict=True)
-        highest = [np.maximum(o.without(one, other), np.maximum(a, b)) for o, a, b in pairs]
+        pairs = zip(of_lookups, *lookups, strict=True)
+        highest = [np.maximum(others(one, other), np.maximum(a, b)) for others, a, b in pairs]
         new_sent = np.maximum(new_one[..., SENT], new_other[..., SENT])
-        sent = np.maximum(self._sent.without(one, other), new_sent)
+        sent = np.maximum(of_sent(one, other), new_sent)
         nodes = one // per_node, other // per_node
-        moved = new_other[..., SENT] - self._sums[other, SENT]
+        moved = new_other[..., SENT] - sums[other, SENT]
         between = np.where(nodes[0] == nodes[1], 0.0, moved)  # what goes from node to node
-        changed = np.maximum(self._by_node[nodes[0]] - between, self._by_node[nodes[1]] + between)
-        node_sent = np.maximum(self._nodes.without(*nodes), changed)
-        own = self._total - self._own[one] - self._own[other]
+        changed = np.maximum(by_node[nodes[0]] - between, by_node[nodes[1]] + between)
+        node_sent = np.maximum(of_nodes(*nodes), changed)
+        own = own_now.sum() - own_now[one] - own_now[other]
         for new, seconds in zip((new_one, new_other), lookups, strict=True):
-            own = own + self._scale.own(new, seconds)
+            own = own + scale.own(new, seconds)
         columns = np.broadcast_arrays(*highest, sent, node_sent, own)
         forward_s, backward_s, sent, node_sent, own = columns
         # so far: an all-to-all is expensive to price, and most are out without it
-        merit = forward_s + backward_s + self._scale.step_s * own
+        so_far = forward_s + backward_s + scale.step_s * own
         least = cost.parts(np.zeros(()), np.zeros(()), sent.min(), node_sent.min()).step_s
-        near = merit + least < self._now
-        out = np.full(merit.shape, np.inf)
+        near = so_far + least < now
+        out = np.full(so_far.shape, np.inf)
         priced = cost.parts(forward_s[near], backward_s[near], sent[near], node_sent[near]).step_s
-        out[near] = priced + self._scale.step_s * own[near]
+        out[near] = priced + scale.step_s * own[near]
         return out
+
+    return merit

@@ -69,7 +69,7 @@ from hybridperf.explore.sweeps.document import (
 )
 from hybridperf.explore.sweeps.expression import Expression
 from hybridperf.explore.sweeps.front import BestRule
-from hybridperf.explore.sweeps.target import Target, read_target
+from hybridperf.explore.sweeps.target import Given, Target, read_target
 from hybridperf.io import InputError, read_table, require_columns, unknown
 
 SCHEMA_VERSION = 1
@@ -284,9 +284,7 @@ def _is_number(value: Any) -> bool:
     return is_number and bool(np.isfinite(value))
 
 
-def _best(
-    top: Mapping[str, Any], front: Mapping[str, Any], columns: Mapping[str, bool]
-) -> BestRule:
+def _best(top: Given, front: Given, columns: Mapping[str, bool]) -> BestRule:
     check_keys(top, ("count", "by"), "key of [top]", "it takes count and by")
     senses = ("minimise", "maximise")
     check_keys(front, senses, "key of [front]", f"it takes {' and '.join(senses)}")

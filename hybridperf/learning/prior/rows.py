@@ -102,6 +102,9 @@ def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
     """Rows of several ops or devices below each other; inputs that one lacks are zero."""
     whole = [part.rows(np.arange(len(part))) for part in parts]
     *names, _, _ = (field.name for field in dataclasses.fields(FamilyRows))
-    columns = [np.concatenate([getattr(part, name) for part in whole]) for name in names]
+    own: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in whole]) for name in names
+    }
     sizes = tuple(dict.fromkeys(name for part in whole for name in part.sizes))
-    return FamilyRows(*columns, concatenate_inputs([part.inputs for part in whole]), sizes)
+    inputs = concatenate_inputs([part.inputs for part in whole])
+    return FamilyRows(**own, inputs=inputs, sizes=sizes)
