@@ -129,8 +129,6 @@ class PrefillAttention(Attention):
 class EncoderAttention(Attention):
     """Every token sees every token of its sequence; nothing is kept in a cache."""
 
-    group: ClassVar[str] = "encoder_attention"
-
     batch: Array
     q_len: Array
     heads: Array
@@ -261,9 +259,7 @@ def _prompt_inputs(op: Any, gpu: Gpu) -> dict[str, Array]:
         **log_sizes_base2(op, "batch", q_len=q, **heads, tokens=op.batch * q),
         "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
         "log2_cache_per_l2": log2_ratio(cached, gpu.l2_bytes),
-        **tails(64, q_len=q),
-        **tails(128, q_len=q),
-        **tails(256, q_len=q),
+        **tails(64, 128, 256, q_len=q),
         "align_q_len": aligned(q, 256),
         "one_token": (q == 1) * 1.0,
         **wave_inputs("sequences", pairs, gpu),

@@ -48,7 +48,8 @@ class Gpu:
 class Op(abc.ABC):
     """One operation on tensors. Subclasses add their dimensions as fields: counts, not bytes."""
 
-    group: ClassVar[str]  # whose knobs price it; a new name is a new group
+    # whose knobs price it, its first name in tables where empty; a new name is a new group
+    group: ClassVar[str] = ""
     other_group: ClassVar[str] = ""  # whose knobs price it where `is_other`
     unit: ClassVar[Unit] = "vector"
     # columns a table may lack, with the value meant then, besides fields with a default
@@ -176,6 +177,7 @@ def register(*names: str, **fixed: Any) -> Callable[[type[Op]], type[Op]]:
         cls.zero_allowed = cls.zero_allowed.union(name for name in numbers if not numbers[name])
         words = {name: value for name, value in free.items() if isinstance(value, str)}
         cls.text = words | cls.text
+        cls.group = cls.group or names[0]
         if cls.group not in GROUPS:
             GROUPS.append(cls.group)
         return cls

@@ -83,8 +83,7 @@ class Convolution(Op):
             **log_sizes(self, "batch", "c_in", "c_out", **sizes),
             **log_sizes(groups=self.groups, stride=self.h_in / self.h_out),
             **tails(2, c_in=self.c_in),
-            **tails(4, c_in=self.c_in, c_out=self.c_out),
-            **tails(16, c_in=self.c_in, c_out=self.c_out),
+            **tails(4, 16, c_in=self.c_in, c_out=self.c_out),
             **tails(64, c_out=self.c_out),
             "odd": array_module(self.c_in).rint(floats(self.c_in)) % 2.0,
             # positions of the kernel in the padding, or between dilated pixels

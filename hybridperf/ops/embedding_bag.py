@@ -147,8 +147,6 @@ class _Bags(Op):
 class EmbeddingBag(_Bags):
     """Rows looked up in `tables` tables and summed into bags; a step is one lookup."""
 
-    group: ClassVar[str] = "embedding_bag"
-
     def work(self) -> Work:
         access, lookups = self.access(), self.lookups()
         row_bytes = self.dim * self.element_bytes
@@ -167,7 +165,6 @@ class EmbeddingBag(_Bags):
 class EmbeddingBagBackward(_Bags):
     """The looked-up rows updated by the gradients of their bags; a step is one lookup."""
 
-    group: ClassVar[str] = "embedding_bag_backward"
     other_group: ClassVar[str] = "embedding_bag_scatter"
 
     optimizer: str = "sgd"

@@ -72,9 +72,9 @@ class Elementwise(Op):
         return streamed(moved, flops=self.element_flops * n, transcendentals=transcendentals)
 
 
-for _name, _counts in _ELEMENTWISE.items():
-    _each = zip(("inputs", "element_flops", "element_transcendentals"), _counts, strict=True)
-    register(_name, **dict(_each))(Elementwise)
+for _name, (_inputs, _flops, _curved) in _ELEMENTWISE.items():
+    _each = {"inputs": _inputs, "element_flops": _flops, "element_transcendentals": _curved}
+    register(_name, **_each)(Elementwise)
 
 
 @register("fused", loop="elementwise")
@@ -170,8 +170,6 @@ class RowByRow(Matrix):
 class Reduction(RowByRow):
     """Sum (or maximum) of each row of `cols` elements."""
 
-    group: ClassVar[str] = "reduction"
-
     def work(self) -> Work:
         moved = self.rows * (self.cols + 1) * self.element_bytes
         return streamed(moved, flops=self.rows * self.cols, steps=self.rows * self.cols)
@@ -180,8 +178,6 @@ class Reduction(RowByRow):
 @register("softmax")
 class Softmax(RowByRow):
     """exp(x - max) / sum over each row: maximum, subtraction, exponential, sum, division."""
-
-    group: ClassVar[str] = "softmax"
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -220,8 +216,6 @@ class RmsNorm(RowByRow):
 class Sort(Matrix):
     """Each row of `cols` keys sorted by itself; a step is one comparison of a merge sort."""
 
-    group: ClassVar[str] = "sort"
-
     def work(self) -> Work:
         n = self.rows * self.cols
         comparisons = n * array_module(self.cols).log2(self.cols + 1)
@@ -232,8 +226,6 @@ class Sort(Matrix):
 class Cumulative(Matrix):
     """Running sum (product, maximum) along each row."""
 
-    group: ClassVar[str] = "cumulative"
-
     def work(self) -> Work:
         n = self.rows * self.cols
         return streamed(2 * n * self.element_bytes, flops=n, steps=n)
@@ -242,8 +234,6 @@ class Cumulative(Matrix):
 @register("random", "rng")
 class Random(Matrix):
     """Random numbers, one per element; a step is one number."""
-
-    group: ClassVar[str] = "random"
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -278,9 +268,7 @@ def _matrix_inputs(op: Any, gpu: Gpu) -> dict[str, Array]:
     return {
         **log_sizes_base2(op, "rows", "cols", elements=op.rows * op.cols),
         "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
-        **tails(32, cols=op.cols),  # lanes of a warp
-        **tails(128, cols=op.cols),
-        **tails(1024, cols=op.cols),  # threads of a block
+        **tails(32, 128, 1024, cols=op.cols),  # lanes of a warp, ..., threads of a block
         "align_cols": aligned(op.cols, 16),  # vector loads
         **wave_inputs("rows", op.rows, gpu),
     }

@@ -108,7 +108,6 @@ def _exponent(distribution: str) -> float:
 class Moe(Op):
     """The experts of one rank, routing and summing included (module docstring)."""
 
-    group: ClassVar[str] = "moe"
     unit: ClassVar[Unit] = "matrix"
     zero_allowed: ClassVar = frozenset({"gated"})
     implied: ClassVar = {"gated": ("kernel", {"nongated": 0.0})}
@@ -191,8 +190,7 @@ class Moe(Op):
             "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
             "log2_weights_per_l2": log2_ratio(self._weights(routing) * weight, gpu.l2_bytes),
             "log2_activations_per_l2": log2_ratio(activations, gpu.l2_bytes),
-            **tails(16, each=each),
-            **tails(64, each=each),
+            **tails(16, 64, each=each),
             **tails(128, each=each, inter=inter, hidden=self.hidden),
             "uneven": log2_ratio(busiest, each),
             "active_share": log2_ratio(active, local),

@@ -24,8 +24,6 @@ _LINES_BEFORE_PREFETCH = 8.0
 class Copy(Op):
     """rows x cols elements read in order and written in order."""
 
-    group: ClassVar[str] = "copy"
-
     rows: Array
     cols: Array
 
@@ -40,8 +38,6 @@ class Copy(Op):
 @dataclasses.dataclass(frozen=True)
 class Transpose(Op):
     """`batch` matrices of rows x cols, written in order, read with a stride of `cols` elements."""
-
-    group: ClassVar[str] = "transpose"
 
     rows: Array
     cols: Array
@@ -78,7 +74,6 @@ class Gather(Op):
     fused embedding bag).
     """
 
-    group: ClassVar[str] = "gather"
     other_group: ClassVar[str] = "pooled_gather"
 
     rows: Array
@@ -105,8 +100,6 @@ class Gather(Op):
 @dataclasses.dataclass(frozen=True)
 class ScatterAdd(Op):
     """`rows` rows added in place to a table of `vocab` rows at random; a step is one row."""
-
-    group: ClassVar[str] = "scatter_add"
 
     rows: Array
     cols: Array
@@ -143,8 +136,6 @@ def _table_work(op: Gather | ScatterAdd, moved: Array, flops: Array = 0.0) -> Wo
 class Allocation(Op):
     """Memory that the operating system hands out at first touch; a step is one 4 KiB page."""
 
-    group: ClassVar[str] = "allocation"
-
     bytes: Array
 
     def work(self) -> Work:
@@ -156,7 +147,6 @@ class Allocation(Op):
 class Call(Op):
     """Starting a compiled program from the host; a step is one argument or result handed over."""
 
-    group: ClassVar[str] = "call"
     zero_allowed: ClassVar = frozenset({"buffers"})
 
     buffers: Array
@@ -169,8 +159,6 @@ class Call(Op):
 @dataclasses.dataclass(frozen=True)
 class LoopTrip(Op):
     """One trip of a compiled while loop besides its body: condition, counter."""
-
-    group: ClassVar[str] = "loop_trip"
 
     trips: Array
 

@@ -108,8 +108,7 @@ class Quantise(Matrix):
         return {
             **log_sizes_base2(rows=self.rows, cols=self.cols, elements=self.rows * self.cols),
             "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
-            **tails(128, cols=self.cols),
-            **tails(1024, cols=self.cols),
+            **tails(128, 1024, cols=self.cols),
             **wave_inputs("1024", self.blocks(), gpu),
             **wave_inputs("rows", self.rows, gpu),
             "written_bytes": SCHEMES[self.quant].narrow_bytes,

@@ -56,19 +56,17 @@ _PRIOR = {
     "step_s": (1e-10, 2.5),
     "smoothing": (0.7, 2.0),
 }
-# Seconds of one step, where a step is more than a loop iteration.
-_STEP_PRIOR = {
-    "batched_gemm": 5e-8, "batched_gemm_transposed": 3e-7, "gather": 2e-8, "pooled_gather": 2e-8,
-    "scatter_add": 2e-8, "embedding_bag": 2e-8, "embedding_bag_backward": 2e-8,
-    "embedding_bag_scatter": 2e-8, "allocation": 5e-7, "call": 1e-6, "loop_trip": 1e-7,
-    "norm": 1e-8, "softmax": 1e-8,
-}  # fmt: skip
-# Cost of a strided read over a plain loop's: the next row of a table is nowhere a prefetcher would
-# look.
 _LOOKUPS = (
     "gather", "pooled_gather", "scatter_add", "embedding_bag", "embedding_bag_backward",
     "embedding_bag_scatter",
 )  # fmt: skip
+# Seconds of one step, where a step is more than a loop iteration.
+_STEP_PRIOR = dict.fromkeys(_LOOKUPS, 2e-8) | {
+    "batched_gemm": 5e-8, "batched_gemm_transposed": 3e-7, "allocation": 5e-7, "call": 1e-6,
+    "loop_trip": 1e-7, "norm": 1e-8, "softmax": 1e-8,
+}  # fmt: skip
+# Cost of a strided read over a plain loop's: the next row of a table is nowhere a prefetcher would
+# look.
 _STRIDED_FACTOR_PRIOR = dict.fromkeys(_LOOKUPS, (5.0, 1.2))
 _LEVEL_GAIN = {"l1": 1.5, "l2": 2.0, "l3": 2.0}  # bandwidth of a cache over the next level's
 _LEVEL_GAIN_WIDTH = 0.7
