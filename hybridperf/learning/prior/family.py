@@ -176,16 +176,17 @@ def train_family(
     # one network per device left out adds up
     shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)
     left_out = _leave_out(prior, measured, own, data, architectures or {}, shorter, seed)
-    hyper = process.fit_hyper(hyper, [out.placed for out in left_out], _HYPER_STEPS)
+    placed, colds, knowing = zip(*left_out, strict=True)
+    hyper = process.fit_hyper(hyper, placed, _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
-    of_references = [out.of_references for out in left_out if out.of_references is not None]
+    of_references = [rows for rows in knowing if rows is not None]
     quantiles = [_quantile_without_rows(believing, rows) for rows in of_references]
     widths = [_log_width(believing, rows) for rows in of_references]
     return dataclasses.replace(
         prior,
         hyper=hyper,
-        quantile=max(_quantile_without_rows(hyper, out.cold) for out in left_out),
-        log_width=max(_log_width(hyper, out.cold) for out in left_out),
+        quantile=max(_quantile_without_rows(hyper, cold) for cold in colds),
+        log_width=max(_log_width(hyper, cold) for cold in colds),
         reference_quantile=max(quantiles, default=None),
         reference_log_width=max(widths, default=None),
     )
@@ -203,20 +204,16 @@ def uninformed(rows: PriorRows) -> FamilyPrior:
     return FamilyPrior(nobody, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
 
 
-@dataclasses.dataclass(frozen=True)
-class _LeftOut:
-    """A prior device as one that was not in the prior, by trunks that did not see it."""
-
-    placed: Examples  # knobs found from a few of its rows
-    cold: Examples  # knobs usual elsewhere; no device of its architecture was seen
-    of_references: Examples | None  # knobs of its references; None where it has none
-
-
 def _leave_out(
     prior: FamilyPrior, measured: Mapping[str, tuple[PriorRows, np.ndarray]],
     own: Mapping[str, ImplementationKnobs], data: list[tuple[np.ndarray, np.ndarray]],
     architectures: Mapping[str, str], recipe: trunk.TrainingRecipe, seed: int,
-) -> list[_LeftOut]:  # fmt: skip
+) -> list[tuple[Examples, Examples, Examples | None]]:  # fmt: skip
+    """Each prior device as one that was not in the prior, by trunks that did not see it.
+
+    Its rows by knobs found from a few of them; by knobs usual elsewhere and trunks that saw no
+    device of its architecture; and by its references' knobs, None where it has none.
+    """
     names = list(measured)
     folds = _folds(names, architectures)
     kept = np.array([[name not in fold for name in names] for fold in folds])
@@ -246,7 +243,7 @@ def _leave_out(
         cold = _cold_examples(prior, of_strangers, rest, seconds, strangers)
         known = others.with_references(references)
         of_references = _cold_examples(prior, params, rest, seconds, known) if references else None
-        out.append(_LeftOut(near, cold, of_references))
+        out.append((near, cold, of_references))
     return out
 
 
