@@ -18,6 +18,10 @@ of `collectives/unequal.py` what the busiest link carries is then
 so a placement is judged by four maxima. What is the same for all placements (MLPs, interaction,
 their all-reduce) is left out.
 
+These sums are for the search alone; what it comes to has the one price (`fused.py`). Of 200 tables
+on 16 ranks a search weighs a move in 0.3 us by the sums. By the price, which needs the access
+distributions of all tables that share a kernel, it takes 0.1 s (2026-11, one core of an EPYC).
+
 Axes: B placements, T tables, R ranks, C = len(COLUMNS). Everything takes NumPy (float64) or JAX.
 """
 
