@@ -8,7 +8,6 @@ several devices share it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -322,8 +321,7 @@ def _priced(table: StepTable, fixed: Platform, varied: Mapping[str, Array]) -> A
     return batched_step_durations(table, _replaced(fixed, varied), axes)
 
 
-@functools.partial(jax.jit, static_argnums=5)
-def _batch_answers(
+def _batch_answers_impl(
     plan: OutputPlan | None, program: StepProgram | FoldedProgram, table: StepTable,
     fixed: Platform, varied: dict[str, Array], mesh: Mesh | None,
 ) -> Array:  # fmt: skip
@@ -353,6 +351,9 @@ def _batch_answers(
     # devices talk at every step
     mapped = jax.shard_map(answers, mesh=mesh, in_specs=specs, out_specs=columns, check_vma=False)
     return mapped(*shared, varied)
+
+
+_batch_answers = jax.jit(_batch_answers_impl, static_argnums=5)
 
 
 def gradient(model: PerfModel, workload: Workload) -> Platform:

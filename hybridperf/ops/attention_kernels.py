@@ -32,6 +32,11 @@ SHARES: Mapping[str, Mapping[str, float]] = {
 KERNELS = ("", *SHARES)  # empty: the op model's own
 
 
+def published_share(kernel: str, arch: str) -> float | None:
+    """Share of the peak that a kernel reaches on an architecture; None where unpublished."""
+    return SHARES.get(kernel, {}).get(arch)
+
+
 # Backward over forward of fused attention: five products (scores again, and gradients of values,
 # weights, queries, keys) where the forward has two, at a lower rate: FlashAttention 2 reaches up to
 # 73 % of an A100 forward and 63 % backward (Dao 2023): 2.5 x 73 / 63
@@ -45,7 +50,7 @@ def published_factor(
     kernel: str, dtype: str, arch: str, device: DeviceSpec, seconds: Callable[[OpCall], float]
 ) -> float:
     """Seconds of a kernel, forward and backward, over those of `seconds`; 1 where unpublished."""
-    share = SHARES.get(kernel, {}).get(arch)
+    share = published_share(kernel, arch)
     if share is None:
         return 1.0
     attention = PrefillAttention(dtype, 1.0, _LONG_SEQUENCE, _HEADS, _HEAD_DIM)
