@@ -173,10 +173,10 @@ def register(*names: str, **fixed: Any) -> Callable[[type[Op]], type[Op]]:
             _BY_NAME[name] = (cls, fixed)
         free = {one.name: one.default for one in dataclasses.fields(cls) if one.name not in fixed}
         numbers = {name: value for name, value in free.items() if isinstance(value, float)}
-        cls.optional = numbers | cls.optional
+        cls.optional = {**numbers, **cls.optional}
         cls.zero_allowed = cls.zero_allowed.union(name for name in numbers if not numbers[name])
         words = {name: value for name, value in free.items() if isinstance(value, str)}
-        cls.text = words | cls.text
+        cls.text = {**words, **cls.text}
         cls.group = cls.group or names[0]
         if cls.group not in GROUPS:
             GROUPS.append(cls.group)
