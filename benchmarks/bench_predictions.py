@@ -102,7 +102,7 @@ def main() -> None:
         for batch, all_knobs in ((10_000, False), (10_000, True), (100_000, True), (1, False)):
             values = knobs(batch, all_knobs=all_knobs)
             pricing = jax.jit(lambda table, fixed, varied: batches._priced(table, fixed, varied))
-            varied = batches.canonical(plain._varied(values))
+            varied = batches.canonical(batches._varied(plain._platform, values, plain._groups))
             calls = [
                 lambda predictor=predictor, values=values: predictor(**values),
                 lambda plain=plain, values=values: plain(**values),

@@ -43,5 +43,5 @@ def predict(adapted: Adapted, rows: CollectiveRows, weight: np.ndarray) -> Predi
             out[here] = np.interp(at[here], LOG2_BYTES, curves[kind])
     beyond = np.log(2.0) * np.maximum(at - LOG2_BYTES[-1], 0.0)  # bandwidth alone
     log_s, closed_log_s = log_s + beyond, closed_log_s + beyond
-    outside = adapted.sizes.outside(rows)
+    outside = adapted.sizes.outside(rows.inputs)
     return Predicted(log_s, log_s - half_width, log_s + half_width, closed_log_s, outside)

@@ -71,7 +71,7 @@ class AlphaBeta:
         "floor_s", "hop_s", "node_hop_s", "ring", "rendezvous_s", "intra_efficiency",
         "inter_efficiency", "small_waste", "rank_decay", "sharpness",
     )  # fmt: skip
-    position = (
+    position: tuple[str, ...] = (
         "bytes_over_fixed", "small_over_large", "body_over_floor", "inside_over_across",
         "large_bound", "total_over_floor",
     )  # fmt: skip

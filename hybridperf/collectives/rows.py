@@ -137,16 +137,13 @@ def collective_rows(
 def implementations(frame: pd.DataFrame) -> np.ndarray:
     """[N] the library of each row, or where it offers several kernels, which of them."""
     lib, variant = _text(frame, "lib", DEFAULT_IMPLEMENTATION), _text(frame, "variant", "")
-    plain = {
-        word: word.lower().split()[0]
-        for word in dict.fromkeys(lib)
-        if word.lower().startswith(_VARIANT_IS_ENVIRONMENT)
-    }
-    pairs = list(zip(lib, variant, strict=True))
-    named = {
-        pair: plain.get(pair[0], (pair[1] or pair[0]).lower()) for pair in dict.fromkeys(pairs)
-    }
-    return np.array([named[pair] for pair in pairs], object)
+
+    @functools.cache
+    def named(lib: str, variant: str) -> str:
+        environment = lib.lower().startswith(_VARIANT_IS_ENVIRONMENT)
+        return lib.lower().split()[0] if environment else (variant or lib).lower()
+
+    return np.array(list(map(named, lib, variant)), object)
 
 
 def has_knobs(rows: CollectiveRows, slots: Sequence[str]) -> np.ndarray:
@@ -206,7 +203,12 @@ def checked(
     refuse(~(np.isfinite(bytes_) & (bytes_ > 0)), text, frame["bytes"].tolist())
     text = "expected n_gpus of 2 or more, a whole number, got {!r}; mend the row"
     refuse(~(_whole(ranks) & (ranks >= 2)), text, frame["n_gpus"].tolist())
-    nodes = _nodes(frame, ranks, assumed)
+    if "n_nodes" in frame:
+        nodes = _numbers(frame, "n_nodes")
+    elif "gpus_per_node" in frame:
+        nodes = ranks / _numbers(frame, "gpus_per_node")
+    else:
+        nodes, assumed[:] = np.ones(n), "no n_nodes given: one node"
     text = "expected n_nodes of 1 or more, a whole number; mend n_nodes or gpus_per_node"
     refuse(~(_whole(nodes) & (nodes >= 1)), text)
     with np.errstate(invalid="ignore"):
@@ -233,15 +235,6 @@ def join_remarks(remarks: Sequence[tuple[str, np.ndarray]]) -> np.ndarray:
         "; ".join(text for at, (text, _) in enumerate(remarks) if one >> at & 1) for one in found
     ]
     return np.array(joined, object)[of_row]
-
-
-def _nodes(frame: pd.DataFrame, ranks: np.ndarray, assumed: np.ndarray) -> np.ndarray:
-    if "n_nodes" in frame:
-        return _numbers(frame, "n_nodes")
-    if "gpus_per_node" in frame:
-        return ranks / _numbers(frame, "gpus_per_node")
-    assumed[:] = "no n_nodes given: one node"
-    return np.ones(len(frame))
 
 
 def _numbers(frame: pd.DataFrame, column: str) -> np.ndarray:

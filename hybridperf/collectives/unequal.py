@@ -56,10 +56,7 @@ def pair_traffic(
     return inside, across, talking
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["theta", "log_s", "links"],
-    meta_fields=["ranks_per_node", "nodes"]
-)  # fmt: skip
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AllToAll:
     """One implementation's all-to-all at one scale, as arrays for jit, vmap and gradients."""
@@ -68,8 +65,8 @@ class AllToAll:
     # [G] log of seconds of equal sizes at 2^LOG2_BYTES per rank; None: the closed form alone
     log_s: Array | None
     links: Links  # the calibrated ones
-    ranks_per_node: int
-    nodes: int
+    ranks_per_node: int = dataclasses.field(metadata={"static": True})
+    nodes: int = dataclasses.field(metadata={"static": True})
 
     @staticmethod
     def of(

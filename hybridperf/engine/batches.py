@@ -8,7 +8,7 @@ several devices share it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ from hybridperf.engine.outputs import OutputPlan, batch_outputs, outputs_of
 from hybridperf.engine.prediction import check_backend
 from hybridperf.engine.workload import Workload, priced
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import Array
+from hybridperf.io.namespace import Array, array_module, fresh_views
 from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical
 from hybridperf.model.calls import KINDS, kind_of
 from hybridperf.model.step_effects import NAMES
@@ -41,7 +41,7 @@ from hybridperf.ops import GROUPS
 _BATCH = "batch"  # axis of the devices that share a batch
 _PLATFORM_KNOBS = ("memory_bytes_per_s", "peak_flops_scale")
 _EFFECTS = "effects"  # all step effects as one field [K, B]
-_LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
+LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 
 
 def predict_batch(model: PerfModel, workload: Workload, **knobs: ArrayLike) -> np.ndarray:
@@ -137,27 +137,28 @@ class BatchPredictor:
             InputError: when a knob is unknown, changes nothing in this step, or is not positive.
         """
         values = _checked_knobs(knobs)
+        self._check_matters(values)
         size = len(next(iter(values.values())))
         if self._mesh is not None:  # every device takes as many
             more = (0, -size % self._mesh.size)
             values = {name: np.pad(value, more, mode="edge") for name, value in values.items()}
         dtype = self._fixed.peak_flops_scale.dtype
         # by NumPy: JAX takes 50 us for each
-        varied = {name: value.astype(dtype) for name, value in self._varied(values).items()}
+        fields = _varied(self._platform, values, self._groups)
+        varied = {name: value.astype(dtype) for name, value in fields.items()}
         given = (self._program, self._table, self._fixed, varied, self._mesh)
+        found = np.asarray(_batch_answers(self._outputs, *given), np.float64)[..., :size]
+        answers = self._checked(np.atleast_2d(found), varied)
         if self._outputs is None:
-            seconds = _batch_seconds(*given)
-            return self._checked(np.asarray(seconds, np.float64)[None, :size], varied)[0]
-        found = _batch_outputs(self._outputs, *given)
-        columns = self._checked(np.asarray(found, np.float64)[:, :size], varied)
-        return dict(zip(self._outputs.columns, columns, strict=True))
+            return answers[0]
+        return dict(zip(self._outputs.columns, answers, strict=True))
 
     def _checked(self, answers: np.ndarray, varied: Mapping[str, Any]) -> np.ndarray:
         """`answers` [columns, B]; `InputError` where knobs give an op no finite seconds."""
-        wrong = ~np.isfinite(answers).all(axis=0)
-        if not wrong.any():
+        wrong = np.flatnonzero(~np.isfinite(answers).all(axis=0))
+        if not len(wrong):
             return answers
-        at = int(np.flatnonzero(wrong)[0])
+        at = int(wrong[0])
         there = {name: values[..., at : at + 1] for name, values in varied.items()}
         op_s = np.asarray(_priced(self._table, self._fixed, there))[:, 0]
         for op in np.flatnonzero(~np.isfinite(op_s)).tolist():
@@ -170,32 +171,61 @@ class BatchPredictor:
             " the knobs and the model"
         )
 
-    def _varied(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What varies of the platform, by field or knob: [B] or [G, B]."""
-        fields: dict[str, np.ndarray] = {}
-        # a group's own value is the last word
-        for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):
-            group, _, knob = name.rpartition("__")
-            if name in _LINK_KNOBS and self._table.collectives is None:
-                why = f"{self._workload.name} has no collectives, so {name} changes nothing"
-                raise InputError(f"{why}; leave the knob out")
+    def _check_matters(self, knobs: Iterable[str]) -> None:
+        """`InputError` for a knob that changes nothing in this step."""
+        for name in knobs:
+            why = ""
+            if name in LINK_KNOBS and self._table.collectives is None:
+                why = "has no collectives"
             if name in NAMES and self._workload.in_step is None:
-                why = f"{self._workload.name} is no training step, so {name} changes nothing"
-                raise InputError(f"{why}; leave the knob out")
-            if name in _PLATFORM_KNOBS or name in _LINK_KNOBS:
-                fields[name] = value
-            elif name in NAMES:
-                base = np.asarray(self._platform.effects)[:, None]
-                some = np.broadcast_to(fields.get(_EFFECTS, base), (len(NAMES), len(value)))
-                fields[_EFFECTS] = np.where(np.array(NAMES)[:, None] == name, value, some)
-            elif knob in GROUP_KNOBS and (not group or group in GROUPS):
-                base = fields.get(knob, np.asarray(getattr(self._platform.knobs, knob))[:, None])
-                of_group = np.array([not group or one == group for one in self._groups])[:, None]
-                fields[knob] = np.where(of_group, value, base) if group else base * value
-            else:
-                known = ", ".join((*_PLATFORM_KNOBS, *_LINK_KNOBS, *GROUP_KNOBS, *NAMES))
-                raise unknown("knob", name, knob_names(), f"known are {known}")
-        return fields
+                why = "is no training step"
+            if why:
+                nothing = f"{self._workload.name} {why}, so {name} changes nothing"
+                raise InputError(f"{nothing}; leave the knob out")
+
+
+def _varied(
+    platform: Platform, values: Mapping[str, Array], groups: Sequence[str]
+) -> dict[str, Array]:
+    """What varies of a platform with knobs of `groups`, by field or knob: [B] or [..., B]."""
+    xp, fields = array_module(*values.values()), dict[str, Array]()
+    # a group's own value is the last word
+    for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):
+        group, _, knob = name.rpartition("__")
+        if name in _PLATFORM_KNOBS or name in LINK_KNOBS:
+            fields[name] = value
+        elif name in NAMES:
+            base = xp.asarray(platform.effects)[:, None]
+            some = xp.broadcast_to(fields.get(_EFFECTS, base), (len(NAMES), len(value)))
+            fields[_EFFECTS] = xp.where(np.array(NAMES)[:, None] == name, value, some)
+        elif knob in GROUP_KNOBS and (not group or group in GROUPS):
+            base = fields.get(knob, xp.asarray(getattr(platform.knobs, knob))[:, None])
+            of_group = np.array([one == group for one in groups])[:, None]
+            fields[knob] = xp.where(of_group, value, base) if group else base * value
+        else:
+            known = ", ".join((*_PLATFORM_KNOBS, *LINK_KNOBS, *GROUP_KNOBS, *NAMES))
+            raise unknown("knob", name, knob_names(), f"known are {known}")
+    return fields
+
+
+def _replaced(platform: Platform, fields: Mapping[str, Any]) -> Platform:
+    """The platform with what `_varied` gives."""
+    knobs, links, plain = (
+        {name: value for name, value in fields.items() if name in names}
+        for names in (GROUP_KNOBS, LINK_KNOBS, (*_PLATFORM_KNOBS, _EFFECTS))
+    )
+    assert platform.links is not None or not links
+    plain["knobs"] = dataclasses.replace(platform.knobs, **knobs)
+    plain["links"] = platform.links and dataclasses.replace(platform.links, **links)
+    return dataclasses.replace(platform, **plain)
+
+
+def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
+    """A platform at one point, whose knobs by the names of `knob_names()` may be traced."""
+    platform = jax.tree.map(jnp.asarray, fresh_views(platform))  # traced groups pick from them
+    kept = [name for name in values if platform.links is not None or name not in LINK_KNOBS]
+    fields = _varied(platform, {name: jnp.reshape(values[name], 1) for name in kept}, GROUPS)
+    return _replaced(platform, {name: field[..., 0] for name, field in fields.items()})
 
 
 def _check_numbers(workload: Workload, rows: StepTable, platform: Platform) -> None:
@@ -242,7 +272,7 @@ def _named(workload: Workload, row: int) -> str:
 def knob_names() -> list[str]:
     """What `predict_batch` varies, the knobs of single groups included."""
     of_groups = [f"{group}__{knob}" for group in GROUPS for knob in GROUP_KNOBS]
-    return [*_PLATFORM_KNOBS, *_LINK_KNOBS, *GROUP_KNOBS, *of_groups, *NAMES]
+    return [*_PLATFORM_KNOBS, *LINK_KNOBS, *GROUP_KNOBS, *of_groups, *NAMES]
 
 
 def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -284,73 +314,46 @@ def step_seconds(program: StepProgram, table: StepTable | OpTable, platform: Pla
     return makespan(program, step_durations(rows, platform)[:, None])[0]
 
 
-def _batch_seconds_impl(
-    program: StepProgram | FoldedProgram, table: StepTable, fixed: Platform,
-    varied: dict[str, Array], mesh: Mesh | None,
-) -> Array:  # fmt: skip
-    # priced and evaluated block by block: durations of the whole batch would leave the cache
-    def seconds(
-        program: StepProgram | FoldedProgram, table: StepTable, fixed: Platform, varied: Any
-    ) -> Array:
-        if isinstance(program, FoldedProgram):
-            return in_blocks(
-                lambda some: makespan_of(program, _priced(table, fixed, some)), varied, FOLD_BLOCK
-            )
-        return in_blocks(lambda some: makespan(program, _priced(table, fixed, some)), varied)
-
-    return _over_devices(seconds, P(_BATCH), (program, table, fixed), varied, mesh)
-
-
 def _priced(table: StepTable, fixed: Platform, varied: Mapping[str, Array]) -> Array:
     """Durations [U, B] on a platform some of whose fields and knobs vary."""
-
-    def replaced(fields: Mapping[str, Any], base: Platform) -> Platform:
-        knobs, links, plain = (
-            {name: value for name, value in fields.items() if name in names}
-            for names in (GROUP_KNOBS, _LINK_KNOBS, (*_PLATFORM_KNOBS, _EFFECTS))
-        )
-        assert base.links is not None or not links
-        plain["knobs"] = dataclasses.replace(base.knobs, **knobs)
-        plain["links"] = base.links and dataclasses.replace(base.links, **links)
-        return dataclasses.replace(base, **plain)
-
     no_axes = jax.tree.map(lambda _: None, fixed)
-    axes = replaced({name: value.ndim - 1 for name, value in varied.items()}, no_axes)
-    return batched_step_durations(table, replaced(varied, fixed), axes)
+    axes = _replaced(no_axes, {name: value.ndim - 1 for name, value in varied.items()})
+    return batched_step_durations(table, _replaced(fixed, varied), axes)
 
 
-def _batch_outputs_impl(
-    plan: OutputPlan, program: StepProgram, table: StepTable, fixed: Platform,
-    varied: dict[str, Array], mesh: Mesh | None,
+def _batch_answers_impl(
+    plan: OutputPlan | None, program: StepProgram | FoldedProgram, table: StepTable,
+    fixed: Platform, varied: dict[str, Array], mesh: Mesh | None,
 ) -> Array:  # fmt: skip
-    def columns(
-        plan: OutputPlan, program: StepProgram, table: StepTable, fixed: Platform, varied: Any
+    """Seconds of the step [B], or the plan's columns [C, B]; each device does its part of B."""
+
+    def answers(
+        plan: OutputPlan | None, program: Any, table: StepTable, fixed: Platform, varied: Any
     ) -> Array:
+        folds = isinstance(program, FoldedProgram)
+
         def of_some(some: Mapping[str, Array]) -> Array:
-            return batch_outputs(plan, program, _priced(table, fixed, some))
+            durations = _priced(table, fixed, some)
+            if plan is not None:
+                return batch_outputs(plan, program, durations)
+            return makespan_of(program, durations) if folds else makespan(program, durations)
 
-        return in_blocks(of_some, varied)
+        # priced and evaluated block by block: durations of the whole batch would leave the cache
+        return in_blocks(of_some, varied, FOLD_BLOCK if folds else None)
 
-    return _over_devices(columns, P(None, _BATCH), (plan, program, table, fixed), varied, mesh)
-
-
-def _over_devices(
-    function: Callable[..., Array], answers: P, shared: tuple[Any, ...], varied: dict[str, Array],
-    mesh: Mesh | None,
-) -> Array:  # fmt: skip
-    """`function(*shared, varied)`, each device doing its part of the batch."""
+    shared = plan, program, table, fixed
     if mesh is None:
-        return function(*shared, varied)
+        return answers(*shared, varied)
     split = jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), _BATCH), varied)
     specs = (*[P()] * len(shared), split)
+    columns = P(_BATCH) if plan is None else P(None, _BATCH)
     # by hand, not left to the partitioner: it would cut the evaluator's blocks apart and have
     # devices talk at every step
-    mapped = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=answers, check_vma=False)
+    mapped = jax.shard_map(answers, mesh=mesh, in_specs=specs, out_specs=columns, check_vma=False)
     return mapped(*shared, varied)
 
 
-_batch_seconds = jax.jit(_batch_seconds_impl, static_argnums=4)
-_batch_outputs = jax.jit(_batch_outputs_impl, static_argnums=5)
+_batch_answers = jax.jit(_batch_answers_impl, static_argnums=5)
 
 
 def gradient(model: PerfModel, workload: Workload) -> Platform:

@@ -136,16 +136,8 @@ def check_durations(lowered: Lowered, durations: ArrayLike) -> np.ndarray:
     return table
 
 
-class _StepTimes(NamedTuple):
-    """Times of each step and its launch; float64 [S + 1], the last entry is 0 s (NO_STEP = -1)."""
-
-    start_s: np.ndarray
-    end_s: np.ndarray
-    launch_start_s: np.ndarray
-    launch_end_s: np.ndarray
-
-
-def _step_times(lowered: Lowered, durations: ArrayLike) -> _StepTimes:
+def _step_times(lowered: Lowered, durations: ArrayLike) -> Timeline:
+    """Times of each step and its launch [S + 1]; the last entry is 0 s (NO_STEP = -1)."""
     if np.ndim(durations) != 1:
         expected = "expected [U], one configuration; take one column"
         raise ValueError(f"durations have shape {list(np.shape(durations))}, {expected}.")
@@ -160,10 +152,10 @@ def _step_times(lowered: Lowered, durations: ArrayLike) -> _StepTimes:
         launch_end[step] = clock[host] = clock[host] + table[launch_row]
         start[step] = max(clock[host], end[first], end[second])
         end[step] = start[step] + table[row]
-    return _StepTimes(*map(np.array, (start, end, launch_start, launch_end)))
+    return Timeline(*map(np.array, (start, end, launch_start, launch_end)))
 
 
-def _steps_on_path(program: StepProgram, times: _StepTimes) -> list[tuple[int, bool]]:
+def _steps_on_path(program: StepProgram, times: Timeline) -> list[tuple[int, bool]]:
     """The longest path in order of time: steps, and whether the launch within the step is meant."""
     path = []
     step, in_launch = len(program.row) - 1, False
@@ -196,11 +188,7 @@ def _last_end_fwd(program: StepProgram, durations: jax.Array) -> tuple[jax.Array
     return in_blocks(end_and_times, durations)
 
 
-def _last_end_bwd(times_on_path: jax.Array, cotangent: jax.Array) -> tuple[None, jax.Array]:
-    return None, times_on_path * cotangent
-
-
-_last_end.defvjp(_last_end_fwd, _last_end_bwd)
+_last_end.defvjp(_last_end_fwd, lambda times_on_path, slope: (None, times_on_path * slope))
 
 
 def in_blocks(function: Callable[[Any], Any], arrays: Any, most: int | None = None) -> Any:
@@ -236,7 +224,12 @@ def with_zero_row(durations: jax.Array) -> jax.Array:
 
 def step_starts(program: StepProgram, durations: jax.Array) -> jax.Array:
     """Start of each step [S, B], from `durations` [U, B]; large, so ask for blocks of B."""
-    return _forward(program, with_zero_row(durations), note=_start)[1]
+
+    def start(host: Any, launched: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+        del host
+        return later(launched, later(first, second))
+
+    return _forward(program, with_zero_row(durations), note=start)[1]
 
 
 def _held_up_by(
@@ -246,12 +239,6 @@ def _held_up_by(
     by_host = (launched >= later(first, second)) & (host != NO_HOST)
     by_pred = jnp.where(second > first, np.uint8(BY_SECOND), np.uint8(BY_FIRST))
     return jnp.where(by_host, np.uint8(BY_HOST), by_pred)
-
-
-def _start(host: jax.Array, launched: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """When a step starts [B]."""
-    del host
-    return later(launched, later(first, second))
 
 
 def _forward(

@@ -34,9 +34,7 @@ COMPUTE = "compute"  # all other streams communicate
 _BLOCK_BYTES = 64e6  # of starts and intervals of one block
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["step", "row", "first"], meta_fields=["computes"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class _RankStreams:
     """Streams of one rank in turn, compute first; each ends in an entry that never starts."""
@@ -44,28 +42,26 @@ class _RankStreams:
     step: np.ndarray  # int32 [M], S for never
     row: np.ndarray  # int32 [M], ZERO_ROW for never
     first: np.ndarray  # entry that each stream begins at; int32 [streams]
-    computes: bool  # the first stream does
+    computes: bool = dataclasses.field(metadata={"static": True})  # the first stream does
 
     @property
     def communicates(self) -> bool:
         return len(self.first) > self.computes
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["busy", "group", "ranks"],
-    meta_fields=["columns", "rank_of", "asked"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class OutputPlan:
     """What is to be worked out of one step's durations."""
 
-    columns: tuple[str, ...]  # [C]
-    asked: tuple[str, ...]  # some of OUTPUTS, in the order of the columns
+    columns: tuple[str, ...] = dataclasses.field(metadata={"static": True})  # [C]
+    # some of OUTPUTS, in the order of the columns
+    asked: tuple[str, ...] = dataclasses.field(metadata={"static": True})
     busy: np.ndarray  # how often each stream runs each row; [streams, U]
     group: np.ndarray  # 1 where a row is of a group; [groups, U]
     ranks: tuple[_RankStreams, ...]  # that differ
-    rank_of: tuple[int, ...]  # which of them each rank in use is
+    # which of them each rank in use is
+    rank_of: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
 
 def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) -> OutputPlan:

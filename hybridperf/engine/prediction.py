@@ -32,6 +32,7 @@ from hybridperf.model.unmeasured import unmeasured
 from hybridperf.ops import FUSED, GROUPS, OpCall
 
 COVERAGE = 0.9  # of a step's interval
+_ENDS = 0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2
 _DRAWS = 256
 _UNKNOWN_SHARE = 0.05
 _LARGEST_LOG_ERROR = 5.0
@@ -142,18 +143,25 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     measured = bool(model.measured.groups) or model.references is not None
     believed = workload.in_step is not None and measured
     unsure = [] if believed else _without_error(model, workload, group, spread)
+    run_s = workload.times_run() * op_s
+    unknown = float(run_s[unsure].sum() / run_s.sum()) if run_s.any() else 0.0
     interval: tuple[float, float] | None = None
     if believed:
         interval = _step_interval(model, workload, table, lowered, alone_s, time_s)
-    elif _share(unsure, workload, op_s) <= _UNKNOWN_SHARE:
+    elif unknown <= _UNKNOWN_SHARE:
         interval = _interval(model, table, lowered, group, op_s, outside, spread)
     inside = outside == 0
     inside[list(_unmeasured(model, workload))] = False
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
     notes = _notes(model, table, group, op_s, inside, workload)
-    notes += _step_notes(model, workload)
-    notes += _no_interval(model, unsure, workload, group, op_s)
+    if workload.in_step is not None:
+        notes += filter(None, [model.steps_note(workload.in_step.framework)])
+        notes += unmeasured(model, workload.in_step.probes).notes
+    if unknown > _UNKNOWN_SHARE and model.groups:  # without any measurements a note says that
+        kinds = sorted({KINDS[group[u]] for u in unsure if workload.times_run()[u]})
+        what = f"the error of {unknown:.0%} of the step is not known"
+        notes.append(f"no interval: {what} ({', '.join(kinds)})")
     return Prediction(
         workload=workload,
         model=model,
@@ -212,7 +220,7 @@ def _interval(
     is_op = (group < len(GROUPS))[:, None]
     seconds = chained(table, op_s[:, None] * np.exp(np.where(is_op, error + state, error)))
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
-    low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
+    low, high = np.quantile(steps, _ENDS, method="hazen")
     return float(low), float(high)
 
 
@@ -228,17 +236,8 @@ def _step_interval(
     seconds, noise = drawn_seconds(model, workload.in_step, table, alone_s, normal)
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
     logs = np.log(steps) + noise * _draw(_NORMAL, rng)
-    low, high = np.quantile(logs, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
-    middle = np.median(logs)
-    return time_s * float(np.exp(low - middle)), time_s * float(np.exp(high - middle))
-
-
-def _step_notes(model: PerfModel, workload: Workload) -> list[str]:
-    """Whose measured steps a training step goes by, and what was not measured of its machine."""
-    if workload.in_step is None:
-        return []
-    whose = model.steps_note(workload.in_step.framework)
-    return [*filter(None, (whose,)), *unmeasured(model, workload.in_step.probes).notes]
+    low, high = np.exp(np.quantile(logs, _ENDS, method="hazen") - np.median(logs))
+    return time_s * float(low), time_s * float(high)
 
 
 def _without_error(
@@ -252,23 +251,6 @@ def _without_error(
         if not report or not report.errors or report.half_width is None:
             rows.add(u)
     return sorted(rows)
-
-
-def _share(rows: Sequence[int], workload: Workload, op_s: np.ndarray) -> float:
-    """Of the seconds of all rows."""
-    run_s = workload.times_run() * op_s
-    return float(run_s[list(rows)].sum() / run_s.sum()) if run_s.any() else 0.0
-
-
-def _no_interval(
-    model: PerfModel, unsure: Sequence[int], workload: Workload, group: np.ndarray, op_s: np.ndarray
-) -> list[str]:
-    """Why a step has no interval, where it has none."""
-    share = _share(unsure, workload, op_s)
-    if share <= _UNKNOWN_SHARE or not model.groups:  # without any measurements a note says that
-        return []
-    kinds = sorted({KINDS[group[u]] for u in unsure if workload.times_run()[u]})
-    return [f"no interval: the error of {share:.0%} of the step is not known ({', '.join(kinds)})"]
 
 
 def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:
@@ -296,7 +278,11 @@ def _notes(
     workload: Workload,
 ) -> list[str]:  # fmt: skip
     ops, collectives, _ = split(workload.calls)
-    notes = _memory_notes(model, workload)
+    notes, peak, has = [], workload.peak_memory, model.device.memory_bytes
+    if peak is not None and peak.bytes > has:
+        part = f" ({peak.largest_part})" if peak.largest_part else ""
+        needs = f"{peak.what} {peak.bytes / 1e9:.4g} GB{part}"
+        notes.append(f"does not fit: {needs}, {model.device.id} has {has / 1e9:.4g} GB")
     if table.collectives is not None and model.collectives is not None:
         fabric = model.collectives
         if fabric.adapted is None:
@@ -341,12 +327,3 @@ def _notes(
     if outside > 0.005:
         notes.append(f"{outside:.0%} of the step lies outside the calibrated range of sizes")
     return notes
-
-
-def _memory_notes(model: PerfModel, workload: Workload) -> list[str]:
-    peak, has = workload.peak_memory, model.device.memory_bytes
-    if peak is None or peak.bytes <= has:
-        return []
-    part = f" ({peak.largest_part})" if peak.largest_part else ""
-    needs = f"{peak.what} {peak.bytes / 1e9:.4g} GB{part}"
-    return [f"does not fit: {needs}, {model.device.id} has {has / 1e9:.4g} GB"]

@@ -35,7 +35,7 @@ _START_BELIEF = 0.7
 _SPREAD_ROWS = 256  # rows that say how sure a prediction is; all of them would cost their square
 _CHUNK = 512  # rows predicted at once
 _ARRAYS = ("x", "f", "weights", "sure", "factor")  # of a process, as files name them
-_MATERN = 3.0**0.5
+MATERN = 3.0**0.5  # what `matern32` multiplies distances by
 
 
 def under(arrays: Mapping[str, np.ndarray], folder: str) -> dict[str, np.ndarray]:
@@ -111,13 +111,18 @@ def _parts(a: _Scaled, b: _Scaled) -> tuple[Any, ...]:
     """(sqrt 3 times the smooth distance, the rough distance, inner product): [N, n] each."""
     inner = a.smooth @ b.smooth.T
     rough = _distance(a.rough, b.rough, a.rough @ b.rough.T)
-    return _MATERN * _distance(a.smooth, b.smooth, inner), rough, inner
+    return MATERN * _distance(a.smooth, b.smooth, inner), rough, inner
 
 
 def _distance(a: Any, b: Any, inner: Any) -> Any:
     own = array_module(a).einsum("ij,ij->i", a, a)[:, None]
     squared = own + np.einsum("ij,ij->i", b, b) - 2 * inner
     return root(squared, out=squared)
+
+
+def matern32(away: Any, scale: Any = 1.0) -> Any:
+    """`scale` times Matern 3/2 of sqrt(3) times the distance over the length."""
+    return scale * (1 + away) * array_module(away).exp(-away)
 
 
 def _kernel(hyper: HyperParameters, a: _Scaled, b: _Scaled) -> Any:
@@ -129,7 +134,7 @@ def _kernel(hyper: HyperParameters, a: _Scaled, b: _Scaled) -> Any:
     away, rough_away, inner = _parts(a, b)
     inner *= linear / a.smooth.shape[1]
     inner += constant + module.outer(trunk * a.f, b.f)
-    inner += smooth * (1 + away) * module.exp(-away)
+    inner += matern32(away, smooth)
     inner += rough * module.exp(-rough_away)
     return inner
 

@@ -89,10 +89,6 @@ class BoundedNet(nn.Module):
 _NET = BoundedNet()
 
 
-def _blank_params() -> Any:
-    return jax.eval_shape(lambda: _NET.init(jax.random.key(0), jnp.zeros((1, INPUTS)))["params"])
-
-
 @dataclasses.dataclass(frozen=True)
 class Inputs:
     """Raw inputs of some ops of one group: names [f], values [N, f], float64 or traced by JAX."""
@@ -131,9 +127,16 @@ class Box:
         return Box(tuple(lowest), np.array(low), np.array(high))
 
     @staticmethod
-    def of(inputs: Inputs) -> Box:
-        """The least box around some ops."""
-        return Box(inputs.names, inputs.values.min(0), inputs.values.max(0))
+    def of(inputs: Inputs, names: Sequence[str] | None = None) -> Box:
+        """The least box around some ops, of all their inputs or of some."""
+        names = inputs.names if names is None else names
+        values = inputs.select(names)
+        return Box(tuple(names), values.min(0), values.max(0))
+
+    def joined(self, other: Box) -> Box:
+        """The least box around two of the same inputs."""
+        low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        return Box(self.names, low, high)
 
     def outside(self, inputs: Inputs) -> Any:
         """Distance [N] of ops from the box in octaves, beyond the slack."""
@@ -179,11 +182,12 @@ class Residual:
         seen = under(arrays, _PROCESS)
         process = GaussianProcess.read(seen, len(names)) if seen else None
         weights = {name: leaf for name, leaf in arrays.items() if not name.startswith(_PROCESS)}
-        blank = flatten_dict(_blank_params(), sep="/").items()
+        blank = jax.eval_shape(_NET.init, jax.random.key(0), jnp.zeros((1, INPUTS)))["params"]
         stacked = {name: leaf for name, leaf in weights.items() if np.ndim(leaf)}
         shapes = {name: leaf.shape[1:] for name, leaf in stacked.items()}
         members = {len(leaf) for leaf in stacked.values()}
-        if shapes != {name: leaf.shape for name, leaf in blank} or len(members) != 1:
+        wanted = {name: leaf.shape for name, leaf in flatten_dict(blank, sep="/").items()}
+        if shapes != wanted or len(members) != 1:
             raise ValueError("the weights of a correction do not have the shape of its networks")
         if not (set(names) <= set(box.names) and len(names) == len(centre) == len(scale) <= INPUTS):
             raise ValueError("the inputs of a correction do not match its range")
@@ -233,7 +237,8 @@ def network_correction(residual: Residual, inputs: Inputs) -> Any:
         padded[:rows, : x.shape[1]] = x
     else:  # in the precision of what differentiates it
         padded = jnp.pad(x, ((0, 0), (0, INPUTS - x.shape[1])))
-    return _fade(residual, inputs) * floats(_ensemble(residual.params, padded))[:rows]
+    fade = faded(residual.box.outside(inputs))
+    return fade * floats(_ensemble(residual.params, padded))[:rows]
 
 
 def process_correction(residual: Residual, inputs: Inputs) -> Any:
@@ -242,12 +247,13 @@ def process_correction(residual: Residual, inputs: Inputs) -> Any:
         return np.zeros(len(inputs.values))
     x = _standardised(residual, inputs)
     added, _ = residual.process.predict(x, np.zeros(len(x)))
-    return _fade(residual, inputs) * array_module(added).clip(added, -BOUND, BOUND)
+    fade = faded(residual.box.outside(inputs))
+    return fade * array_module(added).clip(added, -BOUND, BOUND)
 
 
-def _fade(residual: Residual, inputs: Inputs) -> Any:
-    outside = residual.box.outside(inputs)
-    return array_module(outside).exp(-((outside / FADE_OCTAVES) ** 2))
+def faded(outside: Any, over: float = FADE_OCTAVES) -> Any:
+    """How much of what was learned counts so many octaves `outside` of what was measured."""
+    return array_module(outside).exp(-((outside / over) ** 2))
 
 
 def _output(params: Any, x: jax.Array) -> jax.Array:
@@ -287,9 +293,9 @@ def train(jobs: Sequence[TrainingJob], seed: int = 0) -> list[Residual]:
     found: dict[tuple[int, int], Any] = {}
     # the largest batch twice: of more rows than it holds each step draws some, and jobs that do not
     # draw must not be trained with those
-    for size, draws in (*((size, False) for size in _BATCHES), (_BATCHES[-1], True)):
-        alike = [_batch_of(n) == size and (n > size) == draws for n in rows]
-        of_size = [one for one in members if alike[one[0]]]
+    for least, size in zip((0, *_BATCHES), (*_BATCHES, _BATCHES[-1]), strict=True):
+        most = size if least < size else np.inf
+        of_size = [one for one in members if least < rows[one[0]] <= most]
         for start in range(0, len(of_size), _JOBS_AT_ONCE):
             chunk = of_size[start : start + _JOBS_AT_ONCE]
             trained = _train_chunk(jobs, blank, chunk, size, seed)
@@ -310,10 +316,6 @@ def _untrained(inputs: Inputs) -> Residual:
     names = tuple(name for name, keep in zip(inputs.names, varies, strict=True) if keep)
     values = inputs.values[:, varies]
     return Residual(Box.of(inputs), names, values.mean(0), values.std(0), 1.0, {})
-
-
-def _batch_of(rows: int) -> int:
-    return next((size for size in _BATCHES if rows <= size), _BATCHES[-1])
 
 
 def _train_chunk(

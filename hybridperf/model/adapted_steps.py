@@ -20,6 +20,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from hybridperf.hardware import Host
 from hybridperf.io import InputError, closest, read_json, write_json
+from hybridperf.learning.gaussian_process import MATERN, matern32
 from hybridperf.model.step_effects import (
     BELIEFS,
     NAMES,
@@ -247,8 +248,8 @@ def logs_of(corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 def correlation(a: np.ndarray, b: np.ndarray, block: int) -> np.ndarray:
     """Correlation of a block's corrections of cells [a, b]."""
-    away = np.sqrt(3.0) * np.sqrt((((a[:, None] - b[None]) / LENGTH[block]) ** 2).sum(-1))
-    return np.asarray((1 + away) * np.exp(-away))
+    distance = np.sqrt((((a[:, None] - b[None]) / LENGTH[block]) ** 2).sum(-1))
+    return np.asarray(matern32(MATERN * distance))
 
 
 def _read(one: Mapping[str, Any]) -> Adapted:

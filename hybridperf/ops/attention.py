@@ -31,12 +31,10 @@ _HEAD_SIZES = (64, 128, 256)  # kernels are written for these; others are padded
 _TRUE_WORDS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
 
 
-@dataclasses.dataclass(frozen=True)
 class Attention(Op):
     """Any of them: keys and values may be kept in a number format of their own."""
 
     unit: ClassVar[Unit] = "matrix"
-    text: ClassVar = {"kv_dtype": ""}
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:
@@ -52,8 +50,7 @@ class PrefillAttention(Attention):
     """A prompt's attention: `q_len` new tokens, the last of `kv_len`, also written to the cache."""
 
     group: ClassVar[str] = "prefill_attention"
-    optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "kv_len": 0.0, "causal": 1.0}
-    zero_allowed: ClassVar = frozenset(optional)
+    zero_allowed: ClassVar = frozenset({"causal"})
     words: ClassVar = _TRUE_WORDS
 
     batch: Array
@@ -132,10 +129,6 @@ class PrefillAttention(Attention):
 class EncoderAttention(Attention):
     """Every token sees every token of its sequence; nothing is kept in a cache."""
 
-    group: ClassVar[str] = "encoder_attention"
-    optional: ClassVar = {"kv_heads": 0.0}
-    zero_allowed: ClassVar = frozenset(optional)
-
     batch: Array
     q_len: Array
     heads: Array
@@ -170,8 +163,6 @@ class DecodeAttention(Attention):
     """`q_len` (one) new token of each sequence against the last tokens of `kv_len` in the cache."""
 
     group: ClassVar[str] = "decode_attention"
-    optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "q_len": 1.0}
-    zero_allowed: ClassVar = frozenset({"kv_heads", "window"})
 
     batch: Array
     kv_len: Array
@@ -268,9 +259,7 @@ def _prompt_inputs(op: Any, gpu: Gpu) -> dict[str, Array]:
         **log_sizes_base2(op, "batch", q_len=q, **heads, tokens=op.batch * q),
         "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
         "log2_cache_per_l2": log2_ratio(cached, gpu.l2_bytes),
-        **tails(64, q_len=q),
-        **tails(128, q_len=q),
-        **tails(256, q_len=q),
+        **tails(64, 128, 256, q_len=q),
         "align_q_len": aligned(q, 256),
         "one_token": (q == 1) * 1.0,
         **wave_inputs("sequences", pairs, gpu),

@@ -48,13 +48,16 @@ class Gpu:
 class Op(abc.ABC):
     """One operation on tensors. Subclasses add their dimensions as fields: counts, not bytes."""
 
-    group: ClassVar[str]  # whose knobs price it; a new name is a new group
+    # whose knobs price it, its first name in tables where empty; a new name is a new group
+    group: ClassVar[str] = ""
+    other_group: ClassVar[str] = ""  # whose knobs price it where `is_other`
     unit: ClassVar[Unit] = "vector"
-    # columns a table may lack, with the value meant then
+    # columns a table may lack, with the value meant then, besides fields with a default
     optional: ClassVar[Mapping[str, float]] = {}
     synonyms: ClassVar[Mapping[str, str]] = {}  # columns of other people's tables -> ours
-    zero_allowed: ClassVar[frozenset[str]] = frozenset()  # dimensions that may be zero
-    # fields that hold words which change the work, with what an empty cell means
+    # dimensions that may be zero, besides those whose default is
+    zero_allowed: ClassVar[frozenset[str]] = frozenset()
+    # fields of words, which change the work, with their default: what an empty cell means
     text: ClassVar[Mapping[str, str]] = {}
     # words that tables write where a flag of ours is a number
     words: ClassVar[Mapping[str, float]] = {}
@@ -109,11 +112,17 @@ class Op(abc.ABC):
 
     def group_index(self) -> Any:
         """Index into GROUPS of the knobs that price this op; may depend on its dimensions."""
-        return GROUPS.index(self.group)
+        if not self.other_group:
+            return GROUPS.index(self.group)
+        return group_if(self.is_other(), self.other_group, self.group)
+
+    def is_other(self) -> Any:
+        """Whether an op of these dimensions is priced by the knobs of `other_group`."""
+        return False
 
     def possible_groups(self) -> tuple[str, ...]:
         """All groups that `group_index` may choose."""
-        return (self.group,)
+        return (self.group, self.other_group) if self.other_group else (self.group,)
 
     @classmethod
     def dimensions(cls) -> list[str]:
@@ -162,6 +171,13 @@ def register(*names: str, **fixed: Any) -> Callable[[type[Op]], type[Op]]:
     def add(cls: type[Op]) -> type[Op]:
         for name in names:
             _BY_NAME[name] = (cls, fixed)
+        free = {one.name: one.default for one in dataclasses.fields(cls) if one.name not in fixed}
+        numbers = {name: value for name, value in free.items() if isinstance(value, float)}
+        cls.optional = {**numbers, **cls.optional}
+        cls.zero_allowed = cls.zero_allowed.union(name for name in numbers if not numbers[name])
+        words = {name: value for name, value in free.items() if isinstance(value, str)}
+        cls.text = {**words, **cls.text}
+        cls.group = cls.group or names[0]
         if cls.group not in GROUPS:
             GROUPS.append(cls.group)
         return cls

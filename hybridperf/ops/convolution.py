@@ -10,7 +10,7 @@ from typing import ClassVar
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import unknown
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops.base import Gpu, Op, group_if, register
+from hybridperf.ops.base import Gpu, Op, register
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.roofline import Work, streamed
@@ -29,11 +29,9 @@ class Convolution(Op):
     """
 
     group: ClassVar[str] = "convolution"
+    other_group: ClassVar[str] = "grouped_convolution"
     unit: ClassVar[Unit] = "matrix"
-    optional: ClassVar = {"groups": 1.0, "taps": 0.0, "kw": 0.0, "w_in": 0.0, "w_out": 0.0}
     synonyms: ClassVar = {"kernel_size": "kh", "pass": "direction"}
-    text: ClassVar = {"direction": "fwd"}
-    zero_allowed: ClassVar = frozenset({"taps", "kw", "w_in", "w_out"})
 
     batch: Array
     c_in: Array
@@ -85,8 +83,7 @@ class Convolution(Op):
             **log_sizes(self, "batch", "c_in", "c_out", **sizes),
             **log_sizes(groups=self.groups, stride=self.h_in / self.h_out),
             **tails(2, c_in=self.c_in),
-            **tails(4, c_in=self.c_in, c_out=self.c_out),
-            **tails(16, c_in=self.c_in, c_out=self.c_out),
+            **tails(4, 16, c_in=self.c_in, c_out=self.c_out),
             **tails(64, c_out=self.c_out),
             "odd": array_module(self.c_in).rint(floats(self.c_in)) % 2.0,
             # positions of the kernel in the padding, or between dilated pixels
@@ -130,9 +127,6 @@ class Convolution(Op):
             return c_out, c_in * kernel, self.batch * self.h_out * w_out
         return self.batch * self.h_out * w_out, c_out, c_in * kernel
 
-    def group_index(self) -> Array:
-        """Libraries have no fast path for grouped convolutions: other knobs."""
-        return group_if(floats(self.groups) > 1, "grouped_convolution", "convolution")
-
-    def possible_groups(self) -> tuple[str, ...]:
-        return "convolution", "grouped_convolution"
+    def is_other(self) -> Array:
+        """Libraries have no fast path for grouped convolutions."""
+        return floats(self.groups) > 1

@@ -38,7 +38,7 @@ from scipy import special
 
 from hybridperf.io.errors import InputError
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops.base import GROUPS, Gpu, Op, OpCall, register
+from hybridperf.ops.base import Gpu, Op, OpCall, register
 from hybridperf.ops.embedding import LookupStream, Table, check_names, distances, lookups_within
 from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.movement import INDEX_BYTES, scattered_lines
@@ -61,9 +61,6 @@ Direction = Literal["forward", "backward"]
 @dataclasses.dataclass(frozen=True)
 class _Bags(Op):
     """What both directions have in common."""
-
-    zero_allowed: ClassVar = frozenset({"width", "unique", "distance", "spread", "once", "hot"})
-    optional: ClassVar = {"tables": 1.0} | dict.fromkeys(zero_allowed, 0.0)
 
     batch: Array  # samples
     pooling: Array  # lookups of a sample
@@ -147,11 +144,8 @@ class _Bags(Op):
 
 
 @register("embedding_bag")
-@dataclasses.dataclass(frozen=True)
 class EmbeddingBag(_Bags):
     """Rows looked up in `tables` tables and summed into bags; a step is one lookup."""
-
-    group: ClassVar[str] = "embedding_bag"
 
     def work(self) -> Work:
         access, lookups = self.access(), self.lookups()
@@ -171,8 +165,7 @@ class EmbeddingBag(_Bags):
 class EmbeddingBagBackward(_Bags):
     """The looked-up rows updated by the gradients of their bags; a step is one lookup."""
 
-    group: ClassVar[str] = "embedding_bag_backward"
-    text: ClassVar = {"optimizer": "sgd", "duplicates": "merged"}
+    other_group: ClassVar[str] = "embedding_bag_scatter"
 
     optimizer: str = "sgd"
     duplicates: str = "merged"
@@ -187,12 +180,9 @@ class EmbeddingBagBackward(_Bags):
             raise InputError(f"{problem}: known are {', '.join(known)}")
         return value
 
-    def group_index(self) -> int:
-        """Adding as gradients come and sorting them first are two kernels: other knobs."""
-        return GROUPS.index(self.possible_groups()[0])
-
-    def possible_groups(self) -> tuple[str, ...]:
-        return ("embedding_bag_scatter" if self.duplicates == "each" else "embedding_bag_backward",)
+    def is_other(self) -> bool:
+        """Adding as gradients come and sorting them first are two kernels."""
+        return self.duplicates == "each"
 
     def work(self) -> Work:
         access, lookups = self.access(), self.lookups()

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hybridperf.hardware import Unit
 from hybridperf.io.namespace import Array, floats
-from hybridperf.ops.base import Gpu, Op, group_if, register
+from hybridperf.ops.base import Gpu, Op, register
 from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.quantise import SCHEMES, known_scheme, scheme_dtype, scheme_flags
 from hybridperf.ops.roofline import Work, streamed
@@ -28,14 +28,12 @@ FLOPS_PER_MULTIPLY_ADD = 2.0
 PRODUCT_STEPS = 1000.0
 
 
-@dataclasses.dataclass(frozen=True)
 class Product(Op):
     """Products of matrices, as BLAS names what is transposed, in the number format of a scheme."""
 
     unit: ClassVar[Unit] = "matrix"
     synonyms: ClassVar = {"ta": "transposed_a", "tb": "transposed_b"}
     words: ClassVar = {"N": 0.0, "T": 1.0}
-    text: ClassVar = {"quant": ""}
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:
@@ -48,6 +46,10 @@ class Product(Op):
         """The scheme's."""
         return scheme_dtype(dtype, text["quant"])
 
+    def is_other(self: Any) -> Array:
+        """Products that pack an operand against its grain have knobs of their own."""
+        return floats(self.transposed_a) > 0
+
 
 @register("gemm", "matmul", bias=0.0)
 @register("linear", bias=1.0)
@@ -56,8 +58,7 @@ class Gemm(Product):
     """One matrix product; `bias` = 1 adds a vector of n to every row."""
 
     group: ClassVar[str] = "gemm"
-    optional: ClassVar = {"bias": 0.0, "transposed_a": 0.0, "transposed_b": 0.0}
-    zero_allowed: ClassVar = frozenset(optional)
+    other_group: ClassVar[str] = "gemm_transposed"
 
     m: Array
     n: Array
@@ -91,13 +92,6 @@ class Gemm(Product):
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return {**_product_inputs(self, gpu), "bias": self.bias}
 
-    def group_index(self) -> Array:
-        """Products that pack an operand against its grain have knobs of their own."""
-        return group_if(floats(self.transposed_a) > 0, "gemm_transposed", "gemm")
-
-    def possible_groups(self) -> tuple[str, ...]:
-        return "gemm", "gemm_transposed"
-
 
 # the last two: latent attention's projections of one token per head
 @register("bmm", "mla_gen_pre", "mla_gen_post")
@@ -106,8 +100,7 @@ class BatchedGemm(Product):
     """`batch` independent matrix products of one shape; a step is one number packed or written."""
 
     group: ClassVar[str] = "batched_gemm"
-    optional: ClassVar = {"transposed_a": 0.0, "transposed_b": 0.0}
-    zero_allowed: ClassVar = frozenset(optional)
+    other_group: ClassVar[str] = "batched_gemm_transposed"
 
     batch: Array
     m: Array
@@ -138,13 +131,6 @@ class BatchedGemm(Product):
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return {**_product_inputs(self, gpu, self.batch), **log_sizes_base2(batch=self.batch)}
-
-    def group_index(self) -> Array:
-        """As for one product."""
-        return group_if(floats(self.transposed_a) > 0, "batched_gemm_transposed", "batched_gemm")
-
-    def possible_groups(self) -> tuple[str, ...]:
-        return "batched_gemm", "batched_gemm_transposed"
 
 
 def _product_shape(op: Gemm | BatchedGemm) -> dict[str, Array]:

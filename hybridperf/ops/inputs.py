@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,10 +28,10 @@ def _logs(prefix: str, sizes: Mapping[str, Array]) -> dict[str, Array]:
     return {f"{prefix}{name}": log2_above_zero(size) for name, size in sizes.items()}
 
 
-def tails(multiple: int, **sizes: Array) -> dict[str, Array]:
+def tails(*multiples: int, **sizes: Array) -> dict[str, Array]:
     """`log2(size rounded up to a multiple / size)`: what vectors or tiles compute in vain."""
     out = {}
-    for name, size in sizes.items():
+    for multiple, (name, size) in itertools.product(multiples, sizes.items()):
         module = array_module(size)
         counted = module.maximum(floats(size), 1.0)
         rounded = module.ceil(counted / multiple) * multiple

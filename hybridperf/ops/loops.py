@@ -72,9 +72,9 @@ class Elementwise(Op):
         return streamed(moved, flops=self.element_flops * n, transcendentals=transcendentals)
 
 
-for _name, _counts in _ELEMENTWISE.items():
-    _each = zip(("inputs", "element_flops", "element_transcendentals"), _counts, strict=True)
-    register(_name, **dict(_each))(Elementwise)
+for _name, (_inputs, _flops, _curved) in _ELEMENTWISE.items():
+    _each = {"inputs": _inputs, "element_flops": _flops, "element_transcendentals": _curved}
+    register(_name, **_each)(Elementwise)
 
 
 @register("fused", loop="elementwise")
@@ -92,10 +92,7 @@ class Fused(Op):
     """
 
     group: ClassVar[str] = "elementwise"
-    optional: ClassVar = dict.fromkeys(
-        ("strided_reads", "strided_bytes", "transcendentals", "flops", "inner", "summed",
-         "summed_inner", "compared"), 0.0
-    )  # fmt: skip
+    optional: ClassVar = {"flops": 0.0, "transcendentals": 0.0}
     zero_allowed: ClassVar = frozenset({*optional, "bytes_read"})
 
     elements: Array  # loop iterations
@@ -159,7 +156,6 @@ class Matrix(Op):
         return {**log_sizes(self, "rows", "cols"), **tails(16, cols=self.cols)}
 
 
-@dataclasses.dataclass(frozen=True)
 class RowByRow(Matrix):
     """One that GPUs run with a thread block for each row."""
 
@@ -171,11 +167,8 @@ class RowByRow(Matrix):
 
 
 @register("reduction", "reduce")
-@dataclasses.dataclass(frozen=True)
 class Reduction(RowByRow):
     """Sum (or maximum) of each row of `cols` elements."""
-
-    group: ClassVar[str] = "reduction"
 
     def work(self) -> Work:
         moved = self.rows * (self.cols + 1) * self.element_bytes
@@ -183,11 +176,8 @@ class Reduction(RowByRow):
 
 
 @register("softmax")
-@dataclasses.dataclass(frozen=True)
 class Softmax(RowByRow):
     """exp(x - max) / sum over each row: maximum, subtraction, exponential, sum, division."""
-
-    group: ClassVar[str] = "softmax"
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -197,7 +187,6 @@ class Softmax(RowByRow):
 
 @register("layernorm", "ln", "layer_norm")
 @register("batchnorm", "batch_norm")
-@dataclasses.dataclass(frozen=True)
 class Norm(RowByRow):
     """(x - mean) / sqrt(variance) * scale + shift; layernorm over rows, batchnorm over columns."""
 
@@ -211,7 +200,6 @@ class Norm(RowByRow):
 
 
 @register("rmsnorm", "rms_norm")
-@dataclasses.dataclass(frozen=True)
 class RmsNorm(RowByRow):
     """x / sqrt(mean of squares) * scale over each row."""
 
@@ -225,11 +213,8 @@ class RmsNorm(RowByRow):
 
 
 @register("sort")
-@dataclasses.dataclass(frozen=True)
 class Sort(Matrix):
     """Each row of `cols` keys sorted by itself; a step is one comparison of a merge sort."""
-
-    group: ClassVar[str] = "sort"
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -238,11 +223,8 @@ class Sort(Matrix):
 
 
 @register("cumulative", "cumsum", "cumprod", "cummax")
-@dataclasses.dataclass(frozen=True)
 class Cumulative(Matrix):
     """Running sum (product, maximum) along each row."""
-
-    group: ClassVar[str] = "cumulative"
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -250,11 +232,8 @@ class Cumulative(Matrix):
 
 
 @register("random", "rng")
-@dataclasses.dataclass(frozen=True)
 class Random(Matrix):
     """Random numbers, one per element; a step is one number."""
-
-    group: ClassVar[str] = "random"
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -289,9 +268,7 @@ def _matrix_inputs(op: Any, gpu: Gpu) -> dict[str, Array]:
     return {
         **log_sizes_base2(op, "rows", "cols", elements=op.rows * op.cols),
         "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
-        **tails(32, cols=op.cols),  # lanes of a warp
-        **tails(128, cols=op.cols),
-        **tails(1024, cols=op.cols),  # threads of a block
+        **tails(32, 128, 1024, cols=op.cols),  # lanes of a warp, ..., threads of a block
         "align_cols": aligned(op.cols, 16),  # vector loads
         **wave_inputs("rows", op.rows, gpu),
     }

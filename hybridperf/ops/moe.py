@@ -29,6 +29,7 @@ from hybridperf.hardware import Unit
 from hybridperf.io.errors import InputError
 from hybridperf.io.namespace import Array, array_module, floats, root
 from hybridperf.ops.base import Gpu, Op, register
+from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.quantise import SCHEMES, WIDE_BYTES, known_scheme, scheme_dtype, scheme_flags
 from hybridperf.ops.roofline import Work, streamed
@@ -38,7 +39,6 @@ BALANCED = "balanced"
 _POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)")
 _TILE_ROWS, _TILE_COLUMNS = 64.0, 128.0  # of the usual grouped product: experts often have few rows
 _LARGEST_SHARE = 0.8  # of the tokens, that one expert is drawn to get
-_FLOPS_PER_MULTIPLY_ADD = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +108,8 @@ def _exponent(distribution: str) -> float:
 class Moe(Op):
     """The experts of one rank, routing and summing included (module docstring)."""
 
-    group: ClassVar[str] = "moe"
     unit: ClassVar[Unit] = "matrix"
-    optional: ClassVar = {"moe_tp": 1.0, "moe_ep": 1.0, "gated": 1.0}
     zero_allowed: ClassVar = frozenset({"gated"})
-    text: ClassVar = {"quant": "", "distribution": BALANCED}
     implied: ClassVar = {"gated": ("kernel", {"nongated": 0.0})}
     words: ClassVar = {"True": 1.0, "False": 0.0}
 
@@ -162,7 +159,7 @@ class Moe(Op):
         inner = routing.rows * inter * (wide + activation)
         return streamed(
             outer + inner + self._weights(routing) * weight,
-            flops=_FLOPS_PER_MULTIPLY_ADD * matrices * routing.rows * self.hidden * inter,
+            flops=FLOPS_PER_MULTIPLY_ADD * matrices * routing.rows * self.hidden * inter,
             transcendentals=routing.rows * inter,
         )
 
@@ -193,8 +190,7 @@ class Moe(Op):
             "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
             "log2_weights_per_l2": log2_ratio(self._weights(routing) * weight, gpu.l2_bytes),
             "log2_activations_per_l2": log2_ratio(activations, gpu.l2_bytes),
-            **tails(16, each=each),
-            **tails(64, each=each),
+            **tails(16, 64, each=each),
             **tails(128, each=each, inter=inter, hidden=self.hidden),
             "uneven": log2_ratio(busiest, each),
             "active_share": log2_ratio(active, local),

@@ -8,7 +8,7 @@ import dataclasses
 from typing import ClassVar
 
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops.base import Op, group_if, register
+from hybridperf.ops.base import Op, register
 from hybridperf.ops.embedding import reuse_distance_bytes, uniform_unique_rows
 from hybridperf.ops.inputs import log_sizes, tails
 from hybridperf.ops.roofline import Work, streamed
@@ -24,8 +24,6 @@ _LINES_BEFORE_PREFETCH = 8.0
 class Copy(Op):
     """rows x cols elements read in order and written in order."""
 
-    group: ClassVar[str] = "copy"
-
     rows: Array
     cols: Array
 
@@ -40,9 +38,6 @@ class Copy(Op):
 @dataclasses.dataclass(frozen=True)
 class Transpose(Op):
     """`batch` matrices of rows x cols, written in order, read with a stride of `cols` elements."""
-
-    group: ClassVar[str] = "transpose"
-    optional: ClassVar = {"batch": 1.0}
 
     rows: Array
     cols: Array
@@ -79,9 +74,7 @@ class Gather(Op):
     fused embedding bag).
     """
 
-    group: ClassVar[str] = "gather"
-    optional: ClassVar = {"pooled": 0.0}
-    zero_allowed: ClassVar = frozenset(optional)
+    other_group: ClassVar[str] = "pooled_gather"
 
     rows: Array
     cols: Array
@@ -98,20 +91,15 @@ class Gather(Op):
         moved = self.rows * ((1.0 + written) * (self.cols * self.element_bytes) + INDEX_BYTES)
         return _table_work(self, moved)
 
-    def group_index(self) -> Array:
-        """Pooling rows as they come in overlaps their arrival: other knobs."""
-        return group_if(floats(self.pooled) > 0, "pooled_gather", "gather")
-
-    def possible_groups(self) -> tuple[str, ...]:
-        return "gather", "pooled_gather"
+    def is_other(self) -> Array:
+        """Pooling rows as they come in overlaps their arrival."""
+        return floats(self.pooled) > 0
 
 
 @register("scatter_add", "scatter")
 @dataclasses.dataclass(frozen=True)
 class ScatterAdd(Op):
     """`rows` rows added in place to a table of `vocab` rows at random; a step is one row."""
-
-    group: ClassVar[str] = "scatter_add"
 
     rows: Array
     cols: Array
@@ -148,8 +136,6 @@ def _table_work(op: Gather | ScatterAdd, moved: Array, flops: Array = 0.0) -> Wo
 class Allocation(Op):
     """Memory that the operating system hands out at first touch; a step is one 4 KiB page."""
 
-    group: ClassVar[str] = "allocation"
-
     bytes: Array
 
     def work(self) -> Work:
@@ -161,7 +147,6 @@ class Allocation(Op):
 class Call(Op):
     """Starting a compiled program from the host; a step is one argument or result handed over."""
 
-    group: ClassVar[str] = "call"
     zero_allowed: ClassVar = frozenset({"buffers"})
 
     buffers: Array
@@ -174,8 +159,6 @@ class Call(Op):
 @dataclasses.dataclass(frozen=True)
 class LoopTrip(Op):
     """One trip of a compiled while loop besides its body: condition, counter."""
-
-    group: ClassVar[str] = "loop_trip"
 
     trips: Array
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from hybridperf.hardware import Unit
 from hybridperf.io.errors import unknown
 from hybridperf.io.namespace import Array
-from hybridperf.ops.base import Gpu, Op, register
-from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
+from hybridperf.ops.base import Gpu, register
+from hybridperf.ops.inputs import log2_ratio, log_sizes_base2, tails
+from hybridperf.ops.loops import BLOCK_ELEMENTS, Matrix
 from hybridperf.ops.roofline import Work, streamed
 from hybridperf.ops.tiles import wave_inputs
 
@@ -79,15 +79,11 @@ def scheme_flags(quant: str) -> dict[str, Array]:
 
 @register("scale_matrix", "quantise")
 @dataclasses.dataclass(frozen=True)
-class Quantise(Op):
+class Quantise(Matrix):
     """A matrix of rows x cols scaled, clamped and written in the scheme's format."""
 
     group: ClassVar[str] = "quantise"
-    unit: ClassVar[Unit] = "vector"
-    text: ClassVar = {"quant": "fp8"}
 
-    rows: Array
-    cols: Array
     quant: str = "fp8"
 
     @classmethod
@@ -105,18 +101,14 @@ class Quantise(Op):
         moved = n * (self.element_bytes + SCHEMES[self.quant].narrow_bytes)
         return streamed(moved, flops=2 * n)  # scaled and clamped
 
-    def shape(self) -> dict[str, Array]:
-        return {**log_sizes(rows=self.rows, cols=self.cols), **tails(16, cols=self.cols)}
-
     def blocks(self) -> Array:
-        return self.rows * self.cols / 1024.0
+        return self.rows * self.cols / BLOCK_ELEMENTS
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return {
             **log_sizes_base2(rows=self.rows, cols=self.cols, elements=self.rows * self.cols),
             "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
-            **tails(128, cols=self.cols),
-            **tails(1024, cols=self.cols),
+            **tails(128, 1024, cols=self.cols),
             **wave_inputs("1024", self.blocks(), gpu),
             **wave_inputs("rows", self.rows, gpu),
             "written_bytes": SCHEMES[self.quant].narrow_bytes,

@@ -20,8 +20,8 @@ probability 1 / (1 + (d/C)^4), a flatter curve where distances scatter (rows of 
 up all the time and others never again). `pnorm(a, b; q) = (a^(1/q) + b^(1/q))^q` is max(a, b) at q
 = 0 and a + b at q = 1. With neutral knobs (`RooflineKnobs.neutral()`) the second form is the first.
 
-Families of GPU ops (`learning.prior.form`) keep the floor, both efficiencies and q of it, and add
-thread-block waves to the p-norm.
+Families of GPU ops (`learning.prior.form`) keep the floor, both efficiencies and q of it; waves of
+thread blocks are a third part of their p-norm. All of them add up by `roof_s`.
 
 Everything here takes one op on one device; callers `vmap`.
 """
@@ -29,7 +29,9 @@ Everything here takes one op on one device; callers `vmap`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 from types import ModuleType
 
 import jax
@@ -125,8 +127,16 @@ def roofline_s(work: Work, device: Device) -> Array:
 
 def op_seconds(work: Work, device: Device, knobs: RooflineKnobs) -> Array:
     """Seconds by the calibrated form (module docstring)."""
-    core_s, memory_s, serial_s = op_parts(work, device, knobs)
-    return knobs.floor_s + pnorm(core_s, memory_s, knobs.smoothing) + serial_s
+    *overlapping, serial_s = op_parts(work, device, knobs)
+    return roof_s(knobs.floor_s, overlapping, knobs.smoothing, serial_s)
+
+
+def roof_s(
+    floor_s: Array, overlapping: Sequence[Array], q: Array, serial_s: Array = 0.0,
+    xp: ModuleType = jnp,
+) -> Array:  # fmt: skip
+    """Seconds of a floor, of parts that overlap (their p-norm), and of what comes after them."""
+    return floor_s + functools.reduce(lambda a, b: pnorm(a, b, q, xp), overlapping) + serial_s
 
 
 def op_parts(work: Work, device: Device, knobs: RooflineKnobs) -> tuple[Array, Array, Array]:
@@ -171,8 +181,7 @@ def level_shares(distance_bytes: Array, level_bytes: Array, spread: Array = 0.0)
 def pnorm(a: Array, b: Array, q: Array, xp: ModuleType = jnp) -> Array:
     """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1.
 
-    Of three, it is the norm of one and of that of the others. In NumPy (`xp`) of complex numbers,
-    too, which count by their real parts.
+    In NumPy (`xp`) of complex numbers, too, which count by their real parts.
     """
     a, b, q = xp.asarray(a), xp.asarray(b), xp.asarray(q)
     high, low = xp.maximum(a, b), xp.minimum(a, b)

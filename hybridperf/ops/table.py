@@ -166,7 +166,8 @@ def _part(
         columns[dimension] = values
     op = cls(dtype, **{key: value[good] for key, value in columns.items()}, **fixed, **text)
     here = at[good]
-    work = _columns_of(op.work(), len(here))
+    counts = {name: np.asarray(value, np.float64) for name, value in vars(op.work()).items()}
+    work = Work(**{name: np.broadcast_to(value, (len(here),)) for name, value in counts.items()})
     if "reuse_bytes" in frame.columns:
         reuse = pd.to_numeric(frame["reuse_bytes"].iloc[here], errors="coerce").to_numpy(np.float64)
         work = dataclasses.replace(work, reuse_bytes=np.where(reuse > 0, reuse, work.reuse_bytes))
@@ -207,9 +208,3 @@ def _columns_for(frame: pd.DataFrame, cls: type[Op], dimension: str) -> list[str
     """The table's columns that hold a dimension: ours first, then other people's names of it."""
     names = [dimension, *(theirs for theirs, ours in cls.synonyms.items() if ours == dimension)]
     return [name for name in names if name in frame.columns]
-
-
-def _columns_of(work: Work, n: int) -> Work:
-    """Every count of the work as a column [n]."""
-    counts = {name: np.asarray(value, np.float64) for name, value in vars(work).items()}
-    return Work(**{name: np.broadcast_to(value, (n,)) for name, value in counts.items()})

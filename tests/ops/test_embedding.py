@@ -22,14 +22,13 @@ from hybridperf.ops.embedding import (
     bin_names,
     check_names,
     distances,
-    file_shares,
     met,
+    reuse,
     reuse_distance_bytes,
     row_pieces,
     thin,
     uniform_unique_rows,
     zipf_classes,
-    zipf_unique_rows,
 )
 
 
@@ -55,6 +54,20 @@ def histogram_of(times: np.ndarray) -> np.ndarray:
     return np.bincount(np.minimum(np.ceil(np.log2(times)), 16).astype(int), minlength=17) / len(
         times
     )
+
+
+def file_shares(unique: np.ndarray, lookups: np.ndarray, mean_reuse: float) -> np.ndarray:
+    """The histogram [17] of a file that gives shares of rows and of lookups, both to a few digits.
+
+    Few rows get very many lookups, so their share of the rows reads 0.000 where that of the lookups
+    has three digits: there it is taken from them.
+    """
+    shares = np.asarray(unique, np.float64).copy()
+    per_row = [reuse.bin_mean(k, slope) for k, slope in enumerate(reuse._slopes(shares))]
+    from_lookups = np.asarray(lookups) * mean_reuse / np.array(per_row)
+    better = shares < 0.1
+    shares[better] = from_lookups[better]
+    return shares / shares.sum()
 
 
 # --- different rows -------------------------------------------------------------------------------
@@ -97,7 +110,7 @@ def test_zipf_classes_sum_to_what_every_row_gives(rows: int, exponent: float) ->
 
 @pytest.mark.parametrize(
     "unique",
-    [uniform_unique_rows, lambda n, rows: zipf_unique_rows(n, rows, 0.8)],
+    [uniform_unique_rows, lambda n, rows: Zipf(0.8).unique_rows(n, rows)],
     ids=["uniform", "zipf"],
 )
 def test_limits_of_the_formulas(unique) -> None:
@@ -141,7 +154,7 @@ def test_uniform_has_its_closed_form() -> None:
 
 
 def test_skew_leaves_fewer_rows() -> None:
-    values = [float(zipf_unique_rows(5000, 1e5, exponent)) for exponent in (0.0, 0.5, 1.0, 1.5)]
+    values = [float(Zipf(exponent).unique_rows(5000, 1e5)) for exponent in (0.0, 0.5, 1.0, 1.5)]
     assert (np.diff(values) < 0).all()
 
 
@@ -534,7 +547,7 @@ def test_gradients_against_differences() -> None:
 
             def unique(x, argument=argument, values=values):
                 n, exponent, shift = [*values[:argument], x, *values[argument + 1 :]]
-                return zipf_unique_rows(n, 1e5, exponent, shift)
+                return Zipf(exponent, shift).unique_rows(n, 1e5)
 
             check_slope(unique, values[argument])
 

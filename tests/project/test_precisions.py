@@ -17,8 +17,8 @@ import pytest
 from support.made_sharding import made_cost
 
 from hybridperf.collectives.model import CollectiveModel, collective_seconds
+from hybridperf.engine.batches import with_knobs
 from hybridperf.explore.sharding import relaxed
-from hybridperf.explore.sweeps.platforms import with_knobs
 from hybridperf.hardware import load_device, load_system
 from hybridperf.model import PerfModel, canonical, durations
 from hybridperf.model.calls import CollectiveCall, GivenSeconds

@@ -90,8 +90,7 @@ def read_nccl_tests(
     lines = read_lines(path)
     text = "\n".join(lines).strip()
     runs = _json_runs(text, path) if text.startswith("{") else list(_text_runs(lines))
-    mentioned = {test for run in runs for test in run.mentioned}
-    mentioned |= {test for line in lines if (test := _mention(line))}
+    mentioned = set().union(*(run.mentioned for run in runs), *map(_mention, lines))
     hints = CallerHints(str(path), collective, machines, mentioned)
     rows: list[dict[str, Any]] = []
     remarks: list[str] = []
@@ -120,10 +119,14 @@ def _text_runs(lines: list[str]) -> Iterator[NcclRun]:
             run = NcclRun(number, mentioned=mentioned)
             mentioned = set()
         if run is None:
-            _note(mentioned, line)
+            mentioned |= _mention(line)
         elif header:
             run.seen.add(header)
-            _read_header(run, header, line)
+            _read_version(run, line)
+            if header == "test" and (match := _HEADERS["test"].match(line)):
+                run.test = _test_name(match[1])
+            if header == "options" and (together := re.search(r"agg iters: (\d+)", line)):
+                _skip_aggregated(run, int(together[1]))
         elif columns:
             run.columns = _columns(columns[1])
             run.in_places = in_places
@@ -138,13 +141,15 @@ def _text_runs(lines: list[str]) -> Iterator[NcclRun]:
         elif line.startswith("#"):
             _read_comment(run, line)
         elif run.closed:
-            _note(mentioned, line)
+            mentioned |= _mention(line)
         else:
             if rows_only:
                 run.columns = _DEFAULT_COLUMNS  # somebody kept the rows only
             _read_version(run, line)
-            if not (run.columns is not None and _read_row(run, number, line)):
-                _note(run.mentioned if run.columns is None else mentioned, line)
+            if run.columns is None:
+                run.mentioned |= _mention(line)
+            elif not _read_row(run, number, line):
+                mentioned |= _mention(line)
     if run is not None:
         yield run
 
@@ -153,15 +158,8 @@ def _columns(names: str) -> list[str]:
     """Names of the result columns; those of most versions where the line of names is damaged."""
     pattern = rf"(?:\s+redop)?(?:\s+root)?((?:{_RESULT_COLUMNS})+(?:\s+timestamp)?)\s*"
     match = re.fullmatch(pattern, names)
-    return match[1].split() if match else _DEFAULT_COLUMNS
-
-
-def _read_header(run: NcclRun, kind: str, line: str) -> None:
-    _read_version(run, line)
-    if kind == "test" and (match := _HEADERS["test"].match(line)):
-        run.test = _test_name(match[1])
-    if kind == "options" and (together := re.search(r"agg iters: (\d+)", line)):
-        _skip_aggregated(run, int(together[1]))
+    # a time stamp is two words
+    return match[1].replace("timestamp", "day hour").split() if match else _DEFAULT_COLUMNS
 
 
 def _skip_aggregated(run: NcclRun, together: int) -> None:
@@ -204,9 +202,7 @@ def _read_row(run: NcclRun, number: int, line: str) -> bool:
         if _ROW_WITHIN.search(line):
             run.damaged.append(number)
         return False
-    columns: list[str] = []
-    for column in run.columns or []:
-        columns += [column] * (2 if column == "timestamp" else 1)
+    columns = run.columns or []
     head, results = tokens[: len(tokens) - len(columns)], tokens[len(tokens) - len(columns) :]
     try:
         timings = tuple(_timings(columns, results, run.in_places))
@@ -317,14 +313,9 @@ def _test_name(program: str) -> str:
     return re.sub(r"_perf(?:_mpi)?$", "", PurePath(program).name)
 
 
-def _mention(line: str) -> str | None:
+def _mention(line: str) -> set[str]:
     match = None if line.startswith("#") else _PROGRAM.search(line)
-    return match[1] if match else None
-
-
-def _note(mentioned: set[str], line: str) -> None:
-    if test := _mention(line):
-        mentioned.add(test)
+    return {match[1]} if match else set()
 
 
 def _version(code: int) -> str:

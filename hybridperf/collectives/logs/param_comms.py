@@ -158,9 +158,7 @@ def _context(run: _ParamRun, line: str) -> _ParamRun:
         run.groups, run.world = int(match[1]), int(match[2])
     for match in _HELLO.finditer(line):
         if run.columns is not None and int(match[1]) in run.hosts:  # no environment line
-            known = run
-            run = _ParamRun(backend=known.backend, mode=known.mode, dtype=known.dtype)
-            run.collectives = known.collectives
+            run = dataclasses.replace(run, world=0, local=0, hosts={}, groups=1, columns=None)
         run.hosts[int(match[1])] = match[2]
         run.world = run.world if run.world > 0 else int(match[3])
     return run
@@ -172,20 +170,14 @@ def _columns(names: str) -> list[str]:
     return names.split()
 
 
-def _layout(run: _ParamRun, n_tokens: int) -> list[str] | None:
-    """Names of a result's columns; without a line of names, those of the version with as many."""
-    columns = run.columns or []
-    if len(columns) == n_tokens and set(_PLAIN) <= set(columns):
-        return columns
-    return _DEFAULT_COLUMNS.get(n_tokens)
-
-
 def _row(
     run: _ParamRun, label: str, tokens: list[str], where: str, collective: str | None,
     given: Machines | None,
 ) -> dict[str, Any] | str:  # fmt: skip
     """A result as a row of the schema; a string says why it cannot be used."""
-    columns = _layout(run, len(tokens))
+    columns = run.columns
+    if columns is None or len(columns) != len(tokens) or not set(_PLAIN) <= set(columns):
+        columns = _DEFAULT_COLUMNS.get(len(tokens))  # of the version that prints as many
     if "QUANT" in label or run.columns == ["quantised"]:
         return "a quantised collective"
     if label.startswith("-pt2pt"):

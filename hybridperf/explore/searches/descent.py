@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import optax
 
-from hybridperf.explore.searches.problem import FREE, PointValues, SearchProblem
+from hybridperf.explore.searches.problem import FREE, PointSlopes, SearchProblem
 
 FEASIBLE = 1e-6  # of logs: what still counts as met on the way
 _FIRST_STEP, _LAST_STEP = 0.08, 5e-4  # of the cube's side
@@ -40,7 +40,7 @@ class DescentResult:
     path_violation: np.ndarray  # [T, S]
 
 
-def violation(at: PointValues, equal: np.ndarray) -> np.ndarray:
+def violation(at: PointSlopes, equal: np.ndarray) -> np.ndarray:
     """Largest distance from holding [B]: 0 where all constraints hold, huge for no number."""
     numbers = np.isfinite(at.f) & np.isfinite(at.g).all(1)
     return np.where(numbers, np.where(equal, np.abs(at.g), at.g).max(1, initial=0.0), _WORST)
@@ -64,7 +64,7 @@ def descend(problem: SearchProblem, starts: np.ndarray) -> DescentResult:
         smoothing = method.smoothing
         temperature = None if smoothing is None else smoothing * _ANNEALING**this_round
         at = problem.slopes(u, FREE, temperature)
-        worst = violation(PointValues(at.f, at.g), equal)
+        worst = violation(at, equal)
         f = np.where(worst < _WORST, at.f, _WORST)
         both = (worst <= FEASIBLE) & (best_violation <= FEASIBLE)
         better = np.where(both, f < best_f, worst < best_violation)

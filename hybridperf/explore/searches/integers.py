@@ -68,7 +68,7 @@ def stops(problem: SearchProblem, best: Optimum) -> dict[int, tuple[int, float]]
     if not moves:
         return {}
     to = np.stack([np.where(np.arange(len(held)) == k, value, held) for k, _, value in moves])
-    at = problem.values(np.stack([_moved(problem, best.u, one) for one in to]), to)
+    at = problem.slopes(np.stack([_moved(problem, best.u, one) for one in to]), to)
     found: dict[int, tuple[int, float]] = {}
     seen: set[tuple[int, int]] = set()
     # a constraint that is active at the optimum and not violated more is no reason
@@ -96,7 +96,7 @@ def _ranked(
     if not candidates:
         return []
     held = np.stack(candidates)
-    at = problem.values(np.stack([_moved(problem, u, one) for one in candidates]), held)
+    at = problem.slopes(np.stack([_moved(problem, u, one) for one in candidates]), held)
     merit = at.f + _WEIGHT * excess(at.g, problem.equal).sum(1)
     order = np.argsort(np.where(np.isfinite(merit), merit, np.inf), kind="stable")
     return [candidates[i] for i in order]

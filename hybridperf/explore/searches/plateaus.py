@@ -43,7 +43,7 @@ def poles(problem: SearchProblem, best: Optimum) -> list[str]:
         this = np.arange(problem.knobs) == k
         sides = [np.clip(best.u + sign * _NEAR, 0, 1) for sign in (1, -1)]
         points = np.stack([np.where(this, side, best.u) for side in sides])
-        nearby = np.abs(problem.objective(problem.values(points, best.held).f))
+        nearby = np.abs(problem.objective(problem.slopes(points, best.held).f))
         if np.isfinite(nearby).any() and here > _POLE * np.nanmax(nearby):
             found.append(knob.name)
     return found
@@ -68,15 +68,11 @@ def _holds(
     problem: SearchProblem, best: Optimum, k: int, values: np.ndarray, at: np.ndarray | None = None
 ) -> np.ndarray:
     """Whether knob `k` at each of some values keeps the objective and all constraints; bool [n]."""
-    if at is None:
-        places = problem.place(np.tile(problem.knob_values(best.u, best.held), (len(values), 1)))
-    else:
-        places = np.tile(best.u, (len(values), 1))
-    keep = np.tile(best.held, (len(values), 1))
+    places, keep = (np.tile(one, (len(values), 1)) for one in (best.u, best.held))
     if problem.spec.knobs[k].integer:
         keep[:, k] = values
     elif at is not None:
         places[:, k] = at
-    found = problem.values(places, keep)
+    found = problem.slopes(places, keep)
     met = excess(found.g, problem.equal).sum(1) <= excess(best.g, problem.equal).sum() + 1e-12
     return (np.abs(found.f - best.f) <= _SAME) & met

@@ -13,7 +13,7 @@ each takes is found by probing the box. Axes: B points, K knobs, C constraints.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -32,18 +32,11 @@ _WIDTH = 16  # points evaluated together
 FREE = np.nan  # a knob that is not held
 
 
-class PointValues(NamedTuple):
-    """What is compared at points."""
+class PointSlopes(NamedTuple):
+    """What is compared at points, with gradients in the unit cube."""
 
     f: Any  # [B]
     g: Any  # [B, C] inequalities, then equalities
-
-
-class PointSlopes(NamedTuple):
-    """Values with gradients in the unit cube."""
-
-    f: Any  # [B]
-    g: Any  # [B, C]
     df: Any  # [B, K]
     dg: Any  # [B, C, K]
 
@@ -116,28 +109,20 @@ class SearchProblem:
 
     def _why(self, at: int, u: np.ndarray) -> str:
         """In words, the divisor in a side's formulas that is zero at all probes."""
-        spec, (low, high) = self.spec, self._bounds.T
-        sides = self.constraints[at - 1].sides if at else None
+        spec, sides = self.spec, self.constraints[at - 1].sides if at else None
         formulas = [sides.less, sides.more] if sides else [spec.objective]
         names = (knob.name for knob in spec.knobs)
-        columns = dict(zip(names, np.exp(low + u * (high - low)).T, strict=True))
-        columns |= {name: np.full(len(u), value) for name, value in spec.constants.items()}
-        for name, formula in spec.before.items():
-            columns[name] = formula(columns, len(u))
+        columns = _columns_before(spec, dict(zip(names, self.knob_values(u, FREE).T, strict=True)))
         for formula in (*formulas, *spec.before.values(), *spec.after.values()):
             for divisor in formula.divisors():
                 if divisor.names <= set(columns) and not divisor(columns, len(u)).any():
                     return f": {formula.text!r} divides by {divisor.text!r}, which is zero"
         return ""
 
-    def values(self, u: np.ndarray, held: ArrayLike) -> PointValues:
-        """At points [B, K]; not a number is worse than anything."""
-        return PointValues(*self.slopes(u, held)[:2])
-
     def slopes(
         self, u: np.ndarray, held: ArrayLike, temperature: float | None = None
     ) -> PointSlopes:
-        """At points [B, K], with gradients; maxima softened where a temperature is given."""
+        """At points [B, K]; maxima softened where a temperature is given; NaN is the worst."""
         less, more, by_less, by_more = self._batches(u, held, temperature)
         log, scale = self.log, self.scale
         with np.errstate(all="ignore"):  # what is no number stays none
@@ -189,7 +174,7 @@ class SearchProblem:
             columns[name] = formula.traced(columns, xp)
         return columns
 
-    def _sides_of_one(self, u: Any, held: Any, temperature: Any = None) -> tuple[Array, Array]:
+    def _sides_of_one(self, u: Any, held: Any, temperature: Any = None) -> tuple[Array, ...]:
         """What must be less and what more [1 + C]; the objective is compared with one."""
         columns = self._columns(u, held, temperature)
         xp = jnp if temperature is None else SoftModule(temperature)
@@ -197,7 +182,8 @@ class SearchProblem:
         formulas = [self.spec.objective, *(side.less for side in sides)]
         less = [formula.traced(columns, xp) for formula in formulas]
         more = [1.0, *(side.more.traced(columns, xp) for side in sides)]
-        return _stacked(less), _stacked(more)
+        both = ([jnp.asarray(one, jnp.float64) for one in each] for each in (less, more))
+        return tuple(map(jnp.stack, both))
 
     def _sides_and_slopes(self, u: Any, held: Any, temperature: Any = None) -> tuple[Any, ...]:
         def twice(point: Any) -> tuple[Any, Any]:
@@ -219,15 +205,14 @@ def columns_at(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, float]
     return {name: float(value[0]) for name, value in numbers.items()}
 
 
-def _columns_before(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, np.ndarray]:
-    columns = {name: np.array([value]) for name, value in (*knobs.items(), *spec.constants.items())}
+def _columns_before(spec: SearchSpec, knobs: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+    """Columns that need no result, at one point or several."""
+    columns = {name: np.atleast_1d(value) for name, value in knobs.items()}
+    points = len(next(iter(columns.values())))
+    columns |= {name: np.full(points, value) for name, value in spec.constants.items()}
     for name, formula in spec.before.items():
-        columns[name] = formula(columns, 1)
+        columns[name] = formula(columns, points)
     return columns
-
-
-def _stacked(sides: Sequence[Any]) -> Array:
-    return jnp.stack([jnp.asarray(side, jnp.float64) for side in sides])
 
 
 def trust_at(spec: SearchSpec, knobs: Mapping[str, float]) -> TargetTrust:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -54,6 +54,8 @@ def search(
 
 
 def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
+    from scipy.stats import qmc  # takes a second
+
     problem, free = SearchProblem(spec), np.full(len(spec.knobs), FREE)
 
     def progress(text: str) -> None:
@@ -62,7 +64,9 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
 
     for remark in spec.remarks():
         progress(remark)
-    probes = _probes(spec)
+    # points spread over the cube [B, K]
+    rng = np.random.default_rng(spec.method.seed)
+    probes = qmc.Sobol(len(spec.knobs), scramble=True, rng=rng).random(_PROBES)
     problem.probe(probes)
     progress(f"descending from {spec.method.starts} starts")
     came = descend(problem, _starts(problem, probes))
@@ -127,18 +131,10 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     )
 
 
-def _probes(spec: SearchSpec) -> np.ndarray:
-    """Points spread over the cube [B, K]."""
-    from scipy.stats import qmc
-
-    rng = np.random.default_rng(spec.method.seed)
-    return qmc.Sobol(len(spec.knobs), scramble=True, rng=rng).random(_PROBES)
-
-
 def _starts(problem: SearchProblem, probes: np.ndarray) -> np.ndarray:
     """Half the best of the probes, half any of them [S, K]."""
     count = problem.spec.method.starts
-    at = problem.values(probes, FREE)
+    at = problem.slopes(probes, FREE)
     merit = at.f + 10 * violation(at, problem.equal)
     order = np.argsort(np.where(np.isfinite(merit), merit, np.inf), kind="stable")
     good = order[: (count + 1) // 2]
@@ -178,13 +174,8 @@ def _shortfall(one: Constraint, columns: Mapping[str, float]) -> float:
     return apart / max(abs(less), abs(more), 1e-300)
 
 
-class _Phase(NamedTuple):
-    """One phase of a search, step by step."""
-
-    name: str
-    evaluations: Sequence[int]
-    f: Sequence[float]
-    violation: Sequence[float]
+# name, and step by step: evaluations, objective, violation
+_Phase = tuple[str, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _descent_history(came: DescentResult, problem: SearchProblem) -> _Phase:
@@ -193,15 +184,14 @@ def _descent_history(came: DescentResult, problem: SearchProblem) -> _Phase:
     met = came.path_violation <= (FEASIBLE if problem.equal.any() else 0.0)
     f = np.where(met, came.path_f, np.inf).min(1)
     first = problem.evaluations - steps * starts
-    evaluations = list(first + starts * np.arange(1, steps + 1))
-    return _Phase("descent", evaluations, list(f), list(came.path_violation.min(1)))
+    evaluations = first + starts * np.arange(1, steps + 1)
+    return "descent", evaluations, f, came.path_violation.min(1)
 
 
 def _polish_history(one: Optimum, before: int, after: int, phase: str) -> _Phase:
     evaluations = np.linspace(before, after, len(one.path_f) + 1)[1:].astype(int)
-    path = zip(one.path_f, one.path_violation, strict=True)
-    f = [f if violated <= MARGIN else np.inf for f, violated in path]
-    return _Phase(phase, list(evaluations), f, one.path_violation)
+    violated = np.array(one.path_violation)
+    return phase, evaluations, np.where(violated <= MARGIN, one.path_f, np.inf), violated
 
 
 def _convergence(history: Sequence[_Phase], problem: SearchProblem) -> pd.DataFrame:

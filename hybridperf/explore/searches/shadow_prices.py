@@ -15,7 +15,6 @@ from hybridperf.explore.searches.integers import stops
 from hybridperf.explore.searches.polish import Optimum, multipliers, polish
 from hybridperf.explore.searches.problem import SearchProblem, columns_at
 from hybridperf.explore.searches.result import ActiveConstraint, BlockingConstraint
-from hybridperf.explore.searches.spec import Constraint, SearchSpec
 
 _ACTIVE = 1e-4  # logs: nearer to its limit than that a constraint may hold us back
 _WORTH = 1e-6  # a smaller multiplier is none
@@ -54,28 +53,20 @@ def active_constraints(
     return tuple(sorted(out, key=lambda one: -abs(one.multiplier)))
 
 
-def stated_limit(spec: SearchSpec, one: Constraint) -> str | None:
-    """Which side, `less` or `more`, no knob moves; None where knobs move both."""
-    if not spec.knobs_behind(one.sides.more.names):
-        return "more"
-    return None if spec.knobs_behind(one.sides.less.names) else "less"
-
-
 def _one_percent(
     problem: SearchProblem, c: int, less: float, more: float
 ) -> tuple[str | None, float]:
     """The limit as written, None where there is none, and the shift of `g` by one percent of it."""
-    one = problem.constraints[c]
-    where = stated_limit(problem.spec, one)
-    if where is None:
-        return None, _MORE if problem.log[1 + c] else 0.01
-    text, sign = getattr(one.sides, where).text, 1 if where == "more" else -1
-    if problem.log[1 + c]:
-        return text, sign * _MORE
-    value = more if where == "more" else less
-    if value == 0:  # of nothing there is no percent
-        return None, 0.01
-    return text, sign * 0.01 * value / float(problem.scale[1 + c])
+    sides = problem.constraints[c].sides
+    for side, value, sign in ((sides.more, more, 1), (sides.less, less, -1)):
+        if problem.spec.knobs_behind(side.names):
+            continue
+        if problem.log[1 + c]:
+            return side.text, sign * _MORE
+        if value != 0:  # of nothing there is no percent
+            return side.text, sign * 0.01 * value / float(problem.scale[1 + c])
+        break
+    return None, _MORE if problem.log[1 + c] else 0.01
 
 
 def stopped(problem: SearchProblem, best: Optimum) -> tuple[BlockingConstraint, ...]:

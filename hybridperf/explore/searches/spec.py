@@ -161,8 +161,12 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
     before, after = derived_columns(parts["derived"], givens, results)
     formulas = {**before, **after}
     known = [*givens, *before, *results, *after]
-    conditions = (_constraint(name, text, known) for name, text in parts["constraints"].items())
-    constraints = tuple(itertools.chain(*conditions))
+    constraints: list[Constraint] = []
+    for name, text in parts["constraints"].items():
+        formula = known_formula(text, f"constraint {name}", known, condition=True)
+        sides = formula.comparisons(f"constraint {name}")
+        texts = [one.text for one in sides] if len(sides) > 1 else [formula.text]
+        constraints += map(Constraint, itertools.repeat(name), texts, sides)
     objective, maximise = _objective(parts["objective"], known)
     reads = set() if target is None else target.known()
     used = reads.union(*(one.sides.names for one in constraints))
@@ -184,7 +188,7 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
         prices=named,
         before=before,
         after=after,
-        constraints=constraints,
+        constraints=tuple(constraints),
         objective=objective,
         maximise=maximise,
         method=_method(parts["method"]),
@@ -226,13 +230,6 @@ def _knob(name: str, written: Any) -> SearchKnob:
     if least == most:
         raise InputError(f"{what} can only be {least:g}; write it under [constants]")
     return SearchKnob(name, least, most, whole_flag(what, written, least, most))
-
-
-def _constraint(name: str, text: Any, known: Sequence[str]) -> list[Constraint]:
-    where = f"constraint {name}"
-    formula = known_formula(text, where, known, condition=True)
-    parts = formula.comparisons(where)
-    return [Constraint(name, one.text if len(parts) > 1 else formula.text, one) for one in parts]
 
 
 def _objective(written: Mapping[str, Any], known: Sequence[str]) -> tuple[Expression, bool]:

@@ -26,11 +26,9 @@ from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost
 MOST_NUMBERS = 4e6  # of what all ranks of all partial placements of a level hold; more: given up
 
 
-def prove(
-    cost: PlacementCost, known: np.ndarray | None, tolerance: float = 1e-9
-) -> tuple[np.ndarray | None, bool]:
+def prove(cost: PlacementCost, known: np.ndarray | None) -> tuple[np.ndarray | None, bool]:
     """(best placement [T], True), or (`known`, False) if there are too many; None: none fits."""
-    limit_s = cost.step_s(known) * (1 - tolerance) if known is not None else np.inf
+    limit_s = cost.step_s(known) * (1 - 1e-9) if known is not None else np.inf
     per_node = cost.ranks // cost.nodes
     order = np.argsort(-np.sum(cost.lookup_seconds(cost.tables), 0), kind="stable")
     placed = np.zeros((1, 0), int)

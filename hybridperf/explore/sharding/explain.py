@@ -82,9 +82,8 @@ def _per_rank(
     for word, values in by_part.items():
         rank = int(values.argmax())
         slowest[rank] = ", ".join(filter(None, (slowest[rank], word)))
-    held: list[list[Table]] = [[] for _ in range(cost.ranks)]
-    for table, rank in zip(tables, placement, strict=True):
-        held[rank].append(table)
+    placed = list(zip(tables, placement, strict=True))
+    held = [[table for table, at in placed if at == rank] for rank in range(cost.ranks)]
     return pd.DataFrame({
         "rank": np.arange(cost.ranks), "node": np.arange(cost.ranks) // (cost.ranks // cost.nodes),
         "tables": list(map(len, held)),

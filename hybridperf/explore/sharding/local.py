@@ -16,6 +16,7 @@ Axes: T tables, I of them on ranks that matter, R ranks, C columns.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -46,8 +47,8 @@ def better(one: LocalOptimum, other: LocalOptimum) -> LocalOptimum:
 
 def polish(cost: PlacementCost, start: np.ndarray, kicks: int = 0, seed: int = 0) -> LocalOptimum:
     """The best found from a placement [T]: never worse than it, unless it exceeded memory."""
-    rng = np.random.default_rng(seed)
-    best, enough_s = _down(cost, start), cost.bound_s() * (1 + _NEAR_BOUND)
+    rng, enough_s = np.random.default_rng(seed), cost.bound_s() * (1 + _NEAR_BOUND)
+    best = _down(cost, start, enough_s)
     for _ in range(kicks if cost.ranks > 1 else 0):
         if best.over_bytes == 0 and best.step_s <= enough_s:
             break
@@ -55,22 +56,21 @@ def polish(cost: PlacementCost, start: np.ndarray, kicks: int = 0, seed: int = 0
         critical = np.flatnonzero(_matters(cost, cost.sums(kicked))[kicked])
         at = np.append(rng.choice(critical), rng.integers(0, len(kicked), _KICKED - 1))
         kicked[at] = rng.integers(0, cost.ranks, len(at))
-        best = better(_down(cost, kicked), best)
+        best = better(_down(cost, kicked, enough_s), best)
     return best
 
 
-def _down(cost: PlacementCost, start: np.ndarray) -> LocalOptimum:
+def _down(cost: PlacementCost, start: np.ndarray, enough_s: float) -> LocalOptimum:
     placement = np.array(start, int)
     scale = _Scale.of(cost, placement)
     best = _seen(cost, placement)
-    enough_s = cost.bound_s() * (1 + _NEAR_BOUND)
     for _ in range(_MOST_ROUNDS):
         if best.over_bytes == 0 and best.step_s <= enough_s:
             break
         sums = cost.sums(placement)
         some = np.flatnonzero(_matters(cost, sums)[placement])
-        now = scale.merit(cost, sums)
-        moved, swapped = _moves(cost, scale, placement, sums, some, now)
+        now = scale.merit(sums)
+        moved, swapped = _moves(scale, placement, sums, some, now)
         least_move, least_swap = moved.min(initial=np.inf), swapped.min(initial=np.inf)
         if not min(least_move, least_swap) < now - _LEAST_GAIN * scale.step_s:
             break
@@ -104,6 +104,7 @@ def _matters(cost: PlacementCost, sums: np.ndarray) -> np.ndarray:
 class _Scale:
     """What the merit is measured by: the start."""
 
+    cost: PlacementCost
     step_s: float
     load_s: float
     sent: float
@@ -111,93 +112,87 @@ class _Scale:
     @staticmethod
     def of(cost: PlacementCost, placement: np.ndarray) -> _Scale:
         sums = cost.sums(placement)
-        load_s = np.max(sum(cost.lookup_seconds(sums)))
-        return _Scale(float(cost.of_ranks(sums).step_s), float(load_s), float(sums[:, SENT].max()))
+        load_s, sent = np.max(sum(cost.lookup_seconds(sums))), sums[:, SENT].max()
+        return _Scale(cost, float(cost.of_ranks(sums).step_s), float(load_s), float(sent))
 
-    def own(
-        self, cost: PlacementCost, sums: np.ndarray, lookups: tuple[np.ndarray, np.ndarray]
-    ) -> np.ndarray:
+    def own(self, sums: np.ndarray, lookups: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         """What ranks [...] add to the merit by themselves, in steps, from their sums [..., C]."""
-        over = np.maximum(sums[..., MEMORY] / cost.limit_bytes - 1, 0)
+        over = np.maximum(sums[..., MEMORY] / self.cost.limit_bytes - 1, 0)
         by_load = ((lookups[0] + lookups[1]) / self.load_s) ** _POWER
         even = by_load + (sums[..., SENT] / self.sent) ** _POWER
-        return _HEAVY * over + _EVEN * even / cost.ranks
+        return _HEAVY * over + _EVEN * even / self.cost.ranks
 
-    def merit(self, cost: PlacementCost, sums: np.ndarray) -> float:
-        own = self.own(cost, sums, cost.lookup_seconds(sums))
-        return float(cost.of_ranks(sums).step_s + self.step_s * own.sum())
+    def merit(self, sums: np.ndarray) -> float:
+        own = self.own(sums, self.cost.lookup_seconds(sums))
+        return float(self.cost.of_ranks(sums).step_s + self.step_s * own.sum())
 
 
-class _MaximumWithout:
-    """The maximum of numbers [N] without two of them."""
+def _maximum_without(values: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """The maximum of numbers [N] without those at two places."""
+    order = np.argsort(-values)[:3]
+    first, second, third = np.append(values[order], [-np.inf] * (3 - len(order)))
+    order = np.append(order, [-1] * (3 - len(order)))
 
-    def __init__(self, values: np.ndarray):
-        self._order = np.argsort(-values)[:3]
-        self._values = np.append(values[self._order], [-np.inf] * (3 - len(self._order)))
-        self._order = np.append(self._order, [-1] * (3 - len(self._order)))
-
-    def without(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        first, second, third = self._values
-        hit = [(self._order[k] == one) | (self._order[k] == other) for k in range(2)]
+    def without(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        hit = [(order[k] == one) | (order[k] == other) for k in range(2)]
         return np.where(~hit[0], first, np.where(~hit[1], second, third))
+
+    return without
 
 
 def _moves(
-    cost: PlacementCost, scale: _Scale, placement: np.ndarray, sums: np.ndarray, some: np.ndarray,
-    now: float,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    scale: _Scale, placement: np.ndarray, sums: np.ndarray, some: np.ndarray, now: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Merit of `some` tables on each rank [I, R] and swapped [I, T]; inf unless below `now`."""
-    tables, here, ranks = cost.tables, placement[some][:, None], np.arange(cost.ranks)[None]
+    tables, here = scale.cost.tables, placement[some][:, None]
+    ranks = np.arange(scale.cost.ranks)[None]
     # rounding may leave less than nothing
     left = np.maximum(sums[here[:, 0]] - tables[some], 0)[:, None]
-    merit = _Merit(cost, scale, sums, now)
+    merit = _merit_of_two(scale, sums, now)
     grown = sums[None] + tables[some][:, None]
-    moved = merit.of(here, ranks, left, grown)
+    moved = merit(here, ranks, left, grown)
     moved[here == ranks] = np.inf
     there = left + tables[None]  # I's ranks with another table instead
     back = np.maximum(sums[placement] - tables, 0)[None] + tables[some][:, None]
-    swapped = merit.of(here, placement[None], there, back)
+    swapped = merit(here, placement[None], there, back)
     swapped[here == placement[None]] = np.inf
     return moved, swapped
 
 
-class _Merit:
+def _merit_of_two(scale: _Scale, sums: np.ndarray, now: float) -> Callable[..., np.ndarray]:
     """Merit of changing two ranks of the present placement; infinite unless better than `now`."""
+    cost, lookups_now = scale.cost, scale.cost.lookup_seconds(sums)
+    own_now = scale.own(sums, lookups_now)
+    per_node, by_node = cost.ranks // cost.nodes, cost.by_node(sums)
+    columns_now = (*lookups_now, sums[:, SENT], by_node)
+    *of_lookups, of_sent, of_nodes = map(_maximum_without, columns_now)
 
-    def __init__(self, cost: PlacementCost, scale: _Scale, sums: np.ndarray, now: float):
-        self._cost, self._scale, self._sums, self._now = cost, scale, sums, now
-        lookups = cost.lookup_seconds(sums)
-        self._own = scale.own(cost, sums, lookups)
-        self._total = self._own.sum()
-        self._lookups = [_MaximumWithout(each) for each in lookups]
-        self._sent, self._by_node = _MaximumWithout(sums[:, SENT]), cost.by_node(sums)
-        self._nodes = _MaximumWithout(self._by_node)
-
-    def of(
-        self, one: np.ndarray, other: np.ndarray, new_one: np.ndarray, new_other: np.ndarray
+    def merit(
+        one: np.ndarray, other: np.ndarray, new_one: np.ndarray, new_other: np.ndarray
     ) -> np.ndarray:
         """Of ranks `one` and `other` [...] with new sums [..., C]."""
-        cost, per_node = self._cost, self._cost.ranks // self._cost.nodes
         lookups = [cost.lookup_seconds(new) for new in (new_one, new_other)]
-        pairs = zip(self._lookups, *lookups, strict=True)
-        highest = [np.maximum(o.without(one, other), np.maximum(a, b)) for o, a, b in pairs]
+        pairs = zip(of_lookups, *lookups, strict=True)
+        highest = [np.maximum(others(one, other), np.maximum(a, b)) for others, a, b in pairs]
         new_sent = np.maximum(new_one[..., SENT], new_other[..., SENT])
-        sent = np.maximum(self._sent.without(one, other), new_sent)
+        sent = np.maximum(of_sent(one, other), new_sent)
         nodes = one // per_node, other // per_node
-        moved = new_other[..., SENT] - self._sums[other, SENT]
+        moved = new_other[..., SENT] - sums[other, SENT]
         between = np.where(nodes[0] == nodes[1], 0.0, moved)  # what goes from node to node
-        changed = np.maximum(self._by_node[nodes[0]] - between, self._by_node[nodes[1]] + between)
-        node_sent = np.maximum(self._nodes.without(*nodes), changed)
-        own = self._total - self._own[one] - self._own[other]
+        changed = np.maximum(by_node[nodes[0]] - between, by_node[nodes[1]] + between)
+        node_sent = np.maximum(of_nodes(*nodes), changed)
+        own = own_now.sum() - own_now[one] - own_now[other]
         for new, seconds in zip((new_one, new_other), lookups, strict=True):
-            own = own + self._scale.own(cost, new, seconds)
+            own = own + scale.own(new, seconds)
         columns = np.broadcast_arrays(*highest, sent, node_sent, own)
         forward_s, backward_s, sent, node_sent, own = columns
         # so far: an all-to-all is expensive to price, and most are out without it
-        merit = forward_s + backward_s + self._scale.step_s * own
+        so_far = forward_s + backward_s + scale.step_s * own
         least = cost.parts(np.zeros(()), np.zeros(()), sent.min(), node_sent.min()).step_s
-        near = merit + least < self._now
-        out = np.full(merit.shape, np.inf)
+        near = so_far + least < now
+        out = np.full(so_far.shape, np.inf)
         priced = cost.parts(forward_s[near], backward_s[near], sent[near], node_sent[near]).step_s
-        out[near] = priced + self._scale.step_s * own[near]
+        out[near] = priced + scale.step_s * own[near]
         return out
+
+    return merit

@@ -13,7 +13,6 @@ Axes: S starts, T tables, R ranks.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ import optax
 
 from hybridperf.explore.sharding.cost import MEMORY, PlacementCost
 from hybridperf.io.namespace import fresh_views
+from hybridperf.model import canonical
 
 STEPS = 250
 _RATE = 0.15
@@ -41,9 +41,7 @@ def descend(
     logits = rng.normal(0, _SPREAD, (starts, len(cost.tables), cost.ranks))
     if near is not None:
         logits[: (starts + 1) // 2, np.arange(len(near)), near] += _LEAN
-    floats = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), cost)
-    ended = _descended(floats, jnp.asarray(logits, jnp.result_type(float)))
-    return np.asarray(ended).argmax(-1)
+    return np.asarray(_descended(*canonical((cost, logits)))).argmax(-1)
 
 
 def loss(cost: PlacementCost, logits: Any, temperature: Any, power: Any) -> Any:
@@ -61,20 +59,20 @@ def loss(cost: PlacementCost, logits: Any, temperature: Any, power: Any) -> Any:
     return jnp.log(cost.of_ranks(sums, most, jnp).step_s) + _OVER * over.sum()
 
 
-@functools.partial(jax.jit, static_argnames="steps")
-def _descended(cost: PlacementCost, logits: Any, steps: int = STEPS) -> Any:
+@jax.jit
+def _descended(cost: PlacementCost, logits: Any) -> Any:
     adam = optax.adam(_RATE)
     slope = jax.vmap(jax.grad(loss, argnums=1), in_axes=(None, 0, None, None))
 
     def step(carry: Any, at: Any) -> Any:
         here, state = carry
-        done = at / (steps - 1)
+        done = at / (STEPS - 1)
         temperature, power = (
             first * (last / first) ** done for first, last in (_TEMPERATURE, _POWER)
         )
         change, state = adam.update(slope(cost, here, temperature, power), state)
         return (optax.apply_updates(here, change), state), None
 
-    numbers = jnp.arange(steps, dtype=logits.dtype)
+    numbers = jnp.arange(STEPS, dtype=logits.dtype)
     (ended, _), _ = jax.lax.scan(step, (logits, adam.init(logits)), numbers)
     return ended

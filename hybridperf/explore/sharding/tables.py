@@ -21,11 +21,11 @@ import pandas as pd
 from hybridperf.io import InputError, closest, read_table, require_columns
 from hybridperf.io.errors import plain
 from hybridperf.io.tables import with_own_text
-from hybridperf.ops.embedding import BINS, Access, Histogram, Table, Uniform, Zipf, check_names
+from hybridperf.ops.embedding import Access, Histogram, Table, Uniform, Zipf, bin_names, check_names
 
 _SIZES = ("rows", "dim", "pooling")
 _KNOWN = ("name", *_SIZES, "dtype", "exponent", "shift", "mean_reuse", "counted")
-_BINS = tuple(f"rf_{at}" for at in range(BINS))
+_BINS = tuple(bin_names())
 _EXPONENTS = frozenset(
     {"alpha", "zipf", "zipf_exponent", "zipf_alpha", "zipf_s", "skew", "skewness", "power_law"}
 )

@@ -100,7 +100,8 @@ class Expression:
 
     def __call__(self, columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """Its value for each of some rows [rows]: bool for a condition, else float64."""
-        columns = {name: _column(columns[name]) for name in self.names}
+        given = {name: np.asarray(columns[name]) for name in self.names}
+        columns = {n: c if c.dtype.kind == "O" else c.astype(np.float64) for n, c in given.items()}
         with np.errstate(all="ignore"):  # divisions by zero give NaN
             value = _value(self._tree, columns, np)
         kind = bool if self.is_condition else np.float64
@@ -236,11 +237,6 @@ def _value(node: ast.expr, columns: Mapping[str, Any], xp: ModuleType | Any) -> 
     raise AssertionError(ast.dump(node))  # _check let it pass
 
 
-def _column(values: np.ndarray) -> np.ndarray:
-    column = np.asarray(values)
-    return column if column.dtype.kind == "O" else column.astype(np.float64)
-
-
 def _comparisons(node: ast.expr, where: str) -> list[Comparison]:
     match node:
         case ast.BoolOp(op=ast.And(), values=values):
@@ -291,29 +287,16 @@ def _unless(unknown: Any, known: Bounds) -> Bounds:
     return Bounds(np.where(unknown, -np.inf, known.low), np.where(unknown, np.inf, known.high))
 
 
-def _divide(a: Bounds, b: Bounds) -> Bounds:
-    return _unless((b.low <= 0) & (b.high >= 0), _corners(np.divide, a, b))
-
-
-def _power(a: Bounds, b: Bounds) -> Bounds:
-    """Monotonous in each of both for a base above zero, so that corners hold the extremes."""
-    return _unless(np.asarray(a.low) <= 0, _corners(np.power, a, b))
-
-
-def _log2(a: Bounds) -> Bounds:
-    """Nothing is known of it where numbers may be zero or less."""
-    return _unless(np.asarray(a.low) <= 0, _rising(np.log2, a))
-
-
 _RULES: dict[np.ufunc, Callable[..., Bounds]] = {
     np.negative: lambda a: Bounds(-a.high, -a.low),
     np.add: functools.partial(_rising, np.add),
     np.subtract: lambda a, b: a + -b,
     np.multiply: functools.partial(_corners, np.multiply),
-    np.divide: _divide,
+    np.divide: lambda a, b: _unless((b.low <= 0) & (b.high >= 0), _corners(np.divide, a, b)),
     np.floor_divide: lambda a, b: np.floor(a / b),
     np.remainder: lambda a, b: _unless(np.ones(np.shape(a.low + b.low), bool), a),
-    np.power: _power,
-    np.log2: _log2,
+    # of a base above zero monotonous in both, so that corners hold the extremes
+    np.power: lambda a, b: _unless(np.asarray(a.low) <= 0, _corners(np.power, a, b)),
+    np.log2: lambda a: _unless(np.asarray(a.low) <= 0, _rising(np.log2, a)),
     **{f: functools.partial(_rising, f) for f in (np.minimum, np.maximum, np.ceil, np.floor)},
 }

@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.engine.batches import BatchPredictor, knob_names, step_seconds
+from hybridperf.engine.batches import BatchPredictor, knob_names, step_seconds, with_knobs
 from hybridperf.engine.lower import lower
 from hybridperf.engine.outputs import OUTPUTS, outputs_of
 from hybridperf.engine.prediction import Prediction, check_backend, predict
 from hybridperf.engine.workload import Workload, priced
 from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.document import check_keys
-from hybridperf.explore.sweeps.platforms import with_knobs
-from hybridperf.explore.sweeps.target import Target, check_positive, place, register
+from hybridperf.explore.sweeps.target import Columns, Given, Target, check_positive, place, register
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.calls import KINDS, kind_of
@@ -56,9 +55,7 @@ class ProgramTarget(Target):
         return BatchPredictor(self._model, self._workload, self._outputs)
 
     @classmethod
-    def read(
-        cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]
-    ) -> ProgramTarget:
+    def read(cls, given: Given, folder: Path, extremes: Columns) -> ProgramTarget:
         del extremes  # the knobs are the model's, whatever their values
         path = Path(place(given["program"], folder))
         workload = load_program(path, ignore=given.get("ignore", []))
@@ -71,14 +68,14 @@ class ProgramTarget(Target):
     def known(self) -> set[str]:
         return set(knob_names())
 
-    def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
+    def check(self, extremes: Columns, given: set[str]) -> None:
         if not given & self.known():
             needs = "needs a knob among its parameters, such as memory_bytes_per_s"
             raise InputError(f"a sweep of a program {needs}")
         for name in self.known() & set(extremes):
             check_positive(name, extremes[name])
 
-    def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
         names = sorted(self.known() & set(columns))
         knobs = {name: np.asarray(columns[name], np.float64) for name in names}
         rows = len(next(iter(knobs.values())))
@@ -89,7 +86,7 @@ class ProgramTarget(Target):
         results = {name: values[:rows] for name, values in columns.items()}
         return {**results, "in_range": in_range, "note": note}
 
-    def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def trust(self, columns: Columns) -> dict[str, np.ndarray]:
         rows = len(next(iter(columns.values())))
         in_range, note, same = self._coverage(columns, rows)
         calibrated, out = self._as_calibrated, {"in_range": in_range, "note": note}
@@ -101,9 +98,7 @@ class ProgramTarget(Target):
     def _as_calibrated(self) -> Prediction:
         return predict(self._model, self._workload)
 
-    def _coverage(
-        self, columns: Mapping[str, np.ndarray], rows: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _coverage(self, columns: Columns, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Whether each point lies within what was measured, notes, and whether its machine does."""
         same, changed = trust.of_platform(self._model, None, columns, rows)
         always = np.full(rows, "; ".join(self._as_calibrated.notes), object)

@@ -138,7 +138,7 @@ def _do(
     total = chunks(spec)
     done = store.done(total)
     todo = [chunk for chunk in range(total) if chunk not in done]
-    already = sum(_size(spec, chunk) for chunk in done)
+    already = sum(len(range(*bounds(spec, chunk))) for chunk in done)
     progress = SweepProgress(spec.design.size, already=already, quiet=quiet)
     computed = 0
     if not todo:
@@ -150,8 +150,9 @@ def _do(
     ours = ((chunk, parquet_bytes(evaluate(spec, chunk))) for chunk in todo)
     for chunk, part in ours if here else cluster.parts(spec, todo, workers, scheduler):
         store.write(chunk, part)
-        computed += _size(spec, chunk)
-        progress.add(_size(spec, chunk), "" if quiet else leading.see(part))
+        points = len(range(*bounds(spec, chunk)))
+        computed += points
+        progress.add(points, "" if quiet else leading.see(part))
     progress.end()
     return computed
 
@@ -173,11 +174,6 @@ class _Leading:
             if len(frame):
                 self._kept.see(frame)
         return self._kept.summary()
-
-
-def _size(spec: SweepSpec, chunk: int) -> int:
-    start, stop = bounds(spec, chunk)
-    return stop - start
 
 
 def _write_best(out: Path, kind: str, frame: Any) -> Path | None:

@@ -13,6 +13,7 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+from jax.scipy.special import logsumexp
 
 from hybridperf.engine.graph import Graph
 
@@ -72,6 +73,5 @@ def _soft_last(ends: list[Any], temperature: Any) -> Any:
     """All at once: pairwise the order would matter, and three equal ends count as 3^T."""
     if len(ends) == 1:
         return ends[0]
-    logs = jnp.log(jnp.maximum(jnp.stack(ends), _LEAST)) / temperature
-    most = logs.max()
-    return jnp.exp(temperature * (most + jnp.log(jnp.exp(logs - most).sum())))
+    logs = jnp.log(jnp.maximum(jnp.stack(ends), _LEAST))
+    return jnp.exp(temperature * logsumexp(logs / temperature))

@@ -69,7 +69,7 @@ from hybridperf.explore.sweeps.document import (
 )
 from hybridperf.explore.sweeps.expression import Expression
 from hybridperf.explore.sweeps.front import BestRule
-from hybridperf.explore.sweeps.target import Target, read_target
+from hybridperf.explore.sweeps.target import Given, Target, read_target
 from hybridperf.io import InputError, read_table, require_columns, unknown
 
 SCHEMA_VERSION = 1
@@ -138,8 +138,10 @@ def _spec(document: dict[str, Any], folder: Path) -> SweepSpec:
     used = target.known().union(*(formula.names for formula in formulas))
     check_used({"parameter": parameters}, used, target.known())
     target.check(extremes, given)
-    _check_words(formulas, extremes)
     words = {name for name, values in extremes.items() if values.dtype.kind == "O"}
+    for formula in formulas:
+        for name in formula.numbers() & words:
+            raise InputError(f"{formula.text!r} counts with {name}, whose values are words")
     words |= {name for name, kind in target.results.items() if kind is str}
     columns = {name: name in words for name in (*parameters, *before, *results, *after)}
     return SweepSpec(
@@ -282,17 +284,7 @@ def _is_number(value: Any) -> bool:
     return is_number and bool(np.isfinite(value))
 
 
-def _check_words(formulas: Sequence[Expression], extremes: Mapping[str, np.ndarray]) -> None:
-    """`InputError` where a formula calculates with a parameter of words."""
-    for formula in formulas:
-        for name in formula.numbers() & set(extremes):
-            if extremes[name].dtype.kind == "O":
-                raise InputError(f"{formula.text!r} counts with {name}, whose values are words")
-
-
-def _best(
-    top: Mapping[str, Any], front: Mapping[str, Any], columns: Mapping[str, bool]
-) -> BestRule:
+def _best(top: Given, front: Given, columns: Mapping[str, bool]) -> BestRule:
     check_keys(top, ("count", "by"), "key of [top]", "it takes count and by")
     senses = ("minimise", "maximise")
     check_keys(front, senses, "key of [front]", f"it takes {' and '.join(senses)}")

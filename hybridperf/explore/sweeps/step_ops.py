@@ -43,11 +43,6 @@ class StepOp:
         """Parameters in its formulas."""
         return set().union(*(formula.names for formula in (self.times, *self.sizes.values())))
 
-    def check(self, given: set[str]) -> None:
-        """`InputError` for an unknown name in a formula."""
-        where, known = f"there are {', '.join(sorted(given))}", sorted(given)
-        check_keys(sorted(self.names()), known, f"name in the formulas of {self.name!r}:", where)
-
     def sizes_at(self, values: Mapping[str, Any]) -> dict[str, Array]:
         """Its sizes from numbers that may be traced."""
         traced = {name: formula.traced(values, jnp) for name, formula in self.sizes.items()}

@@ -37,15 +37,15 @@ import numpy as np
 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.engine.batches import knob_names
+from hybridperf.engine.batches import LINK_KNOBS, knob_names, with_knobs
 from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.lower import lower
 from hybridperf.explore.sweeps import trust
-from hybridperf.explore.sweeps.platforms import LINK_KNOBS, with_knobs
+from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.programs import batch_size
 from hybridperf.explore.sweeps.smooth import soft_end
 from hybridperf.explore.sweeps.step_ops import StepOp, alike_ops, graph_of, read_ops
-from hybridperf.explore.sweeps.target import Target, check_positive, place, register
+from hybridperf.explore.sweeps.target import Columns, Given, Target, check_positive, place, register
 from hybridperf.io.namespace import QUICKLY_COMPILED, Array
 from hybridperf.model import PerfModel, model_or_datasheet
 
@@ -66,9 +66,7 @@ class StepTarget(Target):
         self.models = (model,) if system is None else (model, system)
 
     @classmethod
-    def read(
-        cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]
-    ) -> StepTarget:
+    def read(cls, given: Given, folder: Path, extremes: Columns) -> StepTarget:
         del extremes
         model = model_or_datasheet(place(given["model"], folder))
         system = collectives_by_name(place(given["system"], folder)) if "system" in given else None
@@ -78,9 +76,11 @@ class StepTarget(Target):
         links = LINK_KNOBS if any(op.is_collective for op in self._ops) else ()
         return {*knob_names(), *links}.union(*(op.names() for op in self._ops))
 
-    def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
+    def check(self, extremes: Columns, given: set[str]) -> None:
+        where = f"there are {', '.join(sorted(given))}"
         for op in self._ops:
-            op.check(given)
+            what = f"name in the formulas of {op.name!r}:"
+            check_keys(sorted(op.names()), sorted(given), what, where)
         for name in {*knob_names(), *LINK_KNOBS} & set(extremes):
             check_positive(name, extremes[name])
 
@@ -91,17 +91,17 @@ class StepTarget(Target):
             return remarks
         return [*remarks, *self._system.shortcomings()]
 
-    def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
         rows, values = len(next(iter(columns.values()))), self._values(columns)
         time_s = self._times(values, rows)
         in_range, note, _ = self._coverage(values, rows)
         return {"time_s": time_s, "in_range": in_range, "note": note}
 
-    def _values(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _values(self, columns: Columns) -> dict[str, np.ndarray]:
         names = sorted(self.known() & set(columns))
         return {name: np.asarray(columns[name], np.float64) for name in names}
 
-    def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def trust(self, columns: Columns) -> dict[str, np.ndarray]:
         rows, values = len(next(iter(columns.values()))), self._values(columns)
         in_range, note, seconds = self._coverage(values, rows)
         same, _ = trust.of_platform(self._model, self._system, values, rows)
@@ -120,7 +120,7 @@ class StepTarget(Target):
         return out
 
     def _coverage(
-        self, values: Mapping[str, np.ndarray], rows: int
+        self, values: Columns, rows: int
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Whether each point lies within what was measured, notes, seconds of ops by name."""
         in_formulas = set().union(*(op.names() for op in self._ops))
@@ -133,7 +133,7 @@ class StepTarget(Target):
         note = trust.joined([changed, ops.pop("note")], rows)
         return same & ops.pop("in_range").all(1), note, ops
 
-    def _times(self, values: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+    def _times(self, values: Columns, rows: int) -> np.ndarray:
         # what is the same at all points is priced once: most sizes of a step are
         same = {name: value[0] for name, value in values.items() if (value == value[0]).all()}
         varied = {name: value for name, value in values.items() if name not in same}

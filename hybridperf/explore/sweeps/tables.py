@@ -12,7 +12,7 @@ import pandas as pd
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traffic import canonical_collective
-from hybridperf.explore.sweeps.target import Target, check_positive, place, register
+from hybridperf.explore.sweeps.target import Columns, Given, Target, check_positive, place, register
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel, model_or_datasheet
@@ -39,9 +39,7 @@ class OpsTarget(Target):
         self._model, self.models, self._ops = model, (model,), ops
 
     @classmethod
-    def read(
-        cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]
-    ) -> OpsTarget:
+    def read(cls, given: Given, folder: Path, extremes: Columns) -> OpsTarget:
         if "op" not in extremes:
             needs = 'needs a parameter op, such as op = "gemm"; `hybridperf show ops` lists them'
             raise InputError(f"a sweep of ops {needs}")
@@ -52,7 +50,7 @@ class OpsTarget(Target):
         of_ops = ({*cls.dimensions(), *cls.synonyms, *cls.text} for cls, _ in self._ops.values())
         return {"op", "dtype", "reuse_bytes", *LABELS}.union(*of_ops)
 
-    def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
+    def check(self, extremes: Columns, given: set[str]) -> None:
         if "dtype" not in given:
             raise InputError('a sweep of ops needs a parameter dtype, such as dtype = "bf16"')
         for dtype in dict.fromkeys(extremes.get("dtype", ())):
@@ -72,7 +70,7 @@ class OpsTarget(Target):
                     elif name in extremes and not cls.words:
                         check_positive(name, extremes[name])
 
-    def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
         return _answers(self._model.predict_ops(_frame(columns, self.known())), self.results)
 
 
@@ -87,16 +85,14 @@ class CollectivesTarget(Target):
         self._model, self.models = model, (model,)
 
     @classmethod
-    def read(
-        cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]
-    ) -> CollectivesTarget:
+    def read(cls, given: Given, folder: Path, extremes: Columns) -> CollectivesTarget:
         del extremes
         return cls(collectives_by_name(place(given["model"], folder)))
 
     def known(self) -> set[str]:
         return {*_COLLECTIVE_SIZES, *_COLLECTIVE_WORDS}
 
-    def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
+    def check(self, extremes: Columns, given: set[str]) -> None:
         for name in ("collective", "bytes", "n_gpus"):
             if name not in given:
                 near = closest(name, given)
@@ -106,11 +102,11 @@ class CollectivesTarget(Target):
         for name in set(_COLLECTIVE_SIZES) & set(extremes):
             check_positive(name, extremes[name])
 
-    def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
         return _answers(self._model.predict(_frame(columns, self.known())), self.results)
 
 
-def _frame(columns: Mapping[str, np.ndarray], known: set[str]) -> pd.DataFrame:
+def _frame(columns: Columns, known: set[str]) -> pd.DataFrame:
     return pd.DataFrame({name: values for name, values in columns.items() if name in known})
 
 

@@ -16,6 +16,9 @@ import numpy as np
 
 from hybridperf.io import InputError, unknown
 
+Given = Mapping[str, Any]  # what a section of a spec holds
+Columns = Mapping[str, np.ndarray]  # [n] by name
+
 
 class Target(abc.ABC):
     """One thing to ask of many points."""
@@ -28,9 +31,7 @@ class Target(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def read(
-        cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]
-    ) -> Target:
+    def read(cls, given: Given, folder: Path, extremes: Columns) -> Target:
         """From the keys of `[target]`; files are looked for from `folder`.
 
         `extremes`: values of each parameter that include its smallest and largest (of words, all).
@@ -41,18 +42,18 @@ class Target(abc.ABC):
         """Parameters that it reads."""
 
     @abc.abstractmethod
-    def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
+    def check(self, extremes: Columns, given: set[str]) -> None:
         """`InputError` for impossible values, or for a parameter missing among `given`."""
 
     @abc.abstractmethod
-    def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
         """Results [n] by name at n points; `columns` may hold more than it reads."""
 
     def remarks(self) -> list[str]:
         """Notes before any result is read, such as that a datasheet stands in for measurements."""
         return [note for model in self.models for note in model.shortcomings()]
 
-    def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def trust(self, columns: Columns) -> dict[str, np.ndarray]:
         """`low_s, high_s, in_range, note` [n] at a few points, slowly; NaN where unknown."""
         results = self.evaluate(columns)
         return {name: results[name] for name in ("low_s", "high_s", "in_range", "note")}
@@ -91,9 +92,7 @@ def register(kind: str) -> Callable[[type[Target]], type[Target]]:
     return add
 
 
-def read_target(
-    given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]
-) -> Target:
+def read_target(given: Given, folder: Path, extremes: Columns) -> Target:
     """The target of a spec's `[target]`."""
     kind = given.get("kind")
     if kind is None:

@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.engine.batches import knob_names
-from hybridperf.explore.sweeps.platforms import LINK_KNOBS
+from hybridperf.engine.batches import LINK_KNOBS, knob_names
 from hybridperf.explore.sweeps.step_ops import StepOp
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS

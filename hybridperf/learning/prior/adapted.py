@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,19 +25,18 @@ from flax.traverse_util import unflatten_dict
 
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
-from hybridperf.learning.gaussian_process import Examples, GaussianProcess, HyperParameters
+from hybridperf.learning.gaussian_process import Examples, GaussianProcess
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
 from hybridperf.learning.prior.family import (
-    FADE_OCTAVES,
     NOMINAL,
     FamilyPrior,
-    SizeRange,
     bounded,
     unbounded,
 )
 from hybridperf.learning.prior.knobs import ImplementationKnobs
 from hybridperf.learning.prior.rows import PriorRows
+from hybridperf.learning.residual import Box, faded
 
 MOST_KEPT_ROWS = 2500
 OWN_HYPER_ROWS = 200
@@ -76,7 +75,7 @@ class Adapted:
     prior: FamilyPrior
     knobs: ImplementationKnobs
     rows: int  # adapted to
-    sizes: SizeRange  # of the rows; without rows the prior's
+    sizes: Box  # of the rows; without rows the prior's
     # deviations that hold 90 %; where neither process nor tuned networks are, the log half-width
     # itself
     quantile: float
@@ -95,25 +94,23 @@ class Adapted:
         knobs = self.knobs.including(self.prior.population, rows.implementation)
         on = knobs.closed(rows)
         x, f, apart = self.prior.trunk(rows, on, self.params)
-        outside = self.sizes.outside(rows)
+        outside = self.sizes.outside(rows.inputs)
+        beyond_prior = self.prior.sizes.outside(rows.inputs)
         module = array_module(outside, f)
         if self.params is not None:
             correction, deviation = f, module.sqrt(self.deviation**2 + apart**2)
         elif self.process is not None:
             f = self.trunk_share * f
             added, deviation = self.process.predict(x, f)
-            fade = module.exp(-((outside / FADE_OCTAVES) ** 2))
-            correction = self.process.hyper.belief * f + fade * added
+            correction = self.process.hyper.belief * f + faded(outside) * added
         else:
-            fade = module.exp(-((self.prior.sizes.outside(rows) / _COLD_FADE_OCTAVES) ** 2))
-            correction = self.prior.hyper.belief * fade * f
+            correction = self.prior.hyper.belief * faded(beyond_prior, _COLD_FADE_OCTAVES) * f
             deviation = np.ones(len(f))
         log_s = on.total + bounded(correction)
         half = self.quantile * deviation * _wider(outside)
         if self.process is not None or self.params is not None:
             # rows never make less sure than none do
-            without_rows = self.prior.log_width * _wider(self.prior.sizes.outside(rows))
-            half = module.minimum(half, without_rows)
+            half = module.minimum(half, self.prior.log_width * _wider(beyond_prior))
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
     def judged(
@@ -161,7 +158,7 @@ class Adapted:
             FamilyPrior.read(process.under(of, "prior/"), document["prior"]),
             ImplementationKnobs(tuple(document["slots"]), of["knobs/theta"], of["knobs/other"]),
             int(document["rows"]),
-            SizeRange(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
+            Box(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             of["held_out"],
             of["held_out_log_width"],
@@ -222,20 +219,30 @@ def _nothing_held_out() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
     """Knobs fitted to the rows, with the prior's trunk: for rows that are not to be kept."""
     fold = np.random.default_rng(seed).permutation(len(rows)) % min(_FOLDS, len(rows))
-    error, deviation = np.empty(len(rows)), np.empty(len(rows))
+    sizes = Box.of(rows.inputs, rows.sizes)
 
     def fitted(keep: np.ndarray) -> Adapted:
         knobs = prior.population.typical()
         if keep.any():
             knobs = knob_fits.fit_new(prior.population, rows.rows(keep), time_s[keep])
-        return Adapted(prior, knobs, len(rows), SizeRange.of(rows), 1.0, *_nothing_held_out())
+        return Adapted(prior, knobs, len(rows), sizes, 1.0, *_nothing_held_out())
 
-    for k in np.unique(fold):
-        predicted = fitted(fold != k).predict(rows.rows(fold == k))
-        error[fold == k] = predicted.log_s - np.log(time_s[fold == k])
-        deviation[fold == k] = predicted.high_log_s - predicted.log_s
+    error, deviation = _left_out(rows, time_s, fold, fitted)
     quantile = _quantile(error, deviation, prior.log_width)
     return fitted(fold >= 0).judged(quantile, error, deviation, np.arange(len(rows)))
+
+
+def _left_out(
+    rows: PriorRows, time_s: np.ndarray, fold: np.ndarray, fitted: Callable[[np.ndarray], Adapted]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(error, deviation) of each row [N] of a fold, predicted by what is `fitted` to the others."""
+    error, deviation = np.empty(len(rows)), np.empty(len(rows))
+    for k in np.unique(fold):
+        mine = fold == k
+        predicted = fitted(~mine).predict(rows.rows(mine))
+        error[mine] = predicted.log_s - np.log(time_s[mine])
+        deviation[mine] = predicted.high_log_s - predicted.log_s
+    return error, deviation
 
 
 def _few(
@@ -250,10 +257,13 @@ def _few(
     target = unbounded(np.log(time_s) - on.total)
     # Fewer rows cannot tell whether the trunk misleads: their errors left out agree to a point, and
     # the wrong choice costs three.
-    learned = [
-        (share, *_learned(prior.hyper, Examples(x, share * f, target), many, seed))
-        for share in ((1.0, 0.0) if many else (1.0,))
-    ]
+    learned = []
+    for share in (1.0, 0.0) if many else (1.0,):
+        hyper, examples = prior.hyper, Examples(x, share * f, target)
+        if many:
+            some = np.random.default_rng(seed).permutation(len(examples))[:_OWN_HYPER_MOST]
+            hyper = process.fit_hyper(hyper, [examples.rows(some)], _OWN_HYPER_STEPS)
+        learned.append((share, *process.learn(hyper, examples)))
 
     def mean_error(one: tuple[float, GaussianProcess, process.LeaveOneOut]) -> float:
         return float(np.minimum(np.abs(one[2].error), _LARGE_ERROR).mean())
@@ -261,7 +271,7 @@ def _few(
     share, seen, left_out = min(learned, key=mean_error)
     error = bounded(target + left_out.error) - bounded(target)
     none = _nothing_held_out()
-    sizes = SizeRange.of(rows)
+    sizes = Box.of(rows.inputs, rows.sizes)
     found = Adapted(prior, knobs, len(rows), sizes, 1.0, *none, process=seen, trunk_share=share)
     return found, error, left_out.deviation
 
@@ -272,24 +282,13 @@ def _cross_validated(
     """(error, standard deviation) of each row [N], predicted from the other folds."""
     folds = _FOLDS if len(rows) <= _FOLDED_ROWS else 2
     fold = np.random.default_rng(seed + 1).permutation(len(rows)) % folds
-    error, deviation = np.empty(len(rows)), np.empty(len(rows))
-    for k in range(folds):
-        mine = fold == k
-        found, _, _ = _few(prior, rows.rows(~mine), time_s[~mine], True, seed)
-        # a fold's narrower range is not the point
-        predicted = dataclasses.replace(found, sizes=SizeRange.of(rows)).predict(rows.rows(mine))
-        error[mine] = predicted.log_s - np.log(time_s[mine])
-        deviation[mine] = predicted.high_log_s - predicted.log_s
-    return error, deviation
+    sizes = Box.of(rows.inputs, rows.sizes)  # a fold's narrower range is not the point
 
+    def fitted(keep: np.ndarray) -> Adapted:
+        found, _, _ = _few(prior, rows.rows(keep), time_s[keep], True, seed)
+        return dataclasses.replace(found, sizes=sizes)
 
-def _learned(
-    hyper: HyperParameters, examples: Examples, own: bool, seed: int
-) -> tuple[GaussianProcess, process.LeaveOneOut]:
-    if own:
-        some = np.random.default_rng(seed).permutation(len(examples))[:_OWN_HYPER_MOST]
-        hyper = process.fit_hyper(hyper, [examples.rows(some)], _OWN_HYPER_STEPS)
-    return process.learn(hyper, examples)
+    return _left_out(rows, time_s, fold, fitted)
 
 
 def _quantile(error: np.ndarray, deviation: np.ndarray, without: float) -> float:
@@ -315,9 +314,8 @@ def _tuned(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -
     data = [(prior.standard.inputs(part, on), np.log(time_s[learned]) - on.total)]
     params = trunk.train(data, members, recipe, seed, start=prior.params)
     # Its rows widen the sizes where the networks may correct.
-    seen, known = SizeRange.of(rows), prior.sizes
-    low, high = np.minimum(known.low, seen.low), np.maximum(known.high, seen.high)
-    wider = dataclasses.replace(prior, sizes=SizeRange(known.names, low, high))
+    seen = Box.of(rows.inputs, rows.sizes)
+    wider = dataclasses.replace(prior, sizes=prior.sizes.joined(seen))
     out = Adapted(wider, knobs, len(rows), seen, 0.0, *_nothing_held_out(), params=params)
     rest = rows.rows(held)
     error = out.predict(rest).log_s - np.log(time_s[held])

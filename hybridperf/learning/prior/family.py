@@ -10,6 +10,7 @@ that saw no device of its architecture either: a new architecture has none.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from hybridperf.io.namespace import array_module, root
+from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.gaussian_process import Examples, HyperParameters, under
 from hybridperf.learning.prior import knobs as knob_fits
@@ -26,11 +27,10 @@ from hybridperf.learning.prior.form import ClosedFormValues
 from hybridperf.learning.prior.knobs import ImplementationKnobs, Population
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.prior.trunk import BOUND, Standardiser
+from hybridperf.learning.residual import RANGE_SLACK_OCTAVES, Box, faded
 
 NOMINAL = 0.9  # share of measurements that an interval is to hold
-# the trunk's word fades over so many factors of two beyond the sizes that the prior saw
-FADE_OCTAVES = 2.0
-SLACK_OCTAVES = 0.585  # a factor of 1.5 beyond what was measured still counts as inside
+SLACK_OCTAVES = RANGE_SLACK_OCTAVES
 _ROWS_PER_DEVICE = 6000
 _HYPER_ROWS = 256
 _HYPER_STEPS = 100
@@ -42,27 +42,6 @@ _UNKNOWN_LOG_WIDTH = 1.0  # the same for a device without rows: a factor of 2.7
 
 
 @dataclasses.dataclass(frozen=True)
-class SizeRange:
-    """The least box around some rows, in octaves of each size."""
-
-    names: tuple[str, ...]
-    low: np.ndarray
-    high: np.ndarray
-
-    @staticmethod
-    def of(rows: PriorRows) -> SizeRange:
-        sizes = rows.inputs.select(rows.sizes)
-        return SizeRange(rows.sizes, sizes.min(0), sizes.max(0))
-
-    def outside(self, rows: PriorRows) -> Any:
-        """Distance [N] from the box in octaves, beyond the slack."""
-        sizes = rows.inputs.select(self.names)
-        maximum = array_module(sizes).maximum
-        beyond = maximum(self.low - sizes, sizes - self.high) - SLACK_OCTAVES
-        return root((maximum(beyond, 0.0) ** 2).sum(1))
-
-
-@dataclasses.dataclass(frozen=True)
 class FamilyPrior:
     """What is known of a family before a device was measured."""
 
@@ -70,7 +49,7 @@ class FamilyPrior:
     standard: Standardiser
     params: Any  # of BoundedNet, leaves [E, ...]
     hyper: HyperParameters
-    sizes: SizeRange
+    sizes: Box
     # deviations that hold 90 % of a new device's measurements, for the prior device where that took
     # most
     quantile: float
@@ -100,8 +79,7 @@ class FamilyPrior:
         """(inputs [N, d], faded output before the bound [N], faded deviation of members [N])."""
         x = self.standard.inputs(rows, on)
         output, apart = trunk.evaluate(self.params if params is None else params, x)
-        outside = self.sizes.outside(rows)
-        fade = array_module(outside).exp(-((outside / FADE_OCTAVES) ** 2))
+        fade = faded(self.sizes.outside(rows.inputs))
         return x, fade * unbounded(output), fade * apart
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -139,7 +117,7 @@ class FamilyPrior:
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
             unflatten_dict(under(of, "trunk/"), sep="/"),
             HyperParameters(**under(of, "hyper/")),
-            SizeRange(names["sizes"], of["sizes/low"], of["sizes/high"]),
+            Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
             *(None if width is None else float(width) for width in widths),
@@ -189,7 +167,8 @@ def train_family(
         for name, (rows, time_s) in measured.items()
     ]
     params = trunk.train(data, np.ones((trunk.MEMBERS, len(data)), bool), recipe, seed)
-    box = _box([rows for rows, _ in measured.values()])
+    boxes = (Box.of(rows.inputs, rows.sizes) for rows, _ in measured.values())
+    box = functools.reduce(Box.joined, boxes)
     hyper = process.start_hyper(len(how.centre))
     prior = FamilyPrior(usual, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
     if len(measured) == 1:
@@ -197,16 +176,17 @@ def train_family(
     # one network per device left out adds up
     shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)
     left_out = _leave_out(prior, measured, own, data, architectures or {}, shorter, seed)
-    hyper = process.fit_hyper(hyper, [out.placed for out in left_out], _HYPER_STEPS)
+    placed, colds, knowing = zip(*left_out, strict=True)
+    hyper = process.fit_hyper(hyper, placed, _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
-    of_references = [out.of_references for out in left_out if out.of_references is not None]
+    of_references = [rows for rows in knowing if rows is not None]
     quantiles = [_quantile_without_rows(believing, rows) for rows in of_references]
     widths = [_log_width(believing, rows) for rows in of_references]
     return dataclasses.replace(
         prior,
         hyper=hyper,
-        quantile=max(_quantile_without_rows(hyper, out.cold) for out in left_out),
-        log_width=max(_log_width(hyper, out.cold) for out in left_out),
+        quantile=max(_quantile_without_rows(hyper, cold) for cold in colds),
+        log_width=max(_log_width(hyper, cold) for cold in colds),
         reference_quantile=max(quantiles, default=None),
         reference_log_width=max(widths, default=None),
     )
@@ -220,30 +200,20 @@ def uninformed(rows: PriorRows) -> FamilyPrior:
     nobody = Population(names, form.start_spread, ("nobody",), start)
     how = trunk.standard([(rows, nobody.typical().closed(rows))])
     hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
-    params, box = trunk.untrained(len(how.centre), 1), SizeRange.of(rows)
+    params, box = trunk.untrained(len(how.centre), 1), Box.of(rows.inputs, rows.sizes)
     return FamilyPrior(nobody, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
-
-
-def _box(parts: list[PriorRows]) -> SizeRange:
-    each = [SizeRange.of(rows) for rows in parts]
-    low, high = np.min([one.low for one in each], 0), np.max([one.high for one in each], 0)
-    return SizeRange(each[0].names, low, high)
-
-
-@dataclasses.dataclass(frozen=True)
-class _LeftOut:
-    """A prior device as one that was not in the prior, by trunks that did not see it."""
-
-    placed: Examples  # knobs found from a few of its rows
-    cold: Examples  # knobs usual elsewhere; no device of its architecture was seen
-    of_references: Examples | None  # knobs of its references; None where it has none
 
 
 def _leave_out(
     prior: FamilyPrior, measured: Mapping[str, tuple[PriorRows, np.ndarray]],
     own: Mapping[str, ImplementationKnobs], data: list[tuple[np.ndarray, np.ndarray]],
     architectures: Mapping[str, str], recipe: trunk.TrainingRecipe, seed: int,
-) -> list[_LeftOut]:  # fmt: skip
+) -> list[tuple[Examples, Examples, Examples | None]]:  # fmt: skip
+    """Each prior device as one that was not in the prior, by trunks that did not see it.
+
+    Its rows by knobs found from a few of them; by knobs usual elsewhere and trunks that saw no
+    device of its architecture; and by its references' knobs, None where it has none.
+    """
     names = list(measured)
     folds = _folds(names, architectures)
     kept = np.array([[name not in fold for name in names] for fold in folds])
@@ -273,7 +243,7 @@ def _leave_out(
         cold = _cold_examples(prior, of_strangers, rest, seconds, strangers)
         known = others.with_references(references)
         of_references = _cold_examples(prior, params, rest, seconds, known) if references else None
-        out.append(_LeftOut(near, cold, of_references))
+        out.append((near, cold, of_references))
     return out
 
 

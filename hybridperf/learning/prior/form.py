@@ -4,12 +4,12 @@ waves, the form of ops on a GPU.
     t0   = floor + body
     body = ( (F / (e_P P))^p + (B / (e_B BW))^p + (tau W)^p )^(1/p)
 
-That is the roofline of `ops.roofline` with a third resource: F, B are flops and bytes of the op;
-P, BW the datasheet's peaks; W waves, thread blocks per SM. Five knobs per device and
-implementation, kept as logs: floor (s), e_P and e_B (shares of the peaks), p - 1 (how sharp the
-roof's corner is), tau (s, one wave's latency). It is monotone in F, B and W for any knobs. Memory
-levels, strided reads, transcendentals and serial steps are not among its terms: measured GPUs tell
-little of them.
+That is the roofline of `ops.roofline`, added up by its `roof_s`, with a third resource: F, B are
+flops and bytes of the op; P, BW the datasheet's peaks; W waves, thread blocks per SM. Five knobs
+per device and implementation, kept as logs: floor (s), e_P and e_B (shares of the peaks), p - 1
+(how sharp the roof's corner is), tau (s, one wave's latency). It is monotone in F, B and W for any
+knobs. Memory levels, strided reads, transcendentals and serial steps are not among its terms:
+measured GPUs tell little of them.
 
 Axes: N rows, K knobs.
 """
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hybridperf.io.namespace import array_module
-from hybridperf.ops.roofline import pnorm
+from hybridperf.ops.roofline import roof_s
 
 # of a complex step: no difference is taken, so it may be as small as numbers go
 _STEP = 1e-100
@@ -46,29 +46,13 @@ class ClosedForm(Protocol):
     def knobs(self) -> tuple[str, ...]:
         """Their names."""
 
-    @property
-    def position(self) -> tuple[str, ...]:
-        """Names of what `closed` tells of a row's place."""
-
-    @property
-    def apart(self) -> int | None:
-        """Which word tells implementations whose knobs move apart, such as a link; or None."""
-
-    @property
-    def start(self) -> np.ndarray:
-        """[K] where a device with rows enough begins."""
-
-    @property
-    def start_spread(self) -> np.ndarray:
-        """[K] and how far it may go."""
-
-    @property
-    def least_spread(self) -> np.ndarray:
-        """[K] over devices, however well a few of them agree."""
-
-    @property
-    def known_spread(self) -> Mapping[str, float]:
-        """Over devices, of knobs whose spread measurements do not tell."""
+    position: tuple[str, ...]  # names of what `closed` tells of a row's place
+    # which word tells implementations whose knobs move apart, such as a link; or None
+    apart: int | None
+    start: np.ndarray  # [K] where a device with rows enough begins
+    start_spread: np.ndarray  # [K] and how far it may go
+    least_spread: np.ndarray  # [K] over devices, however well a few of them agree
+    known_spread: Mapping[str, float]  # over devices, of knobs of which measurements do not tell
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         """[N] logs of seconds at knobs theta [N, K] (or [K]), which may be complex, with axes
@@ -99,7 +83,7 @@ class WaveRoofline:
     """The roofline with waves; `work` [N, 3]: logs of arithmetic s, traffic s and waves."""
 
     knobs = ("floor_s", "compute_efficiency", "memory_efficiency", "sharpness", "wave_s")
-    position = (
+    position: tuple[str, ...] = (
         "compute_over_memory", "compute_bound", "body_over_floor", "compute_over_floor",
         "memory_over_floor", "total_over_floor", "above_floor", "waves_over_floor",
         "waves_over_total",
@@ -136,7 +120,7 @@ def _parts(theta: np.ndarray, work: Any) -> tuple[list[Any], Any, Any]:
     module = array_module(work)
     compute_s, memory_s, waves_s = map(module.exp, terms)
     q = 1.0 / (1.0 + np.exp(sharpness))
-    body_s = pnorm(pnorm(compute_s, memory_s, q, module), waves_s, q, module)
+    body_s = roof_s(0.0, (compute_s, memory_s, waves_s), q, xp=module)
     return terms, body_s, np.exp(floor) + body_s
 
 

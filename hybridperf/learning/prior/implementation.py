@@ -26,11 +26,6 @@ class Implementation(NamedTuple):
     def __str__(self) -> str:
         return _WORD.join(self.words) + (f"{_VERSION}{self.version}" if self.version else "")
 
-    @property
-    def unversioned(self) -> str:
-        """The text without the version."""
-        return _WORD.join(self.words)
-
 
 class OpImplementation(NamedTuple):
     """How an op was run: the words of its `Implementation`."""
@@ -73,4 +68,4 @@ class CollectiveImplementation(NamedTuple):
 
 def unversioned(text: str) -> str:
     """The text of an implementation without its version."""
-    return Implementation.parse(text).unversioned
+    return text.partition(_VERSION)[0]

@@ -101,13 +101,10 @@ class FamilyRows:
 def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
     """Rows of several ops or devices below each other; inputs that one lacks are zero."""
     whole = [part.rows(np.arange(len(part))) for part in parts]
-
-    def column(name: str) -> np.ndarray:
-        return np.concatenate([getattr(part, name) for part in whole])
-
+    *names, _, _ = (field.name for field in dataclasses.fields(FamilyRows))
+    own: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in whole]) for name in names
+    }
     sizes = tuple(dict.fromkeys(name for part in whole for name in part.sizes))
-    return FamilyRows(
-        column("flops"), column("bytes"), column("blocks"), column("peak_flops_per_s"),
-        column("memory_bytes_per_s"), column("sm_count"), column("implementation"),
-        concatenate_inputs([part.inputs for part in whole]), sizes,
-    )  # fmt: skip
+    inputs = concatenate_inputs([part.inputs for part in whole])
+    return FamilyRows(**own, inputs=inputs, sizes=sizes)

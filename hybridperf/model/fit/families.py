@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from scipy.special import ndtri
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
@@ -97,7 +98,9 @@ def group_reports(fits: Mapping[str, FamilyFit]) -> dict[str, GroupReport]:
     for group, fitted in _by_group(fits).items():
         adapted = fitted.adapted
         log_width = adapted.typical_log_width
-        errors = adapted.held_out if len(adapted.held_out) else _normal_quantiles(log_width)
+        errors = adapted.held_out
+        if not len(errors):  # as if they were normal, 90 % of them within that width
+            errors = ndtri((np.arange(21) + 0.5) / 21) * log_width / NINE_OF_TEN
         reports[group] = GroupReport.of(
             len(fitted.time_s), log_width, _box(fitted, group), _dtypes(fits, group), errors
         )
@@ -151,10 +154,3 @@ def held_out(fits: Mapping[str, FamilyFit]) -> pd.DataFrame:
             "noise": np.nan,
         }))  # fmt: skip
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def _normal_quantiles(log_width: float) -> np.ndarray:
-    """Errors [21] of which 90 % lie within `log_width`, were they normal."""
-    from scipy.stats import norm
-
-    return np.asarray(norm.ppf((np.arange(21) + 0.5) / 21)) * log_width / NINE_OF_TEN

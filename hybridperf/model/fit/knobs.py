@@ -27,7 +27,15 @@ from threadpoolctl import threadpool_limits
 from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec
 from hybridperf.io.namespace import Array
 from hybridperf.learning.robust import huber_data_only
-from hybridperf.model import GROUP_KNOBS, OpTable, Platform, canonical, durations, neutral_knobs
+from hybridperf.model import (
+    GROUP_KNOBS,
+    LEVEL_KNOBS,
+    OpTable,
+    Platform,
+    canonical,
+    durations,
+    neutral_knobs,
+)
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import RooflineKnobs
 
@@ -48,19 +56,17 @@ _PRIOR = {
     "step_s": (1e-10, 2.5),
     "smoothing": (0.7, 2.0),
 }
-# Seconds of one step, where a step is more than a loop iteration.
-_STEP_PRIOR = {
-    "batched_gemm": 5e-8, "batched_gemm_transposed": 3e-7, "gather": 2e-8, "pooled_gather": 2e-8,
-    "scatter_add": 2e-8, "embedding_bag": 2e-8, "embedding_bag_backward": 2e-8,
-    "embedding_bag_scatter": 2e-8, "allocation": 5e-7, "call": 1e-6, "loop_trip": 1e-7,
-    "norm": 1e-8, "softmax": 1e-8,
-}  # fmt: skip
-# Cost of a strided read over a plain loop's: the next row of a table is nowhere a prefetcher would
-# look.
 _LOOKUPS = (
     "gather", "pooled_gather", "scatter_add", "embedding_bag", "embedding_bag_backward",
     "embedding_bag_scatter",
 )  # fmt: skip
+# Seconds of one step, where a step is more than a loop iteration.
+_STEP_PRIOR = dict.fromkeys(_LOOKUPS, 2e-8) | {
+    "batched_gemm": 5e-8, "batched_gemm_transposed": 3e-7, "allocation": 5e-7, "call": 1e-6,
+    "loop_trip": 1e-7, "norm": 1e-8, "softmax": 1e-8,
+}  # fmt: skip
+# Cost of a strided read over a plain loop's: the next row of a table is nowhere a prefetcher would
+# look.
 _STRIDED_FACTOR_PRIOR = dict.fromkeys(_LOOKUPS, (5.0, 1.2))
 _LEVEL_GAIN = {"l1": 1.5, "l2": 2.0, "l3": 2.0}  # bandwidth of a cache over the next level's
 _LEVEL_GAIN_WIDTH = 0.7
@@ -106,33 +112,28 @@ class KnobVector:
 
     def knobs(self, theta: Array) -> RooflineKnobs:
         """RooflineKnobs [G], [L] from theta."""
-        neutral = neutral_knobs()
-        at = jnp.asarray(self.groups)
-        n, values = len(self.groups), {}
-        has_steps = jnp.asarray([0.0 if g in self.without_steps else 1.0 for g in self.groups])
-        for i, name in enumerate(GROUP_KNOBS):
-            block = theta[i * n : (i + 1) * n]
-            fitted = jax.nn.sigmoid(block) if name == "smoothing" else jnp.exp(block)
+        neutral, places = neutral_knobs(), self.places()
+        values = {}
+        for name in (*GROUP_KNOBS, *LEVEL_KNOBS):
+            mine = [(i, of) for i, (one, of) in enumerate(places) if one == name]
+            at, of = np.array(mine, int).reshape(-1, 2).T
+            fitted = (jax.nn.sigmoid if name == "smoothing" else jnp.exp)(theta[at])
             if name == "step_s":
-                fitted = fitted * has_steps
-            values[name] = jnp.asarray(getattr(neutral, name)).at[at].set(fitted)
-        rest = theta[len(GROUP_KNOBS) * n :]
-        speedup, line = [], []
-        caches = [level for level in self.levels if level != MEMORY]
-        gains = {level: 1.0 + jnp.exp(rest[i]) for i, level in enumerate(caches)}
-        lines = {level: jnp.exp(rest[len(caches) + i]) for i, level in enumerate(self.levels)}
-        after = len(caches) + len(self.levels)
-        capacities = {level: jnp.exp(rest[after + i]) for i, level in enumerate(caches)}
-        every = [jnp.asarray(capacities.get(level, 1.0)) for level in range(len(LEVELS))]
-        fastest = jnp.asarray(1.0)
+                fitted *= jnp.asarray([float(group not in self.without_steps) for group in of])
+            if name == "level_speedup":
+                fitted = 1.0 + fitted
+            values[name] = jnp.asarray(getattr(neutral, name)).at[of].set(fitted)
+        gains, fastest = values["level_speedup"], [jnp.asarray(1.0)]
         for level in reversed(range(len(LEVELS))):  # each cache is faster than the level behind it
-            fastest = fastest * gains.get(level, 1.0)
-            speedup.append(fastest)
-            line.append(lines.get(level, jnp.asarray(0.0)))
-        return RooflineKnobs(
-            **values, level_speedup=jnp.stack(speedup[::-1]), line_s=jnp.stack(line[::-1]),
-            level_capacity=jnp.stack(every),
-        )  # fmt: skip
+            fastest.append(fastest[-1] * gains[level])
+        return RooflineKnobs(**values | {"level_speedup": jnp.stack(fastest[:0:-1])})
+
+    def log_seconds(
+        self, theta: Array, table: OpTable, bytes_per_s: Array, level_bytes: Array
+    ) -> Array:
+        """Logs of the seconds of rows [R] on a memory of that rate, with levels of bytes [L]."""
+        platform = Platform(bytes_per_s, jnp.ones(()), level_bytes, self.knobs(theta))
+        return jnp.log(durations(table, platform))
 
 
 def _prior(name: str, of: int) -> tuple[float, float]:
@@ -193,8 +194,8 @@ def residual_functions(vector: KnobVector, device: DeviceSpec) -> tuple[Any, Any
         widths: Array,
     ) -> Array:  # fmt: skip
         levels = jnp.asarray(device.level_bytes())
-        platform = Platform(device.memory_bytes_per_s, 1.0, levels, vector.knobs(theta))
-        errors = weights * (jnp.log(durations(table, platform)) - log_measured) / LOSS_SCALE
+        log_s = vector.log_seconds(theta, table, device.memory_bytes_per_s, levels)
+        errors = weights * (log_s - log_measured) / LOSS_SCALE
         return jnp.concatenate([errors, (theta - means) / widths])
 
     return jax.jit(residuals), jax.jit(jax.jacfwd(residuals))

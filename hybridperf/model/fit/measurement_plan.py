@@ -36,18 +36,9 @@ from scipy.stats import qmc
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import Array
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.residual import inputs_of
-from hybridperf.model import (
-    GROUP_KNOBS,
-    OpTable,
-    PerfModel,
-    Platform,
-    canonical,
-    durations,
-    op_table,
-)
+from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, canonical, op_table
 from hybridperf.model.fit.knobs import KnobVector
 from hybridperf.model.fit.rows import parse_measured
 from hybridperf.ops import GROUPS, Op, convolution, gemm, loops, movement, op_by_name, op_names
@@ -248,12 +239,12 @@ class _Belief:
     def seconds(self) -> np.ndarray:
         """Expected seconds [R]."""
         with jax.enable_x64(True):
-            return np.exp(np.asarray(_log_seconds(*self._arguments(), self.vector)))
+            return np.exp(np.asarray(_log_seconds(*self._arguments())))
 
     def covariance(self) -> np.ndarray:
         """Of log times [R, R]."""
         with jax.enable_x64(True):
-            slope = np.asarray(_slope(*self._arguments(), self.vector))
+            slope = np.asarray(_slope(*self._arguments()))
         of_rows = (slope.T * (self.known / self.residual_sd**2)) @ slope
         precision = np.diag(self.widths**-2.0) + of_rows
         # S = precision^-1 = L^-T L^-1
@@ -271,18 +262,11 @@ class _Belief:
     def _arguments(self) -> tuple[Any, ...]:
         bandwidth = jnp.asarray(self.device.memory_bytes_per_s)
         levels = jnp.asarray(self.device.level_bytes())
-        return jnp.asarray(self.centre), canonical(self.table), bandwidth, levels
+        return self.vector, jnp.asarray(self.centre), canonical(self.table), bandwidth, levels
 
 
-def _log_times(
-    theta: Array, table: OpTable, bandwidth: Array, levels: Array, vector: KnobVector
-) -> Array:
-    platform = Platform(bandwidth, jnp.ones(()), levels, vector.knobs(theta))
-    return jnp.log(durations(table, platform))
-
-
-_log_seconds = jax.jit(_log_times, static_argnames=("vector",))
-_slope = jax.jit(jax.jacfwd(_log_times), static_argnames=("vector",))
+_log_seconds = jax.jit(KnobVector.log_seconds, static_argnums=0)
+_slope = jax.jit(jax.jacfwd(KnobVector.log_seconds, argnums=1), static_argnums=0)
 
 
 def _centre(
@@ -297,18 +281,15 @@ def _centre(
             knob = getattr(model.knobs, name)[of]
             if name == "level_speedup":  # over the level behind it
                 knob = knob / model.knobs.level_speedup[vector.behind(of)] - 1
-            theta[at] = _unbounded(float(knob), logit=name == "smoothing")
+            # in the fit's coordinate; zero (no step cost, no gain of a cache) becomes tiny
+            if name == "smoothing":
+                share = min(max(float(knob), 1e-3), 1 - 1e-3)
+                theta[at] = math.log(share / (1 - share))
+            else:
+                theta[at] = math.log(max(float(knob), 1e-30))
         elif name in ("step_s", "line_s"):  # the prior's steps and strided reads are one core's
             theta[at] -= math.log(device.multiprocessors or 1)
     return theta
-
-
-def _unbounded(value: float, *, logit: bool = False) -> float:
-    """The fit's coordinate of a knob; zero (no step cost, no gain of a cache) becomes tiny."""
-    if logit:
-        value = min(max(value, 1e-3), 1 - 1e-3)
-        return math.log(value / (1 - value))
-    return math.log(max(value, 1e-30))
 
 
 def _standardised(sizes: np.ndarray) -> np.ndarray:

@@ -48,8 +48,8 @@ class Source:
     repository: str
     commit: str
     license: str
-    # a table as published -> rows of ours; counts what it leaves out
-    read: Callable[[pd.DataFrame, Counter[str]], pd.DataFrame]
+    # a table as published -> rows of ours; counts what it leaves out; None: as they are
+    read: Callable[[pd.DataFrame, Counter[str]], pd.DataFrame] | None = None
 
     def cited(self) -> dict[str, str]:
         return cited(self.repository, self.commit, self.license)
@@ -89,11 +89,6 @@ class PublishedRows:
     left_out: dict[str, dict[str, int]]  # [file][reason] rows
 
 
-def _as_is(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
-    del left_out
-    return frame
-
-
 def _neusight(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
     if "throttled" in frame.columns:
         frame = _keep(frame, frame["throttled"] != 1, "the card was thermally throttled", left_out)
@@ -107,11 +102,11 @@ def _vidur(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
 
 NEUSIGHT = Source("neusight", "https://github.com/sitar-lab/NeuSight", "6945927", "MIT", _neusight)
 AICONFIGURATOR = Source(
-    "aiconfigurator", "https://github.com/ai-dynamo/aiconfigurator", "095f58a", "Apache-2.0", _as_is
+    "aiconfigurator", "https://github.com/ai-dynamo/aiconfigurator", "095f58a", "Apache-2.0"
 )
 VIDUR = Source("vidur", "https://github.com/microsoft/vidur", "7d47513", "MIT", _vidur)
 DEEPBENCH = Source(
-    "deepbench", "https://github.com/baidu-research/DeepBench", "da81ba7", "Apache-2.0", _as_is
+    "deepbench", "https://github.com/baidu-research/DeepBench", "da81ba7", "Apache-2.0"
 )
 
 # which families a table holds rows of: only those asked for are read
@@ -158,7 +153,7 @@ def read_rows(data: Path, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
     frame = read_table(table_path(data, name))
     require_columns(frame, ["device", "op", "dtype", "time_s"], f"{name} of {source.id}")
     left_out: Counter[str] = Counter()
-    frame = source.read(frame, left_out)
+    frame = source.read(frame, left_out) if source.read else frame
     positive = np.isfinite(frame["time_s"]) & (frame["time_s"] > 0)
     frame = _keep(frame, positive, "the time is no number above zero", left_out)
     for device in frame["device"].unique():

@@ -130,7 +130,7 @@ class Histogram(Access):
             return self
         fraction = lookups / self.lookups
         fraction = array_module(fraction).minimum(fraction, 1.0)
-        return Histogram(*reuse.thinned(self._shares(), self._mean(), fraction)[:2])
+        return Histogram(*reuse.thinned(self._shares(), self._mean(), fraction))
 
     def _check(self, lookups: Any, rows: Any) -> None:
         """`InputError` for more lookups than were counted, or more different rows than exist."""
@@ -327,6 +327,6 @@ def thin(histogram: Histogram, fraction: Any) -> Histogram:
         raise InputError(f"expected a share of a file above zero and at most one, got {fraction}")
     if problem := histogram.problem():
         raise InputError(problem)
-    shares, mean, _ = reuse.thinned(histogram._shares(), histogram._mean(), fraction)
+    shares, mean = reuse.thinned(histogram._shares(), histogram._mean(), fraction)
     lookups = None if histogram.lookups is None else histogram.lookups * fraction
     return Histogram(shares, mean, lookups)

@@ -141,15 +141,15 @@ def rates(shares: Any, times: np.ndarray, met: Any, unmet: Any) -> Any:
     return module.concatenate([first, module.exp(more[1:])])
 
 
-def thinned(shares: Any, mean_reuse: Any, fraction: Any) -> tuple[Any, Any, Any]:
-    """(shares [17], mean reuse, share of different rows left) of a `fraction` of the samples."""
+def thinned(shares: Any, mean_reuse: Any, fraction: Any) -> tuple[Any, Any]:
+    """(shares [17], mean reuse) of a `fraction` of the samples."""
     module = array_module(shares, mean_reuse, fraction)
     times, weight = counts(shares, mean_reuse)
     more = more_than(times, fraction + 0.0 * times)
     inside = module.concatenate([more[:, :-1] - more[:, 1:], more[:, -1:]], 1)
     rows = module.sum(weight[:, None] * inside, 0)
     kept = module.sum(rows)
-    return rows / kept, fraction * module.sum(times * weight) / kept, kept
+    return rows / kept, fraction * module.sum(times * weight) / kept
 
 
 def mean_of(shares: Any) -> Any:
@@ -170,25 +170,13 @@ def lookups_within(shares: Any, most: float) -> Any:
     return array_module(weight).sum(times * weight * (times <= most))
 
 
-def file_shares(
-    unique_shares: np.ndarray, lookup_shares: np.ndarray, mean_reuse: float
-) -> np.ndarray:
-    """The histogram [17] of a file that gives shares of rows and of lookups, both to a few digits.
-
-    Few rows get very many lookups, so their share of the rows reads 0.000 where that of the lookups
-    has three digits: from the bin on where the lookups say it more exactly, it is taken from them.
-    """
-    shares = np.asarray(unique_shares, np.float64).copy()
-    per_row = np.array([bin_mean(k, slope) for k, slope in enumerate(_slopes(shares))])
-    from_lookups = np.asarray(lookup_shares) * mean_reuse / per_row
-    better = shares < 0.1
-    shares[better] = from_lookups[better]
-    return shares / shares.sum()
-
-
 def bin_mean(k: int, slope: float) -> float:
     """Mean lookups of a row of a bin."""
-    at, width = _nodes(_LOWER[k], _UPPER[k] if k < BINS - 1 else _LOWER[-1] * _LONG_TAIL)
+    return _mean_between(_LOWER[k], _UPPER[k] if k < BINS - 1 else _LOWER[-1] * _LONG_TAIL, slope)
+
+
+def _mean_between(low: float, high: float, slope: float) -> float:
+    at, width = _nodes(low, high)
     weight = width * at**-slope
     return float((at * weight).sum() / weight.sum())
 
@@ -216,7 +204,6 @@ def _end_of_tail(mean: float, slope: float) -> float:
     low, high = _LOWER[-1], _LOWER[-1] * 1e4
     for _ in range(40):
         middle = np.sqrt(low * high)
-        at, width = _nodes(_LOWER[-1], middle)
-        weight = width * at**-slope
-        low, high = (middle, high) if (at * weight).sum() / weight.sum() < mean else (low, middle)
+        below = _mean_between(_LOWER[-1], middle, slope) < mean
+        low, high = (middle, high) if below else (low, middle)
     return float(np.sqrt(low * high))

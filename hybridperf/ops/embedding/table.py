@@ -128,6 +128,18 @@ def _is_real(value: Any) -> bool:
     return not isinstance(value, str | bool) and np.asarray(value).dtype.kind in "iuf"
 
 
+STATE_BYTES: dict[str, Callable[[Table], float]] = {  # in fp32, of an optimizer
+    "sgd": lambda table: 0.0,
+    "adagrad": lambda table: 4.0 * table.rows * table.dim,
+    "rowwise_adagrad": lambda table: 4.0 * table.rows,
+}
+
+
+def table_bytes(table: Table, optimizer: str) -> float:
+    """Memory that a table takes, with the optimizer's state."""
+    return float(table.bytes + STATE_BYTES[optimizer](table))
+
+
 def check_names(tables: Sequence[Table]) -> None:
     """`InputError` where there is no table, or two of one name."""
     if not isinstance(tables, Sequence):

@@ -30,16 +30,6 @@ def uniform_unique_rows(lookups: Any, rows: Any) -> Any:
     return rows * -jnp.expm1(lookups * jnp.log1p(-1.0 / jnp.maximum(rows, 1.0 + 1e-6)))
 
 
-def zipf_unique_rows(lookups: Any, rows: float, exponent: Any, shift: Any = 0.0) -> Any:
-    """Expected different rows among `lookups` draws with probability proportional to (rank +
-    shift)^-exponent.
-
-    `rows` is a Python number (it sets the bins); the others may be traced. exponent = 0 is uniform
-    access.
-    """
-    return distinct(*zipf_classes(float(rows), exponent, shift), lookups)
-
-
 def zipf_classes(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
     """(rows of each class, probability of each of its rows) of Zipf-Mandelbrot access [K]. `shift`
     above -1.
