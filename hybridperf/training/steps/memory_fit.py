@@ -25,7 +25,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from hybridperf.io import InputError
-from hybridperf.training.steps.rows import ResolvedRow
+from hybridperf.training.steps.rows import ResolvedRow, with_recompute
 from hybridperf.workloads.memory import MEMORY_PRIORS, MemoryKnobs, memory_of
 from hybridperf.workloads.transformer import Layouts
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -61,6 +61,21 @@ def peak_bytes(
 ) -> np.ndarray:
     """Bytes on the fullest rank of each config [N]."""
     return _peak_bytes(_grouped(configs), knobs or MemoryKnobs())
+
+
+def fitting(rows: Sequence[ResolvedRow], mode: str) -> np.ndarray:
+    """Whether each row fits in its device's memory with this recompute mode (bool [N])."""
+    out = np.zeros(len(rows), bool)
+    by_framework: dict[str, list[tuple[int, TransformerConfig, float]]] = {}
+    for at, row in enumerate(rows):
+        if row.config is not None and row.machine is not None:
+            one = (at, with_recompute(row.config, mode), row.machine.memory_bytes)
+            by_framework.setdefault(row.framework, []).append(one)
+    for framework, found in by_framework.items():
+        places, configs, room = zip(*found, strict=True)
+        needed = peak_bytes(configs, memory_knobs(framework))
+        out[list(places)] = needed <= USABLE * np.array(room)
+    return out
 
 
 def will_fail(

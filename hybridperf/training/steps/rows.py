@@ -357,6 +357,12 @@ def _with_layout(
 
 
 @functools.lru_cache(65536)
+def with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
+    """A step that recomputes otherwise; one object for all rows of equal configs."""
+    return config.with_layout(config.layout.replace(recompute=mode), config.gpus_per_node)
+
+
+@functools.lru_cache(65536)
 def _unseen(config: TransformerConfig) -> list[str]:
     """Sizes far outside all measured steps."""
     layout, shape = config.layout, config.shape
