@@ -131,7 +131,8 @@ class PriceCache:
 
 def cells_of(configs: list[TransformerConfig]) -> np.ndarray:
     """Inputs of a correction [N, X]: log2 of hidden, tp, tokens of a micro-batch, sequence."""
-    return np.array([config.cell_inputs for config in configs], float).reshape(-1, 4)
+    sizes = np.array([config.cell_sizes for config in configs], float)
+    return np.log2(sizes).reshape(-1, 4)
 
 
 def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,22 +119,6 @@ class Prices:
 def _on_nodes(call: Call, nodes: int) -> Call:
     assert isinstance(call, CollectiveCall)
     return call if call.nodes == nodes else dataclasses.replace(call, nodes=nodes)
-
-
-class Unique:
-    """Of things with keys: the first of each key, and which of them stands for each thing."""
-
-    def __init__(self, keys: Iterable[Any], things: Sequence[TransformerConfig]):
-        place: dict[Any, int] = {}
-        self.of = np.array([place.setdefault(key, len(place)) for key in keys], int)
-        self.keys = list(place)
-        first = np.unique(self.of, return_index=True)[1]
-        self.unique = [things[at] for at in first]
-
-    def not_in(self, known: Mapping[Any, Any]) -> dict[Any, TransformerConfig]:
-        """Keys that are new, with the thing that stands for each."""
-        pairs = zip(self.keys, self.unique, strict=True)
-        return {key: thing for key, thing in pairs if key not in known}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +25,6 @@ from hybridperf.model.unmeasured import Unmeasured, unmeasured
 from hybridperf.training.steps.cells import (
     Cells,
     Prices,
-    Unique,
     cell_key,
     cell_terms,
     kernels_key,
@@ -71,7 +70,7 @@ _NOTHING = GivenSeconds(0.0)
 
 def features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatures:
     """Features [N] of rows on one device and its links; `InputError` for a call without price."""
-    rows = Unique(map(_but_micro_batches, configs), configs)
+    rows = _Unique(map(_but_micro_batches, configs), configs)
     found = picked(_features(rows.unique, prices), rows.of)
     micro_batches = np.array([config.layout.accumulation for config in configs], float)
     return dataclasses.replace(found, micro_batches=micro_batches)
@@ -93,10 +92,10 @@ def _but_micro_batches(config: TransformerConfig) -> tuple[Any, ...]:
 
 
 def _features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatures:
-    cells = Unique(map(cell_key, configs), configs)
-    shards = Unique([("shards", *shards_key(config)) for config in configs], configs)
-    once = Unique(map(_once, configs), configs)
-    messages = Unique(map(_message, configs), configs)
+    cells = _Unique(map(cell_key, configs), configs)
+    shards = _Unique([("shards", *shards_key(config)) for config in configs], configs)
+    once = _Unique(map(_once, configs), configs)
+    messages = _Unique(map(_message, configs), configs)
     new_cells, new_shards = cells.not_in(prices.cells), shards.not_in(prices.cells)
     new_once, new_messages = once.not_in(prices.once), messages.not_in(prices.once)
     built = list(new_cells.values())
@@ -129,6 +128,22 @@ def _features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatu
     return StepFeatures(
         layer, embedding, head, weight_share=weight_share, unmeasured_widths=widths, **values
     )
+
+
+class _Unique:
+    """Of things with keys: the first of each key, and which of them stands for each thing."""
+
+    def __init__(self, keys: Iterable[Any], things: Sequence[TransformerConfig]):
+        place: dict[Any, int] = {}
+        self.of = np.array([place.setdefault(key, len(place)) for key in keys], int)
+        self.keys = list(place)
+        first = np.unique(self.of, return_index=True)[1]
+        self.unique = [things[at] for at in first]
+
+    def not_in(self, known: Mapping[Any, Any]) -> dict[Any, TransformerConfig]:
+        """Keys that are new, with the thing that stands for each."""
+        pairs = zip(self.keys, self.unique, strict=True)
+        return {key: thing for key, thing in pairs if key not in known}
 
 
 class Sums(NamedTuple):
@@ -166,6 +181,7 @@ def row_columns(configs: Iterable[TransformerConfig]) -> dict[str, np.ndarray]:
     return dict(zip(_COLUMNS, rows.T, strict=True))
 
 
+@functools.lru_cache(65536)
 def _columns(config: TransformerConfig) -> tuple[float, ...]:
     """A row of `_COLUMNS`."""
     x, stages = config.layout, _stages(config)

@@ -195,8 +195,8 @@ class _Times:
     beyond: np.ndarray  # [2, N] down and up, as `adapt.StepPrediction` has it
 
     @staticmethod
-    def of(batch: Batch, known: Adaptation) -> _Times:
-        """Predictions by what is known of each row's group."""
+    def of(batch: Batch, known: Adaptation, deviates: bool = True) -> _Times:
+        """Predictions by what is known of each row's group; `deviates` as in `adapt.predict`."""
         assert batch.features is not None
         rows, sources = len(batch), [row.source for row in batch.rows]
         names = np.array(batch.groups)
@@ -208,7 +208,7 @@ class _Times:
             here = (names == group) & (np.array(sources) == source)
             adapted, whose = known.of(group, source)
             f, cells = picked(batch.features, here), batch.cells[here]
-            one = adapt.predict(adapted, f, cells)
+            one = adapt.predict(adapted, f, cells, deviates)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
             found.beyond[:, here] = one.beyond
             if whose != group:  # rows of its own tell how fast a framework is, whatever its name
@@ -222,7 +222,7 @@ class _Times:
         return found
 
     def halfway(self, other: _Times) -> _Times:
-        """Halfway in logs between two assumptions, as unsure as they are apart."""
+        """Halfway in logs between two assumptions, as unsure as this one and as they are apart."""
         apart = (self.log_s - other.log_s) / 2
         log_s = (self.log_s + other.log_s) / 2
         parts = {}
@@ -264,7 +264,7 @@ def _fill(
     assert batch.features is not None
     times, configs = _Times.of(batch, known), batch.configs
     if other is not None:
-        times = times.halfway(_Times.of(other, known))
+        times = times.halfway(_Times.of(other, known, deviates=False))
     at, step_s = batch.at, np.exp(times.log_s)
     out["predicted_s"][at] = step_s
     for name, sign, beyond in (("low_s", -1, times.beyond[0]), ("high_s", 1, times.beyond[1])):
@@ -281,16 +281,16 @@ def _fill(
     out["mfu"][at] = flops / (step_s * ranks * peaks_flops_per_s(configs, batch.devices))
     failed, chances = _fill_memory(out, batch), np.asarray(batch.features.stall_chance)
     host_shares = times.parts["host_s"] / step_s
+    columns = (at, batch.rows, configs, times.remarks, chances, host_shares)
     assumed = []
-    for i, (place, row, config) in enumerate(zip(at.tolist(), batch.rows, configs, strict=True)):
+    for place, row, config, remark, chance, waiting in zip(*map(list, columns), strict=True):
         stall = ""
-        if chances[i] > LIKELY_STALL:
-            stall = f"one run in {round(1 / chances[i])} like this stalls and takes far longer"
-        launched = experts_note(config, float(host_shares[i])) if config.shape.experts else ""
-        assert row.machine is not None
+        if chance > LIKELY_STALL:
+            stall = f"one run in {round(1 / chance)} like this stalls and takes far longer"
+        launched = experts_note(config, float(waiting)) if config.shape.experts else ""
         unmeasured = unmeasured_of(config, cache.prices(row.machine)).notes
-        remarks = (notes.get(place, ""), times.remarks[i], *unmeasured, stall, launched)
-        assumed.append("; ".join(filter(None, (*row.notes, *remarks, _share_of(config)))))
+        remarks = (notes.get(place, ""), remark, *unmeasured, stall, launched, _share_of(config))
+        assumed.append("; ".join(filter(None, (*row.notes, *remarks))))
     return failed, assumed
 
 
