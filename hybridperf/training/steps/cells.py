@@ -6,8 +6,8 @@ of layer and micro-batch, which takes milliseconds; what is recomputed, and the 
 collectives, are put in afterwards. Gathers of sharded weights are cells of their own: they know
 nothing of micro-batches.
 
-Axes: C cells, F fields of a block, P = 2 passes; S = 3 sums before anything is recomputed: of the
-forward pass, of the attention core in it, of the backward pass.
+Axes: C cells, F fields of a block, P = 2 passes; S = 4 sums: of the forward pass, of the backward
+pass without what it computes again, and of that, selective and full.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from hybridperf.training.steps.step_features import BlockPrices
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.in_step import call_in_step, inside_a_node, role_of
 from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes
-from hybridperf.workloads.transformer.passes import Passes, PassStep
+from hybridperf.workloads.transformer.passes import (
+    Checkpoints,
+    Passes,
+    PassStep,
+    Recompute,
+    recompute,
+)
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.weights import (
     Weights,
@@ -41,7 +47,8 @@ from hybridperf.workloads.transformer.weights import (
 from hybridperf.workloads.transformer.zero import shard_parameters
 
 _FIELDS = {field.name: at for at, field in enumerate(dataclasses.fields(BlockPrices))}
-_SUMS = (3, 3, len(_FIELDS))  # layer, embedding, head; S; F
+_REPEATED: tuple[Recompute, ...] = ("selective", "full")
+_SUMS = (3, 2 + len(_REPEATED), len(_FIELDS))  # layer, embedding, head; S; F
 _KERNEL_FIELDS = operator.attrgetter(
     "dtype", "quant", "attention", "attention_kernel", "framework", "grouped_experts", "dropout",
     "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes", "checkpoints",
@@ -123,8 +130,8 @@ def _on_nodes(call: Call, nodes: int) -> Call:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CellTerms:
-    """What the passes of a layer, the embedding and the LM head come to before anything is
-    recomputed: n calls, each a term of one of the sums [3, S, F].
+    """What passes of a layer, the embedding and the LM head come to: n calls, each a term of one of
+    the sums [3, S, F].
     """
 
     sums: np.ndarray  # int [n] place of the sum that a call's seconds belong to
@@ -134,33 +141,47 @@ class CellTerms:
     counts: np.ndarray  # [3, S, F] kernels and collectives
 
     @staticmethod
-    def of(parts: Iterable[tuple[int, float, Passes]], prices: Prices) -> CellTerms:
+    def of(
+        parts: Iterable[tuple[int, float, Passes]],
+        prices: Prices,
+        checkpoints: Checkpoints = "blocks",
+    ) -> CellTerms:
         """Of passes, each of a block (0: layer, 1: embedding, 2: head) and with its share."""
-        terms: list[tuple[int, int, float, int]] = []
+        terms: list[tuple[int, int, int, float]] = []
         counts = np.zeros(_SUMS)
         for block, share, passes in parts:
-            core = [step for step in passes.forward if step.core]
-            for at, steps in enumerate((passes.forward, core, passes.backward)):
-                start, counted = (3 * block + at) * len(_FIELDS), counts[block, at]
+            added = {id(step): _added(step, prices) for step in passes.forward + passes.backward}
+            again = [
+                recompute(passes, mode, checkpoints).recomputed if block == 0 else ()
+                for mode in _REPEATED
+            ]
+            for at, steps in enumerate((passes.forward, passes.backward, *again)):
+                start = (_SUMS[1] * block + at) * _SUMS[2]
                 for step in steps:
-                    if step.is_op:
-                        role = role_of(step)
-                        field = "misaligned_s" if role == "misaligned_gemm" else f"{role}_s"
-                        call = prices.in_step(step.call)
-                        terms.append((start + _FIELDS[field], call, share, -1))
-                        counted[_FIELDS["kernels"]] += share * step.kernels
-                        continue
-                    group = _PLACED.index(step.part) if step.part in _PLACED else -1
-                    for name, one in _collectives(step):
-                        place = start + _FIELDS[f"{name}_s"]
-                        terms.append((place, prices.number(one), share, group))
-                        name = "gather" if name == "scatter" else name
-                        if f"{name}_calls" in _FIELDS:
-                            counted[_FIELDS[f"{name}_calls"]] += share
-        places, calls, shares, groups = zip(*terms, strict=True) if terms else ((),) * 4
-        whole = (np.array(one, int) for one in (places, calls, groups))
-        places, calls, groups = whole
-        return CellTerms(places, calls, np.array(shares, float), groups, counts)
+                    seconds, counted = added[id(step)]
+                    terms += [(start + to, call, group, share) for to, call, group in seconds]
+                    for to, count in counted:
+                        counts[block, at, to] += share * count
+        places, calls, groups, shares = np.array(terms, float).reshape(-1, 4).T
+        return CellTerms(places.astype(int), calls.astype(int), shares, groups.astype(int), counts)
+
+
+def _added(
+    step: PassStep, prices: Prices
+) -> tuple[list[tuple[int, int, int]], list[tuple[int, float]]]:
+    """What a step adds to a block: (field, call, group) of its seconds, (field, count)."""
+    if step.is_op:
+        role = role_of(step)
+        field = "misaligned_s" if role == "misaligned_gemm" else f"{role}_s"
+        launched = [(_FIELDS["kernels"], float(step.kernels))]
+        return [(_FIELDS[field], prices.in_step(step.call), -1)], launched
+    group = _PLACED.index(step.part) if step.part in _PLACED else -1
+    called = list(_collectives(step))
+    names = ("gather_calls" if name == "scatter" else f"{name}_calls" for name, _ in called)
+    return (
+        [(_FIELDS[f"{name}_s"], prices.number(call), group) for name, call in called],
+        [(_FIELDS[name], 1.0) for name in names if name in _FIELDS],
+    )
 
 
 def _collectives(step: PassStep) -> Iterator[tuple[str, CollectiveCall]]:
@@ -203,10 +224,9 @@ class Cells:
         counts = np.array([one.counts for one in self._unique], float).reshape(-1, *_SUMS)
         seconds = np.bincount(self._places, shares * prices.seconds(self.calls), counts.size)
         found = counts + seconds.reshape(counts.shape)
-        forward, core, backward = np.moveaxis(found[self._of], 0, -1).swapaxes(0, 1)
-        full, selective = (self._modes == name for name in ("full", "selective"))
-        # of embedding and head nothing is recomputed
-        backward[0] += np.where(full, forward[0], np.where(selective, core[0], 0.0))
+        forward, backward, *again = np.moveaxis(found[self._of], 0, -1).swapaxes(0, 1)
+        for mode, repeated in zip(_REPEATED, again, strict=True):
+            backward += np.where(self._modes == mode, repeated, 0.0)
         return np.stack([forward, backward], 2)
 
 
@@ -259,7 +279,7 @@ def _kept(config: TransformerConfig, prices: Prices) -> CellTerms:
     plain = config.replace(layout=config.layout.replace(zero=0, shard_ranks=None, recompute="none"))
     layers = [(0, share, layer_passes(plain, kind)) for kind, share in kinds_of_layers(plain)]
     outer = [(1, 1.0, embedding_passes(plain)), (2, 1.0, head_passes(plain))]
-    return CellTerms.of([*layers, *outer], prices)
+    return CellTerms.of([*layers, *outer], prices, config.checkpoints)
 
 
 def kinds_of_layers(config: TransformerConfig) -> list[tuple[int, float]]:

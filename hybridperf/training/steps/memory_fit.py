@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 import tomllib
 from collections.abc import Sequence
@@ -164,19 +165,17 @@ def unsure(rows: Sequence[ResolvedRow], needed_bytes: np.ndarray) -> list[str]:
     """Why it is not sure that each row is too large for its device [N]; "" where it is sure, or the
     row is not too large, or cannot run for another reason.
     """
-    found = [""] * len(rows)
+    found, left_open = [""] * len(rows), []
     for at, (row, needed) in enumerate(zip(rows, needed_bytes.tolist(), strict=True)):
-        if row.machine is None or row.config is None or _ruled_out(row):
+        if row.machine is None or needed <= USABLE * row.machine.memory_bytes or _ruled_out(row):
             continue
-        knobs, usable = memory_knobs(row.framework), USABLE * row.machine.memory_bytes
-        if needed <= usable:
-            continue
-        if needed <= _UNSURE * usable and knobs == MemoryKnobs():
+        room, knobs = USABLE * row.machine.memory_bytes, memory_knobs(row.framework)
+        if needed <= _UNSURE * room and knobs == MemoryKnobs():
             found[at] = f"no measured peaks of {row.framework}: counts of bytes may be 12 % off"
         elif row.question.recompute_open:
-            full = row.config.replace(layout=row.config.layout.replace(recompute="full"))
-            if peak_bytes([full], knobs)[0] <= usable:
-                found[at] = "it fits with full recomputation, and the row leaves that open"
+            left_open.append(at)
+    for at in itertools.compress(left_open, fitting([rows[at] for at in left_open], "full")):
+        found[at] = "it fits with full recomputation, and the row leaves that open"
     return found
 
 
