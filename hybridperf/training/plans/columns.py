@@ -90,9 +90,10 @@ class SpaceColumns:
         """Features of some of the M [n]; `at` a slice or indices."""
         once, base = self.once[at], self.space.base_of[self.rows[at]]
         vp = self.space.base.vp[base].astype(float)
-        blocks = {name: self._block(block, at) for block, name in enumerate(_BLOCKS)}
+        known: dict[str, Any] = {name: values[once] for name, values in self.columns.items()}
+        known |= {name: self._block(block, at) for block, name in enumerate(_BLOCKS)}
         return StepFeatures(
-            **blocks, **{name: values[once] for name, values in self.columns.items()},
+            **known,
             tp_nodes=self.tp_nodes[self.placed[at]], fill=1.0 / vp, chunks=vp,
             forwards_first=np.isin(self.space.base.schedule[base], FORWARDS_FIRST).astype(float),
             micro_batches=self.space.base.accumulation[base].astype(float),

@@ -98,20 +98,21 @@ def _features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatu
     messages = _Unique(map(_message, configs), configs)
     new_cells, new_shards = cells.not_in(prices.cells), shards.not_in(prices.cells)
     new_once, new_messages = once.not_in(prices.once), messages.not_in(prices.once)
-    built = list(new_cells.values())
-    priced = Sums.of(
-        Cells(
-            cell_terms(built, prices), [config.layout.recompute for config in built],
-            [*map(placed_on, built)], prices,
-        ),
-        new_shards.values(), new_once.values(), new_messages.values(), prices,
-    )  # fmt: skip
-    for known, keys, values in (
-        (prices.cells, new_cells, np.moveaxis(priced.cells, -1, 0)),
-        (prices.cells, new_shards, np.moveaxis(priced.shards, -1, 0)),
-        (prices.once, new_once, priced.once), (prices.once, new_messages, priced.sends_s),
-    ):  # fmt: skip
-        known.update(zip(keys, values, strict=True))
+    if new_cells or new_shards or new_once or new_messages:
+        built = list(new_cells.values())
+        priced = Sums.of(
+            Cells(
+                cell_terms(built, prices), [config.layout.recompute for config in built],
+                [*map(placed_on, built)], prices,
+            ),
+            new_shards.values(), new_once.values(), new_messages.values(), prices,
+        )  # fmt: skip
+        for known, keys, found in (
+            (prices.cells, new_cells, np.moveaxis(priced.cells, -1, 0)),
+            (prices.cells, new_shards, np.moveaxis(priced.shards, -1, 0)),
+            (prices.once, new_once, priced.once), (prices.once, new_messages, priced.sends_s),
+        ):  # fmt: skip
+            known.update(zip(keys, found, strict=True))
     computed, gathered = (
         np.stack([prices.cells[key] for key in one.keys], -1)[..., one.of]
         for one in (cells, shards)
@@ -285,10 +286,9 @@ class _Update:
             sums = tuple(summed_over_pipes(config, stage) for stage in outer)
             updates = tuple(step for stage in outer for step in optimizer_passes(config, stage))
             return _Update((Bucket(sums, 0),), also, ((),), updates)
-        together, gathers = buckets(config, 0), (gathered(config, 0),)
-        if config.overlap_weights:
-            gathers = tuple(gathered_by_part(config, 0))
-        return _Update(together, also, gathers, optimizer_passes(config, 0))
+        by_part = config.overlap_weights
+        gathers = gathered_by_part(config, 0) if by_part else (gathered(config, 0),)
+        return _Update(buckets(config, 0), also, gathers, optimizer_passes(config, 0))
 
     @property
     def calls(self) -> Iterator[Call]:
