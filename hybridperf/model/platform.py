@@ -108,18 +108,25 @@ def canonical(tree: Any) -> Any:
     return jax.tree.map(array, fresh_views(tree))
 
 
-def seconds(table: OpTable, platform: Platform) -> np.ndarray:
-    """`durations` as numbers [U].
-
-    The table is padded to the next power of two: tables of any length share a few compiled
-    functions.
+def padded(tree: Any, length: int) -> Any:
+    """Leaves [length, ...] with their last row repeated up to one of a few sizes: tables of any
+    length share some compiled functions.
     """
+    size = 64
+    while size < length:
+        size *= 8
+    return jax.tree.map(
+        lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], size - length, 0)]), tree
+    )
+
+
+def seconds(table: OpTable, platform: Platform) -> np.ndarray:
+    """`durations` as numbers [U]."""
     length = len(table.group)
     if length and (at := int(np.max(table.group))) >= len(platform.knobs.floor_s):
         raise InputError(
             f"expected knobs of {GROUPS[at]}, a group of ops that was registered after the model"
             " was loaded; load the model again"
         )
-    size = max(64, 1 << (length - 1).bit_length())
-    padded = jax.tree.map(lambda x: np.pad(x, (0, size - length), mode="edge"), table)
-    return np.asarray(_durations(canonical(padded), canonical(platform)), np.float64)[:length]
+    found = _durations(canonical(padded(table, length)), canonical(platform))
+    return np.asarray(found, np.float64)[:length]

@@ -30,7 +30,7 @@ from hybridperf.model.calls import (
     InStep,
 )
 from hybridperf.model.perf_model import PerfModel
-from hybridperf.model.platform import OpTable, Platform, canonical, durations
+from hybridperf.model.platform import OpTable, Platform, canonical, durations, padded
 from hybridperf.model.step_effects import ROLE_NAMES, in_step_s
 from hybridperf.ops import Call as StartProgram
 from hybridperf.ops import OpCall
@@ -218,8 +218,10 @@ def _placed(table: StepTable, op_s: np.ndarray, links: Any) -> np.ndarray:
         return op_s
     parts = [op_s]
     if table.collectives is not None:
-        seconds = _collective_seconds(canonical(table.collectives), canonical(links))
-        parts.append(np.asarray(seconds, np.float64))
+        length = len(table.collectives.nodes)
+        rows = canonical(padded(table.collectives, length))
+        seconds = _collective_seconds(rows, canonical(links))
+        parts.append(np.asarray(seconds, np.float64)[:length])
     if table.given_s is not None:
         parts.append(np.asarray(table.given_s, np.float64))
     return np.concatenate(parts)[table.place]

@@ -147,7 +147,7 @@ def placements_between_placements():
 def steps_of_transformers():
     rng = np.random.default_rng(0)
     blocks = [
-        BlockPrices(*rng.uniform(0.1, 1, (len(dataclasses.fields(BlockPrices)), 3, 1)))
+        BlockPrices(*rng.uniform(0.1, 1, (len(dataclasses.fields(BlockPrices)), 2, 1)))
         for _ in range(3)
     ]
     features = StepFeatures(

@@ -180,7 +180,7 @@ def test_likelihood_tells_which_assumption_made_the_rows(made):
     """A third more products, as recomputation would add, against what made the rows."""
     features, cells = made
     gemm_s = np.array(features.layer.gemm_s)
-    gemm_s[1] = gemm_s[0]
+    gemm_s[1] += gemm_s[0]
     more = dataclasses.replace(features, layer=dataclasses.replace(features.layer, gemm_s=gemm_s))
     seconds = measured(features, adapted_steps.beliefs()[0], noise=0.005)
     right, wrong = (

@@ -26,12 +26,16 @@ FREE = StepEffects(
 )  # nothing is launched, awaited or exposed
 
 
+def passes(amount):
+    """Both passes [P, N] of (forward, recomputed, backward) [3, N]: the backward one recomputes."""
+    forward, recomputed, backward = np.array(amount, float).reshape(3, -1)
+    return np.stack([forward, recomputed + backward])
+
+
 def block(**amounts):
     """A block of one row: [P, 1]; amounts are (forward, recomputed, backward)."""
-    zero = {field.name: np.zeros((3, 1)) for field in dataclasses.fields(BlockPrices)}
-    return BlockPrices(
-        **zero | {name: np.array(amount, float).reshape(3, 1) for name, amount in amounts.items()}
-    )
+    zero = {field.name: np.zeros((2, 1)) for field in dataclasses.fields(BlockPrices)}
+    return BlockPrices(**zero | {name: passes(amount) for name, amount in amounts.items()})
 
 
 def row(**changes):
@@ -170,12 +174,12 @@ def mixed_rows(count=2000, seed=1):
 
     def some():
         amounts = {
-            field.name: 10 ** rng.uniform(-5, -2.5, (3, count))
+            field.name: passes(10 ** rng.uniform(-5, -2.5, (3, count)))
             for field in dataclasses.fields(BlockPrices)
         }
         counts = ("kernels", "tp_calls", "gather_calls", "exchange_calls")
         return BlockPrices(
-            **amounts | {name: rng.integers(0, 40, (3, count)).astype(float) for name in counts}
+            **amounts | {name: passes(rng.integers(0, 40, (3, count))) for name in counts}
         )
 
     columns = {

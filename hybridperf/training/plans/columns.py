@@ -1,4 +1,4 @@
-"""Features of all layouts of a space: unique cells are priced once, rows put together by index.
+"""Features of all layouts of a space: what is unique is priced once, rows put together by index.
 
 Some things make up a row's features, each with a key of small whole numbers, and one representative
 layout for each key:
@@ -10,51 +10,49 @@ layout for each key:
     once      once a step: reductions, optimizer, stages
     message   from stage to stage: micro-batch, and whether stages lie on several nodes
 
-`steps.features` prices the representatives, all of them together, and `steps.cells` what nodes
-change of a cell. Axes: R representatives, V placed cells,
-N layouts of a space, M of them that are priced, n of a chunk of these, P phases.
+`steps.features` prices the representatives, all of them together. Axes: C cells, N layouts of a
+space, M of them that are priced, n of a chunk of these, P passes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from hybridperf.training.plans.space import LayoutSpace, Place
 from hybridperf.training.steps.batch import cells_of as inputs_of
-from hybridperf.training.steps.cells import Prices, Sums, cells_of
-from hybridperf.training.steps.features import features
+from hybridperf.training.steps.cells import Cells, Prices, cell_terms
+from hybridperf.training.steps.features import Sums, row_columns
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.transformer.columns import FORWARDS_FIRST
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 _OF_SHARDS = ("gather_s", "scatter_s", "gather_inside_s", "gather_calls")
+# columns of rows that are known of what happens once a step
 _ONCE = (
-    "layers_first", "layers_last", "layers_most", "layers", "stages", "reduction_s",
-    "reduction_tail_s", "reduction_last_s", "hiding_layers", "tied_s", "updated_s",
-    "updated_first_s", "updated_last_s", "updates_hidden",
-    "reduction_hidden", "optimizer_s", "optimizer_kernels", "waiting", "crossing", "stalls",
-    "stall_chance",
-    "gathered_layers", "gathers_hidden", "sends_hidden", "tp",
+    "layers_first", "layers_last", "layers_most", "layers", "stages", "updates_hidden",
+    "reduction_hidden", "waiting", "crossing", "stalls", "stall_chance", "gathered_layers",
+    "gathers_hidden", "sends_hidden", "tp",
 )  # fmt: skip
+_PLACED = 1  # of the keys: placed cells, whose representatives are those of cells on other nodes
 _BLOCKS = ("layer", "embedding", "head")
 
 
 @dataclasses.dataclass(frozen=True)
 class SpaceColumns:
-    """Rows of a space whose representatives are priced. Indices are int32 [M]."""
+    """Rows of a space whose unique things are priced. Indices are int32 [M]."""
 
     space: LayoutSpace
     rows: np.ndarray  # [M] places in the space
-    f: StepFeatures  # [R]
-    cells: np.ndarray  # [R, X] inputs of corrections
-    blocks: tuple[BlockPrices, ...]  # [P, V] each field: layer, embedding, head
-    tp_nodes: np.ndarray  # [V]
+    cells: np.ndarray  # [C, X] inputs of corrections
+    sums: Sums  # of placed cells, of shards, of what happens once, of messages
+    columns: Mapping[str, np.ndarray]  # `row_columns` of what happens once
+    tp_nodes: np.ndarray  # of placed cells
     cell: np.ndarray
-    placed: np.ndarray  # of V; all others of R
+    placed: np.ndarray
     shards: np.ndarray
     once: np.ndarray
     message: np.ndarray
@@ -64,31 +62,25 @@ class SpaceColumns:
         space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
         prices: Prices,
     ) -> SpaceColumns:  # fmt: skip
-        """Price the representatives of rows of a space [M]; `config` gives a row's config."""
+        """Price the unique things of rows of a space [M]; `config` gives a row's config."""
         by_chunk = config(int(rows[0])).stage_split != "even"  # deals out chunks unevenly
-        cell_key, placed_key, *keys = _keys(space, by_chunk)
-        first, index, at = [], [], 0
-        for key in (cell_key, *keys):
-            found, of = _unique(key[rows])
-            first.append(rows[found])
-            index.append((of + at).astype(np.int32))
-            at += len(found)
-        configs = [config(row) for row in np.concatenate(first).tolist()]
+        found, index = zip(*map(_unique, _keys(space, rows, by_chunk)), strict=True)
+        cells, _, shards, once, messages = (
+            [config(row) for row in rows[first].tolist()] if at != _PLACED else []
+            for at, first in enumerate(found)
+        )
+        of = index[0][found[_PLACED]].tolist()
+        spans = [space.places[at].spans for at in space.place_of[rows[found[_PLACED]]].tolist()]
+        nodes = [tuple(one[name].nodes for name in ("tp", "cp", "ep")) for one in spans]
+        terms = cell_terms(cells, prices)
+        modes = [cells[at].layout.recompute for at in of]
+        placed = Cells([terms[at] for at in of], modes, nodes, prices)
         # `explain.py` asks for what was not measured of the layouts that it shows
-        priced = features(configs, prices, with_unmeasured=False)
-        found, placed = _unique(placed_key[rows])
-        spans = [space.places[at].spans for at in space.place_of[rows[found]].tolist()]
-        plain = cells_of(configs[: len(first[0])], prices.kept)
-        cells = []
-        for cell, one in zip(index[0][found].tolist(), spans, strict=True):
-            nodes = {name: one[name].nodes for name in ("tp", "cp", "ep")}
-            cells.append(dataclasses.replace(plain[cell], nodes=nodes))
-        summed = Sums(cells)
-        prices.learn(summed.calls())
-        tp_nodes = np.array([float(one["tp"].nodes) for one in spans])
-        blocks = tuple(summed.blocks(prices))
+        sums = Sums.of(placed, shards, once, messages, prices)
+        columns = {name: values for name, values in row_columns(once).items() if name in _ONCE}
+        tp_nodes = np.array([float(one) for one, _, _ in nodes])
         return SpaceColumns(
-            space, rows, priced, inputs_of(configs), blocks, tp_nodes, index[0], placed, *index[1:]
+            space, rows, inputs_of(cells), sums, columns | sums.of_update, tp_nodes, *index
         )
 
     def __len__(self) -> int:
@@ -96,41 +88,41 @@ class SpaceColumns:
 
     def features(self, at: Any) -> StepFeatures:
         """Features of some of the M [n]; `at` a slice or indices."""
-        placed, shards, once = self.placed[at], self.shards[at], self.once[at]
-        base = self.space.base_of[self.rows[at]]
+        once, base = self.once[at], self.space.base_of[self.rows[at]]
         vp = self.space.base.vp[base].astype(float)
-        values: dict[str, Any] = {name: getattr(self.f, name)[once] for name in _ONCE}
-        for name, block in zip(_BLOCKS, self.blocks, strict=True):
-            values[name] = _block(block, placed, getattr(self.f, name), shards)
+        known: dict[str, Any] = {name: values[once] for name, values in self.columns.items()}
+        known |= {name: self._block(block, at) for block, name in enumerate(_BLOCKS)}
         return StepFeatures(
-            **values, tp_nodes=self.tp_nodes[placed], fill=1.0 / vp, chunks=vp,
+            **known,
+            tp_nodes=self.tp_nodes[self.placed[at]], fill=1.0 / vp, chunks=vp,
             forwards_first=np.isin(self.space.base.schedule[base], FORWARDS_FIRST).astype(float),
             micro_batches=self.space.base.accumulation[base].astype(float),
-            sends_s=self.f.sends_s[self.message[at]],
+            sends_s=self.sums.sends_s[self.message[at]],
         )  # fmt: skip
 
+    def _block(self, block: int, at: Any) -> BlockPrices:
+        """A block of some rows [P, n]: what is sharded from other unique things than the rest."""
+        placed, shards = self.placed[at], self.shards[at]
+        sources = {False: (self.sums.cells, placed), True: (self.sums.shards, shards)}
+        fields = {}
+        for field, one in enumerate(dataclasses.fields(BlockPrices)):
+            values, of = sources[one.name in _OF_SHARDS]
+            fields[one.name] = values[block, field][:, of]
+        return BlockPrices(**fields)
 
-def _block(
-    block: BlockPrices, placed: np.ndarray, sharded: BlockPrices, shards: np.ndarray
-) -> BlockPrices:
-    """A block of some rows [P, n]: what is sharded from other representatives than the rest."""
-    fields = {}
-    for field in dataclasses.fields(BlockPrices):
-        source, at = (sharded, shards) if field.name in _OF_SHARDS else (block, placed)
-        fields[field.name] = getattr(source, field.name)[:, at]
-    return BlockPrices(**fields)
 
-
-def _keys(space: LayoutSpace, by_chunk: bool) -> tuple[np.ndarray, ...]:
-    """Whole numbers [N] that tell cells, placed cells, shards, once-a-step work, messages apart."""
-    base, of = space.base, space.base_of
+def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndarray, ...]:
+    """Whole numbers of rows [M] that tell cells, placed cells, shards, once-a-step work, messages
+    apart.
+    """
+    base, of, place_of = space.base, space.base_of[rows], space.place_of[rows]
     micro = np.unique(base.micro_batch, return_inverse=True)[1].reshape(-1)
 
     def of_places(facts: Callable[[Place], tuple[Any, ...]]) -> np.ndarray:
         numbers: dict[tuple[Any, ...], int] = {}
         return np.array(
             [numbers.setdefault(facts(place), len(numbers)) for place in space.places], np.int64
-        )[space.place_of]
+        )[place_of]
 
     def of_base(*columns: np.ndarray) -> np.ndarray:
         key = np.zeros(len(base.tp), np.int64)

@@ -89,9 +89,10 @@ class TrainingSetup:
     def config(self, layout: Layout) -> TransformerConfig:
         """The step with a layout."""
         habits = config_habits(framework_habits()[self.framework], layout.tp)
-        padded = int(habits.get("vocab_multiple", self.template.vocab_multiple))
-        per_node = min(self.gpus_per_node, layout.ranks)
-        return self.template.replace(layout=layout, gpus_per_node=per_node, vocab_multiple=padded)
+        template, padded = self.template, habits.get("vocab_multiple", self.template.vocab_multiple)
+        if padded != template.vocab_multiple:
+            template = template.replace(vocab_multiple=int(padded))
+        return template.with_layout(layout, min(self.gpus_per_node, layout.ranks))
 
 
 def training_setup(

@@ -92,18 +92,26 @@ class FitLimits:
     sources: tuple[str, ...] = ()  # of each row; () where all are of one
 
 
-def predict(adapted: Adapted, f: StepFeatures, cells: np.ndarray) -> StepPrediction:
-    """Log seconds of rows and how sure they are."""
+def predict(
+    adapted: Adapted, f: StepFeatures, cells: np.ndarray, deviates: bool = True
+) -> StepPrediction:
+    """Log seconds of rows and how sure they are.
+
+    Without `deviates` the deviation, which takes thirty times as long as the rest, is left at zero.
+    """
     corrections, weights, left = adapted.of_cells(cells)
-    log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
-    a = np.concatenate([by_theta, *(by_block[:, :, None] * weights)], 1)
-    known = np.einsum("ij,jk,ik->i", a, adapted.covariance, a)
-    variance = known + SPREAD**2 @ (by_block**2 * left) + adapted.noise**2
+    if deviates:
+        log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
+        a = np.concatenate([by_theta, *(by_block[:, :, None] * weights)], 1)
+        known = np.einsum("ij,jk,ik->i", a, adapted.covariance, a)
+        deviation = np.sqrt(known + SPREAD**2 @ (by_block**2 * left) + adapted.noise**2)
+    else:
+        log_s = _log_s(f, adapted.theta, corrections)
+        deviation = np.zeros(len(log_s))
     beyond = np.sqrt((unmeasured_logs(adapted, f, log_s, corrections) ** 2).sum(1))
     stalled = beyond_by_stalls(f, adapted.effects, np.exp(log_s))
     beyond[1] = np.hypot(beyond[1], stalled)
-    log_s = log_s + adapted.offset
-    return StepPrediction(log_s, np.sqrt(variance), logs_of(corrections), beyond)
+    return StepPrediction(log_s + adapted.offset, deviation, logs_of(corrections), beyond)
 
 
 def unmeasured_logs(

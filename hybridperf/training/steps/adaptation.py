@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -23,11 +22,10 @@ from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.model.adapted_steps import MODES, Adaptation, Adapted
 from hybridperf.training.steps import adapt
-from hybridperf.training.steps.batch import Batch, PriceCache, relabelled, with_recompute
+from hybridperf.training.steps.batch import Batch, PriceCache, relabelled
 from hybridperf.training.steps.features import picked
-from hybridperf.training.steps.memory_fit import USABLE, endings, memory_knobs, peak_bytes
-from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows
-from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.training.steps.memory_fit import endings, fitting
+from hybridperf.training.steps.rows import ResolvedRows
 
 # while labels are compared, knobs stay near op data and corrections small, so that a third more
 # work cannot hide in them
@@ -200,21 +198,6 @@ def doubtful(batch: Batch) -> list[str]:
         if len(labels) == 1 and labels[0] != "none" and fitting(rows, "none").all():
             found.append(source)
     return found
-
-
-def fitting(rows: Sequence[ResolvedRow], mode: str) -> np.ndarray:
-    """Whether each row fits in its device's memory with this recompute mode (bool [N])."""
-    out = np.zeros(len(rows), bool)
-    by_framework: dict[str, list[tuple[int, TransformerConfig, float]]] = {}
-    for at, row in enumerate(rows):
-        if row.config is not None and row.machine is not None:
-            one = (at, with_recompute(row.config, mode), row.machine.memory_bytes)
-            by_framework.setdefault(row.framework, []).append(one)
-    for framework, found in by_framework.items():
-        places, configs, room = zip(*found, strict=True)
-        needed = peak_bytes(configs, memory_knobs(framework))
-        out[list(places)] = needed <= USABLE * np.array(room)
-    return out
 
 
 def compared(

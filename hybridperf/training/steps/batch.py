@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -19,9 +18,9 @@ from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet, shipped
 from hybridperf.training.steps.cells import Prices
-from hybridperf.training.steps.features import features, joined, unmeasured_of
+from hybridperf.training.steps.features import features, joined
 from hybridperf.training.steps.names import Machine
-from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve
+from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve, with_recompute
 from hybridperf.training.steps.step_features import StepFeatures
 from hybridperf.workloads.transformer.config import TransformerConfig
 
@@ -36,7 +35,6 @@ class Batch:
     features: StepFeatures | None  # [N]; None without rows
     cells: np.ndarray  # [N, X]
     problems: Mapping[int, str]  # by place: why a row that was understood cannot be priced
-    unmeasured: tuple[str, ...] = ()  # [N] what of the row's machine was not measured
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,54 +92,47 @@ class PriceCache:
 
     def priced(self, resolved: ResolvedRows) -> Batch:
         """Understood rows with their features."""
-        by_machine: dict[
-            tuple[str, str, str], tuple[Machine, list[int], list[TransformerConfig]]
-        ] = {}
+        by_machine: dict[tuple[str, str, str], list[int]] = {}
         for at, row in enumerate(resolved):
-            config, machine = row.config, row.machine
-            if config is not None and machine is not None:
-                _, places, alike = by_machine.setdefault(machine.key, (machine, [], []))
-                places.append(at)
-                alike.append(config)
+            question = row.question
+            if question.config is not None and question.machine is not None:
+                by_machine.setdefault(question.machine.key, []).append(at)
         parts: list[tuple[StepFeatures, list[int]]] = []
         problems: dict[int, str] = {}
-        unmeasured: dict[int, str] = {}
-        for machine, places, alike in by_machine.values():
-            good, failed = self._features(list(zip(places, alike, strict=True)), machine)
+        for places in by_machine.values():
+            good, failed = self._features(resolved.rows, places)
             parts += good
             problems |= failed
-            prices = self.prices(machine)
-            for at, config in zip(places, alike, strict=True):
-                if at not in failed:
-                    unmeasured[at] = "; ".join(unmeasured_of(config, prices).notes)
-        priced = np.array(sorted(unmeasured), int)
+        priced = np.array(sorted(at for _, places in parts for at in places), int)
         rows, whole = tuple(resolved.rows[place] for place in priced), None
-        configs = [row.config for row in rows if row.config is not None]
         if parts:
             placed = [(part, np.searchsorted(priced, places)) for part, places in parts]
             whole = joined(placed, len(priced))
-        notes = tuple(unmeasured[place] for place in priced)
-        return Batch(resolved, priced, rows, whole, cells_of(configs), problems, notes)
+        configs = [row.config for row in rows if row.config is not None]
+        return Batch(resolved, priced, rows, whole, cells_of(configs), problems)
 
     def _features(
-        self, rows: list[tuple[int, TransformerConfig]], machine: Machine
+        self, rows: Sequence[ResolvedRow], places: list[int]
     ) -> tuple[list[tuple[StepFeatures, list[int]]], dict[int, str]]:
         """Features of rows of one machine; where one cannot be priced, halves are tried apart."""
+        machine = rows[places[0]].machine
+        configs = [config for at in places if (config := rows[at].config) is not None]
+        assert machine is not None
         try:
-            found = features([config for _, config in rows], self.prices(machine))
-            return [(found, [at for at, _ in rows])], {}
+            return [(features(configs, self.prices(machine)), places)], {}
         except InputError as error:
-            if len(rows) == 1:
-                return [], {rows[0][0]: str(error)}
-            half = len(rows) // 2
-            first, failed = self._features(rows[:half], machine)
-            second, also = self._features(rows[half:], machine)
+            if len(places) == 1:
+                return [], {places[0]: str(error)}
+            half = len(places) // 2
+            first, failed = self._features(rows, places[:half])
+            second, also = self._features(rows, places[half:])
             return first + second, failed | also
 
 
 def cells_of(configs: list[TransformerConfig]) -> np.ndarray:
     """Inputs of a correction [N, X]: log2 of hidden, tp, tokens of a micro-batch, sequence."""
-    return np.array([config.cell_inputs for config in configs], float).reshape(-1, 4)
+    sizes = np.array([config.cell_sizes for config in configs], float)
+    return np.log2(sizes).reshape(-1, 4)
 
 
 def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
@@ -150,12 +141,6 @@ def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
         return row
     config = with_recompute(row.config, recompute[row.source])
     return row._replace(question=dataclasses.replace(row.question, config=config))
-
-
-@functools.lru_cache(65536)
-def with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
-    """A step that recomputes otherwise; one object for all rows of equal configs."""
-    return config.with_layout(config.layout.replace(recompute=mode), config.gpus_per_node)
 
 
 def _links(machine: Machine) -> CollectiveModel:

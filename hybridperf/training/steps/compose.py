@@ -26,25 +26,19 @@ The step is also the sum of four parts, as the slowest stage's GPU sees it:
     host             waiting for its own host: what blocks take longer than all of that, the
                      optimizer's launches, and `fixed_s`, the host's work around a step
 
-Axes: N rows, P = 3 phases. Columns are NumPy's or JAX's (`io/namespace.py`).
+Axes: N rows, P = 2 passes. Columns are NumPy's or JAX's (`io/namespace.py`).
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from hybridperf.io.namespace import Array, array_module, fresh_views
 from hybridperf.model.step_effects import ROLES, StepEffects
 from hybridperf.training.steps.pipelines import Passes, Stages, interleaved_pace, pace
-from hybridperf.training.steps.step_features import (
-    PHASES,
-    BlockPrices,
-    StepFeatures,
-    StepParts,
-)
+from hybridperf.training.steps.step_features import BlockPrices, StepFeatures, StepParts
 
 _ROUNDING = 1e-12  # of a step
 _MIN_S = 1e-12
@@ -63,8 +57,9 @@ def step_seconds(
         host_log: the same of its host's seconds [N].
         outer_log: the same of embedding and LM head [N].
     """
-    f, k, gpu_log, host_log, outer_log = fresh_views((f, k, gpu_log, host_log, outer_log))
-    xp = array_module(*jax.tree.leaves(k), gpu_log, host_log, outer_log)
+    xp = array_module(*vars(k).values(), gpu_log, host_log, outer_log)
+    if xp is not np:
+        f, k, gpu_log, host_log, outer_log = fresh_views((f, k, gpu_log, host_log, outer_log))
     on_outer = xp.exp(outer_log)
     layer = _block(xp, f, f.layer, k, xp.exp(gpu_log), xp.exp(host_log), waits=True)
     embedding = _block(xp, f, f.embedding, k, on_outer, on_outer, input_s=k.input_s)
@@ -216,8 +211,8 @@ def _block(
     input_s: Array = 0.0, waits: bool = False,
 ) -> _Block:  # fmt: skip
     works, work_s, shown_s = [], 0.0, 0.0
-    for phases, backward in (((0,), False), (tuple(range(1, len(PHASES))), True)):
-        part = jax.tree.map(lambda leaf, phases=phases: sum(leaf[one] for one in phases), block)
+    for at, backward in ((0, False), (1, True)):
+        part = BlockPrices(**{name: leaf[at] for name, leaf in vars(block).items()})
         busy_s = _gpu_s(part, k) * on_gpu
         comm_s = _comm_s(xp, f, part, k) * on_gpu
         gathers_s = ROLES["gather"].seconds(k, part.gather_s, 1.0)

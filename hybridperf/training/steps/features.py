@@ -5,7 +5,7 @@ How many layers, stages, replicas and micro-batches there are does not change a 
 thousands of layouts has some tens of cells. What happens once a step, and messages between stages,
 are unique things of their own.
 
-Axes: N rows, P = 3 phases.
+Axes: N rows, F fields of a block, P = 2 passes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from hybridperf.model.calls import Call
+from hybridperf.model.calls import Call, GivenSeconds
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
 from hybridperf.training.steps.cells import (
+    Cells,
     Prices,
-    Sums,
-    Unique,
     cell_key,
-    cells_of,
+    cell_terms,
     kernels_key,
+    kinds_of_layers,
+    placed_on,
     shards_key,
     shards_of,
 )
@@ -38,7 +40,8 @@ from hybridperf.workloads.transformer.columns import FORWARDS_FIRST, SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.in_step import GROUP_EFFECTS, call_in_step, probes
-from hybridperf.workloads.transformer.parts import optimizer_passes, send_call
+from hybridperf.workloads.transformer.layout import Layout
+from hybridperf.workloads.transformer.parts import layer_passes, optimizer_passes, send_call
 from hybridperf.workloads.transformer.passes import PassStep
 from hybridperf.workloads.transformer.stages import stage_layers
 from hybridperf.workloads.transformer.update import (
@@ -62,52 +65,124 @@ _OF_UPDATE = (
 )  # fmt: skip
 # share of a step that waits for its host, from which on experts are said to be launched one by one
 _WAITING = 0.1
+_NOTHING = GivenSeconds(0.0)
 
 
-def features(
-    configs: Sequence[TransformerConfig], prices: Prices, with_unmeasured: bool = True
-) -> StepFeatures:
+def features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatures:
     """Features [N] of rows on one device and its links; `InputError` for a call without price."""
-    cells = Unique([cell_key(config) for config in configs], configs)
-    shards = Unique([("shards", *shards_key(config)) for config in configs], configs)
-    once = Unique([_once(config) for config in configs], configs)
-    messages = Unique([_message(config) for config in configs], configs)
+    rows = _Unique(map(_but_micro_batches, configs), configs)
+    found = picked(_features(rows.unique, prices), rows.of)
+    micro_batches = np.array([config.layout.accumulation for config in configs], float)
+    return dataclasses.replace(found, micro_batches=micro_batches)
+
+
+_SHAPED = operator.attrgetter(
+    *(one.name for one in dataclasses.fields(TransformerConfig) if one.name != "layout")
+)
+_LAID_OUT = operator.attrgetter(
+    *(one.name for one in dataclasses.fields(Layout) if one.name != "accumulation")
+)
+
+
+def _but_micro_batches(config: TransformerConfig) -> tuple[Any, ...]:
+    """All that features depend on but the number of micro-batches, of which many rows differ alone:
+    of it counts whether there are several.
+    """
+    return _SHAPED(config), _LAID_OUT(config.layout), config.layout.accumulation > 1
+
+
+def _features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatures:
+    cells = _Unique(map(cell_key, configs), configs)
+    shards = _Unique([("shards", *shards_key(config)) for config in configs], configs)
+    once = _Unique(map(_once, configs), configs)
+    messages = _Unique(map(_message, configs), configs)
     new_cells, new_shards = cells.not_in(prices.cells), shards.not_in(prices.cells)
     new_once, new_messages = once.not_in(prices.once), messages.not_in(prices.once)
-    summed = Sums(
-        [*cells_of(new_cells.values(), prices.kept), *map(shards_of, new_shards.values())]
-    )
-    updates = [_Update.of(_whole_stages(config)) for config in new_once.values()]
-    sends = [send_call(config) for config in new_messages.values()]
-    prices.learn(summed.calls())
-    prices.learn(call for one in updates for call in one.calls)
-    prices.learn(call for call in sends if call is not None)
-    prices.cells.update(zip((*new_cells, *new_shards), summed.amounts(prices), strict=True))
-    prices.once.update(zip(new_once, (one.sums(prices) for one in updates), strict=True))
-    sent = ((0.0 if call is None else prices[call],) for call in sends)
-    prices.once.update(zip(new_messages, sent, strict=True))
+    if new_cells or new_shards or new_once or new_messages:
+        built = list(new_cells.values())
+        priced = Sums.of(
+            Cells(
+                cell_terms(built, prices), [config.layout.recompute for config in built],
+                [*map(placed_on, built)], prices,
+            ),
+            new_shards.values(), new_once.values(), new_messages.values(), prices,
+        )  # fmt: skip
+        for known, keys, found in (
+            (prices.cells, new_cells, np.moveaxis(priced.cells, -1, 0)),
+            (prices.cells, new_shards, np.moveaxis(priced.shards, -1, 0)),
+            (prices.once, new_once, priced.once), (prices.once, new_messages, priced.sends_s),
+        ):  # fmt: skip
+            known.update(zip(keys, found, strict=True))
     computed, gathered = (
         np.stack([prices.cells[key] for key in one.keys], -1)[..., one.of]
         for one in (cells, shards)
     )
     # [blocks, fields, P, N]
     layer, embedding, head = (BlockPrices(*fields) for fields in computed + gathered)
-    columns = np.array([_columns(config) for config in configs], float).T
     of_update = np.array([prices.once[key] for key in once.keys])[once.of].T
     splits = [at for at, config in enumerate(configs) if config.layout.schedule == "zero_bubble"]
     weight_share = np.zeros(len(configs))
     weight_share[splits] = [_weight_share(configs[at], prices) for at in splits]
-    widths = None
-    if with_unmeasured:
-        widths = np.stack([unmeasured_of(config, prices).widths for config in configs], -1)
-    values: dict[str, Any] = dict(zip(_COLUMNS, columns, strict=True))
-    values |= dict(zip(_OF_UPDATE, of_update, strict=True))
-    values["sends_s"] = np.array([prices.once[key][0] for key in messages.keys])[messages.of]
+    widths = np.stack([unmeasured_of(config, prices).widths for config in configs], -1)
+    values = row_columns(configs) | dict(zip(_OF_UPDATE, of_update, strict=True))
+    values["sends_s"] = np.array([prices.once[key] for key in messages.keys])[messages.of]
     return StepFeatures(
         layer, embedding, head, weight_share=weight_share, unmeasured_widths=widths, **values
     )
 
 
+class _Unique:
+    """Of things with keys: the first of each key, and which of them stands for each thing."""
+
+    def __init__(self, keys: Iterable[Any], things: Sequence[TransformerConfig]):
+        place: dict[Any, int] = {}
+        self.of = np.array([place.setdefault(key, len(place)) for key in keys], int)
+        self.keys = list(place)
+        first = np.unique(self.of, return_index=True)[1]
+        self.unique = [things[at] for at in first]
+
+    def not_in(self, known: Mapping[Any, Any]) -> dict[Any, TransformerConfig]:
+        """Keys that are new, with the thing that stands for each."""
+        pairs = zip(self.keys, self.unique, strict=True)
+        return {key: thing for key, thing in pairs if key not in known}
+
+
+class Sums(NamedTuple):
+    """What unique things come to, their calls priced together."""
+
+    cells: np.ndarray  # [3 blocks, F, P, C]
+    shards: np.ndarray  # gathers of sharded weights, likewise
+    once: np.ndarray  # [n, `_OF_UPDATE`] of what happens once a step
+    sends_s: np.ndarray  # [n] of messages to the next stage
+
+    @staticmethod
+    def of(
+        cells: Cells, shards: Iterable[TransformerConfig], once: Iterable[TransformerConfig],
+        messages: Iterable[TransformerConfig], prices: Prices,
+    ) -> Sums:  # fmt: skip
+        """Of cells, and of configs that stand for all others [n each]."""
+        sharded = shards_of(shards, prices)
+        updates = [_Update.of(_whole_stages(config)) for config in once]
+        calls = [send_call(config) for config in messages]
+        sends = np.array([prices.number(call or _NOTHING) for call in calls], int)
+        numbers = [prices.number(call) for one in updates for call in one.calls]
+        prices.seconds(np.concatenate([cells.calls, sharded.calls, sends, numbers]))
+        sums = np.array([one.sums(prices) for one in updates]).reshape(-1, len(_OF_UPDATE))
+        return Sums(cells.sums(prices), sharded.sums(prices), sums, prices.seconds(sends))
+
+    @property
+    def of_update(self) -> dict[str, np.ndarray]:
+        """What happens once a step, by its name [n]."""
+        return dict(zip(_OF_UPDATE, self.once.T, strict=True))
+
+
+def row_columns(configs: Iterable[TransformerConfig]) -> dict[str, np.ndarray]:
+    """What rows say without a price [N] each."""
+    rows = np.array([_columns(config) for config in configs], float)
+    return dict(zip(_COLUMNS, rows.T, strict=True))
+
+
+@functools.lru_cache(65536)
 def _columns(config: TransformerConfig) -> tuple[float, ...]:
     """A row of `_COLUMNS`."""
     x, stages = config.layout, _stages(config)
@@ -211,10 +286,9 @@ class _Update:
             sums = tuple(summed_over_pipes(config, stage) for stage in outer)
             updates = tuple(step for stage in outer for step in optimizer_passes(config, stage))
             return _Update((Bucket(sums, 0),), also, ((),), updates)
-        together, gathers = buckets(config, 0), (gathered(config, 0),)
-        if config.overlap_weights:
-            gathers = tuple(gathered_by_part(config, 0))
-        return _Update(together, also, gathers, optimizer_passes(config, 0))
+        by_part = config.overlap_weights
+        gathers = gathered_by_part(config, 0) if by_part else (gathered(config, 0),)
+        return _Update(buckets(config, 0), also, gathers, optimizer_passes(config, 0))
 
     @property
     def calls(self) -> Iterator[Call]:
@@ -263,8 +337,12 @@ def _weight_share(config: TransformerConfig, prices: Prices) -> float:
     """Share of a layer's backward that makes its weights' gradients, as the op model prices it."""
     key = ("weight share", *cell_key(config))
     if key not in prices.once:
-        (cell,) = cells_of([config], prices.kept)
-        passes = [(share, step) for share, one in cell.layers for step in one.backward]
+        plain = config.replace(layout=config.layout.replace(zero=0, shard_ranks=None))
+        passes = [
+            (share, step)
+            for kind, share in kinds_of_layers(plain)
+            for step in layer_passes(plain, kind).backward
+        ]
         ops = [
             (share * prices[call_in_step(step.call)], step) for share, step in passes if step.is_op
         ]

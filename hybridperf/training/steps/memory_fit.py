@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 import tomllib
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from hybridperf.io import InputError
-from hybridperf.training.steps.rows import ResolvedRow
+from hybridperf.training.steps.rows import ResolvedRow, with_recompute
 from hybridperf.workloads.memory import MEMORY_PRIORS, MemoryKnobs, memory_of
 from hybridperf.workloads.transformer import Layouts
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -61,6 +62,21 @@ def peak_bytes(
 ) -> np.ndarray:
     """Bytes on the fullest rank of each config [N]."""
     return _peak_bytes(_grouped(configs), knobs or MemoryKnobs())
+
+
+def fitting(rows: Sequence[ResolvedRow], mode: str) -> np.ndarray:
+    """Whether each row fits in its device's memory with this recompute mode (bool [N])."""
+    out = np.zeros(len(rows), bool)
+    by_framework: dict[str, list[tuple[int, TransformerConfig, float]]] = {}
+    for at, row in enumerate(rows):
+        if row.config is not None and row.machine is not None:
+            one = (at, with_recompute(row.config, mode), row.machine.memory_bytes)
+            by_framework.setdefault(row.framework, []).append(one)
+    for framework, found in by_framework.items():
+        places, configs, room = zip(*found, strict=True)
+        needed = peak_bytes(configs, memory_knobs(framework))
+        out[list(places)] = needed <= USABLE * np.array(room)
+    return out
 
 
 def will_fail(
@@ -149,19 +165,17 @@ def unsure(rows: Sequence[ResolvedRow], needed_bytes: np.ndarray) -> list[str]:
     """Why it is not sure that each row is too large for its device [N]; "" where it is sure, or the
     row is not too large, or cannot run for another reason.
     """
-    found = [""] * len(rows)
+    found, left_open = [""] * len(rows), []
     for at, (row, needed) in enumerate(zip(rows, needed_bytes.tolist(), strict=True)):
-        if row.machine is None or row.config is None or _ruled_out(row):
+        if row.machine is None or needed <= USABLE * row.machine.memory_bytes or _ruled_out(row):
             continue
-        knobs, usable = memory_knobs(row.framework), USABLE * row.machine.memory_bytes
-        if needed <= usable:
-            continue
-        if needed <= _UNSURE * usable and knobs == MemoryKnobs():
+        room, knobs = USABLE * row.machine.memory_bytes, memory_knobs(row.framework)
+        if needed <= _UNSURE * room and knobs == MemoryKnobs():
             found[at] = f"no measured peaks of {row.framework}: counts of bytes may be 12 % off"
         elif row.question.recompute_open:
-            full = row.config.replace(layout=row.config.layout.replace(recompute="full"))
-            if peak_bytes([full], knobs)[0] <= usable:
-                found[at] = "it fits with full recomputation, and the row leaves that open"
+            left_open.append(at)
+    for at in itertools.compress(left_open, fitting([rows[at] for at in left_open], "full")):
+        found[at] = "it fits with full recomputation, and the row leaves that open"
     return found
 
 

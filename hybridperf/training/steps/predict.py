@@ -37,7 +37,7 @@ from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.model.step_effects import effects_of
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps import adapt
-from hybridperf.training.steps.adaptation import UNNAMED, adaptation, fitting
+from hybridperf.training.steps.adaptation import UNNAMED, adaptation
 from hybridperf.training.steps.batch import (
     Batch,
     PriceCache,
@@ -46,8 +46,14 @@ from hybridperf.training.steps.batch import (
 )
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import LIKELY_STALL
-from hybridperf.training.steps.features import experts_note, picked
-from hybridperf.training.steps.memory_fit import failures, memory_knobs, peak_bytes, unsure
+from hybridperf.training.steps.features import experts_note, picked, unmeasured_of
+from hybridperf.training.steps.memory_fit import (
+    failures,
+    fitting,
+    memory_knobs,
+    peak_bytes,
+    unsure,
+)
 from hybridperf.training.steps.names import of_source
 from hybridperf.training.steps.plausibility import lower_bounds_s, peaks_flops_per_s, places_by
 from hybridperf.training.steps.records import without_collector
@@ -110,7 +116,7 @@ def predict_steps(
     out: dict[str, Any] = {name: np.full(len(questions), np.nan) for name in COLUMNS[:-1]}
     failed, assumed = (np.full(len(questions), "", object) for _ in range(2))
     if len(batch):
-        failed[batch.at], assumed[batch.at] = _fill(out, batch, other, known, notes)
+        failed[batch.at], assumed[batch.at] = _fill(out, batch, other, known, cache, notes)
     out = {name: column[asked] for name, column in out.items()}
     fits = pd.arrays.BooleanArray(out["fits"] == 1, np.isnan(out["fits"]))
     out |= {"fits": fits, "note": _notes(resolved, asked, batch.problems, failed, assumed)}
@@ -189,8 +195,8 @@ class _Times:
     beyond: np.ndarray  # [2, N] down and up, as `adapt.StepPrediction` has it
 
     @staticmethod
-    def of(batch: Batch, known: Adaptation) -> _Times:
-        """Predictions by what is known of each row's group."""
+    def of(batch: Batch, known: Adaptation, deviates: bool = True) -> _Times:
+        """Predictions by what is known of each row's group; `deviates` as in `adapt.predict`."""
         assert batch.features is not None
         rows, sources = len(batch), [row.source for row in batch.rows]
         names = np.array(batch.groups)
@@ -202,7 +208,7 @@ class _Times:
             here = (names == group) & (np.array(sources) == source)
             adapted, whose = known.of(group, source)
             f, cells = picked(batch.features, here), batch.cells[here]
-            one = adapt.predict(adapted, f, cells)
+            one = adapt.predict(adapted, f, cells, deviates)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
             found.beyond[:, here] = one.beyond
             if whose != group:  # rows of its own tell how fast a framework is, whatever its name
@@ -216,7 +222,7 @@ class _Times:
         return found
 
     def halfway(self, other: _Times) -> _Times:
-        """Halfway in logs between two assumptions, as unsure as they are apart."""
+        """Halfway in logs between two assumptions, as unsure as this one and as they are apart."""
         apart = (self.log_s - other.log_s) / 2
         log_s = (self.log_s + other.log_s) / 2
         parts = {}
@@ -248,16 +254,17 @@ def _notes(
 
 
 def _fill(
-    out: dict[str, Any], batch: Batch, other: Batch | None, known: Adaptation,
+    out: dict[str, Any], batch: Batch, other: Batch | None, known: Adaptation, cache: PriceCache,
     notes: dict[int, str],
 ) -> tuple[list[str], list[str]]:  # fmt: skip
     """Predictions of what can be predicted; `other`: the same without doubtful labels.
 
     Returns (why each would not run, what else is to be noted) [N].
     """
+    assert batch.features is not None
     times, configs = _Times.of(batch, known), batch.configs
     if other is not None:
-        times = times.halfway(_Times.of(other, known))
+        times = times.halfway(_Times.of(other, known, deviates=False))
     at, step_s = batch.at, np.exp(times.log_s)
     out["predicted_s"][at] = step_s
     for name, sign, beyond in (("low_s", -1, times.beyond[0]), ("high_s", 1, times.beyond[1])):
@@ -272,17 +279,18 @@ def _fill(
     for shape, alike in places_by(config.shape for config in configs):
         flops[alike] = shape.model_flops(tokens[alike])
     out["mfu"][at] = flops / (step_s * ranks * peaks_flops_per_s(configs, batch.devices))
-    assert batch.features is not None
     failed, chances = _fill_memory(out, batch), np.asarray(batch.features.stall_chance)
     host_shares = times.parts["host_s"] / step_s
+    columns = (at, batch.rows, configs, times.remarks, chances, host_shares)
     assumed = []
-    for i, (place, row, config) in enumerate(zip(at.tolist(), batch.rows, configs, strict=True)):
+    for place, row, config, remark, chance, waiting in zip(*map(list, columns), strict=True):
         stall = ""
-        if chances[i] > LIKELY_STALL:
-            stall = f"one run in {round(1 / chances[i])} like this stalls and takes far longer"
-        launched = experts_note(config, float(host_shares[i])) if config.shape.experts else ""
-        remarks = (notes.get(place, ""), times.remarks[i], batch.unmeasured[i], stall, launched)
-        assumed.append("; ".join(filter(None, (*row.notes, *remarks, _share_of(config)))))
+        if chance > LIKELY_STALL:
+            stall = f"one run in {round(1 / chance)} like this stalls and takes far longer"
+        launched = experts_note(config, float(waiting)) if config.shape.experts else ""
+        unmeasured = unmeasured_of(config, cache.prices(row.machine)).notes
+        remarks = (notes.get(place, ""), remark, *unmeasured, stall, launched, _share_of(config))
+        assumed.append("; ".join(filter(None, (*row.notes, *remarks))))
     return failed, assumed
 
 

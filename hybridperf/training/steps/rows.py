@@ -297,7 +297,6 @@ class _Words:
             self.configs[apart] = self._config(row, layout.tp)
         config, assumed = self.configs[apart]
         config = _with_layout(config, layout, min(per_node, layout.ranks))
-        refuse_unmodelled(config)
         notes = (*self.machine.notes, *row.notes, *assumed, *_unseen(config))
         return Question(
             config, self.machine, self.source, self.framework, notes, named=self.named,
@@ -352,20 +351,33 @@ def _config(shape: TransformerShape, fields: tuple[tuple[str, Any], ...]) -> Tra
 def _with_layout(
     config: TransformerConfig, layout: Layout, gpus_per_node: int
 ) -> TransformerConfig:
-    """One object for all rows of equal configs."""
-    return config.with_layout(layout, gpus_per_node)
+    """One object for all rows of equal configs; `InputError` for one whose step is not modelled."""
+    found = config.with_layout(layout, gpus_per_node)
+    refuse_unmodelled(found)
+    return found
 
 
 @functools.lru_cache(65536)
-def _unseen(config: TransformerConfig) -> list[str]:
+def with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
+    """A step that recomputes otherwise; one object for all rows of equal configs."""
+    return config.with_layout(config.layout.replace(recompute=mode), config.gpus_per_node)
+
+
+def _unseen(config: TransformerConfig) -> Sequence[str]:
     """Sizes far outside all measured steps."""
-    layout, shape = config.layout, config.shape
-    values = {
-        "seq": shape.seq, "hidden": shape.hidden, "n_gpus": layout.ranks, "tp": layout.tp,
-        "pp": layout.pp, "micro_batch": layout.micro_batch,
-    }  # fmt: skip
+    x, shape = config.layout, config.shape
+    return _far_outside(
+        (("seq", shape.seq), ("hidden", shape.hidden), ("n_gpus", x.ranks),
+         ("micro_batch", x.micro_batch), ("tp", x.tp), ("pp", x.pp))
+    )  # fmt: skip
+
+
+@functools.lru_cache(65536)
+def _far_outside(sizes: tuple[tuple[str, int], ...]) -> Sequence[str]:
+    limits = names.aliases()["measured"]
+    found = ((name, size, *limits[name]) for name, size in sizes)
     return [
-        f"{name} {values[name]} is far outside measured steps ({low} to {high}): extrapolated"
-        for name, (low, high) in names.aliases()["measured"].items()
-        if not low / _FAR <= values[name] <= high * _FAR
+        f"{name} {size} is far outside measured steps ({low} to {high}): extrapolated"
+        for name, size, low, high in found
+        if not low / _FAR <= size <= high * _FAR
     ]

@@ -1,6 +1,7 @@
 """What the composition of a step (`compose.py`) takes and gives.
 
-Axes: N rows, P = 3 phases (`PHASES`). Leaves are NumPy or JAX arrays.
+Axes: N rows, P = 2 passes: forward; backward with what it computes again. Leaves are NumPy or JAX
+arrays.
 """
 
 from __future__ import annotations
@@ -13,9 +14,6 @@ import jax
 import numpy as np
 
 from hybridperf.io.namespace import Array
-
-PHASES = ("forward", "recomputed", "backward")
-BACKWARD = PHASES.index("backward")
 
 
 @functools.partial(jax.tree_util.register_dataclass)

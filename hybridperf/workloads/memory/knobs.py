@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import numpy as np
-
-from hybridperf.workloads.transformer.fields import check_kind, check_number
 
 
 @jax.tree_util.register_dataclass
@@ -30,18 +27,6 @@ class MemoryKnobs:
     embedding: float = 0.0
     head: float = 0.0  # tensors of the hidden width that the LM head keeps, likewise
     fixed_bytes: float = 1.0e9  # bytes of driver, libraries and communicators; assumed
-
-
-def check_knobs(knobs: MemoryKnobs) -> None:
-    """`InputError` for a knob that is no number of zero or more; arrays are let through.
-
-    Not when knobs are made: JAX makes them of its own things.
-    """
-    check_kind("knobs", knobs, MemoryKnobs)
-    for field in dataclasses.fields(knobs):
-        value = getattr(knobs, field.name)
-        if not isinstance(value, np.ndarray | jax.Array):
-            check_number(f"{field.name} of memory's knobs", value, zero=True)
 
 
 # Knob: standard deviation before any measured peak is seen, of its logarithm, or of itself where

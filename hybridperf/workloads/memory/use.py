@@ -33,6 +33,7 @@ import functools
 import operator
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
@@ -40,7 +41,7 @@ from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.ops.quantise import known_scheme
 from hybridperf.workloads.memory.activations import layer_activations
-from hybridperf.workloads.memory.knobs import MemoryKnobs, check_knobs
+from hybridperf.workloads.memory.knobs import MemoryKnobs
 from hybridperf.workloads.schedules import in_flight as in_flight_of
 from hybridperf.workloads.transformer import counts
 from hybridperf.workloads.transformer.columns import (
@@ -185,7 +186,7 @@ def memory(
             f"chimera's stages are split evenly over both directions, got split {split!r}"
         )
     knobs = MemoryKnobs() if knobs is None else knobs
-    check_knobs(knobs)
+    _check_knobs(knobs)
     states = states or model_states(dtype, optimizer, grad_bytes)
     fused = attention == "fused"
     layer = {"element_bytes": element_bytes(dtype), "fused": fused, "dropout": dropout}
@@ -198,6 +199,18 @@ def memory(
     priced = array_module(*layout).minimum(stage, columns.pp - 1)
     found = _StageMemory(shape, columns, priced, split, layer, knobs).use(states)
     return MemoryUse(*(part * (stage < columns.pp) for part in found))
+
+
+def _check_knobs(knobs: MemoryKnobs) -> None:
+    """`InputError` for a knob that is no number of zero or more; arrays are let through.
+
+    Not when knobs are made: JAX makes them of its own things.
+    """
+    check_kind("knobs", knobs, MemoryKnobs)
+    for field in dataclasses.fields(knobs):
+        value = getattr(knobs, field.name)
+        if not isinstance(value, np.ndarray | jax.Array):
+            check_number(f"{field.name} of memory's knobs", value, zero=True)
 
 
 def in_flight(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -162,10 +161,9 @@ class TransformerConfig:
         return float(self.layout.micro_batch * (self.shape.decoder_seq or self.shape.seq))
 
     @property
-    def cell_inputs(self) -> tuple[float, ...]:
-        """What corrections of blocks depend on (`model/adapted_steps.py`)."""
-        sizes = (self.shape.hidden, self.layout.tp, self.tokens / self.layout.cp, self.shape.seq)
-        return tuple(math.log2(size) for size in sizes)
+    def cell_sizes(self) -> tuple[float, ...]:
+        """Whose logs corrections of blocks depend on (`model/adapted_steps.py`)."""
+        return self.shape.hidden, self.layout.tp, self.tokens / self.layout.cp, self.shape.seq
 
     @property
     def reduced_bytes(self) -> float:

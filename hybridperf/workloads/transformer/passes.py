@@ -13,14 +13,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import OpCall
 
+_Value = TypeVar("_Value")
 Part = Literal["gemm", "attention", "memory", "optimizer", "tp", "cp", "ep", "dp", "pp", "zero"]
 Recompute = Literal["none", "selective", "full"]
 Checkpoints = Literal["blocks", "ops"]
+
+
+def _changed(value: _Value, **changes: Any) -> _Value:
+    """`dataclasses.replace` of what nothing checks, a fifth of its time: plans divide a hundred
+    thousand steps.
+    """
+    other = object.__new__(type(value))
+    other.__dict__.update(value.__dict__, **changes)
+    return other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,17 +68,16 @@ class PassStep:
     def on(self, op: Any) -> PassStep:
         """The same of another op."""
         assert isinstance(self.call, OpCall), self.name
-        return dataclasses.replace(self, call=dataclasses.replace(self.call, op=op))
+        return _changed(self, call=_changed(self.call, op=op))
 
     def with_op(self, **changes: Any) -> PassStep:
         """The same with other sizes."""
-        return self.on(dataclasses.replace(self.op, **changes))
+        return self.on(_changed(self.op, **changes))
 
     def divided(self, fields: Iterable[str], by: float) -> PassStep:
         """The same with these sizes divided."""
         if isinstance(self.call, CollectiveCall):
-            call = dataclasses.replace(self.call, bytes=self.call.bytes / by)
-            return dataclasses.replace(self, call=call)
+            return _changed(self, call=_changed(self.call, bytes=self.call.bytes / by))
         sizes = {name: getattr(self.op, name) / by for name in fields}
         return self.with_op(**sizes) if sizes else self
 

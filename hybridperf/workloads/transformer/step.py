@@ -23,6 +23,7 @@ How a task of the schedule becomes nodes: `rank_stream.py`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 from hybridperf.engine.workload import Workload
@@ -173,12 +174,12 @@ class _Build:
             done[task] = self.task(rank, task, first, reduces=task in last_of)
             self.send_on(rank, task, done[task], arrived)
         self.finish(done, last_of)
-        c = self.c
+        c, cell = self.c, tuple(map(math.log2, self.c.cell_sizes))
         return Workload(
             name=f"{c.shape.name}, {c.layout.ranks} ranks, batch {c.layout.global_batch}",
             graph=self.streams.graph.build(), calls=self.streams.calls,
             flops=self.streams.flops, notes=(*self.notes, _launch_note(self.streams.host)),
-            in_step=InStep(self.streams.places, c.framework, c.cell_inputs, probes(c)),
+            in_step=InStep(self.streams.places, c.framework, cell, probes(c)),
         )  # fmt: skip
 
     # tasks

@@ -85,7 +85,7 @@ def buckets(config: TransformerConfig, stage: int) -> tuple[Bucket, ...]:
     if not waits.reduces_beside(config):
         return (Bucket(summed(config, stage_weights(config, stage)), 0),)
     kinds = list(enumerate(config.layers_of(stage)))[::-1]
-    layers = [layer_weights(config, kind) for kind, count in kinds for _ in range(count)]
+    layers = [one for kind, count in kinds for one in [layer_weights(config, kind)] * count]
     before = [head_weights(config)] if stage == config.stages - 1 else []
     behind = [embedding_weights(config)] if stage == 0 else []
     found, held, most = [], Weights(), waits.bucket_bytes(config)
@@ -141,9 +141,8 @@ def gathered_again(weights: Weights, config: TransformerConfig) -> Steps:
 def gathered_by_part(config: TransformerConfig, stage: int) -> tuple[Steps, Steps, Steps]:
     """The same, part by part as a forward pass needs them: embedding, layers, head."""
     layers = (
-        gathered_again(layer_weights(config, kind), config)
+        gathered_again(layer_weights(config, kind), config) * count
         for kind, count in enumerate(config.layers_of(stage))
-        for _ in range(count)
     )
     first = gathered_again(embedding_weights(config), config) if stage == 0 else ()
     last = gathered_again(head_weights(config), config) if stage == config.stages - 1 else ()
