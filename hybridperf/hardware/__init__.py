@@ -30,6 +30,7 @@ from hybridperf.hardware.names import (
     names_people_use,
     other_names,
     system_names,
+    system_of,
 )
 from hybridperf.hardware.specs import LEVELS, MEMORY, Device, DeviceSpec, SystemSpec, Unit
 from hybridperf.hardware.this_machine import this_cpu, this_system
@@ -38,5 +39,6 @@ __all__ = [
     "DTYPE_BYTES", "FLOAT_DTYPES", "HOST_FILE", "HOST_SCHEMA_VERSION", "LEVELS", "MEMORY", "Device",
     "DeviceSpec", "Host", "Overhead", "Spread", "SystemSpec", "Unit", "canonical_dtype",
     "device_called", "device_id", "device_names", "device_of", "load_device", "load_host",
-    "load_system", "names_people_use", "other_names", "system_names", "this_cpu", "this_system",
+    "load_system", "names_people_use", "other_names", "system_names", "system_of", "this_cpu",
+    "this_system",
 ]  # fmt: skip

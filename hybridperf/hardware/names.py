@@ -44,6 +44,12 @@ def system_names() -> list[str]:
     return list(_presets("systems"))
 
 
+def system_of(device: str) -> str | None:
+    """The first system with such a device that we ship facts of; None for none."""
+    systems = _presets("systems").items()
+    return next((name for name, facts in systems if facts.get("device") == device), None)
+
+
 def device_called(driver_name: str) -> str:
     """Name of the device that a driver calls so ("Tesla V100-SXM2-32GB": `v100_sxm2_32g`), "" for
     none that we ship facts of.

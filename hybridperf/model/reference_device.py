@@ -106,16 +106,16 @@ def reference_device(
 def priced_elsewhere(model: Calibration, calls: Sequence[OpCall]) -> tuple[np.ndarray, np.ndarray]:
     """(places of ops that a model has no measurements of its own of, their believed seconds).
 
-    A device that another one's calibration stands for takes that one's seconds, at its own clock.
+    A device that another one's calibration stands for takes that one's seconds, at its own clock,
+    longer by the ratio of rooflines where its peak or bandwidth is less.
     """
     measured = model.stand_in or model
     known = np.array([is_measured(measured, as_measured(measured, one.op)) for one in calls], bool)
     seconds = np.full(len(calls), np.nan)
     if model.stand_in is not None and known.any():
         mine = list(itertools.compress(calls, known))
-        table = model.stand_in.table(mine)
-        seconds[known] = slowed(model.device, model.stand_in.device) * model.stand_in.op_seconds(
-            table
+        seconds[known] = _longer(model, mine) * model.stand_in.op_seconds(
+            model.stand_in.table(mine)
         )
     if _refers(model) and not known.all():
         others = list(itertools.compress(calls, ~known))
@@ -123,6 +123,15 @@ def priced_elsewhere(model: Calibration, calls: Sequence[OpCall]) -> tuple[np.nd
         seconds[~known] = _believed(measured, model.device, others, model.references())
     at = np.flatnonzero(np.isfinite(seconds))
     return at, seconds[at]
+
+
+def _longer(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
+    """Seconds of a device over those of the one whose calibration stands for it [N]; 1 or more."""
+    assert model.stand_in is not None
+    here, there = (model.datasheet(one.device) for one in (model, model.stand_in))
+    here_s, there_s = (bare.op_seconds(bare.own_table(calls)) for bare in (here, there))
+    power = slowed(model.device, model.stand_in.device)
+    return np.asarray(np.maximum(here_s / there_s, power))
 
 
 def _refers(model: Calibration) -> bool:

@@ -208,3 +208,22 @@ def test_a_step_that_may_stall_reaches_to_that_branch(cache) -> None:
     up, usual = (one.high_s / one.predicted_s for one in (stalling, steady))
     assert up > 1.3 * usual
     assert "stalls and takes far longer" in stalling.note
+
+
+def test_cards_of_one_chip_differ_by_what_was_cut(cache) -> None:
+    """An H800 is an H100 with slower NVLinks, an H20 one with a seventh of its arithmetic."""
+    row = LLAMA | {"n_gpus": 8, "tp": 8, "global_batch": 32}
+    full, links, arithmetic = steps(
+        cache, *(row | {"gpu": gpu} for gpu in ("h100", "h800", "h20"))
+    ).itertuples()
+    assert links.compute_s == pytest.approx(full.compute_s)
+    assert links.exposed_comm_s > 1.3 * full.exposed_comm_s
+    assert 4 < arithmetic.compute_s / full.compute_s < 7
+
+
+@pytest.mark.parametrize("gpu", ["mi300x", "gaudi3", "rtx 4090"])
+def test_an_accelerator_without_any_measurement_has_a_wide_interval(cache, gpu) -> None:
+    row = LLAMA | {"n_gpus": 8, "tp": 8, "global_batch": 32}
+    known, new = steps(cache, row, row | {"gpu": gpu}).itertuples()
+    assert new.high_s / new.low_s > 1.5 * known.high_s / known.low_s
+    assert " assumed" in new.note

@@ -24,6 +24,7 @@ from hybridperf.hardware import (
     device_id,
     load_device,
     load_system,
+    system_of,
 )
 from hybridperf.io import InputError
 
@@ -119,6 +120,8 @@ def _machine(
         notes.append(f"device {spec.id} was given, in place of the row's gpu {gpu}")
     cluster = _entry("cluster", plain(f"{context} {gpu}")) or {}
     own = cluster.get("system") or found.get("system")
+    if not own and not row_system and not system and (own := system_of(spec.id)):
+        notes.append(f"system {own} assumed")
     if row_system and not system:
         try:
             own = load_system(row_system).id
