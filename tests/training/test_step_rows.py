@@ -140,7 +140,7 @@ def test_what_submissions_have_otherwise_is_theirs_alone() -> None:
     sources = [
         {"source": "mlperf_training_v4.0"},
         {"source": "mlperf_training_v4.0", "layers": 100, "pp": 4, "dp": 32},
-        {"source": "nemo_megatron_bridge"},
+        {"source": "another", "framework": "megatron"},
     ]
     configs = [row.config for row in resolve(pd.DataFrame([{**layout, **one} for one in sources]))]
     assert [one.layout.vp for one in configs] == [6, 1, 1]
