@@ -115,7 +115,7 @@ def test_summary_is_what_its_steps_say(tiny) -> None:
     assert all(step["measured_s"] <= step["high_s"] for step in steps)
     assert summary["cores"] == usable_core()
     assert (tiny.out / "steps.png").read_bytes()[:4] == b"\x89PNG"
-    assert "2 of 2 inside the 90 % interval" in tiny.said
+    assert f"{tiny.summary['inside']} of 2 inside the 90 % interval" in tiny.said
 
 
 def test_with_one_other_step_the_constant_is_its_ratio(tiny) -> None:
