@@ -139,11 +139,7 @@ KNOWN = (
         "--tp-comm-overlap: Transformer Engine's user buffers split products and messages, so that"
         " a part of the messages hides; seven pairs of torchtitan's runs, async against plain, hide"
         " 4 to 14 % of a step"),
-    Known("megatron_bridge", "", "tp", 0.7, "the same"),
     Known("torchtitan_async_tp", "", "tp", 0.7, "the same"),
-    Known("megatron_core", _HOPPER, "attention", 1.25,
-        "Transformer Engine's own comparison has cuDNN's attention 20 to 50 % above"
-        " FlashAttention 2, which reaches 35 % of an H100's peak (Shah et al. 2024)"),
 )
 # fmt: on
 

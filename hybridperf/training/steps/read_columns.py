@@ -24,8 +24,8 @@ _MEANING = {
     "recompute": "none, selective, full",
     "schedule": "1f1b, gpipe, interleaved, chimera, zero_bubble",
     "precision": "bf16, fp16, fp32, tf32, fp8, mxfp8, nvfp4",
-    "framework": "megatron_core, megatron_bridge, megatron, megatron_deepspeed, nanotron,"
-    " llm_foundry, torchtitan, torchtitan_eager, torchtitan_async_tp, eager_pytorch",
+    "framework": "megatron_core, megatron, megatron_deepspeed, nanotron, llm_foundry, torchtitan,"
+    " torchtitan_eager, torchtitan_async_tp, eager_pytorch",
     "note": "of torchtitan: the words eager, or async TP",
     "id, source, section, system_detail": "where the row is from; what they say of network and"
     " framework",
