@@ -5,6 +5,7 @@ import copy
 import importlib.metadata
 import os
 import sys
+import warnings
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
@@ -93,6 +94,7 @@ def compilation_cache() -> None:
     import jax
 
     folder = cache_folder()
+    warnings.filterwarnings("ignore", message="Error writing persistent compilation cache")
     with contextlib.suppress(OSError):  # a place that cannot be written costs time, nothing else
         folder.mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -128,6 +128,8 @@ class CollectiveModel:
     # library version by implementation, for rows that name none
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     learned_on: SystemSpec | None = None  # whose rates corrections belong to; None: `system`
+    # where nothing between nodes was measured: `network.share` counts, not the prior's knob
+    believes_network: bool = True
 
     def __repr__(self) -> str:
         how = "datasheet latency and rates, nothing measured"
@@ -359,7 +361,13 @@ class CollectiveModel:
     @functools.cached_property
     def _network_measured(self) -> bool:
         """Whether any collective between nodes was measured."""
-        return any(one.nodes > 1 for one in self.measured)
+        return not self.believes_network or any(one.nodes > 1 for one in self.measured)
+
+    @property
+    def as_learned(self) -> CollectiveModel:
+        """The model at the rates that it was learned at, before closed forms move it."""
+        there = self.learned_on or self.system
+        return dataclasses.replace(self, system=there, learned_on=None, believes_network=False)
 
     def links(self) -> Links:
         """The rates of this system's links."""

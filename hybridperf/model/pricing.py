@@ -167,7 +167,9 @@ class CollectivePricer:
 
     model: CollectiveModel
     per_byte: CollectiveTable  # one row, of one byte, without correction
-    curve: np.ndarray | None  # log of seconds at bytes of 2**LOG2_BYTES; None: nothing was learned
+    learned_per_byte: CollectiveTable  # the same at the rates that were learned at
+    # log of seconds there at bytes of 2**LOG2_BYTES; None: nothing was learned
+    curve: np.ndarray | None
 
     @staticmethod
     def of(
@@ -198,11 +200,15 @@ class CollectivePricer:
         frame = pd.DataFrame({"bytes": 2.0**LOG2_BYTES}).assign(
             collective=collective, n_gpus=n_gpus, n_nodes=n_nodes, **given
         )
-        per_byte = dataclasses.replace(model.table(frame.iloc[:1]), correction=np.zeros(1))
+        learned = model.as_learned
+        per_byte, learned_per_byte = (
+            dataclasses.replace(one.table(frame.iloc[:1]), correction=np.zeros(1))
+            for one in (model, learned)
+        )
         curve = None
         if model.adapted is not None:
-            curve = np.log(model.predict(frame)["predicted_s"].to_numpy())
-        return CollectivePricer(model, per_byte, curve)
+            curve = np.log(learned.predict(frame)["predicted_s"].to_numpy())
+        return CollectivePricer(model, per_byte, learned_per_byte, curve)
 
     def __call__(self, links: Links, bytes: ArrayLike) -> Array:  # named as in tables
         """Seconds of the collective with a message of so many bytes per rank."""
@@ -210,16 +216,19 @@ class CollectivePricer:
 
     def table(self, bytes: Any) -> CollectiveTable:
         """The collective as one row for `collective_seconds`, whose knobs may be varied, too."""
-        row = _floats(self.per_byte)
-        inside, across = row.inside_bytes * bytes, row.across_bytes * bytes
-        row = dataclasses.replace(row, inside_bytes=inside, across_bytes=across)
+        row, there = (
+            dataclasses.replace(
+                one, inside_bytes=one.inside_bytes * bytes, across_bytes=one.across_bytes * bytes
+            )
+            for one in (_floats(self.per_byte), _floats(self.learned_per_byte))
+        )
         if self.curve is None:
             return row
         sizes = jnp.log2(bytes)
         # beyond the last size there is nothing but bandwidth
         beyond = np.log(2.0) * jnp.maximum(sizes - LOG2_BYTES[-1], 0.0)
         log_s = jnp.interp(sizes, _float(LOG2_BYTES), _float(self.curve)) + beyond
-        closed_s = collective_seconds(row, _floats(self.model.links()))
+        closed_s = collective_seconds(there, _floats(self.model.as_learned.links()))
         return dataclasses.replace(row, correction=log_s - jnp.log(closed_s))
 
     def _seconds(self, links: Links, bytes_: Any) -> Any:

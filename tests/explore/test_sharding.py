@@ -415,7 +415,7 @@ def test_a_split_table_can_be_placed(model: PerfModel) -> None:
     with pytest.raises(
         InputError,
         match=(
-            r"^table huge needs 512 GB, more than the 85.9 GB of any rank; split it .*--split"
+            r"^table huge needs 512 GB, more than the 80 GB of any rank; split it .*--split"
             r" huge=row:13"
         ),
     ):

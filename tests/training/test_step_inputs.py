@@ -401,10 +401,11 @@ def test_an_unknown_accelerator_is_told_the_names_near_it():
         match=r"^unknown gpu 'A101': name one of a100_pcie_80g, .* in gpu or by --device$",
     ):
         names.machine("A101", "")
-    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of a10"):
-        names.machine("NVIDIA A10", "")
-    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of titanxp"):
-        names.machine("", "", "titanxp")
+    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of tpu_v5e"):
+        names.machine("TPU v5e", "")
+    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of tpu_v5p"):
+        names.machine("", "", "tpu_v5p")
+    assert "system 8x_a10_pcie assumed" in names.machine("NVIDIA A10", "").notes
 
 
 def device_file(path, gb_per_s=2039, name="mine"):

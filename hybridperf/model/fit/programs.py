@@ -59,6 +59,9 @@ def _status_of(command: Sequence[str]) -> int:
     # a notebook's kernel asks for colours and would get bars that move, hundreds of lines of them
     unwanted = () if sys.stderr.isatty() else ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
+    # a full disk costs the compilation cache, which is no news: what is measured says so itself
+    ignored = (os.environ.get("PYTHONWARNINGS", ""), "ignore:Error writing persistent compilation")
+    environment["PYTHONWARNINGS"] = ",".join(filter(None, ignored))
     try:
         sys.stderr.fileno()
     except (AttributeError, OSError):  # not a file: what the program says is passed on line by line
