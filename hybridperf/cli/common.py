@@ -5,8 +5,8 @@ import copy
 import importlib.metadata
 import os
 import sys
-import warnings
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path

@@ -69,7 +69,7 @@ def test_only_fused_attention_is_of_a_generation():
 
 
 def test_a_lower_power_limit_is_a_lower_clock():
-    """500 W in place of 700 W, of which 175 W are drawn whatever the clock: (525 / 325)^(1/3) of the
+    """500 W in place of 700 W, of which 175 are drawn whatever the clock: (525 / 325)^(1/3) of the
     time in products, and in nothing that waits for memory.
     """
     call = OpCall(Gemm("bf16", 8192.0, 8192.0, 8192.0))
