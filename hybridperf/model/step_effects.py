@@ -126,8 +126,8 @@ _HOPPER, _AMPERE = "Hopper sm_90", "Ampere sm_80"
 # fmt: off
 KNOWN = (
     Known("", _HOPPER, "gemm", 1.11,
-        "long products draw more than the power limit and clocks fall below boost, which single"
-        " cool products of tables do not show: assumed from published steps on H100"),
+        "sustained clock: long products draw more than the power limit and clocks fall below"
+        " boost, which single cool products of tables do not show: assumed from published steps"),
     Known("", _HOPPER, "attention", 1.11, "the same"),
     Known("", _AMPERE, "gemm", 1.05, "the same, of A100s"),
     Known("", _AMPERE, "attention", 1.05, "the same"),
