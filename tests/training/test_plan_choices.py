@@ -80,7 +80,7 @@ def test_memory_is_above_zero(shape, memory_bytes):
 
 
 def test_what_is_left_out_is_said(found):
-    assert any("7 % are left to the driver" in note for note in found.notes)
+    assert any("12 % are left to the driver" in note for note in found.notes)
     assert UNPLANNED in found.notes
 
 
