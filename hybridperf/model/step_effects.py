@@ -26,7 +26,7 @@ import numpy as np
 
 from hybridperf.io.namespace import Array, array_module
 
-OF_OPS = ("gemm", "attention")  # effects on what the op model prices
+OF_OPS = ("gemm", "experts", "attention")  # effects on what the op model prices
 LAUNCH_S, LAUNCH_WIDTH = 45e-6, 0.5  # of a host that nobody measured, and its width in logs
 
 
@@ -55,6 +55,9 @@ class StepEffects:
         "16-bit products whose width is no multiple of 8: nanoGPT gained 25 % of a step on an"
         " A100 from a vocabulary of 50304 in place of 50257 (its author, 2023), whose head is"
         " about a fifth of the step: (0.2 + 0.25) / 0.2")
+    experts: Any = _effect(1.0, 0.3,
+        "the op model's products of even groups; ragged ones, padded to tiles and narrowed expert"
+        " by expert, take longer")
     attention: Any = _effect(1.0, 0.3,
         "the op model, slower by what is published of a framework's own generation of kernels;"
         " few backward passes are measured")
@@ -107,7 +110,7 @@ class StepEffects:
 
 
 NAMES = tuple(field.name for field in dataclasses.fields(StepEffects))
-BELIEFS: Mapping[str, Belief] = {
+BELIEFS: dict[str, Belief] = {
     field.name: field.metadata["belief"] for field in dataclasses.fields(StepEffects)
 }
 
@@ -122,23 +125,29 @@ class Known(NamedTuple):
     source: str
 
 
-_HOPPER, _AMPERE = "Hopper sm_90", "Ampere sm_80"
+_BLACKWELL, _HOPPER, _AMPERE = "Blackwell sm_100", "Hopper sm_90", "Ampere sm_80"
 # fmt: off
 KNOWN = (
     Known("", _HOPPER, "gemm", 1.11,
         "sustained clock: long products draw more than the power limit and clocks fall below"
         " boost, which single cool products of tables do not show: assumed from published steps"),
     Known("", _HOPPER, "attention", 1.11, "the same"),
+    Known("", _BLACKWELL, "gemm", 1.10, "the same, of B200s"),
+    Known("", _BLACKWELL, "attention", 1.10, "the same"),
     Known("", _AMPERE, "gemm", 1.05, "the same, of A100s"),
     Known("", _AMPERE, "attention", 1.05, "the same"),
     Known("megatron", "", "memory", 0.85,
         "its JIT-fused loops, Apex norms and fused softmax come nearer to the bandwidth than single"
         " loops: assumed, from published steps of A100s"),
     Known("megatron_deepspeed", "", "memory", 0.85, "the same"),
+    Known("megatron_core", "", "experts", 2.0,
+        "published steps of 27 mixtures of experts, releases 26.02 to 26.04 of Megatron-Bridge,"
+        " with dense ones priced right; from 26.06 on the same layouts take 1.3 to 1.6 times less"),
     Known("megatron_core", "", "tp", 0.7,
         "--tp-comm-overlap: Transformer Engine's user buffers split products and messages, so that"
         " a part of the messages hides; seven pairs of torchtitan's runs, async against plain, hide"
         " 4 to 14 % of a step"),
+    Known("megatron_core_26_06", "", "tp", 0.7, "the same"),
     Known("torchtitan_async_tp", "", "tp", 0.7, "the same"),
 )
 # fmt: on
@@ -192,6 +201,7 @@ ROLES: Mapping[str, Role] = {
     "": Role(),  # no part of a step that effects are known of
     "gemm": Role(("gemm",), _ON_THE_GPU),
     "misaligned_gemm": Role(("gemm", "misaligned_gemm"), _ON_THE_GPU),
+    "experts": Role(("gemm", "experts"), _ON_THE_GPU),
     "attention": Role(("attention",), _ON_THE_GPU),
     "memory": Role(("memory",), _ON_THE_GPU),
     "optimizer": Role(("optimizer", "memory")),

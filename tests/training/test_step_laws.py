@@ -12,6 +12,9 @@ from hybridperf.model.adapted_steps import Adaptation, Adapted, beliefs
 from hybridperf.model.step_effects import BELIEFS, KNOWN, NAMES
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
+from hybridperf.workloads.transformer import Layout, load_shape
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.parts import layer_passes
 
 LLAMA = dict(
     model="llama2-7b", gpu="h100", framework="megatron_core", precision="bf16", n_gpus=64,
@@ -228,3 +231,88 @@ def test_an_accelerator_without_any_measurement_has_a_wide_interval(cache, gpu) 
     known, new = steps(cache, row, row | {"gpu": gpu}).itertuples()
     assert new.high_s / new.low_s > 1.5 * known.high_s / known.low_s
     assert " assumed" in new.note
+
+
+TITAN = {
+    "model": "llama3-8b", "gpu": "H100-SXM5-80GB", "n_gpus": 8, "tp": 8, "micro_batch": 2,
+    "global_batch": 8, "precision": "bf16", "framework": "torchtitan", "recompute": "none",
+}  # fmt: skip
+MIXTURE = {
+    "model": "qwen3-30b-a3b", "gpu": "H100-SXM5-80GB", "tp": 1, "pp": 1, "dp": 16, "ep": 16,
+    "micro_batch": 1, "global_batch": 256, "precision": "bf16", "framework": "megatron_core",
+}  # fmt: skip
+
+
+def test_torch_gathers_again_what_selective_checkpoints_do_not_keep(cache):
+    """Its policy keeps products, attention and what was scattered: gathered tokens are not."""
+    rows = [TITAN | {"recompute": mode} for mode in ("none", "selective")]
+    exposed = steps(cache, *rows)["exposed_comm_s"]
+    assert exposed[1] > exposed[0] * 1.1
+
+
+def test_torch_copies_what_tensor_parallel_ranks_exchange():
+    shape, layout = load_shape("llama3-8b"), Layout(tp=8, sequence_parallel=True)
+    copies = {
+        name: sum("put in order" in step.name for step in layer_passes(config).forward)
+        for name in ("torchtitan", "megatron_core")
+        for config in [TransformerConfig.run_by(name, shape, layout)]
+    }
+    assert copies == {"torchtitan": 4, "megatron_core": 0}  # of two gathers and two scatters
+
+
+def test_a_release_is_read_and_counts_for_experts_alone(cache):
+    before, after, by_section = seconds(
+        cache, *(MIXTURE | one for one in (
+            {"release": "26.04.01"}, {"release": "26.06"}, {"section": "26.08 NeMo Container"},
+        )),
+    )  # fmt: skip
+    assert before > after * 1.1
+    assert by_section == after
+    dense = [TITAN | {"framework": "megatron_core", "release": one} for one in ("26.04", "26.06")]
+    assert len(set(seconds(cache, *dense))) == 1
+
+
+def test_rows_say_how_their_step_is_run(cache):
+    """Columns for what a framework settles else, each of which makes the step longer here."""
+    plain = LLAMA | {"pp": 4, "tp": 2, "framework": "megatron_core", "precision": "bf16"}
+    slower = (
+        {"attention": "unfused"}, {"attention": "flash1"}, {"overlap_gradients": "no"},
+        {"overlap_weights": "no"}, {"overlap_sends": "no"}, {"gradient_bytes": 4},
+        {"dropout": "yes"}, {"fused_loss": "no"},
+    )  # fmt: skip
+    usual, *others = seconds(cache, plain, *(plain | one for one in slower))
+    for one, step_s in zip(slower, others, strict=True):
+        assert step_s > usual * (1 + 1e-6), one
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"attention": "linear"}, "attention"),
+        ({"overlap_sends": "perhaps"}, "expected yes or no in overlap_sends, got 'perhaps'"),
+        ({"gradient_bytes": "two"}, "expected a whole number of 1 or more in gradient_bytes"),
+    ],
+)
+def test_a_switch_that_is_none_is_refused(cache, said, why):
+    found = predict_steps(pd.DataFrame([LLAMA | said]), cache=cache).frame
+    assert found["predicted_s"].isna().all()
+    assert why in found["note"][0]
+
+
+def test_long_idle_stages_are_taken_for_interleaved(cache):
+    """Where nothing is said of chunks: 16 stages and as few micro-batches would idle half the time,
+    and with many micro-batches nobody needs chunks.
+    """
+    row = {key: value for key, value in LLAMA.items() if key != "vp"}
+    row |= {"pp": 8, "tp": 1, "framework": "megatron_core", "n_gpus": 8}
+    few, many = steps(cache, row | {"global_batch": 8}, row | {"global_batch": 256})["note"]
+    assert "vp 2 assumed: without, stages would idle" in few
+    assert "vp 1 assumed" in many
+
+
+def test_gpt_neox_is_known_by_its_name(cache):
+    row = LLAMA | {"framework": "megatron_core", "gpu": "A100-SXM4-40GB", "precision": "fp16"}
+    named, noted, other = seconds(
+        cache, row | {"framework": "gpt_neox"}, row | {"note": "GPT-NeoX library"}, row
+    )
+    assert named == noted > other * 1.1

@@ -149,7 +149,7 @@ def test_a_kernel_for_all_experts_is_one_launch():
             sum(
                 step.kernels
                 for step in steps
-                if step.name.startswith("experts") and step.part == "gemm"
+                if step.name.startswith("experts") and step.part == "experts"
             )
             for steps in (passes.forward, passes.backward)
         ]

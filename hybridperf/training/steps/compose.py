@@ -234,9 +234,9 @@ def _block(
 def _gpu_s(part: BlockPrices, k: StepEffects) -> Array:
     """GPU seconds of one pass without communication."""
     products_s = ROLES["gemm"].seconds(k, part.gemm_s, part.kernels)
-    misaligned_s = ROLES["misaligned_gemm"].scale(k) * part.misaligned_s
-    with_attention_s = products_s + misaligned_s + ROLES["attention"].scale(k) * part.attention_s
-    return with_attention_s + ROLES["memory"].scale(k) * part.memory_s
+    others = ("misaligned_gemm", part.misaligned_s), ("experts", part.experts_s)
+    others += ("attention", part.attention_s), ("memory", part.memory_s)
+    return products_s + sum(ROLES[name].scale(k) * alone_s for name, alone_s in others)
 
 
 def _comm_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Array:

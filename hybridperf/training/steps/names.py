@@ -31,6 +31,7 @@ from hybridperf.io import InputError
 _LIKE, _NAMED = 0.5, 4  # how like a name is to be offered, of difflib's ratio, and how many are
 _PER_NODE = re.compile(r"x(\d+)[a-z]\d")  # "XE8640x4H100": four H100 in a node
 _GIGABYTES = re.compile(r"(?<![0-9])(\d{2,4})_?g(?:i?b)?(?![a-z0-9])")
+_RELEASE = re.compile(r"(?<![\d.])\d\d\.\d\d(?!\d)")  # year and month: "26.06.01 NeMo Container"
 _ABOUT = 0.1  # of a memory: what is sold as 192 GB has 180
 
 
@@ -239,6 +240,13 @@ def variant(framework: str, note: str) -> str:
     words = set(re.findall(r"[a-z]+", note.lower().replace("async tp", "asynctp")))
     known = aliases()["variant"].get(framework, {})
     return str(next((name for word, name in known.items() if word in words), framework))
+
+
+def released(framework: str, said: str) -> str:
+    """The variant of a framework that the release in a row's words is of, else the framework."""
+    release, since = _RELEASE.search(said), aliases()["release"].get(framework, {})
+    known = [name for first, name in since.items() if release and first <= release[0]]
+    return known[-1] if known else framework
 
 
 def _entry(table: str, text: str) -> dict[str, Any] | None:

@@ -23,6 +23,9 @@ _SIZES = (
 )  # fmt: skip
 # of families that are others without these
 _EXPECTED = {"moe": ("experts", "topk"), "t5": ("decoder_layers",), "vit": ("image", "patch")}
+# a pipeline whose stages idle so long, of the time that they work, is taken for interleaved, by so
+# many layers a chunk
+_IDLE, _CHUNK_LAYERS = 0.5, 2
 _PADDING = 0.02  # of a vocabulary: 50304 for 50257
 _NEAR_SCHEDULE = "zb or zb-h1 is zero_bubble, of zero-bubble schedules the one that is built"
 
@@ -128,7 +131,7 @@ def row_layout(
     vp, ep = row.count("vp"), row.count("ep") or 1
     if vp is None:
         interleaves = pp > 1 and habits.get("interleaves")
-        vp = row.assume("vp", _chunks(shape, pp, habits)) if interleaves else 1
+        vp = _chunks(row, shape, pp, accumulation, habits) if interleaves else 1
     schedule = _schedule(row, vp, habits)
     if schedule == "chimera":  # what is not modelled is not assumed either
         habits = {**habits, "zero": 0}
@@ -195,10 +198,21 @@ def _batches(row: Record, dp: int, pp: int) -> tuple[int, int]:
     return (micro_batch, each // micro_batch) if micro_batch else (each // known, known)
 
 
-def _chunks(shape: TransformerShape, pp: int, habits: Mapping[str, Any]) -> int:
-    """Chunks of a stage where a row gives none: by layers as the framework's users cut them."""
-    layers = habits.get("chunk_layers")
-    return shape.depth // (pp * layers) if layers and shape.depth % (pp * layers) == 0 else 1
+def _chunks(
+    row: Record, shape: TransformerShape, pp: int, accumulation: int, habits: Mapping[str, Any]
+) -> int:
+    """Chunks of a stage where a row gives none: by layers as the framework's users cut them, who
+    would not let stages idle for long where that helps.
+    """
+    idle = (pp - 1) / accumulation
+    layers, why = habits.get("chunk_layers"), ""
+    if not layers and idle > _IDLE:
+        layers, why = _CHUNK_LAYERS, f": without, stages would idle {idle:.0%} of their work's time"
+    each = round(shape.depth / (pp * layers)) if layers else 1
+    fits = why or shape.depth % (pp * (layers or 1)) == 0
+    found = int(row.assume("vp", max(each, 1) if fits else 1))
+    row.notes[-1] += why if found > 1 else ""
+    return found
 
 
 def _zero(row: Record, habits: Mapping[str, Any]) -> Any:

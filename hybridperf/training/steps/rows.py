@@ -23,6 +23,7 @@ import pandas as pd
 
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
+from hybridperf.ops.attention_kernels import SHARES
 from hybridperf.training.steps import names
 from hybridperf.training.steps.names import Machine, plain
 from hybridperf.training.steps.plausibility import contradictions
@@ -53,6 +54,11 @@ _WIDEST_FUSED_HEAD = 256  # of FlashAttention's kernels and cuDNN's
 _CONTEXT = ("source", "section", "system_detail", "gpu")
 _NUMBERS = (
     "n_gpus", "global_batch", "micro_batch", "grad_accum", "tp", "pp", "dp", "cp", "ep", "vp",
+)  # fmt: skip
+_NAMED = ("attention", "optimizer", "expert_messages", "checkpoints")
+_SWITCHED = (
+    "overlap_gradients", "overlap_weights", "overlap_shards", "overlap_sends", "dropout",
+    "fused_loss", "grouped_experts",
 )  # fmt: skip
 _OF_ONE_ROW = ("id", "status", "step_time_s")
 _WORDS = tuple(name for name in READ if name not in (*_NUMBERS, *_OF_ONE_ROW))
@@ -217,6 +223,7 @@ class _Words:
         source = row.text("source")
         framework = plain(row.text("framework")) or str(names.of_source("source", source) or "")
         framework = names.variant(framework, row.text("note"))
+        framework = names.released(framework, row.text("release") or row.text("section"))
         found = _Words(said, source, framework)
         try:
             found._understand(row, device, system)
@@ -317,6 +324,7 @@ class _Words:
             habits |= {"dtype": dtype, "quant": quant}
             if note := names.word("precision_note", given):
                 assumed.append(note)
+        habits |= _switches(row)
         config = _config(self.model, tuple(config_fields(habits).items()))
         if config.attention == "fused" and self.model.dim > _WIDEST_FUSED_HEAD:
             assumed.append(
@@ -324,6 +332,17 @@ class _Words:
                 f" {_WIDEST_FUSED_HEAD} do not take"
             )
         return config, assumed
+
+
+def _switches(row: Record) -> dict[str, Any]:
+    """What a row itself says of how its step is run, as fields of a config."""
+    found: dict[str, Any] = {name: row.text(name) for name in _NAMED if row.text(name)}
+    if (kernel := found.get("attention")) in SHARES:
+        found |= {"attention": "fused", "attention_kernel": kernel}
+    if (width := row.count("gradient_bytes")) is not None:
+        found["gradient_bytes"] = float(width)
+    flags = {name: row.yes(name) for name in _SWITCHED}
+    return found | {name: value for name, value in flags.items() if value is not None}
 
 
 def _nodes(row: Record, found: Machine) -> tuple[int, int]:

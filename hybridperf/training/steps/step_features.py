@@ -23,6 +23,7 @@ class BlockPrices:
 
     gemm_s: Array
     misaligned_s: Array  # products in 16 bits whose width is no multiple of 8
+    experts_s: Array  # products of routed experts
     attention_s: Array
     memory_s: Array  # everything else that the GPU computes, at the datasheet's bandwidth
     kernels: Array

@@ -168,7 +168,7 @@ def experts(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:
     def product(name: str, times: float, products: int) -> PassStep:
         launches, tensor = 1 + products * kind.experts, ("moe_tp",) if cut else ()
         call = OpCall(op, times=times)
-        return PassStep(call, "gemm", name, launches, tensor=tensor, tokens="tokens")
+        return PassStep(call, "experts", name, launches, tensor=tensor, tokens="tokens")
 
     forward = product("experts", 1.0, EXPERT_PRODUCTS)
     back = product("experts gradient", ratios.EXPERTS, EXPERT_BACKWARD_PRODUCTS)

@@ -27,6 +27,7 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.workloads.transformer.passes import Part, Passes, PassStep, Steps
 
+_COPIED = 4096.0  # numbers of a row that is copied: of so long ones only the bytes count
 SUM_BYTES = 4.0  # of a loss' sum over a divided vocabulary: fp32
 
 
@@ -94,22 +95,35 @@ def split_tensor(passes: Passes, group: RankGroup) -> Passes:
     return rewritten(passes, split)
 
 
-def sequence_parallel(passes: Passes, group: RankGroup) -> Passes:
-    """Sequence parallelism of passes that `split_tensor` has split."""
+def sequence_parallel(passes: Passes, group: RankGroup, copies: str = "") -> Passes:
+    """Sequence parallelism of passes that `split_tensor` has split.
+
+    `copies`: number format of what a framework copies before each scatter and behind each gather,
+    whose library joins tensors along their first dimension alone; "" where none is.
+    """
     if group.ranks == 1:
         return passes
+
+    def copied(message: PassStep) -> Steps:
+        if not copies:
+            return ()
+        rows = message.collective.bytes / DTYPE_BYTES[copies] / _COPIED
+        copy = ops.OpCall(ops.Copy(copies, rows, _COPIED))
+        return (PassStep(copy, "memory", f"{message.name}, put in order"),)
 
     def split(steps: Steps) -> Iterator[PassStep]:
         scattered = True  # what a pass begins with
         for step in steps:
             if step.part == "tp" and step.tokens:
-                yield group.step("reduce_scatter", step.collective.bytes, "tp", step.name)
+                scatter = group.step("reduce_scatter", step.collective.bytes, "tp", step.name)
+                yield from (*copied(scatter), scatter)
                 scattered = True
             elif not step.is_op:
                 yield step
             elif step.tensor:
                 if scattered and (size := _gathered_bytes(step)):
-                    yield group.step("all_gather", size, "tp", f"{step.name} gathered")
+                    gather = group.step("all_gather", size, "tp", f"{step.name} gathered")
+                    yield from (gather, *copied(gather))
                     scattered = False
                 yield step
             else:

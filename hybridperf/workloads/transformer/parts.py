@@ -22,6 +22,7 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.workloads.transformer import embedding_head, layers, parallel
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.layers import grouped
 from hybridperf.workloads.transformer.layout import ORDER, Layout
 from hybridperf.workloads.transformer.passes import Passes, Piece, recompute
@@ -106,7 +107,8 @@ def divided(passes: Passes, config: TransformerConfig) -> Passes:
     passes = parallel.context_parallel(passes, config.group("cp"))
     passes = parallel.split_tensor(passes, config.group("tp"))
     if config.layout.sequence_parallel:
-        passes = parallel.sequence_parallel(passes, config.group("tp"))
+        copies = config.dtype if does(config.framework, "copies_messages") else ""
+        passes = parallel.sequence_parallel(passes, config.group("tp"), copies)
     per_node = config.expert_messages == "nodes"
     passes = parallel.expert_parallel(passes, config.group("ep"), once_per_node=per_node)
     return grouped(passes, config.kernels, together=config.grouped_experts)

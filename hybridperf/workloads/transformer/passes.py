@@ -19,7 +19,10 @@ from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import OpCall
 
 _Value = TypeVar("_Value")
-Part = Literal["gemm", "attention", "memory", "optimizer", "tp", "cp", "ep", "dp", "pp", "zero"]
+Part = Literal[
+    "gemm", "experts", "attention", "memory", "optimizer", "tp", "cp", "ep", "dp", "pp", "zero"
+]
+PRODUCTS = ("gemm", "experts")  # with weights
 Recompute = Literal["none", "selective", "full"]
 Checkpoints = Literal["blocks", "ops"]
 
@@ -127,12 +130,13 @@ def recompute(passes: Passes, mode: Recompute, checkpoints: Checkpoints = "block
     Megatron (`blocks`): all of it, or the attention core (`selective`, Korthikanti et al. 2022).
     PyTorch (`ops`): `torch.utils.checkpoint` stops once all that the backward pass reads is there,
     so a block's last product and what follows it are not repeated; of single ops (`selective`,
-    torchtitan's policy) every second product and all loops are, not attention and messages.
+    torchtitan's policy) every second product, all loops and gathered tokens are, not attention and
+    what was scattered.
     """
     if mode == "none":
         return passes
     steps = passes.forward
-    products = [at for at, step in enumerate(steps) if step.part == "gemm" and not step.core]
+    products = [at for at, step in enumerate(steps) if step.part in PRODUCTS and not step.core]
     if checkpoints == "blocks" or not products:
         again = tuple(step for step in steps if mode == "full" or step.core)
     elif mode == "full":
@@ -140,12 +144,18 @@ def recompute(passes: Passes, mode: Recompute, checkpoints: Checkpoints = "block
     else:
         repeated = set(products[1::2])
         again = tuple(
-            step for at, step in enumerate(steps) if step.part == "memory" or at in repeated
+            step
+            for at, step in enumerate(steps)
+            if step.part == "memory" or at in repeated or _gathers_tokens(step)
         )
     return dataclasses.replace(passes, recomputed=again)
 
 
-def flops(steps: Iterable[PassStep], parts: tuple[str, ...] = ("gemm", "attention")) -> float:
+def _gathers_tokens(step: PassStep) -> bool:
+    return step.part == "tp" and step.collective.collective == "all_gather"
+
+
+def flops(steps: Iterable[PassStep], parts: tuple[str, ...] = (*PRODUCTS, "attention")) -> float:
     """FLOPs of the products among steps, loops left out, what is computed again included."""
     return sum(
         float(step.op.work().flops) * step.call.times
