@@ -22,7 +22,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 from hybridperf.collectives import curves, form, network
 from hybridperf.collectives.rows import (
@@ -45,6 +44,7 @@ from hybridperf.io import (
     write_arrays,
     write_json,
 )
+from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.learning.prior import Adapted, Predicted
 from hybridperf.learning.prior.family import SLACK_OCTAVES

@@ -9,13 +9,13 @@ from statistics import NormalDist
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 from hybridperf.engine.evaluate import Timeline, check_durations, critical_path, makespan, timeline
 from hybridperf.engine.lower import Lowered, lower
 from hybridperf.engine.step_interval import drawn_seconds
 from hybridperf.engine.workload import Workload, priced
 from hybridperf.io import InputError
+from hybridperf.io.later import pd
 from hybridperf.model import PerfModel, widening
 from hybridperf.model.calls import KINDS, call_columns, kind_of
 from hybridperf.model.price import trust

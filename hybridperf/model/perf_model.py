@@ -17,11 +17,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import pandas as pd
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import DeviceSpec, Host
 from hybridperf.io import InputError, write_arrays, write_json
+from hybridperf.io.later import pd
 from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.learning.residual import Inputs, concatenate, inputs_of
 from hybridperf.model import prior_pricing as by_prior

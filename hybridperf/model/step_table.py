@@ -15,11 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
 from hybridperf.collectives.unequal import AllToAll
 from hybridperf.io import InputError
+from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.model.calls import (
     BLOCK_LOGS,
