@@ -36,7 +36,7 @@ def predict(adapted: Adapted, rows: CollectiveRows, weight: np.ndarray) -> Predi
     raw = closed + share * (predicted.log_s.reshape(-1, sizes) - closed)
     rising = np.stack([scipy.optimize.isotonic_regression(curve).x for curve in raw])
     at = np.log2(rows.bytes)
-    log_s, half_width, closed_log_s = (np.empty(len(rows)) for _ in range(3))
+    log_s, half_width, closed_log_s = np.empty((3, len(at)))
     for kind in range(len(first)):
         here = kind_of_row == kind
         for out, curves in ((log_s, rising), (half_width, half), (closed_log_s, closed)):

@@ -335,8 +335,8 @@ class CollectiveModel:
         rows = collective_rows(good, self.system, self.versions)
         g, nodes = rows.ranks_per_node, rows.nodes
         inside, across, talking = shares(good["collective"].to_numpy(object), g, nodes)
-        theta, correction = self._theta(rows), np.zeros(len(rows))
-        log_width, in_range = np.full(len(rows), np.nan), np.zeros(len(rows), bool)
+        theta, correction = self._theta(rows), np.zeros(len(frame))
+        log_width, in_range = np.full(len(frame), np.nan), np.zeros(len(frame), bool)
         if self.adapted is not None:
             predicted = self._predicted(good, rows)
             correction = predicted.log_s - np.log(form.seconds(theta, rows.work()))

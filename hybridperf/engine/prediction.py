@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 import jax
@@ -17,10 +17,13 @@ from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
 from hybridperf.model import PerfModel, widening
+from hybridperf.model.adapted_steps import Adapted
 from hybridperf.model.calls import KINDS, call_columns, kind_of
+from hybridperf.model.group_report import GroupReport
 from hybridperf.model.price import Prices, price
 from hybridperf.model.reference_device import believed_by
-from hybridperf.model.step_table import chained, in_step_seconds, split
+from hybridperf.model.step_effects import vector
+from hybridperf.model.step_table import Parts, chained, in_step_seconds, split
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
 from hybridperf.ops import FUSED, GROUPS
 
@@ -124,32 +127,35 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     check_backend(model, workload)
     calls, in_step = workload.calls, workload.in_step
     prices = price(model, calls, in_step)
-    effects = model.platform("" if in_step is None else in_step.framework).effects
+    adapted = model.adapted("" if in_step is None else in_step.framework)
+    parts = split(calls)
     group = np.array([kind_of(call) for call in calls], np.int32)
     lowered = lower(workload.graph)
-    op_s = check_durations(lowered, in_step_seconds(prices.table, prices.seconds, effects))
+    op_s = check_durations(
+        lowered, in_step_seconds(prices.table, prices.seconds, vector(adapted.effects))
+    )
     times = timeline(lowered, op_s)
     path = critical_path(lowered, op_s)
-    given = np.isin(np.arange(len(calls)), list(split(calls)[2]))  # as long by any datasheet
+    given = np.isin(np.arange(len(calls)), list(parts[2]))  # as long by any datasheet
     op_roofline_s = chained(prices.table, np.where(given, op_s, prices.roofline_s))
     roofline_s = timeline(lowered, op_roofline_s).end_s.max()
     time_s = float(times.end_s.max())
-    measured = bool(model.measured.groups) or model.references is not None
-    believed = in_step is not None and measured
-    unsure = [] if believed else _without_error(model, workload, group, prices)
+    reports = model.measured.groups
+    believed = in_step is not None and (bool(reports) or model.references is not None)
+    unsure = [] if believed else _without_error(reports, parts, group, prices)
     times_run = workload.times_run()
     run_s = times_run * op_s
     unknown = float(run_s[unsure].sum() / run_s.sum()) if run_s.any() else 0.0
     interval: tuple[float, float] | None = None
     missing = None if in_step is None else unmeasured(model, in_step.probes)
     if missing is not None and believed:
-        interval = _step_interval(model, workload, prices, lowered, missing, time_s)
+        interval = _step_interval(adapted, workload, prices, lowered, missing, time_s)
     elif unknown <= _UNKNOWN_SHARE:
-        interval = _interval(model, prices, lowered, group, op_s)
+        interval = _interval(model.drift, reports, prices, lowered, group, op_s)
     inside = prices.in_range
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
-    notes = _notes(model, prices, group, run_s, workload)
+    notes = _notes(model, reports, parts, prices, group, run_s, workload)
     if in_step is not None and missing is not None:
         notes += filter(None, [model.steps_note(in_step.framework)])
         notes += missing.notes
@@ -189,28 +195,30 @@ def check_backend(model: PerfModel, workload: Workload) -> None:
 
 
 def _interval(
-    model: PerfModel, prices: Prices, lowered: Lowered, group: np.ndarray, op_s: np.ndarray
-) -> tuple[float, float]:
+    drift: Sequence[float], reports: Mapping[str, GroupReport], prices: Prices, lowered: Lowered,
+    group: np.ndarray, op_s: np.ndarray,
+) -> tuple[float, float]:  # fmt: skip
     """90 % interval of the step, from errors that are drawn and sent through the evaluator.
 
     Each group of ops draws one held-out error, shared by all its ops, and the machine one change of
     its speed (`PerfModel.drift`). An op outside the measured range errs more, see `widening`.
     """
     rng = np.random.default_rng(0)
-    drawn = np.zeros((len(KINDS), _DRAWS))
+    kinds = KINDS[:]
+    drawn = np.zeros((len(kinds), _DRAWS))
     for g in np.unique(group):
-        report = model.measured.groups.get(KINDS[g])
+        report = reports.get(kinds[g])
         if report is not None and report.errors:
             # log(predicted / measured): what is true lies that much lower
             drawn[g] = -_draw(report.errors, rng)
     widen = widening(np.where(np.isfinite(prices.outside), prices.outside, 0.0))
     # one error for all collectives of a kind, one for all that is given
-    for g in range(len(GROUPS), len(KINDS)):
+    for g in range(len(GROUPS), len(kinds)):
         drawn[g] = _draw(_NORMAL, rng) if (group == g).any() else 0.0
     widen = np.where(group < len(GROUPS), widen, np.nan_to_num(prices.spread))
     error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
     # calibration and step each met the machine in some state
-    state = _draw(model.drift, rng) - _draw(model.drift, rng) if model.drift else 0.0
+    state = _draw(drift, rng) - _draw(drift, rng) if drift else 0.0
     is_op = (group < len(GROUPS))[:, None]
     seconds = chained(prices.table, op_s[:, None] * np.exp(np.where(is_op, error + state, error)))
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
@@ -219,15 +227,15 @@ def _interval(
 
 
 def _step_interval(
-    model: PerfModel, workload: Workload, prices: Prices, lowered: Lowered, missing: Unmeasured,
+    adapted: Adapted, workload: Workload, prices: Prices, lowered: Lowered, missing: Unmeasured,
     time_s: float,
 ) -> tuple[float, float]:  # fmt: skip
     """90 % interval of a training step (`step_interval.py`), as wide about its predicted time."""
     assert workload.in_step is not None
     rng = np.random.default_rng(0)
-    count = 5 + len(model.adapted(workload.in_step.framework).covariance)
+    count = 5 + len(adapted.covariance)
     normal = np.array([_draw(_NORMAL, rng) for _ in range(count)])
-    seconds, noise = drawn_seconds(model, workload.in_step, missing, prices, normal)
+    seconds, noise = drawn_seconds(adapted, workload.in_step, missing, prices, normal)
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
     logs = np.log(steps) + noise * _draw(_NORMAL, rng)
     low, high = np.exp(np.quantile(logs, _ENDS, method="hazen") - np.median(logs))
@@ -235,12 +243,12 @@ def _step_interval(
 
 
 def _without_error(
-    model: PerfModel, workload: Workload, group: np.ndarray, prices: Prices
+    reports: Mapping[str, GroupReport], parts: Parts, group: np.ndarray, prices: Prices
 ) -> list[int]:
     """Rows of unknown error: ops whose group or number format nobody measured, some collectives."""
-    ops, collectives, _ = split(workload.calls)
+    ops, collectives, _ = parts
     rows = {*prices.unmeasured, *(u for u in collectives if not np.isfinite(prices.spread[u]))}
-    reports, kinds = model.measured.groups, KINDS[:]
+    kinds = KINDS[:]
     for u in ops:
         report = reports.get(kinds[group[u]])
         if not report or not report.errors or report.half_width is None:
@@ -255,9 +263,10 @@ def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:
 
 
 def _notes(
-    model: PerfModel, prices: Prices, group_of: np.ndarray, run_s: np.ndarray, workload: Workload
-) -> list[str]:
-    ops, collectives, _ = split(workload.calls)
+    model: PerfModel, reports: Mapping[str, GroupReport], parts: Parts, prices: Prices,
+    group_of: np.ndarray, run_s: np.ndarray, workload: Workload,
+) -> list[str]:  # fmt: skip
+    ops, collectives, _ = parts
     notes, peak, has = [], workload.peak_memory, model.device.memory_bytes
     if peak is not None and peak.bytes > has:
         part = f" ({peak.largest_part})" if peak.largest_part else ""
@@ -278,12 +287,12 @@ def _notes(
             f"no cache of {model.device.id} was measured: embedding rows come from its memory,"
             " however few they are or often looked up"
         )
-    if not model.measured.groups and model.references is None:
+    if not reports and model.references is None:
         return [*notes, f"datasheet roofline of {model.device.id}: no measurements in this model"]
     total = run_s.sum()
     ops = {at: call for at, call in ops.items() if call.kernel != FUSED}
     groups = {GROUPS[group_of[at]] for at in ops}
-    for group in sorted(groups - set(model.measured.groups)):
+    for group in sorted(groups - set(reports)):
         share = run_s[group_of == GROUPS.index(group)].sum() / total
         op = next(call.op for at, call in ops.items() if GROUPS[group_of[at]] == group)
         how = believed_by(model, op)

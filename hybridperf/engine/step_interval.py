@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.model import PerfModel
-from hybridperf.model.adapted_steps import BLOCKS, SPREAD, beliefs, logs_of
+from hybridperf.model.adapted_steps import BLOCKS, SPREAD, Adapted, beliefs, logs_of
 from hybridperf.model.calls import BLOCK_LOGS, InStep
 from hybridperf.model.price import Prices
 from hybridperf.model.step_effects import NAMES, OF_OPS, in_step_s
@@ -19,19 +18,18 @@ from hybridperf.model.unmeasured import Unmeasured
 
 
 def drawn_seconds(
-    model: PerfModel, in_step: InStep, missing: Unmeasured, prices: Prices, normal: np.ndarray
+    adapted: Adapted, in_step: InStep, missing: Unmeasured, prices: Prices, normal: np.ndarray
 ) -> tuple[np.ndarray, float]:
     """(seconds of rows in as many steps that may be [U, D], deviation of the log of any of them).
 
     Args:
-        model: the machine.
+        adapted: what is known of step effects and blocks.
         in_step: where calls stand in the step.
         missing: what was not measured of its calls.
         prices: of its calls, each by itself.
         normal: independent standard normal numbers [at least 5 + K + B C, D]; C cells of the rows
             that were learned from.
     """
-    adapted = model.adapted(in_step.framework)
     ops, links, *blocks = normal[: 2 + BLOCKS]
     rest = normal[2 + BLOCKS : 2 + BLOCKS + len(adapted.covariance)]
     variances, axes = np.linalg.eigh(adapted.covariance)  # rounding may leave one below zero

@@ -124,9 +124,10 @@ def _in_step(model: PerfModel, in_step: InStep | None) -> dict[str, np.ndarray]:
     }
 
 
-def split(
-    calls: Sequence[Call],
-) -> tuple[dict[int, OpCall], dict[int, CollectiveCall], dict[int, GivenSeconds]]:
+Parts = tuple[dict[int, OpCall], dict[int, CollectiveCall], dict[int, GivenSeconds]]
+
+
+def split(calls: Sequence[Call]) -> Parts:
     """Rows that are ops, collectives and given seconds, each by its place."""
     return (
         {at: call for at, call in enumerate(calls) if isinstance(call, OpCall)},
@@ -175,7 +176,8 @@ def batched_step_durations(table: StepTable, platform: Platform, axes: Platform)
 
 def alone_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
     """Seconds of each row [U] by itself, no part of a step; chains take none."""
-    return _placed(table, model.op_seconds(table.ops), model.platform().links)
+    links = None if model.collectives is None else model.collectives.links()
+    return _placed(table, model.op_seconds(table.ops), links)
 
 
 def in_step_seconds(table: StepTable, alone_s: np.ndarray, effects: np.ndarray) -> np.ndarray:
