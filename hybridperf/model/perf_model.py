@@ -160,7 +160,7 @@ class PerfModel:
             self._correct(table, fused, self.roofline_seconds(table)[fused])
         if self.references is not None or self.stand_in is not None:
             apart = np.flatnonzero(~own.fused)
-            plain = [dataclasses.replace(calls[one], kernel="") for one in apart]
+            plain = [dataclasses.replace(calls[one], kernel="") for one in apart.tolist()]
             at, seconds = priced_elsewhere(self, plain)
             self._correct(table, apart[at], seconds)
         named = [(call.kernel, call.op.dtype) for call in calls]

@@ -54,7 +54,7 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
     """
     table, known = priced_rows(model, calls, in_step)
     seconds = alone_seconds(model, table)
-    ops, collectives, _ = map(list, split(calls))
+    ops, collectives = (list(part) for part in split(calls)[:2])
     outside, spread = np.zeros(len(calls)), np.zeros(len(calls))
     remarks, unmeasured = np.full(len(calls), "", object), {}
     if ops:
