@@ -11,7 +11,7 @@ Axes: N rows, C curves, G sizes.
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import isotonic_regression
+import scipy
 
 from hybridperf.collectives.rows import CollectiveRows
 from hybridperf.learning.prior import Adapted, Predicted
@@ -34,9 +34,9 @@ def predict(adapted: Adapted, rows: CollectiveRows, weight: np.ndarray) -> Predi
     half = share * half + (1 - share) * np.maximum(half, adapted.prior.log_width)
     closed = predicted.closed_log_s.reshape(-1, sizes)
     raw = closed + share * (predicted.log_s.reshape(-1, sizes) - closed)
-    rising = np.stack([isotonic_regression(curve).x for curve in raw])
+    rising = np.stack([scipy.optimize.isotonic_regression(curve).x for curve in raw])
     at = np.log2(rows.bytes)
-    log_s, half_width, closed_log_s = (np.empty(len(rows)) for _ in range(3))
+    log_s, half_width, closed_log_s = np.empty((3, len(at)))
     for kind in range(len(first)):
         here = kind_of_row == kind
         for out, curves in ((log_s, rising), (half_width, half), (closed_log_s, closed)):

@@ -17,12 +17,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 from hybridperf.collectives import curves, form, network
 from hybridperf.collectives.rows import (
@@ -45,6 +44,7 @@ from hybridperf.io import (
     write_arrays,
     write_json,
 )
+from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.learning.prior import Adapted, Predicted
 from hybridperf.learning.prior.family import SLACK_OCTAVES
@@ -91,6 +91,14 @@ def collective_seconds(table: CollectiveTable, links: Links) -> Array:
     ranks = jnp.stack([table.ranks_per_node, table.nodes], -1)
     work = jnp.concatenate([seconds, ranks, table.steps], -1)
     return form.seconds(table.theta, work, jnp) * jnp.exp(table.correction)
+
+
+class PricedCollectives(NamedTuple):
+    """N collectives as arrays, and how far to trust them."""
+
+    table: CollectiveTable
+    log_width: np.ndarray  # [N] of the 90 % interval of seconds; NaN without measurements
+    in_range: np.ndarray  # [N] bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,6 +324,10 @@ class CollectiveModel:
 
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
         """Rows of a table for `collective_seconds`; `InputError` for one that cannot be priced."""
+        return self.priced(frame).table
+
+    def priced(self, frame: pd.DataFrame) -> PricedCollectives:
+        """`table`, and how far to trust it."""
         good, problem, _ = checked(self._with_library(frame))
         if len(good) < len(frame):
             at = int(np.flatnonzero(problem != "")[0])
@@ -323,14 +335,23 @@ class CollectiveModel:
         rows = collective_rows(good, self.system, self.versions)
         g, nodes = rows.ranks_per_node, rows.nodes
         inside, across, talking = shares(good["collective"].to_numpy(object), g, nodes)
-        theta, correction = self._theta(rows), np.zeros(len(rows))
+        theta, correction = self._theta(rows), np.zeros(len(frame))
+        log_width, in_range = np.full(len(frame), np.nan), np.zeros(len(frame), bool)
         if self.adapted is not None:
-            closed_log_s = np.log(form.seconds(theta, rows.work()))
-            correction = self._predicted(good, rows).log_s - closed_log_s
+            predicted = self._predicted(good, rows)
+            correction = predicted.log_s - np.log(form.seconds(theta, rows.work()))
+            log_width = predicted.high_log_s - predicted.low_log_s
+            in_range = self._in_range(rows)
         inside_bytes, across_bytes = rows.bytes * inside, rows.bytes * across
-        return CollectiveTable(
+        table = CollectiveTable(
             inside_bytes, across_bytes, talking, g, nodes, rows.steps, theta, correction
         )
+        return PricedCollectives(table, log_width, in_range)
+
+    def bare(self, table: CollectiveTable) -> CollectiveTable:
+        """The same collectives by the datasheet's latency and rates alone."""
+        theta = np.tile(_datasheet_theta(self.system), (len(table.nodes), 1))
+        return dataclasses.replace(table, theta=theta, correction=np.zeros(len(theta)))
 
     def on(self, system: SystemSpec) -> CollectiveModel:
         """The same links with other rates and another latency.

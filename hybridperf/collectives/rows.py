@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.traffic import Links, canonical_collective, link_of, shares, steps
 from hybridperf.hardware import SystemSpec
 from hybridperf.io import InputError, require_columns
+from hybridperf.io.later import pd
 from hybridperf.learning.prior.form import ClosedForm
 from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 from hybridperf.learning.residual import Inputs

@@ -24,7 +24,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 from hybridperf.collectives import form
 from hybridperf.collectives.algorithms import COLLECTIVES
@@ -32,6 +31,7 @@ from hybridperf.collectives.curves import LOG2_BYTES
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable
 from hybridperf.collectives.traffic import Links
 from hybridperf.io import InputError, unknown
+from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
 
 _IMPLEMENTATION = ("lib", "lib_version", "variant", "dtype", "in_place")

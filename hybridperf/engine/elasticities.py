@@ -12,13 +12,13 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-import pandas as pd
 
 from hybridperf.engine.batches import gradient
 from hybridperf.engine.prediction import Prediction
 from hybridperf.engine.workload import priced
 from hybridperf.hardware import LEVELS
 from hybridperf.io import InputError
+from hybridperf.io.later import pd
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, Platform
 from hybridperf.model.step_effects import NAMES
 from hybridperf.ops import GROUPS

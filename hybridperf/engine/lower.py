@@ -210,6 +210,7 @@ def _steps(graph: Graph, twin: list[int]) -> _UnsplitSteps:
 
     row, launch_row = graph.row.tolist(), graph.launch_row.tolist()
     stream, blocking = graph.stream.tolist(), graph.blocking.tolist()
+    after, after_start = graph.after.tolist(), graph.after_start.tolist()
     launching = dict.fromkeys(np.array(twin)[graph.launch_row > 0].tolist())
     clocks = {rank: NO_HOST + number for number, rank in enumerate(launching, start=1)}
     launches_of_host = -1  # in place of a stream number
@@ -223,7 +224,7 @@ def _steps(graph: Graph, twin: list[int]) -> _UnsplitSteps:
             # Twins in several collectives may meet other ranks in each: the end is known then, but
             # not yet those ranks' place in order. They launch in a step of their own that reads it.
             known = next((done[place][0] for place in places if place in done), NO_STEP)
-            waits = graph.waits_for(nodes[0]).tolist()
+            waits = after[after_start[nodes[0]] : after_start[nodes[0] + 1]]
             reads = {steps.of_node[node] for node in waits} if known == NO_STEP else {known}
             launches: list[tuple[int, int]] = []
             # step and which of its launches; a clock's step comes last

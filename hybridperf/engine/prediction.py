@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 from hybridperf.engine.evaluate import Timeline, check_durations, critical_path, makespan, timeline
 from hybridperf.engine.lower import Lowered, lower
 from hybridperf.engine.step_interval import drawn_seconds
-from hybridperf.engine.workload import Workload, priced
+from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
+from hybridperf.io.later import pd
 from hybridperf.model import PerfModel, widening
+from hybridperf.model.adapted_steps import Adapted
 from hybridperf.model.calls import KINDS, call_columns, kind_of
-from hybridperf.model.price import trust
-from hybridperf.model.reference_device import as_measured, believed_by
-from hybridperf.model.step_table import (
-    StepTable,
-    alone_seconds,
-    chained,
-    in_step_seconds,
-    row_roofline_seconds,
-    split,
-)
-from hybridperf.model.unmeasured import unmeasured
-from hybridperf.ops import FUSED, GROUPS, OpCall
+from hybridperf.model.group_report import GroupReport
+from hybridperf.model.price import Prices, price
+from hybridperf.model.reference_device import believed_by
+from hybridperf.model.step_effects import vector
+from hybridperf.model.step_table import Parts, chained, in_step_seconds, split
+from hybridperf.model.unmeasured import Unmeasured, unmeasured
+from hybridperf.ops import FUSED, GROUPS
 
 COVERAGE = 0.9  # of a step's interval
 _ENDS = 0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2
@@ -129,37 +125,42 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
         mend = "hp.dlrm, hp.transformer and hp.from_jax make one"
         raise InputError(f"expected a workload, got {type(workload).__name__}; {mend}")
     check_backend(model, workload)
-    table, platform = priced(model, workload)
-    alone_s = alone_seconds(model, table)
-    group = np.array([kind_of(call) for call in workload.calls], np.int32)
+    calls, in_step = workload.calls, workload.in_step
+    prices = price(model, calls, in_step)
+    adapted = model.adapted("" if in_step is None else in_step.framework)
+    parts = split(calls)
+    group = np.array([kind_of(call) for call in calls], np.int32)
     lowered = lower(workload.graph)
-    op_s = check_durations(lowered, in_step_seconds(table, alone_s, platform.effects))
+    op_s = check_durations(
+        lowered, in_step_seconds(prices.table, prices.seconds, vector(adapted.effects))
+    )
     times = timeline(lowered, op_s)
     path = critical_path(lowered, op_s)
-    op_roofline_s = row_roofline_seconds(model, table, workload.calls, op_s)
+    given = np.isin(np.arange(len(calls)), list(parts[2]))  # as long by any datasheet
+    op_roofline_s = chained(prices.table, np.where(given, op_s, prices.roofline_s))
     roofline_s = timeline(lowered, op_roofline_s).end_s.max()
     time_s = float(times.end_s.max())
-    outside, spread = trust(model, workload.calls)
-    measured = bool(model.measured.groups) or model.references is not None
-    believed = workload.in_step is not None and measured
-    unsure = [] if believed else _without_error(model, workload, group, spread)
-    run_s = workload.times_run() * op_s
+    reports = model.measured.groups
+    believed = in_step is not None and (bool(reports) or model.references is not None)
+    unsure = [] if believed else _without_error(reports, parts, group, prices)
+    times_run = workload.times_run()
+    run_s = times_run * op_s
     unknown = float(run_s[unsure].sum() / run_s.sum()) if run_s.any() else 0.0
     interval: tuple[float, float] | None = None
-    if believed:
-        interval = _step_interval(model, workload, table, lowered, alone_s, time_s)
+    missing = None if in_step is None else unmeasured(model, in_step.probes)
+    if missing is not None and believed:
+        interval = _step_interval(adapted, workload, prices, lowered, missing, time_s)
     elif unknown <= _UNKNOWN_SHARE:
-        interval = _interval(model, table, lowered, group, op_s, outside, spread)
-    inside = outside == 0
-    inside[list(_unmeasured(model, workload))] = False
+        interval = _interval(model.drift, reports, prices, lowered, group, op_s)
+    inside = prices.in_range
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
-    notes = _notes(model, table, group, op_s, inside, workload)
-    if workload.in_step is not None:
-        notes += filter(None, [model.steps_note(workload.in_step.framework)])
-        notes += unmeasured(model, workload.in_step.probes).notes
+    notes = _notes(model, reports, parts, prices, group, run_s, workload)
+    if in_step is not None and missing is not None:
+        notes += filter(None, [model.steps_note(in_step.framework)])
+        notes += missing.notes
     if unknown > _UNKNOWN_SHARE and model.groups:  # without any measurements a note says that
-        kinds = sorted({KINDS[group[u]] for u in unsure if workload.times_run()[u]})
+        kinds = sorted({KINDS[group[u]] for u in unsure if times_run[u]})
         what = f"the error of {unknown:.0%} of the step is not known"
         notes.append(f"no interval: {what} ({', '.join(kinds)})")
     return Prediction(
@@ -194,8 +195,8 @@ def check_backend(model: PerfModel, workload: Workload) -> None:
 
 
 def _interval(
-    model: PerfModel, table: StepTable, lowered: Lowered, group: np.ndarray, op_s: np.ndarray,
-    outside: np.ndarray, spread: np.ndarray,
+    drift: Sequence[float], reports: Mapping[str, GroupReport], prices: Prices, lowered: Lowered,
+    group: np.ndarray, op_s: np.ndarray,
 ) -> tuple[float, float]:  # fmt: skip
     """90 % interval of the step, from errors that are drawn and sent through the evaluator.
 
@@ -203,37 +204,38 @@ def _interval(
     its speed (`PerfModel.drift`). An op outside the measured range errs more, see `widening`.
     """
     rng = np.random.default_rng(0)
-    drawn = np.zeros((len(KINDS), _DRAWS))
+    kinds = KINDS[:]
+    drawn = np.zeros((len(kinds), _DRAWS))
     for g in np.unique(group):
-        report = model.measured.groups.get(KINDS[g])
+        report = reports.get(kinds[g])
         if report is not None and report.errors:
             # log(predicted / measured): what is true lies that much lower
             drawn[g] = -_draw(report.errors, rng)
-    widen = widening(np.where(np.isfinite(outside), outside, 0.0))
+    widen = widening(np.where(np.isfinite(prices.outside), prices.outside, 0.0))
     # one error for all collectives of a kind, one for all that is given
-    for g in range(len(GROUPS), len(KINDS)):
+    for g in range(len(GROUPS), len(kinds)):
         drawn[g] = _draw(_NORMAL, rng) if (group == g).any() else 0.0
-    widen = np.where(group < len(GROUPS), widen, np.nan_to_num(spread))
+    widen = np.where(group < len(GROUPS), widen, np.nan_to_num(prices.spread))
     error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
     # calibration and step each met the machine in some state
-    state = _draw(model.drift, rng) - _draw(model.drift, rng) if model.drift else 0.0
+    state = _draw(drift, rng) - _draw(drift, rng) if drift else 0.0
     is_op = (group < len(GROUPS))[:, None]
-    seconds = chained(table, op_s[:, None] * np.exp(np.where(is_op, error + state, error)))
+    seconds = chained(prices.table, op_s[:, None] * np.exp(np.where(is_op, error + state, error)))
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
     low, high = np.quantile(steps, _ENDS, method="hazen")
     return float(low), float(high)
 
 
 def _step_interval(
-    model: PerfModel, workload: Workload, table: StepTable, lowered: Lowered, alone_s: np.ndarray,
+    adapted: Adapted, workload: Workload, prices: Prices, lowered: Lowered, missing: Unmeasured,
     time_s: float,
 ) -> tuple[float, float]:  # fmt: skip
     """90 % interval of a training step (`step_interval.py`), as wide about its predicted time."""
     assert workload.in_step is not None
     rng = np.random.default_rng(0)
-    count = 5 + len(model.adapted(workload.in_step.framework).covariance)
+    count = 5 + len(adapted.covariance)
     normal = np.array([_draw(_NORMAL, rng) for _ in range(count)])
-    seconds, noise = drawn_seconds(model, workload.in_step, table, alone_s, normal)
+    seconds, noise = drawn_seconds(adapted, workload.in_step, missing, prices, normal)
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
     logs = np.log(steps) + noise * _draw(_NORMAL, rng)
     low, high = np.exp(np.quantile(logs, _ENDS, method="hazen") - np.median(logs))
@@ -241,13 +243,14 @@ def _step_interval(
 
 
 def _without_error(
-    model: PerfModel, workload: Workload, group: np.ndarray, spread: np.ndarray
+    reports: Mapping[str, GroupReport], parts: Parts, group: np.ndarray, prices: Prices
 ) -> list[int]:
     """Rows of unknown error: ops whose group or number format nobody measured, some collectives."""
-    ops, collectives, _ = split(workload.calls)
-    rows = {*_unmeasured(model, workload), *(u for u in collectives if not np.isfinite(spread[u]))}
+    ops, collectives, _ = parts
+    rows = {*prices.unmeasured, *(u for u in collectives if not np.isfinite(prices.spread[u]))}
+    kinds = KINDS[:]
     for u in ops:
-        report = model.measured.groups.get(KINDS[group[u]])
+        report = reports.get(kinds[group[u]])
         if not report or not report.errors or report.half_width is None:
             rows.add(u)
     return sorted(rows)
@@ -259,31 +262,17 @@ def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:
     return np.interp(parts, np.linspace(0, 1, len(quantiles)), quantiles)
 
 
-def _unmeasured(model: PerfModel, workload: Workload) -> dict[int, str]:
-    """Unique ops whose number format the model has no measurements of, with a note."""
-    found = {}
-    for at, call in enumerate(workload.calls):
-        group = KINDS[kind_of(call)]
-        report = model.measured.groups.get(group)
-        if not isinstance(call, OpCall) or call.kernel == FUSED:
-            continue
-        if report is not None and not report.measured_dtype(as_measured(model.measured, call.op)):
-            only = f"only {', '.join(report.dtypes)}"
-            found[at] = f"no {group} in {call.op.dtype} was measured, {only}"
-    return found
-
-
 def _notes(
-    model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.ndarray, inside: np.ndarray,
-    workload: Workload,
+    model: PerfModel, reports: Mapping[str, GroupReport], parts: Parts, prices: Prices,
+    group_of: np.ndarray, run_s: np.ndarray, workload: Workload,
 ) -> list[str]:  # fmt: skip
-    ops, collectives, _ = split(workload.calls)
+    ops, collectives, _ = parts
     notes, peak, has = [], workload.peak_memory, model.device.memory_bytes
     if peak is not None and peak.bytes > has:
         part = f" ({peak.largest_part})" if peak.largest_part else ""
         needs = f"{peak.what} {peak.bytes / 1e9:.4g} GB{part}"
         notes.append(f"does not fit: {needs}, {model.device.id} has {has / 1e9:.4g} GB")
-    if table.collectives is not None and model.collectives is not None:
+    if collectives and model.collectives is not None:
         fabric = model.collectives
         if fabric.adapted is None:
             no = f"no measurements of {fabric.system.id} in this model"
@@ -291,31 +280,28 @@ def _notes(
         most = fabric.system.accelerators_per_node
         if any(call.ranks_per_node > most for call in collectives.values()):
             notes.append(fabric.crowded_remark)
-    unknown = {KINDS[g] for g in group_of} & set(_LOOKUPS) - set(model.groups)
+    kinds = KINDS[:]
+    unknown = {kinds[g] for g in group_of} & set(_LOOKUPS) - set(model.groups)
     if unknown and np.all(np.asarray(model.knobs.level_speedup) == 1):
         notes.append(
             f"no cache of {model.device.id} was measured: embedding rows come from its memory,"
             " however few they are or often looked up"
         )
-    if not model.measured.groups and model.references is None:
+    if not reports and model.references is None:
         return [*notes, f"datasheet roofline of {model.device.id}: no measurements in this model"]
-    times = workload.times_run()
-    run_s = times * op_s
     total = run_s.sum()
     ops = {at: call for at, call in ops.items() if call.kernel != FUSED}
     groups = {GROUPS[group_of[at]] for at in ops}
-    for group in sorted(groups - set(model.measured.groups)):
+    for group in sorted(groups - set(reports)):
         share = run_s[group_of == GROUPS.index(group)].sum() / total
         op = next(call.op for at, call in ops.items() if GROUPS[group_of[at]] == group)
         how = believed_by(model, op)
         notes.append(f"no {group} measurements: {how} for {share:.1%} of the step")
-    unmeasured = _unmeasured(model, workload)
-    for note in sorted(set(unmeasured.values())):
-        share = run_s[[at for at, what in unmeasured.items() if what == note]].sum() / total
+    for note in sorted(set(prices.unmeasured.values())):
+        share = run_s[[at for at, what in prices.unmeasured.items() if what == note]].sum() / total
         notes.append(f"{note}: {share:.1%} of the step is a guess")
-    remarks = np.full(len(op_s), "", object)
-    remarks[list(ops)] = model.remarks(list(ops.values()))
-    for note in sorted(set(remarks[times > 0]) - {""}):
+    remarks = np.array(prices.remarks, object)
+    for note in sorted(set(remarks[workload.times_run() > 0]) - {""}):
         # a step's framework is of training; the measured kernels are of serving frameworks
         default, measured = (
             "no framework given: taken for ",
@@ -323,7 +309,7 @@ def _notes(
         )
         share = run_s[remarks == note].sum() / total
         notes.append(f"{note.replace(default, measured)} ({share:.0%} of the step)")
-    outside = run_s[~inside].sum() / total
+    outside = run_s[~prices.in_range].sum() / total
     if outside > 0.005:
         notes.append(f"{outside:.0%} of the step lies outside the calibrated range of sizes")
     return notes

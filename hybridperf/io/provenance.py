@@ -8,9 +8,8 @@ import importlib.metadata
 import platform
 from typing import Any
 
-import pandas as pd
-
 import hybridperf
+from hybridperf.io.later import pd
 
 
 def origin(measurements: pd.DataFrame | None) -> dict[str, Any]:

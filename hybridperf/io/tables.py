@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from hybridperf.io.errors import InputError, closest
 from hybridperf.io.files import replacing
+from hybridperf.io.later import pd
 
 FORMATS = ".csv, .csv.gz or .parquet"
 _AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers there

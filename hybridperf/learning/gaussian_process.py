@@ -23,8 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
-from scipy.optimize import minimize
+import scipy
 
 from hybridperf.io.namespace import array_module, floats, put, root
 
@@ -214,12 +213,14 @@ def learn(hyper: HyperParameters, rows: Examples) -> tuple[GaussianProcess, Leav
     one = np.eye(len(rows))
     noise = np.exp(hyper.log_variance[-1]) * one
     covariance = kernel(hyper, rows.x, rows.f, rows.x, rows.f) + noise
-    factor = cho_factor(covariance, lower=True, check_finite=False)
-    inverse = cho_solve(factor, one, check_finite=False)
+    factor = scipy.linalg.cho_factor(covariance, lower=True, check_finite=False)
+    inverse = scipy.linalg.cho_solve(factor, one, check_finite=False)
     weights = inverse @ (rows.r - hyper.belief * rows.f)
     sure = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _SPREAD_ROWS)).astype(int))
     among = covariance[np.ix_(sure, sure)]
-    inverted = solve_triangular(np.linalg.cholesky(among), np.eye(len(sure)), lower=True)
+    inverted = scipy.linalg.solve_triangular(
+        np.linalg.cholesky(among), np.eye(len(sure)), lower=True
+    )
     process = GaussianProcess(hyper, rows.x, rows.f, weights, sure, inverted)
     deviation = process.predict(rows.x, rows.f)[1]
     deviation[sure] = np.diag(np.linalg.inv(among)) ** -0.5  # these rows saw themselves
@@ -247,7 +248,9 @@ def fit_hyper(start: HyperParameters, devices: Sequence[Examples], steps: int) -
     # a length of exp(4) times the start is as good as none
     near = [(at - 4.0, at + 4.0) for at in origin]
     options = {"maxiter": steps}
-    found = minimize(objective, origin, jac=True, method="L-BFGS-B", bounds=near, options=options)
+    found = scipy.optimize.minimize(
+        objective, origin, jac=True, method="L-BFGS-B", bounds=near, options=options
+    )
     return HyperParameters.of(found.x)
 
 
@@ -273,8 +276,8 @@ def unlikeliness(hyper: HyperParameters, rows: Examples) -> tuple[float, HyperPa
         + trunk * np.outer(rows.f, rows.f)
         + noise * np.eye(n)
     )
-    factor = cho_factor(covariance, lower=True, check_finite=False)
-    inverse = cho_solve(factor, np.eye(n), check_finite=False)
+    factor = scipy.linalg.cho_factor(covariance, lower=True, check_finite=False)
+    inverse = scipy.linalg.cho_solve(factor, np.eye(n), check_finite=False)
     error = rows.r - hyper.belief * rows.f
     weights = inverse @ error
     g = 0.5 * (inverse - np.outer(weights, weights))

@@ -24,21 +24,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax.traverse_util import flatten_dict, unflatten_dict
 
+from hybridperf.io.later import flax, optax
 from hybridperf.io.namespace import array_module, floats, root
 from hybridperf.learning import gaussian_process
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess, under
 from hybridperf.ops import Op
 from hybridperf.ops.inputs import log2_above_zero
 from hybridperf.ops.roofline import Work
+
+if TYPE_CHECKING:
+    from hybridperf.learning.network import BoundedNet
 
 INPUTS = 32
 BOUND = 2.0  # |log correction| of one member stays below: a factor of 7
@@ -67,26 +68,16 @@ _WORK_INPUTS = tuple(field.name for field in dataclasses.fields(Work))
 _NOT_A_DISTANCE = ("tail", "reuse_")
 
 
-class BoundedNet(nn.Module):
-    """Inputs [..., F] -> log correction [...], zero before it learned anything."""
+@functools.cache
+def network(
+    width: int = _WIDTH, bound: float = BOUND,
+    first_spread: tuple[float, float] | None = _FIRST_SPREAD,
+) -> BoundedNet:  # fmt: skip
+    """The network of a correction."""
+    # Flax takes a fifth of a second to import; closed forms alone do without
+    from hybridperf.learning.network import BoundedNet
 
-    width: int = _WIDTH
-    bound: float = BOUND
-    # standard deviations of the first layer's weights and biases at the start; None: Flax' own
-    first_spread: tuple[float, float] | None = _FIRST_SPREAD
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        names, spreads = ("kernel_init", "bias_init"), self.first_spread or ()
-        normal = nn.initializers.normal
-        spread: dict[str, Any] = {at: normal(sd) for at, sd in zip(names, spreads, strict=False)}
-        h = nn.gelu(nn.Dense(self.width, name="first", **spread)(x))
-        h = h + nn.gelu(nn.Dense(self.width, name="second")(h))
-        out = nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(h)[..., 0]
-        return self.bound * jnp.tanh(out / self.bound)
-
-
-_NET = BoundedNet()
+    return BoundedNet(width, bound, first_spread)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +158,7 @@ class Residual:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Weights, and the rows of the process, by name, for a file."""
-        leaves = flatten_dict(dict(self.params), sep="/").items()
+        leaves = flax.traverse_util.flatten_dict(dict(self.params), sep="/").items()
         out = {name: np.asarray(leaf, np.float32) for name, leaf in leaves}
         if self.process is not None:
             out |= {f"{_PROCESS}{name}": leaf for name, leaf in self.process.arrays().items()}
@@ -182,11 +173,12 @@ class Residual:
         seen = under(arrays, _PROCESS)
         process = GaussianProcess.read(seen, len(names)) if seen else None
         weights = {name: leaf for name, leaf in arrays.items() if not name.startswith(_PROCESS)}
-        blank = jax.eval_shape(_NET.init, jax.random.key(0), jnp.zeros((1, INPUTS)))["params"]
+        blank = jax.eval_shape(network().init, jax.random.key(0), jnp.zeros((1, INPUTS)))["params"]
         stacked = {name: leaf for name, leaf in weights.items() if np.ndim(leaf)}
         shapes = {name: leaf.shape[1:] for name, leaf in stacked.items()}
         members = {len(leaf) for leaf in stacked.values()}
-        wanted = {name: leaf.shape for name, leaf in flatten_dict(blank, sep="/").items()}
+        flat = flax.traverse_util.flatten_dict(blank, sep="/")
+        wanted = {name: leaf.shape for name, leaf in flat.items()}
         if shapes != wanted or len(members) != 1:
             raise ValueError("the weights of a correction do not have the shape of its networks")
         if not (set(names) <= set(box.names) and len(names) == len(centre) == len(scale) <= INPUTS):
@@ -198,7 +190,7 @@ class Residual:
             raise ValueError(f"a correction holds {wrong}")
         if process_share > 0 and process is None:
             raise ValueError("the rows of a correction's process are missing")
-        params = unflatten_dict(weights, sep="/")
+        params = flax.traverse_util.unflatten_dict(weights, sep="/")
         return Residual(box, tuple(names), centre, scale, share, params, process, process_share)
 
 
@@ -257,7 +249,7 @@ def faded(outside: Any, over: float = FADE_OCTAVES) -> Any:
 
 
 def _output(params: Any, x: jax.Array) -> jax.Array:
-    return jnp.asarray(_NET.apply({"params": params}, x))
+    return jnp.asarray(network().apply({"params": params}, x))
 
 
 @jax.jit
@@ -348,7 +340,7 @@ def _train_many(
     def one(x: jax.Array, target: jax.Array, rows: jax.Array, key: jax.Array) -> Any:
         first, steps_key = jax.random.split(jax.random.wrap_key_data(key))
         noise = _INPUT_NOISE * jnp.any(x != 0, axis=0)  # unused inputs stay silent
-        params = _NET.init(first, x[:1])["params"]
+        params = network().init(first, x[:1])["params"]
 
         def loss(params: Any, x: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
             error = (_output(params, x) - target) / _LOSS_SCALE

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+import scipy
 
 from hybridperf.hardware import Host
 from hybridperf.io import InputError, closest, read_json, write_json
@@ -96,7 +96,7 @@ class Adapted:
         for block in range(BLOCKS if len(self.cells) else 0):
             alike = correlation(unique, self.cells, block)
             among = correlation(self.cells, self.cells, block) + JITTER * np.eye(len(self.cells))
-            weights[block] = cho_solve(cho_factor(among, lower=True), alike.T).T
+            weights[block] = _solved(among, alike.T).T
             left[block] = np.maximum(1.0 - (weights[block] * alike).sum(1), 0.0)
         corrections = np.einsum("bnc,bc->bn", weights, self.corrections)
         corrections = np.clip(corrections, -MOST_CORRECTION, MOST_CORRECTION)
@@ -237,7 +237,7 @@ def alike_left(adapted: Adapted, cells: np.ndarray, block: int) -> np.ndarray:
         return among
     known = correlation(adapted.cells, adapted.cells, block) + JITTER * np.eye(len(adapted.cells))
     across = correlation(cells, adapted.cells, block)
-    return np.asarray(among - across @ cho_solve(cho_factor(known, lower=True), across.T))
+    return np.asarray(among - across @ _solved(known, across.T))
 
 
 def logs_of(corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -250,6 +250,11 @@ def correlation(a: np.ndarray, b: np.ndarray, block: int) -> np.ndarray:
     """Correlation of a block's corrections of cells [a, b]."""
     distance = np.sqrt((((a[:, None] - b[None]) / LENGTH[block]) ** 2).sum(-1))
     return np.asarray(matern32(MATERN * distance))
+
+
+def _solved(covariance: np.ndarray, right: np.ndarray) -> np.ndarray:
+    factor = scipy.linalg.cho_factor(covariance, lower=True)
+    return np.asarray(scipy.linalg.cho_solve(factor, right))
 
 
 def _read(one: Mapping[str, Any]) -> Adapted:

@@ -15,33 +15,29 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-import pandas as pd
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import DeviceSpec, Host
 from hybridperf.io import InputError, write_arrays, write_json
+from hybridperf.io.later import pd
 from hybridperf.learning.prior import Adapted as AdaptedPrior
-from hybridperf.learning.residual import Inputs, concatenate, inputs_of
+from hybridperf.learning.residual import inputs_of
 from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
 from hybridperf.model.families import by_family, family_rows, with_defaults
 from hybridperf.model.group_report import GroupReport, widened
+from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, op_table, seconds
 from hybridperf.model.reference_device import as_measured, is_measured, priced_elsewhere
 from hybridperf.model.step_effects import vector
-from hybridperf.ops import FUSED, GROUPS, OpCall, PrefillAttention
+from hybridperf.ops import GROUPS, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import SHARES, published_factor
-from hybridperf.ops.roofline import RooflineKnobs, Work
-from hybridperf.ops.stacked import alike
+from hybridperf.ops.roofline import RooflineKnobs
 from hybridperf.ops.table import OpRows, parse_ops
 
-# an implementation never met counts as so far outside what was measured
-_UNKNOWN_SLOT_OCTAVES = 1.0
 _PREDICTED = ("predicted_s", "low_s", "high_s", "roofline_s")
-_WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +92,17 @@ class PerfModel:
 
     def platform(self, framework: str = "") -> Platform:
         """The machine's numbers, float64; step effects are those of a framework on it."""
+        links = None if self.collectives is None else self.collectives.links()
+        effects = vector(self.adapted(framework).effects)
+        return dataclasses.replace(self._numbers, links=links, effects=effects)
+
+    @functools.cached_property
+    def _numbers(self) -> Platform:
+        """The device's numbers: all that ops depend on."""
         return Platform(
             memory_bytes_per_s=np.float64(self.device.memory_bytes_per_s),
             peak_flops_scale=np.float64(1.0), level_bytes=self.device.level_bytes(),
-            knobs=self.knobs, links=None if self.collectives is None else self.collectives.links(),
-            effects=vector(self.adapted(framework).effects),
+            knobs=self.knobs,
         )  # fmt: skip
 
     def adapted(self, framework: str = "") -> Adapted:
@@ -142,26 +144,36 @@ class PerfModel:
         return dataclasses.replace(self, collectives=collectives)
 
     def table(self, calls: Sequence[OpCall]) -> OpTable:
-        """Ops as arrays for this device; `InputError` for a dtype without a peak on it.
+        """Ops as arrays for this device; `InputError` for a dtype without a peak on it."""
+        return self.priced(calls)[0]
+
+    def priced(self, calls: Sequence[OpCall]) -> tuple[OpTable, OwnOps]:
+        """Ops as arrays for this device, and what its measurements say of them.
 
         What the model has not measured goes by the device that stands for it, or by the nearest
         calibration (`reference_device.py`), each as a correction to the closed form.
         """
-        calls = self._as_measured(calls)
-        table = self.own_table(calls)
-        fused = np.flatnonzero([call.kernel == FUSED for call in calls])
+        own = OwnOps(self, self._as_measured(calls))
+        table, calls = own.table(), own.calls
+        fused = np.flatnonzero(own.fused)
         if len(fused):
             self._correct(table, fused, self.roofline_seconds(table)[fused])
         if self.references is not None or self.stand_in is not None:
-            apart = np.flatnonzero([call.kernel != FUSED for call in calls])
-            plain = [dataclasses.replace(calls[one], kernel="") for one in apart]
+            apart = np.flatnonzero(~own.fused)
+            plain = [dataclasses.replace(calls[one], kernel="") for one in apart.tolist()]
             at, seconds = priced_elsewhere(self, plain)
             self._correct(table, apart[at], seconds)
         named = [(call.kernel, call.op.dtype) for call in calls]
         for key in dict.fromkeys(one for one in named if one[0] in SHARES):
             factor = self._attention_factor(*key)
             table.correction[[one == key for one in named]] += np.log(factor)
-        return table
+        if self.stand_in is not None:
+            own = OwnOps(self.stand_in, self.stand_in._as_measured(calls))
+        return table, own
+
+    def own_table(self, calls: Sequence[OpCall]) -> OpTable:
+        """Ops as arrays by what was measured here alone."""
+        return OwnOps(self, calls).table()
 
     def _as_measured(self, calls: Sequence[OpCall]) -> list[OpCall]:
         """Calls in the 16-bit format that was measured, where the other is as fast."""
@@ -196,96 +208,16 @@ class PerfModel:
     def _factors(self) -> dict[tuple[str, str], float]:
         return {}
 
-    def own_table(self, calls: Sequence[OpCall]) -> OpTable:
-        """Ops as arrays by what was measured here alone."""
-        works = [_work_in_place(call) for call in calls]
-        arrays = {
-            name: np.array([float(getattr(work, name)) for work in works]) for name in _WORK_FIELDS
-        }
-        peaks = [self.device.peak(call.op.peak_dtype, call.op.unit) for call in calls]
-        table = OpTable(
-            work=Work(**arrays), peak_flops_per_s=np.array(peaks),
-            group=np.array([int(call.op.group_index()) for call in calls], np.int32),
-            times=np.array([call.times for call in calls]), floors=self._floors(calls),
-            correction=self._by_group(calls, GroupReport.correction, 0.0),
-        )  # fmt: skip
-        for family, (at, rows, _) in by_prior.members(self.families, self.device, calls).items():
-            if family != by_prior.LOOPS:
-                table.floors[at] = 1.0  # as they are, see `kernels_alone`
-            # a correction to the closed form as it stands here, so that knobs keep their meaning
-            once = dataclasses.replace(table, times=np.ones(len(calls)))
-            bare = jax.tree.map(lambda leaf, at=at: leaf[at], once)
-            adapted = self.families[family]
-            log_s = adapted.predict(rows).log_s
-            if family == by_prior.LOOPS:
-                mine = [calls[i] for i in at]
-                log_s = by_prior.kernels_alone(adapted, self.device, mine, log_s)
-            table.correction[at] = log_s - np.log(self.op_seconds(bare))
-        return table
-
-    def _floors(self, calls: Sequence[OpCall]) -> np.ndarray:
-        """Share of its group's floor that each op pays [U]; issued apart, at most `KERNEL_S`."""
-        floor_s = np.asarray(self.knobs.floor_s)[[int(call.op.group_index()) for call in calls]]
-        alone = np.array([call.issued_apart and self.device.kind == "gpu" for call in calls], bool)
-        share = np.where(alone, by_prior.KERNEL_S / np.maximum(floor_s, by_prior.KERNEL_S), 1.0)
-        return np.where([call.inlined for call in calls], 0.0, share)
-
-    def outside(self, calls: Sequence[OpCall]) -> np.ndarray:
-        """How far each op lies outside what was measured [U], in octaves.
-
-        0 inside, infinite where its group was not measured.
-        """
-        if self.stand_in is not None:
-            return self.stand_in.outside(calls)
-        calls = self._as_measured(calls)
-        out = self._by_group(calls, GroupReport.outside, np.inf)
-        for family, (at, rows, _) in by_prior.members(self.families, self.device, calls).items():
-            adapted = self.families[family]
-            unknown = np.where(by_prior.known(adapted, rows), 0.0, _UNKNOWN_SLOT_OCTAVES)
-            out[at] = adapted.predict(rows).outside + unknown
-        return out
-
-    def _by_group(
-        self, calls: Sequence[OpCall], ask: Callable[[GroupReport, Inputs], np.ndarray],
-        unmeasured: float,
-    ) -> np.ndarray:  # fmt: skip
-        """What a function of each op's group report gives [U]."""
-        out = np.full(len(calls), unmeasured)
-        members: dict[str, list[int]] = {}
-        for at, call in enumerate(calls):
-            members.setdefault(GROUPS[int(call.op.group_index())], []).append(at)
-        for group, positions in members.items():
-            if group in self.groups:
-                order, inputs = [], []
-                for here, op, _ in alike([calls[i].op for i in positions]):
-                    work = _in_place(op.work(), [calls[positions[i]] for i in here])
-                    inputs.append(inputs_of(op, work, len(here)))
-                    order.append(here)
-                places = np.array(positions)[np.concatenate(order)]
-                out[places] = ask(self.groups[group], concatenate(inputs))
-        return out
-
-    def remarks(self, calls: Sequence[OpCall]) -> list[str]:
-        """What an adapted prior assumed of each op, or never met [U]; empty where nothing."""
-        if self.stand_in is not None:
-            return self.stand_in.remarks(calls)
-        calls = self._as_measured(calls)
-        out = np.full(len(calls), "", object)
-        members = by_prior.members(self.families, self.device, calls)
-        for family, (at, rows, assumed) in members.items():
-            out[at] = by_prior.remarks(family, self.families[family], self.device, rows, assumed)
-        return list(out)
-
     def op_seconds(self, table: OpTable) -> np.ndarray:
         """Seconds of each op [U], its `times` included."""
-        return seconds(table, self.platform())
+        return seconds(table, self._numbers)
 
     def roofline_seconds(self, table: OpTable) -> np.ndarray:
         """The datasheet roofline's seconds of each op [U], its `times` included."""
         # the same compiled function with neutral knobs: another one may round differently (XLA
         # divides by a scalar its own way)
         bare = dataclasses.replace(table, correction=np.zeros_like(table.correction))
-        return seconds(bare, dataclasses.replace(self.platform(), knobs=neutral_knobs()))
+        return seconds(bare, dataclasses.replace(self._numbers, knobs=neutral_knobs()))
 
     def shortcomings(self) -> list[str]:
         """Sentences to read before any number; empty for a model that was measured."""
@@ -400,21 +332,3 @@ class PerfModel:
         return to_document(
             self.device, self.knobs, self.groups, self.families, self.drift, self.provenance
         )
-
-
-def _work_in_place(call: OpCall) -> Work:
-    """The op's work, with the reuse distance that its data has at its place in a program."""
-    work, reuse_bytes = call.op.work(), call.reuse_bytes
-    return work if reuse_bytes is None else dataclasses.replace(work, reuse_bytes=reuse_bytes)
-
-
-def _in_place(work: Work, calls: Sequence[OpCall]) -> Work:
-    """The work of ops alike [n], with the reuse distances of their data in a program."""
-    if all(call.reuse_bytes is None for call in calls):
-        return work
-    own = np.broadcast_to(np.asarray(work.reuse_bytes, float), (len(calls),))
-    distances = [
-        mine if call.reuse_bytes is None else call.reuse_bytes
-        for mine, call in zip(own, calls, strict=True)
-    ]
-    return dataclasses.replace(work, reuse_bytes=np.array(distances))

@@ -101,9 +101,13 @@ def canonical(tree: Any) -> Any:
     A Python float where an array was would compile again.
     """
 
+    precision = jnp.result_type(float)
+
     def array(x: Array) -> Array:
-        integer = np.asarray(x).dtype.kind == "i"
-        return jnp.asarray(x, None if integer else jnp.result_type(float))
+        if isinstance(x, jax.Array):
+            return x if x.dtype.kind == "i" else jnp.asarray(x, precision)
+        x = np.asarray(x)  # rounded here: JAX would compile it for each shape
+        return jnp.asarray(x if x.dtype.kind == "i" else x.astype(precision))
 
     return jax.tree.map(array, fresh_views(tree))
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 import numpy as np
 
-from hybridperf.model.calls import KINDS, Call, kind_of
+from hybridperf.model.calls import Call, InStep
 from hybridperf.model.group_report import widening
 from hybridperf.model.perf_model import PerfModel
-from hybridperf.model.reference_device import as_measured
 from hybridperf.model.step_table import (
+    StepTable,
     alone_seconds,
-    collective_frame,
+    priced_rows,
     row_roofline_seconds,
     split,
-    step_table,
 )
-from hybridperf.ops import FUSED
 
 _WIDTH_OF_90 = 2 * NormalDist().inv_cdf(0.95)  # standard deviations
 
@@ -31,54 +29,45 @@ class Prices:
     seconds: np.ndarray
     spread: np.ndarray  # standard deviation of the log of seconds; NaN where nothing is known of it
     roofline_s: np.ndarray  # by the datasheets of device and links alone
-    in_range: np.ndarray  # bool: whether the call lies inside what was measured
+    # octaves between each call and what was measured: 0 inside, infinite where nobody measured it
+    outside: np.ndarray
     remarks: tuple[str, ...]  # what was assumed; empty where nothing
+    unmeasured: Mapping[int, str]  # ops whose number format nobody measured, with a note
+    table: StepTable  # the calls as arrays
+
+    @property
+    def in_range(self) -> np.ndarray:
+        """Whether each call lies inside what was measured [U]."""
+        return self.outside == 0
 
 
-def price(model: PerfModel, calls: Sequence[Call]) -> Prices:
+def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None) -> Prices:
     """What calls cost on a machine, each by itself.
 
     Args:
         model: the machine, with collectives where there are some among the calls.
         calls: ops, collectives, given seconds.
+        in_step: where they stand in a training step, for `table`.
 
     Raises:
         InputError: when the machine cannot price one of them; the message names it.
     """
-    table = step_table(model, calls)
+    table, known = priced_rows(model, calls, in_step)
     seconds = alone_seconds(model, table)
-    outside, spread = trust(model, calls)
-    ops = split(calls)[0]
-    spread[list(ops)] = np.nan
-    ops = {at: call for at, call in ops.items() if call.kernel != FUSED}
-    remarks = np.full(len(calls), "", object)
-    remarks[list(ops)] = model.remarks(list(ops.values()))
-    for at, call in ops.items():
-        report = model.measured.groups.get(KINDS[kind_of(call)])
-        if report is not None and report.half_width is not None and np.isfinite(outside[at]):
-            width = np.log1p(report.half_width) / (_WIDTH_OF_90 / 2)
-            spread[at] = width * widening(outside[[at]])[0]
-    roofline_s = row_roofline_seconds(model, table, calls, seconds)
-    return Prices(seconds, spread, roofline_s, outside == 0, tuple(remarks))
-
-
-def trust(model: PerfModel, calls: Sequence[Call]) -> tuple[np.ndarray, np.ndarray]:
-    """(octaves between each call and what was measured [U], spread of collectives [U]).
-
-    Infinite octaves of what nobody measured; the spread is that of the log of seconds, NaN where it
-    is unknown, 0 of other calls.
-    """
-    ops, collectives, _ = split(calls)
+    ops, collectives = (list(part) for part in split(calls)[:2])
     outside, spread = np.zeros(len(calls)), np.zeros(len(calls))
-    measurable = {at: call for at, call in ops.items() if call.kernel != FUSED}
-    outside[list(measurable)] = model.outside(list(measurable.values()))
-    for at, call in measurable.items():
-        report = model.measured.groups.get(KINDS[kind_of(call)])
-        if report is not None and not report.measured_dtype(as_measured(model.measured, call.op)):
-            outside[at] = np.inf
-    if collectives:
-        predicted = model.predict_collectives(collective_frame(list(collectives.values())))
-        outside[list(collectives)] = np.where(predicted["in_range"], 0.0, np.inf)
-        logs = np.log(predicted["high_s"] / predicted["low_s"])
-        spread[list(collectives)] = logs / _WIDTH_OF_90
-    return outside, spread
+    remarks, unmeasured = np.full(len(calls), "", object), {}
+    if ops:
+        own = known.ops
+        outside[ops], spread[ops], remarks[ops] = own.outside, np.nan, own.remarks
+        unmeasured = {ops[at]: note for at, note in own.unmeasured.items()}
+        for at in np.flatnonzero(np.isfinite(own.outside) & ~own.fused).tolist():
+            report = own.report(at)
+            if report is not None and report.half_width is not None:
+                width = np.log1p(report.half_width) / (_WIDTH_OF_90 / 2)
+                spread[ops[at]] = width * widening(own.outside[[at]])[0]
+    if known.collectives is not None:
+        outside[collectives] = np.where(known.collectives.in_range, 0.0, np.inf)
+        spread[collectives] = known.collectives.log_width / _WIDTH_OF_90
+    roofline_s = row_roofline_seconds(model, table, calls, seconds)
+    return Prices(seconds, spread, roofline_s, outside, tuple(remarks), unmeasured, table)

@@ -26,7 +26,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 from jax.typing import ArrayLike
 
 from hybridperf.collectives.curves import LOG2_BYTES
@@ -34,6 +33,7 @@ from hybridperf.collectives.model import CollectiveModel, CollectiveTable, colle
 from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown
+from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array
 from hybridperf.learning.residual import inputs_of, log_correction
 from hybridperf.model import OpTable, PerfModel, Platform, durations

@@ -34,6 +34,7 @@ from hybridperf.model.families import family_of, references_of
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.platform import OpTable
 from hybridperf.ops import GROUPS, Gemm, Op, OpCall
+from hybridperf.ops.roofline import RooflineKnobs
 
 
 class Calibration(Protocol):
@@ -41,6 +42,8 @@ class Calibration(Protocol):
 
     @property
     def device(self) -> DeviceSpec: ...
+    @property
+    def knobs(self) -> RooflineKnobs: ...
     @property
     def groups(self) -> Mapping[str, GroupReport]: ...
     @property

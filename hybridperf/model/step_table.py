@@ -10,16 +10,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
-from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
+from hybridperf.collectives.model import (
+    CollectiveModel,
+    CollectiveTable,
+    PricedCollectives,
+    collective_seconds,
+)
 from hybridperf.collectives.unequal import AllToAll
 from hybridperf.io import InputError
+from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.model.calls import (
     BLOCK_LOGS,
@@ -29,6 +34,7 @@ from hybridperf.model.calls import (
     GivenSeconds,
     InStep,
 )
+from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, canonical, durations, padded
 from hybridperf.model.step_effects import ROLE_NAMES, in_step_s
@@ -59,33 +65,49 @@ class StepTable:
     block_log: Array = None
 
 
+class KnownRows(NamedTuple):
+    """What is known of the rows of a step."""
+
+    ops: OwnOps  # [O]
+    collectives: PricedCollectives | None  # [C]
+
+
 def step_table(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None) -> StepTable:
     """Rows as arrays for a model's device and links; `InputError` where it cannot price one."""
+    return priced_rows(model, calls, in_step)[0]
+
+
+def priced_rows(
+    model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
+) -> tuple[StepTable, KnownRows]:
+    """`step_table`, and what is known of its rows."""
     ops, collectives, given = split(calls)
     op_calls = list(ops.values())
     chains = {at: call for at, call in enumerate(calls) if isinstance(call, CallChain)}
     if not collectives and not given and not chains and in_step is None:
-        return StepTable(model.table(op_calls))
-    table = model.table(op_calls or [OpCall(StartProgram("fp32", 0.0))])
+        table, own = model.priced(op_calls)
+        return StepTable(table), KnownRows(own, None)
+    table, own = model.priced(op_calls or [OpCall(StartProgram("fp32", 0.0))])
     count = max(len(ops), 1)
     place = {at: i for i, at in enumerate(ops)}
     place |= {at: count + i for i, at in enumerate((*collectives, *given))}
     # the row of a chain alone takes no time
     place |= dict.fromkeys(chains, count + len(collectives) + len(given))
-    rows = None
+    carried = None
     if collectives:
         fabric = fabric_of(model, next(iter(collectives.values())))
-        rows = _collective_rows(fabric, list(collectives.values()))
+        carried = _priced_collectives(fabric, list(collectives.values()))
     seconds = [*(call.value for call in given.values()), *([0.0] if chains else [])]
     parts = [(at, row - 1, often) for at, chain in chains.items() for row, often in chain.parts]
-    return StepTable(
+    rows = StepTable(
         ops=table,
-        collectives=rows,
+        collectives=None if carried is None else carried.table,
         given_s=np.array(seconds) if seconds else None,
         place=np.array([place[at] for at in range(len(calls))], np.int32),
         parts=np.array(parts, np.int32) if chains else None,
         **_in_step(model, in_step),
     )
+    return rows, KnownRows(own, carried)
 
 
 def _in_step(model: PerfModel, in_step: InStep | None) -> dict[str, np.ndarray]:
@@ -102,9 +124,10 @@ def _in_step(model: PerfModel, in_step: InStep | None) -> dict[str, np.ndarray]:
     }
 
 
-def split(
-    calls: Sequence[Call],
-) -> tuple[dict[int, OpCall], dict[int, CollectiveCall], dict[int, GivenSeconds]]:
+Parts = tuple[dict[int, OpCall], dict[int, CollectiveCall], dict[int, GivenSeconds]]
+
+
+def split(calls: Sequence[Call]) -> Parts:
     """Rows that are ops, collectives and given seconds, each by its place."""
     return (
         {at: call for at, call in enumerate(calls) if isinstance(call, OpCall)},
@@ -153,7 +176,8 @@ def batched_step_durations(table: StepTable, platform: Platform, axes: Platform)
 
 def alone_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
     """Seconds of each row [U] by itself, no part of a step; chains take none."""
-    return _placed(table, model.op_seconds(table.ops), model.platform().links)
+    links = None if model.collectives is None else model.collectives.links()
+    return _placed(table, model.op_seconds(table.ops), links)
 
 
 def in_step_seconds(table: StepTable, alone_s: np.ndarray, effects: np.ndarray) -> np.ndarray:
@@ -178,9 +202,9 @@ def row_roofline_seconds(
     links = None
     if table.collectives is not None:
         assert model.collectives is not None
-        bare = CollectiveModel.datasheet(model.collectives.system)
-        rows = _collective_rows(bare, list(split(calls)[1].values()))
-        table, links = dataclasses.replace(table, collectives=rows), bare.links()
+        links = model.collectives.links()
+        bare = model.collectives.bare(table.collectives)
+        table = dataclasses.replace(table, collectives=bare)
     found, given = np.array(_placed(table, op_s, links)), list(split(calls)[2])
     found[given] = seconds[given]
     return chained(table, found)
@@ -230,21 +254,25 @@ def _placed(table: StepTable, op_s: np.ndarray, links: Any) -> np.ndarray:
 _collective_seconds = jax.jit(collective_seconds)
 
 
-def _collective_rows(model: CollectiveModel, calls: Sequence[CollectiveCall]) -> CollectiveTable:
-    """[C]; equal sizes by one table, unequal ones each by what keeps the busiest link as busy."""
-    order = [at for at, call in enumerate(calls) if call.pair_bytes is None]
-    tables = [model.table(collective_frame([calls[at] for at in order]))] if order else []
+def _priced_collectives(
+    model: CollectiveModel, calls: Sequence[CollectiveCall]
+) -> PricedCollectives:
+    """[C]; one of unequal sizes by what keeps the busiest link as busy, trusted as one of equal."""
+    found = model.priced(collective_frame(calls))
     scales: dict[tuple[Any, ...], AllToAll] = {}
+    table = found.table
     for at, call in enumerate(calls):
         if call.pair_bytes is not None:
             key = call.ranks, call.nodes, call.words
             if key not in scales:
                 per_node = call.ranks // call.nodes
                 scales[key] = AllToAll.of(model, call.ranks, per_node, **dict(call.words))
-            tables.append(scales[key].table(np.array(call.pair_bytes)))
-            order.append(at)
-    back = np.argsort(order)
-    return jax.tree.map(
-        lambda *leaves: np.concatenate([np.asarray(leaf, np.float64) for leaf in leaves])[back],
-        *tables,
-    )
+            row = scales[key].table(np.array(call.pair_bytes))
+            table = jax.tree.map(lambda leaf, one, at=at: _with(leaf, at, one), table, row)
+    return found._replace(table=table)
+
+
+def _with(leaf: np.ndarray, at: int, value: np.ndarray) -> np.ndarray:
+    out = np.array(leaf, np.float64)
+    out[at] = value[0]
+    return out

@@ -73,6 +73,5 @@ def _of_collective(model: PerfModel, call: CollectiveCall) -> tuple[float, str]:
     links = model.collectives
     if links is None or links.adapted is None or links.adapted.rows:
         return 0.0, ""
-    found = links.predict(collective_frame([call])).iloc[0]
-    width = float(np.log(found["high_s"] / found["low_s"])) / 2 / NINE_OF_TEN
+    width = float(links.priced(collective_frame([call])).log_width[0]) / 2 / NINE_OF_TEN
     return width, f"collectives by the prior alone: none of {links.system.id} was measured"

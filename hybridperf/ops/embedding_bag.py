@@ -34,7 +34,7 @@ from typing import ClassVar, Literal
 
 import jax
 import numpy as np
-from scipy import special
+import scipy
 
 from hybridperf.io.errors import InputError
 from hybridperf.io.namespace import Array, array_module, floats
@@ -88,7 +88,7 @@ class _Bags(Op):
         each = module.maximum(rows / tables, 1.0 + 1e-9)
         mean = batch * pooling / tables / each  # lookups of a row
         seen = -module.expm1(mean * each * module.log1p(-1.0 / each))
-        gammainc = (special if module is np else jax.scipy.special).gammainc
+        gammainc = (scipy.special if module is np else jax.scipy.special).gammainc
         uniform = (
             rows * seen,
             # distances are uniform between nothing and all rows: mean log -1, spread 1

@@ -12,10 +12,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import pandas as pd
 
 from hybridperf.hardware import DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, closest, require_columns
+from hybridperf.io.later import pd
 from hybridperf.ops.base import Op, op_by_name
 from hybridperf.ops.roofline import Work
 

@@ -41,9 +41,11 @@ from hybridperf.report import plots, text
 from hybridperf.validate import harness, sharded_scores, sharded_tasks
 from hybridperf.validate.scores import best_factors, finite
 from hybridperf.validate.sharded_tasks import Task, random_models, random_placement, tables_of
-from hybridperf.workloads import DlrmConfig, Placement, dlrm
+from hybridperf.workloads.dlrm import dlrm
+from hybridperf.workloads.dlrm_config import DlrmConfig
 from hybridperf.workloads.jax.program import load_content
 from hybridperf.workloads.jax.rank_programs import RankTables, from_rank_programs
+from hybridperf.workloads.placement import Placement
 
 RANKS = 2
 PLACEMENTS = 9  # of a model that is to be sharded, at least

@@ -27,7 +27,6 @@ from hybridperf.learning.residual import (  # fmt: skip
     INPUTS,
     LEAST_ROWS,
     RANGE_SLACK_OCTAVES,
-    BoundedNet,
     Box,
     Inputs,
     Residual,
@@ -36,6 +35,7 @@ from hybridperf.learning.residual import (  # fmt: skip
     concatenate,
     inputs_of,
     log_correction,
+    network,
     train,
 )
 from hybridperf.model import MODEL_SCHEMA_VERSION, PerfModel, load_model, neutral_knobs
@@ -271,7 +271,7 @@ def test_beyond_the_range_it_is_not_much_worse_than_the_closed_form(
 
 def test_zero_before_training() -> None:
     net, x = (
-        BoundedNet(),
+        network(),
         np.random.default_rng(0).standard_normal((50, INPUTS)).astype(np.float32),
     )
     assert (jax.jit(lambda key: net.apply(net.init(key, x), x))(jax.random.key(1)) == 0.0).all()
@@ -303,9 +303,9 @@ def test_bounded_whatever_is_asked(fitted: tuple[PerfModel, FitReport]) -> None:
             assert np.isfinite(said).all(), group
             assert (np.abs(said) <= BOUND).all(), group
     x = 100 * rng.standard_normal((200, INPUTS)).astype(np.float32)
-    params = BoundedNet().init(jax.random.key(0), x)["params"]
+    params = network().init(jax.random.key(0), x)["params"]
     loud = {**params, "out": {"kernel": 1e6 * jnp.ones((16, 1)), "bias": jnp.zeros(1)}}
-    assert float(jnp.abs(BoundedNet().apply({"params": loud}, x)).max()) == BOUND
+    assert float(jnp.abs(network().apply({"params": loud}, x)).max()) == BOUND
 
 
 def test_it_fades_with_the_distance_and_not_before(learned: Residual) -> None:
@@ -479,7 +479,7 @@ def test_gradient_with_respect_to_inputs(learned: Residual) -> None:
 
         @jax.jit
         def said(x: jax.Array) -> jax.Array:
-            return BoundedNet().apply({"params": params}, x)
+            return network().apply({"params": params}, x)
 
         gradient = jax.jit(jax.grad(said))
         for x in (

@@ -190,6 +190,21 @@ def test_public_names_exist() -> None:
         _ = hybridperf.prdict  # type: ignore[attr-defined]
 
 
+def test_a_first_prediction_imports_no_library_that_it_can_do_without() -> None:
+    """Each would cost it a tenth of a second or more; JAX and pydantic it needs."""
+    code = """
+import sys, jax, jax.numpy as jnp, hybridperf as hp
+workload = hp.from_jax(jax.grad(lambda w: jnp.tanh(w @ w).sum()), jnp.ones((64, 64)))
+assert hp.predict(hp.PerfModel.datasheet(hp.load_device("here")), workload).time_s > 0
+print(*sys.modules)
+"""
+    loaded = set(fresh(code).split())
+    assert {"jax", "pydantic", "hybridperf.learning.residual"} <= loaded
+    slow = {"pandas", "flax", "optax", "pyarrow", "matplotlib", "sklearn"}
+    slow |= {f"scipy.{part}" for part in ("linalg", "optimize", "special", "sparse", "stats")}
+    assert not loaded & {*slow, "hybridperf.workloads.dlrm", "hybridperf.workloads.transformer"}
+
+
 @pytest.mark.parametrize(
     "first",
     [

@@ -127,6 +127,13 @@ def test_what_a_row_says_of_its_network_stands_where_its_own_system_is_given():
     )
 
 
+def test_a_system_that_nobody_knows_is_taken_for_the_devices_own_where_that_is_known():
+    (found,) = names.machine("a40", "", row_system="no such").notes
+    assert found == "system no such is not known: taken for vidur_a40_pairwise_nvlink"
+    with pytest.raises(InputError, match="of l4, got no such, which is not known; name it by"):
+        names.machine("l4", "", row_system="no such")
+
+
 def test_nodes_of_another_system_replace_the_rows_and_the_note_says_so():
     given = {"gpu": "h100", "n_gpus": 8, "gpus_per_node": 4, "tp": 8, "dp": 1, "pp": 1}
     (own,), (found,) = resolve(rows(given)), resolve(rows(given), system="aws_p5_h100")

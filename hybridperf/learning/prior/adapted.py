@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
+from hybridperf.io.later import flax
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess
@@ -164,7 +164,7 @@ class Adapted:
             of["held_out_log_width"],
             np.zeros(0, int),
             GaussianProcess.read(seen, len(of["prior/standard/centre"])) if seen else None,
-            unflatten_dict(tuned, sep="/") if tuned else None,
+            flax.traverse_util.unflatten_dict(tuned, sep="/") if tuned else None,
             float(document["trunk_share"]),
             float(document["deviation"]),
         )

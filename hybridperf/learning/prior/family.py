@@ -16,8 +16,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
+from hybridperf.io.later import flax
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.gaussian_process import Examples, HyperParameters, under
@@ -115,7 +115,7 @@ class FamilyPrior:
         return FamilyPrior(
             Population(names["slots"], spread, names["devices"], own, names["kin"]),
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
-            unflatten_dict(under(of, "trunk/"), sep="/"),
+            flax.traverse_util.unflatten_dict(under(of, "trunk/"), sep="/"),
             HyperParameters(**under(of, "hyper/")),
             Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),

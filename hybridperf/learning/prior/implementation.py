@@ -6,6 +6,7 @@ link, and perhaps `#` and a version. Rows and knobs keep the text, which sorts a
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple, Self
 
 _WORD, _VERSION = "|", "#"
@@ -18,6 +19,7 @@ class Implementation(NamedTuple):
     version: str = ""
 
     @classmethod
+    @functools.cache  # asked of the same few texts for every op
     def parse(cls, text: str) -> Self:
         """From the text of a file or a row."""
         words, _, version = text.partition(_VERSION)
@@ -36,6 +38,7 @@ class OpImplementation(NamedTuple):
     text: tuple[str, ...] = ()  # what else decides the kernel: quantisation, cache format, ...
 
     @classmethod
+    @functools.cache
     def parse(cls, text: str) -> Self:
         """From the text of a file or a row."""
         op, framework, dtype, *rest = Implementation.parse(text).words
@@ -58,6 +61,7 @@ class CollectiveImplementation(NamedTuple):
     link: str
 
     @classmethod
+    @functools.cache
     def parse(cls, text: str) -> Self:
         """From the text of a file or a row, with or without a version."""
         return cls(*Implementation.parse(text).words)

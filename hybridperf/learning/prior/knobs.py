@@ -21,7 +21,7 @@ import operator
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.optimize import least_squares
+import scipy
 
 from hybridperf.learning.prior.form import ClosedForm, ClosedFormValues, slopes
 from hybridperf.learning.prior.implementation import Implementation, unversioned
@@ -262,7 +262,7 @@ def _map_fit(
         return np.concatenate([by_row, np.eye(len(x))])
 
     start, loss = np.zeros(deviations.shape[1] * knobs), huber_data_only(len(which))
-    found = least_squares(
+    found = scipy.optimize.least_squares(
         residuals, start, jac=derivative, loss=loss, max_nfev=100, ftol=1e-7, xtol=1e-6
     )
     return theta_of(found.x)

@@ -21,13 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax.traverse_util import flatten_dict
 
+from hybridperf.io.later import flax, optax
 from hybridperf.io.namespace import array_module
 from hybridperf.learning.prior.form import ClosedFormValues
 from hybridperf.learning.prior.rows import PriorRows
-from hybridperf.learning.residual import BoundedNet
+from hybridperf.learning.residual import network
 
 BOUND = 2.5  # |f| stays below: a factor of 12
 CLIP = 4.0  # standard deviations
@@ -39,11 +38,11 @@ _DECAY = 1e-4
 _CHUNK = 2048  # rows evaluated at once: activations stay in a core's cache
 
 
-_NET = BoundedNet(_WIDTH, BOUND, first_spread=None)
+_net = functools.partial(network, _WIDTH, BOUND, None)
 
 
 def _output(params: Any, x: jax.Array) -> jax.Array:
-    return jnp.asarray(_NET.apply({"params": params}, x))
+    return jnp.asarray(_net().apply({"params": params}, x))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +81,7 @@ def standard(devices: Sequence[tuple[PriorRows, ClosedFormValues]]) -> Standardi
 
 def named_arrays(params: Any) -> dict[str, np.ndarray]:
     """Weights by name, for a file."""
-    leaves = flatten_dict(dict(params), sep="/").items()
+    leaves = flax.traverse_util.flatten_dict(dict(params), sep="/").items()
     return {f"trunk/{name}": np.asarray(leaf) for name, leaf in leaves}
 
 
@@ -159,7 +158,7 @@ def train(
 def untrained(inputs: int, members: int, seed: int = 0) -> Any:
     """Weights of networks that say nothing yet."""
     keys = jax.random.split(jax.random.key(seed), members)
-    params = jax.vmap(lambda key: _NET.init(key, jnp.zeros((1, inputs)))["params"])(keys)
+    params = jax.vmap(lambda key: _net().init(key, jnp.zeros((1, inputs)))["params"])(keys)
     return jax.tree.map(np.asarray, params)
 
 

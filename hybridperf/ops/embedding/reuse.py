@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy import special
+import scipy
 
 from hybridperf.io.namespace import array_module
 
@@ -68,7 +68,7 @@ def more_than(trials: Any, p: Any) -> Any:
     trials = np.broadcast_to(np.asarray(trials, np.float64), np.shape(p))[:, None]
     possible = trials >= _LOWER  # fewer trials than successes: never, and no such beta function
     rest = np.where(possible, trials - _LOWER + 1.0, 1.0)
-    beta = special.betainc if module is np else jax.scipy.special.betainc
+    beta = scipy.special.betainc if module is np else jax.scipy.special.betainc
     return module.where(possible, beta(_LOWER + 0 * rest, rest, module.asarray(p)[:, None]), 0.0)
 
 

@@ -121,19 +121,21 @@ def _machine(
         notes.append(f"device {spec.id} was given, in place of the row's gpu {gpu}")
     cluster = _entry("cluster", plain(f"{context} {gpu}")) or {}
     own = cluster.get("system") or found.get("system")
-    if not own and not row_system and not system and (own := system_of(spec.id)):
-        notes.append(f"system {own} assumed")
+    unknown = ""
     if row_system and not system:
         try:
             own = load_system(row_system).id
         except InputError:
-            notes.append(f"system {row_system} is not known: taken for {own}")
+            unknown = row_system
+    if not own and not system and (own := system_of(spec.id)) and not unknown:
+        notes.append(f"system {own} assumed")
     name = system or own
     if name is None:
-        raise InputError(
-            f"expected the system (nodes and links) of {spec.id}, which neither the row nor an"
-            " alias says; name it by --system"
-        )
+        got = f"got {unknown}, which is not known" if unknown else "neither row nor alias says it"
+        expected = f"expected the system (nodes and links) of {spec.id}"
+        raise InputError(f"{expected}, {got}; name it by --system")
+    if unknown:
+        notes.append(f"system {unknown} is not known: taken for {own}")
     fabric = load_system(name)
     if (device or system) and fabric.device not in (None, spec.id) and name != found.get("system"):
         notes.append(

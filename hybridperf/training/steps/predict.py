@@ -199,21 +199,18 @@ class _Times:
         """Predictions by what is known of each row's group; `deviates` as in `adapt.predict`."""
         assert batch.features is not None
         rows, sources = len(batch), [row.source for row in batch.rows]
-        names = np.array(batch.groups)
         parts = {name: np.empty(rows) for name in _COMPONENTS}
         found = _Times(
             np.empty(rows), np.empty(rows), parts, np.empty(rows, object), np.empty((2, rows))
         )
-        for group, source in dict.fromkeys(zip(names.tolist(), sources, strict=True)):
-            here = (names == group) & (np.array(sources) == source)
+        for (group, source), here in places_by(zip(batch.groups, sources, strict=True)):
             adapted, whose = known.of(group, source)
             f, cells = picked(batch.features, here), batch.cells[here]
             one = adapt.predict(adapted, f, cells, deviates)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
             found.beyond[:, here] = one.beyond
             if whose != group:  # rows of its own tell how fast a framework is, whatever its name
-                some = itertools.compress(batch.rows, here)
-                unnamed = np.array([not row.question.named for row in some])
+                unnamed = np.array([not batch.rows[at].question.named for at in here])
                 found.beyond[1, here] = np.hypot(one.beyond[1], UNNAMED * unnamed)
             found.remarks[here] = _remarks(known.note_of(group), adapted if whose else None, cells)
             steps = step_seconds(f, effects_of(adapted.theta), *one.logs)

@@ -57,6 +57,7 @@ class Record:
 
     said: Mapping[str, str]  # by column; nothing of an empty cell
     notes: list[str] = dataclasses.field(default_factory=list)
+    assumed: set[str] = dataclasses.field(default_factory=set)  # columns
 
     def text(self, field: str) -> str:
         """What stands there, "" for nothing."""
@@ -79,6 +80,7 @@ class Record:
     def assume(self, field: str, value: Any) -> Any:
         """`value`, which the row does not give."""
         self.notes.append(f"{field} {value} assumed")
+        self.assumed.add(field)
         return value
 
 

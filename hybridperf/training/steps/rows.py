@@ -308,7 +308,7 @@ class _Words:
         return Question(
             config, self.machine, self.source, self.framework, notes, named=self.named,
             global_batch=row.count("global_batch"),
-            recompute_open=f"recompute {layout.recompute} assumed" in row.notes,
+            recompute_open="recompute" in row.assumed,
         )  # fmt: skip
 
     def _config(self, row: Record, tp: int) -> tuple[TransformerConfig, list[str]]:

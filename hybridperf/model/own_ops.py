@@ -1,0 +1,177 @@
+"""What a device's own measurements say of ops: their seconds, how far they lie outside of what was
+measured, and what was assumed. Priors and groups are asked once for all of it.
+
+Axes: U ops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from hybridperf.learning.prior import FamilyRows, Predicted
+from hybridperf.learning.residual import Inputs, concatenate, inputs_of
+from hybridperf.model import prior_pricing as by_prior
+from hybridperf.model.group_report import GroupReport
+from hybridperf.model.platform import OpTable
+from hybridperf.model.reference_device import Calibration
+from hybridperf.ops import FUSED, GROUPS, OpCall
+from hybridperf.ops.roofline import Work
+from hybridperf.ops.stacked import alike
+
+# an implementation never met counts as so far outside what was measured
+_UNKNOWN_SLOT_OCTAVES = 1.0
+_WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
+
+
+class _Family(NamedTuple):
+    """What an adapted prior says of the ops that it knows."""
+
+    at: np.ndarray  # their places
+    rows: FamilyRows
+    assumed: np.ndarray
+    predicted: Predicted
+
+
+class OwnOps:
+    """Some ops on a calibrated device."""
+
+    def __init__(self, model: Calibration, calls: Sequence[OpCall]):
+        self.model, self.calls = model, calls
+        self.group = np.array([int(call.op.group_index()) for call in calls], np.int32)
+
+    def table(self) -> OpTable:
+        """The ops as arrays."""
+        model, calls = self.model, self.calls
+        works = [_work_in_place(call) for call in calls]
+        arrays = {
+            name: np.array([float(getattr(work, name)) for work in works]) for name in _WORK_FIELDS
+        }
+        peaks = [model.device.peak(call.op.peak_dtype, call.op.unit) for call in calls]
+        table = OpTable(
+            work=Work(**arrays), peak_flops_per_s=np.array(peaks), group=self.group,
+            times=np.array([call.times for call in calls]), floors=self._floors(),
+            correction=self._by_group(GroupReport.correction, 0.0),
+        )  # fmt: skip
+        for name, family in self._families.items():
+            at = family.at
+            if name != by_prior.LOOPS:
+                table.floors[at] = 1.0  # as they are, see `kernels_alone`
+            # a correction to the closed form as it stands here, so that knobs keep their meaning
+            once = dataclasses.replace(table, times=np.ones(len(calls)))
+            bare = jax.tree.map(lambda leaf, at=at: leaf[at], once)
+            log_s = family.predicted.log_s
+            if name == by_prior.LOOPS:
+                mine = [calls[i] for i in at]
+                adapted = model.families[name]
+                log_s = by_prior.kernels_alone(adapted, model.device, mine, log_s)
+            table.correction[at] = log_s - np.log(model.op_seconds(bare))
+        return table
+
+    @functools.cached_property
+    def outside(self) -> np.ndarray:
+        """How far each op lies outside what was measured [U], in octaves.
+
+        0 inside, infinite where its group or its number format was not measured.
+        """
+        out = self._by_group(GroupReport.outside, np.inf)
+        for name, family in self._families.items():
+            known = by_prior.known(self.model.families[name], family.rows)
+            out[family.at] = family.predicted.outside + np.where(known, 0.0, _UNKNOWN_SLOT_OCTAVES)
+        out[list(self.unmeasured)] = np.inf
+        return np.where(self.fused, 0.0, out)
+
+    @functools.cached_property
+    def unmeasured(self) -> dict[int, str]:
+        """Ops whose number format nobody measured, with a note."""
+        found = {}
+        for at in np.flatnonzero(~self.fused).tolist():
+            op, report = self.calls[at].op, self.report(at)
+            if report is not None and not report.measured_dtype(op):
+                only = f"only {', '.join(report.dtypes)}"
+                found[at] = f"no {GROUPS[self.group[at]]} in {op.dtype} was measured, {only}"
+        return found
+
+    @functools.cached_property
+    def remarks(self) -> np.ndarray:
+        """What an adapted prior assumed of each op, or never met [U]; empty where nothing."""
+        out = np.full(len(self.calls), "", object)
+        for name, (at, rows, assumed, _) in self._families.items():
+            adapted, device = self.model.families[name], self.model.device
+            out[at] = by_prior.remarks(name, adapted, device, rows, assumed)
+        return np.where(self.fused, "", out)
+
+    @functools.cached_property
+    def fused(self) -> np.ndarray:
+        """Whether each op is priced as a framework fuses it [U]: there is nothing to measure."""
+        return np.array([call.kernel == FUSED for call in self.calls], bool)
+
+    def report(self, at: int) -> GroupReport | None:
+        """How far to trust an op's group; None where it was not measured."""
+        return self.model.groups.get(GROUPS[self.group[at]])
+
+    @functools.cached_property
+    def _families(self) -> dict[str, _Family]:
+        model = self.model
+        members = by_prior.members(model.families, model.device, self.calls)
+        return {
+            name: _Family(*found, model.families[name].predict(found[1]))
+            for name, found in members.items()
+        }
+
+    def _floors(self) -> np.ndarray:
+        """Share of its group's floor that each op pays [U]; issued apart, at most `KERNEL_S`."""
+        floor_s, gpu = np.asarray(self.model.knobs.floor_s)[self.group], self.model.device.kind
+        alone = np.array([call.issued_apart and gpu == "gpu" for call in self.calls], bool)
+        share = np.where(alone, by_prior.KERNEL_S / np.maximum(floor_s, by_prior.KERNEL_S), 1.0)
+        return np.where([call.inlined for call in self.calls], 0.0, share)
+
+    def _by_group(
+        self, ask: Callable[[GroupReport, Inputs], np.ndarray], unmeasured: float
+    ) -> np.ndarray:
+        """What a function of each op's group report gives [U]."""
+        out = np.full(len(self.calls), unmeasured)
+        for name, (places, inputs) in self._inputs.items():
+            out[places] = ask(self.model.groups[name], inputs)
+        return out
+
+    @functools.cached_property
+    def _inputs(self) -> dict[str, tuple[np.ndarray, Inputs]]:
+        """By group that was measured, the places of its ops and their inputs."""
+        members: dict[str, list[int]] = {}
+        for at, group in enumerate(self.group.tolist()):
+            members.setdefault(GROUPS[group], []).append(at)
+        found = {}
+        for group, positions in members.items():
+            if group not in self.model.groups:
+                continue
+            order, inputs = [], []
+            for here, op, _ in alike([self.calls[i].op for i in positions]):
+                work = _in_place(op.work(), [self.calls[positions[i]] for i in here])
+                inputs.append(inputs_of(op, work, len(here)))
+                order.append(here)
+            found[group] = np.array(positions)[np.concatenate(order)], concatenate(inputs)
+        return found
+
+
+def _work_in_place(call: OpCall) -> Work:
+    """The op's work, with the reuse distance that its data has at its place in a program."""
+    work, reuse_bytes = call.op.work(), call.reuse_bytes
+    return work if reuse_bytes is None else dataclasses.replace(work, reuse_bytes=reuse_bytes)
+
+
+def _in_place(work: Work, calls: Sequence[OpCall]) -> Work:
+    """The work of ops alike [n], with the reuse distances of their data in a program."""
+    if all(call.reuse_bytes is None for call in calls):
+        return work
+    own = np.broadcast_to(np.asarray(work.reuse_bytes, float), (len(calls),))
+    distances = [
+        mine if call.reuse_bytes is None else call.reuse_bytes
+        for mine, call in zip(own, calls, strict=True)
+    ]
+    return dataclasses.replace(work, reuse_bytes=np.array(distances))
