@@ -12,6 +12,7 @@ from hybridperf.cli.common import Out, names_in, warn, wrong
 
 if TYPE_CHECKING:
     from hybridperf.traces.changes import Change
+    from hybridperf.traces.events import RankTrace
     from hybridperf.traces.replay import Replay
     from hybridperf.traces.steps import CommonStep
 
@@ -34,30 +35,24 @@ def summary(
     out: Path | None = None,
     host: Path | None = None,
     communication: str = "",
+    as_tool: Annotated[str, Option("--as")] = "",
     html: Path | None = None,
 ) -> None:
     """Where the time of each step and rank went: computation, communication, idle; top ops."""
-    import re
-
     from hybridperf.hardware import HOST_FILE
     from hybridperf.io import write_table
     from hybridperf.report import trace_tables as tables
     from hybridperf.traces.overheads import fit_host
-    from hybridperf.traces.readers.kineto import read_traces
     from hybridperf.traces.steps import common_steps
     from hybridperf.traces.summary import summaries, table, top_kernels, top_ops, worst
 
     common.keep_files(
         {"--out": out, "--html": html, **common.inside(host, [HOST_FILE], "--host")}, files
     )
-    traces = read_traces(files)
-    if communication:
-        try:
-            pattern = re.compile(communication)
-        except re.error as error:
-            expected = "expected a regular expression at --communication"
-            raise wrong(f"{expected}, got {communication!r}: {error}") from error
-        traces = tuple(trace.with_communication(pattern) for trace in traces)
+    if as_tool:
+        ours = {"--steps": steps, "--host": host, "--communication": communication, "--html": html}
+        return _as_another_tool(as_tool, files, out, [name for name in ours if ours[name]])
+    traces = _read(files, communication)
     chosen = choose_steps(common_steps(traces), steps)
     found = summaries(traces, [step.steps for step in chosen])
     notes = [
@@ -96,6 +91,38 @@ def summary(
         common.page_written(html)
 
 
+def _as_another_tool(tool: str, files: list[Path], out: Path | None, options: list[str]) -> None:
+    from hybridperf.io import write_table
+    from hybridperf.report import trace_tables as tables
+    from hybridperf.traces.as_hta import temporal_breakdown
+
+    if tool.lower() != "hta":
+        raise wrong(f"expected hta at --as (HolisticTraceAnalysis), got {tool!r}")
+    if options:
+        rules = "HTA's breakdown goes by its own rules"
+        raise wrong(f"expected no {options[0]} with --as hta: {rules}; give one of them")
+    found = temporal_breakdown(files)
+    tables.console().print(tables.temporal_breakdown(found))
+    if out:
+        write_table(found, out)
+        print(f"{len(found)} rows in {out}")
+
+
+def _read(files: "Sequence[Path]", communication: str) -> "tuple[RankTrace, ...]":
+    """The ranks' traces; kernels whose names match `communication` communicate, too."""
+    import re
+
+    from hybridperf.traces.readers.kineto import read_traces
+
+    try:
+        pattern = re.compile(communication)
+    except re.error as error:
+        expected = "expected a regular expression at --communication"
+        raise wrong(f"{expected}, got {communication!r}: {error}") from error
+    traces = read_traces(files)
+    return tuple(one.with_communication(pattern) for one in traces) if communication else traces
+
+
 def choose_steps(common: "Sequence[CommonStep]", names: str) -> "list[CommonStep]":
     """The steps with these names or numbers, separated by commas; all where none is given."""
     from hybridperf.io import unknown
@@ -119,6 +146,7 @@ def replay(
     from_links: str = "",
     faster: list[str] | None = None,
     overlap_slowdown: float = 1.0,
+    communication: str = "",
     out: Path | None = None,
 ) -> None:
     """A recorded step replayed: does its time match, what limits it, what if something changed."""
@@ -126,7 +154,6 @@ def replay(
     from hybridperf.report import trace_tables as tables
     from hybridperf.traces import changes as changes_of
     from hybridperf.traces import steady, what_if
-    from hybridperf.traces.readers.kineto import read_traces
     from hybridperf.traces.replay import replay as replay_one
     from hybridperf.traces.steps import common_steps
 
@@ -134,7 +161,7 @@ def replay(
     if out:
         _checked_timeline(out, files)
     wanted = [_times(one) for one in faster or []]
-    traces = read_traces(files)
+    traces = _read(files, communication)
     names = [one.name for one in choose_steps(common_steps(traces), step)] if step else [None]
     if out and len(names) > 1:
         of_one = "a file holds the timeline of one"
@@ -151,10 +178,11 @@ def replay(
     # several in a row
     alone = [steady.in_a_row(one) if steady.has_backlog(one) else one for one in measured]
     results = list(map(changed, alone))
+    off = [note for both in zip(measured, alone, strict=True) for note in steady.off_notes(*both)]
     notes = [note for one in results for note in (*one.before.notes, *one.notes)]
     notes += [steady.backlog_note(one) for one in measured if steady.has_backlog(one)]
     notes += [_NO_LAUNCHES for one in measured if not one.launched]
-    warn(*dict.fromkeys(notes))
+    warn(*dict.fromkeys([*notes, *off]))
     what = [change.description for change in results[0].changes]
     what += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
     screen = tables.console()
@@ -180,16 +208,16 @@ def export(
     files: Files,
     out: Out,
     step: str = "",
+    communication: str = "",
 ) -> None:
     """A timeline of all ranks with arrows and critical path, for https://ui.perfetto.dev."""
     from hybridperf.io import InputError
     from hybridperf.report import perfetto
-    from hybridperf.traces.readers.kineto import read_traces
     from hybridperf.traces.replay import replay_step
     from hybridperf.traces.steps import common_steps
 
     _checked_timeline(out, files)
-    traces = read_traces(files)
+    traces = _read(files, communication)
     replays = []
     for one in choose_steps(common_steps(traces), step):
         try:

@@ -26,7 +26,6 @@ REASONS = {
     "host_copy": "host copies",
     "dependency": "held back in its stream",
     "unrecorded": "launch not recorded",
-    "other_step": "busy with another step",
     "waiting": "waiting",
 }
 
@@ -38,23 +37,48 @@ def console() -> Console:
 
 
 def steps(rows: Sequence[StepSummaryRow]) -> Table:
-    """A row per step and rank."""
+    """A row per step and rank; the span is busy, other steps and idle."""
     columns: dict[str, Callable[[StepSummaryRow], str]] = {
         "step": lambda row: row.step,
         "rank": lambda row: rank_words(row.rank),
         "host": lambda row: seconds(row.step_cpu_s),
+        "period": lambda row: seconds(row.period_s),
         "GPU span": lambda row: seconds(row.gpu_span_s),
         "busy": lambda row: seconds(row.gpu_busy_s),
-        "compute": lambda row: seconds(row.compute_s),
+        "computation": lambda row: seconds(row.computation_s),
+        "exposed copies": lambda row: seconds(row.exposed_copy_s),
         "communication": lambda row: seconds(row.comm_s),
         "exposed": lambda row: seconds(row.exposed_comm_s),
         "of it waiting": lambda row: seconds(row.waiting_s),
+        "other steps": lambda row: seconds(row.other_step_s),
         "idle": lambda row: (
             f"{seconds(row.idle_s)} ({percent(row.idle_s / (row.gpu_span_s or math.inf))})"
         ),
         "kernels": lambda row: str(row.n_kernels),
     }
-    return rich_table(rows[0].gpu or "unnamed device" if rows else "", rows, columns)
+    empty = {
+        "exposed copies": not any(row.exposed_copy_s for row in rows),
+        "of it waiting": all(math.isnan(row.waiting_s) for row in rows),
+        "other steps": not any(row.other_step_s for row in rows),
+    }
+    shown = {name: cell for name, cell in columns.items() if not empty.get(name)}
+    table = rich_table(rows[0].gpu or "unnamed device" if rows else "", rows, shown)
+    table.columns[0].no_wrap = table.columns[-2].no_wrap = True
+    return table
+
+
+def temporal_breakdown(frame: pd.DataFrame) -> Table:
+    """What `as_hta.temporal_breakdown` found: times with their share of the kernel time."""
+    parts = {"idle": "idle", "compute": "computation", "non_compute": "no computation"}
+    headers = ["rank", "kernel time", *parts.values()]
+    table = column_table("temporal breakdown as by HolisticTraceAnalysis", headers)
+    for _, row in frame.iterrows():
+        times = [
+            f"{row[f'{part}_time(us)']:,.0f} us ({row[f'{part}_time_pctg']:.2f} %)"
+            for part in parts
+        ]
+        table.add_row(f"{row['rank']:.0f}", f"{row['kernel_time(us)']:,.0f} us", *times)
+    return table
 
 
 def idle(rows: Sequence[StepSummaryRow]) -> Table:
@@ -85,8 +109,6 @@ def losses(found: Iterable[LostTime], most: int = _MOST, ranks_known: bool = Tru
 
 
 def _why_lost(loss: LostTime) -> str:
-    if loss.reason == "other_step":
-        return REASONS[loss.reason]
     return f"{REASONS[loss.reason]}{' ' if loss.reason == 'waiting' else ': '}{loss.detail}"
 
 

@@ -12,7 +12,7 @@ host's call that launched that event decides:
                               back (an event of another stream, or the turn from kernel to kernel)
     call not recorded         `unrecorded`
 
-Time in which the device ran events of another step is no gap here: `other_step` of the summary.
+Time in which the device ran events of another step is no gap: a gap is where it ran nothing.
 """
 
 from __future__ import annotations

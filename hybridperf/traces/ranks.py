@@ -42,8 +42,12 @@ _KINDS = {
     "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
     "scatter": "scatter", "send": "send", "recv": "recv", "barrier": "all_reduce",
 }  # fmt: skip
-# nccl's `SendRecv` carries an all-to-all as well as single messages
-_KERNEL_KINDS = {"sendrecv": "all_to_all", "crossdevicereduce": "all_reduce", **_KINDS}
+# nccl's `SendRecv` carries an all-to-all as well as single messages; tokens are dispatched to
+# experts and combined again by one all-to-all each
+_KERNEL_KINDS = {
+    "sendrecv": "all_to_all", "crossdevicereduce": "all_reduce", "dispatch": "all_to_all",
+    "combine": "all_to_all", **_KINDS,
+}  # fmt: skip
 _SPOKEN, _KERNEL = re.compile("|".join(_KINDS)), re.compile("|".join(_KERNEL_KINDS))
 _PAIR = re.compile(r"nccl:(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _TOGETHER = "coalesced"  # several calls as one kernel, of which the mark says no more
@@ -179,7 +183,8 @@ def match(traces: Sequence[RankTrace], steps: Sequence[RecordedStep]) -> Matched
             found += matched
     found.sort(key=lambda one: one[0])
     numbered = tuple(_numbered(one for _, one in found))
-    return MatchedCollectives(numbered, (*_missing(traces, ranks, world, by_key, numbered), *notes))
+    missing = _missing(traces, ranks, world, by_key, numbered)
+    return MatchedCollectives(numbered, (*_silent(traces, ranks, world), *missing, *notes))
 
 
 def rank_numbers(traces: Sequence[RankTrace]) -> np.ndarray:
@@ -266,6 +271,25 @@ def _numbered(found: Iterable[RecordedCollective]) -> Iterator[RecordedCollectiv
         yield replace(one, order=next(count[one.trace.tobytes()]))
 
 
+def _silent(traces: Sequence[RankTrace], ranks: np.ndarray, world: int) -> list[str]:
+    """Ranks of several that run kernels, none of which is known to communicate: one sentence."""
+    if max(world, len(traces)) < 2:
+        return []
+    events = [trace.device_events for trace in traces]
+    silent = [
+        rank
+        for rank, one in zip(ranks.tolist(), events, strict=True)
+        if len(one) and not one.communicates.any()
+    ]
+    if not silent:
+        return []
+    found = (
+        f"{_ranks(silent)} of {max(world, len(traces))} ran no kernel that is known to communicate"
+    )
+    mend = "if some do, name them by --communication PATTERN"
+    return [f"{found}, and all their time counts as computation; {mend}"]
+
+
 def _missing(
     traces: Sequence[RankTrace], ranks: np.ndarray, world: int, groups: Iterable[_GroupKey],
     found: Sequence[RecordedCollective],
@@ -276,6 +300,8 @@ def _missing(
     for key in groups:
         absent |= set(key.ranks) - given
     if not absent or world == 1 or all(trace.rank is None for trace in traces):
+        return []
+    if len(traces) == 1 and not found:
         return []
     if len(traces) == 1:
         given_of = f"one rank of {world or len(absent) + 1} is given"

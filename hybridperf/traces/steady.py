@@ -18,9 +18,10 @@ from hybridperf.engine.lower import lower
 from hybridperf.traces.events import RankTrace
 from hybridperf.traces.replay import Replay, of_graph
 from hybridperf.traces.replay_graph import StepGraph
-from hybridperf.traces.steps import RecordedStep, steps
+from hybridperf.traces.steps import RecordedStep, periods_s, steps
 
 TURNS = 4  # so many until what fills and empties between host and device repeats
+OFF = 0.05  # a replay that misses the recorded time by more is told
 MATTERS = 0.01  # share of the step that work of the step before must take to be told apart
 
 
@@ -38,6 +39,27 @@ def backlog_note(replay: Replay) -> str:
     works = f"in {step.name}{of} the device works off the step before for"
     times = f"times of a step, speed-ups and savings are of one in a row of {TURNS} such steps"
     return f"{works} {before_ms:.3g} of {all_ms:.3g} ms: {times}"
+
+
+def off_notes(measured: Replay, row: Replay) -> list[str]:
+    """For people, a sentence for each rank whose replay misses what was measured by more than
+    `OFF`: `measured` its step, `row` (the same, or several of it in a row) what follows the last.
+    """
+    notes = []
+    for at, (trace, step) in enumerate(zip(measured.traces, measured.steps, strict=True)):
+        of = f"{step.name} of rank {trace.rank}" if len(measured.traces) > 1 else step.name
+        found = [(measured.replayed_s[at], measured.measured_s[at], f"the replay of {of} takes")]
+        period_s = np.array(list(periods_s(trace).values()))
+        if row.shorter is not None and np.isfinite(period_s).any():
+            period_s = np.nanmedian(period_s)
+            found.append((row.step_s[at], period_s, f"{of} in a row of its like takes"))
+        for replayed_s, recorded_s, takes in found:
+            if abs(replayed_s / recorded_s - 1) > OFF:
+                by = f"{100 * (replayed_s / recorded_s - 1):+.1f} %"
+                times = f"{1e3 * replayed_s:.3g} ms where {1e3 * recorded_s:.3g} ms were recorded"
+                means = "what limits it is not in the picture, and no what-if is surer than that"
+                notes.append(f"{takes} {times} ({by}): {means}")
+    return notes
 
 
 def in_a_row(replay: Replay) -> Replay:

@@ -3,9 +3,11 @@
 A step is the host's mark `ProfilerStep#N`, an interval on the host's clock that holds its start and
 not its end. A host event is of the step in which it starts, whichever thread it runs on: the
 backward pass has a thread of its own. A device event is of the step in which the call that launched
-it starts, so kernels that run after the mark's end still belong to it; one whose call was not
-recorded is of the step in which it itself starts. Nothing belongs to two steps, and what lies
-between marks belongs to none.
+it starts, so kernels that run after the mark's end still belong to it. One whose call was not
+recorded is of no step: most were launched before the recording began. Only where no call at all was
+recorded, or a single step, as HolisticTraceAnalysis has it, such an event is of the step in which
+it itself starts. Nothing belongs to two steps, and what lies between marks belongs to none. Without
+marks the whole trace is one step.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def steps(trace: RankTrace) -> tuple[RecordedStep, ...]:
         start_s = float(np.concatenate([host.start_s, device.start_s]).min(initial=end_s))
         everything = np.arange(len(host)), np.arange(len(device))
         return (RecordedStep(WHOLE, start_s, end_s, *everything),)
-    launched_s = trace.launched_s
+    by_start = len(marks) == 1 or np.isnan(trace.called_s).all()
+    launched_s = trace.launched_s if by_start else trace.called_s  # NaN is in no step
     found: list[RecordedStep] = []
     seen: dict[str, int] = {}
     until_s = -np.inf
@@ -71,6 +74,21 @@ def steps(trace: RankTrace) -> tuple[RecordedStep, ...]:
         launched = np.flatnonzero((launched_s >= start_s) & (launched_s < end_s))
         found.append(RecordedStep(name, start_s, end_s, np.arange(first, last), launched))
     return tuple(found)
+
+
+def periods_s(trace: RankTrace) -> dict[str, float]:
+    """By name of each step, seconds from the end of the step before on the device to its own; NaN
+    where that one was not recorded.
+    """
+    found: dict[str, float] = {}
+    last, last_s = None, np.nan
+    for step in steps(trace):
+        number = _STEP.fullmatch(step.name)
+        end_s = float(trace.device_events.end_s[step.device].max(initial=-np.inf))
+        follows = number is not None and int(number[1]) - 1 == last and end_s > last_s > -np.inf
+        found[step.name] = end_s - last_s if follows else np.nan
+        last, last_s = int(number[1]) if number is not None else None, end_s
+    return found
 
 
 def typical(trace: RankTrace, steps: Sequence[RecordedStep]) -> RecordedStep:

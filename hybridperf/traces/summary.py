@@ -1,31 +1,40 @@
 """What each rank's time went into, step by step, and why its device stood idle.
 
-Times of a device are unions over its streams, of the events that the step's host launched:
+Three times of a step differ where hosts run ahead and steps overlap on the device:
 
-    gpu_span_s   first start to last end            gpu_busy_s = compute_s + exposed_comm_s
-    compute_s    kernels, copies, fills              comm_s     kernels of collectives
-    exposed_comm_s   communication while nothing is computed
-    idle_s = gpu_span_s - gpu_busy_s = launch_bound_s + synchronisation_s + host_copy_s +
-    dependency_s + unrecorded_s + other_step_s
+    period_s     from the end of the step before on the device to its own: what a step costs
+    gpu_span_s   first start to last end of what the step launched
+                 = gpu_busy_s + other_step_s + idle_s
+    gpu_busy_s   in which the device runs events of this step = compute_s + exposed_comm_s
 
-(`idle.py` says what those mean; `other_step_s`: the device ran another step's events). `waiting_s`
-is the part of exposed communication in which this rank waited for a later one, known where there
-are traces of the ranks that it ran collectives with.
+Times of a device are unions over its streams:
+
+    computation_s   kernels that compute             comm_s     kernels of collectives
+    copy_s          copies and fills                 compute_s  all but collectives
+                                                     = computation_s + exposed_copy_s
+    exposed_copy_s  copies while nothing is computed
+    exposed_comm_s  communication while nothing is computed or copied
+    other_step_s    only events of other steps, or of none
+    idle_s          nothing at all = launch_bound_s + synchronisation_s + host_copy_s +
+                    dependency_s + unrecorded_s (`idle.py` says what those mean)
+
+`waiting_s` is the part of exposed communication in which this rank waited for a later one, known
+where there are traces of the ranks that it ran collectives with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.traces import idle
-from hybridperf.traces.events import CALL, OP, RankTrace
+from hybridperf.traces.events import CALL, KERNEL, OP, RankTrace
 from hybridperf.traces.idle import REASONS, Gaps
 from hybridperf.traces.ranks import MatchedCollectives, match, rank_numbers
-from hybridperf.traces.steps import RecordedStep
+from hybridperf.traces.steps import RecordedStep, periods_s
 
 _TOP = 10  # ops, kernels and reasons listed
 
@@ -40,19 +49,23 @@ class StepSummaryRow:
     gpu: str
     step: str
     step_cpu_s: float  # the step's mark on the host
+    period_s: float  # NaN: the step before was not recorded
     gpu_span_s: float
     gpu_busy_s: float
+    computation_s: float
+    copy_s: float
+    exposed_copy_s: float
     compute_s: float
     comm_s: float
     exposed_comm_s: float
     waiting_s: float  # NaN: not known of all of its collectives, for want of the other ranks
+    other_step_s: float
     idle_s: float
     launch_bound_s: float
     synchronisation_s: float
     host_copy_s: float
     dependency_s: float
     unrecorded_s: float
-    other_step_s: float
     n_kernels: int  # copies and fills too
     n_comm: int
     n_cpu_ops: int
@@ -65,7 +78,7 @@ class LostTime:
     """Seconds in which a rank's device did nothing useful in one step, and why."""
 
     rank: int
-    reason: str  # one of `idle.REASONS`, `other_step`, or `waiting`
+    reason: str  # one of `idle.REASONS`, or `waiting`
     detail: str
     seconds: float
     times: int
@@ -85,11 +98,15 @@ def summaries(
 ) -> list[StepSummary]:
     """Several steps of several ranks, `steps` giving each trace's of each step."""
     gaps_of = [idle.gaps(trace) for trace in traces]
-    return [_summary(traces, one, gaps_of) for one in steps]
+    periods_of = [periods_s(trace) for trace in traces]
+    return [_summary(traces, one, gaps_of, periods_of) for one in steps]
 
 
 def _summary(
-    traces: Sequence[RankTrace], steps: Sequence[RecordedStep], gaps_of: Sequence[Gaps]
+    traces: Sequence[RankTrace],
+    steps: Sequence[RecordedStep],
+    gaps_of: Sequence[Gaps],
+    periods_of: Sequence[Mapping[str, float]],
 ) -> StepSummary:
     matched = match(traces, steps)
     ranks = rank_numbers(traces)
@@ -99,13 +116,10 @@ def _summary(
         waits = [loss for loss in waiting if loss.rank == ranks[at]]
         known = _waits_known(traces, at, matched)
         waiting_s = float(sum(loss.seconds for loss in waits)) if known else float("nan")
-        row, found = _row(trace, step, gaps_of[at], waiting_s)
+        row, found = _row(trace, step, gaps_of[at], waiting_s, periods_of[at][step.name])
         rows.append(row)
-        causes = idle.by_cause(found)
-        if row.other_step_s > 0:
-            detail = "events launched in another step"
-            causes.append(("other_step", detail, row.other_step_s, 1))
-        losses += [*waits, *(LostTime(int(ranks[at]), *cause) for cause in causes)]
+        lost = (LostTime(int(ranks[at]), *cause) for cause in idle.by_cause(found))
+        losses += [*waits, *lost]
     return StepSummary(tuple(rows), tuple(sorted(losses, key=lambda loss: -loss.seconds)), matched)
 
 
@@ -138,19 +152,22 @@ def top_kernels(
 
 
 def _row(
-    trace: RankTrace, step: RecordedStep, every_gap: Gaps, waiting_s: float
+    trace: RankTrace, step: RecordedStep, every_gap: Gaps, waiting_s: float, period_s: float
 ) -> tuple[StepSummaryRow, Gaps]:
     """The row, and its gaps."""
     device, of = trace.device_events, np.asarray(step.device, int)
     start_s, end_s, communicates = device.start_s[of], device.end_s[of], device.communicates[of]
-    parts = np.ones(len(of), bool), ~communicates, communicates
-    busy, compute, comm = (idle.length_s(idle.merged(start_s[part], end_s[part])) for part in parts)
+    copies = device.kind[of] != KERNEL
+    parts = np.ones(len(of), bool), ~communicates, communicates, copies, ~(communicates | copies)
+    busy, compute, comm, copy, computation = (
+        idle.length_s(idle.merged(start_s[part], end_s[part])) for part in parts
+    )
     first_s, last_s = (float(start_s.min()), float(end_s.max())) if len(of) else (0.0, 0.0)
     found = every_gap.between(first_s, last_s)
     totals_s = found.reasons.sum(axis=1).tolist()
     by_reason = {f"{reason}_s": total for reason, total in zip(REASONS, totals_s, strict=True)}
-    idle_s = last_s - first_s - busy
-    kind, rest_s = trace.host.kind[step.host], idle_s - sum(by_reason.values())
+    idle_s = sum(totals_s)
+    kind, rest_s = trace.host.kind[step.host], last_s - first_s - busy - idle_s
     row = StepSummaryRow(
         trace=trace.source,
         rank=trace.rank,
@@ -158,15 +175,19 @@ def _row(
         gpu=trace.device,
         step=step.name,
         step_cpu_s=step.end_s - step.start_s,
+        period_s=period_s,
         gpu_span_s=last_s - first_s,
         gpu_busy_s=busy,
+        computation_s=computation,
+        copy_s=copy,
+        exposed_copy_s=compute - computation,
         compute_s=compute,
         comm_s=comm,
         exposed_comm_s=busy - compute,
         waiting_s=waiting_s,
+        other_step_s=rest_s if rest_s > 1e-9 else 0.0,  # rounding of sums of times
         idle_s=idle_s,
         **by_reason,
-        other_step_s=rest_s if rest_s > 1e-9 else 0.0,  # rounding of sums of times
         n_kernels=len(of),
         n_comm=int(communicates.sum()),
         n_cpu_ops=int((kind == OP).sum()),

@@ -245,7 +245,9 @@ def test_flows_stand_in_for_correlations(read):
     )
     assert calls(trace) == {"sgemm": ("cudaLaunchKernel", None)}
     assert trace.device_events.stream.tolist() == [7, 7]  # the timeline's row
-    assert trace.notes == ("1 of 2 device events have no recorded call that launched them",)
+    assert trace.notes == (
+        "1 of 2 device events (0.004 ms) have no recorded call that launched them",
+    )
 
 
 def test_calls_that_start_nothing_share_correlation_0(read):
@@ -512,6 +514,47 @@ def test_a_few_damaged_times_are_left_out_and_said_more_are_refused(read, refuse
 )
 def test_what_is_wrong_is_said_in_one_sentence(refused, content, said):
     assert said in refused(content)
+
+
+OPS = [x("cpu_op", "aten::mm", 10, 20, HOST)]
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([device("npu_kernel", "MatMulV2", 20, 5, 1)], "1 events of category 'npu_kernel'"),
+        # Ascend writes no categories; its process is another than the host's
+        ([x(None, "MatMulV2", 20, 5, {"pid": 7, "tid": 3})] * 2, "2 events of no category"),
+    ],
+)
+def test_accelerators_that_nobody_knows_are_refused_by_name(read, refused, events, said):
+    assert said in refused({"traceEvents": [*OPS, *events]})
+    trace = read({"traceEvents": [*OPS, device("kernel", "sgemm", 20, 5, 1), *events]})
+    assert trace.notes[0] == f"not read: {said}"  # beside kernels that are known
+
+
+def test_a_host_alone_and_what_tools_note_are_no_unknown_accelerator(read):
+    noted = [device("cuda_sync", "Stream Sync", 20, 5, 1), EVENTS[-2]]
+    trace = read({"traceEvents": [*OPS, *noted, x("python_function", "f", 1, 2, {"pid": 8})]})
+    assert trace.notes[-1] == "no device events: only the host was recorded"
+
+
+def test_mtia_and_amd_tell_work_copies_and_waits_apart(read):
+    mtia = [
+        x("mtia_runtime", "runFunction", 15, 2, HOST, correlation=1),
+        x("mtia_runtime", "enqueueCommand memcpyHtoDAsync", 18, 2, HOST, correlation=2),
+        x("mtia_ccp_events", "event_wait", 20, 50, {"pid": 17, "tid": 3}, correlation=3, stream=4),
+        x("mtia_ccp_events", "dma_request", 30, 5, {"pid": 17, "tid": 3}, correlation=2, stream=4),
+        x("mtia_ccp_events", "pe_exe", 40, 9, {"pid": 17, "tid": 3}, correlation=1, stream=4),
+    ]
+    trace = read({"traceEvents": [*OPS, *mtia]})
+    assert calls(trace).keys() == {"dma_request", "pe_exe"}
+    assert trace.device_events.kind.tolist() == [COPY, KERNEL]
+    amd = [
+        x("hip_runtime", "hipMemcpyAsync", 12, 2, HOST, correlation=1),
+        device("kernel", "__amd_rocclr_copyBuffer.kd", 20, 5, 1),
+    ]
+    assert read({"traceEvents": [*OPS, *amd]}).device_events.kind.tolist() == [COPY]
 
 
 def test_ranks_come_in_order_and_other_json_beside_them_is_left_out(tmp_path):

@@ -3,6 +3,7 @@ ones.
 """
 
 import dataclasses
+import re
 
 import numpy as np
 import pandas as pd
@@ -248,6 +249,17 @@ def test_exposed_waiting_has_a_rank_to_blame():
     )  # 100 to 140 was computing, 170 to 200 the wire
     loss = next(loss for loss in said.losses if loss.reason == "waiting")
     assert (loss.rank, loss.detail) == (0, "for rank 1 at all_reduce #0")
+
+
+def test_a_rank_of_many_without_any_collective_is_told():
+    host, device = [("call", "launch", 0, 1)], [("my_exchange", 7, 10, 60, "launch")]
+    trace = made_trace(host, device, world=16)
+    (note,) = match([trace], [steps(trace)[0]]).notes
+    assert note.startswith("rank 0 of 16 ran no kernel that is known to communicate")
+    named = trace.with_communication(re.compile("exchange"))
+    assert not any("no kernel" in one for one in match([named], [steps(named)[0]]).notes)
+    alone = made_trace(host, device, world=1)
+    assert match([alone], [steps(alone)[0]]).notes == ()
 
 
 def test_one_rank_of_several_does_not_know_its_waits():

@@ -16,7 +16,7 @@ from hybridperf.traces.events import (
     HostEvents,
     RankTrace,
 )
-from hybridperf.traces.steps import common_steps, steps, typical
+from hybridperf.traces.steps import common_steps, periods_s, steps, typical
 
 
 def trace_of(host, device, rank=0, world=1, source="a.json"):
@@ -79,7 +79,30 @@ def test_events_belong_to_the_step_in_which_the_host_began_them():
     assert first.host.tolist() == [1, 2, 3]
     assert first.device.tolist() == [0, 3]
     assert second.host.tolist() == [4, 5]
-    assert second.device.tolist() == [1, 2]
+    assert second.device.tolist() == [2]
+    alone = steps(trace_of([host[0], host[4], *host[5:]], [*device[1:2]]))
+    assert [one.device.tolist() for one in alone] == [[0]]  # of one step alone: where it starts
+    nothing_known = [(*event[:4], NONE) for event in device]
+    first, second = steps(trace_of(host, nothing_known))
+    assert (first.device.tolist(), second.device.tolist()) == ([0], [1, 2, 3])
+
+
+def test_a_period_is_from_one_end_on_the_device_to_the_next():
+    lengths_s = [9.0, 3.0, 1.0]
+    trace = repeated([["a"], ["a"], ["a"]], lengths_s)
+    found = periods_s(trace)
+    # a step's kernel starts a third into it and runs for 0.01 s, 0.01 s late
+    assert found["ProfilerStep#1"] == pytest.approx(9.0 + 1.0 - 3.0)
+    assert found["ProfilerStep#2"] == pytest.approx(3.0 + 1 / 3 - 1.0)
+    assert np.isnan(found["ProfilerStep#0"])
+    names = ("ProfilerStep#0", "ProfilerStep#7", "ProfilerStep#8")  # some were not recorded
+    marks = [(name, MARK, 0, float(at), at + 1.0) for at, name in enumerate(names)]
+    calls = [("launch", CALL, 0, at + 0.1, at + 0.2) for at in range(3)]
+    host = [event for pair in zip(marks, calls, strict=True) for event in pair]
+    device = [("k", 7, at + 0.3, at + 0.4, 2 * at + 1) for at in range(3)]
+    found = periods_s(trace_of(host, device))
+    assert np.isnan(found["ProfilerStep#7"])
+    assert found["ProfilerStep#8"] == pytest.approx(1.0)
 
 
 def test_without_marks_the_whole_trace_is_the_step():

@@ -529,6 +529,16 @@ def test_without_launches_the_host_is_not_blamed():
     assert UNRECORDED not in set(best_savings(found)["op"])
 
 
+def test_a_replay_that_is_off_says_so_before_any_what_if(run, data_dir):
+    more = data_dir / "traces" / "more"
+    status, _, err = run("trace", "replay", more / "hta_negq_A100_rank0of16.json.gz")
+    assert status == 0
+    assert "takes 240 ms where 377 ms were recorded (-36.4 %)" in err
+    assert "in a row of its like takes 79.1 ms where 216 ms were recorded" in err
+    _, _, err = run("trace", "replay", more / "hta_trace_diff_test_V100_rank1of2.json.gz")
+    assert "were recorded" not in err
+
+
 def test_the_command_says_what_is_of_the_step_before(run, tmp_path):
     write_traces(running_ahead().traces, tmp_path / "ahead.json.gz")
     status, out, err = run("trace", "replay", tmp_path / "ahead.json.gz", "--faster", "gemm=100")

@@ -18,11 +18,15 @@ from hybridperf.traces.steps import CommonStep
 
 _TOP = 30  # ops and kernels listed
 _MOST_BARS = 64
-_PARTS = [("computation", 0), ("communication, exposed", 1), ("waiting for a rank, exposed", 3)]
+_PARTS = [
+    ("computation", 0), ("copies, exposed", 6), ("communication, exposed", 1),
+    ("waiting for a rank, exposed", 3), ("other steps", 7),
+]  # fmt: skip
 _IDLE = {"launch_bound": 5, "synchronisation": 4, "host_copy": 6, "dependency": 2}  # others: grey
 _TIMES = {
-    "step_cpu_s": "host", "gpu_span_s": "device", "gpu_busy_s": "busy", "compute_s": "computation",
-    "comm_s": "communication", "exposed_comm_s": "exposed", "waiting_s": "of it waiting",
+    "step_cpu_s": "host", "period_s": "period", "gpu_span_s": "device span", "gpu_busy_s": "busy",
+    "computation_s": "computation", "exposed_copy_s": "copies, exposed", "comm_s": "communication",
+    "exposed_comm_s": "exposed", "waiting_s": "of it waiting", "other_step_s": "other steps",
     "idle_s": "idle",
 }  # fmt: skip
 _COUNTS = {"n_kernels": "kernels", "n_comm": "of collectives", "n_cpu_ops": "host ops"}
@@ -65,9 +69,16 @@ def _summary(rows: Sequence[summed.StepSummaryRow], ranks: int) -> doc.Facts:
     if len(spans) > 1:
         remark = f"median of {len(spans)}; {seconds(spans[0])} to {seconds(spans[-1])}"
     middle = seconds(float(np.median(spans)) if spans else None)
-    facts = [("time of a step on the device", middle, remark)]
-    fields = {"exposed communication": "exposed_comm_s", "idle": "idle_s"}
-    for name, field in {"computation": "compute_s", **fields}.items():
+    periods = [row.period_s for row in rows if math.isfinite(row.period_s)]
+    facts = [("a step's span on the device", middle, remark)]
+    if periods:
+        ends = "from the end of a step on the device to that of the next, median"
+        facts.insert(0, ("a step every", seconds(float(np.median(periods))), ends))
+    fields = {
+        "computation": "computation_s", "copies, exposed": "exposed_copy_s",
+        "exposed communication": "exposed_comm_s", "other steps": "other_step_s", "idle": "idle_s",
+    }  # fmt: skip
+    for name, field in fields.items():
         total_s = sum(getattr(row, field) for row in rows)
         each = f"{seconds(total_s / max(len(rows), 1))} per step and rank"
         facts.append((name, percent(total_s / span_s), each))
@@ -84,7 +95,8 @@ def _steps(rows: Sequence[summed.StepSummaryRow]) -> list[doc.Block]:
     waiting_s = frame["waiting_s"].fillna(0.0)
     idle = [frame[f"{reason}_s"] for reason in reasons]
     exposed_s = frame["exposed_comm_s"] - waiting_s
-    amounts = zip(frame["compute_s"], exposed_s, waiting_s, *idle, strict=True)
+    parts_s = (frame["computation_s"], frame["exposed_copy_s"], exposed_s, waiting_s)
+    amounts = zip(*parts_s, frame["other_step_s"], *idle, strict=True)
     names = [row.step if row.rank is None else f"{row.step}, rank {row.rank}" for row in rows]
     spans = [seconds(row.gpu_span_s) for row in rows]
     drawn = list(zip(names, amounts, spans, strict=True))
@@ -115,7 +127,7 @@ def _losses(losses: Sequence[summed.LostTime], ranks_known: bool) -> doc.Block:
     rows = [
         [
             doc.Cell(REASONS[loss.reason]),
-            doc.Cell("" if loss.reason == "other_step" else loss.detail),
+            doc.Cell(loss.detail),
             doc.Cell(str(loss.rank) if ranks_known else "-"),
             doc.Cell(seconds(loss.seconds), loss.seconds, loss.seconds / largest_s, 3),
             doc.Cell(doc.count_words(loss.times), loss.times),

@@ -2,10 +2,11 @@
 device, and which call launched which.
 
 Versions name the same things in other words: ops are `cpu_op` or `Operator`, calls `cuda_runtime`,
-`cuda_driver` or `Runtime` (also AMD's), device events `kernel`, `gpu_memcpy` and `gpu_memset` or
-`Kernel`, `Memcpy` and `Memset`. A device event and the call that launched it carry the same
-correlation, or in its absence are the ends of one flow. Marks are people's annotations and
-`ProfilerStep#N`.
+`cuda_driver` or `Runtime` (also AMD's; those of other accelerators end in `_runtime` or `_driver`),
+device events `kernel`, `gpu_memcpy` and `gpu_memset` or `Kernel`, `Memcpy` and `Memset`, on MTIA
+`mtia_ccp_events`. What a device did under another word is refused, or named in a note. A device
+event and the call that launched it carry the same correlation, or in its absence are the ends of
+one flow. Marks are people's annotations and `ProfilerStep#N`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from hybridperf.io import InputError
 from hybridperf.traces import events
 from hybridperf.traces.events import CALL, COPY, FILL, KERNEL, MARK, NONE, OP, RankTrace
 from hybridperf.traces.readers.files import trace_files
+from hybridperf.traces.readers.kernel_names import communicates, kind_of_kernel
 from hybridperf.traces.readers.kineto_devices import RankEvents, correlation, device_number, parts
 from hybridperf.traces.readers.kineto_json import (
     Document,
@@ -36,20 +38,25 @@ from hybridperf.traces.readers.kineto_json import (
 )
 from hybridperf.traces.readers.kineto_messages import groups_by_name, input_bytes, message
 
-_HOST = {
-    "cpu_op": OP, "operator": OP, "user_annotation": MARK, "cuda_runtime": CALL,
-    "cuda_driver": CALL, "runtime": CALL, "hip_runtime": CALL, "hip_driver": CALL,
-    "xpu_runtime": CALL, "xpu_driver": CALL, "privateuse1_runtime": CALL,
-    "privateuse1_driver": CALL,
+_HOST = {"cpu_op": OP, "operator": OP, "user_annotation": MARK, "runtime": CALL}
+_CALLS = ("_runtime", "_driver")  # after the accelerator: cuda, hip, xpu, mtia, privateuse1
+_DEVICE = {
+    "kernel": KERNEL, "gpu_memcpy": COPY, "memcpy": COPY, "gpu_memset": FILL, "memset": FILL,
+    "mtia_ccp_events": KERNEL,
 }  # fmt: skip
-_DEVICE = {"kernel": KERNEL, "gpu_memcpy": COPY, "memcpy": COPY, "gpu_memset": FILL, "memset": FILL}
 _PYTHON = ("python", "python_function")
-_STEP = "ProfilerStep#"  # an op in the versions that knew no annotations
-_COLLECTIVE = re.compile(r"nccl|rccl|cross_device_reduce|multimem_|nvshmem|msccl|oneccl", re.I)
+_STEP = re.compile("ProfilerStep#")  # an op in the versions that knew no annotations
+# what tools note beside the work of hosts and devices
+_NO_WORK = {
+    "trace", "gpu_user_annotation", "cuda_sync", "cuda_event", "overhead", "cuda_profiler_range",
+    "cpu_instant_event", "external_correlation", "fwdbwd", "gpu_pm_counter", "mtia_counters",
+    "collective_comm",
+}  # fmt: skip
 _RANK_IN_NAME = re.compile(
     r"(?<![a-z])(?:rank|worker)[-_]?(\d{1,7})(?!\d)(?:[-_]?of[-_]?(\d{1,7}))?", re.I
 )
 _TOGETHER_US = 86400e6  # events of one recording lie within a day; others have damaged times
+_NAMED = 3  # categories that a sentence names
 _FEW = 0.01  # share of events that may be unusable before the file as a whole is
 
 
@@ -85,14 +92,21 @@ def rank_traces(document: Document, source: str) -> list[RankTrace]:
 
     Raises: InputError: no profiler events, impossible times, or unknown launchers of kernels.
     """
-    host, device, flows, python = _sorted_out(document.traceEvents or [], source)
+    host, device, flows, others = _sorted_out(document.traceEvents or [])
+    python = sum(of in _PYTHON for of, _ in others)
+    unknown = _unknown(host, others)
+    if unknown and not device:
+        expected = f"expected kernels of an accelerator that is known in {source}"
+        mend = "only CUDA's, ROCm's, XPU's and MTIA's are read"
+        raise InputError(f"{expected}, found {unknown}; {mend}")
     if not host and not device:
         expected = f"expected ops, calls or kernels of PyTorch's profiler in {source}"
         raise WrongKind(f"{expected}, found none; check which file the profiler wrote")
-    rank, world = _rank(document, source)
+    rank, world = rank_and_world(document, source)
     stated = _whole_rank(document)
     found = parts(host, device, document.traceEvents or [], stated, source)
     notes = [f"calls of Python functions ({python}) are not read"] if python else []
+    notes += [f"not read: {unknown}"] if unknown else []
     for part in found:
         part.rank = part.rank if len(found) > 1 else rank
         part.notes[:0] = notes
@@ -111,9 +125,16 @@ def _rank_trace(
     number[host_order] = np.arange(len(host))
     device_events.call[:] = _calls(host, number, on_device, flows)
     messages = _messages(document, host, host_order, host_events, device_events, on_device)
-    if without := int((device_events.call == NONE).sum()):
-        of = f"{without} of {len(device)} device events"
-        notes.append(f"{of} have no recorded call that launched them")
+    lost = device_events.call == NONE
+    if len(device) and lost.all():
+        where = "each belongs to the step in which it starts"
+        notes.append(f"no launch of {len(device)} device events is recorded: {where}")
+    elif lost.any():
+        lost_s = float((device_events.end_s - device_events.start_s)[lost].sum())
+        of = f"{lost.sum()} of {len(device)} device events ({1e3 * lost_s:.3g} ms)"
+        several = sum(_STEP.match(name) is not None for name in names) > 1
+        steps = ": they belong to no step" if several else ""
+        notes.append(f"{of} have no recorded call that launched them{steps}")
     if not len(device):
         notes.append("no device events: only the host was recorded")
     base_us = (as_number(document.baseTimeNanoseconds) or 0.0) / 1e3
@@ -137,26 +158,47 @@ def _rank_trace(
 
 
 def _sorted_out(
-    events: list[Event], source: str
-) -> tuple[list[tuple[int, Event]], list[tuple[int, Event]], list[Event], int]:
-    """(kind, event) of host and device, flows, and how many Python calls are not read."""
+    events: list[Event],
+) -> tuple[list[tuple[int, Event]], list[tuple[int, Event]], list[Event], list[tuple[str, Event]]]:
+    """(kind, event) of host and device, flows, and (category, event) of what is neither."""
     host: list[tuple[int, Event]] = []
     device: list[tuple[int, Event]] = []
     flows: list[Event] = []
-    python = 0
+    others: list[tuple[str, Event]] = []
     for event in events:
-        category = event.cat
-        if event.ph == "X" and isinstance(category, str):
-            category = category.lower()
+        category = event.cat.lower() if isinstance(event.cat, str) else ""
+        if event.ph == "X":
             if (kind := _HOST.get(category)) is not None:
                 host.append((kind, event))
+            elif category.endswith(_CALLS):
+                host.append((CALL, event))
             elif (kind := _DEVICE.get(category)) is not None:
-                device.append((kind, event))
-            elif category in _PYTHON:
-                python += 1
+                kind = kind_of_kernel(as_text(event.name)) if kind == KERNEL else kind
+                if kind is not None:
+                    device.append((kind, event))
+            elif category not in _NO_WORK:
+                others.append((category, event))
         elif event.ph in ("s", "f") and category in ("ac2g", "async_cpu_to_gpu"):
             flows.append(event)
-    return host, device, flows, python
+    return host, device, flows, others
+
+
+def _unknown(host: list, others: list[tuple[str, Event]]) -> str:
+    """What a device did under categories that nobody knows, for people: it names a stream or
+    device, or is on a process that has no host events.
+    """
+    processes = {as_text(event.pid) for _, event in host}
+    found = Counter[str]()
+    for category, event in others:
+        args = event.args
+        placed = args is not None and not (args.stream is None and args.device is None)
+        if category not in _PYTHON and (placed or processes.isdisjoint([as_text(event.pid)])):
+            found[category] += 1
+    named = [
+        f"{count} events of {f'category {clipped(of)!r}' if of else 'no category'}"
+        for of, count in found.most_common(_NAMED)
+    ]
+    return " and ".join(named) if processes else ""
 
 
 def _usable(
@@ -194,7 +236,7 @@ def _host_events(
     host: list, spans_us: np.ndarray, names: _Names, shapes: _Names, threads: _Names
 ) -> tuple[events.HostEvents, np.ndarray]:
     """Columns, and the order that they are in."""
-    is_step = [kind == OP and as_text(e.name).startswith(_STEP) for kind, e in host]
+    is_step = [kind == OP and bool(_STEP.match(as_text(e.name))) for kind, e in host]
     kind = np.where(is_step, MARK, [kind for kind, _ in host]).astype(np.int8)
     name = np.array([names[as_text(e.name)] for _, e in host], np.int32)
     thread = np.array([threads[as_text(e.pid), as_text(e.tid)] for _, e in host], np.int32)
@@ -222,7 +264,7 @@ def _device_events(
     found = [event for _, event in ordered]
     texts = [as_text(event.name) for event in found]
     kind = np.array([kind for kind, _ in ordered], np.int8)
-    named = np.array([_COLLECTIVE.search(text) is not None for text in texts], bool)
+    named = np.array([communicates(text) for text in texts], bool)
     columns = events.DeviceEvents(
         name=np.array([names[text] for text in texts], np.int32),
         kind=kind,
@@ -278,7 +320,7 @@ def _calls(host: list, number: np.ndarray, device: list[Event], flows: list[Even
     return found
 
 
-def _rank(document: Document, source: str) -> tuple[int | None, int | None]:
+def rank_and_world(document: Document, source: str) -> tuple[int | None, int | None]:
     """(rank, ranks of the run) as the profiler wrote them, else as the file is named, else None."""
     info = document.distributedInfo if isinstance(document.distributedInfo, dict) else {}
     rank, world = _whole_rank(document), as_whole(info.get("world_size"))
