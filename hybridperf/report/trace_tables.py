@@ -51,9 +51,7 @@ def steps(rows: Sequence[StepSummaryRow]) -> Table:
         "exposed": lambda row: seconds(row.exposed_comm_s),
         "of it waiting": lambda row: seconds(row.waiting_s),
         "other steps": lambda row: seconds(row.other_step_s),
-        "idle": lambda row: (
-            f"{seconds(row.idle_s)} ({percent(row.idle_s / (row.gpu_span_s or math.inf))})"
-        ),
+        "idle": _idle,
         "kernels": lambda row: str(row.n_kernels),
     }
     empty = {
@@ -65,6 +63,11 @@ def steps(rows: Sequence[StepSummaryRow]) -> Table:
     table = rich_table(rows[0].gpu or "unnamed device" if rows else "", rows, shown)
     table.columns[0].no_wrap = table.columns[-2].no_wrap = True
     return table
+
+
+def _idle(row: StepSummaryRow) -> str:
+    share = percent(row.idle_s / (row.gpu_span_s or math.inf))
+    return f"{seconds(row.idle_s)} ({share})" if math.isfinite(row.idle_s) else "-"
 
 
 def temporal_breakdown(frame: pd.DataFrame) -> Table:

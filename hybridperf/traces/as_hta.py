@@ -57,7 +57,14 @@ def temporal_breakdown(paths: Sequence[str | os.PathLike]) -> pd.DataFrame:
     rows = {}
     for rank, frame in sorted(frames.items()):
         frame["ts"] -= first_us
-        rows[rank] = _row(_of_whole_steps(frame, names) if len(names) > 1 else frame)
+        kept = _of_whole_steps(frame, names) if len(names) > 1 else frame
+        device = kept[kept["stream"] != -1]
+        if not len(device):
+            expected = (
+                f"expected kernels whose launch is recorded in a step but the last of rank {rank}"
+            )
+            raise InputError(f"{expected}, found none; HTA leaves out all others")
+        rows[rank] = _row(device)
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("rank").reset_index()
     for part in ("idle", "compute", "non_compute"):
         share = table[f"{part}_time(us)"] / table["kernel_time(us)"]
@@ -94,12 +101,11 @@ def _of_whole_steps(frame: pd.DataFrame, steps: set[str]) -> pd.DataFrame:
     return frame[host | (launched & frame["correlation"].isin(frame["correlation"][host]))]
 
 
-def _row(frame: pd.DataFrame) -> dict[str, float]:
-    device = frame[frame["stream"] != -1]
+def _row(device: pd.DataFrame) -> dict[str, float]:
     start_us, end_us = _merged(device)
     computes = ~device["name"].map(lambda name: _NO_COMPUTATION.match(name) is not None)
     begin_us, until_us = _merged(device[computes.astype(bool)])
-    kernel_us = float(end_us[-1] - start_us[0]) if len(end_us) else 0.0
+    kernel_us = float(end_us[-1] - start_us[0])
     idle_us = kernel_us - float(end_us.sum() - start_us.sum())
     compute_us = float(until_us.sum() - begin_us.sum())
     return {

@@ -4,10 +4,11 @@ A step is the host's mark `ProfilerStep#N`, an interval on the host's clock that
 not its end. A host event is of the step in which it starts, whichever thread it runs on: the
 backward pass has a thread of its own. A device event is of the step in which the call that launched
 it starts, so kernels that run after the mark's end still belong to it. One whose call was not
-recorded is of no step: most were launched before the recording began. Only where no call at all was
-recorded, or a single step, as HolisticTraceAnalysis has it, such an event is of the step in which
-it itself starts. Nothing belongs to two steps, and what lies between marks belongs to none. Without
-marks the whole trace is one step.
+recorded is of no step, since most were launched before the recording began, unless it ran between
+two of one step on its stream, which runs events in the order of their launches. Only where no call
+at all was recorded, or a single step, as HolisticTraceAnalysis has it, such an event is of the step
+in which it itself starts. Nothing belongs to two steps, and what lies between marks belongs to
+none. Without marks the whole trace is one step.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from hybridperf.io import InputError
-from hybridperf.traces.events import MARK, RankTrace
+from hybridperf.traces.events import MARK, NONE, RankTrace
 
 WHOLE = "whole"  # the one step of a trace without marks
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -60,6 +62,7 @@ def steps(trace: RankTrace) -> tuple[RecordedStep, ...]:
     by_start = len(marks) == 1 or np.isnan(trace.called_s).all()
     launched_s = trace.launched_s if by_start else trace.called_s  # NaN is in no step
     found: list[RecordedStep] = []
+    of_step = np.full(len(device), NONE)
     seen: dict[str, int] = {}
     until_s = -np.inf
     for mark in marks.tolist():
@@ -71,9 +74,16 @@ def steps(trace: RankTrace) -> tuple[RecordedStep, ...]:
         seen[name] = seen.get(name, 0) + 1
         first, last = np.searchsorted(host.start_s, [start_s, end_s])
         name = name if seen[name] == 1 else f"{name} ({seen[name]})"
-        launched = np.flatnonzero((launched_s >= start_s) & (launched_s < end_s))
-        found.append(RecordedStep(name, start_s, end_s, np.arange(first, last), launched))
-    return tuple(found)
+        of_step[(launched_s >= start_s) & (launched_s < end_s)] = len(found)
+        found.append(RecordedStep(name, start_s, end_s, np.arange(first, last), np.zeros(0, int)))
+    # a stream runs events in the order of their launches
+    lost = np.isnan(launched_s)
+    known = pd.Series(np.where(lost, np.nan, of_step)).groupby(device.stream)
+    before, after = known.ffill().to_numpy(), known.bfill().to_numpy()
+    of_step = np.where(before == after, before, NONE)
+    return tuple(
+        replace(step, device=np.flatnonzero(of_step == at)) for at, step in enumerate(found)
+    )
 
 
 def periods_s(trace: RankTrace) -> dict[str, float]:

@@ -25,7 +25,7 @@ where there are traces of the ranks that it ran collectives with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -71,6 +71,13 @@ class StepSummaryRow:
     n_cpu_ops: int
     n_runtime: int
     streams: int
+
+
+_DEVICE_TIMES = [
+    name
+    for name in StepSummaryRow.__dataclass_fields__
+    if name.endswith("_s") and "cpu" not in name
+]
 
 
 @dataclass(frozen=True)
@@ -194,6 +201,8 @@ def _row(
         n_runtime=int((kind == CALL).sum()),
         streams=len(np.unique(device.stream[of])),
     )
+    if not len(device):  # nobody recorded what it did
+        row = replace(row, **{name: float("nan") for name in _DEVICE_TIMES})
     return row, found
 
 

@@ -82,6 +82,8 @@ def test_events_belong_to_the_step_in_which_the_host_began_them():
     assert second.device.tolist() == [2]
     alone = steps(trace_of([host[0], host[4], *host[5:]], [*device[1:2]]))
     assert [one.device.tolist() for one in alone] == [[0]]  # of one step alone: where it starts
+    amid = [*device[:1], ("no call, amid the first", 7, 1.3, 1.4, NONE), *device[3:]]
+    assert steps(trace_of(host, amid))[0].device.tolist() == [0, 1, 2]  # between two of it
     nothing_known = [(*event[:4], NONE) for event in device]
     first, second = steps(trace_of(host, nothing_known))
     assert (first.device.tolist(), second.device.tolist()) == ([0], [1, 2, 3])

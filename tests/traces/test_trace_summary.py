@@ -219,9 +219,18 @@ def test_overlapped_communication_is_not_exposed():
 
 
 def test_a_step_without_device_events_is_a_row_of_zeros():
-    (row,) = one_row([STEP, ("op", "aten::mm", 0, 60)], []).rows
+    host = [STEP, ("op", "aten::mm", 0, 60), ("mark", "ProfilerStep#2", 1000, 2000)]
+    trace = made_trace([*host, ("call", "k", 1100, 1101)], [("gemm", 7, 1200, 1300, "k")])
+    (row,) = summaries([trace], [[steps(trace)[0]]])[0].rows
     assert (row.gpu_span_s, row.gpu_busy_s, row.idle_s, row.n_kernels) == (0, 0, 0, 0)
     assert row.n_cpu_ops == 1
+
+
+def test_a_device_that_nobody_recorded_has_no_times():
+    (row,) = one_row([STEP, ("op", "aten::mm", 0, 60)], []).rows
+    assert row.step_cpu_s == pytest.approx(1e-3)
+    assert np.isnan([row.gpu_span_s, row.gpu_busy_s, row.idle_s, row.launch_bound_s]).all()
+    assert (row.n_cpu_ops, row.n_kernels) == (1, 0)
 
 
 def test_a_trace_of_a_device_alone_has_no_reasons():

@@ -133,7 +133,8 @@ def _rank_trace(
         lost_s = float((device_events.end_s - device_events.start_s)[lost].sum())
         of = f"{lost.sum()} of {len(device)} device events ({1e3 * lost_s:.3g} ms)"
         several = sum(_STEP.match(name) is not None for name in names) > 1
-        steps = ": they belong to no step" if several else ""
+        but = "but those that ran between two of one step on their stream"
+        steps = f": they belong to no step, {but}" if several else ""
         notes.append(f"{of} have no recorded call that launched them{steps}")
     if not len(device):
         notes.append("no device events: only the host was recorded")
