@@ -19,13 +19,14 @@ from hybridperf.io.later import pd
 from hybridperf.model import PerfModel, widening
 from hybridperf.model.adapted_steps import Adapted
 from hybridperf.model.calls import KINDS, call_columns, kind_of
+from hybridperf.model.explained import WIDE, below_roofline, narrowed_by
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.price import Prices, price
 from hybridperf.model.reference_device import believed_by
 from hybridperf.model.step_effects import vector
 from hybridperf.model.step_table import Parts, chained, in_step_seconds, split
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
-from hybridperf.ops import FUSED, GROUPS
+from hybridperf.ops import FUSED, GROUPS, OpCall
 
 COVERAGE = 0.9  # of a step's interval
 _ENDS = 0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2
@@ -159,6 +160,9 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     if in_step is not None and missing is not None:
         notes += filter(None, [model.steps_note(in_step.framework)])
         notes += missing.notes
+    notes += _below_roofline(model, workload, parts[0], op_s, op_roofline_s)
+    if interval is not None and interval[1] > WIDE * interval[0]:
+        notes.append(_wide(workload, run_s, prices, interval))
     if unknown > _UNKNOWN_SHARE and model.groups:  # without any measurements a note says that
         kinds = sorted({KINDS[group[u]] for u in unsure if times_run[u]})
         what = f"the error of {unknown:.0%} of the step is not known"
@@ -254,6 +258,37 @@ def _without_error(
         if not report or not report.errors or report.half_width is None:
             rows.add(u)
     return sorted(rows)
+
+
+def _below_roofline(
+    model: PerfModel, workload: Workload, ops: Mapping[int, OpCall], op_s: np.ndarray,
+    op_roofline_s: np.ndarray,
+) -> list[str]:  # fmt: skip
+    """Why ops are faster than the datasheet allows, with their share of the step."""
+    below = [at for at in np.flatnonzero(op_s < op_roofline_s).tolist() if at in ops]
+    own = (ops[at].reuse_bytes for at in below)
+    distances = [
+        float(ops[at].op.work().reuse_bytes) if distance is None else distance
+        for at, distance in zip(below, own, strict=True)
+    ]
+    why = below_roofline(model.device, op_s[below], op_roofline_s[below], np.array(distances))
+    run_s = workload.times_run() * op_s
+    notes = []
+    for note in sorted({*why} - {""}):
+        if (share := run_s[below][why == note].sum() / run_s.sum()) > 0.005:
+            notes.append(f"{note} ({share:.0%} of the step)")
+    return notes
+
+
+def _wide(
+    workload: Workload, run_s: np.ndarray, prices: Prices, interval: tuple[float, float]
+) -> str:
+    """Which call makes most of a wide interval, and what would narrow it."""
+    log_width = np.nan_to_num(prices.spread, nan=_LARGEST_LOG_ERROR)
+    at = int(np.argmax(run_s * np.expm1(log_width)))
+    share = f"{run_s[at] / run_s.sum():.0%} of the step"
+    where = f" ({share})" if prices.in_range[at] else f" ({share}, outside what was measured)"
+    return narrowed_by(interval[1] / interval[0], call_columns(workload.calls[at]), where)
 
 
 def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:

@@ -26,6 +26,7 @@ from hybridperf.learning.residual import inputs_of
 from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
+from hybridperf.model.explained import WIDE, below_roofline, narrowed_by
 from hybridperf.model.families import by_family, family_rows, with_defaults
 from hybridperf.model.group_report import GroupReport, widened
 from hybridperf.model.own_ops import OwnOps
@@ -236,6 +237,7 @@ class PerfModel:
         parsed = parse_ops(frame, self.device)
         out = {name: np.full(len(frame), np.nan) for name in _PREDICTED}
         in_range, note = np.zeros(len(frame), bool), parsed.problem
+        reuse_bytes = np.full(len(frame), np.inf)
         for part in parsed.parts:
             table = op_table(part)
             inputs = inputs_of(part.op, part.work, len(part.rows))
@@ -247,6 +249,7 @@ class PerfModel:
             op_s = self.op_seconds(table)
             out["predicted_s"][part.rows] = op_s
             out["roofline_s"][part.rows] = self.roofline_seconds(table)
+            reuse_bytes[part.rows] = part.work.reuse_bytes
             in_family = np.zeros(len(part.rows), bool)
             for family, here in by_family(part) if self.families else ():
                 if family in self.families:
@@ -274,7 +277,21 @@ class PerfModel:
                     width = widened(measured.half_width, outside)
                     out["low_s"][rows] = op_s[here] / (1 + width)
                     out["high_s"][rows] = op_s[here] * (1 + width)
-        return frame.assign(**out, in_range=in_range, note=note)
+        seconds = out["predicted_s"], out["roofline_s"]
+        why = [
+            note,
+            below_roofline(self.device, *seconds, reuse_bytes),
+            np.full(len(note), "", object),
+        ]
+        times = np.nan_to_num(out["high_s"] / out["low_s"])
+        for part in parsed.parts:
+            dimensions = [name for name in part.op.dimensions() if name in frame]
+            for row in part.rows[times[part.rows] > WIDE].tolist():
+                sizes = {name: frame[name].iloc[row] for name in dimensions}
+                named = {"op": part.name, "dtype": part.op.dtype, **sizes}
+                why[2][row] = narrowed_by(times[row], named)
+        notes = ["; ".join(filter(None, of_row)) for of_row in zip(*why, strict=True)]
+        return frame.assign(**out, in_range=in_range, note=notes)
 
     def _predict_family(
         self, family: str, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray],

@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hybridperf import hardware
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models
+from hybridperf.model.explained import beyond_datasheet
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.report import text
 from hybridperf.workloads.transformer.shape import TransformerShape
@@ -179,7 +182,8 @@ def model(loaded: PerfModel) -> str:
             fitted = [within_words(report.half_width), learned_words(report)]
             rows.append([group, report.rows, *knobs, *fitted])
     labels = [label for label, _ in KNOBS.values()]
-    lines += [text.table(["group", "rows", *labels, "90 % within", "learned"], rows), ""]
+    lines += [text.table(["group", "rows", *labels, "90 % within", "learned"], rows)]
+    lines += [*over_datasheet(loaded), ""]
     for level, (rate, read_s) in level_rates(loaded).items():
         capacity = _capacity_words(loaded, level)
         rates = f"{text.quantity(rate, 'B/s')}, strided read {text.seconds(read_s)}"
@@ -189,6 +193,28 @@ def model(loaded: PerfModel) -> str:
         if isinstance(value, Mapping):
             facts[key] = ", ".join(f"{name} {fact}" for name, fact in flat(value).items())
     return "\n".join([*lines, "", *(f"{key}: {value}" for key, value in facts.items())])
+
+
+def over_datasheet(loaded: PerfModel) -> list[str]:
+    """A sentence on shares of the datasheet's peak or bandwidth above 100 %, where there are."""
+    at = [GROUPS.index(group) for group in loaded.groups]
+    shares = [loaded.knobs.compute_efficiency, loaded.knobs.memory_efficiency]
+    if not any((np.asarray(share)[at] > 1).any() for share in shares):
+        return []
+    return [f"over 100 % of the datasheet's: {beyond_datasheet(loaded.device)}"]
+
+
+def machine_words(loaded: PerfModel) -> str:
+    """Which machine a model is of: "one pinned core of NAME", with what was measured and when."""
+    spec, facts = loaded.device, loaded.provenance
+    cores = spec.multiprocessors if spec.kind == "cpu" else None
+    pinned = " pinned" if (facts.get("machine") or {}).get("cores") else ""
+    count = (
+        "" if not cores else f"one{pinned} core of " if cores == 1 else f"{cores}{pinned} cores of "
+    )
+    rows = sum(report.rows for report in loaded.groups.values())
+    measured = f"{rows:,} measured rows" if rows else "its datasheet alone"
+    return ", ".join(filter(None, [f"{count}{spec.name}", measured, str(facts.get("date") or "")]))
 
 
 def within_words(half_width: float | None) -> str:

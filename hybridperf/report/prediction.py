@@ -1,6 +1,7 @@
 """A prediction in words: its time with the interval, and what it consists of by group of ops."""
 
 from hybridperf.engine.prediction import Prediction
+from hybridperf.report.known import machine_words
 from hybridperf.report.text import items_table, percent, quantity, seconds, within
 
 _COLUMNS = {
@@ -20,6 +21,7 @@ def prediction_report(result: Prediction) -> str:
         f"{result.workload.name} on {result.model.device.name}: {seconds(result.time_s)}{interval}",
         f"datasheet roofline: {seconds(result.roofline_s)}; {result.workload.flops:.3g} flops,"
         f" {quantity(result.workload.flops / result.time_s, 'FLOP/s')}",
+        f"model: {machine_words(result.model)}",
         "",
         items_table(result.breakdown().itertuples(), _COLUMNS),
         *(f"note: {note}" for note in result.notes),

@@ -25,7 +25,7 @@ where there are traces of the ranks that it ran collectives with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
@@ -202,7 +202,7 @@ def _row(
         streams=len(np.unique(device.stream[of])),
     )
     if not len(device):  # nobody recorded what it did
-        row = replace(row, **{name: float("nan") for name in _DEVICE_TIMES})
+        row = StepSummaryRow(**asdict(row) | dict.fromkeys(_DEVICE_TIMES, float("nan")))
     return row, found
 
 

@@ -325,9 +325,7 @@ def test_experts_are_products_of_their_own_sizes():
         (passes.forward, 2, 3),
         (passes.backward, 2 * ratios.EXPERTS, 5),
     ):
-        into, out = (
-            step.call for step in steps if step.part == "experts"
-        )
+        into, out = (step.call for step in steps if step.part == "experts")
         assert (into.op, out.op) == (
             Gemm("bf16", 2048.0, 2048.0, 512.0),
             Gemm("bf16", 2048.0, 512.0, 1024.0),

@@ -9,6 +9,7 @@ from hybridperf.hardware import DeviceSpec, SystemSpec
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
 from hybridperf.report.html import document as doc
+from hybridperf.report.known import over_datasheet
 from hybridperf.report.text import percent, quantity
 
 _MOST_FACTS = 80  # of a provenance
@@ -20,7 +21,9 @@ def model_facts(model: PerfModel) -> list[doc.Block]:
     facts = fact_rows(model.provenance)
     if model.groups:
         blocks.append(doc.Folded("Where the model comes from", [doc.pairs_table("model", facts)]))
-        blocks.append(doc.Folded("What was measured, by group of ops", [_groups(model)]))
+        measured: list[doc.Block] = [_groups(model)]
+        measured += [doc.Notes(over)] if (over := over_datasheet(model)) else []
+        blocks.append(doc.Folded("What was measured, by group of ops", measured))
     else:
         what = ("what it is", "the datasheet roofline: nothing was measured")
         blocks.append(doc.pairs_table("model", [what, *facts]))
