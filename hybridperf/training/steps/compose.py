@@ -234,9 +234,11 @@ def _block(
 def _gpu_s(part: BlockPrices, k: StepEffects) -> Array:
     """GPU seconds of one pass without communication."""
     products_s = ROLES["gemm"].seconds(k, part.gemm_s, part.kernels)
-    others = ("misaligned_gemm", part.misaligned_s), ("experts", part.experts_s)
-    others += ("attention", part.attention_s), ("memory", part.memory_s)
-    return products_s + sum(ROLES[name].scale(k) * alone_s for name, alone_s in others)
+    others = {
+        "misaligned_gemm": part.misaligned_s, "experts": part.experts_s,
+        "attention": part.attention_s, "memory": part.memory_s,
+    }  # fmt: skip
+    return products_s + sum(ROLES[name].scale(k) * alone_s for name, alone_s in others.items())
 
 
 def _comm_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Array:
