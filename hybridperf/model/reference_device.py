@@ -129,12 +129,15 @@ def priced_elsewhere(model: Calibration, calls: Sequence[OpCall]) -> tuple[np.nd
 
 
 def _longer(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
-    """Seconds of a device over those of the one whose calibration stands for it [N]; 1 or more."""
+    """Seconds of a device over those of the one whose calibration stands for it [N].
+
+    Shorter where its peak or bandwidth is larger, by no more than its power limit gives it.
+    """
     assert model.stand_in is not None
     here, there = (model.datasheet(one.device) for one in (model, model.stand_in))
     here_s, there_s = (bare.op_seconds(bare.own_table(calls)) for bare in (here, there))
-    power = slowed(model.device, model.stand_in.device)
-    return np.asarray(np.maximum(here_s / there_s, power))
+    own, other = model.device, model.stand_in.device
+    return np.asarray(np.maximum(here_s / there_s, slowed(own, other) / slowed(other, own)))
 
 
 def _refers(model: Calibration) -> bool:

@@ -125,15 +125,18 @@ class Known(NamedTuple):
     source: str
 
 
-_BLACKWELL, _HOPPER, _AMPERE = "Blackwell sm_100", "Hopper sm_90", "Ampere sm_80"
+_BLACKWELL, _ULTRA = "Blackwell sm_100", "Blackwell Ultra sm_103"
+_HOPPER, _AMPERE = "Hopper sm_90", "Ampere sm_80"
 # fmt: off
 KNOWN = (
     Known("", _HOPPER, "gemm", 1.11,
         "sustained clock: long products draw more than the power limit and clocks fall below"
         " boost, which single cool products of tables do not show: assumed from published steps"),
     Known("", _HOPPER, "attention", 1.11, "the same"),
-    Known("", _BLACKWELL, "gemm", 1.10, "the same, of B200s"),
-    Known("", _BLACKWELL, "attention", 1.10, "the same"),
+    Known("", _BLACKWELL, "gemm", 1.15, "the same, of B200s and GB200s"),
+    Known("", _BLACKWELL, "attention", 1.15, "the same"),
+    Known("", _ULTRA, "gemm", 1.15, "as of its predecessor"),
+    Known("", _ULTRA, "attention", 1.15, "the same"),
     Known("", _AMPERE, "gemm", 1.05, "the same, of A100s"),
     Known("", _AMPERE, "attention", 1.05, "the same"),
     Known("megatron", "", "memory", 0.85,

@@ -316,3 +316,17 @@ def test_gpt_neox_is_known_by_its_name(cache):
         cache, row | {"framework": "gpt_neox"}, row | {"note": "GPT-NeoX library"}, row
     )
     assert named == noted > other * 1.1
+
+
+def test_blackwells_in_the_order_of_their_power(cache):
+    """A GB200 has more of it than the B200 whose calibration prices both, a GB300 more than that;
+    none is faster by more than its peak.
+    """
+    row = {"model": "llama3-8b", "tp": 1, "pp": 1, "dp": 8, "micro_batch": 2, "global_batch": 128}
+    said = {"framework": "megatron_core", "precision": "bf16"}
+    b200, gb200, gb300 = (
+        seconds(cache, row | said | {"gpu": gpu})[0] for gpu in ("B200", "GB200", "GB300")
+    )
+    assert b200 > gb200 * 1.02
+    assert gb200 > gb300 * 1.005
+    assert b200 < gb300 * 2.5 / 2.25
