@@ -330,3 +330,14 @@ def test_blackwells_in_the_order_of_their_power(cache):
     assert b200 > gb200 * 1.02
     assert gb200 > gb300 * 1.005
     assert b200 < gb300 * 2.5 / 2.25
+
+
+def test_uneven_routing_takes_longer_for_products_and_messages(cache):
+    """All ranks wait for the one whose experts get most tokens."""
+    rows = [MIXTURE | {"routing": how} for how in ("balanced", "power_law_0.5", "power_law_1.2")]
+    found = steps(cache, *rows, MIXTURE)
+    assert (found["predicted_s"].iloc[:3].diff().iloc[1:] > 0).all()
+    assert (found["exposed_comm_s"].iloc[:3].diff().iloc[1:] > 0).all()
+    assert found["predicted_s"][3] == found["predicted_s"][0]
+    wrong = predict_steps(pd.DataFrame([MIXTURE | {"routing": "fair"}]), cache=cache).frame
+    assert "unknown distribution 'fair'" in wrong["note"][0]

@@ -89,6 +89,13 @@ def test_a_token_goes_once_to_each_place_of_its_experts():
     assert distinct(8, 10_000) == pytest.approx(8.0, rel=1e-3)
 
 
+def test_a_token_goes_to_the_groups_of_its_experts_alone():
+    """DeepSeek-V3's 4 of 8: of 8 nodes 4 at most, of 16 half of them, of 2 both."""
+    assert distinct(8, 8, (8, 4)) == distinct(8, 4)
+    assert distinct(8, 16, (8, 4)) == distinct(8, 8)
+    assert distinct(8, 2, (8, 4)) == distinct(8, 2)
+
+
 @pytest.mark.parametrize(("gpus_per_node", "places"), [(8, 4), (32, 32)])
 def test_dispatch_once_per_node_sends_as_many_copies_as_there_are_places(gpus_per_node, places):
     """Over nodes one copy each; inside one node one copy to each rank."""

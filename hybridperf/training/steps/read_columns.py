@@ -30,8 +30,8 @@ _MEANING = {
     "overlap_gradients": "beside the last backward pass (yes, no); `overlap_weights`: gathered"
     " beside the next forward pass; `overlap_shards`: of ZeRO-3; `overlap_sends`: of a pipeline",
     "gradient_bytes": "2 or 4, of a number that is reduced; `dropout` (yes, no); `optimizer` (adam,"
-    " sgd); `expert_messages` (copies, nodes); `fused_loss`, `grouped_experts` (yes, no);"
-    " `checkpoints` (blocks, ops)",
+    " sgd); `expert_messages` (copies, nodes); `routing` (balanced, power_law_1.2); `fused_loss`,"
+    " `grouped_experts` (yes, no); `checkpoints` (blocks, ops)",
     "release": "year and month of the framework's release, as 26.06, else by `section`",
     "note": "of torchtitan: the words eager, or async TP; of megatron_core: GPT-NeoX",
     "id, source, system_detail": "where the row is from; what they say of network and framework",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.ops.attention_kernels import KERNELS as ATTENTION_KERNELS
+from hybridperf.ops.moe import BALANCED, Moe
 from hybridperf.ops.quantise import known_scheme
 from hybridperf.workloads.transformer import fields
 from hybridperf.workloads.transformer import framework as frameworks
@@ -50,6 +51,8 @@ class TransformerConfig:
     attention_kernel: Literal["", "flash1", "flash2"] = ""
     # tokens are sent to each of their experts, or once to each node that holds any of them
     expert_messages: Literal["copies", "nodes"] = "copies"
+    # how evenly a router fills the experts: balanced, or power_law_A (`ops/moe.py`)
+    routing: str = BALANCED
     grouped_experts: bool = False  # one kernel for all experts of a rank, not one for each
     framework: str = "megatron_core"  # whose kernels are launched; its other habits: `run_by`
     dropout: bool = False
@@ -92,6 +95,8 @@ class TransformerConfig:
                 ' quant="fp8" multiplies in 8 bits'
             )
         known_scheme(self.quant)
+        fields.check_kind("routing", self.routing, str)
+        Moe.read_text("distribution", self.routing, self.dtype)
         for name in ("gpus_per_node", "vocab_multiple"):
             fields.check_whole(name, getattr(self, name))
         fields.check_number("bucket_bytes", self.bucket_bytes, infinite=True)

@@ -112,6 +112,8 @@ def _experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if shared := config.get("n_shared_experts"):
         found["shared_ffn"] = shared * fields["ffn"]
+    if (config.get("n_group") or 0) > 1:
+        found |= {"expert_groups": config["n_group"], "topk_groups": config.get("topk_group")}
     if "kv_lora_rank" in config:
         found["latent"] = {
             "query_rank": config.get("q_lora_rank"),

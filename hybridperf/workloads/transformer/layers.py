@@ -162,6 +162,7 @@ def experts(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:
     op = Moe(
         kernels.dtype, float(tokens), float(s.hidden), float(kind.ffn), float(kind.topk),
         float(kind.experts), gated=float(s.gated), quant=config.quant,
+        distribution=config.routing,
     )  # fmt: skip
     cut = config.layout.expert_tp is None or config.layout.expert_tp == config.layout.tp
 

@@ -192,8 +192,16 @@ def _share_of_attention(
     return ops.PrefillAttention(op.dtype, *sizes, kv_len=keys, causal=0.0)
 
 
-def expert_parallel(passes: Passes, group: RankGroup, once_per_node: bool = False) -> Passes:
-    """Experts divided over a group, after all that divides tokens; `once_per_node`: `distinct`."""
+def expert_parallel(
+    passes: Passes, group: RankGroup, once_per_node: bool = False,
+    groups: tuple[int, int] = (0, 0),
+) -> Passes:  # fmt: skip
+    """Experts divided over a group, after all that divides tokens.
+
+    Args:
+        once_per_node: a token travels once to each node, not to each of its experts (`distinct`).
+        groups: of experts, and how many of them hold a token's; 0: they lie anywhere.
+    """
     if group.ranks == 1:
         return passes
 
@@ -204,20 +212,26 @@ def expert_parallel(passes: Passes, group: RankGroup, once_per_node: bool = Fals
                 continue
             op = step.op
             places = group.nodes if group.nodes > 1 else group.ranks
-            copies = distinct(op.topk, places) if once_per_node else op.topk
-            sent = copies * op.tokens * op.hidden * DTYPE_BYTES[op.dtype]
-            yield group.step("alltoall", sent, "ep", f"tokens to {step.name}")
+            copies = distinct(op.topk, places, groups) if once_per_node else op.topk
             own = step.with_op(tokens=op.tokens * group.ranks, moe_ep=float(group.ranks))
+            # all wait for the rank that gets most
+            most = float(own.op.routing().rows) / max(float(op.topk * op.tokens), 1.0)
+            sent = max(most, 1.0) * copies * op.tokens * op.hidden * DTYPE_BYTES[op.dtype]
+            yield group.step("alltoall", sent, "ep", f"tokens to {step.name}")
             yield dataclasses.replace(own, kernels=1 + (step.kernels - 1) // group.ranks)
             yield group.step("alltoall", sent, "ep", f"tokens from {step.name}")
 
     return rewritten(passes, split)
 
 
-def distinct(topk: float, places: int) -> float:
+def distinct(topk: float, places: int, groups: tuple[int, int] = (0, 0)) -> float:
     """Nodes (ranks of one node) that a token's experts lie on, in the mean: p (1 - (1 - 1/p)^k).
 
     Kernels that dispatch tokens send one copy to each node, which hands it on (DeepEP, HybridEP);
-    plain all-to-alls send one per expert.
+    plain all-to-alls send one per expert. Where a token's experts lie in some of `groups` (all,
+    those of a token) of experts, p are the places of those alone (DeepSeek-V3, arXiv 2412.19437:
+    no more than 4 nodes a token).
     """
-    return places * (1.0 - (1.0 - 1.0 / places) ** topk)
+    whole, chosen = groups
+    reached = max(places * chosen / whole, min(places, chosen)) if whole else places
+    return reached * (1.0 - (1.0 - 1.0 / reached) ** topk)

@@ -64,7 +64,7 @@ def head_passes(config: TransformerConfig) -> Passes:
 _OF_PASSES = (
     "dtype", "quant", "gpus_per_node", "attention", "attention_kernel", "framework", "dropout",
     "fused_loss", "vocab_multiple", "gradient_bytes", "expert_messages", "grouped_experts",
-    "checkpoints",
+    "routing", "checkpoints",
 )  # fmt: skip
 
 
@@ -109,8 +109,9 @@ def divided(passes: Passes, config: TransformerConfig) -> Passes:
     if config.layout.sequence_parallel:
         copies = config.dtype if does(config.framework, "copies_messages") else ""
         passes = parallel.sequence_parallel(passes, config.group("tp"), copies)
-    per_node = config.expert_messages == "nodes"
-    passes = parallel.expert_parallel(passes, config.group("ep"), once_per_node=per_node)
+    per_node, shape = config.expert_messages == "nodes", config.shape
+    groups = (shape.expert_groups, shape.topk_groups)
+    passes = parallel.expert_parallel(passes, config.group("ep"), per_node, groups)
     return grouped(passes, config.kernels, together=config.grouped_experts)
 
 

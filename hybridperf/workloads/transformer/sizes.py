@@ -32,8 +32,8 @@ _POSITIVE = (
     "channels", "norms_per_layer",
 )  # fmt: skip
 _ZERO_OR_MORE = (
-    "experts", "topk", "shared_ffn", "dense_layers", "dense_ffn", "decoder_layers", "decoder_seq",
-    "token_types", "image", "patch", "relative_buckets",
+    "experts", "topk", "expert_groups", "topk_groups", "shared_ffn", "dense_layers", "dense_ffn",
+    "decoder_layers", "decoder_seq", "token_types", "image", "patch", "relative_buckets",
 )  # fmt: skip
 _FLAGS = (
     "gated", "tied", "biases", "head_bias", "qk_norm", "sinks", "router_bias", "embedding_norm",
@@ -88,6 +88,9 @@ class ModelSizes:
 
     experts: int = 0  # 0: one MLP for all tokens
     topk: int = 0  # experts of a token
+    # experts are cut into so many groups, of which a token's lie in `topk_groups`; 0: anywhere
+    expert_groups: int = 0
+    topk_groups: int = 0
     router_bias: bool = False
     shared_ffn: int = 0  # width of the MLP all tokens take besides their experts
     dense_layers: int = 0  # first layers with one MLP of width dense_ffn
@@ -148,6 +151,12 @@ class ModelSizes:
             raise InputError(
                 f"topk of {self.name} must be 1 to its {self.experts} experts, 0 where it has none,"
                 f" got {self.topk}"
+            )
+        groups = self.expert_groups
+        if (groups and self.experts % groups) or not bool(groups) <= self.topk_groups <= groups:
+            raise InputError(
+                f"expert_groups of {self.name} must divide its {self.experts} experts and"
+                f" topk_groups be 1 to as many, got {groups} and {self.topk_groups}"
             )
         mixed = self.experts and self.dense_ffn
         if self.dense_layers > self.layers or (self.dense_layers and not mixed):
