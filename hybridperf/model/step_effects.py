@@ -151,6 +151,13 @@ KNOWN = (
         " a part of the messages hides; seven pairs of torchtitan's runs, async against plain, hide"
         " 4 to 14 % of a step"),
     Known("megatron_core_26_06", "", "tp", 0.7, "the same"),
+    Known("megatron_core_graphs", "", "tp", 0.7, "the same"),
+    Known("megatron_core_graphs", "", "experts", 2.0, "as without graphs"),
+    Known("megatron_core_graphs", "", "launch_s", 0.05,
+        "a CUDA graph is launched once: assumed a twentieth for each of its kernels"),
+    Known("megatron_core_graphs", "", "collective_launch_s", 0.05, "the same"),
+    Known("megatron_core_graphs", "", "fixed_s", 0.2, "so are a step's small ops: a fifth"),
+    Known("megatron_core_graphs", "", "input_s", 0.2, "the same"),
     Known("torchtitan_async_tp", "", "tp", 0.7, "the same"),
 )
 # fmt: on

@@ -341,3 +341,24 @@ def test_uneven_routing_takes_longer_for_products_and_messages(cache):
     assert found["predicted_s"][3] == found["predicted_s"][0]
     wrong = predict_steps(pd.DataFrame([MIXTURE | {"routing": "fair"}]), cache=cache).frame
     assert "unknown distribution 'fair'" in wrong["note"][0]
+
+
+def test_a_graph_of_launches_leaves_nothing_to_wait_for(cache):
+    """A small model on a fast GPU waits for its host, unless its step is launched as one graph."""
+    row = {"model": "gpt2", "gpu": "H100-SXM5-80GB", "n_gpus": 1, "tp": 1, "pp": 1}
+    row |= {"micro_batch": 1, "global_batch": 1, "framework": "megatron_core"}
+    said = steps(cache, row, row | {"note": "CUDA graphs"})
+    waiting, graph = said["host_s"]
+    assert graph < 0.3 * waiting
+    assert said["compute_s"][1] == pytest.approx(said["compute_s"][0], rel=0.05)
+
+
+def test_mlperfs_bert_is_understood_without_a_layout(cache):
+    """Its rules say data parallel; the note says what was taken for granted."""
+    row = {"model": "bert", "gpu": "dgxh100_ngc23.04_pytorch", "n_gpus": 8, "global_batch": 768}
+    row |= {"grad_accum": 1, "precision": "submission"}
+    found = steps(cache, row | {"source": "mlperf_training_v3.0"})
+    assert "without padding (250 of 512 tokens)" in found["note"][0]
+    assert found["memory_bytes"][0] > 0
+    other = predict_steps(pd.DataFrame([row | {"source": "somebody"}]), cache=cache).frame
+    assert "expected a layout" in other["note"][0]

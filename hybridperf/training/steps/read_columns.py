@@ -24,8 +24,9 @@ _MEANING = {
     "recompute": "none, selective, full",
     "schedule": "1f1b, gpipe, interleaved, chimera, zero_bubble",
     "precision": "bf16, fp16, fp32, tf32, fp8, mxfp8, nvfp4",
-    "framework": "megatron_core, megatron_core_26_06, megatron, megatron_deepspeed, gpt_neox,"
-    " nanotron, llm_foundry, torchtitan, torchtitan_eager, torchtitan_async_tp, eager_pytorch",
+    "framework": "megatron_core, megatron_core_26_06, megatron_core_graphs, megatron,"
+    " megatron_deepspeed, gpt_neox, nanotron, llm_foundry, torchtitan, torchtitan_eager,"
+    " torchtitan_async_tp, eager_pytorch",
     "attention": "fused, unfused, or the kernel's generation: flash1, flash2",
     "overlap_gradients": "beside the last backward pass (yes, no); `overlap_weights`: gathered"
     " beside the next forward pass; `overlap_shards`: of ZeRO-3; `overlap_sends`: of a pipeline",
@@ -33,7 +34,7 @@ _MEANING = {
     " sgd); `expert_messages` (copies, nodes); `routing` (balanced, power_law_1.2); `fused_loss`,"
     " `grouped_experts` (yes, no); `checkpoints` (blocks, ops)",
     "release": "year and month of the framework's release, as 26.06, else by `section`",
-    "note": "of torchtitan: the words eager, or async TP; of megatron_core: GPT-NeoX",
+    "note": "of torchtitan: the words eager, or async TP; of megatron_core: GPT-NeoX, CUDA graphs",
     "id, source, system_detail": "where the row is from; what they say of network and framework",
     "offload, status": "only no, and ok to be fitted on",
     "step_time_s": "measured, for --fit-on",

@@ -221,6 +221,9 @@ class _Words:
         """What a record says; what is wrong is remembered, and raised by `layout`."""
         row = Record(said)
         source = row.text("source")
+        if open_ := (names.of_source("unsaid", source) or {}).get(plain(row.text("model"))):
+            said = {**open_, **said, "model": open_["model"]}
+            row = Record(said, [open_["note"]])
         framework = plain(row.text("framework")) or str(names.of_source("source", source) or "")
         framework = names.variant(framework, row.text("note"))
         framework = names.released(framework, row.text("release") or row.text("section"))

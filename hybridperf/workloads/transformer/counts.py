@@ -236,4 +236,5 @@ def _embedding_and_head(shape: ModelSizes, batch: float, seq: int) -> float:
         return 0.0
     transform = h * h if shape.head == "mlm" else 0
     pooler = MULTIPLY_ADD * batch * h * h if shape.pooler else 0.0
-    return MULTIPLY_ADD * batch * tokens * (h * shape.vocab + transform) + pooler
+    predicted = batch * tokens * shape.predicted_share
+    return MULTIPLY_ADD * predicted * (h * shape.vocab + transform) + pooler

@@ -105,6 +105,7 @@ class ModelSizes:
     embedding_norm: bool = False
     pooler: bool = False  # a dense layer over the first token and BERT's next-sentence head
     head: Literal["lm", "mlm", "classes", "none"] = "lm"
+    predicted_share: float = 1.0  # of the tokens, those that logits are computed of
 
     image: int = 0  # side of a ViT's square input in pixels
     patch: int = 0
@@ -132,6 +133,7 @@ class ModelSizes:
                 fields.check_whole(what, value)
             elif name in _ZERO_OR_MORE:
                 fields.check_whole(what, value, 0)
+        fields.check_number(f"predicted_share of {self.name}", self.predicted_share)
         if self.latent is not None:
             fields.check_kind(f"latent of {self.name}", self.latent, Latent)
         self._check_together()
