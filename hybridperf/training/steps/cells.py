@@ -51,7 +51,8 @@ _REPEATED: tuple[Recompute, ...] = ("selective", "full")
 _SUMS = (3, 2 + len(_REPEATED), len(_FIELDS))  # layer, embedding, head; S; F
 _KERNEL_FIELDS = operator.attrgetter(
     "dtype", "quant", "attention", "attention_kernel", "framework", "grouped_experts", "routing",
-    "dropout", "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes", "checkpoints",
+    "adapters", "dropout", "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes",
+    "checkpoints",
 )  # fmt: skip
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 _AS_BUILT = (0, 0, 0)  # nodes of those groups where the passes know them

@@ -33,6 +33,7 @@ _MEANING = {
     "gradient_bytes": "2 or 4, of a number that is reduced; `dropout` (yes, no); `optimizer` (adam,"
     " sgd); `expert_messages` (copies, nodes); `routing` (balanced, power_law_1.2); `fused_loss`,"
     " `grouped_experts` (yes, no); `checkpoints` (blocks, ops)",
+    "adapters": "rank of low-rank adapters beside attention, which alone are trained (LoRA)",
     "release": "year and month of the framework's release, as 26.06, else by `section`",
     "note": "of torchtitan: the words eager, or async TP; of megatron_core: GPT-NeoX, CUDA graphs",
     "id, source, system_detail": "where the row is from; what they say of network and framework",

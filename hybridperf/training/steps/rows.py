@@ -344,6 +344,8 @@ def _switches(row: Record) -> dict[str, Any]:
         found |= {"attention": "fused", "attention_kernel": kernel}
     if (width := row.count("gradient_bytes")) is not None:
         found["gradient_bytes"] = float(width)
+    if row.text("adapters"):
+        found["adapters"] = row.count("adapters")
     flags = {name: row.yes(name) for name in _SWITCHED}
     return found | {name: value for name, value in flags.items() if value is not None}
 

@@ -240,9 +240,11 @@ def memory_of(
     config: TransformerConfig, layouts: Layouts, knobs: MemoryKnobs | None = None
 ) -> MemoryUse:
     """Memory of a config's model as its framework runs it, in columns of layouts."""
+    states = model_states(config.dtype, config.optimizer, config.gradient_bytes)
+    trained = config.trained_share
+    states = ModelStates(states.weight, states.gradient * trained, states.optimizer * trained)
     return memory(
-        config.shape, layouts, dtype=config.dtype, quant=config.quant,
-        grad_bytes=config.gradient_bytes,
+        config.shape, layouts, dtype=config.dtype, quant=config.quant, states=states,
         optimizer=config.optimizer, attention=config.attention, dropout=config.dropout,
         split=config.stage_split, knobs=knobs,
     )  # fmt: skip

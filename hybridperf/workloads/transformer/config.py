@@ -55,6 +55,9 @@ class TransformerConfig:
     routing: str = BALANCED
     grouped_experts: bool = False  # one kernel for all experts of a rank, not one for each
     framework: str = "megatron_core"  # whose kernels are launched; its other habits: `run_by`
+    # rank of adapters beside attention's products, which alone are trained (LoRA, Hu et al., arXiv
+    # 2106.09685); 0: all weights are trained
+    adapters: int = 0
     dropout: bool = False
     fused_loss: bool = False  # one kernel per direction, not one per operation
     # the vocabulary is padded to a multiple of tp times this
@@ -99,6 +102,9 @@ class TransformerConfig:
         Moe.read_text("distribution", self.routing, self.dtype)
         for name in ("gpus_per_node", "vocab_multiple"):
             fields.check_whole(name, getattr(self, name))
+        fields.check_whole("adapters", self.adapters, 0)
+        if self.adapters and self.shape.latent is not None:
+            raise InputError(f"adapters of latent attention are not modelled ({self.shape.name})")
         fields.check_number("bucket_bytes", self.bucket_bytes, infinite=True)
         if self.gradient_bytes is not None:
             fields.check_number("gradient_bytes", self.gradient_bytes)
@@ -174,6 +180,20 @@ class TransformerConfig:
     def reduced_bytes(self) -> float:
         """Of one gradient as ranks exchange it."""
         return self.element_bytes if self.gradient_bytes is None else float(self.gradient_bytes)
+
+    @property
+    def trained_share(self) -> float:
+        """Of the weights, those that are trained."""
+        if not self.adapters:
+            return 1.0
+        s = self.shape
+        widths = 2 * s.hidden + s.query_width + s.key_width + s.value_width + s.context_width
+        return self.adapters * widths * s.depth / s.parameters
+
+    @property
+    def exchanged_bytes(self) -> float:
+        """Of gradients as ranks exchange them, for each weight, trained or not."""
+        return self.reduced_bytes * self.trained_share
 
     @property
     def padded_vocab(self) -> int:

@@ -115,6 +115,21 @@ class Kernels:
         )
         return Piece(forward, backward)
 
+    def adapter(
+        self, name: str, tokens: float, i: float, o: float, rank: int, split: Split
+    ) -> Piece:
+        """A product of low rank beside a linear layer, its result added in the second product."""
+        narrow = dataclasses.replace(self, quant="")
+        down = narrow.linear(
+            f"{name} adapter, down", tokens, i, rank, split=split if split == "inputs" else ""
+        )
+        up = narrow.linear(
+            f"{name} adapter, up", tokens, rank, o, split=split if split == "outputs" else ""
+        )
+        found = down + up
+        trained = (dataclasses.replace(one, weight_gradient=False) for one in found.backward)
+        return Piece(found.forward, tuple(trained))
+
     def norm(self, name: str, kind: str, tokens: float, cols: float) -> Piece:
         """A norm over each token."""
         op = (ops.RmsNorm if kind == "rmsnorm" else ops.Norm)(

@@ -59,6 +59,8 @@ def self_attention(config: TransformerConfig, tokens: float, causal: bool) -> Pi
     bias = s.biases if s.qkv_biases is None else s.qkv_biases
     width = s.query_width + s.key_width + s.value_width
     into += kernels.linear("qkv", tokens, s.hidden, width, split="outputs", bias=bias)
+    if config.adapters:
+        into += kernels.adapter("qkv", tokens, s.hidden, width, config.adapters, "outputs")
     into += kernels.split("qkv", tokens, width)
     if s.qk_norm:
         into += kernels.head_norm("query norm", tokens, s.heads, s.dim)
@@ -102,6 +104,9 @@ def _out(config: TransformerConfig, tokens: float) -> Piece:
     s, kernels = config.shape, config.layer_kernels
     name = "attention output"
     product = kernels.linear(name, tokens, s.context_width, s.hidden, split="inputs")
+    if config.adapters:
+        sizes = (s.context_width, s.hidden, config.adapters)
+        product += kernels.adapter(name, tokens, *sizes, "inputs")
     return product + kernels.residual(name, tokens, s.hidden, s.biases)
 
 

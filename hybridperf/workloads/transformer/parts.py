@@ -15,6 +15,7 @@ rows are `dict.fromkeys(...)`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -64,7 +65,7 @@ def head_passes(config: TransformerConfig) -> Passes:
 _OF_PASSES = (
     "dtype", "quant", "gpus_per_node", "attention", "attention_kernel", "framework", "dropout",
     "fused_loss", "vocab_multiple", "gradient_bytes", "expert_messages", "grouped_experts",
-    "routing", "checkpoints",
+    "routing", "adapters", "checkpoints",
 )  # fmt: skip
 
 
@@ -104,6 +105,10 @@ def _outer_passes(
 
 def divided(passes: Passes, config: TransformerConfig) -> Passes:
     """Shared out over context, tensor and expert ranks, experts then as their products."""
+    if config.adapters:  # frozen weights need no gradient
+        passes = dataclasses.replace(
+            passes, backward=tuple(step for step in passes.backward if not step.weight_gradient)
+        )
     passes = parallel.context_parallel(passes, config.group("cp"))
     passes = parallel.split_tensor(passes, config.group("tp"))
     if config.layout.sequence_parallel:

@@ -230,7 +230,7 @@ class _Build:
         for run, weights in layers:
             node = self.streams.run(rank, (run.once,), str(task))
             bucket += weights
-            if bucket.total * self.c.reduced_bytes >= waits.bucket_bytes(self.c):
+            if bucket.total * self.c.exchanged_bytes >= waits.bucket_bytes(self.c):
                 self.reduce(rank, update.summed(self.c, bucket), [node])
                 bucket = Weights()
         self.reduce(rank, update.summed(self.c, bucket), [node])

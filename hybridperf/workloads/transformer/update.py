@@ -35,7 +35,7 @@ TENSORS_PER_LAYER = 12  # scales, shifts, weights and biases of a GPT's layer
 
 def updated_weights(config: TransformerConfig, stage: int) -> float:
     """Numbers that one rank updates: its shard of them from ZeRO-1 on."""
-    weights = stage_weights(config, stage)
+    weights = stage_weights(config, stage) * config.trained_share
     if not config.layout.zero:
         return weights.total
     return sum(count / group.ranks for count, group in zero.shared_out(weights, config))
@@ -92,7 +92,7 @@ def buckets(config: TransformerConfig, stage: int) -> tuple[Bucket, ...]:
     parts = [*before, *layers, *behind]
     for at, weights in enumerate(parts, 1):
         held += weights
-        if held.total * config.reduced_bytes >= most or at == len(parts):
+        if held.total * config.exchanged_bytes >= most or at == len(parts):
             left = len(layers) - min(max(at - len(before), 0), len(layers))
             found.append(Bucket(summed(config, held), left))
             held = Weights()
@@ -108,7 +108,7 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
     for count, group in zero.shared_out(weights, config):
         if not count or group.ranks == 1:
             continue
-        size = count * config.reduced_bytes
+        size = count * config.exchanged_bytes
         steps.append(group.step(collective, size, "dp", "gradients summed"))
         if config.layout.zero and replicas.ranks > 1:
             shard_bytes = size / group.ranks
@@ -121,7 +121,7 @@ def summed_over_pipes(config: TransformerConfig, stage: int) -> PassStep:
     """Sum of a stage's gradients where two pipes hold it, on two ranks and their data peers."""
     data = config.group("data")
     group = RankGroup(2 * data.ranks, max(data.nodes, 2 if config.group("pp").nodes > 1 else 1))
-    size = stage_weights(config, stage).total * config.reduced_bytes
+    size = stage_weights(config, stage).total * config.exchanged_bytes
     return group.step("all_reduce", size, "dp", "gradients summed")
 
 
@@ -135,7 +135,7 @@ def gathered_again(weights: Weights, config: TransformerConfig) -> Steps:
     layout = config.layout
     if not layout.zero or layout.shards_each_pass:
         return ()
-    return zero.gathered(weights, config, "dp")
+    return zero.gathered(weights * config.trained_share, config, "dp")
 
 
 def gathered_by_part(config: TransformerConfig, stage: int) -> tuple[Steps, Steps, Steps]:
@@ -151,7 +151,7 @@ def gathered_by_part(config: TransformerConfig, stage: int) -> tuple[Steps, Step
 
 def tied_reduction(config: TransformerConfig) -> PassStep | None:
     """The embedding's gradient, summed over the first and the last stage."""
-    if not copies_embedding(config):
+    if not copies_embedding(config) or config.adapters:
         return None
     vocab = counts.ParameterCounts(vocab=config.padded_vocab * config.shape.hidden)
     size = on_rank(vocab, config).shared * config.reduced_bytes

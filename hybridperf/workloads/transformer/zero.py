@@ -60,7 +60,7 @@ def _scattered(weights: Weights, config: TransformerConfig) -> Steps:
     steps = []
     replicas = config.group("replica")
     for count, group in shared_out(weights, config):
-        size = count * config.reduced_bytes
+        size = count * config.exchanged_bytes
         if count and group.ranks > 1:
             steps.append(group.step("reduce_scatter", size, "zero", "gradients scattered"))
         if count and replicas.ranks > 1:
