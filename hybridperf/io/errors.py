@@ -13,6 +13,10 @@ class InputError(ValueError):
     """Input that cannot be used; the command line prints its text and exits with 2."""
 
 
+class OldFile(UserWarning):
+    """A remark on a file that an earlier version wrote; the command line prints its text."""
+
+
 def closest(name: str, known: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"` for the known name nearest to `name`, or the empty string."""
     names = {plain(one): one for one in reversed(list(known))}  # of two that are alike the first

@@ -21,11 +21,18 @@ from hybridperf.hardware import (
     load_host,
     names_people_use,
 )
-from hybridperf.io import InputError, installed_hardware, read_arrays, read_json, unknown
+from hybridperf.io import (
+    InputError,
+    installed_hardware,
+    read_arrays,
+    read_json,
+    settled,
+    unknown,
+)
 from hybridperf.learning.prior import Adapted
 from hybridperf.learning.residual import Box, Residual
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
-from hybridperf.model.document import FAMILY, MODEL_SCHEMA_VERSION, WEIGHTS_FILE
+from hybridperf.model.document import FAMILY, MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE
 from hybridperf.model.families import groups_of
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.perf_model import PerfModel
@@ -53,6 +60,11 @@ def load_model(name: str | Path) -> PerfModel:
         return PerfModel.datasheet(load_device("here"))
     if not folder.exists() and (found := _shipped(str(name))) is not None:
         folder = found
+    with settled(folder if folder.is_dir() else folder.parent):
+        return _loaded(name, folder)
+
+
+def _loaded(name: str | Path, folder: Path) -> PerfModel:
     fabric = load_collectives(folder) if (folder / COLLECTIVES_FILE).exists() else None
     if fabric is not None and fabric.system.device and not (folder / "model.json").exists():
         return PerfModel.datasheet(load_device(fabric.system.device)).with_collectives(fabric)
@@ -72,8 +84,8 @@ def load_model(name: str | Path) -> PerfModel:
         )  # fmt: skip
     path = folder if folder.is_file() else folder / "model.json"
     host = load_host(path.parent) if (path.parent / HOST_FILE).exists() else None
-    document = read_json(path, "model", MODEL_SCHEMA_VERSION)
-    if document["schema_version"] < MODEL_SCHEMA_VERSION:
+    document = read_json(path, "model", MODEL_SCHEMA_VERSION, UNCHECKED)
+    if document["schema_version"] < UNCHECKED:
         raise InputError(
             f"{path} has schema version {document['schema_version']}, from an earlier hybridperf,"
             f" and this one reads {MODEL_SCHEMA_VERSION}; fit the model again (the same `hybridperf"
@@ -138,7 +150,8 @@ def _shipped(name: str) -> Path | None:
 
 
 def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
-    stored = read_arrays(weights, str(document["weights_sha256"]))
+    checked = document["schema_version"] > UNCHECKED
+    stored = read_arrays(weights, str(document["weights_sha256"]), checked=checked)
     knobs = neutral_knobs()
     arrays = {name: np.array(getattr(knobs, name)) for name in GROUP_KNOBS}
     reports = {}
