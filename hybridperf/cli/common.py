@@ -67,6 +67,10 @@ def ready(path: Path, what: str) -> None:
     """
     import tempfile
 
+    from hybridperf.io import is_stream
+
+    if is_stream(path):
+        return
     folder = path.absolute().parent
     try:
         if not folder.exists():
@@ -110,6 +114,8 @@ def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) 
         if path is None:
             continue
         place = os.path.realpath(path)
+        if place == os.devnull:
+            continue
         if place in inputs:
             instead = f"expected another place in {option} than what is read"
             raise wrong(f"{instead}, got {path}, which would be lost; give a new name")

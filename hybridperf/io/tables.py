@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.io.errors import InputError, closest
-from hybridperf.io.files import replacing
+from hybridperf.io.files import is_stream, replacing
 from hybridperf.io.later import pd
 
 FORMATS = ".csv, .csv.gz or .parquet"
@@ -96,7 +96,7 @@ def read_tables(paths: Sequence[str | os.PathLike]) -> pd.DataFrame:
 
 
 def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Write rows in the format that the name's ending asks for, atomically."""
+    """Write rows in the format that the name's ending asks for, atomically; CSV into a stream."""
     path = check_table_name(path)
     if path.name.endswith(".parquet"):
         with replacing(path, "wb") as handle:
@@ -112,7 +112,7 @@ def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
 def check_table_name(path: str | os.PathLike) -> Path:
     """The path of a table to write; `InputError` where its ending is no format of ours."""
     path = Path(path)
-    if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
+    if not path.name.endswith((".csv", ".csv.gz", ".parquet")) and not is_stream(path):
         raise InputError(
             f"expected an output name ending in {FORMATS}, got {path.name or path}; rename it"
         )
