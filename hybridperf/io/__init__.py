@@ -1,7 +1,14 @@
 """Our own files and the tables people bring: the only room that reads or writes either."""
 
 from hybridperf.io.arrays import hash_of, read_arrays, write_arrays
-from hybridperf.io.documents import parse_json, parse_toml, read_json, read_toml, write_json
+from hybridperf.io.documents import (
+    parse_json,
+    parse_toml,
+    read_json,
+    read_text,
+    read_toml,
+    write_json,
+)
 from hybridperf.io.errors import InputError, OldFile, closest, unknown
 from hybridperf.io.files import check_folder_writable, is_stream, replacing, replacing_in, settled
 from hybridperf.io.installed import installed_hardware
@@ -14,8 +21,9 @@ from hybridperf.io.tables import (
 )
 
 __all__ = [
-    "InputError", "OldFile", "check_folder_writable", "closest", "hash_of", "installed_hardware",
-    "is_stream", "parse_json", "parse_toml", "positive_column", "read_arrays", "read_json",
-    "read_table", "read_tables", "read_toml", "replacing", "replacing_in", "require_columns",
-    "settled", "unknown", "write_arrays", "write_json", "write_table",
+    "InputError", "OldFile", "check_folder_writable", "closest", "hash_of",
+    "installed_hardware", "is_stream", "parse_json", "parse_toml", "positive_column",
+    "read_arrays", "read_json", "read_table", "read_tables", "read_text", "read_toml",
+    "replacing", "replacing_in", "require_columns", "settled", "unknown", "write_arrays",
+    "write_json", "write_table",
 ]  # fmt: skip

@@ -22,13 +22,17 @@ from hybridperf.io.files import replacing
 _CHECKSUM = "sha256"
 _DEEPEST = 100  # lists and sections within one another; none of ours has ten
 _TOO_DEEP = f"lists and sections within one another, more than {_DEEPEST} deep"
+_MEND = "check the path, or make it again"
 _LONGEST_TOML = 2**22  # characters; tomllib takes seconds for that
 
 
-def parse_json(text: str | bytes) -> Any:
-    """What a JSON text holds; `ValueError` in one line for any other text."""
+def parse_json(text: str | bytes, *, strict: bool = True) -> Any:
+    """What a JSON text holds; `ValueError` in one line for any other text.
+
+    `strict`: False where strings may hold control characters.
+    """
     try:
-        document = json.loads(text)
+        document = json.loads(text, strict=strict)
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
     except ValueError as error:  # its own, those of characters, of numbers with thousands of digits
@@ -52,9 +56,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     return _shallow(document)
 
 
-def read_toml(path: str | os.PathLike, what: str) -> dict[str, Any]:
+def read_toml(path: str | os.PathLike, what: str, mend: str = _MEND) -> dict[str, Any]:
     """Content of a TOML file; `InputError` where it is missing or something else."""
-    return _read(Path(path), what, parse_toml)
+    return read_text(path, what, parse_toml, mend)
 
 
 def write_json(path: str | os.PathLike, kind: str, version: int, content: dict[str, Any]) -> None:
@@ -81,11 +85,12 @@ def read_json(
     `unchecked`: the last version that was written without a checksum; None: this one may lack it.
     """
     path = Path(path)
-    document = _read(path, f"hybridperf/{kind} file", parse_json)
+    document = read_text(path, f"hybridperf/{kind} file", parse_json)
     found = document.get("schema") if isinstance(document, dict) else None
     if found != f"hybridperf/{kind}":
         got = str(found or "no schema field")[:60]
-        raise InputError(f"expected a hybridperf/{kind} file at {path}, found {got}; check the path")
+        expected = f"expected a hybridperf/{kind} file at {path}"
+        raise InputError(f"{expected}, found {got}; check the path")
     found = document.get("schema_version")
     if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= version:
         reads, got = f"this hybridperf reads 1 to {version}", str(found)[:60]
@@ -105,16 +110,23 @@ def read_json(
     return document
 
 
-def _read(path: Path, what: str, parse: Callable[[str], Any]) -> Any:
+def read_text(
+    path: str | os.PathLike, what: str, parse: Callable[[str], Any], mend: str = _MEND
+) -> Any:
+    """What `parse` makes of a file's text; `InputError` where there is none, or `parse` raises a
+    `ValueError`.
+    """
+    path = Path(path)
     try:
         return parse(path.read_text())
     except FileNotFoundError as error:
         raise InputError(f"expected a {what} at {path}, found none; check the path") from error
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+        why = error.strerror or error
+        raise InputError(f"cannot read {path}: {why}; check the path") from error
     except ValueError as error:
         expected = f"expected a {what}; {path} is another or is damaged"
-        raise InputError(f"{expected} ({error}); check the path, or make it again") from error
+        raise InputError(f"{expected} ({error}); {mend}") from error
 
 
 def _checksum(document: Any) -> str:

@@ -6,20 +6,24 @@ Row numbers in messages count data rows from 1, as a spreadsheet without its hea
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
+import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 
 from hybridperf.io.errors import InputError, closest
 from hybridperf.io.files import is_stream, replacing
 from hybridperf.io.later import pd
+from hybridperf.io.unpacked import TooLarge, Unpacked, most_unpacked
 
 FORMATS = ".csv, .csv.gz or .parquet"
+_CELL_BYTES = 8  # that a cell of a table takes at least
 _AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers there
 
 
@@ -34,14 +38,19 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
         raise InputError(f"{expected}; rename or convert it")
     try:
         if path.name.endswith(".parquet"):
+            _check_parquet(path)
             frame = pd.read_parquet(path)
         else:
-            _check_header(path)
-            frame = pd.read_csv(path, low_memory=False, dtype=_AS_WRITTEN)
+            with _opened(path) as handle:
+                _check_header(path, handle)
+            with _opened(path) as handle:
+                frame = pd.read_csv(handle, low_memory=False, dtype=_AS_WRITTEN)
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{path} is empty; expected a header line and at least one row") from error
     except InputError:
         raise
+    except TooLarge as error:
+        raise InputError(f"{path}: {error}") from error
     except Exception as error:  # parsers raise a dozen types for damaged files; all mean the same
         what = f"{type(error).__name__}: {_first_line(error)}"
         raise InputError(f"cannot read {path} as a table ({what}); check the file") from error
@@ -71,15 +80,33 @@ def _may_be_text(column: pd.Series) -> bool:
     return column.isna().all() or not pd.api.types.is_numeric_dtype(column)
 
 
-def _check_header(path: Path) -> None:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a table, unpacked where they are packed."""
+    with path.open("rb") as handle:
+        if path.name.endswith(".gz"):
+            most = most_unpacked(path.stat().st_size)
+            yield Unpacked(gzip.GzipFile(fileobj=handle), most)  # type: ignore[arg-type,misc]
+        else:
+            yield handle
+
+
+def _check_parquet(path: Path) -> None:
+    """`TooLarge` for repeated values that would fill the memory, which cost Parquet nothing."""
+    import pyarrow.parquet  # later than others: most tables are CSV
+
+    facts, most = pyarrow.parquet.read_metadata(path), most_unpacked(path.stat().st_size)
+    if facts.num_rows * max(facts.num_columns, 1) * _CELL_BYTES > most:
+        raise TooLarge(most)
+
+
+def _check_header(path: Path, handle: IO[bytes]) -> None:
     """`InputError` for a column named twice, which pandas would rename, and for a first row too
     long, whose columns it would shift; later rows that are longer it refuses itself.
     """
-    opened: Any = gzip.open if path.name.endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8-sig") as handle:
-        reader = csv.reader(handle)
-        header = next((row for row in reader if row), [])
-        first = next((row for row in reader if row), [])
+    reader = csv.reader(io.TextIOWrapper(handle, encoding="utf-8-sig"))
+    header = next((row for row in reader if row), [])
+    first = next((row for row in reader if row), [])
     if header and len(first) > len(header):
         counts = f"{len(first)} cells, the header names {len(header)} columns"
         drop = "drop what is too much (a trailing comma?) or name its column"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import datetime
 import math
 import os
-import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hybridperf.explore.sweeps.expression import Expression, parse
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError, read_toml, unknown
 
 SpecSource = str | os.PathLike | Mapping[str, Any]
 
@@ -36,13 +35,7 @@ def find_spec(
 
 def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
     """A TOML file with schema "hybridperf/`kind`" and a schema_version of at most `most`."""
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        why = error.strerror or error
-        raise InputError(f"cannot read {kind} from {path}: {why}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
+    document = read_toml(path, f"spec of a {kind}")
     expected, found = f"hybridperf/{kind}", document.get("schema", "none")
     if found != expected:
         raise InputError(f'expected schema = "{expected}" at the head of {path}, found {found}')

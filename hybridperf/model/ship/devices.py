@@ -62,9 +62,7 @@ def run(
         with replacing_in(out / device) as new:
             model.save(new)
             # not `report.save`, whose held-out rows hold measured times
-            write_json(
-                new / "report.json", "fit-report", REPORT_SCHEMA_VERSION, report.summary()
-            )
+            write_json(new / "report.json", "fit-report", REPORT_SCHEMA_VERSION, report.summary())
         say(f"{device}: {report.rows} rows, {time.perf_counter() - start_s:.0f} s")
 
 
