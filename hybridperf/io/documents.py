@@ -21,7 +21,7 @@ from hybridperf.io.files import replacing
 
 _CHECKSUM = "sha256"
 _DEEPEST = 100  # lists and sections within one another; none of ours has ten
-_TOO_DEEP = f"lists and sections within one another, more than {_DEEPEST} deep"
+_TOO_DEEP = f"nested more than {_DEEPEST} deep"
 _MEND = "check the path, or make it again"
 _LONGEST_TOML = 2**22  # characters; tomllib takes seconds for that
 
@@ -46,7 +46,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     if any(line.partition("=")[0].count(".") > _DEEPEST for line in text.splitlines()):
         raise ValueError(_TOO_DEEP)
     if len(text) > _LONGEST_TOML:
-        raise ValueError(f"more than {_LONGEST_TOML} characters")
+        raise ValueError(f"longer than {_LONGEST_TOML} characters")
     try:
         document = tomllib.loads(text)
     except RecursionError as error:
@@ -125,8 +125,8 @@ def read_text(
         why = error.strerror or error
         raise InputError(f"cannot read {path}: {why}; check the path") from error
     except ValueError as error:
-        expected = f"expected a {what}; {path} is another or is damaged"
-        raise InputError(f"{expected} ({error}); {mend}") from error
+        damaged = f"{path} is {error}, so damaged or another file"
+        raise InputError(f"expected a {what}; {damaged}; {mend}") from error
 
 
 def _checksum(document: Any) -> str:

@@ -306,7 +306,7 @@ def test_a_table_that_unpacks_into_too_much_is_refused(
     "text", ["[" * 100_000, '{"a":' * 2_000, "[" * 150 + "]" * 150, "1" + "0" * 5_000, "{", "\x00"]
 )
 def test_json_that_is_too_deep_or_too_long_or_none(text: str) -> None:
-    with pytest.raises(ValueError, match=r"not JSON|within one another") as error:
+    with pytest.raises(ValueError, match=r"not JSON|nested") as error:
         parse_json(text)
     assert len(str(error.value)) < 200
 
@@ -324,6 +324,6 @@ def test_json_that_is_too_deep_or_too_long_or_none(text: str) -> None:
     ],
 )
 def test_toml_that_is_too_deep_or_too_long_or_none(text: str) -> None:
-    with pytest.raises(ValueError, match=r"not TOML|within one another|characters") as error:
+    with pytest.raises(ValueError, match=r"not TOML|nested|characters") as error:
         parse_toml(text)
     assert len(str(error.value)) < 200

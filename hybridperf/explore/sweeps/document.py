@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import math
 import os
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def find_spec(
 
 def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
     """A TOML file with schema "hybridperf/`kind`" and a schema_version of at most `most`."""
-    document = read_toml(path, f"spec of a {kind}")
+    document = read_toml(path, f"hybridperf/{kind} file")
     expected, found = f"hybridperf/{kind}", document.get("schema", "none")
     if found != expected:
         raise InputError(f'expected schema = "{expected}" at the head of {path}, found {found}')
@@ -97,9 +97,15 @@ def whole_number(value: Any, what: str, least: int, most: int) -> int:
     return value
 
 
+def is_finite(value: Any) -> bool:
+    """Whether a value of a spec is a number that float64 holds."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # also of whole numbers of any length
+
+
 def finite_number(what: str, value: Any) -> float:
     """A number of a spec; `InputError` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_finite(value):
         raise InputError(f"{what} must be a finite number, got {value!r}")
     return float(value)
 
