@@ -447,7 +447,7 @@ def find_collectives(name: str | os.PathLike) -> Path | None:
     if installed:
         with contextlib.suppress(InputError):
             places.append(installed / load_system(name).id)
-    return next((place for place in places if (place / DOCUMENT).exists()), None)
+    return next((place for place in places if os.path.exists(place / DOCUMENT)), None)
 
 
 def load_collectives(name: str | os.PathLike) -> CollectiveModel:

@@ -16,6 +16,7 @@ from hybridperf.io.tables import (
     positive_column,
     read_table,
     read_tables,
+    real_numbers,
     require_columns,
     write_table,
 )
@@ -24,6 +25,6 @@ __all__ = [
     "InputError", "OldFile", "check_folder_writable", "closest", "hash_of",
     "installed_hardware", "is_stream", "parse_json", "parse_toml", "positive_column",
     "read_arrays", "read_json", "read_table", "read_tables", "read_text", "read_toml",
-    "replacing", "replacing_in", "require_columns", "settled", "unknown", "write_arrays",
-    "write_json", "write_table",
+    "real_numbers", "replacing", "replacing_in", "require_columns", "settled", "unknown",
+    "write_arrays", "write_json", "write_table",
 ]  # fmt: skip

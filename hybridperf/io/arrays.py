@@ -35,7 +35,7 @@ def read_arrays(
     `checked`: False for files of versions whose hash knew neither types nor shapes.
     """
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):
         raise ValueError(f"{path.name} is missing beside it")
     try:
         with zipfile.ZipFile(path) as stored:

@@ -116,13 +116,14 @@ def is_stream(path: str | os.PathLike) -> bool:
     """Whether a path is no place for a file but a device, a pipe, or this process's output."""
     path = Path(path)
     named = _OWN_OUTPUT.fullmatch(str(path)) is not None
-    return named or (path.exists() and not path.is_file() and not path.is_dir())
+    there = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+    return named or there
 
 
 def check_folder_writable(folder: str | os.PathLike) -> None:
     """`InputError` where a folder could not be written into, or not be made; makes nothing."""
     path = Path(folder)
-    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    there = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))
     if not there.is_dir():
         raise InputError(f"cannot write into {path}: {there} is no folder; choose another --out")
     if not os.access(there, os.W_OK | os.X_OK):

@@ -23,6 +23,7 @@ from hybridperf.io.later import pd
 from hybridperf.io.unpacked import TooLarge, Unpacked, most_unpacked
 
 FORMATS = ".csv, .csv.gz or .parquet"
+_LEAST, _MOST = 1e-12, 1e12  # of what is measured; beyond them units or digits are wrong
 _CELL_BYTES = 8  # that a cell of a table takes at least
 _AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers there
 
@@ -30,8 +31,8 @@ _AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers 
 def read_table(path: str | os.PathLike) -> pd.DataFrame:
     """Rows of a CSV, CSV.GZ or Parquet file in order; `id` and `name` stay text."""
     path = Path(path)
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "nothing"
+    if not os.path.isfile(path):
+        found = "a folder" if os.path.isdir(path) else "nothing"
         raise InputError(f"expected a table ({FORMATS}) at {path}, found {found}; check the path")
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
         expected = f"expected a table ending in {FORMATS}, got {path.name}"
@@ -157,20 +158,33 @@ def require_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> N
 
 
 def positive_column(frame: pd.DataFrame, column: str, what: str) -> np.ndarray:
-    """A column as float64, every value finite and above zero; `InputError` naming the first row
-    where it is not.
+    """A column as float64, every value above zero and of a size that is measured; `InputError`
+    naming the first row where it is not.
 
     Rows are named by an integer index, so that some rows of a table keep their places in it.
     """
-    values = pd.to_numeric(frame[column], errors="coerce").to_numpy(np.float64)
-    bad = ~(np.isfinite(values) & (values > 0))
+    values = real_numbers(frame[column])
+    bad = ~((values >= _LEAST) & (values <= _MOST))
     if bad.any():
         row = int(np.argmax(bad))
+        rule = "must be a number above zero"
+        if _LEAST > values[row] > 0 or values[row] > _MOST:
+            rule += f" ({_LEAST:g} to {_MOST:g})"
+        got = f"row {_place(frame, row)} has {frame[column].iloc[row]!r}"
         raise InputError(
-            f"{what}: column {column!r} must be a number above zero, row {_place(frame, row)} has"
-            f" {frame[column].iloc[row]!r} ({int(bad.sum())} such rows); mend or drop them"
+            f"{what}: column {column!r} {rule}, {got} ({int(bad.sum())} such rows); mend or drop"
+            " them"
         )
     return values
+
+
+def real_numbers(column: pd.Series) -> np.ndarray:
+    """A column as float64, not a number where a cell is none, or a complex one."""
+    if pd.api.types.is_complex_dtype(column):
+        return np.full(len(column), np.nan)
+    if column.dtype == object:
+        column = column.where(~column.map(lambda cell: isinstance(cell, complex)))
+    return pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
 
 
 def _place(frame: pd.DataFrame, row: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,21 +57,21 @@ def load_model(name: str | Path) -> PerfModel:
         InputError: when there is no such folder or device, or its files are damaged.
     """
     folder = Path(name)
-    if str(name) == "here" and not folder.exists():
+    if str(name) == "here" and not os.path.exists(folder):
         return PerfModel.datasheet(load_device("here"))
-    if not folder.exists() and (found := _shipped(str(name))) is not None:
+    if not os.path.exists(folder) and (found := _shipped(str(name))) is not None:
         folder = found
-    with settled(folder if folder.is_dir() else folder.parent):
+    with settled(folder if os.path.isdir(folder) else folder.parent):
         return _loaded(name, folder)
 
 
 def _loaded(name: str | Path, folder: Path) -> PerfModel:
-    fabric = load_collectives(folder) if (folder / COLLECTIVES_FILE).exists() else None
-    if fabric is not None and fabric.system.device and not (folder / "model.json").exists():
+    fabric = load_collectives(folder) if os.path.exists(folder / COLLECTIVES_FILE) else None
+    if fabric is not None and fabric.system.device and not os.path.exists(folder / "model.json"):
         return PerfModel.datasheet(load_device(fabric.system.device)).with_collectives(fabric)
-    if folder.is_dir() and not (folder / "model.json").exists():
+    if os.path.isdir(folder) and not os.path.exists(folder / "model.json"):
         raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
-    if not folder.exists():
+    if not os.path.exists(folder):
         if device := device_id(str(name)):
             raise InputError(
                 f"no calibration of {device} is shipped; `hybridperf fit ROWS --device {device}"
@@ -82,8 +83,8 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
             "model", str(name), known,
             "give a model folder, a shipped calibration's name or a device of `hybridperf devices`",
         )  # fmt: skip
-    path = folder if folder.is_file() else folder / "model.json"
-    host = load_host(path.parent) if (path.parent / HOST_FILE).exists() else None
+    path = folder if os.path.isfile(folder) else folder / "model.json"
+    host = load_host(path.parent) if os.path.exists(path.parent / HOST_FILE) else None
     document = read_json(path, "model", MODEL_SCHEMA_VERSION, UNCHECKED)
     if document["schema_version"] < UNCHECKED:
         raise InputError(
@@ -93,7 +94,7 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
         )
     try:
         model = _from_document(document, path.parent / WEIGHTS_FILE)
-        steps = Adaptation.load(path.parent) if (path.parent / STEPS_FILE).exists() else None
+        steps = Adaptation.load(path.parent) if os.path.exists(path.parent / STEPS_FILE) else None
         return dataclasses.replace(
             model, collectives=fabric, host=host, steps=steps, references=shipped
         )
@@ -110,7 +111,7 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
     try:
         return load_model(name)
     except InputError as no_model:
-        if Path(name).exists():
+        if os.path.exists(name):
             raise
         try:
             return PerfModel.datasheet(load_device(name))
@@ -121,7 +122,7 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
 def check_folder(name: str | Path) -> None:
     """`InputError` for the folder above a model, as the demo leaves it."""
     inner = Path(name) / "model"
-    if (inner / "model.json").exists() and not (Path(name) / "model.json").exists():
+    if os.path.exists(inner / "model.json") and not os.path.exists(Path(name) / "model.json"):
         raise InputError(f"{name} holds no model.json; did you mean {inner}?")
 
 

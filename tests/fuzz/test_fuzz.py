@@ -14,7 +14,7 @@ SPEC = importlib.util.spec_from_file_location("benchmarks_fuzz", PATH)
 fuzz = importlib.util.module_from_spec(SPEC)
 sys.modules[SPEC.name] = fuzz
 SPEC.loader.exec_module(fuzz)
-MUTATIONS, SECONDS = 60, 0.5  # of each target; the shorter of both
+MUTATIONS, SECONDS = 60, 0.3  # of each target; the shorter of both
 
 
 @pytest.mark.parametrize("name", fuzz.targets())

@@ -20,13 +20,15 @@ def find_spec(
 ) -> tuple[dict[str, Any], Path]:
     """Content of a spec, and the folder of its files: a TOML file, a shipped name, or a dict."""
     if isinstance(source, Mapping):
+        head = {"schema": f"hybridperf/{kind}", "schema_version": most}
+        check_head({**head, **source}, kind, most, f"the {kind}")
         return dict(source), Path(folder)
     if not isinstance(source, str | os.PathLike):
         needs = "a .toml file, the name of a shipped example, or a dict"
         raise InputError(f"a {kind} needs a spec: {needs}; got {type(source).__name__}")
     path, example = Path(source), shipped / f"{os.fspath(source)}.toml"
-    path = example if example.exists() and not path.exists() else path
-    if not path.exists():
+    path = example if os.path.exists(example) and not os.path.exists(path) else path
+    if not os.path.exists(path):
         names = sorted(one.stem for one in shipped.glob("*.toml"))
         where = f"give a .toml file, or a shipped example: {', '.join(names)}"
         raise unknown("spec", str(source), names, where)
@@ -36,6 +38,12 @@ def find_spec(
 def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
     """A TOML file with schema "hybridperf/`kind`" and a schema_version of at most `most`."""
     document = read_toml(path, f"hybridperf/{kind} file")
+    check_head(document, kind, most, path)
+    return document
+
+
+def check_head(document: Mapping[str, Any], kind: str, most: int, path: str | Path) -> None:
+    """`InputError` unless a spec says that it is one, of a version up to `most`."""
     expected, found = f"hybridperf/{kind}", document.get("schema", "none")
     if found != expected:
         raise InputError(f'expected schema = "{expected}" at the head of {path}, found {found}')
@@ -46,7 +54,6 @@ def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
     if version > most:
         reads = f"this hybridperf reads up to {most}; upgrade hybridperf"
         raise InputError(f"{path} has schema_version {version}, {reads}")
-    return document
 
 
 def check_plain(document: Any, where: str = "") -> None:

@@ -60,7 +60,7 @@ def load_prior(name: str | os.PathLike) -> Prior:
     """A prior by folder, or by the name of an installed one."""
     installed = installed_hardware()
     places = [Path(name), *([installed / str(name)] if installed else [])]
-    folder = next((place for place in places if (place / _DOCUMENT).exists()), None)
+    folder = next((place for place in places if os.path.exists(place / _DOCUMENT)), None)
     if folder is None:
         paths = installed.glob(f"*/{_DOCUMENT}") if installed else ()
         known = [*sorted(path.parent.name for path in paths), NO_PRIOR]
