@@ -76,8 +76,9 @@ def main(arguments: list[str] | None = None) -> None:
         status = _failed(error, InputError)
         if isinstance(error, OSError):
             _hush()
-    except KeyboardInterrupt:
-        warn("interrupted; what was measured is kept")
+    except KeyboardInterrupt as interrupt:
+        nothing = "files that were there are as they were, nothing else is kept"
+        warn(f"interrupted; {interrupt or nothing}")
         status = 130
     finally:
         warnings.showwarning = shown

@@ -139,14 +139,21 @@ def calibrations(
 ) -> None:
     """Make the shipped priors and calibrations of all measured GPUs and systems; resumes."""
     from hybridperf.io import unknown
-    from hybridperf.model.families import FAMILIES
-    from hybridperf.model.ship import devices as of_devices
-    from hybridperf.model.ship import systems as of_systems
+    from hybridperf.io.process import keeping
 
     keep_files({"--out": out}, [data])
     if only not in ("", "ops", "collectives"):
         raise unknown("part", only, ["ops", "collectives"], "known are ops and collectives")
     compilation_cache()
+    with keeping(f"what is finished is kept in {out}, the same command goes on from there"):
+        _ship(data, out, families, devices, only)
+
+
+def _ship(data: Path, out: Path, families: str, devices: str, only: str) -> None:
+    from hybridperf.model.families import FAMILIES
+    from hybridperf.model.ship import devices as of_devices
+    from hybridperf.model.ship import systems as of_systems
+
     if only != "collectives":
         some, these = names_in(families) or FAMILIES, names_in(devices) or of_devices.DEVICES
         of_devices.run(data, out, families=some, devices=these)

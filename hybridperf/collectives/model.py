@@ -48,6 +48,7 @@ from hybridperf.io import (
 )
 from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
+from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted, Predicted
 from hybridperf.learning.prior.family import SLACK_OCTAVES
 from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
@@ -174,6 +175,7 @@ class CollectiveModel:
         can be quicker than that latency. A row that cannot be priced keeps its place with empty
         numbers and the reason in `note`.
         """
+        check_not_forked()
         good, problem, assumed = checked(self._with_library(frame), self.system)
         out = {name: np.full(len(frame), np.nan) for name in _NUMBERS}
         in_range, note = np.zeros(len(frame), bool), problem

@@ -30,6 +30,7 @@ from hybridperf.io import (
     settled,
     unknown,
 )
+from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted
 from hybridperf.learning.residual import Box, Residual
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
@@ -56,6 +57,7 @@ def load_model(name: str | Path) -> PerfModel:
     Raises:
         InputError: when there is no such folder or device, or its files are damaged.
     """
+    check_not_forked()
     folder = Path(name)
     if str(name) == "here" and not os.path.exists(folder):
         return PerfModel.datasheet(load_device("here"))

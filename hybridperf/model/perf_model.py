@@ -21,6 +21,7 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import DeviceSpec, Host
 from hybridperf.io import InputError, replacing_in, write_arrays, write_json
 from hybridperf.io.later import pd
+from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.learning.residual import inputs_of
 from hybridperf.model import prior_pricing as by_prior
@@ -234,6 +235,7 @@ class PerfModel:
 
         A row that cannot be priced keeps its place with empty numbers and the reason in `note`.
         """
+        check_not_forked()
         parsed = parse_ops(frame, self.device)
         out = {name: np.full(len(frame), np.nan) for name in _PREDICTED}
         in_range, note = np.zeros(len(frame), bool), parsed.problem

@@ -27,10 +27,12 @@ import pyarrow.parquet as pq
 
 import hybridperf
 from hybridperf.io import InputError, is_stream, read_json, replacing, write_json
+from hybridperf.io.process import keeping
 
 _SCHEMA_VERSION = 1
 _KEY = b"hybridperf/sweep"  # of the metadata of OUT
 _COMPRESSION = "lz4"  # zstd: a tenth smaller, twice as long to write and to read
+_KEPT = "what is done is kept in {} and the same command goes on from there"
 _NEW_OUT = "choose another --out, or give --restart to"
 
 
@@ -67,7 +69,7 @@ class SweepStore:
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
         self._again = restart
-        with self._alone():
+        with self._alone(), keeping(_KEPT.format(self.folder)):
             if restart:
                 for path in self.folder.glob("*.parquet"):
                     path.unlink()
@@ -180,8 +182,7 @@ class SweepStore:
         try:
             yield
         except InputError as error:
-            kept = f"what is done is kept in {self.folder} and the same command goes on from there"
-            raise InputError(f"{error}; {kept}") from error
+            raise InputError(f"{error}; {_KEPT.format(self.folder)}") from error
 
 
 def _behind(path: str | os.PathLike) -> Path:
