@@ -52,7 +52,7 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
         _clean(place.parent)
         # closed below: it is moved after that
         handle = tempfile.NamedTemporaryFile(  # type: ignore[assignment]  # noqa: SIM115
-            mode, dir=place.parent, prefix=_prefix(), delete=False
+            mode, dir=place.parent, prefix=f"{_prefix()}{place.name[:40]}-", delete=False
         )
     try:
         with _writing(path, _FREE), handle:
