@@ -34,9 +34,9 @@ schema_version = 1
 [target]
 kind = "ops"
 model = "v100"
+[parameters]
 op = "gemm"
 dtype = "fp16"
-[parameters]
 m = {{ lin = [1, {most}], count = 20000 }}
 n = 128
 k = 128
