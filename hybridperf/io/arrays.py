@@ -62,8 +62,7 @@ def _array(stored: zipfile.ZipFile, one: zipfile.ZipInfo) -> np.ndarray:
         content = member.read()
     if dtype.hasobject or dtype.itemsize * int(np.prod(shape, dtype=object)) != len(content):
         raise ValueError("a size that is not the file's")
-    order = "F" if by_columns else "C"
-    return np.frombuffer(bytearray(content), dtype).reshape(shape, order=order)
+    return np.frombuffer(bytearray(content), dtype).reshape(shape, order="F" if by_columns else "C")
 
 
 def hash_of(arrays: Mapping[str, np.ndarray]) -> str:

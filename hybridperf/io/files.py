@@ -51,7 +51,7 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
         place.parent.mkdir(parents=True, exist_ok=True)
         _clean(place.parent)
         # closed below: it is moved after that
-        handle = tempfile.NamedTemporaryFile(  # type: ignore[assignment]  # noqa: SIM115
+        handle = tempfile.NamedTemporaryFile(  # noqa: SIM115
             mode, dir=place.parent, prefix=f"{_prefix()}{place.name[:40]}-", delete=False
         )
     try:

@@ -5,7 +5,7 @@ zeros than any memory.
 from __future__ import annotations
 
 import io
-from typing import IO
+from typing import Any
 
 _ALWAYS_BYTES = 2**28  # that any file may unpack into
 _MOST_TIMES = 100  # what text shrinks by at most; traces by 10 to 30
@@ -27,7 +27,7 @@ class TooLarge(ValueError):
 class Unpacked(io.BufferedIOBase):
     """What a packer reads from a packed file, up to a number of bytes; `TooLarge` beyond."""
 
-    def __init__(self, inside: IO[bytes], most: int):
+    def __init__(self, inside: Any, most: int):
         self._inside, self._most = inside, most
 
     def readable(self) -> bool:
