@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 
 from hybridperf.io.process import check_not_forked
-from hybridperf.model.calls import Call
+from hybridperf.model.calls import Call, InStep
 from hybridperf.model.group_report import widening
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.step_table import (
