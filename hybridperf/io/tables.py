@@ -87,7 +87,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     with path.open("rb") as handle:
         if path.name.endswith(".gz"):
             most = most_unpacked(path.stat().st_size)
-            yield Unpacked(gzip.GzipFile(fileobj=handle), most)  # type: ignore[arg-type,misc]
+            yield Unpacked(gzip.GzipFile(fileobj=handle), most)  # type: ignore[misc]
         else:
             yield handle
 
