@@ -4,8 +4,11 @@ Exit status: 0 done; 2 input that cannot be used, one sentence on standard error
 rows could not be predicted (their `note` says why). No traceback without `--debug`.
 """
 
+import contextlib
 import os
 import sys
+import warnings
+from typing import Any
 
 import typer
 
@@ -44,18 +47,48 @@ def main(arguments: list[str] | None = None) -> None:
         # XLA reports tuning flags of its own cached programs as missing machine features, kilobytes
         # each; before jax is imported
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from hybridperf.io import InputError
+    from hybridperf.io import InputError, OldFile
 
+    warnings.filterwarnings("default", category=OldFile)
+    shown = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, OldFile):
+            warn(str(message))
+        else:
+            shown(message, category, *where, **more)
+
+    warnings.showwarning = show
+    # a table on standard output stands there alone
+    aside = any(one.endswith("/dev/stdout") for one in arguments)
+    talk = contextlib.redirect_stdout(sys.stderr) if aside else contextlib.nullcontext()
     try:
-        status = app(arguments, standalone_mode=False)
+        with talk:
+            status = app(arguments, standalone_mode=False)
+        if sys.stdout is not None:  # where the shell has closed it
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough
+        status = 0
+        _hush()
     except Exception as error:
         if debug:
             raise
         status = _failed(error, InputError)
-    except KeyboardInterrupt:
-        warn("interrupted; what was measured is kept")
+        if isinstance(error, OSError):
+            _hush()
+    except KeyboardInterrupt as interrupt:
+        nothing = "files that were there are as they were, nothing else is kept"
+        warn(f"interrupted; {interrupt or nothing}")
         status = 130
+    finally:
+        warnings.showwarning = shown
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _hush() -> None:
+    """Let Python end without writing what standard output would not take."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(error: Exception, input_error: type[Exception]) -> int:
@@ -73,6 +106,9 @@ def _failed(error: Exception, input_error: type[Exception]) -> int:
             warn(f"{message.rstrip('.')}; see --help")
     elif isinstance(error, input_error):
         warn(" ".join(str(error).split()))
+    elif isinstance(error, OSError):
+        place = error.filename or "standard output"
+        warn(f"cannot read or write {place}: {error.strerror or error}; free space or name another")
     else:
         first = (str(error).splitlines() or [""])[0]
         what = f"unexpected {type(error).__name__}: {first}"

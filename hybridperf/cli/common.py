@@ -67,6 +67,10 @@ def ready(path: Path, what: str) -> None:
     """
     import tempfile
 
+    from hybridperf.io import is_stream
+
+    if is_stream(path):
+        return
     folder = path.absolute().parent
     try:
         if not folder.exists():
@@ -84,7 +88,7 @@ def ready(path: Path, what: str) -> None:
 
 def cache_folder() -> Path:
     """Where compiled functions are kept: HYBRIDPERF_CACHE, or a place of this version of JAX."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     default = caches / "hybridperf" / f"jax-{importlib.metadata.version('jax')}"
     return Path(os.environ.get("HYBRIDPERF_CACHE", default))
 
@@ -94,12 +98,23 @@ def compilation_cache() -> None:
     import jax
 
     folder = cache_folder()
+    if not _is_ours(folder):
+        return
     warnings.filterwarnings("ignore", message="Error writing persistent compilation cache")
     with contextlib.suppress(OSError):  # a place that cannot be written costs time, nothing else
         folder.mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a cache of compiled code, which we would run, is nobody else's; "~": no home."""
+    if "HYBRIDPERF_CACHE" in os.environ:
+        return True
+    with contextlib.suppress(OSError):
+        return not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
+    return folder.is_absolute()
 
 
 def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) -> None:
@@ -110,6 +125,8 @@ def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) 
         if path is None:
             continue
         place = os.path.realpath(path)
+        if place == os.devnull:
+            continue
         if place in inputs:
             instead = f"expected another place in {option} than what is read"
             raise wrong(f"{instead}, got {path}, which would be lost; give a new name")

@@ -26,7 +26,7 @@ def fit(
         _fit_system(rows or [], device, system, out, prior)
         return
     from hybridperf.hardware import load_device
-    from hybridperf.io import read_tables
+    from hybridperf.io import read_tables, replacing_in
     from hybridperf.model.fit.device import fit as fit_rows
     from hybridperf.report import fits, plots
 
@@ -39,12 +39,13 @@ def fit(
     frame = read_tables(rows) if rows else None
     facts = _provenance("fit", rows or [])
     model, report = fit_rows(frame, device, prior=prior or None, provenance=facts)
-    model.save(out)
-    report.save(out)
-    if report.rows:
-        plots.fit_plot(report, out / "fit.png")
-    else:
-        (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
+    with replacing_in(out) as new:
+        model.save(new)
+        report.save(new)
+        if report.rows:
+            plots.fit_plot(report, new / "fit.png")
+        else:
+            (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
     print(fits.fit_report(report, prior=bool(model.families)))
     errors = ", errors of held-out rows in report.json, held_out.csv, fit.png"
     print(f"model of {model.device.name} in {out}{errors if report.rows else ''}")
@@ -55,6 +56,7 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
     from hybridperf.collectives.logs.files import read_collectives
     from hybridperf.collectives.model import find_collectives
     from hybridperf.hardware import load_system
+    from hybridperf.io import replacing_in
     from hybridperf.report import collective_plots, fits
 
     if device:
@@ -67,12 +69,13 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
     common.warn(*remarks)
     facts = _provenance("fit --system", rows)
     model, report = fit_collectives(frame, spec, prior or None, facts)
-    model.save(out)
-    report.save(out)
-    if report.rows:
-        collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
-    else:
-        (out / "collectives.png").unlink(missing_ok=True)  # of an earlier fit
+    with replacing_in(out) as new:
+        model.save(new)
+        report.save(new)
+        if report.rows:
+            collective_plots.bus_bandwidth_plot(model, report.measured, new / "collectives.png")
+        else:
+            (out / "collectives.png").unlink(missing_ok=True)  # of an earlier fit
     if not rows and find_collectives(spec.id) is not None:
         print(f"a calibration of {spec.id} is shipped: `--model {spec.id}` predicts by it")
     print(fits.collective_report(report, prior=model.adapted is not None))
@@ -136,14 +139,21 @@ def calibrations(
 ) -> None:
     """Make the shipped priors and calibrations of all measured GPUs and systems; resumes."""
     from hybridperf.io import unknown
-    from hybridperf.model.families import FAMILIES
-    from hybridperf.model.ship import devices as of_devices
-    from hybridperf.model.ship import systems as of_systems
+    from hybridperf.io.process import keeping
 
     keep_files({"--out": out}, [data])
     if only not in ("", "ops", "collectives"):
         raise unknown("part", only, ["ops", "collectives"], "known are ops and collectives")
     compilation_cache()
+    with keeping(f"what is finished is kept in {out}, the same command goes on from there"):
+        _ship(data, out, families, devices, only)
+
+
+def _ship(data: Path, out: Path, families: str, devices: str, only: str) -> None:
+    from hybridperf.model.families import FAMILIES
+    from hybridperf.model.ship import devices as of_devices
+    from hybridperf.model.ship import systems as of_systems
+
     if only != "collectives":
         some, these = names_in(families) or FAMILIES, names_in(devices) or of_devices.DEVICES
         of_devices.run(data, out, families=some, devices=these)

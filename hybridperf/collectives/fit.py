@@ -239,7 +239,7 @@ def _held_out(model: CollectiveModel, usable: pd.DataFrame) -> pd.DataFrame:
 
 def collectives_by_name(name: str) -> CollectiveModel:
     """A model of collectives by folder or name; without a calibration the prior alone."""
-    if find_collectives(name) is not None or (Path(name).exists() and not name.endswith(".toml")):
+    if find_collectives(name) is not None or (os.path.exists(name) and not name.endswith(".toml")):
         return load_collectives(name)
     try:
         system = load_system(name)

@@ -40,17 +40,21 @@ from hybridperf.io import (
     installed_hardware,
     read_arrays,
     read_json,
+    replacing_in,
+    settled,
     unknown,
     write_arrays,
     write_json,
 )
 from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
+from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted, Predicted
 from hybridperf.learning.prior.family import SLACK_OCTAVES
 from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: checksums
+_UNCHECKED = 1  # the last version without them
 DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
 # of ranks per node or nodes: doubling either leaves a fiftieth of the correction
 _FADING_OCTAVES = 0.5
@@ -171,6 +175,7 @@ class CollectiveModel:
         can be quicker than that latency. A row that cannot be priced keeps its place with empty
         numbers and the reason in `note`.
         """
+        check_not_forked()
         good, problem, assumed = checked(self._with_library(frame), self.system)
         out = {name: np.full(len(frame), np.nan) for name in _NUMBERS}
         in_range, note = np.zeros(len(frame), bool), problem
@@ -423,8 +428,6 @@ class CollectiveModel:
     def save(self, folder: str | os.PathLike) -> None:
         """Write `collectives.json` and, where anything was learned, `collectives.npz`."""
         arrays = {} if self.adapted is None else self.adapted.arrays()
-        if arrays:
-            write_arrays(Path(folder) / _WEIGHTS, arrays)
         document = {
             "system": self.system.model_dump(),
             "adapted": None if self.adapted is None else self.adapted.document(),
@@ -434,7 +437,10 @@ class CollectiveModel:
             "weights_sha256": hash_of(arrays),
             "provenance": dict(self.provenance),
         }
-        write_json(Path(folder) / DOCUMENT, "collectives", SCHEMA_VERSION, document)
+        with replacing_in(folder) as new:
+            if arrays:
+                write_arrays(new / _WEIGHTS, arrays)
+            write_json(new / DOCUMENT, "collectives", SCHEMA_VERSION, document)
 
 
 def find_collectives(name: str | os.PathLike) -> Path | None:
@@ -443,7 +449,7 @@ def find_collectives(name: str | os.PathLike) -> Path | None:
     if installed:
         with contextlib.suppress(InputError):
             places.append(installed / load_system(name).id)
-    return next((place for place in places if (place / DOCUMENT).exists()), None)
+    return next((place for place in places if os.path.exists(place / DOCUMENT)), None)
 
 
 def load_collectives(name: str | os.PathLike) -> CollectiveModel:
@@ -459,11 +465,17 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
         known = [*sorted(path.parent.name for path in paths), *names_people_use("systems")]
         remedy = "give a folder made by `hybridperf fit --system`, or a shipped name"
         raise unknown("model of collectives", str(name), known, remedy)
-    document = read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION)
+    with settled(folder):
+        return _loaded(folder)
+
+
+def _loaded(folder: Path) -> CollectiveModel:
+    document = read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION, _UNCHECKED)
     try:
         adapted = None
         if document["adapted"] is not None:
-            arrays = read_arrays(folder / _WEIGHTS, str(document["weights_sha256"]))
+            checked, expected = document["schema_version"] > _UNCHECKED, document["weights_sha256"]
+            arrays = read_arrays(folder / _WEIGHTS, str(expected), checked=checked)
             adapted = Adapted.read(arrays, document["adapted"])
         measured = tuple(MeasuredSizes(**one) for one in document["measured"])
         there = document.get("learned_on")

@@ -19,13 +19,14 @@ import numpy as np
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.traffic import Links, canonical_collective, link_of, shares, steps
 from hybridperf.hardware import SystemSpec
-from hybridperf.io import InputError, require_columns
+from hybridperf.io import InputError, real_numbers, require_columns
 from hybridperf.io.later import pd
 from hybridperf.learning.prior.form import ClosedForm
 from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 from hybridperf.learning.residual import Inputs
 
 DEFAULT_IMPLEMENTATION = "nccl"
+LARGEST_BYTES, MOST_RANKS = 1e15, 1e9  # of a collective; more is a slip, not a message
 _SIZES = ("log2_bytes", "log2_ranks_per_node", "log2_nodes")
 _OF_BYTES = ("log2_bytes", "log2_bytes_per_rank")  # inputs that grow by one where bytes double
 _DTYPES = {
@@ -201,8 +202,13 @@ def checked(
     bytes_, ranks = _numbers(frame, "bytes"), _numbers(frame, "n_gpus")
     text = "expected bytes above zero, got {!r}; mend or drop the row"
     refuse(~(np.isfinite(bytes_) & (bytes_ > 0)), text, frame["bytes"].tolist())
+    text = f"expected bytes from 1 to {LARGEST_BYTES:g}, got {{:g}}; mend or drop the row"
+    refuse((bytes_ < 1) | (bytes_ > LARGEST_BYTES), text, bytes_)
     text = "expected n_gpus of 2 or more, a whole number, got {!r}; mend the row"
     refuse(~(_whole(ranks) & (ranks >= 2)), text, frame["n_gpus"].tolist())
+    refuse(
+        ranks > MOST_RANKS, f"expected n_gpus up to {MOST_RANKS:g}, got {{:g}}; mend the row", ranks
+    )
     if "n_nodes" in frame:
         nodes = _numbers(frame, "n_nodes")
     elif "gpus_per_node" in frame:
@@ -238,7 +244,7 @@ def join_remarks(remarks: Sequence[tuple[str, np.ndarray]]) -> np.ndarray:
 
 
 def _numbers(frame: pd.DataFrame, column: str) -> np.ndarray:
-    return pd.to_numeric(frame[column], errors="coerce").to_numpy(np.float64)
+    return real_numbers(frame[column])
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

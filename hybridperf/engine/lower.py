@@ -34,7 +34,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hybridperf.engine.graph import Graph
+from hybridperf.io import InputError
 
+MOST_NODES = 20_000_000  # of a graph: twenty minutes and 25 GB; a million takes 50 s and 1.4 GB
 ZERO_SLOT = 0  # never written, always 0 s: what a missing predecessor reads
 TRASH_SLOT = 1  # written by padding, read by nobody
 NO_HOST = 0  # its clock stays at 0 s: for joins, padding and the ops of a host that has waited
@@ -81,6 +83,11 @@ class Lowered:
 
 def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
     """The program that evaluates `graph`. `fold_ranks` only reduces the number of steps."""
+    if len(graph.rank) > MOST_NODES:
+        raise InputError(
+            f"expected a graph of at most {MOST_NODES:,} nodes, got {len(graph.rank):,}, each of"
+            " which takes 1.1 kB and 50 µs to predict; predict parts of it, or fewer micro-batches"
+        )
     _check_order(graph)
     steps = _steps(graph, _twins(graph) if fold_ranks else graph.rank.tolist())
     split = _split(steps, _drop_implied(steps.reads, steps.lane))

@@ -16,6 +16,7 @@ from hybridperf.engine.step_interval import drawn_seconds
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
+from hybridperf.io.process import check_not_forked
 from hybridperf.model import PerfModel, widening
 from hybridperf.model.adapted_steps import Adapted
 from hybridperf.model.calls import KINDS, call_columns, kind_of
@@ -122,6 +123,7 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
         InputError: when the workload was compiled for another kind of device, or the model cannot
             price one of its calls.
     """
+    check_not_forked()
     if not isinstance(workload, Workload):
         mend = "hp.dlrm, hp.transformer and hp.from_jax make one"
         raise InputError(f"expected a workload, got {type(workload).__name__}; {mend}")

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from hybridperf.hardware.specs import DeviceSpec, SystemSpec
 from hybridperf.hardware.this_machine import this_cpu, this_system
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError, read_toml, unknown
 
 # in what drivers call devices
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "intel"})
@@ -144,14 +144,7 @@ def _shipped(key: str, which: str, spec: type) -> Any:
 
 def _load_file(path: Path, spec: type, what: str) -> Any:
     example = f"see hybridperf/hardware/{what}s.toml for the format"
-    try:
-        content = tomllib.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise InputError(f"expected a {what} file at {path}, found none; check the path") from error
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML ({error}); {example}") from error
+    content = read_toml(path, f"{what} file", example)
     entries = {name: entry for name, entry in content.items() if isinstance(entry, dict)}
     if len(entries) != 1:
         sections = f"one [{what}] section in {path}, found {len(entries)}"

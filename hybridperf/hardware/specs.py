@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
 from hybridperf.hardware.dtypes import canonical_dtype
 from hybridperf.io import InputError
@@ -15,6 +15,14 @@ from hybridperf.io import InputError
 LEVELS = ("l1", "l2", "l3", "memory")
 MEMORY = LEVELS.index("memory")
 Unit = Literal["matrix", "vector"]  # which part of a processor an op keeps busy
+
+
+# what a machine can have, with room for those to come: anything else is a slip of units or digits
+Count = Annotated[int, Field(strict=True, ge=1, le=10**9)]
+Capacity = Annotated[float, Field(strict=True, ge=1.0, le=1e18)]  # bytes
+Rate = Annotated[float, Field(strict=True, ge=1.0, le=1e24)]  # FLOP, bytes or cycles per second
+Seconds = Annotated[float, Field(strict=True, ge=1e-12, le=10.0)]
+Watts = Annotated[float, Field(strict=True, ge=1e-3, le=1e6)]
 
 
 @jax.tree_util.register_dataclass
@@ -41,19 +49,19 @@ class DeviceSpec(Spec):
     vendor: str
     arch: str
     kind: Literal["gpu", "cpu"]  # gpu: any accelerator that a host launches work to
-    year: int | None = None
+    year: Annotated[int, Field(strict=True, ge=1940, le=2200)] | None = None
     # by dtype; `fp16_vector`: outside the matrix unit; dense, not sparse
-    peak_flops_per_s: dict[str, PositiveFloat]
-    memory_bytes_per_s: PositiveFloat
-    memory_bytes: PositiveFloat
-    l1_bytes: PositiveFloat | None = None  # private data cache that serves one core; CPUs only
-    l2_bytes: PositiveFloat | None = None
-    l3_bytes: PositiveFloat | None = None
-    multiprocessors: PositiveInt | None = None  # SMs, compute units or cores
-    clock_hz: PositiveFloat | None = None
-    l1_bytes_per_multiprocessor: PositiveFloat | None = None
-    shared_memory_bytes_per_multiprocessor: PositiveFloat | None = None
-    tdp_w: PositiveFloat | None = None
+    peak_flops_per_s: dict[str, Rate]
+    memory_bytes_per_s: Rate
+    memory_bytes: Capacity
+    l1_bytes: Capacity | None = None  # private data cache that serves one core; CPUs only
+    l2_bytes: Capacity | None = None
+    l3_bytes: Capacity | None = None
+    multiprocessors: Count | None = None  # SMs, compute units or cores
+    clock_hz: Rate | None = None
+    l1_bytes_per_multiprocessor: Capacity | None = None
+    shared_memory_bytes_per_multiprocessor: Capacity | None = None
+    tdp_w: Watts | None = None
     source: str
     note: str = ""
 
@@ -102,17 +110,17 @@ class SystemSpec(Spec):
     description: str
     accelerator: str
     device: str | None = None  # name of a DeviceSpec, where the accelerator is a known one
-    accelerators_per_node: PositiveInt
+    accelerators_per_node: Count
     intra_link: str
-    intra_bytes_per_s: PositiveFloat  # per accelerator and direction
+    intra_bytes_per_s: Rate  # per accelerator and direction
     in_network_reduction: bool
     host_link: str
-    host_link_bytes_per_s: PositiveFloat
+    host_link_bytes_per_s: Rate
     nic: str
-    nics_per_node: PositiveInt
-    nic_bytes_per_s: PositiveFloat
-    node_bytes_per_s: PositiveFloat
-    latency_s: PositiveFloat
+    nics_per_node: Count
+    nic_bytes_per_s: Rate
+    node_bytes_per_s: Rate
+    latency_s: Seconds
     source: str
     confidence: str
 

@@ -8,9 +8,26 @@ import difflib
 import re
 from collections.abc import Iterable
 
+_LONGEST_WORD, _LONGEST = 300, 2000  # characters of a word (a path has as many), of a sentence
+
 
 class InputError(ValueError):
-    """Input that cannot be used; the command line prints its text and exits with 2."""
+    """Input that cannot be used; the command line prints its text and exits with 2.
+
+    Thousands of characters of a file, where a sentence quotes it, are cut short.
+    """
+
+    def __init__(self, message: str):
+        words = (_shortened(word, _LONGEST_WORD) for word in message.split(" "))
+        super().__init__(_shortened(" ".join(words), _LONGEST))
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 3]}...{text[-most // 3 :]}"
+
+
+class OldFile(UserWarning):
+    """A remark on a file that an earlier version wrote; the command line prints its text."""
 
 
 def closest(name: str, known: Iterable[str]) -> str:

@@ -6,42 +6,52 @@ Row numbers in messages count data rows from 1, as a spreadsheet without its hea
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
+import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 
 from hybridperf.io.errors import InputError, closest
-from hybridperf.io.files import replacing
+from hybridperf.io.files import is_stream, replacing
 from hybridperf.io.later import pd
+from hybridperf.io.unpacked import TooLarge, Unpacked, most_unpacked
 
 FORMATS = ".csv, .csv.gz or .parquet"
+_LEAST, _MOST = 1e-12, 1e12  # of what is measured; beyond them units or digits are wrong
+_CELL_BYTES = 8  # that a cell of a table takes at least
 _AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers there
 
 
 def read_table(path: str | os.PathLike) -> pd.DataFrame:
     """Rows of a CSV, CSV.GZ or Parquet file in order; `id` and `name` stay text."""
     path = Path(path)
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "nothing"
+    if not os.path.isfile(path):
+        found = "a folder" if os.path.isdir(path) else "nothing"
         raise InputError(f"expected a table ({FORMATS}) at {path}, found {found}; check the path")
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
         expected = f"expected a table ending in {FORMATS}, got {path.name}"
         raise InputError(f"{expected}; rename or convert it")
     try:
         if path.name.endswith(".parquet"):
+            _check_parquet(path)
             frame = pd.read_parquet(path)
         else:
-            _check_header(path)
-            frame = pd.read_csv(path, low_memory=False, dtype=_AS_WRITTEN)
+            with _opened(path) as handle:
+                _check_header(path, handle)
+            with _opened(path) as handle:
+                frame = pd.read_csv(handle, low_memory=False, dtype=_AS_WRITTEN)
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{path} is empty; expected a header line and at least one row") from error
     except InputError:
         raise
+    except TooLarge as error:
+        raise InputError(f"{path}: {error}") from error
     except Exception as error:  # parsers raise a dozen types for damaged files; all mean the same
         what = f"{type(error).__name__}: {_first_line(error)}"
         raise InputError(f"cannot read {path} as a table ({what}); check the file") from error
@@ -71,15 +81,33 @@ def _may_be_text(column: pd.Series) -> bool:
     return column.isna().all() or not pd.api.types.is_numeric_dtype(column)
 
 
-def _check_header(path: Path) -> None:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a table, unpacked where they are packed."""
+    with path.open("rb") as handle:
+        if path.name.endswith(".gz"):
+            most = most_unpacked(path.stat().st_size)
+            yield Unpacked(gzip.GzipFile(fileobj=handle), most)  # type: ignore[misc]
+        else:
+            yield handle
+
+
+def _check_parquet(path: Path) -> None:
+    """`TooLarge` for repeated values that would fill the memory, which cost Parquet nothing."""
+    import pyarrow.parquet  # later than others: most tables are CSV
+
+    facts, most = pyarrow.parquet.read_metadata(path), most_unpacked(path.stat().st_size)
+    if facts.num_rows * max(facts.num_columns, 1) * _CELL_BYTES > most:
+        raise TooLarge(most)
+
+
+def _check_header(path: Path, handle: IO[bytes]) -> None:
     """`InputError` for a column named twice, which pandas would rename, and for a first row too
     long, whose columns it would shift; later rows that are longer it refuses itself.
     """
-    opened: Any = gzip.open if path.name.endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8-sig") as handle:
-        reader = csv.reader(handle)
-        header = next((row for row in reader if row), [])
-        first = next((row for row in reader if row), [])
+    reader = csv.reader(io.TextIOWrapper(handle, encoding="utf-8-sig"))
+    header = next((row for row in reader if row), [])
+    first = next((row for row in reader if row), [])
     if header and len(first) > len(header):
         counts = f"{len(first)} cells, the header names {len(header)} columns"
         drop = "drop what is too much (a trailing comma?) or name its column"
@@ -96,7 +124,7 @@ def read_tables(paths: Sequence[str | os.PathLike]) -> pd.DataFrame:
 
 
 def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Write rows in the format that the name's ending asks for, atomically."""
+    """Write rows in the format that the name's ending asks for, atomically; CSV into a stream."""
     path = check_table_name(path)
     if path.name.endswith(".parquet"):
         with replacing(path, "wb") as handle:
@@ -112,7 +140,7 @@ def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
 def check_table_name(path: str | os.PathLike) -> Path:
     """The path of a table to write; `InputError` where its ending is no format of ours."""
     path = Path(path)
-    if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
+    if not path.name.endswith((".csv", ".csv.gz", ".parquet")) and not is_stream(path):
         raise InputError(
             f"expected an output name ending in {FORMATS}, got {path.name or path}; rename it"
         )
@@ -130,20 +158,33 @@ def require_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> N
 
 
 def positive_column(frame: pd.DataFrame, column: str, what: str) -> np.ndarray:
-    """A column as float64, every value finite and above zero; `InputError` naming the first row
-    where it is not.
+    """A column as float64, every value above zero and of a size that is measured; `InputError`
+    naming the first row where it is not.
 
     Rows are named by an integer index, so that some rows of a table keep their places in it.
     """
-    values = pd.to_numeric(frame[column], errors="coerce").to_numpy(np.float64)
-    bad = ~(np.isfinite(values) & (values > 0))
+    values = real_numbers(frame[column])
+    bad = ~((values >= _LEAST) & (values <= _MOST))
     if bad.any():
         row = int(np.argmax(bad))
+        rule = "must be a number above zero"
+        if _LEAST > values[row] > 0 or values[row] > _MOST:
+            rule += f" ({_LEAST:g} to {_MOST:g})"
+        got = f"row {_place(frame, row)} has {frame[column].iloc[row]!r}"
         raise InputError(
-            f"{what}: column {column!r} must be a number above zero, row {_place(frame, row)} has"
-            f" {frame[column].iloc[row]!r} ({int(bad.sum())} such rows); mend or drop them"
+            f"{what}: column {column!r} {rule}, {got} ({int(bad.sum())} such rows); mend or drop"
+            " them"
         )
     return values
+
+
+def real_numbers(column: pd.Series) -> np.ndarray:
+    """A column as float64, not a number where a cell is none, or a complex one."""
+    if pd.api.types.is_complex_dtype(column):
+        return np.full(len(column), np.nan)
+    if column.dtype == object:
+        column = column.where(~column.map(lambda cell: isinstance(cell, complex)))
+    return pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
 
 
 def _place(frame: pd.DataFrame, row: int) -> int:

@@ -16,7 +16,8 @@ from hybridperf.model.platform import GROUP_KNOBS, LEVEL_KNOBS
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import RooflineKnobs
 
-MODEL_SCHEMA_VERSION = 4  # 3: drift of the machine; 2: learned corrections, ranges of every input
+MODEL_SCHEMA_VERSION = 5  # 5: checksums; 3: drift of the machine; 2: learned corrections
+UNCHECKED = 4  # the last version without them
 WEIGHTS_FILE = "residual.npz"
 FAMILY = "family/"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,19 @@ from hybridperf.hardware import (
     load_host,
     names_people_use,
 )
-from hybridperf.io import InputError, installed_hardware, read_arrays, read_json, unknown
+from hybridperf.io import (
+    InputError,
+    installed_hardware,
+    read_arrays,
+    read_json,
+    settled,
+    unknown,
+)
+from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted
 from hybridperf.learning.residual import Box, Residual
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
-from hybridperf.model.document import FAMILY, MODEL_SCHEMA_VERSION, WEIGHTS_FILE
+from hybridperf.model.document import FAMILY, MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE
 from hybridperf.model.families import groups_of
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.perf_model import PerfModel
@@ -48,17 +57,23 @@ def load_model(name: str | Path) -> PerfModel:
     Raises:
         InputError: when there is no such folder or device, or its files are damaged.
     """
+    check_not_forked()
     folder = Path(name)
-    if str(name) == "here" and not folder.exists():
+    if str(name) == "here" and not os.path.exists(folder):
         return PerfModel.datasheet(load_device("here"))
-    if not folder.exists() and (found := _shipped(str(name))) is not None:
+    if not os.path.exists(folder) and (found := _shipped(str(name))) is not None:
         folder = found
-    fabric = load_collectives(folder) if (folder / COLLECTIVES_FILE).exists() else None
-    if fabric is not None and fabric.system.device and not (folder / "model.json").exists():
+    with settled(folder if os.path.isdir(folder) else folder.parent):
+        return _loaded(name, folder)
+
+
+def _loaded(name: str | Path, folder: Path) -> PerfModel:
+    fabric = load_collectives(folder) if os.path.exists(folder / COLLECTIVES_FILE) else None
+    if fabric is not None and fabric.system.device and not os.path.exists(folder / "model.json"):
         return PerfModel.datasheet(load_device(fabric.system.device)).with_collectives(fabric)
-    if folder.is_dir() and not (folder / "model.json").exists():
+    if os.path.isdir(folder) and not os.path.exists(folder / "model.json"):
         raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
-    if not folder.exists():
+    if not os.path.exists(folder):
         if device := device_id(str(name)):
             raise InputError(
                 f"no calibration of {device} is shipped; `hybridperf fit ROWS --device {device}"
@@ -70,10 +85,10 @@ def load_model(name: str | Path) -> PerfModel:
             "model", str(name), known,
             "give a model folder, a shipped calibration's name or a device of `hybridperf devices`",
         )  # fmt: skip
-    path = folder if folder.is_file() else folder / "model.json"
-    host = load_host(path.parent) if (path.parent / HOST_FILE).exists() else None
-    document = read_json(path, "model", MODEL_SCHEMA_VERSION)
-    if document["schema_version"] < MODEL_SCHEMA_VERSION:
+    path = folder if os.path.isfile(folder) else folder / "model.json"
+    host = load_host(path.parent) if os.path.exists(path.parent / HOST_FILE) else None
+    document = read_json(path, "model", MODEL_SCHEMA_VERSION, UNCHECKED)
+    if document["schema_version"] < UNCHECKED:
         raise InputError(
             f"{path} has schema version {document['schema_version']}, from an earlier hybridperf,"
             f" and this one reads {MODEL_SCHEMA_VERSION}; fit the model again (the same `hybridperf"
@@ -81,7 +96,7 @@ def load_model(name: str | Path) -> PerfModel:
         )
     try:
         model = _from_document(document, path.parent / WEIGHTS_FILE)
-        steps = Adaptation.load(path.parent) if (path.parent / STEPS_FILE).exists() else None
+        steps = Adaptation.load(path.parent) if os.path.exists(path.parent / STEPS_FILE) else None
         return dataclasses.replace(
             model, collectives=fabric, host=host, steps=steps, references=shipped
         )
@@ -98,7 +113,7 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
     try:
         return load_model(name)
     except InputError as no_model:
-        if Path(name).exists():
+        if os.path.exists(name):
             raise
         try:
             return PerfModel.datasheet(load_device(name))
@@ -109,7 +124,7 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
 def check_folder(name: str | Path) -> None:
     """`InputError` for the folder above a model, as the demo leaves it."""
     inner = Path(name) / "model"
-    if (inner / "model.json").exists() and not (Path(name) / "model.json").exists():
+    if os.path.exists(inner / "model.json") and not os.path.exists(Path(name) / "model.json"):
         raise InputError(f"{name} holds no model.json; did you mean {inner}?")
 
 
@@ -138,7 +153,8 @@ def _shipped(name: str) -> Path | None:
 
 
 def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
-    stored = read_arrays(weights, str(document["weights_sha256"]))
+    checked = document["schema_version"] > UNCHECKED
+    stored = read_arrays(weights, str(document["weights_sha256"]), checked=checked)
     knobs = neutral_knobs()
     arrays = {name: np.array(getattr(knobs, name)) for name in GROUP_KNOBS}
     reports = {}

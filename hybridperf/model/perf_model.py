@@ -19,8 +19,9 @@ import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import DeviceSpec, Host
-from hybridperf.io import InputError, write_arrays, write_json
+from hybridperf.io import InputError, replacing_in, write_arrays, write_json
 from hybridperf.io.later import pd
+from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.learning.residual import inputs_of
 from hybridperf.model import prior_pricing as by_prior
@@ -234,6 +235,7 @@ class PerfModel:
 
         A row that cannot be priced keeps its place with empty numbers and the reason in `note`.
         """
+        check_not_forked()
         parsed = parse_ops(frame, self.device)
         out = {name: np.full(len(frame), np.nan) for name in _PREDICTED}
         in_range, note = np.zeros(len(frame), bool), parsed.problem
@@ -326,12 +328,13 @@ class PerfModel:
         files in the folder stay, as collectives do.
         """
         document = self._document()
-        write_arrays(Path(folder) / WEIGHTS_FILE, weights_of(self.groups, self.families))
-        write_json(Path(folder) / "model.json", "model", MODEL_SCHEMA_VERSION, document)
-        if self.host is not None:
-            self.host.save(folder)
-        if self.steps is not None:
-            self.steps.save(Path(folder) / STEPS_FILE)
+        with replacing_in(folder) as new:
+            write_arrays(new / WEIGHTS_FILE, weights_of(self.groups, self.families))
+            write_json(new / "model.json", "model", MODEL_SCHEMA_VERSION, document)
+            if self.host is not None:
+                self.host.save(new)
+            if self.steps is not None:
+                self.steps.save(new / STEPS_FILE)
 
     def fingerprint(self) -> str:
         """Short hash of knobs and weights, and of the host where there is one."""

@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from hybridperf.io.process import check_not_forked
 from hybridperf.model.calls import Call, InStep
 from hybridperf.model.group_report import widening
 from hybridperf.model.perf_model import PerfModel
@@ -52,6 +53,7 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
     Raises:
         InputError: when the machine cannot price one of them; the message names it.
     """
+    check_not_forked()
     table, known = priced_rows(model, calls, in_step)
     seconds = alone_seconds(model, table)
     ops, collectives = (list(part) for part in split(calls)[:2])

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from hybridperf.hardware import DeviceSpec, canonical_dtype
-from hybridperf.io import InputError, closest, require_columns
+from hybridperf.io import InputError, closest, real_numbers, require_columns
 from hybridperf.io.later import pd
 from hybridperf.ops.base import Op, op_by_name
 from hybridperf.ops.roofline import Work
@@ -183,7 +183,7 @@ def _part(
 
 def _numbers(column: pd.Series, cls: type[Op], dimension: str) -> np.ndarray:
     """A column as numbers, float64; flags may be words. Not a number where it is neither."""
-    values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
+    values = real_numbers(column)
     if dimension in cls.zero_allowed and cls.words and np.isnan(values).any():
         codes, given = pd.factorize(column)
         meant = np.array([*(cls.words.get(str(word).strip(), np.nan) for word in given), np.nan])

@@ -5,6 +5,7 @@ what two models differ in: their origin; knobs, memory levels, intervals over 5 
 import contextlib
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def known(name: str) -> str:
         return system(hardware.load_system(name))
     with contextlib.suppress(InputError):
         return shape(load_shape(name))
-    if Path(name).exists():
+    if os.path.exists(name):
         return model(load_model(name))
     machines = [*hardware.names_people_use("devices"), *hardware.names_people_use("systems")]
     names = [*machines, *shipped_models(), *shape_names(), "ops", "here"]
@@ -77,8 +78,8 @@ def known(name: str) -> str:
 def holds_a_model(name: str) -> bool:
     """Whether a name means a model; as for `--model`, its folder goes before a device's name."""
     path = Path(name)
-    written = (path / "model.json").exists() or path.suffix == ".json"
-    return written or (is_shipped(name) and not path.exists())
+    written = os.path.exists(path / "model.json") or path.suffix == ".json"
+    return written or (is_shipped(name) and not os.path.exists(path))
 
 
 def collective_model(loaded: CollectiveModel) -> str:
@@ -266,7 +267,7 @@ def flat(facts: Mapping[str, Any]) -> dict[str, str]:
 def difference(first: str, second: str) -> str:
     """What two models differ in, by name: folders, shipped calibrations, or devices' datasheets."""
     for name in (first, second):
-        if Path(name).exists() and find_collectives(name) is not None and not holds_a_model(name):
+        if os.path.exists(name) and find_collectives(name) is not None and not holds_a_model(name):
             holds = f"which holds collectives; `hybridperf show {name}` prints them"
             raise InputError(f"expected two models of ops to compare, got {name}, {holds}")
     return models_apart(_model_or_datasheet(first), _model_or_datasheet(second), (first, second))
@@ -280,7 +281,7 @@ def _model_or_datasheet(name: str) -> PerfModel:
     except InputError:
         if Path(name).suffix == ".toml":
             raise
-    if Path(name).exists():
+    if os.path.exists(name):
         return load_model(name)  # which says what is missing
     if name == "ops" or _is_system(name):
         got = f"got {name}, which has no knobs"

@@ -18,6 +18,7 @@ import pytest
 from hybridperf.cli import app as cli
 from hybridperf.hardware import device_names, load_device, system_names
 from hybridperf.io import write_json
+from hybridperf.io.documents import with_checksum
 from hybridperf.learning.residual import INPUTS, Box, Residual
 from hybridperf.model import MODEL_SCHEMA_VERSION, GroupReport, PerfModel, neutral_knobs
 from hybridperf.model.fit.device import FitReport
@@ -426,10 +427,10 @@ def test_models_that_cannot_be_read(refused, run, rows, tmp_path):
 
     assert "damaged" in with_model(whole[: len(whole) // 2])
     assert "damaged" in with_model(
-        json.dumps({**json.loads(whole), "groups": {"gemm": {"floor_s": "x"}}})
+        json.dumps(with_checksum({**json.loads(whole), "groups": {"gemm": {"floor_s": "x"}}}))
     )
     assert "damaged" in with_model(
-        json.dumps({k: v for k, v in json.loads(whole).items() if k != "levels"})
+        json.dumps(with_checksum({k: v for k, v in json.loads(whole).items() if k != "levels"}))
     )
     assert "upgrade" in with_model(
         json.dumps({**json.loads(whole), "schema_version": MODEL_SCHEMA_VERSION + 1})

@@ -22,6 +22,7 @@ from hybridperf.collectives.rows import checked, collective_rows, implementation
 from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError
+from hybridperf.io.documents import with_checksum
 from hybridperf.learning.prior import adapted, family, train_family, trunk
 from hybridperf.learning.prior.shipped import Prior
 
@@ -592,8 +593,8 @@ def test_a_damaged_document_is_one_sentence(
     few.save(tmp_path)
     path = tmp_path / "collectives.json"
     document = json.loads(path.read_text())
-    change(document if "content" in document else {"content": document})
-    path.write_text(json.dumps(document))
+    change({"content": document})
+    path.write_text(json.dumps(with_checksum(document)))
     with pytest.raises(InputError, match=sentence) as raised:
         load_collectives(tmp_path)
     assert "\n" not in str(raised.value)

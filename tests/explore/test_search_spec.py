@@ -38,7 +38,7 @@ WRONG = {
     "has whole ends": {"knobs": {"x": {"min": 1.5, "max": 2, "integer": True}}},
     "constant most must be a finite number, got nan": {"constants": {"most": math.nan}},
     "price gpu_w must be a finite number": {"prices": {"gpu_w": math.inf}},
-    "cannot read prices": {"prices": {"file": "nowhere.toml"}},
+    "expected a hybridperf/prices file": {"prices": {"file": "nowhere.toml"}},
     "unknown name in constraint large: 'aera' (did you mean 'area'?)": {
         "constraints": {"large": "aera >= most"}
     },

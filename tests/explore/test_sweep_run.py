@@ -226,7 +226,7 @@ def test_a_full_disk_stops_it_and_what_was_written_is_used(tmp_path, monkeypatch
     def full(handle):
         name = os.readlink(f"/proc/self/fd/{handle}")
         calls.append(name)
-        if (at in name) and (at == "whole" or sum("/.part" in call for call in calls) >= 4):
+        if (at in name) and (at == "whole" or sum("-part-" in call for call in calls) >= 4):
             raise OSError(28, "No space left on device")
         fsync(handle)
 

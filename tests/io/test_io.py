@@ -4,16 +4,21 @@ half a file.
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hybridperf.io import (
     InputError,
+    parse_json,
+    parse_toml,
     positive_column,
     read_json,
     read_table,
@@ -244,3 +249,81 @@ def test_json_holds_no_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "x.json", "test", 1, {"x": float("nan")})
     assert not list(tmp_path.iterdir())
+
+
+# --- streams and links ----------------------------------------------------------------------------
+
+
+def test_a_link_stays_and_the_file_behind_it_is_replaced(tmp_path: Path) -> None:
+    link = tmp_path / "link.csv"
+    link.symlink_to(tmp_path / "real.csv")
+    for count in (1, 2):  # where nothing is yet, and where something is
+        write_table(FRAME.head(count), link)
+        assert link.is_symlink()
+        assert len(read_table(tmp_path / "real.csv")) == count
+
+
+def test_a_pipe_stays_and_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        write_table(FRAME, pipe)
+        assert reader.communicate()[0] == FRAME.to_csv(index=False)
+    assert pipe.is_fifo()
+
+
+def test_devices_stay() -> None:
+    write_table(FRAME, "/dev/null")
+    assert Path("/dev/null").is_char_device()
+    assert "cannot write /dev/full: No space left" in refusal(write_table, FRAME, "/dev/full")
+
+
+def test_own_output_is_written_to_where_it_stands(tmp_path: Path) -> None:
+    out = tmp_path / "out.txt"
+    code = "import pandas as pd; from hybridperf.io import write_table; print('before');"
+    code += "write_table(pd.DataFrame({'x': [1]}), '/dev/stdout'); print('after')"
+    with out.open("w") as handle:
+        subprocess.run([sys.executable, "-c", code], stdout=handle, check=True)
+    assert out.read_text() == "before\nx\n1\nafter\n"
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_table_that_unpacks_into_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridperf.io.unpacked._ALWAYS_BYTES", 2**22)
+    path = tmp_path / "rows.csv.gz"
+    path.write_bytes(gzip.compress(b"op,m\n" + b"gemm,1\n" * 2**20))
+    assert "holds more than 4 MB" in refusal(read_table, path)
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"x": np.zeros(2**20, np.int8)}), path)
+    assert "holds more than 4 MB" in refusal(read_table, path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 2_000, "[" * 150 + "]" * 150, "1" + "0" * 5_000, "{", "\x00"]
+)
+def test_json_that_is_too_deep_or_too_long_or_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not JSON|nested") as error:
+        parse_json(text)
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 100_000,
+        "a." * 100_000 + "a = 1",
+        "[" + "a." * 5_000 + "a]",
+        "a = 1" + "0" * 5_000,
+        "a = 2020-13-45",
+        "a = 1\n" * 2,
+        "#" * 2**23,
+    ],
+)
+def test_toml_that_is_too_deep_or_too_long_or_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not TOML|nested|characters") as error:
+        parse_toml(text)
+    assert len(str(error.value)) < 200

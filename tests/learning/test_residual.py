@@ -5,6 +5,7 @@ size of some ops, and noise of 3 %.
 """
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
+from hybridperf.io.documents import with_checksum
 from hybridperf.learning import residual as residual_module
 from hybridperf.learning.residual import (  # fmt: skip
     BOUND,
@@ -38,7 +40,7 @@ from hybridperf.learning.residual import (  # fmt: skip
     network,
     train,
 )
-from hybridperf.model import MODEL_SCHEMA_VERSION, PerfModel, load_model, neutral_knobs
+from hybridperf.model import PerfModel, load_model, neutral_knobs
 from hybridperf.model.fit.device import FitReport, fit
 from hybridperf.ops import GROUPS, Elementwise, Gemm, OpCall, op_by_name
 
@@ -643,9 +645,8 @@ def test_a_model_from_before_the_networks_is_to_be_fitted_again(
 ) -> None:
     fitted[0].save(tmp_path)
     path = tmp_path / "model.json"
-    path.write_text(
-        path.read_text().replace(f'"schema_version": {MODEL_SCHEMA_VERSION}', '"schema_version": 2')
-    )
+    older = json.loads(path.read_text()) | {"schema_version": 2}
+    path.write_text(json.dumps(with_checksum(older)))
     (tmp_path / "residual.npz").unlink()
     with pytest.raises(InputError, match=r"schema version 2, .*fit the model again") as error:
         load_model(tmp_path)

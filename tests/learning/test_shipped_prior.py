@@ -12,6 +12,7 @@ import pytest
 
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, installed_hardware, read_json
+from hybridperf.io.documents import with_checksum
 from hybridperf.learning.prior import adapt, train_family, trunk
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, PRIOR_SCHEMA_VERSION, Prior, load_prior
 from hybridperf.model import load_model, shipped_models
@@ -167,7 +168,7 @@ def _less(document: dict, *keys: str) -> dict:
 )
 def test_a_damaged_document_is_one_sentence(folder: Path, spoil, says) -> None:
     path = folder / "prior.json"
-    path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
+    path.write_text(json.dumps(with_checksum(spoil(json.loads(path.read_text())))))
     with pytest.raises(InputError, match=says) as refused:
         load_prior(folder)
     assert "\n" not in str(refused.value)

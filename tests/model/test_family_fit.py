@@ -22,6 +22,7 @@ from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
+from hybridperf.io.documents import with_checksum
 from hybridperf.learning.prior import FamilyRows, train_family, trunk
 from hybridperf.learning.prior.form import WAVE_ROOFLINE
 from hybridperf.learning.prior.shipped import Prior
@@ -352,7 +353,7 @@ def test_a_damaged_family_is_one_sentence(cold: PerfModel, tmp_path: Path) -> No
     ):  # fmt: skip
         wrong = json.loads(json.dumps(document))
         spoil(wrong["families"])
-        (tmp_path / "model.json").write_text(json.dumps(wrong))
+        (tmp_path / "model.json").write_text(json.dumps(with_checksum(wrong)))
         with pytest.raises(InputError, match="is damaged") as refused:
             load_model(tmp_path)
         assert "\n" not in str(refused.value)

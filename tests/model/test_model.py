@@ -22,6 +22,7 @@ from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import LEVELS, load_device
 from hybridperf.io import InputError
+from hybridperf.io.documents import with_checksum
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, canonical, load_model
 from hybridperf.ops import GROUPS, Copy, Elementwise, Gemm, OpCall
 from hybridperf.ops.roofline import RooflineKnobs, Work
@@ -123,7 +124,7 @@ def _edit(change: Callable[[dict], object]) -> Callable[[str], str]:
     def edited(text: str) -> str:
         document = json.loads(text)
         change(document)
-        return json.dumps(document)
+        return json.dumps(with_checksum(document))
 
     return edited
 

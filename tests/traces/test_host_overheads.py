@@ -12,6 +12,7 @@ from support.made_traces import made_trace
 
 from hybridperf.hardware import HOST_SCHEMA_VERSION, Host, Overhead, Spread, load_device, load_host
 from hybridperf.io import InputError
+from hybridperf.io.documents import with_checksum
 from hybridperf.model import PerfModel, adapted_steps, load_model
 from hybridperf.traces.overheads import fit_host, op_kind, outermost_op
 from hybridperf.traces.readers.kineto import read_traces
@@ -233,7 +234,7 @@ def test_a_damaged_host_is_one_sentence(tmp_path, host, damage, said):
     dataclasses.replace(PerfModel.datasheet(load_device("v100_sxm2")), host=host).save(tmp_path)
     document = json.loads((tmp_path / "host.json").read_text())
     damage(document)
-    (tmp_path / "host.json").write_text(json.dumps(document))
+    (tmp_path / "host.json").write_text(json.dumps(with_checksum(document)))
     with pytest.raises(InputError, match=said) as refused:
         load_model(tmp_path)
     assert "\n" not in str(refused.value)

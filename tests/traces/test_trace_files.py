@@ -130,3 +130,18 @@ def test_what_cannot_be_opened_is_said(tmp_path):
         onion = gzip.compress(onion)
     (tmp_path / "onion.gz").write_bytes(onion)
     assert "layers" in refused(tmp_path / "onion.gz")
+
+
+@pytest.mark.parametrize("layers", ["gzip", "gzip in gzip", "tar.gz", "zip", "zips in a tar"])
+def test_archives_that_unpack_into_too_much_are_refused(tmp_path, monkeypatch, layers):
+    monkeypatch.setattr("hybridperf.io.unpacked._ALWAYS_BYTES", 2**20)
+    large, path = b" " * 2**23, tmp_path / "a.gz"
+    packed = {
+        "gzip": lambda: gzip.compress(large),
+        "gzip in gzip": lambda: gzip.compress(gzip.compress(large)),
+        "tar.gz": lambda: tar_of({"a.json": large}, "w:gz"),
+        "zip": lambda: zip_of({f"{at}.json": large[: 2**19] for at in range(9)}),
+        "zips in a tar": lambda: tar_of({"a.zip": zip_of({"a.json": large})}),
+    }
+    path.write_bytes(packed[layers]())
+    assert "holds more than 1 MB" in refused(path)

@@ -14,6 +14,7 @@ import zipfile
 import numpy as np
 import pytest
 from support.damaged_traces import documents, mutated_document, trimmed
+from support.mutations import mutated_bytes
 
 from hybridperf.io import InputError
 from hybridperf.traces.events import CALL, NONE
@@ -21,33 +22,6 @@ from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.steps import common_steps, steps, typical
 
 MUTATIONS = 2_000
-
-
-def mutated_bytes(text, rng):
-    """Cut off, flipped, cut out, doubled, brackets swapped."""
-    text = bytearray(text)
-    kind = rng.randrange(6)
-    if kind == 0:
-        return bytes(text[: rng.randrange(len(text))])
-    for _ in range(rng.choice([1, 3, 20])):
-        at = rng.randrange(len(text))
-        if kind == 1:
-            text[at] ^= 1 << rng.randrange(8)
-        elif kind == 2:
-            del text[at : at + rng.randrange(1, 200)]
-        elif kind == 3:
-            text[at:at] = text[at : at + rng.randrange(1, 200)]
-        elif kind == 4:
-            text[at] = rng.choice(b'{}[]",:0-9eE\\n\x00\xff')
-        else:
-            one, other = (
-                text.find(rng.choice([b"{", b"}", b"[", b"]"]), rng.randrange(len(text)))
-                for _ in range(2)
-            )
-            text[one], text[other] = text[other], text[one]
-        if not text:
-            break
-    return bytes(text)
 
 
 def packed(text, rng):

@@ -15,6 +15,7 @@ import hybridperf.workloads.memory
 from hybridperf.cli import common as cli_common
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_table
+from hybridperf.io.documents import with_checksum
 from hybridperf.model import model_or_datasheet
 from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.training.steps import names
@@ -722,12 +723,12 @@ def test_knobs_that_are_no_knobs_are_named(cache, measured, tmp_path, change, sa
     document = json.loads(path.read_text())
     (group,) = document["groups"].values()
     change(group["knobs"])
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(with_checksum(document)))
     with pytest.raises(InputError) as error:
         Adaptation.load(path)
     assert str(error.value) == f"{path} is damaged ({says}); fit the rows again"
     del document["groups"]
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(with_checksum(document)))
     with pytest.raises(InputError, match="'groups' is missing"):
         Adaptation.load(path)
 

@@ -17,6 +17,7 @@ import hybridperf as hp
 from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.lower import lower
 from hybridperf.io import InputError
+from hybridperf.io.documents import with_checksum
 from hybridperf.model import adapted_steps
 from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.model.calls import CallChain
@@ -460,7 +461,7 @@ def test_damaged_knobs_are_refused(fitted, tmp_path):
     fitted[1].adaptation.save(path)
     document = json.loads(path.read_text())
     next(iter(document["groups"].values()))["covariance"] = [[1.0]]
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(with_checksum(document)))
     with pytest.raises(InputError, match="damaged"):
         Adaptation.load(path)
 
@@ -494,7 +495,7 @@ def test_knobs_of_wrong_kinds_are_refused_by_the_file_s_name(fitted, tmp_path, c
         if name == "knobs" and isinstance(change[name], dict)
         else change[name]
     )
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(with_checksum(document)))
     with pytest.raises(InputError, match=r"knobs\.json") as caught:
         Adaptation.load(path)
     assert "\n" not in str(caught.value)

@@ -38,6 +38,9 @@ _PREFIX = re.compile(
 _NAMED_PLACES = 8  # a remark stays readable; a long log can have thousands of damaged lines
 
 
+_NO_NUMBER = re.compile(r"\d{300}")  # that Python would read
+
+
 @dataclasses.dataclass(frozen=True)
 class Machines:
     """Where a run was: ranks in all, and hosts, each with the same number of ranks."""
@@ -49,10 +52,14 @@ class Machines:
 def read_text(path: str | os.PathLike) -> str:
     """A log as it is; bytes that are no text become marks that no parser takes."""
     try:
-        return Path(path).read_bytes().decode("utf-8", errors="replace")
+        text = Path(path).read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
         why = error.strerror or error
         raise InputError(f"cannot read {path}: {why}; check the path") from error
+    if found := _NO_NUMBER.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise InputError(f"{path}, line {line}: a number of hundreds of digits; check the file")
+    return text
 
 
 def read_lines(path: str | os.PathLike) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.explore.sharding.cost import PlacementCost, PlacementParts
-from hybridperf.io import write_json, write_table
+from hybridperf.io import replacing_in, write_json, write_table
 
 SCHEMA_VERSION = 1
 FILES = ("shard.json", "placement.csv", "ranks.csv", "candidates.csv")
@@ -60,9 +60,6 @@ class ShardResult:
     def save(self, folder: str | Path) -> Path:
         """Write `FILES` into a folder; the path of `shard.json`."""
         folder = Path(folder)
-        write_table(self.per_table, folder / "placement.csv")
-        write_table(self.per_rank, folder / "ranks.csv")
-        write_table(self.candidates, folder / "candidates.csv")
         content = {
             "placement": dict(zip(self.tables, self.placement, strict=True)), "ranks": self.ranks,
             "nodes": self.nodes, "method": self.method, "step_s": self.step_s,
@@ -71,5 +68,9 @@ class ShardResult:
             "low_s": self.low_s, "high_s": self.high_s, "notes": list(self.notes),
         }  # fmt: skip
         path = folder / "shard.json"
-        write_json(path, "shard-result", SCHEMA_VERSION, content)
+        with replacing_in(folder) as new:
+            write_table(self.per_table, new / "placement.csv")
+            write_table(self.per_rank, new / "ranks.csv")
+            write_table(self.candidates, new / "candidates.csv")
+            write_json(new / path.name, "shard-result", SCHEMA_VERSION, content)
         return path

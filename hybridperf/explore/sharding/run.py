@@ -140,7 +140,7 @@ def _check_numbers(
     whole = (("ranks", ranks, 1), ("nodes", 1 if nodes is None else nodes, 1), ("seed", seed, 0))
     for name, number, least in whole:
         is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-        if not is_whole or (name == "seed" and number < least):
+        if not is_whole or (name == "seed" and not 0 <= number < 2**63):
             raise InputError(f"{name} must be a whole number of {least} or more, got {number!r}")
     for name, value in (("batch", batch), ("memory_bytes", memory_bytes)):
         if isinstance(value, bool) or not isinstance(value, int | float | np.number | None):

@@ -26,6 +26,7 @@ from hybridperf.ops.embedding import Table, row_pieces, table_bytes
 
 KINDS = ("row", "column")
 _FINER = (2, 4)  # times as many pieces as now
+_MOST_PIECES = 4096  # each is priced and placed; more than any rank holds
 _WORTHWHILE = 0.98  # of the step as it is
 
 
@@ -33,10 +34,11 @@ def pieces(table: Table, kind: str, count: int) -> list[Table]:
     """`count` pieces of a table by one of `KINDS`; columns are dealt out as evenly as possible."""
     if kind not in KINDS:
         raise unknown(f"split of table {table.name}", kind, KINDS, f"known are {', '.join(KINDS)}")
-    most = int(table.rows if kind == "row" else table.dim)
+    have = int(table.rows if kind == "row" else table.dim)
+    most = min(have, _MOST_PIECES)
     if not 1 <= count <= most:
         expected = f"expected 1 to {most} pieces of it by {kind}, got {count}"
-        raise InputError(f"table {table.name} has {most} {kind}s, {expected}")
+        raise InputError(f"table {table.name} has {have} {kind}s, {expected}")
     names = [f"{table.name}/{kind}{at + 1}of{count}" for at in range(count)]
     if kind == "row":
         parts = zip(names, row_pieces(table, count), strict=True)

@@ -1,5 +1,8 @@
 """A sweep on Dask: chunk numbers and the spec are sent, finished parts come back.
 
+Our own scheduler and workers listen on 127.0.0.1 alone, without dashboard: whoever reaches a Dask
+scheduler runs code as its user. One's own cluster, with a dashboard, is `--scheduler`'s.
+
 A worker that dies costs the chunk it was at, which another does again. Workers read the model and
 the tables of the spec by the same paths as we do, and refuse to work if what they read is not the
 same. Local workers take one core each.
@@ -150,7 +153,9 @@ def _client(workers: int | None, scheduler: str | None) -> Iterator[tuple[Any, l
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
-            dashboard_address=":0",
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
             silence_logs=logging.ERROR,
             local_directory=scratch,
         ) as cluster,  # fmt: skip

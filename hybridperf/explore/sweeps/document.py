@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import math
 import os
-import tomllib
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hybridperf.explore.sweeps.expression import Expression, parse
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError, read_toml, unknown
 
 SpecSource = str | os.PathLike | Mapping[str, Any]
 
@@ -21,13 +20,15 @@ def find_spec(
 ) -> tuple[dict[str, Any], Path]:
     """Content of a spec, and the folder of its files: a TOML file, a shipped name, or a dict."""
     if isinstance(source, Mapping):
+        head = {"schema": f"hybridperf/{kind}", "schema_version": most}
+        check_head({**head, **source}, kind, most, f"the {kind}")
         return dict(source), Path(folder)
     if not isinstance(source, str | os.PathLike):
         needs = "a .toml file, the name of a shipped example, or a dict"
         raise InputError(f"a {kind} needs a spec: {needs}; got {type(source).__name__}")
     path, example = Path(source), shipped / f"{os.fspath(source)}.toml"
-    path = example if example.exists() and not path.exists() else path
-    if not path.exists():
+    path = example if os.path.exists(example) and not os.path.exists(path) else path
+    if not os.path.exists(path):
         names = sorted(one.stem for one in shipped.glob("*.toml"))
         where = f"give a .toml file, or a shipped example: {', '.join(names)}"
         raise unknown("spec", str(source), names, where)
@@ -36,13 +37,13 @@ def find_spec(
 
 def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
     """A TOML file with schema "hybridperf/`kind`" and a schema_version of at most `most`."""
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        why = error.strerror or error
-        raise InputError(f"cannot read {kind} from {path}: {why}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
+    document = read_toml(path, f"hybridperf/{kind} file")
+    check_head(document, kind, most, path)
+    return document
+
+
+def check_head(document: Mapping[str, Any], kind: str, most: int, path: str | Path) -> None:
+    """`InputError` unless a spec says that it is one, of a version up to `most`."""
     expected, found = f"hybridperf/{kind}", document.get("schema", "none")
     if found != expected:
         raise InputError(f'expected schema = "{expected}" at the head of {path}, found {found}')
@@ -53,7 +54,6 @@ def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
     if version > most:
         reads = f"this hybridperf reads up to {most}; upgrade hybridperf"
         raise InputError(f"{path} has schema_version {version}, {reads}")
-    return document
 
 
 def check_plain(document: Any, where: str = "") -> None:
@@ -104,9 +104,15 @@ def whole_number(value: Any, what: str, least: int, most: int) -> int:
     return value
 
 
+def is_finite(value: Any) -> bool:
+    """Whether a value of a spec is a number that float64 holds."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # also of whole numbers of any length
+
+
 def finite_number(what: str, value: Any) -> float:
     """A number of a spec; `InputError` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_finite(value):
         raise InputError(f"{what} must be a finite number, got {value!r}")
     return float(value)
 

@@ -61,6 +61,7 @@ from hybridperf.explore.sweeps.document import (
     check_used,
     derived_columns,
     find_spec,
+    is_finite,
     known_formula,
     section,
     sections,
@@ -254,7 +255,7 @@ def _range(name: str, written: Mapping[str, Any], kind: str) -> SampledRange:
 
 
 def _ends(name: str, pair: Any, scale: str) -> tuple[float, float]:
-    if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(_is_number, pair)):
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(is_finite, pair)):
         raise InputError(f"parameter {name} needs a range [least, most] of two numbers, got {pair}")
     low, high = map(float, pair)
     check_range(f"parameter {name}", low, high, log=scale == "log")
@@ -271,17 +272,12 @@ def _plain(name: str, values: list[Any], place: str = "at place {} of its list")
         if isinstance(value, float) and not np.isfinite(value):
             raise InputError(f"{what} must be finite numbers, got {value} {place.format(at)}")
     for value in values:
-        if not _is_number(value):
+        if not is_finite(value):
             raise InputError(f"{what} must be numbers or words, all of one kind, got {value!r}")
     if any(isinstance(value, int) and abs(value) > 2**62 for value in values):
         raise InputError(f"{what} has a whole number beyond 2**62; write it as a fraction")
     whole = all(isinstance(value, int) for value in values)
     return np.array(values, np.int64 if whole else np.float64)
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and bool(np.isfinite(value))
 
 
 def _best(top: Given, front: Given, columns: Mapping[str, bool]) -> BestRule:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.graph import Graph, GraphBuilder
-from hybridperf.explore.sweeps.document import check_keys
+from hybridperf.explore.sweeps.document import check_keys, is_finite
 from hybridperf.explore.sweeps.expression import Expression, parse
 from hybridperf.io import InputError, closest, unknown
 from hybridperf.io.namespace import Array
@@ -171,7 +170,7 @@ def _collective(
 def _formula(written: Any, where: str) -> Expression:
     """A number or a formula; `InputError` for anything else, and for a number that is no size."""
     if isinstance(written, int | float) and not isinstance(written, bool):
-        if not np.isfinite(written) or written < 0:
+        if not is_finite(written) or written < 0:
             raise InputError(f"{where} must be a number of at least zero, got {written}")
         return parse(repr(written), where)
     formula = parse(written, where)

@@ -26,11 +26,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import hybridperf
-from hybridperf.io import InputError, read_json, replacing, write_json
+from hybridperf.io import InputError, is_stream, read_json, replacing, write_json
+from hybridperf.io.process import keeping
 
 _SCHEMA_VERSION = 1
 _KEY = b"hybridperf/sweep"  # of the metadata of OUT
 _COMPRESSION = "lz4"  # zstd: a tenth smaller, twice as long to write and to read
+_KEPT = "what is done is kept in {} and the same command goes on from there"
 _NEW_OUT = "choose another --out, or give --restart to"
 
 
@@ -48,13 +50,15 @@ class SweepStore:
     """The files of one sweep. `open` first; one run at a time."""
 
     def __init__(self, out: str | os.PathLike, identity: Mapping[str, Any]):
-        self.out, self.identity, self.hash = Path(out), identity, str(identity["hash"])
+        self.out, self.identity, self.hash = _behind(out), identity, str(identity["hash"])
         self.folder = self.out.with_name(f"{self.out.name}.parts")
+        self._again = False  # whether what OUT holds is to be replaced; it stays until then
         if not self.out.name.endswith(".parquet"):
             expected = "expected an output name ending in .parquet"
             raise InputError(f"{expected}, got {self.out.name}; rename it")
-        if self.out.is_dir():
-            raise InputError(f"{self.out} is a folder; give the name of a file for the output")
+        if self.out.is_dir() or is_stream(self.out):
+            what = "a folder" if self.out.is_dir() else "a device or pipe"
+            raise InputError(f"{self.out} is {what}; give the name of a file for the output")
 
     @contextlib.contextmanager
     def open(self, *, restart: bool = False) -> Iterator[None]:
@@ -64,12 +68,12 @@ class SweepStore:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
-        with self._alone():
+        self._again = restart
+        with self._alone(), keeping(_KEPT.format(self.folder)):
             if restart:
-                self.out.unlink(missing_ok=True)
                 for path in self.folder.glob("*.parquet"):
                     path.unlink()
-            if not self.is_complete() and not self._describes_us():
+            if restart or not (self.is_complete() or self._describes_us()):
                 path = self.folder / "sweep.json"
                 write_json(path, "sweep-parts", _SCHEMA_VERSION, dict(self.identity))
             for path in self.folder.glob(".*"):  # begun when an earlier run was killed
@@ -81,7 +85,7 @@ class SweepStore:
 
     def is_complete(self) -> bool:
         """Whether OUT is there and of this sweep."""
-        return self.out.exists() and _hash_in(self.out) == self.hash
+        return not self._again and self.out.exists() and _hash_in(self.out) == self.hash
 
     def done(self, chunks: int) -> set[int]:
         """Chunks whose parts are there and can be read; a damaged part is forgotten."""
@@ -119,6 +123,7 @@ class SweepStore:
                     yield table
         try:
             os.replace(whole, self.out)
+            self._again = False
         except OSError as error:
             raise _cannot_write(self.out, error) from error
 
@@ -132,7 +137,7 @@ class SweepStore:
         return self.folder / f"part-{chunk:08d}-{self.hash}.parquet"
 
     def _refuse_others(self, restart: bool) -> None:
-        if restart or self.is_complete():
+        if restart or self.is_complete() or self._begun_over(self.out):
             return
         another = "another sweep: spec, model or versions differ"
         if self.out.exists():
@@ -142,6 +147,12 @@ class SweepStore:
             raise InputError(f"{self.out} holds {another}; {_NEW_OUT} replace it")
         if (self.folder / "sweep.json").exists() and not self._describes_us():
             raise InputError(f"{self.folder} holds parts of {another}; {_NEW_OUT} begin again")
+
+    def _begun_over(self, out: Path) -> bool:
+        """Whether an earlier run was given --restart to replace OUT, and was stopped."""
+        described = self.folder / "sweep.json"
+        begun = described.exists() and self._describes_us()
+        return begun and out.exists() and out.stat().st_mtime_ns < described.stat().st_mtime_ns
 
     def _describes_us(self) -> bool:
         path = self.folder / "sweep.json"
@@ -171,8 +182,12 @@ class SweepStore:
         try:
             yield
         except InputError as error:
-            kept = f"what is done is kept in {self.folder} and the same command goes on from there"
-            raise InputError(f"{error}; {kept}") from error
+            raise InputError(f"{error}; {_KEPT.format(self.folder)}") from error
+
+
+def _behind(path: str | os.PathLike) -> Path:
+    """The file that a link leads to, so that the link stays."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
 
 
 def _cannot_write(path: Path, error: OSError) -> InputError:

@@ -100,7 +100,7 @@ class CollectivesTarget(Target):
         for collective in dict.fromkeys(extremes.get("collective", ())):
             canonical_collective(str(collective))
         for name in set(_COLLECTIVE_SIZES) & set(extremes):
-            check_positive(name, extremes[name])
+            check_positive(name, extremes[name], least=1.0)
 
     def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
         return _answers(self._model.predict(_frame(columns, self.known())), self.results)

@@ -8,6 +8,7 @@ is made, so that everything wrong with a spec is reported before anything is com
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,8 @@ from hybridperf.io import InputError, unknown
 
 Given = Mapping[str, Any]  # what a section of a spec holds
 Columns = Mapping[str, np.ndarray]  # [n] by name
+
+_LARGEST = 1e24  # as of work of one op, `ops/table.py`
 
 
 class Target(abc.ABC):
@@ -118,10 +121,12 @@ def read_target(given: Given, folder: Path, extremes: Columns) -> Target:
 def place(name: str, folder: Path) -> str:
     """A file or folder next to the spec by its whole path; any other name as it is."""
     path = folder / name
-    return str(path.resolve()) if path.exists() else name
+    return str(path.resolve()) if os.path.exists(path) else name
 
 
-def check_positive(name: str, values: np.ndarray, *, zero: bool = False) -> None:
+def check_positive(
+    name: str, values: np.ndarray, *, zero: bool = False, least: float = 0.0
+) -> None:
     """`InputError` unless all values are finite numbers above zero (at least zero with `zero`)."""
     rule = f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero"
     if values.dtype.kind == "b":
@@ -131,3 +136,7 @@ def check_positive(name: str, values: np.ndarray, *, zero: bool = False) -> None
         wrong = values[~(np.isfinite(values) & ((values >= 0) if zero else (values > 0)))]
     if len(wrong):
         raise InputError(f"{rule}, got {wrong[0]!s}")
+    if len(values) and values.max() > _LARGEST:
+        raise InputError(f"parameter {name} must be at most {_LARGEST:g}, got {values.max():g}")
+    if len(values) and values.min() < least:
+        raise InputError(f"parameter {name} must be at least {least:g}, got {values.min():g}")

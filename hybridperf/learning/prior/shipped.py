@@ -16,6 +16,8 @@ from hybridperf.io import (
     installed_hardware,
     read_arrays,
     read_json,
+    replacing_in,
+    settled,
     unknown,
     write_arrays,
     write_json,
@@ -23,7 +25,8 @@ from hybridperf.io import (
 from hybridperf.learning.gaussian_process import under
 from hybridperf.learning.prior.family import FamilyPrior
 
-PRIOR_SCHEMA_VERSION = 2
+PRIOR_SCHEMA_VERSION = 3  # 3: checksums
+_UNCHECKED = 2  # the last version without them
 DEFAULT_PRIOR = "prior"  # the one that is installed
 NO_PRIOR = "none"
 _DOCUMENT, _WEIGHTS = "prior.json", "prior.npz"
@@ -37,7 +40,7 @@ class Prior:
     provenance: Mapping[str, Any]
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Write the two files, atomically each."""
+        """Write the two files, both or none."""
         arrays = {
             f"{name}/{key}": leaf
             for name, family in self.families.items()
@@ -48,23 +51,30 @@ class Prior:
             "weights_sha256": hash_of(arrays),
             "provenance": dict(self.provenance),
         }
-        write_arrays(Path(folder) / _WEIGHTS, arrays)
-        write_json(Path(folder) / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, document)
+        with replacing_in(folder) as new:
+            write_arrays(new / _WEIGHTS, arrays)
+            write_json(new / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, document)
 
 
 def load_prior(name: str | os.PathLike) -> Prior:
     """A prior by folder, or by the name of an installed one."""
     installed = installed_hardware()
     places = [Path(name), *([installed / str(name)] if installed else [])]
-    folder = next((place for place in places if (place / _DOCUMENT).exists()), None)
+    folder = next((place for place in places if os.path.exists(place / _DOCUMENT)), None)
     if folder is None:
         paths = installed.glob(f"*/{_DOCUMENT}") if installed else ()
         known = [*sorted(path.parent.name for path in paths), NO_PRIOR]
         advice = "give the folder of a prior, the name of an installed one, or none"
         raise unknown("prior", str(name), known, advice)
-    document = read_json(folder / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION)
+    with settled(folder):
+        return _loaded(folder)
+
+
+def _loaded(folder: Path) -> Prior:
+    document = read_json(folder / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, _UNCHECKED)
     try:
-        stored = read_arrays(folder / _WEIGHTS, str(document["weights_sha256"]))
+        checked, expected = document["schema_version"] > _UNCHECKED, document["weights_sha256"]
+        stored = read_arrays(folder / _WEIGHTS, str(expected), checked=checked)
         families = {
             family: FamilyPrior.read(under(stored, f"{family}/"), content)
             for family, content in document["families"].items()

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from hybridperf.io import InputError
+from hybridperf.io.process import keeping
 
 _BUDGET_RAN_OUT = 4  # exit statuses of the measuring programs
 _ERROR_PRINTED = 2
@@ -43,7 +44,8 @@ def default_backend() -> str:
 
 def run_program(module: str, arguments: Sequence[str]) -> bool:
     """Run one of the calibration package's programs; whether it did everything it was asked to."""
-    status = _status_of([sys.executable, "-m", module, *arguments])
+    with keeping("what was measured is kept, the same command goes on from there"):
+        status = _status_of([sys.executable, "-m", module, *arguments])
     if status == _ERROR_PRINTED:
         raise AlreadyReported(f"{module} refused its input")
     if status not in (0, _BUDGET_RAN_OUT):

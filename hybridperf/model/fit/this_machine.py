@@ -15,7 +15,15 @@ import hybridperf
 from hybridperf.collectives.fit import CollectiveReport, fit_collectives
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import DeviceSpec, load_device, this_cpu, this_system
-from hybridperf.io import InputError, read_json, read_table, read_tables, unknown, write_table
+from hybridperf.io import (
+    InputError,
+    read_json,
+    read_table,
+    read_tables,
+    replacing_in,
+    unknown,
+    write_table,
+)
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import FitReport, fit
 from hybridperf.model.fit.programs import run_program, usable_core
@@ -53,8 +61,9 @@ class MachineRows:
         """Fit the rows; leaves model and report in the folder."""
         say(f"fitting {self.device.name} to {len(self.rows)} rows")
         model, report = fit(self.rows, self.device, drift=self.drift, provenance=self.provenance)
-        model.save(self.folder)
-        report.save(self.folder)
+        with replacing_in(self.folder) as new:
+            model.save(new)
+            report.save(new)
         return Calibration(model, report, self.rows)
 
 
@@ -140,8 +149,9 @@ def calibrate_collectives(
     provenance = _provenance(f"--collectives --{setting}", facts, complete)
     say(f"fitting collectives of this machine to {len(rows)} rows")
     model, report = fit_collectives(rows, this_system(), provenance=provenance)
-    model.save(folder)
-    report.save(folder)
+    with replacing_in(folder) as new:
+        model.save(new)
+        report.save(new)
     return model, report
 
 

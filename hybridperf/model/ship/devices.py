@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hybridperf.hardware import load_device
-from hybridperf.io import InputError, unknown, write_json
+from hybridperf.io import InputError, replacing_in, unknown, write_json
 from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import train_family
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, Prior, load_prior
@@ -59,10 +59,10 @@ def run(
             say(f"{device}: fewer than {LEAST_ROWS} rows of every family, left to the prior")
             continue
         model, report = fitted
-        model.save(out / device)
-        # not `report.save`, whose held-out rows hold measured times
-        path = out / device / "report.json"
-        write_json(path, "fit-report", REPORT_SCHEMA_VERSION, report.summary())
+        with replacing_in(out / device) as new:
+            model.save(new)
+            # not `report.save`, whose held-out rows hold measured times
+            write_json(new / "report.json", "fit-report", REPORT_SCHEMA_VERSION, report.summary())
         say(f"{device}: {report.rows} rows, {time.perf_counter() - start_s:.0f} s")
 
 

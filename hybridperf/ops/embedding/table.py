@@ -15,6 +15,8 @@ from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io.errors import InputError
 from hybridperf.ops.embedding.access import Access, Uniform
 
+_LARGEST, _MOST_POOLING = 1e30, 1e15  # sums of them are numbers; memory allows far less
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -58,6 +60,8 @@ class Table:
             if not 0 < float(value) < float("inf"):
                 leave = "leave the table out if nothing looks into it"
                 raise InputError(f"{here} {field} above zero, got {value}; {leave}")
+            if float(value) > (most := _MOST_POOLING if field == "pooling" else _LARGEST):
+                raise InputError(f"{here} {field} of at most {most:g}, got {value:g}; mend it")
             whole = np.asarray(value).dtype.kind != "f" or float(value) == int(value)
             if field != "pooling" and not whole:
                 raise InputError(f"{here} a whole number of {field}, got {value}")

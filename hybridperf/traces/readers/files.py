@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from hybridperf.io import InputError
+from hybridperf.io.unpacked import TooLarge, Unpacked, most_unpacked
 
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _TAR_MARK = slice(257, 262)  # "ustar" stands there in the header of the first member
@@ -86,7 +87,8 @@ class _Opener:
     def of_path(self, path: Path, among_others: bool) -> Iterator[TraceFile]:
         try:
             with path.open("rb") as handle:
-                yield from self.unpacked(str(path), handle, among_others, _DEPTH)
+                most = most_unpacked(path.stat().st_size)
+                yield from self.unpacked(str(path), handle, among_others, _DEPTH, most)
         except FileNotFoundError as error:
             expected = f"expected a trace at {path}"
             raise InputError(f"{expected}, found nothing; check the path") from error
@@ -95,18 +97,20 @@ class _Opener:
             raise InputError(f"cannot read {path}: {why}; restore a copy") from error
 
     def unpacked(
-        self, source: str, handle: IO[bytes], among_others: bool, depth: int
+        self, source: str, handle: IO[bytes], among_others: bool, depth: int, most: int
     ) -> Iterator[TraceFile]:
-        """Unpack until text is left. Reading errors of any packer become one sentence."""
+        """Unpack until text is left, up to `most` bytes. Reading errors of any packer become one
+        sentence.
+        """
         if depth < 0:
             raise InputError(f"{source} is packed into more than {_DEPTH} layers; unpack it first")
         head = _guarded(source, lambda: handle.read(512))
         _guarded(source, lambda: handle.seek(0))
         if head[:2] == _GZIP:
-            inside: Any = gzip.GzipFile(fileobj=handle, mode="rb")
-            yield from self.unpacked(source, inside, among_others, depth - 1)
+            inside: Any = Unpacked(gzip.GzipFile(fileobj=handle, mode="rb"), most)
+            yield from self.unpacked(source, inside, among_others, depth - 1, most)
         elif head[:4] == _ZIP or head[_TAR_MARK] == b"ustar":
-            members = (_zip_members if head[:4] == _ZIP else _tar_members)(handle)
+            members = (_zip_members if head[:4] == _ZIP else _tar_members)(handle, most)
             found = False
             while (member := _guarded(source, lambda: next(members, None))) is not None:
                 name, content = member
@@ -114,7 +118,7 @@ class _Opener:
                 mine = not Path(name).name.startswith("._")
                 if name.lower().endswith(self.endings) and mine:
                     found = True
-                    yield from self.unpacked(f"{source}!{name}", content, True, depth - 1)
+                    yield from self.unpacked(f"{source}!{name}", content, True, depth - 1, most)
             if found:
                 return
             error = self.nothing_in(f"the archive {source}")
@@ -129,15 +133,18 @@ class _Opener:
             yield TraceFile(source, text, among_others)
 
 
-def _tar_members(handle: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+def _tar_members(handle: IO[bytes], most: int) -> Iterator[tuple[str, IO[bytes]]]:
+    del most  # a tar is as long as what it holds
     with tarfile.open(fileobj=handle, mode="r:") as archive:
         for member in archive:
             if member.isfile() and (content := archive.extractfile(member)) is not None:
                 yield member.name, content
 
 
-def _zip_members(handle: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+def _zip_members(handle: IO[bytes], most: int) -> Iterator[tuple[str, IO[bytes]]]:
     with zipfile.ZipFile(handle) as archive:
+        if sum(info.file_size for info in archive.infolist()) > most:
+            raise TooLarge(most)
         for info in archive.infolist():
             if not info.is_dir():
                 with archive.open(info) as content:
@@ -150,6 +157,8 @@ def _guarded(source: str, read: Callable[[], Result]) -> Result:
         return read()
     except InputError:
         raise
+    except TooLarge as error:
+        raise InputError(f"{source}: {error}") from error
     except _DAMAGED as error:
         damaged = f"{source} is cut off or damaged and cannot be unpacked"
         raise InputError(f"{damaged}; copy it again") from error

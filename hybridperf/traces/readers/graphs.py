@@ -5,12 +5,11 @@ and protobuf.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Collection
 
 from hybridperf.engine.workload import Workload
-from hybridperf.io import InputError
+from hybridperf.io import InputError, parse_json
 from hybridperf.traces.readers.chakra import chakra_json, chakra_protobuf
 from hybridperf.traces.readers.execution_traces import execution_trace
 from hybridperf.traces.readers.files import TraceFile, trace_files
@@ -37,8 +36,8 @@ def recorded_graph(file: TraceFile) -> RecordedGraph:
     if not file.text.lstrip().startswith(_BRACKETS):
         return chakra_protobuf(file.text, file.source)
     try:
-        document = json.loads(file.text, strict=False)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(file.text, strict=False)
+    except ValueError as error:
         ends = file.text[-1:].strip() in (b"", b"}")
         what = "damaged: it is not JSON" if ends else "cut off or damaged: its JSON has no end"
         mend = "record it again or copy it again"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from hybridperf.io import InputError, replacing
+from hybridperf.io import InputError, is_stream, replacing
 from hybridperf.training.plans.arguments import whole_numbers
 from hybridperf.training.plans.costs import PricedSpace
 from hybridperf.training.plans.ranked import DAY_S, RankedLayouts, tokens_of
@@ -47,7 +47,7 @@ def at_ranks(plan: RankedLayouts, ranks: np.ndarray) -> pd.DataFrame:
 def check_name(path: str | os.PathLike) -> Path:
     """The path, if its ending says a format; `InputError` otherwise."""
     path = Path(path)
-    if path.suffix not in (".parquet", ".csv"):
+    if path.suffix not in (".parquet", ".csv") and not is_stream(path):
         raise InputError(
             f"expected an output name ending in .parquet or .csv, got {path.name}; rename it"
         )

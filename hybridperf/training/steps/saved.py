@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from hybridperf.io import InputError
+from hybridperf.io import InputError, replacing_in, settled
 from hybridperf.model import PerfModel, load_model
 from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.training.steps.batch import shared_price_cache
@@ -29,7 +29,9 @@ def saved_model(
         InputError: when a new model is wanted of rows of several machines, or of a device that
             another one's calibration stands for.
     """
-    if (folder / "model.json").exists():
+    with settled(folder):
+        there = (folder / "model.json").exists()
+    if there:
         model = load_model(folder).with_steps(adaptation)
         model.save(folder)
         return model
@@ -53,7 +55,8 @@ def saved_model(
             f" {machine.device}, which that of {priced.stand_in.device.id} stands for; give the"
             " folder of a model, or keep the efficiencies alone by --save-knobs"
         )
-    priced.with_steps(adaptation).save(folder)
-    if priced.collectives is not None:
-        priced.collectives.save(folder)
+    with replacing_in(folder) as new:
+        priced.with_steps(adaptation).save(new)
+        if priced.collectives is not None:
+            priced.collectives.save(new)
     return load_model(folder)

@@ -128,7 +128,14 @@ def load_program(path: str | os.PathLike, *, ignore: Collection[str] = ()) -> Wo
     Raises:
         InputError: when the file is damaged, or has an operation that cannot be priced.
     """
-    return from_program(load_content(path), ignore=ignore)
+    content = load_content(path)
+    try:
+        return from_program(content, ignore=ignore)
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise InputError(f"{path} is damaged ({why}); write the program again") from error
 
 
 def load_content(path: str | os.PathLike) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import re
 import tomllib
@@ -18,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError, parse_json, parse_toml, read_text, unknown
 from hybridperf.workloads.transformer import huggingface
 from hybridperf.workloads.transformer.shape import Latent, TransformerShape
 
@@ -148,19 +147,9 @@ def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text()
-        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except FileNotFoundError as error:
-        message = f"expected a file of a model's sizes at {path}, found none; check the path"
-        raise InputError(message) from error
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path} is not {path.suffix[1:].upper()} ({error}); see"
-            " hybridperf/workloads/transformer/transformers.toml for the fields"
-        ) from error
+    parse = parse_json if path.suffix == ".json" else parse_toml
+    fields = "see hybridperf/workloads/transformer/transformers.toml for the fields"
+    content = read_text(path, "file of a model's sizes", parse, fields)
     if not isinstance(content, dict):
         raise InputError(f"expected the sizes of one model in {path}, found none; split the file")
     return content

@@ -1,0 +1,151 @@
+"""JSON and TOML: text that people and programs give us, and files of our own.
+
+Every JSON file of ours says what it is: `{"schema": "hybridperf/<kind>", "schema_version": n, ...,
+"sha256": ...}`. A reader refuses another kind, a newer version and a changed content, each in one
+sentence. The checksum is of the content, not of its layout: indentation may change, no number may.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tomllib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hybridperf.io.errors import InputError, OldFile
+from hybridperf.io.files import replacing
+
+_CHECKSUM = "sha256"
+_DEEPEST = 100  # lists and sections within one another; none of ours has ten
+_TOO_DEEP = f"nested more than {_DEEPEST} deep"
+_MEND = "check the path, or make it again"
+_LONGEST_TOML = 2**22  # characters; tomllib takes seconds for that
+
+
+def parse_json(text: str | bytes, *, strict: bool = True) -> Any:
+    """What a JSON text holds; `ValueError` in one line for any other text.
+
+    `strict`: False where strings may hold control characters.
+    """
+    try:
+        document = json.loads(text, strict=strict)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    except ValueError as error:  # its own, those of characters, of numbers with thousands of digits
+        raise ValueError(f"not JSON: {_first_line(error)}") from error
+    return _shallow(document)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a TOML text holds; `ValueError` in one line for any other text."""
+    # each part of a dotted name costs tomllib memory by all that stand before it
+    if any(line.partition("=")[0].count(".") > _DEEPEST for line in text.splitlines()):
+        raise ValueError(_TOO_DEEP)
+    if len(text) > _LONGEST_TOML:
+        raise ValueError(f"longer than {_LONGEST_TOML} characters")
+    try:
+        document = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    except ValueError as error:  # its own, those of dates, of numbers with thousands of digits
+        raise ValueError(f"not TOML: {_first_line(error)}") from error
+    return _shallow(document)
+
+
+def read_toml(path: str | os.PathLike, what: str, mend: str = _MEND) -> dict[str, Any]:
+    """Content of a TOML file; `InputError` where it is missing or something else."""
+    return read_text(path, what, parse_toml, mend)
+
+
+def write_json(path: str | os.PathLike, kind: str, version: int, content: dict[str, Any]) -> None:
+    """Write `content` as one of our JSON files, atomically, with its checksum."""
+    document = {"schema": f"hybridperf/{kind}", "schema_version": version, **content}
+    plain = json.loads(json.dumps(document, allow_nan=False))  # with keys as they will be read
+    with replacing(path) as handle:
+        json.dump(with_checksum(plain), handle, indent=1)
+        handle.write("\n")
+
+
+def with_checksum(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with the checksum that `read_json` expects, in place of any that it has."""
+    content = {key: value for key, value in document.items() if key != _CHECKSUM}
+    return {**content, _CHECKSUM: _checksum(content)}
+
+
+def read_json(
+    path: str | os.PathLike, kind: str, version: int, unchecked: int | None = None
+) -> dict[str, Any]:
+    """Content of one of our JSON files; `InputError` if missing, damaged, changed, another or
+    newer.
+
+    `unchecked`: the last version that was written without a checksum; None: this one may lack it.
+    """
+    path = Path(path)
+    document = read_text(path, f"hybridperf/{kind} file", parse_json)
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != f"hybridperf/{kind}":
+        got = str(found or "no schema field")[:60]
+        expected = f"expected a hybridperf/{kind} file at {path}"
+        raise InputError(f"{expected}, found {got}; check the path")
+    found = document.get("schema_version")
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= version:
+        reads, got = f"this hybridperf reads 1 to {version}", str(found)[:60]
+        raise InputError(f"{path} has schema version {got}, {reads}; upgrade hybridperf")
+    checksum = document.pop(_CHECKSUM, None)
+    if checksum is None and unchecked is not None:
+        if found > unchecked:
+            raise InputError(f"{path} has lost its checksum; restore it, or make it again")
+        if found == unchecked:
+            said = f"{path} is of an earlier hybridperf and has no checksum; saving it adds one"
+            warnings.warn(said, OldFile, stacklevel=3)
+    elif checksum is not None and checksum != _checksum(document):
+        raise InputError(
+            f"{path} was changed since it was written: its checksum is another; restore it, or make"
+            " it again"
+        )
+    return document
+
+
+def read_text(
+    path: str | os.PathLike, what: str, parse: Callable[[str], Any], mend: str = _MEND
+) -> Any:
+    """What `parse` makes of a file's text; `InputError` where there is none, or `parse` raises a
+    `ValueError`.
+    """
+    path = Path(path)
+    try:
+        return parse(path.read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"expected a {what} at {path}, found none; check the path") from error
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(f"cannot read {path}: {why}; check the path") from error
+    except ValueError as error:
+        damaged = f"{path} is {error}: it is damaged or another"
+        raise InputError(f"expected a {what}; {damaged}; {mend}") from error
+
+
+def _checksum(document: Any) -> str:
+    """Of names, numbers, words and their order."""
+    return hashlib.sha256(json.dumps(document).encode()).hexdigest()
+
+
+def _shallow(document: Any) -> Any:
+    """The document; `ValueError` where more lists and sections lie within one another than in any
+    real one, which others walk recursively.
+    """
+    layer, depth = [document], 0
+    while layer:
+        if (depth := depth + 1) > _DEEPEST:
+            raise ValueError(_TOO_DEEP)
+        inside = [one.values() if isinstance(one, dict) else one for one in layer]
+        layer = [one for each in inside for one in each if isinstance(one, dict | list)]
+    return document
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
