@@ -39,13 +39,19 @@ EXPERT_PRODUCTS, EXPERT_BACKWARD_PRODUCTS = 2, 4
 
 def layer(config: TransformerConfig, kind: LayerKind) -> Piece:
     """A layer of a kind (`shape.layer_kinds`) before anything is shared out."""
-    tokens = config.decoder_tokens if kind.cross else config.tokens
-    family = config.shape.family
+    return attention(config, kind) + mlp(config, kind)
+
+
+def attention(config: TransformerConfig, kind: LayerKind) -> Piece:
+    """A layer up to its MLP."""
+    tokens, family = _tokens(config, kind), config.shape.family
     causal = family not in ("bert", "vit") and (kind.cross or family != "t5")
     parts = self_attention(config, tokens, causal)
-    if kind.cross:
-        parts += cross_attention(config, tokens)
-    return parts + mlp(config, kind, tokens)
+    return parts + cross_attention(config, tokens) if kind.cross else parts
+
+
+def _tokens(config: TransformerConfig, kind: LayerKind) -> float:
+    return config.decoder_tokens if kind.cross else config.tokens
 
 
 def self_attention(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
@@ -132,9 +138,9 @@ def _latent(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
     return into + kernels.fused_attention(batch, tokens / batch, s.heads, width, s.heads, causal)
 
 
-def mlp(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:
+def mlp(config: TransformerConfig, kind: LayerKind) -> Piece:
     """The MLP, or the experts and the MLP that all tokens take as well."""
-    s, kernels = config.shape, config.layer_kernels
+    s, kernels, tokens = config.shape, config.layer_kernels, _tokens(config, kind)
     into = kernels.branch(tokens, s.hidden) + kernels.norm("mlp norm", s.norm, tokens, s.hidden)
     for at in range(s.norms_per_layer - 2):
         into += kernels.norm(f"norm {at + 3}", s.norm, tokens, s.hidden)
