@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.space import LayoutSpace, Place, unique_rows
 from hybridperf.training.steps.cells import (
     Cells,
@@ -160,9 +161,11 @@ def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndar
 
 
 def cells_of(
-    space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig], prices: Prices
-) -> tuple[Cells, np.ndarray, np.ndarray]:
+    space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
+    prices: Prices, progress: Progress | None = None,
+) -> tuple[Cells, np.ndarray, np.ndarray]:  # fmt: skip
     """Cells of rows of a space [C], inputs of their corrections [C, X], nodes of tp groups [C]."""
+    progress = progress or Progress()
     base = space.base_of[rows]
     x = Layouts(*(column[base] for column in space.base))
     spans = [[place.spans[name].nodes for name in _PLACED] for place in space.places]
@@ -174,12 +177,14 @@ def cells_of(
         numbers = (np.broadcast_to(n, len(rows)) for n in piece_numbers(slot, one, x, nodes[2]))
         first, which = unique_rows(*numbers)
         of[at] = len(terms) + which
-        terms += [piece_terms(slot, config(row), prices) for row in rows[first].tolist()]
+        for built, row in enumerate(rows[first].tolist(), 1):
+            terms.append(piece_terms(slot, config(row), prices))
+            progress(f"{slot.piece} on a rank", built, len(first))
     shares = np.array([[slot.share] for slot in mine])
     blocks = [slot.block for slot in mine]
     seq, tokens = one.shape.seq, x.micro_batch * one.shape.seq / x.cp
     sizes = np.broadcast_arrays(float(one.shape.hidden), x.tp, tokens, float(seq))
-    cells = Cells(blocks, terms, of, shares, np.asarray(x.recompute), nodes, prices)
+    cells = Cells(blocks, terms, of, shares, x.recompute, nodes, prices)
     return cells, np.log2(np.array(sizes, float)).T, nodes[0].astype(float)
 
 

@@ -103,10 +103,17 @@ def memory_of(
     progress: Progress | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Bytes on the fullest rank of each base layout [B]."""
-    out = np.empty(len(space.base.tp))
+    return bytes_of(setup, space.base, threads, progress)
+
+
+def bytes_of(
+    setup: TrainingSetup, base: Layouts, threads: int = THREADS, progress: Progress | None = None
+) -> np.ndarray:
+    """Bytes on the fullest rank of each layout [B]."""
+    out = np.empty(len(base.tp))
 
     def one(piece: slice) -> None:
-        layouts = Layouts(*(column[piece] for column in space.base))
+        layouts = Layouts(*(column[piece] for column in base))
         out[piece] = step_memory(setup.template, layouts, setup.memory_knobs).peak_bytes
 
     what = "memory of layouts, whatever their order on nodes"

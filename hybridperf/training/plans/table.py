@@ -55,7 +55,9 @@ def check_name(path: str | os.PathLike) -> Path:
 
 
 def write_layouts(plan: RankedLayouts, path: str | os.PathLike) -> int:
-    """Write every legal layout (.parquet, .csv), fitting and best ones first; returns rows.
+    """Write the layouts that a plan keeps (.parquet, .csv), the best first; returns rows.
+
+    Behind them those that do not fit, unless more are legal than the plan keeps.
 
     Columns: `fits`; fields of a layout; `time_s` and what it is made of, empty where memory is too
     small; `memory_bytes`; `tokens_per_s, mfu, energy_j, usd` of a step; `days, total_usd` where a
@@ -63,11 +65,12 @@ def write_layouts(plan: RankedLayouts, path: str | os.PathLike) -> int:
     """
     path = check_name(path)
     fitting, others = [], []
+    all_kept = plan.limit is None or plan.legal <= plan.limit
     for number, case in enumerate(plan.cases):
         ranked = plan.ranked_in(number)
         fits = (case.memory_bytes <= case.setup.capacity_bytes)[case.space.base_of]
         fitting.append(_table(plan, case, case.rows[ranked], ranked))
-        others.append(_table(plan, case, np.flatnonzero(~fits), None))
+        others.append(_table(plan, case, np.flatnonzero(~fits & all_kept), None))
     table = pa.concat_tables([*fitting, *others])
     with replacing(path, "wb") as handle:
         if path.suffix == ".parquet":
