@@ -3,12 +3,15 @@
 A partial layout (`space.py`) says what a layer does, so that its completions, by schedule, chunks,
 ZeRO stage and order, share a lower bound:
 
-    seconds >= m (depth / p) layer      one of p stages has so many layers, and m micro-batches go
-                                        through it one after the other
-    seconds >= m (depth layer + outer)  of a stage that is alone, with embedding and head
+    stage    (depth / p) layer, of a stage that is alone with embedding and head: one of p stages
+             has so many layers, and m micro-batches go through it one after the other
+    sum      depth layer + embedding and head: all stages
+    seconds  >= m stage
+             >= sum + (m - 1) floor(depth / p) layer    1F1B, GPipe: the last stage ends last
+             >= m stage + (sum - stage) / v             interleaved, of v chunks at most
 
 `layer` is the least over the nodes that its groups can lie on, with gathers of sharded weights,
-bubbles, reductions and the optimizer left out (`compose.least_seconds`). Completions are priced in
+reductions and the optimizer left out (`compose.least_seconds`). Completions are priced in
 the order of their bounds, piece by piece, until the next bound is above the worst layout that is
 kept: what is left out is proved to be no better. So the layouts that are found do not hang on who
 prices which piece, or when.
@@ -87,11 +90,16 @@ class BoundedLayouts:
         begin = np.flatnonzero(np.diff(space.base_of, prepend=-1))
         each = _block_seconds(setup, space, self.progress)
         layer_s, outer_s, work_s = (np.minimum.reduceat(one, begin) for one in each)
-        alone, m = x.pp == 1, x.accumulation * (1 - _ROUNDING)
-        step_s = m * (depth / x.pp * layer_s + np.where(alone, outer_s, 0.0))
+        alone, m = x.pp == 1, x.accumulation
         even = setup.template.stage_split == "even"
         layers = depth // x.pp if even else np.where(alone, depth, 0)  # of any stage, at least
-        least = [step_s + setup.adapted.effects.fixed_s, m * layers * work_s]
+        stage_s = depth / x.pp * layer_s + np.where(alone, outer_s, 0.0)
+        sum_s = depth * layer_s + outer_s
+        plain_s = sum_s + (m - 1) * layers * layer_s
+        filled_s = m * stage_s + (sum_s - stage_s) / partial.most_chunks[self.at]
+        step_s = np.maximum(m * stage_s, np.minimum(plain_s, filled_s)) * (1 - _ROUNDING)
+        work_s = m * layers * work_s * (1 - _ROUNDING)
+        least = [step_s + setup.adapted.effects.fixed_s, work_s]
         return StepParts(*least, *[0.0 * step_s] * (len(StepParts._fields) - len(least)))
 
 

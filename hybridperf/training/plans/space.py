@@ -161,6 +161,11 @@ class PartialLayouts:
         ranks, of = np.unique(self.columns.dp * self.columns.cp, return_inverse=True)
         return self.counts * np.array([len(self._states(one)) for one in ranks.tolist()])[of]
 
+    @functools.cached_property
+    def most_chunks(self) -> np.ndarray:
+        """Chunks of a stage in the pipeline of each that has most [G]."""
+        return np.maximum.reduceat(self.pipelines[:, 0], self.first)
+
     @property
     def orders(self) -> int:
         """Layouts that complete them, each order of their dimensions counted apart."""

@@ -2,11 +2,11 @@
 
 A cell is all that a layer's passes depend on: sizes, dtype, kernels, micro-batch, tensor
 parallelism, recompute, on how many nodes its collectives run. It is put together from pieces: the
-layer's attention, its MLP, the embedding, the head. Passes of a piece take a millisecond to build,
-and many cells share it, since it depends on less: an MLP on the tokens of a rank, whether they are
-many samples or long ones, attention on nothing of the experts. What is recomputed, and the nodes of
-collectives, are put in afterwards. Gathers of sharded weights are cells of their own: they know
-nothing of micro-batches.
+layer's attention, its MLP and experts, the embedding, the head. Passes of a piece take a
+millisecond to build, and many cells share it, since it depends on less: an MLP on the tokens of a
+rank, whether they are many samples or long ones, all but experts on nothing of their ranks. What is
+recomputed, and the nodes of collectives, are put in afterwards. Gathers of sharded weights are
+cells of their own: they know nothing of micro-batches.
 
 Axes: C cells, J slots of a cell, each of which a piece takes; K pieces on their nodes, F fields of
 a block, P = 2 passes; S = 4 sums: of the forward pass, of the backward pass without what it
@@ -198,7 +198,8 @@ class Slot(NamedTuple):
 
     block: int  # 0: layer, 1: embedding, 2: head
     share: float  # of all layers
-    piece: str  # "embedding", "head"; of a layer "attention" and "mlp", or the whole "layer"
+    # "embedding", "head"; of a layer "attention", "mlp" and its "experts", or the whole "layer"
+    piece: str
     kind: int  # of the layer
 
 
@@ -214,7 +215,9 @@ def slots(shape: TransformerShape, checkpoints: Checkpoints) -> tuple[Slot, ...]
         cross = shape.layer_kinds[kind].cross
         slot = attention.setdefault(cross, Slot(0, 0.0, "attention", kind))
         attention[cross] = slot._replace(share=slot.share + share)
-    return (*outer, *attention.values(), *(Slot(0, share, "mlp", kind) for kind, share in kinds))
+    mlps = [Slot(0, share, "mlp", kind) for kind, share in kinds]
+    experts = [one._replace(piece="experts") for one in mlps if shape.layer_kinds[one.kind].experts]
+    return (*outer, *attention.values(), *mlps, *experts)
 
 
 def piece_numbers(
@@ -230,16 +233,20 @@ def piece_numbers(
     """
     shape = config.shape
     repeats = config.kernels.framework.gradients == "repeated"
+    tokens = x.micro_batch * shape.seq // x.cp  # of a rank; cp divides a sequence
+    experts = (x.ep, ep_nodes * (x.ep > 1) * (config.expert_messages == "nodes"))
+    if slot.piece == "experts":
+        cut = x.expert_tp == x.tp  # else tokens are dealt out over tp ranks, and no more is known
+        ranks = x.tp * cut * (x.tp > 1)
+        whole = np.where((ranks == 0) & (x.sequence_parallel > 0), x.tp, 1)
+        shared = np.gcd(tokens, whole)
+        return (*experts, ranks, x.sequence_parallel * cut, tokens // shared, whole // shared)
     found = (x.tp, x.sequence_parallel, (x.accumulation > 1) * repeats)
     by_sample = shape.family == "vit" or shape.pooler or shape.head == "classes"
     if slot.piece == "mlp" or (slot.block and not by_sample):
-        found += (x.micro_batch * shape.seq // x.cp,)  # tokens of a rank; cp divides a sequence
-    else:
-        found += (x.micro_batch, x.cp)
-    if slot.piece in ("mlp", "layer") and shape.layer_kinds[slot.kind].experts:
-        per_node = config.expert_messages == "nodes"
-        found += (x.ep, x.expert_tp, ep_nodes * (x.ep > 1) * per_node)
-    return found
+        return (*found, tokens)
+    found += (x.micro_batch, x.cp)
+    return (*found, *experts, x.expert_tp) if slot.piece == "layer" else found
 
 
 def piece_terms(slot: Slot, config: TransformerConfig, prices: Prices) -> PieceTerms:
@@ -259,7 +266,8 @@ _PASSES: Mapping[str, Callable[[TransformerConfig, int], Passes]] = {
     "embedding": lambda config, _: divided(embedding_head.embedding(config).passes(), config),
     "head": lambda config, _: divided(embedding_head.head(config).passes(), config),
     "attention": lambda config, kind: layer_part_passes(config, kind, layers.attention),
-    "mlp": lambda config, kind: layer_part_passes(config, kind, layers.mlp),
+    "mlp": lambda config, kind: layer_part_passes(config, kind, layers.all_but_experts),
+    "experts": lambda config, kind: layer_part_passes(config, kind, layers.expert_products),
     "layer": lambda config, kind: layer_part_passes(config, kind, layers.layer),
 }
 

@@ -165,9 +165,19 @@ def _dense(config: TransformerConfig, ffn: int, tokens: float, bias: bool) -> Pi
 def experts(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:
     """Router, tokens sorted by expert, the experts, and each token's results added up."""
     s, kernels = config.shape, config.layer_kernels
+    into = config.kernels.linear("router", tokens, s.hidden, kind.experts, bias=s.router_bias)
+    into += _routed(kernels, tokens, kind)
+    into += kernels.moved("tokens in order", tokens * kind.topk, s.hidden)
+    into += expert_products(config, kind)
+    return into + kernels.weighted("results added up", tokens, s.hidden, kind.topk)
+
+
+def expert_products(config: TransformerConfig, kind: LayerKind) -> Piece:
+    """All that a layer does of whose experts are spread over ranks."""
+    s, kernels = config.shape, config.layer_kernels
     op = Moe(
-        kernels.dtype, float(tokens), float(s.hidden), float(kind.ffn), float(kind.topk),
-        float(kind.experts), gated=float(s.gated), quant=config.quant,
+        kernels.dtype, float(_tokens(config, kind)), float(s.hidden), float(kind.ffn),
+        float(kind.topk), float(kind.experts), gated=float(s.gated), quant=config.quant,
     )  # fmt: skip
     cut = config.layout.expert_tp is None or config.layout.expert_tp == config.layout.tp
 
@@ -178,11 +188,17 @@ def experts(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:
 
     forward = product("experts", 1.0, EXPERT_PRODUCTS)
     back = product("experts gradient", ratios.EXPERTS, EXPERT_BACKWARD_PRODUCTS)
-    into = config.kernels.linear("router", tokens, s.hidden, kind.experts, bias=s.router_bias)
-    into += _routed(kernels, tokens, kind)
-    into += kernels.moved("tokens in order", tokens * kind.topk, s.hidden)
-    into += Piece((forward,), (back,))
-    return into + kernels.weighted("results added up", tokens, s.hidden, kind.topk)
+    return Piece((forward,), (back,))
+
+
+def all_but_experts(config: TransformerConfig, kind: LayerKind) -> Piece:
+    """The MLP without `expert_products`."""
+    whole = mlp(config, kind)
+    steps = (
+        tuple(step for step in one if not isinstance(step.op, Moe))
+        for one in (whole.forward, whole.backward)
+    )
+    return Piece(*steps)
 
 
 def _routed(kernels: Kernels, tokens: float, kind: LayerKind) -> Piece:
