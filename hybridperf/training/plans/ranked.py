@@ -58,6 +58,11 @@ class RankedLayouts:
     seconds: float
     notes: tuple[str, ...] = ()
 
+    @property
+    def all_kept(self) -> bool:
+        """Whether every legal layout is kept, those that do not fit, too."""
+        return self.limit is None or self.legal <= self.limit
+
     def __len__(self) -> int:
         return len(self.ranked)
 
@@ -65,7 +70,7 @@ class RankedLayouts:
         space, device = self.cases[self.choice(0).case].space, self.setup.device.id
         where = f"{self.setup.shape.name} on {space.gpus} x {device}, batch {space.global_batch}"
         winner = f"{layout_words(self.best)}, {self.step_s(self.choice(0)):.4g} s"
-        how = "kept" if self.limit is not None and self.legal > self.limit else "fit"
+        how = "fit" if self.all_kept else "kept"
         return f"<Plan: {where}: {winner}; {len(self):,} of {self.legal:,} {how}>"
 
     @property

@@ -57,7 +57,10 @@ class Plan(RankedLayouts):
     """Ranked layouts of a model on a cluster, with tables of them; what `hp.plan` returns."""
 
     def top(self, count: int = 10) -> pd.DataFrame:
-        """A table of the best layouts: their fields, `time_s` and its parts, memory, tokens/s."""
+        """A table of the best layouts: their fields, `time_s` and its parts, memory, tokens/s,
+        money, and days where `tokens` were given; `low_s, high_s` and other low and high columns
+        are 90 % intervals.
+        """
         return table.top(self, count)
 
     def front(self, one: str = "time", other: str = "memory") -> pd.DataFrame:
@@ -73,7 +76,7 @@ class Plan(RankedLayouts):
         return explain.compared_table(self)
 
     def write(self, path: str | os.PathLike) -> int:
-        """Write all legal layouts to .parquet or .csv, the best first; returns how many."""
+        """Write the layouts that are kept to .parquet or .csv, the best first; returns how many."""
         return table.write_layouts(self, path)
 
 

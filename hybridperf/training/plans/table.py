@@ -15,6 +15,7 @@ import pyarrow.parquet
 from hybridperf.io import InputError, replacing
 from hybridperf.training.plans.arguments import whole_numbers
 from hybridperf.training.plans.costs import PricedSpace
+from hybridperf.training.plans.intervals import with_intervals
 from hybridperf.training.plans.ranked import DAY_S, RankedLayouts, tokens_of
 from hybridperf.training.plans.space import LayoutSpace
 from hybridperf.training.steps.step_features import StepParts
@@ -29,9 +30,12 @@ _SECONDS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
 
 
 def top(plan: RankedLayouts, count: int) -> pd.DataFrame:
-    """The best layouts with what each takes, one row each, without copies of better ones."""
+    """The best layouts with what each takes, one row each, without copies of better ones; seconds,
+    days and money with their 90 % intervals.
+    """
     count = whole_numbers("top", count)[0]
-    return at_ranks(plan, np.array(plan.distinct(count)))
+    ranks = np.array(plan.distinct(count))
+    return with_intervals(plan, plan.ranked[ranks], at_ranks(plan, ranks))
 
 
 def at_ranks(plan: RankedLayouts, ranks: np.ndarray) -> pd.DataFrame:
@@ -65,12 +69,11 @@ def write_layouts(plan: RankedLayouts, path: str | os.PathLike) -> int:
     """
     path = check_name(path)
     fitting, others = [], []
-    all_kept = plan.limit is None or plan.legal <= plan.limit
     for number, case in enumerate(plan.cases):
         ranked = plan.ranked_in(number)
         fits = (case.memory_bytes <= case.setup.capacity_bytes)[case.space.base_of]
         fitting.append(_table(plan, case, case.rows[ranked], ranked))
-        others.append(_table(plan, case, np.flatnonzero(~fits & all_kept), None))
+        others.append(_table(plan, case, np.flatnonzero(~fits & plan.all_kept), None))
     table = pa.concat_tables([*fitting, *others])
     with replacing(path, "wb") as handle:
         if path.suffix == ".parquet":
