@@ -63,7 +63,7 @@ def _head(plan: Plan) -> str:
         orders = f"whatever their order on the nodes; {plan.orders:,} with every order"
         found = (
             f"{counted(plan.legal, 'legal layout')} ({orders}), the best {len(plan):,} that fit are"
-            f" kept; {plan.slower:,} were ruled out unpriced: a lower bound puts them behind the last"
+            f" kept; {plan.slower:,} were ruled out unpriced: lower bounds put them behind the last"
         )
     elif len(plan) < fitting:
         found += f", the best {len(plan):,} are kept"

@@ -59,7 +59,7 @@ from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.layout import Layouts
 
 REACH = 1.5  # times the memory there is: layouts that more of it would admit are bounded, too
-_PIECE = 2**17  # base layouts that are priced together
+_PIECE = 2**16  # base layouts that are priced together
 _CELLS = 2**14  # at a time: what one piece needs stays in a core's cache
 _ROUNDING = 1e-9  # of a bound: the same terms are added in another order
 _GROUPS = ("tp", "cp", "ep")
@@ -84,9 +84,9 @@ class BoundedLayouts:
         """Bounds of a step and of computing [G]; the other parts are zero."""
         partial, setup, depth = self.partial, self.setup, self.partial.shape.depth
         x = Layouts(*(column[self.at] for column in partial.columns))
-        space = _on_nodes(partial, x, self.progress)
-        if not len(space):
+        if not len(self.at):
             return StepParts(*[np.zeros(0)] * len(StepParts._fields))
+        space = _on_nodes(partial, x, self.progress)
         begin = np.flatnonzero(np.diff(space.base_of, prepend=-1))
         each = _block_seconds(setup, space, self.progress)
         layer_s, outer_s, work_s = (np.minimum.reduceat(one, begin) for one in each)
@@ -229,10 +229,10 @@ class Search:
     def best(self, workers: int | None = None, scheduler: str | None = None) -> list[Kept]:
         """The best layouts by piece, ties of the last one among them."""
         found, most = dict[int, Kept](), self.most
-        progress = self.bounded.progress
+        pieces, progress = self.pieces, self.bounded.progress  # workers get what is known of both
 
         def tasks() -> Iterator[tuple[int, float]]:
-            for piece, members in enumerate(self.pieces):
+            for piece, members in enumerate(pieces):
                 if not len(members) or self.bounds[members[0]] > most:
                     return
                 yield piece, most
@@ -249,7 +249,7 @@ class Search:
             if len(every) > self.count:
                 most = min(most, float(np.partition(every, self.count - 1)[self.count - 1]))
                 found = {at: _where(one, one.score <= most) for at, one in found.items()}
-            progress("pieces of layouts that may be among the best", len(found), len(self.pieces))
+            progress("pieces of layouts that may be among the best", len(found), len(pieces))
         return [found[piece] for piece in sorted(found)]
 
     def priced_best(

@@ -67,12 +67,12 @@ class SpaceColumns:
     @staticmethod
     def of(
         space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
-        prices: Prices,
+        prices: Prices, progress: Progress | None = None,
     ) -> SpaceColumns:  # fmt: skip
         """Price the unique things of rows of a space [M]; `config` gives a row's config."""
         by_chunk = config(int(rows[0])).stage_split != "even"  # deals out chunks unevenly
         found, index = zip(*map(_unique, _keys(space, rows, by_chunk)), strict=True)
-        cells, inputs, tp_nodes = cells_of(space, rows[found[0]], config, prices)
+        cells, inputs, tp_nodes = cells_of(space, rows[found[0]], config, prices, progress)
         shards, once, messages = (
             [config(row) for row in rows[first].tolist()] for first in found[1:]
         )

@@ -60,18 +60,20 @@ def price_space(
     if memory_bytes is None:
         memory_bytes = memory_of(setup, space, threads)
     rows = np.flatnonzero((memory_bytes <= setup.capacity_bytes)[space.base_of])
-    columns = columns_of(setup, space, rows)
+    columns = columns_of(setup, space, rows, progress)
     parts = times(columns, setup, threads=threads, progress=progress)
     return PricedSpace(setup, columns, parts, memory_bytes)
 
 
-def columns_of(setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray) -> SpaceColumns:
+def columns_of(
+    setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray, progress: Progress | None = None
+) -> SpaceColumns:
     """Some rows of a space [M], their representatives priced on the setup's machine."""
 
     def config(row: int) -> TransformerConfig:
         return setup.config(space.layout(row))
 
-    return SpaceColumns.of(space, rows, config, setup.prices)
+    return SpaceColumns.of(space, rows, config, setup.prices, progress)
 
 
 def times(
