@@ -35,6 +35,7 @@ from hybridperf.training.plans.costs import (
     PricedSpace,
     bytes_of,
     columns_of,
+    in_pieces,
     price_space,
     times,
 )
@@ -60,7 +61,6 @@ from hybridperf.workloads.transformer.layout import Layouts
 
 REACH = 1.5  # times the memory there is: layouts that more of it would admit are bounded, too
 _PIECE = 2**16  # base layouts that are priced together
-_CELLS = 2**14  # at a time: what one piece needs stays in a core's cache
 _ROUNDING = 1e-9  # of a bound: the same terms are added in another order
 _GROUPS = ("tp", "cp", "ep")
 
@@ -82,25 +82,32 @@ class BoundedLayouts:
     @functools.cached_property
     def least(self) -> StepParts:
         """Bounds of a step and of computing [G]; the other parts are zero."""
-        partial, setup, depth = self.partial, self.setup, self.partial.shape.depth
-        x = Layouts(*(column[self.at] for column in partial.columns))
+        x = Layouts(*(column[self.at] for column in self.partial.columns))
         if not len(self.at):
             return StepParts(*[np.zeros(0)] * len(StepParts._fields))
-        space = _on_nodes(partial, x, self.progress)
+        space = _on_nodes(self.partial, x, self.progress)
         begin = np.flatnonzero(np.diff(space.base_of, prepend=-1))
-        each = _block_seconds(setup, space, self.progress)
-        layer_s, outer_s, work_s = (np.minimum.reduceat(one, begin) for one in each)
-        alone, m = x.pp == 1, x.accumulation
-        even = setup.template.stage_split == "even"
-        layers = depth // x.pp if even else np.where(alone, depth, 0)  # of any stage, at least
-        stage_s = depth / x.pp * layer_s + np.where(alone, outer_s, 0.0)
-        sum_s = depth * layer_s + outer_s
-        plain_s = sum_s + (m - 1) * layers * layer_s
-        filled_s = m * stage_s + (sum_s - stage_s) / partial.most_chunks[self.at]
-        step_s = np.maximum(m * stage_s, np.minimum(plain_s, filled_s)) * (1 - _ROUNDING)
-        work_s = m * layers * work_s * (1 - _ROUNDING)
-        least = [step_s + setup.adapted.effects.fixed_s, work_s]
-        return StepParts(*least, *[0.0 * step_s] * (len(StepParts._fields) - len(least)))
+        found = least_parts(self.setup, space, self.partial.most_chunks[self.at], self.progress)
+        return StepParts(*(np.minimum.reduceat(one, begin) for one in found))
+
+
+def least_parts(
+    setup: TrainingSetup, space: LayoutSpace, chunks: np.ndarray, progress: Progress | None = None,
+    threads: int = THREADS,
+) -> StepParts:  # fmt: skip
+    """Bounds of all layouts of a space [N], with so many chunks of a stage at most [B]."""
+    of, depth = space.base_of, space.shape.depth
+    layer_s, outer_s, work_s = _block_seconds(setup, space, progress or Progress(), threads)
+    p, m, v = space.base.pp[of], space.base.accumulation[of], chunks[of]
+    even = setup.template.stage_split == "even"
+    layers = depth // p if even else np.where(p == 1, depth, 0)  # of any stage, at least
+    stage_s = depth / p * layer_s + np.where(p == 1, outer_s, 0.0)
+    sum_s = depth * layer_s + outer_s
+    plain_s = sum_s + (m - 1) * layers * layer_s
+    filled_s = m * stage_s + (sum_s - stage_s) / v
+    step_s = np.maximum(m * stage_s, np.minimum(plain_s, filled_s)) * (1 - _ROUNDING)
+    step_s, work_s = step_s + setup.adapted.effects.fixed_s, m * layers * work_s * (1 - _ROUNDING)
+    return StepParts(step_s, work_s, *[0.0 * step_s] * (len(StepParts._fields) - 2))
 
 
 def _least_bytes(setup: TrainingSetup, partial: PartialLayouts, progress: Progress) -> np.ndarray:
@@ -126,11 +133,11 @@ def _on_nodes(partial: PartialLayouts, x: Layouts, progress: Progress) -> Layout
         tp, cp, dp, pp, ep, cut = (
             int(one[row]) for one in (x.tp, x.cp, x.dp, x.pp, x.ep, x.expert_tp)
         )
-        found = places(Division(tp, cp, dp, pp, ep, cut, False, dp * cp), partial.gpus_per_node)
-        by_nodes = {tuple(one.spans[name].nodes for name in _GROUPS): one for one in found}
-        known.extend(by_nodes.values())
+        division = Division(tp, cp, dp, pp, ep, cut, False, dp * cp)
+        found = places(division, partial.gpus_per_node, _GROUPS)
+        known.extend(found)
         progress("divisions laid out on nodes", at + 1, len(first))
-        return [(len(known) - n,) for n in range(len(by_nodes), 0, -1)]
+        return [(len(known) - n,) for n in range(len(found), 0, -1)]
 
     rows, place = crossed(of, differing, 1)
     return LayoutSpace(
@@ -140,7 +147,7 @@ def _on_nodes(partial: PartialLayouts, x: Layouts, progress: Progress) -> Layout
 
 
 def _block_seconds(
-    setup: TrainingSetup, space: LayoutSpace, progress: Progress
+    setup: TrainingSetup, space: LayoutSpace, progress: Progress, threads: int
 ) -> tuple[np.ndarray, ...]:
     """`compose.LeastSeconds` of all rows of a space [N]."""
     x, rows = space.base, space.base_of
@@ -153,15 +160,14 @@ def _block_seconds(
     cells, inputs, tp_nodes = cells_of(
         space, first, lambda row: setup.config(space.layout(row)), setup.prices, progress
     )
-    progress("seconds of layers", 0, len(cells))
     setup.prices.seconds(cells.calls)
     pieces, adapted = cells.pieces(setup.prices), setup.adapted
     names = {field.name for field in dataclasses.fields(StepFeatures)}
     tp = x.tp[rows[first]].astype(float)
     waiting = float(does(setup.framework, "ring_waits"))
     found = np.empty((3, len(cells)))
-    for start in range(0, len(cells), _CELLS):
-        piece = slice(start, start + _CELLS)
+
+    def one(piece: slice) -> None:
         blocks = [BlockPrices(*fields) for fields in cells.sums(pieces, piece)]
         known = dict.fromkeys(names, np.zeros(1)) | {
             "layer": blocks[0], "embedding": blocks[1], "head": blocks[2], "tp": tp[piece],
@@ -169,7 +175,8 @@ def _block_seconds(
         }  # fmt: skip
         logs = adapted.logs(inputs[piece]) if len(adapted.cells) else ()
         found[:, piece] = least_seconds(StepFeatures(**known), adapted.effects, *logs)
-        progress("seconds of layers", min(piece.stop, len(cells)), len(cells))
+
+    in_pieces(one, len(cells), threads, "seconds of layers", progress)
     return tuple(one[of] for one in found)
 
 
@@ -222,9 +229,13 @@ class Search:
         space = laid_out(partial, Layouts(*(column[some] for column in base)))
         if not len(space):
             return Kept(space, np.zeros(0))
-        columns = columns_of(setup, space, np.arange(len(space)))
-        found = self._scores(times(columns, setup, threads=threads))
-        return _where(Kept(space, found), found <= most)
+        least = self._scores(least_parts(setup, space, space.base.vp, threads=threads))
+        rows = np.flatnonzero(least <= most)
+        if not len(rows):
+            return Kept(joined([(space, rows)]), np.zeros(0))
+        found = self._scores(times(columns_of(setup, space, rows), setup, threads=threads))
+        near = found <= most
+        return Kept(joined([(space, rows[near])]), found[near])
 
     def best(self, workers: int | None = None, scheduler: str | None = None) -> list[Kept]:
         """The best layouts by piece, ties of the last one among them."""

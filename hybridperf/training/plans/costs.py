@@ -96,7 +96,7 @@ def times(
         for into, values in zip(out, steps, strict=True):
             into[piece] = values
 
-    _each(one, count, threads, "times of layouts", progress)
+    in_pieces(one, count, threads, "times of layouts", progress)
     return out
 
 
@@ -119,14 +119,15 @@ def bytes_of(
         out[piece] = step_memory(setup.template, layouts, setup.memory_knobs).peak_bytes
 
     what = "memory of layouts, whatever their order on nodes"
-    _each(one, len(out), threads, what, progress)
+    in_pieces(one, len(out), threads, what, progress)
     return out
 
 
-def _each(
+def in_pieces(
     work: Callable[[slice], None], count: int, threads: int, what: str,
     progress: Progress | None = None,
 ) -> None:  # fmt: skip
+    """Do some work on so many rows, piece by piece."""
     progress = progress or Progress()
     pieces = [slice(start, min(start + _ROWS, count)) for start in range(0, count, _ROWS)]
     with ThreadPoolExecutor(threads) as pool:

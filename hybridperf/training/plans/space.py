@@ -84,11 +84,13 @@ class Place:
 
 
 @functools.lru_cache(maxsize=65536)
-def places(division: Division, gpus_per_node: int) -> tuple[Place, ...]:
-    """The orders of a division that differ, the usual one first."""
+def places(
+    division: Division, gpus_per_node: int, groups: tuple[str, ...] = _GROUPS
+) -> tuple[Place, ...]:
+    """The orders of a division that differ for some groups, the usual one first."""
     columns = division.columns
     wide = tuple(name for name in ORDER if name != "ep" and getattr(columns, name) > 1)
-    names = _GROUPS + (_SHARDED if division.zero else ())
+    names = groups + (_SHARDED if division.zero else ())
     found: dict[tuple[Span, ...], list[Order]] = {}
     for chosen in itertools.permutations(wide):
         order = (*chosen, *(name for name in ORDER if name not in chosen))

@@ -198,7 +198,8 @@ class Slot(NamedTuple):
 
     block: int  # 0: layer, 1: embedding, 2: head
     share: float  # of all layers
-    # "embedding", "head"; of a layer "attention", "mlp" and its "experts", or the whole "layer"
+    # "embedding", "head"; of a layer "attention", "mlp", its "experts" and their "messages", or the
+    # whole "layer"
     piece: str
     kind: int  # of the layer
 
@@ -216,7 +217,12 @@ def slots(shape: TransformerShape, checkpoints: Checkpoints) -> tuple[Slot, ...]
         slot = attention.setdefault(cross, Slot(0, 0.0, "attention", kind))
         attention[cross] = slot._replace(share=slot.share + share)
     mlps = [Slot(0, share, "mlp", kind) for kind, share in kinds]
-    experts = [one._replace(piece="experts") for one in mlps if shape.layer_kinds[one.kind].experts]
+    experts = [
+        one._replace(piece=piece)
+        for one in mlps
+        for piece in ("experts", "messages")
+        if shape.layer_kinds[one.kind].experts
+    ]
     return (*outer, *attention.values(), *mlps, *experts)
 
 
@@ -234,19 +240,22 @@ def piece_numbers(
     shape = config.shape
     repeats = config.kernels.framework.gradients == "repeated"
     tokens = x.micro_batch * shape.seq // x.cp  # of a rank; cp divides a sequence
-    experts = (x.ep, ep_nodes * (x.ep > 1) * (config.expert_messages == "nodes"))
-    if slot.piece == "experts":
+    on = ep_nodes * (config.expert_messages == "nodes")
+    if slot.piece in ("experts", "messages"):
         cut = x.expert_tp == x.tp  # else tokens are dealt out over tp ranks, and no more is known
         ranks = x.tp * cut * (x.tp > 1)
         whole = np.where((ranks == 0) & (x.sequence_parallel > 0), x.tp, 1)
         shared = np.gcd(tokens, whole)
-        return (*experts, ranks, x.sequence_parallel * cut, tokens // shared, whole // shared)
+        dealt = (tokens // shared, whole // shared)
+        if slot.piece == "messages":
+            return tuple((x.ep > 1) * one for one in (x.ep, on, *dealt))
+        return (x.ep, ranks, x.sequence_parallel * cut, *dealt)
     found = (x.tp, x.sequence_parallel, (x.accumulation > 1) * repeats)
     by_sample = shape.family == "vit" or shape.pooler or shape.head == "classes"
     if slot.piece == "mlp" or (slot.block and not by_sample):
         return (*found, tokens)
     found += (x.micro_batch, x.cp)
-    return (*found, *experts, x.expert_tp) if slot.piece == "layer" else found
+    return (*found, x.ep, on * (x.ep > 1), x.expert_tp) if slot.piece == "layer" else found
 
 
 def piece_terms(slot: Slot, config: TransformerConfig, prices: Prices) -> PieceTerms:
@@ -262,12 +271,22 @@ def piece_terms(slot: Slot, config: TransformerConfig, prices: Prices) -> PieceT
     return prices.kept[key]
 
 
+def _of_experts(config: TransformerConfig, kind: int, messages: bool) -> Passes:
+    whole = layer_part_passes(config, kind, layers.expert_products)
+    steps = (
+        tuple(step for step in one if (step.part == "ep") == messages)
+        for one in (whole.forward, whole.backward)
+    )
+    return Passes(*steps)
+
+
 _PASSES: Mapping[str, Callable[[TransformerConfig, int], Passes]] = {
     "embedding": lambda config, _: divided(embedding_head.embedding(config).passes(), config),
     "head": lambda config, _: divided(embedding_head.head(config).passes(), config),
     "attention": lambda config, kind: layer_part_passes(config, kind, layers.attention),
     "mlp": lambda config, kind: layer_part_passes(config, kind, layers.all_but_experts),
-    "experts": lambda config, kind: layer_part_passes(config, kind, layers.expert_products),
+    "experts": lambda config, kind: _of_experts(config, kind, messages=False),
+    "messages": lambda config, kind: _of_experts(config, kind, messages=True),
     "layer": lambda config, kind: layer_part_passes(config, kind, layers.layer),
 }
 
