@@ -39,7 +39,7 @@ def everything() -> None:
     """All legal layouts, written."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        found = plan("gpt3-175b", SYSTEM, GPUS, batch=BATCH)
+        found = plan("gpt3-175b", SYSTEM, GPUS, batch=BATCH, limit=None)
         planned_s = time.perf_counter() - began
         rows = write_layouts(found, Path(folder) / "plan.parquet")
         took_s = time.perf_counter() - began
@@ -110,7 +110,6 @@ def calculons_space(shape: TransformerShape) -> tuple[LayoutSpace, np.ndarray]:
         tuple(known),
         base_of,
         (first + within).astype(np.int32),
-        len(base_of),
     )
     return space, np.array(overlaps)[base_of]
 

@@ -7,14 +7,16 @@ from typing import Annotated, Any
 from typer import Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Name, Out
+from hybridperf.cli.common import Name
+
+LIMIT = 100_000  # as `hp.plan`, whose import takes a second
 
 
 def plan(
     model: Name,
     system: Name,
     gpus: Name,
-    out: Out,
+    out: Path | None = None,
     batch: str = "",
     seq: int | None = None,
     tokens: str = "",
@@ -31,6 +33,9 @@ def plan(
     confirm: int = 0,
     offload: Annotated[float, Option(min=0)] = 0.0,
     html: Path | None = None,
+    limit: int = LIMIT,
+    workers: int | None = None,
+    scheduler: str | None = None,
 ) -> None:
     """Find the best layout for training a model: all legal ones that fit, ranked and explained."""
     from hybridperf.io import InputError
@@ -39,17 +44,21 @@ def plan(
     from hybridperf.training.plans.arguments import number_of_tokens
     from hybridperf.training.plans.explain import confirm as confirmed
     from hybridperf.training.plans.explain import neighbours
+    from hybridperf.training.plans.layout_text import counted
     from hybridperf.training.plans.run import plan as run_plan
     from hybridperf.training.plans.table import check_name, write_layouts
 
-    check_name(out)  # before a minute of work
-    common.ready(out, "--out")
+    if out is not None:  # before a minute of work
+        check_name(out)
+        common.ready(out, "--out")
     if html is not None:
         common.ready(html, "--html")
     common.keep_files({"--out": out, "--html": html}, [Path(model), Path(system), prices, knobs])
     if top < 1:
         raise common.wrong(f"expected --top of 1 or more, got {top}")
     common.compilation_cache()
+    if limit < 1:
+        raise common.wrong(f"expected --limit of 1 or more, got {limit}")
     counts, batches = _counts("--gpus", gpus) or [1], _counts("--batch", batch) or None
     if offload and (len(counts) > 1 or batches is None or len(batches) > 1):
         raise common.wrong("expected one number in --gpus and one in --batch with --offload")
@@ -64,18 +73,23 @@ def plan(
         found = run_plan(
             model, system, counts, batch=batches,
             tokens=number_of_tokens(tokens, "--tokens") if tokens else None, objective=objective,
-            prices=prices, say=lambda how_far: print(how_far, file=sys.stderr, flush=True), **asked
+            prices=prices, say=lambda how_far: print(how_far, file=sys.stderr, flush=True),
+            limit=limit, workers=workers, scheduler=scheduler, **asked,
         )  # fmt: skip
     except InputError:
         if not offload:
             raise
     else:
-        rows, fitting_s = write_layouts(found, out), found.step_s(found.choice(0))
-        print(reports.plan_report(found, top))
+        fitting_s = found.step_s(found.choice(0))
+        for part in reports.plan_sections(found, top):  # each as soon as it is known
+            print(part, flush=True)
         if confirm:
             checked = confirmed(found, neighbours(found, confirm))
             print("\n" + reports.confirmed_report(found, checked))
-        print(f"\n{rows:,} legal layouts in {out}, those that fit first, best first")
+        if out is not None:
+            kept = counted(write_layouts(found, out), "layout")
+            of = "" if found.all_kept else f", of {found.legal:,} legal ones (--limit)"
+            print(f"\n{kept} in {out}, those that fit first, best first{of}")
         if html:
             from hybridperf.report.html import write_page
             from hybridperf.report.html.of_plan import plan_page
@@ -87,7 +101,7 @@ def plan(
 
 
 def _offloaded(
-    model: str, system: str, gpus: int, batch: int, cpu_bytes: float, top: int, out: Path,
+    model: str, system: str, gpus: int, batch: int, cpu_bytes: float, top: int, out: Path | None,
     fitting_s: float | None, asked: dict[str, Any],
 ) -> None:  # fmt: skip
     """Layouts that fit with state in CPU memory; `fitting_s`: of the best that fits without."""
@@ -99,7 +113,7 @@ def _offloaded(
     tiers = system_tiers(system, cpu_bytes=cpu_bytes)
     found = offloaded_layouts(model, system, gpus, tiers, batch=batch, count=top, **asked)
     print("\n" + reports.offloaded_report(found, cpu_bytes, fitting_s))
-    if found:
+    if found and out is not None:
         beside = out.with_stem(f"{out.stem}_offload")
         write_table(offloaded_frame(found), beside)
         print(f"\n{len(found)} of them in {beside}")

@@ -1,6 +1,6 @@
 """A plan in words: the best layouts, why the first wins, how sure that is, what would change it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -37,21 +37,36 @@ def plan_report(plan: Plan, count: int = 10) -> str:
         plan: what `hp.plan` returned.
         count: how many layouts are listed.
     """
+    return "\n".join(plan_sections(plan, count))
+
+
+def plan_sections(plan: Plan, count: int = 10) -> Iterator[str]:
+    """The sections of `plan_report`, an empty line before each but the first."""
+    yield f"{_head(plan)}\n\n{_best(plan, count)}"
     candidates = explain.compared(plan)
-    pieces = [_head(plan), _best(plan, count), _why(plan, candidates), _sure(plan, candidates)]
+    yield f"\n{_why(plan, candidates)}\n\n{_sure(plan, candidates)}"
+    yield f"\n{_levers(plan, lever_effects(plan))}"
+    if fronts := _fronts(plan):
+        yield f"\n{fronts}"
     notes = [f"note: {note}" for note in plan.notes]
-    notes += [f"price: {note}" for note in plan.economy.notes]
-    pieces += [_levers(plan, lever_effects(plan)), _fronts(plan), "\n".join(notes)]
-    return "\n\n".join(pieces)
+    yield "\n".join(["", *notes, *(f"price: {note}" for note in plan.economy.notes)])
 
 
 def _head(plan: Plan) -> str:
     shape, case = plan.setup.shape, plan.cases[plan.choice(0).case]
-    legal, fitting = plan.legal / plan.seconds, len(plan) / plan.seconds
+    fitting = sum(len(case.rows) for case in plan.cases)
     sizes = f"{text.amount(shape.parameters)} parameters, sequences of {shape.seq}"
     orders = f"{plan.orders:,} if orders that place every group alike count apart"
-    found = f"{counted(plan.legal, 'legal layout')} ({orders}), {len(plan):,} fit and are priced"
-    rates = f"{plan.seconds:.1f} s, {legal:,.0f} legal and {fitting:,.0f} fitting ones a second"
+    found = f"{counted(plan.legal, 'legal layout')} ({orders}), {fitting:,} fit and are priced"
+    rates = f"{plan.seconds:.1f} s, {plan.legal / plan.seconds:,.0f} legal ones a second"
+    if plan.slower:
+        orders = f"whatever their order on the nodes; {plan.orders:,} with every order"
+        found = (
+            f"{counted(plan.legal, 'legal layout')} ({orders}), the best {len(plan):,} that fit are"
+            f" kept; {plan.slower:,} were ruled out unpriced: lower bounds put them behind the last"
+        )
+    elif len(plan) < fitting:
+        found += f", the best {len(plan):,} are kept"
     where = f"{counted(case.space.gpus, 'GPU')}, batch {case.space.global_batch}"
     lines = [
         f"{shape.name} ({sizes}) on {plan.setup.device.name}, {plan.setup.machine.system.id}",
@@ -71,6 +86,7 @@ def _best(plan: Plan, count: int) -> str:
         "layout": lambda row: layout_words(layouts[row.Index]),
         "fastest first": lambda row: order_words(layouts[row.Index]),
         "step": lambda row: step_words(row.time_s),
+        "nine of ten": lambda row: span_words(step_words, row.low_s, row.high_s),
         "tokens/s": lambda row: f"{row.tokens_per_s:,.0f}",
         "MFU": lambda row: text.percent(row.mfu),
         "memory": lambda row: text.quantity(row.memory_bytes, "B"),
@@ -87,10 +103,24 @@ def _best(plan: Plan, count: int) -> str:
         energy_j = first["total_energy_j"]
         energy_usd = dollars(float(plan.economy.energy_usd(energy_j)))
         meter = "" if plan.economy.owned else f" ({energy_usd} by the meter)"
-        run = f"{first['days']:.1f} days, {dollars(first['total_usd'])} of {plan.economy.money}"
+        run = run_words(plan, first)
         energy = f"{text.quantity(energy_j, 'J')}{meter}"
         lines.append(f"{text.amount(plan.tokens)} tokens: {run}, {energy}")
     return "\n".join(lines)
+
+
+def run_words(plan: Plan, row: pd.Series) -> str:
+    """Days and money of a whole run by one layout of `top`, with their intervals."""
+    days, low, high = (f"{row[name]:.1f}" for name in ("days", "days_low", "days_high"))
+    found = f"{days} days ({low} to {high}), {dollars(row['total_usd'])}"
+    if plan.economy.usd_per_hour is not None:
+        found += f" ({span_words(dollars, row['total_usd_low'], row['total_usd_high'])})"
+    return f"{found} of {plan.economy.money}"
+
+
+def span_words(words: Callable[[float], str], low: float, high: float) -> str:
+    """Both ends of an interval."""
+    return f"{words(low)} to {words(high)}"
 
 
 def order_words(layout: Layout) -> str:
@@ -181,7 +211,8 @@ def _fronts(plan: Plan) -> str:
         shown = ranks[:: max(1, -(-len(ranks) // _FRONT_ROWS))]
         rows = [_front_row(plan, int(rank), other) for rank in shown]
         more = f", {len(rows)} of them" if len(rows) < len(ranks) else ""
-        head = f"Pareto front of {one} and {other}: {counted(len(ranks), 'layout')}{more}"
+        among = f" among the best {len(plan):,}" if plan.slower else ""
+        head = f"Pareto front of {one} and {other}{among}: {counted(len(ranks), 'layout')}{more}"
         pieces.append(f"{head}\n{text.table(['', 'step', other, 'layout'], rows)}")
     return "\n\n".join(pieces)
 

@@ -382,7 +382,6 @@ def test_a_long_plan_says_how_far_it_is_and_a_short_one_nothing(shape, monkeypat
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
     plan(shape, SYSTEM, 8, batch=16, only={"cp": 1}, say=said.append)
     for what in (
-        "divisions of 8 GPUs, 10 of 10",
         "divisions laid out on nodes",
         "memory of layouts",
         "times of layouts",

@@ -19,8 +19,8 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeVar
 
 from hybridperf.explore.sweeps.chunk import evaluate
 from hybridperf.explore.sweeps.spec import SweepSpec, read_spec
@@ -30,11 +30,17 @@ from hybridperf.io import InputError
 _RETRIES = 3
 _AHEAD = 3  # chunks on their way per worker: enough to keep it busy, few enough to hold
 _PATIENCE_S = 10
+_Result = TypeVar("_Result")
 
 
-def check_installed() -> None:
-    """`InputError` where Dask is not."""
-    if importlib.util.find_spec("distributed") is None:
+def check_workers(workers: int | None, scheduler: str | None) -> None:
+    """`InputError` for workers that cannot be."""
+    if workers is not None and scheduler is not None:
+        raise InputError("expected one of --workers and --scheduler, got both")
+    if workers is not None and workers < 1:
+        raise InputError(f"expected --workers of 1 or more, got {workers}")
+    asked = workers is not None or scheduler is not None
+    if asked and importlib.util.find_spec("distributed") is None:
         install = "pip install 'hybridperf[distributed]'"
         raise InputError(f"--workers and --scheduler need Dask: {install}")
 
@@ -43,42 +49,61 @@ def parts(
     spec: SweepSpec, todo: Collection[int], workers: int | None, scheduler: str | None
 ) -> Iterator[tuple[int, bytes]]:
     """Finished parts as they come, in any order."""
-    from distributed import KilledWorker, as_completed
-
     ours = sweep_identity(spec.identity())["hash"]
     asked = json.dumps(dict(spec.document)), str(spec.folder.resolve()), ours
+    chunks = ((chunk,) for chunk in sorted(todo))
+    return each(_part, asked, chunks, f"sweep-{ours}", workers, scheduler)
+
+
+def each(
+    work: Callable[..., _Result], shared: tuple[Any, ...], tasks: Iterator[tuple[Any, ...]],
+    name: str, workers: int | None, scheduler: str | None, *, large: bool = False,
+) -> Iterator[tuple[int, _Result]]:  # fmt: skip
+    """What work gives of tasks on workers, each with its number, as it comes, in any order.
+
+    Args:
+        work: called on a worker with `*shared`, `*task`, and the cores that workers `pin` to.
+        shared: what all tasks need.
+        tasks: of each its number, and what else it needs; asked for when a worker is free.
+        name: of this work on the cluster.
+        workers: local processes.
+        scheduler: address of a scheduler, instead of them.
+        large: whether what is shared is sent to each worker once, not with each task.
+    """
+    from distributed import KilledWorker, as_completed
+
     with _client(workers, scheduler) as (client, cores):
         several = max(1, len(client.scheduler_info()["workers"])) * _AHEAD
-        waiting = iter(sorted(todo))
+        if large:
+            shared = tuple(client.scatter(one, broadcast=True) for one in shared)
 
-        def send(chunk: int) -> Any:
-            options = {"key": f"sweep-{ours}-{chunk}", "retries": _RETRIES, "pure": False}
-            return client.submit(_part, *asked, chunk, cores, **options)
+        def send(task: tuple[Any, ...]) -> Any:
+            options = {"key": f"{name}-{task[0]}", "retries": _RETRIES, "pure": False}
+            return client.submit(work, *shared, *task, cores, **options)
 
-        sent = {send(chunk): chunk for chunk in itertools.islice(waiting, several)}
+        sent = {send(task): task[0] for task in itertools.islice(tasks, several)}
         coming = as_completed(list(sent), loop=client.loop)
         for future in coming:
-            chunk = sent.pop(future)
+            number = sent.pop(future)
             try:
-                part = future.result()
+                result = future.result()
             except KilledWorker as error:
-                died = f"{error.allowed_failures + 1} workers ended at chunk {chunk}"
+                died = f"{error.allowed_failures + 1} workers ended at chunk {number}"
                 mend = "perhaps for want of memory; take a smaller chunk"
                 raise InputError(f"{died}, {mend}") from error
             future.release()  # or the cluster would hold every part until the end
-            more = next(waiting, None)
+            yield number, result  # before the next: what is found may end the tasks
+            more = next(tasks, None)
             if more is not None:
                 after = send(more)
-                sent[after] = more
+                sent[after] = more[0]
                 coming.add(after)
-            yield chunk, part
 
 
 def _part(document: str, folder: str, expected: str, chunk: int, cores: list[int] | None) -> bytes:
     """On a worker."""
     spec, identity = _read_once(document, folder)  # first: pinned, `here` would be another machine
-    if cores:
-        _pin(cores)
+    pin(cores)
     if identity != expected:
         differs = "another model, table or version than this machine"
         raise InputError(f"a worker has {differs}; install and copy the same to both")
@@ -91,8 +116,10 @@ def _read_once(document: str, folder: str) -> tuple[SweepSpec, str]:
     return spec, sweep_identity(spec.identity())["hash"]  # hashes all weights: not for every chunk
 
 
-def _pin(cores: list[int]) -> None:
-    """Keep this worker on its own core: the threads it has and those that JAX will start."""
+def pin(cores: list[int] | None) -> None:
+    """Keep this worker on its own of some cores: threads it has and those that JAX will start."""
+    if not cores:
+        return
     from distributed import get_worker
 
     name = str(get_worker().name)

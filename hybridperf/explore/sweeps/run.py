@@ -26,7 +26,7 @@ from hybridperf.explore.sweeps.front import BestPoints, BestRule
 from hybridperf.explore.sweeps.progress import SweepProgress, compiling_time
 from hybridperf.explore.sweeps.spec import SweepSpec, read_spec, with_top
 from hybridperf.explore.sweeps.store import SweepStore, parquet_bytes, read_part, sweep_identity
-from hybridperf.io import InputError, write_table
+from hybridperf.io import write_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +77,7 @@ def sweep(
     Raises:
         InputError: when the spec is wrong, or both `workers` and `scheduler` are given.
     """
-    if workers is not None and scheduler is not None:
-        raise InputError("expected one of --workers and --scheduler, got both")
-    if workers is not None and workers < 1:
-        raise InputError(f"expected --workers of 1 or more, got {workers}")
-    distributed = workers is not None or scheduler is not None
-    if distributed:
-        cluster.check_installed()
+    cluster.check_workers(workers, scheduler)
     given = with_top(read_spec(spec), top, by)
     store = SweepStore(out, sweep_identity(given.identity()))
     start_s = time.monotonic()

@@ -61,9 +61,15 @@ def _summary(plan: Plan, first: ComparedLayout) -> list[doc.Block]:
         ("energy of a step", quantity(row["energy_j"], "J"), _paid(plan, row["usd"])),
     ]
     if plan.tokens is not None:
-        paid = _paid(plan, row["total_usd"])
-        facts.append((f"{amount(plan.tokens)} tokens", f"{row['days']:.1f} days", paid))
-    searched = f"Best of {len(plan):,} that fit, of {counted(plan.legal, 'legal layout')}"
+        facts.append(
+            (
+                f"{amount(plan.tokens)} tokens",
+                f"{row['days']:.1f} days",
+                report.run_words(plan, row),
+            )
+        )
+    kept = "kept" if plan.slower else "that fit"
+    searched = f"Best of {len(plan):,} {kept}, of {counted(plan.legal, 'legal layout')}"
     return [doc.Facts(facts), doc.Text(f"{searched}, found in {doc.time_words(plan.seconds)}.")]
 
 
@@ -146,7 +152,7 @@ def _best(plan: Plan) -> doc.Table:
         doc.Column("usd", money, lambda usd: report.dollars(usd).removesuffix(" USD")),
     ]
     copies = "without copies of better ones (their ranks are missing)"
-    caption = f"The best {len(frame)} of {len(plan):,} that fit, {copies}"
+    caption = f"The best {len(frame)} of {len(plan):,}, {copies}"
     return doc.frame_table(frame, columns, caption=caption, words=2, best=0)
 
 

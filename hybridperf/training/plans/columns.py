@@ -3,8 +3,8 @@
 Some things make up a row's features, each with a key of small whole numbers, and one representative
 layout for each key:
 
-    cell      a layer, embedding and head: tp, cp, ep, sequence parallelism, micro-batch, recompute
-    placed    the same, and on how many nodes its groups lie
+    cell      a layer, embedding and head: tp, cp, ep, sequence parallelism, micro-batch, recompute,
+              and on how many nodes its groups lie; put together of pieces that many cells share
     shards    gathers of sharded weights: ZeRO stage, tp, ep, and where the shards lie; of one
               number of GPUs this tells pp, too
     once      once a step: reductions, optimizer, stages
@@ -22,13 +22,21 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.training.plans.space import LayoutSpace, Place
-from hybridperf.training.steps.batch import cells_of as inputs_of
-from hybridperf.training.steps.cells import Cells, Prices, cell_terms
+from hybridperf.training.plans.progress import Progress
+from hybridperf.training.plans.space import LayoutSpace, Place, unique_rows
+from hybridperf.training.steps.cells import (
+    Cells,
+    PieceTerms,
+    Prices,
+    piece_numbers,
+    piece_terms,
+    slots,
+)
 from hybridperf.training.steps.features import Sums, row_columns
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.transformer.columns import FORWARDS_FIRST
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.layout import Layouts
 
 _OF_SHARDS = ("gather_s", "scatter_s", "gather_inside_s", "gather_calls")
 # columns of rows that are known of what happens once a step
@@ -37,8 +45,8 @@ _ONCE = (
     "reduction_hidden", "waiting", "crossing", "stalls", "stall_chance", "gathered_layers",
     "gathers_hidden", "sends_hidden", "tp",
 )  # fmt: skip
-_PLACED = 1  # of the keys: placed cells, whose representatives are those of cells on other nodes
 _BLOCKS = ("layer", "embedding", "head")
+_PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +56,10 @@ class SpaceColumns:
     space: LayoutSpace
     rows: np.ndarray  # [M] places in the space
     cells: np.ndarray  # [C, X] inputs of corrections
-    sums: Sums  # of placed cells, of shards, of what happens once, of messages
+    sums: Sums  # of cells, of shards, of what happens once, of messages
     columns: Mapping[str, np.ndarray]  # `row_columns` of what happens once
-    tp_nodes: np.ndarray  # of placed cells
+    tp_nodes: np.ndarray  # of cells
     cell: np.ndarray
-    placed: np.ndarray
     shards: np.ndarray
     once: np.ndarray
     message: np.ndarray
@@ -60,28 +67,19 @@ class SpaceColumns:
     @staticmethod
     def of(
         space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
-        prices: Prices,
+        prices: Prices, progress: Progress | None = None,
     ) -> SpaceColumns:  # fmt: skip
         """Price the unique things of rows of a space [M]; `config` gives a row's config."""
         by_chunk = config(int(rows[0])).stage_split != "even"  # deals out chunks unevenly
         found, index = zip(*map(_unique, _keys(space, rows, by_chunk)), strict=True)
-        cells, _, shards, once, messages = (
-            [config(row) for row in rows[first].tolist()] if at != _PLACED else []
-            for at, first in enumerate(found)
+        cells, inputs, tp_nodes = cells_of(space, rows[found[0]], config, prices, progress)
+        shards, once, messages = (
+            [config(row) for row in rows[first].tolist()] for first in found[1:]
         )
-        of = index[0][found[_PLACED]].tolist()
-        spans = [space.places[at].spans for at in space.place_of[rows[found[_PLACED]]].tolist()]
-        nodes = [tuple(one[name].nodes for name in ("tp", "cp", "ep")) for one in spans]
-        terms = cell_terms(cells, prices)
-        modes = [cells[at].layout.recompute for at in of]
-        placed = Cells([terms[at] for at in of], modes, nodes, prices)
         # `explain.py` asks for what was not measured of the layouts that it shows
-        sums = Sums.of(placed, shards, once, messages, prices)
+        sums = Sums.of(cells, shards, once, messages, prices)
         columns = {name: values for name, values in row_columns(once).items() if name in _ONCE}
-        tp_nodes = np.array([float(one) for one, _, _ in nodes])
-        return SpaceColumns(
-            space, rows, inputs_of(cells), sums, columns | sums.of_update, tp_nodes, *index
-        )
+        return SpaceColumns(space, rows, inputs, sums, columns | sums.of_update, tp_nodes, *index)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,7 +92,7 @@ class SpaceColumns:
         known |= {name: self._block(block, at) for block, name in enumerate(_BLOCKS)}
         return StepFeatures(
             **known,
-            tp_nodes=self.tp_nodes[self.placed[at]], fill=1.0 / vp, chunks=vp,
+            tp_nodes=self.tp_nodes[self.cell[at]], fill=1.0 / vp, chunks=vp,
             forwards_first=np.isin(self.space.base.schedule[base], FORWARDS_FIRST).astype(float),
             micro_batches=self.space.base.accumulation[base].astype(float),
             sends_s=self.sums.sends_s[self.message[at]],
@@ -102,8 +100,8 @@ class SpaceColumns:
 
     def _block(self, block: int, at: Any) -> BlockPrices:
         """A block of some rows [P, n]: what is sharded from other unique things than the rest."""
-        placed, shards = self.placed[at], self.shards[at]
-        sources = {False: (self.sums.cells, placed), True: (self.sums.shards, shards)}
+        cell, shards = self.cell[at], self.shards[at]
+        sources = {False: (self.sums.cells, cell), True: (self.sums.shards, shards)}
         fields = {}
         for field, one in enumerate(dataclasses.fields(BlockPrices)):
             values, of = sources[one.name in _OF_SHARDS]
@@ -112,9 +110,7 @@ class SpaceColumns:
 
 
 def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndarray, ...]:
-    """Whole numbers of rows [M] that tell cells, placed cells, shards, once-a-step work, messages
-    apart.
-    """
+    """Whole numbers of rows [M] that tell cells, shards, once-a-step work, messages apart."""
     base, of, place_of = space.base, space.base_of[rows], space.place_of[rows]
     micro = np.unique(base.micro_batch, return_inverse=True)[1].reshape(-1)
 
@@ -143,9 +139,7 @@ def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndar
         return tuple(p.spans[name].nodes for name in names)
 
     ranks = ("tp", "cp", "ep", "expert_tp")
-    # experts' messages are built by the nodes they go to
-    cell = of_places(lambda p: (*divided(p, *ranks), *nodes(p, "ep")))
-    placed = of_places(lambda p: (*divided(p, *ranks), *nodes(p, "tp", "cp", "ep")))
+    cell = of_places(lambda p: (*divided(p, *ranks), *nodes(p, *_PLACED)))
     experts, shared = ("ep", "expert_tp"), ("shard", "replica", "expert_data")
     shards = of_places(
         lambda p: (p.division.pp > 1, *divided(p, "tp", *experts), *spans(p, *shared))
@@ -160,11 +154,38 @@ def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndar
     of_layer = of_base(base.sequence_parallel, micro, accumulated, base.recompute)
     return (
         both(cell, of_layer),
-        both(placed, of_layer),
         np.where(zero[of] < 2, 0, both(shards, of_base(zero))),
         both(once, of_base(zero, base.vp if by_chunk else 0 * zero)),
         both(message, of_base(base.sequence_parallel, micro)),
     )
+
+
+def cells_of(
+    space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
+    prices: Prices, progress: Progress | None = None,
+) -> tuple[Cells, np.ndarray, np.ndarray]:  # fmt: skip
+    """Cells of rows of a space [C], inputs of their corrections [C, X], nodes of tp groups [C]."""
+    progress = progress or Progress()
+    base = space.base_of[rows]
+    x = Layouts(*(column[base] for column in space.base))
+    spans = [[place.spans[name].nodes for name in _PLACED] for place in space.places]
+    nodes = np.array(spans, int)[space.place_of[rows]].T
+    one = config(int(rows[0]))
+    mine, terms = slots(one.shape, one.checkpoints), list[PieceTerms]()
+    of = np.empty((len(mine), len(rows)), np.int32)
+    for at, slot in enumerate(mine):
+        numbers = (np.broadcast_to(n, len(rows)) for n in piece_numbers(slot, one, x, nodes[2]))
+        first, which = unique_rows(*numbers)
+        of[at] = len(terms) + which
+        for built, row in enumerate(rows[first].tolist(), 1):
+            terms.append(piece_terms(slot, config(row), prices))
+            progress(f"{slot.piece} on a rank", built, len(first))
+    shares = np.array([[slot.share] for slot in mine])
+    blocks = [slot.block for slot in mine]
+    seq, tokens = one.shape.seq, x.micro_batch * one.shape.seq / x.cp
+    sizes = np.broadcast_arrays(float(one.shape.hidden), x.tp, tokens, float(seq))
+    cells = Cells(blocks, terms, of, shares, x.recompute, nodes, prices)
+    return cells, np.log2(np.array(sizes, float)).T, nodes[0].astype(float)
 
 
 def _unique(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

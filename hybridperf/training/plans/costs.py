@@ -60,18 +60,20 @@ def price_space(
     if memory_bytes is None:
         memory_bytes = memory_of(setup, space, threads)
     rows = np.flatnonzero((memory_bytes <= setup.capacity_bytes)[space.base_of])
-    columns = columns_of(setup, space, rows)
+    columns = columns_of(setup, space, rows, progress)
     parts = times(columns, setup, threads=threads, progress=progress)
     return PricedSpace(setup, columns, parts, memory_bytes)
 
 
-def columns_of(setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray) -> SpaceColumns:
+def columns_of(
+    setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray, progress: Progress | None = None
+) -> SpaceColumns:
     """Some rows of a space [M], their representatives priced on the setup's machine."""
 
     def config(row: int) -> TransformerConfig:
         return setup.config(space.layout(row))
 
-    return SpaceColumns.of(space, rows, config, setup.prices)
+    return SpaceColumns.of(space, rows, config, setup.prices, progress)
 
 
 def times(
@@ -94,7 +96,7 @@ def times(
         for into, values in zip(out, steps, strict=True):
             into[piece] = values
 
-    _each(one, count, threads, "times of layouts", progress)
+    in_pieces(one, count, threads, "times of layouts", progress)
     return out
 
 
@@ -103,21 +105,29 @@ def memory_of(
     progress: Progress | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Bytes on the fullest rank of each base layout [B]."""
-    out = np.empty(len(space.base.tp))
+    return bytes_of(setup, space.base, threads, progress)
+
+
+def bytes_of(
+    setup: TrainingSetup, base: Layouts, threads: int = THREADS, progress: Progress | None = None
+) -> np.ndarray:
+    """Bytes on the fullest rank of each layout [B]."""
+    out = np.empty(len(base.tp))
 
     def one(piece: slice) -> None:
-        layouts = Layouts(*(column[piece] for column in space.base))
+        layouts = Layouts(*(column[piece] for column in base))
         out[piece] = step_memory(setup.template, layouts, setup.memory_knobs).peak_bytes
 
     what = "memory of layouts, whatever their order on nodes"
-    _each(one, len(out), threads, what, progress)
+    in_pieces(one, len(out), threads, what, progress)
     return out
 
 
-def _each(
+def in_pieces(
     work: Callable[[slice], None], count: int, threads: int, what: str,
     progress: Progress | None = None,
 ) -> None:  # fmt: skip
+    """Do some work on so many rows, piece by piece."""
     progress = progress or Progress()
     pieces = [slice(start, min(start + _ROWS, count)) for start in range(0, count, _ROWS)]
     with ThreadPoolExecutor(threads) as pool:

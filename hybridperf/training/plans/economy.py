@@ -21,6 +21,8 @@ import dataclasses
 import math
 from pathlib import Path
 
+import numpy as np
+
 from hybridperf.explore.searches.prices import UnitPrice, read_prices
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
@@ -79,6 +81,17 @@ class Economy:
     def energy_usd(self, energy_j: Array) -> Array:
         """USD of some energy by the meter; a rent includes it."""
         return energy_j / _J_PER_KWH * self.usd_per_kwh
+
+
+def score(objective: str, rates: Economy, parts: StepParts, gpus: int, tokens: float) -> np.ndarray:
+    """What ranks steps of these parts [N], less is better; rises with each part."""
+    if objective == "time":
+        return np.asarray(parts.step_s)
+    if objective == "energy":
+        return np.asarray(rates.energy_j(gpus, parts)) / tokens
+    if objective == "cost":
+        return np.asarray(rates.usd(gpus, parts)) / tokens
+    return np.asarray(parts.step_s) / tokens
 
 
 def economy(device: DeviceSpec, file: Path | None = None) -> Economy:

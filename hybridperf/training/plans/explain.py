@@ -26,14 +26,15 @@ from hybridperf.engine.prediction import predict
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, adapted_steps
 from hybridperf.training.plans import table
+from hybridperf.training.plans.intervals import step_intervals
 from hybridperf.training.plans.layout_text import field_words
 from hybridperf.training.plans.ranked import Choice, RankedLayouts
+from hybridperf.training.plans.space import rule_of_thumb
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.features import unmeasured_of
-from hybridperf.training.steps.plausibility import lower_bound_s
 from hybridperf.workloads.transformer.columns import FULL, NONE
 from hybridperf.workloads.transformer.config import TransformerConfig
-from hybridperf.workloads.transformer.layout import Layout
+from hybridperf.workloads.transformer.layout import Layout, Layouts
 from hybridperf.workloads.transformer.step import transformer
 
 NAIVE = (
@@ -85,11 +86,7 @@ def with_chances(plan: RankedLayouts, named: list[tuple[str, Choice]]) -> list[C
     """Intervals of layouts, and how each compares with the first."""
     choices = [choice for _, choice in named]
     log_s, covariance, unmeasured = _joint(plan, choices)
-    down, up = np.sqrt(NINE_OF_TEN**2 * np.diag(covariance) + (unmeasured**2).sum(1))
-    device = plan.setup.device
-    bounds_s = np.array([lower_bound_s(plan.config(choice), device) for choice in choices])
-    low = np.maximum(np.exp(log_s - down), np.minimum(bounds_s, np.exp(log_s)))
-    high = np.exp(log_s + np.hypot(up, plan.setup.unnamed))
+    low, high = step_intervals(plan, np.array([dataclasses.astuple(one) for one in choices]))
     shared = unmeasured[1] / NINE_OF_TEN
     covariance = covariance + shared.T @ shared
     found = []
@@ -118,12 +115,11 @@ def other_division(plan: RankedLayouts) -> Choice | None:
 def naive(plan: RankedLayouts) -> Choice | None:
     """The rule of thumb (`NAIVE`); the nearest that fits, None where nothing comes close."""
     number = plan.choice(0).case
-    case, at = plan.cases[number], plan.ranked_in(number)
+    case = plan.cases[number]
+    at = np.argsort(case.parts.step_s, kind="stable")  # those beyond the limit, too
     of = case.space.base_of[case.rows[at]]
     x = {name: column[of] for name, column in case.space.base._asdict().items()}
-    plain = (x["sequence_parallel"] == 0) & (x["schedule"] == 0)
-    for name in ("cp", "ep", "vp", "micro_batch"):
-        plain = plain & (x[name] == 1)
+    plain = rule_of_thumb(Layouts(**x))
     for mode, zero in ((FULL, 0), (FULL, 1), (NONE, 0), (NONE, 1)):
         here = np.flatnonzero(plain & (x["recompute"] == mode) & (x["zero"] == zero))
         if len(here):

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-EVERY_S = 5.0
+EVERY_S = 3.0
 
 
 @dataclasses.dataclass
@@ -16,6 +16,10 @@ class Progress:
     say: Callable[[str], None] | None = None
     began_s: float = dataclasses.field(default_factory=time.perf_counter)
     last_s: float = dataclasses.field(default_factory=time.perf_counter)
+
+    def __getstate__(self) -> dict[str, float]:
+        """Without whom it tells: a worker says nothing."""
+        return {"began_s": self.began_s, "last_s": self.last_s}
 
     def __call__(self, what: str, done: int, of: int) -> None:
         """So many of so many are done."""

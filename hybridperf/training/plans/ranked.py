@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from hybridperf.io import InputError, unknown
+from hybridperf.training.plans.bounds import BoundedLayouts
 from hybridperf.training.plans.costs import PricedSpace
-from hybridperf.training.plans.economy import Economy
+from hybridperf.training.plans.economy import Economy, score
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -47,11 +48,20 @@ class RankedLayouts:
     objective: str
     tokens: float | None  # to be trained on in all
     cases: tuple[PricedSpace, ...]  # one per number of devices and batch
-    ranked: np.ndarray  # int [K, 2] the layouts that fit as [case, at], best first
+    bounded: tuple[BoundedLayouts, ...]  # of each case
+    ranked: np.ndarray  # int [K, 2] the layouts that are kept as [case, at], best first
+    limit: int | None  # how many are kept at most
+    # where all are priced each place on the nodes counts, else they count whatever their order
     legal: int
+    slower: int  # of these, ruled out by their bounds
     orders: int  # legal layouts, if orders that mean the same are counted apart
     seconds: float
     notes: tuple[str, ...] = ()
+
+    @property
+    def all_kept(self) -> bool:
+        """Whether every legal layout is kept, those that do not fit, too."""
+        return self.limit is None or self.legal <= self.limit
 
     def __len__(self) -> int:
         return len(self.ranked)
@@ -60,7 +70,8 @@ class RankedLayouts:
         space, device = self.cases[self.choice(0).case].space, self.setup.device.id
         where = f"{self.setup.shape.name} on {space.gpus} x {device}, batch {space.global_batch}"
         winner = f"{layout_words(self.best)}, {self.step_s(self.choice(0)):.4g} s"
-        return f"<Plan: {where}: {winner}; {len(self):,} of {self.legal:,} fit>"
+        how = "fit" if self.all_kept else "kept"
+        return f"<Plan: {where}: {winner}; {len(self):,} of {self.legal:,} {how}>"
 
     @property
     def prices(self) -> tuple[str, ...]:
@@ -112,14 +123,7 @@ class RankedLayouts:
 
 def scores(case: PricedSpace, objective: str, rates: Economy) -> np.ndarray:
     """The objective of a case's priced layouts [M]; less is better."""
-    step_s, tokens = case.parts.step_s, tokens_of(case)
-    if objective == "time":
-        return step_s
-    if objective == "energy":
-        return np.asarray(rates.energy_j(case.space.gpus, case.parts)) / tokens
-    if objective == "cost":
-        return np.asarray(rates.usd(case.space.gpus, case.parts)) / tokens
-    return step_s / tokens
+    return score(objective, rates, case.parts, case.space.gpus, tokens_of(case))
 
 
 def tokens_of(case: PricedSpace) -> float:

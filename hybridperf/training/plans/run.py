@@ -23,20 +23,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from hybridperf.explore.sweeps import cluster
 from hybridperf.io import InputError, unknown
 from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.plans import explain, table
 from hybridperf.training.plans.arguments import narrowed, number_of_tokens, whole_numbers
-from hybridperf.training.plans.costs import PricedSpace, memory_of, price_space
+from hybridperf.training.plans.bounds import BoundedLayouts, Search
+from hybridperf.training.plans.costs import PricedSpace, bytes_of, memory_of, price_space
 from hybridperf.training.plans.economy import economy
 from hybridperf.training.plans.infeasible import nothing_fits, nothing_legal
 from hybridperf.training.plans.layout_text import counted
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.ranked import OBJECTIVES, RankedLayouts, plan_front, ranking
 from hybridperf.training.plans.setup import training_setup
-from hybridperf.training.plans.space import space
+from hybridperf.training.plans.space import LayoutSpace, laid_out, partial_layouts
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.features import experts_note, unmeasured_of
 from hybridperf.training.steps.records import without_collector
@@ -46,6 +49,7 @@ UNPLANNED = (
     "of schedules 1F1B, GPipe and interleaved 1F1B are planned; Chimera (`hybridperf choose"
     " chimera`) and zero bubble are left out"
 )
+LIMIT = 100_000  # layouts that a plan keeps
 _USUAL_TOKENS = 2**22  # of a batch, where none is given
 
 
@@ -53,7 +57,10 @@ class Plan(RankedLayouts):
     """Ranked layouts of a model on a cluster, with tables of them; what `hp.plan` returns."""
 
     def top(self, count: int = 10) -> pd.DataFrame:
-        """A table of the best layouts: their fields, `time_s` and its parts, memory, tokens/s."""
+        """A table of the best layouts: their fields, `time_s` and its parts, memory, tokens/s,
+        money, and days where `tokens` were given; `low_s, high_s` and other low and high columns
+        are 90 % intervals.
+        """
         return table.top(self, count)
 
     def front(self, one: str = "time", other: str = "memory") -> pd.DataFrame:
@@ -69,7 +76,7 @@ class Plan(RankedLayouts):
         return explain.compared_table(self)
 
     def write(self, path: str | os.PathLike) -> int:
-        """Write all legal layouts to .parquet or .csv, the best first; returns how many."""
+        """Write the layouts that are kept to .parquet or .csv, the best first; returns how many."""
         return table.write_layouts(self, path)
 
 
@@ -81,8 +88,12 @@ def plan(
     dtype: str | None = None, quant: str = "", memory_bytes: float | None = None,
     only: Mapping[str, Any] | None = None, adapted: Adaptation | Adapted | None = None,
     cache: PriceCache | None = None, say: Callable[[str], None] | None = None,
+    limit: int | None = LIMIT, workers: int | None = None, scheduler: str | None = None,
 ) -> Plan:  # fmt: skip
     """Every legal layout of a model on so many devices of a system, priced and ranked.
+
+    Where more layouts are legal than are kept, those that cannot be among the best are not priced:
+    a lower bound of their seconds rules them out (`bounds.py`).
 
     Args:
         model: name of a published model, a file of its sizes, or a shape (`hp.load_shape`).
@@ -104,6 +115,10 @@ def plan(
         adapted: step effects fitted to measured steps.
         cache: prices of ops, to share among several plans.
         say: called every few seconds with the progress of a long plan, as text.
+        limit: how many of the best layouts are kept; None: all.
+        workers: local Dask processes that share the pricing of a space too large to price as a
+            whole; None: this process alone.
+        scheduler: address of a Dask scheduler whose workers share it.
 
     Raises:
         InputError: when no layout can run; the message names the nearest thing that works.
@@ -112,6 +127,8 @@ def plan(
     batches = None if batch is None else whole_numbers("batch", batch)
     total = None if tokens is None else number_of_tokens(tokens)
     narrow = None if only is None else narrowed(only)
+    most = None if limit is None else whole_numbers("limit", limit)[0]
+    cluster.check_workers(workers, scheduler)
     progress = Progress(say)
     began = time.perf_counter()
     with without_collector():
@@ -130,25 +147,35 @@ def plan(
                 f"expected a price to rank by cost, got none of {shared.device.id};"
                 f" {rates.notes[-1]}"
             )
-        notes, cases, legal, orders = list(shared.notes), list[PricedSpace](), 0, 0
+        notes, legal, orders, slower = list(shared.notes), 0, 0, 0
+        cases, bounded = list[PricedSpace](), list[BoundedLayouts]()
         refused: list[Callable[[], str]] = []  # why nothing runs; asked for when nothing does
         for count in counts:
             mine = shared.for_gpus(count)
             samples_of = _usual_batch(shape, count, notes) if batches is None else batches
             notes += mine.notes
             for samples in samples_of:
-                one = space(
-                    shape, count, mine.gpus_per_node, samples, narrow, mine.strict, progress
+                one = BoundedLayouts(
+                    mine,
+                    partial_layouts(shape, count, mine.gpus_per_node, samples, narrow, mine.strict),
+                    progress,
                 )
-                if not len(one):
+                if not len(one.partial):
                     refused.append(functools.partial(nothing_legal, mine, count, samples, narrow))
                     continue
-                legal, orders = legal + len(one), orders + one.orders
-                needed = memory_of(mine, one, progress=progress)
-                if not (needed <= mine.capacity_bytes).any():
-                    refused.append(functools.partial(nothing_fits, mine, one, needed, narrow))
+                bases, orders = int(one.partial.completions.sum()), orders + one.partial.orders
+                if most is None or bases <= most:
+                    priced, of_case = _all(one)
+                else:
+                    search = Search(one, objective, rates, most, mine.capacity_bytes)
+                    priced, ruled_out = search.priced_best(workers, scheduler)
+                    of_case, slower = bases, slower + ruled_out
+                legal += of_case
+                if priced is None:
+                    refused.append(functools.partial(_nothing_fits, one, narrow))
                     continue
-                cases.append(price_space(mine, one, needed, progress=progress))
+                cases.append(priced)
+                bounded.append(one)
         if not cases:
             raise InputError(refused[-1]())
         if objective == "time" and len({case.space.global_batch for case in cases}) > 1:
@@ -157,16 +184,36 @@ def plan(
                 " tokens_per_s ranks by what a second trains"
             )
         notes.append(UNPLANNED)
-        ranked = ranking(cases, objective, rates)
+        ranked = ranking(cases, objective, rates)[:most]
         winner, at = cases[ranked[0, 0]], ranked[0, 1]
         best = winner.setup.config(winner.space.layout(int(winner.rows[at])))
         notes += unmeasured_of(best, winner.setup.prices).notes
         host_share = float(winner.parts.host_s[at] / winner.parts.step_s[at])
         notes += filter(None, (experts_note(best, host_share),))
         return Plan(
-            shared, rates, objective, total, tuple(cases), ranked, legal, orders,
-            time.perf_counter() - began, tuple(dict.fromkeys(notes)),
+            shared, rates, objective, total, tuple(cases), tuple(bounded), ranked, most, legal,
+            slower, orders, time.perf_counter() - began, tuple(dict.fromkeys(notes)),
         )  # fmt: skip
+
+
+def _all(one: BoundedLayouts) -> tuple[PricedSpace | None, int]:
+    """(all layouts priced that fit, None where none does; how many are legal)."""
+    partial, setup, progress = one.partial, one.setup, one.progress
+    whole = laid_out(partial, partial.bases(np.arange(len(partial))), progress)
+    needed = memory_of(setup, whole, progress=progress)
+    if not (needed <= setup.capacity_bytes).any():
+        return None, len(whole)
+    return price_space(setup, whole, needed, progress=progress), len(whole)
+
+
+def _nothing_fits(one: BoundedLayouts, narrow: Mapping[str, Any] | None) -> str:
+    partial, setup = one.partial, one.setup
+    base, none = partial.bases(np.arange(len(partial))), np.zeros(0, int)
+    tried = LayoutSpace(
+        partial.shape, partial.gpus, partial.gpus_per_node, partial.global_batch, base, (), none,
+        none,
+    )  # fmt: skip
+    return nothing_fits(setup, tried, bytes_of(setup, base), narrow)
 
 
 def _usual_batch(shape: TransformerShape, gpus: int, notes: list[str]) -> list[int]:

@@ -7,7 +7,7 @@ launches.
 
 The candidates, the best layouts of the winner's case, are priced again on the changed machine
 through the same op model and links, so a product may turn memory-bound. More memory
-admits layouts that do not fit today: those within `REACH` are priced.
+admits layouts that do not fit today: the best within `REACH` is searched for (`bounds.py`).
 
 How near the winner is to the memory there is: predicted peaks err by 9.7 % on average where they
 were measured (`steps/memory_knobs.toml`), of a normal error in the log that is a deviation sigma
@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.model.step_effects import StepEffects
-from hybridperf.training.plans.costs import PricedSpace, columns_of, times
+from hybridperf.training.plans.bounds import REACH, Search
+from hybridperf.training.plans.costs import PricedSpace, bytes_of, columns_of, times
 from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.steps.cells import Prices
@@ -41,7 +43,6 @@ _LINKS = {
 }
 _CANDIDATES = 400
 _LITTLE, _TWICE = 1.1, 2.0
-REACH = 1.5  # times the memory there is
 SIGMA = 0.097 * math.sqrt(math.pi / 2)
 SURE = 0.95
 _NEAR = 1.1  # times the memory that may be used
@@ -67,7 +68,7 @@ def lever_effects(plan: RankedLayouts) -> list[LeverEffect]:
     found = []
     for lever in LEVERS:
         if lever == "memory":
-            found.append(_more_memory(case, int(first.at), float(now_s)))
+            found.append(_more_memory(plan, first, float(now_s)))
             continue
         little, _ = _best(case, at, lever, _LITTLE)
         most, place = _best(case, at, lever, _TWICE)
@@ -123,19 +124,13 @@ def _best(case: PricedSpace, at: np.ndarray, lever: str, factor: float) -> tuple
     return float(parts.step_s[place]), place
 
 
-def _more_memory(case: PricedSpace, winner: int, now_s: float) -> LeverEffect:
+def _more_memory(plan: RankedLayouts, first: Choice, now_s: float) -> LeverEffect:
     """With more memory: elasticity from what a little admits, and the best within reach."""
-    own = int(case.rows[winner])
-    best_s, little_s, row = now_s, now_s, own
-    rows, step_s = _too_large(case, REACH)
-    if len(rows):
-        little = _shares(case)[rows] <= _LITTLE
-        little_s = min(now_s, float(step_s[little].min(initial=np.inf)))
-        at = int(np.argmin(step_s))
-        if step_s[at] < now_s:
-            best_s, row = float(step_s[at]), int(rows[at])
+    little, best = (_too_large(plan, first.case, factor) for factor in (_LITTLE, REACH))
+    little_s, best_s = (one.step_s if one else now_s for one in (little, best))
     elasticity = float(np.log(little_s / now_s) / np.log(_LITTLE))
-    return LeverEffect("memory", elasticity, REACH, case.space.layout(row), best_s, row == own)
+    layout = best.layout if best else plan.layout(first)
+    return LeverEffect("memory", elasticity, REACH, layout, best_s, best is None)
 
 
 def _shares(case: PricedSpace) -> np.ndarray:
@@ -143,13 +138,28 @@ def _shares(case: PricedSpace) -> np.ndarray:
     return (case.memory_bytes / case.setup.capacity_bytes)[case.space.base_of]
 
 
-def _too_large(case: PricedSpace, most: float) -> tuple[np.ndarray, np.ndarray]:
-    """(layouts that do not fit, but would in `most` times the memory; their seconds) [n]."""
-    shares = _shares(case)
-    rows = np.flatnonzero((shares > 1) & (shares <= most))
-    if not len(rows):
-        return rows, np.empty(0)
-    return rows, times(columns_of(case.setup, case.space, rows), case.setup).step_s
+class _TooLarge(NamedTuple):
+    step_s: float
+    layout: Layout
+    bytes: float
+
+
+def _too_large(plan: RankedLayouts, case: int, factor: float) -> _TooLarge | None:
+    """The fastest layout that does not fit, but would in `factor` times the memory; None where
+    none is faster than the best of the case that fits.
+    """
+    bounded, now_s = plan.bounded[case], plan.cases[case].parts.step_s[plan.ranked_in(case)[0]]
+    capacity = bounded.setup.capacity_bytes
+    wanted = Search(bounded, "time", plan.economy, 1, factor * capacity, capacity, float(now_s))
+    found = [one for one in wanted.best() if len(one.score)]
+    if not found:
+        return None
+    best = min(found, key=lambda one: float(one.score.min()))
+    row = int(np.argmin(best.score))
+    if best.score[row] >= now_s:
+        return None
+    needed = bytes_of(bounded.setup, best.space.base)[best.space.base_of[row]]
+    return _TooLarge(float(best.score[row]), best.space.layout(row), float(needed))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,19 +184,12 @@ def memory_headroom(plan: RankedLayouts) -> MemoryHeadroom:
     """How near the winner is to the memory there is."""
     first = plan.choice(0)
     case = plan.cases[first.case]
-    space, shares = case.space, _shares(case)
+    shares = _shares(case)
     share = float(shares[case.rows[first.at]])
     surely = next(share for share in np.arange(1.0, 0.5, -0.005) if chance_fits(share) >= SURE)
     at = plan.ranked_in(first.case)
     sure = np.flatnonzero(shares[case.rows[at]] <= surely)
     surer = Choice(first.case, int(at[sure[0]])) if len(sure) and sure[0] else None
-    nothing = MemoryHeadroom(share, chance_fits(share), surer, None, math.nan, math.nan)
-    rows, step_s = _too_large(case, _NEAR)
-    if not len(rows) or step_s.min() >= plan.step_s(first):
-        return nothing
-    best = int(np.argmin(step_s))
-    row = int(rows[best])
-    missed_bytes = float(case.memory_bytes[space.base_of[row]])
-    return dataclasses.replace(
-        nothing, missed=space.layout(row), missed_s=float(step_s[best]), missed_bytes=missed_bytes
-    )
+    missed = _too_large(plan, first.case, _NEAR)
+    beyond = (missed.layout, missed.step_s, missed.bytes) if missed else (None, math.nan, math.nan)
+    return MemoryHeadroom(share, chance_fits(share), surer, *beyond)

@@ -5,8 +5,10 @@ division takes every micro-batch that divides a replica's samples, every number 
 divides a stage's layers, every schedule, recompute mode and ZeRO stage, and sequence parallelism or
 not. `rules.legal` tells which of them can run; `places` multiplies each by what lies where.
 
-A base layout is one without its order: memory depends on nothing more. Axes: B base layouts, Q
-places of divisions, N layouts.
+A base layout is one without its order: memory depends on nothing more. A partial layout leaves
+schedule, chunks and ZeRO stage open, too: what a layer takes depends on nothing more, but for the
+nodes that its groups lie on (`bounds.py`). Axes: G partial layouts, B base layouts, Q places of
+divisions, N layouts.
 
 `Layout.order` is which dimension varies fastest over neighbouring ranks. Dimensions of one rank
 can stand anywhere, and many orders put every group on as many nodes as another does: such orders
@@ -19,7 +21,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +44,6 @@ FREE = (
 )  # fmt: skip
 # narrowed once the free ones are put together
 FOLLOWING = ("dp", "expert_tp", "shard_ranks", "accumulation")
-_NONE = Layouts(*([np.zeros(0, np.int64)] * len(Layouts._fields)))
 _DENSE = 2**32
 _WORDS = {"recompute": RECOMPUTE, "schedule": PLANNED_SCHEDULES}
 
@@ -83,11 +84,13 @@ class Place:
 
 
 @functools.lru_cache(maxsize=65536)
-def places(division: Division, gpus_per_node: int) -> tuple[Place, ...]:
-    """The orders of a division that differ, the usual one first."""
+def places(
+    division: Division, gpus_per_node: int, groups: tuple[str, ...] = _GROUPS
+) -> tuple[Place, ...]:
+    """The orders of a division that differ for some groups, the usual one first."""
     columns = division.columns
     wide = tuple(name for name in ORDER if name != "ep" and getattr(columns, name) > 1)
-    names = _GROUPS + (_SHARDED if division.zero else ())
+    names = groups + (_SHARDED if division.zero else ())
     found: dict[tuple[Span, ...], list[Order]] = {}
     for chosen in itertools.permutations(wide):
         order = (*chosen, *(name for name in ORDER if name not in chosen))
@@ -112,7 +115,6 @@ class LayoutSpace:
     places: tuple[Place, ...]  # [Q]
     base_of: np.ndarray  # int32 [N]
     place_of: np.ndarray  # int32 [N]
-    orders: int  # layouts, if orders that mean the same are counted apart
 
     def __len__(self) -> int:
         return len(self.base_of)
@@ -136,6 +138,115 @@ class LayoutSpace:
         return np.asarray(getattr(self.base, name))[self.base_of]
 
 
+@dataclasses.dataclass(frozen=True)
+class PartialLayouts:
+    """The partial layouts of one model, number of devices and global batch that have a legal
+    completion.
+    """
+
+    shape: TransformerShape
+    gpus: int
+    gpus_per_node: int
+    global_batch: int
+    columns: Layouts  # [G] each; of 1F1B without chunks, nothing sharded
+    allowed: Mapping[str, set[Any]]  # values by field
+    pipelines: np.ndarray  # int [n, 2] (vp, schedule) that are legal, of one after the other
+    first: np.ndarray  # int [G] of each its first pipeline
+    counts: np.ndarray  # int [G] and how many it has
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @functools.cached_property
+    def completions(self) -> np.ndarray:
+        """How many base layouts complete each [G]."""
+        ranks, of = np.unique(self.columns.dp * self.columns.cp, return_inverse=True)
+        return self.counts * np.array([len(self._states(one)) for one in ranks.tolist()])[of]
+
+    @functools.cached_property
+    def most_chunks(self) -> np.ndarray:
+        """Chunks of a stage in the pipeline of each that has most [G]."""
+        return np.maximum.reduceat(self.pipelines[:, 0], self.first)
+
+    @property
+    def orders(self) -> int:
+        """Layouts that complete them, each order of their dimensions counted apart."""
+        x = self.columns
+        wide = sum((one > 1).astype(int) for one in (x.tp, x.cp, x.dp, x.pp))
+        alike = np.array([math.factorial(count) for count in range(5)])[wide]
+        return int((self.completions * alike).sum())
+
+    def bases(self, at: np.ndarray) -> Layouts:
+        """The base layouts that complete some of them, in their order."""
+        rows, pipelines = _spread(self.counts[at], self.first[at])
+        one = {name: column[at[rows]] for name, column in self.columns._asdict().items()}
+        more, states = crossed(one["dp"] * one["cp"], self._states, 2)
+        one = {name: column[more] for name, column in one.items()}
+        one["vp"], one["schedule"] = self.pipelines[pipelines[more]].T
+        one["zero"], one["shard_ranks"] = states.T
+        return Layouts(**one)
+
+    def _states(self, data_ranks: int) -> list[tuple[int, int]]:
+        """(ZeRO stage, over how many ranks) that so many data ranks can have."""
+        shards = dict.fromkeys((data_ranks, math.gcd(data_ranks, self.gpus_per_node)))
+        found = [(0, data_ranks), *((zero, n) for zero in (1, 2, 3) for n in shards if n > 1)]
+        zeros, ranks = self.allowed.get("zero"), self.allowed.get("shard_ranks")
+        return [
+            (zero, n)
+            for zero, n in found
+            if (zeros is None or zero in zeros) and (ranks is None or n in ranks)
+        ]
+
+
+def partial_layouts(
+    shape: TransformerShape, gpus: int, gpus_per_node: int, global_batch: int,
+    only: Mapping[str, Sequence[Any]] | None = None, strict: bool = True,
+) -> PartialLayouts:  # fmt: skip
+    """All partial layouts, perhaps none; arguments and errors as those of `space`."""
+    check_cluster(gpus, gpus_per_node)
+    if global_batch < 1:
+        raise InputError(f"expected a global batch of 1 sample or more, got {global_batch}")
+    allowed = _allowed(only or {})
+
+    def micro_batches(dp: int) -> list[tuple[int]]:
+        samples, remainder = divmod(global_batch, dp)
+        sizes = [] if remainder else divisors(samples)
+        return [(size,) for size in _keep("micro_batch", sizes, allowed)]
+
+    def cuts(tp: int) -> list[tuple[int, int]]:
+        modes = _keep("recompute", range(len(RECOMPUTE)), allowed)
+        sequence = _keep("sequence_parallel", (0, 1) if tp > 1 else (0,), allowed)
+        return list(itertools.product(modes, sequence))
+
+    divided = np.array(list(_divisions(shape, gpus, allowed)), np.int64).reshape(-1, 6)
+    x = dict(zip(("tp", "pp", "cp", "dp", "ep", "expert_tp"), divided.T, strict=True))
+    rows, micro = crossed(x["dp"], micro_batches, 1)
+    x = {name: column[rows] for name, column in x.items()} | {"micro_batch": micro[:, 0]}
+    rows, modes = crossed(x["tp"], cuts, 2)
+    x = {name: column[rows] for name, column in x.items()}
+    nothing, one = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64)
+    columns = Layouts(
+        **x, accumulation=global_batch // x["dp"] // x["micro_batch"], recompute=modes[:, 0],
+        sequence_parallel=modes[:, 1], vp=one, schedule=nothing, zero=nothing,
+        shard_ranks=x["dp"] * x["cp"],
+    )  # fmt: skip
+    runs = legal(shape, columns, strict) & np.ones(len(rows), bool)
+    for name in allowed.keys() & {"dp", "expert_tp", "accumulation"}:
+        runs &= np.isin(getattr(columns, name), list(allowed[name]))
+    columns = Layouts(*(column[runs] for column in columns))
+    rows, pipelines = crossed(columns.pp, lambda pp: _pipelines(shape, pp, allowed), 2)
+    tried = Layouts(*(column[rows] for column in columns))
+    runs = legal(shape, tried._replace(vp=pipelines[:, 0], schedule=pipelines[:, 1]), strict)
+    rows, pipelines = rows[runs], pipelines[runs]
+    counts = np.bincount(rows, minlength=len(columns.tp))
+    some, first = counts > 0, np.cumsum(counts) - counts
+    columns = Layouts(*(column[some] for column in columns))
+    return PartialLayouts(
+        shape, gpus, gpus_per_node, global_batch, columns, allowed, pipelines, first[some],
+        counts[some],
+    )  # fmt: skip
+
+
 def space(
     shape: TransformerShape, gpus: int, gpus_per_node: int, global_batch: int,
     only: Mapping[str, Sequence[Any]] | None = None, strict: bool = True,
@@ -146,46 +257,76 @@ def space(
     `only` narrows fields of a layout to some values; `strict`: heads must divide by tp; `progress`
     is told how far this is.
     """
-    progress = progress or Progress()
-    check_cluster(gpus, gpus_per_node)
-    if global_batch < 1:
-        raise InputError(f"expected a global batch of 1 sample or more, got {global_batch}")
-    allowed = _allowed(only or {})
-    divided, parts = list(_divisions(shape, gpus, allowed)), []
-    for ranks in divided:
-        parts.append(_of_division(shape, ranks, gpus_per_node, global_batch, allowed))
-        progress(f"divisions of {gpus:,} GPUs", len(parts), len(divided))
-    tried = _NONE
-    if parts:
-        tried = Layouts(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-    runs = legal(shape, tried, strict)
-    for name in allowed.keys() & set(FOLLOWING):
-        runs = runs & np.isin(getattr(tried, name), list(allowed[name]))
-    base = Layouts(*(column[runs] for column in tried))
-    if not len(base.tp):
-        return LayoutSpace(shape, gpus, gpus_per_node, global_batch, base, (), base.tp, base.tp, 0)
+    found = partial_layouts(shape, gpus, gpus_per_node, global_batch, only, strict)
+    return laid_out(found, found.bases(np.arange(len(found))), progress)
+
+
+def laid_out(
+    partial: PartialLayouts, base: Layouts, progress: Progress | None = None
+) -> LayoutSpace:
+    """Base layouts that complete some partial ones, in every order that differs."""
+    progress, per_node = progress or Progress(), partial.gpus_per_node
     names = [name for name in Division._fields if name != "zero"]
     columns = [*(getattr(base, name) for name in names), base.zero > 0]
-    first, of = unique_rows(*columns)
+    first, of = unique_rows(*columns) if len(base.tp) else (base.tp, base.tp)
     known: list[Place] = []
-    starts, counts, alike = [], [], []
+    starts, counts = [], []
     for row in first.tolist():
         divided_by = {name: int(getattr(base, name)[row]) for name in names}
-        division = Division(**divided_by, zero=bool(base.zero[row] > 0))
-        found = places(division, gpus_per_node)
+        found = places(Division(**divided_by, zero=bool(base.zero[row] > 0)), per_node)
         starts.append(len(known))
         counts.append(len(found))
-        alike.append(sum(place.alike for place in found))
         progress("divisions laid out on nodes", len(starts), len(first))
         known += found
-    count = np.array(counts)[of]  # places of each base layout
-    base_of = np.repeat(np.arange(len(of), dtype=np.int32), count)
-    within = np.arange(len(base_of)) - np.repeat(np.cumsum(count) - count, count)
-    place_of = (np.array(starts)[of][base_of] + within).astype(np.int32)
-    orders = int(np.array(alike)[of].sum())
+    base_of, place_of = _spread(np.array(counts, int)[of], np.array(starts, int)[of])
     return LayoutSpace(
-        shape, gpus, gpus_per_node, global_batch, base, tuple(known), base_of, place_of, orders
-    )
+        partial.shape, partial.gpus, per_node, partial.global_batch, base, tuple(known),
+        base_of.astype(np.int32), place_of.astype(np.int32),
+    )  # fmt: skip
+
+
+def joined(parts: Sequence[tuple[LayoutSpace, np.ndarray]]) -> LayoutSpace:
+    """Some rows of each of some spaces of one model and cluster, one after the other."""
+    bases, known = list[Layouts](), list[Place]()
+    base_of, place_of, held = list[np.ndarray](), list[np.ndarray](), 0
+    for space, rows in parts:
+        own, of = np.unique(space.base_of[rows], return_inverse=True)
+        on, at = np.unique(space.place_of[rows], return_inverse=True)
+        base_of.append((held + of).astype(np.int32))
+        place_of.append((len(known) + at).astype(np.int32))
+        bases.append(Layouts(*(column[own] for column in space.base)))
+        known += [space.places[one] for one in on.tolist()]
+        held += len(own)
+    base = Layouts(*map(np.concatenate, zip(*bases, strict=True)))
+    return dataclasses.replace(
+        parts[0][0], base=base, places=tuple(known), base_of=np.concatenate(base_of),
+        place_of=np.concatenate(place_of),
+    )  # fmt: skip
+
+
+def rule_of_thumb(x: Layouts) -> np.ndarray:
+    """Whether layouts are of the rule of thumb (`explain.NAIVE`), whatever tp, pp and ZeRO."""
+    one = (x.cp == 1) & (x.ep == 1) & (x.vp == 1) & (x.micro_batch == 1)
+    return np.asarray(one & (x.sequence_parallel == 0) & (x.schedule == 0))
+
+
+def _spread(counts: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every row with each of its `counts` options from `first` on: (rows [n], options [n])."""
+    rows = np.repeat(np.arange(len(counts)), counts)
+    within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rows, first[rows] + within
+
+
+def crossed(
+    key: np.ndarray, options: Callable[[int], Sequence[tuple[int, ...]]], width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Every row with each option of its key: (rows [n], options [n, width])."""
+    known, of = np.unique(key, return_inverse=True)
+    each = [options(one) for one in known.tolist()]
+    counts = np.array([len(one) for one in each], int)
+    table = np.array([*itertools.chain.from_iterable(each)], np.int64).reshape(-1, width)
+    rows, at = _spread(counts[of], (np.cumsum(counts) - counts)[of])
+    return rows, table[at]
 
 
 def unique_rows(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -250,8 +391,8 @@ def _keep(name: str, values: Sequence[int], allowed: Mapping[str, set[Any]]) -> 
 
 def _divisions(
     shape: TransformerShape, gpus: int, allowed: Mapping[str, set[Any]]
-) -> Iterator[dict[str, int]]:
-    """tp x cp x dp x pp = gpus; ep and how experts are cut."""
+) -> Iterator[tuple[int, ...]]:
+    """(tp, pp, cp, dp, ep, ranks that each expert is cut over): tp x cp x dp x pp = gpus."""
     stacks = bool(shape.decoder_layers)  # neither pipelines nor cp over two stacks are modelled
     for tp in _keep("tp", divisors(gpus), allowed):
         if tp > shape.heads:
@@ -262,50 +403,24 @@ def _divisions(
             for cp in _keep("cp", divisors(gpus // tp // pp), allowed):
                 if shape.seq % cp or (cp > 1 and stacks):
                     continue
-                x = {"tp": tp, "cp": cp, "dp": gpus // tp // pp // cp, "pp": pp}
-                ranks = tp * cp * x["dp"]
+                ranks = gpus // pp
                 for ep in _keep("ep", divisors(shape.experts) if shape.experts else [1], allowed):
                     for expert_tp in dict.fromkeys((tp, 1)) if shape.experts else (tp,):
                         if ranks % (ep * expert_tp) == 0:
-                            yield {**x, "ep": ep, "expert_tp": expert_tp}
+                            yield tp, pp, cp, ranks // tp // cp, ep, expert_tp
 
 
-def _of_division(
-    shape: TransformerShape, x: Mapping[str, int], gpus_per_node: int, global_batch: int,
-    allowed: Mapping[str, set[Any]],
-) -> Layouts:  # fmt: skip
-    """Everything that is free once ranks are divided, as the product of its values."""
-    pp = x["pp"]
-    samples, remainder = divmod(global_batch, x["dp"])
-    micro = [] if remainder else _keep("micro_batch", divisors(samples), allowed)
+def _pipelines(
+    shape: TransformerShape, pp: int, allowed: Mapping[str, set[Any]]
+) -> list[tuple[int, int]]:
+    """(chunks, schedule) of so many stages."""
     chunks, plain = [1], [0]
     if pp > 1:
         whole = shape.depth % pp == 0
         chunks += [v for v in divisors(shape.depth // pp) if v > 1] if whole else []
         plain = [SCHEDULES.index(name) for name in PLANNED_SCHEDULES if name != "interleaved"]
-    pipelines = [
+    return [
         (vp, code)
         for vp in _keep("vp", chunks, allowed)
         for code in _keep("schedule", plain if vp == 1 else [INTERLEAVED], allowed)
     ]
-    data = x["dp"] * x["cp"]
-    sharded = [ranks for ranks in dict.fromkeys((data, math.gcd(data, gpus_per_node))) if ranks > 1]
-    states = [(0, data), *((zero, ranks) for zero in (1, 2, 3) for ranks in sharded)]
-    states = [state for state in states if "zero" not in allowed or state[0] in allowed["zero"]]
-    recompute = _keep("recompute", range(len(RECOMPUTE)), allowed)
-    sequence = _keep("sequence_parallel", (0, 1) if x["tp"] > 1 else (0,), allowed)
-    axes: list[Sequence[Any]] = [micro, pipelines, states, recompute, sequence]
-    if not all(map(len, axes)):
-        return _NONE
-    grid = [at.reshape(-1) for at in np.indices([len(axis) for axis in axes])]
-    picked = [
-        np.array(axis, np.int64).reshape(len(axis), -1)[at]
-        for axis, at in zip(axes, grid, strict=True)
-    ]
-    columns = {name: np.full(len(grid[0]), value) for name, value in x.items()}
-    micro_batch = picked[0][:, 0]
-    columns |= {"micro_batch": micro_batch, "accumulation": samples // micro_batch}
-    columns |= {"vp": picked[1][:, 0], "schedule": picked[1][:, 1]}
-    columns |= {"zero": picked[2][:, 0], "shard_ranks": picked[2][:, 1]}
-    columns |= {"recompute": picked[3][:, 0], "sequence_parallel": picked[4][:, 0]}
-    return Layouts(**columns)

@@ -15,6 +15,7 @@ import pyarrow.parquet
 from hybridperf.io import InputError, is_stream, replacing
 from hybridperf.training.plans.arguments import whole_numbers
 from hybridperf.training.plans.costs import PricedSpace
+from hybridperf.training.plans.intervals import with_intervals
 from hybridperf.training.plans.ranked import DAY_S, RankedLayouts, tokens_of
 from hybridperf.training.plans.space import LayoutSpace
 from hybridperf.training.steps.step_features import StepParts
@@ -29,9 +30,12 @@ _SECONDS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
 
 
 def top(plan: RankedLayouts, count: int) -> pd.DataFrame:
-    """The best layouts with what each takes, one row each, without copies of better ones."""
+    """The best layouts with what each takes, one row each, without copies of better ones; seconds,
+    days and money with their 90 % intervals.
+    """
     count = whole_numbers("top", count)[0]
-    return at_ranks(plan, np.array(plan.distinct(count)))
+    ranks = np.array(plan.distinct(count))
+    return with_intervals(plan, plan.ranked[ranks], at_ranks(plan, ranks))
 
 
 def at_ranks(plan: RankedLayouts, ranks: np.ndarray) -> pd.DataFrame:
@@ -55,7 +59,9 @@ def check_name(path: str | os.PathLike) -> Path:
 
 
 def write_layouts(plan: RankedLayouts, path: str | os.PathLike) -> int:
-    """Write every legal layout (.parquet, .csv), fitting and best ones first; returns rows.
+    """Write the layouts that a plan keeps (.parquet, .csv), the best first; returns rows.
+
+    Behind them those that do not fit, unless more are legal than the plan keeps.
 
     Columns: `fits`; fields of a layout; `time_s` and what it is made of, empty where memory is too
     small; `memory_bytes`; `tokens_per_s, mfu, energy_j, usd` of a step; `days, total_usd` where a
@@ -67,7 +73,7 @@ def write_layouts(plan: RankedLayouts, path: str | os.PathLike) -> int:
         ranked = plan.ranked_in(number)
         fits = (case.memory_bytes <= case.setup.capacity_bytes)[case.space.base_of]
         fitting.append(_table(plan, case, case.rows[ranked], ranked))
-        others.append(_table(plan, case, np.flatnonzero(~fits), None))
+        others.append(_table(plan, case, np.flatnonzero(~fits & plan.all_kept), None))
     table = pa.concat_tables([*fitting, *others])
     with replacing(path, "wb") as handle:
         if path.suffix == ".parquet":

@@ -1,13 +1,16 @@
 """Unique cells of many rows: their passes are built once, their calls priced once (`Prices`).
 
 A cell is all that a layer's passes depend on: sizes, dtype, kernels, micro-batch, tensor
-parallelism, recompute, on how many nodes its collectives run. Passes are built once for each kind
-of layer and micro-batch, which takes milliseconds; what is recomputed, and the nodes of
-collectives, are put in afterwards. Gathers of sharded weights are cells of their own: they know
-nothing of micro-batches.
+parallelism, recompute, on how many nodes its collectives run. It is put together from pieces: the
+layer's attention, its MLP and experts, the embedding, the head. Passes of a piece take a
+millisecond to build, and many cells share it, since it depends on less: an MLP on the tokens of a
+rank, whether they are many samples or long ones, all but experts on nothing of their ranks. What is
+recomputed, and the nodes of collectives, are put in afterwards. Gathers of sharded weights are
+cells of their own: they know nothing of micro-batches.
 
-Axes: C cells, F fields of a block, P = 2 passes; S = 4 sums: of the forward pass, of the backward
-pass without what it computes again, and of that, selective and full.
+Axes: C cells, J slots of a cell, each of which a piece takes; K pieces on their nodes, F fields of
+a block, P = 2 passes; S = 4 sums: of the forward pass, of the backward pass without what it
+computes again, and of that, selective and full.
 """
 
 from __future__ import annotations
@@ -15,20 +18,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
+from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import Call, CollectiveCall
 from hybridperf.model.step_table import alone_seconds, step_table
 from hybridperf.model.unmeasured import Unmeasured
 from hybridperf.training.steps.step_features import BlockPrices
+from hybridperf.workloads.transformer import embedding_head, layers
+from hybridperf.workloads.transformer.columns import RECOMPUTE
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.in_step import call_in_step, inside_a_node, role_of
-from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes
+from hybridperf.workloads.transformer.layout import Layouts
+from hybridperf.workloads.transformer.parts import divided, layer_part_passes
 from hybridperf.workloads.transformer.passes import (
     Checkpoints,
     Passes,
@@ -38,7 +45,6 @@ from hybridperf.workloads.transformer.passes import (
 )
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.weights import (
-    Weights,
     copies_embedding,
     embedding_weights,
     head_weights,
@@ -48,14 +54,14 @@ from hybridperf.workloads.transformer.zero import shard_parameters
 
 _FIELDS = {field.name: at for at, field in enumerate(dataclasses.fields(BlockPrices))}
 _REPEATED: tuple[Recompute, ...] = ("selective", "full")
-_SUMS = (3, 2 + len(_REPEATED), len(_FIELDS))  # layer, embedding, head; S; F
+_SUMS = (2 + len(_REPEATED), len(_FIELDS))  # S; F
+_BLOCKS = 3  # layer, embedding, head
 _KERNEL_FIELDS = operator.attrgetter(
     "dtype", "quant", "attention", "attention_kernel", "framework", "grouped_experts", "routing",
     "adapters", "dropout", "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes",
     "checkpoints",
 )  # fmt: skip
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
-_AS_BUILT = (0, 0, 0)  # nodes of those groups where the passes know them
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,8 +72,8 @@ class Prices:
     calls: list[Call] = dataclasses.field(default_factory=list)  # by number
     # sums over the passes of a cell (`features.py`)
     cells: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    # passes of cells, which take longer to build than to price
-    kept: dict[Any, CellTerms] = dataclasses.field(default_factory=dict)
+    # passes of pieces, which take longer to build than to price
+    kept: dict[Any, PieceTerms] = dataclasses.field(default_factory=dict)
     # sums of what happens once a step
     once: dict[Any, Any] = dataclasses.field(default_factory=dict)
     # what was not measured, by what it depends on
@@ -130,41 +136,31 @@ def _on_nodes(call: Call, nodes: int) -> Call:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CellTerms:
-    """What passes of a layer, the embedding and the LM head come to: n calls, each a term of one of
-    the sums [3, S, F].
-    """
+class PieceTerms:
+    """What passes of a piece come to: n calls, each a term of one of the sums [S, F]."""
 
     sums: np.ndarray  # int [n] place of the sum that a call's seconds belong to
     calls: np.ndarray  # int [n] numbers of `Prices`
-    shares: np.ndarray  # [n] of the kind of layer among all layers
     groups: np.ndarray  # int [n] index into `_PLACED` of who exchanges; -1: nodes are as built
-    counts: np.ndarray  # [3, S, F] kernels and collectives
+    counts: np.ndarray  # [S, F] kernels and collectives
 
     @staticmethod
     def of(
-        parts: Iterable[tuple[int, float, Passes]],
-        prices: Prices,
-        checkpoints: Checkpoints = "blocks",
-    ) -> CellTerms:
-        """Of passes, each of a block (0: layer, 1: embedding, 2: head) and with its share."""
-        terms: list[tuple[int, int, int, float]] = []
+        passes: Passes, prices: Prices, checkpoints: Checkpoints = "blocks", again: bool = False
+    ) -> PieceTerms:
+        """Of passes; `again`: whether they are of a layer, which can be recomputed."""
+        terms: list[tuple[int, int, int]] = []
         counts = np.zeros(_SUMS)
-        for block, share, passes in parts:
-            added = {id(step): _added(step, prices) for step in passes.forward + passes.backward}
-            again = [
-                recompute(passes, mode, checkpoints).recomputed if block == 0 else ()
-                for mode in _REPEATED
-            ]
-            for at, steps in enumerate((passes.forward, passes.backward, *again)):
-                start = (_SUMS[1] * block + at) * _SUMS[2]
-                for step in steps:
-                    seconds, counted = added[id(step)]
-                    terms += [(start + to, call, group, share) for to, call, group in seconds]
-                    for to, count in counted:
-                        counts[block, at, to] += share * count
-        places, calls, groups, shares = np.array(terms, float).reshape(-1, 4).T
-        return CellTerms(places.astype(int), calls.astype(int), shares, groups.astype(int), counts)
+        added = {id(step): _added(step, prices) for step in passes.forward + passes.backward}
+        modes = _REPEATED if again else ()
+        repeated = [recompute(passes, mode, checkpoints).recomputed for mode in modes]
+        for at, steps in enumerate((passes.forward, passes.backward, *repeated)):
+            for step in steps:
+                seconds, counted = added[id(step)]
+                terms += [(at * _SUMS[1] + to, call, group) for to, call, group in seconds]
+                for to, count in counted:
+                    counts[at, to] += count
+        return PieceTerms(*np.array(terms, int).reshape(-1, 3).T, counts)
 
 
 def _added(
@@ -198,50 +194,187 @@ def _collectives(step: PassStep) -> Iterator[tuple[str, CollectiveCall]]:
         yield "gather_inside", inside
 
 
+class Slot(NamedTuple):
+    """Where a piece of a cell counts."""
+
+    block: int  # 0: layer, 1: embedding, 2: head
+    share: float  # of all layers
+    # "embedding", "head"; of a layer "attention", "mlp", its "experts" and their "messages", or the
+    # whole "layer"
+    piece: str
+    kind: int  # of the layer
+
+
+@functools.lru_cache(maxsize=4096)
+def slots(shape: TransformerShape, checkpoints: Checkpoints) -> tuple[Slot, ...]:
+    """The slots of a model's cells [J]: embedding, head, then those of layers."""
+    outer = Slot(1, 1.0, "embedding", 0), Slot(2, 1.0, "head", 0)
+    kinds = kinds_of_layers(shape)
+    if checkpoints == "ops":  # what is recomputed hangs on the layer as a whole
+        return (*outer, *(Slot(0, share, "layer", kind) for kind, share in kinds))
+    attention: dict[bool, Slot] = {}
+    for kind, share in kinds:
+        cross = shape.layer_kinds[kind].cross
+        slot = attention.setdefault(cross, Slot(0, 0.0, "attention", kind))
+        attention[cross] = slot._replace(share=slot.share + share)
+    mlps = [Slot(0, share, "mlp", kind) for kind, share in kinds]
+    experts = [
+        one._replace(piece=piece)
+        for one in mlps
+        for piece in ("experts", "messages")
+        if shape.layer_kinds[one.kind].experts
+    ]
+    return (*outer, *attention.values(), *mlps, *experts)
+
+
+def piece_numbers(
+    slot: Slot, config: TransformerConfig, x: Layouts, ep_nodes: Array
+) -> tuple[Array, ...]:
+    """All that passes of a piece depend on of a layout, in whole numbers, or of columns of layouts.
+
+    Args:
+        slot: which piece.
+        config: the step, of any layout.
+        x: the layouts.
+        ep_nodes: nodes of their expert groups.
+    """
+    shape = config.shape
+    repeats = config.kernels.framework.gradients == "repeated"
+    tokens = x.micro_batch * shape.seq // x.cp  # of a rank; cp divides a sequence
+    on = ep_nodes * (config.expert_messages == "nodes")
+    if slot.piece in ("experts", "messages"):
+        cut = x.expert_tp == x.tp  # else tokens are dealt out over tp ranks, and no more is known
+        ranks = x.tp * cut * (x.tp > 1)
+        whole = np.where((ranks == 0) & (x.sequence_parallel > 0), x.tp, 1)
+        shared = np.gcd(tokens, whole)
+        dealt = (tokens // shared, whole // shared)
+        if slot.piece == "messages":
+            return tuple((x.ep > 1) * one for one in (x.ep, on, *dealt))
+        return (x.ep, ranks, x.sequence_parallel * cut, *dealt)
+    found = (x.tp, x.sequence_parallel, (x.accumulation > 1) * repeats)
+    by_sample = shape.family == "vit" or shape.pooler or shape.head == "classes"
+    if slot.piece == "mlp" or (slot.block and not by_sample):
+        return (*found, tokens)
+    found += (x.micro_batch, x.cp)
+    return (*found, x.ep, on * (x.ep > 1), x.expert_tp) if slot.piece == "layer" else found
+
+
+def piece_terms(slot: Slot, config: TransformerConfig, prices: Prices) -> PieceTerms:
+    """Terms of the piece that a slot of a config takes, built once."""
+    shape = config.shape
+    if not shape.experts and not shape.decoder_layers:
+        shape = _one_layer(shape)
+    numbers = piece_numbers(slot, config, config.layout.columns, config.group("ep").nodes)
+    key = (slot.piece, slot.kind, shape, *numbers, *kernels_key(config))
+    if key not in prices.kept:
+        passes = _PASSES[slot.piece](config, slot.kind)
+        prices.kept[key] = PieceTerms.of(passes, prices, config.checkpoints, slot.block == 0)
+    return prices.kept[key]
+
+
+def _of_experts(config: TransformerConfig, kind: int, messages: bool) -> Passes:
+    whole = layer_part_passes(config, kind, layers.expert_products)
+    steps = (
+        tuple(step for step in one if (step.part == "ep") == messages)
+        for one in (whole.forward, whole.backward)
+    )
+    return Passes(*steps)
+
+
+_PASSES: Mapping[str, Callable[[TransformerConfig, int], Passes]] = {
+    "embedding": lambda config, _: divided(embedding_head.embedding(config).passes(), config),
+    "head": lambda config, _: divided(embedding_head.head(config).passes(), config),
+    "attention": lambda config, kind: layer_part_passes(config, kind, layers.attention),
+    "mlp": lambda config, kind: layer_part_passes(config, kind, layers.all_but_experts),
+    "experts": lambda config, kind: _of_experts(config, kind, messages=False),
+    "messages": lambda config, kind: _of_experts(config, kind, messages=True),
+    "layer": lambda config, kind: layer_part_passes(config, kind, layers.layer),
+}
+
+
 class Cells:
-    """Cells to be priced: terms with what is recomputed, and nodes of tp, cp and ep groups [C]."""
+    """Cells to be priced."""
 
     def __init__(
-        self, terms: Iterable[CellTerms], modes: Sequence[str],
-        nodes: Sequence[tuple[int, ...]], prices: Prices,
+        self, blocks: Sequence[int], pieces: Sequence[PieceTerms], of: np.ndarray,
+        shares: np.ndarray, modes: np.ndarray, nodes: np.ndarray, prices: Prices,
     ):  # fmt: skip
-        known: dict[Any, tuple[int, CellTerms]] = {}
-        pairs = zip(terms, nodes, strict=True)
-        of = [known.setdefault((id(one), on), (len(known), one))[0] for one, on in pairs]
-        self._of, self._modes = np.array(of, int), np.array(modes, str)
-        self._unique = [one for _, one in known.values()]
-        row = np.repeat(np.arange(len(known)), [len(one.calls) for one in self._unique])
-        places, calls, groups = (
-            np.concatenate([np.zeros(0, int), *(getattr(one, name) for one in self._unique)])
+        """Pieces put together.
+
+        Args:
+            blocks: block of each slot [J].
+            pieces: terms, each of which many slots may take.
+            of: places in `pieces` [J, C].
+            shares: of layers that a slot counts for [J, C], or [J, 1].
+            modes: what is recomputed, index into RECOMPUTE [C].
+            nodes: of tp, cp and ep groups [3, C]; 0: as the passes were built.
+            prices: which know the pieces' calls.
+        """
+        self._blocks, self._shares = blocks, np.broadcast_to(shares, of.shape)
+        self._modes = modes
+        groups = [[(one.groups == at).any() for at in range(len(_PLACED))] for one in pieces]
+        talks = np.array(groups, int).reshape(-1, len(_PLACED)).T  # [3, pieces]
+        key, radix = of.astype(np.int64), int(nodes.max(initial=0)) + 1
+        for own, count in zip(talks, nodes, strict=True):  # what a piece has no messages of is 0
+            key = key * radix + own[of] * count
+        known, where = np.unique(key, return_inverse=True)
+        self._placed = where.reshape(of.shape)
+        wanted = []
+        for _ in _PLACED:
+            known, on = np.divmod(known, radix)
+            wanted.append(on)
+        wanted = np.stack([*wanted[::-1], 0 * known], 1)  # [K, 4]
+        terms = [pieces[at] for at in known.tolist()]
+        row = np.repeat(np.arange(len(terms)), [len(one.calls) for one in terms])
+        places, calls, who = (
+            np.concatenate([np.zeros(0, int), *(getattr(one, name) for one in terms)])
             for name in ("sums", "calls", "groups")
         )
-        wanted = np.array([(*on, 0) for _, on in known], int).reshape(-1, len(_PLACED) + 1)
-        self.calls = prices.on_nodes(calls, wanted[row, groups])
+        self.calls = prices.on_nodes(calls, wanted[row, who])
         self._places = row * int(np.prod(_SUMS)) + places
+        self._counts = np.array([one.counts for one in terms], float).reshape(-1, *_SUMS)
 
-    def sums(self, prices: Prices) -> np.ndarray:
-        """What the calls come to, by block, field and pass [3, F, P, C]."""
-        shares = np.concatenate([np.zeros(0), *(one.shares for one in self._unique)])
-        counts = np.array([one.counts for one in self._unique], float).reshape(-1, *_SUMS)
-        seconds = np.bincount(self._places, shares * prices.seconds(self.calls), counts.size)
-        found = counts + seconds.reshape(counts.shape)
-        forward, backward, *again = np.moveaxis(found[self._of], 0, -1).swapaxes(0, 1)
-        for mode, repeated in zip(_REPEATED, again, strict=True):
-            backward += np.where(self._modes == mode, repeated, 0.0)
-        return np.stack([forward, backward], 2)
+    @staticmethod
+    def of(configs: Sequence[TransformerConfig], prices: Prices) -> Cells:
+        """The cell of each config, sharding apart; those that share pieces share their terms."""
+        known: dict[int, int] = {}
+        terms = [PieceTerms.of(Passes(), prices)]  # of a slot that a model has no use for
+        each = [slots(config.shape, config.checkpoints) for config in configs]
+        most = max(map(len, each), default=2)
+        of, shares = np.zeros((most, len(each)), int), np.zeros((most, len(each)))
+        for at, (config, mine) in enumerate(zip(configs, each, strict=True)):
+            for slot, one in enumerate(mine):
+                piece = piece_terms(one, config, prices)
+                of[slot, at] = known.setdefault(id(piece), len(terms))
+                if of[slot, at] == len(terms):
+                    terms.append(piece)
+                shares[slot, at] = one.share
+        modes = np.array([RECOMPUTE.index(config.layout.recompute) for config in configs], int)
+        nodes = np.array([*map(placed_on, configs)], int).reshape(-1, len(_PLACED)).T
+        blocks = (1, 2, *[0] * (most - 2))
+        return Cells(blocks, terms, of, shares, modes, nodes, prices)
 
+    def __len__(self) -> int:
+        return len(self._modes)
 
-def cell_terms(configs: Iterable[TransformerConfig], prices: Prices) -> list[CellTerms]:
-    """Terms of the cell of each config, sharding apart; those that differ by what is recomputed, or
-    by nodes, share them.
-    """
-    found = []
-    for config in configs:
-        key = _kept_key(config)
-        if key not in prices.kept:
-            prices.kept[key] = _kept(config, prices)
-        found.append(prices.kept[key])
-    return found
+    def pieces(self, prices: Prices) -> np.ndarray:
+        """What the calls of each piece come to, by what is recomputed [modes, K, P, F]."""
+        size = self._counts.size
+        seconds = np.bincount(self._places, prices.seconds(self.calls), size)
+        found = self._counts + seconds.reshape(self._counts.shape)
+        plain = found[:, :2]
+        out = np.stack([plain] * len(RECOMPUTE))
+        for at, mode in enumerate(_REPEATED):
+            out[RECOMPUTE.index(mode), :, 1] += found[:, 2 + at]
+        return out
+
+    def sums(self, pieces: np.ndarray, at: Any = slice(None)) -> np.ndarray:
+        """Cells put together of priced pieces, by block, field and pass [3, F, P, C], or some."""
+        modes, fields = self._modes[at], _SUMS[1]
+        out = np.zeros((_BLOCKS, len(modes), 2, fields))
+        for block, where, share in zip(self._blocks, self._placed, self._shares, strict=True):
+            out[block] += share[at][:, None, None] * pieces[modes, where[at]]
+        return np.ascontiguousarray(out.transpose(0, 3, 2, 1))
 
 
 def placed_on(config: TransformerConfig) -> tuple[int, ...]:
@@ -252,18 +385,13 @@ def placed_on(config: TransformerConfig) -> tuple[int, ...]:
 @functools.lru_cache(65536)
 def cell_key(config: TransformerConfig) -> tuple[Any, ...]:
     """All that a cell depends on."""
-    return (*_kept_key(config), config.layout.recompute, *placed_on(config))
-
-
-def _kept_key(config: TransformerConfig) -> tuple[Any, ...]:
-    """All that passes without recomputing depend on, nodes apart."""
     x, shape = config.layout, config.shape
     if not shape.experts and not shape.decoder_layers:
         shape = _one_layer(shape)
     repeats = x.accumulation > 1 and config.kernels.framework.gradients == "repeated"
-    experts = (config.expert_messages, config.group("ep").nodes) if x.ep > 1 else ()
-    ranks = (x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch)
-    return (shape, *ranks, repeats, *experts, *kernels_key(config))
+    ranks = (x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, x.recompute)
+    experts = config.expert_messages
+    return (shape, *ranks, repeats, experts, *placed_on(config), *kernels_key(config))
 
 
 def kernels_key(config: TransformerConfig) -> tuple[Any, ...]:
@@ -276,18 +404,10 @@ def _one_layer(shape: TransformerShape) -> TransformerShape:
     return dataclasses.replace(shape, layers=1, name="")
 
 
-def _kept(config: TransformerConfig, prices: Prices) -> CellTerms:
-    plain = config.replace(layout=config.layout.replace(zero=0, shard_ranks=None, recompute="none"))
-    layers = [(0, share, layer_passes(plain, kind)) for kind, share in kinds_of_layers(plain)]
-    outer = [(1, 1.0, embedding_passes(plain)), (2, 1.0, head_passes(plain))]
-    return CellTerms.of([*layers, *outer], prices, config.checkpoints)
-
-
-def kinds_of_layers(config: TransformerConfig) -> list[tuple[int, float]]:
+def kinds_of_layers(shape: TransformerShape) -> list[tuple[int, float]]:
     """(kind of layer, its share of all layers)."""
-    blocks = config.shape.layer_kinds
-    depth = sum(block.count for block in blocks)
-    return [(kind, block.count / depth) for kind, block in enumerate(blocks)]
+    depth = sum(block.count for block in shape.layer_kinds)
+    return [(kind, block.count / depth) for kind, block in enumerate(shape.layer_kinds)]
 
 
 @functools.lru_cache(65536)
@@ -301,19 +421,21 @@ def shards_key(config: TransformerConfig) -> tuple[Any, ...]:
     return (*sizes, *kernels_key(config), *groups)
 
 
-def shards_of(configs: Iterable[TransformerConfig], prices: Prices) -> Cells:
+def shards_of(configs: Sequence[TransformerConfig], prices: Prices) -> Cells:
     """Only the gathers and scatters of sharded weights."""
-    found = []
+    each = []
     for config in configs:
-
-        def sharded(weights: Weights, config: TransformerConfig = config) -> Passes:
-            return shard_parameters(Passes(), weights, config)
-
-        layers = [
-            (0, share, sharded(layer_weights(config, kind)))
-            for kind, share in kinds_of_layers(config)
-        ]
-        outer = enumerate(map(sharded, (embedding_weights(config), head_weights(config))), 1)
-        blocks = [*layers, *((block, 1.0, passes) for block, passes in outer)]
-        found.append(CellTerms.of(blocks, prices))
-    return Cells(found, ["none"] * len(found), [_AS_BUILT] * len(found), prices)
+        kinds = kinds_of_layers(config.shape)
+        parts = [(1, 1.0, embedding_weights(config)), (2, 1.0, head_weights(config))]
+        parts += [(0, share, layer_weights(config, kind)) for kind, share in kinds]
+        each.append(parts)
+    most = max(map(len, each), default=2)
+    terms, shares = [PieceTerms.of(Passes(), prices)], np.zeros((most, len(each)))
+    of = np.zeros((most, len(each)), int)
+    for at, (config, parts) in enumerate(zip(configs, each, strict=True)):
+        for slot, (_, share, weights) in enumerate(parts):
+            of[slot, at], shares[slot, at] = len(terms), share
+            terms.append(PieceTerms.of(shard_parameters(Passes(), weights, config), prices))
+    as_built = np.zeros((len(_PLACED), len(each)), int)
+    none = np.zeros(len(each), int)
+    return Cells((1, 2, *[0] * (most - 2)), terms, of, shares, none, as_built, prices)

@@ -130,6 +130,31 @@ def step_seconds(
     return StepParts(step_s, compute_s, exposed_s, bubble_s, host_s, layer_s)
 
 
+class LeastSeconds(NamedTuple):
+    """Seconds of one micro-batch on a rank, whatever is sharded and however stages take turns [N]:
+    a stage of l layers takes l `layer_s` or more, one that is alone `outer_s` besides.
+    """
+
+    layer_s: Array
+    outer_s: Array  # embedding and LM head
+    work_s: Array  # of `layer_s`, the GPU's own work
+
+
+def least_seconds(
+    f: StepFeatures, k: StepEffects, gpu_log: Array = 0.0, host_log: Array = 0.0,
+    outer_log: Array = 0.0,
+) -> LeastSeconds:  # fmt: skip
+    """A lower bound of what blocks take; of `f` only blocks and tp groups count, rest as above."""
+    on_outer = np.exp(outer_log)
+    layer = _block(np, f, f.layer, k, np.exp(gpu_log), np.exp(host_log))
+    embedding = _block(np, f, f.embedding, k, on_outer, on_outer, input_s=k.input_s)
+    head = _block(np, f, f.head, k, on_outer, on_outer)
+    layer_s, *outer_s = (
+        block.forward.seconds(np) + block.backward.seconds(np) for block in (layer, embedding, head)
+    )
+    return LeastSeconds(layer_s, sum(outer_s), layer.work_s)
+
+
 class _Work(NamedTuple):
     """One pass of a block [N]."""
 

@@ -26,10 +26,8 @@ from hybridperf.training.steps.cells import (
     Cells,
     Prices,
     cell_key,
-    cell_terms,
     kernels_key,
     kinds_of_layers,
-    placed_on,
     shards_key,
     shards_of,
 )
@@ -93,42 +91,21 @@ def _but_micro_batches(config: TransformerConfig) -> tuple[Any, ...]:
 
 def _features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatures:
     cells = _Unique(map(cell_key, configs), configs)
-    shards = _Unique([("shards", *shards_key(config)) for config in configs], configs)
-    once = _Unique(map(_once, configs), configs)
-    messages = _Unique(map(_message, configs), configs)
-    new_cells, new_shards = cells.not_in(prices.cells), shards.not_in(prices.cells)
-    new_once, new_messages = once.not_in(prices.once), messages.not_in(prices.once)
-    if new_cells or new_shards or new_once or new_messages:
-        built = list(new_cells.values())
-        priced = Sums.of(
-            Cells(
-                cell_terms(built, prices), [config.layout.recompute for config in built],
-                [*map(placed_on, built)], prices,
-            ),
-            new_shards.values(), new_once.values(), new_messages.values(), prices,
-        )  # fmt: skip
-        for known, keys, found in (
-            (prices.cells, new_cells, np.moveaxis(priced.cells, -1, 0)),
-            (prices.cells, new_shards, np.moveaxis(priced.shards, -1, 0)),
-            (prices.once, new_once, priced.once), (prices.once, new_messages, priced.sends_s),
-        ):  # fmt: skip
-            known.update(zip(keys, found, strict=True))
-    computed, gathered = (
-        np.stack([prices.cells[key] for key in one.keys], -1)[..., one.of]
-        for one in (cells, shards)
-    )
+    new = cells.not_in(prices.cells)
+    priced = Sums.of(Cells.of([*new.values()], prices), configs, configs, configs, prices)
+    prices.cells.update(zip(new, np.moveaxis(priced.cells, -1, 0), strict=True))
+    computed = np.stack([prices.cells[key] for key in cells.keys], -1)[..., cells.of]
     # [blocks, fields, P, N]
-    layer, embedding, head = (BlockPrices(*fields) for fields in computed + gathered)
-    of_update = np.array([prices.once[key] for key in once.keys])[once.of].T
+    layer, embedding, head = (BlockPrices(*fields) for fields in computed + priced.shards)
     splits = [at for at, config in enumerate(configs) if config.layout.schedule == "zero_bubble"]
     weight_share = np.zeros(len(configs))
     weight_share[splits] = [_weight_share(configs[at], prices) for at in splits]
     widths = np.stack([unmeasured_of(config, prices).widths for config in configs], -1)
-    values = row_columns(configs) | dict(zip(_OF_UPDATE, of_update, strict=True))
-    values["sends_s"] = np.array([prices.once[key] for key in messages.keys])[messages.of]
+    values = row_columns(configs) | priced.of_update
     return StepFeatures(
-        layer, embedding, head, weight_share=weight_share, unmeasured_widths=widths, **values
-    )
+        layer, embedding, head, weight_share=weight_share, unmeasured_widths=widths,
+        sends_s=priced.sends_s, **values,
+    )  # fmt: skip
 
 
 class _Unique:
@@ -157,18 +134,33 @@ class Sums(NamedTuple):
 
     @staticmethod
     def of(
-        cells: Cells, shards: Iterable[TransformerConfig], once: Iterable[TransformerConfig],
-        messages: Iterable[TransformerConfig], prices: Prices,
+        cells: Cells, shards: Sequence[TransformerConfig], once: Sequence[TransformerConfig],
+        messages: Sequence[TransformerConfig], prices: Prices,
     ) -> Sums:  # fmt: skip
         """Of cells, and of configs that stand for all others [n each]."""
-        sharded = shards_of(shards, prices)
-        updates = [_Update.of(_whole_stages(config)) for config in once]
-        calls = [send_call(config) for config in messages]
+        sharded = _Unique([("shards", *shards_key(config)) for config in shards], shards)
+        updated, sent = _Unique(map(_once, once), once), _Unique(map(_message, messages), messages)
+        new_shards, new_once = sharded.not_in(prices.cells), updated.not_in(prices.once)
+        new_sends = sent.not_in(prices.once)
+        gathers = shards_of([*new_shards.values()], prices)
+        updates = [_Update.of(_whole_stages(config)) for config in new_once.values()]
+        calls = [send_call(config) for config in new_sends.values()]
         sends = np.array([prices.number(call or _NOTHING) for call in calls], int)
         numbers = [prices.number(call) for one in updates for call in one.calls]
-        prices.seconds(np.concatenate([cells.calls, sharded.calls, sends, numbers]))
-        sums = np.array([one.sums(prices) for one in updates]).reshape(-1, len(_OF_UPDATE))
-        return Sums(cells.sums(prices), sharded.sums(prices), sums, prices.seconds(sends))
+        prices.seconds(np.concatenate([cells.calls, gathers.calls, sends, numbers]))
+        gathered = np.moveaxis(gathers.sums(gathers.pieces(prices)), -1, 0)
+        prices.cells.update(zip(new_shards, gathered, strict=True))
+        prices.once.update(zip(new_once, (one.sums(prices) for one in updates), strict=True))
+        prices.once.update(zip(new_sends, prices.seconds(sends), strict=True))
+        of_update = np.array([prices.once[key] for key in updated.keys]).reshape(
+            -1, len(_OF_UPDATE)
+        )
+        return Sums(
+            cells.sums(cells.pieces(prices)),
+            np.stack([prices.cells[key] for key in sharded.keys], -1)[..., sharded.of],
+            of_update[updated.of],
+            np.array([prices.once[key] for key in sent.keys])[sent.of],
+        )
 
     @property
     def of_update(self) -> dict[str, np.ndarray]:
@@ -340,7 +332,7 @@ def _weight_share(config: TransformerConfig, prices: Prices) -> float:
         plain = config.replace(layout=config.layout.replace(zero=0, shard_ranks=None))
         passes = [
             (share, step)
-            for kind, share in kinds_of_layers(plain)
+            for kind, share in kinds_of_layers(plain.shape)
             for step in layer_passes(plain, kind).backward
         ]
         ops = [

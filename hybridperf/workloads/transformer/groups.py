@@ -56,7 +56,7 @@ def _span(
 ) -> Span:  # fmt: skip
     size = dict(zip(("tp", "cp", "dp", "pp"), sizes, strict=True))
     digits = tuple((name, size[name]) for name in order if name != "ep")
-    return _counted(_members(dim, digits, ranks, apart), gpus_per_node)
+    return _counted(_runs(_members(dim, digits, ranks, apart)), gpus_per_node)
 
 
 def _members(
@@ -90,6 +90,18 @@ def _cut(
     return tuple(cut)
 
 
+def _runs(digits: tuple[tuple[int, bool], ...]) -> tuple[tuple[int, bool], ...]:
+    """The same with neighbouring digits of one kind as one: thousands of divisions have few."""
+    found: list[tuple[int, bool]] = []
+    for size, member in digits:
+        if found and found[-1][1] == member:
+            found[-1] = (found[-1][0] * size, member)
+        elif size > 1:
+            found.append((size, member))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=65536)
 def _counted(digits: tuple[tuple[int, bool], ...], gpus_per_node: int) -> Span:
     ranks, per_node, stride, aligned = 1, 1, 1, True
     for size, member in digits:

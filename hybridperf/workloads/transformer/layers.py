@@ -39,13 +39,19 @@ EXPERT_PRODUCTS, EXPERT_BACKWARD_PRODUCTS = 2, 4
 
 def layer(config: TransformerConfig, kind: LayerKind) -> Piece:
     """A layer of a kind (`shape.layer_kinds`) before anything is shared out."""
-    tokens = config.decoder_tokens if kind.cross else config.tokens
-    family = config.shape.family
+    return attention(config, kind) + mlp(config, kind)
+
+
+def attention(config: TransformerConfig, kind: LayerKind) -> Piece:
+    """A layer up to its MLP."""
+    tokens, family = _tokens(config, kind), config.shape.family
     causal = family not in ("bert", "vit") and (kind.cross or family != "t5")
     parts = self_attention(config, tokens, causal)
-    if kind.cross:
-        parts += cross_attention(config, tokens)
-    return parts + mlp(config, kind, tokens)
+    return parts + cross_attention(config, tokens) if kind.cross else parts
+
+
+def _tokens(config: TransformerConfig, kind: LayerKind) -> float:
+    return config.decoder_tokens if kind.cross else config.tokens
 
 
 def self_attention(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
@@ -137,9 +143,9 @@ def _latent(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
     return into + kernels.fused_attention(batch, tokens / batch, s.heads, width, s.heads, causal)
 
 
-def mlp(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:
+def mlp(config: TransformerConfig, kind: LayerKind) -> Piece:
     """The MLP, or the experts and the MLP that all tokens take as well."""
-    s, kernels = config.shape, config.layer_kernels
+    s, kernels, tokens = config.shape, config.layer_kernels, _tokens(config, kind)
     into = kernels.branch(tokens, s.hidden) + kernels.norm("mlp norm", s.norm, tokens, s.hidden)
     for at in range(s.norms_per_layer - 2):
         into += kernels.norm(f"norm {at + 3}", s.norm, tokens, s.hidden)
@@ -164,9 +170,19 @@ def _dense(config: TransformerConfig, ffn: int, tokens: float, bias: bool) -> Pi
 def experts(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:
     """Router, tokens sorted by expert, the experts, and each token's results added up."""
     s, kernels = config.shape, config.layer_kernels
+    into = config.kernels.linear("router", tokens, s.hidden, kind.experts, bias=s.router_bias)
+    into += _routed(kernels, tokens, kind)
+    into += kernels.moved("tokens in order", tokens * kind.topk, s.hidden)
+    into += expert_products(config, kind)
+    return into + kernels.weighted("results added up", tokens, s.hidden, kind.topk)
+
+
+def expert_products(config: TransformerConfig, kind: LayerKind) -> Piece:
+    """All that a layer does of whose experts are spread over ranks."""
+    s, kernels = config.shape, config.layer_kernels
     op = Moe(
-        kernels.dtype, float(tokens), float(s.hidden), float(kind.ffn), float(kind.topk),
-        float(kind.experts), gated=float(s.gated), quant=config.quant,
+        kernels.dtype, float(_tokens(config, kind)), float(s.hidden), float(kind.ffn),
+        float(kind.topk), float(kind.experts), gated=float(s.gated), quant=config.quant,
         distribution=config.routing,
     )  # fmt: skip
     cut = config.layout.expert_tp is None or config.layout.expert_tp == config.layout.tp
@@ -178,11 +194,17 @@ def experts(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:
 
     forward = product("experts", 1.0, EXPERT_PRODUCTS)
     back = product("experts gradient", ratios.EXPERTS, EXPERT_BACKWARD_PRODUCTS)
-    into = config.kernels.linear("router", tokens, s.hidden, kind.experts, bias=s.router_bias)
-    into += _routed(kernels, tokens, kind)
-    into += kernels.moved("tokens in order", tokens * kind.topk, s.hidden)
-    into += Piece((forward,), (back,))
-    return into + kernels.weighted("results added up", tokens, s.hidden, kind.topk)
+    return Piece((forward,), (back,))
+
+
+def all_but_experts(config: TransformerConfig, kind: LayerKind) -> Piece:
+    """The MLP without `expert_products`."""
+    whole = mlp(config, kind)
+    steps = (
+        tuple(step for step in one if not isinstance(step.op, Moe))
+        for one in (whole.forward, whole.backward)
+    )
+    return Piece(*steps)
 
 
 def _routed(kernels: Kernels, tokens: float, kind: LayerKind) -> Piece:

@@ -23,6 +23,7 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.workloads.transformer import embedding_head, layers, parallel
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.layers import grouped
 from hybridperf.workloads.transformer.layout import ORDER, Layout
@@ -86,13 +87,25 @@ def cell(config: TransformerConfig) -> TransformerConfig:
 
 @functools.lru_cache(maxsize=4096)
 def _layer_passes(config: TransformerConfig, kind: int) -> Passes:
+    passes = layer_part_passes(config, kind, layers.layer)
+    passes = recompute(passes, config.layout.recompute, config.checkpoints)
+    return shard_parameters(passes, layer_weights(config, kind), config)
+
+
+def layer_part_passes(
+    config: TransformerConfig, kind: int, part: Callable[[TransformerConfig, LayerKind], Piece]
+) -> Passes:
+    """Of a layer or a part of it (`layers.attention`, `layers.mlp`), nothing recomputed or sharded.
+
+    Parts follow one another: sequence parallelism leaves a part's result dealt out by tokens, as
+    the next takes it.
+    """
     layer_kind = config.shape.layer_kinds[kind]
-    passes = divided(layers.layer(config, layer_kind).passes(), config)
+    passes = divided(part(config, layer_kind).passes(), config)
     if config.attention == "unfused" and config.kernels.framework.fused_softmax:
         tokens = config.decoder_tokens if layer_kind.cross else config.tokens
         passes = config.kernels.fallback(passes, tokens / config.layout.micro_batch)
-    passes = recompute(passes, config.layout.recompute, config.checkpoints)
-    return shard_parameters(passes, layer_weights(config, kind), config)
+    return passes
 
 
 @functools.lru_cache(maxsize=8192)

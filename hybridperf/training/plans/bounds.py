@@ -1,0 +1,300 @@
+"""The best layouts of a space too large to price: branch and bound over partial layouts.
+
+A partial layout (`space.py`) says what a layer does, so that its completions, by schedule, chunks,
+ZeRO stage and order, share a lower bound:
+
+    stage    (depth / p) layer, of a stage that is alone with embedding and head: one of p stages
+             has so many layers, and m micro-batches go through it one after the other
+    sum      depth layer + embedding and head: all stages
+    seconds  >= m stage
+             >= sum + (m - 1) floor(depth / p) layer    1F1B, GPipe: the last stage ends last
+             >= m stage + (sum - stage) / v             interleaved, of v chunks at most
+
+`layer` is the least over the nodes that its groups can lie on, with gathers of sharded weights,
+reductions and the optimizer left out (`compose.least_seconds`). Completions are priced in
+the order of their bounds, piece by piece, until the next bound is above the worst layout that is
+kept: what is left out is proved to be no better. So the layouts that are found do not hang on who
+prices which piece, or when.
+
+Axes: G partial layouts that may fit, C cells, B base layouts, N layouts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridperf.explore.sweeps import cluster
+from hybridperf.training.plans.columns import cells_of
+from hybridperf.training.plans.costs import (
+    THREADS,
+    PricedSpace,
+    bytes_of,
+    columns_of,
+    in_pieces,
+    price_space,
+    times,
+)
+from hybridperf.training.plans.economy import Economy, score
+from hybridperf.training.plans.progress import Progress
+from hybridperf.training.plans.setup import TrainingSetup
+from hybridperf.training.plans.space import (
+    Division,
+    LayoutSpace,
+    PartialLayouts,
+    Place,
+    crossed,
+    joined,
+    laid_out,
+    places,
+    rule_of_thumb,
+    unique_rows,
+)
+from hybridperf.training.steps.compose import least_seconds
+from hybridperf.training.steps.step_features import BlockPrices, StepFeatures, StepParts
+from hybridperf.workloads.transformer.framework import does
+from hybridperf.workloads.transformer.layout import Layouts
+
+REACH = 1.5  # times the memory there is: layouts that more of it would admit are bounded, too
+_PIECE = 2**16  # base layouts that are priced together
+_ROUNDING = 1e-9  # of a bound: the same terms are added in another order
+_GROUPS = ("tp", "cp", "ep")
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedLayouts:
+    """Partial layouts that may fit into `REACH` times the memory, with their bounds."""
+
+    setup: TrainingSetup
+    partial: PartialLayouts
+    progress: Progress = dataclasses.field(default_factory=Progress)
+
+    @functools.cached_property
+    def at(self) -> np.ndarray:
+        """Their places in `partial`, int [G]."""
+        least_bytes = _least_bytes(self.setup, self.partial, self.progress)
+        return np.flatnonzero(least_bytes <= REACH * self.setup.capacity_bytes)
+
+    @functools.cached_property
+    def least(self) -> StepParts:
+        """Bounds of a step and of computing [G]; the other parts are zero."""
+        x = Layouts(*(column[self.at] for column in self.partial.columns))
+        if not len(self.at):
+            return StepParts(*[np.zeros(0)] * len(StepParts._fields))
+        space = _on_nodes(self.partial, x, self.progress)
+        begin = np.flatnonzero(np.diff(space.base_of, prepend=-1))
+        found = least_parts(self.setup, space, self.partial.most_chunks[self.at], self.progress)
+        return StepParts(*(np.minimum.reduceat(one, begin) for one in found))
+
+
+def least_parts(
+    setup: TrainingSetup, space: LayoutSpace, chunks: np.ndarray, progress: Progress | None = None,
+    threads: int = THREADS,
+) -> StepParts:  # fmt: skip
+    """Bounds of all layouts of a space [N], with so many chunks of a stage at most [B]."""
+    of, depth = space.base_of, space.shape.depth
+    layer_s, outer_s, work_s = _block_seconds(setup, space, progress or Progress(), threads)
+    p, m, v = space.base.pp[of], space.base.accumulation[of], chunks[of]
+    even = setup.template.stage_split == "even"
+    layers = depth // p if even else np.where(p == 1, depth, 0)  # of any stage, at least
+    stage_s = depth / p * layer_s + np.where(p == 1, outer_s, 0.0)
+    sum_s = depth * layer_s + outer_s
+    plain_s = sum_s + (m - 1) * layers * layer_s
+    filled_s = m * stage_s + (sum_s - stage_s) / v
+    step_s = np.maximum(m * stage_s, np.minimum(plain_s, filled_s)) * (1 - _ROUNDING)
+    step_s, work_s = step_s + setup.adapted.effects.fixed_s, m * layers * work_s * (1 - _ROUNDING)
+    return StepParts(step_s, work_s, *[0.0 * step_s] * (len(StepParts._fields) - 2))
+
+
+def _least_bytes(setup: TrainingSetup, partial: PartialLayouts, progress: Progress) -> np.ndarray:
+    """Memory that no completion of a partial layout takes less of.
+
+    1F1B without chunks keeps the fewest micro-batches; each ZeRO stage shards more than the one
+    before, and only the last keeps whole layers besides.
+    """
+    x, found = partial.columns, np.full(len(partial), np.inf)
+    for zero in sorted(partial.allowed.get("zero", range(4)))[-2:]:
+        one = x._replace(zero=np.full(len(partial), zero))
+        found = np.minimum(found, bytes_of(setup, one, progress=progress))
+    return found
+
+
+def _on_nodes(partial: PartialLayouts, x: Layouts, progress: Progress) -> LayoutSpace:
+    """Partial layouts with all nodes that groups of their layers can lie on, in rows."""
+    first, of = unique_rows(x.tp, x.cp, x.dp, x.pp, x.ep, x.expert_tp)
+    known: list[Place] = []
+
+    def differing(at: int) -> list[tuple[int]]:
+        row = first[at]
+        tp, cp, dp, pp, ep, cut = (
+            int(one[row]) for one in (x.tp, x.cp, x.dp, x.pp, x.ep, x.expert_tp)
+        )
+        division = Division(tp, cp, dp, pp, ep, cut, False, dp * cp)
+        found = places(division, partial.gpus_per_node, _GROUPS)
+        known.extend(found)
+        progress("divisions laid out on nodes", at + 1, len(first))
+        return [(len(known) - n,) for n in range(len(found), 0, -1)]
+
+    rows, place = crossed(of, differing, 1)
+    return LayoutSpace(
+        partial.shape, partial.gpus, partial.gpus_per_node, partial.global_batch, x, tuple(known),
+        rows, place[:, 0],
+    )  # fmt: skip
+
+
+def _block_seconds(
+    setup: TrainingSetup, space: LayoutSpace, progress: Progress, threads: int
+) -> tuple[np.ndarray, ...]:
+    """`compose.LeastSeconds` of all rows of a space [N]."""
+    x, rows = space.base, space.base_of
+    spans = [[place.spans[name].nodes for name in _GROUPS] for place in space.places]
+    nodes = np.array(spans)[space.place_of].T
+    of_layer = (x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, x.recompute)
+    first, of = unique_rows(
+        *(column[rows] for column in of_layer), np.minimum(x.accumulation, 2)[rows], *nodes
+    )
+    cells, inputs, tp_nodes = cells_of(
+        space, first, lambda row: setup.config(space.layout(row)), setup.prices, progress
+    )
+    setup.prices.seconds(cells.calls)
+    pieces, adapted = cells.pieces(setup.prices), setup.adapted
+    names = {field.name for field in dataclasses.fields(StepFeatures)}
+    tp = x.tp[rows[first]].astype(float)
+    waiting = float(does(setup.framework, "ring_waits"))
+    found = np.empty((3, len(cells)))
+
+    def one(piece: slice) -> None:
+        blocks = [BlockPrices(*fields) for fields in cells.sums(pieces, piece)]
+        known = dict.fromkeys(names, np.zeros(1)) | {
+            "layer": blocks[0], "embedding": blocks[1], "head": blocks[2], "tp": tp[piece],
+            "tp_nodes": tp_nodes[piece], "waiting": np.full(len(tp[piece]), waiting),
+        }  # fmt: skip
+        logs = adapted.logs(inputs[piece]) if len(adapted.cells) else ()
+        found[:, piece] = least_seconds(StepFeatures(**known), adapted.effects, *logs)
+
+    in_pieces(one, len(cells), threads, "seconds of layers", progress)
+    return tuple(one[of] for one in found)
+
+
+class Kept(NamedTuple):
+    """Layouts of a piece that may be among the best."""
+
+    space: LayoutSpace
+    score: np.ndarray  # [N]
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Which layouts are searched for: the best by an objective, in some memory."""
+
+    bounded: BoundedLayouts
+    objective: str
+    rates: Economy
+    count: int
+    most_bytes: float  # that they take
+    least_bytes: float = 0.0  # and more than these
+    most: float = np.inf  # of the objective
+
+    @functools.cached_property
+    def bounds(self) -> np.ndarray:
+        """What no completion is better than [G]."""
+        return self._scores(self.bounded.least)
+
+    @functools.cached_property
+    def pieces(self) -> list[np.ndarray]:
+        """Partial layouts by rising bound, cut so that their completions are priced together."""
+        order = np.argsort(self.bounds, kind="stable")
+        ends = np.cumsum(self.bounded.partial.completions[self.bounded.at[order]])
+        return np.split(order, np.flatnonzero(np.diff(ends // _PIECE)) + 1)
+
+    def _scores(self, parts: StepParts) -> np.ndarray:
+        one = self.bounded.partial
+        tokens = float(one.global_batch * one.shape.seq)
+        return score(self.objective, self.rates, parts, one.gpus, tokens)
+
+    def priced(self, piece: int, most: float, threads: int = THREADS) -> Kept:
+        """The layouts of a piece whose score is at most so much."""
+        partial, order = self.bounded.partial, self.pieces[piece]
+        near = order[self.bounds[order] <= most]
+        return self._kept(partial.bases(self.bounded.at[near]), most, threads)
+
+    def _kept(self, base: Layouts, most: float, threads: int = THREADS) -> Kept:
+        setup, partial = self.bounded.setup, self.bounded.partial
+        needed = bytes_of(setup, base, threads)
+        some = (needed > self.least_bytes) & (needed <= self.most_bytes)
+        space = laid_out(partial, Layouts(*(column[some] for column in base)))
+        if not len(space):
+            return Kept(space, np.zeros(0))
+        least = self._scores(least_parts(setup, space, space.base.vp, threads=threads))
+        rows = np.flatnonzero(least <= most)
+        if not len(rows):
+            return Kept(joined([(space, rows)]), np.zeros(0))
+        found = self._scores(times(columns_of(setup, space, rows), setup, threads=threads))
+        near = found <= most
+        return Kept(joined([(space, rows[near])]), found[near])
+
+    def best(self, workers: int | None = None, scheduler: str | None = None) -> list[Kept]:
+        """The best layouts by piece, ties of the last one among them."""
+        found, most = dict[int, Kept](), self.most
+        pieces, progress = self.pieces, self.bounded.progress  # workers get what is known of both
+
+        def tasks() -> Iterator[tuple[int, float]]:
+            for piece, members in enumerate(pieces):
+                if not len(members) or self.bounds[members[0]] > most:
+                    return
+                yield piece, most
+
+        if workers is None and scheduler is None:
+            results = ((piece, self.priced(piece, limit)) for piece, limit in tasks())
+        else:
+            results = cluster.each(
+                _on_worker, (self,), tasks(), "plan", workers, scheduler, large=True
+            )
+        for piece, kept in results:
+            found[piece] = kept
+            every = np.concatenate([one.score for one in found.values()])
+            if len(every) > self.count:
+                most = min(most, float(np.partition(every, self.count - 1)[self.count - 1]))
+                found = {at: _where(one, one.score <= most) for at, one in found.items()}
+            progress("pieces of layouts that may be among the best", len(found), len(pieces))
+        return [found[piece] for piece in sorted(found)]
+
+    def priced_best(
+        self, workers: int | None = None, scheduler: str | None = None
+    ) -> tuple[PricedSpace | None, int]:
+        """(the best layouts, and those by the rule of thumb, priced; base layouts ruled out)."""
+        kept = self.best(workers, scheduler)
+        scored = np.concatenate([np.zeros(0), *(one.score for one in kept)])
+        most = float(scored.max()) if len(scored) >= self.count else np.inf
+        setup, partial = self.bounded.setup, self.bounded.partial
+        found = [*kept, self.naive(most)]
+        space = joined([(one.space, np.arange(len(one.space))) for one in found])
+        ruled_out = int(partial.completions[self.bounded.at[self.bounds > most]].sum())
+        if not len(space):
+            return None, ruled_out
+        return price_space(setup, space, progress=self.bounded.progress), ruled_out
+
+    def naive(self, most: float) -> Kept:
+        """Layouts by the rule of thumb that are worse than all that were kept."""
+        partial = self.bounded.partial
+        x = partial.columns
+        base = partial.bases(np.flatnonzero(rule_of_thumb(x)))
+        plain = rule_of_thumb(base) & (base.zero <= 1)
+        kept = self._kept(Layouts(*(column[plain] for column in base)), np.inf)
+        return _where(kept, kept.score > most)
+
+
+def _where(kept: Kept, some: np.ndarray) -> Kept:
+    if some.all():
+        return kept
+    rows = np.flatnonzero(some)
+    return Kept(joined([(kept.space, rows)]), kept.score[rows])
+
+
+def _on_worker(search: Search, piece: int, most: float, cores: list[int] | None) -> Kept:
+    cluster.pin(cores)
+    return search.priced(piece, most, threads=1)

@@ -1,0 +1,55 @@
+"""90 % intervals of layouts: of a step's seconds as a row of a table of steps has them, and of the
+days and the money of a run, which are so many steps.
+
+Money goes with the seconds: rent is paid by the hour, and electricity for the mean power of the
+layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.training.plans.ranked import RankedLayouts
+from hybridperf.training.steps import adapt
+from hybridperf.training.steps.features import unmeasured_of
+from hybridperf.training.steps.plausibility import lower_bounds_s
+
+_WITH_STEPS = ("usd", "days", "total_usd")
+
+
+def step_intervals(plan: RankedLayouts, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Low and high seconds of layouts [n, 2] (case, place among its priced ones), [n] each."""
+    low, high = np.empty(len(chosen)), np.empty(len(chosen))
+    adapted, device = plan.setup.adapted, plan.setup.device
+    for number, case in enumerate(plan.cases):
+        here = np.flatnonzero(chosen[:, 0] == number)
+        if not len(here):
+            continue
+        at, columns, setup = chosen[here, 1], case.columns, case.setup
+        configs = [setup.config(case.space.layout(row)) for row in case.rows[at].tolist()]
+        widths = np.stack([unmeasured_of(one, setup.prices).widths for one in configs], -1)
+        f = dataclasses.replace(columns.features(at), unmeasured_widths=widths)
+        found = adapt.predict(adapted, f, columns.cells[columns.cell[at]])
+        step_s, spread = case.parts.step_s[at], NINE_OF_TEN * found.deviation
+        least_s = np.minimum(lower_bounds_s(configs, [device] * len(configs)), step_s)
+        low[here] = np.maximum(step_s * np.exp(-np.hypot(spread, found.beyond[0])), least_s)
+        up = np.hypot(np.hypot(spread, found.beyond[1]), plan.setup.unnamed)
+        high[here] = step_s * np.exp(up)
+    return low, high
+
+
+def with_intervals(plan: RankedLayouts, chosen: np.ndarray, frame: pd.DataFrame) -> pd.DataFrame:
+    """A table of layouts with low and high columns behind their seconds, days and money."""
+    low_s, high_s = step_intervals(plan, chosen)
+    frame = frame.copy()
+    for name in ("time_s", *(name for name in _WITH_STEPS if name in frame)):
+        at = frame.columns.get_loc(name)
+        names = ("low_s", "high_s") if name == "time_s" else (f"{name}_low", f"{name}_high")
+        ends = (frame[name] * end_s / frame["time_s"] for end_s in (low_s, high_s))
+        for behind, (end, values) in enumerate(zip(names, ends, strict=True), 1):
+            frame.insert(at + behind, end, values)
+    return frame
