@@ -83,7 +83,7 @@ def test_what_a_framework_settles_is_said() -> None:
             "expected a Transformer, got unet3d: not a Transformer but a convolutional network",
         ),
         ({"model": "dlrm"}, "recommendation model"),
-        ({"model": "llama2_70b_lora"}, "LoRA"),
+        ({"adapters": "many"}, "expected a whole number of 1 or more in adapters, got 'many'"),
         ({"gpu": "abacus"}, "unknown gpu 'abacus'"),
         ({"gpu": None}, "name it by --device"),
         ({"precision": "int2"}, "expected a precision of"),

@@ -109,8 +109,9 @@ def predict(
         log_s = _log_s(f, adapted.theta, corrections)
         deviation = np.zeros(len(log_s))
     beyond = np.sqrt((unmeasured_logs(adapted, f, log_s, corrections) ** 2).sum(1))
-    stalled = beyond_by_stalls(f, adapted.effects, np.exp(log_s))
-    beyond[1] = np.hypot(beyond[1], stalled)
+    if np.any(f.stall_chance):
+        stalled = beyond_by_stalls(f, adapted.effects, np.exp(log_s))
+        beyond[1] = np.hypot(beyond[1], stalled)
     return StepPrediction(log_s + adapted.offset, deviation, logs_of(corrections), beyond)
 
 
