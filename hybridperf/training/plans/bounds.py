@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -169,10 +169,9 @@ def _block_seconds(
 
     def one(piece: slice) -> None:
         blocks = [BlockPrices(*fields) for fields in cells.sums(pieces, piece)]
-        known = dict.fromkeys(names, np.zeros(1)) | {
-            "layer": blocks[0], "embedding": blocks[1], "head": blocks[2], "tp": tp[piece],
-            "tp_nodes": tp_nodes[piece], "waiting": np.full(len(tp[piece]), waiting),
-        }  # fmt: skip
+        known: dict[str, Any] = dict.fromkeys(names, np.zeros(1))
+        known |= dict(zip(("layer", "embedding", "head"), blocks, strict=True))
+        known |= {"tp": tp[piece], "tp_nodes": tp_nodes[piece], "waiting": waiting + 0 * tp[piece]}
         logs = adapted.logs(inputs[piece]) if len(adapted.cells) else ()
         found[:, piece] = least_seconds(StepFeatures(**known), adapted.effects, *logs)
 
@@ -248,6 +247,7 @@ class Search:
                     return
                 yield piece, most
 
+        results: Iterator[tuple[int, Kept]]
         if workers is None and scheduler is None:
             results = ((piece, self.priced(piece, limit)) for piece, limit in tasks())
         else:

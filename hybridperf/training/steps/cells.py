@@ -160,7 +160,8 @@ class PieceTerms:
                 terms += [(at * _SUMS[1] + to, call, group) for to, call, group in seconds]
                 for to, count in counted:
                     counts[at, to] += count
-        return PieceTerms(*np.array(terms, int).reshape(-1, 3).T, counts)
+        places, calls, groups = np.array(terms, int).reshape(-1, 3).T
+        return PieceTerms(places, calls, groups, counts)
 
 
 def _added(
@@ -251,7 +252,7 @@ def piece_numbers(
         if slot.piece == "messages":
             return tuple((x.ep > 1) * one for one in (x.ep, on, *dealt))
         return (x.ep, ranks, x.sequence_parallel * cut, *dealt)
-    found = (x.tp, x.sequence_parallel, (x.accumulation > 1) * repeats)
+    found: tuple[Array, ...] = (x.tp, x.sequence_parallel, (x.accumulation > 1) * repeats)
     by_sample = shape.family == "vit" or shape.pooler or shape.head == "classes"
     if slot.piece == "mlp" or (slot.block and not by_sample):
         return (*found, tokens)
@@ -319,11 +320,11 @@ class Cells:
             key = key * radix + own[of] * count
         known, where = np.unique(key, return_inverse=True)
         self._placed = where.reshape(of.shape)
-        wanted = []
+        digits = []
         for _ in _PLACED:
             known, on = np.divmod(known, radix)
-            wanted.append(on)
-        wanted = np.stack([*wanted[::-1], 0 * known], 1)  # [K, 4]
+            digits.append(on)
+        wanted = np.stack([*digits[::-1], 0 * known], 1)  # [K, 4]
         terms = [pieces[at] for at in known.tolist()]
         row = np.repeat(np.arange(len(terms)), [len(one.calls) for one in terms])
         places, calls, who = (
