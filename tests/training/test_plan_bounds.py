@@ -118,8 +118,18 @@ def test_days_and_money_carry_the_interval_of_the_step():
 def test_workers_find_the_same(monkeypatch):
     pytest.importorskip("distributed", reason="Dask is not installed (extra `distributed`)")
     monkeypatch.setattr(bounds, "_PIECE", 1000)
-    asked = {"batch": 16, "only": NARROW, "limit": 200}
-    alone, shared = (plan(EXPERTS, SYSTEM, 16, workers=n, **asked) for n in (None, 1))
+    asked, done, each = {"batch": 16, "only": NARROW, "limit": 200}, [], bounds.cluster.each
+
+    def counted(*given, **options):
+        for piece, kept in each(*given, **options):
+            done.append(piece)
+            yield piece, kept
+
+    monkeypatch.setattr(bounds.cluster, "each", counted)
+    alone = plan(EXPERTS, SYSTEM, 16, **asked)
+    assert not done
+    shared = plan(EXPERTS, SYSTEM, 16, workers=1, **asked)
+    assert done
     assert alone.slower == shared.slower > 0
     pd.testing.assert_frame_equal(top(alone, 150), top(shared, 150), check_exact=True)
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -247,14 +248,19 @@ class Search:
                     return
                 yield piece, most
 
-        results: Iterator[tuple[int, Kept]]
-        if workers is None and scheduler is None:
-            results = ((piece, self.priced(piece, limit)) for piece, limit in tasks())
-        else:
-            results = cluster.each(
-                _on_worker, (self,), tasks(), "plan", workers, scheduler, large=True
-            )
-        for piece, kept in results:
+        def results() -> Iterator[tuple[int, Kept]]:
+            waiting = tasks()
+            for piece, limit in waiting:
+                yield piece, self.priced(piece, limit)
+                if most < np.inf and (workers is not None or scheduler is not None):
+                    break  # workers begin once something rules layouts out
+            if (first := next(waiting, None)) is not None:
+                left = itertools.chain([first], waiting)
+                yield from cluster.each(
+                    _on_worker, (self,), left, "plan", workers, scheduler, large=True
+                )
+
+        for piece, kept in results():
             found[piece] = kept
             every = np.concatenate([one.score for one in found.values()])
             if len(every) > self.count:
