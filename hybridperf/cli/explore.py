@@ -24,6 +24,7 @@ def sweep(
     goes on where it was.
     """
     from hybridperf.explore.sweeps import sweep as run_sweep
+    from hybridperf.io import read_table
     from hybridperf.report import best_rows
 
     keep_files({"--out": out}, [spec])
@@ -38,9 +39,11 @@ def sweep(
         without = f"{done.computed / (done.seconds - done.compiling_s):,.0f} points/s"
         rate += f" (of which compiling {done.compiling_s:.1f} s; without it {without})"
     print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
+    common.result(rows=done.rows, points=done.points, out=done.out)
     for path, what in ((done.top, "top points"), (done.front, "Pareto front")):
         if path:
             best_rows.print_table(path, f"{what} in {path}")
+            common.result(**{what.replace(" ", "_").lower(): read_table(path)})
     if done.empty_because:
         warn(f"{done.empty_because}; the file has its columns and no row")
     if done.unpredicted:
@@ -50,7 +53,7 @@ def sweep(
 
 def search(
     spec: Annotated[str, Argument()],
-    out: Path | None = None,
+    out: Annotated[Path | None, Option("--folder")] = None,
     starts: int | None = None,
     seed: int | None = None,
 ) -> None:
@@ -66,6 +69,7 @@ def search(
     compilation_cache()
     result = run_search(spec, starts=starts, seed=seed, quiet=False)
     print(reports.search_report(result))
+    common.result(**result.document())
     if out:
         written = result.save(out)
         reports.convergence_plot(result, out / "convergence.png")
@@ -74,7 +78,7 @@ def search(
 
 def shard(
     tables: Annotated[Path, Argument()],
-    ranks: Annotated[int, Option()],
+    ranks: Annotated[int, Option("--gpus")],
     batch: Annotated[float, Option()],
     model: str = "here",
     system: str = "",
@@ -85,7 +89,7 @@ def shard(
     split: list[str] | None = None,
     dtype: str | None = None,
     seed: int = 0,
-    out: Path | None = None,
+    out: Annotated[Path | None, Option("--folder")] = None,
 ) -> None:
     """Which rank should hold which embedding table: the fastest step within memory, and why."""
     from hybridperf.explore.sharding.result import FILES
@@ -111,6 +115,10 @@ def shard(
         method=method, seed=seed, system=system, optimizer=optimizer, splits=splits, dtype=dtype
     )  # fmt: skip
     print(reports.shard_report(result))
+    common.result(
+        **result.document(), candidates=result.candidates, per_rank=result.per_rank,
+        per_table=result.per_table,
+    )  # fmt: skip
     if out:
         written = result.save(out)
         reports.shard_plot(result, out / _PICTURE)

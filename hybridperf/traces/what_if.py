@@ -56,6 +56,20 @@ def what_if(
     return WhatIf(replay, after, tuple(changes), tuple(notes))
 
 
+def step_table(results: Sequence[WhatIf], measured: Sequence[Replay]) -> pd.DataFrame:
+    """A row per step and rank: `step, rank, measured_s, replayed_s, before_s, after_s`."""
+    rows = [
+        {
+            "step": one.steps[at].name, "rank": trace.rank, "measured_s": one.measured_s[at],
+            "replayed_s": one.replayed_s[at], "before_s": result.before.step_s[at],
+            "after_s": result.after.step_s[at],
+        }
+        for result, one in zip(results, measured, strict=True)
+        for at, trace in enumerate(one.traces)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
 def best_savings(replay: Replay) -> pd.DataFrame:
     """What each op could save if it took no time: `op, seconds, critical_s, saves_s, helps`.
 
