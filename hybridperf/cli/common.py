@@ -44,7 +44,7 @@ def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:
                 command.__annotations__[name] = Annotated[kind, option]
         run = with_manner(command, own_progress=command.__name__ in WORDS["own_progress"])
         name = command.__name__.replace("_", "-")
-        app.command(name, epilog=f"\b\nExample:\n  $ {words['example']}")(run)
+        app.command(name, epilog=f"\b\nExample:\n  $ {words['command_line']}")(run)
 
 
 def warn(*messages: str) -> None:
@@ -158,7 +158,9 @@ def say_predicted(predicted: "pd.DataFrame", out: Path | None) -> int:
         from hybridperf.report.best_rows import print_rows
 
         print_rows(predicted)
-    written = f", written to {out}" if out else "; --out FILE writes all columns, --json prints them"
+    written = (
+        f", written to {out}" if out else "; --out FILE writes all columns, --json prints them"
+    )
     print(f"{len(predicted) - len(without)} of {len(predicted)} rows predicted{written}")
     if without.empty:
         return 0

@@ -6,27 +6,34 @@ from typing import Annotated
 from typer import Argument, Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Out, compilation_cache, keep_files, warn, wrong
+from hybridperf.cli.common import compilation_cache, keep_files, warn, wrong
 
 _PICTURE = "shard.png"
 
 
 def sweep(
-    spec: Annotated[Path, Argument()],
-    out: Out,
+    spec: Annotated[Path | None, Argument()] = None,
+    out: Path | None = None,
     top: int | None = None,
     by: str | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     restart: bool = False,
+    example: bool = False,
 ) -> int:
     """Evaluate a grid or sample of configurations into a Parquet file. Stopped at any moment, it
     goes on where it was.
     """
     from hybridperf.explore.sweeps import sweep as run_sweep
+    from hybridperf.explore.sweeps.spec import SHIPPED
     from hybridperf.io import read_table
     from hybridperf.report import best_rows
 
+    if example:
+        return _print_example(SHIPPED / "collectives_h100.toml")
+    if spec is None or out is None:
+        lacking = "SPEC" if spec is None else "--out FILE"
+        raise wrong(f"expected {lacking} with `sweep`, got none; --example prints a spec")
     keep_files({"--out": out}, [spec])
     compilation_cache()
     done = run_sweep(
@@ -52,18 +59,24 @@ def sweep(
 
 
 def search(
-    spec: Annotated[str, Argument()],
+    spec: Annotated[str, Argument()] = "",
     out: Annotated[Path | None, Option("--folder")] = None,
     starts: int | None = None,
     seed: int | None = None,
-) -> None:
+    example: bool = False,
+) -> int:
     """Find the best point within bounds and constraints, such as the lowest cost, and what limits
     it.
     """
     from hybridperf.explore.searches.run import search as run_search
+    from hybridperf.explore.searches.spec import SHIPPED
     from hybridperf.io import check_folder_writable
     from hybridperf.report import search as reports
 
+    if example:
+        return _print_example(SHIPPED / "cheapest_platform.toml")
+    if not spec:
+        raise wrong("expected SPEC with `search`, got none; --example prints one")
     if out:
         check_folder_writable(out)  # before minutes of work
     compilation_cache()
@@ -74,6 +87,14 @@ def search(
         written = result.save(out)
         reports.convergence_plot(result, out / "convergence.png")
         print(f"result in {written}, how it was found in {out / 'convergence.png'}")
+    return 0
+
+
+def _print_example(path: Path) -> int:
+    text = path.read_text()
+    common.result(spec=text)
+    print(text, end="")
+    return 0
 
 
 def shard(

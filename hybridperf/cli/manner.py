@@ -128,7 +128,9 @@ def _working(what: str) -> Iterator[None]:
     def show() -> None:
         wait_s = _QUICK_S
         while not ended.wait(wait_s):
-            print(f"\r{what}: {time.monotonic() - start_s:.0f} s", end="\r", file=screen, flush=True)
+            print(
+                f"\r{what}: {time.monotonic() - start_s:.0f} s", end="\r", file=screen, flush=True
+            )
             wait_s = 1.0
         if wait_s < _QUICK_S:
             print("\r\033[K", end="", file=screen, flush=True)
@@ -175,5 +177,7 @@ def renewed(
         spelt, equals, value = argument.partition("=")
         if spelt in (names := old.get(command, {})):
             new[at] = f"{names[spelt]}{equals}{value}"
-            said.append(f"{spelt} of `{command}` is now {names[spelt]}; the old spelling works, too")
+            said.append(
+                f"{spelt} of `{command}` is now {names[spelt]}; the old spelling works, too"
+            )
     return new, said

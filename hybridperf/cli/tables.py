@@ -50,7 +50,10 @@ def collectives(
         common.result(rows=frame)
         if out:
             write_table(frame, out)
-        print(f"{len(frame)} rows read" + (f", written to {out}" if out else "; --out FILE keeps them"))
+        print(
+            f"{len(frame)} rows read"
+            + (f", written to {out}" if out else "; --out FILE keeps them")
+        )
         return 0
     common.compilation_cache()
     predicted = loaded.predict(frame)
