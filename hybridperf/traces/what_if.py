@@ -147,7 +147,7 @@ def _slowed(replay: Replay, busy_s: np.ndarray, slowdown: float) -> tuple[Replay
         # half a step where whole ones swing to and fro
         extra_s += (wanted_s - extra_s) * (1.0 if turn < _ROUNDS // 4 else 0.5)
         at = replay.with_seconds(replay.rows.fixed_s + busy_s + extra_s)
-    off_us = f"{1e6 * change_s:.1f} us an op"
+    off_us = f"{1e6 * change_s:.1f} µs an op"
     return at, f"what overlaps did not settle: computation is off by up to {off_us}"
 
 

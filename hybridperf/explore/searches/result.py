@@ -99,6 +99,11 @@ class SearchResult:
     evaluations: int  # points that were predicted, with or without gradient
     seconds: float  # that the search took
 
+    def __repr__(self) -> str:
+        sense = "most" if self.maximise else "least"
+        at = ", ".join(f"{knob.name} {knob.value:.4g}" for knob in self.knobs)
+        return f"<SearchResult: {sense} {self.objective_name} {self.objective:.4g} at {at}>"
+
     def save(self, folder: str | Path) -> Path:
         """Write `search.json` into a folder, atomically; its path."""
         path = Path(folder) / "search.json"

@@ -57,6 +57,10 @@ class ShardResult:
     notes: tuple[str, ...]
     cost: PlacementCost
 
+    def __repr__(self) -> str:
+        what = f"{len(self.tables):,} tables on {self.ranks:,} ranks by {self.method}"
+        return f"<ShardResult: {what}: {self.step_s:.4g} s a step; notes: {len(self.notes)}>"
+
     def document(self) -> dict[str, Any]:
         """What `shard.json` says, tables apart."""
         return {
