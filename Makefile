@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 HYBRIDPERF_DATA ?= ../shared/data
 
 demo: $(VENV)/.core
-	$(BIN)/hybridperf demo --out demo-out
+	$(BIN)/hybridperf demo --folder demo-out
 
 # two files at a time, each in one process: what a file measures or compiles is shared among its tests
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
@@ -33,7 +33,7 @@ docs: $(VENV)/.dev
 
 # what is shipped: the prior over all measured GPUs and a calibration of each (20 minutes; goes on where it was stopped)
 calibrations: $(VENV)/.dev
-	$(BIN)/hybridperf calibrations --data $(HYBRIDPERF_DATA) --out calibration/hardware
+	$(BIN)/hybridperf calibrations --data $(HYBRIDPERF_DATA) --folder calibration/hardware
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "hybridperf needs Python 3.11 or newer, this is %s; try: make PYTHON=python3.12 ..." % sys.version.split()[0])'

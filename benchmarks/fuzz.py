@@ -245,16 +245,16 @@ def of_arguments(commands: list[list[str]]) -> Target:
 COMMANDS = [
     "ops HERE/ops.csv --model v100 --out HERE/out.csv",
     "collectives HERE/coll.csv --model dgx2 --out HERE/out.csv",
-    "collectives HERE/coll.csv --out HERE/out.csv --collective all_reduce --n-gpus 8 --n-nodes 1",
+    "collectives HERE/coll.csv --out HERE/out.csv --collective all_reduce --gpus 8 --nodes 1",
     "steps HERE/steps.csv --out HERE/out.csv --device a100 --system dgx2",
-    "shard HERE/tables.csv --ranks 2 --batch 4096 --model v100 --system dgx2 --nodes 1"
+    "shard HERE/tables.csv --gpus 2 --batch 4096 --model v100 --system dgx2 --nodes 1"
     " --memory-bytes 16e9 --method size --split items=row --seed 1",
-    "plan --model llama2-7b --system dgx2 --gpus 8 --batch 64 --out HERE/plan.csv --top 2"
+    "plan --shape llama2-7b --system dgx2 --gpus 8 --batch 64 --out HERE/plan.csv --top 2"
     " --only tp=1,2 --only pp=1",
     "show v100", "devices", "systems", "models",
-    "fit HERE/ops.csv --device v100_sxm2 --prior none --out HERE/model",
+    "fit HERE/ops.csv --device v100_sxm2 --prior none --folder HERE/model",
     "trace summary HERE/none.json --step 1 --out HERE/out.csv",
-    "choose kaisa --model bert-large --gpus 8 --system dgx2 --micro-batch 2 --every 10",
+    "choose kaisa --shape bert-large --gpus 8 --system dgx2 --micro-batch 2 --every 10",
 ]  # fmt: skip
 
 

@@ -46,6 +46,7 @@ from .training.offload.tier import node_tiers as node_tiers
 from .training.offload.tier import system_tiers as system_tiers
 from .training.plans.run import Plan as Plan
 from .training.plans.run import plan as plan
+from .validate.measured_steps import measure as measure
 from .workloads.dlrm import DlrmConfig as DlrmConfig
 from .workloads.dlrm import dlrm as dlrm
 from .workloads.eager import Eager as Eager

@@ -47,7 +47,11 @@ BATCHES = 16  # of data, for the calls to rotate through
 _LONGEST_WAIT_S = 3.0  # for a disturbed machine, before a round of a step
 _WAITED_PER_STEP_S = 1.0  # in all: the best of several rounds counts anyway
 _PROFILE_S = 0.3  # of calls of one step, roughly
-CONFIGS = {"dlrm": "DlrmConfig", "gpt": "GptConfig"}  # module of this folder -> its config class
+CONFIGS = {
+    "dlrm": "DlrmConfig",
+    "gpt": "GptConfig",
+    "own": "OwnConfig",
+}  # module of this folder -> its config class
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ class RunningStep:
 class StepSpec:
     """One step to measure."""
 
-    workload: Literal["dlrm", "gpt"]  # module of this folder
+    workload: Literal["dlrm", "gpt", "own"]  # module of this folder
     config: dict[str, Any] = field(default_factory=dict)
     seed: NonNegativeInt = 0
 

@@ -8,16 +8,17 @@ import contextlib
 import os
 import sys
 import warnings
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from hybridperf.cli.calibrate import calibrate, demo
 from hybridperf.cli.choose import app as choose
-from hybridperf.cli.common import add_commands, warn
+from hybridperf.cli.common import WORDS, add_commands, warn
 from hybridperf.cli.explore import search, shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrations, fit, plan_measurements
+from hybridperf.cli.manner import by_task, renewed, versions
 from hybridperf.cli.plan import plan
 from hybridperf.cli.predict import predict
 from hybridperf.cli.steps import steps
@@ -27,10 +28,11 @@ from hybridperf.cli.validate import validate
 
 # Commands import what is heavy when they run, so that `--help` and wrong options answer at once.
 app = typer.Typer(
+    cls=by_task(WORDS["tasks"]),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 add_commands(app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps, plan)
 add_commands(app, shard, sweep, search, devices, systems, models, show, validate, calibrations)
@@ -38,11 +40,31 @@ app.add_typer(trace, name="trace")
 app.add_typer(choose, name="choose")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(versions())
+        raise typer.Exit
+
+
+@app.callback()
+def hybridperf(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="say which it is")
+    ] = False,
+) -> None:
+    """Predict how long machine-learning work takes on a machine before anyone runs it there.
+
+    `hybridperf COMMAND --help` tells of a command. --debug, anywhere, shows where an error arose.
+    """
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: run a command, turn errors into one sentence and an exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
-    arguments = [a for a in arguments if a != "--debug"]
+    arguments, old = renewed([a for a in arguments if a != "--debug"], WORDS["old"])
+    if not {"-q", "--quiet"} & {*arguments}:
+        warn(*old)
     if not debug:
         # XLA reports tuning flags of its own cached programs as missing machine features, kilobytes
         # each; before jax is imported

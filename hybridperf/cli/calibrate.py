@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from hybridperf.cli.common import Out, compilation_cache, names_in, seconds_in
+from hybridperf.cli import common
+from hybridperf.cli.common import Folder, compilation_cache, names_in, seconds_in
 
 
 def calibrate(
-    out: Out,
+    out: Folder,
     quick: bool = False,
     ops: str = "",
     cores: str | None = None,
@@ -37,6 +38,7 @@ def calibrate(
     )
     result = measured.fit()
     print(fits.fit_report(result.report))
+    common.result(folder=out, errors=result.report.table)
     plots.fit_plot(result.report, out / "fit.png")
     written = {
         "model.json, residual.npz": "the model",
@@ -66,11 +68,12 @@ def _calibrate_collectives(
     )
     collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
     print(fits.collective_report(report))
+    common.result(folder=out, errors=report.by_collective())
     files = "collectives.json, collectives.csv, collectives.png"
     print(f"collectives between {processes} processes of this machine in {out}: {files}")
 
 
-def demo(out: Path = Path("demo-out"), cores: str | None = None) -> None:
+def demo(out: Folder = Path("demo-out"), cores: str | None = None) -> None:
     """Measure this machine, predict six real training steps, run them, show both numbers. At most
     five minutes.
     """

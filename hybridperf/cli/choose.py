@@ -7,7 +7,7 @@ import typer
 from typer import Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Name, add_commands, wrong
+from hybridperf.cli.common import Name, Shape, add_commands, wrong
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ _BATCH = "samples of a step over all GPUs"
 
 
 def strategies(
-    model: Name,
+    model: Shape,
     gpus: Gpus,
     batch: Annotated[int | None, Option(min=1)] = None,
     system: str = "",
@@ -75,7 +75,7 @@ def strategies(
 
 
 def chimera(
-    model: Name,
+    model: Shape,
     system: Name,
     gpus: Gpus,
     batch: Annotated[int, Option(min=1)],
@@ -122,7 +122,7 @@ def chimera(
 
 
 def kaisa(
-    model: Name,
+    model: Shape,
     gpus: Gpus,
     system: Name,
     invert_ms: float | None = None,
@@ -181,6 +181,7 @@ def kaisa(
 def _write(frame: "pd.DataFrame", out: Path | None) -> None:
     from hybridperf.io import write_table
 
+    common.result(rows=frame)
     if out is not None:
         write_table(frame, out)
         print(f"\nall {len(frame)} in {out}")

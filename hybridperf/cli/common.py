@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 from typer import Option, Typer
 
+from hybridperf.cli.manner import result, with_manner
+
 if TYPE_CHECKING:
     import pandas as pd
 
 SOME_ROWS_UNPREDICTED = 3  # exit status
 
 Out = Annotated[Path, Option()]
+Folder = Annotated[Path, Option("--folder")]
 Name = Annotated[str, Option()]
+Shape = Annotated[str, Option("--shape")]
 WORDS = tomllib.loads(resources.files(__package__).joinpath("options.toml").read_text())
 
 
@@ -38,7 +42,9 @@ def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:
                 option = copy.copy(said[0]) if said else Option(*flag)
                 option.help = words[name]
                 command.__annotations__[name] = Annotated[kind, option]
-        app.command()(command)
+        run = with_manner(command, own_progress=command.__name__ in WORDS["own_progress"])
+        name = command.__name__.replace("_", "-")
+        app.command(name, epilog=f"\b\nExample:\n  $ {words['command_line']}")(run)
 
 
 def warn(*messages: str) -> None:
@@ -136,15 +142,26 @@ def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) 
         outputs[place] = option
 
 
-def inside(folder: Path | None, names: Iterable[str], option: str = "--out") -> dict[str, Path]:
+def inside(folder: Path | None, names: Iterable[str], option: str = "--folder") -> dict[str, Path]:
     """Files that a command writes into the folder of an option, for `keep_files`."""
     return {} if folder is None else {f"{option}/{name}": folder / name for name in names}
 
 
-def say_predicted(predicted: "pd.DataFrame", out: Path) -> int:
-    """Print how many rows were predicted, and why the first other was not; the exit status."""
+def say_predicted(predicted: "pd.DataFrame", out: Path | None) -> int:
+    """Print how many rows were predicted, and why the first other was not; the exit status.
+
+    Without a file to write, the first rows are shown.
+    """
+    result(rows=predicted)
     without = predicted.loc[predicted["predicted_s"].isna(), "note"]
-    print(f"{len(predicted) - len(without)} of {len(predicted)} rows predicted, written to {out}")
+    if out is None:
+        from hybridperf.report.best_rows import print_rows
+
+        print_rows(predicted)
+    written = (
+        f", written to {out}" if out else "; --out FILE writes all columns, --json prints them"
+    )
+    print(f"{len(predicted) - len(without)} of {len(predicted)} rows predicted{written}")
     if without.empty:
         return 0
     rows = "1 row" if len(without) == 1 else f"{len(without)} rows"

@@ -6,26 +6,34 @@ from typing import Annotated
 from typer import Argument, Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Out, compilation_cache, keep_files, warn, wrong
+from hybridperf.cli.common import compilation_cache, keep_files, warn, wrong
 
 _PICTURE = "shard.png"
 
 
 def sweep(
-    spec: Annotated[Path, Argument()],
-    out: Out,
+    spec: Annotated[Path | None, Argument()] = None,
+    out: Path | None = None,
     top: int | None = None,
     by: str | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     restart: bool = False,
+    example: bool = False,
 ) -> int:
     """Evaluate a grid or sample of configurations into a Parquet file. Stopped at any moment, it
     goes on where it was.
     """
     from hybridperf.explore.sweeps import sweep as run_sweep
+    from hybridperf.explore.sweeps.spec import SHIPPED
+    from hybridperf.io import read_table
     from hybridperf.report import best_rows
 
+    if example:
+        return _print_example(SHIPPED / "collectives_h100.toml")
+    if spec is None or out is None:
+        lacking = "SPEC" if spec is None else "--out FILE"
+        raise wrong(f"expected {lacking} with `sweep`, got none; --example prints a spec")
     keep_files({"--out": out}, [spec])
     compilation_cache()
     done = run_sweep(
@@ -38,9 +46,11 @@ def sweep(
         without = f"{done.computed / (done.seconds - done.compiling_s):,.0f} points/s"
         rate += f" (of which compiling {done.compiling_s:.1f} s; without it {without})"
     print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
+    common.result(rows=done.rows, points=done.points, out=done.out)
     for path, what in ((done.top, "top points"), (done.front, "Pareto front")):
         if path:
             best_rows.print_table(path, f"{what} in {path}")
+            common.result(**{what.replace(" ", "_").lower(): read_table(path)})
     if done.empty_because:
         warn(f"{done.empty_because}; the file has its columns and no row")
     if done.unpredicted:
@@ -49,32 +59,47 @@ def sweep(
 
 
 def search(
-    spec: Annotated[str, Argument()],
-    out: Path | None = None,
+    spec: Annotated[str, Argument()] = "",
+    out: Annotated[Path | None, Option("--folder")] = None,
     starts: int | None = None,
     seed: int | None = None,
-) -> None:
+    example: bool = False,
+) -> int:
     """Find the best point within bounds and constraints, such as the lowest cost, and what limits
     it.
     """
     from hybridperf.explore.searches.run import search as run_search
+    from hybridperf.explore.searches.spec import SHIPPED
     from hybridperf.io import check_folder_writable
     from hybridperf.report import search as reports
 
+    if example:
+        return _print_example(SHIPPED / "cheapest_platform.toml")
+    if not spec:
+        raise wrong("expected SPEC with `search`, got none; --example prints one")
     if out:
         check_folder_writable(out)  # before minutes of work
     compilation_cache()
     result = run_search(spec, starts=starts, seed=seed, quiet=False)
     print(reports.search_report(result))
+    common.result(**result.document())
     if out:
         written = result.save(out)
         reports.convergence_plot(result, out / "convergence.png")
         print(f"result in {written}, how it was found in {out / 'convergence.png'}")
+    return 0
+
+
+def _print_example(path: Path) -> int:
+    text = path.read_text()
+    common.result(spec=text)
+    print(text, end="")
+    return 0
 
 
 def shard(
     tables: Annotated[Path, Argument()],
-    ranks: Annotated[int, Option()],
+    ranks: Annotated[int, Option("--gpus")],
     batch: Annotated[float, Option()],
     model: str = "here",
     system: str = "",
@@ -85,7 +110,7 @@ def shard(
     split: list[str] | None = None,
     dtype: str | None = None,
     seed: int = 0,
-    out: Path | None = None,
+    out: Annotated[Path | None, Option("--folder")] = None,
 ) -> None:
     """Which rank should hold which embedding table: the fastest step within memory, and why."""
     from hybridperf.explore.sharding.result import FILES
@@ -111,6 +136,10 @@ def shard(
         method=method, seed=seed, system=system, optimizer=optimizer, splits=splits, dtype=dtype
     )  # fmt: skip
     print(reports.shard_report(result))
+    common.result(
+        **result.document(), candidates=result.candidates, per_rank=result.per_rank,
+        per_table=result.per_table,
+    )  # fmt: skip
     if out:
         written = result.save(out)
         reports.shard_plot(result, out / _PICTURE)

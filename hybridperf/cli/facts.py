@@ -1,15 +1,21 @@
 """`hybridperf devices`, `systems`, `models`, `show`: what is known."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from typer import Argument
 
+from hybridperf.cli.manner import result
+
 
 def devices() -> None:
-    """Devices whose facts are known."""
+    """Devices whose facts are known, and which are calibrated: measured rows and date."""
     from hybridperf.hardware import device_names, load_device
+    from hybridperf.model.files import shipped_from
     from hybridperf.report import text
+
+    shipped = shipped_from("model.json")
 
     def half(peaks: Mapping[str, float]) -> float | None:
         return peaks.get("bf16", peaks.get("fp16"))
@@ -21,14 +27,20 @@ def devices() -> None:
         "bf16/fp16 matrix": lambda spec: text.quantity(half(spec.peak_flops_per_s), "FLOP/s"),
         "memory": lambda spec: text.quantity(spec.memory_bytes, "B"),
         "bandwidth": lambda spec: text.quantity(spec.memory_bytes_per_s, "B/s"),
+        "calibrated": lambda spec: _calibrated(shipped.get(spec.id)),
     }
-    print(text.items_table(map(load_device, device_names()), columns))
+    known = [load_device(name) for name in device_names()]
+    result(devices=[spec.model_dump() | {"calibrated": shipped.get(spec.id)} for spec in known])
+    print(text.items_table(known, columns))
 
 
 def systems() -> None:
-    """Systems (nodes and their links) whose facts are known."""
+    """Systems (nodes and their links) whose facts are known, and which are calibrated."""
     from hybridperf.hardware import load_system, other_names, system_names
+    from hybridperf.model.files import shipped_from
     from hybridperf.report import text
+
+    shipped = shipped_from("collectives.json")
 
     columns: dict[str, Callable[[Any], Any]] = {
         "system": lambda spec: spec.id,
@@ -37,14 +49,23 @@ def systems() -> None:
         "per node": lambda spec: spec.accelerators_per_node,
         "inside a node": lambda spec: text.quantity(spec.intra_bytes_per_s, "B/s"),
         "of a node": lambda spec: text.quantity(spec.node_bytes_per_s, "B/s"),
+        "calibrated": lambda spec: _calibrated(shipped.get(spec.id)),
     }
-    print(text.items_table(map(load_system, system_names()), columns))
+    known = [load_system(name) for name in system_names()]
+    result(systems=[spec.model_dump() | {"calibrated": shipped.get(spec.id)} for spec in known])
+    print(text.items_table(known, columns))
+
+
+def _calibrated(facts: Mapping[str, Any] | None) -> str:
+    return "datasheet only" if facts is None else f"{facts['rows']:,} rows, {facts['date']}"
 
 
 def models() -> None:
     """Transformers whose sizes are known, for `plan`, `choose` and `steps`; see `show NAME`."""
     from hybridperf.report.known import shapes_table
+    from hybridperf.workloads.transformer.zoo import load_shape, shape_names
 
+    result(models={name: dataclasses.asdict(load_shape(name)) for name in shape_names()})
     print(shapes_table())
 
 
@@ -58,4 +79,5 @@ def show(
 
     for one in filter(None, (name, other)):
         check_folder(one)
-    print(difference(name, other) if other else known(name))
+    result(text=(said := difference(name, other) if other else known(name)))
+    print(said)

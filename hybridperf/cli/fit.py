@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Name, Out, compilation_cache, keep_files, names_in, wrong
+from hybridperf.cli.common import Folder, Name, Out, compilation_cache, keep_files, names_in, wrong
 
 
 def fit(
     rows: Annotated[list[Path] | None, Argument()] = None,
     device: str = "",
     system: str = "",
-    out: Path = Path("model"),
+    out: Folder = Path("model"),
     prior: str = "",
 ) -> None:
     """Fit a model of a device, or with --system of a system's collectives, to measured rows and
@@ -47,6 +47,7 @@ def fit(
         else:
             (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
     print(fits.fit_report(report, prior=bool(model.families)))
+    common.result(folder=out, errors=report.table)
     errors = ", errors of held-out rows in report.json, held_out.csv, fit.png"
     print(f"model of {model.device.name} in {out}{errors if report.rows else ''}")
 
@@ -60,7 +61,7 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
     from hybridperf.report import collective_plots, fits
 
     if device:
-        both = "fit ops and collectives one after the other into one --out"
+        both = "fit ops and collectives one after the other into one --folder"
         raise wrong(f"expected one of --device and --system, got both; {both}")
     keep_files(common.inside(out, ("collectives_held_out.csv", "collectives.json")), rows)
     spec = load_system(name)  # a wrong name is reported before long tables are read
@@ -79,6 +80,7 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
     if not rows and find_collectives(spec.id) is not None:
         print(f"a calibration of {spec.id} is shipped: `--model {spec.id}` predicts by it")
     print(fits.collective_report(report, prior=model.adapted is not None))
+    common.result(folder=out, errors=report.by_collective())
     picture = ", measured and predicted in collectives.png" if report.rows else ""
     print(f"collectives of {spec.description} in {out}{picture}")
 
@@ -119,6 +121,7 @@ def plan_measurements(
         "time": lambda row: f"{row.measuring_s:.0f} s",
         "variance removed": lambda row: text.percent(row.removed),
     }
+    common.result(cases=made.table, summary=made.summary)
     print(text.items_table(made.summary.itertuples(), columns))
     taken = f"{made.seconds:.0f} of {budget_s:.0f} s"
     print(f"{len(made.table)} cases in {out}, the most informative first: {taken}")
@@ -126,13 +129,13 @@ def plan_measurements(
         print(f"the budget ends before any case of {', '.join(short)}")
     print(
         "put the lowest time of one op over its repeats, in seconds, into time_s (rows left empty"
-        f" are skipped), then: hybridperf fit {out} --device {device} --out MODEL"
+        f" are skipped), then: hybridperf fit {out} --device {device} --folder MODEL"
     )
 
 
 def calibrations(
     data: Annotated[Path, Option()],
-    out: Path = Path("calibration/hardware"),
+    out: Folder = Path("calibration/hardware"),
     families: str = "",
     devices: str = "",
     only: str = "",
@@ -141,7 +144,7 @@ def calibrations(
     from hybridperf.io import unknown
     from hybridperf.io.process import keeping
 
-    keep_files({"--out": out}, [data])
+    keep_files({"--folder": out}, [data])
     if only not in ("", "ops", "collectives"):
         raise unknown("part", only, ["ops", "collectives"], "known are ops and collectives")
     compilation_cache()

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from typer import Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Name
+from hybridperf.cli.common import Name, Shape
 
 LIMIT = 100_000  # as `hp.plan`, whose import takes a second
 
 
 def plan(
-    model: Name,
+    model: Shape,
     system: Name,
     gpus: Name,
     out: Path | None = None,
@@ -47,6 +47,7 @@ def plan(
     from hybridperf.training.plans.layout_text import counted
     from hybridperf.training.plans.run import plan as run_plan
     from hybridperf.training.plans.table import check_name, write_layouts
+    from hybridperf.training.plans.table import top as best
 
     if out is not None:  # before a minute of work
         check_name(out)
@@ -83,6 +84,7 @@ def plan(
         fitting_s = found.step_s(found.choice(0))
         for part in reports.plan_sections(found, top):  # each as soon as it is known
             print(part, flush=True)
+        common.result(layouts=best(found, top))
         if confirm:
             checked = confirmed(found, neighbours(found, confirm))
             print("\n" + reports.confirmed_report(found, checked))

@@ -17,12 +17,19 @@ def predict(
     program: Path | None = None,
     trace: Path | None = None,
     model: str = "here",
+    system: str = "",
     ignore: str = "",
+    out: Path | None = None,
     timeline: Path | None = None,
     html: Path | None = None,
+    measure: bool = False,
+    cores: str | None = None,
 ) -> None:
     """Time of one step of a JAX program, or of one that a trace recorded op by op."""
+    from hybridperf.collectives.fit import collectives_by_name
     from hybridperf.engine.prediction import predict as predict_step
+    from hybridperf.io import write_table
+    from hybridperf.io.tables import check_table_name
     from hybridperf.model import model_or_datasheet
     from hybridperf.report import perfetto
     from hybridperf.report.prediction import prediction_report
@@ -33,25 +40,48 @@ def predict(
     if count != 1:
         options = "--jax module:function, --program FILE and --trace FILE"
         raise wrong(f"expected one of {options}, got {count or 'none'} of them")
-    common.keep_files({"--timeline": timeline, "--html": html}, [program, trace])
+    if measure and not jax:
+        given = "--program" if program else "--trace"
+        raise wrong(f"expected --jax module:function with --measure, got {given}: it runs the step")
+    files = {"--out": out, "--timeline": timeline, "--html": html}
+    common.keep_files(files, [program, trace])
+    if out:
+        check_table_name(out)
     common.compilation_cache()
     loaded = model_or_datasheet(model)
+    if system:
+        loaded = loaded.with_collectives(collectives_by_name(system))
     skip = [name for name in ignore.split(",") if name]
     if program:
         workload = load_program(program, ignore=skip)
     elif trace:
         workload = recorded_step(trace, ignore=skip)
     else:
-        cores = loaded.device.multiprocessors
-        if loaded.device.kind == "cpu" and cores and hasattr(os, "sched_setaffinity"):
+        measured_on = loaded.device.multiprocessors
+        if loaded.device.kind == "cpu" and measured_on and hasattr(os, "sched_setaffinity"):
             # those that the model was measured on: XLA splits work by the cores that it sees
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:measured_on])
         fn, args, donate = jax_program(jax)
         with code_of(jax):
             compiled = compile_program(fn, *args, donate_argnums=donate, name=jax)
         workload = from_program(compiled, ignore=skip)
     result = predict_step(loaded, workload)
     print(prediction_report(result))
+    common.result(
+        time_s=result.time_s, low_s=result.low_s, high_s=result.high_s,
+        roofline_s=result.roofline_s, in_range=result.in_range, notes=result.notes,
+        breakdown=result.breakdown(),
+    )  # fmt: skip
+    if measure:
+        from hybridperf.validate.measured_steps import StepComparison, table
+        from hybridperf.validate.measured_steps import measure as measured
+
+        both = StepComparison(measured(jax, cores=cores), result)
+        print(f"\n{table([both], noise=True)}")
+        common.result(measured=both.record())
+    if out:
+        write_table(result.ops(), out)
+        print(f"every op in {out}")
     if timeline:
         perfetto.write_timeline(result, timeline)
         print(f"timeline in {timeline} (open it at https://ui.perfetto.dev)")

@@ -7,13 +7,12 @@ from typing import Annotated
 from typer import Argument
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Out
 from hybridperf.training.steps.read_columns import READ, read_columns_help
 
 
 def steps(
     rows: Annotated[Path, Argument()],
-    out: Out,
+    out: Path | None = None,
     device: str = "",
     system: str = "",
     host: Path | None = None,
@@ -58,7 +57,8 @@ def steps(
     if knobs and host:
         theirs = "fitted efficiencies hold their host's"
         raise common.wrong(f"expected one of --knobs and --host, got both: {theirs}")
-    check_table_name(out)  # before a minute of work
+    if out:
+        check_table_name(out)  # before a minute of work
     if save_knobs and save_knobs.suffix != ".json":
         named = f"expected a name ending in .json in --save-knobs, got {save_knobs}"
         raise common.wrong(f"{named}; rename it")
@@ -75,7 +75,8 @@ def steps(
     if knobs:
         adapted = Adaptation.load(knobs)
     found = predict_steps(frame, device or None, system or None, overheads, measured, adapted)
-    write_table(found.frame, out)
+    if out:
+        write_table(found.frame, out)
     for path, table in ((rows, frame), *zip(fit_on or [], tables, strict=True)):
         for wrong, right in misspelt(table.columns).items():
             common.warn(f"column {wrong!r} of {path} is not read (did you mean {right!r}?)")

@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Name, Out
+from hybridperf.cli.common import Name
 
 
 def ops(
     rows: Annotated[Path, Argument()],
     model: Name,
-    out: Out,
+    out: Path | None = None,
 ) -> int:
     """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note."""
     from hybridperf.io import read_table, write_table
@@ -22,17 +22,18 @@ def ops(
     common.compilation_cache()
     frame = read_table(rows)
     predicted = model_or_datasheet(model).predict_ops(frame)
-    write_table(predicted, out)
+    if out:
+        write_table(predicted, out)
     return common.say_predicted(predicted, out)
 
 
 def collectives(
     rows: Annotated[list[Path], Argument()],
-    out: Out,
+    out: Path | None = None,
     model: str = "",
     collective: str = "",
-    n_gpus: int | None = None,
-    n_nodes: int | None = None,
+    n_gpus: Annotated[int | None, Option("--gpus")] = None,
+    n_nodes: Annotated[int | None, Option("--nodes")] = None,
 ) -> int:
     """Predict each row: adds predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range,
     note.
@@ -46,10 +47,16 @@ def collectives(
     frame, remarks = read_collectives(rows, collective or None, n_gpus, n_nodes)
     common.warn(*remarks)
     if loaded is None:
-        write_table(frame, out)
-        print(f"{len(frame)} rows read, written to {out}")
+        common.result(rows=frame)
+        if out:
+            write_table(frame, out)
+        print(
+            f"{len(frame)} rows read"
+            + (f", written to {out}" if out else "; --out FILE keeps them")
+        )
         return 0
     common.compilation_cache()
     predicted = loaded.predict(frame)
-    write_table(predicted, out)
+    if out:
+        write_table(predicted, out)
     return common.say_predicted(predicted, out)

@@ -67,6 +67,8 @@ def summary(
     every = [*traces] * len(chosen), [one for step in chosen for one in step.steps]
     if out:
         write_table(table(found), out)
+    ops, kernels = top_ops(*every), top_kernels(*every)
+    common.result(steps=table(found), ops=ops, kernels=kernels)
     overheads = None
     if host:
         by_trace = [[step.steps[at] for step in chosen] for at in range(len(traces))]
@@ -74,9 +76,9 @@ def summary(
         overheads.save(host)
     screen = tables.console()
     lost = tables.losses(worst(found), ranks_known=traces[0].rank is not None)
-    ops = tables.top("top ops by device time", top_ops(*every))
-    kernels = tables.top("top kernels", top_kernels(*every))
-    for one in (tables.steps(rows), tables.idle(rows), lost, ops, kernels):
+    of_ops = tables.top("top ops by device time", ops)
+    of_kernels = tables.top("top kernels", kernels)
+    for one in (tables.steps(rows), tables.idle(rows), lost, of_ops, of_kernels):
         if one.row_count:
             screen.print(one)
     if out:
@@ -102,6 +104,7 @@ def _as_another_tool(tool: str, files: list[Path], out: Path | None, options: li
         rules = "HTA's breakdown goes by its own rules"
         raise wrong(f"expected no {options[0]} with --as hta: {rules}; give one of them")
     found = temporal_breakdown(files)
+    common.result(rows=found)
     tables.console().print(tables.temporal_breakdown(found))
     if out:
         write_table(found, out)
@@ -185,6 +188,7 @@ def replay(
     warn(*dict.fromkeys([*notes, *off]))
     what = [change.description for change in results[0].changes]
     what += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
+    common.result(steps=what_if.step_table(results, measured), changes=what)
     screen = tables.console()
     screen.print(tables.replayed(results, ", ".join(what), measured))
     for one, result in zip(measured, results, strict=True):
@@ -194,7 +198,9 @@ def replay(
         after = what_if.critical_by_op(result.after) if what else None
         screen.print(tables.critical(what_if.critical_by_op(result.before), after, of))
         if one.launched:
-            for table in tables.savings(what_if.best_savings(result.after), of):
+            savings = what_if.best_savings(result.after)
+            common.result(**{f"savings of {one.steps[0].name}": savings})
+            for table in tables.savings(savings, of):
                 screen.print(table)
         if any(change.unknown for change in result.changes):
             screen.print(tables.unknown(result.changes, result.before.device_s, of))

@@ -20,7 +20,8 @@ def validate(
     what: Annotated[str, Argument()],
     results: Annotated[list[Path] | None, Argument()] = None,
     model: str = "",
-    out: Path = Path("validate-out"),
+    folder: Path = Path("validate-out"),
+    out: Path | None = None,
     cores: str | None = None,
     steps: str = "all",
     ops: bool = False,
@@ -37,53 +38,61 @@ def validate(
 
     if what not in _CLAIMS:
         raise unknown("claim", what, _CLAIMS, f"known are {', '.join(_CLAIMS)}")
+    if out is not None and what != "page":
+        common.warn("--out of `validate` is now --folder; the old spelling works, too")
+        folder = out
     if results and what != "page":
         raise wrong(f"expected results for `validate page` only, got {results[0]}")
     # `validate ops` would replace measured rows by its own
-    common.keep_files({"--out": out}, [Path(model) if model else None, data, *(results or [])])
+    written = {"--folder": folder, "--out": out if what == "page" else None}
+    common.keep_files(written, [Path(model) if model else None, data, *(results or [])])
     if what == "page":
         from hybridperf.validate import page
 
-        page.run(results or [], out if out.suffix == ".md" else out / "accuracy.md")
+        page.run(results or [], out or folder / "accuracy.md")
         return
     by_model = what in ("here", "sharded") or (what == "ops" and data is None)
     if data is None and what in _PUBLISHED:
         judges = f"`validate {what}` judges on {_PUBLISHED[what]}"
         raise wrong(f"expected --data FOLDER, got none; {judges}")
     if by_model and not model:
-        makes = "`hybridperf calibrate --quick --out FOLDER` makes one"
+        makes = "`hybridperf calibrate --quick --folder FOLDER` makes one"
         raise wrong(f"expected --model FOLDER, got none; {makes}")
     common.compilation_cache()
+    from hybridperf.io import read_json
     from hybridperf.model import model_or_datasheet
+    from hybridperf.validate.harness import RESULTS, SCHEMA, SCHEMA_VERSION
 
     if what in ("collectives", "steps", "plans", "agreement"):
         claim = importlib.import_module(f"hybridperf.validate.{what}")
-        claim.run(data, out, quick=quick, tasks=names_in(tasks) or None)
+        claim.run(data, folder, quick=quick, tasks=names_in(tasks) or None)
     elif what == "lin" and data is not None:
         from hybridperf.validate import lin
 
-        lin.run(data, out, model or lin.MODEL)
+        lin.run(data, folder, model or lin.MODEL)
     elif what == "ops" and data is not None:
         from hybridperf.model.families import FAMILIES
         from hybridperf.validate import devices
 
         judged, left_out = names_in(families) or FAMILIES, names_in(leave) or None
-        devices.run(data, out, quick=quick, families=judged, splits=left_out)
+        devices.run(data, folder, quick=quick, families=judged, splits=left_out)
     elif what == "ops":
         from hybridperf.validate import ops as held_out
 
-        held_out.run(model_or_datasheet(model), Path(model), out)
+        held_out.run(model_or_datasheet(model), Path(model), folder)
     elif what == "sharded":
         from hybridperf.validate import sharded
 
         if tasks and not tasks.isdecimal():
             raise wrong(f"expected --tasks as a number of models, such as 30, got {tasks!r}")
         loaded, count = model_or_datasheet(model), int(tasks or 30)
-        sharded.run(loaded, out, tasks=count, to_shard=placements, passes=passes)
+        sharded.run(loaded, folder, tasks=count, to_shard=placements, passes=passes)
     else:
         from hybridperf.validate import here
 
         if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
             raise wrong(f"expected --steps from 1 to {len(here.STEPS)} or all, got {steps!r}")
         some = here.STEPS if steps == "all" else here.STEPS[: int(steps)]
-        here.run(model_or_datasheet(model), out, cores=cores, steps=some, ops=ops)
+        here.run(model_or_datasheet(model), folder, cores=cores, steps=some, ops=ops)
+    if (folder / RESULTS).exists():
+        common.result(**read_json(folder / RESULTS, SCHEMA, SCHEMA_VERSION))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import NormalDist
 
 import jax
@@ -17,7 +19,7 @@ from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
-from hybridperf.model import PerfModel, widening
+from hybridperf.model import PerfModel, model_or_datasheet, widening
 from hybridperf.model.adapted_steps import Adapted
 from hybridperf.model.calls import KINDS, call_columns, kind_of
 from hybridperf.model.explained import WIDE, below_roofline, narrowed_by
@@ -70,6 +72,11 @@ class Prediction:
         what = f"{self.workload.name} on {self.model.device.id}: {self.time_s:.4g} s"
         return f"<Prediction: {what} ({interval}), {roofline}; notes: {len(self.notes)}>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the sentence of `repr`, the breakdown, the notes."""
+        said = [html.escape(repr(self)), self.breakdown().to_html(index=False, float_format="%.4g")]
+        return "".join(f"<p>{one}</p>" for one in (*said, *map(html.escape, self.notes)))
+
     def breakdown(self) -> pd.DataFrame:
         """Seconds by group, largest first: `group, share, seconds, roofline_s, ops, in_range`.
 
@@ -112,11 +119,12 @@ class Prediction:
         return pd.concat([frame, pd.DataFrame(dims)], axis=1)
 
 
-def predict(model: PerfModel, workload: Workload) -> Prediction:
+def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
     """The time of one step of a workload on a machine, its 90 % interval, and where time goes.
 
     Args:
-        model: the machine, from `hp.load_model`, `hp.fit` or `hp.PerfModel.datasheet`.
+        model: the machine, from `hp.load_model`, `hp.fit` or `hp.PerfModel.datasheet`; or its
+            folder, or the name of a shipped calibration or a device.
         workload: the step, from `hp.transformer`, `hp.dlrm`, `hp.from_jax` or `hp.load_program`.
 
     Raises:
@@ -127,6 +135,8 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     if not isinstance(workload, Workload):
         mend = "hp.dlrm, hp.transformer and hp.from_jax make one"
         raise InputError(f"expected a workload, got {type(workload).__name__}; {mend}")
+    if isinstance(model, str | Path):
+        model = model_or_datasheet(model)
     check_backend(model, workload)
     calls, in_step = workload.calls, workload.in_step
     prices = price(model, calls, in_step)

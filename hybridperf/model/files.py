@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -137,6 +138,18 @@ def shipped_models() -> list[str]:
     """Names of the calibrations installed with `hybridperf_calibration`."""
     root = installed_hardware()
     return sorted(p.parent.name for p in root.glob("*/model.json")) if root else []
+
+
+def shipped_from(document: str) -> dict[str, dict[str, Any]]:
+    """Rows and date that shipped calibrations were made from, by device or system.
+
+    `document`: the file that a calibration has, model.json or collectives.json.
+    """
+    root, found = installed_hardware(), {}
+    for path in sorted(root.glob(f"*/{document}")) if root else ():
+        facts = json.loads(path.read_text()).get("provenance", {})
+        found[path.parent.name] = {name: facts.get(name) for name in ("rows", "date")}
+    return found
 
 
 @functools.cache

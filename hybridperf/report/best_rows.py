@@ -17,9 +17,13 @@ _WIDE = 250  # characters, where nothing wraps the lines
 
 
 def print_table(path: Path, title: str) -> None:
-    """Print a title, the first rows by columns in which they differ, and what all rows share."""
+    """Print a title and the rows of a file as `print_rows` does."""
     print(title)
-    rows = read_table(path)
+    print_rows(read_table(path))
+
+
+def print_rows(rows: pd.DataFrame) -> None:
+    """Print the first rows by columns in which they differ, and what all rows share."""
     if rows.empty:
         return
     shown = rows.head(SHOWN)

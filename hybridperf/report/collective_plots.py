@@ -43,7 +43,7 @@ def bus_bandwidth_plot(
     for axes, key in zip(panels, keys, strict=True):
         _panel(axes, _of(points, key), _of(lines, key))
         collective, implementation, where = key
-        axes.set_title(f"{collective} ({where})\n{implementation}", fontsize=9)
+        axes.set_title(f"{collective.replace('_', '-')}, {where}\n{implementation}", fontsize=9)
     if title is None and isinstance(model, CollectiveModel):
         title = f"{model.system.id}: {link_of(model.system).replace('_', ' ')} inside a node"
     if title:
@@ -97,7 +97,11 @@ def _panel(axes: Any, points: pd.DataFrame, lines: pd.DataFrame) -> None:
     # at powers of two, a few of them
     low, high = np.floor(np.log2(points["bytes"].min())), np.ceil(np.log2(points["bytes"].max()))
     step = max(1, int(np.ceil((high - low) / 5)))
-    plain_ticks(axes, 2.0 ** np.arange(low, high + 1, step), _bytes)
+    ends = np.array(axes.get_ylim())
+    few = ends[1] < 300 * ends[0]  # else powers of ten alone
+    rates = [f * 10.0**p for p in range(-9, 6) for f in ((1, 2, 5) if few else (1,))]
+    rates = [rate for rate in rates if ends[0] <= rate <= ends[1]]
+    plain_ticks(axes, 2.0 ** np.arange(low, high + 1, step), _bytes, rates)
     axes.legend(fontsize=7, loc="best")
 
 

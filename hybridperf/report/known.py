@@ -94,9 +94,9 @@ def collective_model(loaded: CollectiveModel) -> str:
     groups = [(group, loaded.knobs(group)) for group in errors or loaded.groups()]
     columns: dict[str, Callable[[tuple[str, Any]], str]] = {
         "collective, library, link": lambda of: " ".join(CollectiveImplementation.parse(of[0])),
-        "floor": lambda of: f"{1e6 * of[1]['floor_s']:.3g} us",
-        "hop in a node": lambda of: f"{1e6 * of[1]['hop_s']:.3g} us",
-        "hop between": lambda of: f"{1e6 * of[1]['node_hop_s']:.3g} us",
+        "floor": lambda of: text.seconds(of[1]["floor_s"]),
+        "hop in a node": lambda of: text.seconds(of[1]["hop_s"]),
+        "hop between": lambda of: text.seconds(of[1]["node_hop_s"]),
         "of the link": lambda of: text.percent(of[1]["intra_efficiency"]),
         "of the network": lambda of: text.percent(of[1]["inter_efficiency"]),
         "median error": lambda of: text.percent(errors[of[0]]["median_ape"]) if errors else "-",

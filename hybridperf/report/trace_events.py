@@ -104,7 +104,7 @@ class TimelineFile:
     def _lane(self, process: int, thread: str, start_us: float, end_us: float) -> int:
         key = process, thread
         if start_us < self._last_us.get(key, start_us):
-            got = f"{start_us} us after {self._last_us[key]} us"
+            got = f"{start_us} µs after {self._last_us[key]} µs"
             raise ValueError(f"slices of {thread!r} must come in order of start, got {got}")
         self._last_us[key] = start_us
         threads = sum(1 for other, _ in self._threads if other == process)

@@ -77,10 +77,10 @@ def temporal_breakdown(frame: pd.DataFrame) -> Table:
     table = column_table("temporal breakdown as by HolisticTraceAnalysis", headers)
     for _, row in frame.iterrows():
         times = [
-            f"{row[f'{part}_time(us)']:,.0f} us ({row[f'{part}_time_pctg']:.2f} %)"
+            f"{row[f'{part}_time(us)']:,.0f} µs ({row[f'{part}_time_pctg']:.2f} %)"
             for part in parts
         ]
-        table.add_row(f"{row['rank']:.0f}", f"{row['kernel_time(us)']:,.0f} us", *times)
+        table.add_row(f"{row['rank']:.0f}", f"{row['kernel_time(us)']:,.0f} µs", *times)
     return table
 
 

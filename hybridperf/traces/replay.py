@@ -203,7 +203,7 @@ def replay_step(
             rank.order_host(usual_hand_overs_s(taken))
     builder = StepGraph(ranks, together)
     apart_s = float(np.ptp(late_s))
-    clocks = f"clocks of ranks up to {1e6 * apart_s:.0f} us apart, set by the ends of their"
+    clocks = f"clocks of ranks up to {1e6 * apart_s:.0f} µs apart, set by the ends of their"
     clock_note = f"{clocks} collectives" if apart_s > _CLOCKS_S else ""
     every_note = (*notes, *matched.notes, clock_note, *builder.notes)
     return Replay(

@@ -56,6 +56,20 @@ def what_if(
     return WhatIf(replay, after, tuple(changes), tuple(notes))
 
 
+def step_table(results: Sequence[WhatIf], measured: Sequence[Replay]) -> pd.DataFrame:
+    """A row per step and rank: `step, rank, measured_s, replayed_s, before_s, after_s`."""
+    rows = [
+        {
+            "step": one.steps[at].name, "rank": trace.rank, "measured_s": one.measured_s[at],
+            "replayed_s": one.replayed_s[at], "before_s": result.before.step_s[at],
+            "after_s": result.after.step_s[at],
+        }
+        for result, one in zip(results, measured, strict=True)
+        for at, trace in enumerate(one.traces)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
 def best_savings(replay: Replay) -> pd.DataFrame:
     """What each op could save if it took no time: `op, seconds, critical_s, saves_s, helps`.
 
@@ -133,7 +147,7 @@ def _slowed(replay: Replay, busy_s: np.ndarray, slowdown: float) -> tuple[Replay
         # half a step where whole ones swing to and fro
         extra_s += (wanted_s - extra_s) * (1.0 if turn < _ROUNDS // 4 else 0.5)
         at = replay.with_seconds(replay.rows.fixed_s + busy_s + extra_s)
-    off_us = f"{1e6 * change_s:.1f} us an op"
+    off_us = f"{1e6 * change_s:.1f} µs an op"
     return at, f"what overlaps did not settle: computation is off by up to {off_us}"
 
 

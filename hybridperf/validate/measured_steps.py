@@ -9,6 +9,7 @@ learned a machine's overall slowness and nothing more.
 import dataclasses
 import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pandas as pd
 
 from hybridperf.engine.prediction import Prediction
 from hybridperf.engine.workload import Workload
-from hybridperf.io import read_json, replacing
+from hybridperf.io import InputError, read_json, replacing
 from hybridperf.model.fit.programs import run_program, usable_core
 from hybridperf.report import plots, text
 from hybridperf.validate.harness import ResultLine
@@ -72,6 +73,25 @@ def measure_steps(
         program = load_program(folder / "programs" / step["program"])
         found.append(MeasuredStep(workload=program, **{name: step[name] for name in kept}))
     return found
+
+
+def measure(step: str, *, cores: str | None = None, rounds: int = 4) -> MeasuredStep:
+    """A step of one's own, run on this machine in a process of its own, pinned.
+
+    Args:
+        step: "module:function" of what `hybridperf predict --jax` takes, found from this folder.
+        cores: to pin to, such as "0" or "0-3"; one core if not given.
+        rounds: times that the step has its turn; how far they differ is the noise.
+
+    Raises:
+        InputError: the function cannot be called, or does not give (fn, args).
+    """
+    if not isinstance(step, str) or ":" not in step:
+        needs = "expected a step as 'module:function', which a process of its own can import"
+        raise InputError(f"{needs}, got {step!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        spec = [{"workload": "own", "config": {"function": step}}]
+        return measure_steps(folder, spec, cores=cores, rounds=rounds)[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -250,7 +250,7 @@ def test_a_fit_says_whether_its_intervals_hold(inside, says):
 
 
 def test_a_datasheet_model_is_the_roofline_and_says_so(run, rows, tmp_path):
-    assert run("fit", "--device", "v100", "--prior", "none", "--out", tmp_path / "model")[0] == 0
+    assert run("fit", "--device", "v100", "--prior", "none", "--folder", tmp_path / "model")[0] == 0
     status, _, _ = run(
         "ops", rows(GEMMS), "--model", tmp_path / "model", "--out", tmp_path / "out.csv"
     )
@@ -281,7 +281,7 @@ def test_fit_then_show_then_predict(run, measured, rows, tmp_path):
         "v100",
         "--prior",
         "none",
-        "--out",
+        "--folder",
         tmp_path / "model",
     )
     assert status == 0
@@ -342,7 +342,7 @@ def test_some_rows_unpredicted_is_status_3_and_loses_no_row(run, rows, tmp_path)
 )
 def test_fit_refuses(refused, rows, measured, tmp_path, change, says):
     assert says in refused(
-        "fit", rows(change(measured)), "--device", "v100", "--out", tmp_path / "model"
+        "fit", rows(change(measured)), "--device", "v100", "--folder", tmp_path / "model"
     )
     assert not (tmp_path / "model").exists()
 
@@ -355,35 +355,35 @@ def test_fit_refuses_files_and_names(refused, rows, measured, tmp_path):
     damaged.write_bytes(b"\x1f\x8bnonsense")
     out = tmp_path / "model"
     assert "found nothing" in refused(
-        "fit", tmp_path / "none.csv", "--device", "v100", "--out", out
+        "fit", tmp_path / "none.csv", "--device", "v100", "--folder", out
     )
-    assert "empty" in refused("fit", empty, "--device", "v100", "--out", out)
-    assert "cannot read" in refused("fit", damaged, "--device", "v100", "--out", out)
-    assert "did you mean" in refused("fit", path, "--device", "v1000", "--out", out)
-    assert "--device" in refused("fit", path, "--out", out)
+    assert "empty" in refused("fit", empty, "--device", "v100", "--folder", out)
+    assert "cannot read" in refused("fit", damaged, "--device", "v100", "--folder", out)
+    assert "did you mean" in refused("fit", path, "--device", "v1000", "--folder", out)
+    assert "--device" in refused("fit", path, "--folder", out)
     assert "unknown prior" in refused(
-        "fit", path, "--device", "v100", "--prior", "everything", "--out", out
+        "fit", path, "--device", "v100", "--prior", "everything", "--folder", out
     )
     (tmp_path / "file").write_text("")
     assert "cannot write" in refused(
-        "fit", path, "--device", "v100", "--out", tmp_path / "file" / "model"
+        "fit", path, "--device", "v100", "--folder", tmp_path / "file" / "model"
     )
 
 
 def test_a_prior_that_cannot_serve_is_refused(refused, rows, measured, tmp_path):
     path, out = rows(measured), tmp_path / "model"
     assert "did you mean 'none'" in refused(
-        "fit", path, "--device", "v100", "--prior", "nome", "--out", out
+        "fit", path, "--device", "v100", "--prior", "nome", "--folder", out
     )
     assert "unknown prior" in refused(
-        "fit", path, "--device", "v100", "--prior", tmp_path, "--out", out
+        "fit", path, "--device", "v100", "--prior", tmp_path, "--folder", out
     )  # a folder without one
     assert "priors know GPUs" in refused(
-        "fit", path, "--device", "here", "--prior", tmp_path, "--out", out
+        "fit", path, "--device", "here", "--prior", tmp_path, "--folder", out
     )
     (tmp_path / "prior.json").write_text("{")
     assert "is damaged" in refused(
-        "fit", path, "--device", "v100", "--prior", tmp_path, "--out", out
+        "fit", path, "--device", "v100", "--prior", tmp_path, "--folder", out
     )
     write_json(
         tmp_path / "prior.json",
@@ -392,7 +392,7 @@ def test_a_prior_that_cannot_serve_is_refused(refused, rows, measured, tmp_path)
         {"families": {}, "weights_sha256": "", "provenance": {}},
     )
     assert "prior.npz is missing beside it" in refused(
-        "fit", path, "--device", "v100", "--prior", tmp_path, "--out", out
+        "fit", path, "--device", "v100", "--prior", tmp_path, "--folder", out
     )
     assert not out.exists()
 
@@ -400,24 +400,24 @@ def test_a_prior_that_cannot_serve_is_refused(refused, rows, measured, tmp_path)
 def test_a_data_folder_that_is_none_is_refused(refused, tmp_path):
     out = tmp_path / "out"
     for command in (("calibrations",), ("validate", "ops")):
-        given = (*command, "--out", out, "--data")
+        given = (*command, "--folder", out, "--data")
         assert str(tmp_path / "none") in refused(*given, tmp_path / "none")
         assert "unknown" in refused(*given, tmp_path, "--families", "softmux")
     (tmp_path / "compute").mkdir()
     assert "unknown device 'k80'" in refused(
-        "calibrations", "--data", tmp_path, "--devices", "k80", "--out", out
+        "calibrations", "--data", tmp_path, "--devices", "k80", "--folder", out
     )
-    assert "expected the tables" in refused("calibrations", "--data", tmp_path, "--out", out)
-    assert "expected the tables" in refused("validate", "ops", "--data", tmp_path, "--out", out)
+    assert "expected the tables" in refused("calibrations", "--data", tmp_path, "--folder", out)
+    assert "expected the tables" in refused("validate", "ops", "--data", tmp_path, "--folder", out)
     assert "unknown split or family 'k80'" in refused(
-        "validate", "ops", "--data", tmp_path, "--leave", "k80", "--out", out
+        "validate", "ops", "--data", tmp_path, "--leave", "k80", "--folder", out
     )
     assert not (out / "prior").exists()
 
 
 def test_models_that_cannot_be_read(refused, run, rows, tmp_path):
     table, out = rows(GEMMS), tmp_path / "out.csv"
-    assert run("fit", "--device", "v100", "--prior", "none", "--out", tmp_path / "model")[0] == 0
+    assert run("fit", "--device", "v100", "--prior", "none", "--folder", tmp_path / "model")[0] == 0
     path = tmp_path / "model" / "model.json"
     whole = path.read_text()
 
@@ -550,7 +550,9 @@ def test_a_cut_off_program_file_is_refused(run, refused, tmp_path):
 
 def test_a_folder_of_the_demo_names_the_model_in_it(run, refused, rows, tmp_path):
     assert (
-        run("fit", "--device", "v100", "--prior", "none", "--out", tmp_path / "demo" / "model")[0]
+        run("fit", "--device", "v100", "--prior", "none", "--folder", tmp_path / "demo" / "model")[
+            0
+        ]
         == 0
     )
     for arguments in (
@@ -569,7 +571,16 @@ FEWER = ["--ops", "softmax,sort,fill"]  # twelve cases, each measured twice
 
 
 def _calibrate(out, *more, limit_kib=None):
-    command = [sys.executable, "-m", "hybridperf.cli", "calibrate", *FEW, "--out", str(out), *more]
+    command = [
+        sys.executable,
+        "-m",
+        "hybridperf.cli",
+        "calibrate",
+        *FEW,
+        "--folder",
+        str(out),
+        *more,
+    ]
     if limit_kib:  # no file may grow beyond it: what a full disk looks like to the program
         command = [
             "bash",
@@ -620,7 +631,7 @@ def test_calibrate_says_what_is_wrong(tmp_path, refused):
         assert says in err
         assert len(err.strip().splitlines()) == 1, err
     assert "a time such as" in refused(
-        "calibrate", "--quick", "--out", tmp_path / "y", "--budget", "soon"
+        "calibrate", "--quick", "--folder", tmp_path / "y", "--budget", "soon"
     )
     damaged = tmp_path / "damaged"
     damaged.mkdir()

@@ -71,7 +71,7 @@ def test_rows_and_logs_are_fitted_and_predicted(run, measured, tmp_path):
         SYSTEM,
         "--prior",
         "none",
-        "--out",
+        "--folder",
         model,
     )
     assert status == 0, err
@@ -97,7 +97,7 @@ def test_rows_and_logs_are_fitted_and_predicted(run, measured, tmp_path):
 def test_no_rows_and_no_prior_are_the_datasheet_and_say_so(run, measured, tmp_path):
     assert (
         "the datasheet alone"
-        in run("fit", "--system", SYSTEM, "--prior", "none", "--out", tmp_path / "m")[1]
+        in run("fit", "--system", SYSTEM, "--prior", "none", "--folder", tmp_path / "m")[1]
     )
     status, _, _ = run(
         "collectives", measured, "--model", tmp_path / "m", "--out", tmp_path / "out.csv"
@@ -151,14 +151,14 @@ def test_wrong_input_is_refused_in_one_sentence(refused, measured, tmp_path):
     out = tmp_path / "out"
     (tmp_path / "junk.log").write_text("hello")
     assert "unknown system 'dgx_a10'" in refused(
-        "fit", measured, "--system", "dgx_a10", "--out", out
+        "fit", measured, "--system", "dgx_a10", "--folder", out
     )
     assert "got both" in refused(
-        "fit", measured, "--system", SYSTEM, "--device", "a100", "--out", out
+        "fit", measured, "--system", SYSTEM, "--device", "a100", "--folder", out
     )
-    assert "got neither" in refused("fit", measured, "--out", out)
+    assert "got neither" in refused("fit", measured, "--folder", out)
     assert "log of nccl-tests" in refused(
-        "fit", tmp_path / "junk.log", "--system", SYSTEM, "--out", out
+        "fit", tmp_path / "junk.log", "--system", SYSTEM, "--folder", out
     )
     assert "cannot read" in refused(
         "collectives", tmp_path / "none.log", "--out", tmp_path / "o.csv"
@@ -167,16 +167,16 @@ def test_wrong_input_is_refused_in_one_sentence(refused, measured, tmp_path):
         "collectives", measured, "--model", "nosuch", "--out", tmp_path / "o.csv"
     )
     assert "expected --data" in refused("validate", "collectives")
-    assert "2 or more" in refused("calibrate", "--collectives", "--processes", "1", "--out", out)
+    assert "2 or more" in refused("calibrate", "--collectives", "--processes", "1", "--folder", out)
     assert "unknown part" in refused(
-        "calibrations", "--data", tmp_path, "--only", "links", "--out", out
+        "calibrations", "--data", tmp_path, "--only", "links", "--folder", out
     )
     pd.read_csv(measured).assign(system="another").to_csv(tmp_path / "another.csv", index=False)
     assert "no row of aic_a100_sxm" in refused(
-        "fit", tmp_path / "another.csv", "--system", SYSTEM, "--prior", "none", "--out", out
+        "fit", tmp_path / "another.csv", "--system", SYSTEM, "--prior", "none", "--folder", out
     )
     pd.read_csv(measured).drop(columns="time_s").to_csv(tmp_path / "untimed.csv", index=False)
     assert "needs a column 'time_s'" in refused(
-        "fit", tmp_path / "untimed.csv", "--system", SYSTEM, "--prior", "none", "--out", out
+        "fit", tmp_path / "untimed.csv", "--system", SYSTEM, "--prior", "none", "--folder", out
     )
     assert not out.exists()

@@ -24,7 +24,7 @@ def test_strategies_of_dlrm_a_come_with_what_was_published(capsys, tmp_path) -> 
         capsys,
         "choose",
         "strategies",
-        "--model",
+        "--shape",
         "dlrm-a",
         "--gpus",
         "128",
@@ -45,7 +45,7 @@ def test_strategies_of_a_transformer_on_a_system(capsys) -> None:
         capsys,
         "choose",
         "strategies",
-        "--model",
+        "--shape",
         "gpt3-1.3b",
         "--gpus",
         "16",
@@ -69,7 +69,7 @@ def test_chimera_stands_beside_1f1b(capsys) -> None:
         capsys,
         "choose",
         "chimera",
-        "--model",
+        "--shape",
         "bert-large",
         "--system",
         "aic_a100_sxm",
@@ -89,7 +89,7 @@ def test_chimera_stands_beside_1f1b(capsys) -> None:
 
 
 def test_nothing_that_fits_is_an_error_with_a_way_out(capsys, tmp_path) -> None:
-    asked = ["choose", "strategies", "--model", "dlrm-a", "--top", "1"]
+    asked = ["choose", "strategies", "--shape", "dlrm-a", "--top", "1"]
     sentence = said(capsys, *asked, "--gpus", "8", "--out", str(tmp_path / "all.csv"), status=2)
     assert "embedding" in sentence
     gpus = sentence.split("take ")[1].split()[0]
@@ -98,7 +98,7 @@ def test_nothing_that_fits_is_an_error_with_a_way_out(capsys, tmp_path) -> None:
     large = [
         "choose",
         "strategies",
-        "--model",
+        "--shape",
         "gpt3-175b",
         "--gpus",
         "64",
@@ -113,7 +113,7 @@ def test_nothing_that_fits_is_an_error_with_a_way_out(capsys, tmp_path) -> None:
 
 
 def test_kaisa_looks_at_memory_and_at_the_device(capsys) -> None:
-    asked = ["choose", "kaisa", "--model", "bert-large", "--gpus", "4"]
+    asked = ["choose", "kaisa", "--shape", "bert-large", "--gpus", "4"]
     assert "65.1 ms" in said(capsys, *asked, "--system", "dgx_a100")  # 80.8 x 15.7 / 19.5
     assert "on h100_sxm" in said(capsys, *asked, "--system", "dgx_h100")
     assert "are left" in said(
@@ -126,7 +126,7 @@ def test_kaisa_trades_memory_against_messages(capsys) -> None:
         capsys,
         "choose",
         "kaisa",
-        "--model",
+        "--shape",
         "bert-large",
         "--gpus",
         "4",
@@ -140,13 +140,13 @@ def test_kaisa_trades_memory_against_messages(capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["choose", "strategies", "--model", "dlrm-a", "--gpus", "12"], "8 or 16 would do"),
-        (["choose", "strategies", "--model", "gpt3-1.3b", "--gpus", "8"], "expected --system"),
+        (["choose", "strategies", "--shape", "dlrm-a", "--gpus", "12"], "8 or 16 would do"),
+        (["choose", "strategies", "--shape", "gpt3-1.3b", "--gpus", "8"], "expected --system"),
         (
             [
                 "choose",
                 "strategies",
-                "--model",
+                "--shape",
                 "gpt3-1.3b",
                 "--gpus",
                 "8",
@@ -156,14 +156,14 @@ def test_kaisa_trades_memory_against_messages(capsys) -> None:
             "expected --batch",
         ),
         (
-            ["choose", "strategies", "--model", "dlrm-a", "--gpus", "8", "--law", "mine"],
+            ["choose", "strategies", "--shape", "dlrm-a", "--gpus", "8", "--law", "mine"],
             "known are priced, mad-max",
         ),
         (
             [
                 "choose",
                 "kaisa",
-                "--model",
+                "--shape",
                 "mixtral-8x7b",
                 "--gpus",
                 "8",
@@ -176,7 +176,7 @@ def test_kaisa_trades_memory_against_messages(capsys) -> None:
             [
                 "choose",
                 "chimera",
-                "--model",
+                "--shape",
                 "bert-larg",
                 "--gpus",
                 "8",
@@ -234,7 +234,9 @@ def test_tables_of_plans_say_cases_and_goals() -> None:
 
 @pytest.mark.slow
 def test_brute_force_is_a_command(capsys, tmp_path) -> None:
-    text = said(capsys, "validate", "plans", "--tasks", "graph", "--quick", "--out", str(tmp_path))
+    text = said(
+        capsys, "validate", "plans", "--tasks", "graph", "--quick", "--folder", str(tmp_path)
+    )
     assert "gpt3-6.7b" in text
     frame = pd.read_csv(tmp_path / "plans_graph_layouts.csv")
     assert (frame["plan_s"].diff().dropna() >= 0).all()
@@ -260,7 +262,7 @@ def test_a_plan_says_before_its_work_what_cannot_be_written(capsys, tmp_path) ->
     (tmp_path / "file").write_text("")
     asked = [
         "plan",
-        "--model",
+        "--shape",
         "gpt3-125m",
         "--system",
         "dgx_h100",

@@ -348,7 +348,7 @@ def test_the_command_says_it_all(run, tmp_path):
         ' "2026-11"\nsource = "our meter"\n'
     )
     status, out, _ = run(
-        "search", tmp_path / "spec.toml", "--out", tmp_path / "found", "--starts", 3
+        "search", tmp_path / "spec.toml", "--folder", tmp_path / "found", "--starts", 3
     )
     assert status == 0
     assert "least x: 4" in out

@@ -94,7 +94,7 @@ def test_a_placement_is_a_step_that_predict_prices_the_same(
 
 def test_what_was_not_measured_is_reported_in_text_file_and_picture(two, run, tmp_path) -> None:
     status, message, _ = run(
-        "shard", two, "--ranks", 2, "--batch", 64, *A100, "--out", tmp_path / "out"
+        "shard", two, "--gpus", 2, "--batch", 64, *A100, "--folder", tmp_path / "out"
     )
     assert status == 0
     lacking = "no embedding_bag measurements: datasheet roofline for"
@@ -116,7 +116,7 @@ def test_a_placement_whose_lookups_were_not_measured_has_no_interval() -> None:
 
 
 def test_a_difference_of_nanoseconds_makes_no_rank_the_slowest(two, run) -> None:
-    _, message, _ = run("shard", two, "--ranks", 2, "--batch", 64, *A100)
+    _, message, _ = run("shard", two, "--gpus", 2, "--batch", 64, *A100)
     assert "alone makes rank" not in message
     assert "the slowest lookup forward 0.01281 µs (rank" in message
 
@@ -241,8 +241,8 @@ def test_a_device_without_a_calibration_is_no_unknown_name(model: PerfModel) -> 
 def test_a_table_in_the_folder_that_is_written_into_is_kept(two, refused) -> None:
     mine = two.rename(two.parent / "placement.csv")
     before = mine.read_bytes()
-    message = refused("shard", mine, "--ranks", 2, "--batch", 64, *A100, "--out", two.parent)
-    assert "expected another place in --out/placement.csv than what is read" in message
+    message = refused("shard", mine, "--gpus", 2, "--batch", 64, *A100, "--folder", two.parent)
+    assert "expected another place in --folder/placement.csv than what is read" in message
     assert mine.read_bytes() == before
 
 
@@ -253,7 +253,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_work(
         sharding_run, "shard", lambda *_, **__: pytest.fail("the work was done first")
     )
     assert "cannot write into" in refused(
-        "shard", two, "--ranks", 2, "--batch", 64, *A100, "--out", two
+        "shard", two, "--gpus", 2, "--batch", 64, *A100, "--folder", two
     )
 
 
@@ -262,12 +262,12 @@ def test_other_commands_keep_what_they_read(tmp_path, refused) -> None:
         (tmp_path / name).write_text("{}")
     held_out, of_links = tmp_path / "held_out.csv", tmp_path / "collectives_held_out.csv"
     for asked in (
-        ("fit", held_out, "--device", "a100_sxm4_80g", "--out", tmp_path),
-        ("fit", of_links, "--system", SYSTEM, "--out", tmp_path),
+        ("fit", held_out, "--device", "a100_sxm4_80g", "--folder", tmp_path),
+        ("fit", of_links, "--system", SYSTEM, "--folder", tmp_path),
         ("trace", "summary", tmp_path / "host.json", "--host", tmp_path),
-        ("validate", "ops", "--model", tmp_path, "--out", tmp_path),
-        ("validate", "collectives", "--data", tmp_path, "--out", tmp_path),
-        ("calibrations", "--data", tmp_path, "--out", tmp_path),
+        ("validate", "ops", "--model", tmp_path, "--folder", tmp_path),
+        ("validate", "collectives", "--data", tmp_path, "--folder", tmp_path),
+        ("calibrations", "--data", tmp_path, "--folder", tmp_path),
     ):
         assert "which would be lost" in refused(*asked), asked
     assert (tmp_path / "model.json").read_text() == "{}"

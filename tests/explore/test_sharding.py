@@ -557,7 +557,7 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
     status, message, err = run(
         "shard",
         tmp_path / "tables.csv",
-        "--ranks",
+        "--gpus",
         4,
         "--model",
         "a100_sxm4_80g",
@@ -565,7 +565,7 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
         SYSTEM,
         "--batch",
         2048,
-        "--out",
+        "--folder",
         out,
     )
     assert status == 0, err
@@ -607,7 +607,7 @@ def test_a_wrong_file_is_refused_by_the_tables_name(
     path = tmp_path / "tables.csv"
     path.write_text(f"name,rows,dim,pooling\nok,10,4,1\n{row}\n")
     assert message in refused(
-        "shard", path, "--ranks", 2, "--model", "a100_sxm4_80g", "--system", SYSTEM, "--batch", 64
+        "shard", path, "--gpus", 2, "--model", "a100_sxm4_80g", "--system", SYSTEM, "--batch", 64
     )
 
 
@@ -650,15 +650,13 @@ def test_columns_that_say_too_little_or_too_much(
 ) -> None:
     path = tmp_path / "tables.csv"
     path.write_text(f"name,rows,dim,pooling,{header}\na,1000,64,2,{row}\n")
-    assert message in refused(
-        "shard", path, "--ranks", 1, "--model", "a100_sxm4_80g", "--batch", 64
-    )
+    assert message in refused("shard", path, "--gpus", 1, "--model", "a100_sxm4_80g", "--batch", 64)
 
 
 def test_a_blank_and_a_table_split_twice_are_named(tmp_path, refused) -> None:
     path = tmp_path / "tables.csv"
     path.write_text("name,rows,dim,pooling\na,,64,2\n")
-    asked = ("shard", path, "--ranks", 1, "--model", "a100_sxm4_80g", "--batch", 64)
+    asked = ("shard", path, "--gpus", 1, "--model", "a100_sxm4_80g", "--batch", 64)
     assert "table a: expected a number as rows, got nothing; fill it in" in refused(*asked)
     path.write_text("name,rows,dim,pooling\na,1000,64,2\n,1000,64,2\n")
     assert "expected a name of each embedding table, got a blank in row 2; fill it in" in refused(

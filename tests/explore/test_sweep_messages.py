@@ -91,8 +91,9 @@ def test_searches_that_cannot_be(spec, says):
 @pytest.mark.parametrize("kind", ["sweep", "search"])
 def test_versions_that_are_none(refused, tmp_path, kind, version):
     (tmp_path / "spec.toml").write_text(HEAD.format(kind, version))
+    option = "--out" if kind == "sweep" else "--folder"
     assert "needs a whole number from 1 to 1 as schema_version" in refused(
-        kind, tmp_path / "spec.toml", "--out", tmp_path / "out.parquet"
+        kind, tmp_path / "spec.toml", option, tmp_path / "out.parquet"
     )
 
 
@@ -199,7 +200,7 @@ def test_a_folder_that_cannot_be_written_is_reported_before_the_search(
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "deeper"):
         assert "is no folder; choose another --out" in refused(
-            "search", "next_dollar", "--out", out
+            "search", "next_dollar", "--folder", out
         )
 
 

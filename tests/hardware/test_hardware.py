@@ -341,7 +341,7 @@ def test_a_system_in_other_letters_is_the_same():
         (
             (
                 "plan",
-                "--model",
+                "--shape",
                 "gpt3-174b",
                 "--system",
                 "dgx_h100",
@@ -355,7 +355,7 @@ def test_a_system_in_other_letters_is_the_same():
         (
             (
                 "plan",
-                "--model",
+                "--shape",
                 "gpt3-175b",
                 "--system",
                 "dgxh100",
@@ -370,7 +370,7 @@ def test_a_system_in_other_letters_is_the_same():
             (
                 "shard",
                 "TABLES",
-                "--ranks",
+                "--gpus",
                 "2",
                 "--batch",
                 "64",
@@ -381,7 +381,7 @@ def test_a_system_in_other_letters_is_the_same():
             ),
             "dgx_a100",
         ),
-        (("shard", "TABLES", "--ranks", "2", "--batch", "64", "--model", "a100sxm"), "a100_sxm"),
+        (("shard", "TABLES", "--gpus", "2", "--batch", "64", "--model", "a100sxm"), "a100_sxm"),
     ],
 )
 def test_unknown_names_get_the_nearest_that_people_use(refused, tmp_path, words, nearest):

@@ -374,7 +374,8 @@ def test_a_plan_half_filled_in_becomes_a_model_and_the_next_plan(
     filled.loc[20:, "time_s"] = np.nan
     write_table(filled, path)
     assert (
-        run("fit", path, "--device", V100.id, "--prior", "none", "--out", tmp_path / "model") == 0
+        run("fit", path, "--device", V100.id, "--prior", "none", "--folder", tmp_path / "model")
+        == 0
     )  # made-up times: no V100 that the prior knows
     assert f"not fitted on: {len(table) - 20} rows, not measured yet" in capsys.readouterr().out
     model = load_model(tmp_path / "model")

@@ -93,7 +93,7 @@ def test_fit_leaves_model_report_and_picture_together(
     rows, out = tmp_path / "rows.csv", tmp_path / "model"
     made_up_rows().iloc[:3].to_csv(rows, index=False)
     with pytest.raises(SystemExit, match="0"):
-        cli.main(["fit", str(rows), "--device", "v100", "--out", str(out)])
+        cli.main(["fit", str(rows), "--device", "v100", "--folder", str(out)])
     assert {path.name for path in out.iterdir()} == {
         "model.json",
         "residual.npz",
@@ -108,7 +108,7 @@ def test_fit_leaves_model_report_and_picture_together(
     assert provenance["rows_from"] == ["rows.csv"]
     assert provenance["date"]
     with pytest.raises(SystemExit, match="0"):
-        cli.main(["fit", "--device", "v100", "--out", str(out)])
+        cli.main(["fit", "--device", "v100", "--folder", str(out)])
     assert not (out / "fit.png").exists()  # it showed another model
     assert read_json(out / "report.json", "fit-report", 1)["rows"] == 0
 

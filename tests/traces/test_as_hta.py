@@ -88,7 +88,7 @@ def test_the_command(run, refused, data_dir, tmp_path):
     file = data_dir / "traces" / "more" / "hta_trace_diff_test_V100_rank1of2.json.gz"
     status, out, err = run("trace", "summary", file, "--as", "hta", "--out", tmp_path / "s.csv")
     assert status == 0, err
-    assert "46,910 us (7.47 %)" in out
+    assert "46,910 µs (7.47 %)" in out
     assert pd.read_csv(tmp_path / "s.csv")["idle_time_pctg"].tolist() == [7.47]
     assert "expected hta at --as" in refused("trace", "summary", file, "--as", "nsys")
     assert "--steps with --as hta" in refused("trace", "summary", file, "--as", "hta", "--steps", 1)

@@ -250,7 +250,7 @@ def test_ranks_that_start_apart_and_clocks_that_disagree():
     found = replay_step([early, late], [steps(trace)[0] for trace in (early, late)])
     assert found.start_s == pytest.approx([0, 200e-6])
     assert found.replayed_s == pytest.approx([900e-6, 700e-6])
-    assert any("clocks of ranks up to 7000 us apart" in note for note in found.notes)
+    assert any("clocks of ranks up to 7000 µs apart" in note for note in found.notes)
 
 
 def test_clocks_are_set_by_way_of_ranks_in_between():

@@ -186,7 +186,7 @@ def test_layouts_of_a_plan_that_fit_only_with_state_elsewhere() -> None:
 
 
 def test_a_plan_says_what_offload_would_allow(capsys, tmp_path) -> None:
-    asked = ["plan", "--model", "gpt3-6.7b", "--system", "aic_a100_sxm", "--gpus", "1"]
+    asked = ["plan", "--shape", "gpt3-6.7b", "--system", "aic_a100_sxm", "--gpus", "1"]
     asked += ["--out", str(tmp_path / "plan.csv")]
     with pytest.raises(SystemExit) as done:
         main([*asked, "--batch", "8", "--offload", "8e12", "--top", "2"])

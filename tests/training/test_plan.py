@@ -406,7 +406,7 @@ def test_the_command(tmp_path, capsys):
     from hybridperf.cli.app import main
 
     out = tmp_path / "plan.csv"
-    asked = ["plan", "--model", "gpt3-125m", "--system", SYSTEM, "--batch", "32", "--out", str(out)]
+    asked = ["plan", "--shape", "gpt3-125m", "--system", SYSTEM, "--batch", "32", "--out", str(out)]
     with pytest.raises(SystemExit) as done:
         main(
             [

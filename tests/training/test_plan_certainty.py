@@ -88,7 +88,7 @@ def test_an_interval_ends_where_the_hardware_does():
 def test_a_plan_says_whose_rows_its_knobs_are(run, tmp_path, rows_of, says):
     Adaptation({rows_of: Adapted.before()}).save(tmp_path / "k.json")
     status, said, _ = run(
-        "plan", "--model", "gpt3-125m", "--system", "aic_a100_sxm", "--gpus", "8", "--batch", "16",
+        "plan", "--shape", "gpt3-125m", "--system", "aic_a100_sxm", "--gpus", "8", "--batch", "16",
         "--only", "cp=1", "--only", "tp=1", "--knobs", tmp_path / "k.json", "--out",
         tmp_path / "p.csv",
     )  # fmt: skip
@@ -103,7 +103,7 @@ def test_a_plan_says_whose_rows_its_knobs_are(run, tmp_path, rows_of, says):
 def test_knobs_do_not_hide_that_a_device_is_missing(refused, tmp_path):
     Adaptation({"torchtitan on Ampere sm_80": Adapted.before()}).save(tmp_path / "k.json")
     sentence = refused(
-        "plan", "--model", "gpt3-125m", "--system", "galvatron_8gpu_nvlink", "--gpus", "8",
+        "plan", "--shape", "gpt3-125m", "--system", "galvatron_8gpu_nvlink", "--gpus", "8",
         "--knobs", tmp_path / "k.json", "--out", tmp_path / "p.csv",
     )  # fmt: skip
     assert "name it by --device" in sentence

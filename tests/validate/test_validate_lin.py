@@ -254,5 +254,5 @@ def test_no_rank_sees_its_own_host(data_dir):
 def test_validate_lin_needs_data(refused, tmp_path):
     assert "expected --data FOLDER" in refused("validate", "lin")
     assert "with what Lin et al. published" in refused(
-        "validate", "lin", "--data", tmp_path, "--out", tmp_path / "out"
+        "validate", "lin", "--data", tmp_path, "--folder", tmp_path / "out"
     )

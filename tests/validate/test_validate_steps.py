@@ -143,7 +143,15 @@ def test_contradictions_are_listed(measured) -> None:
 
 def test_a_quick_run_prints_and_writes_its_tables(run, data_dir, tmp_path) -> None:
     status, printed, err = run(
-        "validate", "steps", "--data", data_dir, "--out", tmp_path, "--quick", "--tasks", "splits"
+        "validate",
+        "steps",
+        "--data",
+        data_dir,
+        "--folder",
+        tmp_path,
+        "--quick",
+        "--tasks",
+        "splits",
     )
     assert status in (0, None), err
     assert "vTrain one node, 30 rows" in printed

@@ -229,7 +229,7 @@ def test_a_plan_of_a_config(tmp_path, run):
     times = []
     for model in (str(path), "llama3.2-1b"):
         out = tmp_path / f"{len(times)}.csv"
-        status, _, err = run("plan", "--model", model, *words, "--out", out)
+        status, _, err = run("plan", "--shape", model, *words, "--out", out)
         assert status == 0, err
         times.append(pd.read_csv(out).time_s)
     pd.testing.assert_series_equal(*times)

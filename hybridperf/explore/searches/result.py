@@ -99,9 +99,19 @@ class SearchResult:
     evaluations: int  # points that were predicted, with or without gradient
     seconds: float  # that the search took
 
+    def __repr__(self) -> str:
+        sense = "most" if self.maximise else "least"
+        at = ", ".join(f"{knob.name} {knob.value:.4g}" for knob in self.knobs)
+        return f"<SearchResult: {sense} {self.objective_name} {self.objective:.4g} at {at}>"
+
     def save(self, folder: str | Path) -> Path:
         """Write `search.json` into a folder, atomically; its path."""
         path = Path(folder) / "search.json"
+        write_json(path, "search-result", SCHEMA_VERSION, self.document())
+        return path
+
+    def document(self) -> dict[str, Any]:
+        """What `search.json` says."""
         knobs: dict[str, dict[str, Any]] = {}
         for one in self.knobs:
             knobs[one.name] = dataclasses.asdict(one) | {"at": one.at}
@@ -109,7 +119,7 @@ class SearchResult:
         rows = self.convergence.to_dict(orient="records")
         objective = {"name": self.objective_name, "maximise": self.maximise}
         found = {"value": self.objective, "relaxed": self.relaxed_objective}
-        content: dict[str, Any] = {
+        return {
             "objective": objective | found,
             "knobs": knobs,
             "columns": self.columns,
@@ -122,5 +132,3 @@ class SearchResult:
             "evaluations": self.evaluations,
             "convergence": [{k: None if pd.isna(v) else v for k, v in r.items()} for r in rows],
         }
-        write_json(path, "search-result", SCHEMA_VERSION, content)
-        return path

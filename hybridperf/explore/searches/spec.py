@@ -49,6 +49,7 @@ from hybridperf.explore.sweeps.document import (
     check_range,
     check_used,
     derived_columns,
+    each,
     find_spec,
     finite_number,
     known_formula,
@@ -140,7 +141,7 @@ def with_method(spec: SearchSpec, **given: int | None) -> SearchSpec:
 
 def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
     parts = sections(document, "search", ("schema", "schema_version"), _SECTIONS)
-    knobs = tuple(_knob(name, written) for name, written in parts["knobs"].items())
+    knobs = tuple(each(_knob, parts["knobs"].items()))
     if not knobs:
         example = "batch = { min = 1, max = 512, integer = true }"
         raise InputError(f"a search needs at least one of [knobs], such as {example}")
@@ -162,11 +163,14 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
     formulas = {**before, **after}
     known = [*givens, *before, *results, *after]
     constraints: list[Constraint] = []
-    for name, text in parts["constraints"].items():
+
+    def constrain(name: str, text: Any) -> None:
         formula = known_formula(text, f"constraint {name}", known, condition=True)
         sides = formula.comparisons(f"constraint {name}")
         texts = [one.text for one in sides] if len(sides) > 1 else [formula.text]
-        constraints += map(Constraint, itertools.repeat(name), texts, sides)
+        constraints.extend(map(Constraint, itertools.repeat(name), texts, sides))
+
+    each(constrain, parts["constraints"].items())
     objective, maximise = _objective(parts["objective"], known)
     reads = set() if target is None else target.known()
     used = reads.union(*(one.sides.names for one in constraints))

@@ -57,20 +57,27 @@ class ShardResult:
     notes: tuple[str, ...]
     cost: PlacementCost
 
-    def save(self, folder: str | Path) -> Path:
-        """Write `FILES` into a folder; the path of `shard.json`."""
-        folder = Path(folder)
-        content = {
+    def __repr__(self) -> str:
+        what = f"{len(self.tables):,} tables on {self.ranks:,} ranks by {self.method}"
+        return f"<ShardResult: {what}: {self.step_s:.4g} s a step; notes: {len(self.notes)}>"
+
+    def document(self) -> dict[str, Any]:
+        """What `shard.json` says, tables apart."""
+        return {
             "placement": dict(zip(self.tables, self.placement, strict=True)), "ranks": self.ranks,
             "nodes": self.nodes, "method": self.method, "step_s": self.step_s,
             "parts": {k: float(v) for k, v in self.parts._asdict().items()},
             "bound_s": self.bound_s, "proven": self.proven, "explanation": list(self.explanation),
             "low_s": self.low_s, "high_s": self.high_s, "notes": list(self.notes),
         }  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `FILES` into a folder; the path of `shard.json`."""
+        folder = Path(folder)
         path = folder / "shard.json"
         with replacing_in(folder) as new:
             write_table(self.per_table, new / "placement.csv")
             write_table(self.per_rank, new / "ranks.csv")
             write_table(self.candidates, new / "candidates.csv")
-            write_json(new / path.name, "shard-result", SCHEMA_VERSION, content)
+            write_json(new / path.name, "shard-result", SCHEMA_VERSION, self.document())
         return path

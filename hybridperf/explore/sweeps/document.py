@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hybridperf.explore.sweeps.expression import Expression, parse
 from hybridperf.io import InputError, read_toml, unknown
 
+Result = TypeVar("Result")
 SpecSource = str | os.PathLike | Mapping[str, Any]
 
 
@@ -95,6 +96,19 @@ def check_keys(given: Iterable[str], known: Collection[str], what: str, where: s
     for key in given:
         if key not in known:
             raise unknown(what, key, known, where)
+
+
+def each(read: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> list[Result]:
+    """What `read` makes of each item's arguments; one `InputError` of all that it refuses."""
+    done, refused = [], []
+    for item in items:
+        try:
+            done.append(read(*item))
+        except InputError as error:
+            refused.append(str(error))
+    if refused:
+        raise InputError("; ".join(refused))
+    return done
 
 
 def whole_number(value: Any, what: str, least: int, most: int) -> int:

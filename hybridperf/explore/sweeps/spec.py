@@ -60,6 +60,7 @@ from hybridperf.explore.sweeps.document import (
     check_range,
     check_used,
     derived_columns,
+    each,
     find_spec,
     is_finite,
     known_formula,
@@ -131,10 +132,10 @@ def _spec(document: dict[str, Any], folder: Path) -> SweepSpec:
     before, after = derived_columns(derived, parameters, results)
     given = {*parameters, *before}
     known = [*given, *results, *after]
-    conditions = [
-        known_formula(text, f"constraint {name}", known, condition=True)
-        for name, text in parts["constraints"].items()
-    ]
+    conditions = each(
+        lambda name, text: known_formula(text, f"constraint {name}", known, condition=True),
+        parts["constraints"].items(),
+    )
     formulas = [*before.values(), *after.values(), *conditions]
     used = target.known().union(*(formula.names for formula in formulas))
     check_used({"parameter": parameters}, used, target.known())
@@ -178,7 +179,8 @@ def _design(
     ranges: dict[str, dict[str, SampledRange]] = {"random": {}, "sobol": {}}
     axes: dict[str, Axis | None] = {}
     columns: dict[str, dict[str, np.ndarray]] = {}
-    for name, written in parameters.items():
+
+    def add(name: str, written: Any) -> None:
         kind = _kind(name, written)
         if kind in ("random", "sobol"):
             ranges[kind][name] = _range(name, written, kind)
@@ -197,6 +199,8 @@ def _design(
             each = np.atleast_1d(np.array(written, object))
             flags = isinstance(written, list | bool) and all(isinstance(v, bool) for v in each)
             axes[f"grid {name}"] = ListAxis({name: _grid(name, written, kind)}, flags)
+
+    each(add, parameters.items())
     if "joint" in axes:
         if "count" not in joint:
             needs = "need a [design] with count, the number of their points"

@@ -1,6 +1,6 @@
 """Makes the shipped prior over all measured GPUs and a calibration of each, from the data folder.
 
-    hybridperf calibrations --data DIR --out calibration/hardware
+    hybridperf calibrations --data DIR --folder calibration/hardware
 
 `OUT/prior` is trained family by family, and what an earlier run finished is kept; `OUT/DEVICE` is
 the prior adapted to all rows of a device. Families of fewer than `LEAST_ROWS` rows of a device are

@@ -162,19 +162,19 @@ def intervals(rows: Sequence[Interval], caption: str) -> Figure:
     y = np.arange(len(rows))
     known = [at for at, row in enumerate(rows) if row.low is not None and row.high is not None]
     low, high = (np.array([rows[at][k] for at in known], float) / scale for k in (2, 3))
-    source = ColumnDataSource({"y": y[known], "left": low, "right": high})
-    drawn.hbar("y", left="left", right="right", height=0.5, source=source, fill_alpha=0.3,
-               fill_color=HUES[0], line_color=None)  # fmt: skip
     words = [time_words(row.value) for row in rows]
     value = np.array([row.value for row in rows]) / scale
     tips = [f"{row.label}: {value}" for row, value in zip(rows, words, strict=True)]
     for at in known:
         tips[at] += f" (90 %: {' to '.join(map(time_words, rows[at][2:]))})"
+    spans = {"y": y[known], "left": low, "right": high, "words": [tips[at] for at in known]}
+    bands = drawn.hbar("y", left="left", right="right", height=0.5, source=ColumnDataSource(spans),
+                       fill_alpha=0.3, fill_color=HUES[0], line_color=None)  # fmt: skip
     points = ColumnDataSource({"x": value, "y": y, "words": tips})
     marks = drawn.scatter("x", "y", size=11, marker="diamond", source=points, color=HUES[0])
     right = [max(end) / scale for end in ends]
     _texts(drawn, ColumnDataSource({"x": right, "y": y, "text": words}))
-    hover(drawn, [marks], "@words")
+    hover(drawn, [bands, marks], "@words")
     return Figure(drawn, caption)
 
 
@@ -218,7 +218,10 @@ def hover(drawn: Any, renderers: list, words: str) -> None:
 
 
 def _figure(height: int, tools: str, **options: Any) -> Any:
-    drawn = figure(height=height, sizing_mode="stretch_width", tools=tools, **options)
+    # room for the half of the last tick's label that lies beyond the axis
+    drawn = figure(
+        height=height, sizing_mode="stretch_width", tools=tools, min_border_right=36, **options
+    )
     drawn.toolbar.logo = None
     drawn.toolbar.autohide = True
     drawn.background_fill_color = drawn.border_fill_color = LIGHT["page"]

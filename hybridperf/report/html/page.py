@@ -61,7 +61,8 @@ def render(page: Page) -> str:
 def _command() -> list[str]:
     """The command line, where the command makes the page."""
     program, *arguments = sys.argv
-    return [shlex.join(["hybridperf", *arguments])] if Path(program).stem == "hybridperf" else []
+    ours = Path(program).stem == "hybridperf" or "hybridperf" in Path(program).parts
+    return [shlex.join(["hybridperf", *arguments])] if ours else []
 
 
 def _figures(blocks: Any) -> Iterator[Figure]:

@@ -337,7 +337,7 @@ def _launch_note(host: Host | float | str | None) -> str:
         return "launches cost what step effects say"
     if isinstance(host, Host):
         return "launches cost what a traced host's do"
-    return f"launches cost {1e6 * host:.3g} us each, see host="
+    return f"launches cost {1e6 * host:.3g} µs each, see host="
 
 
 def _is_gather(step: PassStep) -> bool:

@@ -1,0 +1,56 @@
+"""A step of the user's own: what `module:function` returns, as `predict --jax` takes it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from pydantic.dataclasses import dataclass
+
+from hybridperf.io import InputError
+from hybridperf_calibration.training_steps import STRICT, TrainingStep
+
+
+@dataclass(frozen=True, config=STRICT)
+class OwnConfig:
+    """Where the step is found."""
+
+    function: str  # module:function that returns (fn, args) or (fn, args, donate_argnums)
+
+
+class OwnStep(TrainingStep):
+    """A step whose outputs say nothing of its next arguments: donated ones are copied anew."""
+
+    def next_args(self, calls: int, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return copies(self.batches[0], self.donate_argnums)
+
+
+def copies(args: tuple[Any, ...], donated: tuple[int, ...]) -> tuple[Any, ...]:
+    """Arguments of a call, copied where the call takes them over."""
+    return tuple(
+        jax.block_until_ready(jax.tree.map(jnp.copy, one)) if at in donated else one
+        for at, one in enumerate(args)
+    )
+
+
+def build(config: OwnConfig, seed: int = 0, batches: int = 1) -> TrainingStep:
+    """The step, with a loss of zero after its outputs, which is no work."""
+    del seed, batches  # the user's own arguments, each time
+    module, _, name = config.function.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        fn, args, *donated = getattr(importlib.import_module(module), name)()
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"cannot make the step {config.function}: {what}") from error
+
+    def with_loss(*given: Any) -> tuple[Any, ...]:
+        return fn(*given), jnp.float32(0)
+
+    taken = tuple(donated[0]) if donated else ()
+    arrays = tuple(jax.tree.map(jnp.asarray, one) for one in args)
+    return OwnStep(config.function, with_loss, copies(arrays, taken), taken, (arrays,))

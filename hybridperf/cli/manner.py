@@ -1,0 +1,183 @@
+"""What every command does alike: `--json`, `-q`, `-v`, progress; help by task; old spellings."""
+
+import contextlib
+import functools
+import inspect
+import io
+import json
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Annotated, Any
+
+from typer import Option
+from typer.core import TyperGroup
+
+import hybridperf
+
+_QUICK_S = 3.0  # what takes longer shows that it goes on
+_RESULTS: ContextVar[dict[str, Any] | None] = ContextVar("results", default=None)
+_OPTIONS = {
+    "as_json": Option("--json", help="print JSON alone: SI units, null where nothing is known"),
+    "quiet": Option("--quiet", "-q", help="no progress and no remarks"),
+    "verbose": Option("--verbose", "-v", help="also how long it took, versions, all warnings"),
+}
+
+
+def result(**found: Any) -> None:
+    """What `--json` prints by these names: tables (rows), or what JSON holds anyway."""
+    kept = _RESULTS.get()
+    if kept is not None:
+        kept.update(found)
+
+
+def with_manner(command: Callable[..., Any], *, own_progress: bool) -> Callable[..., Any]:
+    """A command with `--json`, `--quiet` and `--verbose`."""
+
+    @functools.wraps(command)
+    def run(*args: Any, as_json: bool, quiet: bool, verbose: bool, **given: Any) -> int:
+        start_s = time.perf_counter()
+        with contextlib.ExitStack() as ends:
+            if quiet:
+                ends.enter_context(_remarks_kept())
+            elif verbose:
+                ends.enter_context(_all_warnings())
+            if not (quiet or own_progress):
+                ends.enter_context(_working(command.__name__.replace("_", "-")))
+            found: dict[str, Any] = {}
+            if as_json:
+                reset = _RESULTS.set(found)
+                ends.callback(_RESULTS.reset, reset)
+                ends.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            status = command(*args, **given) or 0
+        if as_json:
+            head = {"command": command.__name__, "hybridperf": hybridperf.__version__}
+            print(json.dumps(head | {"status": status} | _plain(found), allow_nan=False))
+        if verbose:
+            took = f"{time.perf_counter() - start_s:.1f} s"
+            print(f"hybridperf: took {took}; {versions()}", file=sys.stderr)
+        return int(status)
+
+    signature = inspect.signature(command)
+    options = {name: Annotated[bool, option] for name, option in _OPTIONS.items()}
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
+        for name, option in options.items()
+    ]
+    both = signature.replace(parameters=[*signature.parameters.values(), *more])
+    run.__signature__ = both  # type: ignore[attr-defined]
+    run.__annotations__ = command.__annotations__ | options
+    return run
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: tables as lists of rows, what is not finite as null."""
+    import numpy as np
+    import pandas as pd
+
+    if isinstance(value, pd.DataFrame):
+        return _plain(value.to_dict("records"))
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, np.ndarray | list | tuple | set | frozenset):
+        return [_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    return None if value is None or value is pd.NA or value is pd.NaT else str(value)
+
+
+@contextlib.contextmanager
+def _remarks_kept() -> Iterator[None]:
+    """Nothing on standard error but the sentence of a program that failed."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    except ValueError as error:
+        from hybridperf.model.fit.programs import AlreadyReported
+
+        if isinstance(error, AlreadyReported):
+            print((said.getvalue().splitlines() or [str(error)])[-1], file=sys.stderr)
+        raise
+
+
+@contextlib.contextmanager
+def _all_warnings() -> Iterator[None]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        yield
+
+
+@contextlib.contextmanager
+def _working(what: str) -> Iterator[None]:
+    """Seconds so far on a terminal's last line, once there are some."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    ended, screen, start_s = threading.Event(), sys.stderr, time.monotonic()
+
+    def show() -> None:
+        wait_s = _QUICK_S
+        while not ended.wait(wait_s):
+            print(
+                f"\r{what}: {time.monotonic() - start_s:.0f} s", end="\r", file=screen, flush=True
+            )
+            wait_s = 1.0
+        if wait_s < _QUICK_S:
+            print("\r\033[K", end="", file=screen, flush=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def versions() -> str:
+    """`hybridperf 0.1.0, jax 0.9.2, Python 3.11.7`."""
+    import importlib.metadata
+
+    jax = importlib.metadata.version("jax")
+    return f"hybridperf {hybridperf.__version__}, jax {jax}, Python {platform.python_version()}"
+
+
+def by_task(tasks: Mapping[str, Sequence[str]]) -> type[TyperGroup]:
+    """Help that lists commands under what they are for."""
+
+    class ByTask(TyperGroup):
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            limit = formatter.width - 6 - max(map(len, self.commands))
+            for task, names in tasks.items():
+                with formatter.section(task):
+                    short = [self.commands[name].get_short_help_str(limit) for name in names]
+                    formatter.write_dl(list(zip(names, short, strict=True)))
+
+    return ByTask
+
+
+def renewed(
+    arguments: Sequence[str], old: Mapping[str, Mapping[str, str]]
+) -> tuple[list[str], list[str]]:
+    """Arguments with today's spellings for old ones, and a sentence for each that was old."""
+    words = [one for one in arguments[:2] if not one.startswith("-")]
+    command = next((name for name in (" ".join(words), *words[:1]) if name in old), "")
+    new, said = list(arguments), []
+    for at, argument in enumerate(arguments):
+        spelt, equals, value = argument.partition("=")
+        if spelt in (names := old.get(command, {})):
+            new[at] = f"{names[spelt]}{equals}{value}"
+            said.append(
+                f"{spelt} of `{command}` is now {names[spelt]}; the old spelling works, too"
+            )
+    return new, said

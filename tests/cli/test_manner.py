@@ -1,0 +1,139 @@
+"""What every command does alike: `--version`, `--json`, `-q`, help by task, old spellings."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from typer.main import get_command
+
+from hybridperf.cli.app import app
+from hybridperf.cli.common import WORDS
+
+COMMANDS = get_command(app).commands
+NAMES = [name for names in WORDS["tasks"].values() for name in names]
+
+
+@pytest.fixture
+def products(tmp_path):
+    path = tmp_path / "rows.csv"
+    frame = pd.DataFrame({"op": ["gemm", "foo"], "dtype": "bf16", "m": 512, "n": 512, "k": 512})
+    frame.to_csv(path, index=False)
+    return path
+
+
+def test_the_version(run, refused):
+    status, out, _ = run("--version")
+    assert status == 0
+    assert out.startswith("hybridperf 0")
+    assert "No such option" in refused("--versions")
+
+
+def test_help_lists_each_command_once_under_a_task(run):
+    out = run("--help")[1]
+    assert sorted(NAMES) == sorted(COMMANDS)
+    places = [out.index(f"\n{task}:") for task in WORDS["tasks"]]
+    assert places == sorted(places)
+
+
+def _leaves():
+    for name, command in COMMANDS.items():
+        for inner, leaf in getattr(command, "commands", {"": command}).items():
+            yield pytest.param(f"{name} {inner}".strip(), leaf, id=f"{name} {inner}".strip())
+
+
+@pytest.mark.parametrize(("name", "command"), [*_leaves()])
+def test_examples_are_of_todays_options(name, command):
+    line = WORDS[command.callback.__name__]["command_line"]
+    words = shlex.split(line)
+    assert line.startswith(f"hybridperf {name}")
+    command.make_context(name, words[1 + len(name.split()) :])
+
+
+def test_rows_as_json(run, products):
+    status, out, err = run("ops", products, "--model", "h100_sxm", "--json")
+    told = json.loads(out)
+    assert status == told["status"] == 3
+    assert told["rows"][0]["predicted_s"] > 0
+    assert told["rows"][1]["predicted_s"] is None
+    assert "not predicted" in err
+    assert run("ops", products, "--model", "h100_sxm", "--json", "-q")[1:] == (out, "")
+
+
+def test_json_of_what_is_wrong_is_one_sentence(run, refused, tmp_path):
+    assert "nowhere.csv" in refused("ops", tmp_path / "nowhere.csv", "--model", "v100", "--json")
+    status, out, err = run("ops", tmp_path / "nowhere.csv", "--model", "v100", "--json", "-q")
+    assert (status, out) == (2, "")
+    assert "nowhere.csv" in err
+
+
+@pytest.mark.parametrize("what", ["devices", "systems"])
+def test_what_is_calibrated(run, what):
+    out = run(what)[1]
+    assert "datasheet only" in out
+    known = {one["id"]: one["calibrated"] for one in json.loads(run(what, "--json")[1])[what]}
+    measured = {"devices": "h100_sxm", "systems": "aic_h100_sxm"}[what]
+    assert f"{known[measured]['rows']:,} rows, {known[measured]['date']}" in out
+
+
+def test_old_spellings_go_on_working_with_a_notice(run, tmp_path):
+    status, _, err = run("plan", "--model=nonsense", "--system", "dgx_h100", "--gpus", 8,
+                           "--out", tmp_path / "p.csv")  # fmt: skip
+    assert status == 2
+    notice, wrong = err.strip().splitlines()
+    assert notice == "hybridperf: --model of `plan` is now --shape; the old spelling works, too"
+    assert "nonsense" in wrong
+    assert "--ranks of `shard`" in run("shard", tmp_path / "no.csv", "--ranks", 2)[2]
+    assert "--shape" not in run("ops", tmp_path / "no.csv", "--model", "v100")[2]
+
+
+@pytest.mark.parametrize(("command", "lacking"), [("sweep", "--out FILE"), ("search", "SPEC")])
+def test_an_example_of_a_spec(run, refused, tmp_path, command, lacking):
+    out = run(command, "--example")[1]
+    assert f'schema = "hybridperf/{command}"' in out
+    (tmp_path / "spec.toml").write_text(out)
+    given = [tmp_path / "spec.toml"] if command == "sweep" else []
+    assert f"expected {lacking} with `{command}`" in refused(command, *given)
+
+
+def test_completion():
+    asked = {
+        "_HYBRIDPERF_COMPLETE": "complete_bash",
+        "COMP_WORDS": "hybridperf sh",
+        "COMP_CWORD": "1",
+    }
+    code = "import sys; sys.argv = ['hybridperf']; from hybridperf.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | asked, capture_output=True)
+    assert done.stdout.split() == [b"shard", b"show"]
+
+
+def test_predict_measures_what_it_predicts(run, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    (tmp_path / "product.py").write_text(
+        "import jax.numpy as jnp\n"
+        "def step():\n"
+        "    a = jnp.ones((256, 256))\n"
+        "    return (lambda x, y: (x + x @ y, x.sum())), (a, a), (0,)\n"
+    )
+    status, out, _ = run(
+        "predict", "--jax", "product:step", "--measure", "--out", "ops.csv", "--json"
+    )
+    assert status == 0
+    told = json.loads(out)
+    assert told["measured"]["measured_s"] > 0
+    assert told["measured"]["predicted_s"] == told["time_s"]
+    assert "gemm" in set(pd.read_csv("ops.csv")["group"])
+    assert "expected --jax" in refused("predict", "--program", "p.json", "--measure")
+
+
+def test_all_wrong_parameters_of_a_spec_are_said_at_once(run, refused, tmp_path):
+    text = run("sweep", "--example")[1]
+    wrong = "[parameters]\nx = { log = [3, 1], count = 2 }\ny = { lin = [1, 2] }\n"
+    (tmp_path / "spec.toml").write_text(text.replace("[parameters]\n", wrong))
+    said = refused("sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet")
+    assert "range of parameter x" in said
+    assert "parameter y needs a count" in said
