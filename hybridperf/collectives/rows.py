@@ -26,7 +26,7 @@ from hybridperf.learning.prior.implementation import CollectiveImplementation, u
 from hybridperf.learning.residual import Inputs
 
 DEFAULT_IMPLEMENTATION = "nccl"
-LARGEST_BYTES, MOST_RANKS = 1e15, 1e9  # of a collective; more is a slip, not a message
+LARGEST_BYTES, MOST_RANKS = 1e20, 1e9  # of a collective; more is a slip, not a message
 _SIZES = ("log2_bytes", "log2_ranks_per_node", "log2_nodes")
 _OF_BYTES = ("log2_bytes", "log2_bytes_per_rank")  # inputs that grow by one where bytes double
 _DTYPES = {
