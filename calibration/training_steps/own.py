@@ -23,7 +23,7 @@ class OwnConfig:
 
 
 class OwnStep(TrainingStep):
-    """A step whose outputs say nothing of its next arguments: donated ones are copied anew."""
+    """A step whose outputs say nothing of its next arguments: donated ones are copied again."""
 
     def next_args(self, calls: int, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return copies(self.batches[0], self.donate_argnums)

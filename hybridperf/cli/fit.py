@@ -44,8 +44,8 @@ def fit(
         report.save(new)
         if report.rows:
             plots.fit_plot(report, new / "fit.png")
-        else:
-            (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
+    if not report.rows:
+        (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
     print(fits.fit_report(report, prior=bool(model.families)))
     common.result(folder=out, errors=report.table)
     errors = ", errors of held-out rows in report.json, held_out.csv, fit.png"
@@ -75,8 +75,8 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
         report.save(new)
         if report.rows:
             collective_plots.bus_bandwidth_plot(model, report.measured, new / "collectives.png")
-        else:
-            (out / "collectives.png").unlink(missing_ok=True)  # of an earlier fit
+    if not report.rows:
+        (out / "collectives.png").unlink(missing_ok=True)  # of an earlier fit
     if not rows and find_collectives(spec.id) is not None:
         print(f"a calibration of {spec.id} is shipped: `--model {spec.id}` predicts by it")
     print(fits.collective_report(report, prior=model.adapted is not None))

@@ -125,10 +125,10 @@ def check_folder_writable(folder: str | os.PathLike) -> None:
     path = Path(folder)
     there = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))
     if not there.is_dir():
-        raise InputError(f"cannot write into {path}: {there} is no folder; choose another --out")
+        raise InputError(f"cannot write into {path}: {there} is no folder; choose another place")
     if not os.access(there, os.W_OK | os.X_OK):
         raise InputError(
-            f"cannot write into {path}: permission denied at {there}; choose another --out"
+            f"cannot write into {path}: permission denied at {there}; choose another place"
         )
 
 

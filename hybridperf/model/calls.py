@@ -28,7 +28,7 @@ class _Kinds(Sequence[str]):
         return (*GROUPS, *COLLECTIVES, GIVEN, CHAIN)[at]
 
 
-KINDS = _Kinds()  # what a row's seconds are reported under
+KINDS = _Kinds()  # what a row's seconds are reported under; `KINDS[:]`: as a tuple, for loops
 
 
 @dataclasses.dataclass(frozen=True)

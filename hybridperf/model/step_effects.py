@@ -110,66 +110,59 @@ class StepEffects:
 
 
 NAMES = tuple(field.name for field in dataclasses.fields(StepEffects))
-BELIEFS: dict[str, Belief] = {
+BELIEFS: Mapping[str, Belief] = {
     field.name: field.metadata["belief"] for field in dataclasses.fields(StepEffects)
 }
 
 
 class Known(NamedTuple):
-    """A framework or an architecture of which an effect's median is known to differ."""
+    """Frameworks and architectures of which the medians of some effects are known to differ."""
 
-    framework: str  # "": any
-    arch: str  # "": any
-    effect: str
-    factor: float  # on the median
+    frameworks: tuple[str, ...]  # (): any
+    archs: tuple[str, ...]  # (): any
+    effects: tuple[str, ...]
+    factor: float  # on each median
     source: str
 
+    def concerns(self, effect: str, framework: str, arch: str) -> bool:
+        """Whether it says something of an effect for a framework on an architecture."""
+        of_framework = not self.frameworks or framework in self.frameworks
+        return of_framework and effect in self.effects and (not self.archs or arch in self.archs)
 
-_BLACKWELL, _ULTRA = "Blackwell sm_100", "Blackwell Ultra sm_103"
-_HOPPER, _AMPERE = "Hopper sm_90", "Ampere sm_80"
+
+_CLOCKED = ("gemm", "attention")
 # fmt: off
 KNOWN = (
-    Known("", _HOPPER, "gemm", 1.11,
+    Known((), ("Hopper sm_90",), _CLOCKED, 1.11,
         "sustained clock: long products draw more than the power limit and clocks fall below"
         " boost, which single cool products of tables do not show: assumed from published steps"),
-    Known("", _HOPPER, "attention", 1.11, "the same"),
-    Known("", _BLACKWELL, "gemm", 1.15, "the same, of B200s and GB200s"),
-    Known("", _BLACKWELL, "attention", 1.15, "the same"),
-    Known("", _ULTRA, "gemm", 1.15, "as of its predecessor"),
-    Known("", _ULTRA, "attention", 1.15, "the same"),
-    Known("", _AMPERE, "gemm", 1.05, "the same, of A100s"),
-    Known("", _AMPERE, "attention", 1.05, "the same"),
-    Known("megatron", "", "memory", 0.85,
-        "its JIT-fused loops, Apex norms and fused softmax come nearer to the bandwidth than single"
+    Known((), ("Blackwell sm_100", "Blackwell Ultra sm_103"), _CLOCKED, 1.15,
+        "sustained clock: assumed from published steps of B200s and GB200s, and for GB300s as for"
+        " these"),
+    Known((), ("Ampere sm_80",), _CLOCKED, 1.05,
+        "sustained clock: assumed from published steps of A100s"),
+    Known(("megatron", "megatron_deepspeed"), (), ("memory",), 0.85,
+        "JIT-fused loops, Apex norms and fused softmax come nearer to the bandwidth than single"
         " loops: assumed, from published steps of A100s"),
-    Known("megatron_deepspeed", "", "memory", 0.85, "the same"),
-    Known("megatron_core", "", "experts", 2.0,
+    Known(("megatron_core", "megatron_core_graphs"), (), ("experts",), 2.0,
         "published steps of 27 mixtures of experts, releases 26.02 to 26.04 of Megatron-Bridge,"
         " with dense ones priced right; from 26.06 on the same layouts take 1.3 to 1.6 times less"),
-    Known("megatron_core", "", "tp", 0.7,
+    Known(("megatron_core", "megatron_core_26_06", "megatron_core_graphs", "torchtitan_async_tp"),
+        (), ("tp",), 0.7,
         "--tp-comm-overlap: Transformer Engine's user buffers split products and messages, so that"
         " a part of the messages hides; seven pairs of torchtitan's runs, async against plain, hide"
         " 4 to 14 % of a step"),
-    Known("megatron_core_26_06", "", "tp", 0.7, "the same"),
-    Known("megatron_core_graphs", "", "tp", 0.7, "the same"),
-    Known("megatron_core_graphs", "", "experts", 2.0, "as without graphs"),
-    Known("megatron_core_graphs", "", "launch_s", 0.05,
+    Known(("megatron_core_graphs",), (), ("launch_s", "collective_launch_s"), 0.05,
         "a CUDA graph is launched once: assumed a twentieth for each of its kernels"),
-    Known("megatron_core_graphs", "", "collective_launch_s", 0.05, "the same"),
-    Known("megatron_core_graphs", "", "fixed_s", 0.2, "so are a step's small ops: a fifth"),
-    Known("megatron_core_graphs", "", "input_s", 0.2, "the same"),
-    Known("torchtitan_async_tp", "", "tp", 0.7, "the same"),
+    Known(("megatron_core_graphs",), (), ("fixed_s", "input_s"), 0.2,
+        "a CUDA graph holds a step's small ops, too: assumed a fifth"),
 )
 # fmt: on
 
 
 def known_factor(effect: str, framework: str, arch: str) -> float:
     """What multiplies an effect's median for a framework on an architecture."""
-    return math.prod(
-        one.factor
-        for one in KNOWN
-        if one.effect == effect and one.framework in ("", framework) and one.arch in ("", arch)
-    )
+    return math.prod(one.factor for one in KNOWN if one.concerns(effect, framework, arch))
 
 
 def medians() -> StepEffects:

@@ -260,19 +260,20 @@ def _priced_collectives(
     """[C]; one of unequal sizes by what keeps the busiest link as busy, trusted as one of equal."""
     found = model.priced(collective_frame(calls))
     scales: dict[tuple[Any, ...], AllToAll] = {}
-    table = found.table
+    rows: dict[int, CollectiveTable] = {}
     for at, call in enumerate(calls):
         if call.pair_bytes is not None:
             key = call.ranks, call.nodes, call.words
             if key not in scales:
                 per_node = call.ranks // call.nodes
                 scales[key] = AllToAll.of(model, call.ranks, per_node, **dict(call.words))
-            row = scales[key].table(np.array(call.pair_bytes))
-            table = jax.tree.map(lambda leaf, one, at=at: _with(leaf, at, one), table, row)
-    return found._replace(table=table)
+            rows[at] = scales[key].table(np.array(call.pair_bytes))
+    if not rows:
+        return found
 
+    def written(leaf: np.ndarray, *values: np.ndarray) -> np.ndarray:
+        out = np.array(leaf, np.float64)
+        out[list(rows)] = np.concatenate(values)
+        return out
 
-def _with(leaf: np.ndarray, at: int, value: np.ndarray) -> np.ndarray:
-    out = np.array(leaf, np.float64)
-    out[at] = value[0]
-    return out
+    return found._replace(table=jax.tree.map(written, found.table, *rows.values()))

@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_written_is_reported_before_the_search(
     )
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "deeper"):
-        assert "is no folder; choose another --out" in refused(
+        assert "is no folder; choose another place" in refused(
             "search", "next_dollar", "--folder", out
         )
 

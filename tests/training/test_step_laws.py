@@ -2,6 +2,7 @@
 networks.
 """
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
+from hybridperf.hardware import device_names, load_device
 from hybridperf.model.adapted_steps import Adaptation, Adapted, beliefs
 from hybridperf.model.step_effects import BELIEFS, KNOWN, NAMES
 from hybridperf.training.steps.batch import PriceCache
@@ -16,6 +18,7 @@ from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import resolve
 from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import framework_habits
 from hybridperf.workloads.transformer.parts import layer_passes
 
 LLAMA = dict(
@@ -163,11 +166,18 @@ def test_what_is_known_of_a_framework_moves_with_rows_of_another() -> None:
 
 def test_each_known_effect_has_its_source_and_moves_its_median() -> None:
     for one in KNOWN:
-        assert one.effect in NAMES
         assert one.source
-        group = f"{one.framework or 'eager_pytorch'} on {one.arch or 'Volta sm_70'}"
-        median = np.exp(beliefs(None, group)[0][NAMES.index(one.effect)])
-        assert median != pytest.approx(BELIEFS[one.effect].median)
+        for effect, framework, arch in itertools.product(
+            one.effects, one.frameworks or ("eager_pytorch",), one.archs or ("Volta sm_70",)
+        ):
+            median = np.exp(beliefs(None, f"{framework} on {arch}")[0][NAMES.index(effect)])
+            assert median != pytest.approx(BELIEFS[effect].median)
+
+
+def test_what_is_known_is_of_frameworks_and_architectures_that_there_are() -> None:
+    archs = {load_device(name).arch for name in device_names()}
+    assert {name for one in KNOWN for name in one.frameworks} <= set(framework_habits())
+    assert {name for one in KNOWN for name in one.archs} <= archs
 
 
 def test_a_source_takes_its_bias_with_it_and_hands_little_of_it_on(cache) -> None:

@@ -495,3 +495,28 @@ def test_a_vit_may_be_given_by_its_sizes() -> None:
     )
     (row,) = resolve(without_seq.drop(columns="model"))
     assert row.config.shape.seq == 257
+
+
+def test_what_a_submission_leaves_unsaid_does_not_replace_what_it_says() -> None:
+    said = {"model": "bert", "source": "mlperf_training", "gpu": "H100-SXM5-80GB", "n_gpus": 8}
+    said |= {"global_batch": 384, "micro_batch": 48}
+    unsaid, by_note = (
+        resolve(pd.DataFrame([said | more])).rows[0] for more in ({}, {"note": "no graphs"})
+    )
+    assert unsaid.framework == by_note.framework == "megatron_core_graphs"
+    assert "MLPerf's BERT assumed data parallel" in unsaid.note
+    other = resolve(pd.DataFrame([said | {"framework": "megatron_core"}])).rows[0]
+    assert other.framework == "megatron_core"
+
+
+@pytest.mark.parametrize(
+    ("said", "framework"),
+    [
+        ("26.06.01 NeMo Container", "megatron_core_26_06"),
+        ("26.04", "megatron_core"),
+        ("up to 80.99 TFLOP/s", "megatron_core"),
+        ("56.13 s on average", "megatron_core"),
+    ],
+)
+def test_only_a_year_and_a_month_are_a_release(said, framework) -> None:
+    assert names.released("megatron_core", said) == framework

@@ -652,3 +652,15 @@ def test_stages_cut_by_cost_are_cut_alike_everywhere():
     assert movable(shape, layout, kept, "cost").bytes[0][1:-1].tolist() == [
         shape.layer_parameters * (count - 2) for count in layers[1:-1]
     ]
+
+
+def test_logits_of_tokens_that_are_not_predicted_are_not_kept() -> None:
+    """Sixteen of a hundred tokens: so many of the bytes of logits."""
+    whole = load_shape("bert-large")
+    some = dataclasses.replace(whole, predicted_share=0.16)
+    layout = Layout(micro_batch=8)
+    all_bytes, some_bytes, none_bytes = (
+        memory(one, layout).embedding_head_bytes.item()
+        for one in (whole, some, dataclasses.replace(whole, predicted_share=1e-9))
+    )
+    assert some_bytes - none_bytes == pytest.approx(0.16 * (all_bytes - none_bytes), rel=1e-6)

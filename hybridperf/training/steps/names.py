@@ -31,7 +31,8 @@ from hybridperf.io import InputError
 _LIKE, _NAMED = 0.5, 4  # how like a name is to be offered, of difflib's ratio, and how many are
 _PER_NODE = re.compile(r"x(\d+)[a-z]\d")  # "XE8640x4H100": four H100 in a node
 _GIGABYTES = re.compile(r"(?<![0-9])(\d{2,4})_?g(?:i?b)?(?![a-z0-9])")
-_RELEASE = re.compile(r"(?<![\d.])\d\d\.\d\d(?!\d)")  # year and month: "26.06.01 NeMo Container"
+# year and month: "26.06.01 NeMo Container"
+_RELEASE = re.compile(r"(?<![\d.])2\d\.(?:0[1-9]|1[0-2])(?!\d)")
 _ABOUT = 0.1  # of a memory: what is sold as 192 GB has 180
 
 

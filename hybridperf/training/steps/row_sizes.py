@@ -204,15 +204,16 @@ def _chunks(
     """Chunks of a stage where a row gives none: by layers as the framework's users cut them, who
     would not let stages idle for long where that helps.
     """
-    idle = (pp - 1) / accumulation
-    layers, why = habits.get("chunk_layers"), ""
-    if not layers and idle > _IDLE:
-        layers, why = _CHUNK_LAYERS, f": without, stages would idle {idle:.0%} of their work's time"
-    each = round(shape.depth / (pp * layers)) if layers else 1
-    fits = why or shape.depth % (pp * (layers or 1)) == 0
-    found = int(row.assume("vp", max(each, 1) if fits else 1))
-    row.notes[-1] += why if found > 1 else ""
-    return found
+    idle, layers, why = (pp - 1) / accumulation, habits.get("chunk_layers"), ""
+    chunks = 1
+    if layers:
+        chunks = shape.depth // (pp * layers) if shape.depth % (pp * layers) == 0 else 1
+    elif idle > _IDLE:
+        chunks = max(round(shape.depth / (pp * _CHUNK_LAYERS)), 1)
+        why = f": without, stages would idle {idle:.0%} of their work's time"
+    row.assume("vp", chunks)
+    row.notes[-1] += why if chunks > 1 else ""
+    return chunks
 
 
 def _zero(row: Record, habits: Mapping[str, Any]) -> Any:

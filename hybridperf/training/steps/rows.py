@@ -222,7 +222,7 @@ class _Words:
         row = Record(said)
         source = row.text("source")
         if open_ := (names.of_source("unsaid", source) or {}).get(plain(row.text("model"))):
-            said = {**open_, **said, "model": open_["model"]}
+            said = {**open_["columns"], **said, "model": open_["model"]}
             row = Record(said, [open_["note"]])
         framework = plain(row.text("framework")) or str(names.of_source("source", source) or "")
         framework = names.variant(framework, row.text("note"))

@@ -376,7 +376,7 @@ class _StageMemory:
         if shape.decoder_layers:
             tokens = x.micro_batch * (shape.decoder_seq or shape.seq) / x.cp
         rows = {"classes": x.micro_batch, "none": 0.0}.get(shape.head, tokens)
-        logits = rows * shape.vocab / x.tp
+        logits = rows * shape.predicted_share * shape.vocab / x.tp
         stale = knobs.stale_bytes * xp.where((x.pp == 1) & (x.accumulation > 1), 1.0, 0.0)
         per_head = e * tokens * h * (2 / between + knobs.head)
         per_head = per_head + (e + knobs.loss_bytes + stale) * logits

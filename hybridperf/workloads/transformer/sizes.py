@@ -133,7 +133,10 @@ class ModelSizes:
                 fields.check_whole(what, value)
             elif name in _ZERO_OR_MORE:
                 fields.check_whole(what, value, 0)
-        fields.check_number(f"predicted_share of {self.name}", self.predicted_share)
+        share = f"predicted_share of {self.name}"
+        fields.check_number(share, self.predicted_share)
+        if self.predicted_share > 1:
+            raise InputError(f"{share} must be at most 1, got {self.predicted_share}")
         if self.latent is not None:
             fields.check_kind(f"latent of {self.name}", self.latent, Latent)
         self._check_together()

@@ -1,0 +1,461 @@
+"""What is mutated: every file that people give us, arguments, and saved models, each with what
+reads it. `benchmarks/fuzz.py` runs them, `tests/fuzz` a slice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import os
+import random
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support import mutations
+from support.damaged_traces import documents, trimmed
+
+import hybridperf as hp
+from hybridperf.io import InputError, read_table
+
+ROOT = Path(__file__).parent.parent.parent
+
+OPS = """op,dtype,m,n,k,batch,rows,cols,note,time_s,device
+gemm,fp16,128,4096,4096,,,,,3.1e-5,v100_sxm2
+gemm,fp32,512,1024,1024,,,,,1.2e-4,v100_sxm2
+bmm,fp16,128,128,64,96,,,,2.2e-5,v100_sxm2
+softmax,fp16,,,,,4096,1024,,3e-5,v100_sxm2
+layernorm,fp16,,,,,4096,1024,,2e-5,v100_sxm2
+add,fp16,,,,,1048576,1,,1e-5,v100_sxm2
+"""
+COLLECTIVES = """collective,bytes,n_gpus,n_nodes,time_s,lib,lib_version,dtype,in_place
+all_reduce,1048576,8,1,4.1e-5,nccl,2.18.3,float,0
+all_gather,1e6,16,2,9e-5,nccl,,half,1
+alltoall,65536,8,1,3e-5,nccl,2.18.3,float,0
+broadcast,4096,4,1,2e-5,,,,
+"""
+STEPS = """id,model,framework,gpu,n_gpus,tp,pp,dp,micro_batch,global_batch,seq,precision,recompute,step_time_s
+a,llama2-7b,megatron_core,A100-80GB,8,2,1,4,1,64,4096,bf16,none,9.1
+b,gpt3-175b,megatron_core,A100-80GB,64,8,8,1,1,64,2048,bf16,full,31
+c,llama2-7b,fsdp,A100-80GB,16,1,1,16,2,64,2048,bf16,selective,4.4
+"""
+TABLES = """name,rows,dim,pooling,dtype,exponent,shift
+users,1000000,64,1,fp32,1.05,2.7
+items,20000000,128,20,fp16,,
+words,50000,32,4.5,fp32,0.8,
+"""
+CONFIG = {
+    "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "intermediate_size": 11008, "vocab_size": 32000, "torch_dtype": "bfloat16",
+    "num_key_value_heads": 8, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    "rope_scaling": {"factor": 8.0, "rope_type": "llama3"},
+}  # fmt: skip
+NCCL_LOG = """# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20
+# Using devices
+#  Rank  0 Group  0 Pid   4000 on      node1 device  0 [0x00] NVIDIA H100
+#  Rank  1 Group  0 Pid   4001 on      node1 device  1 [0x01] NVIDIA H100
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum      -1    40.50   25.89   25.89      0    41.50   25.27   25.27      0
+     2097152        524288     float     sum      -1    60.50   34.66   34.66      0    61.50   34.10   34.10      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 12.3
+"""
+PARAM_LOG = """\t MPI environment: {'world_size': 16, 'local_size': 8, 'global_rank': 0, 'local_rank': 0}
+\t backend: nccl nw-stack: pytorch-dist mode: comms args.dtype: torch.float32 args.b: 8 args.e: 64 args.f: 2
+
+\tCOMMS-RES          size (B)  nElementsPerRank    Latency(us):p50               p75               p95               Min               Max       AlgBW(GB/s)       BusBW(GB/s)
+\tCOMMS-RES-all_reduce           1048576            262144        40.5        41.0        42.5        39.5        43.0         25.891      48.545
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Something that reads: `make` writes a mutation into a folder, or without a generator what is
+    whole; `read` reads it and raises.
+    """
+
+    make: Callable[[Path, random.Random | None], Any]
+    read: Callable[[Any], Any]
+
+
+def of_files(
+    texts: dict[str, str], mutate: Callable[[str, random.Random], str], read: Callable[[Path], Any]
+) -> Target:
+    """A target of one file, any of some by name."""
+
+    def make(folder: Path, rng: random.Random | None) -> Path:
+        name = rng.choice(sorted(texts)) if rng else min(texts)
+        text = mutate(texts[name], rng) if rng else texts[name]
+        (folder / name).write_bytes(text.encode("utf-8", "surrogatepass"))
+        return folder / name
+
+    return Target(make, read)
+
+
+def of_tables(text: str, read: Callable[[Path], Any]) -> Target:
+    """A target of a table, as CSV or packed."""
+
+    def make(folder: Path, rng: random.Random | None) -> Path:
+        path = folder / "rows.csv"
+        changed = mutations.mutated_csv(text, rng) if rng else text
+        path.write_bytes(changed.encode("utf-8", "surrogatepass"))
+        if rng is None or (kind := rng.randrange(8)) > 1:
+            return path
+        packed = folder / ("rows.csv.gz", "rows.parquet")[kind]
+        try:
+            frame = read_table(path)
+            frame.to_csv(packed, index=False) if kind == 0 else frame.to_parquet(packed)
+        except (ValueError, TypeError, OverflowError):  # of pandas and pyarrow
+            return path
+        if rng.random() < 0.7:
+            packed.write_bytes(mutations.mutated_bytes(packed.read_bytes(), rng))
+        return packed
+
+    return Target(make, read)
+
+
+def of_model(saved: Callable[[Path], None], read: Callable[[Path], str]) -> Target:
+    """A target of a saved folder, of which `read` tells a fingerprint."""
+    home = Path(tempfile.mkdtemp(prefix="hybridperf-fuzz-"))
+    saved(home)
+    known = read(home)
+
+    def make(folder: Path, rng: random.Random | None) -> Path:
+        model = folder / "model"
+        shutil.rmtree(model, ignore_errors=True)
+        shutil.copytree(home, model)
+        if rng is None:
+            return model
+        path = rng.choice(sorted(model.iterdir()))
+        if path.suffix == ".json":
+            text = mutations.mutated_json(path.read_text(), rng)
+            path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        elif rng.random() < 0.5:
+            path.write_bytes(mutations.mutated_bytes(path.read_bytes(), rng))
+        else:
+            arrays = dict(np.load(path))
+            name = rng.choice(sorted(arrays))
+            arrays[name] = _changed(arrays[name], rng)
+            np.savez(path, **arrays)
+        return model
+
+    def check(model: Path) -> None:
+        if read(model) != known:
+            raise ChangedNumber("another fingerprint")
+
+    return Target(make, check)
+
+
+class ChangedNumber(Exception):
+    """A file that has a checksum was read with other numbers."""
+
+
+def _changed(array: np.ndarray, rng: random.Random) -> np.ndarray:
+    """Another type over the same bytes, another order, another number, or another shape."""
+    kind = rng.randrange(4)
+    if kind == 0 and array.dtype.itemsize in (4, 8) and array.ndim:
+        return array.view({4: np.int32, 8: np.int64}[array.dtype.itemsize])
+    if kind == 1 and array.ndim > 1:
+        return array.T
+    if kind == 2 and array.size:
+        other = array.copy()
+        other.flat[rng.randrange(array.size)] += 1
+        return other
+    return array.reshape(-1)[: max(array.size - 1, 0)]
+
+
+def of_arguments(commands: list[list[str]]) -> Target:
+    """A target of command lines: an argument replaced, dropped or doubled."""
+    from hybridperf.cli import app
+
+    tables = {"ops": OPS, "coll": COLLECTIVES, "steps": STEPS, "tables": TABLES}
+
+    def make(folder: Path, rng: random.Random | None) -> list[str]:
+        for name, text in tables.items():
+            (folder / f"{name}.csv").write_text(text)
+        command = list(rng.choice(commands) if rng else commands[0])
+        at = rng.randrange(len(command) > 1, len(command)) if rng else 0
+        kind = rng.randrange(6) if rng else None
+        if kind == 0:
+            del command[at]
+        elif rng and kind == 1:
+            command[at:at] = [command[at]] * rng.choice([1, 2])
+        elif rng:
+            odd = mutations.written(rng.choice(mutations.ODD)).replace("\x00", "")
+            command[at] = mutations.mutated_text(command[at], rng) if kind == 2 else odd
+        named = [one.replace("HERE", str(folder)) for one in command]
+        return [one.encode(errors="replace").decode().replace("\x00", "") for one in named]
+
+    def read(command: list[str]) -> None:
+        said = io.StringIO()
+        home = os.getcwd()
+        os.chdir(tempfile.gettempdir())
+        try:
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+                app.main(command)
+        except SystemExit as ended:
+            if ended.code not in (0, 2, 3):
+                raise AssertionError(
+                    f"exit status {ended.code}: {said.getvalue()[-300:]}"
+                ) from None
+        finally:
+            os.chdir(home)
+        for mark in ("hybridperf: unexpected ", "Traceback"):
+            if mark in said.getvalue():
+                raise AssertionError(said.getvalue()[-400:])
+
+    return Target(make, read)
+
+
+COMMANDS = [
+    "ops HERE/ops.csv --model v100 --out HERE/out.csv",
+    "collectives HERE/coll.csv --model dgx2 --out HERE/out.csv",
+    "collectives HERE/coll.csv --out HERE/out.csv --collective all_reduce --gpus 8 --nodes 1",
+    "steps HERE/steps.csv --out HERE/out.csv --device a100 --system dgx2",
+    "shard HERE/tables.csv --gpus 2 --batch 4096 --model v100 --system dgx2 --nodes 1"
+    " --memory-bytes 16e9 --method size --split items=row --seed 1",
+    "plan --shape llama2-7b --system dgx2 --gpus 8 --batch 64 --out HERE/plan.csv --top 2"
+    " --only tp=1,2 --only pp=1",
+    "show v100", "devices", "systems", "models",
+    "fit HERE/ops.csv --device v100_sxm2 --prior none --folder HERE/model",
+    "trace summary HERE/none.json --step 1 --out HERE/out.csv",
+    "choose kaisa --shape bert-large --gpus 8 --system dgx2 --micro-batch 2 --every 10",
+]  # fmt: skip
+
+
+def kineto() -> dict:
+    """A small trace of one rank: two steps of an op that launches a kernel."""
+    events: list[dict] = []
+    for step in range(2):
+        at = 1000.0 * step
+        events += [
+            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1,
+             "tid": 1, "ts": at, "dur": 900.0},
+            {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": at + 10,
+             "dur": 50.0, "args": {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "float"],
+                                   "External id": step + 1}},
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1,
+             "ts": at + 20, "dur": 5.0, "args": {"correlation": step + 1}},
+            {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": at + 40,
+             "dur": 100.0, "args": {"correlation": step + 1, "stream": 7, "device": 0}},
+            {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32", "pid": 0,
+             "tid": 9, "ts": at + 150, "dur": 50.0, "args": {"correlation": 99, "stream": 9,
+             "In msg nelems": 1024, "dtype": "Float", "Group size": 2}},
+        ]  # fmt: skip
+    return {"traceEvents": events, "distributedInfo": {"rank": 0, "world_size": 2},
+            "deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]}  # fmt: skip
+
+
+def recorded() -> dict:
+    """A small execution trace: two ops, one within the other."""
+
+    def node(number: int, parent: int, name: str, **more: Any) -> dict:
+        ports = {"values": [[1, 0, 32, 4, "cpu"]] * 2, "shapes": [[4, 8], [8, 2]],
+                 "types": ["Tensor(float)"] * 2}  # fmt: skip
+        return {"id": number, "name": name, "ctrl_deps": parent, "inputs": ports,
+                "outputs": {**ports, "shapes": [[4, 2]], "values": [[2, 0, 8, 4, "cpu"]],
+                            "types": ["Tensor(float)"]},
+                "attrs": [{"name": "rf_id", "type": "uint64", "value": number},
+                          {"name": "op_schema", "type": "string", "value": ""}], **more}  # fmt: skip
+
+    return {"schema": "1.0.3-chakra.0.0.4", "pid": 1, "time": "", "start_ts": 0,
+            "nodes": [node(1, 1, "[pytorch|profiler|execution_trace|process]"),
+                      node(2, 1, "[pytorch|profiler|execution_trace|thread]"),
+                      node(3, 2, "aten::linear"), node(4, 3, "aten::mm")]}  # fmt: skip
+
+
+@functools.cache
+def traces() -> list[str]:
+    """Traces as JSON: small ones, and real ones cut down where the data folder is."""
+    folder = Path(os.environ.get("HYBRIDPERF_DATA", ROOT.parent / "shared" / "data")) / "traces"
+    real = [trimmed(one) for _, one in documents(folder)] if folder.is_dir() else []
+    return [json.dumps(one) for one in (kineto(), recorded(), *real)]
+
+
+def _section(path: Path, name: str) -> str:
+    """One section of a TOML file, as text."""
+    text = path.read_text()
+    start = text.index(f"[{name}]")
+    end = text.find("\n[", start)
+    found = text[start : end if end > 0 else None]
+    tomllib.loads(found)
+    return found
+
+
+def targets() -> dict[str, Callable[[], Target]]:
+    """All targets by name, each made when it is asked for."""
+    package = ROOT / "hybridperf"
+    shipped = {
+        kind: {path.name: path.read_text() for path in (package / where / "shipped").glob("*.toml")}
+        for kind, where in (("sweep", "explore/sweeps"), ("search", "explore/searches"))
+    }  # fmt: skip
+
+    def toml(where: str, section: str, load: Callable[[Path], Any]) -> Target:
+        text = _section(package / where, section)
+        return of_files({"one.toml": text}, mutations.mutated_text, load)
+
+    def read_trace(path: Path) -> None:
+        from hybridperf.traces.readers.graphs import recorded_step
+        from hybridperf.traces.readers.kineto import read_traces
+        from hybridperf.traces.steps import common_steps
+        from hybridperf.traces.summary import summaries
+
+        with contextlib.suppress(InputError):
+            recorded_step(path)
+            return
+        found = read_traces([path])
+        summaries(found, [step.steps for step in common_steps(found)])
+
+    def read_steps(path: Path) -> None:
+        from hybridperf.training.steps.predict import predict_steps
+
+        predict_steps(read_table(path))
+
+    def read_collectives(path: Path) -> None:
+        from hybridperf.collectives.logs.files import read_collectives
+        from hybridperf.collectives.model import CollectiveModel
+
+        frame, _ = read_collectives([path])
+        CollectiveModel.datasheet(hp.load_system("dgx2")).predict(frame)
+
+    def read_log(path: Path) -> None:
+        from hybridperf.collectives.logs.files import read_collectives
+
+        read_collectives([path])
+
+    def read_sweep(path: Path) -> None:
+        from hybridperf.explore.sweeps.spec import read_spec
+
+        read_spec(path)
+
+    def read_search(path: Path) -> None:
+        from hybridperf.explore.searches.spec import read_search
+
+        read_search(path)
+
+    def program() -> Target:
+        import jax
+        import jax.numpy as jnp
+
+        from hybridperf.io import write_json
+        from hybridperf.workloads.jax import program as programs
+
+        def step(x: Any, w: Any) -> Any:
+            return jax.nn.softmax(x @ w, axis=-1).sum(0)
+
+        content = programs.compile_program(step, jnp.ones((8, 16)), jnp.ones((16, 32)))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "program.json"
+            write_json(path, "program", programs.PROGRAM_SCHEMA_VERSION, content)
+            text = path.read_text()
+
+        def without_checksum(text: str, rng: random.Random) -> str:
+            document = json.loads(text)
+            if rng.random() < 0.9:
+                del document["sha256"]
+            return mutations.mutated_json(json.dumps(document), rng)
+
+        return of_files({"program.json": text}, without_checksum, programs.load_program)
+
+    return {
+        "device": lambda: toml("hardware/devices.toml", "v100_pcie_32g", hp.load_device),
+        "system": lambda: toml("hardware/systems.toml", "dgx2", hp.load_system),
+        "shape": lambda: toml("workloads/transformer/transformers.toml", "llama2-7b", _load_shape),
+        "config": lambda: of_files(
+            {"config.json": json.dumps(CONFIG)}, mutations.mutated_json, _load_shape
+        ),
+        "sweep": lambda: of_files(shipped["sweep"], mutations.mutated_text, read_sweep),
+        "search": lambda: of_files(shipped["search"], mutations.mutated_text, read_search),
+        "ops": lambda: of_tables(
+            OPS, lambda path: hp.load_model("v100_sxm2").predict_ops(read_table(path))
+        ),
+        "collectives": lambda: of_tables(COLLECTIVES, read_collectives),
+        "steps": lambda: of_tables(STEPS, read_steps),
+        "shard": lambda: of_tables(TABLES, _shard),
+        "fit": lambda: of_tables("".join(OPS.splitlines(keepends=True)[:3]), _fit),
+        "logs": lambda: of_files(
+            {"nccl.log": NCCL_LOG, "param.log": PARAM_LOG}, mutations.mutated_text, read_log
+        ),
+        "traces": lambda: of_files(
+            {f"{at}.json": text for at, text in enumerate(traces())},
+            mutations.mutated_json, read_trace,
+        ),
+        "program": program,
+        "model": lambda: of_model(_save_model, lambda path: hp.load_model(path).fingerprint()),
+        "collective_model": lambda: of_model(_save_collectives, _collectives_fingerprint),
+        "prior": lambda: of_model(_save_prior, _prior_fingerprint),
+        "arguments": lambda: of_arguments([one.split() for one in COMMANDS]),
+    }  # fmt: skip
+
+
+def _load_shape(path: Path) -> Any:
+    from hybridperf.workloads.transformer import load_shape
+
+    return load_shape(str(path))
+
+
+def _shard(path: Path) -> Any:
+    from hybridperf.explore.sharding.run import shard
+
+    return shard(path, 2, model="v100", system="dgx2", batch=4096, method="size")
+
+
+def _fit(path: Path) -> Any:
+    from hybridperf.model.fit.device import fit
+
+    return fit(read_table(path), "v100_sxm2", prior="none")
+
+
+def _shipped(name: str) -> Path:
+    return ROOT / "calibration" / "hardware" / name
+
+
+def _save_model(folder: Path) -> None:
+    from hybridperf.hardware import Host
+    from hybridperf.model.adapted_steps import Adaptation, Adapted
+
+    one = {"mean_s": 1e-5, "std_s": 1e-6, "median_s": 1e-5, "count": 9}
+    each = {"shared": one, "by_kind": {"aten::mm": one}}
+    names = ("before_launch_s", "after_launch_s", "launch_call_s", "between_launches_s",
+             "without_launch_s")  # fmt: skip
+    host = Host(source="made", profiler_s=0.0, between_ops_s=one, **dict.fromkeys(names, each))
+    group = "megatron_core on ampere"
+    steps = Adaptation({group: Adapted.before(host, group)}, host=host)
+    model = hp.load_model(_shipped("p100_sxm2"))
+    dataclasses.replace(model, host=host, steps=steps).save(folder)
+
+
+def _save_collectives(folder: Path) -> None:
+    from hybridperf.collectives.model import load_collectives
+
+    load_collectives(_shipped("aws_p4de_a100")).save(folder)
+
+
+def _collectives_fingerprint(folder: Path) -> str:
+    from hybridperf.collectives.model import load_collectives
+
+    return load_collectives(folder).fingerprint()
+
+
+def _save_prior(folder: Path) -> None:
+    from hybridperf.learning.prior.shipped import load_prior
+
+    load_prior(_shipped("collectives_prior")).save(folder)
+
+
+def _prior_fingerprint(folder: Path) -> str:
+    from hybridperf.io import hash_of
+    from hybridperf.learning.prior.shipped import load_prior
+
+    families = load_prior(folder).families.items()
+    return repr([(name, one.document(), hash_of(one.arrays())) for name, one in families])
