@@ -22,11 +22,10 @@ from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS, OpCall
 from hybridperf.traces.events import NONE, Message, RankTrace
 from hybridperf.traces.ranks import kind_of, pair_of, rank_numbers
-from hybridperf.traces.recorded.graph import RecordedArguments
-from hybridperf.traces.recorded.ops import recorded_op
-from hybridperf.traces.recorded.tensors import arguments, flat
+from hybridperf.traces.recorded.arguments import RecordedArguments, arguments, recorded_op
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE
+from hybridperf.workloads.torch.calls import flat
 
 LATENCY_S = 20e-6  # of a collective's seconds at most so many do not depend on its size
 _NO_SHAPES, _NO_OP = "no shapes recorded", "launched outside of ops"

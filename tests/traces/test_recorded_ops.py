@@ -25,9 +25,9 @@ from hybridperf.ops import (
     columns,
 )
 from hybridperf.ops.base import Op
-from hybridperf.traces.recorded.graph import RecordedArguments
-from hybridperf.traces.recorded.ops import NO_KERNEL, RULES, by_parts
-from hybridperf.traces.recorded.ops import recorded_op as ours
+from hybridperf.traces.recorded.arguments import RecordedArguments
+from hybridperf.traces.recorded.arguments import recorded_op as ours
+from hybridperf.workloads.torch.ops import NO_KERNEL, RULES, by_parts
 
 F = "Tensor(float)"
 I64 = "Tensor(long int)"

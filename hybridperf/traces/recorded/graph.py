@@ -15,29 +15,13 @@ from itertools import pairwise
 from typing import Any
 
 from hybridperf.io import InputError
-from hybridperf.traces.recorded.tensors import Argument, arguments, flat, is_whole
+from hybridperf.traces.recorded.arguments import NOTHING, RecordedArguments
+from hybridperf.workloads.torch.calls import Argument, flat, is_whole
 
 _SAID = 60  # characters of a strange value that an error repeats
 
 # kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
 CPU, GPU, COMM = ("cpu", "gpu", "comm")
-
-
-@dataclass(frozen=True)
-class RecordedArguments:
-    """Inputs or outputs of an op as the trace has them, by position; see `tensors`."""
-
-    shapes: tuple[Any, ...] = ()
-    types: tuple[Any, ...] = ()
-    values: tuple[Any, ...] = ()
-
-    @cached_property
-    def arguments(self) -> tuple[Argument, ...]:
-        """The tensors among them."""
-        return arguments(self.shapes, self.types, self.values)
-
-
-NOTHING = RecordedArguments()
 
 
 @dataclass(frozen=True)

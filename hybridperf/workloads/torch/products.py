@@ -18,13 +18,13 @@ from hybridperf.ops import (
     PrefillAttention,
     Reduction,
 )
-from hybridperf.traces.recorded.loops import Ops, Rule, named
-from hybridperf.traces.recorded.tensors import RecordedCall, Tensor, broadcast, is_whole, needs
+from hybridperf.workloads.torch.calls import Tensor, TorchCall, broadcast, is_whole, needs
+from hybridperf.workloads.torch.loops import Ops, Rule, named
 
 _CAUSAL_FROM_TOP, _CAUSAL_FROM_BOTTOM = 1, 2  # `custom_mask_type` of the memory-efficient kernel
 
 
-def addmm(call: RecordedCall) -> Ops:
+def addmm(call: TorchCall) -> Ops:
     """bias + A B; `addmv` and `baddbmm` alike."""
     bias, a, b = call.single(0, 1, 2)
     product = _product(a, b)
@@ -35,12 +35,12 @@ def addmm(call: RecordedCall) -> Ops:
     return (op,)
 
 
-def product(call: RecordedCall) -> Ops:
+def product(call: TorchCall) -> Ops:
     """`mm`, `bmm`, `mv`, `dot` and `matmul`, whose batches broadcast."""
     return _product(*call.single(0, 1))
 
 
-def linear(call: RecordedCall) -> Ops:
+def linear(call: TorchCall) -> Ops:
     """x W^T + bias, W stored [out, in]."""
     x, weight = call.single(0, 1)
     needs(x.shape and len(weight.shape) == 2 and weight.shape[1] == x.shape[-1])
@@ -49,7 +49,7 @@ def linear(call: RecordedCall) -> Ops:
     return (Gemm(x.dtype, x.elements / k, n, k, bias=bias, transposed_b=1.0),)
 
 
-def convolution(call: RecordedCall) -> Ops:
+def convolution(call: TorchCall) -> Ops:
     """One or two image dimensions, grouped, strided, dilated or transposed."""
     (x, weight), kind, written = call.single(0, 1), call.kind, call.written
     out = written[0].shape if written else _output_shape(call, x.shape, weight.shape)
@@ -60,7 +60,7 @@ def convolution(call: RecordedCall) -> Ops:
     return (_convolution(x.shape, weight, out, x.dtype, "fwd"),)
 
 
-def convolution_backward(call: RecordedCall) -> Ops:
+def convolution_backward(call: TorchCall) -> Ops:
     """Gradients of input, weights and bias, as the mask selects; without it, the first two."""
     gradient, x, weight = call.single(0, 1, 2)
     mask = call.value(10)
@@ -82,7 +82,7 @@ def convolution_backward(call: RecordedCall) -> Ops:
     return ops
 
 
-def attention(call: RecordedCall) -> Ops:
+def attention(call: TorchCall) -> Ops:
     """Fused attention where the trace tells whether it is causal; its gradient is unknown to us."""
     kind, read = call.kind, call.single(0, 1, 2)
     needs(all(len(tensor.shape) == 4 for tensor in read))
@@ -152,9 +152,7 @@ def _convolution(
     )  # fmt: skip
 
 
-def _output_shape(
-    call: RecordedCall, x: tuple[int, ...], weight: tuple[int, ...]
-) -> tuple[int, ...]:
+def _output_shape(call: TorchCall, x: tuple[int, ...], weight: tuple[int, ...]) -> tuple[int, ...]:
     """(size + 2 padding - dilation (kernel - 1) - 1) / stride + 1 along each image dimension."""
     needs("transpose" not in call.kind and len(x) == len(weight) and len(x) in (3, 4))
     # stride, padding, dilation; these two have padding before stride, and no bias in the list

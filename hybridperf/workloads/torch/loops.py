@@ -14,10 +14,10 @@ from typing import Any
 
 import hybridperf.ops as ops
 from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.traces.recorded.tensors import (
+from hybridperf.workloads.torch.calls import (
     NAMES,
-    RecordedCall,
     Tensor,
+    TorchCall,
     broadcast,
     is_whole,
     needs,
@@ -44,7 +44,7 @@ _LAYER_NORM_BACKWARD_FLOPS = 10
 _BATCH_NORM_BACKWARD_FLOPS = 11  # the same, with the scale's and shift's gradients as by-products
 
 Ops = tuple[ops.Op, ...]
-Rule = Callable[[RecordedCall], Ops]
+Rule = Callable[[TorchCall], Ops]
 
 
 def named(which: str, rules: Mapping[str, Rule]) -> dict[str, Rule]:
@@ -80,7 +80,7 @@ def loop(
     return (op,)
 
 
-def elementwise(call: RecordedCall) -> Ops:
+def elementwise(call: TorchCall) -> Ops:
     """Any op with counts per element."""
     kind, read = call.kind, call.read
     if len(read) > 1 and not read[-1].elements and read[0].elements:  # `out=`, to be resized
@@ -99,7 +99,7 @@ def elementwise(call: RecordedCall) -> Ops:
     return loop(result, sum(tensor.bytes for tensor in read), flops, transcendentals, written)
 
 
-def foreach(call: RecordedCall) -> Ops:
+def foreach(call: TorchCall) -> Ops:
     """An elementwise op over lists of tensors in few kernels: priced as one loop over all."""
     base, lists = call.kind.removeprefix(_FOREACH), call.lists
     needs(lists)
@@ -113,15 +113,15 @@ def foreach(call: RecordedCall) -> Ops:
         return (ops.Reduction(dtype, float(len(lists[0])), n / len(lists[0])),)
     needs(base in _ELEMENTWISE)
     joined = (Tensor((sum(t.elements for t in one),), one[0].dtype) for one in lists)
-    return elementwise(RecordedCall(base, tuple(joined), (whole,)))
+    return elementwise(TorchCall(base, tuple(joined), (whole,)))
 
 
-def fill(call: RecordedCall) -> Ops:
+def fill(call: TorchCall) -> Ops:
     """A tensor written without reading another."""
     return loop(call.made, 0.0, 0, 0)
 
 
-def reduction(call: RecordedCall) -> Ops:
+def reduction(call: TorchCall) -> Ops:
     """Sum, maximum and the like; over all dimensions but the last where nothing tells which."""
     read, written = call.read, call.written
     needs(read)
@@ -144,7 +144,7 @@ def reduction(call: RecordedCall) -> Ops:
 def along(op: Callable[..., ops.Op], scalars: bool = True) -> Rule:
     """Rule of a softmax, running sum or sort: along the recorded dimension, else the last."""
 
-    def rule(call: RecordedCall) -> Ops:
+    def rule(call: TorchCall) -> Ops:
         needs(call.read and (scalars or call.read[0].shape))
         shape = call.read[0].shape or (1,)
         dim = call.value(1)
@@ -155,12 +155,12 @@ def along(op: Callable[..., ops.Op], scalars: bool = True) -> Rule:
     return rule
 
 
-def random(call: RecordedCall) -> Ops:
+def random(call: TorchCall) -> Ops:
     """Random numbers."""
     return over(ops.Random, call.made)
 
 
-def loss(call: RecordedCall) -> Ops:
+def loss(call: TorchCall) -> Ops:
     """Distance of two tensors, summed unless the result has as many elements as they."""
     read, written = call.read, call.written
     needs(len(read) > 1)
@@ -178,7 +178,7 @@ def loss(call: RecordedCall) -> Ops:
     return loop(read[0], read_bytes, flops, transcendentals, DTYPE_BYTES[read[0].dtype], **sums)
 
 
-def norm(call: RecordedCall) -> Ops:
+def norm(call: TorchCall) -> Ops:
     """Layer, batch, group and root-mean-square norms and their gradients."""
     kind = call.kind
     backward = kind.endswith("backward")
@@ -210,7 +210,7 @@ def norm(call: RecordedCall) -> Ops:
     return in_rows(ops.Norm, x, cols)
 
 
-def optimizer(call: RecordedCall) -> Ops:
+def optimizer(call: TorchCall) -> Ops:
     """A fused update of lists of parameters."""
     needs(call.lists)
     first = call.lists[0]
@@ -231,7 +231,7 @@ LOOPS: dict[str, Rule] = {
 }
 
 
-def _result(call: RecordedCall, read: list[Tensor]) -> Tensor:
+def _result(call: TorchCall, read: list[Tensor]) -> Tensor:
     """The recorded result, else what broadcasting the inputs gives."""
     if written := call.written:
         return written[0]
@@ -256,7 +256,7 @@ def _dimensions(value: Any, rank: int) -> set[int] | None:
     return {at % rank for at in listed}
 
 
-def _normalised(call: RecordedCall, shape: tuple[int, ...]) -> int:
+def _normalised(call: TorchCall, shape: tuple[int, ...]) -> int:
     """Elements that share a mean: those of the scale, of the recorded dimensions, or the last."""
     backward = call.kind.endswith("backward")
     scale = call.tensor(5 if backward else 2)

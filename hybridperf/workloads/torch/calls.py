@@ -1,17 +1,13 @@
-"""Arguments of an op as a trace writes them -> tensors.
+"""A call of an op of PyTorch: its name, the tensors it takes and gives, numbers among its inputs.
 
-PyTorch's execution traces write a type as `Tensor(float)` or `GenericList[Tensor(float),Int]`, its
-profiler as `float` or `TensorList`; numbers and flags are `Int`, `Bool`, `Scalar` and the like.
-Shapes are lists, of lists where the argument is a list. Values, where recorded, are `[tensor,
-storage, offset, elements, bytes per element, device]` for a tensor and the number itself for a
-number.
+Wherever it comes from: a program captured on tensors without memory (`capture.py`), or a trace of
+one that ran (`traces/recorded`). `ops.toml` says what the names mean, `ops.py` what the calls cost.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +19,6 @@ import numpy as np
 from hybridperf.hardware import DTYPE_BYTES
 
 NAMES = tomllib.loads(resources.files(__package__).joinpath("ops.toml").read_text())
-_LIST = re.compile(r"GenericList\[|TensorList$")
-_VALUE_FIELDS = 6  # of a tensor's value
-LARGEST_TENSOR = 2**60  # elements; more is a damaged file
 
 
 @dataclass(frozen=True)
@@ -51,17 +44,17 @@ Argument = Tensor | tuple[Tensor, ...] | None  # None: no tensor, or none that c
 
 
 class UnknownOp(Exception):
-    """What a trace records of an op says too little to price it."""
+    """What is known of a call says too little to price it."""
 
 
 def needs(said: object) -> None:
-    """`UnknownOp` unless the trace says what a rule needs."""
+    """`UnknownOp` unless the call says what a rule needs."""
     if not said:
         raise UnknownOp
 
 
-class RecordedCall(NamedTuple):
-    """One call of a recorded op: what our rules for ops are given."""
+class TorchCall(NamedTuple):
+    """One call: what our rules for ops are given."""
 
     kind: str  # the op's name without namespace, and without the "_" of an op in place
     given: tuple[Argument, ...]
@@ -114,28 +107,6 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
         raise UnknownOp from error
 
 
-def dtype_of(type_name: Any) -> str | None:
-    """Our name of a tensor type's number format; None for numbers, flags and unknown formats."""
-    if not isinstance(type_name, str):
-        return None
-    if type_name.startswith("Tensor(") and type_name.endswith(")"):
-        type_name = type_name[len("Tensor(") : -1]
-    return NAMES["dtypes"].get(type_name)
-
-
-def arguments(
-    shapes: Sequence[Any], types: Sequence[Any], values: Sequence[Any] = ()
-) -> tuple[Argument, ...]:
-    """The tensors among an op's inputs (or outputs), by position."""
-    out = []
-    for at, type_name in enumerate(types):
-        shape = shapes[at] if at < len(shapes) else None
-        value = values[at] if at < len(values) else None
-        listed = isinstance(type_name, str) and _LIST.match(type_name) is not None
-        out.append((_list if listed else _tensor)(shape, type_name, value))
-    return tuple(out)
-
-
 def flat(given: Sequence[Argument]) -> list[Tensor]:
     """All tensors, those of lists included, in order."""
     out: list[Tensor] = []
@@ -164,31 +135,3 @@ def number(value: Any) -> Any:
 def is_whole(value: Any, least: int = 0) -> TypeGuard[int]:
     """Whether something is a whole number of at least `least`, and no flag."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _tensor(shape: Any, type_name: Any, value: Any) -> Tensor | None:
-    dtype = dtype_of(type_name)
-    if dtype is None or not isinstance(shape, list | tuple):
-        return None
-    if not all(is_whole(size) and size <= LARGEST_TENSOR for size in shape):
-        return None
-    if math.prod(shape) > LARGEST_TENSOR:
-        return None
-    if isinstance(value, list | tuple) and len(value) >= _VALUE_FIELDS:
-        tensor, storage, device = value[0], value[1], value[5]
-        if isinstance(tensor, int) and isinstance(storage, int) and isinstance(device, str):
-            return Tensor(tuple(shape), dtype, device, tensor, storage)
-    return Tensor(tuple(shape), dtype)
-
-
-def _list(shape: Any, type_name: str, value: Any) -> tuple[Tensor, ...] | None:
-    if not isinstance(shape, list | tuple) or not shape:
-        return None
-    if type_name == "TensorList":
-        read = [_tensor(one, "float", None) for one in shape]
-    else:
-        inner = type_name[len("GenericList[") : -1].split(",")
-        matches = isinstance(value, list | tuple) and len(value) == len(shape)
-        given = value if matches else [None] * len(shape)
-        read = [_tensor(one, kind, v) for one, kind, v in zip(shape, inner, given, strict=False)]
-    return tuple(tensor for tensor in read if tensor is not None) or None

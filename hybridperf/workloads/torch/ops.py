@@ -1,4 +1,4 @@
-"""An op as a trace records it (name, input shapes, types) -> our ops.
+"""A call of an op of PyTorch -> our ops.
 
 What is answered is the work of the kernels that the op launches **itself**; ops recorded inside it
 (a `copy_` inside `contiguous`) are recorded, and answered, for themselves. Three answers:
@@ -18,18 +18,17 @@ import math
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Copy, OpCall, Softmax
-from hybridperf.traces.recorded.graph import NOTHING, RecordedArguments
-from hybridperf.traces.recorded.loops import LOOPS, Ops, Rule, in_rows, loop, named, over
-from hybridperf.traces.recorded.products import PRODUCTS
-from hybridperf.traces.recorded.tables import FBGEMM, TABLES
-from hybridperf.traces.recorded.tensors import (
+from hybridperf.workloads.torch.calls import (
     NAMES,
-    RecordedCall,
     Tensor,
+    TorchCall,
     UnknownOp,
     is_whole,
     needs,
 )
+from hybridperf.workloads.torch.loops import LOOPS, Ops, Rule, in_rows, loop, named, over
+from hybridperf.workloads.torch.products import PRODUCTS
+from hybridperf.workloads.torch.tables import FBGEMM, TABLES
 
 NO_KERNEL: tuple[OpCall, ...] = ()
 
@@ -40,16 +39,12 @@ _GRADIENT_NODE = ("Backward0", "Backward1", "Backward2", "Backward3")
 _ENGINE = ("autograd::engine::", "torch::autograd::AccumulateGrad")
 
 
-def recorded_op(
-    name: str, inputs: RecordedArguments, outputs: RecordedArguments = NOTHING
-) -> tuple[OpCall, ...] | None:
-    """Our ops for one recorded op; NO_KERNEL if it launches none, None if it is unknown.
-
-    Only an execution trace's values tell on which device a tensor lives: without them a `copy_`
-    counts as one within the device, also where a profiler saw a copy from the host.
+def kernels(call: TorchCall) -> tuple[OpCall, ...] | None:
+    """Our ops for a call by its whole name (`aten::mm`); NO_KERNEL if it launches none, None if it
+    is unknown.
     """
     try:
-        ops = _answer(name, inputs, outputs)
+        ops = _answer(call)
     except UnknownOp:
         return None
     return tuple(map(OpCall, ops))
@@ -61,7 +56,8 @@ def by_parts(name: str) -> bool:
     return space == "aten" and _bare(kind) in _BY_PARTS
 
 
-def _answer(name: str, inputs: RecordedArguments, outputs: RecordedArguments) -> Ops:
+def _answer(call: TorchCall) -> Ops:
+    name = call.kind
     if name.endswith(_GRADIENT_NODE) or name.startswith(_ENGINE):
         return ()  # what they do is done by the ops inside them
     space, _, kind = name.rpartition("::")
@@ -78,7 +74,7 @@ def _answer(name: str, inputs: RecordedArguments, outputs: RecordedArguments) ->
         rule = RULES.get(kind)
     else:
         rule = None
-    call = RecordedCall(kind, inputs.arguments, outputs.arguments, inputs.values)
+    call = call._replace(kind=kind)
     read, written = call.read, call.written
     # a recorded input of the latter is the memory it will resize
     if rule is None or (kind in _SIZED_BY_NUMBERS and not written):
@@ -96,7 +92,7 @@ def _bare(kind: str) -> str:
     return kind if kind.endswith("__") else kind.removesuffix("_out").removesuffix("_")
 
 
-def _copy(call: RecordedCall) -> Ops:
+def _copy(call: TorchCall) -> Ops:
     """In order where both have one format; a conversion reads one and writes the other."""
     to, source = call.single(0, 1)
     needs(to.device[:3] == source.device[:3])  # else over a bus that no op of ours knows
@@ -105,7 +101,7 @@ def _copy(call: RecordedCall) -> Ops:
     return loop(to, source.bytes, 0, 0)
 
 
-def _cat(call: RecordedCall) -> Ops:
+def _cat(call: TorchCall) -> Ops:
     if written := call.written:
         return over(Copy, written[0])
     n = sum(tensor.elements for tensor in call.read)
@@ -113,7 +109,7 @@ def _cat(call: RecordedCall) -> Ops:
     return (Copy(call.read[0].dtype, 1.0, float(n)),)
 
 
-def _pool(call: RecordedCall) -> Ops:
+def _pool(call: TorchCall) -> Ops:
     """Windows over an image; a maximum writes where it found it (8 bytes), for its gradient."""
     kind = call.kind
     backward = kind.endswith("backward")
@@ -137,7 +133,7 @@ def _pool(call: RecordedCall) -> Ops:
     return loop(out, x.bytes, window, 0, out.bytes + out.elements * mark_bytes, **sums)
 
 
-def _cross_entropy(call: RecordedCall) -> Ops:
+def _cross_entropy(call: TorchCall) -> Ops:
     """Softmax over the second dimension, then log probabilities summed: the target's, or all."""
     x, target = call.single(0, 1)
     needs(x.shape)
@@ -148,7 +144,7 @@ def _cross_entropy(call: RecordedCall) -> Ops:
     return in_rows(Softmax, x, classes) + summed
 
 
-def _loss_gradient(call: RecordedCall) -> Ops:
+def _loss_gradient(call: TorchCall) -> Ops:
     """Of a negative log likelihood: one number per row; the zeros around it are another op."""
     x, target = call.single(1, 2)
     return loop(Tensor((target.elements,), x.dtype), target.bytes, 1, 0)

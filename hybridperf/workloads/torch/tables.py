@@ -9,11 +9,11 @@ import math
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Copy, Gather, ScatterAdd, Sort
-from hybridperf.traces.recorded.loops import LOOPS, Ops, Rule, loop, named, over
-from hybridperf.traces.recorded.tensors import RecordedCall, flat, needs
+from hybridperf.workloads.torch.calls import TorchCall, flat, needs
+from hybridperf.workloads.torch.loops import LOOPS, Ops, Rule, loop, named, over
 
 
-def _lookup(call: RecordedCall) -> Ops:
+def _lookup(call: TorchCall) -> Ops:
     """`embedding(weight, indices)`, `index_select(self, dim, index)`; a bag sums its rows."""
     kind = call.kind
     table, index = call.single(0, 2 if kind in ("index_select", "gather") else 1)
@@ -28,7 +28,7 @@ def _lookup(call: RecordedCall) -> Ops:
     return (Gather(table.dtype, rows, cols, float(vocab * outer), pooled=pooled),)
 
 
-def _index(call: RecordedCall) -> Ops:
+def _index(call: TorchCall) -> Ops:
     """`self[indices]`: rows where the first dimensions are indexed, single elements otherwise."""
     (table,), index, written = call.single(0), flat(call.given[1:2]), call.written
     needs(index and written and written[0].elements)
@@ -40,7 +40,7 @@ def _index(call: RecordedCall) -> Ops:
     return (Gather(table.dtype, float(rows), float(cols), max(table.elements / cols, 1.0)),)
 
 
-def _scatter(call: RecordedCall) -> Ops:
+def _scatter(call: TorchCall) -> Ops:
     """Rows put or added into a table; sorted first where they may meet and are added in order."""
     put = "index_put" in call.kind
     table, source = call.single(0, 2 if put else 3)
@@ -56,7 +56,7 @@ def _scatter(call: RecordedCall) -> Ops:
     return (Sort("int64", 1.0, float(rows)), *ops) if adds else ops
 
 
-def _embedding_gradient(call: RecordedCall) -> Ops:
+def _embedding_gradient(call: TorchCall) -> Ops:
     """Of a dense table: indices sorted, rows added; the table's zeros are an op of their own."""
     (gradient, index), written = call.single(0, 1), call.written
     needs(gradient.shape and index.elements)
@@ -67,7 +67,7 @@ def _embedding_gradient(call: RecordedCall) -> Ops:
     return (Sort("int64", 1.0, n), update)
 
 
-def _pooled_lookup(call: RecordedCall) -> Ops:
+def _pooled_lookup(call: TorchCall) -> Ops:
     """Many tables' lookups in one kernel: rows of the mean width, from result or arguments."""
     places = (0, 2, 3, 7, 8) if call.kind.startswith("dense") else (1, 6, 7, 11, 12)
     weights, widths, total_at, index_at, offset_at = places
@@ -87,30 +87,30 @@ def _pooled_lookup(call: RecordedCall) -> Ops:
     return (Gather(table.dtype, float(index.elements), cols, vocab, pooled=1.0),)
 
 
-def _reordered(call: RecordedCall) -> Ops:
+def _reordered(call: TorchCall) -> Ops:
     """Parts of a tensor in another order."""
     written = call.written or call.read
     needs(any(tensor.elements for tensor in written))
     return over(Copy, max(written, key=lambda tensor: tensor.bytes))
 
 
-def _permuted(call: RecordedCall) -> Ops:
+def _permuted(call: TorchCall) -> Ops:
     """Lengths and values of sparse features in another order, and a running sum of the lengths."""
     read, written = call.read, call.written
     needs(len(read) > 2 and read[1].elements and read[2].elements)
     lengths, values = (written + read[1:3])[:2] if len(written) >= 2 else read[1:3]
-    sums = LOOPS["cumsum"](RecordedCall("cumsum", (lengths,)))
+    sums = LOOPS["cumsum"](TorchCall("cumsum", (lengths,)))
     return over(Copy, lengths) + sums + over(Copy, values)
 
 
-def _checked(call: RecordedCall) -> Ops:
+def _checked(call: TorchCall) -> Ops:
     """Indices and offsets read once, and compared."""
     read = call.read
     needs(len(read) > 2 and read[1].elements)
     return loop(read[1], read[1].bytes + read[2].bytes, 1, 0, DTYPE_BYTES[read[1].dtype])
 
 
-def _running(call: RecordedCall) -> Ops:
+def _running(call: TorchCall) -> Ops:
     return LOOPS["cumsum"](call._replace(given=call.given[:1]))
 
 
