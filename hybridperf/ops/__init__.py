@@ -12,7 +12,12 @@ from hybridperf.ops import (  # register their ops
     movement,
     quantise,
 )
-from hybridperf.ops.attention import DecodeAttention, EncoderAttention, PrefillAttention
+from hybridperf.ops.attention import (
+    DecodeAttention,
+    EncoderAttention,
+    PrefillAttention,
+    attention_of,
+)
 from hybridperf.ops.base import FUSED, GROUPS, Gpu, Op, OpCall, columns, op_by_name, op_names
 from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward, lookup_calls
@@ -38,6 +43,6 @@ __all__ = [
     "DecodeAttention", "Elementwise", "EmbeddingBag", "EmbeddingBagBackward", "EncoderAttention",
     "Fused", "Gather", "Gemm", "Gpu", "LoopTrip", "Moe", "Norm", "Op", "OpCall", "OptimizerUpdate",
     "PrefillAttention", "Quantise", "Random", "Reduction", "RmsNorm", "ScatterAdd", "Softmax",
-    "Sort", "Transpose", "attention", "columns", "convolution", "embedding_bag", "gemm",
-    "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names", "quantise",
+    "Sort", "Transpose", "attention", "attention_of", "columns", "convolution", "embedding_bag",
+    "gemm", "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names", "quantise",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ class Tensor:
     device: str = ""  # "cuda:0", "cpu"; empty where not recorded
     id: int = 0  # of the tensor, 0 where not recorded
     storage: int = 0  # of its memory, 0 where not recorded
+    transposed: bool = False  # a matrix stored column by column, where recorded
 
     @property
     def elements(self) -> int:

@@ -43,7 +43,7 @@ _REGISTERED = ((1, 1, 0), (2, 1, 0), (1, 0, 1), (2, 0, 1), (1, 2, 1), (1, 8, 1),
 _LAYER_NORM_BACKWARD_FLOPS = 10
 _BATCH_NORM_BACKWARD_FLOPS = 11  # the same, with the scale's and shift's gradients as by-products
 
-Ops = tuple[ops.Op, ...]
+Ops = tuple[ops.Op | ops.OpCall, ...]  # a call where an op runs so many times over
 Rule = Callable[[TorchCall], Ops]
 
 

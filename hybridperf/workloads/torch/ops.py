@@ -47,7 +47,7 @@ def kernels(call: TorchCall) -> tuple[OpCall, ...] | None:
         ops = _answer(call)
     except UnknownOp:
         return None
-    return tuple(map(OpCall, ops))
+    return tuple(op if isinstance(op, OpCall) else OpCall(op) for op in ops)
 
 
 def by_parts(name: str) -> bool:
@@ -93,12 +93,28 @@ def _bare(kind: str) -> str:
 
 
 def _copy(call: TorchCall) -> Ops:
-    """In order where both have one format; a conversion reads one and writes the other."""
     to, source = call.single(0, 1)
     needs(to.device[:3] == source.device[:3])  # else over a bus that no op of ours knows
+    return _moved(to, source)
+
+
+def _copied(call: TorchCall) -> Ops:
+    """A copy of its own: in another format, order or number of times."""
+    needs(call.read and call.written)
+    return _moved(call.written[0], call.read[0])
+
+
+def _moved(to: Tensor, source: Tensor) -> Ops:
+    """In order where both have one format; a conversion reads one and writes the other."""
     if to.dtype == source.dtype and to.elements == source.elements:
         return over(Copy, to)
     return loop(to, source.bytes, 0, 0)
+
+
+def _part_gradient(call: TorchCall) -> Ops:
+    """Of a slice: zeros as large as what it was cut from, and the gradient put into them."""
+    needs(call.read and call.written)
+    return loop(call.written[0], 0.0, 0, 0) + over(Copy, call.read[0])
 
 
 def _cat(call: TorchCall) -> Ops:
@@ -155,7 +171,10 @@ RULES: dict[str, Rule] = {
     **PRODUCTS,
     **TABLES,
     "copy": _copy,
-    **named("rules", {"cat": _cat, "pool": _pool}),
+    **named(
+        "rules",
+        {"cat": _cat, "pool": _pool, "copied": _copied, "part_gradient": _part_gradient},
+    ),
     "cross_entropy_loss": _cross_entropy,
     "nll_loss_backward": _loss_gradient,
 }

@@ -10,14 +10,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hybridperf.ops import (
-    BatchedGemm,
-    Convolution,
-    EncoderAttention,
-    Gemm,
-    PrefillAttention,
-    Reduction,
-)
+from hybridperf.ops import BatchedGemm, Convolution, Gemm, OpCall, Reduction, attention_of
+from hybridperf.ops.attention import Attention
+from hybridperf.workloads import ratios
 from hybridperf.workloads.torch.calls import Tensor, TorchCall, broadcast, is_whole, needs
 from hybridperf.workloads.torch.loops import Ops, Rule, named
 
@@ -83,25 +78,49 @@ def convolution_backward(call: TorchCall) -> Ops:
 
 
 def attention(call: TorchCall) -> Ops:
-    """Fused attention where the trace tells whether it is causal; its gradient is unknown to us."""
-    kind, read = call.kind, call.single(0, 1, 2)
-    needs(all(len(tensor.shape) == 4 for tensor in read))
+    """Fused attention where the call tells whether it is causal."""
+    kind = call.kind
     # [batch, tokens, heads, size]
     tokens_first = kind in ("_flash_attention_forward", "_efficient_attention_forward")
+    # else packed, of lengths not recorded
+    needs(not tokens_first or call.tensor(3) is None)
+    return (_attention(call, 0, _CAUSAL_AT[kind], tokens_first),)
+
+
+def attention_gradient(call: TorchCall) -> Ops:
+    """As many times its forward: gradients of queries, keys and values."""
+    forward = _attention(call, 1, _CAUSAL_AT[call.kind], False)
+    return (OpCall(forward, times=ratios.FUSED_ATTENTION),)
+
+
+def _attention(call: TorchCall, first: int, causal_at: int, tokens_first: bool) -> Attention:
+    """The op whose queries, keys and values are three arguments from the `first` on."""
+    q, k, v = call.single(first, first + 1, first + 2)
+    needs(all(len(tensor.shape) == 4 for tensor in (q, k, v)))
     token, head = (1, 2) if tokens_first else (2, 1)
-    q, k = read[0], read[1]
-    causal = call.value(_CAUSAL_AT[kind])
-    if kind == "_efficient_attention_forward" and causal is not None:
+    causal = call.value(causal_at)
+    if call.kind == "_efficient_attention_forward" and causal is not None:
         causal = causal in (_CAUSAL_FROM_TOP, _CAUSAL_FROM_BOTTOM)
     needs(isinstance(causal, bool))
-    needs(not tokens_first or call.tensor(3) is None)  # else packed, of lengths not recorded
-    batch, heads, size = float(q.shape[0]), float(q.shape[head]), float(q.shape[3])
-    length, keys, kv_heads = float(q.shape[token]), float(k.shape[token]), float(k.shape[head])
-    sizes = (q.dtype, batch, length, heads, size)
-    if not causal and keys == length:
-        return (EncoderAttention(*sizes, kv_heads=kv_heads),)
-    needs(causal and keys >= length)
-    return (PrefillAttention(*sizes, kv_heads=kv_heads, kv_len=keys),)
+    queries, keys = q.shape[token], k.shape[token]
+    needs(keys >= queries or not causal)
+    return attention_of(
+        q.dtype, q.shape[0], queries, keys, q.shape[head], q.shape[3], k.shape[head], causal
+    )
+
+
+def grouped(call: TorchCall) -> Ops:
+    """Products of groups of rows, each with its own matrix; rows are spread evenly."""
+    (a, b), result = call.single(0, 1), call.made
+    needs(len(call.written) == 1 and a.shape and b.shape)
+    if len(result.shape) == 3:  # gradients of the matrices: groups are cut from the inner dimension
+        groups, m, n = result.shape
+        rows, k = float(m), a.shape[-1] / groups
+    else:
+        needs(len(b.shape) == 3 and len(a.shape) == 2)
+        groups, k, n = b.shape
+        rows = a.shape[0] / groups
+    return (BatchedGemm(a.dtype, float(groups), max(rows, 1.0), float(n), max(float(k), 1.0)),)
 
 
 _CAUSAL_AT = {  # place of the flag among the arguments
@@ -112,13 +131,18 @@ _CAUSAL_AT = {  # place of the flag among the arguments
     "_flash_attention_forward": 8,
     "_efficient_attention_forward": 9,
     "_scaled_dot_product_flash_attention_for_cpu": 4,
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention_backward": 11,
+    "_scaled_dot_product_cudnn_attention_backward": 14,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
 }
 _RULES = {"addmm": addmm, "product": product, "convolution": convolution}
 PRODUCTS: dict[str, Rule] = {
     **named("rules", _RULES),
     "linear": linear,
     "convolution_backward": convolution_backward,
-    **dict.fromkeys(_CAUSAL_AT, attention),
+    "_grouped_mm": grouped,
+    **{kind: attention_gradient if kind.endswith("backward") else attention for kind in _CAUSAL_AT},
 }
 
 

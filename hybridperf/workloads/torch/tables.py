@@ -43,7 +43,11 @@ def _index(call: TorchCall) -> Ops:
 def _scatter(call: TorchCall) -> Ops:
     """Rows put or added into a table; sorted first where they may meet and are added in order."""
     put = "index_put" in call.kind
-    table, source = call.single(0, 2 if put else 3)
+    (table,) = call.single(0)
+    # of one number for all: as many as there are indices
+    source = call.tensor(2 if put else 3) or call.tensor(2)
+    needs(source)
+    assert source is not None
     rows = source.elements
     index = flat(call.given[2:3])
     by_row = not put and call.kind.startswith("index")

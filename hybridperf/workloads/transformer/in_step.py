@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.model.calls import Call, CollectiveCall, StepPlace
 from hybridperf.model.unmeasured import Probe
-from hybridperf.ops import FUSED, BatchedGemm, Gemm, OpCall, PrefillAttention
+from hybridperf.ops import FUSED, BatchedGemm, Gemm, Op, OpCall, PrefillAttention
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.passes import PassStep
@@ -60,7 +60,7 @@ def role_of(step: PassStep, framework: str = "") -> str:
     if step.part == "tp":
         waits = "tp_waiting" if does(framework, "ring_waits") else "tp_across"
         return "tp" if step.collective.nodes == 1 else waits
-    if step.part == "gemm" and misaligned(step):
+    if step.part == "gemm" and misaligned(step.op, step.tokens):
         return "misaligned_gemm"
     return _ROLES.get(step.part, step.part)
 
@@ -74,12 +74,14 @@ def place_of(step: PassStep, framework: str = "", block: str = "") -> StepPlace:
     return StepPlace(role, count, "" if step.part in ("zero", "dp") else block)
 
 
-def misaligned(step: PassStep) -> bool:
-    """Whether a 16-bit product has rows that tensor cores cannot load whole (width % 8)."""
-    op = step.op
+def misaligned(op: Op, tokens: str) -> bool:
+    """Whether a 16-bit product has rows that tensor cores cannot load whole (width % 8).
+
+    `tokens`: its dimension, if any, that no row has.
+    """
     if not isinstance(op, Gemm) or DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
         return False
-    return any(getattr(op, name) % _ALIGNED for name in ("m", "n", "k") if name != step.tokens)
+    return any(getattr(op, name) % _ALIGNED for name in ("m", "n", "k") if name != tokens)
 
 
 def inside_a_node(call: CollectiveCall) -> CollectiveCall | None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import hybridperf.ops as ops
 from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.workloads.transformer import ratios
+from hybridperf.workloads import ratios
 from hybridperf.workloads.transformer.framework import Framework
 from hybridperf.workloads.transformer.passes import Passes, PassStep, Piece, Steps
 
@@ -266,16 +266,9 @@ class Kernels:
             causal: whether a query sees only keys before it.
             keys: length of another sequence that the queries attend to; 0: their own.
         """
-        sizes = (float(heads), float(head_dim), float(kv_heads))
-        op: ops.PrefillAttention | ops.EncoderAttention
-        if keys:  # each query sees every key: the work is that of the longer of the two as keys
-            few, many = sorted((float(seq), float(keys)))
-            op = ops.PrefillAttention(
-                self.dtype, float(batch), few, *sizes, kv_len=many, causal=0.0
-            )
-        else:
-            kind = ops.PrefillAttention if causal else ops.EncoderAttention
-            op = kind(self.dtype, float(batch), float(seq), *sizes)
+        op = ops.attention_of(
+            self.dtype, batch, seq, keys or seq, heads, head_dim, kv_heads, causal
+        )
         call, tensor = ops.OpCall(op, kernel=self.attention_kernel), ("heads", "kv_heads")
         forward = PassStep(call, "attention", "attention", 1, tensor, tokens="q_len", core=True)
         back = dataclasses.replace(

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from hybridperf.io import InputError
 from hybridperf.ops import Gemm, Moe, OpCall, Softmax
-from hybridperf.workloads.transformer import ratios
+from hybridperf.workloads import ratios
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.kernels import Kernels

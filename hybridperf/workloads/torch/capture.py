@@ -1,0 +1,174 @@
+"""A PyTorch program, run on tensors without memory, as the calls it makes.
+
+The program runs as its author wrote it, on fake tensors (`torch._subclasses.FakeTensorMode`): they
+have a shape, a format and a place, but no numbers, so that a model of any size is captured on any
+machine in seconds. What is seen are the ops below autograd, in the order issued, those of the
+backward pass and of the optimizer too, each with the line of the program that asked for it; memory
+by which storages are alive (`StorageTally`).
+
+Fake tensors lie on the host whatever the program says of CUDA: PyTorch's CPU build has no other
+place. Ops that PyTorch chooses by device are told apart in `ops.toml` (its fused attention of CPUs
+stands for that of GPUs), and optimizers update lists of parameters at a time, as they do on GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hybridperf.io import InputError
+from hybridperf.workloads.torch.fakes import Fakes, without_memory
+from hybridperf.workloads.torch.record import CapturedOp, line_of, recorder
+
+_INSTALL = "PyTorch is not installed here: `pip install torch==2.13.0` is its CPU build"
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """What one step of a program calls, in order."""
+
+    name: str
+    ops: tuple[CapturedOp, ...]
+    peak_bytes: float  # the most that was alive at once
+    parameters: float  # how many numbers are trained
+    notes: tuple[str, ...] = ()
+
+
+def capture(
+    fn: Callable, args: Sequence[Any], *, optimizer: Any = None, train: bool = True,
+    name: str | None = None,
+) -> Captured:  # fmt: skip
+    """Run a step of a program on tensors without memory.
+
+    Args:
+        fn: a module, or a function; what it closes over is replaced as `args` are.
+        args: what it takes: tensors (real ones are not touched, their numbers not read), or trees
+            of them.
+        optimizer: one of the module's parameters, or its class; None: gradients are not used.
+        train: whether gradients are computed, of the loss that `fn` returns; a function that does
+            so itself does not return one that still needs it.
+        name: of the step; None: that of `fn`.
+
+    Raises:
+        InputError: PyTorch is not installed, or what the program does next depends on numbers.
+    """
+    torch = _torch()
+    with contextlib.ExitStack() as stack:
+        mode = stack.enter_context(without_memory())
+        fakes = Fakes(mode)
+        fn, args = fakes.of(fn), fakes.of(list(args))
+        updates = _optimizer(fakes, fn, optimizer)
+        seen = stack.enter_context(recorder(torch))
+        notes: list[str] = []
+        seen.tally.hold(torch, (fn, args))
+        stack.enter_context(_sentences())
+        if train and updates is not None:  # the first step makes the optimizer's state
+            _step(torch, fn, args, updates, train, [])
+            seen.ops.clear()
+        seen.tally.restart()
+        with torch.no_grad() if not train else contextlib.nullcontext():
+            _step(torch, fn, args, updates, train, notes)
+        parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
+        return Captured(
+            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes,
+            float(sum(one.numel() for one in parameters if one.requires_grad)), tuple(notes),
+        )  # fmt: skip
+
+
+def _torch() -> types.ModuleType:
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(_INSTALL) from error
+    return torch
+
+
+def _name(fn: Any) -> str:
+    named = fn if isinstance(fn, types.FunctionType | types.MethodType | type) else type(fn)
+    return str(getattr(named, "__name__", "step"))
+
+
+def _step(
+    torch: Any, fn: Callable, args: Sequence[Any], updates: Any, train: bool, notes: list[str]
+) -> None:
+    result = fn(*args)
+    loss = _loss(torch, result, notes) if train else None
+    if loss is None:
+        return
+    loss.backward()
+    if updates is not None:
+        updates.step()
+        updates.zero_grad()
+
+
+def _loss(torch: Any, result: Any, notes: list[str]) -> Any:
+    """What gradients are taken of; None where the program has taken them."""
+    given = getattr(result, "loss", None)
+    if given is None and isinstance(result, Mapping):
+        given = result.get("loss")
+    tensors = [given] if given is not None else torch.utils._pytree.tree_leaves(result)
+    open_ = [one for one in tensors if isinstance(one, torch.Tensor) and one.requires_grad]
+    if len(open_) == 1 and open_[0].numel() == 1:
+        return open_[0]
+    if not open_:
+        return None
+    notes.append("gradients of the sum of all that the program returns, which is no loss")
+    return sum(one.float().sum() for one in open_)
+
+
+def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
+    """The optimizer of a module's parameters, updating lists of them as on a GPU."""
+    import torch
+
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, torch.optim.Optimizer):
+        made = fakes.of(optimizer)
+    elif isinstance(fn, torch.nn.Module):
+        made = optimizer([one for one in fn.parameters() if one.requires_grad])
+    else:
+        raise InputError(
+            f"expected an optimizer of the parameters that {_name(fn)} uses, got {optimizer!r}: a"
+            " function has no parameters; make it, torch.optim.AdamW(model.parameters()), or give"
+            " the module"
+        )
+    if not isinstance(made, torch.optim.Optimizer):
+        raise InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
+    for group in made.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+    return made
+
+
+@contextlib.contextmanager
+def _sentences() -> Iterator[None]:
+    """What cannot be known without numbers as one sentence that names the program's line."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    )
+
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        what = (
+            "a number is read from a tensor, and what follows may depend on it"
+            if isinstance(error, DataDependentOutputException)
+            else "the size of a result depends on numbers"
+        )
+        mend = "leave it out of the step, or give the size"
+        raise InputError(f"{line_of(error)}: {what} ({_op_name(error)}); {mend}") from error
+    except UnsupportedOperatorException as error:
+        raise InputError(
+            f"{line_of(error)}: {_op_name(error)} has no rule for tensors without memory; register"
+            " one by torch.library.register_fake"
+        ) from error
+
+
+def _op_name(error: Exception) -> str:
+    func = getattr(error, "func", None)
+    return str(func if func is not None else (error.args or ("an op",))[0])

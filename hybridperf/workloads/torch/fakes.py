@@ -1,0 +1,131 @@
+"""Tensors without memory in place of real ones: what a program is run on to see what it calls."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import types
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+
+@contextlib.contextmanager
+def without_memory() -> Iterator[Any]:
+    """Tensors made in here have no memory, and all lie in one place."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.overrides import TorchFunctionMode
+
+    class OneDevice(TorchFunctionMode):
+        """Whatever the program says of CUDA is done here."""
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is torch.Tensor.cuda:
+                return args[0]
+            moved = {name: _here(value) for name, value in (kwargs or {}).items()}
+            if func is torch.nn.functional.scaled_dot_product_attention:
+                # fused kernels of GPUs drop as they go, those of CPUs do not drop
+                args = args[:4] + (0.0,) * (len(args) > 4) + args[5:]
+                moved |= {"dropout_p": 0.0} if "dropout_p" in moved else {}
+            return func(*map(_here, args), **moved)
+
+    autocast = torch.amp.autocast_mode.autocast
+    enter = autocast.__init__
+
+    def here(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        enter(self, _here(device_type), *args, **kwargs)
+
+    known = torch._guards.detect_fake_mode()
+    with (
+        known or FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        OneDevice(),
+        mock.patch.object(autocast, "__init__", here),
+    ):
+        yield mode
+
+
+def _here(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    return "cpu" if isinstance(value, str) and value.split(":")[0] == "cuda" else value
+
+
+class Fakes:
+    """Tensors without memory in place of real ones, the same for the same."""
+
+    def __init__(self, mode: Any):
+        self.mode = mode
+        self.known: dict[int, Any] = {}  # by identity, as `copy.deepcopy` knows what it has copied
+        self.kept: list[Any] = []  # so that no identity is given twice
+
+    def of(self, value: Any) -> Any:
+        """A tree of arguments, a module, an optimizer, or a function and what it closes over."""
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, torch.nn.Module):
+            for one in (*value.parameters(), *value.buffers()):
+                self._tensor(one)
+            return copy.deepcopy(value, self.known)
+        if isinstance(value, torch.optim.Optimizer):
+            for group in value.param_groups:
+                for one in group["params"]:
+                    self._tensor(one)
+            return copy.deepcopy(value, self.known)
+        if isinstance(value, types.MethodType):
+            return types.MethodType(value.__func__, self.of(value.__self__))
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, list | tuple | dict):
+            leaves, tree = torch.utils._pytree.tree_flatten(value)
+            return torch.utils._pytree.tree_unflatten([self.of(one) for one in leaves], tree)
+        return value
+
+    def _tensor(self, value: Any) -> Any:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        if id(value) in self.known:
+            return self.known[id(value)]
+        found = value
+        if not isinstance(value, FakeTensor) and type(value) in (torch.Tensor, torch.nn.Parameter):
+            with torch.no_grad():
+                found = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="cpu"
+                )
+            if isinstance(value, torch.nn.Parameter):
+                found = torch.nn.Parameter(found, requires_grad=value.requires_grad)
+            else:
+                found.requires_grad_(value.requires_grad)
+        self.known[id(value)] = found
+        self.kept.append(value)
+        return found
+
+    def _function(self, value: types.FunctionType) -> types.FunctionType:
+        """The function with modules, optimizers and tensors that it refers to replaced."""
+        import torch
+
+        kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+
+        def replaced(one: Any) -> Any:
+            return self.of(one) if isinstance(one, (*kinds, list, tuple, dict)) else one
+
+        used = {name for name in value.__code__.co_names if name in value.__globals__}
+        mine = {name: value.__globals__[name] for name in used}
+        found = {name: self.of(one) for name, one in mine.items() if isinstance(one, kinds)}
+        cells = tuple(
+            types.CellType(replaced(one.cell_contents)) for one in value.__closure__ or ()
+        )
+        if not found and not cells:
+            return value
+        made = types.FunctionType(
+            value.__code__, value.__globals__ | found, value.__name__, value.__defaults__, cells
+        )
+        made.__kwdefaults__ = value.__kwdefaults__
+        return made

@@ -1,0 +1,138 @@
+"""A captured PyTorch program -> `Workload`: its kernels one after the other, each launched by the
+host.
+
+Two ways to run it. Eager: a kernel or so for each op, and a launch for each kernel. Compiled: as
+Inductor fuses them (`fusion.py`). Each kernel has its place in a step, so that the step effects of
+PyTorch count for it as for any other step: sustained clocks of products, the share of the bandwidth
+that loops reach, what a host needs for a launch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.workload import PeakMemory, Workload
+from hybridperf.io import InputError
+from hybridperf.model.calls import Call, GivenSeconds, InStep, StepPlace
+from hybridperf.ops import OpCall
+from hybridperf.ops.attention import Attention
+from hybridperf.workloads.torch.capture import Captured, capture
+from hybridperf.workloads.torch.ops import kernels
+from hybridperf.workloads.torch.record import BACKWARD, OPTIMIZER, CapturedOp
+from hybridperf.workloads.transformer.in_step import call_in_step, misaligned
+
+EAGER = "eager_pytorch"  # whose step effects count
+_NAMED = 12  # unknown ops that an error lists
+
+
+def from_torch(
+    fn: Callable, *args: Any, optimizer: Any = None, train: bool = True,
+    ignore: Collection[str] = (), name: str | None = None,
+) -> Workload:  # fmt: skip
+    """A step of a PyTorch program on a GPU that is not here.
+
+    The program runs on tensors without memory: no GPU, no weights, a model of any size.
+
+    Args:
+        fn: a module, or a function that returns a loss or does a whole step.
+        args: what it takes; real tensors stand for their shapes and formats.
+        optimizer: of the module's parameters, or its class; None: none.
+        train: with gradients; else inference alone.
+        ignore: ops to leave out, by name ("aten::svd").
+        name: of the workload; None: that of `fn`.
+
+    Raises:
+        InputError: PyTorch is not installed; what the program does next depends on numbers; an op
+            that nobody can price, which is named with its line.
+    """
+    captured = capture(fn, args, optimizer=optimizer, train=train, name=name)
+    return workload_of(captured, ignore=ignore)
+
+
+def workload_of(captured: Captured, *, ignore: Collection[str] = ()) -> Workload:
+    """What `from_torch` gives of what was captured."""
+    ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
+    placed = list(priced_ops(captured, ignored))
+    if not placed:
+        raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
+    graph, rows = GraphBuilder(), dict[tuple[Call, StepPlace], int]()
+
+    def row(call: Call, place: StepPlace) -> int:
+        return rows.setdefault((call, place), len(rows) + 1)
+
+    for op, calls in placed:
+        launch = StepPlace("backward_launch" if op.phase == BACKWARD else "launch")
+        for call in calls:
+            place = StepPlace("optimizer" if op.phase == OPTIMIZER else role_of(op, call))
+            graph.op(
+                row(call_in_step(call), place), label=label_of(op),
+                launch_row=row(GivenSeconds(0.0, "launch"), launch),
+            )  # fmt: skip
+    works = [(call.op.work(), call.times) for _, calls in placed for call in calls]
+    left_out = Counter(op.call.kind for op in captured.ops if op.call.kind in ignored)
+    return Workload(
+        name=captured.name,
+        graph=graph.build(),
+        calls=tuple(call for call, _ in rows),
+        backend="gpu",
+        flops=float(sum(work.flops * times for work, times in works)),
+        transcendentals=float(sum(work.transcendentals * times for work, times in works)),
+        notes=(
+            *captured.notes,
+            *(f"ignored {kind}, {times} of them" for kind, times in left_out.items()),
+        ),
+        peak_memory=PeakMemory(captured.peak_bytes, "parameters, activations and states of"),
+        in_step=InStep(tuple(place for _, place in rows), EAGER, (0.0,) * 4),
+    )
+
+
+def priced_ops(
+    captured: Captured, ignored: frozenset[str]
+) -> list[tuple[CapturedOp, tuple[OpCall, ...]]]:
+    """Ops that launch kernels, with these; `InputError` that names what nobody can price."""
+    found, unknown = [], dict[str, str]()
+    for op in captured.ops:
+        kind = op.call.kind
+        if kind in ignored or on_host(op):
+            continue
+        calls = kernels(op.call)
+        if calls is None:
+            unknown[kind] = unknown.get(kind) or op.where
+        elif calls:
+            found.append((op, calls))
+    if unknown:
+        named = [kind + (f" ({where})" if where else "") for kind, where in unknown.items()]
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        raise InputError(
+            f"{captured.name}: cannot price {len(named)} kind(s) of op:"
+            f" {', '.join(named[:_NAMED])}{more}; leave them out with ignore=... (`--ignore` on the"
+            " command line)"
+        )
+    return found
+
+
+def on_host(op: CapturedOp) -> bool:
+    """An optimizer's arithmetic on single numbers, such as its count of steps."""
+    tensors = [*op.call.read, *op.call.written]
+    return op.phase == OPTIMIZER and all(not tensor.shape for tensor in tensors)
+
+
+def role_of(op: CapturedOp, call: OpCall) -> str:
+    """Which step effects count for a kernel, of `step_effects.ROLES`."""
+    if isinstance(call.op, Attention):
+        return "attention"
+    if call.op.unit != "matrix":
+        return "memory"
+    left = op.call.tensor(0)  # of weights' gradients: turned, so that tokens are summed over
+    tokens = "k" if left is not None and left.transposed else "m"
+    return "misaligned_gemm" if misaligned(call.op, tokens) else "gemm"
+
+
+def label_of(op: CapturedOp) -> str:
+    """What people read: the op, and the file's name and line that asked for it."""
+    kind = op.call.kind.removeprefix("aten::")
+    file, _, line = op.where.rpartition(" line ")
+    return f"{kind} ({file.rsplit('/', 1)[-1]}:{line})" if file else f"{kind} of {op.phase}"

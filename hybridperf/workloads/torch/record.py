@@ -1,0 +1,135 @@
+"""What is seen while a program runs: every op below autograd, as a call with shapes, and the line
+that asked for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall
+from hybridperf.workloads.torch.storages import StorageTally
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+_NO_OPS = ("prim", "profiler", "debugprims")  # questions and marks
+_FOREIGN = ("site-packages", "/lib/python", str(Path(__file__).parent))
+
+
+class CapturedOp(NamedTuple):
+    """One op as it was called."""
+
+    call: TorchCall  # by its whole name, "aten::mm"
+    phase: str  # FORWARD, BACKWARD or OPTIMIZER
+    where: str  # "FILE line N" of the program; empty where the engine of gradients called it
+
+
+def recorder(torch: Any) -> Any:
+    """A mode that keeps every op below autograd; its `ops` and `tally`."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.optim import optimizer as optimizers
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    plain = (FakeTensor, torch.Tensor, torch.nn.Parameter)
+
+    class Recorder(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ops: list[CapturedOp] = []
+            self.tally = StorageTally()
+            self.updating = 0
+            self.hooks: list[Any] = []
+
+        def __enter__(self) -> Any:
+            self.hooks = [
+                optimizers.register_optimizer_step_pre_hook(lambda *_: self._update(1)),
+                optimizers.register_optimizer_step_post_hook(lambda *_: self._update(-1)),
+            ]
+            return super().__enter__()
+
+        def __exit__(self, *raised: Any) -> Any:
+            for hook in self.hooks:
+                hook.remove()
+            return super().__exit__(*raised)
+
+        def _update(self, change: int) -> None:
+            self.updating += change
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if any(one not in plain for one in types):
+                return NotImplemented  # a tensor that is made of others: theirs are seen
+            result = func(*args, **(kwargs or {}))
+            if func._schema.name.partition("::")[0] in _NO_OPS:
+                return result
+            self.tally.hold(torch, result)
+            call = torch_call(torch, func, args, kwargs or {}, result)
+            backward = torch._C._current_autograd_node() is not None
+            phase = OPTIMIZER if self.updating else BACKWARD if backward else FORWARD
+            self.ops.append(CapturedOp(call, phase, "" if backward else user_line()))
+            return result
+
+    return Recorder()
+
+
+def torch_call(
+    torch: Any, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any
+) -> TorchCall:
+    """A call with its arguments in the order of the op's schema, defaults for what is left out."""
+    given = [
+        args[at] if at < len(args) else kwargs.get(one.name, one.default_value)
+        for at, one in enumerate(func._schema.arguments)
+    ]
+    results = result if isinstance(result, tuple) else (result,)
+    if isinstance(result, list):
+        results = (tuple(result),)
+    return TorchCall(
+        func._schema.name, tuple(_argument(torch, one) for one in given),
+        tuple(_argument(torch, one) for one in results), tuple(map(_plain, given)),
+    )  # fmt: skip
+
+
+def _argument(torch: Any, value: Any) -> Argument:
+    if isinstance(value, torch.Tensor):
+        dtype = NAMES["dtypes"].get(str(value.dtype).removeprefix("torch."))
+        if dtype is None:
+            return None
+        turned = value.dim() > 1 and value.stride(-1) > 1 and value.stride(-2) == 1
+        return Tensor(tuple(value.shape), dtype, transposed=turned)
+    if isinstance(value, list | tuple):
+        found = tuple(_argument(torch, one) for one in value)
+        kept = tuple(one for one in found if isinstance(one, Tensor))
+        return kept or None
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """A number, flag, word or list of numbers; None for all else."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple) and all(
+        isinstance(one, bool | int | float) for one in value
+    ):
+        return list(value)
+    return None
+
+
+def user_line() -> str:
+    """`FILE line N` of the innermost line that is neither ours nor an installed package's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in _FOREIGN):
+            return f"{file} line {frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def line_of(error: BaseException) -> str:
+    """The same of what an error was raised by."""
+    frames = traceback.extract_tb(error.__traceback__)
+    known = [one for one in frames if not any(part in one.filename for part in _FOREIGN)]
+    return f"{known[-1].filename} line {known[-1].lineno}" if known else "the program"
