@@ -56,6 +56,8 @@ from .workloads.memory import memory as memory
 from .workloads.memory.knobs import MemoryKnobs as MemoryKnobs
 from .workloads.memory.use import MemoryUse as MemoryUse
 from .workloads.placement import Placement as Placement
+from .workloads.torch.fakes import without_memory as without_memory
+from .workloads.torch.program import from_torch as from_torch
 from .workloads.transformer.config import TransformerConfig as TransformerConfig
 from .workloads.transformer.layout import Layout as Layout
 from .workloads.transformer.shape import TransformerShape as TransformerShape

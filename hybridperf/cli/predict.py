@@ -5,15 +5,21 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hybridperf.cli import common
 from hybridperf.cli.common import wrong
 
+if TYPE_CHECKING:
+    from hybridperf.engine.workload import Workload
+
 _MADE = "(fn, args) or (fn, args, donate_argnums)"
+_MADE_TORCH = "(module or fn, args) or (module or fn, args, optimizer)"
 
 
 def predict(
     jax: str = "",
+    torch: str = "",
     program: Path | None = None,
     trace: Path | None = None,
     model: str = "here",
@@ -25,7 +31,7 @@ def predict(
     measure: bool = False,
     cores: str | None = None,
 ) -> None:
-    """Time of one step of a JAX program, or of one that a trace recorded op by op."""
+    """Time of one step of a PyTorch or JAX program, or of one that a trace recorded op by op."""
     from hybridperf.collectives.fit import collectives_by_name
     from hybridperf.engine.prediction import predict as predict_step
     from hybridperf.io import write_table
@@ -36,12 +42,12 @@ def predict(
     from hybridperf.traces.readers.graphs import recorded_step
     from hybridperf.workloads.jax.program import compile_program, from_program, load_program
 
-    count = bool(jax) + bool(program) + bool(trace)
+    count = bool(jax) + bool(torch) + bool(program) + bool(trace)
     if count != 1:
-        options = "--jax module:function, --program FILE and --trace FILE"
+        options = "--torch or --jax module:function, --program FILE and --trace FILE"
         raise wrong(f"expected one of {options}, got {count or 'none'} of them")
     if measure and not jax:
-        given = "--program" if program else "--trace"
+        given = "--program" if program else "--trace" if trace else "--torch"
         raise wrong(f"expected --jax module:function with --measure, got {given}: it runs the step")
     files = {"--out": out, "--timeline": timeline, "--html": html}
     common.keep_files(files, [program, trace])
@@ -56,6 +62,8 @@ def predict(
         workload = load_program(program, ignore=skip)
     elif trace:
         workload = recorded_step(trace, ignore=skip)
+    elif torch:
+        workload = torch_step(torch, skip)
     else:
         measured_on = loaded.device.multiprocessors
         if loaded.device.kind == "cpu" and measured_on and hasattr(os, "sched_setaffinity"):
@@ -92,8 +100,26 @@ def predict(
         common.page_written(html)
 
 
+def torch_step(reference: str, ignore: list[str]) -> "Workload":
+    """The step of `module:function`, whose tensors have no memory from the beginning."""
+    from hybridperf.workloads.torch.fakes import without_memory
+    from hybridperf.workloads.torch.program import from_torch
+
+    with without_memory():
+        fn, args, *optimizer = made_by(reference, "--torch", _MADE_TORCH)
+        with code_of(reference):
+            made = (*optimizer, None)[0]
+            return from_torch(fn, *args, optimizer=made, ignore=ignore, name=reference)
+
+
 def jax_program(reference: str) -> tuple:
     """`module:function` called without arguments: (fn, args, donate_argnums)."""
+    made = made_by(reference, "--jax", _MADE)
+    return made if len(made) == 3 else (*made, ())
+
+
+def made_by(reference: str, option: str, expected: str) -> tuple:
+    """What `module:function` returns, called without arguments."""
     import importlib
     import inspect
 
@@ -101,7 +127,7 @@ def jax_program(reference: str) -> tuple:
 
     module_name, _, function_name = reference.partition(":")
     if not function_name:
-        raise wrong(f"expected --jax module:function, got {reference!r}")
+        raise wrong(f"expected {option} module:function, got {reference!r}")
     sys.path.insert(0, os.getcwd())
     try:
         with code_of(reference):
@@ -111,21 +137,23 @@ def jax_program(reference: str) -> tuple:
         missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
         # the module itself, not one that it imports
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            failed = f"cannot import {module_name!r} for --jax ({cause})"
+            failed = f"cannot import {module_name!r} for {option} ({cause})"
             raise wrong(f"{failed}; run where Python finds it") from error
         raise
     make = getattr(module, function_name, None)
     if not callable(make):
-        raise wrong(f"{module_name} has no function {function_name!r}; --jax takes module:function")
+        raise wrong(
+            f"{module_name} has no function {function_name!r}; {option} takes module:function"
+        )
     try:
         inspect.signature(make).bind()
     except (TypeError, ValueError) as error:  # ValueError: built in, without a signature
-        raise wrong(f"{reference} must take no arguments and return {_MADE}: {error}") from error
+        raise wrong(f"{reference} must take no arguments and return {expected}: {error}") from error
     with code_of(reference):
         made = make()
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-        raise wrong(f"{reference} must return {_MADE}, got {type(made).__name__}")
-    return made if len(made) == 3 else (*made, ())
+        raise wrong(f"{reference} must return {expected}, got {type(made).__name__}")
+    return made
 
 
 @contextlib.contextmanager

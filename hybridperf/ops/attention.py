@@ -161,13 +161,14 @@ def attention_of(
     dtype: str, batch: float, queries: float, keys: float, heads: float, head_dim: float,
     kv_heads: float, causal: bool,
 ) -> Attention:  # fmt: skip
-    """The op of `queries` that attend to `keys` others, or to their own where these are as many.
+    """The op of `queries` that attend to `keys` others; `keys` 0: to their own.
 
     Queries that see all of another sequence: the work is that of the longer of the two as keys.
     """
     sizes = (float(heads), float(head_dim), float(kv_heads))
-    if queries == keys and not causal:
-        return EncoderAttention(dtype, float(batch), float(queries), *sizes)
+    if not keys:
+        kind = PrefillAttention if causal else EncoderAttention
+        return kind(dtype, float(batch), float(queries), *sizes)
     few, many = (queries, keys) if causal else sorted((queries, keys))
     return PrefillAttention(
         dtype, float(batch), float(few), *sizes, kv_len=float(many), causal=float(causal)

@@ -10,11 +10,11 @@ from hybridperf.collectives.traffic import bus_factor
 from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, columns
+from hybridperf.workloads import ratios
 from hybridperf.workloads.transformer import (
     Layout,
     TransformerShape,
     load_shape,
-    ratios,
     shape_names,
 )
 from hybridperf.workloads.transformer.config import TransformerConfig

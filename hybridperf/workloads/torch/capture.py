@@ -20,10 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hybridperf.io import InputError
-from hybridperf.workloads.torch.fakes import Fakes, without_memory
-from hybridperf.workloads.torch.record import CapturedOp, line_of, recorder
-
-_INSTALL = "PyTorch is not installed here: `pip install torch==2.13.0` is its CPU build"
+from hybridperf.workloads.torch.fakes import Fakes, as_on_gpus, without_memory
+from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp, line_of, recorder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,35 +53,27 @@ def capture(
     Raises:
         InputError: PyTorch is not installed, or what the program does next depends on numbers.
     """
-    torch = _torch()
     with contextlib.ExitStack() as stack:
-        mode = stack.enter_context(without_memory())
-        fakes = Fakes(mode)
+        stack.enter_context(without_memory())
+        import torch
+
+        fakes = Fakes()
         fn, args = fakes.of(fn), fakes.of(list(args))
         updates = _optimizer(fakes, fn, optimizer)
         seen = stack.enter_context(recorder(torch))
         notes: list[str] = []
         seen.tally.hold(torch, (fn, args))
         stack.enter_context(_sentences())
-        if train and updates is not None:  # the first step makes the optimizer's state
-            _step(torch, fn, args, updates, train, [])
-            seen.ops.clear()
-        seen.tally.restart()
         with torch.no_grad() if not train else contextlib.nullcontext():
             _step(torch, fn, args, updates, train, notes)
+            if any(op.phase == OPTIMIZER for op in seen.ops):  # which makes its state only once
+                seen.restart()
+                _step(torch, fn, args, updates, train, [])
         parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
         return Captured(
             name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes,
             float(sum(one.numel() for one in parameters if one.requires_grad)), tuple(notes),
         )  # fmt: skip
-
-
-def _torch() -> types.ModuleType:
-    try:
-        import torch
-    except ImportError as error:
-        raise InputError(_INSTALL) from error
-    return torch
 
 
 def _name(fn: Any) -> str:
@@ -137,10 +127,7 @@ def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
         )
     if not isinstance(made, torch.optim.Optimizer):
         raise InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
-    for group in made.param_groups:
-        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            group["foreach"] = True
-    return made
+    return as_on_gpus(made)
 
 
 @contextlib.contextmanager

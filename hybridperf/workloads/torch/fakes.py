@@ -9,11 +9,22 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from hybridperf.io import InputError
+
+_INSTALL = "PyTorch is not installed here: `pip install torch==2.13.0` is its CPU build"
+
 
 @contextlib.contextmanager
-def without_memory() -> Iterator[Any]:
-    """Tensors made in here have no memory, and all lie in one place."""
-    import torch
+def without_memory() -> Iterator[None]:
+    """Tensors made in here have no memory, and all lie in one place.
+
+    Raises:
+        InputError: PyTorch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(_INSTALL) from error
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.overrides import TorchFunctionMode
 
@@ -32,6 +43,26 @@ def without_memory() -> Iterator[Any]:
                 moved |= {"dropout_p": 0.0} if "dropout_p" in moved else {}
             return func(*map(_here, args), **moved)
 
+    # of one conversion and one tensor, by identity: both, so that they live on, and what is made
+    converted: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+
+    def apply(self: Any, fn: Any, recurse: bool = True) -> Any:
+        """Replaces parameters, tied ones by one: what has no memory cannot be swapped."""
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        for held in (self._parameters, self._buffers):
+            for key, old in held.items():
+                if old is None:
+                    continue
+                if (id(fn), id(old)) not in converted:
+                    with torch.no_grad():
+                        new = fn(old)
+                    if new is not old and isinstance(old, torch.nn.Parameter):
+                        new = torch.nn.Parameter(new, old.requires_grad)
+                    converted[id(fn), id(old)] = fn, old, new
+                held[key] = converted[id(fn), id(old)][-1]
+        return self
+
     autocast = torch.amp.autocast_mode.autocast
     enter = autocast.__init__
 
@@ -40,11 +71,12 @@ def without_memory() -> Iterator[Any]:
 
     known = torch._guards.detect_fake_mode()
     with (
-        known or FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        known or FakeTensorMode(allow_non_fake_inputs=True),
         OneDevice(),
         mock.patch.object(autocast, "__init__", here),
+        mock.patch.object(torch.nn.Module, "_apply", apply),
     ):
-        yield mode
+        yield
 
 
 def _here(value: Any) -> Any:
@@ -55,11 +87,18 @@ def _here(value: Any) -> Any:
     return "cpu" if isinstance(value, str) and value.split(":")[0] == "cuda" else value
 
 
+def as_on_gpus(optimizer: Any) -> Any:
+    """The optimizer, updating lists of parameters at a time where PyTorch does so by default."""
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+    return optimizer
+
+
 class Fakes:
     """Tensors without memory in place of real ones, the same for the same."""
 
-    def __init__(self, mode: Any):
-        self.mode = mode
+    def __init__(self) -> None:
         self.known: dict[int, Any] = {}  # by identity, as `copy.deepcopy` knows what it has copied
         self.kept: list[Any] = []  # so that no identity is given twice
 
@@ -70,14 +109,10 @@ class Fakes:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, torch.nn.Module):
-            for one in (*value.parameters(), *value.buffers()):
-                self._tensor(one)
-            return copy.deepcopy(value, self.known)
+            return self._copied(value, [*value.parameters(), *value.buffers()])
         if isinstance(value, torch.optim.Optimizer):
-            for group in value.param_groups:
-                for one in group["params"]:
-                    self._tensor(one)
-            return copy.deepcopy(value, self.known)
+            groups = [one for group in value.param_groups for one in group["params"]]
+            return as_on_gpus(self._copied(value, groups))
         if isinstance(value, types.MethodType):
             return types.MethodType(value.__func__, self.of(value.__self__))
         if isinstance(value, types.FunctionType):
@@ -86,6 +121,12 @@ class Fakes:
             leaves, tree = torch.utils._pytree.tree_flatten(value)
             return torch.utils._pytree.tree_unflatten([self.of(one) for one in leaves], tree)
         return value
+
+    def _copied(self, value: Any, tensors: list[Any]) -> Any:
+        """A module or optimizer with other tensors; itself where these have no memory already."""
+        if all([self._tensor(one) is one for one in tensors]):
+            return value
+        return copy.deepcopy(value, self.known)
 
     def _tensor(self, value: Any) -> Any:
         import torch

@@ -41,7 +41,10 @@ _FOREACH = "_foreach_"
 _REGISTERED = ((1, 1, 0), (2, 1, 0), (1, 0, 1), (2, 0, 1), (1, 2, 1), (1, 8, 1), (1, 0, 0))
 # two sums of products (4), the difference of three terms scaled (6)
 _LAYER_NORM_BACKWARD_FLOPS = 10
+_GRADIENT_FIRST = ("native_batch_norm_backward", "native_group_norm_backward")
 _BATCH_NORM_BACKWARD_FLOPS = 11  # the same, with the scale's and shift's gradients as by-products
+
+_INTERPOLATION_FLOPS = 8  # bilinear: four numbers, each times its weight and added
 
 Ops = tuple[ops.Op | ops.OpCall, ...]  # a call where an op runs so many times over
 Rule = Callable[[TorchCall], Ops]
@@ -183,7 +186,7 @@ def norm(call: TorchCall) -> Ops:
     kind = call.kind
     backward = kind.endswith("backward")
     gradient_first = backward and "layer_norm" in kind
-    gradient_first = gradient_first or kind.startswith("native_batch_norm_backward")
+    gradient_first = gradient_first or kind.startswith(_GRADIENT_FIRST)
     (x,) = call.single(1 if gradient_first else 0)
     needs(x.shape)
     if "batch_norm" in kind:
@@ -192,8 +195,10 @@ def norm(call: TorchCall) -> Ops:
             return loop(x, 2 * x.bytes, _BATCH_NORM_BACKWARD_FLOPS, 0)
         return in_rows(ops.Norm, x, x.shape[1])
     if "group_norm" in kind:
+        if backward:
+            return loop(x, 2 * x.bytes, _BATCH_NORM_BACKWARD_FLOPS, 0)
         groups = call.value(6)
-        needs(not backward and isinstance(groups, int) and groups > 0)
+        needs(isinstance(groups, int) and groups > 0)
         rows = x.shape[0] * groups
         needs(x.elements % rows == 0)
         return (ops.Norm(x.dtype, float(rows), x.elements / rows),)
@@ -210,6 +215,15 @@ def norm(call: TorchCall) -> Ops:
     return in_rows(ops.Norm, x, cols)
 
 
+def resized(call: TorchCall) -> Ops:
+    """An image in another size, its nearest numbers or weighted ones of a few; and its gradient."""
+    needs(call.read and call.written)
+    out, source = call.written[0], call.read[0]
+    larger = max(out, source, key=lambda one: one.elements)
+    flops = 0.0 if "nearest" in call.kind else _INTERPOLATION_FLOPS
+    return loop(out, source.bytes, flops * larger.elements / out.elements, 0)
+
+
 def optimizer(call: TorchCall) -> Ops:
     """A fused update of lists of parameters."""
     needs(call.lists)
@@ -220,6 +234,7 @@ def optimizer(call: TorchCall) -> Ops:
 
 _RULES = {
     "fill": fill, "reduction": reduction, "softmax": along(ops.Softmax, scalars=False),
+    "resized": resized, "interpolated": resized,
     "cumulative": along(ops.Cumulative), "sort": along(ops.Sort), "random": random, "norm": norm,
 }  # fmt: skip
 LOOPS: dict[str, Rule] = {

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hybridperf.ops import BatchedGemm, Convolution, Gemm, OpCall, Reduction, attention_of
+from hybridperf.ops import BatchedGemm, Convolution, Fused, Gemm, OpCall, Reduction, attention_of
 from hybridperf.ops.attention import Attention
 from hybridperf.workloads import ratios
 from hybridperf.workloads.torch.calls import Tensor, TorchCall, broadcast, is_whole, needs
 from hybridperf.workloads.torch.loops import Ops, Rule, named
 
+_GATE_FLOPS = 5  # per number of the gates: added, multiplied, added to the state
 _CAUSAL_FROM_TOP, _CAUSAL_FROM_BOTTOM = 1, 2  # `custom_mask_type` of the memory-efficient kernel
 
 
@@ -104,8 +105,9 @@ def _attention(call: TorchCall, first: int, causal_at: int, tokens_first: bool) 
     needs(isinstance(causal, bool))
     queries, keys = q.shape[token], k.shape[token]
     needs(keys >= queries or not causal)
+    others = 0 if keys == queries and not causal else keys
     return attention_of(
-        q.dtype, q.shape[0], queries, keys, q.shape[head], q.shape[3], k.shape[head], causal
+        q.dtype, q.shape[0], queries, others, q.shape[head], q.shape[3], k.shape[head], causal
     )
 
 
@@ -121,6 +123,30 @@ def grouped(call: TorchCall) -> Ops:
         groups, k, n = b.shape
         rows = a.shape[0] / groups
     return (BatchedGemm(a.dtype, float(groups), max(rows, 1.0), float(n), max(float(k), 1.0)),)
+
+
+def recurrent(call: TorchCall) -> Ops:
+    """A layer of an LSTM or GRU: all inputs' products at once, then a product and a loop per token.
+
+    Its gradient has two products for each, weights' gradients over all tokens at once.
+    """
+    x, into, own = call.single(0, 1, 2)
+    needs(len(x.shape) == 3 and len(into.shape) == len(own.shape) == 2)
+    (tokens, batch, inputs), (wide, hidden) = x.shape, own.shape
+    gates = Tensor((batch, wide), x.dtype)
+    rows = float(batch * tokens)
+    from_inputs = Gemm(x.dtype, rows, float(wide), float(inputs))
+    each = Gemm(x.dtype, float(batch), float(wide), float(hidden))
+    mixed = Fused(
+        x.dtype, elements=float(gates.elements), flops=_GATE_FLOPS * float(gates.elements),
+        transcendentals=float(gates.elements), bytes_read=gates.bytes, bytes_written=gates.bytes,
+    )  # fmt: skip
+    weights = (
+        Gemm(x.dtype, float(wide), float(inputs), rows),
+        Gemm(x.dtype, float(wide), float(hidden), rows),
+    )
+    per_token = tuple(OpCall(one, times=float(tokens)) for one in (each, mixed))
+    return (from_inputs, *per_token, *(weights if call.kind.endswith("backward") else ()))
 
 
 _CAUSAL_AT = {  # place of the flag among the arguments
@@ -142,6 +168,8 @@ PRODUCTS: dict[str, Rule] = {
     "linear": linear,
     "convolution_backward": convolution_backward,
     "_grouped_mm": grouped,
+    "mkldnn_rnn_layer": recurrent,
+    "mkldnn_rnn_layer_backward": recurrent,
     **{kind: attention_gradient if kind.endswith("backward") else attention for kind in _CAUSAL_AT},
 }
 

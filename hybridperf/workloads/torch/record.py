@@ -54,6 +54,10 @@ def recorder(torch: Any) -> Any:
                 hook.remove()
             return super().__exit__(*raised)
 
+        def restart(self) -> None:
+            self.ops.clear()
+            self.tally.restart()
+
         def _update(self, change: int) -> None:
             self.updating += change
 

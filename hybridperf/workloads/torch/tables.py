@@ -71,6 +71,12 @@ def _embedding_gradient(call: TorchCall) -> Ops:
     return (Sort("int64", 1.0, n), update)
 
 
+def _bags_gradient(call: TorchCall) -> Ops:
+    """Of sums of a dense table's rows: zeros as large as the table, then as of single rows."""
+    needs(call.written)
+    return loop(call.written[0], 0.0, 0, 0) + _embedding_gradient(call)
+
+
 def _pooled_lookup(call: TorchCall) -> Ops:
     """Many tables' lookups in one kernel: rows of the mean width, from result or arguments."""
     places = (0, 2, 3, 7, 8) if call.kind.startswith("dense") else (1, 6, 7, 11, 12)
@@ -126,4 +132,5 @@ TABLES: dict[str, Rule] = {
     **named("rules", {"lookup": _lookup, "scatter": _scatter}),
     "index": _index,
     "embedding_dense_backward": _embedding_gradient,
+    **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _bags_gradient),
 }

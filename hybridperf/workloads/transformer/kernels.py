@@ -266,9 +266,7 @@ class Kernels:
             causal: whether a query sees only keys before it.
             keys: length of another sequence that the queries attend to; 0: their own.
         """
-        op = ops.attention_of(
-            self.dtype, batch, seq, keys or seq, heads, head_dim, kv_heads, causal
-        )
+        op = ops.attention_of(self.dtype, batch, seq, keys, heads, head_dim, kv_heads, causal)
         call, tensor = ops.OpCall(op, kernel=self.attention_kernel), ("heads", "kv_heads")
         forward = PassStep(call, "attention", "attention", 1, tensor, tokens="q_len", core=True)
         back = dataclasses.replace(
