@@ -20,6 +20,7 @@ _MADE_TORCH = "(module or fn, args) or (module or fn, args, optimizer)"
 def predict(
     jax: str = "",
     torch: str = "",
+    compiled: bool = False,
     program: Path | None = None,
     trace: Path | None = None,
     model: str = "here",
@@ -46,6 +47,8 @@ def predict(
     if count != 1:
         options = "--torch or --jax module:function, --program FILE and --trace FILE"
         raise wrong(f"expected one of {options}, got {count or 'none'} of them")
+    if compiled and not torch:
+        raise wrong("expected --torch module:function with --compiled, got another kind of step")
     if measure and not jax:
         given = "--program" if program else "--trace" if trace else "--torch"
         raise wrong(f"expected --jax module:function with --measure, got {given}: it runs the step")
@@ -63,7 +66,7 @@ def predict(
     elif trace:
         workload = recorded_step(trace, ignore=skip)
     elif torch:
-        workload = torch_step(torch, skip)
+        workload = torch_step(torch, skip, compiled)
     else:
         measured_on = loaded.device.multiprocessors
         if loaded.device.kind == "cpu" and measured_on and hasattr(os, "sched_setaffinity"):
@@ -71,8 +74,8 @@ def predict(
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:measured_on])
         fn, args, donate = jax_program(jax)
         with code_of(jax):
-            compiled = compile_program(fn, *args, donate_argnums=donate, name=jax)
-        workload = from_program(compiled, ignore=skip)
+            content = compile_program(fn, *args, donate_argnums=donate, name=jax)
+        workload = from_program(content, ignore=skip)
     result = predict_step(loaded, workload)
     print(prediction_report(result))
     common.result(
@@ -100,7 +103,7 @@ def predict(
         common.page_written(html)
 
 
-def torch_step(reference: str, ignore: list[str]) -> "Workload":
+def torch_step(reference: str, ignore: list[str], compiled: bool) -> "Workload":
     """The step of `module:function`, whose tensors have no memory from the beginning."""
     from hybridperf.workloads.torch.fakes import without_memory
     from hybridperf.workloads.torch.program import from_torch
@@ -109,7 +112,9 @@ def torch_step(reference: str, ignore: list[str]) -> "Workload":
         fn, args, *optimizer = made_by(reference, "--torch", _MADE_TORCH)
         with code_of(reference):
             made = (*optimizer, None)[0]
-            return from_torch(fn, *args, optimizer=made, ignore=ignore, name=reference)
+            return from_torch(
+                fn, *args, optimizer=made, compiled=compiled, ignore=ignore, name=reference
+            )
 
 
 def jax_program(reference: str) -> tuple:

@@ -20,16 +20,17 @@ from hybridperf.model.calls import Call, GivenSeconds, InStep, StepPlace
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
 from hybridperf.workloads.torch.capture import Captured, capture
+from hybridperf.workloads.torch.fusion import fused
 from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.record import BACKWARD, OPTIMIZER, CapturedOp
 from hybridperf.workloads.transformer.in_step import call_in_step, misaligned
 
-EAGER = "eager_pytorch"  # whose step effects count
+EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
 _NAMED = 12  # unknown ops that an error lists
 
 
 def from_torch(
-    fn: Callable, *args: Any, optimizer: Any = None, train: bool = True,
+    fn: Callable, *args: Any, optimizer: Any = None, train: bool = True, compiled: bool = False,
     ignore: Collection[str] = (), name: str | None = None,
 ) -> Workload:  # fmt: skip
     """A step of a PyTorch program on a GPU that is not here.
@@ -41,6 +42,7 @@ def from_torch(
         args: what it takes; real tensors stand for their shapes and formats.
         optimizer: of the module's parameters, or its class; None: none.
         train: with gradients; else inference alone.
+        compiled: by `torch.compile`, as a whole; else op by op.
         ignore: ops to leave out, by name ("aten::svd").
         name: of the workload; None: that of `fn`.
 
@@ -49,15 +51,19 @@ def from_torch(
             that nobody can price, which is named with its line.
     """
     captured = capture(fn, args, optimizer=optimizer, train=train, name=name)
-    return workload_of(captured, ignore=ignore)
+    return workload_of(captured, compiled=compiled, ignore=ignore)
 
 
-def workload_of(captured: Captured, *, ignore: Collection[str] = ()) -> Workload:
+def workload_of(
+    captured: Captured, *, compiled: bool = False, ignore: Collection[str] = ()
+) -> Workload:
     """What `from_torch` gives of what was captured."""
     ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
     placed = list(priced_ops(captured, ignored))
     if not placed:
         raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
+    if compiled:
+        placed = fused(placed)
     graph, rows = GraphBuilder(), dict[tuple[Call, StepPlace], int]()
 
     def row(call: Call, place: StepPlace) -> int:
@@ -85,7 +91,9 @@ def workload_of(captured: Captured, *, ignore: Collection[str] = ()) -> Workload
             *(f"ignored {kind}, {times} of them" for kind, times in left_out.items()),
         ),
         peak_memory=PeakMemory(captured.peak_bytes, "parameters, activations and states of"),
-        in_step=InStep(tuple(place for _, place in rows), EAGER, (0.0,) * 4),
+        in_step=InStep(
+            tuple(place for _, place in rows), COMPILED if compiled else EAGER, (0.0,) * 4
+        ),
     )
 
 

@@ -70,7 +70,7 @@ def recorder(torch: Any) -> Any:
             if func._schema.name.partition("::")[0] in _NO_OPS:
                 return result
             self.tally.hold(torch, result)
-            call = torch_call(torch, func, args, kwargs or {}, result)
+            call = torch_call(torch, self.tally, func, args, kwargs or {}, result)
             backward = torch._C._current_autograd_node() is not None
             phase = OPTIMIZER if self.updating else BACKWARD if backward else FORWARD
             self.ops.append(CapturedOp(call, phase, "" if backward else user_line()))
@@ -80,7 +80,7 @@ def recorder(torch: Any) -> Any:
 
 
 def torch_call(
-    torch: Any, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any
+    torch: Any, tally: StorageTally, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any
 ) -> TorchCall:
     """A call with its arguments in the order of the op's schema, defaults for what is left out."""
     given = [
@@ -91,20 +91,20 @@ def torch_call(
     if isinstance(result, list):
         results = (tuple(result),)
     return TorchCall(
-        func._schema.name, tuple(_argument(torch, one) for one in given),
-        tuple(_argument(torch, one) for one in results), tuple(map(_plain, given)),
+        func._schema.name, tuple(_argument(torch, tally, one) for one in given),
+        tuple(_argument(torch, tally, one) for one in results), tuple(map(_plain, given)),
     )  # fmt: skip
 
 
-def _argument(torch: Any, value: Any) -> Argument:
+def _argument(torch: Any, tally: StorageTally, value: Any) -> Argument:
     if isinstance(value, torch.Tensor):
         dtype = NAMES["dtypes"].get(str(value.dtype).removeprefix("torch."))
         if dtype is None:
             return None
         turned = value.dim() > 1 and value.stride(-1) > 1 and value.stride(-2) == 1
-        return Tensor(tuple(value.shape), dtype, transposed=turned)
+        return Tensor(tuple(value.shape), dtype, storage=tally.number(value), transposed=turned)
     if isinstance(value, list | tuple):
-        found = tuple(_argument(torch, one) for one in value)
+        found = tuple(_argument(torch, tally, one) for one in value)
         kept = tuple(one for one in found if isinstance(one, Tensor))
         return kept or None
     return None

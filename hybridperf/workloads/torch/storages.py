@@ -21,6 +21,8 @@ class StorageTally:
         self.alive_bytes = 0.0
         self.peak_bytes = 0.0
         self._sizes: dict[Any, float] = {}  # by weak reference
+        self._numbers: dict[Any, int] = {}
+        self._count = 0
 
     def hold(self, torch: Any, tree: Any) -> None:
         """Count the storages of all tensors in a tree, or of a module's parameters and buffers."""
@@ -28,24 +30,29 @@ class StorageTally:
             if isinstance(value, torch.nn.Module):
                 self.hold(torch, [*value.parameters(), *value.buffers()])
             elif isinstance(value, torch.Tensor):
-                self._add(value)
+                self.number(value)
 
     def restart(self) -> None:
         """The most from now on."""
         self.peak_bytes = self.alive_bytes
 
-    def _add(self, tensor: Any) -> None:
+    def number(self, tensor: Any) -> int:
+        """That of a tensor's storage, from 1, now counted; 0 of what has none of its own."""
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # made of other tensors, which are seen
-            return
+            return 0
         reference = weakref.ref(storage, self._gone)
         if reference in self._sizes:
-            return
+            return self._numbers[reference]
+        self._count += 1
+        self._numbers[reference] = self._count
         size = math.ceil(storage.nbytes() / _BLOCK_BYTES) * float(_BLOCK_BYTES)
         self._sizes[reference] = size
         self.alive_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+        return self._count
 
     def _gone(self, reference: Any) -> None:
         self.alive_bytes -= self._sizes.pop(reference, 0.0)
+        self._numbers.pop(reference, None)
