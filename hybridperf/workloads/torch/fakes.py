@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 from hybridperf.io import InputError
+from hybridperf.workloads.torch.groups import process_group
 
+_MESHES = ("torch/distributed/device_mesh.py", "torch/distributed/_mesh_layout.py")
+_CONTEXTS = ("torch/utils/_device.py", "torch/utils/_stats.py", "torch/_tensor.py")
 _INSTALL = "PyTorch is not installed here: `pip install torch==2.13.0` is its CPU build"
 
 
 @contextlib.contextmanager
-def without_memory() -> Iterator[None]:
+def without_memory(ranks: int = 1) -> Iterator[None]:
     """Tensors made in here have no memory, and all lie in one place.
 
+    Args:
+        ranks: of the process group that this process is the first of; nothing is sent. 1: none.
+
     Raises:
-        InputError: PyTorch is not installed.
+        InputError: PyTorch is not installed, or there is a process group already.
     """
     try:
         import torch
     except ImportError as error:
         raise InputError(_INSTALL) from error
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
     from torch.overrides import TorchFunctionMode
 
     class OneDevice(TorchFunctionMode):
@@ -36,6 +43,9 @@ def without_memory() -> Iterator[None]:
         ) -> Any:
             if func is torch.Tensor.cuda:
                 return args[0]
+            if _asked_by_a_mesh(sys._getframe(1)):
+                with unset_fake_temporarily():  # ranks of a mesh are numbers, and are read
+                    return func(*args, **(kwargs or {}))
             moved = {name: _here(value) for name, value in (kwargs or {}).items()}
             if func is torch.nn.functional.scaled_dot_product_attention:
                 # fused kernels of GPUs drop as they go, those of CPUs do not drop
@@ -75,8 +85,16 @@ def without_memory() -> Iterator[None]:
         OneDevice(),
         mock.patch.object(autocast, "__init__", here),
         mock.patch.object(torch.nn.Module, "_apply", apply),
+        process_group(ranks) if ranks > 1 else contextlib.nullcontext(),
     ):
         yield
+
+
+def _asked_by_a_mesh(frame: types.FrameType | None) -> bool:
+    """Whether a device mesh calls, or a context of a default device that it has set."""
+    while frame is not None and frame.f_code.co_filename.endswith(_CONTEXTS):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.endswith(_MESHES)
 
 
 def _here(value: Any) -> Any:

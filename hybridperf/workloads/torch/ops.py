@@ -63,6 +63,8 @@ def _answer(call: TorchCall) -> Ops:
     space, _, kind = name.rpartition("::")
     if space in ("fbgemm", "fb"):
         rule = next((rule for part, rule in FBGEMM.items() if part in kind), None)
+    elif space == "fsdp":
+        rule = _buffered
     elif space in ("torch::distributed::reducer", "torch.distributed.ddp.reducer"):
         return ()  # a gradient scaled and put into its place by the ops inside
     elif space in ("aten", ""):
@@ -115,6 +117,13 @@ def _part_gradient(call: TorchCall) -> Ops:
     """Of a slice: zeros as large as what it was cut from, and the gradient put into them."""
     needs(call.read and call.written)
     return loop(call.written[0], 0.0, 0, 0) + over(Copy, call.read[0])
+
+
+def _buffered(call: TorchCall) -> Ops:
+    """Shards put into a buffer, or cut out of it: the larger side is all that is moved."""
+    sizes = [sum(one.elements for one in given) for given in call.lists]
+    n = max([*sizes, *(one.elements for one in call.read if not call.lists)])
+    return (Copy(call.read[0].dtype, 1.0, float(n)),)
 
 
 def _cat(call: TorchCall) -> Ops:

@@ -10,28 +10,38 @@ that loops reach, what a host needs for a launch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.graph import Graph, GraphBuilder
+from hybridperf.engine.outputs import COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.io import InputError
 from hybridperf.model.calls import Call, GivenSeconds, InStep, StepPlace
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
 from hybridperf.workloads.torch.capture import Captured, capture
-from hybridperf.workloads.torch.fusion import fused
+from hybridperf.workloads.torch.fusion import PricedOp, fused
+from hybridperf.workloads.torch.messages import (
+    COPIED_IN,
+    GATHERED,
+    collective,
+    is_message,
+    place_of,
+)
 from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.record import BACKWARD, OPTIMIZER, CapturedOp
 from hybridperf.workloads.transformer.in_step import call_in_step, misaligned
 
 EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
+COMM = "comm"
+_MESSAGE_LAUNCH = StepPlace("collective_launch")
 _NAMED = 12  # unknown ops that an error lists
 
 
 def from_torch(
     fn: Callable, *args: Any, optimizer: Any = None, train: bool = True, compiled: bool = False,
-    ignore: Collection[str] = (), name: str | None = None,
+    gpus_per_node: int = 8, ignore: Collection[str] = (), name: str | None = None,
 ) -> Workload:  # fmt: skip
     """A step of a PyTorch program on a GPU that is not here.
 
@@ -43,6 +53,7 @@ def from_torch(
         optimizer: of the module's parameters, or its class; None: none.
         train: with gradients; else inference alone.
         compiled: by `torch.compile`, as a whole; else op by op.
+        gpus_per_node: of a program of many ranks, made in `hp.without_memory(ranks=...)`.
         ignore: ops to leave out, by name ("aten::svd").
         name: of the workload; None: that of `fn`.
 
@@ -51,12 +62,13 @@ def from_torch(
             that nobody can price, which is named with its line.
     """
     captured = capture(fn, args, optimizer=optimizer, train=train, name=name)
-    return workload_of(captured, compiled=compiled, ignore=ignore)
+    return workload_of(captured, compiled=compiled, gpus_per_node=gpus_per_node, ignore=ignore)
 
 
 def workload_of(
-    captured: Captured, *, compiled: bool = False, ignore: Collection[str] = ()
-) -> Workload:
+    captured: Captured, *, compiled: bool = False, gpus_per_node: int = 8,
+    ignore: Collection[str] = (),
+) -> Workload:  # fmt: skip
     """What `from_torch` gives of what was captured."""
     ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
     placed = list(priced_ops(captured, ignored))
@@ -64,24 +76,12 @@ def workload_of(
         raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
     if compiled:
         placed = fused(placed)
-    graph, rows = GraphBuilder(), dict[tuple[Call, StepPlace], int]()
-
-    def row(call: Call, place: StepPlace) -> int:
-        return rows.setdefault((call, place), len(rows) + 1)
-
-    for op, calls in placed:
-        launch = StepPlace("backward_launch" if op.phase == BACKWARD else "launch")
-        for call in calls:
-            place = StepPlace("optimizer" if op.phase == OPTIMIZER else role_of(op, call))
-            graph.op(
-                row(call_in_step(call), place), label=label_of(op),
-                launch_row=row(GivenSeconds(0.0, "launch"), launch),
-            )  # fmt: skip
+    graph, rows = _graph(placed, gpus_per_node)
     works = [(call.op.work(), call.times) for _, calls in placed for call in calls]
     left_out = Counter(op.call.kind for op in captured.ops if op.call.kind in ignored)
     return Workload(
         name=captured.name,
-        graph=graph.build(),
+        graph=graph,
         calls=tuple(call for call, _ in rows),
         backend="gpu",
         flops=float(sum(work.flops * times for work, times in works)),
@@ -97,14 +97,58 @@ def workload_of(
     )
 
 
-def priced_ops(
-    captured: Captured, ignored: frozenset[str]
-) -> list[tuple[CapturedOp, tuple[OpCall, ...]]]:
-    """Ops that launch kernels, with these; `InputError` that names what nobody can price."""
-    found, unknown = [], dict[str, str]()
+Rows = dict[tuple[Call, StepPlace], int]
+
+
+def _graph(placed: Sequence[PricedOp], gpus_per_node: int) -> tuple[Graph, Rows]:
+    """Kernels in the order issued; messages on a stream of their own, behind what they send.
+
+    What reads a message's result comes after it; so does what made room for it (FSDP2's copies into
+    the buffer that is gathered), which goes with it on its stream.
+    """
+    graph, rows = GraphBuilder(), Rows()
+    written: dict[int, int] = {}  # by storage, the message that wrote it last
+
+    def row(call: Call, place: StepPlace) -> int:
+        return rows.setdefault((call, place), len(rows) + 1)
+
+    last = -1  # on the stream of kernels
+    for op, calls in placed:
+        after = sorted({written[one.storage] for one in op.call.read if one.storage in written})
+        if is_message(op):
+            call = collective(op, gpus_per_node)
+            sent = [last] if last >= 0 and op.call.kind not in GATHERED else []
+            if call is not None:
+                node = graph.collective(
+                    row(call, place_of(op, call)), label=label_of(op), ranks=[0], stream=COMM,
+                    after=sent, launch_row=row(GivenSeconds(0.0, "launch"), _MESSAGE_LAUNCH),
+                )[0]  # fmt: skip
+                written |= {one.storage: node for one in (*op.call.written, *op.call.read)}
+            elif after:  # what waits hands on what it waited for
+                written |= {one.storage: after[-1] for one in op.call.written}
+            continue
+        launch = StepPlace("backward_launch" if op.phase == BACKWARD else "launch")
+        stream = COMM if op.call.kind in COPIED_IN else COMPUTE
+        for kernel in calls:
+            place = StepPlace("optimizer" if op.phase == OPTIMIZER else role_of(op, kernel))
+            node = graph.op(
+                row(call_in_step(kernel), place), label=label_of(op), stream=stream, after=after,
+                launch_row=row(GivenSeconds(0.0, "launch"), launch),
+            )  # fmt: skip
+            after = []
+            last = node if stream == COMPUTE else last
+    return graph.build(), rows
+
+
+def priced_ops(captured: Captured, ignored: frozenset[str]) -> list[PricedOp]:
+    """Ops with the kernels that they launch, and messages; `InputError` names what has no price."""
+    found, unknown = list[PricedOp](), dict[str, str]()
     for op in captured.ops:
         kind = op.call.kind
         if kind in ignored or on_host(op):
+            continue
+        if is_message(op):
+            found.append((op, ()))
             continue
         calls = kernels(op.call)
         if calls is None:

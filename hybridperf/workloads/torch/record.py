@@ -4,6 +4,7 @@ that asked for it.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ class CapturedOp(NamedTuple):
     call: TorchCall  # by its whole name, "aten::mm"
     phase: str  # FORWARD, BACKWARD or OPTIMIZER
     where: str  # "FILE line N" of the program; empty where the engine of gradients called it
+    ranks: tuple[int, ...] = ()  # of a message's group
 
 
 def recorder(torch: Any) -> Any:
@@ -73,10 +75,28 @@ def recorder(torch: Any) -> Any:
             call = torch_call(torch, self.tally, func, args, kwargs or {}, result)
             backward = torch._C._current_autograd_node() is not None
             phase = OPTIMIZER if self.updating else BACKWARD if backward else FORWARD
-            self.ops.append(CapturedOp(call, phase, "" if backward else user_line()))
+            where, ranks = "" if backward else user_line(), _ranks(call.kind, args, kwargs or {})
+            self.ops.append(CapturedOp(call, phase, where, ranks))
             return result
 
     return Recorder()
+
+
+def _ranks(kind: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of a message's group: one of the op's arguments, the group or its name."""
+    if "c10d" not in kind:
+        return ()
+    import torch.distributed as dist
+
+    for value in (*args, *kwargs.values()):
+        with contextlib.suppress(RuntimeError, TypeError, LookupError):
+            if type(value).__name__ == "ScriptObject":
+                value = dist.ProcessGroup.unbox(value)
+            elif isinstance(value, str):
+                value = dist.distributed_c10d._resolve_process_group(value)  # type: ignore[arg-type]
+        if isinstance(value, dist.ProcessGroup):
+            return tuple(dist.get_process_group_ranks(value))
+    return ()
 
 
 def torch_call(

@@ -1,0 +1,139 @@
+"""PyTorch programs of many ranks, captured as one of them runs them: who exchanges how much, and
+what goes beside it.
+"""
+
+import math
+
+import pytest
+
+import hybridperf as hp
+from hybridperf.io import InputError
+from hybridperf.model.calls import CollectiveCall
+from hybridperf.ops import Gemm, OpCall
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
+nn = torch.nn
+WIDTH, DEPTH, ROWS = 1024, 4, 2**14
+
+
+@pytest.fixture(scope="module")
+def h100():
+    return hp.load_model("h100_sxm").with_collectives(hp.load_collectives("dgx_h100"))
+
+
+def layers(dtype=torch.bfloat16):
+    def layer():
+        up, down = (
+            nn.Linear(WIDTH, 4 * WIDTH, dtype=dtype),
+            nn.Linear(4 * WIDTH, WIDTH, dtype=dtype),
+        )
+        return nn.Sequential(up, nn.GELU(), down)
+
+    return nn.Sequential(*(layer() for _ in range(DEPTH)))
+
+
+def sharded(ranks, tp=1, **options):
+    """A step of FSDP2 over `ranks / tp` and tensor parallelism over `tp`."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    with hp.without_memory(ranks=ranks):
+        net = layers()
+        mesh = init_device_mesh("cuda", (ranks // tp, tp), mesh_dim_names=("dp", "tp"))
+        for one in net:
+            if tp > 1:
+                plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+                parallelize_module(one, mesh["tp"], plan)
+            if tp < ranks:
+                fully_shard(one, mesh=mesh["dp"])
+        if tp < ranks:
+            fully_shard(net, mesh=mesh["dp"])
+        x = torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16, device="cuda")
+        return hp.from_torch(net, x, **options)
+
+
+def exchanged(step):
+    """(collective, ranks, nodes): how often, bytes of all."""
+    found = {}
+    for call, times in zip(step.calls, step.times_run(), strict=True):
+        if isinstance(call, CollectiveCall):
+            key = call.collective, call.ranks, call.nodes
+            often, size = found.get(key, (0, 0.0))
+            found[key] = often + int(times), size + float(times) * call.bytes
+    return found
+
+
+PARAMETERS = DEPTH * (8 * WIDTH**2 + 5 * WIDTH)
+
+
+def test_sharded_layers_are_gathered_twice_and_scattered_once() -> None:
+    found = exchanged(sharded(16))
+    assert found["all_gather", 16, 2] == (2 * DEPTH, pytest.approx(4 * PARAMETERS, rel=0.01))
+    assert found["reduce_scatter", 16, 2] == (DEPTH, pytest.approx(2 * PARAMETERS, rel=0.01))
+    assert len(found) == 2
+
+
+def test_tensor_parallel_layers_reduce_their_results() -> None:
+    step = sharded(8, tp=8)
+    found = exchanged(step)
+    assert set(found) == {("all_reduce", 8, 1)}
+    often, size = found["all_reduce", 8, 1]
+    assert often == 2 * DEPTH - 1  # the input of the first layer needs no gradient
+    assert size == often * ROWS * WIDTH * 2
+    products = {call.op for call in step.calls if isinstance(call, OpCall)}
+    assert Gemm("bf16", ROWS, 4 * WIDTH / 8, WIDTH, bias=1.0) in products
+
+
+def test_both_at_once_have_their_own_groups() -> None:
+    """Tensor parallelism inside a node, shards across: eight nodes of one rank each."""
+    found = exchanged(sharded(64, tp=8))
+    assert {key[1:] for key in found if key[0] == "all_reduce"} == {(8, 1)}
+    assert {key[1:] for key in found if key[0] != "all_reduce"} == {(8, 8)}
+
+
+def test_gathers_go_beside_the_layers_before(h100) -> None:
+    """A step lasts less than all that it does, and no less than its kernels."""
+    prediction = hp.predict(h100, sharded(8))
+    table = prediction.breakdown().set_index("group")["seconds"]
+    messages = table["all_gather"] + table["reduce_scatter"]
+    kernels = table.sum() - messages
+    assert kernels < prediction.time_s < kernels + 0.6 * messages
+
+
+def test_replicas_reduce_their_gradients_in_buckets(h100) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    x = torch.zeros(ROWS, WIDTH)
+    with hp.without_memory(ranks=8):
+        step = hp.from_torch(DistributedDataParallel(layers(torch.float32)), x)
+    alone = hp.from_torch(layers(torch.float32), x)
+    often, size = exchanged(step)["all_reduce", 8, 1]
+    assert size == 4 * PARAMETERS
+    assert DEPTH <= often <= math.ceil(size / (25 * 2**20)) + 1
+    replicated_s, alone_s = hp.predict(h100, step).time_s, hp.predict(h100, alone).time_s
+    assert alone_s < replicated_s < 1.3 * alone_s
+
+
+def test_messages_need_links_and_a_group_is_made_once() -> None:
+    with pytest.raises(InputError, match="expected a model with collectives"):
+        hp.predict("h100_sxm", sharded(8))
+    with (
+        pytest.raises(InputError, match="expected no process group, got one"),
+        hp.without_memory(ranks=2),
+        hp.without_memory(ranks=2),
+    ):
+        pass
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_mesh_larger_than_its_group_is_refused_by_pytorch() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with pytest.raises(RuntimeError, match="world size"), hp.without_memory(ranks=6):
+        init_device_mesh("cuda", (2, 4))
+    assert not torch.distributed.is_initialized()
