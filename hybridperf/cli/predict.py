@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybridperf.cli import common
 from hybridperf.cli.common import wrong
@@ -21,6 +21,7 @@ def predict(
     jax: str = "",
     torch: str = "",
     compiled: bool = False,
+    gpus: int = 1,
     program: Path | None = None,
     trace: Path | None = None,
     model: str = "here",
@@ -47,8 +48,9 @@ def predict(
     if count != 1:
         options = "--torch or --jax module:function, --program FILE and --trace FILE"
         raise wrong(f"expected one of {options}, got {count or 'none'} of them")
-    if compiled and not torch:
-        raise wrong("expected --torch module:function with --compiled, got another kind of step")
+    if (compiled or gpus != 1) and not torch:
+        option = "--compiled" if compiled else "--gpus"
+        raise wrong(f"expected --torch module:function with {option}, got another kind of step")
     if measure and not jax:
         given = "--program" if program else "--trace" if trace else "--torch"
         raise wrong(f"expected --jax module:function with --measure, got {given}: it runs the step")
@@ -66,7 +68,11 @@ def predict(
     elif trace:
         workload = recorded_step(trace, ignore=skip)
     elif torch:
-        workload = torch_step(torch, skip, compiled)
+        fabric = loaded.collectives
+        per_node = 8 if fabric is None else fabric.system.accelerators_per_node
+        workload = torch_step(
+            torch, ranks=gpus, ignore=skip, compiled=compiled, gpus_per_node=per_node
+        )
     else:
         measured_on = loaded.device.multiprocessors
         if loaded.device.kind == "cpu" and measured_on and hasattr(os, "sched_setaffinity"):
@@ -103,18 +109,22 @@ def predict(
         common.page_written(html)
 
 
-def torch_step(reference: str, ignore: list[str], compiled: bool) -> "Workload":
-    """The step of `module:function`, whose tensors have no memory from the beginning."""
+def torch_step(reference: str, *, ranks: int = 1, **options: Any) -> "Workload":
+    """The step of `module:function`, whose tensors have no memory from the beginning.
+
+    Args:
+        reference: "module:function".
+        ranks: of its process group.
+        options: of `from_torch`.
+    """
     from hybridperf.workloads.torch.fakes import without_memory
     from hybridperf.workloads.torch.program import from_torch
 
-    with without_memory():
+    with without_memory(ranks):
         fn, args, *optimizer = made_by(reference, "--torch", _MADE_TORCH)
         with code_of(reference):
             made = (*optimizer, None)[0]
-            return from_torch(
-                fn, *args, optimizer=made, compiled=compiled, ignore=ignore, name=reference
-            )
+            return from_torch(fn, *args, optimizer=made, name=reference, **options)
 
 
 def jax_program(reference: str) -> tuple:

@@ -14,6 +14,7 @@ from hybridperf.io import InputError
 from hybridperf.workloads.torch.groups import process_group
 
 _MESHES = ("torch/distributed/device_mesh.py", "torch/distributed/_mesh_layout.py")
+_FEW = 4096  # numbers
 _CONTEXTS = ("torch/utils/_device.py", "torch/utils/_stats.py", "torch/_tensor.py")
 _INSTALL = "PyTorch is not installed here: `pip install torch==2.13.0` is its CPU build"
 
@@ -32,6 +33,8 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         import torch
     except ImportError as error:
         raise InputError(_INSTALL) from error
+    if ranks < 1:
+        raise InputError(f"expected one rank or more, got {ranks}")
     from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
     from torch.overrides import TorchFunctionMode
 
@@ -43,8 +46,8 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         ) -> Any:
             if func is torch.Tensor.cuda:
                 return args[0]
-            if _asked_by_a_mesh(sys._getframe(1)):
-                with unset_fake_temporarily():  # ranks of a mesh are numbers, and are read
+            if _asked_by_a_mesh(sys._getframe(1)) or _of_known_numbers(torch, func, args):
+                with unset_fake_temporarily():
                     return func(*args, **(kwargs or {}))
             moved = {name: _here(value) for name, value in (kwargs or {}).items()}
             if func is torch.nn.functional.scaled_dot_product_attention:
@@ -76,6 +79,9 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
     autocast = torch.amp.autocast_mode.autocast
     enter = autocast.__init__
 
+    def untouched(tensor: Any, *_: Any, **__: Any) -> Any:
+        return tensor
+
     def here(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         enter(self, _here(device_type), *args, **kwargs)
 
@@ -85,13 +91,23 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         OneDevice(),
         mock.patch.object(autocast, "__init__", here),
         mock.patch.object(torch.nn.Module, "_apply", apply),
+        mock.patch.object(torch.nn.init, "_no_grad_trunc_normal_", untouched),  # reads numbers
         process_group(ranks) if ranks > 1 else contextlib.nullcontext(),
     ):
         yield
 
 
+def _of_known_numbers(torch: Any, func: Any, args: Any) -> bool:
+    """Whether a few numbers that models read as they are built are made, or such are worked on."""
+    given = [one for one in args if isinstance(one, torch.Tensor)]
+    real = all(type(one) is torch.Tensor and one.numel() <= _FEW for one in given)
+    return real if given else func is torch.linspace
+
+
 def _asked_by_a_mesh(frame: types.FrameType | None) -> bool:
-    """Whether a device mesh calls, or a context of a default device that it has set."""
+    """Whether a device mesh calls, or a context of a default device that it has set: its ranks are
+    numbers, and are read.
+    """
     while frame is not None and frame.f_code.co_filename.endswith(_CONTEXTS):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.endswith(_MESHES)

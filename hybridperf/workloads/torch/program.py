@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hybridperf.engine.graph import Graph, GraphBuilder
@@ -35,6 +36,8 @@ from hybridperf.workloads.transformer.in_step import call_in_step, misaligned
 
 EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
 COMM = "comm"
+# `scaled_dot_product_attention` on numbers of two bytes
+_ATTENTION_KERNEL, _KERNEL_BYTES = "flash2", 2
 _MESSAGE_LAUNCH = StepPlace("collective_launch")
 _NAMED = 12  # unknown ops that an error lists
 
@@ -132,7 +135,7 @@ def _graph(placed: Sequence[PricedOp], gpus_per_node: int) -> tuple[Graph, Rows]
         for kernel in calls:
             place = StepPlace("optimizer" if op.phase == OPTIMIZER else role_of(op, kernel))
             node = graph.op(
-                row(call_in_step(kernel), place), label=label_of(op), stream=stream, after=after,
+                row(as_run(kernel), place), label=label_of(op), stream=stream, after=after,
                 launch_row=row(GivenSeconds(0.0, "launch"), launch),
             )  # fmt: skip
             after = []
@@ -170,6 +173,13 @@ def on_host(op: CapturedOp) -> bool:
     """An optimizer's arithmetic on single numbers, such as its count of steps."""
     tensors = [*op.call.read, *op.call.written]
     return op.phase == OPTIMIZER and all(not tensor.shape for tensor in tensors)
+
+
+def as_run(call: OpCall) -> Call:
+    """A kernel in a step; fused attention is PyTorch's own, as in any step of torchtitan's."""
+    if isinstance(call.op, Attention) and call.op.element_bytes == _KERNEL_BYTES:
+        call = replace(call, kernel=_ATTENTION_KERNEL)
+    return call_in_step(call)
 
 
 def role_of(op: CapturedOp, call: OpCall) -> str:

@@ -1,0 +1,76 @@
+"""Published architectures, from Hugging Face's own code and default sizes: two layers of each are
+captured whole, every op has a price, and arithmetic is what PyTorch counts.
+"""
+
+import dataclasses
+
+import pytest
+
+import hybridperf as hp
+from hybridperf.ops.attention import Attention
+from hybridperf.workloads.torch.capture import capture
+from hybridperf.workloads.torch.ops import kernels
+from hybridperf.workloads.torch.program import priced_ops
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed (`dev`)")
+
+CAUSAL = (
+    "gpt2", "gptj", "gpt_neox", "opt", "bloom", "llama", "qwen3", "gemma2", "phi3", "falcon",
+    "mixtral", "deepseek_v3", "mamba2", "gpt_oss",
+)  # fmt: skip
+ENCODERS, IMAGES = ("bert", "electra"), ("vit", "swin", "convnext", "resnet")
+TRANSLATION = ("bart",)
+ALL = (*CAUSAL, *ENCODERS, *IMAGES, *TRANSLATION)
+# which PyTorch's counter leaves out, or cannot count without numbers
+NOT_COUNTED = ("aten::_grouped_mm", "aten::_scaled_dot_product_flash_attention_for_cpu")
+
+
+def program(name):
+    """(a function of no arguments that returns a loss); called where tensors have no memory."""
+    config = transformers.AutoConfig.for_model(name)
+    if name not in ("swin", "convnext", "resnet"):
+        config.num_hidden_layers = 2
+    kind = (
+        transformers.AutoModelForCausalLM if name in CAUSAL
+        else transformers.AutoModelForSequenceClassification if name in ENCODERS
+        else transformers.AutoModelForImageClassification if name in IMAGES
+        else transformers.AutoModelForSeq2SeqLM
+    )  # fmt: skip
+    net = kind.from_config(config, dtype=torch.bfloat16).train()
+    tokens, label = torch.zeros(2, 256, dtype=torch.long), torch.zeros(2, dtype=torch.long)
+    if name in IMAGES:
+        size = getattr(config, "image_size", 224)
+        given = {"pixel_values": torch.zeros(2, 3, size, size, dtype=torch.bfloat16)}
+    else:
+        given = {"input_ids": tokens}
+    given["labels"] = label if name in (*ENCODERS, *IMAGES) else tokens
+    return lambda: net(**given).loss
+
+
+def all_pairs(call):
+    """Flops of a call as PyTorch counts them: attention of every query to every key."""
+    op = call.op
+    if isinstance(op, Attention) and hasattr(op, "causal"):
+        op = dataclasses.replace(op, causal=0.0)
+    return op.work().flops * call.times
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_published_model_is_captured_and_counted(name) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with hp.without_memory():
+        step = program(name)
+        priced_ops(capture(step, (), name=name), frozenset())
+        forward = capture(step, (), train=False)
+        counter = FlopCounterMode(display=False)
+        with counter, torch.no_grad():
+            step()
+    ours = sum(
+        all_pairs(call) for one in forward.ops if one.call.kind not in NOT_COUNTED
+        for call in kernels(one.call) or () if call.op.unit == "matrix"
+    )  # fmt: skip
+    counted = counter.get_flop_counts()["Global"]
+    theirs = sum(n for op, n in counted.items() if str(op) != "aten._grouped_mm")
+    assert ours == pytest.approx(theirs, rel=0.01)
