@@ -183,7 +183,7 @@ def as_run(call: OpCall) -> Call:
 
 
 def role_of(op: CapturedOp, call: OpCall) -> str:
-    """Which step effects count for a kernel, of `step_effects.ROLES`."""
+    """Which step effects count for a kernel (`model/step_effects.py`)."""
     if isinstance(call.op, Attention):
         return "attention"
     if call.op.unit != "matrix":
