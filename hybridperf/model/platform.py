@@ -10,6 +10,7 @@ leaf of the platform may carry a batch axis behind its own.
 from __future__ import annotations
 
 import dataclasses
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ GROUP_KNOBS = (
     "step_s", "smoothing",
 )  # fmt: skip
 LEVEL_KNOBS = ("level_speedup", "line_s", "level_capacity")
+_CHUNK = 8192  # ops whose parts stay in a core's cache
 
 
 @jax.tree_util.register_dataclass
@@ -75,24 +77,16 @@ def neutral_knobs() -> RooflineKnobs:
     return dataclasses.replace(one, **every)
 
 
-def durations(table: OpTable, platform: Platform) -> Array:
-    """Seconds of each op [U] on one platform; pure, differentiable in every leaf of both."""
-    # traced groups pick from knobs
-    table, platform = jax.tree.map(jnp.asarray, fresh_views((table, platform)))
-
-    def one(op: OpTable) -> Array:
-        knobs = platform.knobs
-        picked = {name: getattr(knobs, name)[op.group] for name in GROUP_KNOBS}
-        picked["floor_s"] = op.floors * picked["floor_s"]
-        peak = op.peak_flops_per_s * platform.peak_flops_scale
-        device = Device(peak, platform.memory_bytes_per_s, platform.level_bytes)
-        seconds = op_seconds(op.work, device, dataclasses.replace(knobs, **picked))
-        return op.times * seconds * jnp.exp(op.correction)
-
-    return jax.vmap(one)(table)
-
-
-_durations = jax.jit(durations)
+def durations(table: OpTable, platform: Platform, xp: ModuleType = jnp) -> Array:
+    """Seconds of each op [U] on one platform; pure, in JAX differentiable in every leaf of both."""
+    if xp is jnp:  # traced groups pick from knobs
+        table, platform = jax.tree.map(jnp.asarray, fresh_views((table, platform)))
+    picked = {name: getattr(platform.knobs, name)[table.group] for name in GROUP_KNOBS}
+    picked["floor_s"] = table.floors * picked["floor_s"]
+    peak = table.peak_flops_per_s * platform.peak_flops_scale
+    device = Device(peak, platform.memory_bytes_per_s, platform.level_bytes)
+    seconds = op_seconds(table.work, device, dataclasses.replace(platform.knobs, **picked), xp)
+    return table.times * seconds * xp.exp(table.correction)
 
 
 def canonical(tree: Any) -> Any:
@@ -125,12 +119,17 @@ def padded(tree: Any, length: int) -> Any:
 
 
 def seconds(table: OpTable, platform: Platform) -> np.ndarray:
-    """`durations` as numbers [U]."""
+    """`durations` as numbers [U], in NumPy: a first prediction has nothing to compile."""
     length = len(table.group)
     if length and (at := int(np.max(table.group))) >= len(platform.knobs.floor_s):
         raise InputError(
             f"expected knobs of {GROUPS[at]}, a group of ops that was registered after the model"
             " was loaded; load the model again"
         )
-    found = _durations(canonical(padded(table, length)), canonical(platform))
-    return np.asarray(found, np.float64)[:length]
+    table, platform = jax.tree.map(np.asarray, (table, platform))
+    found = np.empty(length)
+    for start in range(0, length, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        some = jax.tree.map(lambda leaf, at=part: leaf[at], table)
+        found[part] = durations(some, platform, np)
+    return found

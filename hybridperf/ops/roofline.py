@@ -23,7 +23,8 @@ up all the time and others never again). `pnorm(a, b; q) = (a^(1/q) + b^(1/q))^q
 Families of GPU ops (`learning.prior.form`) keep the floor, both efficiencies and q of it; waves of
 thread blocks are a third part of their p-norm. All of them add up by `roof_s`.
 
-Everything here takes one op on one device; callers `vmap`.
+Everything here takes one op on one device, or arrays of ops [...] and of their knobs; memory levels
+[L] come last. By JAX, or by NumPy (`xp`) in its own precision.
 """
 
 from __future__ import annotations
@@ -125,10 +126,10 @@ def roofline_s(work: Work, device: Device) -> Array:
     return jnp.maximum(compute_s, work.bytes / device.memory_bytes_per_s)
 
 
-def op_seconds(work: Work, device: Device, knobs: RooflineKnobs) -> Array:
+def op_seconds(work: Work, device: Device, knobs: RooflineKnobs, xp: ModuleType = jnp) -> Array:
     """Seconds by the calibrated form (module docstring)."""
-    *overlapping, serial_s = op_parts(work, device, knobs)
-    return roof_s(knobs.floor_s, overlapping, knobs.smoothing, serial_s)
+    *overlapping, serial_s = op_parts(work, device, knobs, xp)
+    return roof_s(knobs.floor_s, overlapping, knobs.smoothing, serial_s, xp)
 
 
 def roof_s(
@@ -139,43 +140,55 @@ def roof_s(
     return floor_s + functools.reduce(lambda a, b: pnorm(a, b, q, xp), overlapping) + serial_s
 
 
-def op_parts(work: Work, device: Device, knobs: RooflineKnobs) -> tuple[Array, Array, Array]:
+def op_parts(
+    work: Work, device: Device, knobs: RooflineKnobs, xp: ModuleType = jnp
+) -> tuple[Array, Array, Array]:
     """(compute + strided, memory, steps x step): each adds up over works of one kernel."""
-    work, device, knobs = fresh_views((work, device, knobs))
+    if xp is jnp:
+        work, device, knobs = fresh_views((work, device, knobs))
     compute_s = (work.flops + knobs.transcendental_flops * work.transcendentals) / (
         knobs.compute_efficiency * device.peak_flops_per_s
     )
     # what a faster level saves is subtracted, not shares added up, so that neutral knobs give bytes
     # / bandwidth to the bit
-    level_bytes = jnp.asarray(device.level_bytes)
-    bounded = jnp.isfinite(level_bytes)  # main memory need not be, and infinity has no gradient
-    held_bytes = jnp.where(
-        bounded, jnp.where(bounded, level_bytes, 1.0) * knobs.level_capacity, level_bytes
+    level_bytes = xp.asarray(device.level_bytes)
+    bounded = xp.isfinite(level_bytes)  # main memory need not be, and infinity has no gradient
+    held_bytes = xp.where(
+        bounded, xp.where(bounded, level_bytes, 1.0) * knobs.level_capacity, level_bytes
     )
-    at_reuse = level_shares(work.reuse_bytes, held_bytes, work.reuse_spread)
-    saved = jnp.sum(at_reuse * (1.0 - 1.0 / knobs.level_speedup))
+    at_reuse = level_shares(work.reuse_bytes, held_bytes, work.reuse_spread, xp)
+    saved = xp.sum(at_reuse * (1.0 - 1.0 / knobs.level_speedup), -1)
     memory_s = work.bytes / (knobs.memory_efficiency * device.memory_bytes_per_s) * (1.0 - saved)
-    at_stride = level_shares(work.strided_bytes, held_bytes)
-    line_s, scattered_line_s = (jnp.sum(at * knobs.line_s) for at in (at_stride, at_reuse))
+    at_stride = level_shares(work.strided_bytes, held_bytes, xp=xp)
+    line_s, scattered_line_s = (xp.sum(at * knobs.line_s, -1) for at in (at_stride, at_reuse))
     strided_s = knobs.strided_factor * (
         work.strided_reads * line_s + work.scattered_reads * scattered_line_s
     )
     return compute_s + strided_s, memory_s, work.steps * knobs.step_s
 
 
-def level_shares(distance_bytes: Array, level_bytes: Array, spread: Array = 0.0) -> Array:
-    """Share of accesses that each memory level [L] serves at a reuse distance; they sum to one."""
-    capacity = jnp.asarray(level_bytes)
-    caches, has = capacity[:-1], capacity[:-1] > 0
-    distance = jnp.log(jnp.maximum(distance_bytes, 1.0))
+def level_shares(
+    distance_bytes: Array, level_bytes: Array, spread: Array = 0.0, xp: ModuleType = jnp
+) -> Array:
+    """Share of accesses that each memory level [..., L] serves at a reuse distance [...]; they sum
+    to one.
+    """
+    capacity = xp.asarray(level_bytes)
+    caches, has = capacity[..., :-1], capacity[..., :-1] > 0
+    distance = xp.log(xp.maximum(distance_bytes, 1.0))[..., None]
     # a logistic curve averaged over a normal distribution is nearly a flatter logistic curve
-    sharpness = _CACHE_SHARPNESS / jnp.sqrt(1.0 + (math.pi / 8) * (_CACHE_SHARPNESS * spread) ** 2)
-    resident = jnp.where(
-        has, jax.nn.sigmoid(sharpness * (jnp.log(jnp.where(has, caches, 1.0)) - distance)), 0.0
-    )
+    flatter = 1.0 + (math.pi / 8) * (_CACHE_SHARPNESS * xp.asarray(spread)[..., None]) ** 2
+    octaves = xp.log(xp.where(has, caches, 1.0)) - distance
+    resident = xp.where(has, _logistic(_CACHE_SHARPNESS / xp.sqrt(flatter) * octaves, xp), 0.0)
     # nearer levels hold a subset of farther ones
-    held = jax.lax.cummax(jnp.append(resident, jnp.ones((), resident.dtype)))
-    return jnp.diff(held, prepend=jnp.zeros((1,), held.dtype))
+    nested = np.maximum.accumulate if xp is np else jax.lax.cummax
+    held = nested(resident, axis=resident.ndim - 1)
+    none = xp.zeros_like(held[..., :1])
+    return xp.diff(xp.concatenate([none, held, none + 1.0], -1))
+
+
+def _logistic(x: Array, xp: ModuleType) -> Array:
+    return 1.0 / (1.0 + np.exp(-x)) if xp is np else jax.nn.sigmoid(x)
 
 
 def pnorm(a: Array, b: Array, q: Array, xp: ModuleType = jnp) -> Array:

@@ -24,6 +24,7 @@ from hybridperf.hardware import LEVELS, load_device
 from hybridperf.io import InputError
 from hybridperf.io.documents import with_checksum
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, canonical, load_model
+from hybridperf.model.platform import durations
 from hybridperf.ops import GROUPS, Copy, Elementwise, Gemm, OpCall
 from hybridperf.ops.roofline import RooflineKnobs, Work
 
@@ -94,6 +95,21 @@ def test_datasheet_model_is_the_roofline() -> None:
 
 
 # --- files ----------------------------------------------------------------------------------------
+
+
+def test_numbers_are_those_that_jax_traces(fitted: PerfModel) -> None:
+    """In NumPy without a compiler, of however many ops."""
+    ops = [Gemm("fp32", 2.0**at, 300.0, 70.0) for at in range(12)]
+    table = fitted.table([
+        OpCall(op, times=times)
+        for op in (*ops, Elementwise("fp32", 700.0, 900.0), Copy("fp32", 5000.0, 3000.0))
+        for times in (1, 3)
+    ])  # fmt: skip
+    alone = fitted.op_seconds(table)
+    assert alone.dtype == np.float64
+    assert alone == pytest.approx(np.asarray(jax.jit(durations)(table, fitted.platform())), 1e-6)
+    many = jax.tree.map(lambda leaf: np.tile(leaf, 1000), table)
+    assert (fitted.op_seconds(many) == np.tile(alone, 1000)).all()
 
 
 def test_a_saved_model_predicts_the_same_to_the_bit(fitted: PerfModel, tmp_path: Path) -> None:

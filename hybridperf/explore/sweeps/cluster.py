@@ -173,9 +173,11 @@ def _client(workers: int | None, scheduler: str | None) -> Iterator[tuple[Any, l
             yield client, None
         return
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    # Dask's sampling profiler is shown on the dashboard alone: a third of what the scheduler does
+    quietly = {"distributed.worker.daemon": True, "distributed.worker.profile.enabled": False}
     with (
         tempfile.TemporaryDirectory(prefix="hybridperf-") as scratch,
-        dask.config.set({"distributed.worker.daemon": True}),
+        dask.config.set(quietly),
         LocalCluster(
             n_workers=workers,
             threads_per_worker=1,

@@ -11,12 +11,15 @@ A layer is `units` equal ones in a row; all sizes are of one unit.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError
-from hybridperf.ops import EmbeddingBag, EmbeddingBagBackward, Gemm, Op
+from hybridperf.ops import Gemm, Op, lookup_calls
+from hybridperf.ops.embedding import Access, Table, Uniform
+from hybridperf.ops.embedding_bag import Direction
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 Kind = Literal["embedding", "dense", "transformer"]
@@ -69,7 +72,7 @@ def check_layers(layers: Sequence[Layer]) -> None:
 
 def embedding_tables(
     name: str, tables: int, rows: float, dim: float, pooling: float, *, dtype: str = "fp16",
-    state_bytes: float | None = None,
+    state_bytes: float | None = None, access: Access | None = None,
 ) -> Layer:  # fmt: skip
     """Equal embedding tables whose looked-up rows are summed, as one layer.
 
@@ -81,14 +84,20 @@ def embedding_tables(
         pooling: rows of each table that a sample sums.
         dtype: number format of the rows.
         state_bytes: bytes of memory per parameter; None: the rows alone (plain SGD).
+        access: how lookups spread over a table's rows; None: evenly.
     """
     dtype = canonical_dtype(dtype)
     size = DTYPE_BYTES[dtype]
+    table = Table(name, rows, dim, pooling=pooling, dtype=dtype, access=access or Uniform())
 
+    @functools.lru_cache(maxsize=64)
     def ops(samples: float, parts: int, backward: bool) -> tuple[Op, ...]:
-        mine = tables / parts
-        sizes = (samples * parts, mine * pooling, mine * rows, float(dim), mine)
-        return (EmbeddingBagBackward(dtype, *sizes) if backward else EmbeddingBag(dtype, *sizes),)
+        direction: Direction = "backward" if backward else "forward"
+        one = lookup_calls([table], samples * parts, direction, in_step=backward).op
+        # between two lookups of a row as many rows of every other table are touched
+        counts = ("pooling", "rows", "tables", "width", "unique", "distance")
+        mine = {field: getattr(one, field) * tables / parts for field in counts}
+        return (dataclasses.replace(one, **mine),)
 
     return Layer(
         name, "embedding", tables * rows * dim, read_bytes=tables * dim * pooling * size,
