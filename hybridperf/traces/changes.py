@@ -21,6 +21,7 @@ from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS, OpCall
 from hybridperf.traces.events import NONE, Message, RankTrace
+from hybridperf.traces.kernel_kinds import seconds_ratio
 from hybridperf.traces.ranks import kind_of, pair_of, rank_numbers
 from hybridperf.traces.recorded.arguments import RecordedArguments, arguments, recorded_op
 from hybridperf.traces.replay import Replay
@@ -114,14 +115,23 @@ def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> C
 
 
 def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
-    """Kernels of ops with recorded shapes times predicted new over predicted old."""
-    rows = replay.rows
+    """Kernels of ops with recorded shapes times predicted new over predicted old; others by what
+    their names tell (`kernel_kinds.py`).
+    """
+    rows, factor, by_name_s = replay.rows, np.ones(len(replay.rows)), 0.0
     keys: dict[tuple[str, str, str], list[int]] = {}
     kept: dict[str, dict[str, float]] = {}  # op -> why -> seconds
 
     def keep(op: str, why: str, members: Sequence[int]) -> None:
-        reasons = kept.setdefault(op, {})
-        reasons[why] = reasons.get(why, 0.0) + float(rows.busy_s[members].sum())
+        nonlocal by_name_s
+        for row in members:
+            busy_s = float(rows.busy_s[row])
+            found = _by_name(replay, row, busy_s, old, new)
+            if found is not None:
+                factor[row], by_name_s = found, by_name_s + busy_s
+                continue
+            reasons = kept.setdefault(op, {})
+            reasons[why] = reasons.get(why, 0.0) + busy_s
 
     device_rows = np.flatnonzero(rows.kind == DEVICE).tolist()
     for row in device_rows:
@@ -133,7 +143,6 @@ def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
             keys.setdefault(key, []).append(row)
     calls = {key: _calls(*key) for key in keys}
     ratio = _ratios({key: ops for key, ops in calls.items() if ops}, old, new)
-    factor = np.ones(len(rows))
     for key, members in keys.items():
         if key in ratio:
             factor[members] = ratio[key]
@@ -143,6 +152,9 @@ def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
     total_s = float(rows.busy_s[device_rows].sum())
     share = sum(unknown.values()) / total_s if total_s > 0 else 0.0
     notes = []
+    if by_name_s:
+        named = f"{by_name_s / total_s:.1%} of the device's time goes by its kernels' names alone"
+        notes.append(f"{named}: products by the peak of their format, all else by bandwidth")
     if unknown:
         notes.append(f"{share:.1%} of the device's time is in ops that keep their measured seconds")
     if device_rows and not keys:
@@ -151,6 +163,17 @@ def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
     notes.append("kernels change with the device, what the host takes stays as measured")
     whys = {op: ", ".join(sorted(of, key=lambda one: -of[one])) for op, of in kept.items()}
     return Change(f"{new.device.name} for {old.device.name}", factor, unknown, tuple(notes), whys)
+
+
+def _by_name(
+    replay: Replay, row: int, busy_s: float, old: PerfModel, new: PerfModel
+) -> float | None:
+    """Factor on a row's seconds by its kernel's name; None where that tells nothing."""
+    kernel = replay.traces[replay.rows.trace[row]].device_name(int(replay.rows.event[row]))
+    ratio = seconds_ratio(kernel, old.device, new.device)
+    if ratio is None or busy_s <= KERNEL_S:
+        return None if ratio is None else 1.0
+    return (KERNEL_S + (busy_s - KERNEL_S) * ratio) / busy_s
 
 
 def _of_links(replay: Replay) -> tuple[str, ...]:

@@ -17,8 +17,16 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.report.perfetto import write_traces
-from hybridperf.traces.changes import LATENCY_S, faster, links_scaled, other_device, other_links
+from hybridperf.traces.changes import (
+    KERNEL_S,
+    LATENCY_S,
+    faster,
+    links_scaled,
+    other_device,
+    other_links,
+)
 from hybridperf.traces.events import Message
+from hybridperf.traces.kernel_kinds import seconds_ratio
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import UNRECORDED, replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, WIRE
@@ -31,10 +39,8 @@ DLRM, A100 = "param_dlrm_8xV100_kineto.tar.gz", "hta_trace_diff_control_A100_ran
 V100_MATMUL = "[[1024, 1024], [1024, 1024]]", '["float", "float"]'
 
 
-def bound_by_device():
-    """100 µs of launches, then 900 µs of kernels in two ops; the second op's
-    shapes are recorded.
-    """
+def bound_by_device(second="relu_kernel"):
+    """100 µs of launches, then 900 µs of kernels in two ops; the first op's shapes are recorded."""
     host = [
         ("mark", "ProfilerStep#1", 0, 120),
         ("op", "aten::linear", 5, 40),
@@ -44,7 +50,7 @@ def bound_by_device():
     host += [("op", "aten::relu", 50, 70), ("call", "b", 55, 60)]
     trace = made_trace(
         host,
-        [("gemm_kernel", 7, 22, 522, "a"), ("relu_kernel", 7, 524, 924, "b")],
+        [("gemm_kernel", 7, 22, 522, "a"), (second, 7, 524, 924, "b")],
         shapes=(V100_MATMUL[0],),
     )
     shapes = np.where(trace.host.name == trace.names.index("aten::mm"), 0, -1).astype(np.int32)
@@ -214,8 +220,32 @@ def test_the_same_device_changes_nothing_and_another_changes_known_ops():
     on_old, on_new = (float(model.op_seconds(model.table(product))[0]) for model in (old, new))
     assert change.factor[gemm] == pytest.approx(on_new / on_old)
     assert change.factor[gemm] < 1
-    assert change.unknown == pytest.approx({"aten::relu": 400e-6})  # its shapes were not recorded
-    assert "44.4% of the device's time" in change.notes[0]
+    # the shapes of the other were not recorded: its kernel's name tells that it waits for memory
+    relu = next(at for at in range(len(found.rows)) if found.op_of_row(at) == "aten::relu")
+    bandwidths = (model.device.memory_bytes_per_s for model in (old, new))
+    expected_s = KERNEL_S + (400e-6 - KERNEL_S) * next(bandwidths) / next(bandwidths)
+    assert change.factor[relu] * 400e-6 == pytest.approx(expected_s)
+    assert change.unknown == {}
+    assert "44.4% of the device's time goes by its kernels' names alone" in change.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "ratio"),
+    [
+        ("volta_sgemm_128x64_nn", 15.7 / 66.9),
+        ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_nn", 125 / 989),
+        ("void cudnn::detail::implicit_convolve_sgemm<__half, 128>", 125 / 989),
+        ("void at::native::vectorized_elementwise_kernel<4, float>", 900 / 3350),
+        ("Memset (Device)", 900 / 3350),
+        ("Memcpy HtoD (Pageable -> Device)", None),
+        ("sm90_xmma_gemm_e4m3", None),  # a V100 has no such format
+    ],
+)
+def test_a_kernel_s_name_tells_its_rate(kernel, ratio):
+    old, new = load_device("v100_sxm2"), load_device("h100_sxm")
+    assert seconds_ratio(kernel, old, new) == (ratio and pytest.approx(ratio, rel=0.02))
+    if ratio:
+        assert seconds_ratio(kernel, old, old) == 1
 
 
 def test_other_links_by_models_of_both_systems():
@@ -376,7 +406,7 @@ def test_the_command_knows_the_recorded_device(run, files):
         "1",
     )
     assert status == 0, err
-    assert "keep their measured time" in out  # no shapes were recorded
+    assert "goes by its kernels' names alone" in err  # no shapes were recorded
     assert "x1.2 under collectives" in out
     assert "one rank of 2" in err
 
@@ -500,7 +530,7 @@ def test_the_real_step_of_a_device_that_is_behind(data_dir):
 
 
 def test_why_ops_keep_their_time_is_said():
-    found = bound_by_device()
+    found = bound_by_device("Memcpy HtoD (Pageable -> Device)")
     change = other_device(
         found, *(PerfModel.datasheet(load_device(name)) for name in ("v100_sxm2", "h100_sxm"))
     )
@@ -510,7 +540,7 @@ def test_why_ops_keep_their_time_is_said():
     change = other_device(
         bare, *(PerfModel.datasheet(load_device(name)) for name in ("v100_sxm2", "h100_sxm"))
     )
-    assert set(change.why.values()) == {"launched outside of ops"}
+    assert change.why == {}  # launched outside of ops, they go by their kernels' names
     assert any("record_shapes=True" in note for note in change.notes)
 
 
