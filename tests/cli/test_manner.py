@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -77,6 +78,22 @@ def test_what_is_calibrated(run, what):
     known = {one["id"]: one["calibrated"] for one in json.loads(run(what, "--json")[1])[what]}
     measured = {"devices": "h100_sxm", "systems": "aic_h100_sxm"}[what]
     assert f"{known[measured]['rows']:,} rows, {known[measured]['date']}" in out
+
+
+def test_devices_and_systems_are_counted_once(run):
+    """The tables, the README and the tutorial agree."""
+    said = {}
+    for what in ("devices", "systems"):
+        count = run(what)[1].splitlines()[-1]
+        known = json.loads(run(what, "--json")[1])[what]
+        said[what] = sum(one["calibrated"] is not None for one in known)
+        assert count.startswith(f"{len(known)} {what}: {said[what]} calibrated")
+    words = {11: "eleven", 12: "twelve", 13: "thirteen", 14: "fourteen"}
+    gpus, systems = words[said["devices"]], words[said["systems"]]
+    root = Path(__file__).parent.parent.parent
+    tutorial = (root / "docs" / "tutorials" / "new_machine.md").read_text().lower()
+    assert f"({gpus} GPUs;" in (root / "README.md").read_text()
+    assert f"{gpus} gpus and {systems} systems come calibrated" in tutorial
 
 
 def test_old_spellings_go_on_working_with_a_notice(run, tmp_path):
