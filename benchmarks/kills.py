@@ -29,7 +29,7 @@ from hybridperf.learning.prior.shipped import load_prior
 COMMAND = [sys.executable, "-m", "hybridperf.cli"]
 DATA = Path(os.environ.get("HYBRIDPERF_DATA", "../shared/data"))
 _WAIT_S = 600
-SWEEP = """schema = "hybridperf/sweep"
+SWEEP = """schema = "hybridperf/spec"
 schema_version = 1
 [target]
 kind = "ops"
@@ -37,7 +37,7 @@ model = "v100"
 [parameters]
 op = "gemm"
 dtype = "fp16"
-m = {{ lin = [1, {most}], count = 20000 }}
+m = {{ min = 1, max = {most}, scale = "lin", count = 20000 }}
 n = 128
 k = 128
 """

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.io import unknown
 from hybridperf.ops.embedding import uniform_unique_rows
 from hybridperf_calibration.microbench.families import FAMILIES, FLOAT_BYTES, Family, OpProgram
 from hybridperf_calibration.microbench.families import points as sobol_points
@@ -47,7 +48,7 @@ def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case
     known = [family.name for family in FAMILIES]
     for name in only:
         if name not in known:
-            raise ValueError(f"unknown family of ops {name!r}; known are {', '.join(known)}")
+            raise unknown("family of ops", name, known, f"known are {', '.join(known)}")
     overhead = CallOverhead()
     return [
         case

@@ -1,7 +1,7 @@
 """`hybridperf devices`, `systems`, `models`, `show`: what is known."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from typer import Argument
@@ -32,6 +32,7 @@ def devices() -> None:
     known = [load_device(name) for name in device_names()]
     result(devices=[spec.model_dump() | {"calibrated": shipped.get(spec.id)} for spec in known])
     print(text.items_table(known, columns))
+    print(_counted("devices", [shipped.get(spec.id) for spec in known]))
 
 
 def systems() -> None:
@@ -54,6 +55,12 @@ def systems() -> None:
     known = [load_system(name) for name in system_names()]
     result(systems=[spec.model_dump() | {"calibrated": shipped.get(spec.id)} for spec in known])
     print(text.items_table(known, columns))
+    print(_counted("systems", [shipped.get(spec.id) for spec in known]))
+
+
+def _counted(what: str, shipped: Sequence[Mapping[str, Any] | None]) -> str:
+    measured = sum(one is not None for one in shipped)
+    return f"{len(shipped)} {what}: {measured} calibrated, the others known by their datasheet"
 
 
 def _calibrated(facts: Mapping[str, Any] | None) -> str:

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 import hybridperf
 
 _QUICK_S = 3.0  # what takes longer shows that it goes on
+_SENTENCE = 200  # characters of a command among the others: its first sentence, whole
 _RESULTS: ContextVar[dict[str, Any] | None] = ContextVar("results", default=None)
 _OPTIONS = {
     "as_json": Option("--json", help="print JSON alone: SI units, null where nothing is known"),
@@ -157,10 +158,9 @@ def by_task(tasks: Mapping[str, Sequence[str]]) -> type[TyperGroup]:
 
     class ByTask(TyperGroup):
         def format_commands(self, ctx: Any, formatter: Any) -> None:
-            limit = formatter.width - 6 - max(map(len, self.commands))
             for task, names in tasks.items():
                 with formatter.section(task):
-                    short = [self.commands[name].get_short_help_str(limit) for name in names]
+                    short = [self.commands[name].get_short_help_str(_SENTENCE) for name in names]
                     formatter.write_dl(list(zip(names, short, strict=True)))
 
     return ByTask

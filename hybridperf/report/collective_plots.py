@@ -19,6 +19,8 @@ _MANY_POINTS = 300  # of a panel, which are then drawn small
 _PANEL = ["collective", "implementation", "where"]
 _RANKS = ["n_gpus", "n_nodes"]
 _USUAL = ["dtype", "in_place", "lib", "lib_version", "variant"]  # a curve has the most frequent
+_NAMES = {"alltoall": "all-to-all", "sendrecv": "send-receive"}
+_LINKS = {"nvlink": "NVLink", "nvswitch": "NVSwitch", "pcie": "PCIe", "xgmi": "xGMI"}
 _BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
@@ -43,9 +45,12 @@ def bus_bandwidth_plot(
     for axes, key in zip(panels, keys, strict=True):
         _panel(axes, _of(points, key), _of(lines, key))
         collective, implementation, where = key
-        axes.set_title(f"{collective.replace('_', '-')}, {where}\n{implementation}", fontsize=9)
+        name = _NAMES.get(collective, collective.replace("_", "-"))
+        axes.set_title(f"{name}, {where}\n{implementation}", fontsize=9)
     if title is None and isinstance(model, CollectiveModel):
-        title = f"{model.system.id}: {link_of(model.system).replace('_', ' ')} inside a node"
+        link = link_of(model.system)
+        joined = _LINKS.get(link, f"{link.replace('_', ' ')} links")
+        title = f"{model.system.id}: {joined} inside a node"
     if title:
         figure.suptitle(title, fontsize=10)
     figure.supxlabel("message size", fontsize=9)

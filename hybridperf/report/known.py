@@ -4,6 +4,7 @@ what two models differ in: their origin; knobs, memory levels, intervals over 5 
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import numpy as np
 
 from hybridperf import hardware
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
+from hybridperf.explore.sweeps.written import json_schema
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models
@@ -57,6 +59,8 @@ def known(name: str) -> str:
         dimensions = {op: ", ".join(op_by_name(op)[0].dimensions()) for op in op_names()}
         width = max(map(len, dimensions))
         return "\n".join(f"{op.ljust(width)}  {sizes}" for op, sizes in dimensions.items())
+    if name == "spec":
+        return json.dumps(json_schema(), indent=1)
     if holds_a_model(name):
         return model(load_model(name))
     if find_collectives(name) is not None:
@@ -70,8 +74,8 @@ def known(name: str) -> str:
     if os.path.exists(name):
         return model(load_model(name))
     machines = [*hardware.names_people_use("devices"), *hardware.names_people_use("systems")]
-    names = [*machines, *shipped_models(), *shape_names(), "ops", "here"]
-    hint = "give a device, a system, a Transformer, a model folder, or `ops`"
+    names = [*machines, *shipped_models(), *shape_names(), "ops", "spec", "here"]
+    hint = "give a device, a system, a Transformer, a model folder, `ops` or `spec`"
     raise unknown("name", name, names, hint)
 
 

@@ -90,7 +90,7 @@ def _best(plan: Plan, count: int) -> str:
         "tokens/s": lambda row: f"{row.tokens_per_s:,.0f}",
         "MFU": lambda row: text.percent(row.mfu),
         "memory": lambda row: text.quantity(row.memory_bytes, "B"),
-        "energy": lambda row: text.quantity(row.energy_j, "J"),
+        "energy": lambda row: text.energy(row.energy_j),
         plan.economy.money: lambda row: dollars(row.usd),
     }
     if len(plan.cases) == 1:
@@ -104,7 +104,7 @@ def _best(plan: Plan, count: int) -> str:
         energy_usd = dollars(float(plan.economy.energy_usd(energy_j)))
         meter = "" if plan.economy.owned else f" ({energy_usd} by the meter)"
         run = run_words(plan, first)
-        energy = f"{text.quantity(energy_j, 'J')}{meter}"
+        energy = f"{text.energy(energy_j)}{meter}"
         lines.append(f"{text.amount(plan.tokens)} tokens: {run}, {energy}")
     return "\n".join(lines)
 
@@ -226,13 +226,12 @@ def trades(plan: Plan, other: str) -> bool:
 def _front_row(plan: Plan, rank: int, other: str) -> list[str]:
     choice = plan.choice(rank)
     step_s, taken = amounts(plan, choice.case, choice.at, other)
-    unit = {"memory": "B", "energy": "J"}.get(other)
+    words = {"memory": lambda size: text.quantity(size, "B"), "energy": text.energy}
     layout = layout_words(plan.layout(choice))
     if len(plan.cases) > 1:
         space = plan.cases[choice.case].space
         layout = f"{counted(space.gpus, 'GPU')}, batch {space.global_batch}: {layout}"
-    words = text.quantity(taken, unit) if unit else dollars(taken)
-    return [f"#{rank + 1}", step_words(step_s), words, layout]
+    return [f"#{rank + 1}", step_words(step_s), words.get(other, dollars)(taken), layout]
 
 
 def amounts(plan: Plan, number: int, at: Any, other: str) -> tuple[Any, Any]:

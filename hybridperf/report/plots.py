@@ -13,6 +13,7 @@ from hybridperf.model.fit.device import FitReport
 from hybridperf.model.fit.learning_curve import ALL_OPS
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
+from hybridperf.report import text
 
 _MARKERS = "os^vDPX*"  # one shape for every ten colours
 _MEDIAN_WINDOWS = 12  # of a running median over times
@@ -72,7 +73,18 @@ def _mark(number: int) -> dict[str, str]:
 
 def _log_seconds(axes: Any, ends: np.ndarray) -> None:
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    axes.set(xlabel="measured seconds", ylabel="predicted seconds")
+    axes.set(xlabel="measured", ylabel="predicted")
+    _time_ticks(axes.xaxis, ends)
+    _time_ticks(axes.yaxis, ends)
+
+
+def _time_ticks(axis: Any, ends: np.ndarray) -> None:
+    """Powers of ten as `100 µs`; of a short axis also 2 and 5."""
+    from matplotlib.ticker import LogLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 300 * ends[0] else (1,)))
+    axis.set_major_formatter(lambda time_s, _: text.seconds(time_s))
+    axis.set_minor_formatter(lambda *_: "")
 
 
 def _points(model: PerfModel, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,7 +147,7 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
         shown = np.clip(errors[here], -_LOG2_ERRORS_SHOWN, _LOG2_ERRORS_SHOWN)
         left.scatter(measured[here], predicted[here], s=size, alpha=0.6, **style)
         right.scatter(measured[here], shown, s=size, alpha=0.6, **style)
-        label = f"{kind} ({here.sum()}, {table.loc[kind, 'median_ape']:.0%})"
+        label = f"{kind} ({here.sum()}, {100 * table.loc[kind, 'median_ape']:.0f} %)"
         left.scatter([], [], s=22, alpha=1.0, label=label, **style)
     left.plot(ends, ends, color="black", lw=1)
     for factor in (0.5, 2.0):
@@ -150,7 +162,8 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
     right.plot(at, alone, color="crimson", lw=1, label="of knobs alone")
     limit = min(_LOG2_ERRORS_SHOWN, max(1.2, 1.1 * float(np.abs(errors).max())))
     right.set(xscale="log", xlim=ends, ylim=(-1.03 * limit, 1.03 * limit))
-    right.set(xlabel="measured seconds", ylabel="log2(predicted / measured)")
+    right.set(xlabel="measured", ylabel="log2(predicted / measured)")
+    _time_ticks(right.xaxis, ends)
     beyond = int((np.abs(errors) > _LOG2_ERRORS_SHOWN).sum())
     edge = f"; {beyond} beyond a factor of 8 stand at the edge" if beyond else ""
     right.set_title(f"above zero: predicted too slow{edge}", fontsize=9)

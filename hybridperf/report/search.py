@@ -103,7 +103,7 @@ def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
     per_step = evaluations.diff().iloc[1] if len(frame) > 1 else 0
     probing = max(0, int(evaluations.iloc[0] - per_step))
     above.set(ylabel=f"best {result.objective_name[:40]} so far")
-    below.set(yscale="log", ylabel="its distance from the optimum, relative")
+    below.set(yscale="log", ylabel="distance from the optimum, relative")
     below.set_xlabel(f"points evaluated, after {probing:,} of probing")
     nearer = f"nearer than {_LEAST_APART:g} drawn as that"
     below.text(0.01, 0.03, nearer, transform=below.transAxes, fontsize=7)

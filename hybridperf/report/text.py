@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+J_PER_WH = 3600.0
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
@@ -22,6 +23,11 @@ def quantity(value: float | None, unit: str) -> str:
         return "-"
     scale, prefix = next(((s, p) for s, p in PREFIXES if abs(value) >= s), PREFIXES[-1])
     return f"{value / scale:.4g} {prefix}{unit}"
+
+
+def energy(joules: float | None) -> str:
+    """`2.1 kWh`."""
+    return quantity(None if joules is None else joules / J_PER_WH, "Wh")
 
 
 def amount(value: float) -> str:

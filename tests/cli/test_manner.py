@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -79,6 +80,22 @@ def test_what_is_calibrated(run, what):
     assert f"{known[measured]['rows']:,} rows, {known[measured]['date']}" in out
 
 
+def test_devices_and_systems_are_counted_once(run):
+    """The tables, the README and the tutorial agree."""
+    said = {}
+    for what in ("devices", "systems"):
+        count = run(what)[1].splitlines()[-1]
+        known = json.loads(run(what, "--json")[1])[what]
+        said[what] = sum(one["calibrated"] is not None for one in known)
+        assert count.startswith(f"{len(known)} {what}: {said[what]} calibrated")
+    words = {11: "eleven", 12: "twelve", 13: "thirteen", 14: "fourteen"}
+    gpus, systems = words[said["devices"]], words[said["systems"]]
+    root = Path(__file__).parent.parent.parent
+    tutorial = (root / "docs" / "tutorials" / "new_machine.md").read_text().lower()
+    assert f"({gpus} GPUs;" in (root / "README.md").read_text()
+    assert f"{gpus} gpus and {systems} systems come calibrated" in tutorial
+
+
 def test_old_spellings_go_on_working_with_a_notice(run, tmp_path):
     status, _, err = run("plan", "--model=nonsense", "--system", "dgx_h100", "--gpus", 8,
                            "--out", tmp_path / "p.csv")  # fmt: skip
@@ -93,7 +110,7 @@ def test_old_spellings_go_on_working_with_a_notice(run, tmp_path):
 @pytest.mark.parametrize(("command", "lacking"), [("sweep", "--out FILE"), ("search", "SPEC")])
 def test_an_example_of_a_spec(run, refused, tmp_path, command, lacking):
     out = run(command, "--example")[1]
-    assert f'schema = "hybridperf/{command}"' in out
+    assert 'schema = "hybridperf/spec"' in out
     (tmp_path / "spec.toml").write_text(out)
     given = [tmp_path / "spec.toml"] if command == "sweep" else []
     assert f"expected {lacking} with `{command}`" in refused(command, *given)
@@ -135,5 +152,5 @@ def test_all_wrong_parameters_of_a_spec_are_said_at_once(run, refused, tmp_path)
     wrong = "[parameters]\nx = { log = [3, 1], count = 2 }\ny = { lin = [1, 2] }\n"
     (tmp_path / "spec.toml").write_text(text.replace("[parameters]\n", wrong))
     said = refused("sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet")
-    assert "range of parameter x" in said
+    assert "parameter x has a range" in said
     assert "parameter y needs a count" in said

@@ -203,7 +203,7 @@ def test_convergence_never_gets_worse_and_ends_at_the_optimum():
 
 @pytest.fixture(scope="module")
 def step():
-    return StepTarget.read({key: value for key, value in STEP.items() if key != "kind"}, Path(), {})
+    return StepTarget.read(StepTarget.Given(**STEP), Path(), {})
 
 
 def test_a_step_is_its_ops_on_their_streams(step):
@@ -274,7 +274,7 @@ def test_a_step_is_searched(smoothing):
     }  # fmt: skip
     result = search(spec)
     assert result.columns["time_s"] == pytest.approx(1e-3, rel=CLOSE)
-    target = StepTarget.read({"model": "a100_sxm4_40g", "ops": ops}, Path(), {})
+    target = StepTarget.read(StepTarget.Given(**STEP | {"ops": ops}), Path(), {})
     slower = target.evaluate({"memory_bytes_per_s": np.array([result.objective * (1 - CLOSE)])})[
         "time_s"
     ]

@@ -122,10 +122,14 @@ def test_a_plateau_is_reported():
 
 def test_a_pole_is_reported():
     result = search(
-        {"knobs": BOX, "constraints": {"c": "y >= 3"}, "objective": {"minimise": "y / (x - 7)"}}
+        {
+            "parameters": BOX,
+            "constraints": {"c": "y >= 3"},
+            "objective": {"minimise": "y / (x - 7)"},
+        }
     )
     assert any("no least value near x = 7" in note for note in result.notes)
-    smooth = search({"knobs": BOX, "objective": {"minimise": "(x - 7) ** 2 + y"}})
+    smooth = search({"parameters": BOX, "objective": {"minimise": "(x - 7) ** 2 + y"}})
     assert smooth.notes == ()
 
 
@@ -151,15 +155,16 @@ def test_a_divisor_that_is_zero_is_named():
 def test_a_step_on_the_measured_machine_has_an_interval():
     spec = {
         "target": {"kind": "step", "model": "h100_sxm", "ops": [GEMM]},
-        "knobs": {"tokens": {"min": 64, "max": 8192}}, "constraints": {"enough": "tokens >= 4096"},
+        "parameters": {"tokens": {"min": 64, "max": 8192}},
+        "constraints": {"enough": "tokens >= 4096"},
         "objective": {"minimise": "time_s"}, "method": {"starts": 2, "rounds": 2, "steps": 10},
     }  # fmt: skip
     result = search(spec)
     assert result.notes == ()
     assert result.trust.in_range
     assert result.trust.low_s < result.columns["time_s"] < result.trust.high_s
-    spec["knobs"] = {"memory_bytes_per_s": {"min": 1e11, "max": 1e12}}
-    moved = search({**spec, "constants": {"tokens": 64}, "constraints": {}})
+    spec["parameters"] = {"memory_bytes_per_s": {"min": 1e11, "max": 1e12}, "tokens": 64}
+    moved = search({**spec, "constraints": {}})
     assert moved.trust.low_s is moved.trust.high_s is None
     assert not moved.trust.in_range
     assert "memory_bytes_per_s is 0.2" in moved.trust.note

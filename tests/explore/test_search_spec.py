@@ -12,31 +12,41 @@ from hybridperf.explore.searches.spec import SHIPPED, read_search
 from hybridperf.explore.sweeps.expression import parse
 from hybridperf.io import InputError
 
+PARAMETERS = {"x": {"min": 1, "max": 100}, "y": {"min": 1, "max": 100}, "most": 50}
+KNOBS = {"x": PARAMETERS["x"], "y": PARAMETERS["y"]}
 GOOD = {
-    "knobs": {"x": {"min": 1, "max": 100}, "y": {"min": 1, "max": 100}},
-    "constants": {"most": 50},
+    "parameters": PARAMETERS,
     "derived": {"area": "x * y"},
     "constraints": {"large": "area >= most"},
     "objective": {"minimise": "x + y"},
 }
 WRONG = {
-    "unknown section 'knob' (did you mean 'knobs'?)": {"knob": {}},
-    "unknown knob 'z'": {
-        "knobs": {"x": {"min": 1, "max": 2}, "y": {"min": 1, "max": 2}, "z": {"min": 1, "max": 2}}
+    "unknown section 'parameter' (did you mean 'parameters'?)": {"parameter": {}},
+    "unknown parameter 'z'": {"parameters": PARAMETERS | {"z": {"min": 1, "max": 2}}},
+    "unknown parameter 'other'": {"parameters": PARAMETERS | {"other": 1}},
+    "a search needs at least one range under [parameters]": {"parameters": {"most": 50}},
+    "parameter x of a search must be a finite number, or a range": {
+        "parameters": PARAMETERS | {"x": [1, 3]}
     },
-    "unknown constant 'other'": {"constants": {"most": 50, "other": 1}},
-    "a search needs at least one of [knobs]": {"knobs": {}},
-    "knob x needs bounds": {"knobs": {"x": 3}},
-    "unknown key of knob x 'maxx'": {"knobs": {"x": {"min": 1, "max": 2, "maxx": 3}}},
-    "min 9 above max 2": {"knobs": {"x": {"min": 9, "max": 2}, "y": {"min": 1, "max": 2}}},
-    "can only be 2": {"knobs": {"x": {"min": 2, "max": 2}, "y": {"min": 1, "max": 2}}},
-    "a min above zero, got 0": {"knobs": {"x": {"min": 0, "max": 2}, "y": {"min": 1, "max": 2}}},
-    "max of knob x must be a finite number, got nan": {"knobs": {"x": {"min": 1, "max": math.nan}}},
-    "min of knob x must be a finite number, got -inf": {
-        "knobs": {"x": {"min": -math.inf, "max": 2}}
+    "parameter x is searched in logs, got scale 'lin'": {
+        "parameters": PARAMETERS | {"x": {"min": 1, "max": 2, "scale": "lin"}}
     },
-    "has whole ends": {"knobs": {"x": {"min": 1.5, "max": 2, "integer": True}}},
-    "constant most must be a finite number, got nan": {"constants": {"most": math.nan}},
+    "unknown key of parameter x 'maxx' (did you mean 'max'?)": {
+        "parameters": PARAMETERS | {"x": {"min": 1, "max": 2, "maxx": 3}}
+    },
+    "min 9 above max 2": {"parameters": PARAMETERS | {"x": {"min": 9, "max": 2}}},
+    "can only be 2": {"parameters": PARAMETERS | {"x": {"min": 2, "max": 2}}},
+    "a min above zero, got 0": {"parameters": PARAMETERS | {"x": {"min": 0, "max": 2}}},
+    "max of parameter x must be a finite number, got 'nan'": {
+        "parameters": PARAMETERS | {"x": {"min": 1, "max": math.nan}}
+    },
+    "min of parameter x must be a finite number, got '-inf'": {
+        "parameters": PARAMETERS | {"x": {"min": -math.inf, "max": 2}}
+    },
+    "has whole ends": {"parameters": PARAMETERS | {"x": {"min": 1.5, "max": 2, "integer": True}}},
+    "parameter most of a search must be a finite number": {
+        "parameters": PARAMETERS | {"most": math.nan}
+    },
     "price gpu_w must be a finite number": {"prices": {"gpu_w": math.inf}},
     "expected a hybridperf/prices file": {"prices": {"file": "nowhere.toml"}},
     "unknown name in constraint large: 'aera' (did you mean 'area'?)": {
@@ -53,10 +63,16 @@ WRONG = {
     "needs minimise or maximise": {"objective": {}},
     "[objective] minimise must be a number": {"objective": {"minimise": "x <= 2"}},
     "unknown name in [objective] minimise: 'z'": {"objective": {"minimise": "z"}},
-    "is a knob and a constant": {"constants": {"x": 3, "most": 2}},
+    "'x' is a knob and a constant": {
+        "parameters": {},
+        "knobs": {"x": {"min": 1, "max": 2}},
+        "constants": {"x": 3},
+    },
+    "knob x needs { min = ..., max = ... }": {"parameters": {}, "knobs": {"x": 3}},
+    "'x' is a parameter and a derived column": {"derived": {"x": "3 * y"}},
     "unknown key of [method] 'start'": {"method": {"start": 3}},
-    "[method] starts must be a whole number": {"method": {"starts": 0}},
-    "[method] smoothing is a temperature": {"method": {"smoothing": -1}},
+    "[method] starts must be a whole number of at least 1": {"method": {"starts": 0}},
+    "[method] smoothing must be above 0": {"method": {"smoothing": -1}},
     "unknown kind of target 'stepp' (did you mean 'step'?)": {"target": {"kind": "stepp"}},
 }
 
@@ -113,7 +129,7 @@ def test_what_is_wrong_with_a_step(message):
 
 
 def test_results_cannot_be_asked_for_what_is_below_nothing():
-    spec = {**GOOD, "target": STEP, "constants": {}}
+    spec = {**GOOD, "target": STEP, "parameters": KNOBS}
     with pytest.raises(InputError, match="can meet the constraint time_s <= -1"):
         read_search({**spec, "constraints": {"fast": "time_s <= -1"}})
     with pytest.raises(InputError, match="contradict each other"):
@@ -139,7 +155,7 @@ def test_a_constraint_that_only_predictions_show_to_be_too_tight():
                 **GOOD,
                 "target": STEP,
                 "constraints": {"fast": "time_s <= 1e-15"},
-                "constants": {},
+                "parameters": KNOBS,
                 "method": {"starts": 2, "rounds": 2},
             }
         )
@@ -154,7 +170,7 @@ def test_a_formula_without_values_is_refused():
 def test_the_command_refuses_in_one_sentence(refused, tmp_path):
     assert "give a .toml file, or a shipped example" in refused("search", tmp_path / "none.toml")
     (tmp_path / "sweep.toml").write_text('schema = "hybridperf/sweep"\nschema_version = 1\n')
-    assert 'expected schema = "hybridperf/search"' in refused("search", tmp_path / "sweep.toml")
+    assert 'expected schema = "hybridperf/spec"' in refused("search", tmp_path / "sweep.toml")
     assert "is not TOML" in refused("search", _written(tmp_path / "bad.toml", "x = ["))
 
 

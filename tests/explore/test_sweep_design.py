@@ -270,7 +270,7 @@ GEMM = {"op": "gemm", "dtype": "fp16", "m": 64, "n": 64, "k": 64}
         ),
         (
             {"target": COLLECTIVES, "parameters": THREE | {"bytes": {"lin": [1, 2], "count": 0}}},
-            "whole number from 1",
+            "count of parameter bytes must be a whole number of at least 1",
         ),
         (
             {"target": COLLECTIVES, "parameters": THREE | {"bytes": {"lin": [2, 1], "count": 3}}},
@@ -282,7 +282,7 @@ GEMM = {"op": "gemm", "dtype": "fp16", "m": 64, "n": 64, "k": 64}
         ),
         (
             {"target": COLLECTIVES, "parameters": THREE | {"bytes": {"loog": [1, 2], "count": 3}}},
-            "did you mean 'log'",
+            "unknown key of parameter bytes 'loog'",
         ),
         (
             {
@@ -359,12 +359,18 @@ GEMM = {"op": "gemm", "dtype": "fp16", "m": 64, "n": 64, "k": 64}
             {"target": COLLECTIVES, "parameters": THREE, "front": {"minimise": ["times"]}},
             "did you mean 'time_s'",
         ),
-        ({"target": COLLECTIVES, "parameters": THREE, "top": {"by": "time_s"}}, "needs a count"),
+        (
+            {"target": COLLECTIVES, "parameters": THREE, "top": {"by": "time_s"}},
+            "a key 'count'",
+        ),
         (
             {"target": COLLECTIVES, "parameters": THREE, "top": {"count": 3, "by": "time"}},
             "did you mean 'time_s'",
         ),
-        ({"target": COLLECTIVES, "parameters": THREE, "chunk": 0}, "chunk must be a whole number"),
+        (
+            {"target": COLLECTIVES, "parameters": THREE, "chunk": 0},
+            "chunk must be a whole number",
+        ),
         ({"target": OPS, "parameters": {"m": 3}}, "needs a parameter op"),
         ({"target": OPS, "parameters": GEMM | {"op": "gemmm"}}, "did you mean 'gemm'"),
         ({"target": OPS, "parameters": GEMM | {"dtype": "fp15"}}, "unknown dtype"),

@@ -180,7 +180,7 @@ def test_best_of_tables_is_best_of_rows():
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.toml")))
 def test_shipped_specs_are_right(name):
     spec = read_spec(name)
-    assert spec.document["schema"] == "hybridperf/sweep"
+    assert spec.document["schema"] == "hybridperf/spec"
     assert spec.best.count == 10
 
 

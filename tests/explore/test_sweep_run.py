@@ -19,8 +19,10 @@ import hybridperf as hp
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.batches import predict_batch
 from hybridperf.explore.sweeps import run as sweep_run
+from hybridperf.explore.sweeps.old_spec import renewed
 from hybridperf.explore.sweeps.programs import batch_size
 from hybridperf.explore.sweeps.store import SweepStore
+from hybridperf.explore.sweeps.written import Faults
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_json
 from hybridperf.model import PerfModel
@@ -168,7 +170,7 @@ def test_collectives_are_priced_as_a_table(tmp_path):
 def test_the_file_says_what_it_is(tmp_path):
     done = hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
     message = json.loads(pq.read_metadata(done.out).metadata[b"hybridperf/sweep"])
-    assert message["spec"]["parameters"] == GEMMS["parameters"]
+    assert message["spec"]["parameters"] == renewed(GEMMS, Faults())[0]["parameters"]
     assert message["target"] == PerfModel.datasheet(load_device("a100_sxm4_40g")).fingerprint()
     assert message["versions"]["jax"] == jax.__version__
     assert pq.read_metadata(done.out).num_row_groups == -(-done.points // 500)
@@ -413,7 +415,9 @@ def test_on_the_command_line(run, refused, tmp_path):
         "sweep", spec, "--out", out, "--workers", "2", "--scheduler", "x"
     )
     assert "1 or more" in refused("sweep", spec, "--out", out, "--workers", "0")
-    assert "top points" in refused("sweep", spec, "--out", out, "--top", "0")
+    assert "[top] count must be a whole number of at least 1" in refused(
+        "sweep", spec, "--out", out, "--top", "0"
+    )
     assert "ending in .parquet" in refused("sweep", spec, "--out", tmp_path / "out.csv")
     (tmp_path / "folder.parquet").mkdir()
     assert "is a folder" in refused("sweep", spec, "--out", tmp_path / "folder.parquet")

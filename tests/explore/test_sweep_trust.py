@@ -8,6 +8,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.explore.sweeps.target import read_target
+from hybridperf.explore.sweeps.written import TARGETS
 from hybridperf.io import write_json
 from hybridperf.model import load_model, model_or_datasheet
 from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
@@ -46,21 +47,16 @@ def test_this_machine_is_a_model_everywhere():
 ])  # fmt: skip
 def test_a_datasheet_is_reported(target, tmp_path):
     extremes = {"op": np.array(["gemm"], object)}
-    remarks = read_target(target, tmp_path, extremes).remarks()
+    given = TARGETS[target["kind"]].model_validate(target)
     says = (
         "priced by what other systems showed"
         if target["kind"] == "collectives"
         else "a100_sxm4_40g is priced by its datasheet"
     )
-    assert says in remarks[0]
-    assert (
-        read_target(
-            {**target, "model": "h100" if target["kind"] != "collectives" else "dgx_h100"},
-            tmp_path,
-            extremes,
-        ).remarks()
-        == []
-    )
+    assert says in read_target(given, tmp_path, extremes).remarks()[0]
+    measured = "h100" if target["kind"] != "collectives" else "dgx_h100"
+    calibrated = given.model_copy(update={"model": measured})
+    assert read_target(calibrated, tmp_path, extremes).remarks() == []
 
 
 def test_the_command_says_that_it_is_a_datasheet(run, tmp_path):

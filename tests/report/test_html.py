@@ -566,6 +566,13 @@ def test_pages_open_without_a_complaint_and_fit_their_window(opened, predicted, 
     for page in (prediction_page(predicted), page_of(two_ranks()), every_block(HOSTILE)):
         tab = opened(page, width=width, dark=dark)
         assert tab.value("document.documentElement.scrollWidth") <= width
+        if width == 1280 and page.title != HOSTILE:  # no column is cut
+            open_all = "document.querySelectorAll('details').forEach(d => d.open = true)"
+            tab.value(f"{open_all} || 0")
+            tab.settle()
+            wide = "[...document.querySelectorAll('.wide')]"
+            cut = f"{wide}.filter(w => w.scrollWidth > w.clientWidth).map(w => w.innerText)"
+            assert tab.value(cut) == []
         background = tab.value("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(20, 24, 29)" if dark else "rgb(253, 253, 253)")
         count = len(figures(page))

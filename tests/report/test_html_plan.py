@@ -72,6 +72,10 @@ def test_a_browser_opens_it_without_a_complaint(page, tmp_path, width):
         write_page(page, tmp_path / "plan.html")
         tab = Tab(browser, tmp_path / "plan.html", width=width)
         assert tab.value("document.documentElement.scrollWidth") <= width
+        if width == 1280:  # no column is cut
+            wide = "[...document.querySelectorAll('.wide')]"
+            cut = f"{wide}.filter(w => w.scrollWidth > w.clientWidth).map(w => w.innerText)"
+            assert tab.value(cut) == []
         assert tab.complaints() == []
         fetched = {url for url in tab.requests() if not url.startswith("data:")}
         assert fetched == {(tmp_path / "plan.html").resolve().as_uri()}

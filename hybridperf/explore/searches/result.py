@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.explore.searches.prices import UnitPrice
+from hybridperf.explore.sweeps.prices import UnitPrice
 from hybridperf.io import write_json
 
 SCHEMA_VERSION = 1

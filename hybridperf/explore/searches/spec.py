@@ -1,6 +1,6 @@
-"""A search as people write it, a TOML file (or the same as a dict):
+"""A search, read from a spec (`explore/sweeps/written.py` has the dialect):
 
-schema = "hybridperf/search"
+schema = "hybridperf/spec"
 schema_version = 1
 
 [target]                                        # as in a sweep; optional: "step" or "program"
@@ -8,11 +8,10 @@ kind = "program"
 program = "step.json"
 model = "h100_sxm"
 
-[knobs]                                         # what is searched, in log space
-memory_bytes_per_s = { min = 1e12, max = 8e12 }
+[parameters]
+memory_bytes_per_s = { min = 1e12, max = 8e12 } # ranges are searched, in log space
 batch = { min = 1, max = 512, integer = true }
-[constants]
-tokens = 4096
+tokens = 4096                                   # numbers are constants
 [prices]                                        # names of `prices.toml` can stand in any formula
 file = "mine.toml"                              # optional: replaces and adds; so do numbers here
 usd_per_kwh = 0.2
@@ -36,36 +35,27 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hybridperf.explore.searches.feasibility import check_not_contradictory
-from hybridperf.explore.searches.prices import UnitPrice, read_prices
 from hybridperf.explore.sweeps.document import (
+    Document,
     SpecSource,
     check_free,
-    check_keys,
-    check_range,
     check_used,
     derived_columns,
-    each,
-    find_spec,
-    finite_number,
+    is_finite,
     known_formula,
-    sections,
-    whole_flag,
-    whole_number,
+    read_spec_document,
 )
 from hybridperf.explore.sweeps.expression import Comparison, Expression, behind
+from hybridperf.explore.sweeps.prices import UnitPrice, read_prices
 from hybridperf.explore.sweeps.target import Target, read_target
+from hybridperf.explore.sweeps.written import Method, Objective, Range, TableColumn, part
 from hybridperf.io import InputError
 
-SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).parent / "shipped"
-_SECTIONS = (
-    "target", "knobs", "constants", "prices", "derived", "constraints", "objective", "method",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,17 +78,6 @@ class Constraint:
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchMethod:
-    """How hard to look."""
-
-    starts: int = 16
-    seed: int = 0
-    rounds: int = 6
-    steps: int = 40
-    smoothing: float | None = None  # temperature of the first round
-
-
-@dataclasses.dataclass(frozen=True)
 class SearchSpec:
     """A search whose names are known and whose constraints can hold, before any compilation."""
 
@@ -111,8 +90,8 @@ class SearchSpec:
     constraints: tuple[Constraint, ...]
     objective: Expression
     maximise: bool
-    method: SearchMethod
-    shadowed: tuple[str, ...] = ()  # names that are prices elsewhere, in sentences
+    method: Method
+    notes: tuple[str, ...] = ()  # of how it is written, and of names that are prices elsewhere
 
     def knobs_behind(self, names: Collection[str]) -> set[str]:
         """Knobs that some names depend on, through formulas and the target."""
@@ -123,64 +102,68 @@ class SearchSpec:
 
     def remarks(self) -> list[str]:
         """What is to be known before anything is searched."""
-        return [*([] if self.target is None else self.target.remarks()), *self.shadowed]
+        return [*([] if self.target is None else self.target.remarks()), *self.notes]
 
 
 def read_search(source: SpecSource, folder: str | Path = ".") -> SearchSpec:
     """A spec from a file, the name of a shipped example, or a dict (its files are in `folder`)."""
-    return _spec(*find_spec(source, folder, "search", SCHEMA_VERSION, SHIPPED))
+    return _spec(read_spec_document(source, folder, "search", SHIPPED))
 
 
 def with_method(spec: SearchSpec, **given: int | None) -> SearchSpec:
     """The spec with some of its method replaced, checked; None leaves it."""
-    method = dataclasses.asdict(spec.method)
-    method |= {name: value for name, value in given.items() if value is not None}
-    method = {name: value for name, value in method.items() if value is not None}
-    return dataclasses.replace(spec, method=_method(method))
+    given = {name: value for name, value in given.items() if value is not None}
+    method = part(Method, "method", spec.method.model_dump() | given)
+    return dataclasses.replace(spec, method=method)
 
 
-def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
-    parts = sections(document, "search", ("schema", "schema_version"), _SECTIONS)
-    knobs = tuple(each(_knob, parts["knobs"].items()))
-    if not knobs:
-        example = "batch = { min = 1, max = 512, integer = true }"
-        raise InputError(f"a search needs at least one of [knobs], such as {example}")
-    numbers = parts["constants"].items()
-    constants = {name: finite_number(f"constant {name}", value) for name, value in numbers}
+def _spec(document: Document) -> SearchSpec:
+    written, faults, wrong = document.written, document.faults, document.wrong
+    knobs, constants = _parameters(document)
     # the spec's own names go before those of prices
-    own = {*parts["knobs"], *constants, *parts["derived"]}
-    every_price = read_prices(parts["prices"], folder)
+    own = {*written.parameters, *wrong, *written.derived}
+    every_price: dict[str, UnitPrice] = {}
+    with faults.kept():
+        every_price = read_prices(written.prices, document.folder)
     prices = {name: price for name, price in every_price.items() if name not in own}
     extremes = {knob.name: np.array([knob.least, knob.most]) for knob in knobs}
     extremes |= {name: np.array([value]) for name, value in constants.items()}
-    target = read_target(parts["target"], folder, extremes) if parts["target"] else None
+    extremes |= dict.fromkeys(wrong, np.array([], object))
+    target = None
+    if written.target is not None:
+        with faults.kept():
+            target = read_target(written.target, document.folder, extremes)
+    if target is None and ("target" in wrong or written.target is not None):
+        faults.end()  # names of results are not known
     columns = {} if target is None else target.results
     results = [name for name, kind in columns.items() if kind is float]
-    kinds = {"knob": parts["knobs"], "constant": constants, "price": prices}
-    check_free({**kinds, "result": results, "derived": parts["derived"]})
-    givens = [*parts["knobs"], *constants, *prices]
-    before, after = derived_columns(parts["derived"], givens, results)
+    parameters = [*written.parameters, *sorted(wrong - {"target", *written.parameters})]
+    kinds = {"parameter": parameters, "price": prices}
+    with faults.kept():
+        check_free({**kinds, "result": results, "derived column": written.derived})
+    givens = [*parameters, *prices]
+    before, after = derived_columns(written.derived, givens, results, faults)
     formulas = {**before, **after}
-    known = [*givens, *before, *results, *after]
+    known = list(dict.fromkeys([*givens, *results, *written.derived]))
     constraints: list[Constraint] = []
-
-    def constrain(name: str, text: Any) -> None:
-        formula = known_formula(text, f"constraint {name}", known, condition=True)
-        sides = formula.comparisons(f"constraint {name}")
-        texts = [one.text for one in sides] if len(sides) > 1 else [formula.text]
-        constraints.extend(map(Constraint, itertools.repeat(name), texts, sides))
-
-    each(constrain, parts["constraints"].items())
-    objective, maximise = _objective(parts["objective"], known)
+    for name, text in written.constraints.items():
+        with faults.kept():
+            formula = known_formula(text, f"constraint {name}", known, condition=True)
+            sides = formula.comparisons(f"constraint {name}")
+            texts = [one.text for one in sides] if len(sides) > 1 else [formula.text]
+            constraints.extend(map(Constraint, itertools.repeat(name), texts, sides))
+    with faults.kept():
+        objective, maximise = _objective(written.objective, known)
+    faults.end()
     reads = set() if target is None else target.known()
     used = reads.union(*(one.sides.names for one in constraints))
     used = used.union(*(one.names for one in (objective, *formulas.values())))
-    check_used({name: kinds[name] for name in ("knob", "constant")}, used, reads)
+    check_used({"parameter": parameters}, used, reads)
     if target is not None:
         of_prices = {name: np.array([price.value]) for name, price in prices.items()}
         target.check(extremes | of_prices, {*givens, *before})
     named = {name: price for name, price in prices.items() if name in used}
-    shadowed = tuple(
+    shadowed = (
         f"{name} is the spec's own, not the price of that name ({price.value:g} {price.unit})"
         for name, price in every_price.items()
         if name in own and name in used
@@ -195,11 +178,11 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
         constraints=tuple(constraints),
         objective=objective,
         maximise=maximise,
-        method=_method(parts["method"]),
-        shadowed=shadowed,
+        method=written.method,
+        notes=(*document.remarks, *shadowed),
     )
     if not spec.knobs_behind(objective.names):
-        mend = "name a knob in it, or something that depends on one"
+        mend = "name a range of [parameters] in it, or something that depends on one"
         raise InputError(f"no knob changes the objective {objective.text!r}; {mend}")
     for one in constraints:
         if not spec.knobs_behind(one.sides.names) and _fails(one, spec):
@@ -223,41 +206,45 @@ def _fails(one: Constraint, spec: SearchSpec) -> bool:
     return not (less == more if one.sides.equal else less <= more)
 
 
-def _knob(name: str, written: Any) -> SearchKnob:
-    what = f"knob {name}"
-    if not isinstance(written, Mapping) or not {"min", "max"} <= set(written):
-        raise InputError(f"{what} needs bounds {{ min = ..., max = ... }}, got {written!r}")
-    keys = ("min", "max", "integer")
-    check_keys(written, keys, f"key of {what}", "it takes min, max and integer")
-    least, most = (finite_number(f"{key} of {what}", written[key]) for key in ("min", "max"))
-    check_range(what, least, most, log=True)
-    if least == most:
-        raise InputError(f"{what} can only be {least:g}; write it under [constants]")
-    return SearchKnob(name, least, most, whole_flag(what, written, least, most))
+def _parameters(document: Document) -> tuple[tuple[SearchKnob, ...], dict[str, float]]:
+    """Ranges, which are searched, and numbers."""
+    knobs, constants = [], {}
+    for name, given in document.written.parameters.items():
+        document.wrong.add(name)  # until it is read
+        with document.faults.kept():
+            if isinstance(given, Range):
+                knobs.append(_knob(name, given))
+            elif not isinstance(given, TableColumn) and is_finite(given):
+                constants[name] = float(given)
+            else:
+                got = "a column" if isinstance(given, TableColumn) else repr(given)
+                needs = "must be a finite number, or a range { min = ..., max = ... }"
+                raise InputError(f"parameter {name} of a search {needs}, got {got}")
+            document.wrong.discard(name)
+    if not knobs and not document.wrong:
+        example = "batch = { min = 1, max = 512, integer = true }"
+        lacking = f"a search needs at least one range under [parameters], such as {example}"
+        document.faults.said.append(lacking)
+    return tuple(knobs), constants
 
 
-def _objective(written: Mapping[str, Any], known: Sequence[str]) -> tuple[Expression, bool]:
-    if len(written) != 1 or next(iter(written)) not in ("minimise", "maximise"):
-        got = ", ".join(written) or "nothing"
+def _knob(name: str, given: Range) -> SearchKnob:
+    what = f"parameter {name}"
+    if given.scale != "log":
+        mend = "leave scale out, or sweep it"
+        raise InputError(f"{what} is searched in logs, got scale {given.scale!r}; {mend}")
+    if given.min == given.max:
+        raise InputError(f"{what} can only be {given.min:g}; write {name} = {given.min:g}")
+    return SearchKnob(name, given.min, given.max, given.integer)
+
+
+def _objective(written: Objective, known: Sequence[str]) -> tuple[Expression, bool]:
+    minimise, maximise = written.minimise, written.maximise
+    if len(minimise) + len(maximise) != 1:
+        got = ", ".join([*minimise, *maximise]) or "nothing"
         raise InputError(f"[objective] needs minimise or maximise, a name or formula, got {got}")
-    (sense, text), *_ = written.items()
+    (text,), sense = minimise or maximise, "minimise" if minimise else "maximise"
     if text == "time_s" and "time_s" not in known:
         mend = "add [target], or derive time_s by a formula"
         raise InputError(f"time_s is a result of a [target], of which this search has none; {mend}")
-    return known_formula(text, f"[objective] {sense}", known), sense == "maximise"
-
-
-_WHOLE = {"starts": (1, 4096), "seed": (0, 2**32 - 1), "rounds": (1, 1000), "steps": (1, 10_000)}
-
-
-def _method(written: Mapping[str, Any]) -> SearchMethod:
-    known = (*_WHOLE, "smoothing")
-    check_keys(written, known, "key of [method]", f"it takes {', '.join(_WHOLE)} and smoothing")
-    for key, value in written.items():
-        what = f"[method] {key}"
-        if key in _WHOLE:
-            whole_number(value, what, *_WHOLE[key])
-        elif not 0 < finite_number(what, value) <= 1:
-            rule = "is a temperature in log seconds above 0, at most 1"
-            raise InputError(f"{what} {rule}, got {value}; leave it out for none")
-    return SearchMethod(**written)
+    return known_formula(text, f"[objective] {sense}", known), bool(maximise)

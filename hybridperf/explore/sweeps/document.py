@@ -1,29 +1,64 @@
-"""What specs of sweeps and searches share: head, sections, plain values, names, derived columns."""
+"""What reading a sweep and a search have in common: files, plain values, names, formulas."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hybridperf.explore.sweeps.expression import Expression, parse
+from hybridperf.explore.sweeps.old_spec import renewed
+from hybridperf.explore.sweeps.written import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    Faults,
+    Written,
+    validated,
+)
 from hybridperf.io import InputError, read_toml, unknown
 
-Result = TypeVar("Result")
 SpecSource = str | os.PathLike | Mapping[str, Any]
 
 
-def find_spec(
-    source: SpecSource, folder: str | Path, kind: str, most: int, shipped: Path
-) -> tuple[dict[str, Any], Path]:
-    """Content of a spec, and the folder of its files: a TOML file, a shipped name, or a dict."""
+@dataclasses.dataclass
+class Document:
+    """A spec as far as it can be read, its names not yet looked up."""
+
+    written: Written
+    raw: dict[str, Any]  # what was written, in today's words
+    folder: Path  # of its files
+    faults: Faults  # so far
+    wrong: set[str]  # parameters that are left out of `written`, or "target"
+    remarks: list[str]
+
+
+def read_spec_document(
+    source: SpecSource, folder: str | Path, kind: str, shipped: Path
+) -> Document:
+    """A TOML file, the name of a shipped one, or a dict whose files are in `folder`."""
+    faults, old = Faults(), f"hybridperf/{kind}"
     if isinstance(source, Mapping):
-        head = {"schema": f"hybridperf/{kind}", "schema_version": most}
-        check_head({**head, **source}, kind, most, f"the {kind}")
-        return dict(source), Path(folder)
+        raw, where = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION} | dict(source), "the spec"
+    else:
+        path = _find(source, kind, shipped)
+        raw, where, folder = read_toml(path, f"{SCHEMA} file"), str(path), path.parent
+    expected = old if raw.get("schema") == old else SCHEMA
+    check_head(raw, expected, SCHEMA_VERSION, where)
+    check_plain(raw)
+    today, said = renewed(raw, faults)
+    written, wrong = validated(today, faults)
+    known = raw.get("parameters", {})
+    if isinstance(known, Mapping):
+        wrong |= set(known) - set(written.parameters)
+    notes = [f"{where} has an older spelling, which works, too; today: {'; '.join(said)}"]
+    return Document(written, today, Path(folder), faults, wrong, notes if said else [])
+
+
+def _find(source: Any, kind: str, shipped: Path) -> Path:
     if not isinstance(source, str | os.PathLike):
         needs = "a .toml file, the name of a shipped example, or a dict"
         raise InputError(f"a {kind} needs a spec: {needs}; got {type(source).__name__}")
@@ -33,19 +68,12 @@ def find_spec(
         names = sorted(one.stem for one in shipped.glob("*.toml"))
         where = f"give a .toml file, or a shipped example: {', '.join(names)}"
         raise unknown("spec", str(source), names, where)
-    return read_document(path, kind, most), path.parent
+    return path
 
 
-def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
-    """A TOML file with schema "hybridperf/`kind`" and a schema_version of at most `most`."""
-    document = read_toml(path, f"hybridperf/{kind} file")
-    check_head(document, kind, most, path)
-    return document
-
-
-def check_head(document: Mapping[str, Any], kind: str, most: int, path: str | Path) -> None:
-    """`InputError` unless a spec says that it is one, of a version up to `most`."""
-    expected, found = f"hybridperf/{kind}", document.get("schema", "none")
+def check_head(document: Mapping[str, Any], expected: str, most: int, path: str | Path) -> None:
+    """`InputError` unless a document has this schema, of a version up to `most`."""
+    found = document.get("schema", "none")
     if found != expected:
         raise InputError(f'expected schema = "{expected}" at the head of {path}, found {found}')
     version = document.get("schema_version")
@@ -73,49 +101,11 @@ def check_plain(document: Any, where: str = "") -> None:
         raise InputError(f"{where} is a {kind}; expected numbers, words and lists of them")
 
 
-def sections(
-    document: Mapping[str, Any], kind: str, others: Sequence[str], names: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """The sections `names` of a spec; `InputError` for any but those and `others`."""
-    known = (*others, *names)
-    check_keys(document, known, "section", f"a {kind} has {', '.join(known)}")
-    check_plain(document)
-    return {name: section(document, name) for name in names}
-
-
-def section(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """One `[section]`, empty where there is none."""
-    value = document.get(name, {})
-    if not isinstance(value, Mapping):
-        raise InputError(f"[{name}] must be a section of keys and values, got {str(value)[:60]!r}")
-    return dict(value)
-
-
 def check_keys(given: Iterable[str], known: Collection[str], what: str, where: str) -> None:
     """`InputError` for a key that is not among the known ones, as `unknown` words it."""
     for key in given:
         if key not in known:
             raise unknown(what, key, known, where)
-
-
-def each(read: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> list[Result]:
-    """What `read` makes of each item's arguments; one `InputError` of all that it refuses."""
-    done, refused = [], []
-    for item in items:
-        try:
-            done.append(read(*item))
-        except InputError as error:
-            refused.append(str(error))
-    if refused:
-        raise InputError("; ".join(refused))
-    return done
-
-
-def whole_number(value: Any, what: str, least: int, most: int) -> int:
-    """A whole number of a spec, from `least` to `most`; `InputError` for anything else."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InputError(f"{what} must be a whole number from {least} to {most}, got {value!r}")
-    return value
 
 
 def is_finite(value: Any) -> bool:
@@ -129,25 +119,6 @@ def finite_number(what: str, value: Any) -> float:
     if not is_finite(value):
         raise InputError(f"{what} must be a finite number, got {value!r}")
     return float(value)
-
-
-def check_range(what: str, low: float, high: float, *, log: bool) -> None:
-    """`InputError` for a range that falls, or one in logs that does not begin above zero."""
-    if low > high:
-        raise InputError(f"the range of {what} has min {low:g} above max {high:g}; exchange them")
-    if log and low <= 0:
-        raise InputError(f"{what} is in log space and needs a min above zero, got {low:g}")
-
-
-def whole_flag(what: str, written: Mapping[str, Any], *ends: float) -> bool:
-    """Whether a range is of whole numbers; its `ends` are whole then."""
-    integer = written.get("integer", False)
-    if not isinstance(integer, bool):
-        raise InputError(f"{what}: integer is true or false, got {integer!r}")
-    if integer and not all(end.is_integer() for end in ends):
-        got = " to ".join(f"{end:g}" for end in ends)
-        raise InputError(f"{what}: a range of whole numbers has whole ends, got {got}")
-    return integer
 
 
 def check_free(names: Mapping[str, Collection[str]]) -> None:
@@ -204,13 +175,15 @@ def known_formula(
 
 
 def derived_columns(
-    section: Mapping[str, Any], givens: Sequence[str], results: Sequence[str]
+    section: Mapping[str, Any], givens: Sequence[str], results: Sequence[str], faults: Faults
 ) -> tuple[dict[str, Expression], dict[str, Expression]]:
     """Columns of `[derived]` in order: those that need no results of the target, those that do."""
     before: dict[str, Expression] = {}
     after: dict[str, Expression] = {}
+    known = [*givens, *results]
     for name, text in section.items():
-        known = [*givens, *before, *results, *after]
-        formula = known_formula(text, f"derived {name}", known, later=section)
-        (before if formula.names <= {*givens, *before} else after)[name] = formula
+        with faults.kept():
+            formula = known_formula(text, f"derived {name}", known, later=section)
+            (before if formula.names <= {*givens, *before} else after)[name] = formula
+        known.append(name)  # also where it is wrong: what names it is not
     return before, after

@@ -9,9 +9,10 @@ import functools
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from hybridperf.engine.batches import BatchPredictor, knob_names, step_seconds, with_knobs
 from hybridperf.engine.lower import lower
@@ -20,7 +21,8 @@ from hybridperf.engine.prediction import Prediction, check_backend, predict
 from hybridperf.engine.workload import Workload, priced
 from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.document import check_keys
-from hybridperf.explore.sweeps.target import Columns, Given, Target, check_positive, place, register
+from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
+from hybridperf.explore.sweeps.written import Part
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.calls import KINDS, kind_of
@@ -29,12 +31,21 @@ from hybridperf.workloads.jax.program import load_program
 _SMALLEST_BATCH = 64
 
 
+class ProgramGiven(Part):
+    """A program that `hybridperf predict` wrote: parameters are knobs of the machine."""
+
+    kind: Literal["program"]
+    program: str
+    model: Annotated[str, Field(description="folder or name of a model, or of a datasheet")]
+    ignore: Annotated[list[str], Field(description="instructions or ops left out")] = []  # noqa: RUF012
+    outputs: Annotated[list[str], Field(description="columns besides time_s")] = []  # noqa: RUF012
+
+
 @register("program")
 class ProgramTarget(Target):
     """`predict_batch` by chunks."""
 
-    keys = {"program": str, "model": str, "ignore": list, "outputs": list}  # noqa: RUF012  (a ClassVar of the interface)
-    optional = ("ignore", "outputs")
+    Given = ProgramGiven
 
     def __init__(
         self, model: PerfModel, workload: Workload, content: str, outputs: Sequence[str] = ()
@@ -55,12 +66,12 @@ class ProgramTarget(Target):
         return BatchPredictor(self._model, self._workload, self._outputs)
 
     @classmethod
-    def read(cls, given: Given, folder: Path, extremes: Columns) -> ProgramTarget:
+    def read(cls, given: Any, folder: Path, extremes: Columns) -> ProgramTarget:
         del extremes  # the knobs are the model's, whatever their values
-        path = Path(place(given["program"], folder))
-        workload = load_program(path, ignore=given.get("ignore", []))
-        model = model_or_datasheet(place(given["model"], folder))
-        outputs = given.get("outputs", [])
+        path = Path(place(given.program, folder))
+        workload = load_program(path, ignore=given.ignore)
+        model = model_or_datasheet(place(given.model, folder))
+        outputs = given.outputs
         takes = f"[target] outputs takes {', '.join(OUTPUTS)}"
         check_keys(map(str, outputs), OUTPUTS, "output", takes)
         return cls(model, workload, hashlib.sha256(path.read_bytes()).hexdigest()[:12], outputs)

@@ -86,7 +86,7 @@ def sweep(
     check_not_empty(given, quiet=quiet)
     met = np.zeros(len(given.accept), int)
     with store.open(restart=restart), compiling_time() as compiling:
-        for remark in () if quiet else given.target.remarks():
+        for remark in () if quiet else given.remarks():
             print(f"sweep: {remark}", file=sys.stderr, flush=True)
         if store.is_complete():
             tables = store.read()

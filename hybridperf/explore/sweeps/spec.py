@@ -1,37 +1,37 @@
-"""A sweep as people write it, a TOML file (or the same as a dict):
+"""A sweep, read from a spec (`written.py` has the dialect): names looked up, points laid out.
 
-schema = "hybridperf/sweep"
+schema = "hybridperf/spec"
 schema_version = 1
 chunk = 65536                                   # points done together; optional
 
 [target]
-kind = "collectives"                            # or "ops", "program"
+kind = "collectives"                            # or "ops", "program", "step"
 model = "dgx_a100"                              # a model's folder or name, or a datasheet's
 # outputs = ["busy_s", "critical_s"]            # of a program: columns besides time_s
 
 [parameters]                                    # grids multiply; the last varies fastest
 collective = ["all_reduce", "all_gather"]       # a list of numbers or words
 n_nodes = 1                                     # a constant
-n_gpus = { powers_of_two = [2, 8] }             # 2, 4, 8
-bytes = { log = [1e3, 1e9], count = 100 }       # or lin; both also take integer = true
-x = { random = [1, 9], scale = "log" }          # all random and Sobol parameters are one design
-y = { sobol = [1, 9], integer = true }
+n_gpus = { min = 2, max = 8, scale = "powers_of_two" }           # 2, 4, 8
+bytes = { min = 1e3, max = 1e9, count = 100 }   # in logs, or scale = "lin"; also integer = true
+x = { min = 1, max = 9 }                        # those without count are one design: Sobol points
+y = { min = 1, max = 9, sample = "random" }
 tp = { table = "layouts.csv", column = "tp" }   # a column of a file; its columns vary together
 
-[design]                                        # of random and Sobol parameters
+[design]                                        # of sampled parameters
 count = 1024
 seed = 0
 
-[derived]                                       # more columns, from parameters and results
+[derived]                                       # more columns, from parameters, results and prices
 bytes_per_gpu = "bytes / n_gpus"
 [constraints]                                   # points where one fails are left out
 large_enough = "bytes_per_gpu >= 1024"
 
+[objective]                                     # the Pareto front of these columns is written, too
+minimise = ["time_s", "n_gpus"]                 # and maximise = [...]
 [top]
 count = 10
 by = "time_s"
-[front]
-minimise = ["time_s", "n_gpus"]                 # and maximise = [...]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,47 +54,33 @@ from hybridperf.explore.sweeps.design import (
     checked,
 )
 from hybridperf.explore.sweeps.document import (
+    Document,
     SpecSource,
     check_free,
-    check_keys,
-    check_range,
     check_used,
     derived_columns,
-    each,
-    find_spec,
     is_finite,
     known_formula,
-    section,
-    sections,
-    whole_flag,
-    whole_number,
+    read_spec_document,
 )
-from hybridperf.explore.sweeps.expression import Expression
+from hybridperf.explore.sweeps.expression import Expression, parse
 from hybridperf.explore.sweeps.front import BestRule
-from hybridperf.explore.sweeps.target import Given, Target, read_target
+from hybridperf.explore.sweeps.prices import read_prices
+from hybridperf.explore.sweeps.target import Target, read_target
+from hybridperf.explore.sweeps.written import Objective, Range, Sampled, TableColumn, Top, part
 from hybridperf.io import InputError, read_table, require_columns, unknown
 
-SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).parent / "shipped"
-DEFAULT_CHUNK = 65536
 INDEX = "point"  # the column that holds a point's index
-_LARGEST_CHUNK = 2**22
-_LONGEST_GRID = 10**7  # values of one parameter
-_TABLES = ("target", "parameters", "design", "derived", "constraints", "top", "front")
 # results do not depend on these; the size of chunks is part of the identity on its own
-_NO_MATTER = ("schema", "schema_version", "chunk", "top", "front")
-_KINDS = ("lin", "log", "powers_of_two", "random", "sobol", "table")
-_ALSO = {
-    "lin": ("count", "integer"), "log": ("count", "integer"), "powers_of_two": (),
-    "random": ("scale", "integer"), "sobol": ("scale", "integer"), "table": ("column",),
-}  # fmt: skip
+_NO_MATTER = ("schema", "schema_version", "chunk", "top", "objective", "method")
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepSpec:
     """A sweep with all names known and a design that is not empty, before any compilation."""
 
-    document: Mapping[str, Any]  # as it was written
+    document: Mapping[str, Any]  # as it was written, in today's words
     folder: Path  # where its files are looked for
     target: Target
     design: Design
@@ -104,8 +90,11 @@ class SweepSpec:
     accept: Sequence[Expression]  # those that do
     chunk: int
     columns: Mapping[str, bool]  # all that it gives, and whether they hold words
+    objective: Objective
+    top: Top | None
     best: BestRule
     inputs: str  # hash of the contents of its tables
+    notes: Sequence[str]  # of how it is written
 
     def identity(self) -> dict[str, Any]:
         """What its results depend on, versions aside. Which of them are shown is not part of it."""
@@ -113,52 +102,90 @@ class SweepSpec:
         target = self.target.fingerprint()
         return {"spec": asked, "chunk": self.chunk, "tables": self.inputs, "target": target}
 
+    def remarks(self) -> list[str]:
+        """What is to be known before any result is read."""
+        return [*self.notes, *self.target.remarks()]
+
 
 def read_spec(source: SpecSource, folder: str | Path = ".") -> SweepSpec:
-    """A spec from a file, the name of a shipped one, or a dict (its files are in `folder`)."""
-    return _spec(*find_spec(source, folder, "sweep", SCHEMA_VERSION, SHIPPED))
+    """A spec from a file, the name of a shipped one, or a dict (its files are in `folder`).
+
+    Raises:
+        InputError: a sentence of all that is wrong with it.
+    """
+    return _spec(read_spec_document(source, folder, "sweep", SHIPPED))
 
 
-def _spec(document: dict[str, Any], folder: Path) -> SweepSpec:
-    parts = sections(document, "sweep", ("schema", "schema_version", "chunk"), _TABLES)
+def _spec(document: Document) -> SweepSpec:
+    written, faults, wrong = document.written, document.faults, document.wrong
     tables: dict[str, Any] = {}
-    design = _design(parts["parameters"], parts["design"], folder, tables)
-    extremes = design.extremes()
-    target = read_target(parts["target"], folder, extremes)
-    parameters = design.names()
-    results, derived = [*target.results], parts["derived"]
+    design = _design(document, tables)
+    parameters = [*design.names(), *sorted(wrong - {"target"} - {*design.names()})]
+    extremes = dict.fromkeys(wrong, np.array([], object)) | design.extremes()
+    target = None
+    if "target" not in wrong:
+        with faults.kept():
+            target = read_target(written.target, document.folder, extremes)
+    if target is None:  # names of results are not known
+        faults.end()
+        raise AssertionError("a target that is wrong is among the faults")
+    results, derived = [*target.results], written.derived
     of_results = {"column of results": [*results, INDEX]}
-    check_free({**of_results, "parameter": parameters, "derived column": derived})
-    before, after = derived_columns(derived, parameters, results)
+    with faults.kept():
+        check_free({**of_results, "parameter": parameters, "derived column": derived})
+    # prices that formulas name are parameters of one value
+    in_formulas = set[str]().union(*(parse(text, "").names for text in written.formulas()))
+    own = {*parameters, *results, *derived}
+    with faults.kept():
+        prices = read_prices(written.prices, document.folder)
+        priced = {name: prices[name].value for name in prices if name in in_formulas - own}
+        one = [ListAxis({name: np.array([value])}) for name, value in priced.items()]
+        design, tables = Design([*design.axes, *one]), tables | priced
+        parameters += priced
+    before, after = derived_columns(derived, parameters, results, faults)
     given = {*parameters, *before}
-    known = [*given, *results, *after]
-    conditions = each(
-        lambda name, text: known_formula(text, f"constraint {name}", known, condition=True),
-        parts["constraints"].items(),
-    )
+    known = list(dict.fromkeys([*given, *results, *after, *derived]))
+    conditions = []
+    for name, text in written.constraints.items():
+        with faults.kept():
+            formula = known_formula(text, f"constraint {name}", known, condition=True)
+            conditions.append(formula)
     formulas = [*before.values(), *after.values(), *conditions]
-    used = target.known().union(*(formula.names for formula in formulas))
-    check_used({"parameter": parameters}, used, target.known())
-    target.check(extremes, given)
     words = {name for name, values in extremes.items() if values.dtype.kind == "O"}
     for formula in formulas:
-        for name in formula.numbers() & words:
-            raise InputError(f"{formula.text!r} counts with {name}, whose values are words")
+        for name in sorted(formula.numbers() & words - wrong):
+            with faults.kept():
+                raise InputError(f"{formula.text!r} counts with {name}, whose values are words")
     words |= {name for name, kind in target.results.items() if kind is str}
-    columns = {name: name in words for name in (*parameters, *before, *results, *after)}
+    names = [*parameters, *before, *results, *after]
+    columns = {name: name in words for name in names}
+    best = BestRule(0, "time_s", (), ())
+    with faults.kept():
+        best = _best(written.top, written.objective, columns, set(known) - set(names))
+    if not wrong:
+        used = target.known().union(*(formula.names for formula in formulas))
+        with faults.kept():
+            if not faults.said:  # what is wrong may have named it
+                check_used({"parameter": parameters}, used, target.known())
+        with faults.kept():
+            target.check(extremes, given)
+    faults.end()
     return SweepSpec(
-        document=document,
-        folder=folder,
+        document=document.raw,
+        folder=document.folder,
         target=target,
-        design=design,
+        design=checked(design),
         before=before,
         after=after,
         keep=[c for c in conditions if c.names <= given],
         accept=[c for c in conditions if not c.names <= given],
-        chunk=whole_number(document.get("chunk", DEFAULT_CHUNK), "chunk", 1, _LARGEST_CHUNK),
+        chunk=written.chunk,
         columns=columns,
-        best=_best(parts["top"], parts["front"], columns),
+        objective=written.objective,
+        top=written.top,
+        best=best,
         inputs=hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:12],
+        notes=document.remarks,
     )
 
 
@@ -167,103 +194,72 @@ def with_top(spec: SweepSpec, count: int | None, by: str | None) -> SweepSpec:
     given = {key: value for key, value in (("count", count), ("by", by)) if value is not None}
     if not given:
         return spec
-    top, front = (section(spec.document, name) for name in ("top", "front"))
-    return dataclasses.replace(spec, best=_best(top | given, front, spec.columns))
+    whole = (spec.top.model_dump() if spec.top else {}) | given
+    if "count" not in whole:
+        raise InputError("[top] needs a count, or --top K")
+    best = _best(part(Top, "top", whole), spec.objective, spec.columns, set())
+    return dataclasses.replace(spec, best=best)
 
 
-def _design(
-    parameters: Mapping[str, Any], joint: Mapping[str, Any], folder: Path, tables: dict[str, Any]
-) -> Design:
+def _design(document: Document, tables: dict[str, Any]) -> Design:
     """Axes in the order of their first parameter; contents of tables are noted in `tables`."""
-    check_keys(joint, ("count", "seed"), "key of [design]", "it takes count and seed")
+    faults, joint = document.faults, document.written.design
     ranges: dict[str, dict[str, SampledRange]] = {"random": {}, "sobol": {}}
     axes: dict[str, Axis | None] = {}
     columns: dict[str, dict[str, np.ndarray]] = {}
-
-    def add(name: str, written: Any) -> None:
-        kind = _kind(name, written)
-        if kind in ("random", "sobol"):
-            ranges[kind][name] = _range(name, written, kind)
-            axes.setdefault("joint", None)
-        elif kind == "table":
-            path = folder / str(written["table"])
-            column = str(written.get("column", name))
-            frame = read_table(path)
-            require_columns(frame, [column], f"parameter {name}")
-            values = frame[column].tolist()
-            of_table = columns.setdefault(f"table {path}", {})
-            of_table[name] = _plain(name, values, f"in row {{}} of {path}")
-            axes[f"table {path}"] = ListAxis(of_table)
-            tables[name] = hashlib.sha256(repr(values).encode()).hexdigest()[:16]
-        else:
-            each = np.atleast_1d(np.array(written, object))
-            flags = isinstance(written, list | bool) and all(isinstance(v, bool) for v in each)
-            axes[f"grid {name}"] = ListAxis({name: _grid(name, written, kind)}, flags)
-
-    each(add, parameters.items())
+    for name, written in document.written.parameters.items():
+        document.wrong.add(name)  # until it is read
+        with faults.kept():
+            if isinstance(written, TableColumn):
+                path = document.folder / written.table
+                column = written.column or name
+                frame = read_table(path)
+                require_columns(frame, [column], f"parameter {name}")
+                values = frame[column].tolist()
+                of_table = columns.setdefault(f"table {path}", {})
+                of_table[name] = _plain(name, values, f"in row {{}} of {path}")
+                axes[f"table {path}"] = ListAxis(of_table)
+                tables[name] = hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+            elif not isinstance(written, Range):
+                each = np.atleast_1d(np.array(written, object))
+                flags = isinstance(written, list | bool) and all(isinstance(v, bool) for v in each)
+                values = written if isinstance(written, list) else [written]
+                if not values:
+                    raise InputError(f"parameter {name} has no values; expected at least one")
+                axes[f"grid {name}"] = ListAxis({name: _plain(name, values)}, flags)
+            elif written.count or written.scale == "powers_of_two":
+                axes[f"grid {name}"] = ListAxis({name: _grid(written, written.count or 0)})
+            else:
+                if joint is None and "design" not in document.raw:
+                    needs = "needs a [design] with count, the number of sampled points, or a count"
+                    raise InputError(f"parameter {name} {needs} of its own")
+                log = written.scale == "log"
+                sampled = SampledRange(written.min, written.max, log, written.integer)
+                ranges[written.sample or "sobol"][name] = sampled
+                axes.setdefault("joint", None)
+            document.wrong.discard(name)
     if "joint" in axes:
-        if "count" not in joint:
-            needs = "need a [design] with count, the number of their points"
-            raise InputError(f"random and Sobol parameters {needs}")
-        most = 2**30 if ranges["sobol"] else 2**53
-        count = whole_number(joint["count"], "[design] count", 1, most)
-        seed = whole_number(joint.get("seed", 0), "[design] seed", 0, 2**63)
-        axes["joint"] = JointAxis(count, seed, ranges["random"], ranges["sobol"])
-    elif joint:
-        raise InputError("[design] is for random and Sobol parameters, of which there are none")
-    return checked(Design([axis for axis in axes.values() if axis is not None]))
+        if joint is None:  # what is wrong with it was said
+            joint = Sampled(count=1)
+        if ranges["sobol"] and joint.count > 2**30:
+            faults.said.append(f"[design] count must be at most 2**30, got {joint.count}")
+        axes["joint"] = JointAxis(joint.count, joint.seed, ranges["random"], ranges["sobol"])
+    elif joint and not document.wrong:
+        faults.said.append("[design] is for parameters that are sampled, of which there are none")
+    made = Design([axis for axis in axes.values() if axis is not None])
+    if not document.wrong:
+        with faults.kept():
+            checked(made)
+    return made
 
 
-def _kind(name: str, written: Any) -> str:
-    """Which way a parameter is given; `InputError` for none, two, or keys that do not belong."""
-    if not isinstance(written, Mapping):
-        return "list"
-    kinds = [key for key in written if key in _KINDS]
-    what = f"key of parameter {name}"
-    if len(kinds) != 1:
-        known = (*_KINDS, "count", "integer", "scale", "column")
-        if strange := next((key for key in written if key not in known), None):
-            raise unknown(what, strange, _KINDS, f"known are {', '.join(_KINDS)}")
-        got = ", ".join(kinds) or "none"
-        raise InputError(f"parameter {name} needs one of {', '.join(_KINDS)}, got {got}")
-    (kind,) = kinds
-    others = ", ".join(_ALSO[kind]) or "no other"
-    check_keys((k for k in written if k != kind), _ALSO[kind], what, f"{kind} goes with {others}")
-    return kind
-
-
-def _grid(name: str, written: Any, kind: str) -> np.ndarray:
-    if kind == "list":
-        return _plain(name, written if isinstance(written, list) else [written])
-    low, high = _ends(name, written[kind], kind)
-    if kind == "powers_of_two":
-        first, last = np.log2([low, high]) if low > 0 else (np.nan, np.nan)
-        if first != np.floor(first) or last != np.floor(last) or first < 0:
-            rule = "powers_of_two goes from one power of two to another"
-            raise InputError(f"parameter {name}: {rule}, got {written[kind]}")
-        return 2 ** np.arange(int(first), int(last) + 1)
-    if "count" not in written:
-        raise InputError(f"parameter {name} needs a count, the number of its values")
-    count = whole_number(written["count"], f"count of parameter {name}", 1, _LONGEST_GRID)
-    values = np.geomspace(low, high, count) if kind == "log" else np.linspace(low, high, count)
-    integer = whole_flag(f"parameter {name}", written)
-    return np.unique(np.rint(values).astype(np.int64)) if integer else values
-
-
-def _range(name: str, written: Mapping[str, Any], kind: str) -> SampledRange:
-    scale = written.get("scale", "lin")
-    check_keys([str(scale)], ("lin", "log"), f"scale of parameter {name}", "known are lin and log")
-    low, high = _ends(name, written[kind], scale)
-    integer = whole_flag(f"parameter {name}", written, low, high)
-    return SampledRange(low, high, scale == "log", integer)
-
-
-def _ends(name: str, pair: Any, scale: str) -> tuple[float, float]:
-    if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(is_finite, pair)):
-        raise InputError(f"parameter {name} needs a range [least, most] of two numbers, got {pair}")
-    low, high = map(float, pair)
-    check_range(f"parameter {name}", low, high, log=scale == "log")
-    return low, high
+def _grid(written: Range, count: int) -> np.ndarray:
+    least, most = written.min, written.max
+    if written.scale == "powers_of_two":
+        return 2 ** np.arange(int(np.log2(least)), int(np.log2(most)) + 1)
+    spaced = np.geomspace if written.scale == "log" else np.linspace
+    values = spaced(least, most, count)
+    return np.unique(np.rint(values).astype(np.int64)) if written.integer else values
 
 
 def _plain(name: str, values: list[Any], place: str = "at place {} of its list") -> np.ndarray:
@@ -284,26 +280,21 @@ def _plain(name: str, values: list[Any], place: str = "at place {} of its list")
     return np.array(values, np.int64 if whole else np.float64)
 
 
-def _best(top: Given, front: Given, columns: Mapping[str, bool]) -> BestRule:
-    check_keys(top, ("count", "by"), "key of [top]", "it takes count and by")
-    senses = ("minimise", "maximise")
-    check_keys(front, senses, "key of [front]", f"it takes {' and '.join(senses)}")
-    most = 10**6
-    count = whole_number(top["count"], "the number of top points", 1, most) if "count" in top else 0
-    by = top.get("by", "time_s")
-    if top and not count:
-        raise InputError("[top] needs a count, or --top K")
-    minimise, maximise = (front.get(sense, []) for sense in senses)
-    for names in (minimise, maximise, [by]):
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InputError(f"[front] and [top] name columns, got {names!r}")
-        for name in names:
-            if name not in columns and (top or names != [by]):
-                raise unknown("column", name, columns, f"there are {', '.join(columns)}")
-            if columns.get(name):
-                numbers = (column for column, holds_words in columns.items() if not holds_words)
-                mend = f"choose one of {', '.join(numbers)}"
-                raise InputError(f"column {name!r} holds words, which have no least; {mend}")
-    if front and not (minimise or maximise):
-        raise InputError("[front] needs minimise or maximise, lists of columns")
-    return BestRule(count, by, tuple(minimise), tuple(maximise))
+def _best(
+    top: Top | None, objective: Objective, columns: Mapping[str, bool], wrong: Collection[str]
+) -> BestRule:
+    """What is kept; `wrong` are columns that would be there were they right."""
+    minimise, maximise = tuple(objective.minimise), tuple(objective.maximise)
+    only = minimise[0] if len(minimise) == 1 and not maximise else "time_s"
+    by = (top.by if top else None) or only
+    for name in (*minimise, *maximise, *([by] if top else [])):
+        if name in wrong:
+            continue
+        if name not in columns:
+            near = f"there are {', '.join(columns)}; a formula stands under [derived]"
+            raise unknown("column", name, columns, near)
+        if columns[name]:
+            numbers = (column for column, holds_words in columns.items() if not holds_words)
+            mend = f"choose one of {', '.join(numbers)}"
+            raise InputError(f"column {name!r} holds words, which have no least; {mend}")
+    return BestRule(top.count if top else 0, by, minimise, maximise)

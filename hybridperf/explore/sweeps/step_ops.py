@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
+import pydantic
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.explore.sweeps.document import check_keys, is_finite
 from hybridperf.explore.sweeps.expression import Expression, parse
+from hybridperf.explore.sweeps.written import Faults, Part
 from hybridperf.io import InputError, closest, unknown
 from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
@@ -21,6 +23,10 @@ from hybridperf.ops.table import LABELS
 
 _PLACE = ("name", "stream", "after", "times")  # where an entry stands in the step, whatever it is
 _GROUP = ("n_gpus", "n_nodes")  # structure of a collective: concrete
+Size = Annotated[
+    Any,  # a number or a formula of the parameters; of some ops a word, a list or a flag
+    pydantic.WithJsonSchema({}),
+]
 _COLLECTIVE_WORDS = ("lib", "lib_version", "variant", "dtype", "in_place")
 
 
@@ -48,29 +54,41 @@ class StepOp:
         return {name: jnp.asarray(value, float) for name, value in traced.items()}
 
 
+class StepEntry(Part):
+    """One of `[[target.ops]]`: an op with its dtype and dimensions, or a collective."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Size]
+    name: str | None = pydantic.Field(None, description="op1, op2, ... in order if not given")
+    stream: str | None = pydantic.Field(None, description="compute, of collectives comm")
+    after: list[str] = pydantic.Field([], description="names of ops before it")
+    times: Size = 1
+    op: str | None = None
+    collective: str | None = None
+
+
 def read_ops(
-    given: Sequence[Any], model: PerfModel, system: CollectiveModel | None
+    given: Sequence[StepEntry], model: PerfModel, system: CollectiveModel | None
 ) -> tuple[StepOp, ...]:
-    """The entries of `[[target.ops]]` in order; `InputError` names the wrong one."""
-    if not given:
-        raise InputError("a step needs at least one [[target.ops]]")
-    ops: list[StepOp] = []
-    for number, entry in enumerate(given, 1):
-        if not isinstance(entry, Mapping):
-            expected = "must be a section of keys and values"
-            raise InputError(f"[[target.ops]] number {number} {expected}, got {entry!r}")
-        name = entry.get("name", f"op{number}")
+    """The entries of `[[target.ops]]` in order; one `InputError` names all that are wrong."""
+    ops, faults, names = list[StepOp](), Faults(), list[str]()
+    for number, written in enumerate(given, 1):
+        name = written.name or f"op{number}"
         where = f"[[target.ops]] {name!r}"
-        if ("op" in entry) == ("collective" in entry):
-            got = "both" if "op" in entry else "neither"
-            raise InputError(f"{where} needs either op or collective, got {got}")
-        _check_place(entry, where, [op.name for op in ops])
-        common: dict[str, Any] = {"name": str(name), "after": tuple(entry.get("after", []))}
-        common["times"] = _formula(entry.get("times", 1), f"times of {where}")
-        if "op" in entry:
-            ops.append(_op(where, entry, common, model))
-        else:
-            ops.append(_collective(where, entry, common, system))
+        entry = written.model_dump(exclude_unset=True)
+        with faults.kept():
+            if ("op" in entry) == ("collective" in entry):
+                got = "both" if "op" in entry else "neither"
+                raise InputError(f"{where} needs either op or collective, got {got}")
+            _check_place(written, where, names)
+            common: dict[str, Any] = {"name": name, "after": tuple(written.after)}
+            common["times"] = _formula(written.times, f"times of {where}")
+            if "op" in entry:
+                ops.append(_op(where, entry, common, model))
+            else:
+                ops.append(_collective(where, entry, common, system))
+        names.append(name)
+    faults.end()
     return tuple(ops)
 
 
@@ -91,18 +109,12 @@ def alike_ops(ops: Sequence[StepOp]) -> list[list[int]]:
     return list(found.values())
 
 
-def _check_place(entry: Mapping[str, Any], where: str, earlier: Sequence[str]) -> None:
-    for key in ("name", "stream"):
-        if not isinstance(entry.get(key, ""), str):
-            raise InputError(f"{where}: {key} must be a word, got {entry[key]!r}")
-    if entry.get("name") in earlier:
+def _check_place(entry: StepEntry, where: str, earlier: Sequence[str]) -> None:
+    if entry.name in earlier:
         raise InputError(f"{where} stands twice; give each op its own name")
-    after = entry.get("after", [])
-    if not isinstance(after, list):
-        raise InputError(f"{where}: after must be a list of names, got {after!r}")
-    for other in after:
+    for other in entry.after:
         if other not in earlier:
-            near = closest(str(other), earlier)
+            near = closest(other, earlier)
             raise InputError(f"{where} waits for {other!r}{near}, which is no op before it")
 
 
@@ -127,7 +139,7 @@ def _op(
             raise InputError(f"{where} needs a dimension {key!r}{closest(key, sizes)}")
     return StepOp(
         **common,
-        stream=entry.get("stream", "compute"),
+        stream=entry.get("stream") or "compute",
         sizes={key: _formula(value, f"{key} of {where}") for key, value in sizes.items()},
         is_collective=False,
         kind=(op, dtype, *sorted(words.items()), *sorted(sizes)),
@@ -158,7 +170,7 @@ def _collective(
     pricer = CollectivePricer.of(system, collective, n_gpus=ranks, n_nodes=nodes, **words)
     return StepOp(
         **common,
-        stream=entry.get("stream", "comm"),
+        stream=entry.get("stream") or "comm",
         sizes={"bytes": _formula(entry["bytes"], f"bytes of {where}")},
         is_collective=True,
         kind=(collective, *sorted(group.items()), *sorted(words.items())),

@@ -29,11 +29,12 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pydantic import Field
 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel
@@ -44,8 +45,9 @@ from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.programs import batch_size
 from hybridperf.explore.sweeps.smooth import soft_end
-from hybridperf.explore.sweeps.step_ops import StepOp, alike_ops, graph_of, read_ops
-from hybridperf.explore.sweeps.target import Columns, Given, Target, check_positive, place, register
+from hybridperf.explore.sweeps.step_ops import StepEntry, StepOp, alike_ops, graph_of, read_ops
+from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
+from hybridperf.explore.sweeps.written import Part
 from hybridperf.io.namespace import QUICKLY_COMPILED, Array
 from hybridperf.model import PerfModel, model_or_datasheet
 
@@ -53,12 +55,20 @@ _UNKNOWN_SHARE = 0.05  # of a step, with no interval of its own
 _LARGEST_BATCH = 4096  # points evaluated together
 
 
+class StepGiven(Part):
+    """A step of ops and collectives: parameters are names in their formulas, and knobs."""
+
+    kind: Literal["step"]
+    model: Annotated[str, Field(description="prices the ops: a model, or a datasheet")]
+    system: Annotated[str | None, Field(description="prices the collectives")] = None
+    ops: Annotated[list[StepEntry], Field(min_length=1)]
+
+
 @register("step")
 class StepTarget(Target):
     """Seconds of one step of ops and collectives that the spec lists."""
 
-    keys = {"model": str, "system": str, "ops": list}  # noqa: RUF012  (a ClassVar of the interface)
-    optional = ("system",)
+    Given = StepGiven
     results = {"time_s": float, "in_range": bool, "note": str}  # noqa: RUF012
 
     def __init__(self, model: PerfModel, system: CollectiveModel | None, ops: tuple[StepOp, ...]):
@@ -66,11 +76,11 @@ class StepTarget(Target):
         self.models = (model,) if system is None else (model, system)
 
     @classmethod
-    def read(cls, given: Given, folder: Path, extremes: Columns) -> StepTarget:
+    def read(cls, given: Any, folder: Path, extremes: Columns) -> StepTarget:
         del extremes
-        model = model_or_datasheet(place(given["model"], folder))
-        system = collectives_by_name(place(given["system"], folder)) if "system" in given else None
-        return cls(model, system, read_ops(given["ops"], model, system))
+        model = model_or_datasheet(place(given.model, folder))
+        system = collectives_by_name(place(given.system, folder)) if given.system else None
+        return cls(model, system, read_ops(given.ops, model, system))
 
     def known(self) -> set[str]:
         links = LINK_KNOBS if any(op.is_collective for op in self._ops) else ()

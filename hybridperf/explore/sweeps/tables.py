@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traffic import canonical_collective
-from hybridperf.explore.sweeps.target import Columns, Given, Target, check_positive, place, register
+from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
+from hybridperf.explore.sweeps.written import Part
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel, model_or_datasheet
@@ -28,23 +30,37 @@ _COLLECTIVE_SIZES = ("bytes", "n_gpus", "n_nodes", "gpus_per_node")
 _COLLECTIVE_WORDS = ("collective", "lib", "lib_version", "variant", "dtype", "in_place")
 
 
+class OpsGiven(Part):
+    """Ops as rows of a table: parameters are its columns."""
+
+    kind: Literal["ops"]
+    model: Annotated[str, Field(description="folder or name of a model, or of a datasheet")]
+
+
+class CollectivesGiven(Part):
+    """Collectives as rows of a table: parameters are its columns."""
+
+    kind: Literal["collectives"]
+    model: Annotated[str, Field(description="folder or name of a model, or of a system")]
+
+
 @register("ops")
 class OpsTarget(Target):
     """`PerfModel.predict_ops` by chunks."""
 
-    keys = {"model": str}  # noqa: RUF012  (a ClassVar of the interface)
+    Given = OpsGiven
     results = _SECONDS | _MARKS
 
     def __init__(self, model: PerfModel, ops: Mapping[str, tuple[type[Op], Mapping[str, Any]]]):
         self._model, self.models, self._ops = model, (model,), ops
 
     @classmethod
-    def read(cls, given: Given, folder: Path, extremes: Columns) -> OpsTarget:
+    def read(cls, given: Any, folder: Path, extremes: Columns) -> OpsTarget:
         if "op" not in extremes:
             needs = 'needs a parameter op, such as op = "gemm"; `hybridperf show ops` lists them'
             raise InputError(f"a sweep of ops {needs}")
         ops = {str(name): op_by_name(str(name)) for name in dict.fromkeys(extremes["op"])}
-        return cls(model_or_datasheet(place(given["model"], folder)), ops)
+        return cls(model_or_datasheet(place(given.model, folder)), ops)
 
     def known(self) -> set[str]:
         of_ops = ({*cls.dimensions(), *cls.synonyms, *cls.text} for cls, _ in self._ops.values())
@@ -78,16 +94,16 @@ class OpsTarget(Target):
 class CollectivesTarget(Target):
     """`CollectiveModel.predict` by chunks."""
 
-    keys = {"model": str}  # noqa: RUF012  (a ClassVar of the interface)
+    Given = CollectivesGiven
     results = _SECONDS | {"bus_bytes_per_s": float} | _MARKS
 
     def __init__(self, model: CollectiveModel):
         self._model, self.models = model, (model,)
 
     @classmethod
-    def read(cls, given: Given, folder: Path, extremes: Columns) -> CollectivesTarget:
+    def read(cls, given: Any, folder: Path, extremes: Columns) -> CollectivesTarget:
         del extremes
-        return cls(collectives_by_name(place(given["model"], folder)))
+        return cls(collectives_by_name(place(given.model, folder)))
 
     def known(self) -> set[str]:
         return {*_COLLECTIVE_SIZES, *_COLLECTIVE_WORDS}

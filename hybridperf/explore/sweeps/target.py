@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hybridperf.io import InputError, unknown
+from hybridperf.explore.sweeps.written import TARGETS, Part
+from hybridperf.io import InputError
 
-Given = Mapping[str, Any]  # what a section of a spec holds
 Columns = Mapping[str, np.ndarray]  # [n] by name
 
 _LARGEST = 1e24  # as of work of one op, `ops/table.py`
@@ -26,16 +26,15 @@ _LARGEST = 1e24  # as of work of one op, `ops/table.py`
 class Target(abc.ABC):
     """One thing to ask of many points."""
 
-    keys: ClassVar[Mapping[str, type]]  # of `[target]` besides `kind`, with the type of each
-    optional: ClassVar[tuple[str, ...]] = ()  # those of the keys that may be left out
+    Given: ClassVar[type[Part]]  # what `[target]` holds: `kind`, a literal, and its keys
     # columns that `evaluate` gives, of the kind or of what was read: float, bool or str
     results: Mapping[str, type]
     models: Sequence[Any] = ()  # what it asks: they tell what to know first, and what it is
 
     @classmethod
     @abc.abstractmethod
-    def read(cls, given: Given, folder: Path, extremes: Columns) -> Target:
-        """From the keys of `[target]`; files are looked for from `folder`.
+    def read(cls, given: Any, folder: Path, extremes: Columns) -> Target:
+        """From its `Given`; files are looked for from `folder`.
 
         `extremes`: values of each parameter that include its smallest and largest (of words, all).
         """
@@ -89,33 +88,17 @@ def register(kind: str) -> Callable[[type[Target]], type[Target]]:
     """Class decorator: specs ask for the target by this word."""
 
     def add(cls: type[Target]) -> type[Target]:
-        _KINDS[kind] = cls
+        _KINDS[kind], TARGETS[kind] = cls, cls.Given
         return cls
 
     return add
 
 
-def read_target(given: Given, folder: Path, extremes: Columns) -> Target:
-    """The target of a spec's `[target]`."""
-    kind = given.get("kind")
-    if kind is None:
+def read_target(given: Any, folder: Path, extremes: Columns) -> Target:
+    """The target of a spec's `[target]`, its keys checked; `extremes`: see `Target.read`."""
+    if given is None:
         raise InputError(f"[target] needs a kind: one of {', '.join(_KINDS)}")
-    if kind not in _KINDS:
-        raise unknown("kind of target", str(kind), _KINDS, f"known are {', '.join(_KINDS)}")
-    cls = _KINDS[kind]
-    takes = f"a target of kind {kind} takes {', '.join(cls.keys)}"
-    for key, value in given.items():
-        if key == "kind":
-            continue
-        if key not in cls.keys:
-            raise unknown("key of [target]", key, cls.keys, takes)
-        if not isinstance(value, cls.keys[key]):
-            expected = "text" if cls.keys[key] is str else "a list"
-            raise InputError(f"[target] {key} must be {expected}, got {value!r}")
-    for key in cls.keys:
-        if key not in given and key not in cls.optional:
-            raise InputError(f"[target] of kind {kind} needs a key {key!r}")
-    return cls.read(given, folder, extremes)
+    return _KINDS[given.kind].read(given, folder, extremes)
 
 
 def place(name: str, folder: Path) -> str:

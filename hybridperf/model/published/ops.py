@@ -97,7 +97,7 @@ def _neusight(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
 
 def _vidur(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
     long_enough = frame["time_s"] >= (_LEAST_TICKS - 0.5) * _RESOLUTION_S
-    return _keep(frame, long_enough, "less than 5 us by a clock of 1 us", left_out)
+    return _keep(frame, long_enough, "less than 5 µs by a clock of 1 µs", left_out)
 
 
 NEUSIGHT = Source("neusight", "https://github.com/sitar-lab/NeuSight", "6945927", "MIT", _neusight)

@@ -17,12 +17,12 @@ from bokeh import models
 from bokeh.models import ColumnDataSource, FixedTicker, Range1d
 from bokeh.plotting import figure
 
-from hybridperf.report.html.document import COLOURS, Figure, time_words
+from hybridperf.report.html.document import Figure, time_words
 from hybridperf.report.text import PREFIXES, TIMES
 
 _COLOURS = resources.files(__package__).joinpath("templates/colours.toml").read_text()
 LIGHT, DARK = tomllib.loads(_COLOURS).values()
-HUES = [LIGHT[f"k{colour}"] for colour in range(COLOURS + 1)]
+HUES = [hue for name, hue in LIGHT.items() if name[1:].isdigit()]
 _MARKERS = {
     "circle": "●", "square": "■", "diamond": "◆", "triangle": "▲", "inverted_triangle": "▼",
     "plus": "✚", "hex": "⬢",
@@ -245,8 +245,14 @@ def log_ticks(values: np.ndarray) -> list[float]:
     if not len(values):
         return []
     low, high = (math.log10(end) for end in (values.min(), values.max()))
-    mantissas = (1, 2, 5) if high - low < 3 else (1,)
-    return [f * 10.0**p for p in range(math.floor(low) - 1, math.ceil(high) + 1) for f in mantissas]
+    mantissas = next(
+        marks for most, marks in ((0.9, (1, 1.5, 2, 3, 5, 7)), (3, (1, 2, 5)), (math.inf, (1,)))
+        if high - low < most
+    )  # fmt: skip
+    powers = range(math.floor(low) - 1, math.ceil(high) + 1)
+    ticks = np.array([f * 10.0**p for p in powers for f in mantissas])
+    below, above = (ticks <= values.min()).sum() - 1, len(ticks) - (ticks >= values.max()).sum()
+    return [*map(float, ticks[max(below, 0) : above + 1])]
 
 
 def _on_axes(values: np.ndarray, axis: Axis) -> np.ndarray:

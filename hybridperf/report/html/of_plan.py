@@ -9,7 +9,7 @@ from hybridperf.report import plan as report
 from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import Axis, Interval, Series, bars, intervals, plot
 from hybridperf.report.html.of_model import device_rows, system_rows
-from hybridperf.report.text import amount, percent, quantity
+from hybridperf.report.text import J_PER_WH, amount, energy, percent, quantity
 from hybridperf.training.plans.explain import NAIVE, ComparedLayout, compared, differences
 from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
 from hybridperf.training.plans.ranked import PAIRS, plan_front
@@ -21,7 +21,7 @@ _LISTED = 100  # best layouts
 _POINTS = 200_000  # layouts drawn: beyond it every n-th by rank
 _PART_COLOURS = (0, 1, 5, 4)
 _AXES = {"memory": "memory of the fullest GPU", "energy": "energy of a {}", "cost": "rent of a {}"}
-_UNITS = {"memory": "B", "energy": "J", "cost": "USD"}
+_UNITS = {"memory": "B", "energy": "Wh", "cost": "USD"}
 
 
 def plan_page(plan: Plan) -> doc.Page:
@@ -58,7 +58,7 @@ def _summary(plan: Plan, first: ComparedLayout) -> list[doc.Block]:
         ("time of a step", report.step_words(row["time_s"]), _span(first)),
         ("speed", speed, mfu),
         ("memory of the fullest GPU", quantity(memory, "B"), capacity),
-        ("energy of a step", quantity(row["energy_j"], "J"), _paid(plan, row["usd"])),
+        ("energy of a step", energy(row["energy_j"]), _paid(plan, row["usd"])),
     ]
     if plan.tokens is not None:
         facts.append(
@@ -148,7 +148,7 @@ def _best(plan: Plan) -> doc.Table:
         doc.Column("tokens_per_s", "tokens/s", doc.count_words),
         doc.Column("mfu", "MFU", percent),
         doc.Column("memory_bytes", "memory", lambda size: quantity(size, "B")),
-        doc.Column("energy_j", "energy", lambda energy: quantity(energy, "J")),
+        doc.Column("energy_j", "energy", energy),
         doc.Column("usd", money, lambda usd: report.dollars(usd).removesuffix(" USD")),
     ]
     copies = "without copies of better ones (their ranks are missing)"
@@ -196,6 +196,7 @@ def _amounts(plan: Plan, ranks: np.ndarray, other: str) -> tuple[np.ndarray, np.
         here = plan.ranked[ranks, 0] == number
         samples = case.space.global_batch if _batches_differ(plan) else 1
         step, amount = report.amounts(plan, number, plan.ranked[ranks[here], 1], other)
+        amount = amount / J_PER_WH if other == "energy" else amount
         step_s[here] = step / samples
         taken[here] = amount if other == "memory" else amount / samples
     return step_s, taken

@@ -54,7 +54,7 @@ def _summary(prediction: Prediction, rows: pd.DataFrame) -> list[doc.Block]:
         interval = f"90 %: {seconds(low_s)} to {seconds(high_s)}"
     total_s = float(rows["total_s"].sum())
     inside = float(rows.loc[rows["in_range"], "total_s"].sum()) / total_s if total_s else 1.0
-    of_it = f"{prediction.roofline_s / time_s:.0%} of the prediction" if time_s else ""
+    of_it = f"{percent(prediction.roofline_s / time_s)} of the prediction" if time_s else ""
     facts = [
         ("time of a step", seconds(time_s), interval),
         ("datasheet roofline", seconds(prediction.roofline_s), of_it),

@@ -22,7 +22,8 @@ _PARTS = [
     ("computation", 0), ("copies, exposed", 6), ("communication, exposed", 1),
     ("waiting for a rank, exposed", 3), ("other steps", 7),
 ]  # fmt: skip
-_IDLE = {"launch_bound": 5, "synchronisation": 4, "host_copy": 6, "dependency": 2}  # others: grey
+_IDLE = {"launch_bound": 5, "synchronisation": 4, "host_copy": 8, "dependency": 2}
+_NOT_RECORDED = 9
 _TIMES = {
     "step_cpu_s": "host", "period_s": "period", "gpu_span_s": "device span", "gpu_busy_s": "busy",
     "computation_s": "computation", "exposed_copy_s": "copies, exposed", "comm_s": "communication",
@@ -100,7 +101,7 @@ def _steps(rows: Sequence[summed.StepSummaryRow]) -> list[doc.Block]:
     names = [row.step if row.rank is None else f"{row.step}, rank {row.rank}" for row in rows]
     spans = [seconds(row.gpu_span_s) for row in rows]
     drawn = list(zip(names, amounts, spans, strict=True))
-    colours = [_IDLE.get(reason, doc.OTHER) for reason in reasons]
+    colours = [_IDLE.get(reason, _NOT_RECORDED) for reason in reasons]
     words = [f"idle: {REASONS[reason]}" for reason in reasons]
     parts = [*_PARTS, *zip(words, colours, strict=True)]
     caption = "What the device's time went into, from its first start to its last end."
@@ -110,13 +111,15 @@ def _steps(rows: Sequence[summed.StepSummaryRow]) -> list[doc.Block]:
     where = [doc.Column("step", "step"), doc.Column("rank", "rank", lambda rank: f"{rank:.0f}")]
     times = [doc.Column(name, header, doc.time_words) for name, header in _TIMES.items()]
     counts = [doc.Column(name, header, doc.count_words) for name, header in _COUNTS.items()]
-    columns = [*where, *times, doc.Column("idle", "idle share", percent), *counts]
+    columns = [*where, *times, doc.Column("idle", "idle share", percent)]
     blocks: list[doc.Block] = [bars(drawn[:_MOST_BARS], parts, caption)]
     blocks.append(doc.frame_table(frame, columns))
     if reasons:
         why = [doc.Column(f"{reason}_s", REASONS[reason], doc.time_words) for reason in reasons]
-        table = doc.frame_table(frame, [*where, doc.Column("idle_s", "idle", doc.time_words), *why])
-        blocks.append(doc.Folded("Why idle", [table]))
+        idle_s = doc.Column("idle_s", "idle", doc.time_words)
+        blocks.append(doc.Folded("Why idle", [doc.frame_table(frame, [*where, idle_s, *why])]))
+    # apart: all columns at once would not fit a window
+    blocks.append(doc.Folded("How many", [doc.frame_table(frame, [*where, *counts])]))
     return blocks
 
 

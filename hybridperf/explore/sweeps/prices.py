@@ -1,4 +1,4 @@
-"""What things cost and draw: numbers with unit, date and source, for formulas of a search.
+"""What things cost and draw: numbers with unit, date and source, for formulas of a spec.
 
 schema = "hybridperf/prices"
 schema_version = 1
@@ -17,8 +17,8 @@ from typing import Any
 
 import pydantic
 
-from hybridperf.explore.sweeps.document import finite_number, read_document
-from hybridperf.io import InputError
+from hybridperf.explore.sweeps.document import check_head, finite_number
+from hybridperf.io import InputError, read_toml
 
 SCHEMA_VERSION = 1
 _SHIPPED = Path(__file__).with_name("prices.toml")
@@ -51,14 +51,15 @@ def read_prices(given: Mapping[str, Any], folder: Path) -> dict[str, UnitPrice]:
 
 
 def _read(path: Path) -> dict[str, UnitPrice]:
-    document = read_document(path, "prices", SCHEMA_VERSION)
+    document = read_toml(path, "hybridperf/prices file")
+    check_head(document, "hybridperf/prices", SCHEMA_VERSION, path)
     del document["schema"], document["schema_version"]
     prices = {}
     for name, written in document.items():
         what = f"{path}: price {name}"
         if not isinstance(written, dict):
             expected = f"expected a section [{name}] of value, unit, date and source"
-            alone = "a number alone can stand under [prices] of a search"
+            alone = "a number alone can stand under [prices] of a spec"
             raise InputError(f"{what} is {written!r} alone; {expected} ({alone})")
         try:
             prices[name] = UnitPrice.model_validate(written)

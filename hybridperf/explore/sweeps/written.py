@@ -1,0 +1,343 @@
+"""The dialect in which sweeps and searches are written: its sections as types, from which come its
+checks (all that is wrong at once) and its JSON schema (`hybridperf show spec`).
+
+schema = "hybridperf/spec"
+schema_version = 1
+
+[target]                                        # what is asked at each point; see `target.py`
+[parameters]                                    # what varies, and what does not
+tokens = 4096                                   # one number or word
+tp = [1, 2, 4]                                  # a list: a sweep takes each
+batch = { min = 1, max = 512, integer = true }  # a range, in logs unless scale = "lin"
+[prices] [derived] [constraints] [objective]
+[design] [top]                                  # of a sweep alone
+[method]                                        # of a search alone
+
+What versions before wrote otherwise is rewritten (`renewed`), with a remark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar, Union, cast
+
+import pydantic
+from pydantic import Field
+
+from hybridperf.explore.sweeps.expression import parse
+from hybridperf.io import InputError, unknown
+
+SCHEMA, SCHEMA_VERSION = "hybridperf/spec", 1
+_LONGEST_GRID = 10**7  # values of one parameter
+_LARGEST_CHUNK = 2**22
+
+
+class Part(pydantic.BaseModel):
+    """A section: its keys and no others, numbers as numbers and words as words."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _number(text: str) -> str:
+    if parse(text, "it").is_condition:
+        raise InputError(f"must be a number, got the condition {text!r}")
+    return text
+
+
+def _condition(text: str) -> str:
+    if not parse(text, "it").is_condition:
+        raise InputError(f"must be a condition such as a <= b, got the number {text!r}")
+    return text
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Formula = Annotated[str, pydantic.AfterValidator(_number)]
+Condition = Annotated[str, pydantic.AfterValidator(_condition)]
+Count = Annotated[int, Field(ge=1)]
+
+
+_Section = TypeVar("_Section", bound=Part)
+
+
+class Range(Part):
+    """From `min` to `max`. A search goes everywhere between; a sweep takes `count` values, or those
+    that `sample` and `[design]` say."""
+
+    min: Finite
+    max: Finite
+    scale: Literal["log", "lin", "powers_of_two"] = "log"
+    integer: bool = False
+    count: Annotated[int, Field(ge=1, le=_LONGEST_GRID)] | None = Field(
+        None, description="of a sweep: so many values, evenly spaced"
+    )
+    sample: Literal["sobol", "random"] | None = Field(
+        None, description="of a sweep, without count: one of the points of [design]"
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _can_be(self) -> Range:
+        least, most = self.min, self.max
+        if least > most:
+            raise InputError(f"has a range with min {least:g} above max {most:g}; exchange them")
+        if self.scale == "log" and least <= 0:
+            mend = 'or write scale = "lin"'
+            raise InputError(f"is in log space and needs a min above zero, got {least:g}; {mend}")
+        if self.count and self.sample:
+            raise InputError("takes count or sample, got both")
+        if self.scale == "powers_of_two":
+            ends = [float(end).hex().split("p")[0] for end in (least, most)]
+            if least < 1 or set(ends) != {"0x1.0000000000000"}:
+                rule = "goes by powers_of_two from one power of two to another"
+                raise InputError(f"{rule}, got {least:g} to {most:g}")
+            if self.count or self.sample or self.integer:
+                raise InputError("with powers_of_two takes min and max alone")
+        elif self.integer and not self.count and not (least.is_integer() and most.is_integer()):
+            got = f"got {least:g} to {most:g}"
+            raise InputError(f"is a range of whole numbers, which has whole ends, {got}")
+        return self
+
+
+class TableColumn(Part):
+    """A column of a file, beside the spec; columns of one file vary together."""
+
+    table: str
+    column: str | None = None
+
+
+def _form(written: Any) -> str:
+    if not isinstance(written, Mapping):
+        return "values"
+    return "table" if "table" in written else "range"
+
+
+_PLAIN = [{"type": "number"}, {"type": "string"}, {"type": "boolean"}]
+Values = Annotated[
+    Any,  # `design.py` says which of a list is wrong
+    pydantic.WithJsonSchema(
+        {"anyOf": [*_PLAIN, {"type": "array", "items": {"anyOf": _PLAIN}, "minItems": 1}]}
+    ),
+]
+Parameter = Annotated[
+    Annotated[Values, pydantic.Tag("values")]
+    | Annotated[Range, pydantic.Tag("range")]
+    | Annotated[TableColumn, pydantic.Tag("table")],
+    pydantic.Discriminator(_form),
+]
+
+
+class Sampled(Part):
+    """The points of parameters that are sampled."""
+
+    count: Annotated[int, Field(ge=1, le=2**53)]
+    seed: Annotated[int, Field(ge=0, le=2**63)] = 0
+
+
+Names = Annotated[
+    list[str],
+    pydantic.BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    pydantic.WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    ),
+]
+Price = Annotated[
+    Any,  # `prices.py` reads them
+    pydantic.WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]}),
+]
+
+
+class Objective(Part):
+    """A search has one, a name or formula; a sweep names columns: its Pareto front."""
+
+    minimise: Names = []
+    maximise: Names = []
+
+
+class Top(Part):
+    """How many of the best points are also written, and the column whose least numbers are best."""
+
+    count: Annotated[int, Field(ge=1, le=10**6)]
+    by: str | None = Field(None, description="the only [objective] to minimise, else time_s")
+
+
+class Method(Part):
+    """How hard a search looks."""
+
+    starts: Annotated[int, Field(ge=1, le=4096)] = 16
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    rounds: Annotated[int, Field(ge=1, le=1000, description="of the multipliers")] = 6
+    steps: Annotated[int, Field(ge=1, le=10_000, description="of descent in each round")] = 40
+    smoothing: Annotated[
+        float | None,
+        Field(gt=0, le=1, allow_inf_nan=False, description="first temperature of maxima, in logs"),
+    ] = None
+
+
+class Written(Part):
+    """A sweep or a search as it was written."""
+
+    schema_: Annotated[Literal["hybridperf/spec"], Field(alias="schema")] = "hybridperf/spec"
+    schema_version: Literal[1] = 1
+    chunk: Annotated[int, Field(ge=1, le=_LARGEST_CHUNK, description="points done together")] = (
+        65536
+    )
+    target: Any = None
+    parameters: dict[str, Parameter] = {}
+    design: Sampled | None = None
+    prices: dict[str, Price] = Field(
+        {}, description="replaces and adds; file = FILE names a file of hybridperf/prices"
+    )
+    derived: dict[str, Formula] = {}
+    constraints: dict[str, Condition] = {}
+    objective: Objective = Objective()
+    top: Top | None = None
+    method: Method = Method()
+
+    def formulas(self) -> list[str]:
+        """Texts of derived columns and constraints."""
+        return [*self.derived.values(), *self.constraints.values()]
+
+
+TARGETS: dict[str, type[Part]] = {}  # what `[target]` holds, by its kind; see `target.register`
+
+
+@functools.cache
+def _with_target(*some: type[Part]) -> type[Written]:
+    """`Written`, its target one of these."""
+    one_of: Any = Union[some]  # noqa: UP007
+    target: Any = (Annotated[one_of, Field(discriminator="kind")] | None, None)
+    return cast("type[Written]", pydantic.create_model("Spec", __base__=Written, target=target))
+
+
+def json_schema() -> dict[str, Any]:
+    """The dialect as a JSON schema."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_with_target(*TARGETS.values()).model_json_schema(),
+        "title": "A sweep or a search of hybridperf",
+    }
+
+
+def part(kind: type[_Section], section: str, given: Mapping[str, Any]) -> _Section:
+    """One section alone, from what an option or a call gives; `InputError` of all that is wrong."""
+    try:
+        return kind.model_validate(given)
+    except pydantic.ValidationError as error:
+        wrong = [one | {"loc": (section, *one["loc"])} for one in error.errors()]
+        raise InputError("; ".join(map(_sentence, wrong))) from error
+
+
+class Faults:
+    """What is wrong with a spec, sentence by sentence."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """An `InputError` in this block is one of them, and what follows goes on."""
+        try:
+            yield
+        except InputError as error:
+            self.said.append(str(error))
+
+    def end(self) -> None:
+        """One `InputError` of all."""
+        all_of_it = list(dict.fromkeys(self.said))
+        if len(all_of_it) > 1:
+            numbered = "; ".join(f"({n}) {one}" for n, one in enumerate(all_of_it, 1))
+            raise InputError(f"{len(all_of_it)} faults: {numbered}")
+        if all_of_it:
+            raise InputError(all_of_it[0])
+
+
+def validated(document: Mapping[str, Any], faults: Faults) -> tuple[Written, set[str]]:
+    """A document of this dialect, and the parameters (or "target") left out since they are wrong.
+
+    Args:
+        document: after `renewed`; what is wrong in it is left out.
+        faults: take a sentence of each fault, with its place.
+    """
+    left, wrong = dict(document), set[str]()
+    while True:
+        try:
+            return _with_target(*TARGETS.values()).model_validate(left), wrong
+        except pydantic.ValidationError as error:
+            for one in error.errors():
+                faults.said.append(_sentence(one))
+                section, entry = (*map(str, one["loc"]), "")[:2]
+                if section == "parameters" and entry:
+                    wrong.add(entry)
+                elif section == "target":
+                    wrong.add("target")
+                inside = left.get(section)
+                if section in _OF_ENTRIES and isinstance(inside, Mapping) and entry:
+                    left[section] = {k: v for k, v in inside.items() if k != entry}
+                else:
+                    left.pop(section, None)
+
+
+_OF_ENTRIES = ("parameters", "prices", "derived", "constraints")
+_SINGULAR = {"parameters": "parameter", "derived": "derived", "constraints": "constraint",
+             "prices": "price"}  # fmt: skip
+_MUST_BE = {
+    "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
+    "finite_number": "a finite number", "string_type": "text", "bool_type": "true or false",
+    "list_type": "a list", "dict_type": "a section of keys and values",
+    "model_type": "a section of keys and values", "model_attributes_type": "a section",
+    "greater_than_equal": "at least {ge}", "less_than_equal": "at most {le}",
+    "greater_than": "above {gt}", "literal_error": "{expected}", "int_parsing_size": "smaller",
+}  # fmt: skip
+
+
+def _sentence(error: Any) -> str:
+    """One fault as pydantic has it, in words with its place."""
+    path = list(error["loc"])
+    tag = {"target": 1, "parameters": 2}.get(path[0])  # where pydantic has the form of a union
+    path = [one for at, one in enumerate(path) if at != tag]
+    kind, got, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = _known(error["loc"][:-1])
+        where = f"key of {_place(path[:-1])}" if path[:-1] else "section"
+        return str(unknown(where, str(path[-1]), known, f"there are {', '.join(known)}"))
+    if kind == "missing":
+        return f"{_place(path[:-1])} needs a key {path[-1]!r}"
+    if kind == "union_tag_not_found":
+        return f"{_place(path)} needs a kind: one of {', '.join(TARGETS)}"
+    if kind == "union_tag_invalid":
+        named, known = str(got.get("kind")), list(TARGETS)
+        return str(unknown("kind of target", named, known, f"known are {', '.join(known)}"))
+    if kind == "value_error":
+        said = str(context["error"])
+        return f"{_place(path)}{said[2:] if said.startswith(('it:', 'it ')) else f' {said}'}"
+    must = _MUST_BE.get(kind)
+    if must and isinstance(context.get("ge", context.get("le")), int):
+        must = f"a whole number of {must}"
+    what = f"must be {must.format(**context)}" if must else error["msg"]
+    return f"{_place(path)} {what}, got {str(got)[:60]!r}"
+
+
+def _place(path: list[Any]) -> str:
+    section, *inside = map(str, path)
+    if section in _SINGULAR and inside:
+        key, *inside = inside
+        return " ".join([*inside, *(["of"] if inside else []), f"{_SINGULAR[section]} {key}"])
+    if section == "target" and inside[:1] == ["ops"] and len(inside) > 1:
+        return " ".join([f"[[target.ops]] number {int(inside[1]) + 1}", *inside[2:]])
+    return " ".join([f"[{section}]" if section not in ("chunk", "schema") else section, *inside])
+
+
+def _known(path: Sequence[Any]) -> list[str]:
+    """Keys of a section."""
+    section, inside = (*map(str, path), "", "")[:2]
+    of_target = {"target": TARGETS[inside]} if inside in TARGETS else {}
+    fields = ({**_SECTIONS, **of_target}[section]).model_fields
+    also = [*TableColumn.model_fields] if section == "parameters" else []
+    return [field.alias or name for name, field in fields.items()] + also
+
+
+_SECTIONS: dict[str, type[Part]] = {
+    "": Written, "parameters": Range, "design": Sampled, "objective": Objective, "top": Top,
+    "method": Method,
+}  # fmt: skip

@@ -1,0 +1,72 @@
+"""Notebooks, run from top to bottom as a reader would run them.
+
+python tests/support/notebooks.py [NAME ...]    # write what they print and draw into them
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
+
+
+def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
+    """A notebook after every cell ran in `folder`, by the interpreter that runs this (no installed
+    kernel is asked for).
+    """
+    notebook = nbformat.read(path, as_version=4)
+    kernel = AsyncKernelManager(
+        kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[])
+    )
+    try:
+        NotebookClient(
+            notebook, km=kernel, timeout=300, resources={"metadata": {"path": str(folder)}}
+        ).execute()
+    finally:  # a kernel that was handed over is not the client's to end, and keeps a gigabyte
+        run_sync(kernel.shutdown_kernel)(now=True)
+    return notebook
+
+
+def shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
+    """What kinds of output each code cell has, without remarks of libraries."""
+    return [
+        [*dict.fromkeys(kind for output in cell.outputs for kind in _kinds(output))]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
+def _kinds(output: nbformat.NotebookNode) -> list[str]:
+    if output.output_type == "stream":
+        return ["text"] if output.name == "stdout" else []
+    return [kind for kind in ("image/png", "text/html") if kind in output.get("data", {})]
+
+
+def main() -> None:
+    os.environ.setdefault("HYBRIDPERF_SETTING", "quick")
+    for path in NOTEBOOKS:
+        if sys.argv[1:] and path.stem not in sys.argv[1:]:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            notebook = executed(path, Path(folder))
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                cell.execution_count = None
+                cell.metadata.pop("execution", None)
+                cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
+                for output in cell.outputs:
+                    if "execution_count" in output:
+                        output.execution_count = None
+        nbformat.write(notebook, path)
+        print(path.name, f"{path.stat().st_size / 1e3:,.0f} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
