@@ -172,7 +172,8 @@ def _added(
         role = role_of(step)
         field = "misaligned_s" if role == "misaligned_gemm" else f"{role}_s"
         launched = [(_FIELDS["kernels"], float(step.kernels))]
-        return [(_FIELDS[field], prices.in_step(step.call), -1)], launched
+        fields = (field, "weights_s") if step.weight_gradient else (field,)
+        return [(_FIELDS[name], prices.in_step(step.call), -1) for name in fields], launched
     group = _PLACED.index(step.part) if step.part in _PLACED else -1
     called = list(_collectives(step))
     names = ("gather_calls" if name == "scatter" else f"{name}_calls" for name, _ in called)

@@ -15,7 +15,13 @@ import numpy as np
 
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.transformer.columns import CHIMERA, INTERLEAVED, Layouts
+from hybridperf.workloads.transformer.columns import (
+    CHIMERA,
+    INTERLEAVED,
+    NONE,
+    ZERO_BUBBLE,
+    Layouts,
+)
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 
@@ -64,6 +70,10 @@ RULES = (
          | _divides(x.pp, x.accumulation)),
          "chimera needs up to pp micro-batches or a multiple of pp, got accumulation"
          " {x.accumulation}, pp {x.pp}"),
+    Rule("never", lambda s, x: (x.schedule != ZERO_BUBBLE) | (x.zero < 3),
+         "schedule 'zero_bubble' with ZeRO-3 is not modelled: take zero 0, 1 or 2"),
+    Rule("never", lambda s, x: (x.schedule != ZERO_BUBBLE) | (x.recompute == NONE),
+         "schedule 'zero_bubble' with recompute is not modelled: take recompute none"),
     Rule("note", lambda s, x: (x.schedule == CHIMERA) | (x.accumulation >= x.pp - 1),
          "accumulation {x.accumulation} leaves stages of pp {x.pp} empty: a pipeline needs pp - 1"
          " micro-batches or more"),

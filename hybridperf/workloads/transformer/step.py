@@ -347,13 +347,10 @@ def _is_gather(step: PassStep) -> bool:
 def refuse_unmodelled(config: TransformerConfig) -> None:
     """`InputError` for combinations nobody has measured."""
     layout, name = config.layout, config.layout.schedule
-    two_pipes, splits_backward = name == "chimera", name == "zero_bubble"
-    cut = f"stages cut by {config.stage_split}"
+    two_pipes, cut = name == "chimera", f"stages cut by {config.stage_split}"
     refused = [
         (two_pipes and config.stage_split != "even", cut, "another schedule"),
         (two_pipes and layout.zero, f"ZeRO-{layout.zero}", "zero = 0"),
-        (splits_backward and layout.zero == 3, "ZeRO-3", "zero 0, 1 or 2"),
-        (splits_backward and layout.recompute != "none", "recompute", "recompute none"),
     ]
     for applies, what, instead in refused:
         if applies:
