@@ -59,8 +59,9 @@ _BLOCKS = 3  # layer, embedding, head
 _KERNEL_FIELDS = operator.attrgetter(
     "dtype", "quant", "attention", "attention_kernel", "framework", "grouped_experts", "routing",
     "adapters", "dropout", "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes",
-    "checkpoints",
+    "checkpoints", "context_messages",
 )  # fmt: skip
+_COUNTED = {"scatter": "gather_calls", "ring": "exchange_calls"}
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 
 
@@ -132,6 +133,7 @@ class Prices:
 
 def _on_nodes(call: Call, nodes: int) -> Call:
     assert isinstance(call, CollectiveCall)
+    nodes = min(nodes, call.ranks)  # of a message between two
     return call if call.nodes == nodes else dataclasses.replace(call, nodes=nodes)
 
 
@@ -176,17 +178,18 @@ def _added(
         return [(_FIELDS[name], prices.in_step(step.call), -1) for name in fields], launched
     group = _PLACED.index(step.part) if step.part in _PLACED else -1
     called = list(_collectives(step))
-    names = ("gather_calls" if name == "scatter" else f"{name}_calls" for name, _ in called)
-    return (
-        [(_FIELDS[f"{name}_s"], prices.number(call), group) for name, call in called],
-        [(_FIELDS[name], 1.0) for name in names if name in _FIELDS],
-    )
+    names = (_COUNTED.get(name, f"{name}_calls") for name, _ in called)
+    seconds = [(_FIELDS[f"{name}_s"], prices.number(call), group) for name, call in called]
+    if step.beside is not None:
+        seconds.append((_FIELDS["hiding_s"], prices.in_step(step.beside), -1))
+    return seconds, [(_FIELDS[name], 1.0) for name in names if name in _FIELDS]
 
 
 def _collectives(step: PassStep) -> Iterator[tuple[str, CollectiveCall]]:
     """The field of a collective and its call; of gathered shards a node's own part, too."""
     call = step.collective
     field = "tp" if step.part == "tp" else role_of(step)
+    field = "ring" if step.beside is not None else field
     sharded = field == "gather"
     if sharded and call.collective != "all_gather":
         field = "scatter"

@@ -55,7 +55,9 @@ _CONTEXT = ("source", "section", "system_detail", "gpu")
 _NUMBERS = (
     "n_gpus", "global_batch", "micro_batch", "grad_accum", "tp", "pp", "dp", "cp", "ep", "vp",
 )  # fmt: skip
-_NAMED = ("attention", "optimizer", "expert_messages", "checkpoints", "routing")
+_NAMED = (
+    "attention", "optimizer", "expert_messages", "context_messages", "checkpoints", "routing",
+)  # fmt: skip
 _SWITCHED = (
     "overlap_gradients", "overlap_weights", "overlap_shards", "overlap_sends", "dropout",
     "fused_loss", "grouped_experts",

@@ -31,6 +31,8 @@ class BlockPrices:
     tp_s: Array  # tensor-parallel collectives
     tp_calls: Array
     exchange_s: Array  # context- and expert-parallel messages
+    ring_s: Array  # context-parallel messages beside attention
+    hiding_s: Array  # attention that they travel beside
     exchange_calls: Array
     gather_s: Array  # sharded weights gathered, alongside the computation
     scatter_s: Array  # their gradients scattered

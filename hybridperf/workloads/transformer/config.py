@@ -30,6 +30,7 @@ _WORDS = {
     "attention_kernel": ATTENTION_KERNELS,
     "optimizer": ("adam", "sgd"),
     "expert_messages": ("copies", "nodes"),
+    "context_messages": ("gather", "ring"),
     "framework": frameworks.framework_names(),
     "checkpoints": ("blocks", "ops"),
     "stage_split": SPLITS,
@@ -51,6 +52,8 @@ class TransformerConfig:
     attention_kernel: Literal["", "flash1", "flash2"] = ""
     # tokens are sent to each of their experts, or once to each node that holds any of them
     expert_messages: Literal["copies", "nodes"] = "copies"
+    # keys and values of context parallelism travel block by block, or all at once
+    context_messages: Literal["gather", "ring"] = "gather"
     # how evenly a router fills the experts: balanced, or power_law_A (`ops/moe.py`)
     routing: str = BALANCED
     grouped_experts: bool = False  # one kernel for all experts of a rank, not one for each
