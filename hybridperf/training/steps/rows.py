@@ -309,7 +309,7 @@ class _Words:
             self.configs[apart] = self._config(row, layout.tp)
         config, assumed = self.configs[apart]
         config = _with_layout(config, layout, min(per_node, layout.ranks))
-        notes = (*self.machine.notes, *row.notes, *assumed, *_unseen(config))
+        notes = (*self.machine.notes, *row.notes, *assumed, *config.remarks, *_unseen(config))
         return Question(
             config, self.machine, self.source, self.framework, notes, named=self.named,
             global_batch=row.count("global_batch"),

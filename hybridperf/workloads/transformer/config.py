@@ -204,6 +204,14 @@ class TransformerConfig:
         multiple = self.vocab_multiple * self.layout.tp
         return -(-self.shape.vocab // multiple) * multiple
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What runs and is seldom what one wants, one sentence each."""
+        again = self.layout.recompute == "selective" and self.checkpoints == "blocks"
+        if again and self.attention == "fused":
+            return ("selective recomputation saves nothing: fused attention keeps no scores",)
+        return ()
+
     # parts
     # ----------------------------------------------------------------------------------------------
 

@@ -111,7 +111,8 @@ class _Build:
 
     def __init__(self, config: TransformerConfig, host: Host | float | str | None):
         layout = config.layout
-        self.notes = tuple(layout.check(config.shape, gpus_per_node=config.gpus_per_node))
+        checked = layout.check(config.shape, gpus_per_node=config.gpus_per_node)
+        self.notes = (*checked, *config.remarks)
         self.c = config
         self.schedule = schedule(layout.schedule, layout.pp, layout.accumulation, layout.vp)
         refuse_unmodelled(config)
