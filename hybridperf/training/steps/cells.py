@@ -217,12 +217,12 @@ def slots(shape: TransformerShape, checkpoints: Checkpoints) -> tuple[Slot, ...]
     kinds = kinds_of_layers(shape)
     if checkpoints == "ops":  # what is recomputed hangs on the layer as a whole
         return (*outer, *(Slot(0, share, "layer", kind) for kind, share in kinds))
-    attention: dict[bool, Slot] = {}
+    attention: dict[tuple[bool, str], Slot] = {}
     for kind, share in kinds:
-        cross = shape.layer_kinds[kind].cross
-        slot = attention.setdefault(cross, Slot(0, 0.0, "attention", kind))
-        attention[cross] = slot._replace(share=slot.share + share)
-    mlps = [Slot(0, share, "mlp", kind) for kind, share in kinds]
+        key = shape.layer_kinds[kind].cross, shape.layer_kinds[kind].mixer
+        slot = attention.setdefault(key, Slot(0, 0.0, "attention", kind))
+        attention[key] = slot._replace(share=slot.share + share)
+    mlps = [Slot(0, share, "mlp", kind) for kind, share in kinds if shape.layer_kinds[kind].ffn]
     experts = [
         one._replace(piece=piece)
         for one in mlps
@@ -267,7 +267,7 @@ def piece_numbers(
 def piece_terms(slot: Slot, config: TransformerConfig, prices: Prices) -> PieceTerms:
     """Terms of the piece that a slot of a config takes, built once."""
     shape = config.shape
-    if not shape.experts and not shape.decoder_layers:
+    if not (shape.experts or shape.decoder_layers or shape.mixers):
         shape = _one_layer(shape)
     numbers = piece_numbers(slot, config, config.layout.columns, config.group("ep").nodes)
     key = (slot.piece, slot.kind, shape, *numbers, *kernels_key(config))
@@ -391,7 +391,7 @@ def placed_on(config: TransformerConfig) -> tuple[int, ...]:
 def cell_key(config: TransformerConfig) -> tuple[Any, ...]:
     """All that a cell depends on."""
     x, shape = config.layout, config.shape
-    if not shape.experts and not shape.decoder_layers:
+    if not (shape.experts or shape.decoder_layers or shape.mixers):
         shape = _one_layer(shape)
     repeats = x.accumulation > 1 and config.kernels.framework.gradients == "repeated"
     ranks = (x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, x.recompute)

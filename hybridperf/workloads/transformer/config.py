@@ -247,8 +247,8 @@ class TransformerConfig:
 
     def layers_of(self, stage: int) -> tuple[int, ...]:
         """How many layers of each kind (`shape.layer_kinds`) lie on a stage, or chunk of one."""
-        counts, split = [kind.count for kind in self.shape.layer_kinds], self.stage_split
-        found = layers_by_kind(counts, self.stages, stage, split, self.shape.head_layers)
+        order, split = self.shape.layer_order, self.stage_split
+        found = layers_by_kind(order, self.stages, stage, split, self.shape.head_layers)
         return tuple(map(int, found))
 
 

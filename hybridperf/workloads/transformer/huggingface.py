@@ -17,6 +17,19 @@ from hybridperf.io import InputError, unknown
 
 SEQ = 4096  # tokens of a sequence, where a model may have as many
 _PADDING_ROWS = 2  # of OPT's table of positions
+# words for what a layer has before its MLP, and letters of `hybrid_override_pattern`
+_MIXERS = {
+    "full_attention": "attention", "attention": "attention", "*": "attention",
+    "sliding_attention": "window", "mamba": "scan", "mamba2": "scan", "M": "scan",
+    "linear_attention": "scan", "-": "mlp",
+    "mlp": "mlp",
+}  # fmt: skip
+_KNOWN_MIXERS = "full, sliding and linear attention, Mamba-2 and MLPs"
+_SCAN = {
+    "heads": ("mamba_num_heads", "mamba_n_heads"), "head_dim": ("mamba_head_dim", "mamba_d_head"),
+    "state": ("ssm_state_size", "mamba_d_state"), "groups": ("n_groups", "mamba_n_groups"),
+    "conv": ("conv_kernel", "mamba_d_conv"), "chunk": ("chunk_size", "mamba_chunk_size"),
+}  # fmt: skip
 _NESTED = ("keys", "defaults", "only")  # tables of a section
 _NEEDED = ("hidden", "heads", "layers", "ffn", "vocab")
 
@@ -63,6 +76,7 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
     fields |= {field: value for field, value in found.items() if value is not None}
     fields |= _positions(str(name), fields, longest) | _experts(config, fields)
+    fields |= _mixers(str(name), config, fields, longest)
     if name == "falcon":
         fields |= _falcon(config)
     if not fields.get("dense_layers"):
@@ -125,6 +139,48 @@ def _experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _mixers(
+    name: str, config: dict[str, Any], fields: dict[str, Any], longest: int | None
+) -> dict[str, Any]:
+    """What hybrids have before their MLPs, layer by layer, and the sizes of windows and scans."""
+    layers, window = fields["layers"], config.get("sliding_window")
+    if not config.get("use_sliding_window", True) or (longest and window and window >= longest):
+        window = None
+    every = config.get("sliding_window_pattern")  # so many layers to one that attends to all
+    if pattern := config.get("hybrid_override_pattern"):
+        words = [*pattern]
+    elif (attending := config.get("attn_layer_indices")) is not None:
+        words = ["attention" if at in attending else "mamba" for at in range(layers)]
+    else:
+        words = config.get("layer_types") or config.get("layers_block_type") or []
+    if not words and window:
+        full = [every is not None and (at + 1) % every == 0 for at in range(layers)]
+        words = ["full_attention" if one else "sliding_attention" for one in full]
+    for word in words:
+        if word not in _MIXERS:
+            raise InputError(f"a {name} with {word!r} layers is not modelled; {_KNOWN_MIXERS} are")
+    mixers = [_MIXERS[word] for word in words]
+    if not window:
+        mixers = ["attention" if one == "window" else one for one in mixers]
+    if not set(mixers) - {"attention"}:
+        return {}
+    found: dict[str, Any] = {"mixers": mixers, "window": window or 0}
+    if "scan" in mixers and name == "minimax":  # lightning attention, arXiv 2501.08313
+        heads, dim = fields["heads"], fields.get("head_dim") or fields["hidden"] // fields["heads"]
+        own = {"chunk": config.get("block_size", 256), "rates": 0}
+        found["scan"] = {"heads": heads, "groups": heads, "head_dim": dim, "state": dim, **own}
+    elif "scan" in mixers:
+        sizes = ((field, _SCAN[field]) for field in _SCAN)
+        scan = {
+            field: next((config[key] for key in keys if config.get(key) is not None), None)
+            for field, keys in sizes
+        }
+        if missing := [_SCAN[field][0] for field in _SCAN if scan[field] is None]:
+            raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
+        found["scan"] = scan
+    return found
+
+
 def _falcon(config: dict[str, Any]) -> dict[str, Any]:
     """Keys and values, and norms: a new Falcon has one norm for attention and one for the MLP."""
     if config.get("new_decoder_architecture"):
@@ -138,9 +194,6 @@ def _falcon(config: dict[str, Any]) -> dict[str, Any]:
 def _notes(name: str, config: dict[str, Any], fields: dict[str, Any], longest: Any) -> list[str]:
     most = f" of at most {longest}" if longest and longest != fields["seq"] else ""
     notes = [f"those of {name} in Transformers, sequences of {fields['seq']} tokens{most}"]
-    window = config.get("sliding_window")
-    if window and config.get("use_sliding_window", True):
-        notes.append(f"attention to windows of {window} tokens is priced as if to all")
     if config.get("num_nextn_predict_layers"):
         notes.append("without the layers that predict further tokens")
     return notes

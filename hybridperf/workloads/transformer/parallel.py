@@ -225,6 +225,9 @@ def _share_of_attention(
     causal = isinstance(op, ops.PrefillAttention) and op.causal > 0
     keys = op.q_len / 2 if causal else op.q_len
     sizes = (op.batch, op.q_len / ranks, op.heads, op.head_dim, op.kv_heads)
+    if isinstance(op, ops.PrefillAttention) and op.window:
+        seen = op.window - (op.window**2 / 2 / op.q_len if causal else 0.0)
+        return ops.PrefillAttention(op.dtype, *sizes, window=seen, kv_len=op.q_len, causal=0.0)
     return ops.PrefillAttention(op.dtype, *sizes, kv_len=keys, causal=0.0)
 
 

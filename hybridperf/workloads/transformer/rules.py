@@ -79,6 +79,10 @@ RULES = (
          " micro-batches or more"),
     Rule("never", lambda s, x: _divides(x.cp, s.seq),
          "seq must be divisible by cp, got seq {s.seq}, cp {x.cp}"),
+    Rule("never", lambda s, x: (x.cp == 1) | ("scan" not in s.mixers),
+         "context parallelism of a scan is not modelled: take cp 1, got cp {x.cp}"),
+    Rule("strict", lambda s, x: _divides(x.tp, s.scan.groups if s.scan else x.tp),
+         "groups of a scan must be divisible by tp, got {s.scan.groups} groups, tp {x.tp}"),
     Rule("note", lambda s, x: (x.cp == 1) | _divides(2 * x.cp, s.seq),
          "causal attention is balanced over cp {x.cp} only where seq is divisible by 2 x {x.cp},"
          " got {s.seq}"),
