@@ -231,6 +231,16 @@ def test_what_a_config_leaves_open_is_said(tmp_path):
             {**PUBLISHED["Bamba-9B"][1], "mamba_d_head": None},
             "expected mamba_head_dim in the config of a bamba, found none",
         ),
+        (
+            {**PUBLISHED["Nemotron-H-8B"][1], "hybrid_override_pattern": "M-"},
+            "expected a word or letter for each of the 52 layers of a nemotron_h .* got 2",
+        ),
+        (
+            {**PUBLISHED["Nemotron-H-8B"][1], "hybrid_override_pattern": None},
+            "expected a word or letter for each of the 52 layers of a nemotron_h .* got 0",
+        ),
+        ({"layer_types": ["chunked_attention"] * 32}, "a llama with 'chunked_attention' layers is"),
+        ({"model_type": None, "_class_name": "FluxTransformer2DModel"}, "unknown model_type 'Flux"),
         ({"num_key_value_heads": 5}, "heads of .* must be a multiple of kv_heads"),
         ({"max_position_embeddings": "long"}, "sizes of a config are whole numbers"),
     ],

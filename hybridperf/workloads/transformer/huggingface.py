@@ -36,7 +36,7 @@ _NEEDED = ("hidden", "heads", "layers", "ffn", "vocab")
 
 def is_config(content: dict[str, Any]) -> bool:
     """Whether a JSON file is a config of Hugging Face and not one of our own fields."""
-    return "model_type" in content or "architectures" in content
+    return bool(content.keys() & {"model_type", "architectures", "_class_name"})
 
 
 def architectures() -> list[str]:
@@ -58,7 +58,7 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(config.get("text_config"), dict):
         notes.append("its text model alone")
         config = {**_shared(config), **config["text_config"]}
-    name = config.get("model_type")
+    name = config.get("model_type") or config.get("_class_name")  # diffusers' word for it
     if name not in architectures():
         raise unknown("model_type", str(name), architectures(), "give its sizes in a .toml file")
     habits = _architecture(str(name))
@@ -154,8 +154,13 @@ def _mixers(
     else:
         words = config.get("layer_types") or config.get("layers_block_type") or []
     if not words and window:
-        full = [every is not None and (at + 1) % every == 0 for at in range(layers)]
+        full = [(at + 1) % (every or layers + 1) == 0 for at in range(layers)]
         words = ["full_attention" if one else "sliding_attention" for one in full]
+    if len(words) != layers and (words or name == "nemotron_h"):
+        raise InputError(
+            f"expected a word or letter for each of the {layers} layers of a {name}"
+            f" (hybrid_override_pattern, layer_types), got {len(words)}"
+        )
     for word in words:
         if word not in _MIXERS:
             raise InputError(f"a {name} with {word!r} layers is not modelled; {_KNOWN_MIXERS} are")
