@@ -134,6 +134,21 @@ PUBLISHED = {  # model: (parameters of the published weights, its config)
         hybrid_override_pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
         mamba_num_heads=128, mamba_head_dim=64, ssm_state_size=128, n_groups=8, conv_kernel=4,
         chunk_size=128, tie_word_embeddings=False, max_position_embeddings=8192)),
+    "Nemotron-3-Nano-30B-A3B": (31.58e9, config(
+        "nemotron_h", 2688, 32, 52, 1856, 131072, num_key_value_heads=2, head_dim=128,
+        hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        mamba_num_heads=64, mamba_head_dim=64, ssm_state_size=128, n_groups=8, conv_kernel=4,
+        chunk_size=128, tie_word_embeddings=False, n_routed_experts=128, num_experts_per_tok=6,
+        n_shared_experts=1, moe_intermediate_size=1856,
+        moe_shared_expert_intermediate_size=3712)),
+    # of 81.3e9 with the layer that predicts further tokens
+    "Qwen3-Next-80B-A3B": (79.7e9, config(
+        "qwen3_next", 2048, 16, 48, 5120, 151936, num_key_value_heads=2, head_dim=256,
+        num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512,
+        shared_expert_intermediate_size=512, full_attention_interval=4, linear_conv_kernel_dim=4,
+        linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16,
+        linear_num_value_heads=32, decoder_sparse_step=1, mlp_only_layers=[],
+        tie_word_embeddings=False)),
     "Bamba-9B": (9.78e9, config(
         "bamba", 4096, 32, 32, 14336, 128256, num_key_value_heads=8,
         attn_layer_indices=[9, 18, 27], mamba_n_heads=128, mamba_d_head=64, mamba_d_state=128,
@@ -224,8 +239,16 @@ def test_what_a_config_leaves_open_is_said(tmp_path):
         ),
         ({"hidden_size": "wide"}, "hidden of .* must be a whole number of 1 or more, got 'wide'"),
         (
+            {**PUBLISHED["Nemotron-H-8B"][1], "hybrid_override_pattern": "MR*R" * 13},
+            "a nemotron_h with 'R' layers is not modelled; full, sliding and linear attention",
+        ),
+        (
             {**PUBLISHED["Nemotron-H-8B"][1], "hybrid_override_pattern": "ME*E" * 13},
-            "a nemotron_h with 'E' layers is not modelled; full, sliding and linear attention",
+            "expected moe_intermediate_size, n_routed_experts, num_experts_per_tok in the config",
+        ),
+        (
+            {**PUBLISHED["Nemotron-H-8B"][1], "hybrid_override_pattern": "ME*-" * 13},
+            "a nemotron_h with both MLPs and experts as layers is not modelled",
         ),
         (
             {**PUBLISHED["Bamba-9B"][1], "mamba_d_head": None},

@@ -115,6 +115,8 @@ def layer_activations(
     heads = tokens * e * (query / x.tp + kv * kv_share)
     if kept < e:
         heads = heads + tokens * kept * shape.context_width / x.tp
+    if shape.gated_attention:  # the gate, and what it multiplies
+        heads = heads + 2 * tokens * e * shape.context_width / x.tp
     if shape.qk_norm:
         heads = heads + tokens * e * (shape.query_width / x.tp + shape.key_width * kv_share)
     if kind.cross:

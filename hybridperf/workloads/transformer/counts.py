@@ -159,7 +159,7 @@ def _attention(shape: ModelSizes) -> ParameterCounts:
     whole = (2 * shape.dim if shape.qk_norm else 0) + (h if shape.biases else 0)
     output = shape.context_width * h
     if latent is None:
-        query = (h + bias) * shape.query_width
+        query = (h + bias) * shape.query_width * (1 + shape.gated_attention)
         kv = (h + bias) * (shape.key_width + shape.value_width)
         return ParameterCounts(heads=query + output + sinks, kv=kv, whole=whole)
     # down to the latents (on every rank) and up to the heads; each latent has a norm; keys' rotary
@@ -251,7 +251,8 @@ def _matrices(shape: ModelSizes, kind: LayerKind, batch: float, seq: int) -> flo
         up = latent.kv_rank * shape.heads * (latent.plain_dim + latent.value_dim)
         kv = h * (latent.kv_rank + latent.rotary_dim) + up
     else:
-        query, kv = h * shape.query_width, h * (shape.key_width + shape.value_width)
+        query = h * shape.query_width * (1 + shape.gated_attention)
+        kv = h * (shape.key_width + shape.value_width)
     per_token = query + kv + shape.context_width * h + mlp
     # keys and values of the encoder's output
     across = (query + shape.context_width * h) * tokens + kv * seq if kind.cross else 0.0

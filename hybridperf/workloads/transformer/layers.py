@@ -69,7 +69,7 @@ def self_attention(
     if s.latent is not None:
         return into + _latent(config, tokens, causal) + _out(config, tokens)
     bias = s.biases if s.qkv_biases is None else s.qkv_biases
-    width = s.query_width + s.key_width + s.value_width
+    width = s.query_width * (1 + s.gated_attention) + s.key_width + s.value_width
     into += kernels.linear("qkv", tokens, s.hidden, width, split="outputs", bias=bias)
     if config.adapters:
         into += kernels.adapter("qkv", tokens, s.hidden, width, config.adapters, "outputs")
@@ -90,6 +90,10 @@ def self_attention(
             core += kernels.repeated("keys and values", tokens, s.heads, s.key_heads, 2 * s.dim)
         core += kernels.unfused_attention(batch, length, length, s.heads, s.dim)
         core += kernels.copy("context", tokens, s.context_width)
+    if s.gated_attention:
+        core += kernels.activation(
+            "attention gate", tokens, s.context_width, gated=True, bias=False
+        )
     return into + core + _out(config, tokens)
 
 

@@ -38,8 +38,8 @@ _ZERO_OR_MORE = (
     "decoder_layers", "decoder_seq", "token_types", "image", "patch", "relative_buckets", "window",
 )  # fmt: skip
 _FLAGS = (
-    "gated", "tied", "biases", "head_bias", "qk_norm", "sinks", "router_bias", "embedding_norm",
-    "pooler", "norm_bias", "qkv_biases",
+    "gated", "tied", "biases", "head_bias", "qk_norm", "sinks", "gated_attention", "router_bias",
+    "embedding_norm", "pooler", "norm_bias", "qkv_biases",
 )  # fmt: skip
 _MAY_BE_NONE = ("kv_heads", "head_dim", "max_positions", "norm_bias", "qkv_biases")
 
@@ -139,6 +139,7 @@ class ModelSizes:
     head_bias: bool = False
     qk_norm: bool = False  # norms over head_dim of queries and keys, shared by the heads
     sinks: bool = False  # one learned logit per head
+    gated_attention: bool = False  # the result times a gate, made as wide with the queries
 
     experts: int = 0  # 0: one MLP for all tokens
     topk: int = 0  # experts of a token
