@@ -121,7 +121,7 @@ def test_days_and_money_carry_the_interval_of_the_step():
 
 def test_workers_find_the_same(monkeypatch):
     pytest.importorskip("distributed", reason="Dask is not installed (extra `distributed`)")
-    monkeypatch.setattr(bounds, "_PIECE", 1000)
+    monkeypatch.setattr(bounds, "_PIECE", 300)
     asked, done, each = {"batch": 16, "only": NARROW, "limit": 200}, [], bounds.cluster.each
 
     def counted(*given, **options):
