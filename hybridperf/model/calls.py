@@ -1,5 +1,5 @@
-"""Calls: what a model prices. An op, a collective, given seconds, a chain of such rows, each by
-itself or in its place in a training step.
+"""Calls: what a model prices. An op, a collective, given seconds, a chain of such rows, what of one
+row outlasts another, each by itself or in its place in a training step.
 """
 
 from __future__ import annotations
@@ -75,7 +75,16 @@ class CallChain:
     what: str = CHAIN
 
 
-Call = OpCall | CollectiveCall | GivenSeconds | CallChain
+@dataclasses.dataclass(frozen=True)
+class Exposed:
+    """What of a message outlasts an op that it travels beside: zero or more seconds."""
+
+    message: int  # row, counted from 1, that is no chain and not of this kind; the same:
+    beside: int
+    what: str  # the collective
+
+
+Call = OpCall | CollectiveCall | GivenSeconds | CallChain | Exposed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +118,8 @@ def kind_of(call: Call) -> int:
         return int(call.op.group_index())
     if isinstance(call, CollectiveCall):
         return KINDS.index(call.collective)
+    if isinstance(call, Exposed):
+        return KINDS.index(call.what)
     return KINDS.index(CHAIN if isinstance(call, CallChain) else GIVEN)
 
 

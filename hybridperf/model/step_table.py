@@ -1,8 +1,9 @@
-"""All rows of a step as arrays, priced together: ops, collectives, given seconds, chains of rows.
+"""All rows of a step as arrays, priced together: ops, collectives, given seconds, what of a message
+outlasts an op, chains of rows.
 
-Axes: U rows of the duration table, O of them ops, C collectives, F given seconds; P parts of all
-chains. `step_durations(table, platform)` is pure and differentiable in every number of the
-platform, the rates of its links included; a step of ops alone is priced as its `OpTable` is.
+Axes: U rows of the duration table, O of them ops, C collectives, F given seconds, E exposed;
+P parts of all chains. `step_durations(table, platform)` is pure and differentiable in every number
+of the platform, the rates of its links included; a step of ops alone is priced as its `OpTable` is.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from hybridperf.model.calls import (
     Call,
     CallChain,
     CollectiveCall,
+    Exposed,
     GivenSeconds,
     InStep,
 )
@@ -44,7 +46,17 @@ from hybridperf.ops import OpCall
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["ops", "collectives", "given_s", "place", "parts", "role", "count", "block_log"],
+    data_fields=[
+        "ops",
+        "collectives",
+        "given_s",
+        "place",
+        "parts",
+        "exposed",
+        "role",
+        "count",
+        "block_log",
+    ],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +70,8 @@ class StepTable:
     place: Array = None
     # rows of a chain and of its part, from 0, and how often it runs; None: no chains; int32 [P, 3]
     parts: Array = None
+    # rows of what outlasts, of the message and of what it travels beside; None: none; int32 [E, 3]
+    exposed: Array = None
     # of a training step, [U] each: index into `step_effects.ROLE_NAMES`, how often what it adds
     # counts, log of a block's correction; None: calls as they are
     role: Array = None
@@ -84,27 +98,31 @@ def priced_rows(
     ops, collectives, given = split(calls)
     op_calls = list(ops.values())
     chains = {at: call for at, call in enumerate(calls) if isinstance(call, CallChain)}
-    if not collectives and not given and not chains and in_step is None:
+    exposed = {at: call for at, call in enumerate(calls) if isinstance(call, Exposed)}
+    composed = [*chains, *exposed]
+    if not collectives and not given and not composed and in_step is None:
         table, own = model.priced(op_calls)
         return StepTable(table), KnownRows(own, None)
     table, own = model.priced(op_calls or [OpCall(StartProgram("fp32", 0.0))])
     count = max(len(ops), 1)
     place = {at: i for i, at in enumerate(ops)}
     place |= {at: count + i for i, at in enumerate((*collectives, *given))}
-    # the row of a chain alone takes no time
-    place |= dict.fromkeys(chains, count + len(collectives) + len(given))
+    # the row of what is composed of others takes no time by itself
+    place |= dict.fromkeys(composed, count + len(collectives) + len(given))
     carried = None
     if collectives:
         fabric = fabric_of(model, next(iter(collectives.values())))
         carried = _priced_collectives(fabric, list(collectives.values()))
-    seconds = [*(call.value for call in given.values()), *([0.0] if chains else [])]
+    seconds = [*(call.value for call in given.values()), *([0.0] if composed else [])]
     parts = [(at, row - 1, often) for at, chain in chains.items() for row, often in chain.parts]
+    left = [(at, one.message - 1, one.beside - 1) for at, one in exposed.items()]
     rows = StepTable(
         ops=table,
         collectives=None if carried is None else carried.table,
         given_s=np.array(seconds) if seconds else None,
         place=np.array([place[at] for at in range(len(calls))], np.int32),
         parts=np.array(parts, np.int32) if chains else None,
+        exposed=np.array(left, np.int32) if exposed else None,
         **_in_step(model, in_step),
     )
     return rows, KnownRows(own, carried)
@@ -152,6 +170,9 @@ def step_durations(table: StepTable, platform: Platform) -> Array:
         effects = jnp.asarray(platform.effects, seconds.dtype)
         seconds = in_step_s(jnp, seconds, table.role, table.count, effects)
         seconds = seconds * jnp.exp(jnp.asarray(table.block_log, seconds.dtype))
+    if table.exposed is not None:
+        row, message, beside = table.exposed.T
+        seconds = seconds.at[row].set(jnp.maximum(seconds[message] - seconds[beside], 0.0))
     if table.parts is None:
         return seconds
     chain, part, times = table.parts.T
@@ -159,11 +180,14 @@ def step_durations(table: StepTable, platform: Platform) -> Array:
 
 
 def chained(table: StepTable, seconds: np.ndarray) -> np.ndarray:
-    """Seconds of all rows [U, ...] by those of rows that are no chains."""
+    """Seconds of all rows [U, ...] by those of rows that are not composed of others."""
+    found = seconds if table.parts is None and table.exposed is None else seconds.copy()
+    if table.exposed is not None:
+        row, message, beside = table.exposed.T
+        found[row] = np.maximum(found[message] - found[beside], 0.0)
     if table.parts is None:
-        return seconds
+        return found
     chain, part, times = table.parts.T
-    found = seconds.copy()
     found[chain] = 0.0
     np.add.at(found, chain, (found[part].T * times).T)
     return found

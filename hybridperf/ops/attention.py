@@ -159,13 +159,18 @@ class EncoderAttention(Attention):
 
 def attention_of(
     dtype: str, batch: float, queries: float, keys: float, heads: float, head_dim: float,
-    kv_heads: float, causal: bool,
+    kv_heads: float, causal: bool, window: float = 0.0,
 ) -> Attention:  # fmt: skip
-    """The op of `queries` that attend to `keys` others; `keys` 0: to their own.
+    """The op of `queries` that attend to `keys` others; `keys` 0: to their own, of which each sees
+    `window` at most where that is given.
 
     Queries that see all of another sequence: the work is that of the longer of the two as keys.
     """
     sizes = (float(heads), float(head_dim), float(kv_heads))
+    if window and not keys:
+        return PrefillAttention(
+            dtype, float(batch), float(queries), *sizes, window=window, causal=float(causal)
+        )
     if not keys:
         kind = PrefillAttention if causal else EncoderAttention
         return kind(dtype, float(batch), float(queries), *sizes)

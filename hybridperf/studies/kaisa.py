@@ -56,8 +56,8 @@ class Factored(NamedTuple):
 
 def factored(shape: TransformerShape) -> list[Factored]:
     """The weight matrices of a Transformer's layers, without biases, for `second_order`."""
-    if shape.experts or shape.latent:
-        others = f"not of experts or latent attention, as {shape.name} has"
+    if shape.experts or shape.latent or shape.scan:
+        others = f"not of experts, latent attention or scans, as {shape.name} has"
         raise InputError(f"K-FAC's factors are known of plain layers, {others}")
     h = shape.hidden
     attention = [

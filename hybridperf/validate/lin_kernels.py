@@ -42,7 +42,7 @@ import pandas as pd
 
 from hybridperf.io import InputError
 from hybridperf.model import KERNEL_S, LONG_LOOP, PerfModel
-from hybridperf.model.calls import Call, CallChain, CollectiveCall, GivenSeconds
+from hybridperf.model.calls import Call, CallChain, CollectiveCall, Exposed, GivenSeconds
 from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, Reduction, columns
 from hybridperf.ops.embedding_bag import EmbeddingBagBackward, lookup_calls
 from hybridperf.validate import lin_data as lin
@@ -95,8 +95,8 @@ class KernelPrices:
                 raise InputError(
                     f"expected the kernels of one rank, got an {call.collective} over {call.ranks}"
                 )
-            if isinstance(call, CallChain):
-                raise InputError("expected each kernel by itself, got a chain of them")
+            if isinstance(call, CallChain | Exposed):
+                raise InputError("expected each kernel by itself, got what is composed of some")
             found.append(call.value if isinstance(call, GivenSeconds) else self._of(call.op))
         return np.array(found)
 

@@ -30,6 +30,8 @@ CASES = {
     # layers are dealt out by cost, rings wait, and what is recomputed hangs on the whole layer
     "nanotron": (DENSE, 16, 16, NARROW, "nanotron"),
     "torchtitan": (EXPERTS, 8, 16, NARROW, "torchtitan"),
+    # plans zero bubble, too
+    "torchtitan_eager": (DENSE, 16, 32, NARROW, "torchtitan_eager"),
 }
 
 
@@ -38,7 +40,9 @@ def test_no_completion_is_below_its_bound(which):
     shape, gpus, batch, only, framework = CASES[which]
     memory_bytes = 80e9 if shape is EXPERTS else 20e9
     setup = training_setup(shape, SYSTEM, framework=framework, memory_bytes=memory_bytes)
-    partial = partial_layouts(shape, gpus, setup.gpus_per_node, batch, only, setup.strict)
+    partial = partial_layouts(
+        shape, gpus, setup.gpus_per_node, batch, only, setup.strict, setup.schedules
+    )
     everything = partial.bases(np.arange(len(partial)))
     whole = laid_out(partial, everything)
     assert partial.completions.sum() == len(everything.tp)
@@ -117,7 +121,7 @@ def test_days_and_money_carry_the_interval_of_the_step():
 
 def test_workers_find_the_same(monkeypatch):
     pytest.importorskip("distributed", reason="Dask is not installed (extra `distributed`)")
-    monkeypatch.setattr(bounds, "_PIECE", 1000)
+    monkeypatch.setattr(bounds, "_PIECE", 300)
     asked, done, each = {"batch": 16, "only": NARROW, "limit": 200}, [], bounds.cluster.each
 
     def counted(*given, **options):

@@ -159,6 +159,13 @@ def test_recomputation_is_forward_work_again():
 # --- parts ----------------------------------------------------------------------------------------
 
 
+def with_weight_share(f, share):
+    """The same with so much of a layer's passes for gradients of weights."""
+    names = ("gemm_s", "misaligned_s", "experts_s", "attention_s", "memory_s")
+    ops_s = sum(getattr(f.layer, name) for name in names)
+    return dataclasses.replace(f, layer=dataclasses.replace(f.layer, weights_s=share * ops_s))
+
+
 def parts(features, knobs=FREE, **corrections):
     return {
         name: float(values[0])
@@ -207,10 +214,10 @@ def mixed_rows(count=2000, seed=1):
         "reduction_hidden": rng.choice([0.0, 1.0], count),
         "schedule": code,
         "tp_nodes": rng.choice([1.0, 2.0], count),
-        "weight_share": rng.uniform(0.3, 0.6, count),
         "crossing": np.zeros(count),
     }
-    return StepFeatures(**columns), rng.normal(0, 0.3, (3, count))
+    f = with_weight_share(StepFeatures(**columns), rng.uniform(0.3, 0.6, count))
+    return f, rng.normal(0, 0.3, (3, count))
 
 
 def test_the_parts_of_a_step_add_up_to_it():
@@ -316,9 +323,9 @@ def test_optimizer_and_fixed_seconds_have_their_parts():
 )
 def test_uniform_stages_take_what_the_schedule_s_graph_takes(name, p, m, there, back, share):
     f = pipeline(
-        p, micro_batches=m, layer=block(gemm_s=(there, 0, back)), schedule=SCHEDULES.index(name),
-        weight_share=share
+        p, micro_batches=m, layer=block(gemm_s=(there, 0, back)), schedule=SCHEDULES.index(name)
     )  # fmt: skip
+    f = with_weight_share(f, share)
     assert time(f) == pytest.approx(
         graph_seconds(schedule(name, p, m), there, back, weight_s=share * back), rel=1e-5
     )
@@ -348,7 +355,8 @@ def test_a_heavy_last_stage_takes_about_what_the_schedule_s_graph_takes(name, p,
         forward[at] += ends.get(end, 0.0) / 3
         backward[at] += ends.get(end, 0.0) * 2 / 3
     blocks = {end: block(gemm_s=(size / 3, 0, size * 2 / 3)) for end, size in ends.items()}
-    f = pipeline(p, micro_batches=m, **blocks, schedule=SCHEDULES.index(name), weight_share=0.5)
+    f = pipeline(p, micro_batches=m, **blocks, schedule=SCHEDULES.index(name))
+    f = with_weight_share(f, 0.5)
     assert time(f) == pytest.approx(
         graph_seconds(schedule(name, p, m), forward, backward, weight_s=backward / 2), rel=within
     )
@@ -360,7 +368,8 @@ def test_a_host_that_is_slower_one_way_changes_the_bubble(name):
     whatever its GPU does.
     """
     layer = block(gemm_s=(0.5, 0, 1.0), kernels=(30, 0, 30))
-    f = pipeline(4, micro_batches=4, layer=layer, schedule=SCHEDULES.index(name), weight_share=0.5)
+    f = pipeline(4, micro_batches=4, layer=layer, schedule=SCHEDULES.index(name))
+    f = with_weight_share(f, 0.5)
     expected = graph_seconds(schedule(name, 4, 4), 3.0, 3.0, weight_s=1.5)
     # 0.1 s each for the embedding's and the head's first launch, both ways, and for the update's
     found = time(f, dataclasses.replace(FREE, launch_s=0.1))
@@ -404,7 +413,7 @@ def test_slopes_over_knobs_are_those_of_differences(tp_nodes, name):
     f = dataclasses.replace(
         some_row(), tp_nodes=np.array([float(tp_nodes)]), schedule=np.array([SCHEDULES.index(name)])
     )
-    f = dataclasses.replace(f, micro_batches=np.array([8.0]), weight_share=np.array([0.45]))
+    f = with_weight_share(dataclasses.replace(f, micro_batches=np.array([8.0])), 0.45)
     theta = beliefs()[0]
     with jax.enable_x64(True):
         slope = np.asarray(

@@ -84,6 +84,29 @@ def test_updated_weights_hide_behind_a_forward_pass(cache):
     assert hidden < shown
 
 
+def test_a_ring_of_context_parallel_ranks_hides_beside_attention(cache):
+    """Within a node of long sequences nearly all of it; across nodes, of short ones, less."""
+    row = LLAMA | {"model": "llama3-8b", "n_gpus": 32, "global_batch": 32, "sharding": "zero1"}
+    ring, gathered, alone = steps(
+        cache, *(
+            row | {"seq": 65536} | one
+            for one in ({"cp": 8}, {"cp": 8, "context_messages": "gather"}, {"cp": 1})
+        ),
+    )["exposed_comm_s"]  # fmt: skip
+    assert ring - alone < 0.5 * (gathered - alone)
+    shown = [
+        steps(cache, row | {"cp": cp, "seq": seq, "tp": 4}).iloc[0]
+        for cp, seq in ((2, 131072), (8, 8192))
+    ]
+    shares = [one["exposed_comm_s"] / one["predicted_s"] for one in shown]
+    assert shares[0] < 0.5 * shares[1]
+    for name in ("ring", "gather"):
+        (one,) = resolve(pd.DataFrame([row | {"cp": 8, "tp": 4, "context_messages": name}])).rows
+        found = seconds(cache, row | {"cp": 8, "tp": 4, "context_messages": name})[0]
+        graph = hp.predict(cache.prices(one.machine).model, hp.transformer(one.config)).time_s
+        assert graph == pytest.approx(found, rel=0.01)
+
+
 def test_an_h100_is_about_two_and_a_half_a100s(cache):
     """Measured products alone say 2.65; 2.59 here, as sustained clocks of both are believed."""
     row = LLAMA | {"n_gpus": 8, "global_batch": 32}

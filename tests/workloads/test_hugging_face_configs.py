@@ -129,6 +129,34 @@ PUBLISHED = {  # model: (parameters of the published weights, its config)
     "Minitron-4B": (4.19e9, config(
         "nemotron", 3072, 24, 32, 9216, 256000, num_key_value_heads=8, head_dim=128,
         attention_bias=False, mlp_bias=False, tie_word_embeddings=False)),
+    "Nemotron-H-8B": (8.1e9, config(
+        "nemotron_h", 4096, 32, 52, 21504, 131072, num_key_value_heads=8, head_dim=128,
+        hybrid_override_pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        mamba_num_heads=128, mamba_head_dim=64, ssm_state_size=128, n_groups=8, conv_kernel=4,
+        chunk_size=128, tie_word_embeddings=False, max_position_embeddings=8192)),
+    "Nemotron-3-Nano-30B-A3B": (31.58e9, config(
+        "nemotron_h", 2688, 32, 52, 1856, 131072, num_key_value_heads=2, head_dim=128,
+        hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        mamba_num_heads=64, mamba_head_dim=64, ssm_state_size=128, n_groups=8, conv_kernel=4,
+        chunk_size=128, tie_word_embeddings=False, n_routed_experts=128, num_experts_per_tok=6,
+        n_shared_experts=1, moe_intermediate_size=1856,
+        moe_shared_expert_intermediate_size=3712)),
+    # of 81.3e9 with the layer that predicts further tokens
+    "Qwen3-Next-80B-A3B": (79.7e9, config(
+        "qwen3_next", 2048, 16, 48, 5120, 151936, num_key_value_heads=2, head_dim=256,
+        num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512,
+        shared_expert_intermediate_size=512, full_attention_interval=4, linear_conv_kernel_dim=4,
+        linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16,
+        linear_num_value_heads=32, decoder_sparse_step=1, mlp_only_layers=[],
+        tie_word_embeddings=False)),
+    "Bamba-9B": (9.78e9, config(
+        "bamba", 4096, 32, 32, 14336, 128256, num_key_value_heads=8,
+        attn_layer_indices=[9, 18, 27], mamba_n_heads=128, mamba_d_head=64, mamba_d_state=128,
+        mamba_n_groups=1, mamba_d_conv=4, mamba_chunk_size=256, tie_word_embeddings=False)),
+    "MiniMax-Text-01": (456e9, config(
+        "minimax", 6144, 64, 80, 9216, 200064, num_key_value_heads=8, head_dim=128,
+        num_local_experts=32, num_experts_per_tok=2, block_size=256, tie_word_embeddings=False,
+        layer_types=10 * [*7 * ["linear_attention"], "full_attention"])),
     "c4ai-command-r": (34980831232, config(
         "cohere", 8192, 64, 40, 22528, 256000, num_key_value_heads=64, use_qk_norm=False)),
 }  # fmt: skip
@@ -187,8 +215,8 @@ def test_what_a_config_leaves_open_is_said(tmp_path):
     assert llama.seq == 4096
     assert "sequences of 4096 tokens of at most 131072" in llama.note
     mistral = hp.load_shape(written(tmp_path / "b", PUBLISHED["Mistral-7B-v0.1"][1]))
-    assert "attention to windows of 4096 tokens is priced as if to all" in mistral.note
-    assert "windows" not in hp.load_shape(written(tmp_path / "c", PUBLISHED["Qwen2.5-7B"][1])).note
+    assert (set(mistral.mixers), mistral.window) == ({"window"}, 4096)
+    assert not hp.load_shape(written(tmp_path / "c", PUBLISHED["Qwen2.5-7B"][1])).mixers
     deepseek = hp.load_shape(written(tmp_path / "d", PUBLISHED["DeepSeek-V3"][1]))
     assert "without the layers that predict further tokens" in deepseek.note
     gemma = hp.load_shape(written(tmp_path / "e", PUBLISHED["gemma-3-4b"][1]))
@@ -210,6 +238,32 @@ def test_what_a_config_leaves_open_is_said(tmp_path):
             "a qwen3_moe with decoder_sparse_step 2 is no model",
         ),
         ({"hidden_size": "wide"}, "hidden of .* must be a whole number of 1 or more, got 'wide'"),
+        (
+            {**PUBLISHED["Nemotron-H-8B"][1], "hybrid_override_pattern": "MR*R" * 13},
+            "a nemotron_h with 'R' layers is not modelled; full, sliding and linear attention",
+        ),
+        (
+            {**PUBLISHED["Nemotron-H-8B"][1], "hybrid_override_pattern": "ME*E" * 13},
+            "expected moe_intermediate_size, n_routed_experts, num_experts_per_tok in the config",
+        ),
+        (
+            {**PUBLISHED["Nemotron-H-8B"][1], "hybrid_override_pattern": "ME*-" * 13},
+            "a nemotron_h with both MLPs and experts as layers is not modelled",
+        ),
+        (
+            {**PUBLISHED["Bamba-9B"][1], "mamba_d_head": None},
+            "expected mamba_head_dim in the config of a bamba, found none",
+        ),
+        (
+            {**PUBLISHED["Nemotron-H-8B"][1], "hybrid_override_pattern": "M-"},
+            "expected a word or letter for each of the 52 layers of a nemotron_h .* got 2",
+        ),
+        (
+            {**PUBLISHED["Nemotron-H-8B"][1], "hybrid_override_pattern": None},
+            "expected a word or letter for each of the 52 layers of a nemotron_h .* got 0",
+        ),
+        ({"layer_types": ["chunked_attention"] * 32}, "a llama with 'chunked_attention' layers is"),
+        ({"model_type": None, "_class_name": "FluxTransformer2DModel"}, "unknown model_type 'Flux"),
         ({"num_key_value_heads": 5}, "heads of .* must be a multiple of kv_heads"),
         ({"max_position_embeddings": "long"}, "sizes of a config are whole numbers"),
     ],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import hybridperf as hp
 from hybridperf.io import InputError
-from hybridperf.workloads.transformer import Layout, Layouts, load_shape
+from hybridperf.workloads.transformer import Layout, Layouts, Scan, load_shape
 from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.layout import ORDER
 from hybridperf.workloads.transformer.rules import RULES, broken_rules, legal, remarks
@@ -21,6 +21,10 @@ from hybridperf.workloads.transformer.stages import layers_before, stage_layers
 GPT3 = load_shape("gpt3-175b")
 MIXTRAL = load_shape("mixtral-8x7b")
 LLAMA = load_shape("llama3-8b")
+HYBRID = hp.TransformerShape(
+    "hybrid", "llama", hidden=512, heads=8, layers=4, ffn=1024, vocab=1000, seq=1024,
+    mixers=("scan", "scan", "attention", "scan"), scan=Scan(16, 64, 64, 2),
+)  # fmt: skip
 
 
 def test_ranks_and_batch():
@@ -90,6 +94,20 @@ BROKEN = [
         "chimera needs up to pp micro-batches or a multiple of pp, got",
     ),
     (GPT3, {"cp": 3}, {}, "seq must be divisible by cp, got seq 2048, cp 3"),
+    (HYBRID, {"cp": 2}, {}, "context parallelism of a scan is not modelled: take cp 1, got cp 2"),
+    (HYBRID, {"tp": 4}, {}, "groups of a scan must be divisible by tp, got 2 groups, tp 4"),
+    (
+        GPT3,
+        {"pp": 2, "schedule": "zero_bubble", "dp": 2, "zero": 3},
+        {},
+        "schedule 'zero_bubble' with ZeRO-3 is not modelled",
+    ),
+    (
+        GPT3,
+        {"pp": 2, "schedule": "zero_bubble", "recompute": "full"},
+        {},
+        "schedule 'zero_bubble' with recompute is not modelled",
+    ),
     (GPT3, {"ep": 2, "dp": 2}, {}, "ep needs a model with experts, got ep 2 for gpt3-175b"),
     (MIXTRAL, {"ep": 3, "dp": 3}, {}, "experts must be divisible by ep, got 8 experts, ep 3"),
     (
@@ -274,7 +292,7 @@ def test_remarks_of_columns_are_those_of_single_layouts(shape):
 def test_every_rule_can_be_broken():
     """No rule stands there that nothing breaks."""
     odd = LLAMA.replace(seq=4095, ffn=14335, vocab=50257), MIXTRAL.replace(experts=6)
-    kinds = [(shape, Layouts.of(many(2000))) for shape in (LLAMA, MIXTRAL, *odd)]
+    kinds = [(shape, Layouts.of(many(2000))) for shape in (LLAMA, MIXTRAL, HYBRID, *odd)]
     for rule in RULES:
         assert any(not np.all(rule.holds(shape, columns)) for shape, columns in kinds), (
             rule.sentence

@@ -299,6 +299,37 @@ def test_context_parallelism_shares_tokens_and_gathers_keys_and_values():
         "all_gather",
         "reduce_scatter",
     ]
+    (gathered,) = (step for step in part.forward if step.part == "cp")
+    core = next(step for step in part.forward if step.part == "attention")
+    assert gathered.beside == dataclasses.replace(core.call, times=1 / 4)
+
+
+def test_blocks_of_keys_and_values_travel_in_a_ring_beside_attention():
+    """Three of four blocks beside a quarter of attention each; back with their gradients, which
+    travel once more.
+    """
+    llama = load_shape("llama3-8b").replace(seq=8192)
+    settings = {"attention": "fused", "dtype": "bf16", "context_messages": "ring"}
+    part = layer_passes(
+        config(llama, settings=settings, micro_batch=1, cp=4, tp=2, recompute="full")
+    )
+    block = 2 * llama.seq * llama.key_heads * llama.dim * 2.0 / 4 / 2
+    core, back = (
+        next(step for step in steps if step.part == "attention")
+        for steps in (part.forward, part.backward)
+    )
+    for steps in (part.forward, part.recomputed):
+        ring = [step for step in steps if step.part == "cp"]
+        assert [step.collective for step in ring] == 3 * [CollectiveCall("sendrecv", block, 2)]
+        assert all(step.beside.op == core.op and step.beside.times == 1 / 4 for step in ring)
+    *ring, home = (step for step in part.backward if step.part == "cp")
+    assert [step.collective.bytes for step in (*ring, home)] == [*3 * [2 * block], block]
+    assert all(step.beside.op == back.op for step in ring)
+    assert home.beside is None
+    assert core.kernels == 4 + 3
+
+
+def test_context_parallelism_of_unfused_attention_is_refused():
     with pytest.raises(
         InputError, match="context parallelism of unfused attention is not modelled"
     ):

@@ -506,11 +506,18 @@ def test_the_graph_names_a_rank_for_each_stage():
     assert flops([]) == 0.0
 
 
-def test_a_composed_step_says_what_the_flat_one_says(model, monkeypatch):
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        ({"tp": 2}, {}),
+        ({"cp": 4}, {"attention": "fused", "dropout": False, "context_messages": "ring"}),
+    ],
+)
+def test_a_composed_step_says_what_the_flat_one_says(model, monkeypatch, layout, settings):
     """Seconds, interval, breakdown, variations and slopes: chains of rows
     are priced by their rows.
     """
-    c = config(pp=2, accumulation=4, tp=2, dp=2, settings={})
+    c = config(pp=2, accumulation=4, dp=2, settings=settings, **layout)
     flat = transformer(c)
     monkeypatch.setattr(step, "KERNEL_NODES", 0)
     composed = transformer(c)

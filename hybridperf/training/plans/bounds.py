@@ -8,7 +8,8 @@ ZeRO stage and order, share a lower bound:
     sum      depth layer + embedding and head: all stages
     seconds  >= m stage
              >= sum + (m - 1) floor(depth / p) layer    1F1B, GPipe: the last stage ends last
-             >= m stage + (sum - stage) / v             interleaved, of v chunks at most
+             >= m stage + (sum - stage) / v             interleaved, of v chunks at most; zero
+                                                        bubble as if of endless ones
 
 `layer` is the least over the nodes that its groups can lie on, with gathers of sharded weights,
 reductions and the optimizer left out (`compose.least_seconds`). Completions are priced in
@@ -48,6 +49,7 @@ from hybridperf.training.plans.space import (
     LayoutSpace,
     PartialLayouts,
     Place,
+    bounding_chunks,
     crossed,
     joined,
     laid_out,
@@ -229,7 +231,8 @@ class Search:
         space = laid_out(partial, Layouts(*(column[some] for column in base)))
         if not len(space):
             return Kept(space, np.zeros(0))
-        least = self._scores(least_parts(setup, space, space.base.vp, threads=threads))
+        chunks = bounding_chunks(space.base.vp, space.base.schedule)
+        least = self._scores(least_parts(setup, space, chunks, threads=threads))
         rows = np.flatnonzero(least <= most)
         if not len(rows):
             return Kept(joined([(space, rows)]), np.zeros(0))

@@ -34,7 +34,7 @@ from hybridperf.training.steps.cells import (
 )
 from hybridperf.training.steps.features import Sums, row_columns
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
-from hybridperf.workloads.transformer.columns import FORWARDS_FIRST
+from hybridperf.workloads.transformer.columns import FORWARDS_FIRST, ZERO_BUBBLE
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layouts
 
@@ -87,13 +87,14 @@ class SpaceColumns:
     def features(self, at: Any) -> StepFeatures:
         """Features of some of the M [n]; `at` a slice or indices."""
         once, base = self.once[at], self.space.base_of[self.rows[at]]
-        vp = self.space.base.vp[base].astype(float)
+        vp, schedule = self.space.base.vp[base].astype(float), self.space.base.schedule[base]
         known: dict[str, Any] = {name: values[once] for name, values in self.columns.items()}
         known |= {name: self._block(block, at) for block, name in enumerate(_BLOCKS)}
         return StepFeatures(
             **known,
             tp_nodes=self.tp_nodes[self.cell[at]], fill=1.0 / vp, chunks=vp,
-            forwards_first=np.isin(self.space.base.schedule[base], FORWARDS_FIRST).astype(float),
+            forwards_first=np.isin(schedule, FORWARDS_FIRST).astype(float),
+            schedule=schedule if (schedule == ZERO_BUBBLE).any() else None,
             micro_batches=self.space.base.accumulation[base].astype(float),
             sends_s=self.sums.sends_s[self.message[at]],
         )  # fmt: skip

@@ -24,7 +24,15 @@ def nothing_legal(
     where = f"{setup.shape.name} on {counted(gpus, 'GPU')} with a global batch of {batch}"
 
     def legal(samples: int, narrowed: Mapping[str, Sequence[Any]] | None) -> bool:
-        found = space(setup.shape, gpus, setup.gpus_per_node, samples, narrowed, setup.strict)
+        found = space(
+            setup.shape,
+            gpus,
+            setup.gpus_per_node,
+            samples,
+            narrowed,
+            setup.strict,
+            schedules=setup.schedules,
+        )
         return len(found) > 0
 
     if only and legal(batch, None):
@@ -63,7 +71,9 @@ def nothing_fits(
         batch = max(tried.global_batch, whole)
         batch = -(-batch // whole) * whole if tried.global_batch % whole else tried.global_batch
         nodes_of = setup.for_gpus(whole).gpus_per_node
-        more = space(setup.shape, whole, nodes_of, batch, only, setup.strict)
+        more = space(
+            setup.shape, whole, nodes_of, batch, only, setup.strict, schedules=setup.schedules
+        )
         if len(more) and (memory_of(setup, more) <= setup.capacity_bytes).any():
             with_batch = "" if batch == tried.global_batch else f" with a global batch of {batch}"
             return f"{why}; {whole} GPUs{with_batch} would do"

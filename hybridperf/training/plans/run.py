@@ -46,8 +46,9 @@ from hybridperf.training.steps.records import without_collector
 from hybridperf.workloads.transformer import TransformerShape, load_shape
 
 UNPLANNED = (
-    "of schedules 1F1B, GPipe and interleaved 1F1B are planned; Chimera (`hybridperf choose"
-    " chimera`) and zero bubble are left out"
+    "of schedules 1F1B, GPipe and interleaved 1F1B are planned, and zero bubble (ZB-H1) of"
+    " frameworks that have it (torchtitan_eager; of others with --only schedule=zero_bubble);"
+    " Chimera is planned by `hybridperf choose chimera`"
 )
 LIMIT = 100_000  # layouts that a plan keeps
 _USUAL_TOKENS = 2**22  # of a batch, where none is given
@@ -157,7 +158,15 @@ def plan(
             for samples in samples_of:
                 one = BoundedLayouts(
                     mine,
-                    partial_layouts(shape, count, mine.gpus_per_node, samples, narrow, mine.strict),
+                    partial_layouts(
+                        shape,
+                        count,
+                        mine.gpus_per_node,
+                        samples,
+                        narrow,
+                        mine.strict,
+                        mine.schedules,
+                    ),
                     progress,
                 )
                 if not len(one.partial):

@@ -15,6 +15,7 @@ from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_sys
 from hybridperf.io import InputError, unknown
 from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.ops.quantise import scheme_dtype
+from hybridperf.training.plans.space import PLANNED_SCHEDULES
 from hybridperf.training.steps.adaptation import UNNAMED
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.cells import Prices
@@ -63,6 +64,11 @@ class TrainingSetup:
     def mfu_flops_per_s(self) -> float:
         """That peak, of one device."""
         return self.device.peak(self.mfu_format, "matrix")
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """Pipeline schedules that the framework has."""
+        return (*PLANNED_SCHEDULES, *framework_habits()[self.framework].get("schedules", ()))
 
     def for_gpus(self, gpus: int) -> TrainingSetup:
         """The setup for so many devices: of racks as few as hold them, with whole trays each."""

@@ -29,15 +29,21 @@ import numpy as np
 from hybridperf.io import InputError, unknown
 from hybridperf.training.plans.progress import Progress
 from hybridperf.workloads.transformer import TransformerShape
-from hybridperf.workloads.transformer.columns import INTERLEAVED, RECOMPUTE, SCHEDULES
+from hybridperf.workloads.transformer.columns import (
+    INTERLEAVED,
+    RECOMPUTE,
+    SCHEDULES,
+    ZERO_BUBBLE,
+)
 from hybridperf.workloads.transformer.groups import Span, span
 from hybridperf.workloads.transformer.layout import ORDER, Layout, Layouts, Order
 from hybridperf.workloads.transformer.rules import legal
 
-# The composition of a step prices zero bubble and Chimera, too (`steps/pipelines.py`), which are
-# not planned: the one needs a backward pass cut in two, which few frameworks have; the other,
-# priced within 6 %, has a chooser of its own (`studies/chimera.py`)
+# Of every framework. Zero bubble needs a backward pass cut in two: `schedules` of a framework that
+# has it (`frameworks.toml`), or whoever asks for it by name. Chimera, priced within 6 %, has a
+# chooser of its own (`studies/chimera.py`)
 PLANNED_SCHEDULES = ("1f1b", "gpipe", "interleaved")
+_BY_NAME = (*PLANNED_SCHEDULES, "zero_bubble")
 FREE = (
     "tp", "cp", "ep", "pp", "vp", "zero", "micro_batch", "recompute", "schedule",
     "sequence_parallel",
@@ -45,7 +51,7 @@ FREE = (
 # narrowed once the free ones are put together
 FOLLOWING = ("dp", "expert_tp", "shard_ranks", "accumulation")
 _DENSE = 2**32
-_WORDS = {"recompute": RECOMPUTE, "schedule": PLANNED_SCHEDULES}
+_WORDS = {"recompute": RECOMPUTE, "schedule": _BY_NAME}
 
 
 _GROUPS = ("tp", "cp", "pp", "data", "ep", "expert_data")
@@ -160,13 +166,16 @@ class PartialLayouts:
     @functools.cached_property
     def completions(self) -> np.ndarray:
         """How many base layouts complete each [G]."""
-        ranks, of = np.unique(self.columns.dp * self.columns.cp, return_inverse=True)
-        return self.counts * np.array([len(self._states(one)) for one in ranks.tolist()])[of]
+        rows = np.repeat(np.arange(len(self)), self.counts)
+        keys, of = np.unique(self._sharded_as(rows, self.pipelines[:, 1]), return_inverse=True)
+        states = np.array([len(self._states(one)) for one in keys.tolist()], int)[of]
+        return np.add.reduceat(states, self.first) if len(self) else states
 
     @functools.cached_property
     def most_chunks(self) -> np.ndarray:
-        """Chunks of a stage in the pipeline of each that has most [G]."""
-        return np.maximum.reduceat(self.pipelines[:, 0], self.first)
+        """Chunks of a stage in the pipeline of each that has most [G], as `bounding_chunks`."""
+        chunks = bounding_chunks(self.pipelines[:, 0], self.pipelines[:, 1])
+        return np.maximum.reduceat(chunks, self.first)
 
     @property
     def orders(self) -> int:
@@ -180,16 +189,22 @@ class PartialLayouts:
         """The base layouts that complete some of them, in their order."""
         rows, pipelines = _spread(self.counts[at], self.first[at])
         one = {name: column[at[rows]] for name, column in self.columns._asdict().items()}
-        more, states = crossed(one["dp"] * one["cp"], self._states, 2)
+        one["vp"], one["schedule"] = self.pipelines[pipelines].T
+        more, states = crossed(self._sharded_as(at[rows], one["schedule"]), self._states, 2)
         one = {name: column[more] for name, column in one.items()}
-        one["vp"], one["schedule"] = self.pipelines[pipelines[more]].T
         one["zero"], one["shard_ranks"] = states.T
         return Layouts(**one)
 
-    def _states(self, data_ranks: int) -> list[tuple[int, int]]:
-        """(ZeRO stage, over how many ranks) that so many data ranks can have."""
+    def _sharded_as(self, rows: np.ndarray, schedule: np.ndarray) -> np.ndarray:
+        """What decides how partial layouts with such schedules can be sharded, as one number."""
+        return 2 * (self.columns.dp * self.columns.cp)[rows] + (schedule == ZERO_BUBBLE)
+
+    def _states(self, sharded_as: int) -> list[tuple[int, int]]:
+        """(ZeRO stage, over how many ranks) that layouts can have, by `_sharded_as`."""
+        data_ranks, zero_bubble = divmod(sharded_as, 2)
         shards = dict.fromkeys((data_ranks, math.gcd(data_ranks, self.gpus_per_node)))
-        found = [(0, data_ranks), *((zero, n) for zero in (1, 2, 3) for n in shards if n > 1)]
+        stages = (1, 2) if zero_bubble else (1, 2, 3)  # as `rules.py` has it
+        found = [(0, data_ranks), *((zero, n) for zero in stages for n in shards if n > 1)]
         zeros, ranks = self.allowed.get("zero"), self.allowed.get("shard_ranks")
         return [
             (zero, n)
@@ -201,6 +216,7 @@ class PartialLayouts:
 def partial_layouts(
     shape: TransformerShape, gpus: int, gpus_per_node: int, global_batch: int,
     only: Mapping[str, Sequence[Any]] | None = None, strict: bool = True,
+    schedules: Sequence[str] = PLANNED_SCHEDULES,
 ) -> PartialLayouts:  # fmt: skip
     """All partial layouts, perhaps none; arguments and errors as those of `space`."""
     check_cluster(gpus, gpus_per_node)
@@ -234,7 +250,8 @@ def partial_layouts(
     for name in allowed.keys() & {"dp", "expert_tp", "accumulation"}:
         runs &= np.isin(getattr(columns, name), list(allowed[name]))
     columns = Layouts(*(column[runs] for column in columns))
-    rows, pipelines = crossed(columns.pp, lambda pp: _pipelines(shape, pp, allowed), 2)
+    codes = sorted({SCHEDULES.index(name) for name in schedules} | allowed.get("schedule", set()))
+    rows, pipelines = crossed(columns.pp, lambda pp: _pipelines(shape, pp, allowed, codes), 2)
     tried = Layouts(*(column[rows] for column in columns))
     runs = legal(shape, tried._replace(vp=pipelines[:, 0], schedule=pipelines[:, 1]), strict)
     rows, pipelines = rows[runs], pipelines[runs]
@@ -250,14 +267,14 @@ def partial_layouts(
 def space(
     shape: TransformerShape, gpus: int, gpus_per_node: int, global_batch: int,
     only: Mapping[str, Sequence[Any]] | None = None, strict: bool = True,
-    progress: Progress | None = None,
+    progress: Progress | None = None, schedules: Sequence[str] = PLANNED_SCHEDULES,
 ) -> LayoutSpace:  # fmt: skip
     """All legal layouts, perhaps none; `InputError` for numbers that fit no cluster.
 
     `only` narrows fields of a layout to some values; `strict`: heads must divide by tp; `progress`
-    is told how far this is.
+    is told how far this is; `schedules` of the framework, to which `only` adds those it names.
     """
-    found = partial_layouts(shape, gpus, gpus_per_node, global_batch, only, strict)
+    found = partial_layouts(shape, gpus, gpus_per_node, global_batch, only, strict, schedules)
     return laid_out(found, found.bases(np.arange(len(found))), progress)
 
 
@@ -302,6 +319,11 @@ def joined(parts: Sequence[tuple[LayoutSpace, np.ndarray]]) -> LayoutSpace:
         parts[0][0], base=base, places=tuple(known), base_of=np.concatenate(base_of),
         place_of=np.concatenate(place_of),
     )  # fmt: skip
+
+
+def bounding_chunks(chunks: np.ndarray, schedule: np.ndarray) -> np.ndarray:
+    """Chunks of a stage that fill and drain no longer than a schedule: zero bubble may not wait."""
+    return np.where(schedule == ZERO_BUBBLE, np.inf, chunks)
 
 
 def rule_of_thumb(x: Layouts) -> np.ndarray:
@@ -411,14 +433,14 @@ def _divisions(
 
 
 def _pipelines(
-    shape: TransformerShape, pp: int, allowed: Mapping[str, set[Any]]
+    shape: TransformerShape, pp: int, allowed: Mapping[str, set[Any]], codes: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """(chunks, schedule) of so many stages."""
+    """(chunks, schedule) of so many stages, of the schedules of some codes."""
     chunks, plain = [1], [0]
     if pp > 1:
         whole = shape.depth % pp == 0
         chunks += [v for v in divisors(shape.depth // pp) if v > 1] if whole else []
-        plain = [SCHEDULES.index(name) for name in PLANNED_SCHEDULES if name != "interleaved"]
+        plain = [code for code in codes if code != INTERLEAVED]
     return [
         (vp, code)
         for vp in _keep("vp", chunks, allowed)

@@ -59,8 +59,9 @@ _BLOCKS = 3  # layer, embedding, head
 _KERNEL_FIELDS = operator.attrgetter(
     "dtype", "quant", "attention", "attention_kernel", "framework", "grouped_experts", "routing",
     "adapters", "dropout", "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes",
-    "checkpoints",
+    "checkpoints", "context_messages",
 )  # fmt: skip
+_COUNTED = {"scatter": "gather_calls", "ring": "exchange_calls"}
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 
 
@@ -132,6 +133,7 @@ class Prices:
 
 def _on_nodes(call: Call, nodes: int) -> Call:
     assert isinstance(call, CollectiveCall)
+    nodes = min(nodes, call.ranks)  # of a message between two
     return call if call.nodes == nodes else dataclasses.replace(call, nodes=nodes)
 
 
@@ -172,20 +174,22 @@ def _added(
         role = role_of(step)
         field = "misaligned_s" if role == "misaligned_gemm" else f"{role}_s"
         launched = [(_FIELDS["kernels"], float(step.kernels))]
-        return [(_FIELDS[field], prices.in_step(step.call), -1)], launched
+        fields = (field, "weights_s") if step.weight_gradient else (field,)
+        return [(_FIELDS[name], prices.in_step(step.call), -1) for name in fields], launched
     group = _PLACED.index(step.part) if step.part in _PLACED else -1
     called = list(_collectives(step))
-    names = ("gather_calls" if name == "scatter" else f"{name}_calls" for name, _ in called)
-    return (
-        [(_FIELDS[f"{name}_s"], prices.number(call), group) for name, call in called],
-        [(_FIELDS[name], 1.0) for name in names if name in _FIELDS],
-    )
+    names = (_COUNTED.get(name, f"{name}_calls") for name, _ in called)
+    seconds = [(_FIELDS[f"{name}_s"], prices.number(call), group) for name, call in called]
+    if step.beside is not None:
+        seconds.append((_FIELDS["hiding_s"], prices.in_step(step.beside), -1))
+    return seconds, [(_FIELDS[name], 1.0) for name in names if name in _FIELDS]
 
 
 def _collectives(step: PassStep) -> Iterator[tuple[str, CollectiveCall]]:
     """The field of a collective and its call; of gathered shards a node's own part, too."""
     call = step.collective
     field = "tp" if step.part == "tp" else role_of(step)
+    field = "ring" if step.beside is not None else field
     sharded = field == "gather"
     if sharded and call.collective != "all_gather":
         field = "scatter"
@@ -213,12 +217,12 @@ def slots(shape: TransformerShape, checkpoints: Checkpoints) -> tuple[Slot, ...]
     kinds = kinds_of_layers(shape)
     if checkpoints == "ops":  # what is recomputed hangs on the layer as a whole
         return (*outer, *(Slot(0, share, "layer", kind) for kind, share in kinds))
-    attention: dict[bool, Slot] = {}
+    attention: dict[tuple[bool, str], Slot] = {}
     for kind, share in kinds:
-        cross = shape.layer_kinds[kind].cross
-        slot = attention.setdefault(cross, Slot(0, 0.0, "attention", kind))
-        attention[cross] = slot._replace(share=slot.share + share)
-    mlps = [Slot(0, share, "mlp", kind) for kind, share in kinds]
+        key = shape.layer_kinds[kind].cross, shape.layer_kinds[kind].mixer
+        slot = attention.setdefault(key, Slot(0, 0.0, "attention", kind))
+        attention[key] = slot._replace(share=slot.share + share)
+    mlps = [Slot(0, share, "mlp", kind) for kind, share in kinds if shape.layer_kinds[kind].ffn]
     experts = [
         one._replace(piece=piece)
         for one in mlps
@@ -263,7 +267,7 @@ def piece_numbers(
 def piece_terms(slot: Slot, config: TransformerConfig, prices: Prices) -> PieceTerms:
     """Terms of the piece that a slot of a config takes, built once."""
     shape = config.shape
-    if not shape.experts and not shape.decoder_layers:
+    if not (shape.experts or shape.decoder_layers or shape.mixers):
         shape = _one_layer(shape)
     numbers = piece_numbers(slot, config, config.layout.columns, config.group("ep").nodes)
     key = (slot.piece, slot.kind, shape, *numbers, *kernels_key(config))
@@ -387,7 +391,7 @@ def placed_on(config: TransformerConfig) -> tuple[int, ...]:
 def cell_key(config: TransformerConfig) -> tuple[Any, ...]:
     """All that a cell depends on."""
     x, shape = config.layout, config.shape
-    if not shape.experts and not shape.decoder_layers:
+    if not (shape.experts or shape.decoder_layers or shape.mixers):
         shape = _one_layer(shape)
     repeats = x.accumulation > 1 and config.kernels.framework.gradients == "repeated"
     ranks = (x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, x.recompute)

@@ -271,6 +271,8 @@ def _comm_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Arra
     inside_s = ROLES["tp"].seconds(k, part.tp_s, part.tp_calls)
     nodes = f.tp_nodes * part.tp_calls
     exchange_s = ROLES["exchange"].seconds(k, part.exchange_s, 1.0)
+    ring_s = ROLES["exchange"].seconds(k, part.ring_s, 1.0)
+    exchange_s = exchange_s + xp.maximum(ring_s - ROLES["attention"].scale(k) * part.hiding_s, 0.0)
     # waiting for a network takes nothing from computing: only the part inside a node shows
     shown_s = f.gathers_hidden * ROLES["gather_shown"].seconds(k, part.gather_inside_s, 1.0)
     if array_module(f.tp_nodes) is np and not np.any(f.tp_nodes > 1):

@@ -27,7 +27,6 @@ from hybridperf.training.steps.cells import (
     Prices,
     cell_key,
     kernels_key,
-    kinds_of_layers,
     shards_key,
     shards_of,
 )
@@ -39,7 +38,7 @@ from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.in_step import GROUP_EFFECTS, call_in_step, probes
 from hybridperf.workloads.transformer.layout import Layout
-from hybridperf.workloads.transformer.parts import layer_passes, optimizer_passes, send_call
+from hybridperf.workloads.transformer.parts import optimizer_passes, send_call
 from hybridperf.workloads.transformer.passes import PassStep
 from hybridperf.workloads.transformer.stages import stage_layers
 from hybridperf.workloads.transformer.update import (
@@ -97,14 +96,10 @@ def _features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatu
     computed = np.stack([prices.cells[key] for key in cells.keys], -1)[..., cells.of]
     # [blocks, fields, P, N]
     layer, embedding, head = (BlockPrices(*fields) for fields in computed + priced.shards)
-    splits = [at for at, config in enumerate(configs) if config.layout.schedule == "zero_bubble"]
-    weight_share = np.zeros(len(configs))
-    weight_share[splits] = [_weight_share(configs[at], prices) for at in splits]
     widths = np.stack([unmeasured_of(config, prices).widths for config in configs], -1)
     values = row_columns(configs) | priced.of_update
     return StepFeatures(
-        layer, embedding, head, weight_share=weight_share, unmeasured_widths=widths,
-        sends_s=priced.sends_s, **values,
+        layer, embedding, head, unmeasured_widths=widths, sends_s=priced.sends_s, **values,
     )  # fmt: skip
 
 
@@ -323,24 +318,6 @@ def _stage_layers(
     )
     held = pieces.reshape(vp, pp).sum(0)  # a stage holds every pp-th piece
     return float(held[0]), float(held[-1]), float(held[1:-1].max() if pp > 2 else held[0])
-
-
-def _weight_share(config: TransformerConfig, prices: Prices) -> float:
-    """Share of a layer's backward that makes its weights' gradients, as the op model prices it."""
-    key = ("weight share", *cell_key(config))
-    if key not in prices.once:
-        plain = config.replace(layout=config.layout.replace(zero=0, shard_ranks=None))
-        passes = [
-            (share, step)
-            for kind, share in kinds_of_layers(plain.shape)
-            for step in layer_passes(plain, kind).backward
-        ]
-        ops = [
-            (share * prices[call_in_step(step.call)], step) for share, step in passes if step.is_op
-        ]
-        weights_s = sum(seconds for seconds, step in ops if step.weight_gradient)
-        prices.once[key] = (weights_s / sum(seconds for seconds, _ in ops),)
-    return float(prices.once[key][0])
 
 
 def _fill(config: TransformerConfig) -> float:

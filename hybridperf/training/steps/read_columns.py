@@ -31,8 +31,9 @@ _MEANING = {
     "overlap_gradients": "beside the last backward pass (yes, no); `overlap_weights`: gathered"
     " beside the next forward pass; `overlap_shards`: of ZeRO-3; `overlap_sends`: of a pipeline",
     "gradient_bytes": "2 or 4, of a number that is reduced; `dropout` (yes, no); `optimizer` (adam,"
-    " sgd); `expert_messages` (copies, nodes); `routing` (balanced, power_law_1.2); `fused_loss`,"
-    " `grouped_experts` (yes, no); `checkpoints` (blocks, ops)",
+    " sgd); `expert_messages` (copies, nodes); `context_messages` (gather, ring); `routing`"
+    " (balanced, power_law_1.2); `fused_loss`, `grouped_experts` (yes, no); `checkpoints` (blocks,"
+    " ops)",
     "adapters": "rank of low-rank adapters beside attention, which alone are trained (LoRA)",
     "release": "year and month of the framework's release, as 26.06, else by `section`",
     "note": "of torchtitan: the words eager, or async TP; of megatron_core: GPT-NeoX, CUDA graphs",

@@ -55,7 +55,9 @@ _CONTEXT = ("source", "section", "system_detail", "gpu")
 _NUMBERS = (
     "n_gpus", "global_batch", "micro_batch", "grad_accum", "tp", "pp", "dp", "cp", "ep", "vp",
 )  # fmt: skip
-_NAMED = ("attention", "optimizer", "expert_messages", "checkpoints", "routing")
+_NAMED = (
+    "attention", "optimizer", "expert_messages", "context_messages", "checkpoints", "routing",
+)  # fmt: skip
 _SWITCHED = (
     "overlap_gradients", "overlap_weights", "overlap_shards", "overlap_sends", "dropout",
     "fused_loss", "grouped_experts",
@@ -307,7 +309,7 @@ class _Words:
             self.configs[apart] = self._config(row, layout.tp)
         config, assumed = self.configs[apart]
         config = _with_layout(config, layout, min(per_node, layout.ranks))
-        notes = (*self.machine.notes, *row.notes, *assumed, *_unseen(config))
+        notes = (*self.machine.notes, *row.notes, *assumed, *config.remarks, *_unseen(config))
         return Question(
             config, self.machine, self.source, self.framework, notes, named=self.named,
             global_batch=row.count("global_batch"),

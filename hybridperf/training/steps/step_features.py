@@ -26,10 +26,13 @@ class BlockPrices:
     experts_s: Array  # products of routed experts
     attention_s: Array
     memory_s: Array  # everything else that the GPU computes, at the datasheet's bandwidth
+    weights_s: Array  # the part of all these that makes gradients of weights
     kernels: Array
     tp_s: Array  # tensor-parallel collectives
     tp_calls: Array
     exchange_s: Array  # context- and expert-parallel messages
+    ring_s: Array  # context-parallel messages beside attention
+    hiding_s: Array  # attention that they travel beside
     exchange_calls: Array
     gather_s: Array  # sharded weights gathered, alongside the computation
     scatter_s: Array  # their gradients scattered
@@ -79,10 +82,16 @@ class StepFeatures:
     stall_chance: Array  # of such messages where no run surely stalls
     gathered_layers: Array  # layers of a rank, updated in shards and gathered singly, x data ranks
     schedule: Array | None = None  # index into SCHEDULES; None: `fill` says all of the schedule
-    weight_share: Array | None = None  # of a layer's backward: weight gradients (zero bubble)
     # [K, N] width in logs on top of each step effect's own, where what it multiplies was not
     # measured on this machine
     unmeasured_widths: np.ndarray | None = None
+
+    @property
+    def weight_share(self) -> Array:
+        """Share of a layer's backward that makes its weights' gradients, by the op model [N]."""
+        one = self.layer
+        ops_s = one.gemm_s + one.misaligned_s + one.experts_s + one.attention_s + one.memory_s
+        return one.weights_s[1] / ops_s[1]
 
 
 class StepParts(NamedTuple):

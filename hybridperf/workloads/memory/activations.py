@@ -33,7 +33,7 @@ from typing import NamedTuple
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.memory.knobs import MemoryKnobs
 from hybridperf.workloads.transformer.columns import FULL, SELECTIVE
-from hybridperf.workloads.transformer.counts import LayerKind
+from hybridperf.workloads.transformer.counts import LayerKind, norms_of
 from hybridperf.workloads.transformer.layout import Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
 
@@ -96,16 +96,16 @@ def layer_activations(
     source = x.micro_batch * shape.seq / x.cp
     tokens = x.micro_batch * (shape.decoder_seq or shape.seq) / x.cp if kind.cross else source
 
-    inputs = min(shape.norms_per_layer, 2) + kind.cross  # matrices that read a norm's output
-    per_token = h * (e * (shape.norms_per_layer + kind.cross) + kept * inputs)
+    norms = norms_of(shape, kind.mixer, kind.ffn)
+    inputs = min(norms, 2) + kind.cross  # matrices that read a norm's output
+    per_token = h * (e * (norms + kind.cross) + kept * inputs)
     if dropout:
         per_token += _MASK_BYTES * h * (2 + kind.cross)
     if alone:
         statistics = 2 if shape.norm == "layernorm" else 1
-        per_token += e * h + shape.norms_per_layer * _FP32_BYTES * statistics
+        per_token += e * h + norms * _FP32_BYTES * statistics
     hidden = tokens * per_token / between
-    if shape.latent:
-        latent = shape.latent
+    if (latent := shape.latent) and kind.mixer == "attention":
         widths = (latent.query_rank or 0) + latent.kv_rank + latent.rotary_dim
         hidden = hidden + tokens * e * widths / between
 
@@ -115,10 +115,19 @@ def layer_activations(
     heads = tokens * e * (query / x.tp + kv * kv_share)
     if kept < e:
         heads = heads + tokens * kept * shape.context_width / x.tp
+    if shape.gated_attention:  # the gate, and what it multiplies
+        heads = heads + 2 * tokens * e * shape.context_width / x.tp
     if shape.qk_norm:
         heads = heads + tokens * e * (shape.query_width / x.tp + shape.key_width * kv_share)
     if kind.cross:
         heads = heads + tokens * e * query / x.tp + source * e * kv * kv_share
+
+    if kind.mixer in ("mlp", "scan"):
+        heads = 0.0 * heads
+    if kind.mixer == "scan" and shape.scan:  # as it enters, as convolved, as it leaves, normed
+        scan = shape.scan
+        widths = scan.width + (scan.inner + scan.keys if scan.conv else 0) + 2 * scan.inner
+        heads = heads + tokens * e * widths / x.tp
 
     wide = kind.ffn * (kind.topk or 1) + kind.shared_ffn
     ffn = tokens * wide * (e * (2 if shape.gated else 1) + kept) / x.tp
@@ -134,4 +143,6 @@ def layer_activations(
         length = (shape.decoder_seq or shape.seq) if kind.cross else shape.seq
         pairs = tokens * length + (tokens * shape.seq if kind.cross else 0.0)
         scores = (e + (e + _MASK_BYTES if dropout else 0.0)) * shape.heads * pairs / x.tp
+    if kind.mixer in ("mlp", "scan"):
+        scores = 0.0 * scores
     return LayerActivations(hidden, heads, ffn, scores, e * tokens * h / between, not fused)

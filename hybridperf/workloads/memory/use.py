@@ -305,8 +305,8 @@ class _StageMemory:
 
     def _layers(self, stage: Array) -> list[Array]:
         """Layers of each kind on a stage."""
-        shape, counts = self.shape, [kind.count for kind in self.shape.layer_kinds]
-        return layers_by_kind(counts, self.x.pp, stage, self.split, shape.head_layers)
+        shape = self.shape
+        return layers_by_kind(shape.layer_order, self.x.pp, stage, self.split, shape.head_layers)
 
     def _pieces(self) -> list[tuple[Array, Array, Array]]:
         """What a rank holds: (stage, micro-batches in flight, 1 or 0); of Chimera two stages."""

@@ -4,7 +4,9 @@
 """
 
 from hybridperf.workloads.transformer.layout import Layout, Layouts
-from hybridperf.workloads.transformer.shape import Latent, TransformerShape
+from hybridperf.workloads.transformer.shape import Latent, Scan, TransformerShape
 from hybridperf.workloads.transformer.zoo import load_shape, shape_names
 
-__all__ = ["Latent", "Layout", "Layouts", "TransformerShape", "load_shape", "shape_names"]
+__all__ = [
+    "Latent", "Layout", "Layouts", "Scan", "TransformerShape", "load_shape", "shape_names",
+]  # fmt: skip

@@ -30,6 +30,7 @@ _WORDS = {
     "attention_kernel": ATTENTION_KERNELS,
     "optimizer": ("adam", "sgd"),
     "expert_messages": ("copies", "nodes"),
+    "context_messages": ("gather", "ring"),
     "framework": frameworks.framework_names(),
     "checkpoints": ("blocks", "ops"),
     "stage_split": SPLITS,
@@ -51,6 +52,8 @@ class TransformerConfig:
     attention_kernel: Literal["", "flash1", "flash2"] = ""
     # tokens are sent to each of their experts, or once to each node that holds any of them
     expert_messages: Literal["copies", "nodes"] = "copies"
+    # keys and values of context parallelism travel block by block, or all at once
+    context_messages: Literal["gather", "ring"] = "gather"
     # how evenly a router fills the experts: balanced, or power_law_A (`ops/moe.py`)
     routing: str = BALANCED
     grouped_experts: bool = False  # one kernel for all experts of a rank, not one for each
@@ -201,6 +204,14 @@ class TransformerConfig:
         multiple = self.vocab_multiple * self.layout.tp
         return -(-self.shape.vocab // multiple) * multiple
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What runs and is seldom what one wants, one sentence each."""
+        again = self.layout.recompute == "selective" and self.checkpoints == "blocks"
+        if again and self.attention == "fused":
+            return ("selective recomputation saves nothing: fused attention keeps no scores",)
+        return ()
+
     # parts
     # ----------------------------------------------------------------------------------------------
 
@@ -236,8 +247,8 @@ class TransformerConfig:
 
     def layers_of(self, stage: int) -> tuple[int, ...]:
         """How many layers of each kind (`shape.layer_kinds`) lie on a stage, or chunk of one."""
-        counts, split = [kind.count for kind in self.shape.layer_kinds], self.stage_split
-        found = layers_by_kind(counts, self.stages, stage, split, self.shape.head_layers)
+        order, split = self.shape.layer_order, self.stage_split
+        found = layers_by_kind(order, self.stages, stage, split, self.shape.head_layers)
         return tuple(map(int, found))
 
 

@@ -14,6 +14,7 @@ heads, at least one) and `ffn`, all of `whole`; an expert-parallel rank has 1/e 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import NamedTuple
 
 from hybridperf.io import InputError
@@ -61,6 +62,7 @@ class LayerKind:
     shared_ffn: int
     cross: bool  # attends to an encoder's output too
     parameters: ParameterCounts
+    mixer: str = "attention"  # of `sizes.MIXERS`
 
     @property
     def idle_parameters(self) -> int:
@@ -72,21 +74,34 @@ class LayerKind:
 
 
 def layer_kinds(shape: ModelSizes) -> tuple[LayerKind, ...]:
-    """Kinds of layers in their order."""
+    """Kinds of layers in the order of their first."""
 
-    def kind(count: int, ffn: int, experts: int = 0, cross: bool = False) -> LayerKind:
+    def kind(count: int, mixer: str, ffn: int, experts: int, cross: bool) -> LayerKind:
         shared = shape.shared_ffn if experts else 0
-        parameters = _layer(shape, ffn, experts, shared, cross)
-        return LayerKind(
-            count, ffn, experts, shape.topk if experts else 0, shared, cross, parameters
-        )
+        parameters = _layer(shape, ffn, experts, shared, cross, mixer)
+        topk = shape.topk if experts else 0
+        return LayerKind(count, ffn, experts, topk, shared, cross, parameters, mixer)
 
-    kinds = [
-        kind(shape.dense_layers, shape.dense_ffn),
-        kind(shape.layers - shape.dense_layers, shape.ffn, shape.experts),
-        kind(shape.decoder_layers, shape.ffn, shape.experts, cross=True),
+    return tuple(kind(count, *one) for one, count in Counter(_each_layer(shape)).items())
+
+
+def layer_order(shape: ModelSizes) -> tuple[int, ...]:
+    """The kind of each layer: its place among `layer_kinds`."""
+    each = _each_layer(shape)
+    places = {one: at for at, one in enumerate(dict.fromkeys(each))}
+    return tuple(places[one] for one in each)
+
+
+def _each_layer(shape: ModelSizes) -> list[tuple[str, int, int, bool]]:
+    """(mixer, width of the MLP or of an expert, experts, whether it attends to an encoder)."""
+    dense, alone = shape.dense_layers, "mlp" in shape.mixers  # mixers and MLPs are layers apart
+    mlps = [(shape.dense_ffn, 0)] * dense + [(shape.ffn, shape.experts)] * (shape.layers - dense)
+    mixers = shape.mixers or ("attention",) * shape.layers
+    found = [
+        (mixer, *((0, 0) if alone and mixer != "mlp" else mlp), False)
+        for mixer, mlp in zip(mixers, mlps, strict=True)
     ]
-    return tuple(one for one in kinds if one.count)
+    return found + [("attention", shape.ffn, shape.experts, True)] * shape.decoder_layers
 
 
 def _norm(shape: ModelSizes) -> int:
@@ -95,12 +110,14 @@ def _norm(shape: ModelSizes) -> int:
 
 
 def _layer(
-    shape: ModelSizes, ffn: int, experts: int, shared_ffn: int, cross: bool
+    shape: ModelSizes, ffn: int, experts: int, shared_ffn: int, cross: bool, mixer: str
 ) -> ParameterCounts:
     h, inputs = shape.hidden, 2 if shape.gated else 1  # matrices from the hidden state into the MLP
-    attention = _attention(shape)
+    attention = _mixer(shape, mixer)
     times = 2 if cross else 1
-    norms = (shape.norms_per_layer + (1 if cross else 0)) * _norm(shape)
+    norms = (norms_of(shape, mixer, ffn) + (1 if cross else 0)) * _norm(shape)
+    if not ffn:
+        return attention._replace(whole=attention.whole + norms)
     whole = attention.whole * times + norms
     in_bias, out_bias = (ffn * inputs, h) if shape.biases else (0, 0)
     one = (inputs + 1) * h * ffn + in_bias
@@ -116,6 +133,25 @@ def _layer(
     )  # fmt: skip
 
 
+def norms_of(shape: ModelSizes, mixer: str, ffn: int) -> int:
+    """Norms of a layer, one where mixer or MLP is missing."""
+    return 1 if mixer == "mlp" or not ffn else shape.norms_per_layer
+
+
+def _mixer(shape: ModelSizes, mixer: str) -> ParameterCounts:
+    """What a layer has before its MLP, norms of the hidden state left out."""
+    if mixer == "mlp":
+        return ParameterCounts()
+    if mixer != "scan":
+        return _attention(shape)
+    scan = shape.scan
+    assert scan is not None
+    taps = (scan.inner + scan.keys) * (scan.conv + 1) if scan.conv else 0
+    # of the step size: its bias, the decay and what of x goes past the state; the gated norm
+    own = taps + 3 * scan.rates * scan.heads + scan.inner
+    return ParameterCounts(heads=shape.hidden * (scan.width + scan.inner) + own)
+
+
 def _attention(shape: ModelSizes) -> ParameterCounts:
     h, latent = shape.hidden, shape.latent
     bias = shape.biases if shape.qkv_biases is None else shape.qkv_biases
@@ -123,7 +159,7 @@ def _attention(shape: ModelSizes) -> ParameterCounts:
     whole = (2 * shape.dim if shape.qk_norm else 0) + (h if shape.biases else 0)
     output = shape.context_width * h
     if latent is None:
-        query = (h + bias) * shape.query_width
+        query = (h + bias) * shape.query_width * (1 + shape.gated_attention)
         kv = (h + bias) * (shape.key_width + shape.value_width)
         return ParameterCounts(heads=query + output + sinks, kv=kv, whole=whole)
     # down to the latents (on every rank) and up to the heads; each latent has a norm; keys' rotary
@@ -205,13 +241,18 @@ def _matrices(shape: ModelSizes, kind: LayerKind, batch: float, seq: int) -> flo
     h, latent, tokens = shape.hidden, shape.latent, _tokens(shape, kind, seq)
     inputs = 2 if shape.gated else 1
     mlp = (inputs + 1) * h * (kind.ffn * (kind.topk or 1) + kind.shared_ffn) + h * kind.experts
+    if kind.mixer in ("mlp", "scan"):
+        scan = shape.scan if kind.mixer == "scan" else None
+        mixed = h * (scan.width + scan.inner) if scan else 0
+        return MULTIPLY_ADD * batch * (mixed + mlp) * tokens
     if latent:
         rank = latent.query_rank
         query = rank * (h + shape.query_width) if rank else h * shape.query_width
         up = latent.kv_rank * shape.heads * (latent.plain_dim + latent.value_dim)
         kv = h * (latent.kv_rank + latent.rotary_dim) + up
     else:
-        query, kv = h * shape.query_width, h * (shape.key_width + shape.value_width)
+        query = h * shape.query_width * (1 + shape.gated_attention)
+        kv = h * (shape.key_width + shape.value_width)
     per_token = query + kv + shape.context_width * h + mlp
     # keys and values of the encoder's output
     across = (query + shape.context_width * h) * tokens + kv * seq if kind.cross else 0.0
@@ -221,7 +262,12 @@ def _matrices(shape: ModelSizes, kind: LayerKind, batch: float, seq: int) -> flo
 def _core(shape: ModelSizes, kind: LayerKind, batch: float, seq: int, causal: bool) -> float:
     """FLOPs of a layer's scores and weighted sums."""
     tokens = _tokens(shape, kind, seq)
+    if kind.mixer in ("mlp", "scan"):
+        each = shape.scan.flops if kind.mixer == "scan" and shape.scan else 0.0
+        return MULTIPLY_ADD * batch * tokens * each
     pairs = tokens * tokens / (2 if causal else 1) + (tokens * seq if kind.cross else 0.0)
+    if kind.mixer == "window" and shape.window < tokens:
+        pairs = tokens * shape.window - (shape.window**2 / 2 if causal else 0.0)
     return MULTIPLY_ADD * batch * pairs * (shape.query_width + shape.context_width)
 
 

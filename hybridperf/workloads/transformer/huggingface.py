@@ -17,13 +17,27 @@ from hybridperf.io import InputError, unknown
 
 SEQ = 4096  # tokens of a sequence, where a model may have as many
 _PADDING_ROWS = 2  # of OPT's table of positions
+# words for what a layer has before its MLP, and letters of `hybrid_override_pattern`
+_MIXERS = {
+    "full_attention": "attention", "attention": "attention", "*": "attention",
+    "sliding_attention": "window", "mamba": "scan", "mamba2": "scan", "M": "scan",
+    "linear_attention": "scan", "mlp": "mlp", "-": "mlp", "E": "mlp",
+}  # fmt: skip
+_KNOWN_MIXERS = "full, sliding and linear attention, Mamba-2 and MLPs"
+_SCAN = {
+    "heads": ("mamba_num_heads", "mamba_n_heads", "linear_num_value_heads"),
+    "head_dim": ("mamba_head_dim", "mamba_d_head", "linear_value_head_dim"),
+    "state": ("ssm_state_size", "mamba_d_state", "linear_key_head_dim"),
+    "groups": ("n_groups", "mamba_n_groups", "linear_num_key_heads"),
+    "conv": ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim"),
+}  # fmt: skip
 _NESTED = ("keys", "defaults", "only")  # tables of a section
 _NEEDED = ("hidden", "heads", "layers", "ffn", "vocab")
 
 
 def is_config(content: dict[str, Any]) -> bool:
     """Whether a JSON file is a config of Hugging Face and not one of our own fields."""
-    return "model_type" in content or "architectures" in content
+    return bool(content.keys() & {"model_type", "architectures", "_class_name"})
 
 
 def architectures() -> list[str]:
@@ -45,7 +59,7 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(config.get("text_config"), dict):
         notes.append("its text model alone")
         config = {**_shared(config), **config["text_config"]}
-    name = config.get("model_type")
+    name = config.get("model_type") or config.get("_class_name")  # diffusers' word for it
     if name not in architectures():
         raise unknown("model_type", str(name), architectures(), "give its sizes in a .toml file")
     habits = _architecture(str(name))
@@ -63,6 +77,7 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
     fields |= {field: value for field, value in found.items() if value is not None}
     fields |= _positions(str(name), fields, longest) | _experts(config, fields)
+    fields |= _mixers(str(name), config, fields, longest)
     if name == "falcon":
         fields |= _falcon(config)
     if not fields.get("dense_layers"):
@@ -125,6 +140,79 @@ def _experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _mixers(
+    name: str, config: dict[str, Any], fields: dict[str, Any], longest: int | None
+) -> dict[str, Any]:
+    """What hybrids have before their MLPs, layer by layer, and the sizes of windows and scans."""
+    layers, window = fields["layers"], config.get("sliding_window")
+    experts: dict[str, Any] = {}
+    if not config.get("use_sliding_window", True) or (longest and window and window >= longest):
+        window = None
+    every = config.get("sliding_window_pattern")  # so many layers to one that attends to all
+    if pattern := config.get("hybrid_override_pattern"):
+        words = [*pattern]
+        experts = _experts_apart(name, config, words)
+    elif (attending := config.get("attn_layer_indices")) is not None:
+        words = ["attention" if at in attending else "mamba" for at in range(layers)]
+    else:
+        words = config.get("layer_types") or config.get("layers_block_type") or []
+    if not words and (interval := config.get("full_attention_interval")):
+        kinds = ("linear_attention", "full_attention")
+        words = [kinds[(at + 1) % interval == 0] for at in range(layers)]
+    if not words and window:
+        full = [(at + 1) % (every or layers + 1) == 0 for at in range(layers)]
+        words = ["full_attention" if one else "sliding_attention" for one in full]
+    if len(words) != layers and (words or name == "nemotron_h"):
+        raise InputError(
+            f"expected a word or letter for each of the {layers} layers of a {name}"
+            f" (hybrid_override_pattern, layer_types), got {len(words)}"
+        )
+    for word in words:
+        if word not in _MIXERS:
+            raise InputError(f"a {name} with {word!r} layers is not modelled; {_KNOWN_MIXERS} are")
+    mixers = [_MIXERS[word] for word in words]
+    if not window:
+        mixers = ["attention" if one == "window" else one for one in mixers]
+    if not set(mixers) - {"attention"}:
+        return {}
+    found: dict[str, Any] = {"mixers": mixers, "window": window or 0, **experts}
+    if "scan" in mixers and name == "minimax":  # lightning attention, arXiv 2501.08313
+        heads, dim = fields["heads"], fields.get("head_dim") or fields["hidden"] // fields["heads"]
+        own = {"chunk": config.get("block_size", 256), "rates": 0}
+        found["scan"] = {"heads": heads, "groups": heads, "head_dim": dim, "state": dim, **own}
+    elif "scan" in mixers:
+        sizes = ((field, _SCAN[field]) for field in _SCAN)
+        scan = {
+            field: next((config[key] for key in keys if config.get(key) is not None), None)
+            for field, keys in sizes
+        }
+        if missing := [_SCAN[field][0] for field in _SCAN if scan[field] is None]:
+            raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
+        chunk = config.get("chunk_size") or config.get("mamba_chunk_size")
+        # the gated delta rule has a decay and a rate of its own, and chunks of 64 tokens
+        delta = {"chunk": 64, "rates": 2} if "linear_key_head_dim" in config else {}
+        found["scan"] = scan | ({"chunk": chunk} if chunk else {}) | delta
+    return found
+
+
+def _experts_apart(name: str, config: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    """Of a pattern whose MLPs are experts: their sizes, which stand beside those of one MLP."""
+    if "E" not in words:
+        return {}
+    if "-" in words:
+        raise InputError(f"a {name} with both MLPs and experts as layers is not modelled")
+    keys = ("moe_intermediate_size", "n_routed_experts", "num_experts_per_tok")
+    if missing := [key for key in keys if not config.get(key)]:
+        raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
+    ffn, experts, topk = (config[key] for key in keys)
+    shared = config.get("moe_shared_expert_intermediate_size") or 0
+    shared *= config.get("n_shared_experts") or 1
+    return {
+        "family": "moe", "ffn": ffn, "experts": experts, "topk": topk, "shared_ffn": shared,
+        "router_bias": True,
+    }  # fmt: skip
+
+
 def _falcon(config: dict[str, Any]) -> dict[str, Any]:
     """Keys and values, and norms: a new Falcon has one norm for attention and one for the MLP."""
     if config.get("new_decoder_architecture"):
@@ -138,9 +226,6 @@ def _falcon(config: dict[str, Any]) -> dict[str, Any]:
 def _notes(name: str, config: dict[str, Any], fields: dict[str, Any], longest: Any) -> list[str]:
     most = f" of at most {longest}" if longest and longest != fields["seq"] else ""
     notes = [f"those of {name} in Transformers, sequences of {fields['seq']} tokens{most}"]
-    window = config.get("sliding_window")
-    if window and config.get("use_sliding_window", True):
-        notes.append(f"attention to windows of {window} tokens is priced as if to all")
     if config.get("num_nextn_predict_layers"):
         notes.append("without the layers that predict further tokens")
     return notes

@@ -19,6 +19,7 @@ from hybridperf.workloads.transformer.passes import Passes, PassStep, Piece, Ste
 
 # of a linear layer: which dimension of its weight tensor parallelism divides
 Split = Literal["", "outputs", "inputs"]
+_STATE_BYTES = 4.0  # of a number in the state of a scan
 _LAST_SUMS = 64.0  # partial sums per column that the second kernel of a sum over tokens adds up
 MASK_BYTES = 1.0  # of a dropped element
 # gradient x result per row, the products, the queries' gradient to the op's dtype
@@ -257,7 +258,7 @@ class Kernels:
 
     def fused_attention(
         self, batch: float, seq: float, heads: float, head_dim: float, kv_heads: float,
-        causal: bool, keys: float = 0.0,
+        causal: bool, keys: float = 0.0, window: float = 0.0,
     ) -> Piece:  # fmt: skip
         """Scores, softmax and weighted values in one kernel.
 
@@ -265,8 +266,11 @@ class Kernels:
             batch, seq, heads, head_dim, kv_heads: sizes of the queries.
             causal: whether a query sees only keys before it.
             keys: length of another sequence that the queries attend to; 0: their own.
+            window: keys that a query sees at most; 0: any number.
         """
-        op = ops.attention_of(self.dtype, batch, seq, keys, heads, head_dim, kv_heads, causal)
+        op = ops.attention_of(
+            self.dtype, batch, seq, keys, heads, head_dim, kv_heads, causal, window
+        )
         call, tensor = ops.OpCall(op, kernel=self.attention_kernel), ("heads", "kv_heads")
         forward = PassStep(call, "attention", "attention", 1, tensor, tokens="q_len", core=True)
         back = dataclasses.replace(
@@ -274,6 +278,22 @@ class Kernels:
             name="attention gradient", kernels=FUSED_ATTENTION_BACKWARD_KERNELS,
         )  # fmt: skip
         return Piece((forward,), (back,))
+
+    def state_product(self, name: str, batch: float, m: float, n: float, k: float) -> Piece:
+        """A product within chunks of a sequence, of so many chunks and heads."""
+
+        def one(what: str, m: float, n: float, k: float) -> PassStep:
+            call = ops.OpCall(ops.BatchedGemm(self.dtype, float(batch), m, n, k))
+            return PassStep(call, "attention", what, tensor=("batch",), tokens="batch")
+
+        gradients = one(f"{name}, left gradient", m, k, n), one(f"{name}, right gradient", k, n, m)
+        return Piece((one(name, m, n, k),), gradients)
+
+    def handed_on(self, name: str, rows: float, cols: float) -> Piece:
+        """States in 4 bytes, each added to what the chunks before left, and back."""
+        moved = 3 * _STATE_BYTES / self.element_bytes
+        step = self.loop(name, rows, cols, moved=moved, tensor="rows")
+        return Piece((step,), (dataclasses.replace(step, name=f"{name} back"),))
 
     def _core_loop(
         self, name: str, rows: float, cols: float, like: str, moved: float | None = None

@@ -46,7 +46,11 @@ def attention(config: TransformerConfig, kind: LayerKind) -> Piece:
     """A layer up to its MLP."""
     tokens, family = _tokens(config, kind), config.shape.family
     causal = family not in ("bert", "vit") and (kind.cross or family != "t5")
-    parts = self_attention(config, tokens, causal)
+    if kind.mixer == "mlp":
+        return Piece()
+    if kind.mixer == "scan":
+        return state_space(config, tokens)
+    parts = self_attention(config, tokens, causal, kind.mixer == "window")
     return parts + cross_attention(config, tokens) if kind.cross else parts
 
 
@@ -54,8 +58,10 @@ def _tokens(config: TransformerConfig, kind: LayerKind) -> float:
     return config.decoder_tokens if kind.cross else config.tokens
 
 
-def self_attention(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
-    """Attention of a sequence to itself."""
+def self_attention(
+    config: TransformerConfig, tokens: float, causal: bool, windowed: bool = False
+) -> Piece:
+    """Attention of a sequence to itself, or to a window of it."""
     s, kernels, batch = config.shape, config.layer_kernels, config.layout.micro_batch
     length = tokens / batch
     into = kernels.branch(tokens, s.hidden)
@@ -63,7 +69,7 @@ def self_attention(config: TransformerConfig, tokens: float, causal: bool) -> Pi
     if s.latent is not None:
         return into + _latent(config, tokens, causal) + _out(config, tokens)
     bias = s.biases if s.qkv_biases is None else s.qkv_biases
-    width = s.query_width + s.key_width + s.value_width
+    width = s.query_width * (1 + s.gated_attention) + s.key_width + s.value_width
     into += kernels.linear("qkv", tokens, s.hidden, width, split="outputs", bias=bias)
     if config.adapters:
         into += kernels.adapter("qkv", tokens, s.hidden, width, config.adapters, "outputs")
@@ -75,13 +81,19 @@ def self_attention(config: TransformerConfig, tokens: float, causal: bool) -> Pi
         into += kernels.rope("queries", tokens, s.query_width)
         into += kernels.rope("keys", tokens, s.key_width)
     if config.attention == "fused":
-        core = kernels.fused_attention(batch, length, s.heads, s.dim, s.key_heads, causal)
+        window = float(s.window) if windowed and s.window < length else 0.0
+        sizes = (batch, length, s.heads, s.dim, s.key_heads)
+        core = kernels.fused_attention(*sizes, causal, window=window)
     else:
         core = Piece()
         if s.key_heads != s.heads:
             core += kernels.repeated("keys and values", tokens, s.heads, s.key_heads, 2 * s.dim)
         core += kernels.unfused_attention(batch, length, length, s.heads, s.dim)
         core += kernels.copy("context", tokens, s.context_width)
+    if s.gated_attention:
+        core += kernels.activation(
+            "attention gate", tokens, s.context_width, gated=True, bias=False
+        )
     return into + core + _out(config, tokens)
 
 
@@ -116,6 +128,43 @@ def _out(config: TransformerConfig, tokens: float) -> Piece:
     return product + kernels.residual(name, tokens, s.hidden, s.biases)
 
 
+def state_space(config: TransformerConfig, tokens: float) -> Piece:
+    """A scan with what stands around it: the kernels of Mamba-2's own implementation
+    (github.com/state-spaces/mamba, `mamba_chunk_scan_combined`).
+
+    Of chunks of Q tokens, heads of P values and states of N: states of chunks (P x Q times Q x N),
+    handed on from chunk to chunk in 4 bytes, scores of the keys (Q x N times N x Q, once a group),
+    results (Q x (Q + N) times (Q + N) x P). The backward pass makes scores and states again.
+    """
+    s, kernels, scan = config.shape, config.layer_kernels, config.shape.scan
+    assert scan is not None
+    chunk = min(float(scan.chunk), tokens / config.layout.micro_batch)
+    chunks, dim, state = tokens / chunk, float(scan.head_dim), float(scan.state)
+    into = kernels.branch(tokens, s.hidden)
+    into += kernels.norm("scan norm", s.norm, tokens, s.hidden)
+    into += kernels.linear("scan in", tokens, s.hidden, scan.width, split="outputs")
+    into += kernels.split("scan in", tokens, scan.width)
+    if scan.conv:
+        into += kernels.activation(
+            "convolution", tokens, scan.inner + scan.keys, gated=False, bias=False
+        )
+
+    def product(name: str, batch: float, m: float, n: float, k: float) -> Piece:
+        return kernels.state_product(name, chunks * batch, m, n, k)
+
+    states = product("states of chunks", scan.heads, dim, state, chunk)
+    states += kernels.handed_on("states handed on", chunks * scan.heads, dim * state)
+    scores = product("scores of keys", scan.groups, chunk, chunk, state)
+    results = product("results of chunks", scan.heads, chunk, dim, chunk + state)
+    again = Piece((), (*states.forward, *scores.forward))
+    into += states + scores + results + again
+    into += kernels.head_norm("gated norm", tokens, scan.heads, scan.head_dim)
+    if scan.gated:
+        into += kernels.activation("scan gate", tokens, scan.inner, gated=True, bias=False)
+    product_out = kernels.linear("scan out", tokens, scan.inner, s.hidden, split="inputs")
+    return into + product_out + kernels.residual("scan", tokens, s.hidden, False)
+
+
 def _latent(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
     """Multi-head latent attention: down to small vectors on every rank, and up to the heads."""
     s, kernels, latent = config.shape, config.layer_kernels, config.shape.latent
@@ -146,6 +195,8 @@ def _latent(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
 def mlp(config: TransformerConfig, kind: LayerKind) -> Piece:
     """The MLP, or the experts and the MLP that all tokens take as well."""
     s, kernels, tokens = config.shape, config.layer_kernels, _tokens(config, kind)
+    if not kind.ffn:
+        return Piece()
     into = kernels.branch(tokens, s.hidden) + kernels.norm("mlp norm", s.norm, tokens, s.hidden)
     for at in range(s.norms_per_layer - 2):
         into += kernels.norm(f"norm {at + 3}", s.norm, tokens, s.hidden)

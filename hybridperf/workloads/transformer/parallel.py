@@ -9,8 +9,11 @@ rank of a group.
   each all-reduce becomes a reduce-scatter behind the partial sums and an all-gather before the next
   divided step. The gather that a weight gradient needs of its input overlaps the product of
   the input's gradient and is not counted.
-* context: tokens are divided, keys and values gathered for attention (their gradients scattered
-  back); causal work is shared out evenly.
+* context: tokens are divided, causal work is shared out evenly, and each rank's queries meet the
+  keys and values of all, block by block of cp: in a ring (Liu et al. 2023; Transformer Engine's
+  p2p), where the next block travels while attention reads this one, in the backward pass with the
+  gradients of the last one, which travel once more behind it; or gathered at once while attention
+  reads the rank's own block (PyTorch's allgather), and their gradients scattered back.
 * expert: each rank keeps E_p-th of the experts and its tokens travel there and back, twice forward
   and twice backward.
 """
@@ -28,6 +31,7 @@ from hybridperf.model.calls import CollectiveCall
 from hybridperf.workloads.transformer.passes import Part, Passes, PassStep, Steps
 
 _COPIED = 4096.0  # numbers of a row that is copied: of so long ones only the bytes count
+_BESIDE = "keys and values"  # what messages beside attention carry first
 SUM_BYTES = 4.0  # of a loss' sum over a divided vocabulary: fp32
 
 
@@ -143,15 +147,15 @@ def _gathered_bytes(step: PassStep) -> float:
     return float(op.rows * op.cols * size) if isinstance(op, ops.ScatterAdd) else 0.0
 
 
-def context_parallel(passes: Passes, group: RankGroup) -> Passes:
-    """Tokens divided over a group; before tensor parallelism."""
+def context_parallel(passes: Passes, group: RankGroup, ring: bool = False) -> Passes:
+    """Tokens divided over a group; before tensor parallelism. `ring`: blocks travel one by one."""
     if group.ranks == 1:
         return passes
 
     def split(steps: Steps) -> Iterator[PassStep]:
         for step in steps:
             if step.core:
-                yield from _context_core(step, group)
+                yield from _context_core(step, group, ring)
             else:
                 counted = step.tokens and step.is_op
                 yield step.divided((step.tokens,), group.ranks) if counted else step
@@ -159,7 +163,7 @@ def context_parallel(passes: Passes, group: RankGroup) -> Passes:
     return rewritten(passes, split)
 
 
-def _context_core(step: PassStep, group: RankGroup) -> Iterator[PassStep]:
+def _context_core(step: PassStep, group: RankGroup, ring: bool) -> Iterator[PassStep]:
     op = step.op
     if not isinstance(op, ops.PrefillAttention | ops.EncoderAttention):
         raise InputError(
@@ -172,14 +176,46 @@ def _context_core(step: PassStep, group: RankGroup) -> Iterator[PassStep]:
         )
     kv_bytes = 2 * op.batch * op.q_len * op.kv_heads * op.head_dim * DTYPE_BYTES[op.dtype]
 
-    def exchange(collective: str, name: str) -> PassStep:
-        one = group.step(collective, kv_bytes, "cp", name)
-        return dataclasses.replace(one, tensor=("bytes",) if "kv_heads" in step.tensor else ())
+    def exchange(collective: str, size: float, name: str) -> PassStep:
+        one = among.step(collective, size, "cp", name)
+        heads = ("bytes",) if "kv_heads" in step.tensor else ()
+        return dataclasses.replace(one, tensor=heads, core=True)
 
-    yield exchange("all_gather", "keys and values gathered")
-    yield step.on(_share_of_attention(op, group.ranks))
-    if "gradient" in step.name:
-        yield exchange("reduce_scatter", "gradients of keys and values summed")
+    back, n = "gradient" in step.name, group.ranks
+    among = RankGroup(2, min(group.nodes, 2)) if ring else group
+    own = step.on(_share_of_attention(op, n))
+    if not ring:
+        yield exchange("all_gather", kv_bytes, f"{_BESIDE} gathered")
+        yield own
+        if back:
+            yield exchange("reduce_scatter", kv_bytes, "gradients of keys and values summed")
+        return
+    name = f"{_BESIDE}, their gradients" if back else _BESIDE
+    sent = exchange("sendrecv", (2 if back else 1) * kv_bytes / n, f"{name} sent on")
+    yield from [sent] * (n - 1)
+    # a kernel for each block, and one that adds it to what the blocks before gave
+    yield dataclasses.replace(own, kernels=n * step.kernels + n - 1)
+    if back:
+        yield exchange("sendrecv", kv_bytes / n, "gradients of keys and values brought home")
+
+
+def beside_attention(passes: Passes, ranks: int) -> Passes:
+    """Messages of context parallelism beside a block of attention, `ranks` of which are one call;
+    after everything that divides either.
+    """
+    if ranks == 1:
+        return passes
+
+    def beside(steps: Steps) -> Iterator[PassStep]:
+        for at, step in enumerate(steps):
+            if step.part == "cp" and step.name.startswith(_BESIDE):
+                core = next(one.call for one in steps[at:] if one.core and one.is_op)
+                assert isinstance(core, ops.OpCall)
+                block = dataclasses.replace(core, times=core.times / ranks)
+                step = dataclasses.replace(step, beside=block)
+            yield step
+
+    return rewritten(passes, beside)
 
 
 def _share_of_attention(
@@ -189,6 +225,9 @@ def _share_of_attention(
     causal = isinstance(op, ops.PrefillAttention) and op.causal > 0
     keys = op.q_len / 2 if causal else op.q_len
     sizes = (op.batch, op.q_len / ranks, op.heads, op.head_dim, op.kv_heads)
+    if isinstance(op, ops.PrefillAttention) and op.window:
+        seen = op.window - (op.window**2 / 2 / op.q_len if causal else 0.0)
+        return ops.PrefillAttention(op.dtype, *sizes, window=seen, kv_len=op.q_len, causal=0.0)
     return ops.PrefillAttention(op.dtype, *sizes, kv_len=keys, causal=0.0)
 
 

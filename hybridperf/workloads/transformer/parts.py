@@ -66,7 +66,7 @@ def head_passes(config: TransformerConfig) -> Passes:
 _OF_PASSES = (
     "dtype", "quant", "gpus_per_node", "attention", "attention_kernel", "framework", "dropout",
     "fused_loss", "vocab_multiple", "gradient_bytes", "expert_messages", "grouped_experts",
-    "routing", "adapters", "checkpoints",
+    "routing", "adapters", "checkpoints", "context_messages",
 )  # fmt: skip
 
 
@@ -122,13 +122,15 @@ def divided(passes: Passes, config: TransformerConfig) -> Passes:
         passes = dataclasses.replace(
             passes, backward=tuple(step for step in passes.backward if not step.weight_gradient)
         )
-    passes = parallel.context_parallel(passes, config.group("cp"))
+    ring = config.context_messages == "ring"
+    passes = parallel.context_parallel(passes, config.group("cp"), ring)
     passes = parallel.split_tensor(passes, config.group("tp"))
     if config.layout.sequence_parallel:
         copies = config.dtype if does(config.framework, "copies_messages") else ""
         passes = parallel.sequence_parallel(passes, config.group("tp"), copies)
     per_node, shape = config.expert_messages == "nodes", config.shape
     groups = (shape.expert_groups, shape.topk_groups)
+    passes = parallel.beside_attention(passes, config.layout.cp)
     passes = parallel.expert_parallel(passes, config.group("ep"), per_node, groups)
     return grouped(passes, config.kernels, together=config.grouped_experts)
 

@@ -51,6 +51,8 @@ class PassStep:
     core: bool = False  # of the attention core, which selective recompute runs again
     # needs no gathered gradient, and nobody waits for it in the layer
     weight_gradient: bool = False
+    # of a message: what of an op it travels beside, which hides as much of it
+    beside: OpCall | None = None
 
     @property
     def is_op(self) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.outputs import COMPUTE
 from hybridperf.hardware import Host
-from hybridperf.model.calls import Call, CallChain, GivenSeconds, StepPlace
+from hybridperf.model.calls import Call, CallChain, Exposed, GivenSeconds, StepPlace
 from hybridperf.workloads.transformer.in_step import call_in_step, inside_a_node, place_of
 from hybridperf.workloads.transformer.launching import launch_s
 from hybridperf.workloads.transformer.passes import PassStep, Steps, flops
@@ -130,7 +130,7 @@ class RankStreams:
             (self._row(*_shown(step, run)), EXCHANGE, f"shown of {step.name}") for step in run.shown
         ]
         return shown + [
-            (self._row(*self._placed(step, run)), COMPUTE if step.is_op else EXCHANGE, step.name)
+            (self._step_row(step, run), COMPUTE if step.is_op else EXCHANGE, step.name)
             for step in run.steps
         ]
 
@@ -174,9 +174,9 @@ class RankStreams:
         if run not in self._composed:
             found = []
             for ops in (True, False):
-                mine = [self._placed(one, run) for one in run.steps if one.is_op == ops]
-                mine += [] if ops else [_shown(one, run) for one in run.shown]
-                found.append(self._chain((self._row(*placed) for placed in mine), run, label))
+                mine = [self._step_row(one, run) for one in run.steps if one.is_op == ops]
+                mine += [] if ops else [self._row(*_shown(one, run)) for one in run.shown]
+                found.append(self._chain(mine, run, label))
             rows = [self._launch_row(step, run) for step in run.steps]
             first = next(filter(None, rows), 0)
             rows += [self._row(*waited) for waited in self._waited(run)]
@@ -189,6 +189,15 @@ class RankStreams:
         times = Counter({row: run.count * often for row, often in Counter(rows).items()})
         parts = tuple((+(times - Counter([but]))).items())
         return self._row(CallChain(parts, label.split()[0]), StepPlace()) if parts else 0
+
+    def _step_row(self, step: PassStep, run: RepeatedSteps) -> int:
+        """The row of a step; of a message beside an op, of what outlasts it."""
+        row = self._row(*self._placed(step, run))
+        if step.beside is None:
+            return row
+        place = StepPlace("attention", 0.0, run.block)
+        beside = self._row(call_in_step(step.beside), place)
+        return self._row(Exposed(row, beside, step.collective.collective), StepPlace())
 
     def _placed(self, step: PassStep, run: RepeatedSteps) -> _Row:
         return call_in_step(step.call), place_of(step, self.framework, run.block)

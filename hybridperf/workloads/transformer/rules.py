@@ -15,7 +15,13 @@ import numpy as np
 
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.transformer.columns import CHIMERA, INTERLEAVED, Layouts
+from hybridperf.workloads.transformer.columns import (
+    CHIMERA,
+    INTERLEAVED,
+    NONE,
+    ZERO_BUBBLE,
+    Layouts,
+)
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 
@@ -64,11 +70,19 @@ RULES = (
          | _divides(x.pp, x.accumulation)),
          "chimera needs up to pp micro-batches or a multiple of pp, got accumulation"
          " {x.accumulation}, pp {x.pp}"),
+    Rule("never", lambda s, x: (x.schedule != ZERO_BUBBLE) | (x.zero < 3),
+         "schedule 'zero_bubble' with ZeRO-3 is not modelled: take zero 0, 1 or 2"),
+    Rule("never", lambda s, x: (x.schedule != ZERO_BUBBLE) | (x.recompute == NONE),
+         "schedule 'zero_bubble' with recompute is not modelled: take recompute none"),
     Rule("note", lambda s, x: (x.schedule == CHIMERA) | (x.accumulation >= x.pp - 1),
          "accumulation {x.accumulation} leaves stages of pp {x.pp} empty: a pipeline needs pp - 1"
          " micro-batches or more"),
     Rule("never", lambda s, x: _divides(x.cp, s.seq),
          "seq must be divisible by cp, got seq {s.seq}, cp {x.cp}"),
+    Rule("never", lambda s, x: (x.cp == 1) | ("scan" not in s.mixers),
+         "context parallelism of a scan is not modelled: take cp 1, got cp {x.cp}"),
+    Rule("strict", lambda s, x: _divides(x.tp, s.scan.groups if s.scan else x.tp),
+         "groups of a scan must be divisible by tp, got {s.scan.groups} groups, tp {x.tp}"),
     Rule("note", lambda s, x: (x.cp == 1) | _divides(2 * x.cp, s.seq),
          "causal attention is balanced over cp {x.cp} only where seq is divisible by 2 x {x.cp},"
          " got {s.seq}"),

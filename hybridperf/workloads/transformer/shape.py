@@ -7,9 +7,9 @@ import functools
 from typing import Any
 
 from hybridperf.workloads.transformer import counts
-from hybridperf.workloads.transformer.sizes import Latent, ModelSizes
+from hybridperf.workloads.transformer.sizes import Latent, ModelSizes, Scan
 
-__all__ = ["Latent", "TransformerShape"]
+__all__ = ["Latent", "Scan", "TransformerShape"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +20,11 @@ class TransformerShape(ModelSizes):
     def layer_kinds(self) -> tuple[counts.LayerKind, ...]:
         """Kinds of layer in their order, each with how many there are; most models have one."""
         return counts.layer_kinds(self)
+
+    @functools.cached_property
+    def layer_order(self) -> tuple[int, ...]:
+        """The kind of each layer, by its place among `layer_kinds`."""
+        return counts.layer_order(self)
 
     @functools.cached_property
     def layer_parameters(self) -> int:

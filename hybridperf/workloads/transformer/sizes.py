@@ -9,6 +9,7 @@ What departs from that is a field of its own:
     many MLPs of which a token takes a few             experts, topk, shared_ffn; dense_layers come
                                                        first and have one MLP
     keys and values of a small latent (DeepSeek)       latent
+    layers with a window, a scan, or an MLP alone      mixers, window, scan
     a second stack that looks at the first (T5)        decoder_layers
     patches of an image instead of words (ViT)         image, patch, channels; seq follows from them
 """
@@ -27,17 +28,18 @@ _WORDS = {
     "norm": ("layernorm", "rmsnorm"),
     "head": ("lm", "mlm", "classes", "none"),
 }
+MIXERS = ("attention", "window", "scan", "mlp")
 _POSITIVE = (
     "hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "max_positions",
     "channels", "norms_per_layer",
 )  # fmt: skip
 _ZERO_OR_MORE = (
     "experts", "topk", "expert_groups", "topk_groups", "shared_ffn", "dense_layers", "dense_ffn",
-    "decoder_layers", "decoder_seq", "token_types", "image", "patch", "relative_buckets",
+    "decoder_layers", "decoder_seq", "token_types", "image", "patch", "relative_buckets", "window",
 )  # fmt: skip
 _FLAGS = (
-    "gated", "tied", "biases", "head_bias", "qk_norm", "sinks", "router_bias", "embedding_norm",
-    "pooler", "norm_bias", "qkv_biases",
+    "gated", "tied", "biases", "head_bias", "qk_norm", "sinks", "gated_attention", "router_bias",
+    "embedding_norm", "pooler", "norm_bias", "qkv_biases",
 )  # fmt: skip
 _MAY_BE_NONE = ("kv_heads", "head_dim", "max_positions", "norm_bias", "qkv_biases")
 
@@ -56,6 +58,58 @@ class Latent:
         for field in dataclasses.fields(self):
             if field.name != "query_rank" or self.query_rank is not None:
                 fields.check_whole(f"{field.name} of a latent", getattr(self, field.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """A layer that carries a state of fixed size along the sequence in place of attending to it:
+    Mamba-2's state-space duality (Dao and Gu, arXiv 2405.21060) and linear attention, which is the
+    same with as many groups as heads, queries for its C, keys for its B and values for its x.
+    """
+
+    heads: int
+    head_dim: int  # of the values (x, y)
+    state: int  # of keys and queries (B, C): a head's state is head_dim x state
+    groups: int  # of heads that share keys and queries
+    conv: int = 0  # taps of the convolution before it; 0: none
+    chunk: int = 256  # tokens within which it is computed as attention is
+    gated: bool = True  # the result is multiplied by a gate of its width
+    rates: int = 1  # numbers of a head and token besides: Mamba-2's step size
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            what, value = f"{field.name} of a scan", getattr(self, field.name)
+            if field.name == "gated":
+                fields.check_flag(what, value)
+            else:
+                fields.check_whole(what, value, 0 if field.name in ("conv", "rates") else 1)
+        if self.heads % self.groups:
+            raise InputError(
+                f"heads of a scan must be a multiple of its groups, got {self.heads}, {self.groups}"
+            )
+
+    @property
+    def inner(self) -> int:
+        """Width of its values."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of its keys and queries together."""
+        return 2 * self.groups * self.state
+
+    @property
+    def width(self) -> int:
+        """Of all that is made of the hidden state."""
+        return self.inner * (1 + self.gated) + self.keys + self.rates * self.heads
+
+    @property
+    def flops(self) -> float:
+        """Multiply-adds of a token, chunk by chunk: keys with queries, their result and the chunk's
+        state with values, and the next state.
+        """
+        in_chunk = self.chunk * (self.groups * self.state + self.inner)
+        return float(in_chunk + 2 * self.inner * self.state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +139,7 @@ class ModelSizes:
     head_bias: bool = False
     qk_norm: bool = False  # norms over head_dim of queries and keys, shared by the heads
     sinks: bool = False  # one learned logit per head
+    gated_attention: bool = False  # the result times a gate, made as wide with the queries
 
     experts: int = 0  # 0: one MLP for all tokens
     topk: int = 0  # experts of a token
@@ -96,6 +151,11 @@ class ModelSizes:
     dense_layers: int = 0  # first layers with one MLP of width dense_ffn
     dense_ffn: int = 0
     latent: Latent | None = None
+    # of hybrids what each layer has before its MLP: "attention", "window", "scan"; where some are
+    # an "mlp" the others have none. Empty: attention in all
+    mixers: tuple[str, ...] = ()
+    window: int = 0  # tokens that a windowed layer attends to
+    scan: Scan | None = None
 
     decoder_layers: int = 0  # each with attention to the encoder's output
     decoder_seq: int = 0  # 0: as seq
@@ -139,7 +199,23 @@ class ModelSizes:
             raise InputError(f"{share} must be at most 1, got {self.predicted_share}")
         if self.latent is not None:
             fields.check_kind(f"latent of {self.name}", self.latent, Latent)
+        if self.scan is not None:
+            fields.check_kind(f"scan of {self.name}", self.scan, Scan)
+        self._check_mixers()
         self._check_together()
+
+    def _check_mixers(self) -> None:
+        for word in self.mixers:
+            fields.check_word(f"mixer of {self.name}", word, MIXERS)
+        if len(self.mixers) not in (0, self.layers) or (self.mixers and self.decoder_layers):
+            raise InputError(
+                f"mixers of {self.name} must name each of its {self.layers} layers in a single"
+                f" stack, got {len(self.mixers)}"
+            )
+        needed = {"window": self.window, "scan": self.scan}
+        for word, given in needed.items():
+            if word in self.mixers and not given:
+                raise InputError(f"{self.name} has layers with a {word}; give its {word}")
 
     def _check_together(self) -> None:
         if self.head_dim is None and self.latent is None and self.hidden % self.heads:

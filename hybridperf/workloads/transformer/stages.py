@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module
 
@@ -35,19 +37,19 @@ def layers_before(
 
 
 def layers_by_kind(
-    counts: Sequence[int], stages: Array, stage: Array, split: str = "even",
+    order: Sequence[int], stages: Array, stage: Array, split: str = "even",
     head_layers: float = 0.0,
 ) -> list[Array]:  # fmt: skip
-    """Layers of each kind on a stage, of kinds that follow each other, `counts` of each."""
+    """Layers of each kind on a stage; `order`: the kind of each layer, from 0."""
     xp = array_module(stages, stage)
-    depth, places = sum(counts), (stage, stage + 1)
-    first, end = (layers_before(depth, stages, at, split, head_layers) for at in places)
-    found, start = [], 0
-    for count in counts:
-        within = xp.minimum(end, start + count) - xp.maximum(first, start)
-        found.append(xp.clip(within, 0, None))
-        start += count
-    return found
+    first, end = (
+        xp.asarray(layers_before(len(order), stages, at, split, head_layers)).astype(int)
+        for at in (stage, stage + 1)
+    )
+    # of each kind, how many come before each layer
+    before = np.cumsum(np.eye(max(order) + 1, dtype=int)[[*order]], 0)
+    before = xp.asarray(np.concatenate([np.zeros_like(before[:1]), before]))
+    return [before[end, kind] - before[first, kind] for kind in range(max(order) + 1)]
 
 
 def stage_layers(

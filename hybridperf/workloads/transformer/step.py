@@ -111,7 +111,8 @@ class _Build:
 
     def __init__(self, config: TransformerConfig, host: Host | float | str | None):
         layout = config.layout
-        self.notes = tuple(layout.check(config.shape, gpus_per_node=config.gpus_per_node))
+        checked = layout.check(config.shape, gpus_per_node=config.gpus_per_node)
+        self.notes = (*checked, *config.remarks)
         self.c = config
         self.schedule = schedule(layout.schedule, layout.pp, layout.accumulation, layout.vp)
         refuse_unmodelled(config)
@@ -347,13 +348,10 @@ def _is_gather(step: PassStep) -> bool:
 def refuse_unmodelled(config: TransformerConfig) -> None:
     """`InputError` for combinations nobody has measured."""
     layout, name = config.layout, config.layout.schedule
-    two_pipes, splits_backward = name == "chimera", name == "zero_bubble"
-    cut = f"stages cut by {config.stage_split}"
+    two_pipes, cut = name == "chimera", f"stages cut by {config.stage_split}"
     refused = [
         (two_pipes and config.stage_split != "even", cut, "another schedule"),
         (two_pipes and layout.zero, f"ZeRO-{layout.zero}", "zero = 0"),
-        (splits_backward and layout.zero == 3, "ZeRO-3", "zero 0, 1 or 2"),
-        (splits_backward and layout.recompute != "none", "recompute", "recompute none"),
     ]
     for applies, what, instead in refused:
         if applies:

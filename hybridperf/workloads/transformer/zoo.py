@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
 import tomllib
@@ -19,7 +20,7 @@ from typing import Any
 
 from hybridperf.io import InputError, parse_json, parse_toml, read_text, unknown
 from hybridperf.workloads.transformer import huggingface
-from hybridperf.workloads.transformer.shape import Latent, TransformerShape
+from hybridperf.workloads.transformer.shape import Latent, Scan, TransformerShape
 
 HABITS = "habits of its family assumed: "  # how the note of a user's model begins
 _LLAMA = {"gated": True, "tied": False, "positions": "rotary", "norm": "rmsnorm", "biases": False}
@@ -136,6 +137,14 @@ def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
         except TypeError as error:
             message = f"{where}latent of {name} has the fields of Latent: {error}"
             raise InputError(message) from error
+    if isinstance(fields.get("scan"), dict):
+        try:
+            fields["scan"] = Scan(**fields["scan"])
+        except (TypeError, InputError) as error:
+            raise InputError(f"{where}scan of {name} has the fields of Scan: {error}") from error
+    if (pattern := fields.get("mixers")) and isinstance(pattern, list):  # repeated to the last one
+        layers = fields.get("layers", 0)
+        fields["mixers"] = tuple(itertools.islice(itertools.cycle(pattern), layers))
     if missing := [field for field in _NEEDED if field not in fields]:
         raise InputError(
             f"{where}{name} lacks {', '.join(missing)}; every model needs {', '.join(_NEEDED)}"
@@ -157,7 +166,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _own_sizes(path: Path, content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     nested = {name: one for name, one in content.items() if isinstance(one, dict)}
-    nested.pop("latent", None)
+    for part in ("latent", "scan"):
+        nested.pop(part, None)
     if len(nested) > 1:
         raise InputError(
             f"expected the sizes of one model in {path}, found {len(nested)}; split the file"
