@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.explore.sweeps.expression import parse
+from hybridperf.explore.sweeps.expression import Expression, parse
 from hybridperf.io import InputError, unknown
 from hybridperf.training.launch_files.facts import Facts, alike
 
@@ -204,12 +204,17 @@ def _listed() -> str:
 
 
 def _holds(condition: str, facts: Facts) -> bool:
-    formula = parse(condition, "a condition of a launch file's table")
+    formula = _formula(condition)
     columns = {
         name: np.array([facts[name]], object if isinstance(facts[name], str) else float)
         for name in formula.names
     }
     return bool(formula(columns, 1)[0])
+
+
+@functools.cache
+def _formula(condition: str) -> Expression:
+    return parse(condition, "a condition of a launch file's table")
 
 
 def _called(fact: str) -> str:
