@@ -23,6 +23,7 @@ from hybridperf.workloads.transformer import TransformerShape, load_shape
 from hybridperf.workloads.transformer.zoo import published_as, shape_names, shape_of
 
 SCRIPT = "launch.sh"
+_LONGEST = 100_000  # characters of a script
 ENDINGS = (".sh", ".sbatch", ".slurm")
 _SIZES = ("hidden", "heads", "layers", "vocab", "seq")
 _MORE = ("kv_heads", "head_dim", "experts", "topk")
@@ -57,7 +58,10 @@ def read_launch(path: str | os.PathLike) -> ReadLaunch:
             step.
     """
     path = Path(path) / SCRIPT if os.path.isdir(path) else Path(path)
-    script = read_script(read_text(path, "launch file", str), str(path))
+    text = read_text(path, "launch file", str)
+    if len(text) > _LONGEST:
+        raise InputError(f"expected a launch file of up to {_LONGEST} characters, got {path}")
+    script = read_script(text, str(path))
     target, settings = script.target, dict(script.settings)
     if target.config:
         name = str(settings.get("--deepspeed_config", target.config))
@@ -66,10 +70,11 @@ def read_launch(path: str | os.PathLike) -> ReadLaunch:
         return _understood(script, settings, path)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        what = f"{error} is not given" if isinstance(error, KeyError) else "one is no such number"
         raise InputError(
-            f"{path}: expected the settings of a step of {target.title}, got none or none that is"
-            f" a number of {error}; give it in the command"
+            f"{path}: expected settings of a step of {target.title}, got others: {what}; mend the"
+            " command"
         ) from error
 
 
