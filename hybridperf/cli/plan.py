@@ -33,12 +33,15 @@ def plan(
     confirm: int = 0,
     offload: Annotated[float, Option(min=0)] = 0.0,
     html: Path | None = None,
+    write_launch: str = "",
+    row: int = 1,
+    folder: Path | None = None,
     limit: int = LIMIT,
     workers: int | None = None,
     scheduler: str | None = None,
 ) -> None:
     """Find the best layout for training a model: all legal ones that fit, ranked and explained."""
-    from hybridperf.io import InputError
+    from hybridperf.io import InputError, check_folder_writable
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.report import plan as reports
     from hybridperf.training.plans.arguments import number_of_tokens
@@ -55,6 +58,12 @@ def plan(
     if html is not None:
         common.ready(html, "--html")
     common.keep_files({"--out": out, "--html": html}, [Path(model), Path(system), prices, knobs])
+    if write_launch:
+        from hybridperf.training.launch_files.target import target_called
+
+        target_called(write_launch)
+        folder = folder or Path(f"launch_{write_launch}")
+        check_folder_writable(folder)
     if top < 1:
         raise common.wrong(f"expected --top of 1 or more, got {top}")
     common.compilation_cache()
@@ -98,6 +107,8 @@ def plan(
 
             write_page(plan_page(found), html)
             common.page_written(html)
+        if folder is not None and write_launch:
+            _launched(found, write_launch, row, folder)
     if offload and batches:
         _offloaded(model, system, counts[0], batches[0], offload, top, out, fitting_s, asked)
 
@@ -119,6 +130,16 @@ def _offloaded(
         beside = out.with_stem(f"{out.stem}_offload")
         write_table(offloaded_frame(found), beside)
         print(f"\n{len(found)} of them in {beside}")
+
+
+def _launched(found: Any, framework: str, row: int, folder: Path) -> None:
+    """Write what starts a row of a plan."""
+    from hybridperf.training.launch_files.write import write_launch
+
+    files, remarks = write_launch(found, framework, row, folder)
+    common.warn(*remarks)
+    common.result(launch_files=[str(file) for file in files])
+    print(f"\nrow {row} for {framework}: sbatch {files[0]}, which `hybridperf steps` reads, too")
 
 
 def _counts(option: str, text: str) -> list[int]:

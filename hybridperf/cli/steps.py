@@ -46,6 +46,7 @@ def steps(
     from hybridperf.io import read_table, write_table
     from hybridperf.io.tables import check_table_name, with_own_text
     from hybridperf.model.adapted_steps import Adaptation
+    from hybridperf.training.launch_files.read import is_launch, read_launch
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
     from hybridperf.training.steps.records import misspelt
     from hybridperf.training.steps.saved import saved_model
@@ -63,7 +64,13 @@ def steps(
         named = f"expected a name ending in .json in --save-knobs, got {save_knobs}"
         raise common.wrong(f"{named}; rename it")
     common.keep_files({"--out": out, "--save-knobs": save_knobs}, [rows, knobs, *(fit_on or [])])
-    frame = with_own_text(read_table(rows), rows, READ)
+    if is_launch(rows):
+        read = read_launch(rows)
+        frame = pd.DataFrame([read.row])
+        if read.unread:
+            common.warn(f"settings of {rows} that are not read: {', '.join(read.unread)}")
+    else:
+        frame = with_own_text(read_table(rows), rows, READ)
     tables = [read_table(path) for path in fit_on or []]
     for path, table in zip(fit_on or [], tables, strict=True):
         if "step_time_s" not in table:

@@ -17,10 +17,11 @@ _MEANING = {
     "gpu, n_gpus": "accelerator and how many; `gpus_per_node`; `system`: nodes and links by a"
     " name that hybridperf systems lists",
     "tp, pp, dp": "degrees of parallelism; `cp`, `ep`; `vp` (chunks of a stage), `seq_parallel`"
-    " (yes, no)",
+    " (yes, no), `expert_tp` (ranks that share an expert's matrices), `order` (tp cp ep dp pp:"
+    " which ranks are neighbours, fastest first)",
     "micro_batch": "samples; `grad_accum` (micro-batches of a step), `global_batch` (samples of"
     " all)",
-    "sharding": "none, zero1, zero2, zero3, fsdp, hsdp",
+    "sharding": "none, zero1, zero2, zero3, fsdp, hsdp; `shard_ranks`: over so many data ranks",
     "recompute": "none, selective, full",
     "schedule": "1f1b, gpipe, interleaved, chimera, zero_bubble",
     "precision": "bf16, fp16, fp32, tf32, fp8, mxfp8, nvfp4",

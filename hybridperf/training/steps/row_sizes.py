@@ -15,6 +15,7 @@ from hybridperf.training.steps.names import aliases, plain, word
 from hybridperf.training.steps.records import Record, Refused
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.columns import SCHEDULES
+from hybridperf.workloads.transformer.layout import ORDER, Order
 from hybridperf.workloads.transformer.zoo import shape_of
 
 _SIZES = (
@@ -140,17 +141,29 @@ def row_layout(
     sequence_parallel = row.yes("seq_parallel")
     if sequence_parallel is None:
         sequence_parallel = habits.get("sequence_parallel", False)
+    expert_tp = row.count("expert_tp") or (1 if ep > 1 else tp)
     return Layout(
-        tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1 if ep > 1 and tp > 1 else None, vp=vp,
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=None if expert_tp == tp else expert_tp, vp=vp,
         micro_batch=micro_batch, accumulation=accumulation, zero=_zero(row, habits),
         sequence_parallel=sequence_parallel and tp > 1,
         shard_ranks=_shard_ranks(row, tp, dp * cp, gpus_per_node),
-        recompute=_recompute(row, habits), schedule=schedule,
+        recompute=_recompute(row, habits), schedule=schedule, order=_order(row),
     )  # fmt: skip
+
+
+def _order(row: Record) -> Order:
+    """Which dimension varies fastest over neighbouring ranks, the fastest first."""
+    given = tuple(row.text("order").split()) or ORDER
+    if sorted(given) != sorted(ORDER):
+        said = " ".join(given)
+        raise Refused(f"expected an order of {' '.join(ORDER)}, fastest first, got {said}")
+    return given
 
 
 def _shard_ranks(row: Record, tp: int, data_ranks: int, gpus_per_node: int) -> int | None:
     """Over how many data ranks a hybrid shards: those of a node, or None: over all."""
+    if (given := row.count("shard_ranks")) is not None:
+        return None if given == data_ranks else given
     inside = max(gpus_per_node // tp, 1)
     if plain(row.text("sharding")) not in ("hsdp", "hybrid_shard") or data_ranks <= inside:
         return None

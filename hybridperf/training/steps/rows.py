@@ -54,6 +54,7 @@ _WIDEST_FUSED_HEAD = 256  # of FlashAttention's kernels and cuDNN's
 _CONTEXT = ("source", "section", "system_detail", "gpu")
 _NUMBERS = (
     "n_gpus", "global_batch", "micro_batch", "grad_accum", "tp", "pp", "dp", "cp", "ep", "vp",
+    "expert_tp", "shard_ranks", "order",
 )  # fmt: skip
 _NAMED = (
     "attention", "optimizer", "expert_messages", "context_messages", "checkpoints", "routing",

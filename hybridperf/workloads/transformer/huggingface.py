@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any
 
 from hybridperf.io import InputError, unknown
+from hybridperf.workloads.transformer.shape import Latent, TransformerShape
 
 SEQ = 4096  # tokens of a sequence, where a model may have as many
 _PADDING_ROWS = 2  # of OPT's table of positions
@@ -83,6 +84,50 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if not fields.get("dense_layers"):
         fields.pop("dense_ffn", None)
     return {**fields, "note": "; ".join([*_notes(str(name), config, fields, longest), *notes])}
+
+
+def config_of(shape: TransformerShape) -> dict[str, Any]:
+    """A `config.json` that means a shape: of the first architecture whose models have its fields.
+
+    Raises:
+        InputError: for a model that no architecture here has.
+    """
+    for name in architectures():
+        config = _config_as(name, shape)
+        try:
+            fields = fields_of(config)
+            if isinstance(fields.get("latent"), dict):
+                fields["latent"] = Latent(**fields["latent"])
+            if TransformerShape(name=shape.name, **fields).same_model(shape):
+                return config
+        except (InputError, TypeError):
+            continue
+    raise InputError(
+        f"expected a model that a config of Hugging Face describes, got {shape.name}, of whose"
+        f" fields none of {', '.join(architectures())} is"
+    )
+
+
+def _config_as(name: str, shape: TransformerShape) -> dict[str, Any]:
+    """What a config of an architecture would say of a shape, were it one."""
+    own = {**vars(shape), "kv_heads": shape.key_heads, "head_dim": shape.dim}
+    own |= {"longest": shape.max_positions or shape.seq, "ffn": shape.ffn}
+    own["qkv_biases"] = shape.biases if shape.qkv_biases is None else shape.qkv_biases
+    config: dict[str, Any] = {"model_type": name}
+    for field, keys in _architecture(name)["keys"].items():
+        if keys:
+            config[keys[0]] = own[field]
+    if shape.shared_ffn and "n_shared_experts" not in config and shape.ffn:
+        config["n_shared_experts"] = shape.shared_ffn // shape.ffn
+    if shape.expert_groups:
+        config |= {"n_group": shape.expert_groups, "topk_group": shape.topk_groups}
+    if latent := shape.latent:
+        config |= {
+            "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.kv_rank,
+            "qk_nope_head_dim": latent.plain_dim, "qk_rope_head_dim": latent.rotary_dim,
+            "v_head_dim": latent.value_dim,
+        }  # fmt: skip
+    return config
 
 
 def _shared(config: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,10 @@ from hybridperf.workloads.transformer.sizes import Latent, ModelSizes, Scan
 
 __all__ = ["Latent", "Scan", "TransformerShape"]
 
+_APART = {field.name for field in dataclasses.fields(ModelSizes)} - {
+    "name", "published", "source", "note", "seq", "max_positions", "topk_groups",
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class TransformerShape(ModelSizes):
@@ -89,6 +93,21 @@ class TransformerShape(ModelSizes):
         kinds = self.layer_kinds
         again = counts.recomputed_flops(self, kinds, tokens / seq, seq, recompute, causal)
         return self.model_flops(tokens, seq, causal) + again
+
+    def same_model(self, other: TransformerShape) -> bool:
+        """Whether another shape is of the same model, whatever it is called and its sequences."""
+        return self._told_apart_by == other._told_apart_by
+
+    @functools.cached_property
+    def _told_apart_by(self) -> dict[str, Any]:
+        norm_bias = self.norm == "layernorm" if self.norm_bias is None else self.norm_bias
+        return {
+            **{name: one for name, one in vars(self).items() if name in _APART},
+            "kv_heads": self.key_heads,
+            "head_dim": None if self.latent else self.dim,
+            "norm_bias": norm_bias,
+            "qkv_biases": self.biases if self.qkv_biases is None else self.qkv_biases,
+        }
 
     def __hash__(self) -> int:
         """Of what models differ by most: thousands a second are looked up."""

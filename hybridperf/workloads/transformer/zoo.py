@@ -83,6 +83,17 @@ def shape_of(name: str, fields: dict[str, Any], where: str = "") -> TransformerS
     return _shape(name, _with_habits(fields), where)
 
 
+def published_as(shape: TransformerShape, name: str = "") -> str:
+    """Name of the published model that a shape is of, whatever its sequences; "" of none.
+
+    `name`: of several alike this one, else the shape's own.
+    """
+    known = shape_names()
+    first = (one for one in (name, shape.name) if one in known)
+    alike = (one for one in (*first, *known) if load_shape(one).same_model(shape))
+    return next(alike, "")
+
+
 def _of_config(path: Path, config: dict[str, Any]) -> TransformerShape:
     """A model by its `config.json`, called as the folder it lies in."""
     try:
