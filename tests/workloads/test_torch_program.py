@@ -9,7 +9,7 @@ import pytest
 import hybridperf as hp
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
-from hybridperf.ops import Convolution, EncoderAttention, Gemm, OpCall, PrefillAttention
+from hybridperf.ops import Convolution, EncoderAttention, Gemm, OpCall, PrefillAttention, RmsNorm
 from hybridperf.ops.attention import Attention
 from hybridperf.workloads.ratios import FUSED_ATTENTION
 from hybridperf.workloads.torch.capture import capture
@@ -354,3 +354,23 @@ def test_a_compiled_step_is_quicker_and_has_the_same_products() -> None:
 def test_the_optimizer_is_not_compiled() -> None:
     whole = hp.from_torch(Mlp(), X, TARGET, optimizer=torch.optim.AdamW, compiled=True)
     assert sum(one.role == "optimizer" for one in whole.in_step.places) > 3
+
+
+def test_a_custom_op_is_priced_by_a_rule_of_its_own() -> None:
+    @torch.library.custom_op("mine::normed", mutates_args=())
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        return x / x.norm(dim=-1, keepdim=True)
+
+    normed.register_fake(torch.empty_like)
+    with pytest.raises(InputError, match=r"cannot price .* mine::normed .*hp\.price_torch_op"):
+        hp.from_torch(lambda x: normed(x), X, train=False)
+    hp.price_torch_op(
+        "mine::normed", lambda call: (RmsNorm(call.made.dtype, *map(float, call.made.shape)),)
+    )
+    step = hp.from_torch(lambda x: normed(x), X, train=False)
+    assert [call.op for call in step.calls if isinstance(call, OpCall)] == [
+        RmsNorm("bf16", 64, 256)
+    ]
+    for known in ("mine::normed", "aten::mm"):
+        with pytest.raises(InputError, match="which has one"):
+            hp.price_torch_op(known, lambda call: ())

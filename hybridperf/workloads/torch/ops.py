@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 
 from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.io import InputError
 from hybridperf.ops import Copy, OpCall, Softmax
 from hybridperf.workloads.torch.calls import (
     NAMES,
@@ -37,6 +38,26 @@ _BY_PARTS = _NOTHING_ALONE | _PARTS_ONLY | _WHOLE
 _SIZED_BY_NUMBERS = ("arange", "linspace", "eye", "logspace", "range")
 _GRADIENT_NODE = ("Backward0", "Backward1", "Backward2", "Backward3")
 _ENGINE = ("autograd::engine::", "torch::autograd::AccumulateGrad")
+
+
+_REGISTERED: dict[str, Rule] = {}  # by whole name
+
+
+def price_torch_op(name: str, rule: Rule) -> None:
+    """Make a custom op of PyTorch known, in programs and in traces.
+
+    Args:
+        name: as PyTorch has it, "mylib::fused_norm".
+        rule: given a `TorchCall` (shapes and formats of what the op takes and returns), what its
+            kernels do: a tuple of `hybridperf.ops`, such as `RmsNorm("bf16", rows, cols)`.
+
+    Raises:
+        InputError: a name that is known.
+    """
+    space, _, kind = name.partition("::")
+    if name in _REGISTERED or (space == "aten" and _bare(kind) in RULES):
+        raise InputError(f"expected an op that has no rule, got {name}, which has one")
+    _REGISTERED[name] = rule
 
 
 def kernels(call: TorchCall) -> tuple[OpCall, ...] | None:
@@ -61,7 +82,9 @@ def _answer(call: TorchCall) -> Ops:
     if name.endswith(_GRADIENT_NODE) or name.startswith(_ENGINE):
         return ()  # what they do is done by the ops inside them
     space, _, kind = name.rpartition("::")
-    if space in ("fbgemm", "fb"):
+    if name in _REGISTERED:
+        rule: Rule | None = _REGISTERED[name]
+    elif space in ("fbgemm", "fb"):
         rule = next((rule for part, rule in FBGEMM.items() if part in kind), None)
     elif space == "fsdp":
         rule = _buffered

@@ -73,6 +73,8 @@ def workload_of(
     ignore: Collection[str] = (),
 ) -> Workload:  # fmt: skip
     """What `from_torch` gives of what was captured."""
+    if gpus_per_node < 1:
+        raise InputError(f"expected one GPU per node or more, got {gpus_per_node}")
     ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
     placed = list(priced_ops(captured, ignored))
     if not placed:
@@ -164,7 +166,7 @@ def priced_ops(captured: Captured, ignored: frozenset[str]) -> list[PricedOp]:
         raise InputError(
             f"{captured.name}: cannot price {len(named)} kind(s) of op:"
             f" {', '.join(named[:_NAMED])}{more}; leave them out with ignore=... (`--ignore` on the"
-            " command line)"
+            " command line), or give a rule by hp.price_torch_op"
         )
     return found
 
