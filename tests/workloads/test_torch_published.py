@@ -74,3 +74,28 @@ def test_a_published_model_is_captured_and_counted(name) -> None:
     counted = counter.get_flop_counts()["Global"]
     theirs = sum(n for op, n in counted.items() if str(op) != "aten._grouped_mm")
     assert ours == pytest.approx(theirs, rel=0.01)
+
+
+def test_a_program_and_its_shape_take_as_long() -> None:
+    """Llama-2-7B with two layers by Hugging Face's code, op by op, and by its sizes: products,
+    attention; loops differ by what the code does besides.
+    """
+    shape = hp.load_shape("llama2-7b").replace(layers=2)
+    layout = hp.Layout(micro_batch=1)
+    config = hp.TransformerConfig.run_by(
+        "eager_pytorch", shape, layout, attention="fused", attention_kernel="flash2"
+    )
+    given = transformers.AutoConfig.for_model(
+        "llama", hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=2,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.heads, vocab_size=shape.vocab,
+    )  # fmt: skip
+    with hp.without_memory():
+        net = transformers.AutoModelForCausalLM.from_config(given, dtype=torch.bfloat16)
+        tokens = torch.zeros(1, shape.seq, dtype=torch.long)
+        program = hp.from_torch(lambda ids: net(input_ids=ids, labels=ids).loss, tokens)
+    by_shape, by_program = (
+        hp.predict("h100_sxm", step).breakdown().set_index("group")["seconds"]
+        for step in (hp.transformer(config), program)
+    )
+    for group in ("gemm", "prefill_attention"):
+        assert by_program[group] == pytest.approx(by_shape[group], rel=0.02), group
