@@ -199,3 +199,8 @@ def test_all_wrong_ops_of_a_step_are_said_at_once():
     assert "'op3' waits for 'z'" in said
     with pytest.raises(InputError, match=r"\[\[target.ops\]\] number 2 after 0 must be text"):
         read_search({"target": STEP | {"ops": [ops[0], {"op": "relu", "after": [3]}]}})
+
+
+def test_names_that_are_no_words_are_refused():
+    with pytest.raises(InputError, match="names in parameters are words, got 5"):
+        read_spec({"target": {"kind": "collectives", "model": "dgx_a100"}, "parameters": {5: 6}})

@@ -89,7 +89,9 @@ def check_plain(document: Any, where: str = "") -> None:
     """`InputError` that names what is no number, word, boolean, or list or section of those."""
     if isinstance(document, Mapping):
         for name, value in document.items():
-            check_plain(value, f"{where}.{name}" if where else str(name))
+            if not isinstance(name, str):  # of a dict: TOML has no others
+                raise InputError(f"names in {where or 'a spec'} are words, got {name!r}")
+            check_plain(value, f"{where}.{name}" if where else name)
     elif isinstance(document, list | tuple):
         for value in document:
             check_plain(value, where)
