@@ -310,6 +310,26 @@ def test_variables_and_arrays_of_a_script_are_followed(tmp_path) -> None:
     assert found.unread == ("--recompute-activations",)  # said, not passed over
 
 
+@pytest.mark.parametrize(
+    ("words", "unread"),
+    [
+        ("--fp8-format hybrid", ["--fp8-format hybrid"]),  # Megatron's recipe of itself: delayed
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
+            [
+                "--recompute-granularity full",
+                "--recompute-method block",
+                "--recompute-num-layers 4",
+            ],
+        ),
+        ("--fp8-format hybrid --fp8-recipe tensorwise --normalization LayerNorm", []),
+    ],
+)
+def test_words_that_make_no_choice_are_said(tmp_path, words, unread) -> None:
+    (tmp_path / "run.sh").write_text(_MEGATRON.replace("--bf16", f"--bf16 {words}"))
+    assert [*read_launch(tmp_path / "run.sh").unread] == ["--recompute-activations", *unread]
+
+
 def test_a_model_of_nobody_is_its_sizes(tmp_path) -> None:
     text = _MEGATRON.replace("--num-layers 96", "--num-layers 90")
     (tmp_path / "run.sh").write_text(text)

@@ -96,7 +96,7 @@ def _understood(script: Script, settings: Settings, path: Path) -> ReadLaunch:
         shape, layout, precision, str(x["framework"]), model, script.gpus_per_node,
         script.said.get("gpu", ""), script.said.get("system", ""),
     )  # fmt: skip
-    return ReadLaunch(step, tuple(_unread(target, settings)))
+    return ReadLaunch(step, (*_unread(target, settings), *_unmeant(target, settings, x)))
 
 
 def _model(
@@ -185,6 +185,17 @@ def _unread(target: Target, settings: Settings) -> Iterator[str]:
     for name in settings:
         if name not in known and _tells(name):
             yield name
+
+
+def _unmeant(target: Target, settings: Settings, x: Facts) -> Iterator[str]:
+    """Settings of which a fact is chosen whose words are of none of its choice."""
+    for fact, values in target.choose.items():
+        chosen = values[word_of(x[fact])]
+        for name in dict.fromkeys(key for one in values.values() for key in one):
+            given = settings.get(name, target.default.get(name))
+            of_no_choice = name not in chosen and given != target.default.get(name)
+            if of_no_choice and not isinstance(given, bool) and name not in target.settings:
+                yield f"{name} {given}"
 
 
 def _tells(name: str) -> bool:
