@@ -264,6 +264,15 @@ def test_shapes_from_files(tmp_path):
             '[a]\nfamily="gpt"\nhidden=64.0\nheads=4\nlayers=1\nffn=256\nvocab=1000\nseq=32\n',
             "hidden of a must be a whole number",
         ),
+        (
+            'family="gpt"\nhidden=64\nheads=4\nlayers="3"\nffn=256\nvocab=1000\nseq=32\n'
+            'mixers=["attention"]\n',
+            "mine.toml: layers of mine must be a whole number of 0 or more, got '3'",
+        ),
+        (
+            'family="gpt"\nhidden=64\nheads=4\nlayers=3\nffn=256\nvocab=1000\nseq=32\nmixers=5\n',
+            "mixers of mine must be a list of words, got 5",
+        ),
     ],
 )
 def test_files_that_make_no_model(tmp_path, text, says):

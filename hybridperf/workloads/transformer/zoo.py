@@ -20,6 +20,7 @@ from typing import Any
 
 from hybridperf.io import InputError, parse_json, parse_toml, read_text, unknown
 from hybridperf.workloads.transformer import huggingface
+from hybridperf.workloads.transformer.fields import check_whole
 from hybridperf.workloads.transformer.shape import Latent, Scan, TransformerShape
 
 HABITS = "habits of its family assumed: "  # how the note of a user's model begins
@@ -153,8 +154,11 @@ def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
             fields["scan"] = Scan(**fields["scan"])
         except (TypeError, InputError) as error:
             raise InputError(f"{where}scan of {name} has the fields of Scan: {error}") from error
-    if (pattern := fields.get("mixers")) and isinstance(pattern, list):  # repeated to the last one
-        layers = fields.get("layers", 0)
+    if "mixers" in fields:  # repeated to the last one
+        pattern, layers = fields["mixers"], fields.get("layers", 0)
+        if not isinstance(pattern, list | tuple):
+            raise InputError(f"{where}mixers of {name} must be a list of words, got {pattern!r}")
+        check_whole(f"{where}layers of {name}", layers, 0)
         fields["mixers"] = tuple(itertools.islice(itertools.cycle(pattern), layers))
     if missing := [field for field in _NEEDED if field not in fields]:
         raise InputError(
