@@ -11,7 +11,7 @@ import pytest
 import hybridperf as hp
 from hybridperf.io import InputError
 from hybridperf.workloads.transformer import load_shape
-from hybridperf.workloads.transformer.huggingface import architectures
+from hybridperf.workloads.transformer.huggingface import architectures, fields_of
 
 _DEEPSEEK = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
              "v_head_dim": 128, "moe_layer_freq": 1, "max_position_embeddings": 163840}  # fmt: skip
@@ -287,3 +287,14 @@ def test_a_plan_of_a_config(tmp_path, run):
         assert status == 0, err
         times.append(pd.read_csv(out).time_s)
     pd.testing.assert_series_equal(*times)
+
+
+@pytest.mark.parametrize(("said", "windowed"), [({"max_window_layers": 2}, 2), ({}, 0)])
+def test_the_first_layers_of_a_qwen_attend_to_all(said, windowed):
+    """`Qwen2Config`: windows begin at max_window_layers, 28 where nothing is said."""
+    given = config(
+        "qwen2", 1024, 8, 4, 4096, 32000, num_key_value_heads=8, max_position_embeddings=32768,
+        sliding_window=4096, use_sliding_window=True, **said,
+    )  # fmt: skip
+    assert [*fields_of(given).get("mixers", ())][2:] == ["window"] * windowed
+    assert fields_of(given).get("mixers", ["attention"] * 2)[:2] == ["attention"] * 2

@@ -98,6 +98,7 @@ def config_of(shape: TransformerShape) -> dict[str, Any]:
             fields = fields_of(config)
             if isinstance(fields.get("latent"), dict):
                 fields["latent"] = Latent(**fields["latent"])
+            fields["mixers"] = tuple(fields.get("mixers", ()))
             if TransformerShape(name=shape.name, **fields).same_model(shape):
                 return config
         except (InputError, TypeError):
@@ -111,7 +112,9 @@ def config_of(shape: TransformerShape) -> dict[str, Any]:
 def _config_as(name: str, shape: TransformerShape) -> dict[str, Any]:
     """What a config of an architecture would say of a shape, were it one."""
     own = {**vars(shape), "kv_heads": shape.key_heads, "head_dim": shape.dim}
-    own |= {"longest": shape.max_positions or shape.seq, "ffn": shape.ffn}
+    # a window as long as a model's positions is none
+    longest = shape.max_positions or max(shape.seq, shape.window + 1)
+    own |= {"longest": longest, "ffn": shape.ffn}
     own["qkv_biases"] = shape.biases if shape.qkv_biases is None else shape.qkv_biases
     config: dict[str, Any] = {"model_type": name}
     for field, keys in _architecture(name)["keys"].items():
@@ -121,6 +124,10 @@ def _config_as(name: str, shape: TransformerShape) -> dict[str, Any]:
         config["n_shared_experts"] = shape.shared_ffn // shape.ffn
     if shape.expert_groups:
         config |= {"n_group": shape.expert_groups, "topk_group": shape.topk_groups}
+    if shape.window:
+        words = {"attention": "full_attention", "window": "sliding_attention"}
+        config |= {"sliding_window": shape.window, "use_sliding_window": True}
+        config["layer_types"] = [words.get(one, one) for one in shape.mixers]
     if latent := shape.latent:
         config |= {
             "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.kv_rank,
@@ -205,7 +212,8 @@ def _mixers(
         kinds = ("linear_attention", "full_attention")
         words = [kinds[(at + 1) % interval == 0] for at in range(layers)]
     if not words and window:
-        full = [(at + 1) % (every or layers + 1) == 0 for at in range(layers)]
+        first = config.get("max_window_layers", 0)  # of Qwen: those before it attend to all
+        full = [at < first or (at + 1) % (every or layers + 1) == 0 for at in range(layers)]
         words = ["full_attention" if one else "sliding_attention" for one in full]
     if len(words) != layers and (words or name == "nemotron_h"):
         raise InputError(
