@@ -22,6 +22,8 @@ _PRODUCT = re.compile(
     r"attention|s16816|s1688|h884|h16816|i8816",
     re.I,
 )
+# Inductor calls a loop after all that it is made of, also after a product whose loop it was
+_LOOP = re.compile(r"triton_(poi|red|per)_")
 _FORMATS = (  # the first that fits
     ("fp8", re.compile(r"e4m3|e5m2|fp8", re.I)),
     ("bf16", re.compile(r"bf16|bfloat", re.I)),
@@ -36,7 +38,7 @@ def seconds_ratio(kernel: str, old: DeviceSpec, new: DeviceSpec) -> float | None
     """New over old seconds of a kernel beyond the floor; None where no rate tells."""
     if not kernel or _OVER_A_BUS.search(kernel):
         return None
-    if not _PRODUCT.search(kernel):
+    if _LOOP.match(kernel) or not _PRODUCT.search(kernel):
         return old.memory_bytes_per_s / new.memory_bytes_per_s
     dtype = next((name for name, says in _FORMATS if says.search(kernel)), "fp32")
     try:
