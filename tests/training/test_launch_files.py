@@ -348,6 +348,13 @@ def test_a_model_of_nobody_is_its_sizes(tmp_path) -> None:
         (("--bf16", "--fp64"), "--bf16"),
         (("pretrain_gpt.py", "pretrain_mine.py"), "expected a script that starts one of"),
         (("--nnodes $NNODES", ""), "expected a whole number in --nnodes"),
+        (
+            (
+                "--bf16",
+                "--bf16 --use-distributed-optimizer --num-distributed-optimizer-instances 3",
+            ),
+            "optimizer instances that divides the",
+        ),
     ],
 )
 def test_scripts_that_make_no_step(tmp_path, change, says) -> None:

@@ -185,7 +185,13 @@ def _zero(x: Facts, dp: int, cp: int, dp_shard: int) -> tuple[Any, int]:
     if zero >= 2 and ("dp_shard" in x or "dp_shard_rest" in x):
         shards = dp_shard * cp
     else:
-        shards = dp * cp // int(x.get("copies", 1))
+        copies = int(x.get("copies", 1))
+        if copies < 1 or dp * cp % copies:
+            raise InputError(
+                f"expected a number of optimizer instances that divides the {dp * cp} data ranks,"
+                f" got {copies}"
+            )
+        shards = dp * cp // copies
     return (zero, shards) if shards > 1 else (0, 1)
 
 

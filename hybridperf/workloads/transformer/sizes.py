@@ -29,6 +29,7 @@ _WORDS = {
     "head": ("lm", "mlm", "classes", "none"),
 }
 MIXERS = ("attention", "window", "scan", "mlp")
+_MOST_LAYERS = 100_000
 _POSITIVE = (
     "hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "max_positions",
     "channels", "norms_per_layer",
@@ -218,6 +219,9 @@ class ModelSizes:
                 raise InputError(f"{self.name} has layers with a {word}; give its {word}")
 
     def _check_together(self) -> None:
+        most = max(self.layers, self.decoder_layers)
+        if most > _MOST_LAYERS:  # each counts for itself
+            raise InputError(f"layers of {self.name} must be {_MOST_LAYERS:,} or less, got {most}")
         if self.head_dim is None and self.latent is None and self.hidden % self.heads:
             raise InputError(
                 f"hidden of {self.name} must be a multiple of its heads where head_dim is not"
