@@ -9,7 +9,15 @@ import pytest
 import hybridperf as hp
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
-from hybridperf.ops import Convolution, EncoderAttention, Gemm, OpCall, PrefillAttention, RmsNorm
+from hybridperf.ops import (
+    Convolution,
+    EncoderAttention,
+    Gemm,
+    OpCall,
+    PrefillAttention,
+    RmsNorm,
+    ScatterAdd,
+)
 from hybridperf.ops.attention import Attention
 from hybridperf.workloads.ratios import FUSED_ATTENTION
 from hybridperf.workloads.torch.capture import capture
@@ -246,6 +254,28 @@ def test_what_cannot_be_followed_names_the_line(step, says) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_program_that_needs_a_gpu_is_refused_in_a_sentence() -> None:
+    def step(x):
+        torch.cuda.synchronize()  # nothing to wait for
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return x.sum()
+
+    with pytest.raises(InputError, match=r"test_torch_program\.py line .*on a GPU only"):
+        hp.from_torch(step, X, train=False)
+
+
+def test_what_a_module_and_an_optimizer_hold_besides_parameters_is_replaced() -> None:
+    net = Mlp()
+    net.scale = torch.ones(256, dtype=torch.bfloat16)  # neither parameter nor buffer
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(X, TARGET).backward()
+    optimizer.step()
+    begun, new = (
+        capture(net, (X, TARGET), optimizer=one) for one in (optimizer, torch.optim.AdamW)
+    )
+    assert [one.call.kind for one in begun.ops] == [one.call.kind for one in new.ops]
+
+
 @pytest.mark.parametrize(
     ("fn", "optimizer", "says"),
     [
@@ -286,6 +316,85 @@ def test_convolutions_have_their_groups() -> None:
     (forward,) = matrix_ops(captured, "forward")
     assert forward == Convolution("fp32", 4, 32, 32, 56, 56, 3, kw=3, w_in=56, w_out=56, groups=32)
     assert math.isclose(forward.work().flops, 2 * 4 * 32 * 56 * 56 * 9)
+
+
+def test_convolutions_of_videos_as_pytorch_counts_them() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    net, video = nn.Conv3d(4, 8, 3, stride=2), torch.zeros(2, 4, 9, 17, 17, requires_grad=True)
+    captured = capture(lambda x: net(x).sum(), (video,))
+    with FlopCounterMode(display=False) as counter:
+        net(video).sum().backward()
+    found = [op for phase in ("forward", "backward") for op in matrix_ops(captured, phase)]
+    assert sum(op.work().flops for op in found) == counter.get_total_flops()
+    assert found[0].work().bytes == 4 * (2 * 4 * 9 * 17**2 + 8 * 4 * 27 + 2 * 8 * 4 * 8 * 8)
+
+
+def works_of(step, *args, **options):
+    """Of all kernels of a step, those of a forward pass alone unless told otherwise."""
+    captured = capture(step, args, **({"train": False} | options))
+    return [(op.phase, call.op.work()) for op, calls in priced_ops(captured, frozenset())
+            for call in calls]  # fmt: skip
+
+
+def test_a_complex_number_is_two() -> None:
+    x = torch.zeros(64, 128, dtype=torch.complex64)
+    ((_, product),) = works_of(lambda x, y: x * y, x, x.clone())
+    assert product.bytes == 3 * 8 * 64 * 128
+    (*_, (_, line)) = works_of(torch.fft.fft, x)
+    assert line.flops == pytest.approx(5 * 64 * 128 * 7, rel=0.2)
+    assert line.bytes == 2 * 8 * 64 * 128
+
+
+def test_sampling_and_losses_of_logits_are_some_loops() -> None:
+    x, labels = torch.zeros(64, 1000), torch.zeros(64, 1000)
+    size = 4 * 64 * 1000
+    sampled = works_of(lambda x: torch.multinomial(x, 1), x)
+    assert sum(work.bytes for _, work in sampled) == pytest.approx(5 * size, rel=0.01)
+    lost = works_of(functional.binary_cross_entropy_with_logits, x, labels)
+    # two of one tensor into another, two of two, a sum
+    assert sum(work.bytes for _, work in lost) == pytest.approx(
+        (2 * 2 + 2 * 3 + 1) * size, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "scattered"),
+    [
+        ("scatter_reduce", ScatterAdd("fp32", 5000 * 16, 1, 100 * 16)),
+        ("index_reduce", ScatterAdd("fp32", 5000, 16, 100)),
+    ],
+)
+def test_messages_of_a_graph_are_scattered(kind, scattered) -> None:
+    edges = torch.zeros(5000, dtype=torch.long)
+    index = edges[:, None].expand(5000, 16) if kind == "scatter_reduce" else edges
+    messages = torch.zeros(5000, 16)
+    step = hp.from_torch(
+        lambda m: getattr(m.new_zeros(100, 16), kind)(0, index, m, "amax"), messages, train=False
+    )
+    assert scattered in {call.op for call in step.calls if isinstance(call, OpCall)}
+
+
+@pytest.mark.parametrize(
+    ("made", "moved"),
+    [
+        (lambda own: torch.optim.SGD(own, fused=True), 3),
+        (lambda own: torch.optim.SGD(own, momentum=0.9, fused=True), 5),
+        (lambda own: torch.optim.Adagrad(own, fused=True), 5),
+        (lambda own: torch.optim.Adam(own, fused=True), 7),
+    ],
+)
+def test_fused_updates_move_what_they_hold(made, moved) -> None:
+    net = nn.Linear(1024, 1024, bias=False)
+    works = works_of(net, torch.zeros(8, 1024), optimizer=made, train=True)
+    updates = sum(work.bytes for phase, work in works if phase == "optimizer")
+    assert updates == pytest.approx(moved * 4 * 1024**2)
+
+
+@pytest.mark.parametrize("kind", ["Adafactor", "ASGD"])
+def test_numbers_that_an_optimizer_reads_do_not_matter(kind) -> None:
+    updated = hp.from_torch(Mlp(), X, TARGET, optimizer=getattr(torch.optim, kind))
+    assert any(one.role == "optimizer" for one in updated.in_step.places)
 
 
 # --- compiled -------------------------------------------------------------------------------------

@@ -23,6 +23,9 @@ from hybridperf.io import InputError
 from hybridperf.workloads.torch.fakes import Fakes, as_on_gpus, without_memory
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp, line_of, recorder
 
+# as PyTorch's errors say it
+_NEEDS_A_GPU = ("CUDA enabled", "CUDA support", "on CPU", "dummy base class", "to be on GPU")
+
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
@@ -153,6 +156,13 @@ def _sentences() -> Iterator[None]:
         raise InputError(
             f"{line_of(error)}: {_op_name(error)} has no rule for tensors without memory; register"
             " one by torch.library.register_fake"
+        ) from error
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if not any(word in str(error) for word in _NEEDS_A_GPU):
+            raise
+        raise InputError(
+            f"{line_of(error)}: PyTorch does this on a GPU only, and none is here"
+            f" ({str(error).splitlines()[0]}); leave it out of the step"
         ) from error
 
 

@@ -79,7 +79,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
     autocast = torch.amp.autocast_mode.autocast
     enter = autocast.__init__
 
-    def untouched(tensor: Any, *_: Any, **__: Any) -> Any:
+    def untouched(tensor: Any = None, *_: Any, **__: Any) -> Any:
         return tensor
 
     def here(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
@@ -91,6 +91,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         OneDevice(),
         mock.patch.object(autocast, "__init__", here),
         mock.patch.object(torch.nn.Module, "_apply", apply),
+        mock.patch.object(torch.cuda, "synchronize", untouched),
         mock.patch.object(torch.nn.init, "_no_grad_trunc_normal_", untouched),  # reads numbers
         process_group(ranks) if ranks > 1 else contextlib.nullcontext(),
     ):
@@ -160,7 +161,13 @@ class Fakes:
         """A module or optimizer with other tensors; itself where these have no memory already."""
         if all([self._tensor(one) is one for one in tensors]):
             return value
-        return copy.deepcopy(value, self.known)
+        import torch
+
+        def replaced(one: Any, memo: Any) -> Any:  # an optimizer's state, a plain attribute
+            return self._tensor(one)
+
+        with mock.patch.object(torch.Tensor, "__deepcopy__", replaced):
+            return copy.deepcopy(value, self.known)
 
     def _tensor(self, value: Any) -> Any:
         import torch

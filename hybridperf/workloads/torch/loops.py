@@ -36,6 +36,8 @@ _OPTIMIZERS = {
     "_fused_adamw": (4.0, 3.0, 12.0, 1.0),
     "_fused_sgd": (2.0, 1.0, 2.0, 0.0),
 }
+# of kernels that are no op of ours, the same: SGD with momentum, Adagrad
+_LOOPED = (3, 2, 4, 0), (3, 2, 6, 1)
 _FOREACH = "_foreach_"
 # reads, flops, transcendentals
 _REGISTERED = ((1, 1, 0), (2, 1, 0), (1, 0, 1), (2, 0, 1), (1, 2, 1), (1, 8, 1), (1, 0, 0))
@@ -229,6 +231,11 @@ def optimizer(call: TorchCall) -> Ops:
     needs(call.lists)
     first = call.lists[0]
     n = float(sum(tensor.elements for tensor in first))
+    momentum, adagrad = call.kind == "_fused_sgd" and len(call.lists) > 2, "adagrad" in call.kind
+    if momentum or adagrad:
+        reads, writes, flops, transcendentals = _LOOPED[adagrad]
+        whole = Tensor((int(n),), first[0].dtype)
+        return loop(whole, reads * whole.bytes, flops, transcendentals, writes * whole.bytes)
     return (ops.OptimizerUpdate(first[0].dtype, n, *_OPTIMIZERS[call.kind]),)
 
 
@@ -242,7 +249,7 @@ LOOPS: dict[str, Rule] = {
     **dict.fromkeys((_FOREACH + kind for kind in (*_ELEMENTWISE, "zero", "copy", "norm")), foreach),
     **named("rules", _RULES),
     **dict.fromkeys((*NAMES["loss_counts"], "nll_loss_forward"), loss),
-    **dict.fromkeys(_OPTIMIZERS, optimizer),
+    **dict.fromkeys((*_OPTIMIZERS, "_fused_adagrad"), optimizer),
 }
 
 

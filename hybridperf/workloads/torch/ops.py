@@ -18,7 +18,7 @@ import math
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
-from hybridperf.ops import Copy, OpCall, Softmax
+from hybridperf.ops import Copy, OpCall, Random, Reduction, Softmax
 from hybridperf.workloads.torch.calls import (
     NAMES,
     Tensor,
@@ -35,10 +35,14 @@ NO_KERNEL: tuple[OpCall, ...] = ()
 
 _VIEWS, _NOTHING_ALONE, _PARTS_ONLY, _WHOLE = map(frozenset, NAMES["no_kernel"].values())
 _BY_PARTS = _NOTHING_ALONE | _PARTS_ONLY | _WHOLE
-_SIZED_BY_NUMBERS = ("arange", "linspace", "eye", "logspace", "range")
+_SIZED_BY_NUMBERS = (
+    "arange", "linspace", "eye", "logspace", "range", "tril_indices", "triu_indices", "hann_window",
+)  # fmt: skip
 _GRADIENT_NODE = ("Backward0", "Backward1", "Backward2", "Backward3")
 _ENGINE = ("autograd::engine::", "torch::autograd::AccumulateGrad")
 
+
+_FOURIER_FLOPS = 5 / 2  # of a real number: a complex one is two
 
 _REGISTERED: dict[str, Rule] = {}  # by whole name
 
@@ -192,6 +196,39 @@ def _cross_entropy(call: TorchCall) -> Ops:
     return in_rows(Softmax, x, classes) + summed
 
 
+def _cross_entropy_of_logits(call: TorchCall) -> Ops:
+    """(1 - target) x - log sigmoid(x), a loop for each operation (aten/src/ATen/native/Loss.cpp),
+    then their sum.
+    """
+    x, target = call.single(0, 1)
+    logs = loop(x, x.bytes, *NAMES["elementwise"]["counts"]["log_sigmoid_forward"])
+    others = loop(x, target.bytes, 1, 0) + 2 * loop(x, 2 * x.bytes, 1, 0)
+    whole = call.written and call.written[0].elements < x.elements
+    return others + logs + ((Reduction(x.dtype, 1.0, float(x.elements)),) if whole else ())
+
+
+def _sampled(call: TorchCall) -> Ops:
+    """One number of each row by its probability: exponential numbers, divided, their largest
+    (aten/src/ATen/native/Distributions.cpp).
+    """
+    (x,) = call.single(0)
+    needs(x.shape and call.value(1) == 1)
+    largest = in_rows(Reduction, x, x.shape[-1])
+    return over(Random, x) + loop(x, 2 * x.bytes, 1, 0) + largest
+
+
+def _fourier(call: TorchCall) -> Ops:
+    """A pass along each dimension, of 5 n log2 n flops for n complex numbers, as FFTW counts them
+    (https://www.fftw.org/speed/method.html).
+    """
+    (x,), listed = call.single(0), call.value(1)
+    needs(call.written and isinstance(listed, list) and listed)
+    larger = max(x, call.written[0], key=lambda one: one.elements)
+    sizes = [float(larger.shape[at]) for at in listed]
+    passes = [loop(larger, larger.bytes, _FOURIER_FLOPS * math.log2(one), 0) for one in sizes]
+    return tuple(op for ops in passes for op in ops)
+
+
 def _loss_gradient(call: TorchCall) -> Ops:
     """Of a negative log likelihood: one number per row; the zeros around it are another op."""
     x, target = call.single(1, 2)
@@ -205,8 +242,16 @@ RULES: dict[str, Rule] = {
     "copy": _copy,
     **named(
         "rules",
-        {"cat": _cat, "pool": _pool, "copied": _copied, "part_gradient": _part_gradient},
+        {
+            "cat": _cat,
+            "pool": _pool,
+            "copied": _copied,
+            "part_gradient": _part_gradient,
+            "fourier": _fourier,
+        },
     ),
     "cross_entropy_loss": _cross_entropy,
+    "binary_cross_entropy_with_logits": _cross_entropy_of_logits,
+    "multinomial": _sampled,
     "nll_loss_backward": _loss_gradient,
 }

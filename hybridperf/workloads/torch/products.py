@@ -46,7 +46,7 @@ def linear(call: TorchCall) -> Ops:
 
 
 def convolution(call: TorchCall) -> Ops:
-    """One or two image dimensions, grouped, strided, dilated or transposed."""
+    """One to three image dimensions, grouped, strided, dilated or transposed."""
     (x, weight), kind, written = call.single(0, 1), call.kind, call.written
     out = written[0].shape if written else _output_shape(call, x.shape, weight.shape)
     flagged = kind in ("convolution", "_convolution") and call.value(6) is True
@@ -191,7 +191,10 @@ def _convolution(
     x: tuple[int, ...], weight: Tensor, out: tuple[int, ...], dtype: str, direction: str
 ) -> Convolution:
     """The kernel of one direction, for a forward pass from `x` to `out`."""
-    needs(len(x) == len(weight.shape) == len(out) and len(x) in (3, 4))
+    needs(len(x) == len(weight.shape) == len(out) and len(x) in (3, 4, 5))
+    if len(x) == 5:  # a video: its frames one above the other, as much to read and to multiply
+        x, out, kernel = ((*one[:2], one[2] * one[3], one[4]) for one in (x, out, weight.shape))
+        weight = Tensor(kernel, weight.dtype)
     needs(0 not in (*x, *weight.shape, *out))
     c_out, c_in_per_group, kh, *rest = weight.shape
     needs(x[1] % c_in_per_group == 0 and out[1] == c_out and x[0] == out[0])

@@ -30,7 +30,7 @@ class CapturedOp(NamedTuple):
 
 def recorder(torch: Any) -> Any:
     """A mode that keeps every op below autograd; its `ops` and `tally`."""
-    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
     from torch.optim import optimizer as optimizers
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -68,7 +68,12 @@ def recorder(torch: Any) -> Any:
         ) -> Any:
             if any(one not in plain for one in types):
                 return NotImplemented  # a tensor that is made of others: theirs are seen
-            result = func(*args, **(kwargs or {}))
+            try:
+                result = func(*args, **(kwargs or {}))
+            except DataDependentOutputException:
+                if not self.updating or func is not torch.ops.aten._local_scalar_dense.default:
+                    raise
+                result = 1.0  # by which an optimizer scales: Adafactor the size of a step
             if func._schema.name.partition("::")[0] in _NO_OPS:
                 return result
             self.tally.hold(torch, result)
@@ -118,11 +123,14 @@ def torch_call(
 
 def _argument(torch: Any, tally: StorageTally, value: Any) -> Argument:
     if isinstance(value, torch.Tensor):
-        dtype = NAMES["dtypes"].get(str(value.dtype).removeprefix("torch."))
+        shape, number = tuple(value.shape), value.dtype
+        if value.is_complex():  # two real numbers, side by side
+            shape, number = (*shape[:-1], 2 * (shape or (1,))[-1]), number.to_real()
+        dtype = NAMES["dtypes"].get(str(number).removeprefix("torch."))
         if dtype is None:
             return None
         turned = value.dim() > 1 and value.stride(-1) > 1 and value.stride(-2) == 1
-        return Tensor(tuple(value.shape), dtype, storage=tally.number(value), transposed=turned)
+        return Tensor(shape, dtype, storage=tally.number(value), transposed=turned)
     if isinstance(value, list | tuple):
         found = tuple(_argument(torch, tally, one) for one in value)
         kept = tuple(one for one in found if isinstance(one, Tensor))
