@@ -89,7 +89,7 @@ def test_vidur_leaves_out_what_its_clock_cannot_tell(tmp_path) -> None:
     ]
     frame, left_out = sources.read_rows(write(tmp_path, "vidur_gemm", rows), "vidur_gemm")
     assert frame["time_s"].tolist() == [5e-6, 9e-6]
-    assert left_out == {"less than 5 us by a clock of 1 us": 2}
+    assert left_out == {"less than 5 µs by a clock of 1 µs": 2}
 
 
 def test_deepbench_rows_of_other_machines_are_named(tmp_path) -> None:
