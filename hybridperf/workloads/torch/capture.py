@@ -146,12 +146,12 @@ def _sentences() -> Iterator[None]:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         what = (
-            "a number is read from a tensor, and what follows may depend on it"
+            "a number is read from a tensor, and what follows may depend on it ({}); return the"
+            " tensor and read it after the step"
             if isinstance(error, DataDependentOutputException)
-            else "the size of a result depends on numbers"
+            else "the size of a result depends on numbers ({}); give it a size of its own"
         )
-        mend = "leave it out of the step, or give the size"
-        raise InputError(f"{line_of(error)}: {what} ({_op_name(error)}); {mend}") from error
+        raise InputError(f"{line_of(error)}: {what.format(_op_name(error))}") from error
     except UnsupportedOperatorException as error:
         raise InputError(
             f"{line_of(error)}: {_op_name(error)} has no rule for tensors without memory; register"
