@@ -207,13 +207,15 @@ def beside_attention(passes: Passes, ranks: int) -> Passes:
         return passes
 
     def beside(steps: Steps) -> Iterator[PassStep]:
-        for at, step in enumerate(steps):
-            if step.part == "cp" and step.name.startswith(_BESIDE):
-                core = next(one.call for one in steps[at:] if one.core and one.is_op)
-                assert isinstance(core, ops.OpCall)
-                block = dataclasses.replace(core, times=core.times / ranks)
+        block, found = None, list[PassStep]()
+        for step in reversed(steps):  # a message goes beside the attention that comes next
+            if step.core and isinstance(step.call, ops.OpCall):
+                block = dataclasses.replace(step.call, times=step.call.times / ranks)
+            elif step.part == "cp" and step.name.startswith(_BESIDE):
+                assert block is not None
                 step = dataclasses.replace(step, beside=block)
-            yield step
+            found.append(step)
+        return reversed(found)
 
     return rewritten(passes, beside)
 
