@@ -9,7 +9,7 @@ mutations; the counts so far stand in OUT, from which the same command goes on. 
 anything was found:
 
     unexpected  an error that is no sentence for the user, or a process that died
-    hangs       more than 30 seconds
+    hangs       more than 30 seconds, twice: once may be another process's doing
     memory      more than 4 GiB more than before
     changed     a number changed in a file with a checksum, and read
 """
@@ -52,8 +52,14 @@ def _late(*_: Any) -> None:
     raise _Hang
 
 
-def one(name: str, target: Target, number: int, folder: Path) -> str:
+def shown(name: str, target: Target, number: int, folder: Path) -> str:
     """What a mutation shows: "" for nothing, or a kind of FOUND and the sentence."""
+    said = one(name, target, number, folder)
+    return one(name, target, number, folder) if said == "hangs" else said
+
+
+def one(name: str, target: Target, number: int, folder: Path) -> str:
+    """What a mutation shows at once."""
     rng = random.Random(f"{name}-{number}")
     made = target.make(folder, rng)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -83,7 +89,7 @@ def work(name: str, first: int, count: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (3 * MOST_BYTES, 3 * MOST_BYTES))
     with tempfile.TemporaryDirectory(prefix="hybridperf-fuzz-") as folder:
         for number in range(first, first + count):
-            said = one(name, target, number, Path(folder))
+            said = shown(name, target, number, Path(folder))
             print(" ".join(said.split()), file=out, flush=True)
 
 
