@@ -24,7 +24,7 @@ from hybridperf.io import InputError
 from hybridperf.traces.events import MARK, NONE, RankTrace
 
 WHOLE = "whole"  # the one step of a trace without marks
-_STEP = re.compile(r"ProfilerStep#(\d+)")
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 _NAMED = 3  # ranks or steps that a sentence names
 
 

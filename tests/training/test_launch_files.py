@@ -348,6 +348,7 @@ def test_a_model_of_nobody_is_its_sizes(tmp_path) -> None:
         (("--bf16", "--fp64"), "--bf16"),
         (("pretrain_gpt.py", "pretrain_mine.py"), "expected a script that starts one of"),
         (("--nnodes $NNODES", ""), "expected a whole number in --nnodes"),
+        (("TP=4", "TP=" + 5000 * "4"), "expected settings of a step"),
         (
             (
                 "--bf16",

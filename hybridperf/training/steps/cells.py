@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -153,15 +154,18 @@ class PieceTerms:
         """Of passes; `again`: whether they are of a layer, which can be recomputed."""
         terms: list[tuple[int, int, int]] = []
         counts = np.zeros(_SUMS)
-        added = {id(step): _added(step, prices) for step in passes.forward + passes.backward}
+        known = {id(step): step for step in passes.forward + passes.backward}
+        added = {number: _added(step, prices) for number, step in known.items()}
         modes = _REPEATED if again else ()
         repeated = [recompute(passes, mode, checkpoints).recomputed for mode in modes]
         for at, steps in enumerate((passes.forward, passes.backward, *repeated)):
-            for step in steps:
-                seconds, counted = added[id(step)]
-                terms += [(at * _SUMS[1] + to, call, group) for to, call, group in seconds]
+            for number, run in itertools.groupby(map(id, steps)):
+                seconds, counted = added[number]
+                times = sum(1 for _ in run)
+                each = [(at * _SUMS[1] + to, call, group) for to, call, group in seconds]
+                terms += each * times
                 for to, count in counted:
-                    counts[at, to] += count
+                    counts[at, to] += count * times
         places, calls, groups = np.array(terms, int).reshape(-1, 3).T
         return PieceTerms(places, calls, groups, counts)
 

@@ -21,6 +21,7 @@ rank of a group.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -80,21 +81,26 @@ def split_tensor(passes: Passes, group: RankGroup) -> Passes:
     if group.ranks == 1:
         return passes
 
+    def part_of(step: PassStep) -> Iterator[PassStep]:
+        if step.is_op and isinstance(step.op, ops.Moe):
+            yield step.with_op(moe_tp=float(group.ranks)) if step.tensor else step
+        else:
+            part = step.divided(step.tensor, group.ranks)
+            shared = step.is_op and "kv_heads" in step.tensor and part.op.kv_heads < 1
+            # ranks that share a head of keys and values hold all of it
+            yield part.with_op(kv_heads=1.0) if shared else part
+        if size := partial_sums_bytes(step):
+            summed = group.step("all_reduce", size, "tp", f"{step.name} summed")
+            rows = isinstance(step.op, ops.Gather) and step.op.cols > 1
+            # a token's sum is its vector, and not a number as a loss' is
+            vector = rows or isinstance(step.op, ops.Gemm | ops.Moe)
+            yield dataclasses.replace(summed, tokens="bytes" if vector else "")
+
     def split(steps: Steps) -> Iterator[PassStep]:
-        for step in steps:
-            if step.is_op and isinstance(step.op, ops.Moe):
-                yield step.with_op(moe_tp=float(group.ranks)) if step.tensor else step
-            else:
-                part = step.divided(step.tensor, group.ranks)
-                shared = step.is_op and "kv_heads" in step.tensor and part.op.kv_heads < 1
-                # ranks that share a head of keys and values hold all of it
-                yield part.with_op(kv_heads=1.0) if shared else part
-            if size := partial_sums_bytes(step):
-                summed = group.step("all_reduce", size, "tp", f"{step.name} summed")
-                rows = isinstance(step.op, ops.Gather) and step.op.cols > 1
-                # a token's sum is its vector, and not a number as a loss' is
-                vector = rows or isinstance(step.op, ops.Gemm | ops.Moe)
-                yield dataclasses.replace(summed, tokens="bytes" if vector else "")
+        # a ring sends one step many times, which stays one object: it is priced once
+        known = {id(step): step for step in steps}
+        parts = {number: tuple(part_of(step)) for number, step in known.items()}
+        return itertools.chain.from_iterable(parts[id(step)] for step in steps)
 
     return rewritten(passes, split)
 
@@ -208,7 +214,12 @@ def beside_attention(passes: Passes, ranks: int) -> Passes:
 
     def beside(steps: Steps) -> Iterator[PassStep]:
         block, found = None, list[PassStep]()
+        before: PassStep | None = None
         for step in reversed(steps):  # a message goes beside the attention that comes next
+            if step is before:  # of a ring, one of many
+                found.append(found[-1])
+                continue
+            before = step
             if step.core and isinstance(step.call, ops.OpCall):
                 block = dataclasses.replace(step.call, times=step.call.times / ranks)
             elif step.part == "cp" and step.name.startswith(_BESIDE):
