@@ -29,8 +29,11 @@ _FORMATS = (  # the first that fits
     ("bf16", re.compile(r"bf16|bfloat", re.I)),
     ("fp16", re.compile(r"fp16|f16|half|hgemm|h884|h1688|h16816", re.I)),
     ("int8", re.compile(r"i8816|s8_|int8", re.I)),
-    ("tf32", re.compile(r"tf32|tensorfloat", re.I)),
+    ("tf32", re.compile(r"tf32|tensorfloat|s1688", re.I)),
+    # tensor cores alone run these, mostly in a format of 16 bits; both of them have one rate
+    ("bf16", re.compile(r"nvjet|wgmma|s16816|flash|fmha", re.I)),
 )
+_SOFTMAX = re.compile(r"(?!.*(flash|fmha|gemm)).*softmax", re.I)  # also one named by its attention
 _OVER_A_BUS = re.compile(r"Memcpy (HtoD|DtoH|HtoH|PtoP)", re.I)
 
 
@@ -38,7 +41,7 @@ def seconds_ratio(kernel: str, old: DeviceSpec, new: DeviceSpec) -> float | None
     """New over old seconds of a kernel beyond the floor; None where no rate tells."""
     if not kernel or _OVER_A_BUS.search(kernel):
         return None
-    if _LOOP.match(kernel) or not _PRODUCT.search(kernel):
+    if _LOOP.match(kernel) or _SOFTMAX.match(kernel) or not _PRODUCT.search(kernel):
         return old.memory_bytes_per_s / new.memory_bytes_per_s
     dtype = next((name for name, says in _FORMATS if says.search(kernel)), "fp32")
     try:

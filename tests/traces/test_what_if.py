@@ -240,6 +240,7 @@ def test_the_same_device_changes_nothing_and_another_changes_known_ops():
         ("triton_poi_fused_convolution_relu_0", 900 / 3350),  # a loop behind a product
         ("Memcpy HtoD (Pageable -> Device)", None),
         ("sm90_xmma_gemm_e4m3", None),  # a V100 has no such format
+        ("void scaled_masked_softmax_attention_forward<float>", 900 / 3350),
     ],
 )
 def test_a_kernel_s_name_tells_its_rate(kernel, ratio):
@@ -247,6 +248,22 @@ def test_a_kernel_s_name_tells_its_rate(kernel, ratio):
     assert seconds_ratio(kernel, old, new) == (ratio and pytest.approx(ratio, rel=0.02))
     if ratio:
         assert seconds_ratio(kernel, old, old) == 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTT", "bf16"),
+        ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<...>>", "bf16"),
+        ("cutlass_80_tensorop_s1688gemm_256x128_16x3_nn_align4", "tf32"),
+        ("ampere_fp16_s1688gemm_fp16_64x64", "fp16"),
+        ("ampere_sgemm_32x128_nn", "fp32"),
+    ],
+)
+def test_a_kernel_of_tensor_cores_is_never_plain_fp32(kernel, dtype):
+    old, new = load_device("a100_sxm"), load_device("h100_sxm")
+    peaks = old.peak(dtype, "matrix") / new.peak(dtype, "matrix")
+    assert seconds_ratio(kernel, old, new) == pytest.approx(peaks)
 
 
 def test_other_links_by_models_of_both_systems():
