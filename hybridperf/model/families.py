@@ -23,6 +23,7 @@ from hybridperf.learning.prior import FamilyRows
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.residual import Inputs
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
+from hybridperf.ops.gemm import Product
 from hybridperf.ops.table import OpRows
 
 _SINGLE = ("fp32", "tf32", "fp64")
@@ -179,8 +180,10 @@ def _quantised(one: OpImplementation) -> list[str]:
 
 
 def _differs(mine: OpImplementation, other: OpImplementation) -> list[bool]:
-    """Word by word."""
-    return [ours != theirs for ours, theirs in zip(mine.words, other.words, strict=True)]
+    """Word by word, the class of the op before its name."""
+    words = [ours != theirs for ours, theirs in zip(mine.words, other.words, strict=True)]
+    apart = words[0] and op_by_name(mine.op)[0] is not op_by_name(other.op)[0]
+    return [apart, *words]
 
 
 def _same_op(name: str, other: str) -> bool:
@@ -188,11 +191,12 @@ def _same_op(name: str, other: str) -> bool:
     if name == other:
         return True
     names = {name, other}
-    return (
-        not names & _NOT_A_SPELLING
-        and names <= {*op_names()}
-        and op_by_name(name) == op_by_name(other)
-    )
+    if names & _NOT_A_SPELLING or not names <= {*op_names()}:
+        return False
+    (kind, fixed), (other_kind, other_fixed) = op_by_name(name), op_by_name(other)
+    if issubclass(kind, Product) and issubclass(other_kind, Product):
+        return True  # with a bias or in a batch, where those were not measured
+    return (kind, fixed) == (other_kind, other_fixed)
 
 
 def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:

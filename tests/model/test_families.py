@@ -295,13 +295,23 @@ def test_what_is_assumed_raises_its_flag() -> None:
         {**GEMM, "framework": "eager"},
         {**GEMM, "dtype": "fp16"},
         {**GEMM, "quant": "int8_wo"},
-        {**GEMM, "op": "linear"},
+        {**GEMM, "op": "mla_gen_pre", "batch": 2},
     ],
 )
 def test_nothing_is_assumed_where_more_than_the_framework_differs(row) -> None:
     rows, assumed = with_defaults(rows_of(row), KNOWN)
     assert rows.implementation.tolist() == rows_of(row).implementation.tolist()
     assert assumed.tolist() == [""]
+
+
+@pytest.mark.parametrize("row", [{**GEMM, "op": "linear"}, {**GEMM, "op": "bmm", "batch": 2}])
+def test_a_product_with_a_bias_or_in_a_batch_goes_as_one_where_those_were_not_measured(row) -> None:
+    alone, own = KNOWN[:1], rows_of(row).implementation.tolist()
+    rows, _ = with_defaults(rows_of(row), alone)
+    assert rows.implementation.tolist() == [*alone]
+    assert "op=gemm" in flags_of(rows)
+    measured, _ = with_defaults(rows_of(row), (*alone, *own))
+    assert measured.implementation.tolist() == own
 
 
 @pytest.mark.parametrize(("row", "framework"), [(GEMM, "vllm"), (MOE, "trtllm"), (GEMM, "")])
