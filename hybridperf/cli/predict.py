@@ -42,6 +42,7 @@ def predict(
     from hybridperf.report import perfetto
     from hybridperf.report.prediction import prediction_report
     from hybridperf.traces.readers.graphs import recorded_step
+    from hybridperf.workloads.jax.lowered import lower_program
     from hybridperf.workloads.jax.program import compile_program, from_program, load_program
 
     count = bool(jax) + bool(torch) + bool(program) + bool(trace)
@@ -63,13 +64,17 @@ def predict(
     if system:
         loaded = loaded.with_collectives(collectives_by_name(system))
     skip = [name for name in ignore.split(",") if name]
+    fabric = loaded.collectives
+    per_node = 8 if fabric is None else fabric.system.accelerators_per_node
+    if measure and loaded.device.kind != "cpu":
+        raise wrong(
+            f"expected a model of this machine with --measure, got {model}: it runs the step here"
+        )
     if program:
         workload = load_program(program, ignore=skip)
     elif trace:
         workload = recorded_step(trace, ignore=skip)
     elif torch:
-        fabric = loaded.collectives
-        per_node = 8 if fabric is None else fabric.system.accelerators_per_node
         workload = torch_step(
             torch, ranks=gpus, ignore=skip, compiled=compiled, gpus_per_node=per_node
         )
@@ -80,8 +85,12 @@ def predict(
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:measured_on])
         fn, args, donate = jax_program(jax)
         with code_of(jax):
-            content = compile_program(fn, *args, donate_argnums=donate, name=jax)
-        workload = from_program(content, ignore=skip)
+            if loaded.device.kind == "cpu":
+                content = compile_program(fn, *args, donate_argnums=donate, name=jax)
+            else:  # which is not here
+                device = loaded.device
+                content = lower_program(fn, *args, device=device, donate_argnums=donate, name=jax)
+        workload = from_program(content, ignore=skip, gpus_per_node=per_node)
     result = predict_step(loaded, workload)
     print(prediction_report(result))
     common.result(

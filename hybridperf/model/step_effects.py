@@ -152,8 +152,10 @@ KNOWN = (
         "--tp-comm-overlap: Transformer Engine's user buffers split products and messages, so that"
         " a part of the messages hides; seven pairs of torchtitan's runs, async against plain, hide"
         " 4 to 14 % of a step"),
-    Known(("megatron_core_graphs",), (), ("launch_s", "collective_launch_s"), 0.05,
-        "a CUDA graph is launched once: assumed a twentieth for each of its kernels"),
+    Known(("megatron_core_graphs", "xla"), (), ("launch_s",), 0.05,
+        "a CUDA graph is launched once: assumed a twentieth for each of its kernels; XLA puts"
+        " kernels into graphs by default (xla_gpu_enable_command_buffer)"),
+    Known(("megatron_core_graphs",), (), ("collective_launch_s",), 0.05, "the same"),
     Known(("megatron_core_graphs",), (), ("fixed_s", "input_s"), 0.2,
         "a CUDA graph holds a step's small ops, too: assumed a fifth"),
 )

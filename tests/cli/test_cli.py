@@ -494,7 +494,13 @@ def test_predict_a_jax_program(run, refused, program, tmp_path):
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert {"X", "M"} == {event["ph"] for event in events}
     assert "lapack" in refused("predict", "--jax", f"{program}:lapack")
-    assert "compiled for a cpu" in refused("predict", "--jax", f"{program}:good", "--model", "h100")
+    status, out, _ = run("predict", "--jax", f"{program}:good", "--model", "h100", "--json")
+    assert status == 0
+    assert "gemm" in {row["group"] for row in json.loads(out)["breakdown"]}
+    said = refused("predict", "--jax", f"{program}:lapack", "--model", "h100_sxm")
+    assert f"{program}.py line" in said
+    said = refused("predict", "--jax", f"{program}:good", "--model", "h100", "--measure")
+    assert "expected a model of this machine with --measure" in said
     assert "must return" in refused("predict", "--jax", f"{program}:wrong")
     assert "no arguments" in refused("predict", "--jax", f"{program}:needs")
     assert "no function" in refused("predict", "--jax", f"{program}:absent")

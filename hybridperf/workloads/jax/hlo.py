@@ -22,6 +22,7 @@ _DTYPES, _SIZES = TABLES["dtypes"], TABLES["bytes"]
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([\d,]*)[^}]*\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) (?:\(.*\) -> .* )?\{$")
 NAME = re.compile(r"%([\w.\-~$]+)")
+_PLAIN_NAME = re.compile(r"(?:^|,)\s*(?:/\*.*?\*/)?\s*([\w.\-~$]+)")  # before it is optimised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Read the text that `compiled.as_text()` prints."""
+    """Read the text that `compiled.as_text()` or `lowered.as_text("hlo")` prints."""
     computations: dict[str, Computation] = {}
     entry = None
     for is_entry, name, lines in _blocks(text):
@@ -174,9 +175,14 @@ def _instruction(line: str) -> Instruction:
     inside = rest[start + 1 : end]
     shapes = tuple(_shape(*match.groups()) for match in _ARRAY.finditer(rest[:shape_end]))
     is_literal = opcode in ("constant", "parameter")
-    operands = () if is_literal else tuple(NAME.findall(inside))
+    operands = () if is_literal else names_in(inside)
     literal = inside if is_literal else ""
     return Instruction(name, opcode, shapes, operands, rest[end + 1 :], is_root, literal)
+
+
+def names_in(listed: str) -> tuple[str, ...]:
+    """The names that stand in a list; XLA marks them by % where it has optimised the program."""
+    return tuple((NAME if "%" in listed else _PLAIN_NAME).findall(listed))
 
 
 def _shape(dtype: str, dims: str, layout: str | None) -> Shape:

@@ -13,7 +13,10 @@ taken where it starts. How many ranks take part is in the instruction's groups.
 
 from __future__ import annotations
 
+import math
 import re
+
+import numpy as np
 
 from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall
@@ -30,9 +33,18 @@ _CPU_WORDS = (("lib", "gloo(jax)"), ("variant", "jax"), ("dtype", "float"), ("in
 
 
 def collective_calls(
-    instruction: Instruction, operands: list[Shape], ranks: int, backend: str | None
-) -> list[CollectiveCall]:
-    """Calls that one instruction makes; `ranks` where it names no groups, as a permutation."""
+    instruction: Instruction, operands: list[Shape], ranks: int, backend: str | None,
+    per_node: int = 0,
+) -> list[CollectiveCall]:  # fmt: skip
+    """Calls that one instruction makes.
+
+    Args:
+        instruction: what is sent.
+        operands: shapes of what it takes.
+        ranks: where it names no groups, as a permutation.
+        backend: kind of device.
+        per_node: ranks on each node; 0: all on one.
+    """
     name = _NAMES[instruction.opcode.removesuffix("-start")]
     ranks = group_size(instruction) or ranks
     if ranks < 2:
@@ -43,7 +55,26 @@ def collective_calls(
     if name == "alltoall" or backend != "cpu":
         sizes = [sum(sizes)]
     words = _CPU_WORDS if backend == "cpu" else ()
-    return [CollectiveCall(name, float(max(size, 1)), ranks, words=words) for size in sizes]
+    nodes = nodes_of(instruction, per_node) if per_node else 1
+    return [CollectiveCall(name, float(max(size, 1)), ranks, nodes, words=words) for size in sizes]
+
+
+def nodes_of(instruction: Instruction, per_node: int) -> int:
+    """How many nodes the first group of ranks lies on, with so many ranks on each."""
+    text = instruction.attributes
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
+        ranks = [int(one) for one in listed.group(1).split(",")]
+    elif cut := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        sizes = [int(one) for one in cut.group(3).split(",")]
+        turned = np.arange(math.prod(sizes)).reshape(sizes)
+        if cut.group(4):
+            turned = turned.transpose([int(one) for one in cut.group(4).split(",")])
+        ranks = turned.reshape(int(cut.group(1)), int(cut.group(2)))[0].tolist()
+    else:  # of a permutation, the pair that lies farthest apart
+        pairs = re.findall(r"\{(\d+),(\d+)\}", text.partition("source_target_pairs=")[2])
+        lie = ({int(a) // per_node, int(b) // per_node} for a, b in pairs)
+        return max(map(len, lie), default=1)
+    return len({one // per_node for one in ranks})
 
 
 def group_size(instruction: Instruction) -> int | None:

@@ -22,7 +22,7 @@ def standalone(
     if opcode == "dot":
         return _gemm(instruction, operands)
     if opcode == "convolution":
-        return _convolution(instruction, operands)
+        return convolution(instruction, operands)
     if opcode in ("copy", "transpose"):
         return _copy(instruction, operands[0])
     if opcode in ("concatenate", "pad", "slice", "dynamic-slice", "reverse"):
@@ -52,6 +52,17 @@ def standalone(
     return _fused(dtype, elements, count, moved, instruction.bytes, loop=loop)
 
 
+def windowed(
+    costs: Costs, instruction: Instruction, operands: list[Shape], within: Computation
+) -> list[ops.Op]:
+    """The op of a pooling, of its gradient, or of a running sum written as a window."""
+    source = operands[0]
+    if instruction.opcode == "reduce-window" and _is_running(instruction, source):
+        cols = float(max(hlo_cost.window_sizes(instruction)))
+        return [ops.Cumulative(source.dtype, rows=max(source.elements / cols, 1.0), cols=cols)]
+    return [standalone(costs, instruction, operands, within)]
+
+
 def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[ops.Op]:
     """The op (or ops) of a fusion, by the most characteristic instruction in it."""
     inside = fused.by_name
@@ -71,7 +82,7 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[o
         products = [_gemm(i, operands(i)) for i in by_opcode["dot"]]
         return [*products, *_surroundings(costs, instruction, fused, by_opcode["dot"])]
     if library and "convolution" in by_opcode:
-        return [_convolution(i, operands(i)) for i in by_opcode["convolution"]]
+        return [convolution(i, operands(i)) for i in by_opcode["convolution"]]
     if "gather" in by_opcode:
         pooled = float("reduce" in by_opcode)
         looked_up = [_gather(i, operands(i)[0], pooled) for i in by_opcode["gather"]]
@@ -184,15 +195,31 @@ def _contracts_outside(operand: Shape, contracted: tuple[int, ...], batch: tuple
     return fastest is not None and fastest not in contracted
 
 
-def _convolution(instruction: Instruction, operands: list[Shape]) -> ops.Op:
+def convolution(
+    instruction: Instruction, operands: list[Shape], direction: str = "fwd"
+) -> ops.Convolution:
+    """The op of a convolution; `direction`: which pass of a convolution that goes forward it is.
+
+    Gradients come as convolutions of their own: of weights, images are the batch and the result's
+    gradient is the kernel; of inputs, the result's gradient is the image.
+    """
     s = hlo_cost.convolution_sizes(instruction, operands[0], operands[1])
-    h_in, w_in = _two(s.image)  # one dimension is as high as long; a third is folded into the width
-    kh, kw = _two(s.kernel)
-    h_out, w_out = _two(s.out)
+    image, kernel, out = s.image, s.kernel, s.out
+    batch, c_in, c_out, groups = s.batch, s.c_in, s.c_out, s.groups
+    if direction == "bwd_params":
+        split = int(instruction.word("batch_group_count") or 1)
+        kernel, out = out, kernel
+        batch, c_in, groups = c_in, batch * split, max(split, groups)
+    elif direction == "bwd_inputs":
+        image, out = out, image
+        c_in, c_out = c_out, c_in
+    h_in, w_in = _two(image)  # one dimension is as high as long; a third is folded into the width
+    kh, kw = _two(kernel)
+    h_out, w_out = _two(out)
     return ops.Convolution(
-        operands[0].dtype, batch=float(s.batch), c_in=float(s.c_in), c_out=float(s.c_out),
-        h_in=h_in, w_in=w_in, h_out=h_out, w_out=w_out, kh=kh, kw=kw, groups=float(s.groups),
-        taps=math.prod(s.valid) / (h_out * w_out),
+        operands[0].dtype, batch=float(batch), c_in=float(c_in), c_out=float(c_out),
+        h_in=h_in, w_in=w_in, h_out=h_out, w_out=w_out, kh=kh, kw=kw, groups=float(groups),
+        taps=math.prod(s.valid) / (h_out * w_out), direction=direction,
     )  # fmt: skip
 
 

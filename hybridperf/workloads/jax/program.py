@@ -1,8 +1,9 @@
 """A JAX function -> Workload: compile it, read the optimized HLO, name each instruction's op.
 
-What is priced is what XLA will run: fusions, layout copies and library calls of the backend it was
-compiled for, which is recorded and must match the device (a CPU's fusions are not a GPU's). One
-entry computation is one chain of ops in XLA's own schedule:
+(For a GPU that is not here it is lowered and not compiled: `gpu_program.py`.) What is priced is
+what XLA will run: fusions, layout copies and library calls of the backend it was compiled for,
+which is recorded and must match the device (a CPU's fusions are not a GPU's). One entry
+computation is one chain of ops in XLA's own schedule:
 
     call, [fresh memory], instruction, instruction, ...
 
@@ -25,13 +26,16 @@ from typing import Any
 
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Workload
+from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_json
 from hybridperf.model.calls import Call as Row
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Allocation, Call, Gather, LoopTrip, OpCall, ScatterAdd
 from hybridperf.workloads.jax import hlo_collectives, hlo_ops
+from hybridperf.workloads.jax.gpu_program import from_lowered
 from hybridperf.workloads.jax.hlo import NAME, TABLES, Computation, Instruction, Module, parse
 from hybridperf.workloads.jax.hlo_cost import KNOWN, Costs, Count
+from hybridperf.workloads.jax.lowered import jitted, lower_program
 from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, with_reuse
 
 # glibc serves larger blocks by fresh pages from the operating system at every call (its dynamic
@@ -49,11 +53,15 @@ _GRAIN = 4
 
 def from_jax(
     fn: Callable, *args: Any, donate_argnums: int | tuple[int, ...] = (),
-    ignore: Collection[str] = (), name: str | None = None,
+    ignore: Collection[str] = (), name: str | None = None, device: str | os.PathLike | None = None,
+    gpus_per_node: int = 8,
 ) -> Workload:  # fmt: skip
-    """Compile a JAX function and read its workload from XLA's optimised program.
+    """A step of a JAX program, on this machine or on a GPU that is not here.
 
-    The function is compiled for JAX's default backend and not run.
+    Without `device` the function is compiled for JAX's default backend, and what XLA will run is
+    read from its optimised program. With a GPU as `device` it is lowered for that, not compiled:
+    kernels are what XLA's rules make of it (`gpu_fusion.py`), which nobody has yet compared with a
+    GPU. Nothing runs either way.
 
     Args:
         fn: a function; where it is already jitted, its settings are kept.
@@ -62,28 +70,28 @@ def from_jax(
             donated is copied whole, which the prediction shows.
         ignore: HLO opcodes or custom-call targets to leave out.
         name: name of the workload; None: the function's.
+        device: a GPU by its name or file, as `hp.load_device` takes it; None: this machine.
+        gpus_per_node: of a program for many GPUs (`jax.shard_map`), which count from 0.
 
     Raises:
-        InputError: when the program has an operation that cannot be priced.
+        InputError: when the program has an operation that cannot be priced, which is named (on a
+            GPU with its line); a program that the compiler has yet to divide among GPUs; a device
+            that is unknown or no GPU.
     """
-    content = compile_program(fn, *args, donate_argnums=donate_argnums, name=name)
-    return from_program(content, ignore=ignore)
+    spec = None if device is None else load_device(device)
+    if spec is None or spec.id == load_device("here").id:
+        content = compile_program(fn, *args, donate_argnums=donate_argnums, name=name)
+    else:
+        content = lower_program(fn, *args, device=spec, donate_argnums=donate_argnums, name=name)
+    return from_program(content, ignore=ignore, gpus_per_node=gpus_per_node)
 
 
 def compile_program(
     fn: Callable, *args: Any, donate_argnums: int | tuple[int, ...] = (), name: str | None = None
 ) -> dict[str, Any]:
     """`program` of `fn(*args)`: all that runs the caller's own code."""
-    import jax
-
-    lower = getattr(fn, "lower", None)
-    if lower is not None and (isinstance(donate_argnums, int) or donate_argnums):
-        raise InputError(
-            f"donate_argnums={donate_argnums} cannot reach a function that is already jitted: give"
-            " it to that jax.jit instead"
-        )
-    lower = lower or jax.jit(fn, donate_argnums=donate_argnums).lower
-    return program(lower(*args).compile(), name or str(getattr(fn, "__name__", "step")))
+    lowered = jitted(fn, donate_argnums).lower(*args)
+    return program(lowered.compile(), name or str(getattr(fn, "__name__", "step")))
 
 
 def program(compiled: Any, name: str) -> dict[str, Any]:
@@ -106,8 +114,12 @@ def program(compiled: Any, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def from_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> Workload:
-    """Workload of what `program` made."""
+def from_program(
+    content: Mapping[str, Any], *, ignore: Collection[str] = (), gpus_per_node: int = 8
+) -> Workload:
+    """Workload of what `program` or `lower_program` made."""
+    if "device" in content:
+        return from_lowered(content, ignore=ignore, gpus_per_node=gpus_per_node)
     chain, builder = read_program(content, ignore=ignore), GraphBuilder()
     rows: dict[Row, int] = {}
     for label, call in chain.nodes:

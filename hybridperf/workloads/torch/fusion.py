@@ -1,14 +1,7 @@
 """What `torch.compile` makes of a captured program: loops that follow one another in one kernel.
 
-Inductor (torch/_inductor/scheduler.py) makes every elementwise op, cast, copy, norm, softmax,
-lookup of rows and sum a loop, and fuses a loop into one that it reads from where both run over
-equally many elements, or one sums what the other makes. Products, convolutions, attention and
-whatever has an order of its own (sorts, scatters) stay kernels of their libraries. Here:
-
-    an op joins the loop that made one of its inputs, if it runs in the same pass over as many
-    elements, or over as many as sums of that loop are, and nothing outside of it lies between
-    bytes read     = tensors of others, each once
-    bytes written  = tensors that others read, the backward pass included
+Inductor (torch/_inductor/scheduler.py) fuses as `workloads/fusion.py` has it: an op joins the loop
+that made one of its inputs in the same pass.
 
 What the backward pass reads of the forward pass is written, as in an eager step: Inductor computes
 some of it again instead, which saves memory more than time. The optimizer is not compiled.
@@ -16,7 +9,6 @@ some of it again instead, which saves memory more than time. The optimizer is no
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from hybridperf.ops import (
@@ -30,6 +22,7 @@ from hybridperf.ops import (
     RmsNorm,
     Softmax,
 )
+from hybridperf.workloads.fusion import Kernel, Piece, as_one, joined, readers_of
 from hybridperf.workloads.torch.calls import Tensor
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp
 
@@ -38,39 +31,22 @@ _LOOPS = (Elementwise, Fused, Copy, Gather, Norm, RmsNorm, Reduction, Softmax)
 PricedOp = tuple[CapturedOp, tuple[OpCall, ...]]
 
 
-@dataclasses.dataclass(eq=False)
-class _Kernel:
-    """Ops of one kernel."""
-
-    ops: list[PricedOp]
-    phase: str
-    elements: int  # over which it loops; 0: no loop that is compiled
-    before: set[_Kernel]  # kernels that it waits for, through any others
-    sums: set[int] = dataclasses.field(default_factory=set)  # how many it makes of them
-
-
 def fused(ops: Sequence[PricedOp]) -> list[PricedOp]:
     """Kernels of a compiled step; each stands for its last op."""
-    writer: dict[int, _Kernel] = {}  # of each storage
-    kernels: list[_Kernel] = []
-    for op, calls in ops:
-        made_by = [writer[one.storage] for one in op.call.read if one.storage in writer]
-        before = {kernel for one in made_by for kernel in (one, *one.before)}
-        size = _elements(op, calls)
-        joined = next((one for one in reversed(made_by) if _joins(one, op, size, made_by)), None)
-        if joined is None:
-            joined = _Kernel([], op.phase, size, set())
-            kernels.append(joined)
-        joined.ops.append((op, calls))
-        if size and isinstance(calls[0].op, Reduction):
-            joined.sums |= {one.elements for one in op.call.written}
-        joined.before |= before - {joined}
-        writer |= {one.storage: joined for one in _written(op) if one.storage}
-    # where the last op of a kernel stood
-    place = {id(op): at for at, (op, _) in enumerate(ops)}
-    kernels.sort(key=lambda one: place[id(one.ops[-1][0])])
-    needed = _read_by_others(kernels)
+    kernels = joined([_piece(op, calls) for op, calls in ops])
+    needed = readers_of(kernels)
     return [_one(kernel, needed) for kernel in kernels]
+
+
+def _piece(op: CapturedOp, calls: tuple[OpCall, ...]) -> Piece:
+    size = _elements(op, calls)
+    summed = bool(size) and isinstance(calls[0].op, Reduction)
+    tensors = op.call.read or op.call.written
+    return Piece(
+        op, calls, _read(op, calls), {one.storage: one.bytes for one in _written(op)},
+        (op.call.written or tensors)[0].dtype if tensors else "fp32", size, op.phase,
+        frozenset(one.elements for one in op.call.written) if summed else frozenset(),
+    )  # fmt: skip
 
 
 def _elements(op: CapturedOp, calls: tuple[OpCall, ...]) -> int:
@@ -85,10 +61,14 @@ def _looped(op: CapturedOp, call: OpCall) -> list[Tensor]:
     return op.call.written if isinstance(call.op, Gather) else [*op.call.read, *op.call.written]
 
 
-def _joins(kernel: _Kernel, op: CapturedOp, size: int, made_by: list[_Kernel]) -> bool:
-    between = any(kernel in one.before for one in made_by if one is not kernel)
-    alike = size == kernel.elements or size in kernel.sums
-    return bool(size and alike) and kernel.phase == op.phase and not between
+def _read(op: CapturedOp, calls: tuple[OpCall, ...]) -> dict[int, float]:
+    """Bytes of what an op reads, by storage; of a table that is looked up as many as are found."""
+    looked_up = len(calls) == 1 and isinstance(calls[0].op, Gather)
+    found: dict[int, float] = {}
+    for at, one in enumerate(op.call.read):
+        moved = op.call.made.bytes if looked_up and not at else one.bytes
+        found[one.storage] = max(found.get(one.storage, 0.0), moved)
+    return found
 
 
 def _written(op: CapturedOp) -> list[Tensor]:
@@ -96,39 +76,13 @@ def _written(op: CapturedOp) -> list[Tensor]:
     return [*op.call.written, *op.call.read[: int(in_place)]]
 
 
-def _read_by_others(kernels: Sequence[_Kernel]) -> dict[int, set[int]]:
-    """By storage, which kernels read it."""
-    found: dict[int, set[int]] = {}
-    for kernel in kernels:
-        for op, _ in kernel.ops:
-            for one in op.call.read:
-                found.setdefault(one.storage, set()).add(id(kernel))
-    return found
-
-
-def _one(kernel: _Kernel, needed: dict[int, set[int]]) -> PricedOp:
+def _one(kernel: Kernel, needed: dict[int, set[Kernel]]) -> PricedOp:
     """A kernel as its last op with what all of it reads, computes and writes."""
-    last, calls = kernel.ops[-1]
-    if len(kernel.ops) == 1:
-        return last, calls
-    made = {one.storage: one for op, _ in kernel.ops for one in _written(op)}
-    read: dict[int, float] = {}
-    for op, (call,) in kernel.ops:
-        for one in op.call.read:
-            if one.storage not in made:
-                table = isinstance(call.op, Gather) and one is op.call.read[0]
-                moved = op.call.made.bytes if table else one.bytes
-                read[one.storage] = max(read.get(one.storage, 0.0), moved)
-    others = {id(kernel)}
-    written = [
-        one.bytes for storage, one in made.items()
-        if not storage or needed.get(storage, set()) - others or storage not in needed
-    ]  # fmt: skip
-    works = [call.op.work() for _, (call,) in kernel.ops]
-    loop = Fused(
-        last.call.made.dtype, elements=float(kernel.elements),
-        flops=float(sum(work.flops for work in works)),
-        transcendentals=float(sum(work.transcendentals for work in works)),
-        bytes_read=float(sum(read.values())), bytes_written=float(sum(written)),
+    op, calls = kernel.last.what, kernel.last.calls
+    if len(kernel.pieces) == 1:
+        return op, calls
+    written = (
+        size for one, size in kernel.written.items()
+        if not one or needed.get(one, set()) - {kernel} or one not in needed
     )  # fmt: skip
-    return last, (OpCall(loop),)
+    return op, (as_one(kernel, sum(kernel.read.values()), sum(written)),)

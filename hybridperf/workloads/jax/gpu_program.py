@@ -1,0 +1,177 @@
+"""A lowered JAX program -> Workload of a GPU that is not here: kernels one after the other, each
+launched by XLA's runtime, messages on a stream of their own.
+
+Nothing here was measured on a GPU: which loops XLA fuses is taken from its sources
+(`gpu_fusion.py`), step effects are believed ones. XLA launches a program's kernels in CUDA graphs
+by default (`xla_gpu_enable_command_buffer`: fusions, cuBLAS, cuDNN and custom calls, not
+collectives), so that a launch costs what it costs a framework with graphs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from hybridperf.engine.graph import Graph, GraphBuilder
+from hybridperf.engine.outputs import COMPUTE
+from hybridperf.engine.workload import PeakMemory, Workload
+from hybridperf.hardware import load_device
+from hybridperf.io import InputError
+from hybridperf.model.calls import Call, CallChain, CollectiveCall, GivenSeconds, InStep, StepPlace
+from hybridperf.ops import OpCall
+from hybridperf.ops.attention import Attention
+from hybridperf.workloads.jax.dataflow import Dataflow, dataflow
+from hybridperf.workloads.jax.gpu_fusion import MESSAGES, Fuser
+from hybridperf.workloads.jax.gpu_memory import peak_bytes
+from hybridperf.workloads.jax.gpu_ops import kind_of
+from hybridperf.workloads.jax.gpu_recompute import Settled
+from hybridperf.workloads.jax.hlo import parse
+from hybridperf.workloads.jax.hlo_collectives import collective_calls
+from hybridperf.workloads.transformer.in_step import call_in_step, misaligned
+
+FRAMEWORK = "xla"  # whose step effects count
+COMM = "comm"
+_MESSAGE_LAUNCH = StepPlace("collective_launch")
+_NAMED = 12  # unknown ops that an error lists
+
+
+def from_lowered(
+    content: Mapping[str, Any], *, ignore: Collection[str] = (), gpus_per_node: int = 8
+) -> Workload:
+    """Workload of what `lower_program` made.
+
+    Args:
+        content: the program.
+        ignore: HLO opcodes or custom-call targets to leave out.
+        gpus_per_node: of a program for many devices, which count from 0.
+
+    Raises:
+        InputError: an op that nobody can price, or arithmetic that a compiler has yet to divide
+            among devices; each is named with its line.
+    """
+    if gpus_per_node < 1:
+        raise InputError(f"expected one GPU per node or more, got {gpus_per_node}")
+    text, name = content["hlo"], content["name"]
+    module, device = parse(text), load_device(content["device"])
+    ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
+    flow = dataflow(module, text, ignored)
+    fuser = Fuser(flow, module, device, ignored, _donated(text))
+    kernels = fuser.kernels()
+    _check(name, flow, fuser)
+    if not any(one.calls for one in kernels):
+        raise InputError(f"{name}: no op of it launches a kernel; expected a step")
+    graph, rows = _graph(kernels, flow.devices, gpus_per_node)
+    works = [(call.op.work(), call.times) for one in kernels for call in one.calls]
+    left_out = fuser.ignored_times.items()
+    return Workload(
+        name=name, graph=graph, calls=tuple(call for call, _ in rows), backend="gpu",
+        flops=float(sum(work.flops * times for work, times in works)),
+        transcendentals=float(sum(work.transcendentals * times for work, times in works)),
+        notes=(
+            *dict.fromkeys(flow.notes),
+            *(f"ignored {kind}, {times} of them" for kind, times in left_out),
+        ),
+        peak_memory=PeakMemory(
+            peak_bytes(kernels, flow, fuser), "arguments, results and what lies between of"
+        ),
+        in_step=InStep(tuple(place for _, place in rows), FRAMEWORK, (0.0,) * 4),
+    )  # fmt: skip
+
+
+def _donated(text: str) -> frozenset[int]:
+    """Numbers of the arguments whose memory results may take."""
+    head = text.split("\n", 1)[0]
+    aliased = re.findall(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)", head)
+    donors = re.findall(r"\((\d+), \{[\d, ]*\}\)", head.partition("buffer_donor=")[2])
+    return frozenset(map(int, (*aliased, *donors)))
+
+
+def _check(name: str, flow: Dataflow, fuser: Fuser) -> None:
+    """`InputError` that names what has no price, or is not yet divided among devices."""
+    unknown = {**flow.unknown, **fuser.unknown}
+    if unknown:
+        named = [kind + (f" ({where})" if where else "") for kind, where in unknown.items()]
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        raise InputError(
+            f"{name}: cannot price {len(named)} kind(s) of op: {', '.join(named[:_NAMED])}{more};"
+            " leave them out with ignore=... (`--ignore` on the command line)"
+        )
+    if flow.devices < 2:
+        return
+    for node in flow.nodes:
+        alone = node.instruction.shapes[0].elements <= 1 if node.instruction.shapes else True
+        if fuser.works(node) and not node.per_device and not alone:
+            raise InputError(
+                f"{node.where or name}: the compiler decides how this is divided among the"
+                f" {flow.devices} devices of the mesh, which is known only when it has compiled;"
+                " put the whole step into jax.shard_map, whose parts and messages are in the"
+                " program"
+            )
+
+
+Rows = dict[tuple[Call, StepPlace], int]
+
+
+def _graph(kernels: Sequence[Settled], devices: int, gpus_per_node: int) -> tuple[Graph, Rows]:
+    """Kernels in order on one stream, messages on another, behind what they send.
+
+    A kernel of a loop is one node for all its runs. The host launches the second and all others
+    while the first runs: they are added to the launch of what comes next.
+    """
+    graph, rows = GraphBuilder(), Rows()
+    written: dict[int, int] = {}  # by storage, the message that it comes from
+    last, owed = -1, 0.0
+
+    def row(call: Call, place: StepPlace) -> int:
+        return rows.setdefault((call, place), len(rows) + 1)
+
+    for one in kernels:
+        label = _label(one)
+        after = sorted({written[storage] for storage in one.read if storage in written})
+        if one.node.opcode in MESSAGES:
+            sizes, what = [value.shape for value in one.node.taken], one.node.instruction
+            among = 2 if "permute" in what.opcode else devices
+            for message in collective_calls(what, sizes, among, "gpu", gpus_per_node):
+                at = row(message, _place_of(message))
+                if one.node.times > 1:
+                    at = row(CallChain(((at, round(one.node.times)),)), StepPlace())
+                launch = row(GivenSeconds(0.0, "launch"), _MESSAGE_LAUNCH)
+                before = [last] if last >= 0 else []
+                node = graph.collective(
+                    at, label=label, ranks=[0], stream=COMM, after=[*before, *after],
+                    launch_row=launch,
+                )[0]  # fmt: skip
+                written |= dict.fromkeys(one.written, node)
+            continue
+        for call in one.calls:
+            place = StepPlace(_role(call), call.times)
+            launch = row(GivenSeconds(0.0, "launch"), StepPlace("launch", 1.0 + owed))
+            kernel = row(call_in_step(call), place)
+            last = graph.op(kernel, label=label, stream=COMPUTE, after=after, launch_row=launch)
+            owed, after = call.times - 1.0, []
+        if not one.calls and after:  # what only hands on hands on what it waits for
+            written |= dict.fromkeys(one.written, after[-1])
+    return graph.build(), rows
+
+
+def _role(call: OpCall) -> str:
+    """Which step effects count for a kernel (`model/step_effects.py`)."""
+    if isinstance(call.op, Attention):
+        return "attention"
+    if call.op.unit != "matrix":
+        return "memory"
+    return "misaligned_gemm" if misaligned(call.op, "") else "gemm"
+
+
+def _place_of(call: CollectiveCall) -> StepPlace:
+    """A message in a program is waited for by whoever reads it."""
+    if call.collective in ("alltoall", "sendrecv"):
+        return StepPlace("exchange" if call.collective == "alltoall" else "p2p")
+    return StepPlace("tp") if call.nodes == 1 else StepPlace("tp_across", float(call.nodes))
+
+
+def _label(one: Settled) -> str:
+    """What people read: the op, and the file's name and line that asked for it."""
+    file, _, line = one.node.where.rpartition(" line ")
+    return f"{kind_of(one.node)} ({file.rsplit('/', 1)[-1]}:{line})" if file else kind_of(one.node)

@@ -1,0 +1,113 @@
+"""JAX programs for GPUs that are not here: messages of a mesh by their bytes and ranks, and what is
+refused, by its line.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from support.jax_steps import H100, bf16, f32, gpu, ran
+
+import hybridperf as hp
+from hybridperf.io import InputError
+from hybridperf.model.calls import CallChain, CollectiveCall
+from hybridperf.ops import Gemm
+
+# --- many GPUs ------------------------------------------------------------------------------------
+
+
+def test_messages_of_a_mesh_have_their_bytes_and_ranks() -> None:
+    mesh = AbstractMesh((2, 8), ("nodes", "gpus"))
+
+    def part(x, w):
+        y = lax.psum(x @ w, "gpus")
+        whole = lax.all_gather(y, "nodes", tiled=True)
+        mine = lax.psum_scatter(whole, "nodes", tiled=True)
+        turned = lax.all_to_all(mine, "gpus", 0, 1, tiled=True)
+        return lax.ppermute(turned, "nodes", [(0, 1), (1, 0)])
+
+    divided = jax.shard_map(
+        part, mesh=mesh, in_specs=(P("nodes", "gpus"), P("gpus")), out_specs=P("nodes", "gpus")
+    )
+    step = gpu(divided, bf16(256, 1024), bf16(1024, 512))
+    size = 128 * 512 * 2
+    assert [call for call in step.calls if isinstance(call, CollectiveCall)] == [
+        CollectiveCall("all_reduce", size, 8, 1), CollectiveCall("all_gather", 2 * size, 2, 2),
+        CollectiveCall("reduce_scatter", 2 * size, 2, 2), CollectiveCall("alltoall", size, 8, 1),
+        CollectiveCall("sendrecv", size, 2, 2),
+    ]  # fmt: skip
+    assert ran(step)[0].op == Gemm("bf16", 128, 512, 128)
+    model = hp.load_model(H100).with_collectives(hp.load_collectives("dgx_h100"))
+    alone = gpu(jnp.matmul, bf16(128, 128), bf16(128, 512))
+    assert hp.predict(model, step).time_s > 2 * hp.predict(H100, alone).time_s
+    repeated = jax.shard_map(
+        lambda x: lax.fori_loop(0, 9, lambda i, x: lax.psum(x, "gpus") * 0.5, x),
+        mesh=mesh, in_specs=P("nodes", "gpus"), out_specs=P("nodes", "gpus"), check_vma=False,
+    )  # fmt: skip
+    (chain,) = (c for c in gpu(repeated, bf16(256, 1024)).calls if isinstance(c, CallChain))
+    assert [often for _, often in chain.parts] == [9]
+
+
+def test_what_a_compiler_has_yet_to_divide_is_refused() -> None:
+    mesh = AbstractMesh((4,), ("data",))
+    x = jax.ShapeDtypeStruct((64, 128), jnp.bfloat16, sharding=NamedSharding(mesh, P("data")))
+    with pytest.raises(
+        InputError, match=r"test_jax_gpu_refusals\.py line \d+: the compiler decides how"
+    ):
+        gpu(lambda x, w: jnp.tanh(x @ w), x, bf16(128, 256))
+    both = AbstractMesh((2, 4), ("data", "model"))
+    half = jax.shard_map(
+        lambda x: x * 2, mesh=both, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}
+    )
+    with pytest.raises(InputError, match="leaves the axis model of its mesh to the compiler"):
+        gpu(half, bf16(64, 128))
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (lambda x: jnp.linalg.eigh(x)[0], r"cannot price 1 kind\(s\) of op: \S+"),
+        (
+            lambda x: lax.while_loop(lambda y: y.sum() > 0, lambda y: y - 1, x),
+            r"cannot price 1 kind\(s\) of op: while with an unknown trip count",
+        ),
+    ],
+)
+def test_what_nobody_can_price_is_named_with_its_line(step, says) -> None:
+    with pytest.raises(
+        InputError, match=rf"{says} \(\S+test_jax_gpu_refusals\.py line \d+\)"
+    ) as error:
+        gpu(step, f32(8, 8))
+    assert "\n" not in str(error.value)
+
+
+def test_what_needs_the_gpu_to_be_lowered_is_said_with_its_line() -> None:
+    with pytest.raises(
+        InputError, match=r"test_jax_gpu_refusals\.py line \d+: JAX cannot lower this for"
+    ):
+        gpu(lambda x: jax.pure_callback(lambda y: y, x, x), f32(8, 8))
+
+
+def test_an_op_can_be_left_out() -> None:
+    step = gpu(lambda x: jnp.fft.fft(jnp.tanh(x)).real.sum(), f32(64, 64), ignore=["fft"])
+    assert step.notes == ("ignored fft, 1 of them",)
+
+
+def test_devices_are_gpus_or_this_machine() -> None:
+    def step(x):
+        return x @ x
+
+    assert hp.from_jax(step, f32(64, 64), device="here").backend == "cpu"
+    with pytest.raises(InputError, match=r"did you mean|known"):
+        hp.from_jax(step, f32(64, 64), device="h100_sxn")
+    with pytest.raises(InputError, match="expected a GPU of NVIDIA or AMD"):
+        hp.from_jax(step, f32(64, 64), device="tpu_v5e")
+    with pytest.raises(InputError, match="already jitted"):
+        gpu(jax.jit(step), f32(64, 64), donate_argnums=0)
+    with pytest.raises(InputError, match="one GPU per node or more"):
+        gpu(step, f32(64, 64), gpus_per_node=0)
