@@ -44,7 +44,8 @@ def judge(data: Path, draws: int = DRAWS) -> Found:
         drawn = [_scores(half[at].assign(measured_s=half[at]["step_time_s"])) for half in halves]
         found[f"left-out half of the sources, {name}"] = mean_of(drawn)
     said = frame["fits"].eq(False).sum()
-    closing = f"{said} of {len(frame)} runs that ran are called too large"
+    by_source = {str(source): _scores(part) for source, part in frame.groupby("source", sort=False)}
+    closing = f"{said} of {len(frame)} runs that ran are called too large\n\n{_table(by_source)}"
     lines = [ResultLine.of(name, one) for name, one in found.items()]
     return Found(f"{_table(found)}\n{closing}", {"published": frame}, lines)
 

@@ -403,6 +403,9 @@ def test_kin_are_of_one_architecture_and_kind_of_link() -> None:
     assert references_of(load_system("dgx2"), TAUGHT) == [], (
         "of an accelerator that is not known there is no reference"
     )
+    assert references_of(load_system("8x_l20_pcie"), ["aic_l40s"]) == [], (
+        "how messages go over PCIe is the host's doing"
+    )
 
 
 def test_kin_are_believed_before_anything_was_measured(

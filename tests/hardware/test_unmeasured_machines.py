@@ -73,6 +73,14 @@ def test_two_networks_give_two_answers():
     assert seconds("piz_daint", 8) > 5 * seconds("hgx_a800", 8)
 
 
+@pytest.mark.parametrize("name", ["8x_l20_pcie", "8x_a10_pcie", "nvidia_4x_l40s", "8x_rtx_5090"])
+def test_a_box_on_pcie_keeps_half_of_its_generations_rate_among_four(name):
+    """One measured box of L40S carries a sixth: its host's doing, not its accelerators'."""
+    ranks, size = 4, 2**28
+    bus_bytes_per_s = 2 * (ranks - 1) / ranks * size / seconds(name, ranks, size)
+    assert 0.4 < bus_bytes_per_s / load_system(name).intra_bytes_per_s < 0.8
+
+
 def test_a_newer_blackwell_is_no_slower():
     """By the calibration of the B200: peaks in bf16 and memory of GB300 and B300 are no lower."""
     calls = [

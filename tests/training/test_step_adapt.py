@@ -160,7 +160,9 @@ def test_nine_of_ten_rows_of_unseen_cells_lie_in_their_interval(made):
     inside = []
     for _ in range(12):
         layer_log = (
-            adapted_steps.SPREAD[0] * np.linalg.cholesky(alike) @ rng.standard_normal(len(known))
+            adapted_steps.OPEN_SPREAD[0]
+            * np.linalg.cholesky(alike)
+            @ rng.standard_normal(len(known))
         )
         seconds = measured(
             features,

@@ -11,7 +11,14 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.hardware import device_names, load_device
-from hybridperf.model.adapted_steps import Adaptation, Adapted, beliefs
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.model.adapted_steps import (
+    BETWEEN_SOURCES,
+    WITHIN_SOURCE,
+    Adaptation,
+    Adapted,
+    beliefs,
+)
 from hybridperf.model.step_effects import BELIEFS, KNOWN, NAMES
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
@@ -112,6 +119,16 @@ def test_an_h100_is_about_two_and_a_half_a100s(cache):
     row = LLAMA | {"n_gpus": 8, "global_batch": 32}
     one, other = seconds(cache, row | {"gpu": "a100_sxm4_80g"}, row)
     assert 1.8 < one / other < 2.6
+
+
+def test_what_no_row_tells_of_is_as_unsure_as_published_sources_differ(cache):
+    """A step that computes alone: no less than sources and their rows scatter, no twice of it."""
+    row = LLAMA | {"tp": 1, "n_gpus": 8, "global_batch": 32}
+    found = steps(cache, row, row | {"precision": "fp8"})
+    deviation = np.log(found["high_s"] / found["low_s"]) / 2 / NINE_OF_TEN
+    scatter = np.hypot(BETWEEN_SOURCES, WITHIN_SOURCE)
+    assert (deviation > scatter).all()
+    assert (deviation < 2 * scatter).all()
 
 
 def test_eager_is_slower_than_compiled_and_async_tensor_parallelism_quicker(cache):

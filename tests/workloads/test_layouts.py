@@ -21,6 +21,7 @@ from hybridperf.workloads.transformer.stages import layers_before, stage_layers
 GPT3 = load_shape("gpt3-175b")
 MIXTRAL = load_shape("mixtral-8x7b")
 LLAMA = load_shape("llama3-8b")
+FLUX = load_shape("flux.1-dev")
 HYBRID = hp.TransformerShape(
     "hybrid", "llama", hidden=512, heads=8, layers=4, ffn=1024, vocab=1000, seq=1024,
     mixers=("scan", "scan", "attention", "scan"), scan=Scan(16, 64, 64, 2),
@@ -292,7 +293,7 @@ def test_remarks_of_columns_are_those_of_single_layouts(shape):
 def test_every_rule_can_be_broken():
     """No rule stands there that nothing breaks."""
     odd = LLAMA.replace(seq=4095, ffn=14335, vocab=50257), MIXTRAL.replace(experts=6)
-    kinds = [(shape, Layouts.of(many(2000))) for shape in (LLAMA, MIXTRAL, HYBRID, *odd)]
+    kinds = [(shape, Layouts.of(many(2000))) for shape in (LLAMA, MIXTRAL, HYBRID, FLUX, *odd)]
     for rule in RULES:
         assert any(not np.all(rule.holds(shape, columns)) for shape, columns in kinds), (
             rule.sentence

@@ -261,7 +261,7 @@ def piece_numbers(
             return tuple((x.ep > 1) * one for one in (x.ep, on, *dealt))
         return (x.ep, ranks, x.sequence_parallel * cut, *dealt)
     found: tuple[Array, ...] = (x.tp, x.sequence_parallel, (x.accumulation > 1) * repeats)
-    by_sample = shape.family == "vit" or shape.pooler or shape.head == "classes"
+    by_sample = shape.family in ("vit", "dit") or shape.pooler or shape.head == "classes"
     if slot.piece == "mlp" or (slot.block and not by_sample):
         return (*found, tokens)
     found += (x.micro_batch, x.cp)

@@ -99,6 +99,8 @@ def layer_activations(
     norms = norms_of(shape, kind.mixer, kind.ffn)
     inputs = min(norms, 2) + kind.cross  # matrices that read a norm's output
     per_token = h * (e * (norms + kind.cross) + kept * inputs)
+    if shape.diffusion:  # each branch's result, which its gate's gradient multiplies
+        per_token += e * h * norms
     if dropout:
         per_token += _MASK_BYTES * h * (2 + kind.cross)
     if alone:

@@ -4,9 +4,10 @@
 """
 
 from hybridperf.workloads.transformer.layout import Layout, Layouts
-from hybridperf.workloads.transformer.shape import Latent, Scan, TransformerShape
+from hybridperf.workloads.transformer.shape import Diffusion, Latent, Scan, TransformerShape
 from hybridperf.workloads.transformer.zoo import load_shape, shape_names
 
 __all__ = [
-    "Latent", "Layout", "Layouts", "Scan", "TransformerShape", "load_shape", "shape_names",
+    "Diffusion", "Latent", "Layout", "Layouts", "Scan", "TransformerShape", "load_shape",
+    "shape_names",
 ]  # fmt: skip

@@ -24,6 +24,9 @@ from hybridperf.workloads.transformer.sizes import ModelSizes
 MULTIPLY_ADD = 2  # FLOPs of a multiply-add
 MOMENTS = {"adam": 2, "momentum": 1, "sgd": 0}  # numbers that an optimizer keeps per weight
 BACKWARD = 2  # a matrix product's backward pass is two products of its size
+# vectors of the hidden width that a layer of a diffusion Transformer makes of a sample's, by its
+# mixer: a shift, a scale and a gate around attention and around the MLP; of each stream where joint
+MODULATION = {"attention": 6, "joint": 12, "parallel": 3}
 
 
 class ParameterCounts(NamedTuple):
@@ -105,6 +108,8 @@ def _each_layer(shape: ModelSizes) -> list[tuple[str, int, int, bool]]:
 
 
 def _norm(shape: ModelSizes) -> int:
+    if shape.diffusion:  # shifted and scaled by what a sample's vector says
+        return 0
     bias = shape.norm == "layernorm" if shape.norm_bias is None else shape.norm_bias
     return shape.hidden * (2 if bias else 1)
 
@@ -122,9 +127,10 @@ def _layer(
     in_bias, out_bias = (ffn * inputs, h) if shape.biases else (0, 0)
     one = (inputs + 1) * h * ffn + in_bias
     if not experts:
-        return attention._replace(
+        found = attention._replace(
             heads=attention.heads * times, kv=attention.kv * times, ffn=one, whole=whole + out_bias
         )
+        return _modulated(shape, found, mixer) if shape.diffusion else found
     whole += h * experts + (experts if shape.router_bias else 0)
     shared = (inputs + 1) * h * shared_ffn
     return ParameterCounts(
@@ -133,9 +139,17 @@ def _layer(
     )  # fmt: skip
 
 
+def _modulated(shape: ModelSizes, layer: ParameterCounts, mixer: str) -> ParameterCounts:
+    """A diffusion Transformer's layer, from one that has a norm, attention, a norm and an MLP."""
+    h, streams = shape.hidden, 2 if mixer == "joint" else 1
+    found = ParameterCounts(*(streams * count for count in layer))
+    joined = h if mixer == "parallel" else 0  # both results have one bias
+    return found._replace(whole=found.whole + MODULATION[mixer] * h * (h + 1) - joined)
+
+
 def norms_of(shape: ModelSizes, mixer: str, ffn: int) -> int:
-    """Norms of a layer, one where mixer or MLP is missing."""
-    return 1 if mixer == "mlp" or not ffn else shape.norms_per_layer
+    """Norms of a layer, one where mixer or MLP is missing, or both stand behind it."""
+    return 1 if mixer in ("mlp", "parallel") or not ffn else shape.norms_per_layer
 
 
 def _mixer(shape: ModelSizes, mixer: str) -> ParameterCounts:
@@ -183,6 +197,11 @@ def embedding(shape: ModelSizes) -> ParameterCounts:
     if shape.family == "vit":
         # the patches' matrix and bias, the class token
         return ParameterCounts(whole=whole + shape.channels * shape.patch**2 * h + h + h)
+    if (told := shape.diffusion) is not None:
+        whole += (shape.channels * shape.patch**2 + 1 + told.classes) * h
+        whole += (told.text_width + 1) * h if told.text_tokens else 0
+        whole += sum((width + 1 + h + 1) * h for width in told.vectors)
+        return ParameterCounts(whole=whole)
     return ParameterCounts(vocab=shape.vocab * h, whole=whole)
 
 
@@ -200,6 +219,10 @@ def head(shape: ModelSizes) -> ParameterCounts:
         whole += h * h + h + _norm(shape)
     elif shape.head == "classes":
         vocab += shape.vocab * (h + 1)
+    elif shape.head == "patches":
+        whole += shape.vocab * (h + 1)
+    if shape.diffusion:  # shift and scale of the last norm
+        whole += 2 * h * (h + 1)
     if shape.pooler:
         whole += h * h + h + 2 * h + 2
     return ParameterCounts(vocab=vocab, whole=whole)
@@ -256,6 +279,7 @@ def _matrices(shape: ModelSizes, kind: LayerKind, batch: float, seq: int) -> flo
     per_token = query + kv + shape.context_width * h + mlp
     # keys and values of the encoder's output
     across = (query + shape.context_width * h) * tokens + kv * seq if kind.cross else 0.0
+    across += MODULATION[kind.mixer] * h * h if shape.diffusion else 0.0  # once a sample
     return MULTIPLY_ADD * batch * (per_token * tokens + across)
 
 
@@ -278,6 +302,11 @@ def _embedding_and_head(shape: ModelSizes, batch: float, seq: int) -> float:
         patches = MULTIPLY_ADD * batch * (seq - 1) * shape.channels * shape.patch**2 * h
         classes = MULTIPLY_ADD * batch * h * shape.vocab if shape.head == "classes" else 0.0
         return patches + classes
+    if (told := shape.diffusion) is not None:
+        once = sum((width + h) * h for width in told.vectors) + 2 * h * h
+        text = told.text_tokens * told.text_width * h
+        image = (seq - told.text_tokens) * h * (shape.channels * shape.patch**2 + shape.vocab)
+        return MULTIPLY_ADD * batch * (once + text + image)
     if shape.head == "none":
         return 0.0
     transform = h * h if shape.head == "mlm" else 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from hybridperf.ops import Gather, OpCall, Reduction, ScatterAdd, Softmax
+from hybridperf.workloads.transformer import diffusion
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.passes import PassStep, Piece, Steps
@@ -25,6 +26,8 @@ LOSS_BACKWARD_KERNELS = 4  # and back: mean, mask, the target's share
 def embedding(config: TransformerConfig) -> Piece:
     """Up to the first layer; of two stacks both of theirs."""
     s, kernels = config.shape, config.kernels
+    if s.diffusion:
+        return diffusion.embedding(config)
     if s.family == "vit":
         patches = config.layout.micro_batch * (s.seq - 1)
         found = kernels.linear("patches", patches, s.channels * s.patch**2, s.hidden, bias=True)
@@ -75,6 +78,8 @@ def head(config: TransformerConfig) -> Piece:
     """From the last layer to the loss."""
     s, kernels, tokens = config.shape, config.kernels, config.decoder_tokens
     batch = float(config.layout.micro_batch)
+    if s.diffusion:
+        return diffusion.head(config)
     found = Piece() if s.family == "bert" else kernels.norm("final norm", s.norm, tokens, s.hidden)
     if s.pooler:
         found += kernels.linear("pooler", batch, s.hidden, s.hidden, bias=True)

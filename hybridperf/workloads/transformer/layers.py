@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from hybridperf.io import InputError
 from hybridperf.ops import Gemm, Moe, OpCall, Softmax
 from hybridperf.workloads import ratios
+from hybridperf.workloads.transformer import diffusion
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.kernels import Kernels
@@ -44,6 +45,8 @@ def layer(config: TransformerConfig, kind: LayerKind) -> Piece:
 
 def attention(config: TransformerConfig, kind: LayerKind) -> Piece:
     """A layer up to its MLP."""
+    if config.shape.diffusion:
+        return diffusion.attention(config, kind)
     tokens, family = _tokens(config, kind), config.shape.family
     causal = family not in ("bert", "vit") and (kind.cross or family != "t5")
     if kind.mixer == "mlp":
@@ -195,6 +198,8 @@ def _latent(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
 def mlp(config: TransformerConfig, kind: LayerKind) -> Piece:
     """The MLP, or the experts and the MLP that all tokens take as well."""
     s, kernels, tokens = config.shape, config.layer_kernels, _tokens(config, kind)
+    if s.diffusion:
+        return diffusion.mlp(config, kind)
     if not kind.ffn:
         return Piece()
     into = kernels.branch(tokens, s.hidden) + kernels.norm("mlp norm", s.norm, tokens, s.hidden)

@@ -79,6 +79,8 @@ RULES = (
          " micro-batches or more"),
     Rule("never", lambda s, x: _divides(x.cp, s.seq),
          "seq must be divisible by cp, got seq {s.seq}, cp {x.cp}"),
+    Rule("never", lambda s, x: (x.sequence_parallel == 0) | ("joint" not in s.mixers),
+         "sequence parallelism of joint attention is not modelled: take sequence_parallel off"),
     Rule("never", lambda s, x: (x.cp == 1) | ("scan" not in s.mixers),
          "context parallelism of a scan is not modelled: take cp 1, got cp {x.cp}"),
     Rule("strict", lambda s, x: _divides(x.tp, s.scan.groups if s.scan else x.tp),

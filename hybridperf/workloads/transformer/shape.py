@@ -7,9 +7,9 @@ import functools
 from typing import Any
 
 from hybridperf.workloads.transformer import counts
-from hybridperf.workloads.transformer.sizes import Latent, ModelSizes, Scan
+from hybridperf.workloads.transformer.sizes import Diffusion, Latent, ModelSizes, Scan
 
-__all__ = ["Latent", "Scan", "TransformerShape"]
+__all__ = ["Diffusion", "Latent", "Scan", "TransformerShape"]
 
 _APART = {field.name for field in dataclasses.fields(ModelSizes)} - {
     "name", "published", "source", "note", "seq", "max_positions", "topk_groups",

@@ -12,6 +12,8 @@ What departs from that is a field of its own:
     layers with a window, a scan, or an MLP alone      mixers, window, scan
     a second stack that looks at the first (T5)        decoder_layers
     patches of an image instead of words (ViT)         image, patch, channels; seq follows from them
+    and norms that a sample's vector shifts and scales,
+    text beside the image (DiT, Flux)                  diffusion; mixers joint, parallel
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from hybridperf.io import InputError
 from hybridperf.workloads.transformer import fields
 
 _WORDS = {
-    "family": ("gpt", "llama", "bert", "t5", "vit", "moe"),
+    "family": ("gpt", "llama", "bert", "t5", "vit", "moe", "dit"),
     "positions": ("learned", "rotary", "alibi", "relative", "none"),
     "norm": ("layernorm", "rmsnorm"),
-    "head": ("lm", "mlm", "classes", "none"),
+    "head": ("lm", "mlm", "classes", "patches", "none"),
 }
-MIXERS = ("attention", "window", "scan", "mlp")
+MIXERS = ("attention", "window", "scan", "mlp", "joint", "parallel")
 _MOST_LAYERS = 100_000
 _POSITIVE = (
     "hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "max_positions",
@@ -114,17 +116,47 @@ class Scan:
 
 
 @dataclasses.dataclass(frozen=True)
+class Diffusion:
+    """What a diffusion Transformer is told beside a noisy image: vectors of a sample, from which
+    each layer makes what shifts, scales and gates its tokens (DiT, arXiv 2212.09748), and a text,
+    whose tokens have weights of their own in `joint` layers (MMDiT, arXiv 2403.03206).
+
+    A `parallel` layer has its attention and MLP beside each other behind one norm, their products
+    joined (Flux: github.com/black-forest-labs/flux).
+    """
+
+    # widths of what two matrices each turn into a vector of the hidden width: frequencies of the
+    # time step and of the guidance, a pooled prompt
+    vectors: tuple[int, ...]
+    classes: int = 0  # rows of a table of labels
+    text_tokens: int = 0  # of a sample, among its seq
+    text_width: int = 0  # of the text encoder's vectors
+
+    def __post_init__(self) -> None:
+        for width in self.vectors:
+            fields.check_whole("a width in vectors of a diffusion", width)
+        for name in ("classes", "text_tokens", "text_width"):
+            fields.check_whole(f"{name} of a diffusion", getattr(self, name), 0)
+        if bool(self.text_tokens) != bool(self.text_width):
+            raise InputError(
+                "text of a diffusion has tokens and a width, or neither, got text_tokens"
+                f" {self.text_tokens}, text_width {self.text_width}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelSizes:
     """One model's sizes; `TransformerShape` counts them."""
 
     name: str
-    family: Literal["gpt", "llama", "bert", "t5", "vit", "moe"]
+    family: Literal["gpt", "llama", "bert", "t5", "vit", "moe", "dit"]
     hidden: int
     heads: int
     layers: int  # of the encoder where there is a decoder too
     ffn: int  # inner width of the MLP, of one expert where there are experts
-    vocab: int  # rows of the embedding; a ViT's classes
-    seq: int  # tokens of a sample; a ViT's patches and its class token
+    vocab: int  # rows of the embedding; a ViT's classes; numbers of a patch that a DiT gives
+    # tokens of a sample; a ViT's patches and its class token; a DiT's patches and its text
+    seq: int
 
     kv_heads: int | None = None  # None: as many as heads
     head_dim: int | None = None  # None: hidden / heads
@@ -153,7 +185,7 @@ class ModelSizes:
     dense_ffn: int = 0
     latent: Latent | None = None
     # of hybrids what each layer has before its MLP: "attention", "window", "scan"; where some are
-    # an "mlp" the others have none. Empty: attention in all
+    # an "mlp" the others have none. Of a DiT: "joint", "parallel". Empty: attention in all
     mixers: tuple[str, ...] = ()
     window: int = 0  # tokens that a windowed layer attends to
     scan: Scan | None = None
@@ -165,10 +197,11 @@ class ModelSizes:
     token_types: int = 0  # segments of a BERT
     embedding_norm: bool = False
     pooler: bool = False  # a dense layer over the first token and BERT's next-sentence head
-    head: Literal["lm", "mlm", "classes", "none"] = "lm"
+    head: Literal["lm", "mlm", "classes", "patches", "none"] = "lm"
     predicted_share: float = 1.0  # of the tokens, those that logits are computed of
 
-    image: int = 0  # side of a ViT's square input in pixels
+    diffusion: Diffusion | None = None
+    image: int = 0  # side of a ViT's square input in pixels, of a DiT's in latents
     patch: int = 0
     channels: int = 3
 
@@ -202,6 +235,8 @@ class ModelSizes:
             fields.check_kind(f"latent of {self.name}", self.latent, Latent)
         if self.scan is not None:
             fields.check_kind(f"scan of {self.name}", self.scan, Scan)
+        if self.diffusion is not None:
+            fields.check_kind(f"diffusion of {self.name}", self.diffusion, Diffusion)
         self._check_mixers()
         self._check_together()
 
@@ -213,10 +248,15 @@ class ModelSizes:
                 f"mixers of {self.name} must name each of its {self.layers} layers in a single"
                 f" stack, got {len(self.mixers)}"
             )
-        needed = {"window": self.window, "scan": self.scan}
+        told = self.diffusion
+        needed = {
+            "window": bool(self.window), "scan": self.scan is not None,
+            "joint": told is not None and told.text_tokens > 0, "parallel": told is not None,
+        }  # fmt: skip
         for word, given in needed.items():
             if word in self.mixers and not given:
-                raise InputError(f"{self.name} has layers with a {word}; give its {word}")
+                what = {"joint": "diffusion with a text", "parallel": "diffusion"}.get(word, word)
+                raise InputError(f"{self.name} has layers with a {word}; give its {what}")
 
     def _check_together(self) -> None:
         most = max(self.layers, self.decoder_layers)
@@ -250,6 +290,19 @@ class ModelSizes:
                 f" dense_ffn, got dense_layers {self.dense_layers} of {self.layers} layers, experts"
                 f" {self.experts}, dense_ffn {self.dense_ffn}"
             )
+        if (self.family == "dit") != (self.diffusion is not None):
+            raise InputError(
+                f"{self.name}: a model of family dit, and no other, has a diffusion, got family"
+                f" {self.family}"
+            )
+        if self.diffusion is not None:
+            whole = self.patch and not self.image % self.patch and not self.experts
+            if not whole or self.image_tokens != (self.image // self.patch) ** 2:
+                raise InputError(
+                    f"{self.name}: a DiT's seq is (image / patch)^2 of whole patches and its text,"
+                    f" and it has no experts, got image {self.image}, patch {self.patch}, seq"
+                    f" {self.seq}"
+                )
         if self.family == "vit":
             whole = self.patch and not self.image % self.patch
             if not whole or self.seq != (self.image // self.patch) ** 2 + 1:
@@ -289,6 +342,11 @@ class ModelSizes:
     def context_width(self) -> int:
         """Width of attention's result, which the output matrix reads."""
         return self.heads * (self.latent.value_dim if self.latent else self.dim)
+
+    @property
+    def image_tokens(self) -> int:
+        """A sample's tokens without its text, which only a diffusion Transformer has apart."""
+        return self.seq - (self.diffusion.text_tokens if self.diffusion else 0)
 
     @property
     def depth(self) -> int:

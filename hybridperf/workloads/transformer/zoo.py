@@ -14,6 +14,7 @@ import itertools
 import os
 import re
 import tomllib
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from hybridperf.io import InputError, parse_json, parse_toml, read_text, unknown
 from hybridperf.workloads.transformer import huggingface
 from hybridperf.workloads.transformer.fields import check_whole
-from hybridperf.workloads.transformer.shape import Latent, Scan, TransformerShape
+from hybridperf.workloads.transformer.shape import Diffusion, Latent, Scan, TransformerShape
 
 HABITS = "habits of its family assumed: "  # how the note of a user's model begins
 _LLAMA = {"gated": True, "tied": False, "positions": "rotary", "norm": "rmsnorm", "biases": False}
@@ -149,11 +150,17 @@ def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
         except TypeError as error:
             message = f"{where}latent of {name} has the fields of Latent: {error}"
             raise InputError(message) from error
-    if isinstance(fields.get("scan"), dict):
-        try:
-            fields["scan"] = Scan(**fields["scan"])
-        except (TypeError, InputError) as error:
-            raise InputError(f"{where}scan of {name} has the fields of Scan: {error}") from error
+    parts: dict[str, Callable[..., Any]] = {"scan": Scan, "diffusion": Diffusion}
+    for part, kind in parts.items():
+        if isinstance(given := fields.get(part), dict):
+            listed = {
+                key: tuple(one) if isinstance(one, list) else one for key, one in given.items()
+            }
+            try:
+                fields[part] = kind(**listed)
+            except (TypeError, InputError) as error:
+                sentence = f"{where}{part} of {name} has the fields of {part.capitalize()}: {error}"
+                raise InputError(sentence) from error
     if "mixers" in fields:  # repeated to the last one
         pattern, layers = fields["mixers"], fields.get("layers", 0)
         if not isinstance(pattern, list | tuple):
@@ -181,7 +188,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _own_sizes(path: Path, content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     nested = {name: one for name, one in content.items() if isinstance(one, dict)}
-    for part in ("latent", "scan"):
+    for part in ("latent", "scan", "diffusion"):
         nested.pop(part, None)
     if len(nested) > 1:
         raise InputError(
