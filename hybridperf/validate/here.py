@@ -1,7 +1,8 @@
-"""Twelve training steps that the calibration has not seen, predicted and run on this machine.
+"""Twelve training steps that the calibration has not seen, predicted and run on this machine: of
+JAX, or of PyTorch (`torch_steps.py`) where the model was measured through that.
 
-Six recommendation models and six transformers, each of whose sizes (batch, width, depth, tables or
-vocabulary) spreads over a factor of 8 at least, and none of which the demo uses; about a
+Of JAX: six recommendation models and six transformers, each of whose sizes (batch, width, depth,
+tables or vocabulary) spreads over a factor of 8 at least, and none of which the demo uses; about a
 millisecond to a quarter of a second each on one slow core, together 3 GB. They run in a process of
 their own on the cores that the model was calibrated on, and each is predicted from the very program
 that ran.
@@ -27,6 +28,7 @@ _ROUNDS = 8  # over a minute or two: one disturbance does not cover them all
 _UNDISTURBED = 0.9  # share of the processor that a step has on a core of its own: 0.97 and more
 
 STEPS: Sequence[StepSpec] = harness.facts("here.toml")["here"]
+TORCH_STEPS: Sequence[StepSpec] = harness.facts("here.toml")["here_torch"]
 
 
 def run(
@@ -34,7 +36,7 @@ def run(
     out: str | os.PathLike,
     *,
     cores: str | None = None,
-    steps: Sequence[Mapping[str, Any]] = STEPS,
+    steps: Sequence[Mapping[str, Any]] | None = None,
     ops: bool = False,
     say: Callable[[str], None] = print,
 ) -> Mapping[str, Any]:
@@ -46,6 +48,8 @@ def run(
     calibrated on, else on one.
     """
     out, start_s = Path(out), time.perf_counter()
+    if steps is None:
+        steps = steps_of(model)
     harness.refuse_other_backend(model.device, default_backend())
     cores = cores or str(model.provenance.get("cores") or usable_core())
     say(f"running {len(steps)} training steps on core {cores}, about {8 * len(steps)} seconds")
@@ -75,6 +79,11 @@ def run(
         f" {summary['elapsed_s']:.0f} s in all"
     )
     return summary
+
+
+def steps_of(model: PerfModel) -> Sequence[StepSpec]:
+    """The unseen steps of the library that the model was measured through."""
+    return TORCH_STEPS if model.provenance.get("library") == "torch" else STEPS
 
 
 def _ops(

@@ -1,0 +1,92 @@
+"""A step of PyTorch run op by op: what `module:function` returns, as `predict --torch` has it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from torch.profiler import ProfilerActivity, profile
+
+from hybridperf.workloads.torch.capture import run_step
+from hybridperf_calibration.microbench import machine
+from hybridperf_calibration.training_steps import STRICT
+from hybridperf_calibration.training_steps.own import made_by
+
+_FIRST_STEPS = 2  # the optimizer's state is made in the first
+
+
+@pydantic_dataclass(frozen=True, config=STRICT)
+class OwnTorchConfig:
+    """Where the step is found."""
+
+    function: str  # module:function that returns (fn, args) or (fn, args, optimizer)
+
+
+@dataclass(frozen=True)
+class TorchStep:
+    """A step yet to be made."""
+
+    name: str
+
+    def started(self) -> RunningTorchStep:
+        """Made here, after its memory was watched once."""
+        return RunningTorchStep(self.name)
+
+
+class RunningTorchStep:
+    """A step between two calls."""
+
+    program = None
+    loss = float("nan")  # which a step does not return
+
+    def __init__(self, name: str) -> None:
+        self.peak_bytes = peak_bytes(name)
+        self._step = _made(name)
+
+    def call_s(self) -> float:
+        """Seconds of the next call."""
+        start_s = time.perf_counter()
+        run_step(*self._step)
+        return time.perf_counter() - start_s
+
+
+def _made(name: str) -> tuple[Any, tuple[Any, ...], Any]:
+    """(module or function, arguments, optimizer or None)."""
+    torch.manual_seed(0)
+    fn, args, *given = made_by(name)
+    optimizer = (*given, None)[0]
+    if isinstance(optimizer, type):
+        optimizer = optimizer(fn.parameters())
+    return fn, args, optimizer
+
+
+def peak_bytes(name: str) -> float:
+    """The most that PyTorch's own profiler sees allocated at once in a step, and before it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step = _made(name)
+        for _ in range(_FIRST_STEPS):
+            run_step(*step)
+        with torch.profiler.record_function("watched"):
+            run_step(*step)
+    begun_ns, held = None, []
+    waiting = list(seen.profiler.kineto_results.experimental_event_tree())
+    events = []
+    while waiting:
+        one = waiting.pop()
+        events.append(one)
+        waiting += one.children
+    for one in sorted(events, key=lambda event: event.start_time_ns):
+        begun_ns = one.start_time_ns if one.name == "watched" else begun_ns
+        if begun_ns is not None and one.name == "[memory]":
+            held.append(float(one.extra_fields.total_allocated))
+    return max(held)
+
+
+def build(config: OwnTorchConfig, seed: int = 0, batches: int = 1) -> TorchStep:
+    """The step; its arguments are the user's own, each time."""
+    del seed, batches
+    torch.set_num_threads(machine.cores_available())
+    return TorchStep(config.function)

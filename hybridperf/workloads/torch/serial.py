@@ -1,0 +1,60 @@
+"""A captured PyTorch program on a CPU: its ops one after the other, each with what is spent around
+it.
+
+A CPU calls ops back to back: what a module, a record of gradients or a loop over parameters takes
+is not beside the op but before it (`ops.EagerOp`, of which a view is all there is). How long ago an
+op's data was last touched follows from which storages the ops of a step use. First of all comes
+what memory costs that the operating system hands out anew in each step (`heap.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from hybridperf.model.calls import Call
+from hybridperf.ops import Allocation, EagerOp, OpCall
+from hybridperf.workloads.jax.reuse import HloStep, Touch, with_reuse
+from hybridperf.workloads.torch.calls import Tensor
+from hybridperf.workloads.torch.fusion import PricedOp
+from hybridperf.workloads.torch.record import BACKWARD, FORWARD, OPTIMIZER
+
+_PHASE = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "update"}
+_GRAIN = 4.0  # reuse distances are kept to a quarter of a power of two: equal ops stay one row
+
+
+def calls_in_order(
+    placed: list[PricedOp], activation_bytes: float, fresh_bytes: float
+) -> list[tuple[int, Call]]:
+    """(place of the op, call) of a step, in order.
+
+    Args:
+        placed: every op of the step, views too, with its kernels.
+        activation_bytes: that a step makes and frees again: results lie there by turns.
+        fresh_bytes: that it touches for the first time.
+    """
+    steps = [HloStep("", Allocation("fp32", bytes=fresh_bytes))] if fresh_bytes else []
+    owners = [0] * len(steps)
+    for at, (op, kernels) in enumerate(placed):
+        reads = _touches(op.call.read)
+        found = [HloStep("", EagerOp("fp32", _PHASE[op.phase]))]
+        for one in kernels:
+            writes = _touches(op.call.written)
+            found.append(HloStep("", one.op, one.times, reads, writes))
+        steps += found
+        owners += [at] * len(found)
+    return [
+        (at, OpCall(step.op, step.times, _rounded(step.reuse_bytes) if step.reads else None))
+        for at, step in zip(owners, with_reuse(steps, activation_bytes), strict=True)
+    ]
+
+
+def _touches(tensors: list[Tensor]) -> tuple[Touch, ...]:
+    """Each storage once."""
+    found = {str(one.storage): Touch(str(one.storage), one.bytes, one.bytes) for one in tensors}
+    return tuple(found.values())
+
+
+def _rounded(reuse_bytes: float | None) -> float | None:
+    if reuse_bytes is None:
+        return None
+    return 2.0 ** (round(math.log2(max(reuse_bytes, 1.0)) * _GRAIN) / _GRAIN)
