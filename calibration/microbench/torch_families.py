@@ -175,8 +175,8 @@ def _reduction(u: np.ndarray) -> OpProgram:
     kinds = {
         "sum": lambda x: x.sum(-1), "columns": lambda x: x.sum(0), "all": lambda x: x.sum(),
         "kept": lambda x: x.sum([0], True), "mean": lambda x: x.mean(-1),
-        "max": lambda x: x.amax(-1), "largest": lambda x: x.max(-1), "place": lambda x: x.argmax(-1),
-        "norm": lambda x: x.norm(),
+        "max": lambda x: x.amax(-1), "largest": lambda x: x.max(-1),
+        "place": lambda x: x.argmax(-1),
         "norm": lambda x: x.norm(), "variance": lambda x: x.var(-1),
     }  # fmt: skip
     name = list(kinds)[int(u[4] * len(kinds))]
@@ -231,13 +231,17 @@ def _scatter_add(u: np.ndarray) -> OpProgram:
     vocab, width = fitting([vocab, width], lambda s: product(*s), 4e7)
     rows = size(u[2], 32, 20_000, 0.9)
     rows, _ = fitting([rows, width], lambda s: product(*s), _ELEMENTS)
-    if u[4] < 0.5:  # of a table so small that its zeros are nothing beside the rows
+    if u[4] < 0.3:  # of a table so small that its zeros are nothing beside the rows
         vocab = min(vocab, max(rows // 2, 1))
         gradient = lambda i, g: _aten.embedding_dense_backward(g, i, vocab, -1, False)  # noqa: E731
         arguments = [indices(vocab, rows), floats(rows, width)]
         return OpProgram(f"table gradient {vocab} {width} {rows}", gradient, arguments)
     arguments = [floats(vocab, width), indices(vocab, rows), floats(rows, width)]
-    name = f"scatter {vocab} {width} {rows}"
+    name = f"{vocab} {width} {rows}"
+    if u[4] < 0.6:
+        put = lambda t, i, g: t.index_put_((i,), g, accumulate=True)  # noqa: E731
+        return OpProgram(f"put {name}", put, arguments, shared=1)
+    name = f"scatter {name}"
     return OpProgram(name, lambda t, i, g: t.index_add_(0, i, g), arguments, shared=1)
 
 

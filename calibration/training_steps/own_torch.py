@@ -71,18 +71,19 @@ def peak_bytes(name: str) -> float:
             run_step(*step)
         with torch.profiler.record_function("watched"):
             run_step(*step)
-    begun_ns, held = None, []
     waiting = list(seen.profiler.kineto_results.experimental_event_tree())
     events = []
     while waiting:
         one = waiting.pop()
         events.append(one)
         waiting += one.children
-    for one in sorted(events, key=lambda event: event.start_time_ns):
-        begun_ns = one.start_time_ns if one.name == "watched" else begun_ns
-        if begun_ns is not None and one.name == "[memory]":
-            held.append(float(one.extra_fields.total_allocated))
-    return max(held)
+    events.sort(key=lambda event: event.start_time_ns)
+    begun_ns = next(one.start_time_ns for one in events if one.name == "watched")
+    memory = [one for one in events if one.name == "[memory]"]
+    first = memory[0].extra_fields  # what other steps of this process hold is counted, too
+    others = first.total_allocated - first.alloc_size
+    held = [one.extra_fields.total_allocated for one in memory if one.start_time_ns >= begun_ns]
+    return float(max(held) - others)
 
 
 def build(config: OwnTorchConfig, seed: int = 0, batches: int = 1) -> TorchStep:

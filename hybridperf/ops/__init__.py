@@ -50,8 +50,9 @@ from hybridperf.ops.quantise import Quantise
 __all__ = [
     "FUSED", "GROUPS", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy", "Cumulative",
     "DecodeAttention", "EagerOp", "Elementwise", "EmbeddingBag", "EmbeddingBagBackward",
-    "EncoderAttention", "Fused", "Gather", "Gemm", "Gpu", "LoopTrip", "Moe", "Norm", "Op", "OpCall",
-    "OptimizerUpdate", "PrefillAttention", "Quantise", "Random", "Reduction", "RmsNorm", "ScatterAdd", "Softmax",
-    "Sort", "Transpose", "attention", "attention_of", "columns", "convolution", "embedding_bag",
-    "gemm", "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names", "quantise",
+    "EncoderAttention", "Fused", "Gather", "Gemm", "Gpu", "LoopTrip", "Moe", "Norm", "Op",
+    "OpCall", "OptimizerUpdate", "PrefillAttention", "Quantise", "Random", "Reduction", "RmsNorm",
+    "ScatterAdd", "Softmax", "Sort", "Transpose", "attention", "attention_of", "columns",
+    "convolution", "embedding_bag", "gemm", "lookup_calls", "loops", "moe", "movement",
+    "op_by_name", "op_names", "quantise",
 ]  # fmt: skip

@@ -1,5 +1,5 @@
 """PyTorch programs on a CPU: ops back to back, each with what is spent around it; rules that differ
-from those of GPUs; pages that a heap touches anew.
+from those of GPUs; memory that is fresh in each step.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from hybridperf.io import InputError
 from hybridperf.learning.residual import Box
 from hybridperf.model import GroupReport, PerfModel
 from hybridperf.ops import (
+    Allocation,
     Convolution,
     EagerOp,
     Elementwise,
@@ -24,7 +25,6 @@ from hybridperf.ops import (
     Transpose,
 )
 from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.heap import Heap
 from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
@@ -103,57 +103,23 @@ def test_gradients_of_convolutions_have_their_biases_with_them() -> None:
     assert [one.direction for one in passes] == ["fwd", "bwd_inputs", "bwd_params"]
 
 
-# the heap
+# fresh memory
 
 
-def test_large_blocks_are_fresh_each_time() -> None:
-    heap = Heap()
-    for number in range(3):
-        heap.allocate(number, 64 * MIB)
-        heap.release(number)
-    assert heap.fresh_bytes == 3 * 64 * MIB
+def fresh_bytes(fn, *args) -> float:
+    """Bytes of a step that no earlier one has left to it."""
+    calls = on_cpu(fn, *args).calls
+    return sum(call.op.bytes for call in calls if isinstance(call.op, Allocation))
 
 
-def test_smaller_blocks_are_kept_once_the_threshold_has_moved() -> None:
-    heap = Heap()
-    heap.allocate(0, MIB)  # above the threshold: from the system
-    heap.release(0)  # from here on blocks of less than 1 MiB are the heap's, 2 MiB may be free
-    for number in range(1, 4):
-        heap.allocate(number, 0.75 * MIB)
-        heap.release(number)
-    assert heap.fresh_bytes == 1.75 * MIB
-
-
-def test_the_top_goes_back_where_much_of_it_is_free() -> None:
-    heap = Heap()
-
-    def step(first: int) -> float:
-        before = heap.fresh_bytes
-        for number in range(first, first + 40):
-            heap.allocate(number, 0.1 * MIB)
-        for number in range(first, first + 40):
-            heap.release(number)
-        return heap.fresh_bytes - before
-
-    assert step(0) == pytest.approx(4 * MIB)
-    assert step(40) == pytest.approx(4 * MIB)  # more than 128 KiB were free
-    heap.allocate(100, 4 * MIB)
-    heap.release(100)  # 8 MiB may be free now
-    assert step(200) == pytest.approx(4 * MIB)
-    assert step(300) == 0.0
-
-
-def test_a_block_that_stays_holds_the_heap() -> None:
-    heap = Heap()
-    heap.allocate(0, 0.1 * MIB)
-    for number in range(1, 41):
-        heap.allocate(number, 0.1 * MIB)
-    heap.allocate(50, 0.05 * MIB)
-    for number in range(1, 41):
-        heap.release(number)
-    before = heap.fresh_bytes
-    heap.allocate(60, 0.1 * MIB)
-    assert heap.fresh_bytes == before
+def test_blocks_that_malloc_gives_back_are_fresh_in_each_step() -> None:
+    small, large = torch.zeros(2**20), torch.zeros(16 * 2**20)
+    # one result at a time: the heap keeps it
+    assert fresh_bytes(lambda x: [x + 1, None][1], small) == 0.0
+    # 64 MiB come from the system
+    assert fresh_bytes(lambda x: [x + 1, None][1], large) == 64 * MIB
+    # five results of 4 MiB at once, of which the heap keeps two
+    assert fresh_bytes(lambda x: [[x + 1 for _ in range(5)], None][1], small) == 12 * MIB
 
 
 # refusals

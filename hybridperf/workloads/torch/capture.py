@@ -23,7 +23,6 @@ from hybridperf.io import InputError
 from hybridperf.workloads.torch.fakes import Fakes, without_memory
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp, line_of, recorder
 
-_STEPS_OF_A_HEAP = 3  # until it is used as by any later step
 # as PyTorch's errors say it
 _NEEDS_A_GPU = ("CUDA enabled", "CUDA support", "on CPU", "dummy base class", "to be on GPU")
 
@@ -36,7 +35,6 @@ class Captured:
     ops: tuple[CapturedOp, ...]
     peak_bytes: float  # the most that was alive at once
     kept_bytes: float  # of that, what is there before a step and after it
-    fresh_bytes: float  # that a process on a CPU touches for the first time in each step
     parameters: float  # how many numbers are trained
     notes: tuple[str, ...] = ()
 
@@ -73,16 +71,13 @@ def capture(
         stack.enter_context(_sentences())
         with torch.no_grad() if not train else contextlib.nullcontext():
             run_step(fn, args, updates, train, notes)
-            # the optimizer makes its state only once; a heap takes its shape in some steps
-            again = 1 if any(op.phase == OPTIMIZER for op in seen.ops) else 0
-            for _ in range(_STEPS_OF_A_HEAP if backend == "cpu" else again):
+            if any(op.phase == OPTIMIZER for op in seen.ops):  # which makes its state only once
                 seen.restart()
                 run_step(fn, args, updates, train)
         kept_bytes = seen.tally.alive_bytes
         parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
         return Captured(
             name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, kept_bytes,
-            seen.tally.heap.fresh_bytes,
             float(sum(one.numel() for one in parameters if one.requires_grad)), tuple(notes),
         )  # fmt: skip
 

@@ -12,8 +12,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hybridperf.ops import BatchedGemm, Copy, Fused, Gemm, OpCall, Reduction, Sort, Transpose
-from hybridperf.workloads.torch.calls import NAMES, Tensor, TorchCall, needs
+from hybridperf.ops import (
+    BatchedGemm,
+    Copy,
+    Fused,
+    Gemm,
+    OpCall,
+    Reduction,
+    ScatterAdd,
+    Sort,
+    Transpose,
+)
+from hybridperf.workloads.torch.calls import NAMES, Tensor, TorchCall, flat, needs
 from hybridperf.workloads.torch.loops import (
     LAYER_NORM_BACKWARD_FLOPS,
     LOOPS,
@@ -63,6 +73,17 @@ def _table_gradient(call: TorchCall) -> Ops:
     needs(call.written)
     zeros = loop(call.written[0], 0.0, 0, 0)
     return zeros + _without(Sort)(call)[-1:]
+
+
+def _put(call: TorchCall) -> Ops:
+    """Rows where the first dimensions are indexed, single elements otherwise."""
+    table, source = call.single(0, 2)
+    index = flat(call.given[1:2])
+    rows = max((one.elements for one in index), default=0)
+    cols = math.prod(table.shape[len(index) :])
+    if not (rows and cols) or rows * cols != source.elements:
+        return _without(Sort)(call)
+    return (ScatterAdd(table.dtype, float(rows), float(cols), table.elements / cols),)
 
 
 def _reduction(call: TorchCall) -> Ops:
@@ -129,14 +150,14 @@ def _batch_norm(call: TorchCall) -> Ops:
     return loop(x, 2 * x.bytes, _NORM_FLOPS, 0) if trains else loop(x, x.bytes, _SCALE_FLOPS, 0)
 
 
-_SORTED = ("index_put", "_index_put_impl", "_embedding_bag_dense_backward")
 _BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 _RULES: dict[str, Rule] = {
     **{kind: _elementwise for kind, rule in LOOPS.items() if rule is elementwise},
     **dict.fromkeys(NAMES["rules"]["reduction"], _reduction),
     **dict.fromkeys((*NAMES["rules"]["copied"], "copy"), _copied),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
-    **dict.fromkeys(_SORTED, _without(Sort)),
+    **dict.fromkeys(("index_put", "_index_put_impl"), _put),
+    "_embedding_bag_dense_backward": _without(Sort),
     **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     "_local_scalar_dense": lambda call: (),  # a number is at hand
     "convolution_backward": _without(Reduction),

@@ -166,7 +166,7 @@ def _serial_graph(placed: list[PricedOp], captured: Captured) -> tuple[Graph, Ro
     """One node after the other."""
     graph, rows = GraphBuilder(), Rows()
     activation_bytes = captured.peak_bytes - captured.kept_bytes
-    for at, call in calls_in_order(placed, activation_bytes, captured.fresh_bytes):
+    for at, call in calls_in_order(placed, activation_bytes):
         row = rows.setdefault((call, StepPlace()), len(rows) + 1)
         graph.op(row, label=label_of(placed[at][0]))
     return graph.build(), rows

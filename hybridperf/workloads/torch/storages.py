@@ -2,8 +2,7 @@
 
 A storage counts from the op that makes it until Python frees it, as in a real run; views share
 theirs. PyTorch's caching allocator hands out blocks of whole 512 bytes
-(c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize), which is what `max_memory_allocated` counts. On
-a CPU `malloc` hands them out (`heap.py`).
+(c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize), which is what `max_memory_allocated` counts.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from __future__ import annotations
 import math
 import weakref
 from typing import Any
-
-from hybridperf.workloads.torch.heap import Heap
 
 _BLOCK_BYTES = 512
 
@@ -23,7 +20,6 @@ class StorageTally:
     def __init__(self) -> None:
         self.alive_bytes = 0.0
         self.peak_bytes = 0.0
-        self.heap = Heap()
         self._sizes: dict[Any, float] = {}  # by weak reference
         self._numbers: dict[Any, int] = {}
         self._count = 0
@@ -38,7 +34,7 @@ class StorageTally:
 
     def restart(self) -> None:
         """The most from now on."""
-        self.peak_bytes, self.heap.fresh_bytes = self.alive_bytes, 0.0
+        self.peak_bytes = self.alive_bytes
 
     def number(self, tensor: Any) -> int:
         """That of a tensor's storage, from 1, now counted; 0 of what has none of its own."""
@@ -53,12 +49,10 @@ class StorageTally:
         self._numbers[reference] = self._count
         size = math.ceil(storage.nbytes() / _BLOCK_BYTES) * float(_BLOCK_BYTES)
         self._sizes[reference] = size
-        self.heap.allocate(self._count, size)
         self.alive_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
         return self._count
 
     def _gone(self, reference: Any) -> None:
         self.alive_bytes -= self._sizes.pop(reference, 0.0)
-        if (number := self._numbers.pop(reference, None)) is not None:
-            self.heap.release(number)
+        self._numbers.pop(reference, None)
