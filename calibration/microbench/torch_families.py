@@ -204,7 +204,7 @@ def _softmax(u: np.ndarray) -> OpProgram:
 
 
 def _gather(u: np.ndarray) -> OpProgram:
-    vocab, width = size(u[0], 20, 300_000, 0.9), size(u[1], 4, 512, u[3])
+    vocab, width = size(u[0], 20, 300_000, 0.9), size(u[1], 1, 512, u[3])
     vocab, width = fitting([vocab, width], lambda s: product(*s), 4e7)
     rows = size(u[2], 16, 20_000, 0.9)
     rows, _ = fitting([rows, width], lambda s: product(*s), _ELEMENTS)
@@ -227,7 +227,7 @@ def _bag(u: np.ndarray) -> OpProgram:
 
 
 def _scatter_add(u: np.ndarray) -> OpProgram:
-    vocab, width = size(u[0], 20, 300_000, 0.9), size(u[1], 4, 256, u[3])
+    vocab, width = size(u[0], 20, 300_000, 0.9), size(u[1], 1, 256, u[3])
     vocab, width = fitting([vocab, width], lambda s: product(*s), 4e7)
     rows = size(u[2], 32, 20_000, 0.9)
     rows, _ = fitting([rows, width], lambda s: product(*s), _ELEMENTS)

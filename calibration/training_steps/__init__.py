@@ -22,7 +22,10 @@ class Started(Protocol):
 
     loss: Any  # of the last call
     program: Mapping[str, Any] | None
-    peak_bytes: float | None
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """The most that it allocates at once; None: not watched."""
 
     def call_s(self) -> float:
         """Seconds of the next call."""

@@ -27,12 +27,12 @@ class OwnTorchConfig:
 
 @dataclass(frozen=True)
 class TorchStep:
-    """A step yet to be made."""
+    """A step yet to be made; its memory is watched after it was timed."""
 
     name: str
 
     def started(self) -> RunningTorchStep:
-        """Made here, after its memory was watched once."""
+        """Made here."""
         return RunningTorchStep(self.name)
 
 
@@ -43,8 +43,12 @@ class RunningTorchStep:
     loss = float("nan")  # which a step does not return
 
     def __init__(self, name: str) -> None:
-        self.peak_bytes = peak_bytes(name)
-        self._step = _made(name)
+        self._name, self._step = name, _made(name)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Asked when all timing is done: it makes the step again."""
+        return peak_bytes(self._name)
 
     def call_s(self) -> float:
         """Seconds of the next call."""
