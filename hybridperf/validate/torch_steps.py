@@ -223,6 +223,8 @@ class _Lstm(nn.Module):
 
 
 class _Dlrm(nn.Module):
+    pairs: torch.Tensor
+
     def __init__(self, tables: int, rows: int, width: int) -> None:
         super().__init__()
         made = [nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables)]

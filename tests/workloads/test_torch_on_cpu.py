@@ -60,7 +60,8 @@ def test_phases_are_told_apart() -> None:
 
 
 def test_gradients_of_weights_read_turned_inputs() -> None:
-    products = [one for one in ops_of(nn.Linear(8, 4), torch.zeros(3, 8)) if isinstance(one, Gemm)]
+    layers = nn.Sequential(nn.Linear(8, 4), nn.Tanh())
+    products = [one for one in ops_of(layers, torch.zeros(3, 8)) if isinstance(one, Gemm)]
     assert products[-1] == Gemm("fp32", 4.0, 8.0, 3.0, transposed_a=1.0)
 
 
@@ -130,6 +131,16 @@ def test_what_no_calibration_knows_is_refused() -> None:
         on_cpu(nn.Linear(8, 4), torch.zeros(3, 8), compiled=True)
     with pytest.raises(InputError, match="unknown backend 'tpu'"):
         hp.from_torch(nn.Linear(8, 4), torch.zeros(3, 8), backend="tpu")
+
+
+def test_messages_between_processes_are_refused() -> None:
+    def step():
+        x = torch.zeros(8)
+        torch.distributed.all_reduce(x)
+        return x + 1
+
+    with hp.without_memory(ranks=2), pytest.raises(InputError, match="sends messages"):
+        on_cpu(step)
 
 
 def test_a_model_measured_through_another_library_is_refused() -> None:

@@ -89,10 +89,10 @@ def _put(call: TorchCall) -> Ops:
 def _reduction(call: TorchCall) -> Ops:
     """A loop over what is summed."""
     found = reduction(call)
-    (x,) = call.single(0)
-    if not isinstance(found[0], Reduction) or not x.shape:
+    (x,), op = call.single(0), found[0]
+    if not isinstance(op, Reduction) or not x.shape:
         return found
-    (op,), kind, n = found, call.kind, float(x.elements)
+    kind, n = call.kind, float(x.elements)
     placed = len(call.written) == 2 and kind in ("max", "min")
     placed |= kind.startswith("arg")
     flops = _PLACE_FLOPS if placed else _SUMMED_FLOPS.get(kind.removeprefix("linalg_vector_"), 1)
@@ -157,7 +157,6 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys((*NAMES["rules"]["copied"], "copy"), _copied),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
     **dict.fromkeys(("index_put", "_index_put_impl"), _put),
-    "_embedding_bag_dense_backward": _without(Sort),
     **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     "_local_scalar_dense": lambda call: (),  # a number is at hand
     "convolution_backward": _without(Reduction),

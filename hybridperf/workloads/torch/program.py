@@ -94,6 +94,12 @@ def workload_of(
         raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
     if compiled:
         placed = fused(placed)
+    sent = next((op for op, _ in placed if is_message(op)), None)
+    if backend == "cpu" and sent is not None:
+        raise InputError(
+            f"{captured.name}: expected a program of one process on a CPU, got one that sends"
+            f" messages ({sent.call.kind}); predict it on a GPU"
+        )
     if backend == "cpu":
         graph, rows = _serial_graph(placed, captured)
     else:

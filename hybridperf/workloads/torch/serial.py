@@ -13,9 +13,10 @@ heap where more than twice the largest other block is free there.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 from hybridperf.model.calls import Call
-from hybridperf.ops import Allocation, EagerOp, OpCall
+from hybridperf.ops import Allocation, EagerOp, Op, OpCall
 from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES
 from hybridperf.workloads.jax.reuse import HloStep, Touch, with_reuse
 from hybridperf.workloads.torch.calls import Tensor
@@ -46,7 +47,12 @@ def calls_in_order(placed: list[PricedOp], activation_bytes: float) -> list[tupl
         steps += found
         owners += [at] * len(found)
     return [
-        (at, OpCall(step.op, step.times, _rounded(step.reuse_bytes) if step.reads else None))
+        (
+            at,
+            OpCall(
+                cast(Op, step.op), step.times, _rounded(step.reuse_bytes) if step.reads else None
+            ),
+        )
         for at, step in zip(owners, with_reuse(steps, activation_bytes), strict=True)
     ]
 
