@@ -37,7 +37,7 @@ def convolution(u: np.ndarray) -> OpProgram:
 
 
 def grouped_convolution(u: np.ndarray) -> OpProgram:
-    batch, image = size(u[0], 1, 16, 0.9), size(u[1], 5, 64, 0.9)
+    batch, image = size(u[0], 1, 16, 0.9), size(u[1], 7, 64, 0.9)
     per_group = 1 if u[3] < 0.6 else size(u[3], 2, 32, 0.1)  # depthwise mostly
     groups = size(u[2], 2, max(256 // per_group, 2), u[4])
     channels = groups * per_group

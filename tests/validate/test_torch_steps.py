@@ -47,7 +47,7 @@ def test_a_step_runs_here_with_its_memory(tmp_path, monkeypatch) -> None:
     (tmp_path / "mine_on_cpu.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    measured = measure("mine_on_cpu:step", rounds=1, library="torch")
+    measured = measure("mine_on_cpu:step", rounds=2, library="torch")
     both = StepComparison(measured, hp.predict(BARE, measured.workload))
     assert measured.time_s > 0
     assert abs(both.memory_error) < 0.08
