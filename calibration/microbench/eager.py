@@ -50,7 +50,7 @@ class _Program:
     name: str
     module: nn.Module
     x: torch.Tensor
-    optimizer: type[torch.optim.Optimizer]
+    optimizer: Callable[..., torch.optim.Optimizer]
 
 
 def _programs() -> list[_Program]:
@@ -99,7 +99,10 @@ class _Step:
             self.loss().backward()
             self.optimizer.step()  # which makes its state
         grad = phase != "inference"
-        runs = {"backward": self.gradients, "update": self.optimizer.step}.get(phase, self.loss)
+        others: dict[str, Callable[[], Any]] = {
+            "backward": self.gradients, "update": self.optimizer.step
+        }  # fmt: skip
+        runs = others.get(phase, self.loss)
         ops = self._ops(runs, grad)
         if phase == "backward":
             ops = ops[len(self._ops(self.loss, True)) :]
