@@ -166,7 +166,7 @@ def machine_facts(library: str = "jax") -> dict[str, Any]:
     import jaxlib
 
     devices = jax.devices()
-    own = {}
+    own: dict[str, Any] = {}
     if library == "torch":
         import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.training_steps import STRICT
 from hybridperf_calibration.training_steps.own import made_by
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read by the profiler's first use: nothing of it
 _FIRST_STEPS = 2  # the optimizer's state is made in the first
 
 

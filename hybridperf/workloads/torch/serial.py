@@ -16,7 +16,7 @@ import math
 from typing import cast
 
 from hybridperf.model.calls import Call
-from hybridperf.ops import Allocation, EagerOp, Op, OpCall
+from hybridperf.ops import Allocation, EagerOp, Gather, Op, OpCall
 from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES
 from hybridperf.workloads.jax.reuse import HloStep, Touch, with_reuse
 from hybridperf.workloads.torch.calls import Tensor
@@ -39,11 +39,14 @@ def calls_in_order(placed: list[PricedOp], activation_bytes: float) -> list[tupl
     steps = [HloStep("", Allocation("fp32", bytes=fresh_bytes))] if fresh_bytes else []
     owners = [0] * len(steps)
     for at, (op, kernels) in enumerate(placed):
-        reads = _touches(op.call.read)
         found = [HloStep("", EagerOp("fp32", _PHASE[op.phase]))]
         for one in kernels:
-            writes = _touches(op.call.written)
-            found.append(HloStep("", one.op, one.times, reads, writes))
+            moved = float(one.op.work().bytes)  # of a table only the rows that are looked up
+            reads, writes = _touches(op.call.read, moved), _touches(op.call.written, moved)
+            table = None
+            if isinstance(one.op, Gather):
+                table = str(op.call.read[0].storage), op.call.read[0].bytes
+            found.append(HloStep("", one.op, one.times, reads, writes, table))
         steps += found
         owners += [at] * len(found)
     return [
@@ -72,10 +75,10 @@ def _fresh_bytes(placed: list[PricedOp], activation_bytes: float) -> float:
     return own_bytes + max(activation_bytes - own_bytes - kept_bytes, 0.0)
 
 
-def _touches(tensors: list[Tensor]) -> tuple[Touch, ...]:
+def _touches(tensors: list[Tensor], most_bytes: float) -> tuple[Touch, ...]:
     """Each storage once."""
-    found = {str(one.storage): Touch(str(one.storage), one.bytes, one.bytes) for one in tensors}
-    return tuple(found.values())
+    named = {str(one.storage): one.bytes for one in tensors}
+    return tuple(Touch(name, min(size, most_bytes), size) for name, size in named.items())
 
 
 def _rounded(reuse_bytes: float | None) -> float | None:
