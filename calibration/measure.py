@@ -4,6 +4,8 @@
     0 --budget-s 120 python -m hybridperf_calibration.measure --part host --out DIR/host.jsonl
     --cores 0
 
+`--library torch`: ops of PyTorch on the CPU, by the same timer, in place of JAX'.
+
 Part `ops` runs with a memory allocator that keeps freed memory and with dispatch in the calling
 thread, so that an op's time is the op's; part `host` measures what both cost as users have them.
 Each pins itself before JAX starts, writes rows as it goes and resumes where an earlier run stopped.
@@ -32,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; see the module docstring."""
     parser = argparse.ArgumentParser(prog="hybridperf_calibration.measure")
     parser.add_argument("--out", required=True, help="row store (.jsonl), created or resumed")
+    parser.add_argument("--library", default="jax", choices=["jax", "torch"])
     parser.add_argument("--part", default="ops", choices=["ops", "host"])
     parser.add_argument("--setting", default="quick", choices=["quick", "full"])
     parser.add_argument("--cores", default="0", help="cores to pin to, such as 0 or 0,1 or 0-3")
@@ -43,9 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    machine.pin(machine.parse_cores(options.cores))
+    pinned = machine.pin(machine.parse_cores(options.cores))
     if options.part == "ops":
         machine.steady_cpu()
+    if options.library == "torch":
+        machine.only_ops_of_torch(len(pinned) or 1)
     import pandas as pd
 
     from hybridperf.io import write_json, write_table
@@ -56,9 +61,10 @@ def _measure(options: argparse.Namespace) -> int:
 
     budget_s = options.budget_s or USUAL_S[options.part]
     only = tuple(name for name in options.only.split(",") if name)
-    cases = op_cases(options.setting, only) if options.part == "ops" else host_cases()
+    of = options.library
+    cases = op_cases(options.setting, only, of=of) if options.part == "ops" else host_cases(of)
     # the setting is not part of the fingerprint: a full run goes on where a quick one stopped
-    fingerprint = machine.fingerprint({"cores": options.cores, "part": options.part})
+    fingerprint = machine.fingerprint({"cores": options.cores, "part": options.part}, of)
     with RowStore(options.out, fingerprint) as store:
         yardstick = Yardstick(allowance_s=WAITING_SHARE * budget_s)
         report = run(
@@ -71,7 +77,7 @@ def _measure(options: argparse.Namespace) -> int:
         none = f"none of {report.total} measurements succeeded"
         raise RuntimeError(f"{none}; the rows in {path} say why")
     write_table(rows, path.with_suffix(".csv"))
-    facts = {**machine.machine_facts(), **yardstick.facts(), "drift": moved}
+    facts = {**machine.machine_facts(of), **yardstick.facts(), "drift": moved}
     write_json(path.with_suffix(".machine.json"), "machine", 1, facts)
     print(f"hybridperf: {report.sentence()}", file=sys.stderr)
     return 0 if report.complete else 4

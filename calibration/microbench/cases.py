@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 
 from hybridperf.io import unknown
+from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import uniform_unique_rows
 from hybridperf_calibration.microbench.families import FAMILIES, FLOAT_BYTES, Family, OpProgram
 from hybridperf_calibration.microbench.families import points as sobol_points
+from hybridperf_calibration.microbench.library import Library, library
 from hybridperf_calibration.microbench.timer import Budget, Case, dispatch_case, time_case
 
 _CALL_BYTES = 4e6  # copies are added until a call moves about this much
@@ -43,24 +45,38 @@ _ALLOCATION_MB = (40, 64, 96, 160)
 _CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
 
 
-def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case]:
-    """Ops of a setting, or of the named families, for a process with a steady allocator."""
-    known = [family.name for family in FAMILIES]
+def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0, of: str = "jax") -> list[Case]:
+    """Ops of a library, of a setting or of the named families, for a process with a steady
+    allocator.
+    """
+    families = FAMILIES
+    if of == "torch":
+        from hybridperf_calibration.microbench.torch_families import FAMILIES as families
+    known = [family.name for family in families]
     for name in only:
         if name not in known:
             raise unknown("family of ops", name, known, f"known are {', '.join(known)}")
-    overhead = CallOverhead()
+    # an op of PyTorch is called as in a step: what a call costs is a part of it
+    overhead = CallOverhead() if of == "jax" else lambda buffers: 0.0
     return [
-        case
-        for family in FAMILIES
+        dataclasses.replace(case, library=library(of))
+        for family in families
         if not only or family.name in only
         for case in _family_cases(family, setting, seed, overhead)
     ]
 
 
-def host_cases() -> list[Case]:
-    """What a call and fresh memory cost besides ops, for a process as users have it."""
-    return [*map(_call_case, _CALL_BUFFERS), *map(_allocation_case, _ALLOCATION_MB)]
+def host_cases(of: str = "jax") -> list[Case]:
+    """What a call (an op of a step) and fresh memory cost besides ops, for a process as users have
+    it.
+    """
+    if of == "torch":
+        from hybridperf_calibration.microbench.eager import eager_cases
+
+        calls = eager_cases()
+    else:
+        calls = [*map(_call_case, _CALL_BUFFERS)]
+    return calls + [_allocation_case(megabytes, library(of)) for megabytes in _ALLOCATION_MB]
 
 
 class CallOverhead:
@@ -80,7 +96,9 @@ class CallOverhead:
         return max(times[0] - per_buffer_s * counts[0], 0.0), per_buffer_s
 
 
-def _family_cases(family: Family, setting: str, seed: int, overhead: CallOverhead) -> list[Case]:
+def _family_cases(
+    family: Family, setting: str, seed: int, overhead: Callable[[float], float]
+) -> list[Case]:
     count = family.quick if setting == "quick" else family.full
     # quick points are the first of the full ones: a later full run goes on where a quick one
     # stopped
@@ -96,7 +114,9 @@ def _family_cases(family: Family, setting: str, seed: int, overhead: CallOverhea
     return list(found.values())
 
 
-def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverhead) -> Case:
+def _case(
+    program: OpProgram, key: str, spread_bytes: float, overhead: Callable[[float], float]
+) -> Case:
     composite = program.columns is not None
     own_bytes = sum(program.own_bytes())
     result_bytes = max(program.result_bytes or 0.0, *program.own_bytes())
@@ -137,12 +157,12 @@ def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverh
             for _ in range(sets)
         ]
 
-    def describe(hlo: str) -> Mapping[str, Any]:
+    def describe(told: Any) -> Mapping[str, Any]:
         if program.lookups is not None:
             if not program.carry:  # refuses sums so long that XLA makes several ops
-                main_op(hlo, copies)
+                main_op(told, copies)
             return program.lookups.columns(sets, copies)
-        columns = dict(program.columns or {}) or main_op(hlo, copies, bool(program.prelude))
+        columns = dict(program.columns or {}) or main_op(told, copies, bool(program.prelude))
         footprint = sets * call_bytes
         if composite:
             columns["reuse_bytes"] = footprint
@@ -168,25 +188,32 @@ def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverh
 
     named = program.columns or {"op": program.name.split()[0], "dtype": "fp32"}
     return Case(
-        key, named, make, divisor=copies, subtract_s=other_s, carried=carried, describe=describe
+        key,
+        named,
+        make,
+        divisor=copies * program.times,
+        subtract_s=other_s,
+        carried=carried,
+        describe=describe,
     )
 
 
-def main_op(hlo: str, copies: int, has_prelude: bool = False) -> dict[str, Any]:
-    """The op that the compiled program consists of, `copies` times, as columns.
+def main_op(told: Any, copies: int, has_prelude: bool = False) -> dict[str, Any]:
+    """The op that a program consists of, `copies` times, as columns.
 
-    Raises: ValueError: there is no such op. With a prelude its elementwise loops are passed over.
+    Args:
+        told: what the library tells of the program: XLA's text, or the calls of PyTorch's ops.
+        copies: of the op.
+        has_prelude: elementwise loops are passed over.
+
+    Raises: ValueError: there is no such op.
     """
     from hybridperf.ops import Fused, columns
-    from hybridperf.workloads.jax.program import from_program
 
-    alone = {"name": "case", "backend": "cpu", "temporary_bytes": 0.0, "result_bytes": 0.0}
-    workload = from_program({**alone, "hlo": hlo})
     work: dict[Any, float] = {}
     count: dict[Any, int] = {}
     reuse: dict[Any, list[float]] = {}
-    for row in workload.graph.row[1:]:  # the first node is the call itself
-        call = workload.calls[row - 1]
+    for call in _calls_of(told, copies):
         if has_prelude and isinstance(call.op, Fused) and call.op.loop == "elementwise":
             continue
         done = call.op.work()
@@ -204,8 +231,33 @@ def main_op(hlo: str, copies: int, has_prelude: bool = False) -> dict[str, Any]:
     return {**columns(main), "reuse_bytes": mean_reuse_bytes}
 
 
+def _calls_of(told: Any, copies: int) -> list[OpCall]:
+    """Our ops of a program, in order."""
+    if not isinstance(told, str):
+        from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
+
+        found = [kernels_on_cpu(call) for call in told]
+        if None in found:
+            raise ValueError(f"no rule for {told[found.index(None)].kind}")
+        # all copies are used before the first comes again
+        return [
+            dataclasses.replace(call, reuse_bytes=copies * float(call.op.work().reuse_bytes))
+            for calls in found
+            for call in calls or ()
+        ]
+    from hybridperf.workloads.jax.program import from_program
+
+    alone = {"name": "case", "backend": "cpu", "temporary_bytes": 0.0, "result_bytes": 0.0}
+    workload = from_program({**alone, "hlo": told})
+    # the first node is the call itself
+    calls = [workload.calls[row - 1] for row in workload.graph.row[1:]]
+    return [call for call in calls if isinstance(call, OpCall)]
+
+
 def _argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
     kind, shape, *below = description
+    if kind == "flags":
+        return rng.random(shape) < 0.5
     if kind == "index":
         return rng.integers(0, below[0], shape, dtype=np.int32)
     if kind == "lookups":
@@ -228,19 +280,20 @@ def _call_case(buffers: int) -> Case:
     return Case(f"call {buffers}", columns, dispatch_case(half, buffers - half).make)
 
 
-def _allocation_case(megabytes: int) -> Case:
+def _allocation_case(megabytes: int, of: Library) -> Case:
     """Fresh memory: a result too large for the free lists, against the same in place."""
-    n = megabytes * 2**20 // FLOAT_BYTES
+    n, one = megabytes * 2**20 // FLOAT_BYTES, float(1)
 
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
-        return (lambda x: x + np.float32(1)), [(np.full(n, 0.5, np.float32),) for _ in range(2)]
+        return (lambda x: x + one), [(np.full(n, 0.5, np.float32),) for _ in range(2)]
 
     def make_in_place(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
-        return (lambda x: (x + np.float32(1),)), [(np.full(n, 0.5, np.float32),)]
+        in_place = (lambda x: (x.add_(1.0),)) if of.name == "torch" else (lambda x: (x + one,))
+        return in_place, [(np.full(n, 0.5, np.float32),)]
 
     def in_place_s() -> float:
-        case = Case("", {}, make_in_place, carried=(0,))
+        case = Case("", {}, make_in_place, carried=(0,), library=of)
         return time_case(case, Budget(cap_s=0.3), np.random.default_rng(0)).call_s
 
     columns = {"op": "allocation", "dtype": "fp32", "bytes": float(megabytes * 2**20)}
-    return Case(f"allocation {megabytes} MiB", columns, make, subtract_s=in_place_s)
+    return Case(f"allocation {megabytes} MiB", columns, make, subtract_s=in_place_s, library=of)

@@ -41,6 +41,7 @@ class OpProgram:
     prelude: Callable[..., Any] | None = None
     # of an embedding bag: who looks up what; the row's columns come from it
     lookups: Lookups | None = None
+    times: float = 1.0  # that the op counts: a gradient as so many forward passes
     alone: bool = False  # one copy to a call: beside copies of itself XLA would fuse it differently
 
     def shared_bytes(self) -> float:

@@ -115,6 +115,14 @@ def wake_in_turn() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def only_ops_of_torch(cores: int) -> None:
+    """PyTorch as an op is measured: as many threads as cores, and no record for gradients."""
+    import torch
+
+    torch.set_num_threads(cores)
+    torch.set_grad_enabled(False)
+
+
 def cpu_model() -> str:
     """The processor's name as the operating system gives it."""
     try:
@@ -150,12 +158,19 @@ def preemptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
 
 
-def machine_facts() -> dict[str, Any]:
-    """Provenance of a measurement: host, processor, accelerator and versions. Imports JAX."""
+def machine_facts(library: str = "jax") -> dict[str, Any]:
+    """Provenance of a measurement: host, processor, accelerator and versions. Imports JAX, and
+    PyTorch where that is the library.
+    """
     import jax
     import jaxlib
 
     devices = jax.devices()
+    own: dict[str, Any] = {}
+    if library == "torch":
+        import torch
+
+        own = {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
     return {
         "host": platform.node(),
         "system": platform.platform(),
@@ -169,17 +184,19 @@ def machine_facts() -> dict[str, Any]:
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        **own,
     }
 
 
-def fingerprint(settings: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint(settings: Mapping[str, Any], library: str = "jax") -> dict[str, Any]:
     """What two runs must share to measure the same: hardware, JAX, and their `settings`.
 
     The host's name is not part of it: a restarted container has a new one.
     """
     import jax
 
-    facts = machine_facts()
+    facts = machine_facts(library)
+    own = {name: facts[name] for name in ("torch", "torch_threads") if name in facts}
     config: Any = jax.config  # mypy does not see its flags
     same = ("cpu_model", "cores", "backend", "device_kind", "devices", "jax", "jaxlib", "xla_flags")
     return {
@@ -188,5 +205,6 @@ def fingerprint(settings: Mapping[str, Any]) -> dict[str, Any]:
         # see steady_cpu
         "cpu_async_dispatch": bool(jax.config.read("jax_cpu_enable_async_dispatch")),
         "matmul_precision": str(config.jax_default_matmul_precision),
+        **own,
         **{f"setting {name}": value for name, value in settings.items()},
     }

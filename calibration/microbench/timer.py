@@ -1,5 +1,5 @@
-"""Seconds of one call of a compiled JAX function, the way that repeats best on a machine shared
-with others.
+"""Seconds of one call of a compiled JAX function, or of ops of PyTorch, the way that repeats best
+on a machine shared with others.
 
 The estimate is the **median** over repeats. A training step is long: its ops meet what a usual call
 meets (neighbours in the shared cache, a clock that moves), and the minimum of a thousand calls of a
@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf_calibration.microbench import machine
+from hybridperf_calibration.microbench.library import Jax, Library
 
 # large outputs take up to 5 calls until each finds the memory that an earlier one freed
 WARM_UP_CALLS = 6
@@ -60,8 +61,9 @@ class Case:
     subtract_s: float | Callable[[], float] = 0.0
     # positions of arguments updated in place: donated, and replaced by the leading results
     carried: tuple[int, ...] = ()
-    # text of the compiled program -> the row's own columns
-    describe: Callable[[str], Mapping[str, Any]] | None = None
+    # what the library tells of the ops that run -> the row's own columns
+    describe: Callable[[Any], Mapping[str, Any]] | None = None
+    library: Library = Jax()  # noqa: RUF009 - has no state
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,10 @@ class Compiled:
 
 def compile_case(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Compiled:
     """Compile `fn`, made by the case, for arguments like these."""
-    import jax
-
     start_s = time.perf_counter()
-    call = jax.jit(fn, donate_argnums=case.carried).lower(*arguments).compile()
+    call, told = case.library.compiled(fn, arguments, case.carried)
     compile_s = time.perf_counter() - start_s
-    return Compiled(call, compile_s, case.describe(call.as_text() or "") if case.describe else {})
+    return Compiled(call, compile_s, case.describe(told()) if case.describe else {})
 
 
 def compile_ahead(cases: Iterable[Case], kept: dict[str, Compiled]) -> Iterator[bool]:
@@ -123,7 +123,8 @@ def compile_ahead(cases: Iterable[Case], kept: dict[str, Compiled]) -> Iterator[
             continue
         with contextlib.suppress(Exception):
             fn, argument_tuples = case.make(np.random.default_rng(0))
-            kept[case.key] = compile_case(case, fn, argument_tuples[0])
+            arguments = tuple(case.library.placed(argument_tuples[0]))
+            kept[case.key] = compile_case(case, fn, arguments)
         yield True
 
 
@@ -134,11 +135,11 @@ def time_case(
     import jax
 
     fn, argument_tuples = case.make(rng)
-    # On the device before the clock starts; device_put makes arrays of Python numbers, too, so all
-    # tuples look alike. What several tuples have in common stays one array.
+    # On the device before the clock starts, Python numbers as arrays, too, so that all tuples look
+    # alike. What several tuples have in common stays one array.
     distinct = {id(argument): argument for arguments in argument_tuples for argument in arguments}
-    placed = dict(zip(distinct, jax.device_put(list(distinct.values())), strict=True))
-    argument_tuples = jax.block_until_ready(
+    placed = dict(zip(distinct, case.library.placed(list(distinct.values())), strict=True))
+    argument_tuples = case.library.ready(
         [tuple(placed[id(a)] for a in arguments) for arguments in argument_tuples]
     )
     compiled = kept.get(case.key) if kept is not None else None
@@ -150,7 +151,7 @@ def time_case(
     total_bytes = sum(array.nbytes for array in jax.tree.leaves(list(placed.values())))
     subtract_s = case.subtract_s() if callable(case.subtract_s) else case.subtract_s
 
-    rotation = Rotation(compiled.call, argument_tuples, case.carried)
+    rotation = Rotation(compiled.call, argument_tuples, case.carried, case.library)
     warm_up(rotation, budget.cap_s)
     preemptions_before = machine.preemptions()
     calls_s = repeat_until_settled(rotation, budget)
@@ -199,9 +200,10 @@ class Rotation:
 
     def __init__(
         self, compiled: Callable[..., Any], argument_tuples: Sequence[tuple[Any, ...]],
-        carried: Sequence[int],
+        carried: Sequence[int], library: Library | None = None,
     ) -> None:  # fmt: skip
         self._compiled = compiled
+        self._ready = (library or Jax()).ready
         self._tuples = [list(arguments) for arguments in argument_tuples]
         self._carried = tuple(carried)
         self._at = 0
@@ -211,11 +213,9 @@ class Rotation:
 
     def call_s(self) -> float:
         """Seconds of the next call."""
-        import jax
-
         arguments = self._tuples[self._at]
         start_s = time.perf_counter()
-        results = jax.block_until_ready(self._compiled(*arguments))
+        results = self._ready(self._compiled(*arguments))
         seconds = time.perf_counter() - start_s
         for position, result in zip(self._carried, results if self._carried else (), strict=False):
             donated = arguments[position]

@@ -7,14 +7,39 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Protocol, TypeVar, cast
 
 from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
 
 from hybridperf.io import InputError
+
+
+class Started(Protocol):
+    """A step that is called again and again."""
+
+    loss: Any  # of the last call
+    program: Mapping[str, Any] | None
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """The most that it allocates at once; None: not watched."""
+
+    def call_s(self) -> float:
+        """Seconds of the next call."""
+
+
+class Step(Protocol):
+    """A step that can be run here."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    def started(self) -> Started:
+        """Compiled, or ready in some other way."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +64,12 @@ class TrainingStep:
         renewed = dict(zip(self.donate_argnums, outputs, strict=False))
         batch = iter(self.batches[calls % len(self.batches)])
         return tuple(renewed[at] if at in renewed else next(batch) for at in range(len(self.args)))
+
+    def started(self) -> Started:
+        """Compiled by JAX."""
+        from hybridperf_calibration.training_steps.compiled import CompiledStep
+
+        return CompiledStep(self)
 
 
 STRICT = ConfigDict(strict=True, extra="forbid")  # of dataclasses that files are read into

@@ -37,16 +37,21 @@ def copies(args: tuple[Any, ...], donated: tuple[int, ...]) -> tuple[Any, ...]:
     )
 
 
+def made_by(function: str) -> tuple[Any, ...]:
+    """What `module:function` returns."""
+    module, _, name = function.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), name)()
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"cannot make the step {function}: {what}") from error
+
+
 def build(config: OwnConfig, seed: int = 0, batches: int = 1) -> TrainingStep:
     """The step, with a loss of zero after its outputs, which is no work."""
     del seed, batches  # the user's own arguments, each time
-    module, _, name = config.function.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        fn, args, *donated = getattr(importlib.import_module(module), name)()
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"cannot make the step {config.function}: {what}") from error
+    fn, args, *donated = made_by(config.function)
 
     def with_loss(*given: Any) -> tuple[Any, ...]:
         return fn(*given), jnp.float32(0)

@@ -34,7 +34,7 @@ from hybridperf_calibration.microbench import job, machine
 from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.training_steps import (
     STRICT,
-    TrainingStep,
+    Step,
     checked,
     op_times,
     read_objects,
@@ -51,6 +51,7 @@ CONFIGS = {
     "dlrm": "DlrmConfig",
     "gpt": "GptConfig",
     "own": "OwnConfig",
+    "own_torch": "OwnTorchConfig",
 }  # module of this folder -> its config class
 
 
@@ -76,12 +77,13 @@ class StepMeasurement:
     cpu_share: float
     # by instruction, see op_times.profile; None: not profiled
     op_s: Mapping[str, float] | None = field(repr=False)
-    # what was run, see hybridperf.workloads.jax.program.program
-    program: Mapping[str, Any] = field(repr=False)
+    # what was run, see hybridperf.workloads.jax.program.program; None: op by op
+    program: Mapping[str, Any] | None = field(repr=False)
+    peak_bytes: float | None  # the most that was allocated at once; None: not asked
 
 
 def measure_steps(
-    steps: Sequence[TrainingStep], *, rounds: int = 4, repeats: int = 5, min_seconds: float = 0.3,
+    steps: Sequence[Step], *, rounds: int = 4, repeats: int = 5, min_seconds: float = 0.3,
     profile: bool = False, yardstick: Yardstick | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[StepMeasurement]:  # fmt: skip
@@ -113,27 +115,19 @@ def measure_steps(
 
 
 class RunningStep:
-    """A compiled step between two calls: its next arguments, and the times so far."""
+    """A started step between two calls: its next arguments, and the times so far."""
 
-    def __init__(self, step: TrainingStep) -> None:
-        import jax
-
-        from hybridperf.workloads.jax.program import program
-
+    def __init__(self, step: Step) -> None:
         self.name = step.name
-        self._step = step
-        self._args = step.args
         self._rounds_s: list[list[float]] = []
         self._op_s: dict[str, float] | None = None
         self._preemptions = 0
         self._cpu_s = self._wall_s = 0.0
-        self._calls = 0
         start_s = time.perf_counter()
-        jitted = jax.jit(step.fn, donate_argnums=step.donate_argnums)
-        self._compiled = jitted.lower(*step.args).compile()
+        self._running = step.started()
+        self._call = self._running.call_s
         self._call()
         self.first_call_s = time.perf_counter() - start_s
-        self._program = program(self._compiled, step.name)
         self._call()  # the first call also touched the memory for the first time
 
     def measure(self, repeats: int, min_seconds: float) -> float:
@@ -167,31 +161,21 @@ class RunningStep:
             median_s=statistics.median(calls_s),
             repeats=len(calls_s),
             first_call_s=self.first_call_s,
-            last_loss=float(self._loss),
+            last_loss=float(self._running.loss),
             load=machine.load_1min(),
             preemptions=self._preemptions,
             cpu_share=self._cpu_s / self._wall_s,
             op_s=self._op_s,
-            program=self._program,
+            program=self._running.program,
+            peak_bytes=self._running.peak_bytes,
         )
-
-    def _call(self) -> float:
-        import jax
-
-        start_s = time.perf_counter()
-        outputs = jax.block_until_ready(self._compiled(*self._args))
-        call_s = time.perf_counter() - start_s
-        self._calls += 1
-        self._args = self._step.next_args(self._calls, outputs)
-        self._loss = outputs[-1]
-        return call_s
 
 
 @pydantic_dataclass(frozen=True, config=STRICT)
 class StepSpec:
     """One step to measure."""
 
-    workload: Literal["dlrm", "gpt", "own"]  # module of this folder
+    workload: Literal["dlrm", "gpt", "own", "own_torch"]  # module of this folder
     config: dict[str, Any] = field(default_factory=dict)
     seed: NonNegativeInt = 0
 
@@ -203,7 +187,7 @@ def read_spec(path: Path) -> list[StepSpec]:
     return [checked(StepSpec, entry, f"step {number} of {path}") for number, entry in numbered]
 
 
-def build_steps(spec: Sequence[StepSpec], path: Path) -> list[tuple[Any, TrainingStep]]:
+def build_steps(spec: Sequence[StepSpec], path: Path) -> list[tuple[Any, Step]]:
     """Config and step of each entry; all configs are checked before the first array is made."""
     configs = []
     for number, entry in enumerate(spec, start=1):
@@ -258,12 +242,13 @@ def _run(options: argparse.Namespace) -> int:
         taken = {name: value for name, value in vars(measurement).items() if name != "program"}
         named = {"workload": entry.workload, "config": dataclasses.asdict(config)}
         result = {**named, "seed": entry.seed, "name": step.name, **_finite(taken)}
-        if options.programs:
+        if options.programs and measurement.program is not None:
             result["program"] = f"step{number}.json"
             file, content = options.programs / result["program"], dict(measurement.program)
             write_json(file, "program", PROGRAM_SCHEMA_VERSION, content)
         results.append(result)
-    facts = {**machine.machine_facts(), **yardstick.facts(), "steady": options.steady}
+    library = "torch" if any(entry.workload == "own_torch" for entry in spec) else "jax"
+    facts = {**machine.machine_facts(library), **yardstick.facts(), "steady": options.steady}
     write_json(options.out, "steps", SCHEMA_VERSION, {"machine": facts, "steps": results})
     return 0
 

@@ -13,11 +13,12 @@ def calibrate(
     cores: str | None = None,
     budget: str | None = None,
     device: str | None = None,
+    library: str = "jax",
     collectives: bool = False,
     processes: int = 2,
     cores_each: int | None = None,
 ) -> None:
-    """Measure this machine through JAX and fit it. Resumes where it was stopped."""
+    """Measure this machine through JAX or PyTorch and fit it. Resumes where it was stopped."""
     setting, budget_s = "quick" if quick else "full", seconds_in(budget) if budget else None
     if collectives:
         _calibrate_collectives(out, processes, setting, budget_s, cores_each)
@@ -34,8 +35,9 @@ def calibrate(
     spec = load_device(device) if device else None
     only = names_in(ops)
     measured = this_machine.measure(
-        out, setting=setting, cores=cores, budget_s=budget_s, only=only, device=spec
-    )
+        out, setting=setting, cores=cores, budget_s=budget_s, only=only, device=spec,
+        library=library,
+    )  # fmt: skip
     result = measured.fit()
     print(fits.fit_report(result.report))
     common.result(folder=out, errors=result.report.table)

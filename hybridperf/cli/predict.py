@@ -52,9 +52,10 @@ def predict(
     if (compiled or gpus != 1) and not torch:
         option = "--compiled" if compiled else "--gpus"
         raise wrong(f"expected --torch module:function with {option}, got another kind of step")
-    if measure and not jax:
-        given = "--program" if program else "--trace" if trace else "--torch"
-        raise wrong(f"expected --jax module:function with --measure, got {given}: it runs the step")
+    if measure and not (jax or torch):
+        given = "--program" if program else "--trace"
+        needs = "--jax or --torch module:function with --measure"
+        raise wrong(f"expected {needs}, got {given}: it runs the step")
     files = {"--out": out, "--timeline": timeline, "--html": html}
     common.keep_files(files, [program, trace])
     if out:
@@ -76,8 +77,9 @@ def predict(
         workload = recorded_step(trace, ignore=skip)
     elif torch:
         workload = torch_step(
-            torch, ranks=gpus, ignore=skip, compiled=compiled, gpus_per_node=per_node
-        )
+            torch, ranks=gpus, ignore=skip, compiled=compiled, gpus_per_node=per_node,
+            backend=loaded.device.kind,
+        )  # fmt: skip
     else:
         measured_on = loaded.device.multiprocessors
         if loaded.device.kind == "cpu" and measured_on and hasattr(os, "sched_setaffinity"):
@@ -102,7 +104,9 @@ def predict(
         from hybridperf.validate.measured_steps import StepComparison, table
         from hybridperf.validate.measured_steps import measure as measured
 
-        both = StepComparison(measured(jax, cores=cores), result)
+        both = StepComparison(
+            measured(jax or torch, cores=cores, library="jax" if jax else "torch"), result
+        )
         print(f"\n{table([both], noise=True)}")
         common.result(measured=both.record())
     if out:

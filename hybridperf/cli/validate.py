@@ -92,7 +92,11 @@ def validate(
 
         if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
             raise wrong(f"expected --steps from 1 to {len(here.STEPS)} or all, got {steps!r}")
-        some = here.STEPS if steps == "all" else here.STEPS[: int(steps)]
-        here.run(model_or_datasheet(model), folder, cores=cores, steps=some, ops=ops)
+        loaded = model_or_datasheet(model)
+        of = here.steps_of(loaded)
+        some = of if steps == "all" else of[: int(steps)]
+        if ops and of is here.TORCH_STEPS:
+            raise wrong("expected no --ops with a model of PyTorch, whose steps are not profiled")
+        here.run(loaded, folder, cores=cores, steps=some, ops=ops)
     if (folder / RESULTS).exists():
         common.result(**read_json(folder / RESULTS, SCHEMA, SCHEMA_VERSION))

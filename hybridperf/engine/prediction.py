@@ -208,6 +208,13 @@ def check_backend(model: PerfModel, workload: Workload) -> None:
             f" {model.device.kind}, which fuses differently; import it on a machine with a"
             f" {model.device.kind}, or choose a {workload.backend} model"
         )
+    library = model.provenance.get("library", "jax")
+    if workload.backend == "cpu" and model.groups and library != (workload.library or "jax"):
+        of = workload.library or "jax"
+        raise InputError(
+            f"{workload.name} runs through {of} and {model.device.id} was measured through"
+            f" {library}; `hybridperf calibrate --library {of}` measures it so"
+        )
 
 
 def _interval(

@@ -35,6 +35,7 @@ class Workload:
     graph: Graph  # nodes with their rank, stream and what they wait for
     calls: tuple[Call, ...]  # different ops, collectives and given seconds, that nodes refer to
     backend: str | None = None  # kind of device it was compiled for ("cpu", "gpu"); None: any
+    library: str = ""  # whose calibration of a CPU prices it ("torch"); empty: JAX' or none
     flops: float = 0.0  # arithmetic of one step, as counted from the program
     transcendentals: float = 0.0  # exp, log, tanh, ... of one step
     notes: tuple[str, ...] = ()  # what was assumed or left out

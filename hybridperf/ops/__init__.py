@@ -35,14 +35,24 @@ from hybridperf.ops.loops import (
     Sort,
 )
 from hybridperf.ops.moe import Moe
-from hybridperf.ops.movement import Allocation, Call, Copy, Gather, LoopTrip, ScatterAdd, Transpose
+from hybridperf.ops.movement import (
+    Allocation,
+    Call,
+    Copy,
+    EagerOp,
+    Gather,
+    LoopTrip,
+    ScatterAdd,
+    Transpose,
+)
 from hybridperf.ops.quantise import Quantise
 
 __all__ = [
     "FUSED", "GROUPS", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy", "Cumulative",
-    "DecodeAttention", "Elementwise", "EmbeddingBag", "EmbeddingBagBackward", "EncoderAttention",
-    "Fused", "Gather", "Gemm", "Gpu", "LoopTrip", "Moe", "Norm", "Op", "OpCall", "OptimizerUpdate",
-    "PrefillAttention", "Quantise", "Random", "Reduction", "RmsNorm", "ScatterAdd", "Softmax",
-    "Sort", "Transpose", "attention", "attention_of", "columns", "convolution", "embedding_bag",
-    "gemm", "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names", "quantise",
+    "DecodeAttention", "EagerOp", "Elementwise", "EmbeddingBag", "EmbeddingBagBackward",
+    "EncoderAttention", "Fused", "Gather", "Gemm", "Gpu", "LoopTrip", "Moe", "Norm", "Op",
+    "OpCall", "OptimizerUpdate", "PrefillAttention", "Quantise", "Random", "Reduction", "RmsNorm",
+    "ScatterAdd", "Softmax", "Sort", "Transpose", "attention", "attention_of", "columns",
+    "convolution", "embedding_bag", "gemm", "lookup_calls", "loops", "moe", "movement",
+    "op_by_name", "op_names", "quantise",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ GROUPS = [
     "scatter_add", "sort", "cumulative", "random", "optimizer", "allocation", "call", "loop_trip",
     "grouped_convolution", "padded_library_reduction", "prefill_attention", "decode_attention",
     "encoder_attention", "moe", "quantise", "embedding_bag", "embedding_bag_backward",
-    "embedding_bag_scatter",
+    "embedding_bag_scatter", "eager_forward", "eager_backward", "eager_update",
 ]  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """Moving data: copies, transposes, table lookups and updates, fresh memory; and what a call of a
-program costs by itself.
+program, or of an op of one that runs op by op, costs by itself.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import dataclasses
 from typing import ClassVar
 
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops.base import Op, register
+from hybridperf.ops.base import GROUPS, Op, register
 from hybridperf.ops.embedding import reuse_distance_bytes, uniform_unique_rows
 from hybridperf.ops.inputs import log_sizes, tails
 from hybridperf.ops.roofline import Work, streamed
@@ -164,3 +164,27 @@ class LoopTrip(Op):
 
     def work(self) -> Work:
         return Work(steps=self.trips)
+
+
+@register("eager_forward", phase="forward")
+@register("eager_backward", phase="backward")
+@register("eager_update", phase="update")
+@dataclasses.dataclass(frozen=True)
+class EagerOp(Op):
+    """What a framework that runs op by op spends around one op of a step, besides the op as it is
+    called alone: modules, records of gradients, loops over parameters, views.
+    """
+
+    group: ClassVar[str] = "eager_forward"
+
+    phase: str = "forward"  # or backward, update
+
+    def work(self) -> Work:
+        return Work()
+
+    def group_index(self) -> int:
+        """Each phase has an overhead of its own."""
+        return GROUPS.index(f"eager_{self.phase}")
+
+    def possible_groups(self) -> tuple[str, ...]:
+        return (f"eager_{self.phase}",)

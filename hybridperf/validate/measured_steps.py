@@ -7,6 +7,7 @@ learned a machine's overall slowness and nothing more.
 """
 
 import dataclasses
+import importlib
 import json
 import os
 import tempfile
@@ -25,6 +26,8 @@ from hybridperf.report import plots, text
 from hybridperf.validate.harness import ResultLine
 from hybridperf.validate.scores import best_factors, mape, scores
 from hybridperf.workloads.jax.program import load_program
+from hybridperf.workloads.torch.fakes import without_memory
+from hybridperf.workloads.torch.program import from_torch
 
 STEPS_SCHEMA_VERSION = 2  # of measured steps
 
@@ -43,6 +46,7 @@ class MeasuredStep:
     cpu_share: float
     workload: Workload
     config: Mapping[str, Any]
+    peak_bytes: float | None = None  # the most that was allocated at once, where asked
     op_s: Mapping[str, float] | None = None  # by instruction of the program, where profiled
 
 
@@ -70,18 +74,34 @@ def measure_steps(
     kept = [field.name for field in dataclasses.fields(MeasuredStep) if field.name != "workload"]
     found = []
     for step in read_json(out, "steps", STEPS_SCHEMA_VERSION)["steps"]:
-        program = load_program(folder / "programs" / step["program"])
+        if "program" in step:
+            program = load_program(folder / "programs" / step["program"])
+        else:
+            program = captured(step["config"]["function"])
         found.append(MeasuredStep(workload=program, **{name: step[name] for name in kept}))
     return found
 
 
-def measure(step: str, *, cores: str | None = None, rounds: int = 4) -> MeasuredStep:
+def captured(step: str) -> Workload:
+    """A step of PyTorch, "module:function", as this CPU runs it; it takes no memory."""
+    module, _, function = step.partition(":")
+    with without_memory():
+        fn, args, *optimizer = getattr(importlib.import_module(module), function)()
+        made = (*optimizer, None)[0]
+        return from_torch(fn, *args, optimizer=made, name=step, backend="cpu")
+
+
+def measure(
+    step: str, *, cores: str | None = None, rounds: int = 4, library: str = "jax"
+) -> MeasuredStep:
     """A step of one's own, run on this machine in a process of its own, pinned.
 
     Args:
-        step: "module:function" of what `hybridperf predict --jax` takes, found from this folder.
+        step: "module:function" of what `hybridperf predict --jax` (`--torch`) takes, found from
+            this folder.
         cores: to pin to, such as "0" or "0-3"; one core if not given.
         rounds: times that the step has its turn; how far they differ is the noise.
+        library: that runs it, jax or torch.
 
     Raises:
         InputError: the function cannot be called, or does not give (fn, args).
@@ -90,7 +110,8 @@ def measure(step: str, *, cores: str | None = None, rounds: int = 4) -> Measured
         needs = "expected a step as 'module:function', which a process of its own can import"
         raise InputError(f"{needs}, got {step!r}")
     with tempfile.TemporaryDirectory() as folder:
-        spec = [{"workload": "own", "config": {"function": step}}]
+        workload = "own_torch" if library == "torch" else "own"
+        spec = [{"workload": workload, "config": {"function": step}}]
         return measure_steps(folder, spec, cores=cores, rounds=rounds)[0]
 
 
@@ -112,6 +133,12 @@ class StepComparison:
         return self.predicted.roofline_s / self.measured.time_s - 1
 
     @property
+    def memory_error(self) -> float | None:
+        """Predicted peak of memory over the measured one, less one; None where one is unknown."""
+        peak, held = self.predicted.workload.peak_memory, self.measured.peak_bytes
+        return peak.bytes / held - 1 if peak is not None and held else None
+
+    @property
     def inside(self) -> bool | None:
         """Whether the measurement lies in the interval; None without one."""
         low_s, high_s = self.predicted.low_s, self.predicted.high_s
@@ -127,7 +154,8 @@ class StepComparison:
             "predicted_s": p.time_s, "low_s": p.low_s, "high_s": p.high_s,
             "roofline_s": p.roofline_s, "error": self.error, "inside": self.inside,
             "roofline_error": self.roofline_error, "flops": p.workload.flops,
-            "notes": list(p.notes),
+            "notes": list(p.notes), "peak_bytes": step.peak_bytes,
+            "memory_error": self.memory_error,
         }  # fmt: skip
 
 
@@ -143,12 +171,15 @@ _COLUMNS: dict[str, Callable[[StepComparison], str]] = {
     "inside": lambda one: _INSIDE[one.inside],
     "roofline": lambda one: text.seconds(one.predicted.roofline_s),
     "its error": lambda one: text.percent(one.roofline_error),
+    "memory": lambda one: text.percent(one.memory_error),
 }
 
 
 def table(compared: Sequence[StepComparison], *, noise: bool = False) -> str:
     """A line for each step; `noise`: with the noise floor and whether it lies in the interval."""
-    kept = [name for name in _COLUMNS if noise or name not in ("noise floor", "inside")]
+    left_out = {"noise floor", "inside"} if not noise else set()
+    left_out |= {"memory"} if all(one.memory_error is None for one in compared) else set()
+    kept = [name for name in _COLUMNS if name not in left_out]
     return text.items_table(compared, {name: _COLUMNS[name] for name in kept})
 
 
@@ -169,6 +200,7 @@ def summarise(compared: Sequence[StepComparison]) -> dict[str, Any]:
         scaled = mape(factors * np.asarray(roofline_s), measured_s)
     worst = max(compared, key=lambda c: abs(c.error))
     with_interval = [c for c in compared if c.inside is not None]
+    memory = [abs(c.memory_error) for c in compared if c.memory_error is not None]
     return {
         "steps": [c.record() for c in compared],
         "mean_error": mape([c.predicted.time_s for c in compared], measured_s),
@@ -178,6 +210,7 @@ def summarise(compared: Sequence[StepComparison]) -> dict[str, Any]:
         "scaled_roofline_factors": None if factors is None else factors.tolist(),
         "mean_scaled_roofline_error": scaled,
         "mean_noise": float(np.mean([c.measured.noise for c in compared])),
+        "median_memory_error": float(np.median(memory)) if memory else None,
     }  # fmt: skip
 
 
@@ -206,5 +239,8 @@ def summary_text(summary: dict[str, Any]) -> str:
         ["roofline x best constant of the other steps", text.percent(scaled)],
         ["noise floor of the measurement", text.percent(summary["mean_noise"])],
     ]
+    memory = summary["median_memory_error"]
+    if memory is not None:
+        rows.append(["peak of allocated memory, median", text.percent(memory)])
     worst = f"worst {text.percent(summary['worst_error'])} ({summary['worst_step']}); {hits}"
     return text.table([f"mean absolute error of {steps} steps", ""], rows) + "\n" + worst

@@ -191,7 +191,10 @@ def test_program_measures_and_pins(tmp_path) -> None:
     [
         ("{", "not JSON"),
         ("[]", "must be a list of steps"),
-        ('[{"workload": "bert"}]', "workload: Input should be 'dlrm', 'gpt' or 'own', got 'bert'"),
+        (
+            '[{"workload": "bert"}]',
+            "workload: Input should be 'dlrm', 'gpt', 'own' or 'own_torch', got 'bert'",
+        ),
         ('[{"workload": "gpt", "cfg": {}}]', "unknown field 'cfg'; expected some of workload,"),
         ('[{"config": {}}]', "field 'workload' is missing"),
         (

@@ -24,6 +24,7 @@ from hybridperf.validate import demo, here, measured_steps, scores, step_ops
 from hybridperf.validate.measured_steps import MeasuredStep, StepComparison
 from hybridperf_calibration.training_steps import dlrm, gpt, op_times
 from hybridperf_calibration.training_steps import run as workload_run
+from hybridperf_calibration.training_steps.compiled import CompiledStep
 
 TINY = (
     {
@@ -202,13 +203,13 @@ def test_rounds_report_their_own_median_and_profiling_comes_last(monkeypatch) ->
     made_up_ms = itertools.chain(
         [9, 9], [4, 1, 2, 3], [5, 6, 7, 8], [3, 3, 3, 4], itertools.repeat(0.01)
     )
-    really_call = workload_run.RunningStep._call
+    really_call = CompiledStep.call_s
 
     def call(step):
         really_call(step)
         return next(made_up_ms) / 1e3
 
-    monkeypatch.setattr(workload_run.RunningStep, "_call", call)
+    monkeypatch.setattr(CompiledStep, "call_s", call)
     said: list[str] = []
     step = dlrm.build(dlrm.DlrmConfig(batch=8, tables=2, rows_per_table=30))
     (result,) = workload_run.measure_steps(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import FitReport, fit
 from hybridperf.model.fit.programs import run_program, usable_core
 
+LIBRARIES = ("jax", "torch")
 PASSES = {"quick": 2, "full": 3}  # over all cases; the two lowest times of a case tell its noise
 # of measuring ops: the whole full setting stays below 20 minutes
 BUDGET_S: Mapping[str, float | None] = {"quick": None, "full": 1080.0}
@@ -70,7 +72,7 @@ class MachineRows:
 def measure(
     folder: str | os.PathLike, *, setting: str, cores: str | None = None,
     budget_s: float | None = None, passes: int | None = None, only: Sequence[str] = (),
-    device: DeviceSpec | None = None,
+    device: DeviceSpec | None = None, library: str = "jax",
 ) -> MachineRows:  # fmt: skip
     """Measure this machine's ops and host, and leave the rows in a folder.
 
@@ -86,12 +88,18 @@ def measure(
         only: names of families of ops; default: all.
         device: facts of the device under JAX' default backend; default: this CPU, or the preset
             that JAX' device name leads to.
+        library: whose ops are measured, `jax` or, on a CPU, `torch`.
 
     Raises:
-        InputError: an unknown setting, a folder that cannot be made, or a program that stopped.
+        InputError: an unknown setting or library, a folder that cannot be made, or a program that
+            stopped.
     """
     if setting not in PASSES:
         raise unknown("setting", setting, PASSES, "quick takes a minute or two, full twenty")
+    if library not in LIBRARIES:
+        raise unknown("library", library, LIBRARIES, f"known are {', '.join(LIBRARIES)}")
+    if library == "torch" and importlib.util.find_spec("torch") is None:
+        raise InputError("PyTorch is not installed here: `pip install torch` (extra `torch`)")
     passes = passes or PASSES[setting]
     budget_s = BUDGET_S[setting] if budget_s is None else budget_s
     folder, cores = Path(folder), cores or usable_core()
@@ -100,7 +108,7 @@ def measure(
     except OSError as error:
         why = f"{error.strerror}; choose another --out"
         raise InputError(f"cannot make the folder {folder}: {why}") from error
-    options = ["--cores", cores, "--passes", str(passes)]
+    options = ["--cores", cores, "--passes", str(passes), "--library", library]
     ops = ["--part", "ops", "--out", str(folder / "ops.jsonl"), "--setting", setting, *options]
     ops += ["--budget-s", str(budget_s)] if budget_s is not None else []
     ops += ["--only", ",".join(only)] if only else []
@@ -115,7 +123,8 @@ def measure(
     for table in tables:  # another device's fit leaves out rows that name this one
         write_table(read_table(table).assign(device=device.id, cores=int(facts["cores"])), table)
     rows = read_tables(tables)
-    provenance = _provenance(f"--{setting}", facts, complete, cores=cores)
+    said = f"--{setting}" + (f" --library {library}" if library != "jax" else "")
+    provenance = _provenance(said, facts, complete, cores=cores, library=library)
     return MachineRows(folder, device, rows, drift, provenance)
 
 

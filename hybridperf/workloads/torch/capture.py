@@ -8,7 +8,7 @@ by which storages are alive (`StorageTally`).
 
 Fake tensors lie on the host whatever the program says of CUDA: PyTorch's CPU build has no other
 place. Ops that PyTorch chooses by device are told apart in `ops.toml` (its fused attention of CPUs
-stands for that of GPUs), and optimizers update lists of parameters at a time, as they do on GPUs.
+stands for that of GPUs), and for a GPU optimizers update lists of parameters at a time, as there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hybridperf.io import InputError
-from hybridperf.workloads.torch.fakes import Fakes, as_on_gpus, without_memory
+from hybridperf.workloads.torch.fakes import Fakes, without_memory
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp, line_of, recorder
 
 # as PyTorch's errors say it
@@ -34,13 +34,14 @@ class Captured:
     name: str
     ops: tuple[CapturedOp, ...]
     peak_bytes: float  # the most that was alive at once
+    kept_bytes: float  # of that, what is there before a step and after it
     parameters: float  # how many numbers are trained
     notes: tuple[str, ...] = ()
 
 
 def capture(
     fn: Callable, args: Sequence[Any], *, optimizer: Any = None, train: bool = True,
-    name: str | None = None,
+    name: str | None = None, backend: str = "gpu",
 ) -> Captured:  # fmt: skip
     """Run a step of a program on tensors without memory.
 
@@ -52,6 +53,7 @@ def capture(
         train: whether gradients are computed, of the loss that `fn` returns; a function that does
             so itself does not return one that still needs it.
         name: of the step; None: that of `fn`.
+        backend: kind of device that it is for, "gpu" or "cpu".
 
     Raises:
         InputError: PyTorch is not installed, or what the program does next depends on numbers.
@@ -60,7 +62,7 @@ def capture(
         stack.enter_context(without_memory())
         import torch
 
-        fakes = Fakes()
+        fakes = Fakes(backend)
         fn, args = fakes.of(fn), fakes.of(list(args))
         updates = _optimizer(fakes, fn, optimizer)
         seen = stack.enter_context(recorder(torch))
@@ -68,13 +70,14 @@ def capture(
         seen.tally.hold(torch, (fn, args))
         stack.enter_context(_sentences())
         with torch.no_grad() if not train else contextlib.nullcontext():
-            _step(torch, fn, args, updates, train, notes)
+            run_step(fn, args, updates, train, notes)
             if any(op.phase == OPTIMIZER for op in seen.ops):  # which makes its state only once
                 seen.restart()
-                _step(torch, fn, args, updates, train, [])
+                run_step(fn, args, updates, train)
+        kept_bytes = seen.tally.alive_bytes
         parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
         return Captured(
-            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes,
+            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, kept_bytes,
             float(sum(one.numel() for one in parameters if one.requires_grad)), tuple(notes),
         )  # fmt: skip
 
@@ -84,11 +87,23 @@ def _name(fn: Any) -> str:
     return str(getattr(named, "__name__", "step"))
 
 
-def _step(
-    torch: Any, fn: Callable, args: Sequence[Any], updates: Any, train: bool, notes: list[str]
-) -> None:
+def run_step(
+    fn: Callable, args: Sequence[Any], updates: Any = None, train: bool = True,
+    notes: list[str] | None = None,
+) -> None:  # fmt: skip
+    """One step, on tensors of either kind: forward, and where there is a loss backward and update.
+
+    Args:
+        fn: a module, or a function.
+        args: what it takes.
+        updates: the optimizer; None: none.
+        train: whether gradients are taken.
+        notes: takes what was assumed.
+    """
+    import torch
+
     result = fn(*args)
-    loss = _loss(torch, result, notes) if train else None
+    loss = _loss(torch, result, notes if notes is not None else []) if train else None
     if loss is None:
         return
     loss.backward()
@@ -130,7 +145,7 @@ def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
         )
     if not isinstance(made, torch.optim.Optimizer):
         raise InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
-    return as_on_gpus(made)
+    return fakes.as_updated(made)
 
 
 @contextlib.contextmanager

@@ -122,18 +122,11 @@ def _here(value: Any) -> Any:
     return "cpu" if isinstance(value, str) and value.split(":")[0] == "cuda" else value
 
 
-def as_on_gpus(optimizer: Any) -> Any:
-    """The optimizer, updating lists of parameters at a time where PyTorch does so by default."""
-    for group in optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            group["foreach"] = True
-    return optimizer
-
-
 class Fakes:
     """Tensors without memory in place of real ones, the same for the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str) -> None:
+        self.backend = backend  # kind of device that they stand for
         self.known: dict[int, Any] = {}  # by identity, as `copy.deepcopy` knows what it has copied
         self.kept: list[Any] = []  # so that no identity is given twice
 
@@ -147,7 +140,7 @@ class Fakes:
             return self._copied(value, [*value.parameters(), *value.buffers()])
         if isinstance(value, torch.optim.Optimizer):
             groups = [one for group in value.param_groups for one in group["params"]]
-            return as_on_gpus(self._copied(value, groups))
+            return self.as_updated(self._copied(value, groups))
         if isinstance(value, types.MethodType):
             return types.MethodType(value.__func__, self.of(value.__self__))
         if isinstance(value, types.FunctionType):
@@ -156,6 +149,13 @@ class Fakes:
             leaves, tree = torch.utils._pytree.tree_flatten(value)
             return torch.utils._pytree.tree_unflatten([self.of(one) for one in leaves], tree)
         return value
+
+    def as_updated(self, optimizer: Any) -> Any:
+        """The optimizer, updating lists of parameters at a time where PyTorch does so on GPUs."""
+        for group in optimizer.param_groups if self.backend == "gpu" else ():
+            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                group["foreach"] = True
+        return optimizer
 
     def _copied(self, value: Any, tensors: list[Any]) -> Any:
         """A module or optimizer with other tensors; itself where these have no memory already."""

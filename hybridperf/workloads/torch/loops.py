@@ -42,7 +42,7 @@ _FOREACH = "_foreach_"
 # reads, flops, transcendentals
 _REGISTERED = ((1, 1, 0), (2, 1, 0), (1, 0, 1), (2, 0, 1), (1, 2, 1), (1, 8, 1), (1, 0, 0))
 # two sums of products (4), the difference of three terms scaled (6)
-_LAYER_NORM_BACKWARD_FLOPS = 10
+LAYER_NORM_BACKWARD_FLOPS = 10
 _GRADIENT_FIRST = ("native_batch_norm_backward", "native_group_norm_backward")
 _BATCH_NORM_BACKWARD_FLOPS = 11  # the same, with the scale's and shift's gradients as by-products
 
@@ -133,7 +133,7 @@ def reduction(call: TorchCall) -> Ops:
     if call.kind in ("max", "min") and len(read) > 1:
         return elementwise(call._replace(kind="maximum"))
     n, shape = read[0].elements, read[0].shape
-    dims = _dimensions(call.value(1), len(shape))
+    dims = dimensions(call.value(1), len(shape))
     if written:
         rows = written[0].elements
     elif len(call.given) == 1 or len(shape) < 2:
@@ -212,7 +212,7 @@ def norm(call: TorchCall) -> Ops:
     if backward:  # one kernel for the input's gradient, one that sums the parameters' over rows
         parameters = Tensor((cols,), x.dtype)
         sums = {"loop": "reduction", "summed": x.elements / cols}
-        own = loop(x, 2 * x.bytes, _LAYER_NORM_BACKWARD_FLOPS, 0)
+        own = loop(x, 2 * x.bytes, LAYER_NORM_BACKWARD_FLOPS, 0)
         return own + loop(x, 2 * x.bytes, 4, 0, 2 * parameters.bytes, **sums)
     return in_rows(ops.Norm, x, cols)
 
@@ -267,7 +267,7 @@ def _result(call: TorchCall, read: list[Tensor]) -> Tensor:
     return Tensor(shape, max(read, key=width).dtype)
 
 
-def _dimensions(value: Any, rank: int) -> set[int] | None:
+def dimensions(value: Any, rank: int) -> set[int] | None:
     if isinstance(value, bool) or value is None:
         return None
     listed = value if isinstance(value, list) else [value]

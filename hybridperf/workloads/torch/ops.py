@@ -15,6 +15,8 @@ parts takes those instead.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
@@ -64,12 +66,14 @@ def price_torch_op(name: str, rule: Rule) -> None:
     _REGISTERED[name] = rule
 
 
-def kernels(call: TorchCall) -> tuple[OpCall, ...] | None:
+def kernels(
+    call: TorchCall, own: Mapping[str, Rule] = MappingProxyType({})
+) -> tuple[OpCall, ...] | None:
     """Our ops for a call by its whole name (`aten::mm`); NO_KERNEL if it launches none, None if it
-    is unknown.
+    is unknown. `own`: rules by bare name that come before those of all devices.
     """
     try:
-        ops = _answer(call)
+        ops = _answer(call, own)
     except UnknownOp:
         return None
     return tuple(op if isinstance(op, OpCall) else OpCall(op) for op in ops)
@@ -81,7 +85,7 @@ def by_parts(name: str) -> bool:
     return space == "aten" and _bare(kind) in _BY_PARTS
 
 
-def _answer(call: TorchCall) -> Ops:
+def _answer(call: TorchCall, own: Mapping[str, Rule]) -> Ops:
     name = call.kind
     if name.endswith(_GRADIENT_NODE) or name.startswith(_ENGINE):
         return ()  # what they do is done by the ops inside them
@@ -100,7 +104,7 @@ def _answer(call: TorchCall) -> Ops:
         needs(space == "aten" or kind == "detach")
         if kind in _VIEWS or kind in _NOTHING_ALONE:
             return ()
-        rule = RULES.get(kind)
+        rule = own.get(kind) or RULES.get(kind)
     else:
         rule = None
     call = call._replace(kind=kind)

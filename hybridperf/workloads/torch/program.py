@@ -1,5 +1,5 @@
 """A captured PyTorch program -> `Workload`: its kernels one after the other, each launched by the
-host.
+host; on a CPU its ops back to back (`serial.py`).
 
 Two ways to run it. Eager: a kernel or so for each op, and a launch for each kernel. Compiled: as
 Inductor fuses them (`fusion.py`). Each kernel has its place in a step, so that the step effects of
@@ -17,7 +17,7 @@ from typing import Any
 from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.engine.outputs import COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
-from hybridperf.io import InputError
+from hybridperf.io import InputError, unknown
 from hybridperf.model.calls import Call, GivenSeconds, InStep, StepPlace
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
@@ -30,8 +30,10 @@ from hybridperf.workloads.torch.messages import (
     is_message,
     place_of,
 )
+from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
 from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.record import BACKWARD, OPTIMIZER, CapturedOp
+from hybridperf.workloads.torch.serial import calls_in_order
 from hybridperf.workloads.transformer.in_step import call_in_step, misaligned
 
 EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
@@ -40,13 +42,15 @@ COMM = "comm"
 _ATTENTION_KERNEL, _KERNEL_BYTES = "flash2", 2
 _MESSAGE_LAUNCH = StepPlace("collective_launch")
 _NAMED = 12  # unknown ops that an error lists
+_KERNELS = {"gpu": kernels, "cpu": kernels_on_cpu}
 
 
 def from_torch(
     fn: Callable, *args: Any, optimizer: Any = None, train: bool = True, compiled: bool = False,
     gpus_per_node: int = 8, ignore: Collection[str] = (), name: str | None = None,
+    backend: str = "gpu",
 ) -> Workload:  # fmt: skip
-    """A step of a PyTorch program on a GPU that is not here.
+    """A step of a PyTorch program on a GPU that is not here, or on a CPU.
 
     The program runs on tensors without memory: no GPU, no weights, a model of any size.
 
@@ -59,36 +63,55 @@ def from_torch(
         gpus_per_node: of a program of many ranks, made in `hp.without_memory(ranks=...)`.
         ignore: ops to leave out, by name ("aten::svd").
         name: of the workload; None: that of `fn`.
+        backend: kind of device, "gpu" or "cpu"; a CPU runs op by op.
 
     Raises:
         InputError: PyTorch is not installed; what the program does next depends on numbers; an op
             that nobody can price, which is named with its line.
     """
-    captured = capture(fn, args, optimizer=optimizer, train=train, name=name)
-    return workload_of(captured, compiled=compiled, gpus_per_node=gpus_per_node, ignore=ignore)
+    if backend not in _KERNELS:
+        raise unknown("backend", backend, _KERNELS, f"known are {', '.join(_KERNELS)}")
+    captured = capture(fn, args, optimizer=optimizer, train=train, name=name, backend=backend)
+    options: dict[str, Any] = {"gpus_per_node": gpus_per_node, "ignore": ignore}
+    return workload_of(captured, compiled=compiled, backend=backend, **options)
 
 
 def workload_of(
     captured: Captured, *, compiled: bool = False, gpus_per_node: int = 8,
-    ignore: Collection[str] = (),
+    ignore: Collection[str] = (), backend: str = "gpu",
 ) -> Workload:  # fmt: skip
-    """What `from_torch` gives of what was captured."""
+    """What `from_torch` gives of what was captured for the same backend."""
+    if compiled and backend == "cpu":
+        raise InputError(
+            "expected a step that a CPU runs op by op, got a compiled one: no calibration knows"
+            " Inductor's loops of a CPU; leave out compiled=True (`--compiled`)"
+        )
     if gpus_per_node < 1:
         raise InputError(f"expected one GPU per node or more, got {gpus_per_node}")
     ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
-    placed = list(priced_ops(captured, ignored))
-    if not placed:
+    placed = list(priced_ops(captured, ignored, backend))
+    if not any(calls or is_message(op) for op, calls in placed):
         raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
     if compiled:
         placed = fused(placed)
-    graph, rows = _graph(placed, gpus_per_node)
+    sent = next((op for op, _ in placed if is_message(op)), None)
+    if backend == "cpu" and sent is not None:
+        raise InputError(
+            f"{captured.name}: expected a program of one process on a CPU, got one that sends"
+            f" messages ({sent.call.kind}); predict it on a GPU"
+        )
+    if backend == "cpu":
+        graph, rows = _serial_graph(placed, captured)
+    else:
+        graph, rows = _graph(placed, gpus_per_node)
     works = [(call.op.work(), call.times) for _, calls in placed for call in calls]
     left_out = Counter(op.call.kind for op in captured.ops if op.call.kind in ignored)
     return Workload(
         name=captured.name,
         graph=graph,
         calls=tuple(call for call, _ in rows),
-        backend="gpu",
+        backend=backend,
+        library="torch" if backend == "cpu" else "",
         flops=float(sum(work.flops * times for work, times in works)),
         transcendentals=float(sum(work.transcendentals * times for work, times in works)),
         notes=(
@@ -96,10 +119,10 @@ def workload_of(
             *(f"ignored {kind}, {times} of them" for kind, times in left_out.items()),
         ),
         peak_memory=PeakMemory(captured.peak_bytes, "parameters, activations and states of"),
-        in_step=InStep(
+        in_step=None if backend == "cpu" else InStep(
             tuple(place for _, place in rows), COMPILED if compiled else EAGER, (0.0,) * 4
         ),
-    )
+    )  # fmt: skip
 
 
 Rows = dict[tuple[Call, StepPlace], int]
@@ -145,23 +168,36 @@ def _graph(placed: Sequence[PricedOp], gpus_per_node: int) -> tuple[Graph, Rows]
     return graph.build(), rows
 
 
-def priced_ops(captured: Captured, ignored: frozenset[str]) -> list[PricedOp]:
-    """Ops with the kernels that they launch, and messages; `InputError` names what has no price."""
-    found, unknown = list[PricedOp](), dict[str, str]()
+def _serial_graph(placed: list[PricedOp], captured: Captured) -> tuple[Graph, Rows]:
+    """One node after the other."""
+    graph, rows = GraphBuilder(), Rows()
+    activation_bytes = captured.peak_bytes - captured.kept_bytes
+    for at, call in calls_in_order(placed, activation_bytes):
+        row = rows.setdefault((call, StepPlace()), len(rows) + 1)
+        graph.op(row, label=label_of(placed[at][0]))
+    return graph.build(), rows
+
+
+def priced_ops(captured: Captured, ignored: frozenset[str], backend: str = "gpu") -> list[PricedOp]:
+    """Ops with the kernels that they launch, and messages; on a CPU also what has no kernel.
+
+    `InputError` names what has no price.
+    """
+    found, unpriced = list[PricedOp](), dict[str, str]()
     for op in captured.ops:
         kind = op.call.kind
-        if kind in ignored or on_host(op):
+        if kind in ignored or (backend == "gpu" and on_host(op)):
             continue
         if is_message(op):
             found.append((op, ()))
             continue
-        calls = kernels(op.call)
+        calls = _KERNELS[backend](op.call)
         if calls is None:
-            unknown[kind] = unknown.get(kind) or op.where
-        elif calls:
+            unpriced[kind] = unpriced.get(kind) or op.where
+        elif calls or backend == "cpu":
             found.append((op, calls))
-    if unknown:
-        named = [kind + (f" ({where})" if where else "") for kind, where in unknown.items()]
+    if unpriced:
+        named = [kind + (f" ({where})" if where else "") for kind, where in unpriced.items()]
         more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
         raise InputError(
             f"{captured.name}: cannot price {len(named)} kind(s) of op:"

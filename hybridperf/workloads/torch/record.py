@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +28,11 @@ class CapturedOp(NamedTuple):
     ranks: tuple[int, ...] = ()  # of a message's group
 
 
-def recorder(torch: Any) -> Any:
-    """A mode that keeps every op below autograd; its `ops` and `tally`."""
+def recorder(torch: Any, again: bool = False) -> Any:
+    """A mode that keeps every op below autograd; its `ops` and `tally`.
+
+    `again`: also what calls each of them again, on real tensors.
+    """
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
     from torch.optim import optimizer as optimizers
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +44,7 @@ def recorder(torch: Any) -> Any:
             super().__init__()
             self.ops: list[CapturedOp] = []
             self.tally = StorageTally()
+            self.again: list[Callable[[], Any]] = []
             self.updating = 0
             self.hooks: list[Any] = []
 
@@ -76,6 +80,8 @@ def recorder(torch: Any) -> Any:
                 result = 1.0  # by which an optimizer scales: Adafactor the size of a step
             if func._schema.name.partition("::")[0] in _NO_OPS:
                 return result
+            if again:
+                self.again.append(lambda: func(*args, **(kwargs or {})))
             self.tally.hold(torch, result)
             call = torch_call(torch, self.tally, func, args, kwargs or {}, result)
             backward = torch._C._current_autograd_node() is not None

@@ -1,0 +1,99 @@
+"""The library whose ops are measured: how it places data, makes a function ready to call, and knows
+that a result is there.
+
+Both give the timer the same things, so that the same rules hold for both. Nothing is imported
+before it is asked for: the process pins itself first.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+NAMES = ("jax", "torch")
+
+
+class Library(abc.ABC):
+    """What the timer needs of a library."""
+
+    name: str
+
+    @abc.abstractmethod
+    def placed(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays, or numbers, where the library works on them."""
+
+    @abc.abstractmethod
+    def ready(self, results: Any) -> Any:
+        """The results, once they are there."""
+
+    @abc.abstractmethod
+    def compiled(
+        self, fn: Callable[..., Any], arguments: tuple[Any, ...], carried: tuple[int, ...]
+    ) -> tuple[Callable[..., Any], Callable[[], Any]]:
+        """(what to call, what tells which ops it runs) of a function of such arguments."""
+
+
+class Jax(Library):
+    """Compiled by XLA; told by the text of its program."""
+
+    name = "jax"
+
+    def placed(self, arrays: Sequence[Any]) -> list[Any]:
+        import jax
+
+        return jax.device_put(list(arrays))
+
+    def ready(self, results: Any) -> Any:
+        import jax
+
+        return jax.block_until_ready(results)
+
+    def compiled(
+        self, fn: Callable[..., Any], arguments: tuple[Any, ...], carried: tuple[int, ...]
+    ) -> tuple[Callable[..., Any], Callable[[], Any]]:
+        import jax
+
+        call = jax.jit(fn, donate_argnums=carried).lower(*arguments).compile()
+        return call, lambda: call.as_text() or ""
+
+
+class Torch(Library):
+    """Op by op on the CPU; told by the ops below autograd that a call makes."""
+
+    name = "torch"
+
+    def placed(self, arrays: Sequence[Any]) -> list[Any]:
+        import torch
+
+        return [torch.as_tensor(_wide(one)) for one in arrays]
+
+    def ready(self, results: Any) -> Any:
+        return results
+
+    def compiled(
+        self, fn: Callable[..., Any], arguments: tuple[Any, ...], carried: tuple[int, ...]
+    ) -> tuple[Callable[..., Any], Callable[[], Any]]:
+        del carried  # ops in place change their arguments
+        import torch
+
+        from hybridperf.workloads.torch.record import recorder
+
+        def seen() -> Any:
+            with recorder(torch) as mode:
+                fn(*arguments)
+            return [op.call for op in mode.ops]
+
+        return fn, seen
+
+
+def library(name: str) -> Library:
+    """A library by its name."""
+    return {"jax": Jax, "torch": Torch}[name]()
+
+
+def _wide(array: Any) -> Any:
+    """Indices of tables are 64-bit numbers in PyTorch."""
+    return np.asarray(array, np.int64) if np.asarray(array).dtype == np.int32 else array

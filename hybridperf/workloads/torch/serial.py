@@ -1,0 +1,87 @@
+"""A captured PyTorch program on a CPU: its ops one after the other, each with what is spent around
+it.
+
+A CPU calls ops back to back: what a module, a record of gradients or a loop over parameters takes
+is not beside the op but before it (`ops.EagerOp`, of which a view is all there is). How long ago an
+op's data was last touched follows from which storages the ops of a step use.
+
+First of all comes memory that the operating system hands out anew in each step. glibc's `malloc`
+keeps what is freed but for two kinds (its malloc.c): blocks larger than 32 MiB, and the top of the
+heap where more than twice the largest other block is free there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from hybridperf.model.calls import Call
+from hybridperf.ops import Allocation, EagerOp, Gather, Op, OpCall
+from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES
+from hybridperf.workloads.jax.reuse import HloStep, Touch, with_reuse
+from hybridperf.workloads.torch.calls import Tensor
+from hybridperf.workloads.torch.fusion import PricedOp
+from hybridperf.workloads.torch.record import BACKWARD, FORWARD, OPTIMIZER
+
+_PHASE = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "update"}
+_KEPT_BLOCKS, _LEAST_KEPT_BYTES = 2, 2**17  # free at the top of the heap
+_GRAIN = 4.0  # reuse distances are kept to a quarter of a power of two: equal ops stay one row
+
+
+def calls_in_order(placed: list[PricedOp], activation_bytes: float) -> list[tuple[int, Call]]:
+    """(place of the op, call) of a step, in order.
+
+    Args:
+        placed: every op of the step, views too, with its kernels.
+        activation_bytes: that a step makes and frees again: results lie there by turns.
+    """
+    fresh_bytes = _fresh_bytes(placed, activation_bytes)
+    steps = [HloStep("", Allocation("fp32", bytes=fresh_bytes))] if fresh_bytes else []
+    owners = [0] * len(steps)
+    for at, (op, kernels) in enumerate(placed):
+        found = [HloStep("", EagerOp("fp32", _PHASE[op.phase]))]
+        for one in kernels:
+            moved = float(one.op.work().bytes)  # of a table only the rows that are looked up
+            reads, writes = _touches(op.call.read, moved), _touches(op.call.written, moved)
+            table = None
+            if isinstance(one.op, Gather):
+                table = str(op.call.read[0].storage), op.call.read[0].bytes
+            found.append(HloStep("", one.op, one.times, reads, writes, table))
+        steps += found
+        owners += [at] * len(found)
+    return [
+        (
+            at,
+            OpCall(
+                cast(Op, step.op), step.times, _rounded(step.reuse_bytes) if step.reads else None
+            ),
+        )
+        for at, step in zip(owners, with_reuse(steps, activation_bytes), strict=True)
+    ]
+
+
+def _fresh_bytes(placed: list[PricedOp], activation_bytes: float) -> float:
+    """That a step touches for the first time."""
+    found: dict[int, float] = {}
+    known: set[int] = set()
+    for op, _ in placed:
+        known |= {one.storage for one in op.call.read if one.storage not in found}
+        for one in op.call.written:
+            if one.storage not in known:
+                found[one.storage] = max(one.bytes, found.get(one.storage, 0.0))
+    own_bytes = sum(size for size in found.values() if size >= FRESH_BLOCK_BYTES)
+    largest = max((size for size in found.values() if size < FRESH_BLOCK_BYTES), default=0.0)
+    kept_bytes = max(_KEPT_BLOCKS * largest, _LEAST_KEPT_BYTES)
+    return own_bytes + max(activation_bytes - own_bytes - kept_bytes, 0.0)
+
+
+def _touches(tensors: list[Tensor], most_bytes: float) -> tuple[Touch, ...]:
+    """Each storage once."""
+    named = {str(one.storage): one.bytes for one in tensors}
+    return tuple(Touch(name, min(size, most_bytes), size) for name, size in named.items())
+
+
+def _rounded(reuse_bytes: float | None) -> float | None:
+    if reuse_bytes is None:
+        return None
+    return 2.0 ** (round(math.log2(max(reuse_bytes, 1.0)) * _GRAIN) / _GRAIN)

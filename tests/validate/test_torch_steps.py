@@ -1,0 +1,56 @@
+"""Steps of PyTorch that `validate here` judges: each is captured and priced, and one of a user's
+own runs here, its memory as PyTorch's profiler sees it.
+"""
+
+import dataclasses
+
+import pytest
+
+import hybridperf as hp
+from hybridperf.hardware import load_device
+from hybridperf.model import PerfModel
+from hybridperf.ops import EagerOp
+from hybridperf.validate import here
+from hybridperf.validate.measured_steps import StepComparison, captured, measure, summarise, table
+
+pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
+BARE = PerfModel.datasheet(load_device("here"))
+NAMES = [one["config"]["function"] for one in here.TORCH_STEPS]
+MINE = """
+import torch
+
+def step():
+    layers = torch.nn.Sequential(torch.nn.Linear(300, 400), torch.nn.ReLU())
+    return layers, (torch.zeros(900, 300),), torch.optim.Adam
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_step_is_priced_on_a_cpu(name) -> None:
+    step = captured(name)
+    predicted = hp.predict(BARE, step)
+    assert predicted.time_s > 0
+    assert step.flops > 1e6
+    assert step.peak_memory is not None
+    trains = any(call.op == EagerOp("fp32", "backward") for call in step.calls)
+    assert trains == (name.partition(":")[2] not in ("vit", "attention"))
+
+
+def test_the_steps_go_with_the_library_that_was_measured() -> None:
+    assert len(here.TORCH_STEPS) == 12
+    assert here.steps_of(BARE) is here.STEPS
+    torch_model = dataclasses.replace(BARE, provenance={"library": "torch"})
+    assert here.steps_of(torch_model) is here.TORCH_STEPS
+
+
+def test_a_step_runs_here_with_its_memory(tmp_path, monkeypatch) -> None:
+    (tmp_path / "mine_on_cpu.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    measured = measure("mine_on_cpu:step", rounds=2, library="torch")
+    both = StepComparison(measured, hp.predict(BARE, measured.workload))
+    assert measured.time_s > 0
+    assert abs(both.memory_error) < 0.08
+    found = summarise([both, both])
+    assert found["median_memory_error"] == pytest.approx(abs(both.memory_error))
+    assert "memory" in table([both])
