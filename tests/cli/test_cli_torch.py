@@ -68,7 +68,7 @@ def test_a_step_on_many_gpus_has_messages(predict) -> None:
         (["steps_of_mine:absent"], "--torch takes module:function"),
         (["no_such_module:step"], "for --torch"),
         (["steps_of_mine:good", "--gpus", "0"], "expected one rank or more, got 0"),
-        (["steps_of_mine:good", "--measure"], "expected a model of this CPU with --torch"),
+        (["steps_of_mine:good", "--measure"], "expected a model of this machine with --measure"),
         (["steps_of_mine:good", "--trace", "x.json"], "got 2 of them"),
     ],
 )
