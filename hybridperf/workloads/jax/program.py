@@ -32,7 +32,6 @@ from hybridperf.model.calls import Call as Row
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Allocation, Call, Gather, LoopTrip, OpCall, ScatterAdd
 from hybridperf.workloads.jax import hlo_collectives, hlo_ops
-from hybridperf.workloads.jax.gpu_program import from_lowered
 from hybridperf.workloads.jax.hlo import NAME, TABLES, Computation, Instruction, Module, parse
 from hybridperf.workloads.jax.hlo_cost import KNOWN, Costs, Count
 from hybridperf.workloads.jax.lowered import jitted, lower_program
@@ -119,6 +118,9 @@ def from_program(
 ) -> Workload:
     """Workload of what `program` or `lower_program` made."""
     if "device" in content:
+        # a program of this machine does without what it imports
+        from hybridperf.workloads.jax.gpu_program import from_lowered
+
         return from_lowered(content, ignore=ignore, gpus_per_node=gpus_per_node)
     chain, builder = read_program(content, ignore=ignore), GraphBuilder()
     rows: dict[Row, int] = {}
