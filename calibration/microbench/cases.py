@@ -49,9 +49,11 @@ def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0, of: str = "j
     """Ops of a library, of a setting or of the named families, for a process with a steady
     allocator.
     """
-    families = FAMILIES
+    families: Sequence[Family] = FAMILIES
     if of == "torch":
-        from hybridperf_calibration.microbench.torch_families import FAMILIES as families
+        from hybridperf_calibration.microbench import torch_families
+
+        families = torch_families.FAMILIES
     known = [family.name for family in families]
     for name in only:
         if name not in known:

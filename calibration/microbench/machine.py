@@ -196,7 +196,7 @@ def fingerprint(settings: Mapping[str, Any], library: str = "jax") -> dict[str, 
     import jax
 
     facts = machine_facts(library)
-    own = {name: facts[name] for name in ("torch", "torch_threads") if name in facts}
+    own: dict[str, Any] = {name: facts[name] for name in facts if name.startswith("torch")}
     config: Any = jax.config  # mypy does not see its flags
     same = ("cpu_model", "cores", "backend", "device_kind", "devices", "jax", "jaxlib", "xla_flags")
     return {

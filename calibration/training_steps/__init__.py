@@ -21,7 +21,10 @@ class Started(Protocol):
     """A step that is called again and again."""
 
     loss: Any  # of the last call
-    program: Mapping[str, Any] | None
+
+    @property
+    def program(self) -> Mapping[str, Any] | None:
+        """What was compiled; None: op by op."""
 
     @property
     def peak_bytes(self) -> float | None:
