@@ -10,12 +10,12 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support.jax_steps import H100, bf16, f32, gpu, ran
 
-AUTO = (AxisType.Auto,)  # newer versions of JAX assume another
-
 import hybridperf as hp
 from hybridperf.io import InputError
 from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.ops import Gemm
+
+AUTO = (AxisType.Auto,)  # newer versions of JAX assume another
 
 # --- many GPUs ------------------------------------------------------------------------------------
 
