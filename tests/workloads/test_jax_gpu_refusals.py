@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support.jax_steps import H100, bf16, f32, gpu, ran
 
@@ -15,11 +15,13 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.ops import Gemm
 
+AUTO = (AxisType.Auto,)  # newer versions of JAX assume another
+
 # --- many GPUs ------------------------------------------------------------------------------------
 
 
 def test_messages_of_a_mesh_have_their_bytes_and_ranks() -> None:
-    mesh = AbstractMesh((2, 8), ("nodes", "gpus"))
+    mesh = AbstractMesh((2, 8), ("nodes", "gpus"), axis_types=AUTO * 2)
 
     def part(x, w):
         y = lax.psum(x @ w, "gpus")
@@ -51,13 +53,13 @@ def test_messages_of_a_mesh_have_their_bytes_and_ranks() -> None:
 
 
 def test_what_a_compiler_has_yet_to_divide_is_refused() -> None:
-    mesh = AbstractMesh((4,), ("data",))
+    mesh = AbstractMesh((4,), ("data",), axis_types=AUTO)
     x = jax.ShapeDtypeStruct((64, 128), jnp.bfloat16, sharding=NamedSharding(mesh, P("data")))
     with pytest.raises(
         InputError, match=r"test_jax_gpu_refusals\.py line \d+: the compiler decides how"
     ):
         gpu(lambda x, w: jnp.tanh(x @ w), x, bf16(128, 256))
-    both = AbstractMesh((2, 4), ("data", "model"))
+    both = AbstractMesh((2, 4), ("data", "model"), axis_types=AUTO * 2)
     half = jax.shard_map(
         lambda x: x * 2, mesh=both, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}
     )
