@@ -45,7 +45,7 @@ class _Kernel:
     ops: list[PricedOp]
     phase: str
     elements: int  # over which it loops; 0: no loop that is compiled
-    before: set[_Kernel]  # kernels that it waits for, through any others
+    readers: dict[_Kernel, None] = dataclasses.field(default_factory=dict)  # of what it makes
     sums: set[int] = dataclasses.field(default_factory=set)  # how many it makes of them
 
 
@@ -55,16 +55,17 @@ def fused(ops: Sequence[PricedOp]) -> list[PricedOp]:
     kernels: list[_Kernel] = []
     for op, calls in ops:
         made_by = [writer[one.storage] for one in op.call.read if one.storage in writer]
-        before = {kernel for one in made_by for kernel in (one, *one.before)}
         size = _elements(op, calls)
         joined = next((one for one in reversed(made_by) if _joins(one, op, size, made_by)), None)
         if joined is None:
-            joined = _Kernel([], op.phase, size, set())
+            joined = _Kernel([], op.phase, size)
             kernels.append(joined)
         joined.ops.append((op, calls))
         if size and isinstance(calls[0].op, Reduction):
             joined.sums |= {one.elements for one in op.call.written}
-        joined.before |= before - {joined}
+        for one in made_by:
+            if one is not joined:
+                one.readers[joined] = None
         writer |= {one.storage: joined for one in _written(op) if one.storage}
     # where the last op of a kernel stood
     place = {id(op): at for at, (op, _) in enumerate(ops)}
@@ -86,9 +87,24 @@ def _looped(op: CapturedOp, call: OpCall) -> list[Tensor]:
 
 
 def _joins(kernel: _Kernel, op: CapturedOp, size: int, made_by: list[_Kernel]) -> bool:
-    between = any(kernel in one.before for one in made_by if one is not kernel)
     alike = size == kernel.elements or size in kernel.sums
-    return bool(size and alike) and kernel.phase == op.phase and not between
+    others = {one for one in made_by if one is not kernel}
+    return bool(size and alike) and kernel.phase == op.phase and not _waits(others, kernel)
+
+
+def _waits(others: set[_Kernel], kernel: _Kernel) -> bool:
+    """Whether any of some kernels waits for another, through any between: the newest of its readers
+    are followed first, since who asks is new, too.
+    """
+    seen, ahead = {kernel}, [kernel] if others else []
+    while ahead:
+        for one in ahead.pop().readers:
+            if one in others:
+                return True
+            if one not in seen:
+                seen.add(one)
+                ahead.append(one)
+    return False
 
 
 def _written(op: CapturedOp) -> list[Tensor]:
