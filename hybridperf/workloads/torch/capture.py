@@ -21,6 +21,7 @@ from typing import Any
 
 from hybridperf.io import InputError
 from hybridperf.workloads.torch.fakes import Fakes, as_on_gpus, without_memory
+from hybridperf.workloads.torch.messages import is_message
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp, line_of, recorder
 
 # as PyTorch's errors say it
@@ -69,7 +70,8 @@ def capture(
         stack.enter_context(_sentences())
         with torch.no_grad() if not train else contextlib.nullcontext():
             _step(torch, fn, args, updates, train, notes)
-            if any(op.phase == OPTIMIZER for op in seen.ops):  # which makes its state only once
+            # an optimizer's state, shards' buffers and a pipeline's stages are made only once
+            if any(op.phase == OPTIMIZER or is_message(op) for op in seen.ops):
                 seen.restart()
                 _step(torch, fn, args, updates, train, [])
         parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()

@@ -39,6 +39,9 @@ COMM = "comm"
 # `scaled_dot_product_attention` on numbers of two bytes
 _ATTENTION_KERNEL, _KERNEL_BYTES = "flash2", 2
 _MESSAGE_LAUNCH = StepPlace("collective_launch")
+_ONE_STAGE = (
+    "one rank is seen: what it waits for of other stages of a pipeline, its bubble, is not counted"
+)
 _NAMED = 12  # unknown ops that an error lists
 
 
@@ -93,6 +96,7 @@ def workload_of(
         transcendentals=float(sum(work.transcendentals * times for work, times in works)),
         notes=(
             *captured.notes,
+            *([_ONE_STAGE] if any(place.role == "p2p" for _, place in rows) else []),
             *(f"ignored {kind}, {times} of them" for kind, times in left_out.items()),
         ),
         peak_memory=PeakMemory(captured.peak_bytes, "parameters, activations and states of"),

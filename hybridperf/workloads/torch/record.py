@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall
+from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
 from hybridperf.workloads.torch.storages import StorageTally
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
@@ -132,9 +132,7 @@ def _argument(torch: Any, tally: StorageTally, value: Any) -> Argument:
         turned = value.dim() > 1 and value.stride(-1) > 1 and value.stride(-2) == 1
         return Tensor(shape, dtype, storage=tally.number(value), transposed=turned)
     if isinstance(value, list | tuple):
-        found = tuple(_argument(torch, tally, one) for one in value)
-        kept = tuple(one for one in found if isinstance(one, Tensor))
-        return kept or None
+        return tuple(flat([_argument(torch, tally, one) for one in value])) or None
     return None
 
 
