@@ -68,11 +68,10 @@ def predict(
     elif trace:
         workload = recorded_step(trace, ignore=skip)
     elif torch:
-        fabric = loaded.collectives
-        per_node = 8 if fabric is None else fabric.system.accelerators_per_node
-        workload = torch_step(
-            torch, ranks=gpus, ignore=skip, compiled=compiled, gpus_per_node=per_node
-        )
+        node = {}
+        if fabric := loaded.collectives:
+            node = {"gpus_per_node": fabric.system.accelerators_per_node}
+        workload = torch_step(torch, ranks=gpus, ignore=skip, compiled=compiled, **node)
     else:
         measured_on = loaded.device.multiprocessors
         if loaded.device.kind == "cpu" and measured_on and hasattr(os, "sched_setaffinity"):

@@ -35,7 +35,6 @@ class Captured:
     name: str
     ops: tuple[CapturedOp, ...]
     peak_bytes: float  # the most that was alive at once
-    parameters: float  # how many numbers are trained
     notes: tuple[str, ...] = ()
 
 
@@ -74,11 +73,7 @@ def capture(
             if any(op.phase == OPTIMIZER or is_message(op) for op in seen.ops):
                 seen.restart()
                 _step(torch, fn, args, updates, train, [])
-        parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
-        return Captured(
-            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes,
-            float(sum(one.numel() for one in parameters if one.requires_grad)), tuple(notes),
-        )  # fmt: skip
+        return Captured(name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, tuple(notes))
 
 
 def _name(fn: Any) -> str:

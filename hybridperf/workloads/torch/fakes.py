@@ -46,7 +46,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         ) -> Any:
             if func is torch.Tensor.cuda:
                 return args[0]
-            if _asked_by_a_mesh(sys._getframe(1)) or _of_known_numbers(torch, func, args):
+            if _asked_by_a_mesh(sys._getframe(1)) or _of_known_numbers(torch, func, args, kwargs):
                 with unset_fake_temporarily():
                     return func(*args, **(kwargs or {}))
             moved = {name: _here(value) for name, value in (kwargs or {}).items()}
@@ -98,9 +98,10 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         yield
 
 
-def _of_known_numbers(torch: Any, func: Any, args: Any) -> bool:
+def _of_known_numbers(torch: Any, func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a few numbers that models read as they are built are made, or such are worked on."""
-    given = [one for one in args if isinstance(one, torch.Tensor)]
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    given = [one for one in leaves if isinstance(one, torch.Tensor)]
     real = all(type(one) is torch.Tensor and one.numel() <= _FEW for one in given)
     return real if given else func is torch.linspace
 

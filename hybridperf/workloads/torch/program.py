@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from hybridperf.engine.graph import Graph, GraphBuilder
-from hybridperf.engine.outputs import COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.io import InputError
 from hybridperf.model.calls import Call, GivenSeconds, InStep, StepPlace
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
+from hybridperf.workloads.issue import COMM, COMPUTE
 from hybridperf.workloads.torch.capture import Captured, capture
 from hybridperf.workloads.torch.fusion import PricedOp, fused
 from hybridperf.workloads.torch.messages import (
@@ -35,7 +35,6 @@ from hybridperf.workloads.torch.record import BACKWARD, OPTIMIZER, CapturedOp
 from hybridperf.workloads.transformer.in_step import call_in_step, misaligned
 
 EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
-COMM = "comm"
 # `scaled_dot_product_attention` on numbers of two bytes
 _ATTENTION_KERNEL, _KERNEL_BYTES = "flash2", 2
 _MESSAGE_LAUNCH = StepPlace("collective_launch")
