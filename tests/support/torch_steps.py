@@ -3,6 +3,8 @@
 Without PyTorch, who imports this is skipped.
 """
 
+import dataclasses
+
 import pytest
 
 from hybridperf.workloads.torch.capture import capture
@@ -39,3 +41,34 @@ def works_of(step, *args, **options):
     captured = capture(step, args, **({"train": False} | options))
     return [(op.phase, call.op.work()) for op, calls in priced_ops(captured, frozenset())
             for call in calls]  # fmt: skip
+
+
+# which PyTorch's counter leaves out, or cannot count without numbers
+NOT_COUNTED = ("aten::_grouped_mm", "aten::_scaled_dot_product_flash_attention_for_cpu")
+
+
+def flops_of(step, *args):
+    """(ours, PyTorch's) of products, convolutions and attention of a forward pass, but for the ops
+    that it cannot count.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    forward = capture(step, args, train=False)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        step(*args)
+    ours = sum(
+        as_counted(call) for one in forward.ops if one.call.kind not in NOT_COUNTED
+        for call in kernels(one.call) or () if call.op.unit == "matrix"
+    )  # fmt: skip
+    counted = counter.get_flop_counts().get("Global", {})
+    return ours, sum(n for op, n in counted.items() if str(op) != "aten._grouped_mm")
+
+
+def as_counted(call):
+    """Flops of a call as PyTorch counts them: attention of every query to every key, no biases."""
+    op = call.op
+    for field in ("causal", "bias"):
+        if op.unit == "matrix" and hasattr(op, field):
+            op = dataclasses.replace(op, **{field: 0.0})
+    return op.work().flops * call.times

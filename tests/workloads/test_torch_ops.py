@@ -95,6 +95,37 @@ def test_attention_is_told_by_its_mask() -> None:
     assert attend(k) == PrefillAttention("bf16", 2, 128, 8, 64, 8, kv_len=256, causal=0.0)
 
 
+@pytest.mark.parametrize(
+    ("mask", "share"),
+    [
+        (None, 1.0),
+        (lambda b, h, i, j: i >= j, 0.5),
+        (lambda b, h, i, j: (i >= j) & (i - j < 256), 7 / 32),  # a window of a quarter
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flexible_attention_skips_what_its_mask_leaves_out(mask, share, compiled) -> None:
+    from torch.nn.attention import flex_attention as flex
+
+    attend = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
+    q = torch.zeros(2, 8, 1024, 64, dtype=torch.bfloat16, requires_grad=True)
+    k = torch.zeros(2, 2, 1024, 64, dtype=torch.bfloat16)
+    blocks = mask and flex.create_block_mask(mask, None, None, 1024, 1024, device="cpu")
+
+    def step():
+        grouped = {"block_mask": blocks, "enable_gqa": True}
+        return attend(q, k, k, lambda score, b, h, i, j: score + i - j, **grouped).sum()
+
+    captured = capture(step, ())
+    found = [
+        call for one in captured.ops for call in kernels(one.call) or ()
+        if isinstance(call.op, Attention)
+    ]  # fmt: skip
+    assert [call.op for call in found] == 2 * [EncoderAttention("bf16", 2, 1024, 8, 64, 2)]
+    times = [share, share * FUSED_ATTENTION]
+    assert [call.times for call in found] == [pytest.approx(one, rel=0.01) for one in times]
+
+
 def test_products_of_odd_widths_are_known() -> None:
     """50257 is no multiple of 8, 50304 is; a number of tokens matters to nobody."""
 
@@ -173,6 +204,7 @@ def test_messages_of_a_graph_are_scattered(kind, scattered) -> None:
         (lambda own: torch.optim.SGD(own, momentum=0.9, fused=True), 5),
         (lambda own: torch.optim.Adagrad(own, fused=True), 5),
         (lambda own: torch.optim.Adam(own, fused=True), 7),
+        (lambda own: torch.optim.Adam(own, fused=True, amsgrad=True), 9),
     ],
 )
 def test_fused_updates_move_what_they_hold(made, moved) -> None:

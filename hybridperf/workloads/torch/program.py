@@ -10,7 +10,7 @@ that loops reach, what a host needs for a launch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,8 +45,9 @@ _NAMED = 12  # unknown ops that an error lists
 
 
 def from_torch(
-    fn: Callable, *args: Any, optimizer: Any = None, train: bool = True, compiled: bool = False,
-    gpus_per_node: int = 8, ignore: Collection[str] = (), name: str | None = None,
+    fn: Callable, *args: Any, kwargs: Mapping[str, Any] | None = None, optimizer: Any = None,
+    train: bool = True, compiled: bool = False, gpus_per_node: int = 8,
+    ignore: Collection[str] = (), name: str | None = None,
 ) -> Workload:  # fmt: skip
     """A step of a PyTorch program on a GPU that is not here.
 
@@ -55,6 +56,7 @@ def from_torch(
     Args:
         fn: a module, or a function that returns a loss or does a whole step.
         args: what it takes; real tensors stand for their shapes and formats.
+        kwargs: what it takes by name, alike: {"labels": labels}.
         optimizer: of the module's parameters, or its class; None: none.
         train: with gradients; else inference alone.
         compiled: by `torch.compile`, as a whole; else op by op.
@@ -66,7 +68,9 @@ def from_torch(
         InputError: PyTorch is not installed; what the program does next depends on numbers; an op
             that nobody can price, which is named with its line.
     """
-    captured = capture(fn, args, optimizer=optimizer, train=train, name=name)
+    captured = capture(
+        fn, args, kwargs=kwargs, optimizer=optimizer, train=train, name=name
+    )  # fmt: skip
     return workload_of(captured, compiled=compiled, gpus_per_node=gpus_per_node, ignore=ignore)
 
 
