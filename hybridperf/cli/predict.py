@@ -66,7 +66,7 @@ def predict(
         loaded = loaded.with_collectives(collectives_by_name(system))
     skip = [name for name in ignore.split(",") if name]
     fabric = loaded.collectives
-    per_node = 8 if fabric is None else fabric.system.accelerators_per_node
+    node = {"gpus_per_node": fabric.system.accelerators_per_node} if fabric else {}
     if measure and loaded.device.kind != "cpu":
         raise wrong(
             f"expected a model of this machine with --measure, got {model}: it runs the step here"
@@ -77,9 +77,8 @@ def predict(
         workload = recorded_step(trace, ignore=skip)
     elif torch:
         workload = torch_step(
-            torch, ranks=gpus, ignore=skip, compiled=compiled, gpus_per_node=per_node,
-            backend=loaded.device.kind,
-        )  # fmt: skip
+            torch, ranks=gpus, ignore=skip, compiled=compiled, backend=loaded.device.kind, **node
+        )
     else:
         measured_on = loaded.device.multiprocessors
         if loaded.device.kind == "cpu" and measured_on and hasattr(os, "sched_setaffinity"):
@@ -92,7 +91,7 @@ def predict(
             else:  # which is not here
                 device = loaded.device
                 content = lower_program(fn, *args, device=device, donate_argnums=donate, name=jax)
-        workload = from_program(content, ignore=skip, gpus_per_node=per_node)
+        workload = from_program(content, ignore=skip, **node)
     result = predict_step(loaded, workload)
     print(prediction_report(result))
     common.result(

@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.outputs import COMPUTE as COMPUTE
 from hybridperf.hardware import Host
 from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds
 from hybridperf.ops import OpCall
 
-COMPUTE, COMM, COPY = "compute", "comm", "copy"
+COMM, COPY = "comm", "copy"
 KERNEL_CALL, COPY_CALL = "cudaLaunchKernel", "cudaMemcpyAsync"
 _COPY_NAMES = ("aten::to",)
 

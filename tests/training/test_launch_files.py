@@ -234,6 +234,12 @@ def test_maxtext_splits_degrees_between_a_node_and_the_network(tmp_path) -> None
         ),
         (
             "torchtitan",
+            Layout(pp=2, accumulation=4, schedule="zero_bubble"),
+            "takes two stages a rank or more",
+            "none of",
+        ),
+        (
+            "torchtitan",
             Layout(dp=8, zero=1),
             "no ZeRO stage 1",
             "deepspeed, maxtext, megatron, nemo can",
@@ -281,99 +287,6 @@ def test_rows_that_a_plan_has_not(found, row, tmp_path) -> None:
 def test_unknown_frameworks_are_told_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'megatron'"):
         target_called("megatronlm")
-
-
-# scripts of others -------------------------------------------------------------------------------
-
-_MEGATRON = """#!/bin/bash
-GPUS_PER_NODE=8
-NNODES=4
-TP=4
-MODEL_ARGS=(
-    --num-layers 96 --hidden-size 12288   # GPT-3
-    --num-attention-heads 96 --seq-length 2048 --vocab-size 51200
-)
-PARALLEL="--tensor-model-parallel-size ${TP} --pipeline-model-parallel-size ${PP:-2} --sequence-parallel"
-torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py \\
-    ${MODEL_ARGS[@]} $PARALLEL --micro-batch-size 2 --global-batch-size 64 \\
-    --bf16 --recompute-activations --use-distributed-optimizer
-"""  # noqa: E501
-
-
-def test_variables_and_arrays_of_a_script_are_followed(tmp_path) -> None:
-    (tmp_path / "run.sh").write_text(_MEGATRON)
-    found = read_launch(tmp_path / "run.sh")
-    assert found.row["model"] == "gpt3-175b"
-    assert found.step.layout == Layout(
-        tp=4, pp=2, dp=4, sequence_parallel=True, zero=1, micro_batch=2, accumulation=8
-    )
-    assert found.unread == ("--recompute-activations",)  # said, not passed over
-
-
-@pytest.mark.parametrize(
-    ("words", "unread"),
-    [
-        ("--fp8-format hybrid", ["--fp8-format hybrid"]),  # Megatron's recipe of itself: delayed
-        (
-            "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
-            [
-                "--recompute-granularity full",
-                "--recompute-method block",
-                "--recompute-num-layers 4",
-            ],
-        ),
-        ("--fp8-format hybrid --fp8-recipe tensorwise --normalization LayerNorm", []),
-    ],
-)
-def test_words_that_make_no_choice_are_said(tmp_path, words, unread) -> None:
-    (tmp_path / "run.sh").write_text(_MEGATRON.replace("--bf16", f"--bf16 {words}"))
-    assert [*read_launch(tmp_path / "run.sh").unread] == ["--recompute-activations", *unread]
-
-
-def test_a_model_of_nobody_is_its_sizes(tmp_path) -> None:
-    text = _MEGATRON.replace("--num-layers 96", "--num-layers 90")
-    (tmp_path / "run.sh").write_text(text)
-    row = read_launch(tmp_path / "run.sh").row
-    assert "model" not in row
-    assert (row["family"], row["layers"], row["hidden"]) == ("gpt", 90, 12288)
-    assert resolve(pd.DataFrame([row | {"gpu": "h100_sxm"}])).rows[0].config is not None
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (("TP=4\n", ""), r"the variable \$\{TP\}, which the script does not set"),
-        (("TP=4", "TP=3"), "expected tp x pp x cp to divide the 32 GPUs"),
-        (("--global-batch-size 64", "--global-batch-size 65"), "expected batches that divide"),
-        (("--bf16", "--fp64"), "--bf16"),
-        (("pretrain_gpt.py", "pretrain_mine.py"), "expected a script that starts one of"),
-        (("--nnodes $NNODES", ""), "expected a whole number in --nnodes"),
-        (("TP=4", "TP=" + 5000 * "4"), "expected settings of a step"),
-        (
-            (
-                "--bf16",
-                "--bf16 --use-distributed-optimizer --num-distributed-optimizer-instances 3",
-            ),
-            "optimizer instances that divides the",
-        ),
-    ],
-)
-def test_scripts_that_make_no_step(tmp_path, change, says) -> None:
-    (tmp_path / "run.sh").write_text(_MEGATRON.replace(*change))
-    if says == "--bf16":  # nothing said: fp32, as Megatron has it
-        assert read_launch(tmp_path / "run.sh").row["precision"] == "fp32"
-        return
-    with pytest.raises(InputError, match=says) as error:
-        read_launch(tmp_path / "run.sh")
-    assert "\n" not in str(error.value)
-
-
-def test_torchtitans_own_defaults_of_a_model(tmp_path) -> None:
-    started = "torchrun --nnodes=1 --nproc_per_node=8 -m torchtitan.train"
-    (tmp_path / "run.sh").write_text(f"{started} --module llama3 --config llama3_70b\n")
-    found = read_launch(tmp_path / "run.sh").step
-    assert (found.layout.tp, found.layout.dp, found.layout.micro_batch) == (8, 1, 8)
-    assert (found.layout.recompute, found.framework) == ("full", "torchtitan_eager")
 
 
 # the commands ------------------------------------------------------------------------------------

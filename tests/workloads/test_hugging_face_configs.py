@@ -298,3 +298,46 @@ def test_the_first_layers_of_a_qwen_attend_to_all(said, windowed):
     )  # fmt: skip
     assert [*fields_of(given).get("mixers", ())][2:] == ["window"] * windowed
     assert fields_of(given).get("mixers", ["attention"] * 2)[:2] == ["attention"] * 2
+
+
+@pytest.mark.parametrize(
+    ("model_type", "windowed"),
+    [("qwen2", [2, 3]), ("qwen2_moe", [0]), ("qwen3_moe", [0, 1, 2, 3])],
+)
+def test_windows_of_qwens_are_where_transformers_has_them(model_type, windowed):
+    """Of its later layers, of every other of the first ones, of all; as their configs say."""
+    given = config(
+        model_type, 1024, 8, 4, 4096, 32000, num_key_value_heads=8, max_position_embeddings=32768,
+        sliding_window=4096, use_sliding_window=True, max_window_layers=2, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+    )  # fmt: skip
+    mixers = fields_of(given)["mixers"]
+    assert [at for at, one in enumerate(mixers) if one == "window"] == windowed
+
+
+def test_layers_of_a_nemotron_as_transformers_saves_them():
+    """Words for each layer in place of a pattern and a number."""
+    with_pattern = {**PUBLISHED["Nemotron-H-8B"][1]}
+    pattern = with_pattern["hybrid_override_pattern"]
+    words = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
+    saved = {**with_pattern, "layers_block_type": [words[one] for one in pattern]}
+    for key in ("hybrid_override_pattern", "num_hidden_layers"):
+        del saved[key]
+    assert fields_of(saved) == fields_of(with_pattern)
+
+
+# of these no sizes are given where a config says nothing: `for_model` makes no model
+_WITHOUT_SIZES = ("nemotron", "nemotron_h", "deepseek_v2", "kimi_k2")
+
+
+@pytest.mark.parametrize("name", [one for one in architectures() if one not in _WITHOUT_SIZES])
+def test_parameters_are_those_that_transformers_makes(name, tmp_path):
+    """Of four layers, made without memory by Hugging Face's own code from its own defaults."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
+    transformers = pytest.importorskip("transformers", reason="transformers is missing (`dev`)")
+    own = transformers.AutoConfig.for_model(name, num_hidden_layers=4)
+    own.to_json_file(tmp_path / "config.json", use_diff=False)
+    with torch.device("meta"):
+        net = transformers.AutoModelForCausalLM.from_config(own)
+    theirs = sum(one.numel() for one in net.parameters())
+    assert load_shape(tmp_path / "config.json").parameters == pytest.approx(theirs, rel=1e-3)

@@ -119,6 +119,77 @@ def test_replicas_reduce_their_gradients_in_buckets(h100) -> None:
     assert alone_s < replicated_s < 1.3 * alone_s
 
 
+@pytest.mark.parametrize("kind", ["ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B"])
+def test_a_stage_of_a_pipeline_sends_and_is_sent_its_batches(kind) -> None:
+    """Eight micro-batches go to the next rank, their gradients come back; a rank of two stages
+    gets the second one's from the last rank, and returns theirs.
+    """
+    from torch.distributed import pipelining
+
+    batch = torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16)
+    with hp.without_memory(ranks=4):
+        looped = kind == "ScheduleInterleaved1F1B"
+        stages = [
+            pipelining.PipelineStage(layers(), at, 8 if looped else 4, torch.device("cuda"))
+            for at in ((0, 4) if looped else (0,))
+        ]
+        schedule = getattr(pipelining, kind)(
+            stages if looped else stages[0], 8, loss_fn=lambda found, _: found.sum()
+        )
+        step = hp.from_torch(lambda: schedule.step(batch), gpus_per_node=2)
+    found = exchanged(step)
+    size = ROWS * WIDTH * 2
+    with_next = 16 * len(stages), pytest.approx(2 * size * len(stages))
+    assert found["sendrecv", 2, 1] == with_next
+    if looped:  # the last rank is on another node
+        assert found["sendrecv", 2, 2] == (16, pytest.approx(2 * size))
+    products = sum(
+        times for call, times in zip(step.calls, step.times_run(), strict=True)
+        if isinstance(call, OpCall) and isinstance(call.op, Gemm)
+    )  # fmt: skip
+    # three for each of a stage's layers, of which the first one's input needs no gradient
+    assert products == 8 * (3 * 2 * DEPTH * len(stages) - 1)
+    assert "its bubble, is not counted" in " ".join(step.notes)
+
+
+def test_who_takes_part_is_known_or_the_line_is_named() -> None:
+    """A group of one sends nothing; one that is not there is not free."""
+    x = torch.zeros(64)
+    with hp.without_memory(ranks=2):
+        alone = torch.distributed.new_group([0])
+
+        def step(x):
+            y = x * 2
+            torch.distributed.all_reduce(y, group=alone)
+            return y
+
+        assert not exchanged(hp.from_torch(step, x, train=False))
+        lost = torch.ops._c10d_functional.all_reduce
+        with pytest.raises(InputError, match=rf"{__file__} line .*all_reduce is not known"):
+            hp.from_torch(lambda x: lost(x, "sum", "nobody"), x, train=False)
+
+
+@pytest.mark.parametrize(
+    ("ask", "name", "times"),
+    [
+        (lambda all_, mine: torch.distributed.all_gather(all_, mine), "all_gather", 4),
+        (lambda all_, mine: torch.distributed.reduce_scatter(mine, all_), "reduce_scatter", 4),
+        (lambda all_, mine: torch.distributed.all_to_all(all_, [*all_]), "alltoall", 4),
+        (lambda all_, mine: torch.distributed.reduce(mine, 0), "reduce", 1),
+        (lambda all_, mine: torch.distributed.broadcast(mine, 0), "broadcast", 1),
+        (lambda all_, mine: torch.distributed.all_reduce(mine), "all_reduce", 1),
+        (lambda all_, mine: torch.distributed.recv(mine, 1), "sendrecv", 1),
+    ],
+)
+def test_messages_of_lists_have_all_of_their_bytes(ask, name, times) -> None:
+    with hp.without_memory(ranks=4):
+        step = hp.from_torch(
+            lambda x: ask([torch.empty_like(x) for _ in range(4)], x * 2), torch.zeros(1000)
+        )
+    ranks = 2 if name == "sendrecv" else 4
+    assert exchanged(step) == {(name, ranks, 1): (1, times * 4000)}
+
+
 def test_messages_need_links_and_a_group_is_made_once() -> None:
     with pytest.raises(InputError, match="expected a model with collectives"):
         hp.predict("h100_sxm", sharded(8))

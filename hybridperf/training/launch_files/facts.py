@@ -32,6 +32,13 @@ Facts = dict[str, Any]
 
 RANK_ORDERS = ("tp cp dp pp", "tp cp pp dp")
 _SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "kv_heads", "head_dim", "experts", "topk")
+# facts of which none is 0 where a file gives it; batches over all may be -1, as the others say
+COUNTS = frozenset({
+    "hidden", "heads", "layers", "vocab", "kv_heads", "key_groups", "head_dim", "seq", "mlp_ffn",
+    "tp", "tp_plain", "tp_sequence", "pp", "cp", "ep", "expert_tp", "vp", "chunks", "chunk_layers",
+    "stage_layers", "copies", "dp_copies", "micro_batch", "accumulation", "pass_batch", "passes",
+    "pipe_batches",
+})  # fmt: skip
 # words of rows for a scheme in which layers multiply; "" is their number format
 _PRECISIONS = {"fp8": "fp8", "fp8_block": "mxfp8", "nvfp4": "nvfp4"}
 _LATENT = ("query_rank", "kv_rank", "plain_dim", "rotary_dim", "value_dim")

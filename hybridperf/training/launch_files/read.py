@@ -86,7 +86,13 @@ def _understood(script: Script, settings: Settings, path: Path) -> ReadLaunch:
                 f"expected a value of {name}, got the variable {settings[name]}, which the script"
                 " does not set; write it out"
             )
+    settings = target.in_our_words(settings)
     x = target.facts_in(settings)
+    if wrong := [*_unmeant(target, settings, x, "precision")]:
+        known = ", ".join(target.choose["precision"])
+        raise InputError(
+            f"expected a precision that is priced ({known}), got {', '.join(wrong)}; mend it"
+        )
     model, shape = _model(target, settings, x, script.said.get("job-name", ""), path)
     layout = layout_of(x, gpus, shape.depth)
     precision = str(x["precision"])
@@ -96,7 +102,8 @@ def _understood(script: Script, settings: Settings, path: Path) -> ReadLaunch:
         shape, layout, precision, str(x["framework"]), model, script.gpus_per_node,
         script.said.get("gpu", ""), script.said.get("system", ""),
     )  # fmt: skip
-    return ReadLaunch(step, (*_unread(target, settings), *_unmeant(target, settings, x)))
+    unmeant = (one for fact in target.choose for one in _unmeant(target, settings, x, fact))
+    return ReadLaunch(step, (*_unread(target, settings), *unmeant))
 
 
 def _model(
@@ -187,15 +194,15 @@ def _unread(target: Target, settings: Settings) -> Iterator[str]:
             yield name
 
 
-def _unmeant(target: Target, settings: Settings, x: Facts) -> Iterator[str]:
+def _unmeant(target: Target, settings: Settings, x: Facts, fact: str) -> Iterator[str]:
     """Settings of which a fact is chosen whose words are of none of its choice."""
-    for fact, values in target.choose.items():
-        chosen = values[word_of(x[fact])]
-        for name in dict.fromkeys(key for one in values.values() for key in one):
-            given = settings.get(name, target.default.get(name))
-            of_no_choice = name not in chosen and given != target.default.get(name)
-            if of_no_choice and not isinstance(given, bool) and name not in target.settings:
-                yield f"{name} {given}"
+    values = target.choose[fact]
+    chosen = values[word_of(x[fact])]
+    for name in dict.fromkeys(key for one in values.values() for key in one):
+        given = settings.get(name, target.default.get(name))
+        of_no_choice = name not in chosen and given != target.default.get(name)
+        if of_no_choice and not isinstance(given, bool) and name not in target.settings:
+            yield f"{name} {given}"
 
 
 def _tells(name: str) -> bool:

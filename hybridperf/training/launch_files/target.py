@@ -15,6 +15,7 @@
     [always], [[also]]    settings that are written for a reader to start with, and where a
                      condition holds; they say nothing of the layout. `env`: of the environment
     [[cannot]]       a condition on facts, and in words what the framework lacks there
+    [[alike]]        settings `given` that are read as others, `as`
     [[model]]        a published model under the framework's own settings, with its own defaults
 
 A setting that begins with -- is a flag; name:word stands as it is, last; others are name=value, or
@@ -34,7 +35,7 @@ import numpy as np
 
 from hybridperf.explore.sweeps.expression import Expression, parse
 from hybridperf.io import InputError, unknown
-from hybridperf.training.launch_files.facts import Facts, alike
+from hybridperf.training.launch_files.facts import COUNTS, Facts, alike
 
 Settings = dict[str, Any]
 _CALLED = {"zero": "ZeRO stage", "rank_order": "order of ranks", "recompute": "recomputation"}
@@ -64,16 +65,17 @@ class Target:
     also: Sequence[Mapping[str, Any]] = ()
     means: Sequence[Mapping[str, Any]] = ()
     cannot: Sequence[Mapping[str, str]] = ()
+    alike: Sequence[Mapping[str, Settings]] = ()
     model: Sequence[Mapping[str, Any]] = ()
 
     def lacks(self, facts: Facts) -> str:
         """What the framework lacks to run this, in words; "" where it runs."""
-        for fact, values in self.choose.items():
-            if (word := word_of(facts[fact])) not in values:
-                return f"it has no {_called(fact)} {word}"
         for one in self.cannot:
             if _holds(one["when"], facts):
                 return one["says"].format(**facts)
+        for fact, values in self.choose.items():
+            if (word := word_of(facts[fact])) not in values:
+                return f"it has no {_called(fact)} {word}"
         if self.axes and self._split(facts) is None:
             per_node = facts["gpus_per_node"]
             return f"its mesh cannot lay these degrees on nodes of {per_node} GPUs"
@@ -101,10 +103,21 @@ class Target:
                 found |= one.get("env", {})
         return found
 
+    def in_our_words(self, given: Settings) -> Settings:
+        """Settings with what stands for others replaced by them."""
+        every = self._with_defaults(given)
+        for one in self.alike:
+            if one["given"].keys() <= every.keys() and alike(one["given"], every):
+                given = given | one["as"]
+        return given
+
     def facts_in(self, given: Mapping[str, Any]) -> Facts:
         """Facts that a file's settings mean."""
         every = self._with_defaults(given)
         found = {fact: every[key] for key, fact in self.settings.items() if key in every}
+        for key, fact in self.settings.items():
+            if key in given and fact in COUNTS:
+                _count(key, given[key])
         for fact, values in self.choose.items():
             holding = [
                 (len(settings), at, value)
@@ -120,8 +133,8 @@ class Target:
             word = max(holding)[-1]
             found[fact] = {"yes": True, "no": False}.get(word, word)
         for axis, fact in self.axes.items():
-            parts = (every.get(name.format(axis), 1) for name in (self.inside, self.across))
-            found[fact] = int(np.prod([int(part) for part in parts]))
+            parts = [name.format(axis) for name in (self.inside, self.across)]
+            found[fact] = int(np.prod([_count(name, every.get(name, 1)) for name in parts]))
         for one in self.means:
             if _holds(one["when"], found):
                 found |= one["facts"]
@@ -197,6 +210,17 @@ def refusal(target: Target, facts: Facts) -> str:
     ]
     could = f"{', '.join(others)} can" if others else f"none of {_listed()} can"
     return f"{target.title} cannot run this layout: {why}; {could}"
+
+
+def _count(setting: str, value: Any) -> Any:
+    """A number that counts something, of 1 or more; what is no number says so where it is used."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value < 1 or value != int(value):
+            raise InputError(
+                f"expected a whole number of 1 or more in {setting}, got {value}; mend it"
+            )
+        return int(value)
+    return value
 
 
 def _listed() -> str:

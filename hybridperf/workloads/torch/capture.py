@@ -18,13 +18,17 @@ import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 from hybridperf.io import InputError
 from hybridperf.workloads.torch.fakes import Fakes, without_memory
-from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp, line_of, recorder
+from hybridperf.workloads.torch.messages import is_message
+from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp, recorder
 
-# as PyTorch's errors say it
-_NEEDS_A_GPU = ("CUDA enabled", "CUDA support", "on CPU", "dummy base class", "to be on GPU")
+_UNSCALED = (
+    "a GradScaler is disabled, as PyTorch makes it where no GPU is: in `with hp.without_memory():`"
+    " it scales"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +39,12 @@ class Captured:
     ops: tuple[CapturedOp, ...]
     peak_bytes: float  # the most that was alive at once
     kept_bytes: float  # of that, what is there before a step and after it
-    parameters: float  # how many numbers are trained
     notes: tuple[str, ...] = ()
 
 
 def capture(
-    fn: Callable, args: Sequence[Any], *, optimizer: Any = None, train: bool = True,
-    name: str | None = None, backend: str = "gpu",
+    fn: Callable, args: Sequence[Any], *, kwargs: Mapping[str, Any] | None = None,
+    optimizer: Any = None, train: bool = True, name: str | None = None, backend: str = "gpu",
 ) -> Captured:  # fmt: skip
     """Run a step of a program on tensors without memory.
 
@@ -49,6 +52,7 @@ def capture(
         fn: a module, or a function; what it closes over is replaced as `args` are.
         args: what it takes: tensors (real ones are not touched, their numbers not read), or trees
             of them.
+        kwargs: what it takes by name, alike.
         optimizer: one of the module's parameters, or its class; None: gradients are not used.
         train: whether gradients are computed, of the loss that `fn` returns; a function that does
             so itself does not return one that still needs it.
@@ -63,23 +67,22 @@ def capture(
         import torch
 
         fakes = Fakes(backend)
-        fn, args = fakes.of(fn), fakes.of(list(args))
+        fn, given = fakes.of(fn), (fakes.of(list(args)), fakes.of(dict(kwargs or {})))
         updates = _optimizer(fakes, fn, optimizer)
         seen = stack.enter_context(recorder(torch))
         notes: list[str] = []
-        seen.tally.hold(torch, (fn, args))
-        stack.enter_context(_sentences())
+        seen.tally.hold(torch, (fn, given))
+        stack.enter_context(_scaled(torch, notes))
         with torch.no_grad() if not train else contextlib.nullcontext():
-            run_step(fn, args, updates, train, notes)
-            if any(op.phase == OPTIMIZER for op in seen.ops):  # which makes its state only once
+            run_step(fn, given[0], updates, train, notes, given[1])
+            # an optimizer's state, shards' buffers and a pipeline's stages are made only once
+            if any(op.phase == OPTIMIZER or is_message(op) for op in seen.ops):
                 seen.restart()
-                run_step(fn, args, updates, train)
+                run_step(fn, given[0], updates, train, kwargs=given[1])
         kept_bytes = seen.tally.alive_bytes
-        parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
         return Captured(
-            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, kept_bytes,
-            float(sum(one.numel() for one in parameters if one.requires_grad)), tuple(notes),
-        )  # fmt: skip
+            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, kept_bytes, tuple(notes)
+        )
 
 
 def _name(fn: Any) -> str:
@@ -89,7 +92,7 @@ def _name(fn: Any) -> str:
 
 def run_step(
     fn: Callable, args: Sequence[Any], updates: Any = None, train: bool = True,
-    notes: list[str] | None = None,
+    notes: list[str] | None = None, kwargs: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """One step, on tensors of either kind: forward, and where there is a loss backward and update.
 
@@ -99,10 +102,11 @@ def run_step(
         updates: the optimizer; None: none.
         train: whether gradients are taken.
         notes: takes what was assumed.
+        kwargs: what it takes by name.
     """
     import torch
 
-    result = fn(*args)
+    result = fn(*args, **(kwargs or {}))
     loss = _loss(torch, result, notes if notes is not None else []) if train else None
     if loss is None:
         return
@@ -110,6 +114,20 @@ def run_step(
     if updates is not None:
         updates.step()
         updates.zero_grad()
+
+
+@contextlib.contextmanager
+def _scaled(torch: Any, notes: list[str]) -> Iterator[None]:
+    """Says where a scaler of losses does nothing: made without a GPU, PyTorch disables it."""
+    scale = torch.amp.GradScaler.scale
+
+    def told(self: Any, outputs: Any) -> Any:
+        if not self.is_enabled() and _UNSCALED not in notes:
+            notes.append(_UNSCALED)
+        return scale(self, outputs)
+
+    with mock.patch.object(torch.amp.GradScaler, "scale", told):
+        yield
 
 
 def _loss(torch: Any, result: Any, notes: list[str]) -> Any:
@@ -146,41 +164,3 @@ def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
     if not isinstance(made, torch.optim.Optimizer):
         raise InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
     return fakes.as_updated(made)
-
-
-@contextlib.contextmanager
-def _sentences() -> Iterator[None]:
-    """What cannot be known without numbers as one sentence that names the program's line."""
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedOperatorException,
-    )
-
-    try:
-        yield
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        what = (
-            "a number is read from a tensor, and what follows may depend on it ({}); return the"
-            " tensor and read it after the step"
-            if isinstance(error, DataDependentOutputException)
-            else "the size of a result depends on numbers ({}); give it a size of its own"
-        )
-        raise InputError(f"{line_of(error)}: {what.format(_op_name(error))}") from error
-    except UnsupportedOperatorException as error:
-        raise InputError(
-            f"{line_of(error)}: {_op_name(error)} has no rule for tensors without memory; register"
-            " one by torch.library.register_fake"
-        ) from error
-    except (AssertionError, RuntimeError, ValueError) as error:
-        if not any(word in str(error) for word in _NEEDS_A_GPU):
-            raise
-        raise InputError(
-            f"{line_of(error)}: PyTorch does this on a GPU only, and none is here"
-            f" ({str(error).splitlines()[0]}); leave it out of the step"
-        ) from error
-
-
-def _op_name(error: Exception) -> str:
-    func = getattr(error, "func", None)
-    return str(func if func is not None else (error.args or ("an op",))[0])

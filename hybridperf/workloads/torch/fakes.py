@@ -11,9 +11,15 @@ from typing import Any
 from unittest import mock
 
 from hybridperf.io import InputError
+from hybridperf.workloads.torch.flex import flex_attended
 from hybridperf.workloads.torch.groups import process_group
+from hybridperf.workloads.torch.refusals import sentences
 
-_MESHES = ("torch/distributed/device_mesh.py", "torch/distributed/_mesh_layout.py")
+# whose numbers are their own and are read: ranks of a mesh, samples of a batch
+_READERS = (
+    "torch/distributed/device_mesh.py", "torch/distributed/_mesh_layout.py",
+    "torch/utils/data/sampler.py", "torch/utils/data/dataloader.py",
+)  # fmt: skip
 _FEW = 4096  # numbers
 _CONTEXTS = ("torch/utils/_device.py", "torch/utils/_stats.py", "torch/_tensor.py")
 _INSTALL = "PyTorch is not installed here: `pip install torch==2.13.0` is its CPU build"
@@ -46,10 +52,10 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         ) -> Any:
             if func is torch.Tensor.cuda:
                 return args[0]
-            if _asked_by_a_mesh(sys._getframe(1)) or _of_known_numbers(torch, func, args):
-                with unset_fake_temporarily():
-                    return func(*args, **(kwargs or {}))
             moved = {name: _here(value) for name, value in (kwargs or {}).items()}
+            if _asked_by_a_reader(sys._getframe(1)) or _of_known_numbers(torch, func, args, moved):
+                with unset_fake_temporarily():
+                    return func(*map(_here, args), **moved)
             if func is torch.nn.functional.scaled_dot_product_attention:
                 # fused kernels of GPUs drop as they go, those of CPUs do not drop
                 args = args[:4] + (0.0,) * (len(args) > 4) + args[5:]
@@ -93,25 +99,36 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         mock.patch.object(torch.nn.Module, "_apply", apply),
         mock.patch.object(torch.cuda, "synchronize", untouched),
         mock.patch.object(torch.nn.init, "_no_grad_trunc_normal_", untouched),  # reads numbers
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", bool),  # no
+        flex_attended(),
+        sentences(),
         process_group(ranks) if ranks > 1 else contextlib.nullcontext(),
     ):
         yield
 
 
-def _of_known_numbers(torch: Any, func: Any, args: Any) -> bool:
+def _of_known_numbers(torch: Any, func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a few numbers that models read as they are built are made, or such are worked on."""
-    given = [one for one in args if isinstance(one, torch.Tensor)]
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    given = [one for one in leaves if isinstance(one, torch.Tensor)]
     real = all(type(one) is torch.Tensor and one.numel() <= _FEW for one in given)
-    return real if given else func is torch.linspace
+    if given:
+        return real
+    return func is torch.linspace or (func is torch.tensor and _whole((*args, *kwargs.values())[0]))
 
 
-def _asked_by_a_mesh(frame: types.FrameType | None) -> bool:
-    """Whether a device mesh calls, or a context of a default device that it has set: its ranks are
-    numbers, and are read.
-    """
+def _whole(value: Any) -> bool:
+    """Whether something is a whole number or lists of them: counts and lengths."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(_whole, value))
+    return isinstance(value, int)
+
+
+def _asked_by_a_reader(frame: types.FrameType | None) -> bool:
+    """Whether one of `_READERS` calls, or a context of a default device that it has set."""
     while frame is not None and frame.f_code.co_filename.endswith(_CONTEXTS):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.endswith(_MESHES)
+    return frame is not None and frame.f_code.co_filename.endswith(_READERS)
 
 
 def _here(value: Any) -> Any:
@@ -120,6 +137,11 @@ def _here(value: Any) -> Any:
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
     return "cpu" if isinstance(value, str) and value.split(":")[0] == "cuda" else value
+
+
+def _is_count(tensor: Any) -> bool:
+    """Whether a tensor is a single whole number or flag, which modules read and count up."""
+    return tensor.numel() == 1 and not (tensor.is_floating_point() or tensor.is_complex())
 
 
 class Fakes:
@@ -141,6 +163,8 @@ class Fakes:
         if isinstance(value, torch.optim.Optimizer):
             groups = [one for group in value.param_groups for one in group["params"]]
             return self.as_updated(self._copied(value, groups))
+        if isinstance(value, torch.amp.GradScaler):
+            return self._copied(value)
         if isinstance(value, types.MethodType):
             return types.MethodType(value.__func__, self.of(value.__self__))
         if isinstance(value, types.FunctionType):
@@ -157,9 +181,11 @@ class Fakes:
                 group["foreach"] = True
         return optimizer
 
-    def _copied(self, value: Any, tensors: list[Any]) -> Any:
+    def _copied(self, value: Any, tensors: list[Any] | None = None) -> Any:
         """A module or optimizer with other tensors; itself where these have no memory already."""
-        if all([self._tensor(one) is one for one in tensors]):
+        if tensors is not None and all(
+            [self._tensor(one) is one for one in tensors if not _is_count(one)]
+        ):
             return value
         import torch
 
@@ -167,16 +193,25 @@ class Fakes:
             return self._tensor(one)
 
         with mock.patch.object(torch.Tensor, "__deepcopy__", replaced):
-            return copy.deepcopy(value, self.known)
+            made = copy.deepcopy(value, self.known)
+            for name, held in vars(value).items():  # what an optimizer does not save
+                if name not in vars(made):
+                    vars(made)[name] = copy.deepcopy(held, self.known)
+        return made
 
     def _tensor(self, value: Any) -> Any:
         import torch
-        from torch._subclasses.fake_tensor import FakeTensor
+        from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
         if id(value) in self.known:
             return self.known[id(value)]
         found = value
-        if not isinstance(value, FakeTensor) and type(value) in (torch.Tensor, torch.nn.Parameter):
+        if isinstance(value, FakeTensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+            pass
+        elif _is_count(value):
+            with unset_fake_temporarily():
+                found = value.clone()
+        else:
             with torch.no_grad():
                 found = torch.empty_strided(
                     value.shape, value.stride(), dtype=value.dtype, device="cpu"
@@ -193,7 +228,7 @@ class Fakes:
         """The function with modules, optimizers and tensors that it refers to replaced."""
         import torch
 
-        kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+        kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
 
         def replaced(one: Any) -> Any:
             return self.of(one) if isinstance(one, (*kinds, list, tuple, dict)) else one

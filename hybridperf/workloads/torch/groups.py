@@ -9,6 +9,7 @@ from unittest import mock
 
 from hybridperf.io import InputError
 from hybridperf.workloads.torch.replicas import reduced_by_hooks
+from hybridperf.workloads.torch.stages import stages_alone
 
 
 @contextlib.contextmanager
@@ -34,7 +35,9 @@ def process_group(ranks: int) -> Iterator[None]:
 
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
-        with mock.patch.object(DeviceMesh, "__init__", here), reduced_by_hooks():
+        with (
+            mock.patch.object(DeviceMesh, "__init__", here), reduced_by_hooks(), stages_alone()
+        ):  # fmt: skip
             yield
     finally:
         dist.destroy_process_group()

@@ -36,8 +36,9 @@ _OPTIMIZERS = {
     "_fused_adamw": (4.0, 3.0, 12.0, 1.0),
     "_fused_sgd": (2.0, 1.0, 2.0, 0.0),
 }
-# of kernels that are no op of ours, the same: SGD with momentum, Adagrad
-_LOOPED = (3, 2, 4, 0), (3, 2, 6, 1)
+_ADAM_LISTS = 5  # parameters, gradients, two moments, counts of steps
+# of kernels that are no op of ours, the same
+_LOOPED = {"momentum": (3, 2, 4, 0), "adagrad": (3, 2, 6, 1), "amsgrad": (5, 4, 13, 1)}
 _FOREACH = "_foreach_"
 # reads, flops, transcendentals
 _REGISTERED = ((1, 1, 0), (2, 1, 0), (1, 0, 1), (2, 0, 1), (1, 2, 1), (1, 8, 1), (1, 0, 0))
@@ -46,6 +47,7 @@ LAYER_NORM_BACKWARD_FLOPS = 10
 _GRADIENT_FIRST = ("native_batch_norm_backward", "native_group_norm_backward")
 _BATCH_NORM_BACKWARD_FLOPS = 11  # the same, with the scale's and shift's gradients as by-products
 
+_LIKELIHOODS = ("nll_loss_forward", "nll_loss2d_forward")  # of rows, of pixels
 _INTERPOLATION_FLOPS = 8  # bilinear: four numbers, each times its weight and added
 
 Ops = tuple[ops.Op | ops.OpCall, ...]  # a call where an op runs so many times over
@@ -169,7 +171,7 @@ def loss(call: TorchCall) -> Ops:
     """Distance of two tensors, summed unless the result has as many elements as they."""
     read, written = call.read, call.written
     needs(len(read) > 1)
-    if call.kind == "nll_loss_forward":  # one log probability per row
+    if call.kind in _LIKELIHOODS:  # one log probability per row
         rows = read[1].elements
         target = Tensor((rows,), read[0].dtype)
         sums: dict[str, Any] = {"loop": "reduction", "summed": float(rows)}
@@ -231,9 +233,14 @@ def optimizer(call: TorchCall) -> Ops:
     needs(call.lists)
     first = call.lists[0]
     n = float(sum(tensor.elements for tensor in first))
-    momentum, adagrad = call.kind == "_fused_sgd" and len(call.lists) > 2, "adagrad" in call.kind
-    if momentum or adagrad:
-        reads, writes, flops, transcendentals = _LOOPED[adagrad]
+    lists = len(call.lists)
+    other = (
+        "momentum" if call.kind == "_fused_sgd" and lists > 2
+        else "adagrad" if "adagrad" in call.kind
+        else "amsgrad" if "adam" in call.kind and lists > _ADAM_LISTS else ""
+    )  # fmt: skip
+    if other:
+        reads, writes, flops, transcendentals = _LOOPED[other]
         whole = Tensor((int(n),), first[0].dtype)
         return loop(whole, reads * whole.bytes, flops, transcendentals, writes * whole.bytes)
     return (ops.OptimizerUpdate(first[0].dtype, n, *_OPTIMIZERS[call.kind]),)
@@ -248,7 +255,7 @@ LOOPS: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, elementwise),
     **dict.fromkeys((_FOREACH + kind for kind in (*_ELEMENTWISE, "zero", "copy", "norm")), foreach),
     **named("rules", _RULES),
-    **dict.fromkeys((*NAMES["loss_counts"], "nll_loss_forward"), loss),
+    **dict.fromkeys((*NAMES["loss_counts"], *_LIKELIHOODS), loss),
     **dict.fromkeys((*_OPTIMIZERS, "_fused_adagrad"), optimizer),
 }
 

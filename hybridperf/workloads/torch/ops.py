@@ -98,6 +98,8 @@ def _answer(call: TorchCall, own: Mapping[str, Rule]) -> Ops:
         rule = _buffered
     elif space in ("torch::distributed::reducer", "torch.distributed.ddp.reducer"):
         return ()  # a gradient scaled and put into its place by the ops inside
+    elif space == "hybridperf":
+        rule = PRODUCTS.get(kind)
     elif space in ("aten", ""):
         kind = _bare(kind)
         # else a mark that somebody set, or a function of their own
@@ -221,6 +223,20 @@ def _sampled(call: TorchCall) -> Ops:
     return over(Random, x) + loop(x, 2 * x.bytes, 1, 0) + largest
 
 
+def _left_aligned(call: TorchCall) -> Ops:
+    """Whether each row's marks come first: the marks are read once."""
+    (_, marks) = call.single(0, 1)
+    return in_rows(Reduction, marks, marks.shape[-1])
+
+
+def _unscaled(call: TorchCall) -> Ops:
+    """Lists of gradients divided by a loss's scale, and looked through for overflows."""
+    needs(call.lists)
+    n, dtype = sum(one.elements for one in call.lists[0]), call.lists[0][0].dtype
+    whole = Tensor((n,), dtype)
+    return loop(whole, whole.bytes, 2, 0)
+
+
 def _fourier(call: TorchCall) -> Ops:
     """A pass along each dimension, of 5 n log2 n flops for n complex numbers, as FFTW counts them
     (https://www.fftw.org/speed/method.html).
@@ -257,5 +273,7 @@ RULES: dict[str, Rule] = {
     "cross_entropy_loss": _cross_entropy,
     "binary_cross_entropy_with_logits": _cross_entropy_of_logits,
     "multinomial": _sampled,
-    "nll_loss_backward": _loss_gradient,
+    "_nested_tensor_from_mask_left_aligned": _left_aligned,
+    "_amp_foreach_non_finite_check_and_unscale": _unscaled,
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _loss_gradient),
 }

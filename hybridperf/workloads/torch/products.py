@@ -94,6 +94,19 @@ def attention_gradient(call: TorchCall) -> Ops:
     return (OpCall(forward, times=ratios.FUSED_ATTENTION),)
 
 
+def flex_attention(call: TorchCall) -> Ops:
+    """Attention of all queries to all keys, as large a share of it as the mask keeps."""
+    back = call.kind.endswith("backward")
+    q, k = call.single(*(1, 2) if back else (0, 1))
+    share = call.value(6 if back else 3)
+    needs(len(q.shape) == len(k.shape) == 4 and isinstance(share, float))
+    keys = 0 if k.shape[2] == q.shape[2] else k.shape[2]
+    op = attention_of(
+        q.dtype, q.shape[0], q.shape[2], keys, q.shape[1], q.shape[3], k.shape[1], False
+    )
+    return (OpCall(op, times=share * (ratios.FUSED_ATTENTION if back else 1.0)),)
+
+
 def _attention(call: TorchCall, first: int, causal_at: int, tokens_first: bool) -> Attention:
     """The op whose queries, keys and values are three arguments from the `first` on."""
     q, k, v = call.single(first, first + 1, first + 2)
@@ -168,6 +181,8 @@ PRODUCTS: dict[str, Rule] = {
     "linear": linear,
     "convolution_backward": convolution_backward,
     "_grouped_mm": grouped,
+    "flex_attention": flex_attention,
+    "flex_attention_backward": flex_attention,
     "mkldnn_rnn_layer": recurrent,
     "mkldnn_rnn_layer_backward": recurrent,
     **{kind: attention_gradient if kind.endswith("backward") else attention for kind in _CAUSAL_AT},

@@ -10,17 +10,17 @@ that loops reach, what a host needs for a launch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hybridperf.engine.graph import Graph, GraphBuilder
-from hybridperf.engine.outputs import COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.io import InputError, unknown
 from hybridperf.model.calls import Call, GivenSeconds, InStep, StepPlace
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
+from hybridperf.workloads.issue import COMM, COMPUTE
 from hybridperf.workloads.torch.capture import Captured, capture
 from hybridperf.workloads.torch.fusion import PricedOp, fused
 from hybridperf.workloads.torch.messages import (
@@ -37,18 +37,20 @@ from hybridperf.workloads.torch.serial import calls_in_order
 from hybridperf.workloads.transformer.in_step import call_in_step, misaligned
 
 EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
-COMM = "comm"
 # `scaled_dot_product_attention` on numbers of two bytes
 _ATTENTION_KERNEL, _KERNEL_BYTES = "flash2", 2
 _MESSAGE_LAUNCH = StepPlace("collective_launch")
+_ONE_STAGE = (
+    "one rank is seen: what it waits for of other stages of a pipeline, its bubble, is not counted"
+)
 _NAMED = 12  # unknown ops that an error lists
 _KERNELS = {"gpu": kernels, "cpu": kernels_on_cpu}
 
 
 def from_torch(
-    fn: Callable, *args: Any, optimizer: Any = None, train: bool = True, compiled: bool = False,
-    gpus_per_node: int = 8, ignore: Collection[str] = (), name: str | None = None,
-    backend: str = "gpu",
+    fn: Callable, *args: Any, kwargs: Mapping[str, Any] | None = None, optimizer: Any = None,
+    train: bool = True, compiled: bool = False, gpus_per_node: int = 8,
+    ignore: Collection[str] = (), name: str | None = None, backend: str = "gpu",
 ) -> Workload:  # fmt: skip
     """A step of a PyTorch program on a GPU that is not here, or on a CPU.
 
@@ -57,6 +59,7 @@ def from_torch(
     Args:
         fn: a module, or a function that returns a loss or does a whole step.
         args: what it takes; real tensors stand for their shapes and formats.
+        kwargs: what it takes by name, alike: {"labels": labels}.
         optimizer: of the module's parameters, or its class; None: none.
         train: with gradients; else inference alone.
         compiled: by `torch.compile`, as a whole; else op by op.
@@ -71,7 +74,9 @@ def from_torch(
     """
     if backend not in _KERNELS:
         raise unknown("backend", backend, _KERNELS, f"known are {', '.join(_KERNELS)}")
-    captured = capture(fn, args, optimizer=optimizer, train=train, name=name, backend=backend)
+    captured = capture(
+        fn, args, kwargs=kwargs, optimizer=optimizer, train=train, name=name, backend=backend
+    )
     options: dict[str, Any] = {"gpus_per_node": gpus_per_node, "ignore": ignore}
     return workload_of(captured, compiled=compiled, backend=backend, **options)
 
@@ -116,6 +121,7 @@ def workload_of(
         transcendentals=float(sum(work.transcendentals * times for work, times in works)),
         notes=(
             *captured.notes,
+            *([_ONE_STAGE] if any(place.role == "p2p" for _, place in rows) else []),
             *(f"ignored {kind}, {times} of them" for kind, times in left_out.items()),
         ),
         peak_memory=PeakMemory(captured.peak_bytes, "parameters, activations and states of"),

@@ -7,14 +7,19 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall
+from hybridperf.io import InputError
+from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
 from hybridperf.workloads.torch.storages import StorageTally
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+_READ = "aten::_local_scalar_dense"  # of a number that is known, by the host
+_SCALER = "torch/amp/grad_scaler.py"
+_DISPATCHING = 12  # frames at most between a line and its op
 _NO_OPS = ("prim", "profiler", "debugprims")  # questions and marks
 _FOREIGN = ("site-packages", "/lib/python", str(Path(__file__).parent))
 
@@ -50,8 +55,8 @@ def recorder(torch: Any, again: bool = False) -> Any:
 
         def __enter__(self) -> Any:
             self.hooks = [
-                optimizers.register_optimizer_step_pre_hook(lambda *_: self._update(1)),
-                optimizers.register_optimizer_step_post_hook(lambda *_: self._update(-1)),
+                optimizers.register_optimizer_step_pre_hook(self._begin_update),
+                optimizers.register_optimizer_step_post_hook(self._end_update),
             ]
             return super().__enter__()
 
@@ -64,8 +69,17 @@ def recorder(torch: Any, again: bool = False) -> Any:
             self.ops.clear()
             self.tally.restart()
 
-        def _update(self, change: int) -> None:
-            self.updating += change
+        def _begin_update(self, optimizer: Any, *_: Any) -> None:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise InputError(
+                    f"{user_line()}: LBFGS evaluates the loss as often as its numbers ask for;"
+                    " expected an optimizer of one update a step"
+                )
+            _as_on_gpus(optimizer)
+            self.updating += 1
+
+        def _end_update(self, *_: Any) -> None:
+            self.updating -= 1
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -75,10 +89,16 @@ def recorder(torch: Any, again: bool = False) -> Any:
             try:
                 result = func(*args, **(kwargs or {}))
             except DataDependentOutputException:
-                if not self.updating or func is not torch.ops.aten._local_scalar_dense.default:
+                if func is not torch.ops.aten._local_scalar_dense.default:
                     raise
-                result = 1.0  # by which an optimizer scales: Adafactor the size of a step
-            if func._schema.name.partition("::")[0] in _NO_OPS:
+                if _asked_by(_SCALER):
+                    result = 0.0  # gradients that overflowed: none
+                elif self.updating:
+                    result = 1.0  # by which an optimizer scales: Adafactor the size of a step
+                else:
+                    raise
+            name = func._schema.name
+            if name.partition("::")[0] in _NO_OPS or name == _READ:
                 return result
             if again:
                 self.again.append(lambda: func(*args, **(kwargs or {})))
@@ -91,6 +111,17 @@ def recorder(torch: Any, again: bool = False) -> Any:
             return result
 
     return Recorder()
+
+
+def _as_on_gpus(optimizer: Any) -> None:
+    """Updates lists of parameters at a time where PyTorch does so by default; counts of steps stay
+    on the host, where a captured CUDA graph needs them on the device.
+    """
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+        if "capturable" in group:
+            group["capturable"] = False
 
 
 def _ranks(kind: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
@@ -129,6 +160,12 @@ def torch_call(
 
 def _argument(torch: Any, tally: StorageTally, value: Any) -> Argument:
     if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise InputError(
+                f"{user_line() or 'the backward pass'}: a tensor is sparse ({value.layout}), and"
+                " how many of its numbers are kept is not known; expected dense ones (of an"
+                " embedding: sparse=False)"
+            )
         shape, number = tuple(value.shape), value.dtype
         if value.is_complex():  # two real numbers, side by side
             shape, number = (*shape[:-1], 2 * (shape or (1,))[-1]), number.to_real()
@@ -138,9 +175,7 @@ def _argument(torch: Any, tally: StorageTally, value: Any) -> Argument:
         turned = value.dim() > 1 and value.stride(-1) > 1 and value.stride(-2) == 1
         return Tensor(shape, dtype, storage=tally.number(value), transposed=turned)
     if isinstance(value, list | tuple):
-        found = tuple(_argument(torch, tally, one) for one in value)
-        kept = tuple(one for one in found if isinstance(one, Tensor))
-        return kept or None
+        return tuple(flat([_argument(torch, tally, one) for one in value])) or None
     return None
 
 
@@ -153,6 +188,16 @@ def _plain(value: Any) -> Any:
     ):
         return list(value)
     return None
+
+
+def _asked_by(file: str) -> bool:
+    """Whether a file of PyTorch's is the innermost that asks, leaving out how it dispatches."""
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(_DISPATCHING):
+        if frame is None or frame.f_code.co_filename.endswith(file):
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.endswith(file)
 
 
 def user_line() -> str:
@@ -170,4 +215,4 @@ def line_of(error: BaseException) -> str:
     """The same of what an error was raised by."""
     frames = traceback.extract_tb(error.__traceback__)
     known = [one for one in frames if not any(part in one.filename for part in _FOREIGN)]
-    return f"{known[-1].filename} line {known[-1].lineno}" if known else "the program"
+    return f"{known[-1].filename} line {known[-1].lineno}" if known else ""

@@ -24,6 +24,10 @@ _MIXERS = {
     "sliding_attention": "window", "mamba": "scan", "mamba2": "scan", "M": "scan",
     "linear_attention": "scan", "mlp": "mlp", "-": "mlp", "E": "mlp",
 }  # fmt: skip
+_LETTERS = {
+    "linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-",
+    "moe": "E",
+}  # fmt: skip
 _KNOWN_MIXERS = "full, sliding and linear attention, Mamba-2 and MLPs"
 _SCAN = {
     "heads": ("mamba_num_heads", "mamba_n_heads", "linear_num_value_heads"),
@@ -64,6 +68,9 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if name not in architectures():
         raise unknown("model_type", str(name), architectures(), "give its sizes in a .toml file")
     habits = _architecture(str(name))
+    if name == "nemotron_h" and isinstance(words := config.get("layers_block_type"), list):
+        pattern = [_LETTERS.get(word, word) for word in words]  # as Transformers 5 saves it
+        config = {"hybrid_override_pattern": pattern, "num_hidden_layers": len(words)} | config
     config = {**habits["defaults"], **{key: one for key, one in config.items() if one is not None}}
     _check_holds(str(name), config, habits["only"])
     found = {
@@ -77,6 +84,10 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if missing := [habits["keys"][field][0] for field in _NEEDED if found[field] is None]:
         raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
     fields |= {field: value for field, value in found.items() if value is not None}
+    hidden, heads = fields["hidden"], fields["heads"]
+    numbers = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
+    if numbers and hidden % heads and "kv_lora_rank" not in config:
+        fields.setdefault("head_dim", hidden // heads)  # as Transformers rounds it
     fields |= _positions(str(name), fields, longest) | _experts(config, fields)
     fields |= _mixers(str(name), config, fields, longest)
     if name == "falcon":
@@ -212,8 +223,11 @@ def _mixers(
         kinds = ("linear_attention", "full_attention")
         words = [kinds[(at + 1) % interval == 0] for at in range(layers)]
     if not words and window:
-        first = config.get("max_window_layers", 0)  # of Qwen: those before it attend to all
-        full = [at < first or (at + 1) % (every or layers + 1) == 0 for at in range(layers)]
+        most = config.get("max_window_layers", 0)
+        full = [
+            _attends_to_all(name, at, most) or (at + 1) % (every or layers + 1) == 0
+            for at in range(layers)
+        ]
         words = ["full_attention" if one else "sliding_attention" for one in full]
     if len(words) != layers and (words or name == "nemotron_h"):
         raise InputError(
@@ -246,6 +260,15 @@ def _mixers(
         delta = {"chunk": 64, "rates": 2} if "linear_key_head_dim" in config else {}
         found["scan"] = scan | ({"chunk": chunk} if chunk else {}) | delta
     return found
+
+
+def _attends_to_all(name: str, at: int, most: int) -> bool:
+    """Whether a layer has no window, where a config tells of one and of `max_window_layers`: Qwen's
+    later layers have one, of its first experts every other of the earlier, of the next all.
+    """
+    if name == "qwen3_moe":
+        return False
+    return at % 2 == 1 or at >= most if name == "qwen2_moe" else at < most
 
 
 def _experts_apart(name: str, config: dict[str, Any], words: list[str]) -> dict[str, Any]:

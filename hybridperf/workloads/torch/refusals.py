@@ -1,0 +1,68 @@
+"""What a PyTorch program does that cannot be followed on tensors without memory, in a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from hybridperf.io import InputError
+from hybridperf.workloads.torch.record import line_of, user_line
+
+# as PyTorch's errors say it
+_NEEDS_A_GPU = (
+    "CUDA enabled", "CUDA support", "on CPU", "dummy base class", "to be on GPU", "non-CPU accel",
+)  # fmt: skip
+_INSTEAD = {
+    "FSDP needs": "shard by torch.distributed.fsdp.fully_shard (FSDP2), which is followed",
+    "SyncBatchNorm": "take nn.BatchNorm2d, whose statistics of one rank cost as much but for a"
+    " message of two numbers a channel",
+}
+
+
+@contextlib.contextmanager
+def sentences() -> Iterator[None]:
+    """Errors of what cannot be known without numbers, or without a GPU, as one sentence each that
+    names the program's line.
+    """
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    )
+
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        what = (
+            "a number is read from a tensor, and what follows may depend on it ({}); return the"
+            " tensor and read it after the step"
+            if isinstance(error, DataDependentOutputException)
+            else "the size of a result depends on numbers ({}); give it a size of its own, or leave"
+            " it out of the step"
+        )
+        raise InputError(f"{_line(error)}: {what.format(_op_name(error))}") from error
+    except UnsupportedOperatorException as error:
+        raise InputError(
+            f"{_line(error)}: {_op_name(error)} has no rule for tensors without memory; register"
+            " one by torch.library.register_fake"
+        ) from error
+    except InputError:
+        raise
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if not any(word in str(error) for word in _NEEDS_A_GPU):
+            raise
+        does = str(error).splitlines()[0].rstrip(".")
+        instead = next((one for word, one in _INSTEAD.items() if word in does), None)
+        raise InputError(
+            f"{_line(error)}: PyTorch does this on a GPU only, and none is here ({does});"
+            f" {instead or 'leave it out of the step'}"
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    return line_of(error) or user_line() or "the program"
+
+
+def _op_name(error: Exception) -> str:
+    func = getattr(error, "func", None)
+    return str(func if func is not None else (error.args or ("an op",))[0])

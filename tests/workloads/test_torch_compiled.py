@@ -1,0 +1,107 @@
+"""PyTorch programs compiled as Inductor does: which loops become one kernel, and what it moves."""
+
+import tracemalloc
+
+import pytest
+from support.torch_steps import functional, nn, torch
+
+import hybridperf as hp
+from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.ops import OpCall
+from hybridperf.workloads.torch.capture import capture
+from hybridperf.workloads.torch.fusion import fused
+from hybridperf.workloads.torch.program import priced_ops
+
+
+class Gated(nn.Module):
+    """A norm written out, a gated MLP and a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(256))
+        self.gate, self.up = (nn.Linear(256, 512, bias=False) for _ in range(2))
+        self.down = nn.Linear(512, 256, bias=False)
+
+    def forward(self, x):
+        h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.scale
+        return x + self.down(functional.silu(self.gate(h)) * self.up(h))
+
+
+def compiled_loops(net, x, train=False):
+    """Bytes that each fused loop reads and writes, as shares of the input's."""
+    placed = priced_ops(capture(net, (x,), train=train), frozenset())
+    works = [call.op.work() for _, calls in fused(placed) for call in calls]
+    kept = [call.op.unit != "matrix" for _, calls in fused(placed) for call in calls]
+    size = x.numel() * DTYPE_BYTES["fp32"]
+    return [work.bytes / size for work, loop in zip(works, kept, strict=True) if loop]
+
+
+def test_loops_that_follow_one_another_are_one_kernel() -> None:
+    """The norm reads and writes once; gate and value of twice the width are read, one written."""
+    x = torch.zeros(64, 128, 256)
+    norm, gate, residual = compiled_loops(Gated(), x)
+    assert norm == pytest.approx(2, rel=0.01)
+    assert gate == pytest.approx(6, rel=0.01)
+    assert residual == pytest.approx(3, rel=0.01)
+    (chain,) = compiled_loops(nn.Sequential(nn.Tanh(), nn.Sigmoid(), nn.GELU()), x)
+    assert chain == pytest.approx(2)
+
+
+def test_a_product_between_two_loops_keeps_them_apart() -> None:
+    """x + f(g(x)) cannot begin before the product that it waits for has ended."""
+
+    def step(x):
+        one = torch.relu(x)
+        return one * torch.tanh(one @ one)
+
+    captured = capture(step, (torch.zeros(64, 64),), train=False)
+    names = [op.call.kind for op, _ in fused(priced_ops(captured, frozenset()))]
+    assert names == ["aten::relu", "aten::mm", "aten::mul"]
+
+
+def test_a_compiled_step_is_quicker_and_has_the_same_products() -> None:
+    x = torch.zeros(64, 128, 256)
+    eager, compiled = (hp.from_torch(Gated(), x, compiled=way) for way in (False, True))
+    times = [hp.predict("h100_sxm", step).time_s for step in (eager, compiled)]
+    assert times[1] < 0.9 * times[0]
+    products = [
+        {call.op for call in step.calls if isinstance(call, OpCall) and call.op.unit == "matrix"}
+        for step in (eager, compiled)
+    ]
+    assert products[0] == products[1]
+    # what the backward pass reads is written all the same
+    assert len(compiled_loops(Gated(), x, train=True)) > len(compiled_loops(Gated(), x))
+
+
+def test_memory_and_kernels_grow_as_the_program_does() -> None:
+    """Twice the layers are twice the kernels, in about twice the memory."""
+
+    def fusing(layers: int) -> tuple[int, int]:
+        step = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(layers)))
+        placed = priced_ops(capture(step, (torch.zeros(4, 8),), train=False), frozenset())
+        tracemalloc.start()
+        found = len(fused(placed))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found, peak_bytes
+
+    (few, few_bytes), (many, many_bytes) = fusing(200), fusing(800)
+    assert (few, many) == (400, 1600)
+    assert many_bytes < 6 * few_bytes
+
+
+def test_a_kernel_that_has_grown_keeps_those_apart_that_wait_for_it() -> None:
+    """The sum joins the loop of `a`, so that `s` waits for `c`, and their product cannot join `c`:
+    it would wait for itself.
+    """
+
+    def step(x, y):
+        a = torch.relu(x)
+        s = torch.sigmoid(a @ a)
+        c = torch.tanh(y @ y)
+        return c + a, s * c
+
+    x = torch.zeros(64, 64)
+    captured = capture(step, (x, x.clone()), train=False)
+    names = sorted(op.call.kind for op, _ in fused(priced_ops(captured, frozenset())))
+    assert names == ["aten::add", "aten::mm", "aten::mm", "aten::mul", "aten::tanh"]

@@ -1,0 +1,234 @@
+"""Ops of PyTorch as kernels: by hand, arithmetic as PyTorch counts it, rules of a user's own."""
+
+import math
+
+import pytest
+from support.torch_steps import X, functional, matrix_ops, nn, torch, works_of
+
+import hybridperf as hp
+from hybridperf.io import InputError
+from hybridperf.ops import (
+    Convolution,
+    EncoderAttention,
+    OpCall,
+    PrefillAttention,
+    RmsNorm,
+    ScatterAdd,
+)
+from hybridperf.ops.attention import Attention
+from hybridperf.workloads.ratios import FUSED_ATTENTION
+from hybridperf.workloads.torch.capture import capture
+from hybridperf.workloads.torch.ops import kernels
+
+
+def small_models():
+    """(name, module, arguments) of plain PyTorch."""
+    images = torch.zeros(2, 3, 64, 64)
+    tokens = torch.zeros(2, 32, 64)
+    yield "cnn", nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(16, 10),
+    ), (images,)  # fmt: skip
+    yield "encoder", nn.TransformerEncoderLayer(64, 4, 256, batch_first=True), (tokens,)
+    yield "lstm", nn.LSTM(64, 128, num_layers=2, batch_first=True), (tokens,)
+    yield "gru", nn.GRU(64, 128, batch_first=True), (tokens,)
+    yield (
+        "group norm",
+        nn.Sequential(nn.Conv2d(3, 32, 3), nn.GroupNorm(8, 32), nn.SiLU()),
+        (images,),
+    )
+    yield (
+        "up",
+        nn.Sequential(nn.ConvTranspose2d(3, 8, 4, stride=2), nn.Upsample(scale_factor=2)),
+        (images,),
+    )
+    yield "conv1d", nn.Sequential(nn.Conv1d(32, 64, 3), nn.GELU(), nn.Dropout(0.1)), (tokens,)
+    yield "bags", nn.EmbeddingBag(1000, 32, mode="sum"), (torch.zeros(16, 8, dtype=torch.long),)
+    yield "embedding", nn.Embedding(1000, 32), (torch.zeros(16, 8, dtype=torch.long),)
+
+
+@pytest.mark.parametrize("at", range(9))
+def test_arithmetic_as_pytorch_counts_it(at) -> None:
+    """Every op priced; products, convolutions, attention as `torch.utils.flop_counter` has them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    name, net, args = list(small_models())[at]
+
+    def step(*args):
+        result = net(*args)
+        return (result[0] if isinstance(result, tuple) else result).sum()
+
+    captured = capture(step, args, name=name)
+    assert [one.call.kind for one in captured.ops if kernels(one.call) is None] == []
+    counter = FlopCounterMode(display=False)
+    with counter:
+        step(*args).backward()
+    calls = [call for one in captured.ops for call in kernels(one.call) or ()]
+    ours = sum(call.op.work().flops * call.times for call in calls if call.op.unit == "matrix")
+    if name == "lstm":  # which PyTorch does not count on a CPU
+        weights = sum(one.numel() for one in net.parameters() if one.dim() == 2)
+        assert ours == pytest.approx(3 * 2 * 64 * weights, rel=0.01)
+    else:
+        assert ours == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def test_attention_is_told_by_its_mask() -> None:
+    q = torch.zeros(2, 8, 128, 64, dtype=torch.bfloat16, requires_grad=True)
+    k = torch.zeros(2, 8, 256, 64, dtype=torch.bfloat16)
+
+    def attend(keys, **options):
+        captured = capture(
+            lambda: functional.scaled_dot_product_attention(q, keys, keys, **options).sum(), ()
+        )
+        (forward,) = matrix_ops(captured, "forward")
+        (back,) = [
+            call for one in captured.ops if one.phase == "backward" for call in kernels(one.call)
+            if isinstance(call.op, Attention)
+        ]  # fmt: skip
+        assert back.times == FUSED_ATTENTION
+        return forward
+
+    own = q.detach()
+    assert attend(own, is_causal=True) == PrefillAttention("bf16", 2, 128, 8, 64, 8, kv_len=128)
+    assert attend(own) == attend(own, dropout_p=0.1) == EncoderAttention("bf16", 2, 128, 8, 64, 8)
+    assert attend(k) == PrefillAttention("bf16", 2, 128, 8, 64, 8, kv_len=256, causal=0.0)
+
+
+@pytest.mark.parametrize(
+    ("mask", "share"),
+    [
+        (None, 1.0),
+        (lambda b, h, i, j: i >= j, 0.5),
+        (lambda b, h, i, j: (i >= j) & (i - j < 256), 7 / 32),  # a window of a quarter
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flexible_attention_skips_what_its_mask_leaves_out(mask, share, compiled) -> None:
+    from torch.nn.attention import flex_attention as flex
+
+    attend = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
+    q = torch.zeros(2, 8, 1024, 64, dtype=torch.bfloat16, requires_grad=True)
+    k = torch.zeros(2, 2, 1024, 64, dtype=torch.bfloat16)
+    blocks = mask and flex.create_block_mask(mask, None, None, 1024, 1024, device="cpu")
+
+    def step():
+        grouped = {"block_mask": blocks, "enable_gqa": True}
+        return attend(q, k, k, lambda score, b, h, i, j: score + i - j, **grouped).sum()
+
+    captured = capture(step, ())
+    found = [
+        call for one in captured.ops for call in kernels(one.call) or ()
+        if isinstance(call.op, Attention)
+    ]  # fmt: skip
+    assert [call.op for call in found] == 2 * [EncoderAttention("bf16", 2, 1024, 8, 64, 2)]
+    times = [share, share * FUSED_ATTENTION]
+    assert [call.times for call in found] == [pytest.approx(one, rel=0.01) for one in times]
+
+
+def test_products_of_odd_widths_are_known() -> None:
+    """50257 is no multiple of 8, 50304 is; a number of tokens matters to nobody."""
+
+    def seconds(vocabulary: int, tokens: int = 2**14) -> float:
+        net = nn.Linear(1024, vocabulary, bias=False, dtype=torch.bfloat16)
+        x = torch.zeros(tokens, 1024, dtype=torch.bfloat16, requires_grad=True)
+        roles = [one.role for one in hp.from_torch(net, x).in_step.places]
+        return roles.count("misaligned_gemm")
+
+    assert seconds(50257) == 3
+    assert seconds(50304) == seconds(50304, 16383) == 0
+
+
+def test_convolutions_have_their_groups() -> None:
+    net = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+    captured = capture(lambda x: net(x).sum(), (torch.zeros(4, 32, 56, 56),))
+    (forward,) = matrix_ops(captured, "forward")
+    assert forward == Convolution("fp32", 4, 32, 32, 56, 56, 3, kw=3, w_in=56, w_out=56, groups=32)
+    assert math.isclose(forward.work().flops, 2 * 4 * 32 * 56 * 56 * 9)
+
+
+def test_convolutions_of_videos_as_pytorch_counts_them() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    net, video = nn.Conv3d(4, 8, 3, stride=2), torch.zeros(2, 4, 9, 17, 17, requires_grad=True)
+    captured = capture(lambda x: net(x).sum(), (video,))
+    with FlopCounterMode(display=False) as counter:
+        net(video).sum().backward()
+    found = [op for phase in ("forward", "backward") for op in matrix_ops(captured, phase)]
+    assert sum(op.work().flops for op in found) == counter.get_total_flops()
+    assert found[0].work().bytes == 4 * (2 * 4 * 9 * 17**2 + 8 * 4 * 27 + 2 * 8 * 4 * 8 * 8)
+
+
+def test_a_complex_number_is_two() -> None:
+    x = torch.zeros(64, 128, dtype=torch.complex64)
+    ((_, product),) = works_of(lambda x, y: x * y, x, x.clone())
+    assert product.bytes == 3 * 8 * 64 * 128
+    (*_, (_, line)) = works_of(torch.fft.fft, x)
+    assert line.flops == pytest.approx(5 * 64 * 128 * 7, rel=0.2)
+    assert line.bytes == 2 * 8 * 64 * 128
+
+
+def test_sampling_and_losses_of_logits_are_some_loops() -> None:
+    x, labels = torch.zeros(64, 1000), torch.zeros(64, 1000)
+    size = 4 * 64 * 1000
+    sampled = works_of(lambda x: torch.multinomial(x, 1), x)
+    assert sum(work.bytes for _, work in sampled) == pytest.approx(5 * size, rel=0.01)
+    lost = works_of(functional.binary_cross_entropy_with_logits, x, labels)
+    # two of one tensor into another, two of two, a sum
+    assert sum(work.bytes for _, work in lost) == pytest.approx(
+        (2 * 2 + 2 * 3 + 1) * size, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "scattered"),
+    [
+        ("scatter_reduce", ScatterAdd("fp32", 5000 * 16, 1, 100 * 16)),
+        ("index_reduce", ScatterAdd("fp32", 5000, 16, 100)),
+    ],
+)
+def test_messages_of_a_graph_are_scattered(kind, scattered) -> None:
+    edges = torch.zeros(5000, dtype=torch.long)
+    index = edges[:, None].expand(5000, 16) if kind == "scatter_reduce" else edges
+    messages = torch.zeros(5000, 16)
+    step = hp.from_torch(
+        lambda m: getattr(m.new_zeros(100, 16), kind)(0, index, m, "amax"), messages, train=False
+    )
+    assert scattered in {call.op for call in step.calls if isinstance(call, OpCall)}
+
+
+@pytest.mark.parametrize(
+    ("made", "moved"),
+    [
+        (lambda own: torch.optim.SGD(own, fused=True), 3),
+        (lambda own: torch.optim.SGD(own, momentum=0.9, fused=True), 5),
+        (lambda own: torch.optim.Adagrad(own, fused=True), 5),
+        (lambda own: torch.optim.Adam(own, fused=True), 7),
+        (lambda own: torch.optim.Adam(own, fused=True, amsgrad=True), 9),
+    ],
+)
+def test_fused_updates_move_what_they_hold(made, moved) -> None:
+    net = nn.Linear(1024, 1024, bias=False)
+    works = works_of(net, torch.zeros(8, 1024), optimizer=made, train=True)
+    updates = sum(work.bytes for phase, work in works if phase == "optimizer")
+    assert updates == pytest.approx(moved * 4 * 1024**2)
+
+
+def test_a_custom_op_is_priced_by_a_rule_of_its_own() -> None:
+    @torch.library.custom_op("mine::normed", mutates_args=())
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        return x / x.norm(dim=-1, keepdim=True)
+
+    normed.register_fake(torch.empty_like)
+    with pytest.raises(InputError, match=r"cannot price .* mine::normed .*hp\.price_torch_op"):
+        hp.from_torch(lambda x: normed(x), X, train=False)
+    hp.price_torch_op(
+        "mine::normed", lambda call: (RmsNorm(call.made.dtype, *map(float, call.made.shape)),)
+    )
+    step = hp.from_torch(lambda x: normed(x), X, train=False)
+    assert [call.op for call in step.calls if isinstance(call, OpCall)] == [
+        RmsNorm("bf16", 64, 256)
+    ]
+    for known in ("mine::normed", "aten::mm"):
+        with pytest.raises(InputError, match="which has one"):
+            hp.price_torch_op(known, lambda call: ())

@@ -1,0 +1,88 @@
+"""What a PyTorch program does that cannot be followed is refused in a sentence with its line."""
+
+import pytest
+from support.torch_steps import X, functional, nn, torch
+
+import hybridperf as hp
+from hybridperf.io import InputError
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (lambda x: x * 2 if x.sum() > 0 else x, "a number is read from a tensor"),
+        (lambda x: x[x > 0].sum(), "the size of a result depends on numbers"),
+        (
+            lambda x: torch.linalg.svd(x.float())[1].sum(),
+            "cannot price 1 kind(s) of op: aten::_lin",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_names_the_line(step, says) -> None:
+    with pytest.raises(InputError) as error:
+        hp.from_torch(step, X, train=False)
+    assert says in str(error.value)
+    assert f"{__file__} line " in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_program_that_needs_a_gpu_is_refused_in_a_sentence() -> None:
+    def step(x):
+        torch.cuda.synchronize()  # nothing to wait for
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return x.sum()
+
+    with pytest.raises(InputError, match=r"test_torch_refusals\.py line .*on a GPU only"):
+        hp.from_torch(step, X, train=False)
+
+
+@pytest.mark.parametrize(
+    ("fn", "optimizer", "says"),
+    [
+        (lambda x: x.sum(), torch.optim.SGD, "a function has no parameters"),
+        (
+            nn.Linear(256, 4, dtype=torch.bfloat16),
+            lambda own: 3,
+            "expected a torch.optim.Optimizer",
+        ),
+    ],
+)
+def test_optimizers_that_are_none_are_refused(fn, optimizer, says) -> None:
+    with pytest.raises(InputError, match=says):
+        hp.from_torch(fn, X, optimizer=optimizer)
+
+
+def refused(step, *args, ranks=1, **options):
+    """The sentence."""
+    with pytest.raises(InputError) as error, hp.without_memory(ranks=ranks):
+        hp.from_torch(step(), *args, **options)
+    said = str(error.value)
+    assert said.startswith(f"{__file__} line ")
+    assert "\n" not in said
+    return said
+
+
+def fully_sharded():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(nn.Linear(64, 64))
+
+
+def test_other_ways_of_pytorch_are_named() -> None:
+    image, tokens = torch.zeros(2, 3, 16, 16), torch.zeros(16, 8, dtype=torch.long)
+    assert "fully_shard (FSDP2)" in refused(fully_sharded, X, ranks=4)
+    assert "nn.BatchNorm2d" in refused(lambda: nn.SyncBatchNorm(3), image, ranks=4)
+    bags = refused(lambda: nn.EmbeddingBag(1000, 32, mode="sum", sparse=True), tokens)
+    assert "a tensor is sparse" in bags
+    net = nn.Linear(256, 4, dtype=torch.bfloat16)
+    said = refused(lambda: net, X, optimizer=torch.optim.LBFGS)
+    assert "LBFGS evaluates the loss as often" in said
+
+
+def test_lengths_that_only_numbers_tell_are_named() -> None:
+    x, lengths = torch.zeros(50, 4, 20), torch.full((4,), 10)
+    given = torch.ones(4, 10, dtype=torch.long)
+    aligned = lambda: lambda x: functional.ctc_loss(x, given, lengths * 5, lengths)  # noqa: E731
+    assert "the size of a result depends on numbers" in refused(aligned, x)
+    packed = lambda: lambda x: nn.utils.rnn.pack_padded_sequence(x, lengths)  # noqa: E731
+    assert "the size of a result depends on numbers" in refused(packed, x)
