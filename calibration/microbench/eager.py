@@ -127,7 +127,7 @@ class _Step:
 
     def _ops(self, run: Callable[[], Any], grad: bool) -> list[tuple[Callable[[], Any], Any]]:
         """(the op called again, its call) of all ops that a phase calls."""
-        with recorder(torch, again=True) as seen, torch.set_grad_enabled(grad):
+        with recorder(torch, "cpu", again=True) as seen, torch.set_grad_enabled(grad):
             run()
         return list(zip(seen.again, [op.call for op in seen.ops], strict=True))
 

@@ -82,7 +82,7 @@ class Torch(Library):
         from hybridperf.workloads.torch.record import recorder
 
         def seen() -> Any:
-            with recorder(torch) as mode:
+            with recorder(torch, "cpu") as mode:
                 fn(*arguments)
             return [op.call for op in mode.ops]
 

@@ -66,10 +66,10 @@ def capture(
         stack.enter_context(without_memory())
         import torch
 
-        fakes = Fakes(backend)
+        fakes = Fakes()
         fn, given = fakes.of(fn), (fakes.of(list(args)), fakes.of(dict(kwargs or {})))
         updates = _optimizer(fakes, fn, optimizer)
-        seen = stack.enter_context(recorder(torch))
+        seen = stack.enter_context(recorder(torch, backend))
         notes: list[str] = []
         seen.tally.hold(torch, (fn, given))
         stack.enter_context(_scaled(torch, notes))
@@ -163,4 +163,4 @@ def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
         )
     if not isinstance(made, torch.optim.Optimizer):
         raise InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
-    return fakes.as_updated(made)
+    return made

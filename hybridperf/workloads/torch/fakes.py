@@ -147,8 +147,7 @@ def _is_count(tensor: Any) -> bool:
 class Fakes:
     """Tensors without memory in place of real ones, the same for the same."""
 
-    def __init__(self, backend: str) -> None:
-        self.backend = backend  # kind of device that they stand for
+    def __init__(self) -> None:
         self.known: dict[int, Any] = {}  # by identity, as `copy.deepcopy` knows what it has copied
         self.kept: list[Any] = []  # so that no identity is given twice
 
@@ -162,7 +161,7 @@ class Fakes:
             return self._copied(value, [*value.parameters(), *value.buffers()])
         if isinstance(value, torch.optim.Optimizer):
             groups = [one for group in value.param_groups for one in group["params"]]
-            return self.as_updated(self._copied(value, groups))
+            return self._copied(value, groups)
         if isinstance(value, torch.amp.GradScaler):
             return self._copied(value)
         if isinstance(value, types.MethodType):
@@ -173,13 +172,6 @@ class Fakes:
             leaves, tree = torch.utils._pytree.tree_flatten(value)
             return torch.utils._pytree.tree_unflatten([self.of(one) for one in leaves], tree)
         return value
-
-    def as_updated(self, optimizer: Any) -> Any:
-        """The optimizer, updating lists of parameters at a time where PyTorch does so on GPUs."""
-        for group in optimizer.param_groups if self.backend == "gpu" else ():
-            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-                group["foreach"] = True
-        return optimizer
 
     def _copied(self, value: Any, tensors: list[Any] | None = None) -> Any:
         """A module or optimizer with other tensors; itself where these have no memory already."""

@@ -33,10 +33,11 @@ class CapturedOp(NamedTuple):
     ranks: tuple[int, ...] = ()  # of a message's group
 
 
-def recorder(torch: Any, again: bool = False) -> Any:
+def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
     """A mode that keeps every op below autograd; its `ops` and `tally`.
 
-    `again`: also what calls each of them again, on real tensors.
+    `backend`: what it runs on: optimizers choose their ops by it. `again`: also what calls each op
+    again, on real tensors.
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
     from torch.optim import optimizer as optimizers
@@ -75,7 +76,8 @@ def recorder(torch: Any, again: bool = False) -> Any:
                     f"{user_line()}: LBFGS evaluates the loss as often as its numbers ask for;"
                     " expected an optimizer of one update a step"
                 )
-            _as_on_gpus(optimizer)
+            if backend == "gpu":
+                _as_on_gpus(optimizer)
             self.updating += 1
 
         def _end_update(self, *_: Any) -> None:
