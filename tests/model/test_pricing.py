@@ -244,7 +244,9 @@ def shipped() -> PerfModel:
 
 
 def test_every_op_and_dimension_is_a_case() -> None:
-    assert {op_by_name(op)[0] for op in CASES} == {op_by_name(op)[0] for op in op_names()}
+    kinds = {op_by_name(op)[0] for op in op_names()}
+    # without a size (what is spent around an eager op) there is nothing that a slope is of
+    assert {op_by_name(op)[0] for op in CASES} == {kind for kind in kinds if kind.dimensions()}
     for op, dims in CASES.items():
         cls, fixed = op_by_name(op)
         assert {*dims} == {*cls.dimensions()} - {*fixed}

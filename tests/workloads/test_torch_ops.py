@@ -232,3 +232,24 @@ def test_a_custom_op_is_priced_by_a_rule_of_its_own() -> None:
     for known in ("mine::normed", "aten::mm"):
         with pytest.raises(InputError, match="which has one"):
             hp.price_torch_op(known, lambda call: ())
+
+
+def test_a_root_mean_square_norm_is_one_kernel_on_gpus() -> None:
+    """A CPU takes it apart; the gradient is a kernel, and one that sums the scale's over rows."""
+    norm = nn.RMSNorm(64, dtype=torch.bfloat16)
+    x = torch.zeros(128, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    def step(x):
+        y = norm(x)
+        y.backward(torch.ones_like(y))
+        return y.detach()
+
+    found = [one for one in capture(step, (x,)).ops if "rms_norm" in one.call.kind]
+    assert [one.phase for one in found] == ["forward", "backward"]
+    (forward,), backward = kernels(found[0].call), kernels(found[1].call)
+    assert forward.op == RmsNorm("bf16", 128.0, 64.0)
+    moved = [one.op.work().bytes for one in backward]
+    assert moved == [3 * x.nbytes, 2 * x.nbytes + 2 * 64 * 2]
+    taken_apart = capture(step, (x,), backend="cpu").ops
+    assert not any("rms_norm" in one.call.kind for one in taken_apart)
+    assert any(one.call.kind == "aten::rsqrt" for one in taken_apart)

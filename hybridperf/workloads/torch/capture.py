@@ -22,6 +22,7 @@ from unittest import mock
 
 from hybridperf.io import InputError
 from hybridperf.workloads.torch.fakes import Fakes, without_memory
+from hybridperf.workloads.torch.fused_norm import fused_norms
 from hybridperf.workloads.torch.messages import is_message
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp, recorder
 
@@ -73,6 +74,8 @@ def capture(
         notes: list[str] = []
         seen.tally.hold(torch, (fn, given))
         stack.enter_context(_scaled(torch, notes))
+        if backend == "gpu":
+            stack.enter_context(fused_norms())
         with torch.no_grad() if not train else contextlib.nullcontext():
             run_step(fn, given[0], updates, train, notes, given[1])
             # an optimizer's state, shards' buffers and a pipeline's stages are made only once

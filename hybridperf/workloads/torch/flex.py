@@ -85,6 +85,7 @@ def _op() -> Any:
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)  # of what nobody reads
         *tensors, ctx.share = inputs
         ctx.save_for_backward(*tensors, *output)
 

@@ -189,7 +189,7 @@ def norm(call: TorchCall) -> Ops:
     """Layer, batch, group and root-mean-square norms and their gradients."""
     kind = call.kind
     backward = kind.endswith("backward")
-    gradient_first = backward and "layer_norm" in kind
+    gradient_first = backward and ("layer_norm" in kind or "rms_norm" in kind)
     gradient_first = gradient_first or kind.startswith(_GRADIENT_FIRST)
     (x,) = call.single(1 if gradient_first else 0)
     needs(x.shape)
@@ -208,8 +208,7 @@ def norm(call: TorchCall) -> Ops:
         return (ops.Norm(x.dtype, float(rows), x.elements / rows),)
     cols = _normalised(call, x.shape)
     needs(cols and x.elements % cols == 0)
-    if "rms_norm" in kind:
-        needs(not backward)
+    if "rms_norm" in kind and not backward:
         return in_rows(ops.RmsNorm, x, cols)
     if backward:  # one kernel for the input's gradient, one that sums the parameters' over rows
         parameters = Tensor((cols,), x.dtype)
@@ -288,7 +287,7 @@ def dimensions(value: Any, rank: int) -> set[int] | None:
 def _normalised(call: TorchCall, shape: tuple[int, ...]) -> int:
     """Elements that share a mean: those of the scale, of the recorded dimensions, or the last."""
     backward = call.kind.endswith("backward")
-    scale = call.tensor(5 if backward else 2)
+    scale = call.tensor((4 if "rms_norm" in call.kind else 5) if backward else 2)
     if scale is not None and scale.shape:
         return scale.elements
     listed = call.value(2 if backward else 1) if len(call.values) > 2 else None

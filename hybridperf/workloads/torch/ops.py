@@ -99,7 +99,7 @@ def _answer(call: TorchCall, own: Mapping[str, Rule]) -> Ops:
     elif space in ("torch::distributed::reducer", "torch.distributed.ddp.reducer"):
         return ()  # a gradient scaled and put into its place by the ops inside
     elif space == "hybridperf":
-        rule = PRODUCTS.get(kind)
+        rule = PRODUCTS.get(kind) or RULES.get(kind)
     elif space in ("aten", ""):
         kind = _bare(kind)
         # else a mark that somebody set, or a function of their own
