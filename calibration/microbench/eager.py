@@ -116,7 +116,7 @@ class _Step:
             if phase == "backward":
                 with torch.enable_grad():
                     before_s = _usual_s(self.loss)
-            return before_s + sum(alone_s(*op) for op in ops if kernels_on_cpu(op[1]))
+            return before_s + sum(alone_s(again) for again, call in ops if kernels_on_cpu(call))
 
         row = f"eager_{'forward' if phase == 'inference' else phase}"
         columns = {"op": row, "dtype": "fp32"}
@@ -132,7 +132,7 @@ class _Step:
         return list(zip(seen.again, [op.call for op in seen.ops], strict=True))
 
 
-def alone_s(call: Callable[[], Any], _: Any) -> float:
+def alone_s(call: Callable[[], Any]) -> float:
     """Seconds of an op called by itself from Python, as those are that rows are made of."""
     with torch.no_grad():
         return max(_usual_s(call) - _door_s(), 0.0)

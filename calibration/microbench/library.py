@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-NAMES = ("jax", "torch")
-
 
 class Library(abc.ABC):
     """What the timer needs of a library."""

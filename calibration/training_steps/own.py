@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from pydantic.dataclasses import dataclass
 
-from hybridperf.io import InputError
+from hybridperf.workloads.own import made_by
 from hybridperf_calibration.training_steps import STRICT, TrainingStep
 
 
@@ -35,17 +32,6 @@ def copies(args: tuple[Any, ...], donated: tuple[int, ...]) -> tuple[Any, ...]:
         jax.block_until_ready(jax.tree.map(jnp.copy, one)) if at in donated else one
         for at, one in enumerate(args)
     )
-
-
-def made_by(function: str) -> tuple[Any, ...]:
-    """What `module:function` returns."""
-    module, _, name = function.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), name)()
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"cannot make the step {function}: {what}") from error
 
 
 def build(config: OwnConfig, seed: int = 0, batches: int = 1) -> TrainingStep:

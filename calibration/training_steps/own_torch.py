@@ -11,10 +11,10 @@ import torch
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch.profiler import ProfilerActivity, profile
 
+from hybridperf.workloads.own import made_by
 from hybridperf.workloads.torch.capture import run_step
 from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.training_steps import STRICT
-from hybridperf_calibration.training_steps.own import made_by
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read by the profiler's first use: nothing of it
 _FIRST_STEPS = 2  # the optimizer's state is made in the first

@@ -30,7 +30,7 @@ from hybridperf.engine.lower import ZERO_ROW, Lowered, StepProgram
 from hybridperf.io import InputError, unknown
 
 OUTPUTS = ("time_s", "busy_s", "exposed_s", "critical_s")
-COMPUTE = "compute"  # all other streams communicate
+COMPUTE, COMM = "compute", "comm"  # all streams but the first communicate
 _BLOCK_BYTES = 64e6  # of starts and intervals of one block
 
 

@@ -16,6 +16,9 @@ from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.roofline import Work, streamed
 from hybridperf.ops.tiles import aligned, wave_inputs
 
+# of a real number, times log2 of a Fourier transform's length: FFTW counts 5 n log2 n flops for n
+# complex numbers, each of them two (https://www.fftw.org/speed/method.html)
+FOURIER_FLOPS = 5 / 2
 BLOCK_ELEMENTS = 1024.0  # elements that one thread block of a GPU loop takes
 
 # name: (tensors read, flops, transcendentals) per element; `...u` has a scalar as second operand,

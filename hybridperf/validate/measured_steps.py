@@ -7,7 +7,6 @@ learned a machine's overall slowness and nothing more.
 """
 
 import dataclasses
-import importlib
 import json
 import os
 import tempfile
@@ -26,6 +25,7 @@ from hybridperf.report import plots, text
 from hybridperf.validate.harness import ResultLine
 from hybridperf.validate.scores import best_factors, mape, scores
 from hybridperf.workloads.jax.program import load_program
+from hybridperf.workloads.own import made_by
 from hybridperf.workloads.torch.fakes import without_memory
 from hybridperf.workloads.torch.program import from_torch
 
@@ -84,9 +84,8 @@ def measure_steps(
 
 def captured(step: str) -> Workload:
     """A step of PyTorch, "module:function", as this CPU runs it; it takes no memory."""
-    module, _, function = step.partition(":")
     with without_memory():
-        fn, args, *optimizer = getattr(importlib.import_module(module), function)()
+        fn, args, *optimizer = made_by(step)
         made = (*optimizer, None)[0]
         return from_torch(fn, *args, optimizer=made, name=step, backend="cpu")
 

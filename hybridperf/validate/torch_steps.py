@@ -2,7 +2,7 @@
 --torch` takes, (module or fn, args) or (module or fn, args, optimizer).
 
 Perceptron, two CNNs, U-Net block, autoencoder, ViT, GPT, LSTM, DLRM, graph network, mixture of
-experts and attention alone; in training, three in inference; a few milliseconds to a quarter of a
+experts and attention alone; in training, two in inference; a few milliseconds to a quarter of a
 second each on one slow core.
 """
 

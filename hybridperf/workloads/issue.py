@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.outputs import COMPUTE as COMPUTE
+from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.hardware import Host
 from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds
 from hybridperf.ops import OpCall
 
-COMM, COPY = "comm", "copy"
+COPY = "copy"
 KERNEL_CALL, COPY_CALL = "cudaLaunchKernel", "cudaMemcpyAsync"
 _COPY_NAMES = ("aten::to",)
 

@@ -105,7 +105,7 @@ def _of_command(target: Target, words: Sequence[str], text: str, where: str) -> 
 
 def _whole(value: Any, names: Sequence[str], where: str) -> int:
     number = str(value).rpartition(":")[2]  # --gpus-per-node=h100:8
-    if not _is_number(number) or not number.isdecimal() or int(number) < 1:
+    if not re.fullmatch(r"\d{1,18}", number) or int(number) < 1:
         got = "nothing" if value is None else repr(value)
         raise InputError(f"expected a whole number in {names[0]} of {where}, got {got}; give it")
     return int(number)

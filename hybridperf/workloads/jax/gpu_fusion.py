@@ -1,7 +1,7 @@
 """What XLA makes of a lowered program on a GPU: which of its loops run as one kernel.
 
 After XLA's pipeline (xla/service/gpu/fusion_pipeline.cc, gpu_fusible.cc,
-transforms/priority_fusion.cc, transforms/softmax_rewriter_triton.cc in openxla/xla):
+transforms/priority_fusion.cc, softmax_rewriter_triton.cc in openxla/xla):
 
     reshapes, slices, broadcasts    computed where they are read, unless a library reads them
     loops                           join what they read from, or what reads the same, over as many

@@ -1,8 +1,8 @@
 """Which kernels of a GPU's libraries a node of a lowered program is: products, convolutions,
 attention, sorts, scatters.
 
-    product of fp32 numbers     tensor cores at TF32 where the device has them, as JAX's default
-                                precision (`jax.lax.Precision.DEFAULT`) says; "highest": fp32
+    product of fp32 numbers     tensor cores at TF32 where the device has them, JAX's default
+                                (docs.jax.dev, "Matmul precision"); precision "highest": fp32
     convolution                 its gradients are found by what they look like: of weights, batch
                                 and features change places; of inputs, the kernel is reversed or
                                 the image dilated
@@ -26,6 +26,7 @@ from hybridperf.ops import (
     Sort,
     attention_of,
 )
+from hybridperf.ops.loops import FOURIER_FLOPS
 from hybridperf.workloads import ratios
 from hybridperf.workloads.jax import hlo_cost, hlo_ops
 from hybridperf.workloads.jax.dataflow import Node, Value
@@ -34,7 +35,6 @@ from hybridperf.workloads.jax.hlo_cost import Costs
 
 _COMPLEX = {"c64": "fp32", "c128": "fp64"}  # a complex number is two
 _ALGORITHM = {"bf16": "bf16", "f16": "fp16", "tf32": "tf32", "f32": "fp32", "f64": "fp64"}
-_FOURIER_FLOPS = 5 / 2  # of a real number, as FFTW counts them
 _BACKWARD = "Backward"
 _ATTENTION = "__cudnn$fmha"
 _TOP_K = ("mhlo.topk", "TopK", "__gpu$TopK")
@@ -153,9 +153,7 @@ def _random(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
 
 
 def _fourier(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
-    """A pass along each dimension, of 5 n log2 n flops for n complex numbers, as FFTW counts them
-    (https://www.fftw.org/speed/method.html).
-    """
+    """A pass along each dimension."""
     del costs, device
     shape = max((node.instruction.shape, _shapes(node)[0]), key=lambda one: one.bytes)
     dtype, each = number_format(shape)
@@ -163,7 +161,7 @@ def _fourier(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
     sizes = node.instruction.dims("fft_length")
     return tuple(
         Fused(
-            dtype, elements=n, flops=_FOURIER_FLOPS * math.log2(max(size, 2)) * n,
+            dtype, elements=n, flops=FOURIER_FLOPS * math.log2(max(size, 2)) * n,
             transcendentals=0.0, bytes_read=shape.bytes, bytes_written=shape.bytes,
         )
         for size in sizes

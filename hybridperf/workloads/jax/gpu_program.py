@@ -14,13 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hybridperf.engine.graph import Graph, GraphBuilder
-from hybridperf.engine.outputs import COMPUTE
+from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
-from hybridperf.model.calls import Call, CallChain, CollectiveCall, GivenSeconds, InStep, StepPlace
-from hybridperf.ops import OpCall
-from hybridperf.ops.attention import Attention
+from hybridperf.model.calls import Call, CallChain, GivenSeconds, InStep, StepPlace
+from hybridperf.workloads.in_program import MESSAGE_LAUNCH, place_of, refuse_unpriced, role_of
 from hybridperf.workloads.jax.dataflow import Dataflow, dataflow
 from hybridperf.workloads.jax.gpu_fusion import MESSAGES, Fuser
 from hybridperf.workloads.jax.gpu_memory import peak_bytes
@@ -28,12 +27,10 @@ from hybridperf.workloads.jax.gpu_ops import kind_of
 from hybridperf.workloads.jax.gpu_recompute import Settled
 from hybridperf.workloads.jax.hlo import parse
 from hybridperf.workloads.jax.hlo_collectives import collective_calls
-from hybridperf.workloads.transformer.in_step import call_in_step, misaligned
+from hybridperf.workloads.source_lines import labelled
+from hybridperf.workloads.transformer.in_step import call_in_step
 
 FRAMEWORK = "xla"  # whose step effects count
-COMM = "comm"
-_MESSAGE_LAUNCH = StepPlace("collective_launch")
-_NAMED = 12  # unknown ops that an error lists
 
 
 def from_lowered(
@@ -89,14 +86,7 @@ def _donated(text: str) -> frozenset[int]:
 
 def _check(name: str, flow: Dataflow, fuser: Fuser) -> None:
     """`InputError` that names what has no price, or is not yet divided among devices."""
-    unknown = {**flow.unknown, **fuser.unknown}
-    if unknown:
-        named = [kind + (f" ({where})" if where else "") for kind, where in unknown.items()]
-        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-        raise InputError(
-            f"{name}: cannot price {len(named)} kind(s) of op: {', '.join(named[:_NAMED])}{more};"
-            " leave them out with ignore=... (`--ignore` on the command line)"
-        )
+    refuse_unpriced(name, {**flow.unknown, **fuser.unknown})
     if flow.devices < 2:
         return
     for node in flow.nodes:
@@ -127,16 +117,16 @@ def _graph(kernels: Sequence[Settled], devices: int, gpus_per_node: int) -> tupl
         return rows.setdefault((call, place), len(rows) + 1)
 
     for one in kernels:
-        label = _label(one)
+        label = labelled(kind_of(one.node), one.node.where)
         after = sorted({written[storage] for storage in one.read if storage in written})
         if one.node.opcode in MESSAGES:
             sizes, what = [value.shape for value in one.node.taken], one.node.instruction
             among = 2 if "permute" in what.opcode else devices
             for message in collective_calls(what, sizes, among, "gpu", gpus_per_node):
-                at = row(message, _place_of(message))
+                at = row(message, place_of(message))
                 if one.node.times > 1:
                     at = row(CallChain(((at, round(one.node.times)),)), StepPlace())
-                launch = row(GivenSeconds(0.0, "launch"), _MESSAGE_LAUNCH)
+                launch = row(GivenSeconds(0.0, "launch"), MESSAGE_LAUNCH)
                 before = [last] if last >= 0 else []
                 node = graph.collective(
                     at, label=label, ranks=[0], stream=COMM, after=[*before, *after],
@@ -145,7 +135,7 @@ def _graph(kernels: Sequence[Settled], devices: int, gpus_per_node: int) -> tupl
                 written |= dict.fromkeys(one.written, node)
             continue
         for call in one.calls:
-            place = StepPlace(_role(call), call.times)
+            place = StepPlace(role_of(call), call.times)
             launch = row(GivenSeconds(0.0, "launch"), StepPlace("launch", 1.0 + owed))
             kernel = row(call_in_step(call), place)
             last = graph.op(kernel, label=label, stream=COMPUTE, after=after, launch_row=launch)
@@ -153,25 +143,3 @@ def _graph(kernels: Sequence[Settled], devices: int, gpus_per_node: int) -> tupl
         if not one.calls and after:  # what only hands on hands on what it waits for
             written |= dict.fromkeys(one.written, after[-1])
     return graph.build(), rows
-
-
-def _role(call: OpCall) -> str:
-    """Which step effects count for a kernel (`model/step_effects.py`)."""
-    if isinstance(call.op, Attention):
-        return "attention"
-    if call.op.unit != "matrix":
-        return "memory"
-    return "misaligned_gemm" if misaligned(call.op, "") else "gemm"
-
-
-def _place_of(call: CollectiveCall) -> StepPlace:
-    """A message in a program is waited for by whoever reads it."""
-    if call.collective in ("alltoall", "sendrecv"):
-        return StepPlace("exchange" if call.collective == "alltoall" else "p2p")
-    return StepPlace("tp") if call.nodes == 1 else StepPlace("tp_across", float(call.nodes))
-
-
-def _label(one: Settled) -> str:
-    """What people read: the op, and the file's name and line that asked for it."""
-    file, _, line = one.node.where.rpartition(" line ")
-    return f"{kind_of(one.node)} ({file.rsplit('/', 1)[-1]}:{line})" if file else kind_of(one.node)

@@ -11,18 +11,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.workloads.jax.hlo import Instruction
+from hybridperf.workloads.source_lines import is_foreign, line_of
 
 _PLATFORMS = {"nvidia": "cuda", "amd": "rocm"}
-_FOREIGN = ("site-packages", "/lib/python", str(Path(__file__).parent))
 _CUDNN = "jax._src.cudnn.fused_attention_stablehlo"
 _CUDNN_VERSION = 91100  # the newest whose limits are asked for: none of them holds here
 
@@ -75,9 +73,10 @@ def _sentences(device: DeviceSpec) -> Iterator[None]:
         if isinstance(error, ValueError) and "lowering platform" not in str(error):
             raise
         what = (str(error).splitlines() or ["not implemented"])[0]
+        where = line_of(error.__cause__ or error) or "the program"
         raise InputError(
-            f"{_line_of(error.__cause__ or error)}: JAX cannot lower this for {device.id} without"
-            f" the GPU ({what}); leave it out of the step"
+            f"{where}: JAX cannot lower this for {device.id} without the GPU ({what}); leave it out"
+            " of the step"
         ) from error
 
 
@@ -102,13 +101,6 @@ def _told_of(device: DeviceSpec) -> Iterator[None]:
                 if hasattr(module, one):
                     stack.enter_context(mock.patch.object(module, one, answer))
         yield
-
-
-def _line_of(error: BaseException) -> str:
-    """`FILE line N` of the innermost line that is neither ours nor an installed package's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    known = [one for one in frames if not any(part in one.filename for part in _FOREIGN)]
-    return f"{known[-1].filename} line {known[-1].lineno}" if known else "the program"
 
 
 class Lines:
@@ -147,7 +139,7 @@ class Lines:
             place, above = self._frames[frame]
             file, line = self._places.get(place, ("", ""))
             where = f"{self._files.get(file, '')} line {line}"
-            if not any(part in where for part in _FOREIGN):
+            if not is_foreign(where):
                 return where
             innermost = innermost or where
             frame = above - self._shift

@@ -18,7 +18,6 @@ custom-call target) in `ignore`.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -35,7 +34,7 @@ from hybridperf.workloads.jax import hlo_collectives, hlo_ops
 from hybridperf.workloads.jax.hlo import NAME, TABLES, Computation, Instruction, Module, parse
 from hybridperf.workloads.jax.hlo_cost import KNOWN, Costs, Count
 from hybridperf.workloads.jax.lowered import jitted, lower_program
-from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, with_reuse
+from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, rounded, with_reuse
 
 # glibc serves larger blocks by fresh pages from the operating system at every call (its dynamic
 # mmap threshold ends at 32 MiB); smaller ones come back from its own free lists, already touched.
@@ -46,8 +45,6 @@ _FREE = frozenset(TABLES["of_opcodes"]["free"])
 # XLA's CPU backend compiles the loops of such a call into one kernel
 _SMALL_CALL = 'xla_cpu_small_call="true"'
 _ENDLESS = "while with an unknown trip count"
-# reuse distances are kept to a quarter of a power of two: equal ops stay one row of durations
-_GRAIN = 4
 
 
 def from_jax(
@@ -202,9 +199,7 @@ def read_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) ->
         if isinstance(step.op, CollectiveCall):
             nodes += [(step.name, step.op)] * round(step.times)
         else:
-            reuse_bytes = step.reuse_bytes
-            if reuse_bytes is not None:
-                reuse_bytes = 2.0 ** (round(math.log2(max(reuse_bytes, 1.0)) * _GRAIN) / _GRAIN)
+            reuse_bytes = rounded(step.reuse_bytes)
             nodes.append((step.name, OpCall(step.op, step.times, reuse_bytes, step.inlined)))
     return OpChain(tuple(nodes), reader.count, tuple(reader.notes))
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Op
 
+_GRAIN = 4  # of an octave
+
 
 class Touch(NamedTuple):
     """One execution of a step reads or writes `bytes` of a buffer; loops walk through the rest."""
@@ -108,3 +110,10 @@ def _footprint(steps: Iterable[HloStep], trips: float = 1.0) -> dict[str, float]
             touched = touch.over(step.times / trips)
             footprint[touch.buffer] = max(footprint.get(touch.buffer, 0.0), touched)
     return footprint
+
+
+def rounded(reuse_bytes: float | None) -> float | None:
+    """To a quarter of a power of two, so that equal ops stay one row of durations."""
+    if reuse_bytes is None:
+        return None
+    return 2.0 ** (round(math.log2(max(reuse_bytes, 1.0)) * _GRAIN) / _GRAIN)

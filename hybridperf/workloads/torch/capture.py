@@ -149,7 +149,7 @@ def _loss(torch: Any, result: Any, notes: list[str]) -> Any:
 
 
 def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
-    """The optimizer of a module's parameters, updating lists of them as on a GPU."""
+    """The optimizer of a module's parameters."""
     import torch
 
     if optimizer is None:

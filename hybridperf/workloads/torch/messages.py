@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall, StepPlace
+from hybridperf.workloads import in_program
 from hybridperf.workloads.torch.calls import flat
 from hybridperf.workloads.torch.record import CapturedOp
 
@@ -81,6 +82,4 @@ def place_of(op: CapturedOp, call: CollectiveCall) -> StepPlace:
         return StepPlace(_SHARDED[op.call.kind])
     if op.call.kind == _REDUCED:
         return StepPlace("reduction")
-    if call.collective in ("alltoall", "sendrecv"):
-        return StepPlace("exchange" if call.collective == "alltoall" else "p2p")
-    return StepPlace("tp") if call.nodes == 1 else StepPlace("tp_across", float(call.nodes))
+    return in_program.place_of(call)

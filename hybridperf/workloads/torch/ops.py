@@ -21,6 +21,7 @@ from types import MappingProxyType
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
 from hybridperf.ops import Copy, OpCall, Random, Reduction, Softmax
+from hybridperf.ops.loops import FOURIER_FLOPS
 from hybridperf.workloads.torch.calls import (
     NAMES,
     Tensor,
@@ -43,8 +44,6 @@ _SIZED_BY_NUMBERS = (
 _GRADIENT_NODE = ("Backward0", "Backward1", "Backward2", "Backward3")
 _ENGINE = ("autograd::engine::", "torch::autograd::AccumulateGrad")
 
-
-_FOURIER_FLOPS = 5 / 2  # of a real number: a complex one is two
 
 _REGISTERED: dict[str, Rule] = {}  # by whole name
 
@@ -238,14 +237,12 @@ def _unscaled(call: TorchCall) -> Ops:
 
 
 def _fourier(call: TorchCall) -> Ops:
-    """A pass along each dimension, of 5 n log2 n flops for n complex numbers, as FFTW counts them
-    (https://www.fftw.org/speed/method.html).
-    """
+    """A pass along each dimension."""
     (x,), listed = call.single(0), call.value(1)
     needs(call.written and isinstance(listed, list) and listed)
     larger = max(x, call.written[0], key=lambda one: one.elements)
     sizes = [float(larger.shape[at]) for at in listed]
-    passes = [loop(larger, larger.bytes, _FOURIER_FLOPS * math.log2(one), 0) for one in sizes]
+    passes = [loop(larger, larger.bytes, FOURIER_FLOPS * math.log2(one), 0) for one in sizes]
     return tuple(op for ops in passes for op in ops)
 
 

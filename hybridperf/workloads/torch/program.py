@@ -15,12 +15,14 @@ from dataclasses import replace
 from typing import Any
 
 from hybridperf.engine.graph import Graph, GraphBuilder
+from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.io import InputError, unknown
 from hybridperf.model.calls import Call, GivenSeconds, InStep, StepPlace
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
-from hybridperf.workloads.issue import COMM, COMPUTE
+from hybridperf.workloads.in_program import MESSAGE_LAUNCH, refuse_unpriced, role_of
+from hybridperf.workloads.source_lines import labelled
 from hybridperf.workloads.torch.capture import Captured, capture
 from hybridperf.workloads.torch.fusion import PricedOp, fused
 from hybridperf.workloads.torch.messages import (
@@ -34,16 +36,14 @@ from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
 from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.record import BACKWARD, OPTIMIZER, CapturedOp
 from hybridperf.workloads.torch.serial import calls_in_order
-from hybridperf.workloads.transformer.in_step import call_in_step, misaligned
+from hybridperf.workloads.transformer.in_step import call_in_step
 
 EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
 # `scaled_dot_product_attention` on numbers of two bytes
 _ATTENTION_KERNEL, _KERNEL_BYTES = "flash2", 2
-_MESSAGE_LAUNCH = StepPlace("collective_launch")
 _ONE_STAGE = (
     "one rank is seen: what it waits for of other stages of a pipeline, its bubble, is not counted"
 )
-_NAMED = 12  # unknown ops that an error lists
 _KERNELS = {"gpu": kernels, "cpu": kernels_on_cpu}
 
 
@@ -94,7 +94,7 @@ def workload_of(
     if gpus_per_node < 1:
         raise InputError(f"expected one GPU per node or more, got {gpus_per_node}")
     ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
-    placed = list(priced_ops(captured, ignored, backend))
+    placed = priced_ops(captured, ignored, backend)
     if not any(calls or is_message(op) for op, calls in placed):
         raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
     if compiled:
@@ -155,7 +155,7 @@ def _graph(placed: Sequence[PricedOp], gpus_per_node: int) -> tuple[Graph, Rows]
             if call is not None:
                 node = graph.collective(
                     row(call, place_of(op, call)), label=label_of(op), ranks=[0], stream=COMM,
-                    after=sent, launch_row=row(GivenSeconds(0.0, "launch"), _MESSAGE_LAUNCH),
+                    after=sent, launch_row=row(GivenSeconds(0.0, "launch"), MESSAGE_LAUNCH),
                 )[0]  # fmt: skip
                 written |= {one.storage: node for one in (*op.call.written, *op.call.read)}
             elif after:  # what waits hands on what it waited for
@@ -164,7 +164,7 @@ def _graph(placed: Sequence[PricedOp], gpus_per_node: int) -> tuple[Graph, Rows]
         launch = StepPlace("backward_launch" if op.phase == BACKWARD else "launch")
         stream = COMM if op.call.kind in COPIED_IN else COMPUTE
         for kernel in calls:
-            place = StepPlace("optimizer" if op.phase == OPTIMIZER else role_of(op, kernel))
+            place = StepPlace(role_in_step(op, kernel))
             node = graph.op(
                 row(as_run(kernel), place), label=label_of(op), stream=stream, after=after,
                 launch_row=row(GivenSeconds(0.0, "launch"), launch),
@@ -202,14 +202,7 @@ def priced_ops(captured: Captured, ignored: frozenset[str], backend: str = "gpu"
             unpriced[kind] = unpriced.get(kind) or op.where
         elif calls or backend == "cpu":
             found.append((op, calls))
-    if unpriced:
-        named = [kind + (f" ({where})" if where else "") for kind, where in unpriced.items()]
-        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-        raise InputError(
-            f"{captured.name}: cannot price {len(named)} kind(s) of op:"
-            f" {', '.join(named[:_NAMED])}{more}; leave them out with ignore=... (`--ignore` on the"
-            " command line), or give a rule by hp.price_torch_op"
-        )
+    refuse_unpriced(captured.name, unpriced, ", or give a rule by hp.price_torch_op")
     return found
 
 
@@ -226,19 +219,15 @@ def as_run(call: OpCall) -> Call:
     return call_in_step(call)
 
 
-def role_of(op: CapturedOp, call: OpCall) -> str:
-    """Which step effects count for a kernel (`model/step_effects.py`)."""
-    if isinstance(call.op, Attention):
-        return "attention"
-    if call.op.unit != "matrix":
-        return "memory"
+def role_in_step(op: CapturedOp, kernel: OpCall) -> str:
+    """Which step effects count for a kernel of an op."""
+    if op.phase == OPTIMIZER:
+        return "optimizer"
     left = op.call.tensor(0)  # of weights' gradients: turned, so that tokens are summed over
-    tokens = "k" if left is not None and left.transposed else "m"
-    return "misaligned_gemm" if misaligned(call.op, tokens) else "gemm"
+    return role_of(kernel, "k" if left is not None and left.transposed else "m")
 
 
 def label_of(op: CapturedOp) -> str:
     """What people read: the op, and the file's name and line that asked for it."""
     kind = op.call.kind.removeprefix("aten::")
-    file, _, line = op.where.rpartition(" line ")
-    return f"{kind} ({file.rsplit('/', 1)[-1]}:{line})" if file else f"{kind} of {op.phase}"
+    return labelled(kind, op.where) if op.where else f"{kind} of {op.phase}"

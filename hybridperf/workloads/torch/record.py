@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import traceback
 import types
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hybridperf.io import InputError
+from hybridperf.workloads.source_lines import user_line
 from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
 from hybridperf.workloads.torch.storages import StorageTally
 
@@ -21,7 +20,6 @@ _READ = "aten::_local_scalar_dense"  # of a number that is known, by the host
 _SCALER = "torch/amp/grad_scaler.py"
 _DISPATCHING = 12  # frames at most between a line and its op
 _NO_OPS = ("prim", "profiler", "debugprims")  # questions and marks
-_FOREIGN = ("site-packages", "/lib/python", str(Path(__file__).parent))
 
 
 class CapturedOp(NamedTuple):
@@ -200,21 +198,3 @@ def _asked_by(file: str) -> bool:
             break
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.endswith(file)
-
-
-def user_line() -> str:
-    """`FILE line N` of the innermost line that is neither ours nor an installed package's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not any(part in file for part in _FOREIGN):
-            return f"{file} line {frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
-
-
-def line_of(error: BaseException) -> str:
-    """The same of what an error was raised by."""
-    frames = traceback.extract_tb(error.__traceback__)
-    known = [one for one in frames if not any(part in one.filename for part in _FOREIGN)]
-    return f"{known[-1].filename} line {known[-1].lineno}" if known else ""

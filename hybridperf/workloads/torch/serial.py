@@ -5,27 +5,25 @@ A CPU calls ops back to back: what a module, a record of gradients or a loop ove
 is not beside the op but before it (`ops.EagerOp`, of which a view is all there is). How long ago an
 op's data was last touched follows from which storages the ops of a step use.
 
-First of all comes memory that the operating system hands out anew in each step. glibc's `malloc`
+First of all comes memory that the operating system hands out again in each step. glibc's `malloc`
 keeps what is freed but for two kinds (its malloc.c): blocks larger than 32 MiB, and the top of the
 heap where more than twice the largest other block is free there.
 """
 
 from __future__ import annotations
 
-import math
 from typing import cast
 
 from hybridperf.model.calls import Call
 from hybridperf.ops import Allocation, EagerOp, Gather, Op, OpCall
 from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES
-from hybridperf.workloads.jax.reuse import HloStep, Touch, with_reuse
+from hybridperf.workloads.jax.reuse import HloStep, Touch, rounded, with_reuse
 from hybridperf.workloads.torch.calls import Tensor
 from hybridperf.workloads.torch.fusion import PricedOp
 from hybridperf.workloads.torch.record import BACKWARD, FORWARD, OPTIMIZER
 
 _PHASE = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "update"}
 _KEPT_BLOCKS, _LEAST_KEPT_BYTES = 2, 2**17  # free at the top of the heap
-_GRAIN = 4.0  # reuse distances are kept to a quarter of a power of two: equal ops stay one row
 
 
 def calls_in_order(placed: list[PricedOp], activation_bytes: float) -> list[tuple[int, Call]]:
@@ -49,15 +47,11 @@ def calls_in_order(placed: list[PricedOp], activation_bytes: float) -> list[tupl
             found.append(HloStep("", one.op, one.times, reads, writes, table))
         steps += found
         owners += [at] * len(found)
-    return [
-        (
-            at,
-            OpCall(
-                cast(Op, step.op), step.times, _rounded(step.reuse_bytes) if step.reads else None
-            ),
-        )
-        for at, step in zip(owners, with_reuse(steps, activation_bytes), strict=True)
-    ]
+    calls = list[tuple[int, Call]]()
+    for at, step in zip(owners, with_reuse(steps, activation_bytes), strict=True):
+        reuse_bytes = rounded(step.reuse_bytes) if step.reads else None
+        calls.append((at, OpCall(cast(Op, step.op), step.times, reuse_bytes)))
+    return calls
 
 
 def _fresh_bytes(placed: list[PricedOp], activation_bytes: float) -> float:
@@ -79,9 +73,3 @@ def _touches(tensors: list[Tensor], most_bytes: float) -> tuple[Touch, ...]:
     """Each storage once."""
     named = {str(one.storage): one.bytes for one in tensors}
     return tuple(Touch(name, min(size, most_bytes), size) for name, size in named.items())
-
-
-def _rounded(reuse_bytes: float | None) -> float | None:
-    if reuse_bytes is None:
-        return None
-    return 2.0 ** (round(math.log2(max(reuse_bytes, 1.0)) * _GRAIN) / _GRAIN)

@@ -1,0 +1,40 @@
+"""Which line of a user's program asked for something: the innermost that is neither ours nor an
+installed package's.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import types
+from pathlib import Path
+
+_FOREIGN = ("site-packages", "/lib/python", str(Path(__file__).parent))
+
+
+def is_foreign(file: str) -> bool:
+    """Whether a file is ours, Python's or an installed package's."""
+    return any(part in file for part in _FOREIGN)
+
+
+def user_line() -> str:
+    """`FILE line N` of who called; "" if unknown."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_foreign(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename} line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def line_of(error: BaseException) -> str:
+    """The same of what an error was raised by."""
+    frames = traceback.extract_tb(error.__traceback__)
+    known = [one for one in frames if not is_foreign(one.filename)]
+    return f"{known[-1].filename} line {known[-1].lineno}" if known else ""
+
+
+def labelled(kind: str, where: str) -> str:
+    """What people read of an op: its kind, and the file's name and line where that is known."""
+    file, _, line = where.rpartition(" line ")
+    return f"{kind} ({file.rsplit('/', 1)[-1]}:{line})" if file else kind
