@@ -49,16 +49,16 @@ def schedule_graph(schedule, *, blocking=False):
     for task in schedule.issue_order():
         rank = schedule.worker_of(task)
         waits = [nodes[need] for need in schedule.needs(task) if schedule.worker_of(need) == rank]
-        waits += [arrived[task]] if task in arrived else []
+        if task == schedule.block(task)[0]:
+            waits += [arrived[own] for own in schedule.block(task) if own in arrived]
         row = 1 + schedule.kinds.index(task.kind) * schedule.stages + task.stage
         nodes[task] = builder.op(row, label=str(task), rank=rank, after=waits)
-        after = _next_stage(schedule, task)
-        if after is not None and schedule.worker_of(after) != rank:
-            row = sends + min(task.stage, after.stage)
-            stream = DOWNSTREAM if task.kind == FORWARD else UPSTREAM
+        for sent, after in schedule.sent_with(task):
+            row = sends + min(sent.stage, after.stage)
+            stream = DOWNSTREAM if sent.kind == FORWARD else UPSTREAM
             arrived[after] = builder.op(
                 row,
-                label=f"send {task}",
+                label=f"send {sent}",
                 rank=rank,
                 stream=COMPUTE if blocking else stream,
                 after=[nodes[task]],
@@ -73,13 +73,6 @@ def graph_seconds(
     seconds = stage_seconds(schedule, forward_s, backward_s, weight_s, send_s)
     program = lower(schedule_graph(schedule, blocking=blocking)).program
     return float(makespan(program, seconds[:, None].astype(np.float32))[0])
-
-
-def _next_stage(schedule, task):
-    """The task of another stage that uses what this one makes."""
-    if task.kind == FORWARD and task.stage + 1 < schedule.stages:
-        return task._replace(stage=task.stage + 1)
-    return task._replace(stage=task.stage - 1) if task.kind == BACKWARD and task.stage else None
 
 
 def checked(schedule: Schedule) -> Schedule:

@@ -316,18 +316,24 @@ def test_optimizer_and_fixed_seconds_have_their_parts():
         ("chimera", 4, 16),
         ("zero_bubble", 4, 8),
         ("zero_bubble", 8, 3),
+        ("zb_v", 4, 9),
+        ("dualpipe", 6, 14),
+        ("dualpipe_v", 4, 9),
     ],
 )
 @pytest.mark.parametrize(
     ("there", "back", "share"), [(1.0, 2.0, 0.5), (2.0, 1.5, 0.4), (1.0, 1.0, 0.9)]
 )
 def test_uniform_stages_take_what_the_schedule_s_graph_takes(name, p, m, there, back, share):
+    order = schedule(name, p, m)
+    v = order.chunks
     f = pipeline(
-        p, micro_batches=m, layer=block(gemm_s=(there, 0, back)), schedule=SCHEDULES.index(name)
+        p, micro_batches=m, layer=block(gemm_s=(there, 0, back)), schedule=SCHEDULES.index(name),
+        chunks=v,
     )  # fmt: skip
     f = with_weight_share(f, share)
     assert time(f) == pytest.approx(
-        graph_seconds(schedule(name, p, m), there, back, weight_s=share * back), rel=1e-5
+        graph_seconds(order, there / v, back / v, weight_s=share * back / v), rel=1e-5
     )
     found = parts(f)
     assert found["compute_s"] == pytest.approx(m * (there + back))
@@ -347,18 +353,25 @@ def test_a_chimera_worker_has_half_of_both_ends():
 @pytest.mark.parametrize("ends", [{"head": 1.0}, {"head": 2.0}, {"head": 2.0, "embedding": 0.5}])
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 4), (4, 16), (8, 8), (8, 32)])
 @pytest.mark.parametrize(
-    ("name", "within"), [("1f1b", 1e-5), ("zero_bubble", 1e-5), ("chimera", 0.06)]
-)
+    ("name", "within"),
+    [
+        ("1f1b", 1e-5), ("zero_bubble", 1e-5), ("chimera", 0.06), ("zb_v", 0.05),
+        ("dualpipe", 0.06), ("dualpipe_v", 0.05),
+    ],
+)  # fmt: skip
 def test_a_heavy_last_stage_takes_about_what_the_schedule_s_graph_takes(name, p, m, ends, within):
-    forward, backward = np.ones(p), np.full(p, 2.0)
+    m = 2 * p if name in ("dualpipe", "dualpipe_v", "zb_v") and m < 2 * p else m
+    order = schedule(name, p, m)
+    v = order.chunks
+    forward, backward = np.full(v * p, 1.0 / v), np.full(v * p, 2.0 / v)
     for end, at in (("embedding", 0), ("head", -1)):
         forward[at] += ends.get(end, 0.0) / 3
         backward[at] += ends.get(end, 0.0) * 2 / 3
     blocks = {end: block(gemm_s=(size / 3, 0, size * 2 / 3)) for end, size in ends.items()}
-    f = pipeline(p, micro_batches=m, **blocks, schedule=SCHEDULES.index(name))
+    f = pipeline(p, micro_batches=m, chunks=v, **blocks, schedule=SCHEDULES.index(name))
     f = with_weight_share(f, 0.5)
     assert time(f) == pytest.approx(
-        graph_seconds(schedule(name, p, m), forward, backward, weight_s=backward / 2), rel=within
+        graph_seconds(order, forward, backward, weight_s=backward / 2), rel=within
     )
 
 
@@ -407,7 +420,7 @@ def some_row():
 
 
 @pytest.mark.parametrize(
-    ("tp_nodes", "name"), [(1, "1f1b"), (2, "1f1b"), (1, "chimera"), (1, "zero_bubble")]
+    ("tp_nodes", "name"), [(1, "1f1b"), (2, "1f1b"), (1, "chimera"), (1, "zero_bubble"), (1, "zb_v")]
 )
 def test_slopes_over_knobs_are_those_of_differences(tp_nodes, name):
     f = dataclasses.replace(

@@ -26,6 +26,7 @@ from hybridperf.workloads.memory import (
     sharded_bytes,
 )
 from hybridperf.workloads.schedules import NAMES, schedule
+from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, Layouts, load_shape, rules
 from hybridperf.workloads.transformer.columns import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -250,14 +251,42 @@ def test_in_flight_by_hand():
     assert chimera.tolist() == [5, 6, 7, 8, 8, 7, 6, 5]
 
 
-@pytest.mark.parametrize(("p", "m"), [(4, 4), (4, 8), (8, 2), (6, 12), (2, 2)])
+@pytest.mark.parametrize(("p", "m"), [(4, 4), (4, 8), (8, 2), (6, 12), (2, 2), (4, 10)])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_in_flight_is_what_the_orders_of_schedules_keep(name, p, m):
-    v = 3 if name == "interleaved" and m % p == 0 else 1
-    if name == "interleaved" and v == 1:
+    kind = KINDS[name]
+    v = 3 if name == "interleaved" else 1 + kind.folded
+    if kind.unsuitable is not None and kind.unsuitable(p, m):
         return
-    found = sum(in_flight(SCHEDULES.index(name), p, v, m, np.arange(p)))
+    own, second = in_flight(SCHEDULES.index(name), p, v, m, np.arange(p))
+    found = own if kind.folded else own + second  # folded: as many of each chunk
     np.testing.assert_allclose(found, np.array(in_flight_of(schedule(name, p, m, v))) / v)
+
+
+def test_dualpipe_holds_all_weights_twice_and_a_fold_holds_them_once():
+    """DeepSeek-V3's Table 2: twice the parameters, p + 1 micro-batches of a stage's activations;
+    ZB-V: as many on every worker as 1F1B's first has, which holds both ends.
+    """
+    states, tokens = ModelStates(1.0, 0.0, 0.0), {"accumulation": 16}
+    plain, twice, folded, fold = (
+        memory(LLAMA, Layout(pp=8, schedule=name, **tokens, **more), states=states, knobs=NO_GUESS)
+        for name, more in (
+            ("1f1b", {}), ("dualpipe", {}), ("dualpipe_v", {"vp": 2}), ("zb_v", {"vp": 2}),
+        )
+    )  # fmt: skip
+    assert twice.weights_bytes.sum() == 2 * plain.weights_bytes.sum()
+    assert folded.weights_bytes.sum() == fold.weights_bytes.sum() == plain.weights_bytes.sum()
+    ends = plain.weights_bytes[0] - plain.weights_bytes[3] + plain.weights_bytes[-1]
+    assert fold.weights_bytes[0] == ends
+    np.testing.assert_allclose(fold.activations_bytes, plain.activations_bytes[0])
+    np.testing.assert_allclose(twice.activations_bytes, plain.activations_bytes[0] * 9 / 8)
+    np.testing.assert_allclose(folded.activations_bytes, plain.activations_bytes[0] * 17 / 16)
+    tied = GPT3
+    assert tied.tied
+    for name, more in (("zb_v", {"vp": 2}), ("dualpipe_v", {"vp": 2})):
+        layout = Layout(pp=4, schedule=name, **tokens, **more)
+        found = memory(tied, layout, states=states).weights_bytes
+        assert found.sum() == tied.parameters, name  # no copy of the embedding
 
 
 def test_every_schedule_that_has_an_order_has_a_code():

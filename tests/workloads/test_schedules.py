@@ -106,6 +106,59 @@ def test_interleaved_makespans(p, m, v, seconds) -> None:
     assert seconds / (3 * m) - 1 == pytest.approx((p - 1) / (v * m))
 
 
+@pytest.mark.parametrize(("p", "m"), [(2, 3), (4, 7), (4, 12), (8, 32)])
+def test_zb_v_waits_for_its_first_pass_alone(p, m) -> None:
+    """F = I = W = 1 of a stage: the optimum of Qi et al. 2024."""
+    total_s = graph_seconds(checked(hs.schedule("zb_v", p, m)), 1, 2, weight_s=1)
+    assert total_s == 6 * m + p - 1
+    assert hs.closed_form_s("zb_v", p, m, 2, 4, weight_s=2) == total_s
+
+
+@pytest.mark.parametrize(("p", "m"), [(8, 20), (8, 40), (16, 40)])
+def test_dualpipe_bubble_is_the_published_one(p, m) -> None:
+    """(p/2 - 1)(F&B + B - 3W) of DeepSeek-V3's Table 2, but for F: a pair of the middle is apart."""
+    forward_s, input_s, weight_s = 1.0, 3.0, 0.7
+    backward_s, half = input_s + weight_s, p // 2
+    assert (half - 1) * input_s > half * forward_s
+
+    def total_s(joint_s):
+        return hs.closed_form_s(
+            "dualpipe", p, m, forward_s, backward_s, weight_s=weight_s, joint_s=joint_s
+        )
+
+    both_s = forward_s + backward_s
+    bubble_s = (half - 1) * (both_s + backward_s - 3 * weight_s) - forward_s
+    assert total_s(both_s) - m * both_s == pytest.approx(bubble_s)
+    # all but the passes that fill and drain are in pairs
+    assert total_s(both_s) - total_s(4.2) == pytest.approx((m - half - 2) * (both_s - 4.2))
+    assert total_s(both_s) < hs.closed_form_s("1f1b", p, m, forward_s, backward_s)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(["dualpipe", "dualpipe_v"]), st.integers(1, 4), st.integers(0, 6), SECONDS,
+    SECONDS, SECONDS, st.floats(0.0, 1.0),
+)  # fmt: skip
+def test_pairs_beside_each_other(name, half, more, forward_s, input_s, weight_s, overlap) -> None:
+    """Replayed with pairs that take between a backward pass and both one after the other."""
+    p, m = (2 * half, 4 * half + 2 * more) if name == "dualpipe" else (half, 2 * half + more)
+    schedule = hs.schedule(name, p, m)
+    joint_s = input_s + weight_s + forward_s * overlap
+    of_kind = {"F": forward_s, "B": input_s, "W": weight_s}
+
+    def seconds(task):
+        return joint_s / 3 if len(schedule.block(task)) == 3 else of_kind[task.kind]
+
+    end_s = max(each.end_s for each in schedule.replay(seconds).values())
+    v = schedule.chunks
+    assert end_s == pytest.approx(
+        hs.closed_form_s(
+            name, p, m, v * forward_s, v * (input_s + weight_s), weight_s=v * weight_s,
+            joint_s=v * joint_s,
+        )  # fmt: skip
+    )
+
+
 # --- graph = closed form --------------------------------------------------------------------------
 
 
@@ -119,6 +172,11 @@ def sized(draw):
         return name, d, draw(st.sampled_from([*range(2, d, 2), d, 2 * d, 3 * d, 4 * d])), 1
     if name == "interleaved":
         return name, p, p * draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    if name == "dualpipe":
+        half = draw(st.integers(1, 4))
+        return name, 2 * half, 4 * half + 2 * draw(st.integers(0, 8)), 1
+    if name in ("zb_v", "dualpipe_v"):
+        return name, p, 2 * p - (name == "zb_v") + draw(st.integers(0, 12)), 2
     return name, p, draw(st.integers(1, 24)), 1
 
 
@@ -277,7 +335,7 @@ def test_counted_activations_are_those_of_the_formula(sizes) -> None:
     schedule = hs.schedule(name, p, m, v)
     formula = hs.in_flight(name, np.arange(p), p, m, chunks=v)
     assert (np.array(in_flight_of(schedule)) / v).tolist() == pytest.approx(formula.tolist())
-    assert schedule.pipes == (2 if name == "chimera" else 1)
+    assert schedule.pipes == (2 if name in ("chimera", "dualpipe") else 1)
     assert len(schedule.stages_of(0)) == v * schedule.pipes
 
 
@@ -290,6 +348,9 @@ def test_published_numbers_in_flight() -> None:
     assert in_flight_of(hs.schedule("chimera", 8, 8)) == [5, 6, 7, 8, 8, 7, 6, 5]
     assert in_flight_of(hs.schedule("chimera", 8, 24)) == [8] * 8
     assert in_flight_of(hs.schedule("zero_bubble", 8, 32)) == [8] * 8
+    assert in_flight_of(hs.schedule("zb_v", 8, 32)) == [2 * 8] * 8  # chunks: 1F1B's peak on all
+    assert in_flight_of(hs.schedule("dualpipe", 8, 32)) == [8 + 1] * 8
+    assert in_flight_of(hs.schedule("dualpipe_v", 4, 16)) == [8 + 1] * 4
 
 
 # --- graphs ---------------------------------------------------------------------------------------
@@ -358,8 +419,8 @@ def test_names_and_sizes_that_do_not_suit() -> None:
         InputError, match=r"unknown schedule '1f1bb'.*did you mean '1f1b'.*there are 1f1b, gpipe"
     ):
         hs.schedule("1f1bb", 2, 2)
-    with pytest.raises(InputError, match="schedule 'DualPipe' is not built; there are 1f1b, gpipe"):
-        hs.closed_form_s("DualPipe", 4, 4, 1, 1)
+    with pytest.raises(InputError, match="schedule 'v-half' is not built; there are 1f1b, gpipe"):
+        hs.closed_form_s("v-half", 4, 4, 1, 1)
     with pytest.raises(InputError, match="1 or more workers in schedule 'gpipe', got 0"):
         hs.schedule("gpipe", 0, 2)
     with pytest.raises(InputError, match=r"1 or more micro-batches in schedule '1f1b', got 2\.5"):
@@ -389,7 +450,7 @@ def test_names_and_sizes_that_do_not_suit() -> None:
 def test_more_micro_batches_never_raise_the_share_of_bubbles() -> None:
     for name in hs.NAMES:
         shares = []
-        for m in range(8, 72, 8):
+        for m in range(16, 72, 8):
             total_s = hs.closed_form_s(
                 name, 8, m, 1.0, 2.0, chunks=2 if name == "interleaved" else 1, weight_s=0.9
             )

@@ -128,6 +128,9 @@ def stages_s(c: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
         ("chimera", {"pp": 4, "accumulation": 4}),
         ("chimera", {"pp": 4, "accumulation": 8}),
         ("zero_bubble", {"pp": 4, "accumulation": 8}),
+        ("zb_v", {"pp": 4, "accumulation": 8, "vp": 2}),
+        ("dualpipe", {"pp": 4, "accumulation": 8}),
+        ("dualpipe_v", {"pp": 4, "accumulation": 8, "vp": 2}),
     ],
 )
 def test_the_graph_is_the_closed_form_for_uniform_stages(name, layout):
@@ -146,7 +149,7 @@ def test_the_graph_is_the_closed_form_for_uniform_stages(name, layout):
         forward[0] * v,
         backward[0] * v,
         chunks=v,
-        weight_s=weights if name == "zero_bubble" else 0,
+        weight_s=weights * v if c.layout.kind.splits_backward else 0,
     )
     assert step_s(transformer(c)) == pytest.approx(float(closed), rel=1e-5)
 
@@ -161,15 +164,20 @@ def test_a_last_stage_with_logits_is_the_one_that_others_wait_for():
     )
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "chimera", "zero_bubble"])
+@pytest.mark.parametrize(
+    "name",
+    ["1f1b", "interleaved", "chimera", "zero_bubble", "zb_v", "dualpipe", "dualpipe_v"],
+)
 def test_unlike_stages_take_what_a_replay_of_the_schedule_takes(name):
-    c = config(pp=4, accumulation=8, schedule=name, vp=2 if name == "interleaved" else 1)
+    folded = name in ("interleaved", "zb_v", "dualpipe_v")
+    c = config(pp=4, accumulation=8, schedule=name, vp=2 if folded else 1)
     order = schedule(name, 4, 8, c.layout.vp)
     forward, backward = stages_s(c)
     weights = np.zeros(c.stages)
-    if name == "zero_bubble":
+    if c.layout.kind.splits_backward:
         for stage in range(c.stages):
-            parts = [(layer_passes(c), 2)] + ([(head_passes(c), 1)] if stage == 3 else [])
+            layers = [(layer_passes(c), sum(c.layers_of(stage)))]
+            parts = layers + ([(head_passes(c), 1)] if stage == c.stages - 1 else [])
             weights[stage] = sum(
                 n * pass_s(s for s in p.backward if s.weight_gradient) for p, n in parts
             )

@@ -39,7 +39,7 @@ from scipy.optimize import linprog
 from hybridperf.io import InputError
 from hybridperf.training.offload.tier import Tier
 from hybridperf.workloads.memory import MemoryKnobs, MemoryUse, ModelStates, in_flight, memory
-from hybridperf.workloads.transformer.columns import CHIMERA, FULL
+from hybridperf.workloads.transformer.columns import FULL
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.stages import stage_layers
@@ -62,13 +62,16 @@ def movable(
 ) -> Movable:
     """What may be moved of the memory that `memory(shape, layout)` found."""
     columns, stage = layout.columns, np.arange(layout.pp)
-    dealt = stage_layers(shape.depth, layout.pp, stage, split, shape.head_layers)
+    stages = layout.pp * (2 if layout.kind.folded else 1)
+    dealt = stage_layers(shape.depth, stages, np.arange(stages), split, shape.head_layers)
     layers = np.asarray(dealt, float)
-    if columns.schedule == CHIMERA:
+    if layout.kind.folded or layout.kind.pipes > 1:
         layers = layers + layers[::-1]
-    layers = np.maximum(layers, 1.0)
+    layers = np.maximum(layers[: layout.pp], 1.0)
     own, second = in_flight(columns.schedule, columns.pp, columns.vp, columns.accumulation, stage)
-    held = np.maximum(np.broadcast_to(own + second, stage.shape), 1.0)
+    # of folded chunks both are of one micro-batch
+    own = own + (0 if layout.kind.folded else second)
+    held = np.maximum(np.broadcast_to(own, stage.shape), 1.0)
     m, ones = float(layout.accumulation), np.ones(layout.pp)
     stays = np.stack([2 / layers, 1 / layers, 0 * ones, 2 / (layers * held)])
     states = (use.weights_bytes, use.gradients_bytes, use.optimizer_bytes)

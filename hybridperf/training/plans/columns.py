@@ -34,7 +34,13 @@ from hybridperf.training.steps.cells import (
 )
 from hybridperf.training.steps.features import Sums, row_columns
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
-from hybridperf.workloads.transformer.columns import FORWARDS_FIRST, ZERO_BUBBLE
+from hybridperf.workloads.transformer.columns import (
+    FOLDED,
+    FORWARDS_FIRST,
+    IN_PAIRS,
+    SPLITS_BACKWARD,
+    TWO_PIPES,
+)
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layouts
 
@@ -87,15 +93,17 @@ class SpaceColumns:
     def features(self, at: Any) -> StepFeatures:
         """Features of some of the M [n]; `at` a slice or indices."""
         once, base = self.once[at], self.space.base_of[self.rows[at]]
-        vp, schedule = self.space.base.vp[base].astype(float), self.space.base.schedule[base]
+        x = self.space.base
+        vp, schedule = x.vp[base].astype(float), x.schedule[base]
+        hides = np.isin(schedule, IN_PAIRS) & (x.ep[base] > 1) & (x.cp[base] == 1)
         known: dict[str, Any] = {name: values[once] for name, values in self.columns.items()}
         known |= {name: self._block(block, at) for block, name in enumerate(_BLOCKS)}
         return StepFeatures(
             **known,
             tp_nodes=self.tp_nodes[self.cell[at]], fill=1.0 / vp, chunks=vp,
             forwards_first=np.isin(schedule, FORWARDS_FIRST).astype(float),
-            schedule=schedule if (schedule == ZERO_BUBBLE).any() else None,
-            micro_batches=self.space.base.accumulation[base].astype(float),
+            schedule=schedule if np.isin(schedule, SPLITS_BACKWARD).any() else None,
+            exchange_hidden=hides.astype(float), micro_batches=x.accumulation[base].astype(float),
             sends_s=self.sums.sends_s[self.message[at]],
         )  # fmt: skip
 
@@ -152,11 +160,12 @@ def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndar
         lambda p: (p.division.tp, p.division.cp, p.division.pp > 1, p.spans["pp"].nodes > 1)
     )
     zero, accumulated = base.zero, np.minimum(base.accumulation, 2)
+    twice = np.isin(base.schedule, FOLDED) + 2 * np.isin(base.schedule, TWO_PIPES)
     of_layer = of_base(base.sequence_parallel, micro, accumulated, base.recompute)
     return (
         both(cell, of_layer),
         np.where(zero[of] < 2, 0, both(shards, of_base(zero))),
-        both(once, of_base(zero, base.vp if by_chunk else 0 * zero)),
+        both(once, of_base(zero, base.vp if by_chunk else 0 * zero, twice)),
         both(message, of_base(base.sequence_parallel, micro)),
     )
 

@@ -30,20 +30,22 @@ from hybridperf.io import InputError, unknown
 from hybridperf.training.plans.progress import Progress
 from hybridperf.workloads.transformer import TransformerShape
 from hybridperf.workloads.transformer.columns import (
+    FOLDED,
     INTERLEAVED,
     RECOMPUTE,
     SCHEDULES,
-    ZERO_BUBBLE,
+    SPLITS_BACKWARD,
+    TWO_PIPES,
 )
 from hybridperf.workloads.transformer.groups import Span, span
 from hybridperf.workloads.transformer.layout import ORDER, Layout, Layouts, Order
 from hybridperf.workloads.transformer.rules import legal
 
-# Of every framework. Zero bubble needs a backward pass cut in two: `schedules` of a framework that
-# has it (`frameworks.toml`), or whoever asks for it by name. Chimera, priced within 6 %, has a
-# chooser of its own (`studies/chimera.py`)
+# Of every framework. Some need a backward pass cut in two: `schedules` of a framework that has them
+# (`frameworks.toml`), or whoever asks for them by name. Chimera, priced within 6 %, has a chooser of
+# its own (`studies/chimera.py`)
 PLANNED_SCHEDULES = ("1f1b", "gpipe", "interleaved")
-_BY_NAME = (*PLANNED_SCHEDULES, "zero_bubble")
+_BY_NAME = (*PLANNED_SCHEDULES, *(SCHEDULES[code] for code in SPLITS_BACKWARD))
 FREE = (
     "tp", "cp", "ep", "pp", "vp", "zero", "micro_batch", "recompute", "schedule",
     "sequence_parallel",
@@ -197,13 +199,15 @@ class PartialLayouts:
 
     def _sharded_as(self, rows: np.ndarray, schedule: np.ndarray) -> np.ndarray:
         """What decides how partial layouts with such schedules can be sharded, as one number."""
-        return 2 * (self.columns.dp * self.columns.cp)[rows] + (schedule == ZERO_BUBBLE)
+        most = np.where(np.isin(schedule, SPLITS_BACKWARD), 2, 3)
+        most = np.where(np.isin(schedule, TWO_PIPES), 0, most)
+        return 4 * (self.columns.dp * self.columns.cp)[rows] + most
 
     def _states(self, sharded_as: int) -> list[tuple[int, int]]:
         """(ZeRO stage, over how many ranks) that layouts can have, by `_sharded_as`."""
-        data_ranks, zero_bubble = divmod(sharded_as, 2)
+        data_ranks, most = divmod(sharded_as, 4)
         shards = dict.fromkeys((data_ranks, math.gcd(data_ranks, self.gpus_per_node)))
-        stages = (1, 2) if zero_bubble else (1, 2, 3)  # as `rules.py` has it
+        stages = range(1, most + 1)  # as `rules.py` and `step.py` have it
         found = [(0, data_ranks), *((zero, n) for zero in stages for n in shards if n > 1)]
         zeros, ranks = self.allowed.get("zero"), self.allowed.get("shard_ranks")
         return [
@@ -322,8 +326,8 @@ def joined(parts: Sequence[tuple[LayoutSpace, np.ndarray]]) -> LayoutSpace:
 
 
 def bounding_chunks(chunks: np.ndarray, schedule: np.ndarray) -> np.ndarray:
-    """Chunks of a stage that fill and drain no longer than a schedule: zero bubble may not wait."""
-    return np.where(schedule == ZERO_BUBBLE, np.inf, chunks)
+    """Chunks of a stage that fill and drain no longer than a schedule: some may not wait."""
+    return np.where(np.isin(schedule, SPLITS_BACKWARD), np.inf, chunks)
 
 
 def rule_of_thumb(x: Layouts) -> np.ndarray:
@@ -440,9 +444,10 @@ def _pipelines(
     if pp > 1:
         whole = shape.depth % pp == 0
         chunks += [v for v in divisors(shape.depth // pp) if v > 1] if whole else []
-        plain = [code for code in codes if code != INTERLEAVED]
+        plain = [code for code in codes if code not in (INTERLEAVED, *FOLDED)]
+    several = [INTERLEAVED], [INTERLEAVED, *(code for code in codes if code in FOLDED)]
     return [
         (vp, code)
         for vp in _keep("vp", chunks, allowed)
-        for code in _keep("schedule", plain if vp == 1 else [INTERLEAVED], allowed)
+        for code in _keep("schedule", plain if vp == 1 else several[vp == 2], allowed)
     ]

@@ -14,7 +14,7 @@
 
 m micro-batches per step. `fill` is how much of the pipeline's filling and draining shows: 1 for
 1F1B and GPipe, 1 / v with v chunks per stage. For GPipe and 1F1B this is (m - 1) max + sum, which
-measured steps follow to under 1 %. Chimera and zero bubble: `pipelines.py`.
+measured steps follow to under 1 %. Other schedules: `pipelines.py`.
 
 The step is also the sum of four parts, as the slowest stage's GPU sees it:
 
@@ -37,8 +37,9 @@ import numpy as np
 
 from hybridperf.io.namespace import Array, array_module, fresh_views
 from hybridperf.model.step_effects import ROLES, StepEffects
-from hybridperf.training.steps.pipelines import Passes, Stages, interleaved_pace, pace
+from hybridperf.training.steps.pipelines import LayerSeconds, Passes, Stages, pace, scheduled_pace
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures, StepParts
+from hybridperf.workloads.transformer.columns import FOLDED, one_of
 
 _ROUNDING = 1e-12  # of a step
 _MIN_S = 1e-12
@@ -85,6 +86,14 @@ def step_seconds(
     first = stage(f.layers_first, embedding, sends=(v, v - 1))
     last = stage(f.layers_last, head, sends=(v - 1, v))
     other = stage(f.layers_most, sends=(v, v))
+    folded = False if f.schedule is None else one_of(f.schedule, FOLDED)
+    if f.schedule is not None:  # the first stage holds the last chunk
+        turned = (v - 1, v - 1)
+        both = stage(f.layers_first, embedding, head, sends=turned), stage(f.layers_last, sends=turned)
+        first, last = (
+            Passes(*(xp.where(folded, a, b) for a, b in zip(own, plain, strict=True)))
+            for own, plain in zip(both, (first, last), strict=True)
+        )
     layer_s = there.seconds(xp) + back.seconds(xp)
     # of a layer that the GPU is slower at, each chunk waits for its first launch
     later_s = xp.where(there.gpu_s > there.host_s, launch_s, 0.0)
@@ -104,7 +113,7 @@ def step_seconds(
     stages = Stages(first, other, last, sum_s)
     slowest = pace(xp, f, stages)
     if f.schedule is not None:
-        slowest = interleaved_pace(xp, f, slowest, stages, (there.seconds(xp), back.seconds(xp)))
+        slowest = scheduled_pace(xp, f, slowest, stages, _layer_seconds(xp, layer))
     hidden_s = f.sends_hidden * p2p_s
     bubble_s = slowest.waits_s + xp.where(alone, 0.0, _shown_s(xp, f, hidden_s, stages, slowest))
     reduction_s = _exposed_s(xp, f, k, layer, embedding)
@@ -113,7 +122,7 @@ def step_seconds(
     updating_s = xp.maximum(update_s + k.launch_s, k.launch_s * f.optimizer_kernels)
     gathered_s = _gathered_s(xp, f, k, layer, embedding) + k.layer_gather_s * f.gathered_layers
     step_s = f.micro_batches * slowest.stage_s + bubble_s + reduction_s + updating_s
-    step_s = step_s + gathered_s + k.fixed_s
+    step_s = step_s + gathered_s + k.fixed_s - slowest.hidden_s
     layer_work_s, outer_work_s = layer.work_s, slowest.embeddings * embedding.work_s
     outer_work_s = outer_work_s + slowest.heads * head.work_s
     compute_s = f.micro_batches * (slowest.layers * layer_work_s + outer_work_s) + update_s
@@ -123,11 +132,18 @@ def step_seconds(
     comm_s = xp.where(alone, alone_comm_s, comm_s)
     ends = slowest.embeddings + slowest.heads
     comm_s = comm_s + xp.where(alone, 0.0, posted_s + (2 * v - ends) * send_s)
-    exposed_s = f.micro_batches * comm_s + reduction_s + gathered_s
+    exposed_s = f.micro_batches * comm_s + reduction_s + gathered_s - slowest.hidden_s
     # only rounding puts it below zero, and so little above; what follows likewise
     exposed_s = xp.where(exposed_s > _ROUNDING * step_s, exposed_s, 0.0)
     host_s = xp.maximum(step_s - (compute_s + exposed_s + bubble_s), 0.0)
     return StepParts(step_s, compute_s, exposed_s, bubble_s, host_s, layer_s)
+
+
+def _layer_seconds(xp: Any, layer: _Block) -> LayerSeconds:
+    there, back = (work.seconds(xp) for work in layer[:2])
+    worked = layer.backward.work_s / xp.maximum(layer.backward.gpu_s, _MIN_S)
+    exchange_s = layer.forward.exchange_s + layer.backward.exchange_s
+    return LayerSeconds(there, back, worked * back, exchange_s)
 
 
 class LeastSeconds(NamedTuple):
@@ -163,6 +179,8 @@ class _Work(NamedTuple):
     busy_s: Array  # without gathers
     gather_s: Array  # of sharded weights, alongside
     scatter_s: Array  # of their gradients
+    work_s: Array  # of the GPU alone, without communication
+    exchange_s: Array  # messages that hold the rank up
 
     def seconds(self, xp: Any) -> Array:
         """Of one among many alike."""
@@ -251,7 +269,8 @@ def _block(
         if waits:
             host_s = host_s + _waits_s(xp, f, part, k)
         host_s = (host_s + (0.0 if backward else input_s)) * on_host
-        works.append(_Work(held_s, host_s, rank_s, *alongside))
+        exchange_s = ROLES["exchange"].seconds(k, part.exchange_s, 1.0) * on_gpu
+        works.append(_Work(held_s, host_s, rank_s, *alongside, busy_s, exchange_s))
         work_s, shown_s = work_s + busy_s, shown_s + held_s - busy_s
     return _Block(works[0], works[1], work_s, shown_s)
 
@@ -298,7 +317,8 @@ def _shown_s(xp: Any, f: StepFeatures, send_s: Array, stages: Stages, slowest: A
     all stages takes longer than the slowest one needs for as many micro-batches as there are
     stages, each round trip waits for it.
     """
-    filling_s = 2 * (f.chunks * f.stages - 1) * send_s
+    folded = 0 if f.schedule is None else one_of(f.schedule, FOLDED)  # one turn needs no message
+    filling_s = 2 * (f.chunks * f.stages - 1 - folded) * send_s
     trips = xp.floor((f.micro_batches - 1) / f.stages)
     trip_s = stages.sum_s + 2 * (f.stages - 1) * send_s - f.stages * slowest.stage_s
     return filling_s + xp.where(f.chunks > 1, 0.0, trips * xp.maximum(trip_s, 0.0))

@@ -54,7 +54,7 @@ _COLUMNS = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "micro_batches", "fill",
     "chunks", "sends_hidden", "tp_nodes", "gathers_hidden", "reduction_hidden", "tp", "schedule",
     "waiting", "crossing", "stalls", "gathered_layers", "forwards_first", "updates_hidden",
-    "stall_chance",
+    "stall_chance", "exchange_hidden",
 )  # fmt: skip
 _OF_UPDATE = (
     "reduction_s", "reduction_tail_s", "reduction_last_s", "hiding_layers", "tied_s", "updated_s",
@@ -176,11 +176,12 @@ def _columns(config: TransformerConfig) -> tuple[float, ...]:
     return (
         *stages, config.shape.depth, x.pp, x.accumulation, _fill(config), x.vp,
         config.overlap_sends, config.group("tp").nodes, config.overlap_shards,
-        waits.reduces_beside(config) and x.schedule != "chimera", x.tp,
+        waits.reduces_beside(config) and x.kind.pipes == 1, x.tp,
         SCHEDULES.index(x.schedule), does(config.framework, "ring_waits"),
         waits.stall_messages(config) > 0, waits.sure_stalls(config),
         waits.layers_gathered(config, stages[0]), SCHEDULES.index(x.schedule) in FORWARDS_FIRST,
-        config.overlap_weights and x.schedule != "chimera", stall_chance(config),
+        config.overlap_weights and x.kind.pipes == 1, stall_chance(config),
+        config.hides_exchanges,
     )  # fmt: skip
 
 
@@ -234,7 +235,7 @@ def _once(config: TransformerConfig) -> tuple[Any, ...]:
     x = config.layout
     groups = (config.group(dim) for dim in ("data", "shard", "replica", "expert_data", "pp"))
     beside = (config.overlap_gradients, config.overlap_weights)
-    cut = (config.stage_split, x.schedule == "chimera", *beside)
+    cut = (config.stage_split, x.kind.pipes, x.kind.folded, *beside)
     ranks = (x.zero, x.tp, x.pp, x.ep, x.expert_tp)
     return (config.shape, *ranks, *cut, *kernels_key(config), *groups)
 
@@ -249,7 +250,7 @@ def _message(config: TransformerConfig) -> tuple[Any, ...]:
 
 def _whole_stages(config: TransformerConfig) -> TransformerConfig:
     """The config without interleaving: once a step a rank updates all of its chunks together."""
-    if config.layout.vp == 1:
+    if config.layout.vp == 1 or config.layout.kind.folded:
         return config
     return config.replace(layout=config.layout.replace(vp=1, schedule="1f1b"))
 
@@ -268,14 +269,23 @@ class _Update:
     def of(config: TransformerConfig) -> _Update:
         tied = tied_reduction(config)
         also = () if tied is None else (tied,)
-        if config.layout.schedule == "chimera":  # a rank holds both
-            outer = tuple(dict.fromkeys((0, config.stages - 1)))
-            sums = tuple(summed_over_pipes(config, stage) for stage in outer)
-            updates = tuple(step for stage in outer for step in optimizer_passes(config, stage))
+        kind, stages = config.layout.kind, (0,)
+        if kind.pipes > 1 or kind.folded:  # a rank holds both
+            stages = tuple(dict.fromkeys((0, config.stages - 1)))
+        updates = tuple(step for stage in stages for step in optimizer_passes(config, stage))
+        if kind.pipes > 1:
+            sums = tuple(summed_over_pipes(config, stage) for stage in stages)
             return _Update((Bucket(sums, 0),), also, ((),), updates)
-        by_part = config.overlap_weights
-        gathers = gathered_by_part(config, 0) if by_part else (gathered(config, 0),)
-        return _Update(buckets(config, 0), also, gathers, optimizer_passes(config, 0))
+        by_part, found, after = config.overlap_weights, list[Bucket](), 0
+        for stage in stages:  # the backward pass comes to the first one last
+            own = [one._replace(layers_after=one.layers_after + after) for one in buckets(config, stage)]
+            found, after = own + found, after + sum(config.layers_of(stage))
+        parts = zip(
+            *(gathered_by_part(config, at) if by_part else (gathered(config, at),) for at in stages),
+            strict=True,
+        )
+        gathers = tuple(tuple(itertools.chain.from_iterable(part)) for part in parts)
+        return _Update(tuple(found), also, gathers, updates)
 
     @property
     def calls(self) -> Iterator[Call]:
@@ -306,17 +316,20 @@ class _Update:
 def _stages(config: TransformerConfig) -> tuple[float, float, float]:
     """Layers of the first stage, of the last, of the fullest of the others (else the first)."""
     x, shape = config.layout, config.shape
-    return _stage_layers(shape.depth, x.pp, x.vp, config.stage_split, shape.head_layers)
+    fold = x.kind.folded
+    return _stage_layers(shape.depth, x.pp, x.vp, config.stage_split, shape.head_layers, fold)
 
 
 @functools.lru_cache(maxsize=4096)
 def _stage_layers(
-    depth: int, pp: int, vp: int, split: Any, head_layers: float
+    depth: int, pp: int, vp: int, split: Any, head_layers: float, folded: bool
 ) -> tuple[float, float, float]:
     pieces = np.array(
         [int(stage_layers(depth, pp * vp, at, split, head_layers)) for at in range(pp * vp)]
     )
-    held = pieces.reshape(vp, pp).sum(0)  # a stage holds every pp-th piece
+    # a stage holds every pp-th piece, or the second turn's in the other direction
+    turns = pieces.reshape(vp, pp)
+    held = turns[0] + turns[1, ::-1] if folded else turns.sum(0)
     return float(held[0]), float(held[-1]), float(held[1:-1].max() if pp > 2 else held[0])
 
 

@@ -12,7 +12,9 @@ drains, by schedule.
                                 stages (`schedules/names.py`), which depends on the seconds F, B, W
                                 of a layer forward, backward, and for its weights' gradients:
                                 fill = (closed(p, m, F, B, W) - m (F + B)) / ((p - 1) (F + B))
-    Chimera                     a worker has a stage of each pipe, each for half of the
+    ZB-V, DualPipeV             what the first worker, which has both ends, has more to do than the
+                                others fills its waits: no less than they take by themselves
+    Chimera, DualPipe           a worker has a stage of each pipe, each for half of the
                                 micro-batches: the outer workers (first + last) / 2, the others one
                                 of the rest. Uniform ones take c(F, B) stages by the closed form.
                                 Where one kind has more to do, l s a micro-batch the less and h the
@@ -20,7 +22,11 @@ drains, by schedule.
                                 max(c l, m h), the lower bound, and c l + m (h - l)
 
 Both are the closed form itself where stages are uniform. Against their graphs with a head of up to
-two thirds of a stage: zero bubble to rounding, Chimera within 6 % (1.6 % on average). Axes: N rows.
+two thirds of a stage: zero bubble to rounding, Chimera within 6 % (1.6 % on average), ZB-V and
+DualPipeV up to 6 % below (1.3 % on average). Beside them pairs of passes (DualPipe) hide messages
+of experts behind the other pass: what the closed form is shorter by with the shorter pair.
+
+Axes: N rows.
 """
 
 from __future__ import annotations
@@ -33,7 +39,22 @@ import numpy as np
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.training.steps.step_features import StepFeatures
 from hybridperf.workloads.schedules import closed_form_s
-from hybridperf.workloads.transformer.columns import CHIMERA, ZERO_BUBBLE
+from hybridperf.workloads.transformer.columns import (
+    FOLDED,
+    SCHEDULES,
+    SPLITS_BACKWARD,
+    TWO_PIPES,
+    one_of,
+)
+
+
+class LayerSeconds(NamedTuple):
+    """Seconds of one micro-batch on a layer [N]."""
+
+    forward_s: Array
+    backward_s: Array
+    backward_work_s: Array  # of the GPU alone
+    exchange_s: Array  # messages of both passes that hold the rank up
 
 
 class Passes(NamedTuple):
@@ -64,6 +85,7 @@ class Pace(NamedTuple):
     layers: Array  # that it has
     embeddings: Array  # 1, or 0; half of one where it is so for half of the micro-batches
     heads: Array
+    hidden_s: Array = 0.0  # messages of pairs of passes, in a step, that hide behind both
 
 
 def pace(xp: Any, f: StepFeatures, stages: Stages) -> Pace:
@@ -104,38 +126,51 @@ def pace(xp: Any, f: StepFeatures, stages: Stages) -> Pace:
     return Pace(stage_s, waits_s, layers, at_first, at_last)
 
 
-def interleaved_pace(
-    xp: Any, f: StepFeatures, plain: Pace, stages: Stages, passes_s: tuple[Array, Array]
+def scheduled_pace(
+    xp: Any, f: StepFeatures, plain: Pace, stages: Stages, layer: LayerSeconds
 ) -> Pace:
-    """Pace with zero bubble and Chimera among the rows; `passes_s`: of a layer, both ways."""
-    chimera, zero_bubble = f.schedule == CHIMERA, f.schedule == ZERO_BUBBLE
-    if array_module(f.schedule) is np and not np.any(chimera | zero_bubble):
+    """Pace with rows among them of schedules that two pipes or a split backward pass have."""
+    two_pipes, splits = one_of(f.schedule, TWO_PIPES), one_of(f.schedule, SPLITS_BACKWARD)
+    if array_module(f.schedule) is np and not np.any(two_pipes | splits):
         return plain
-    forward_s, backward_s = passes_s
-    both_s = forward_s + backward_s
-    forward, backward = forward_s / both_s, backward_s / both_s  # of a stage that takes one second
-
-    def closed(name: str, rows: Array) -> Array:
+    both_s = layer.forward_s + layer.backward_s
+    forward, backward = layer.forward_s / both_s, layer.backward_s / both_s  # of one second
+    weight = layer.backward_work_s * f.weight_share / both_s
+    beside_s = xp.minimum(layer.exchange_s, xp.maximum(both_s - layer.exchange_s, 0.0))
+    joint = 1 - f.exchange_hidden * beside_s / both_s
+    closed, in_pairs = 0.0 * both_s, 0.0 * both_s  # of a stage that takes one second
+    for code in (*TWO_PIPES, *SPLITS_BACKWARD):
+        rows, name = f.schedule == code, SCHEDULES[code]
+        if array_module(rows) is np and not np.any(rows):
+            continue
         # other rows' sizes may not suit the schedule
-        p, m = xp.where(rows, f.stages, 2), xp.where(rows, f.micro_batches, 2)
-        return closed_form_s(name, p, m, forward, backward, weight_s=backward * f.weight_share)
-
+        p, m = xp.where(rows, f.stages, 2), xp.where(rows, f.micro_batches, 4)
+        apart, beside = (
+            closed_form_s(name, p, m, forward, backward, weight_s=weight, joint_s=pair)
+            for pair in (1.0, joint)
+        )
+        closed, in_pairs = xp.where(rows, apart, closed), xp.where(rows, beside, in_pairs)
     m = f.micro_batches
-    fill = xp.maximum(closed("zero_bubble", zero_bubble) - m, 0.0) / xp.maximum(f.stages - 1, 1)
-    filling_s = fill * xp.maximum(stages.sum_s - plain.stage_s, 0.0)
+    folded = one_of(f.schedule, FOLDED)  # the first holds the head, too
+    others_s = xp.maximum(stages.sum_s - plain.stage_s, 0.0) / xp.maximum(f.stages - 1, 1)
+    beside_others_s = xp.maximum(closed * others_s - m * plain.stage_s, 0.0)
+    filling_s = xp.where(folded, beside_others_s, xp.maximum(closed - m, 0.0) * others_s)
     first_s, last_s, other_s = (one.both_s for one in (stages.first, stages.last, stages.other))
-    waits_s = xp.where(zero_bubble, filling_s, plain.waits_s)
+    waits_s = xp.where(splits, filling_s, plain.waits_s)
     outer_s = (first_s + last_s) / 2
     inner_s = xp.where(f.stages > 2, other_s, outer_s)
     less_s, more_s = xp.minimum(outer_s, inner_s), xp.maximum(outer_s, inner_s)
-    uniform_s = closed("chimera", chimera) * less_s
+    uniform_s = closed * less_s
     whole_s = (xp.maximum(uniform_s, m * more_s) + uniform_s + m * (more_s - less_s)) / 2
-    outer = chimera & (outer_s >= inner_s)
-    of_chimera = xp.where(chimera, f.layers_most, plain.layers)
+    outer = two_pipes & (outer_s >= inner_s)
+    middle = xp.where(two_pipes, f.layers_most, plain.layers)
+    stage_s = xp.where(two_pipes, more_s, plain.stage_s)
+    ends = xp.where(two_pipes, 0.5 * outer, plain.embeddings)
     return Pace(
-        xp.where(chimera, more_s, plain.stage_s),
-        xp.where(chimera, xp.maximum(whole_s - m * more_s, 0.0), waits_s),
-        xp.where(outer, (f.layers_first + f.layers_last) / 2, of_chimera),
-        xp.where(chimera, 0.5 * outer, plain.embeddings),
-        xp.where(chimera, 0.5 * outer, plain.heads),
+        stage_s,
+        xp.where(two_pipes, xp.maximum(whole_s - m * more_s, 0.0), waits_s),
+        xp.where(outer, (f.layers_first + f.layers_last) / 2, middle),
+        ends,
+        xp.where(two_pipes, 0.5 * outer, xp.where(folded, plain.embeddings, plain.heads)),
+        (closed - in_pairs) * both_s * xp.where(outer, (f.layers_first + f.layers_last) / 2, middle),
     )

@@ -23,7 +23,7 @@ _MEANING = {
     " all)",
     "sharding": "none, zero1, zero2, zero3, fsdp, hsdp; `shard_ranks`: over so many data ranks",
     "recompute": "none, selective, full",
-    "schedule": "1f1b, gpipe, interleaved, chimera, zero_bubble",
+    "schedule": "1f1b, gpipe, interleaved, chimera, zero_bubble, zb_v, dualpipe, dualpipe_v",
     "precision": "bf16, fp16, fp32, tf32, fp8, mxfp8, nvfp4",
     "framework": "megatron_core, megatron_core_26_06, megatron_core_graphs, megatron,"
     " megatron_deepspeed, gpt_neox, nanotron, llm_foundry, torchtitan, torchtitan_eager,"

@@ -13,6 +13,7 @@ from typing import Any
 from hybridperf.io import InputError
 from hybridperf.training.steps.names import aliases, plain, word
 from hybridperf.training.steps.records import Record, Refused
+from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.columns import SCHEDULES
 from hybridperf.workloads.transformer.layout import ORDER, Order
@@ -28,7 +29,6 @@ _EXPECTED = {"moe": ("experts", "topk"), "t5": ("decoder_layers",), "vit": ("ima
 # many layers a chunk
 _IDLE, _CHUNK_LAYERS = 0.5, 2
 _PADDING = 0.02  # of a vocabulary: 50304 for 50257
-_NEAR_SCHEDULE = "zb or zb-h1 is zero_bubble, of zero-bubble schedules the one that is built"
 
 
 def row_shape(row: Record) -> TransformerShape:
@@ -129,14 +129,19 @@ def row_layout(
             f" {tp * pp * cp * dp} for {gpus} GPUs"
         )
     micro_batch, accumulation = _batches(row, dp, pp)
-    vp, ep = row.count("vp"), row.count("ep") or 1
-    if vp is None:
+    vp, ep, named = row.count("vp"), row.count("ep") or 1, _schedule(row)
+    if vp is None and named and KINDS[named].folded:
+        vp = 2
+    elif vp is None:
         interleaves = pp > 1 and habits.get("interleaves")
         vp = _chunks(row, shape, pp, accumulation, habits) if interleaves else 1
-    schedule = _schedule(row, vp, habits)
-    if schedule == "chimera":  # what is not modelled is not assumed either
+    schedule = named or ("interleaved" if vp > 1 else str(habits.get("schedule", "1f1b")))
+    if not named and vp > 1 and row.count("vp"):
+        row.assume("schedule", f"interleaved (vp {vp})")
+    # what is not modelled is not assumed either
+    if KINDS[schedule].pipes > 1:
         habits = {**habits, "zero": 0}
-    elif schedule == "zero_bubble":
+    if KINDS[schedule].splits_backward:
         habits = {**habits, "recompute": "none"}
     sequence_parallel = row.yes("seq_parallel")
     if sequence_parallel is None:
@@ -246,16 +251,12 @@ def _recompute(row: Record, habits: Mapping[str, Any]) -> Any:
     return str(found or row.assume("recompute", habits["recompute"]))
 
 
-def _schedule(row: Record, vp: int, habits: Mapping[str, Any]) -> Any:
+def _schedule(row: Record) -> str:
+    """The schedule that a row names, or ""."""
     given = row.text("schedule")
     found = word("schedule", given) if given else ""
     if plain(given) in SCHEDULES:
         found = plain(given)
     if found is None:
-        near = f"; {_NEAR_SCHEDULE}" if plain(given).startswith(("zb", "zero")) else ""
-        raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {plain(given)!r}{near}")
-    if found or vp == 1:
-        return found or str(habits.get("schedule", "1f1b"))
-    if row.count("vp"):
-        row.assume("schedule", f"interleaved (vp {vp})")
-    return "interleaved"
+        raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {plain(given)!r}")
+    return str(found)

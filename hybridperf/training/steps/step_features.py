@@ -81,6 +81,7 @@ class StepFeatures:
     stalls: Array  # messages of a micro-batch that surely stall
     stall_chance: Array  # of such messages where no run surely stalls
     gathered_layers: Array  # layers of a rank, updated in shards and gathered singly, x data ranks
+    exchange_hidden: Array  # 1: expert messages of a pair of passes run beside its computation
     schedule: Array | None = None  # index into SCHEDULES; None: `fill` says all of the schedule
     # [K, N] width in logs on top of each step effect's own, where what it multiplies was not
     # measured on this machine

@@ -12,7 +12,7 @@
 
 The first stage holds the embedding, the last the head, and a copy of the embedding where the two
 are tied. No stage holds more layers or micro-batches than the first, so the peak is on the first or
-on the last one, and columns of layouts are priced on those two. Chimera's workers also peak where
+on the last one, and columns of layouts are priced on those two. Workers of two pipes also peak where
 two stages hold most layers or most micro-batches; models of several kinds of layer are priced on
 every stage.
 
@@ -20,8 +20,9 @@ ZeRO (Rajbhandari et al., 1910.02054) in mixed precision with Adam: 2 bytes of w
 gradients, 12 of the optimizer (an fp32 copy of the weights, two moments), 16 in all, each divided
 over d data ranks from its stage on: optimizer from 1, gradients from 2, weights from 3.
 
-Micro-batches in flight are those of `schedules.in_flight`. Chimera's rank s of p holds two stages:
-s of one direction, p - 1 - s of the other. In one unit of m <= p micro-batches these keep
+Micro-batches in flight are those of `schedules.in_flight`. Rank s of p holds two stages of Chimera
+and DualPipe: s of one direction, p - 1 - s of the other; folded, s and 2p - 1 - s of 2p, and as
+many micro-batches of each. In one of Chimera's units of m <= p micro-batches these keep
 min(p - s, m/2) and min(s + 1, m/2); with more units every rank keeps p, of its stages in the same
 proportion.
 """
@@ -45,10 +46,11 @@ from hybridperf.workloads.memory.knobs import MemoryKnobs
 from hybridperf.workloads.schedules import in_flight as in_flight_of
 from hybridperf.workloads.transformer import counts
 from hybridperf.workloads.transformer.columns import (
-    CHIMERA,
+    FOLDED,
     FORWARDS_FIRST,
     SCHEDULES,
-    forwards_first,
+    TWO_PIPES,
+    one_of,
 )
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.counts import MOMENTS
@@ -181,9 +183,10 @@ def memory(
         raise InputError(f"attention must be fused or unfused, got {attention!r}")
     columns = layout.columns if isinstance(layout, Layout) else layout
     on_numbers = array_module(*columns) is np
-    if split != "even" and on_numbers and np.any(columns.schedule == CHIMERA):
+    if split != "even" and on_numbers and np.any(one_of(columns.schedule, TWO_PIPES)):
         raise InputError(
-            f"chimera's stages are split evenly over both directions, got split {split!r}"
+            "chimera's stages are split evenly over both directions, and dualpipe's, got split"
+            f" {split!r}"
         )
     knobs = MemoryKnobs() if knobs is None else knobs
     _check_knobs(knobs)
@@ -216,7 +219,9 @@ def _check_knobs(knobs: MemoryKnobs) -> None:
 def in_flight(
     schedule: Array, pp: Array, vp: Array, micro_batches: Array, stage: Array
 ) -> tuple[Array, Array]:
-    """Micro-batches that a rank holds of its own stage, and of Chimera's second; else 0."""
+    """Micro-batches that a rank holds of its own stage, and of the one besides that a second pipe
+    or a folded one has; else 0.
+    """
     xp = array_module(schedule, pp, vp, micro_batches, stage)
     own, second = 0.0, 0.0
     for code, name in enumerate(SCHEDULES):
@@ -227,10 +232,12 @@ def in_flight(
         if code in FORWARDS_FIRST:
             # without stages it is gradient accumulation: a backward pass follows each forward pass
             held = xp.where(pp == 1, 1.0, held)
-        if code == CHIMERA:
+        if code in FOLDED:  # of both chunks as many
+            second = xp.where(here, held, second)
+        if code in TWO_PIPES:
             half = xp.minimum(pp, micro_batches) / 2
             down, up = xp.minimum(pp - stage, half), xp.minimum(stage + 1, half)
-            second = xp.where(here, held * up / (down + up), 0.0)
+            second = xp.where(here, held * up / (down + up), second)
             held = held * down / (down + up)
         own = xp.where(here, held, own)
     return own, second
@@ -263,9 +270,10 @@ def _stages(shape: TransformerShape, layouts: Layouts, stages: int | None) -> Ar
             )
         return np.arange(np.max(pp))
     outer = [0 * pp, pp - 1]
-    if xp is np and not np.any(layouts.schedule == CHIMERA):
+    twice = one_of(layouts.schedule, TWO_PIPES + FOLDED)
+    if xp is np and not np.any(twice):
         return xp.stack(outer, -1)
-    # A Chimera worker's layers and its micro-batches are linear in its place between these; the
+    # A worker's layers of two stages and its micro-batches are linear in its place between these; the
     # other half mirrors them
     extra = shape.depth % pp
     fewer = xp.minimum(extra, pp - extra)
@@ -303,20 +311,26 @@ class _StageMemory:
             overhead_bytes=knobs.fixed_bytes + 0.0 * self.stage,
         )  # fmt: skip
 
+    @property
+    def _cuts(self) -> Array:
+        """Stages that the layers are cut into."""
+        return self.x.pp * (1 + one_of(self.x.schedule, FOLDED))
+
     def _layers(self, stage: Array) -> list[Array]:
         """Layers of each kind on a stage."""
         shape = self.shape
-        return layers_by_kind(shape.layer_order, self.x.pp, stage, self.split, shape.head_layers)
+        return layers_by_kind(shape.layer_order, self._cuts, stage, self.split, shape.head_layers)
 
     def _pieces(self) -> list[tuple[Array, Array, Array]]:
-        """What a rank holds: (stage, micro-batches in flight, 1 or 0); of Chimera two stages."""
+        """What a rank holds: (stage, micro-batches in flight, 1 or 0); of some schedules two."""
         x = self.x
         xp = array_module(*x, self.stage)
         own, second = in_flight(x.schedule, x.pp, x.vp, x.accumulation, self.stage)
         first = (self.stage, own, 1.0)
-        if xp is np and not np.any(x.schedule == CHIMERA):
+        twice = one_of(x.schedule, TWO_PIPES + FOLDED)
+        if xp is np and not np.any(twice):
             return [first]
-        return [first, (x.pp - 1 - self.stage, second, xp.where(x.schedule == CHIMERA, 1.0, 0.0))]
+        return [first, (self._cuts - 1 - self.stage, second, xp.where(twice, 1.0, 0.0))]
 
     def _rank_parameters(self, part: counts.ParameterCounts) -> tuple[Array, Array]:
         """ParameterCounts of one rank of some that are shared: (dense, of experts)."""
@@ -336,9 +350,10 @@ class _StageMemory:
                 one = self._rank_parameters(kind.parameters)
                 dense, experts = dense + held * layers * one[0], experts + held * layers * one[1]
             dense = dense + held * xp.where(stage == 0, self._rank_parameters(first)[0], 0.0)
-            dense = dense + held * xp.where(stage == x.pp - 1, self._rank_parameters(last)[0], 0.0)
-            # Chimera's last stage lies where the first of the other direction lies
-            copied = (stage == x.pp - 1) & (x.pp > 1) & (x.schedule != CHIMERA)
+            at_last = stage == self._cuts - 1
+            dense = dense + held * xp.where(at_last, self._rank_parameters(last)[0], 0.0)
+            # else the last stage lies where the first one, or that of the other pipe, lies
+            copied = at_last & (x.pp > 1) & (one_of(x.schedule, TWO_PIPES + FOLDED) == 0)
             dense = dense + held * xp.where(copied, self._rank_parameters(shared)[0], 0.0)
         return dense, experts
 
@@ -388,6 +403,6 @@ class _StageMemory:
         for stage, batches, held in self._pieces():
             total = total + held * xp.where(stage == 0, batches * per_embedding, 0.0)
             # the others' last stage has one micro-batch at a time in its loss
-            on_last = xp.where(forwards_first(x.schedule), batches, 1.0) * per_head
-            total = total + held * xp.where(stage == x.pp - 1, on_last, 0.0)
+            on_last = xp.where(one_of(x.schedule, FORWARDS_FIRST), batches, 1.0) * per_head
+            total = total + held * xp.where(stage == self._cuts - 1, on_last, 0.0)
         return total

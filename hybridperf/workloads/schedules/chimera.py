@@ -72,7 +72,7 @@ def _chimera_s(d: Array, m: Array, v: Array, seconds: StageSeconds) -> Array:
     - F, or half as many of F - B where forwards are longer, and once up to F of them is filled.
     Read off the graphs of D = 2 to 16, and tested against them.
     """
-    forward_s, backward_s, _, _ = seconds
+    forward_s, backward_s = seconds[:2]
     xp = array_module(d, m, forward_s, backward_s)
     longer_back_s = xp.maximum(backward_s - forward_s, 0.0)
     longer_there_s = xp.maximum(forward_s - backward_s, 0.0)
@@ -101,7 +101,7 @@ def _refusal(p: int, m: int) -> str:
 
 
 CHIMERA = ScheduleKind(
-    "chimera", chimera, _chimera_s, _in_flight,
+    "chimera", chimera, _chimera_s, _in_flight, pipes=2,
     unsuitable=lambda p, m: (p % 2 != 0) | (m % 2 != 0) | ((m % p != 0) & (m > p)),
     refusal=_refusal,
 )  # fmt: skip

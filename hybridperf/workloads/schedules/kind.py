@@ -23,6 +23,7 @@ class StageSeconds(NamedTuple):
     backward: Array  # the whole of it
     weight: Array  # the part of the backward that makes the weights' gradients
     send: Array  # one transfer to the next worker
+    joint: Array  # a forward and a backward pass beside each other, as far as they overlap
 
 
 class ScheduleKind(NamedTuple):
@@ -34,6 +35,10 @@ class ScheduleKind(NamedTuple):
     in_flight: Callable[[Array, Array, Array, Array], Array]  # (worker, p, m, v)
     prices_sends: bool = False  # whether `step_s` knows what transfers add
     has_chunks: bool = False
+    folded: bool = False  # two chunks a worker, dealt down the workers and up again
+    pipes: int = 1  # 2: every weight stands on two workers
+    in_pairs: bool = False  # forward and backward passes beside each other
+    splits_backward: bool = False  # into the gradients of inputs and those of weights
     # no backward begins before all forwards: the last stage keeps every micro-batch's loss, and a
     # single worker accumulates gradients instead, a backward after each forward
     forwards_first: bool = False

@@ -15,36 +15,42 @@ import numpy as np
 from hybridperf.io import InputError, closest, unknown
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.workloads.schedules.chimera import CHIMERA
+from hybridperf.workloads.schedules.dualpipe import DUALPIPE, DUALPIPE_V
 from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.one_way import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from hybridperf.workloads.schedules.order import Schedule
+from hybridperf.workloads.schedules.zb_v import ZB_V
 
 # a schedule's place is its code in columns of layouts (`transformer/columns.py`): append new ones
-KINDS = {kind.name: kind for kind in (ONE_F_ONE_B, GPIPE, INTERLEAVED, CHIMERA, ZERO_BUBBLE)}
-NAMES = tuple(KINDS)
-_NOT_BUILT = (
-    "dualpipe", "dualpipev", "gems", "pipedream", "pipedream_2bw", "v_half", "v_min", "v_zb",
-    "zb_h2",
+_IN_ORDER = (
+    ONE_F_ONE_B, GPIPE, INTERLEAVED, CHIMERA, ZERO_BUBBLE, ZB_V, DUALPIPE, DUALPIPE_V,
 )  # fmt: skip
+KINDS = {kind.name: kind for kind in _IN_ORDER}
+NAMES = tuple(KINDS)
+_NOT_BUILT = ("gems", "pipedream", "pipedream_2bw", "v_half", "v_min", "zb_h2")
 
 
-def schedule(name: str, workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
-    """The order of tasks of a schedule.
+def schedule(
+    name: str, workers: int, micro_batches: int, chunks: int | None = None
+) -> Schedule:
+    """The order of tasks of a schedule; `chunks` per worker, None: 1, or 2 in one folded like a V.
 
     Raises:
         InputError: there is no such schedule, or none of these sizes.
     """
     kind = known_kind(name)
+    chunks = 1 + kind.folded if chunks is None else chunks
     sizes = {"workers": workers, "micro-batches": micro_batches, "chunks": chunks}
     for what, size in sizes.items():
         if _whole(size) < 1:
             raise InputError(
                 f"expected 1 or more {what} in schedule {name!r}, got {size}; give a whole number"
             )
-    if chunks != 1 and not kind.has_chunks:
+    if chunks != 1 + kind.folded and not kind.has_chunks:
+        expected = "2 chunks" if kind.folded else "1 chunk"
         raise InputError(
-            f"expected 1 chunk per worker in schedule {name!r}, got {chunks}; 'interleaved' is the"
-            " one with several"
+            f"expected {expected} per worker in schedule {name!r}, got {chunks}; 'interleaved' is"
+            " the one with any number"
         )
     if kind.unsuitable is not None and kind.unsuitable(workers, micro_batches):
         raise InputError(kind.refusal(workers, micro_batches))
@@ -53,7 +59,7 @@ def schedule(name: str, workers: int, micro_batches: int, chunks: int = 1) -> Sc
 
 def closed_form_s(
     name: str, workers: Array, micro_batches: Array, forward_s: Array, backward_s: Array, *,
-    chunks: Array = 1, weight_s: Array = 0.0, send_s: Array = 0.0,
+    chunks: Array = 1, weight_s: Array = 0.0, send_s: Array = 0.0, joint_s: Array | None = None,
 ) -> Array:  # fmt: skip
     """Seconds of a step whose stages are all alike, transfers overlapped; arrays broadcast.
 
@@ -66,6 +72,8 @@ def closed_form_s(
             puts it off.
         send_s: one transfer to the next worker, no longer than what either computes meanwhile;
             known for GPipe and 1F1B alone.
+        joint_s: a forward and a backward pass of one worker beside each other, which some schedules
+            have; None: as long as one after the other.
 
     Raises:
         InputError: no such schedule or none of these sizes, or transfers that it has no form for.
@@ -77,7 +85,8 @@ def closed_form_s(
             f"schedule {name!r} has no closed form with transfers; use its graph, or add send_s to"
             " the stages' seconds"
         )
-    seconds = StageSeconds(floats(forward_s), backward_s, weight_s, send_s)
+    joint_s = forward_s + backward_s if joint_s is None else joint_s
+    seconds = StageSeconds(floats(forward_s), backward_s, weight_s, send_s, joint_s)
     return kind.step_s(floats(workers), floats(micro_batches), chunks, seconds)
 
 

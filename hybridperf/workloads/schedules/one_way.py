@@ -123,7 +123,7 @@ def _zero_bubble_s(p: Array, m: Array, v: Array, seconds: StageSeconds) -> Array
     All F on the last worker, all W on it or where they are put off no longer; all F and W on the
     first; or no W but those of the last worker's steady state and the very last one.
     """
-    forward_s, backward_s, weight_s, _ = seconds
+    forward_s, backward_s, weight_s = seconds[:3]
     xp = array_module(p, m, forward_s, backward_s, weight_s)
     input_s, turns, longer = backward_s - weight_s, m + p - 1, xp.maximum(m, p)
     below_s = turns * forward_s + longer * input_s + m * weight_s
@@ -161,5 +161,5 @@ INTERLEAVED = ScheduleKind(
 # activations are kept until the weights' gradients are made
 ZERO_BUBBLE = ScheduleKind(
     "zero_bubble", zero_bubble, _zero_bubble_s,
-    lambda w, p, m, v: array_module(w, p, m, v).minimum(p, m) + 0 * w,
+    lambda w, p, m, v: array_module(w, p, m, v).minimum(p, m) + 0 * w, splits_backward=True,
 )  # fmt: skip

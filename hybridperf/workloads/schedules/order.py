@@ -13,14 +13,18 @@ soon as what it needs is done:
 
 So an order and the seconds of its tasks give all times; `replay` is that sentence as a loop.
 
-Worker w of p holds stage w; with v chunks stages w, w + p, w + 2p, ...; in a second pipe, which
-runs the other way, also stage p - 1 - w.
+A block of tasks of one worker (`joint`) begins once all is there that any of them needs, and hands
+its results on when the last of them ends: a backward pass that is not cut in two, or a forward and
+a backward pass that are computed beside each other.
+
+Worker w of p holds stage w; with v chunks stages w, w + p, w + 2p, ...; folded like a V stages w
+and 2p - 1 - w; in a second pipe, which runs the other way, also stage p - 1 - w.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from hybridperf.io import InputError
@@ -59,6 +63,8 @@ class Schedule:
     chunks: int = 1  # stages per worker and pipe
     pipes: int = 1  # 2: a second one runs from the last worker to the first
     splits_backward: bool = False  # B leaves the weights' gradients to W
+    folded: bool = False  # chunks go down the workers and up again
+    joint: Mapping[Task, tuple[Task, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def stages(self) -> int:
@@ -72,16 +78,30 @@ class Schedule:
 
     def worker_of(self, task: Task) -> int:
         """The worker that holds the task's stage."""
-        place = task.stage % self.workers
-        return self.workers - 1 - place if task.pipe else place
+        turn, place = divmod(task.stage, self.workers)
+        return self.workers - 1 - place if task.pipe or (self.folded and turn) else place
 
     def stages_of(self, worker: int) -> tuple[int, ...]:
         """Stages that a worker holds, those of its second pipe behind those of its first."""
         firsts = (worker, self.workers - 1 - worker)[: self.pipes]
+        if self.folded:
+            return (worker, self.stages - 1 - worker)
         return tuple(first + at * self.workers for first in firsts for at in range(self.chunks))
+
+    def block(self, task: Task) -> tuple[Task, ...]:
+        """The tasks that hand their results on together with this one."""
+        return self.joint.get(task, (task,))
 
     def needs(self, task: Task) -> tuple[Task, ...]:
         """Tasks that must be done before this one, besides those before it on its worker."""
+        block = self.block(task)
+        if task != block[0]:
+            return ()
+        inputs = (each for own in block for each in self._inputs(own) if each not in block)
+        return tuple(self.block(each)[-1] for each in inputs)
+
+    def _inputs(self, task: Task) -> tuple[Task, ...]:
+        """Tasks whose results one works on."""
         if task.kind == FORWARD:
             return (task._replace(stage=task.stage - 1),) if task.stage else ()
         if task.kind == WEIGHT:
@@ -106,7 +126,7 @@ class Schedule:
                 free_s[worker] = start_s + seconds(task)
                 done[task] = TaskTime(start_s, free_s[worker])
                 at[worker] += 1
-                to_try.extend(self._woken(task, worker))
+                to_try.extend(self.worker_of(to) for _, to in self.sent_with(task))
         orders = enumerate(zip(self.orders, at, strict=True))
         waiting = ((worker, order[i]) for worker, (order, i) in orders if i < len(order))
         for worker, task in waiting:
@@ -120,8 +140,17 @@ class Schedule:
         starts = self.replay(lambda task: 1.0)
         return sorted(starts, key=lambda task: (starts[task].start_s, self.worker_of(task)))
 
-    def _woken(self, task: Task, worker: int) -> list[int]:
-        """Other workers that may have waited for a task."""
-        stage = task.stage + {FORWARD: 1, BACKWARD: -1}.get(task.kind, self.stages)
-        after = self.worker_of(task._replace(stage=stage))
-        return [after] if 0 <= stage < self.stages and after != worker else []
+    def sent_with(self, task: Task) -> list[tuple[Task, Task]]:
+        """Results that another worker needs and that are there once a task is done, each with the
+        task that needs it.
+        """
+        block = self.block(task)
+        if task != block[-1]:
+            return []
+        found = []
+        for own in block:
+            stage = own.stage + {FORWARD: 1, BACKWARD: -1}.get(own.kind, self.stages)
+            to = own._replace(stage=stage)
+            if 0 <= stage < self.stages and self.worker_of(to) != self.worker_of(own):
+                found.append((own, to))
+        return found

@@ -17,13 +17,21 @@ from hybridperf.workloads.schedules.names import KINDS
 RECOMPUTE = ("none", "selective", "full")
 NONE, SELECTIVE, FULL = range(len(RECOMPUTE))
 INTERLEAVED = SCHEDULES.index("interleaved")
-CHIMERA, ZERO_BUBBLE = SCHEDULES.index("chimera"), SCHEDULES.index("zero_bubble")
-FORWARDS_FIRST = tuple(i for i, name in enumerate(SCHEDULES) if KINDS[name].forwards_first)
+CHIMERA, DUALPIPE = SCHEDULES.index("chimera"), SCHEDULES.index("dualpipe")
+ZB_V, DUALPIPE_V = SCHEDULES.index("zb_v"), SCHEDULES.index("dualpipe_v")
+# codes of schedules that are alike in something
+FORWARDS_FIRST, TWO_PIPES, FOLDED, SPLITS_BACKWARD, IN_PAIRS = (
+    tuple(code for code, kind in enumerate(KINDS.values()) if alike(kind))
+    for alike in (
+        lambda kind: kind.forwards_first, lambda kind: kind.pipes > 1, lambda kind: kind.folded,
+        lambda kind: kind.splits_backward, lambda kind: kind.in_pairs,
+    )
+)  # fmt: skip
 
 
-def forwards_first(schedule: Array) -> Array:
-    """Whether no backward of a schedule begins before all forwards, by its code."""
-    return sum(schedule == code for code in FORWARDS_FIRST) > 0
+def one_of(schedule: Array, codes: tuple[int, ...]) -> Array:
+    """Whether a schedule is among some, by its code."""
+    return sum(schedule == code for code in codes) > 0
 
 
 class Layouts(NamedTuple):

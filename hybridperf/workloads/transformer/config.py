@@ -241,6 +241,11 @@ class TransformerConfig:
         return bool(self.shape.experts) and (ep > 1 or expert_tp not in (None, self.layout.tp))
 
     @property
+    def hides_exchanges(self) -> bool:
+        """Whether experts' messages of a forward and a backward pass run beside both of them."""
+        return self.layout.kind.in_pairs and self.layout.ep > 1 and self.layout.cp == 1
+
+    @property
     def stages(self) -> int:
         """Pieces that the layers are cut into: stages, each of `vp` chunks."""
         return self.layout.pp * self.layout.vp

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from hybridperf.io import InputError
+from hybridperf.workloads.schedules.kind import ScheduleKind
+from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import groups
 from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES, Layouts
 from hybridperf.workloads.transformer.fields import LARGEST, check_flag, check_whole
@@ -41,7 +43,7 @@ class Layout:
     tp: int = 1  # tensor parallelism: ranks that share each layer's matrices
     sequence_parallel: bool = False  # tp ranks also share what lies between the matrices
     pp: int = 1  # pipeline parallelism: stages
-    vp: int = 1  # chunks of layers per stage, interleaved
+    vp: int = 1  # chunks of layers per stage, interleaved; 2 where a schedule folds them like a V
     dp: int = 1  # data parallelism: replicas
     cp: int = 1  # context parallelism: ranks that share each sequence
     ep: int = 1  # expert parallelism: ranks that share the experts
@@ -75,6 +77,11 @@ class Layout:
         ZeRO-2 unless a pipeline keeps both until the last micro-batch.
         """
         return self.zero == 3 or (self.zero == 2 and self.pp == 1)
+
+    @property
+    def kind(self) -> ScheduleKind:
+        """What is known of its schedule."""
+        return KINDS[self.schedule]
 
     def __hash__(self) -> int:
         """Of what layouts differ by most: thousands a second are looked up."""

@@ -56,9 +56,18 @@ class RepeatedSteps:
         own = tuple(step for step in self.steps if step.part != "zero")
         inside = ((one, inside_a_node(one.collective)) for one in self.steps if one.part == "zero")
         shown = tuple(dataclasses.replace(one, call=part) for one, part in inside if part)
+        return dataclasses.replace(self._but(own), count=1, shown=shown)
+
+    @functools.cached_property
+    def without_exchanges(self) -> RepeatedSteps:
+        """Without messages of experts, which are launched elsewhere."""
+        return self._but(tuple(step for step in self.steps if step.part != "ep"))
+
+    def _but(self, own: Steps) -> RepeatedSteps:
+        """With these steps alone; its host launches the others, too."""
         launched = (("collective_launch", float(len(self.steps) - len(own))),)
         waits = (*self.waits, *launched) if len(own) < len(self.steps) else self.waits
-        return dataclasses.replace(self, steps=own, count=1, shown=shown, waits=waits)
+        return dataclasses.replace(self, steps=own, waits=waits)
 
 
 class RankStreams:

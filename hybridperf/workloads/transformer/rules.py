@@ -17,10 +17,17 @@ from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.transformer.columns import (
     CHIMERA,
+    DUALPIPE,
+    DUALPIPE_V,
+    FOLDED,
     INTERLEAVED,
     NONE,
-    ZERO_BUBBLE,
+    SCHEDULES,
+    SPLITS_BACKWARD,
+    TWO_PIPES,
+    ZB_V,
     Layouts,
+    one_of,
 )
 from hybridperf.workloads.transformer.shape import TransformerShape
 
@@ -30,7 +37,7 @@ class Rule(NamedTuple):
 
     grade: Literal["never", "strict", "note"]
     holds: Callable[[TransformerShape, Layouts], Array]
-    sentence: str  # where it is broken, a template of the shape `s` and the layout `x`
+    sentence: str  # where it is broken: of the shape `s`, the layout `x`, its schedule's `name`
 
 
 def _divides(part: Array, whole: Array) -> Array:
@@ -53,27 +60,36 @@ RULES = (
     Rule("never", lambda s, x: (x.vp == 1) | (s.depth >= x.pp * x.vp - 2),
          "interleaving needs a layer in each of pp x vp chunks, the embedding and the head counted,"
          " got {s.depth} layers, pp {x.pp}, vp {x.vp}"),
-    Rule("never", lambda s, x: (x.vp > 1) == (x.schedule == INTERLEAVED),
-         "the interleaved schedule, and no other, has vp of 2 or more, got vp {x.vp}; choose"
-         " schedule and vp together"),
+    Rule("never", lambda s, x: (x.vp > 1) == one_of(x.schedule, (INTERLEAVED, *FOLDED)),
+         "the interleaved schedule, and no other, has vp of 2 or more, but zb_v and dualpipe_v vp 2,"
+         " got vp {x.vp}; choose schedule and vp together"),
+    Rule("never", lambda s, x: (x.vp <= 2) | (x.schedule == INTERLEAVED),
+         "schedules zb_v and dualpipe_v have vp 2, got vp {x.vp}"),
     Rule("never", lambda s, x: (x.vp == 1) | (x.pp > 1),
          "interleaving needs a pipeline of 2 stages or more, got pp {x.pp}, vp {x.vp}"),
-    Rule("never", lambda s, x: (x.vp == 1) | _divides(x.pp, x.accumulation),
+    Rule("never", lambda s, x: (x.schedule != INTERLEAVED) | _divides(x.pp, x.accumulation),
          "interleaving needs accumulation divisible by pp, got accumulation {x.accumulation}, pp"
          " {x.pp}"),
-    Rule("never", lambda s, x: (x.schedule != CHIMERA) | (x.pp % 2 == 0),
-         "chimera needs an even number of stages, got pp {x.pp}"),
-    Rule("never", lambda s, x: (x.schedule != CHIMERA) | (x.accumulation % 2 == 0),
-         "chimera needs an even number of micro-batches, half for each direction, got"
+    Rule("never", lambda s, x: (one_of(x.schedule, TWO_PIPES) == 0) | (x.pp % 2 == 0),
+         "{name} needs an even number of stages, got pp {x.pp}"),
+    Rule("never", lambda s, x: (one_of(x.schedule, TWO_PIPES) == 0) | (x.accumulation % 2 == 0),
+         "{name} needs an even number of micro-batches, half for each direction, got"
          " accumulation {x.accumulation}"),
+    Rule("never", lambda s, x: (one_of(x.schedule, (DUALPIPE, DUALPIPE_V)) == 0)
+         | (x.accumulation >= 2 * x.pp),
+         "{name} needs 2 pp micro-batches or more, got accumulation"
+         " {x.accumulation}, pp {x.pp}"),
+    Rule("never", lambda s, x: (x.schedule != ZB_V) | (x.accumulation >= 2 * x.pp - 1),
+         "zb_v needs 2 pp - 1 micro-batches or more, got accumulation {x.accumulation}, pp"
+         " {x.pp}"),
     Rule("never", lambda s, x: ((x.schedule != CHIMERA) | (x.accumulation <= x.pp)
          | _divides(x.pp, x.accumulation)),
          "chimera needs up to pp micro-batches or a multiple of pp, got accumulation"
          " {x.accumulation}, pp {x.pp}"),
-    Rule("never", lambda s, x: (x.schedule != ZERO_BUBBLE) | (x.zero < 3),
-         "schedule 'zero_bubble' with ZeRO-3 is not modelled: take zero 0, 1 or 2"),
-    Rule("never", lambda s, x: (x.schedule != ZERO_BUBBLE) | (x.recompute == NONE),
-         "schedule 'zero_bubble' with recompute is not modelled: take recompute none"),
+    Rule("never", lambda s, x: (one_of(x.schedule, SPLITS_BACKWARD) == 0) | (x.zero < 3),
+         "schedule {name!r} with ZeRO-3 is not modelled: take zero 0, 1 or 2"),
+    Rule("never", lambda s, x: (one_of(x.schedule, SPLITS_BACKWARD) == 0) | (x.recompute == NONE),
+         "schedule {name!r} with recompute is not modelled: take recompute none"),
     Rule("note", lambda s, x: (x.schedule == CHIMERA) | (x.accumulation >= x.pp - 1),
          "accumulation {x.accumulation} leaves stages of pp {x.pp} empty: a pipeline needs pp - 1"
          " micro-batches or more"),
@@ -120,7 +136,7 @@ def remarks(
     """Sentences of the rules that a layout breaks; `InputError` for one that forbids it."""
     found = []
     for rule in broken:
-        sentence = rule.sentence.format(s=shape, x=layout)
+        sentence = rule.sentence.format(s=shape, x=layout, name=SCHEDULES[int(layout.schedule)])
         if rule.grade == "never" or (rule.grade == "strict" and strict):
             raise InputError(sentence)
         found.append(sentence)

@@ -51,6 +51,7 @@ from hybridperf.workloads.transformer.weights import (
     stage_weights,
 )
 
+PAIR = "pair"  # messages of experts beside two passes
 DOWNSTREAM, UPSTREAM = "send_activations", "send_gradients"
 KERNEL_NODES = 20_000  # up to which each kernel is a node
 MOST_TASKS = 100_000  # a stage's forward or backward of a micro-batch each
@@ -142,6 +143,7 @@ class _Build:
         self.last_layers: dict[int, tuple[int, ...]] = {}
         # gradients of each rank's last layer: scattered once the next weights are under way
         self.unsent: dict[int, tuple[list[PassStep], int]] = {}
+        self.pairs: dict[int, list[int]] = {}  # of each rank: its beginning, messages beside it
         self.reductions: dict[int, list[int]] = {rank: [] for rank in range(layout.pp)}
 
     def units(self, stage: int) -> list[_Unit]:
@@ -163,9 +165,9 @@ class _Build:
         arrived: dict[Task, int] = {}
         begun: set[tuple[str, int, int]] = set()
         for task in self.schedule.issue_order():
-            rank = self.schedule.worker_of(task)
-            if task in arrived:
-                self.streams.hold(rank, [arrived.pop(task)])
+            rank, block = self.schedule.worker_of(task), self.schedule.block(task)
+            if task == block[0] and any(own in arrived for own in block):
+                self.streams.hold(rank, [arrived.pop(own) for own in block if own in arrived])
             if self.c.layout.pp > 1 and task.kind == FORWARD:
                 self.streams.spend(rank, "slot", 1.0, "messages posted")
                 if stalls := waits.sure_stalls(self.c):
@@ -173,7 +175,8 @@ class _Build:
             first = (task.kind, task.stage, task.pipe) not in begun
             begun.add((task.kind, task.stage, task.pipe))
             done[task] = self.task(rank, task, first, reduces=task in last_of)
-            self.send_on(rank, task, done[task], arrived)
+            for sent, to in self.schedule.sent_with(task):
+                self.send_on(rank, sent, to, done[task], arrived)
         self.finish(done, last_of)
         c, cell = self.c, tuple(map(math.log2, self.c.cell_sizes))
         return Workload(
@@ -209,7 +212,29 @@ class _Build:
         if beside and reduces and self.schedule.pipes == 1:
             layers = [(run, weights) for run, weights in runs for _ in range(run.count)]
             return self.in_buckets(rank, layers, task)
+        if self.c.hides_exchanges and any(one.kind != task.kind for one in self.schedule.block(task)):
+            return self.in_pair(rank, [run for run, _ in runs], task)
         return self.streams.run(rank, tuple(run for run, _ in runs), str(task))
+
+    def in_pair(self, rank: int, runs: Iterable[RepeatedSteps], task: Task) -> int:
+        """A task of a forward and a backward pass beside each other: what experts of one exchange
+        travels while either computes, and the pair ends when both do.
+        """
+        block = self.schedule.block(task)
+        if task == block[0]:
+            self.pairs[rank] = [self.streams.spend(rank, "slot", 0.0, "a pair begins")]
+        begun = self.pairs[rank][:1]
+        self.pairs[rank] += [
+            self.streams.overlapped(rank, step, PAIR, begun)
+            for run in runs
+            for step in run.steps * run.count
+            if step.part == "ep"
+        ]
+        node = self.streams.run(rank, tuple(run.without_exchanges for run in runs), str(task))
+        if task == block[-1]:
+            self.streams.wait(rank, self.pairs.pop(rank))
+            node = self.streams.spend(rank, "slot", 0.0, "a pair ends")
+        return node
 
     def opening(self, rank: int, layers: list[tuple[RepeatedSteps, Weights]], task: Task) -> int:
         """The first forward pass of a stage, which awaits each layer's updated weights."""
@@ -274,13 +299,11 @@ class _Build:
         nodes = (self.streams.overlapped(rank, step, COMM, after) for step in steps)
         self.reductions[rank] += nodes
 
-    def send_on(self, rank: int, task: Task, node: int, arrived: dict[Task, int]) -> None:
+    def send_on(
+        self, rank: int, task: Task, to: Task, node: int, arrived: dict[Task, int]
+    ) -> None:
         """A task's result on its way to the stage that needs it."""
-        stage = task.stage + 1 if task.kind == FORWARD else task.stage - 1
-        if task.kind == WEIGHT or not 0 <= stage < self.schedule.stages:
-            return
-        to = task._replace(stage=stage)
-        if self.schedule.worker_of(to) == rank or self.send is None:
+        if self.send is None:
             return
         sent = PassStep(self.send, "pp", f"send {task}")
         stream = DOWNSTREAM if task.kind == FORWARD else UPSTREAM
@@ -348,7 +371,7 @@ def _is_gather(step: PassStep) -> bool:
 def refuse_unmodelled(config: TransformerConfig) -> None:
     """`InputError` for combinations nobody has measured."""
     layout, name = config.layout, config.layout.schedule
-    two_pipes, cut = name == "chimera", f"stages cut by {config.stage_split}"
+    two_pipes, cut = layout.kind.pipes > 1, f"stages cut by {config.stage_split}"
     refused = [
         (two_pipes and config.stage_split != "even", cut, "another schedule"),
         (two_pipes and layout.zero, f"ZeRO-{layout.zero}", "zero = 0"),

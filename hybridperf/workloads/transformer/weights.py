@@ -60,11 +60,11 @@ def head_weights(config: TransformerConfig) -> Weights:
 def copies_embedding(config: TransformerConfig) -> bool:
     """Whether the last stage holds the embedding's matrix a second time.
 
-    Chimera's last stage lies where the first of the other direction lies.
+    A second pipe's first stage lies where the last one lies, and a folded one's own first.
     """
     layout, shape = config.layout, config.shape
     looked_up_again = shape.tied and shape.head in ("lm", "mlm")
-    return looked_up_again and layout.pp > 1 and layout.schedule != "chimera"
+    return looked_up_again and layout.pp > 1 and layout.kind.pipes == 1 and not layout.kind.folded
 
 
 def stage_weights(config: TransformerConfig, stage: int) -> Weights:
