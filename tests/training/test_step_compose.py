@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from support.schedule_graphs import graph_seconds
 
+from hybridperf.engine.closed import step_seconds
+from hybridperf.engine.step_features import BlockPrices, StepFeatures
 from hybridperf.model.adapted_steps import beliefs
 from hybridperf.model.step_effects import (
     BELIEFS,
@@ -16,9 +18,8 @@ from hybridperf.model.step_effects import (
     effects_of,
     medians,
 )
-from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.schedules import schedule
+from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer.columns import SCHEDULES
 
 FREE = StepEffects(
@@ -41,6 +42,7 @@ def block(**amounts):
 def row(**changes):
     """Four layers of 1 s forward and 2 s backward, nothing else."""
     fields = {field.name: np.zeros(1) for field in dataclasses.fields(StepFeatures)}
+    fields["pace"] = pace
     fields |= {"layer": block(gemm_s=(1, 0, 2)), "embedding": block(), "head": block()}
     fields |= {
         name: np.array([value], float)
@@ -216,7 +218,7 @@ def mixed_rows(count=2000, seed=1):
         "tp_nodes": rng.choice([1.0, 2.0], count),
         "crossing": np.zeros(count),
     }
-    f = with_weight_share(StepFeatures(**columns), rng.uniform(0.3, 0.6, count))
+    f = with_weight_share(StepFeatures(**columns | {"pace": pace}), rng.uniform(0.3, 0.6, count))
     return f, rng.normal(0, 0.3, (3, count))
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from hybridperf.engine.step_features import BlockPrices, StepFeatures
 from hybridperf.model.calls import Call, GivenSeconds
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
 from hybridperf.training.steps.cells import (
@@ -31,7 +32,7 @@ from hybridperf.training.steps.cells import (
     shards_of,
 )
 from hybridperf.training.steps.cross_node import stall_chance
-from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
+from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer import waits
 from hybridperf.workloads.transformer.columns import FORWARDS_FIRST, SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -99,7 +100,8 @@ def _features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatu
     widths = np.stack([unmeasured_of(config, prices).widths for config in configs], -1)
     values = row_columns(configs) | priced.of_update
     return StepFeatures(
-        layer, embedding, head, unmeasured_widths=widths, sends_s=priced.sends_s, **values,
+        layer, embedding, head, unmeasured_widths=widths, sends_s=priced.sends_s, pace=pace,
+        **values,
     )  # fmt: skip
 
 

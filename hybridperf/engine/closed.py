@@ -14,7 +14,8 @@
 
 m micro-batches per step. `fill` is how much of the pipeline's filling and draining shows: 1 for
 1F1B and GPipe, 1 / v with v chunks per stage. For GPipe and 1F1B this is (m - 1) max + sum, which
-measured steps follow to under 1 %. Chimera and zero bubble: `pipelines.py`.
+measured steps follow to under 1 %. What a pipeline's slowest worker waits for others, by schedule,
+is the rows' own `pace` (`workloads/schedules/pace.py`), so that the engine knows no schedule.
 
 The step is also the sum of four parts, as the slowest stage's GPU sees it:
 
@@ -35,10 +36,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hybridperf.engine.step_features import (
+    BlockPrices,
+    Pace,
+    Passes,
+    Stages,
+    StepFeatures,
+    StepParts,
+)
 from hybridperf.io.namespace import Array, array_module, fresh_views
 from hybridperf.model.step_effects import ROLES, StepEffects
-from hybridperf.training.steps.pipelines import Passes, Stages, interleaved_pace, pace
-from hybridperf.training.steps.step_features import BlockPrices, StepFeatures, StepParts
 
 _ROUNDING = 1e-12  # of a step
 _MIN_S = 1e-12
@@ -102,9 +109,8 @@ def step_seconds(
     other = Passes(*(xp.where(f.stages > 2, one, 0.0) for one in other))
     sum_s = xp.where(alone, first.both_s, first.both_s + last.both_s + between_s)
     stages = Stages(first, other, last, sum_s)
-    slowest = pace(xp, f, stages)
-    if f.schedule is not None:
-        slowest = interleaved_pace(xp, f, slowest, stages, (there.seconds(xp), back.seconds(xp)))
+    assert f.pace is not None, "rows say how their schedule paces unlike stages"
+    slowest = f.pace(xp, f, stages, (there.seconds(xp), back.seconds(xp)))
     hidden_s = f.sends_hidden * p2p_s
     bubble_s = slowest.waits_s + xp.where(alone, 0.0, _shown_s(xp, f, hidden_s, stages, slowest))
     reduction_s = _exposed_s(xp, f, k, layer, embedding)
@@ -291,7 +297,7 @@ def _waits_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Arr
     return f.crossing * xp.where(f.tp > 1, waits_s, 0.0)
 
 
-def _shown_s(xp: Any, f: StepFeatures, send_s: Array, stages: Stages, slowest: Any) -> Array:
+def _shown_s(xp: Any, f: StepFeatures, send_s: Array, stages: Stages, slowest: Pace) -> Array:
     """What messages that computation hides still show [N].
 
     While a pipeline fills and drains each is on the longest path, and where a round trip through

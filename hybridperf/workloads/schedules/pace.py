@@ -26,47 +26,23 @@ two thirds of a stage: zero bubble to rounding, Chimera within 6 % (1.6 % on ave
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from hybridperf.engine.step_features import Pace, Passes, Stages, StepFeatures
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.training.steps.step_features import StepFeatures
-from hybridperf.workloads.schedules import closed_form_s
+from hybridperf.workloads.schedules.names import closed_form_s
 from hybridperf.workloads.transformer.columns import CHIMERA, ZERO_BUBBLE
 
 
-class Passes(NamedTuple):
-    """Seconds of one micro-batch on a stage [N]."""
-
-    forward: Array
-    backward: Array
-
-    @property
-    def both_s(self) -> Array:
-        return self.forward + self.backward
+def pace(xp: Any, f: StepFeatures, stages: Stages, passes_s: tuple[Array, Array]) -> Pace:
+    """Pace of the slowest worker by each row's schedule; `passes_s`: of a layer, both ways."""
+    found = plain_pace(xp, f, stages)
+    return found if f.schedule is None else interleaved_pace(xp, f, found, stages, passes_s)
 
 
-class Stages(NamedTuple):
-    """Stages of a pipeline [N]; one that is alone is the first and the last."""
-
-    first: Passes
-    other: Passes  # the fullest between first and last; 0 where there is none
-    last: Passes
-    sum_s: Array  # of both passes of all
-
-
-class Pace(NamedTuple):
-    """Of the slowest worker [N]."""
-
-    stage_s: Array  # of a micro-batch
-    waits_s: Array  # for other stages, in a step
-    layers: Array  # that it has
-    embeddings: Array  # 1, or 0; half of one where it is so for half of the micro-batches
-    heads: Array
-
-
-def pace(xp: Any, f: StepFeatures, stages: Stages) -> Pace:
+def plain_pace(xp: Any, f: StepFeatures, stages: Stages) -> Pace:
     """Pace of workers that hold a stage each."""
     first_s, last_s, other_s = (one.both_s for one in (stages.first, stages.last, stages.other))
     stage_s = xp.maximum(xp.maximum(first_s, last_s), other_s)
