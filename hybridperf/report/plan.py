@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from hybridperf.engine.step_features import StepParts
 from hybridperf.report import text
 from hybridperf.training.offload.layouts import OffloadedLayout
 from hybridperf.training.plans import explain
@@ -13,7 +14,6 @@ from hybridperf.training.plans.ranked import PAIRS, Choice, plan_front
 from hybridperf.training.plans.run import Plan
 from hybridperf.training.plans.sensitivity import SURE, LeverEffect, lever_effects, memory_headroom
 from hybridperf.training.plans.table import top
-from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.transformer import Layout
 
 _FRONT_ROWS = 6

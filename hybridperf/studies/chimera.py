@@ -28,10 +28,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from hybridperf.engine.closed import step_seconds
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.training.plans.setup import TrainingSetup
-from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import features
 from hybridperf.workloads.memory import memory
 from hybridperf.workloads.schedules import closed_form_s

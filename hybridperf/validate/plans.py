@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.closed import step_seconds
 from hybridperf.io import InputError, read_table
 from hybridperf.model import adapted_steps
 from hybridperf.model.step_effects import effects_of
@@ -31,7 +32,6 @@ from hybridperf.training.plans.run import plan
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import chosen
 from hybridperf.training.steps.batch import Batch, PriceCache
-from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stalled_s
 from hybridperf.training.steps.features import picked
 from hybridperf.validate import harness

@@ -54,5 +54,5 @@ def test_every_composition_goes_by_one_table_of_roles() -> None:
     }
     assert users == {
         "model/step_effects.py", "model/step_table.py", "model/calls.py", "engine/step_interval.py",
-        "training/steps/compose.py", "workloads/transformer/in_step.py",
+        "engine/closed.py", "workloads/transformer/in_step.py",
     }  # fmt: skip

@@ -18,6 +18,8 @@ from support.made_sharding import made_cost
 
 from hybridperf.collectives.model import CollectiveModel, collective_seconds
 from hybridperf.engine.batches import with_knobs
+from hybridperf.engine.closed import step_seconds
+from hybridperf.engine.step_features import BlockPrices, StepFeatures
 from hybridperf.explore.sharding import relaxed
 from hybridperf.hardware import load_device, load_system
 from hybridperf.model import PerfModel, canonical, durations
@@ -28,9 +30,8 @@ from hybridperf.ops import Elementwise, OpCall
 from hybridperf.ops.embedding import Histogram, Table, Zipf
 from hybridperf.ops.gemm import Gemm
 from hybridperf.ops.roofline import Work, op_seconds
-from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.memory import MemoryKnobs, memory
+from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -151,7 +152,7 @@ def steps_of_transformers():
         for _ in range(3)
     ]
     features = StepFeatures(
-        *blocks, *rng.uniform(1, 2, (len(dataclasses.fields(StepFeatures)) - 3, 1))
+        *blocks, *rng.uniform(1, 2, (len(dataclasses.fields(StepFeatures)) - 4, 1)), pace=pace
     )
     return lambda gemm: step_seconds(
         features, dataclasses.replace(medians(), gemm=gemm)

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hybridperf.engine.closed import step_seconds
 from hybridperf.model.step_effects import larger_s, medians
 from hybridperf.training.steps.batch import PriceCache
-from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stalled_s, with_stalled
 
 ROW = {

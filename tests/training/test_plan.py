@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridperf.engine.closed import step_seconds
+from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError
 from hybridperf.training.plans import progress
 from hybridperf.training.plans.costs import price_space, times
@@ -23,9 +25,7 @@ from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import Division, places, space
 from hybridperf.training.plans.table import top, write_layouts
 from hybridperf.training.steps.cells import Prices
-from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import features, joined
-from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.memory import memory
 from hybridperf.workloads.transformer import load_shape
 from hybridperf.workloads.transformer.layout import ORDER, Layout

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hybridperf as hp
+from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError
 from hybridperf.report.plan import dollars
 from hybridperf.training.plans.economy import economy
@@ -13,7 +14,6 @@ from hybridperf.training.plans.explain import NAIVE, compared, differences
 from hybridperf.training.plans.layout_text import counted
 from hybridperf.training.plans.ranked import plan_front
 from hybridperf.training.plans.setup import training_setup
-from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.zoo import HABITS, shape_names
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from training.test_step_compose import block, some_row
 
+from hybridperf.engine.closed import step_seconds
 from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.model import adapted_steps
 from hybridperf.model.step_effects import NAMES, effects_of
 from hybridperf.training.steps import adapt
-from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import picked
 
 GEMM, LAUNCH = NAMES.index("gemm"), NAMES.index("launch_s")

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from support.schedule_graphs import graph_seconds
 
+from hybridperf.engine.closed import step_seconds
+from hybridperf.engine.step_features import BlockPrices, StepFeatures
 from hybridperf.model.adapted_steps import beliefs
 from hybridperf.model.step_effects import (
     BELIEFS,
@@ -16,10 +18,9 @@ from hybridperf.model.step_effects import (
     effects_of,
     medians,
 )
-from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.schedules import schedule
-from hybridperf.workloads.transformer.columns import SCHEDULES
+from hybridperf.workloads.schedules.pace import pace
+from hybridperf.workloads.transformer.columns import FOLDED, SCHEDULES
 
 FREE = StepEffects(
     **{name: 1e-12 if name.endswith(("_s", "_shown")) else 1.0 for name in NAMES}
@@ -41,6 +42,7 @@ def block(**amounts):
 def row(**changes):
     """Four layers of 1 s forward and 2 s backward, nothing else."""
     fields = {field.name: np.zeros(1) for field in dataclasses.fields(StepFeatures)}
+    fields["pace"] = pace
     fields |= {"layer": block(gemm_s=(1, 0, 2)), "embedding": block(), "head": block()}
     fields |= {
         name: np.array([value], float)
@@ -60,6 +62,10 @@ def pipeline(stages, **changes):
     return row(
         stages=stages, layers_first=1, layers_last=1, layers_most=1, layers=stages, **changes
     )
+
+
+def of_schedule(name):
+    return {"schedule": SCHEDULES.index(name), "folded": float(SCHEDULES.index(name) in FOLDED)}
 
 
 def time(features, knobs=FREE, **corrections):
@@ -213,10 +219,11 @@ def mixed_rows(count=2000, seed=1):
         "sends_hidden": rng.choice([0.0, 1.0], count),
         "reduction_hidden": rng.choice([0.0, 1.0], count),
         "schedule": code,
+        "folded": np.zeros(count),
         "tp_nodes": rng.choice([1.0, 2.0], count),
         "crossing": np.zeros(count),
     }
-    f = with_weight_share(StepFeatures(**columns), rng.uniform(0.3, 0.6, count))
+    f = with_weight_share(StepFeatures(**columns | {"pace": pace}), rng.uniform(0.3, 0.6, count))
     return f, rng.normal(0, 0.3, (3, count))
 
 
@@ -328,7 +335,7 @@ def test_uniform_stages_take_what_the_schedule_s_graph_takes(name, p, m, there, 
     order = schedule(name, p, m)
     v = order.chunks
     f = pipeline(
-        p, micro_batches=m, layer=block(gemm_s=(there, 0, back)), schedule=SCHEDULES.index(name),
+        p, micro_batches=m, layer=block(gemm_s=(there, 0, back)), **of_schedule(name),
         chunks=v,
     )  # fmt: skip
     f = with_weight_share(f, share)
@@ -368,7 +375,7 @@ def test_a_heavy_last_stage_takes_about_what_the_schedule_s_graph_takes(name, p,
         forward[at] += ends.get(end, 0.0) / 3
         backward[at] += ends.get(end, 0.0) * 2 / 3
     blocks = {end: block(gemm_s=(size / 3, 0, size * 2 / 3)) for end, size in ends.items()}
-    f = pipeline(p, micro_batches=m, chunks=v, **blocks, schedule=SCHEDULES.index(name))
+    f = pipeline(p, micro_batches=m, chunks=v, **blocks, **of_schedule(name))
     f = with_weight_share(f, 0.5)
     assert time(f) == pytest.approx(
         graph_seconds(order, forward, backward, weight_s=backward / 2), rel=within
@@ -381,7 +388,7 @@ def test_a_host_that_is_slower_one_way_changes_the_bubble(name):
     whatever its GPU does.
     """
     layer = block(gemm_s=(0.5, 0, 1.0), kernels=(30, 0, 30))
-    f = pipeline(4, micro_batches=4, layer=layer, schedule=SCHEDULES.index(name))
+    f = pipeline(4, micro_batches=4, layer=layer, **of_schedule(name))
     f = with_weight_share(f, 0.5)
     expected = graph_seconds(schedule(name, 4, 4), 3.0, 3.0, weight_s=1.5)
     # 0.1 s each for the embedding's and the head's first launch, both ways, and for the update's
@@ -420,11 +427,14 @@ def some_row():
 
 
 @pytest.mark.parametrize(
-    ("tp_nodes", "name"), [(1, "1f1b"), (2, "1f1b"), (1, "chimera"), (1, "zero_bubble"), (1, "zb_v")]
+    ("tp_nodes", "name"),
+    [(1, "1f1b"), (2, "1f1b"), (1, "chimera"), (1, "zero_bubble"), (1, "zb_v")],
 )
 def test_slopes_over_knobs_are_those_of_differences(tp_nodes, name):
     f = dataclasses.replace(
-        some_row(), tp_nodes=np.array([float(tp_nodes)]), schedule=np.array([SCHEDULES.index(name)])
+        some_row(),
+        tp_nodes=np.array([float(tp_nodes)]),
+        **{key: np.array([value]) for key, value in of_schedule(name).items()},
     )
     f = with_weight_share(dataclasses.replace(f, micro_batches=np.array([8.0])), 0.45)
     theta = beliefs()[0]

@@ -14,6 +14,7 @@ import pytest
 from support.entered import entered_again, files_entered
 
 import hybridperf as hp
+from hybridperf.engine.closed import step_seconds
 from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.lower import lower
 from hybridperf.io import InputError
@@ -25,7 +26,6 @@ from hybridperf.model.step_effects import NAMES, StepEffects
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps import adaptation as adaptations
 from hybridperf.training.steps.batch import PriceCache
-from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.predict import COLUMNS, predict_steps
 from hybridperf.training.steps.rows import ResolvedRows
 from hybridperf.workloads.transformer.step import transformer

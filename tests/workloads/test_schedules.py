@@ -189,10 +189,12 @@ def test_graph_replay_and_closed_form_agree_for_uniform_stages(
     schedule = checked(hs.schedule(name, p, m, v))
     backward_s = input_s + weight_s
     by_graph = chunk_seconds(schedule, forward_s, backward_s, weight_s=weight_s / v)
-    assert by_graph == pytest.approx(replayed_s(schedule, forward_s, backward_s, weight_s), **EXACT)
-    assert by_graph == pytest.approx(
-        hs.closed_form_s(name, p, m, forward_s, backward_s, chunks=v, weight_s=weight_s), **EXACT
-    )
+    replayed = replayed_s(schedule, forward_s, backward_s, weight_s)
+    closed = hs.closed_form_s(name, p, m, forward_s, backward_s, chunks=v, weight_s=weight_s)
+    assert closed == pytest.approx(replayed, rel=1e-12)
+    # each addition of the longest path rounds by up to half a unit in the last place of float32
+    additions = max(len(order) for order in schedule.orders) + 2 * schedule.stages
+    assert by_graph == pytest.approx(closed, rel=max(EXACT["rel"], additions * 2.0**-24))
 
 
 @settings(max_examples=40, deadline=None)

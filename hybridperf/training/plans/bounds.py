@@ -30,6 +30,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hybridperf.engine.closed import least_seconds
+from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
 from hybridperf.explore.sweeps import cluster
 from hybridperf.training.plans.columns import cells_of
 from hybridperf.training.plans.costs import (
@@ -57,8 +59,6 @@ from hybridperf.training.plans.space import (
     rule_of_thumb,
     unique_rows,
 )
-from hybridperf.training.steps.compose import least_seconds
-from hybridperf.training.steps.step_features import BlockPrices, StepFeatures, StepParts
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.layout import Layouts
 

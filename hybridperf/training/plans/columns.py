@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.engine.step_features import BlockPrices, StepFeatures
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.space import LayoutSpace, Place, unique_rows
 from hybridperf.training.steps.cells import (
@@ -33,7 +34,7 @@ from hybridperf.training.steps.cells import (
     slots,
 )
 from hybridperf.training.steps.features import Sums, row_columns
-from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
+from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer.columns import (
     FOLDED,
     FORWARDS_FIRST,
@@ -102,8 +103,9 @@ class SpaceColumns:
             **known,
             tp_nodes=self.tp_nodes[self.cell[at]], fill=1.0 / vp, chunks=vp,
             forwards_first=np.isin(schedule, FORWARDS_FIRST).astype(float),
-            schedule=schedule if np.isin(schedule, SPLITS_BACKWARD).any() else None,
-            exchange_hidden=hides.astype(float), micro_batches=x.accumulation[base].astype(float),
+            schedule=schedule if np.isin(schedule, SPLITS_BACKWARD).any() else None, pace=pace,
+            exchange_hidden=hides.astype(float), folded=np.isin(schedule, FOLDED).astype(float),
+            micro_batches=x.accumulation[base].astype(float),
             sends_s=self.sums.sends_s[self.message[at]],
         )  # fmt: skip
 

@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from hybridperf.engine.closed import step_seconds
+from hybridperf.engine.step_features import StepParts
 from hybridperf.model.step_effects import StepEffects
 from hybridperf.training.plans.columns import SpaceColumns
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import LayoutSpace
-from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.memory import memory_of as step_memory
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layouts

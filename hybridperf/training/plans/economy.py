@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
+from hybridperf.engine.step_features import StepParts
 from hybridperf.explore.sweeps.prices import UnitPrice, read_prices
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array
-from hybridperf.training.steps.step_features import StepParts
 
 _HOUR_S = 3600.0
 _J_PER_KWH = 3.6e6

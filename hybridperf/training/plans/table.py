@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError, is_stream, replacing
 from hybridperf.training.plans.arguments import whole_numbers
 from hybridperf.training.plans.costs import PricedSpace
 from hybridperf.training.plans.intervals import with_intervals
 from hybridperf.training.plans.ranked import DAY_S, RankedLayouts, tokens_of
 from hybridperf.training.plans.space import LayoutSpace
-from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES
 
 _COUNTS = (

@@ -36,6 +36,8 @@ import jax
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
+from hybridperf.engine.closed import step_seconds
+from hybridperf.engine.step_features import StepFeatures
 from hybridperf.hardware import Host
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model.adapted_steps import (
@@ -53,9 +55,7 @@ from hybridperf.model.adapted_steps import (
     logs_of,
 )
 from hybridperf.model.step_effects import NAMES, OF_OPS, effects_of
-from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import beyond_by_stalls, with_stalled
-from hybridperf.training.steps.step_features import StepFeatures
 
 _FAR = 0.05  # in logs; beyond it a row counts linearly. 0.1 errs the same on the same draws
 # Share of rows that lie within so many deviations. Four in five say how noisy rows are that scatter

@@ -14,6 +14,7 @@ import pandas as pd
 
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
+from hybridperf.engine.step_features import StepFeatures
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet, shipped
@@ -21,7 +22,6 @@ from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.features import features, joined
 from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve, with_recompute
-from hybridperf.training.steps.step_features import StepFeatures
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 

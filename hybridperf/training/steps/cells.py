@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
+from hybridperf.engine.step_features import BlockPrices
 from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import Call, CollectiveCall
 from hybridperf.model.step_table import alone_seconds, step_table
 from hybridperf.model.unmeasured import Unmeasured
-from hybridperf.training.steps.step_features import BlockPrices
 from hybridperf.workloads.transformer import embedding_head, layers
 from hybridperf.workloads.transformer.columns import RECOMPUTE
 from hybridperf.workloads.transformer.config import TransformerConfig

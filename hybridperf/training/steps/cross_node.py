@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hybridperf.engine.step_features import StepFeatures
 from hybridperf.model.step_effects import StepEffects
 from hybridperf.training.steps.rows import ResolvedRow
-from hybridperf.training.steps.step_features import StepFeatures
 from hybridperf.workloads.transformer import waits
 from hybridperf.workloads.transformer.config import TransformerConfig
 

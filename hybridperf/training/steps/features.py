@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from hybridperf.engine.step_features import BlockPrices, StepFeatures
 from hybridperf.model.calls import Call, GivenSeconds
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
 from hybridperf.training.steps.cells import (
@@ -31,7 +32,7 @@ from hybridperf.training.steps.cells import (
     shards_of,
 )
 from hybridperf.training.steps.cross_node import stall_chance
-from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
+from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer import waits
 from hybridperf.workloads.transformer.columns import FORWARDS_FIRST, SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -54,7 +55,7 @@ _COLUMNS = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "micro_batches", "fill",
     "chunks", "sends_hidden", "tp_nodes", "gathers_hidden", "reduction_hidden", "tp", "schedule",
     "waiting", "crossing", "stalls", "gathered_layers", "forwards_first", "updates_hidden",
-    "stall_chance", "exchange_hidden",
+    "stall_chance", "exchange_hidden", "folded",
 )  # fmt: skip
 _OF_UPDATE = (
     "reduction_s", "reduction_tail_s", "reduction_last_s", "hiding_layers", "tied_s", "updated_s",
@@ -99,7 +100,8 @@ def _features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatu
     widths = np.stack([unmeasured_of(config, prices).widths for config in configs], -1)
     values = row_columns(configs) | priced.of_update
     return StepFeatures(
-        layer, embedding, head, unmeasured_widths=widths, sends_s=priced.sends_s, **values,
+        layer, embedding, head, unmeasured_widths=widths, sends_s=priced.sends_s, pace=pace,
+        **values,
     )  # fmt: skip
 
 
@@ -181,7 +183,7 @@ def _columns(config: TransformerConfig) -> tuple[float, ...]:
         waits.stall_messages(config) > 0, waits.sure_stalls(config),
         waits.layers_gathered(config, stages[0]), SCHEDULES.index(x.schedule) in FORWARDS_FIRST,
         config.overlap_weights and x.kind.pipes == 1, stall_chance(config),
-        config.hides_exchanges,
+        config.hides_exchanges, x.kind.folded,
     )  # fmt: skip
 
 
@@ -278,10 +280,16 @@ class _Update:
             return _Update((Bucket(sums, 0),), also, ((),), updates)
         by_part, found, after = config.overlap_weights, list[Bucket](), 0
         for stage in stages:  # the backward pass comes to the first one last
-            own = [one._replace(layers_after=one.layers_after + after) for one in buckets(config, stage)]
+            own = [
+                one._replace(layers_after=one.layers_after + after)
+                for one in buckets(config, stage)
+            ]
             found, after = own + found, after + sum(config.layers_of(stage))
         parts = zip(
-            *(gathered_by_part(config, at) if by_part else (gathered(config, at),) for at in stages),
+            *(
+                gathered_by_part(config, at) if by_part else (gathered(config, at),)
+                for at in stages
+            ),
             strict=True,
         )
         gathers = tuple(tuple(itertools.chain.from_iterable(part)) for part in parts)

@@ -11,7 +11,7 @@ was assumed.
                                 empty where it is not sure that it is too large
     compute_s exposed_comm_s    GPU at work on its slowest stage; communication that nothing hides
     bubble_s host_s             the slowest stage waits for others, for its host: these four add up
-                                to predicted_s (`compose.py`)
+                                to predicted_s (`engine/closed.py`)
     note                        why a row is not predicted, else what was assumed
 
 Rows keep their order and their columns; a column of one of these names is kept as `given_<name>`. A
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.closed import step_seconds
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
@@ -44,7 +45,6 @@ from hybridperf.training.steps.batch import (
     relabelled,
     shared_price_cache,
 )
-from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import LIKELY_STALL
 from hybridperf.training.steps.features import experts_note, picked, unmeasured_of
 from hybridperf.training.steps.memory_fit import (

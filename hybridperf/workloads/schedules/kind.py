@@ -1,6 +1,6 @@
 """What one pipeline schedule answers. To add a schedule: a file that makes its `ScheduleKind`, and
 its place in `names.KINDS`; rules on layouts (`transformer/rules.py`) and unlike stages
-(`training/steps/pipelines.py`) only where it differs from 1F1B.
+(`pace.py`) only where it differs from 1F1B.
 
 Symbols: p workers, m micro-batches, v chunks per worker; F and B seconds of one worker's forward
 and backward of one micro-batch, W the part of B that makes the weights' gradients. All formulas

@@ -2,7 +2,7 @@
 flight, and what each asks of its sizes.
 
 The closed forms equal the graph of each schedule's order; with stages that differ they do not
-(`training/steps/pipelines.py` tells what then).
+(`pace.py` tells what then).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the composition of a step (`compose.py`) takes and gives.
+"""What the closed form of a step (`closed.py`) takes and gives.
 
 Axes: N rows, P = 2 passes: forward; backward with what it computes again. Leaves are NumPy or JAX
 arrays.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from hybridperf.io.namespace import Array
+
+_STATIC = {"static": True}
 
 
 @functools.partial(jax.tree_util.register_dataclass)
@@ -38,6 +41,50 @@ class BlockPrices:
     scatter_s: Array  # their gradients scattered
     gather_inside_s: Array  # their part inside a node, which takes memory and SMs from computing
     gather_calls: Array
+
+
+class Passes(NamedTuple):
+    """Seconds of one micro-batch on a stage [N]."""
+
+    forward: Array
+    backward: Array
+
+    @property
+    def both_s(self) -> Array:
+        return self.forward + self.backward
+
+
+class Stages(NamedTuple):
+    """Stages of a pipeline [N]; one that is alone is the first and the last."""
+
+    first: Passes
+    other: Passes  # the fullest between first and last; 0 where there is none
+    last: Passes
+    sum_s: Array  # of both passes of all
+
+
+class Pace(NamedTuple):
+    """Of the slowest worker [N]."""
+
+    stage_s: Array  # of a micro-batch
+    waits_s: Array  # for other stages, in a step
+    layers: Array  # that it has
+    embeddings: Array  # 1, or 0; half of one where it is so for half of the micro-batches
+    heads: Array
+    hidden_s: Array = 0.0  # messages of pairs of passes, in a step, that hide behind both
+
+
+class LayerSeconds(NamedTuple):
+    """Seconds of one micro-batch on a layer [N]."""
+
+    forward_s: Array
+    backward_s: Array
+    backward_work_s: Array  # of the GPU alone
+    exchange_s: Array  # messages of both passes that hold the rank up
+
+
+# (array module, rows, stages, seconds of a layer) -> pace, by each row's schedule
+PaceOf = Callable[[Any, "StepFeatures", Stages, LayerSeconds], Pace]
 
 
 @functools.partial(jax.tree_util.register_dataclass)
@@ -82,10 +129,12 @@ class StepFeatures:
     stall_chance: Array  # of such messages where no run surely stalls
     gathered_layers: Array  # layers of a rank, updated in shards and gathered singly, x data ranks
     exchange_hidden: Array  # 1: expert messages of a pair of passes run beside its computation
-    schedule: Array | None = None  # index into SCHEDULES; None: `fill` says all of the schedule
+    folded: Array  # 1: a pipeline turns at its last stage, so the first holds the last chunk, too
+    schedule: Array | None = None  # its code; None: `fill` says all of the schedule
     # [K, N] width in logs on top of each step effect's own, where what it multiplies was not
     # measured on this machine
     unmeasured_widths: np.ndarray | None = None
+    pace: PaceOf | None = dataclasses.field(default=None, metadata=_STATIC)
 
     @property
     def weight_share(self) -> Array:

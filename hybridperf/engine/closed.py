@@ -14,7 +14,8 @@
 
 m micro-batches per step. `fill` is how much of the pipeline's filling and draining shows: 1 for
 1F1B and GPipe, 1 / v with v chunks per stage. For GPipe and 1F1B this is (m - 1) max + sum, which
-measured steps follow to under 1 %. Other schedules: `pipelines.py`.
+measured steps follow to under 1 %. What a pipeline's slowest worker waits for others, by schedule,
+is the rows' own `pace` (`workloads/schedules/pace.py`), so that the engine knows no schedule.
 
 The step is also the sum of four parts, as the slowest stage's GPU sees it:
 
@@ -35,11 +36,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hybridperf.engine.step_features import (
+    BlockPrices,
+    LayerSeconds,
+    Pace,
+    Passes,
+    Stages,
+    StepFeatures,
+    StepParts,
+)
 from hybridperf.io.namespace import Array, array_module, fresh_views
 from hybridperf.model.step_effects import ROLES, StepEffects
-from hybridperf.training.steps.pipelines import LayerSeconds, Passes, Stages, pace, scheduled_pace
-from hybridperf.training.steps.step_features import BlockPrices, StepFeatures, StepParts
-from hybridperf.workloads.transformer.columns import FOLDED, one_of
 
 _ROUNDING = 1e-12  # of a step
 _MIN_S = 1e-12
@@ -86,12 +93,14 @@ def step_seconds(
     first = stage(f.layers_first, embedding, sends=(v, v - 1))
     last = stage(f.layers_last, head, sends=(v - 1, v))
     other = stage(f.layers_most, sends=(v, v))
-    folded = False if f.schedule is None else one_of(f.schedule, FOLDED)
     if f.schedule is not None:  # the first stage holds the last chunk
         turned = (v - 1, v - 1)
-        both = stage(f.layers_first, embedding, head, sends=turned), stage(f.layers_last, sends=turned)
+        both = (
+            stage(f.layers_first, embedding, head, sends=turned),
+            stage(f.layers_last, sends=turned),
+        )
         first, last = (
-            Passes(*(xp.where(folded, a, b) for a, b in zip(own, plain, strict=True)))
+            Passes(*(xp.where(f.folded > 0, a, b) for a, b in zip(own, plain, strict=True)))
             for own, plain in zip(both, (first, last), strict=True)
         )
     layer_s = there.seconds(xp) + back.seconds(xp)
@@ -111,9 +120,8 @@ def step_seconds(
     other = Passes(*(xp.where(f.stages > 2, one, 0.0) for one in other))
     sum_s = xp.where(alone, first.both_s, first.both_s + last.both_s + between_s)
     stages = Stages(first, other, last, sum_s)
-    slowest = pace(xp, f, stages)
-    if f.schedule is not None:
-        slowest = scheduled_pace(xp, f, slowest, stages, _layer_seconds(xp, layer))
+    assert f.pace is not None, "rows say how their schedule paces unlike stages"
+    slowest = f.pace(xp, f, stages, _layer_seconds(xp, layer))
     hidden_s = f.sends_hidden * p2p_s
     bubble_s = slowest.waits_s + xp.where(alone, 0.0, _shown_s(xp, f, hidden_s, stages, slowest))
     reduction_s = _exposed_s(xp, f, k, layer, embedding)
@@ -310,15 +318,14 @@ def _waits_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Arr
     return f.crossing * xp.where(f.tp > 1, waits_s, 0.0)
 
 
-def _shown_s(xp: Any, f: StepFeatures, send_s: Array, stages: Stages, slowest: Any) -> Array:
+def _shown_s(xp: Any, f: StepFeatures, send_s: Array, stages: Stages, slowest: Pace) -> Array:
     """What messages that computation hides still show [N].
 
     While a pipeline fills and drains each is on the longest path, and where a round trip through
     all stages takes longer than the slowest one needs for as many micro-batches as there are
     stages, each round trip waits for it.
     """
-    folded = 0 if f.schedule is None else one_of(f.schedule, FOLDED)  # one turn needs no message
-    filling_s = 2 * (f.chunks * f.stages - 1 - folded) * send_s
+    filling_s = 2 * (f.chunks * f.stages - 1 - f.folded) * send_s  # one turn needs no message
     trips = xp.floor((f.micro_batches - 1) / f.stages)
     trip_s = stages.sum_s + 2 * (f.stages - 1) * send_s - f.stages * slowest.stage_s
     return filling_s + xp.where(f.chunks > 1, 0.0, trips * xp.maximum(trip_s, 0.0))

@@ -32,13 +32,13 @@ Axes: N rows.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from hybridperf.engine.step_features import LayerSeconds, Pace, Passes, Stages, StepFeatures
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.training.steps.step_features import StepFeatures
-from hybridperf.workloads.schedules import closed_form_s
+from hybridperf.workloads.schedules.names import closed_form_s
 from hybridperf.workloads.transformer.columns import (
     FOLDED,
     SCHEDULES,
@@ -48,47 +48,13 @@ from hybridperf.workloads.transformer.columns import (
 )
 
 
-class LayerSeconds(NamedTuple):
-    """Seconds of one micro-batch on a layer [N]."""
-
-    forward_s: Array
-    backward_s: Array
-    backward_work_s: Array  # of the GPU alone
-    exchange_s: Array  # messages of both passes that hold the rank up
+def pace(xp: Any, f: StepFeatures, stages: Stages, layer: LayerSeconds) -> Pace:
+    """Pace of the slowest worker by each row's schedule."""
+    found = plain_pace(xp, f, stages)
+    return found if f.schedule is None else scheduled_pace(xp, f, found, stages, layer)
 
 
-class Passes(NamedTuple):
-    """Seconds of one micro-batch on a stage [N]."""
-
-    forward: Array
-    backward: Array
-
-    @property
-    def both_s(self) -> Array:
-        return self.forward + self.backward
-
-
-class Stages(NamedTuple):
-    """Stages of a pipeline [N]; one that is alone is the first and the last."""
-
-    first: Passes
-    other: Passes  # the fullest between first and last; 0 where there is none
-    last: Passes
-    sum_s: Array  # of both passes of all
-
-
-class Pace(NamedTuple):
-    """Of the slowest worker [N]."""
-
-    stage_s: Array  # of a micro-batch
-    waits_s: Array  # for other stages, in a step
-    layers: Array  # that it has
-    embeddings: Array  # 1, or 0; half of one where it is so for half of the micro-batches
-    heads: Array
-    hidden_s: Array = 0.0  # messages of pairs of passes, in a step, that hide behind both
-
-
-def pace(xp: Any, f: StepFeatures, stages: Stages) -> Pace:
+def plain_pace(xp: Any, f: StepFeatures, stages: Stages) -> Pace:
     """Pace of workers that hold a stage each."""
     first_s, last_s, other_s = (one.both_s for one in (stages.first, stages.last, stages.other))
     stage_s = xp.maximum(xp.maximum(first_s, last_s), other_s)
@@ -166,11 +132,14 @@ def scheduled_pace(
     middle = xp.where(two_pipes, f.layers_most, plain.layers)
     stage_s = xp.where(two_pipes, more_s, plain.stage_s)
     ends = xp.where(two_pipes, 0.5 * outer, plain.embeddings)
+    layers = xp.where(outer, (f.layers_first + f.layers_last) / 2, middle)
     return Pace(
         stage_s,
         xp.where(two_pipes, xp.maximum(whole_s - m * more_s, 0.0), waits_s),
-        xp.where(outer, (f.layers_first + f.layers_last) / 2, middle),
+        layers,
         ends,
         xp.where(two_pipes, 0.5 * outer, xp.where(folded, plain.embeddings, plain.heads)),
-        (closed - in_pairs) * both_s * xp.where(outer, (f.layers_first + f.layers_last) / 2, middle),
+        (closed - in_pairs)
+        * both_s
+        * xp.where(outer, (f.layers_first + f.layers_last) / 2, middle),
     )
