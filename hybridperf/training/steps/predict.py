@@ -56,7 +56,7 @@ from hybridperf.training.steps.memory_fit import (
 )
 from hybridperf.training.steps.names import of_source
 from hybridperf.training.steps.plausibility import lower_bounds_s, peaks_flops_per_s, places_by
-from hybridperf.training.steps.records import without_collector
+from hybridperf.training.steps.record import without_collector
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve
 from hybridperf.workloads.transformer.config import TransformerConfig
 
