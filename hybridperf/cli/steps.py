@@ -48,7 +48,7 @@ def steps(
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.training.launch_files.read import is_launch, read_launch
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
-    from hybridperf.training.steps.records import misspelt
+    from hybridperf.training.steps.record import misspelt
     from hybridperf.training.steps.saved import saved_model
 
     if (save_knobs or save) and not fit_on:

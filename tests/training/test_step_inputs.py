@@ -22,7 +22,7 @@ from hybridperf.training.steps import names
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import COLUMNS, predict_steps
 from hybridperf.training.steps.read_columns import READ
-from hybridperf.training.steps.records import misspelt
+from hybridperf.training.steps.record import misspelt
 from hybridperf.training.steps.rows import resolve
 from hybridperf.workloads.transformer.framework import framework_habits
 

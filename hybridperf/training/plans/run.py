@@ -42,7 +42,7 @@ from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import LayoutSpace, laid_out, partial_layouts
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.features import experts_note, unmeasured_of
-from hybridperf.training.steps.records import without_collector
+from hybridperf.training.steps.record import without_collector
 from hybridperf.workloads.transformer import TransformerShape, load_shape
 
 UNPLANNED = (

@@ -34,7 +34,7 @@ from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps.names import Machine
-from hybridperf.training.steps.records import positive_numbers
+from hybridperf.training.steps.record import positive_numbers
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 RATE_TOLERANCE = 0.02

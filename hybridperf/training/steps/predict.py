@@ -56,7 +56,7 @@ from hybridperf.training.steps.memory_fit import (
 )
 from hybridperf.training.steps.names import of_source
 from hybridperf.training.steps.plausibility import lower_bounds_s, peaks_flops_per_s, places_by
-from hybridperf.training.steps.records import without_collector
+from hybridperf.training.steps.record import without_collector
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve
 from hybridperf.workloads.transformer.config import TransformerConfig
 
@@ -112,11 +112,10 @@ def predict_steps(
     batch = cache.priced(questions)
     notes: dict[int, str] = {}
     batch = _preferred(batch, known, cache, notes)
-    other = _without_doubtful_labels(batch, known, cache, notes)
     out: dict[str, Any] = {name: np.full(len(questions), np.nan) for name in COLUMNS[:-1]}
     failed, assumed = (np.full(len(questions), "", object) for _ in range(2))
     if len(batch):
-        failed[batch.at], assumed[batch.at] = _fill(out, batch, other, known, cache, notes)
+        failed[batch.at], assumed[batch.at] = _fill(out, batch, known, cache, notes)
     out = {name: column[asked] for name, column in out.items()}
     fits = pd.arrays.BooleanArray(out["fits"] == 1, np.isnan(out["fits"]))
     out |= {"fits": fits, "note": _notes(resolved, asked, batch.problems, failed, assumed)}
@@ -148,40 +147,32 @@ def _preferred(batch: Batch, known: Adaptation, cache: PriceCache, notes: dict[i
     """The batch with recompute labels that measured rows prefer, where a row fits with them."""
     resolved = list(batch.resolved)
     for source, mode in known.recompute.items():
-        for at in _fitting(batch, [row.source == source for row in batch.rows], mode):
+        for at in batch.at[_fitting(batch, [row.source == source for row in batch.rows], mode)]:
             resolved[at] = relabelled(resolved[at], {source: mode})
-            notes[at] = f"recompute {mode}, which measured rows of {source} prefer to what they say"
+            notes[int(at)] = (
+                f"recompute {mode}, which measured rows of {source} prefer to what they say"
+            )
     return cache.priced(ResolvedRows(tuple(resolved))) if notes else batch
 
 
-def _without_doubtful_labels(
-    batch: Batch, known: Adaptation, cache: PriceCache, notes: dict[int, str]
-) -> Batch | None:
-    """The batch as if nothing was recomputed where a row's label is doubtful; None if none is.
-
-    A row's label is doubtful where its source's labels are known to be and were not judged by
-    measured rows, and the row fits in memory without recomputing. Notes by place.
+def _doubtful(batch: Batch, known: Adaptation) -> list[int]:
+    """Rows of a batch whose recompute label is doubtful: their source's labels are known to be and
+    were not judged by measured rows, and they fit in memory without recomputing.
     """
 
     def doubted(row: ResolvedRow) -> bool:
         judged = row.source in known.likelihoods
         recomputes = row.config is not None and row.config.layout.recompute != "none"
-        return bool(of_source("doubted", row.source)) and not judged and recomputes
+        return recomputes and not judged and bool(of_source("doubted", row.source))
 
-    resolved = list(batch.resolved)
-    found = _fitting(batch, [doubted(row) for row in batch.rows], "none")
-    for at in found:
-        row = resolved[at]
-        resolved[at] = relabelled(row, {row.source: "none"})
-        notes[at] = _UNSURE.format(why=of_source("doubted", row.source))
-    return cache.priced(ResolvedRows(tuple(resolved))) if found else None
+    return _fitting(batch, [doubted(row) for row in batch.rows], "none")
 
 
 def _fitting(batch: Batch, chosen: Sequence[bool], mode: str) -> list[int]:
-    """Places of those of some chosen rows (bool [N]) that fit with a recompute mode."""
+    """Those of some chosen rows of a batch (bool [N]) that fit with a recompute mode."""
     at = np.flatnonzero(chosen)
-    fits = fitting([batch.rows[one] for one in at], mode)
-    return [int(place) for place in batch.at[at[fits]]]
+    found: list[int] = at[fitting([batch.rows[one] for one in at], mode)].tolist()
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,16 +209,19 @@ class _Times:
                 values[here] = getattr(steps, name) * np.exp(adapted.offset)
         return found
 
-    def halfway(self, other: _Times) -> _Times:
-        """Halfway in logs between two assumptions, as unsure as this one and as they are apart."""
-        apart = (self.log_s - other.log_s) / 2
-        log_s = (self.log_s + other.log_s) / 2
-        parts = {}
+    def meet(self, other: _Times, at: np.ndarray) -> None:
+        """Take some rows halfway in logs to another assumption, as unsure as they are and as both
+        are apart.
+        """
+        own_s, other_s = np.exp(self.log_s[at]), np.exp(other.log_s)
+        log_s = (self.log_s[at] + other.log_s) / 2
         for name, values in self.parts.items():
-            share = (values / np.exp(self.log_s) + other.parts[name] / np.exp(other.log_s)) / 2
-            parts[name] = share * np.exp(log_s)
-        deviation, beyond = np.hypot(self.deviation, apart), np.maximum(self.beyond, other.beyond)
-        return _Times(log_s, deviation, parts, self.remarks, beyond)
+            share = (values[at] / own_s + other.parts[name] / other_s) / 2
+            values[at] = share * np.exp(log_s)
+        apart = (self.log_s[at] - other.log_s) / 2
+        self.deviation[at] = np.hypot(self.deviation[at], apart)
+        self.beyond[:, at] = np.maximum(self.beyond[:, at], other.beyond)
+        self.log_s[at] = log_s
 
 
 def _notes(
@@ -251,17 +245,19 @@ def _notes(
 
 
 def _fill(
-    out: dict[str, Any], batch: Batch, other: Batch | None, known: Adaptation, cache: PriceCache,
-    notes: dict[int, str],
-) -> tuple[list[str], list[str]]:  # fmt: skip
-    """Predictions of what can be predicted; `other`: the same without doubtful labels.
-
-    Returns (why each would not run, what else is to be noted) [N].
-    """
+    out: dict[str, Any], batch: Batch, known: Adaptation, cache: PriceCache, notes: dict[int, str]
+) -> tuple[list[str], list[str]]:
+    """Predictions of what can be predicted: (why each would not run, what else is to be noted)."""
     assert batch.features is not None
-    times, configs = _Times.of(batch, known), batch.configs
-    if other is not None:
-        times = times.halfway(_Times.of(other, known, deviates=False))
+    times, configs, doubtful = _Times.of(batch, known), batch.configs, _doubtful(batch, known)
+    if doubtful:
+        rows = [relabelled(one := batch.rows[at], {one.source: "none"}) for at in doubtful]
+        without = cache.priced(ResolvedRows(tuple(rows)))
+        if len(without):
+            times.meet(_Times.of(without, known, deviates=False), np.array(doubtful)[without.at])
+        for row in doubtful:
+            why = of_source("doubted", batch.rows[row].source)
+            notes[int(batch.at[row])] = _UNSURE.format(why=why)
     at, step_s = batch.at, np.exp(times.log_s)
     out["predicted_s"][at] = step_s
     for name, sign, beyond in (("low_s", -1, times.beyond[0]), ("high_s", 1, times.beyond[1])):

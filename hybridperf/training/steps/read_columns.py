@@ -1,6 +1,6 @@
 """Columns that rows of training steps are read from, as `hybridperf steps --help` lists them.
 
-A column that is read is added in two files: here, and its reader in `row_sizes.py` or `rows.py`.
+A column that is read is added in two files: here, and its reader in `record.py` or `rows.py`.
 Light to import: the command line shows this before it loads anything.
 """
 

@@ -28,15 +28,16 @@ from hybridperf.training.steps import names
 from hybridperf.training.steps.names import Machine, plain
 from hybridperf.training.steps.plausibility import contradictions
 from hybridperf.training.steps.read_columns import READ
-from hybridperf.training.steps.records import (
+from hybridperf.training.steps.record import (
     Record,
     Refused,
     check_columns,
+    row_layout,
     row_names,
+    row_shape,
     unique_records,
     without_collector,
 )
-from hybridperf.training.steps.row_sizes import row_layout, row_shape
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.columns import Layouts
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
