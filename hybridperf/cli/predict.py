@@ -200,14 +200,9 @@ def code_of(reference: str) -> Iterator[None]:
 
 def _line_of(error: BaseException) -> str:
     """` (in FILE line N)`: the innermost line that is neither ours nor an installed package's."""
-    import sysconfig
-    import traceback
+    from hybridperf.workloads.source_lines import line_of
 
+    where = line_of(error)
     if isinstance(error, SyntaxError):
-        return f" (in {error.filename} line {error.lineno})"
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    installed = (*folders, str(Path(__file__).parent.parent), "<")
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(installed):
-            return f" (in {frame.filename} line {frame.lineno})"
-    return ""
+        where = f"{error.filename} line {error.lineno}"
+    return f" (in {where})" if where else ""
