@@ -58,6 +58,7 @@ from .workloads.memory import memory as memory
 from .workloads.memory.knobs import MemoryKnobs as MemoryKnobs
 from .workloads.memory.use import MemoryUse as MemoryUse
 from .workloads.placement import Placement as Placement
+from .workloads.torch.exported import from_exported as from_exported
 from .workloads.torch.fakes import without_memory as without_memory
 from .workloads.torch.ops import price_torch_op as price_torch_op
 from .workloads.torch.program import from_torch as from_torch
