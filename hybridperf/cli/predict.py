@@ -38,6 +38,7 @@ def predict(
     out: Path | None = None,
     timeline: Path | None = None,
     html: Path | None = None,
+    plot: Path | None = None,
     measure: bool = False,
     cores: str | None = None,
 ) -> None:
@@ -71,7 +72,7 @@ def predict(
     if measure and given:
         needs = "--jax or --torch module:function with --measure"
         raise wrong(f"expected {needs}, got {given}: it runs the step")
-    files = {"--out": out, "--timeline": timeline, "--html": html}
+    files = {"--out": out, "--timeline": timeline, "--html": html, "--plot": plot}
     common.keep_files(files, [*files_read.values()])
     if out:
         check_table_name(out)
@@ -135,6 +136,11 @@ def predict(
     if timeline:
         perfetto.write_timeline(result, timeline)
         print(f"timeline in {timeline} (open it at https://ui.perfetto.dev)")
+    if plot:
+        from hybridperf.report.step_plot import step_plot
+
+        step_plot(result, plot)
+        print(f"picture in {plot}")
     if html:
         from hybridperf.report.html import prediction_page, write_page
 

@@ -130,7 +130,7 @@ def test_a_published_model_is_a_shape_of_plans_and_steps(command) -> None:
     status, printed = command(*words, "plan.csv", "--seq", 1024)
     assert status == 0, printed.err
     Path("rows.csv").write_text(
-        "model,system,gpu,n_gpus,seq,global_batch\nconfig.json,dgx_h100,h100,8,1024,64"
+        "model,system,gpu,n_gpus,dp,seq,global_batch\nconfig.json,dgx_h100,h100,8,8,1024,64"
     )
     status, printed = command("steps", "rows.csv", "--out", "steps.csv")
     assert status == 0, printed.err
