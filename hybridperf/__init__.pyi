@@ -39,6 +39,7 @@ from .report.perfetto import write_timeline as write_timeline
 from .report.plan import plan_report as plan_report
 from .report.search import convergence_plot as convergence_plot
 from .report.search import search_report as search_report
+from .report.step_plot import step_plot as step_plot
 from .training.launch_files.read import read_launch as read_launch
 from .training.launch_files.write import write_launch as write_launch
 from .training.offload.layouts import offloaded_layouts as offloaded_layouts
@@ -58,6 +59,7 @@ from .workloads.memory import memory as memory
 from .workloads.memory.knobs import MemoryKnobs as MemoryKnobs
 from .workloads.memory.use import MemoryUse as MemoryUse
 from .workloads.placement import Placement as Placement
+from .workloads.torch.exported import from_exported as from_exported
 from .workloads.torch.fakes import without_memory as without_memory
 from .workloads.torch.ops import price_torch_op as price_torch_op
 from .workloads.torch.program import from_torch as from_torch

@@ -1,6 +1,7 @@
 """`hybridperf predict`: one step of a program or of a trace."""
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from hybridperf.engine.workload import Workload
 
 _MADE = "(fn, args) or (fn, args, donate_argnums)"
+_TAKES_TORCH = "--torch module:function"
+# Transformers attends by `scaled_dot_product_attention` unless told otherwise
+_HF_ATTENTION = {"attention": "fused", "attention_kernel": "flash2"}
 _MADE_TORCH = "(module or fn, args) or (module or fn, args, optimizer)"
 
 
@@ -24,12 +28,17 @@ def predict(
     gpus: int = 1,
     program: Path | None = None,
     trace: Path | None = None,
+    export: Path | None = None,
+    hf: Path | None = None,
+    batch: int = 1,
+    seq: int | None = None,
     model: str = "here",
     system: str = "",
     ignore: str = "",
     out: Path | None = None,
     timeline: Path | None = None,
     html: Path | None = None,
+    plot: Path | None = None,
     measure: bool = False,
     cores: str | None = None,
 ) -> None:
@@ -45,19 +54,26 @@ def predict(
     from hybridperf.workloads.jax.lowered import lower_program
     from hybridperf.workloads.jax.program import compile_program, from_program, load_program
 
-    count = bool(jax) + bool(torch) + bool(program) + bool(trace)
+    files_read = {"--export": export, "--hf": hf, "--program": program, "--trace": trace}
+    given = next((option for option, file in files_read.items() if file), "")
+    count = bool(jax) + bool(torch) + sum(map(bool, files_read.values()))
     if count != 1:
-        options = "--torch or --jax module:function, --program FILE and --trace FILE"
+        options = "--torch or --jax module:function, --export, --hf, --program and --trace FILE"
         raise wrong(f"expected one of {options}, got {count or 'none'} of them")
-    if (compiled or gpus != 1) and not torch:
-        option = "--compiled" if compiled else "--gpus"
-        raise wrong(f"expected --torch module:function with {option}, got another kind of step")
-    if measure and not (jax or torch):
-        given = "--program" if program else "--trace"
+    for option, set_, needs in (
+        ("--gpus", gpus != 1, torch),
+        ("--compiled", compiled, torch or export or hf),
+        ("--batch", batch != 1, hf),
+        ("--seq", seq is not None, hf),
+    ):
+        if set_ and not needs:
+            takes = "--hf CONFIG.json" if option in ("--batch", "--seq") else _TAKES_TORCH
+            raise wrong(f"expected {takes} with {option}, got another kind of step")
+    if measure and given:
         needs = "--jax or --torch module:function with --measure"
         raise wrong(f"expected {needs}, got {given}: it runs the step")
-    files = {"--out": out, "--timeline": timeline, "--html": html}
-    common.keep_files(files, [program, trace])
+    files = {"--out": out, "--timeline": timeline, "--html": html, "--plot": plot}
+    common.keep_files(files, [*files_read.values()])
     if out:
         check_table_name(out)
     common.compilation_cache()
@@ -75,6 +91,12 @@ def predict(
         workload = load_program(program, ignore=skip)
     elif trace:
         workload = recorded_step(trace, ignore=skip)
+    elif export:
+        from hybridperf.workloads.torch.exported import from_exported
+
+        workload = from_exported(export, ignore=skip, compiled=compiled, backend=loaded.device.kind)
+    elif hf:
+        workload = published_step(hf, batch=batch, seq=seq, compiled=compiled, device=loaded.device)
     elif torch:
         workload = torch_step(
             torch, ranks=gpus, ignore=skip, compiled=compiled, backend=loaded.device.kind, **node
@@ -114,6 +136,11 @@ def predict(
     if timeline:
         perfetto.write_timeline(result, timeline)
         print(f"timeline in {timeline} (open it at https://ui.perfetto.dev)")
+    if plot:
+        from hybridperf.report.step_plot import step_plot
+
+        step_plot(result, plot)
+        print(f"picture in {plot}")
     if html:
         from hybridperf.report.html import prediction_page, write_page
 
@@ -137,6 +164,24 @@ def torch_step(reference: str, *, ranks: int = 1, **options: Any) -> "Workload":
         with code_of(reference):
             made = (*optimizer, None)[0]
             return from_torch(fn, *args, optimizer=made, name=reference, **options)
+
+
+def published_step(
+    config: Path, *, batch: int, seq: int | None, compiled: bool, device: Any
+) -> "Workload":
+    """A training step of a Transformer by its sizes, on one device, as PyTorch runs it."""
+    from hybridperf.workloads.transformer.config import TransformerConfig
+    from hybridperf.workloads.transformer.layout import Layout
+    from hybridperf.workloads.transformer.step import transformer
+    from hybridperf.workloads.transformer.zoo import load_shape
+
+    shape = load_shape(config)
+    shape = shape.replace(seq=seq) if seq is not None else shape
+    framework, attends = ("torchtitan", {}) if compiled else ("eager_pytorch", _HF_ATTENTION)
+    layout = Layout(micro_batch=batch)
+    made = transformer(TransformerConfig.run_by(framework, shape, layout, device=device, **attends))
+    notes = (*made.notes, *([shape.note] if shape.note else []))
+    return dataclasses.replace(made, notes=notes)
 
 
 def jax_program(reference: str) -> tuple:
@@ -200,14 +245,9 @@ def code_of(reference: str) -> Iterator[None]:
 
 def _line_of(error: BaseException) -> str:
     """` (in FILE line N)`: the innermost line that is neither ours nor an installed package's."""
-    import sysconfig
-    import traceback
+    from hybridperf.workloads.source_lines import line_of
 
+    where = line_of(error)
     if isinstance(error, SyntaxError):
-        return f" (in {error.filename} line {error.lineno})"
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    installed = (*folders, str(Path(__file__).parent.parent), "<")
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(installed):
-            return f" (in {frame.filename} line {frame.lineno})"
-    return ""
+        where = f"{error.filename} line {error.lineno}"
+    return f" (in {where})" if where else ""

@@ -9,7 +9,14 @@ import traceback
 import types
 from pathlib import Path
 
-_FOREIGN = ("site-packages", "/lib/python", str(Path(__file__).parent))
+# wherever they are installed: folders of one environment miss what it borrows from another
+_FOREIGN = (
+    "site-packages",
+    "/lib/python",
+    "<frozen",
+    "<string>",
+    str(Path(__file__).parent.parent),
+)
 
 
 def is_foreign(file: str) -> bool:

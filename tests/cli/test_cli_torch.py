@@ -1,10 +1,13 @@
 """`hybridperf predict --torch`: a step of one's own PyTorch program, and what is wrong with one."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from hybridperf.cli.app import main
 
-pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
 PROGRAM = """
 import torch
 
@@ -84,3 +87,70 @@ def test_options_of_torch_need_it(capsys) -> None:
         with pytest.raises(SystemExit):
             main(["predict", "--jax", "mine:step", *option])
         assert f"expected --torch module:function with {option[0]}" in capsys.readouterr().err
+
+
+CONFIG = {
+    "model_type": "qwen3", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024, "vocab_size": 32000,
+}  # fmt: skip
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    net = torch.nn.Linear(64, 64)
+    torch.export.save(torch.export.export(net, (torch.zeros(8, 64),)), "net.pt2")
+    Path("config.json").write_text(json.dumps(CONFIG))
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, words)])
+        return ended.value.code, capsys.readouterr()
+
+    return run
+
+
+def test_saved_programs_and_published_models(command) -> None:
+    status, printed = command("predict", "--export", "net.pt2", "--model", "h100_sxm")
+    assert status == 0, printed.err
+    assert printed.out.startswith("net on NVIDIA H100")
+    seconds = []
+    for more in ([], ["--compiled"], ["--batch", 2, "--seq", 512]):
+        words = ["predict", "--hf", "config.json", "--model", "h100_sxm", *more, "--json"]
+        status, printed = command(*words)
+        assert status == 0, printed.err
+        seconds.append(json.loads(printed.out)["time_s"])
+    assert len(set(seconds)) == 3
+    assert any("hidden" in note or "assumed" in note or "sequence" in note
+               for note in json.loads(printed.out)["notes"])  # fmt: skip
+
+
+def test_a_published_model_is_a_shape_of_plans_and_steps(command) -> None:
+    words = ["plan", "--shape", "config.json", "--system", "dgx_h100", "--gpus", 8, "--out"]
+    status, printed = command(*words, "plan.csv", "--seq", 1024)
+    assert status == 0, printed.err
+    Path("rows.csv").write_text(
+        "model,system,gpu,n_gpus,dp,seq,global_batch\nconfig.json,dgx_h100,h100,8,8,1024,64"
+    )
+    status, printed = command("steps", "rows.csv", "--out", "steps.csv")
+    assert status == 0, printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--export", "net.pt2", "--gpus", 8], "expected --torch module:function with --gpus"),
+        (["--export", "net.pt2", "--seq", 8], "expected --hf CONFIG.json with --seq"),
+        (["--export", "config.json"], "found no ZIP archive"),
+        (["--export", "absent.pt2"], "found none; check the path"),
+        (["--hf", "absent.json"], "absent.json"),
+        (["--hf", "config.json", "--export", "net.pt2"], "got 2 of them"),
+        (["--hf", "config.json", "--batch", 0], "0"),
+        (["--export", "net.pt2", "--measure"], "got --export"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_sentence(command, words, says) -> None:
+    status, printed = command("predict", *words, "--model", "h100_sxm")
+    assert status == 2
+    assert says in printed.err
+    assert len(printed.err.strip().splitlines()) == 1

@@ -31,6 +31,7 @@ class Tensor:
     id: int = 0  # of the tensor, 0 where not recorded
     storage: int = 0  # of its memory, 0 where not recorded
     transposed: bool = False  # a matrix stored column by column, where recorded
+    strides: tuple[int, ...] = ()  # elements from one to the next of a dimension, where recorded
 
     @property
     def elements(self) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 from hybridperf.io import InputError
+from hybridperf.workloads.torch.drops import fused_drops
 from hybridperf.workloads.torch.fakes import Fakes, without_memory
 from hybridperf.workloads.torch.fused_norm import fused_norms
 from hybridperf.workloads.torch.messages import is_message
@@ -76,6 +77,7 @@ def capture(
         stack.enter_context(_scaled(torch, notes))
         if backend == "gpu":
             stack.enter_context(fused_norms())
+            stack.enter_context(fused_drops())
         with torch.no_grad() if not train else contextlib.nullcontext():
             run_step(fn, given[0], updates, train, notes, given[1])
             # an optimizer's state, shards' buffers and a pipeline's stages are made only once

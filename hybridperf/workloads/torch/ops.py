@@ -151,6 +151,12 @@ def _part_gradient(call: TorchCall) -> Ops:
     return loop(call.written[0], 0.0, 0, 0) + over(Copy, call.read[0])
 
 
+def _part_replaced(call: TorchCall) -> Ops:
+    """A tensor copied, and a part of the copy written."""
+    whole, part = call.single(0, 1)
+    return over(Copy, whole) + over(Copy, part)
+
+
 def _buffered(call: TorchCall) -> Ops:
     """Shards put into a buffer, or cut out of it: the larger side is all that is moved."""
     sizes = [sum(one.elements for one in given) for given in call.lists]
@@ -264,6 +270,7 @@ RULES: dict[str, Rule] = {
             "pool": _pool,
             "copied": _copied,
             "part_gradient": _part_gradient,
+            "part_replaced": _part_replaced,
             "fourier": _fourier,
         },
     ),

@@ -85,12 +85,12 @@ def attention(call: TorchCall) -> Ops:
     tokens_first = kind in ("_flash_attention_forward", "_efficient_attention_forward")
     # else packed, of lengths not recorded
     needs(not tokens_first or call.tensor(3) is None)
-    return (_attention(call, 0, _CAUSAL_AT[kind], tokens_first),)
+    return (_attention(call, 0, CAUSAL_AT[kind], tokens_first),)
 
 
 def attention_gradient(call: TorchCall) -> Ops:
     """As many times its forward: gradients of queries, keys and values."""
-    forward = _attention(call, 1, _CAUSAL_AT[call.kind], False)
+    forward = _attention(call, 1, CAUSAL_AT[call.kind], False)
     return (OpCall(forward, times=ratios.FUSED_ATTENTION),)
 
 
@@ -162,7 +162,7 @@ def recurrent(call: TorchCall) -> Ops:
     return (from_inputs, *per_token, *(weights if call.kind.endswith("backward") else ()))
 
 
-_CAUSAL_AT = {  # place of the flag among the arguments
+CAUSAL_AT = {  # place of the flag among the arguments
     "scaled_dot_product_attention": 5,
     "_scaled_dot_product_flash_attention": 4,
     "_scaled_dot_product_efficient_attention": 6,
@@ -185,7 +185,7 @@ PRODUCTS: dict[str, Rule] = {
     "flex_attention_backward": flex_attention,
     "mkldnn_rnn_layer": recurrent,
     "mkldnn_rnn_layer_backward": recurrent,
-    **{kind: attention_gradient if kind.endswith("backward") else attention for kind in _CAUSAL_AT},
+    **{kind: attention_gradient if kind.endswith("backward") else attention for kind in CAUSAL_AT},
 }
 
 

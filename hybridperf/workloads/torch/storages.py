@@ -14,6 +14,11 @@ from typing import Any
 _BLOCK_BYTES = 512
 
 
+def block_bytes(size: float) -> float:
+    """Bytes of the block that holds so many."""
+    return math.ceil(size / _BLOCK_BYTES) * float(_BLOCK_BYTES)
+
+
 class StorageTally:
     """Bytes alive now, and the most so far."""
 
@@ -47,7 +52,7 @@ class StorageTally:
             return self._numbers[reference]
         self._count += 1
         self._numbers[reference] = self._count
-        size = math.ceil(storage.nbytes() / _BLOCK_BYTES) * float(_BLOCK_BYTES)
+        size = block_bytes(storage.nbytes())
         self._sizes[reference] = size
         self.alive_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.alive_bytes)

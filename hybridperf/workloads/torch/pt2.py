@@ -1,0 +1,201 @@
+"""What `torch.export.save` writes: a ZIP archive with the program as JSON, and its tensors.
+
+The JSON alone is read: the graph's ops in order, sizes and formats of what they take and give. The
+field names are those of torch/_export/serde/schema.py. No weights, no sample inputs, no pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hybridperf.io import InputError
+from hybridperf.io.unpacked import TooLarge, Unpacked, most_unpacked
+
+_MAJOR = 8  # of the schema, since PyTorch 2.5; another is another layout of fields
+_MODEL = re.compile(r"(?:[^/]+/)?models/([^/]+)\.json")
+_OLD = "serialized_exported_program.json"
+_SAVE = "write it by torch.export.save(torch.export.export(module, args), FILE)"
+_DAMAGED = (
+    zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError,
+)  # fmt: skip
+
+
+class Named(msgspec.Struct):
+    """A value by its name."""
+
+    name: str
+
+
+class Hint(msgspec.Struct):
+    """What a size that may vary was when the program was exported."""
+
+    as_int: int | None = None
+
+
+class Expression(msgspec.Struct):
+    """A size that may vary."""
+
+    expr_str: str
+    hint: Hint | None = None
+
+
+class Size(msgspec.Struct):
+    """A whole number, or a size that may vary."""
+
+    as_int: int | None = None
+    as_expr: Expression | None = None
+    as_name: str | None = None  # among arguments
+
+
+class Meta(msgspec.Struct):
+    """A tensor without numbers."""
+
+    dtype: int
+    sizes: list[Size]
+    strides: list[Size]
+    layout: int = 7
+
+
+class Value(msgspec.Struct):
+    """An argument: whichever field is there says what it is. Numbers may be "Infinity"."""
+
+    as_tensor: Named | None = None
+    as_tensors: list[Named] | None = None
+    as_optional_tensor: Value | None = None
+    as_optional_tensors: list[Value] | None = None
+    as_int: int | None = None
+    as_ints: list[int] | None = None
+    as_float: float | str | None = None
+    as_floats: list[float | str] | None = None
+    as_bool: bool | None = None
+    as_bools: list[bool] | None = None
+    as_string: str | None = None
+    as_sym_int: Size | None = None
+    as_sym_ints: list[Size] | None = None
+    as_graph: Submodule | None = None
+
+
+class Argument(msgspec.Struct):
+    """A value by the name that the op's schema gives it."""
+
+    name: str
+    arg: Value
+
+
+class Node(msgspec.Struct):
+    """One call of an op."""
+
+    target: str
+    inputs: list[Argument]
+    outputs: list[Value]
+    metadata: dict[str, str]
+
+
+class Graph(msgspec.Struct):
+    """Calls in order."""
+
+    inputs: list[Value]
+    outputs: list[Value]
+    nodes: list[Node]
+    tensor_values: dict[str, Meta]
+    sym_int_values: dict[str, Size]
+
+
+class Submodule(msgspec.Struct):
+    """A graph that an op runs."""
+
+    name: str
+    graph: Graph
+
+
+class Output(msgspec.Struct):
+    """What the whole program returns; the loss and gradients of a joint graph are told apart."""
+
+    loss_output: Any = None
+
+
+class Signature(msgspec.Struct):
+    output_specs: list[Output]
+
+
+class GraphModule(msgspec.Struct):
+    graph: Graph
+    signature: Signature
+
+
+class Version(msgspec.Struct):
+    major: int
+    minor: int
+
+
+class Program(msgspec.Struct):
+    """A whole program."""
+
+    graph_module: GraphModule
+    schema_version: Version
+    torch_version: str = ""
+
+
+class _Which(msgspec.Struct):
+    schema_version: Version
+    torch_version: str = "before 2.5"
+
+
+def read_program(path: str | os.PathLike) -> Program:
+    """The program in a file; `InputError` for any other file."""
+    path = Path(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            text = _model(archive, path)
+    except FileNotFoundError as error:
+        raise InputError(f"expected a saved program at {path}, found none; check the path") from (
+            error
+        )
+    except TooLarge as error:
+        raise InputError(f"{path}: {error}") from error
+    except _DAMAGED as error:
+        raise InputError(f"expected a program of torch.export (.pt2) at {path}, found no ZIP"
+            f" archive that can be read ({_first_line(error)}); {_SAVE}") from error  # fmt: skip
+    try:
+        which = msgspec.json.decode(text, type=_Which)
+        if which.schema_version.major != _MAJOR:
+            written = f"version {which.schema_version.major}, of PyTorch {which.torch_version}"
+            raise InputError(
+                f"expected a program of version {_MAJOR} of torch.export's schema, got {written}"
+                f" in {path}; save it again by PyTorch 2.13"
+            )
+        return msgspec.json.decode(text, type=Program)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"expected a program of torch.export in {path}, found a damaged one"
+            f" ({_first_line(error)}); {_SAVE}"
+        ) from error
+
+
+def _model(archive: zipfile.ZipFile, path: Path) -> bytes:
+    """The JSON of the one program in an archive."""
+    names = archive.namelist()
+    found = {match[1]: name for name in names if (match := _MODEL.fullmatch(name))}
+    chosen = found.get("model") or (next(iter(found.values())) if len(found) == 1 else None)
+    if chosen is None:
+        what = (
+            f"found {len(found)}: {', '.join(sorted(found)[:8])}" if found
+            else "found one that PyTorch wrote before 2.8, which has another layout"
+            if any(name.endswith(_OLD) for name in names)
+            else "found compiled code alone" if any("/aotinductor/" in name for name in names)
+            else "found none"
+        )  # fmt: skip
+        raise InputError(f"expected one program of torch.export in {path}, {what}; {_SAVE}")
+    with archive.open(chosen) as inside:
+        return Unpacked(inside, most_unpacked(path.stat().st_size)).read()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
