@@ -296,7 +296,7 @@ def _other_device(before: "Replay", device: str, model: str, from_model: str) ->
     from hybridperf.hardware import device_called, device_names, load_device
     from hybridperf.io import closest
     from hybridperf.model import PerfModel, model_or_datasheet
-    from hybridperf.traces.changes import other_device
+    from hybridperf.traces.other_device import other_device
 
     new = PerfModel.datasheet(load_device(device)) if device else model_or_datasheet(model)
     if from_model:

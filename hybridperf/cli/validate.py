@@ -12,8 +12,11 @@ from hybridperf.cli.common import names_in, wrong
 _PUBLISHED = {  # claims that need --data, and what they judge on
     "lin": "what Lin et al. published", "collectives": "measured collectives",
     "steps": "published training steps",
+    "traces": "recorded traces",
 }  # fmt: skip
-_CLAIMS = ("here", "sharded", "ops", "collectives", "lin", "steps", "plans", "agreement", "page")
+_CLAIMS = (
+    "here", "sharded", "ops", "collectives", "lin", "steps", "plans", "agreement", "traces", "page",
+)  # fmt: skip
 
 
 def validate(
@@ -63,7 +66,7 @@ def validate(
     from hybridperf.model import model_or_datasheet
     from hybridperf.validate.harness import RESULTS, SCHEMA, SCHEMA_VERSION
 
-    if what in ("collectives", "steps", "plans", "agreement"):
+    if what in ("collectives", "steps", "plans", "agreement", "traces"):
         claim = importlib.import_module(f"hybridperf.validate.{what}")
         claim.run(data, folder, quick=quick, tasks=names_in(tasks) or None)
     elif what == "lin" and data is not None:

@@ -7,31 +7,22 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.io import InputError, closest
-from hybridperf.model import PerfModel
-from hybridperf.ops import GROUPS, OpCall
-from hybridperf.traces.events import NONE, Message, RankTrace
-from hybridperf.traces.kernel_kinds import seconds_ratio
+from hybridperf.traces.events import Message
 from hybridperf.traces.ranks import kind_of, pair_of, rank_numbers
-from hybridperf.traces.recorded.arguments import RecordedArguments, arguments, recorded_op
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE
-from hybridperf.workloads.torch.calls import flat
+from hybridperf.traces.row_ops import input_bytes
 
 LATENCY_S = 20e-6  # of a collective's seconds at most so many do not depend on its size
-_NO_SHAPES, _NO_OP = "no shapes recorded", "launched outside of ops"
-_UNKNOWN_OP, _NO_MODEL = "unknown op", "no rate of one of the devices"
-KERNEL_S = 2e-6  # no kernel takes less, whatever a datasheet's rates make of few bytes
 
 
 @dataclass(frozen=True)
@@ -44,6 +35,7 @@ class Change:
     unknown: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     why: Mapping[str, str] = field(default_factory=dict)  # of the unknown: why
+    by: Mapping[str, float] = field(default_factory=dict)  # seconds by what prices them
 
 
 def faster(replay: Replay, pattern: str, times: float) -> Change:
@@ -114,68 +106,6 @@ def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> C
     return Change(what, factor, unknown, _of_links(replay))
 
 
-def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
-    """Kernels of ops with recorded shapes times predicted new over predicted old; others by what
-    their names tell (`kernel_kinds.py`).
-    """
-    rows, factor, by_name_s = replay.rows, np.ones(len(replay.rows)), 0.0
-    keys: dict[tuple[str, str, str], list[int]] = {}
-    kept: dict[str, dict[str, float]] = {}  # op -> why -> seconds
-
-    def keep(op: str, why: str, members: Sequence[int]) -> None:
-        nonlocal by_name_s
-        for row in members:
-            busy_s = float(rows.busy_s[row])
-            found = _by_name(replay, row, busy_s, old, new)
-            if found is not None:
-                factor[row], by_name_s = found, by_name_s + busy_s
-                continue
-            reasons = kept.setdefault(op, {})
-            reasons[why] = reasons.get(why, 0.0) + busy_s
-
-    device_rows = np.flatnonzero(rows.kind == DEVICE).tolist()
-    for row in device_rows:
-        key = _recorded(replay, row)
-        if key is None:
-            why = _NO_SHAPES if _op_of(replay, row) != NONE else _NO_OP
-            keep(replay.op_of_row(row), why, [row])
-        else:
-            keys.setdefault(key, []).append(row)
-    calls = {key: _calls(*key) for key in keys}
-    ratio = _ratios({key: ops for key, ops in calls.items() if ops}, old, new)
-    for key, members in keys.items():
-        if key in ratio:
-            factor[members] = ratio[key]
-        else:
-            keep(key[0], _NO_MODEL if calls[key] else _UNKNOWN_OP, members)
-    unknown = {op: sum(reasons.values()) for op, reasons in kept.items()}
-    total_s = float(rows.busy_s[device_rows].sum())
-    share = sum(unknown.values()) / total_s if total_s > 0 else 0.0
-    notes = []
-    if by_name_s:
-        named = f"{by_name_s / total_s:.1%} of the device's time goes by its kernels' names alone"
-        notes.append(f"{named}: products by the peak of their format, all else by bandwidth")
-    if unknown:
-        notes.append(f"{share:.1%} of the device's time is in ops that keep their measured seconds")
-    if device_rows and not keys:
-        none = "no op has shapes in this trace, so no op can be told"
-        notes.append(f"{none}: record with record_shapes=True")
-    notes.append("kernels change with the device, what the host takes stays as measured")
-    whys = {op: ", ".join(sorted(of, key=lambda one: -of[one])) for op, of in kept.items()}
-    return Change(f"{new.device.name} for {old.device.name}", factor, unknown, tuple(notes), whys)
-
-
-def _by_name(
-    replay: Replay, row: int, busy_s: float, old: PerfModel, new: PerfModel
-) -> float | None:
-    """Factor on a row's seconds by its kernel's name; None where that tells nothing."""
-    kernel = replay.traces[replay.rows.trace[row]].device_name(int(replay.rows.event[row]))
-    ratio = seconds_ratio(kernel, old.device, new.device)
-    if ratio is None or busy_s <= KERNEL_S:
-        return None if ratio is None else 1.0
-    return (KERNEL_S + (busy_s - KERNEL_S) * ratio) / busy_s
-
-
 def _of_links(replay: Replay) -> tuple[str, ...]:
     met = {int(event) for meeting in replay.meetings for event in meeting.collective.event}
     alone = (replay.rows.kind == WIRE) & ~np.isin(replay.rows.event, list(met))
@@ -189,64 +119,6 @@ def _names(replay: Replay, row: int) -> set[str]:
     around = itertools.islice(trace.host.around(call), 1, None)
     kernel = trace.device_name(int(replay.rows.event[row]))
     return {kernel, replay.op_of_row(row), *map(trace.host_name, around)}
-
-
-def _op_of(replay: Replay, row: int) -> int:
-    """The innermost op around the call that launched a row's kernel, NONE where there is none."""
-    call = int(replay.rows.call[row])
-    return replay.traces[replay.rows.trace[row]].op_of_call(call) if call != NONE else NONE
-
-
-def _recorded(replay: Replay, row: int) -> tuple[str, str, str] | None:
-    """Name, shapes and types (JSON) of the op that launched a row's kernel; None without."""
-    trace, op = replay.traces[replay.rows.trace[row]], _op_of(replay, row)
-    shape = int(trace.host.shapes[op]) if op != NONE else NONE
-    if shape == NONE:
-        return None
-    types = trace.types[shape] if shape < len(trace.types) else ""
-    return trace.host_name(op), trace.shapes[shape], types
-
-
-def _calls(name: str, shapes: str, types: str) -> tuple[OpCall, ...] | None:
-    try:
-        given = RecordedArguments(json.loads(shapes), json.loads(types) if types else ())
-        return recorded_op(name, given)
-    except (ValueError, TypeError, KeyError, IndexError, InputError):
-        return None  # shapes that do not fit the op: nobody knows it
-
-
-def _ratios(
-    calls: Mapping[Any, Sequence[OpCall]], old: PerfModel, new: PerfModel
-) -> dict[Any, float]:
-    """Predicted new over old seconds of each list of ops, where both devices can run it.
-
-    An op that only one of the models has measurements of goes by both datasheets: the two would not
-    err alike.
-    """
-    able = {key: ops for key, ops in calls.items() if _runs(old, ops) and _runs(new, ops)}
-    flat_calls = [call for ops in able.values() for call in ops]
-    if not flat_calls:
-        return {}
-    groups = [GROUPS[int(call.op.group_index())] for call in flat_calls]
-    measured = np.array([group in old.groups and group in new.groups for group in groups])
-    priced = []
-    for model in (old, new):
-        table = model.table(flat_calls)
-        seconds = np.where(measured, model.op_seconds(table), model.roofline_seconds(table))
-        priced.append(np.maximum(seconds, KERNEL_S))
-    bounds = np.cumsum([0, *(len(ops) for ops in able.values())])
-    parts = [slice(*ends) for ends in itertools.pairwise(bounds)]
-    ratios = (float(priced[1][part].sum() / priced[0][part].sum()) for part in parts)
-    return dict(zip(able, ratios, strict=True))
-
-
-def _runs(model: PerfModel, ops: Sequence[OpCall]) -> bool:
-    try:
-        for call in ops:
-            model.device.peak(call.op.peak_dtype, call.op.unit)
-    except InputError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -270,7 +142,7 @@ class _OnWire:
             ranks, kind = 2, "sendrecv" if members else None  # unknown ranks: unknown links
         size = float(trace.device_events.bytes[event])
         if not np.isfinite(size):
-            size = _input_bytes(trace, int(call))
+            size = input_bytes(trace, int(call))
         if kind == "all_gather":  # tables count the whole output
             size = message.out_bytes if np.isfinite(message.out_bytes) else size * ranks
         return cls(row, kind, size, ranks, members)
@@ -280,18 +152,3 @@ class _OnWire:
         if self.members:
             return len({rank // per_node for rank in self.members})
         return -(-self.ranks // per_node)
-
-
-def _input_bytes(trace: RankTrace, call: int) -> float:
-    """Bytes of the tensors given to the innermost op around a call with shapes, else NaN."""
-    for around in itertools.islice(trace.host.around(call), 1, None):
-        shape = int(trace.host.shapes[around])
-        if shape != NONE and shape < len(trace.types):
-            dims, types = trace.shapes[shape], trace.types[shape] or "[]"
-            try:
-                tensors = flat(arguments(json.loads(dims), json.loads(types)))
-            except (ValueError, TypeError):
-                tensors = []
-            if tensors:
-                return float(sum(tensor.bytes for tensor in tensors))
-    return np.nan

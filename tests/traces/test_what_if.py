@@ -17,16 +17,10 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.report.perfetto import write_traces
-from hybridperf.traces.changes import (
-    KERNEL_S,
-    LATENCY_S,
-    faster,
-    links_scaled,
-    other_device,
-    other_links,
-)
+from hybridperf.traces.changes import LATENCY_S, faster, links_scaled, other_links
 from hybridperf.traces.events import Message
 from hybridperf.traces.kernel_kinds import seconds_ratio
+from hybridperf.traces.other_device import KERNEL_S, PRICED_BY, other_device
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import UNRECORDED, replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, WIRE
@@ -547,8 +541,17 @@ def test_the_real_step_of_a_device_that_is_behind(data_dir):
     assert in_a_row(found).step_s == pytest.approx([np.median(np.diff(ends_s))], rel=0.005)
 
 
-def test_why_ops_keep_their_time_is_said():
+def test_copies_of_memory_that_is_not_pinned_are_the_hosts():
+    models = [PerfModel.datasheet(load_device(name)) for name in ("v100_sxm2", "h100_sxm")]
     found = bound_by_device("Memcpy HtoD (Pageable -> Device)")
+    change = other_device(found, *models)
+    assert change.why == {}
+    seconds = {name: pytest.approx(500e-6 if name == "datasheets" else 0) for name in PRICED_BY}
+    assert change.by == seconds | {"host": pytest.approx(400e-6)}
+
+
+def test_why_ops_keep_their_time_is_said():
+    found = bound_by_device("Memcpy HtoD (Pinned -> Device)")
     change = other_device(
         found, *(PerfModel.datasheet(load_device(name)) for name in ("v100_sxm2", "h100_sxm"))
     )

@@ -93,6 +93,8 @@ def _answer(call: TorchCall, own: Mapping[str, Rule]) -> Ops:
         rule: Rule | None = _REGISTERED[name]
     elif space in ("fbgemm", "fb"):
         rule = next((rule for part, rule in FBGEMM.items() if part in kind), None)
+    elif "PermutePooledEmbsFunction" in name:  # the gradient of an order is another order
+        rule = FBGEMM["permute_pooled_embs"]
     elif space == "fsdp":
         rule = _buffered
     elif space in ("torch::distributed::reducer", "torch.distributed.ddp.reducer"):

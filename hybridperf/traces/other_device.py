@@ -1,0 +1,125 @@
+"""A recorded step on another device: each kernel's measured seconds times predicted new over old.
+
+By what a kernel is priced, the first that tells:
+
+    MEASURED   both models price its op by measurements, their own or those of a reference device
+    DATASHEET  one of them has none of it: both datasheets' rooflines, since the two would not err
+               alike
+    NAME       its op, or the op's shapes, are not known: what its kernel's name tells
+               (`kernel_kinds.py`)
+    HOST       a copy out of memory that the host has not pinned: the host's work, as measured
+    KEPT       nothing tells: as measured
+
+Axes: U rows of the replay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hybridperf.io import InputError
+from hybridperf.model import PerfModel
+from hybridperf.ops import GROUPS, OpCall
+from hybridperf.traces.changes import Change
+from hybridperf.traces.events import NONE
+from hybridperf.traces.kernel_kinds import seconds_ratio
+from hybridperf.traces.replay import Replay
+from hybridperf.traces.replay_graph import DEVICE
+from hybridperf.traces.row_ops import RecordedCall, op_of, our_ops, recorded_calls, rows_by_call
+
+KERNEL_S = 2e-6  # no kernel takes less, whatever a datasheet's rates make of few bytes
+MEASURED, DATASHEET, NAME, HOST, KEPT = (
+    "measurements", "datasheets", "kernel names", "host", "kept",
+)  # fmt: skip
+PRICED_BY = (MEASURED, DATASHEET, NAME, HOST, KEPT)
+_NO_SHAPES, _NO_OP = "no shapes recorded", "launched outside of ops"
+_UNKNOWN_OP, _NO_MODEL = "unknown op", "no rate of one of the devices"
+_PAGEABLE = re.compile(r"Memcpy \w+ \(.*Pageable", re.I)
+
+
+def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
+    """What another device makes of each kernel; `by` says by what."""
+    rows, calls = replay.rows, recorded_calls(replay)
+    factor, by = np.ones(len(rows)), np.full(len(rows), "", object)
+    unknown: dict[str, dict[str, float]] = {}  # op -> why -> seconds
+    ops = {call: our_ops(call) for call in set(calls.values())}
+    ratio = ratios({call: known for call, known in ops.items() if known}, (old, new))
+    for call, members in rows_by_call(calls).items():
+        if call in ratio:
+            factor[members], by[members] = ratio[call]
+    device_rows = np.flatnonzero(rows.kind == DEVICE)
+    for row in device_rows[by[device_rows] == ""].tolist():
+        trace, busy_s = replay.traces[rows.trace[row]], float(rows.busy_s[row])
+        kernel = trace.device_name(int(rows.event[row]))
+        if (by_name := seconds_ratio(kernel, old.device, new.device)) is not None:
+            longer_s = max(busy_s - KERNEL_S, 0.0) * (by_name - 1)
+            factor[row], by[row] = 1 + longer_s / busy_s if busy_s > 0 else 1.0, NAME
+        elif _PAGEABLE.search(kernel):
+            by[row] = HOST
+        else:
+            by[row] = KEPT
+            why = _NO_SHAPES if op_of(replay, row) != NONE else _NO_OP
+            if row in calls:
+                why = _NO_MODEL if ops[calls[row]] else _UNKNOWN_OP
+            reasons = unknown.setdefault(replay.op_of_row(row), {})
+            reasons[why] = reasons.get(why, 0.0) + busy_s
+    seconds = {one: float(rows.busy_s[by == one].sum()) for one in PRICED_BY}
+    total_s = sum(seconds.values())
+    notes = []
+    if seconds[NAME]:
+        named = f"{seconds[NAME] / total_s:.1%} of the device's time goes by its kernels' names"
+        notes.append(f"{named} alone: products by the peak of their format, all else by bandwidth")
+    if unknown:
+        share = f"{seconds[KEPT] / total_s:.1%} of the device's time"
+        notes.append(f"{share} is in ops that keep their measured seconds")
+    if len(device_rows) and not calls:
+        none = "no op has shapes in this trace, so no op can be told"
+        notes.append(f"{none}: record with record_shapes=True")
+    notes.append("kernels change with the device, what the host takes stays as measured")
+    whys = {op: ", ".join(sorted(of, key=lambda one: -of[one])) for op, of in unknown.items()}
+    kept_s = {op: sum(of.values()) for op, of in unknown.items()}
+    what = f"{new.device.name} for {old.device.name}"
+    return Change(what, factor, kept_s, tuple(notes), whys, seconds)
+
+
+def ratios(
+    calls: Mapping[RecordedCall, Sequence[OpCall]], models: tuple[PerfModel, PerfModel]
+) -> dict[RecordedCall, tuple[float, str]]:
+    """Predicted new over old seconds of each list of ops, where both devices can run it, and by
+    what; where one of a list goes by datasheets, all of it does.
+    """
+    able = {key: ops for key, ops in calls.items() if all(_runs(one, ops) for one in models)}
+    flat_calls = [call for ops in able.values() for call in ops]
+    if not flat_calls:
+        return {}
+    begins = np.cumsum([0, *(len(ops) for ops in able.values())])[:-1]
+    tables = [model.table(flat_calls) for model in models]
+    names = [GROUPS[int(call.op.group_index())] for call in flat_calls]
+    of = [
+        np.array([name in model.groups for name in names]) | (np.asarray(table.correction) != 0)
+        for model, table in zip(models, tables, strict=True)
+    ]
+    measured = np.logical_and.reduceat(of[0] & of[1], begins)
+    priced = []
+    for model, table in zip(models, tables, strict=True):
+        both = (
+            np.maximum(one, KERNEL_S)
+            for one in (model.roofline_seconds(table), model.op_seconds(table))
+        )
+        bare_s, own_s = (np.add.reduceat(one, begins) for one in both)
+        priced.append(np.where(measured, own_s, bare_s))
+    by = np.where(measured, MEASURED, DATASHEET)
+    new_over_old = (priced[1] / priced[0]).tolist()
+    return dict(zip(able, zip(new_over_old, by.tolist(), strict=True), strict=True))
+
+
+def _runs(model: PerfModel, ops: Sequence[OpCall]) -> bool:
+    try:
+        for call in ops:
+            model.device.peak(call.op.peak_dtype, call.op.unit)
+    except InputError:
+        return False
+    return True
