@@ -32,7 +32,7 @@ from hybridperf.training.plans.run import plan
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import chosen
 from hybridperf.training.steps.batch import Batch, PriceCache
-from hybridperf.training.steps.cross_node import stalled_s
+from hybridperf.training.steps.cross_node import as_stalled, stalled, stalled_s
 from hybridperf.training.steps.features import picked
 from hybridperf.validate import harness
 from hybridperf.validate.harness import Found, ResultLine
@@ -190,7 +190,9 @@ def _predicted_s(
     assert batch.features is not None
     adapted = adapted_steps.Adapted.before()
     if fit_on is not None:
-        adapted = adapt.fit(picked(batch.features, fit_on), batch.cells[fit_on], measured_s[fit_on])
+        marks = stalled([batch.configs[at] for at in np.flatnonzero(fit_on)], measured_s[fit_on])
+        known = as_stalled(picked(batch.features, fit_on), marks)
+        adapted = adapt.fit(known, batch.cells[fit_on], measured_s[fit_on])
     f = picked(batch.features, here)
     rows = [row for row, mine in zip(batch.rows, here, strict=True) if mine]
     corrections = adapted.logs(batch.cells[here])

@@ -24,6 +24,7 @@ CELL = ("model", "n_gpus", "tp", "pp", "dp", "micro_batch")
 DRAWS, DRAWN_ROWS, FOLDS = 40, 30, 5
 
 STEP_GOALS: dict[str, float] = facts("steps.toml")["goals"]
+MEDIAN_GOALS: dict[str, float] = facts("steps.toml")["median_goals"]  # of runs that do not stall
 _NONE = np.zeros(0, int)
 
 

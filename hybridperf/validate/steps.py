@@ -9,7 +9,8 @@ the same rows.
     papers       tables of two papers: `paper_steps.py`
 
 Nothing is fitted on a row that is judged. Rows that contradict themselves are listed, predicted and
-judged apart; rows that belong to a slow mode (`steps/cross_node.py`) are judged with and without.
+judged apart; rows that stalled by a rule that needs no model (`steps/cross_node.py`) are judged with
+and without, and so are rows far slower than predicted.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ import pandas as pd
 from hybridperf.io import InputError, read_table
 from hybridperf.report import text
 from hybridperf.training.steps.batch import PriceCache
+from hybridperf.training.steps.cross_node import stalled
 from hybridperf.training.steps.memory_fit import endings
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import ResolvedRows, resolve
@@ -29,7 +31,7 @@ from hybridperf.validate import chimera, harness, paper_steps, published_runs, s
 from hybridperf.validate.harness import Found, ResultLine
 from hybridperf.validate.scores import SLOW, Scores, mean_of, scores
 from hybridperf.validate.step_baselines import NAMES, baseline_rows, fit
-from hybridperf.validate.step_splits import DRAWS, FOLDS, STEP_GOALS, splits
+from hybridperf.validate.step_splits import DRAWS, FOLDS, MEDIAN_GOALS, STEP_GOALS, splits
 
 FILES = ("training_steps/vtrain_steps_dev.csv.gz", "training_steps/train_steps_dev.csv.gz")
 TASKS = ("splits", "sources", "published", "memory", "layers", "papers")
@@ -47,7 +49,7 @@ class MeasuredSteps:
     whole: pd.DataFrame  # every row
     resolved: ResolvedRows  # of every row
     at: np.ndarray  # places of those below among all rows
-    # rows that were measured and can be predicted [N], with a column `flagged`
+    # rows that were measured and can be predicted [N], with columns `flagged` and `stalled`
     frame: pd.DataFrame
     prices: PriceCache = dataclasses.field(default_factory=PriceCache)
 
@@ -79,16 +81,24 @@ def run(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
     if "splits" in wanted:
         judged = judge_splits(measured, quick)
         lines = [
-            ResultLine.of(str(task), _scores(part), STEP_GOALS.get(str(task)))
+            line
             for task, part in judged[~judged["flagged"]].groupby("task", sort=False)
+            for line in (
+                ResultLine.of(str(task), _scores(part), STEP_GOALS.get(str(task))),
+                *_without_stalled(str(task), part),
+            )
         ]
         shown = split_table(judged) + "\n\n" + detail_table(judged)
         yield Found(shown, {"splits": judged}, lines)
     if "sources" in wanted:
         by_source = judge_sources(measured, quick)
         lines = [
-            ResultLine.of(f"{source}, none given", step_scores(part, NAMES[:2]))
+            line
             for source, part in by_source[~by_source["flagged"]].groupby("source", sort=False)
+            for line in (
+                ResultLine.of(f"{source}, none given", step_scores(part, NAMES[:2])),
+                *_without_stalled(f"{source}, none given", part),
+            )
         ]
         yield Found(source_table(by_source), {"sources": by_source}, lines)
     if "published" in wanted and (data / published_runs.FILE).exists():
@@ -122,6 +132,8 @@ def read(data: Path) -> MeasuredSteps:
     at = np.flatnonzero(ran.to_numpy() & good)
     flagged = [bool(resolved.rows[one].flags) for one in at]
     frame = whole.iloc[at].reset_index(drop=True).assign(flagged=flagged)
+    configs = [config for one in at if (config := resolved.rows[one].config) is not None]
+    frame["stalled"] = stalled(configs, frame["step_time_s"].to_numpy(float))
     return MeasuredSteps(whole, resolved, at, frame)
 
 
@@ -161,19 +173,35 @@ def judge_sources(measured: MeasuredSteps, quick: bool = False) -> pd.DataFrame:
 
 def _headers(baselines: Sequence[str]) -> list[str]:
     errors = ["MAPE", "median", "bias", "in interval", *baselines]
-    return ["", "rows", *errors, "goal", f"slower than {SLOW} x", ""]
+    return ["", "rows", *errors, "goal", f"slower than {SLOW} x", "stalled", ""]
+
+
+def _without_stalled(name: str, part: pd.DataFrame) -> Iterator[ResultLine]:
+    """Of rows that did not stall, where any did: the median error."""
+    if not part["stalled"].any():
+        return
+    found = _scores(part[~part["stalled"]])
+    line = ResultLine.of(f"{name}, without stalled runs", found, MEDIAN_GOALS.get(name))
+    yield dataclasses.replace(line, ours=found.median, measure="median error", baselines={})
 
 
 def _cells(
-    name: str, found: Scores, baselines: Sequence[str], goal: float | None, remark: str
+    name: str, part: pd.DataFrame, baselines: Sequence[str], goal: float | None, remark: str
 ) -> list[str]:
     """A row of the table that `_headers` heads."""
+    found, halted = _scores(part, baselines), ""
+    if part["stalled"].any():
+        rest = _scores(part[~part["stalled"]], baselines)
+        halted = (
+            f"{int(part['stalled'].sum())}: {text.percent(rest.mape)}, median"
+            f" {text.percent(rest.median)} without"
+        )
     slow = f"{found.slow}: {text.percent(found.fast_mape)} without" if found.slow else ""
     errors = [found.mape, found.median, found.bias, found.coverage]
     errors += [found.baselines.get(baseline, np.nan) for baseline in baselines]
     cells = ["" if np.isnan(value) else text.percent(value) for value in errors]
     reached = "" if goal is None else step_memory.reached_text(goal, found.mape <= goal)
-    return [name, str(found.rows), *cells, reached, slow, remark]
+    return [name, str(found.rows), *cells, reached, slow, halted, remark]
 
 
 def step_scores(frame: pd.DataFrame, baselines: Sequence[str] = ()) -> Scores:
@@ -183,21 +211,22 @@ def step_scores(frame: pd.DataFrame, baselines: Sequence[str] = ()) -> Scores:
     return scores(frame["step_time_s"], frame["predicted_s"], *ends, others)
 
 
-def _scores(part: pd.DataFrame) -> Scores:
+def _scores(part: pd.DataFrame, baselines: Sequence[str] = NAMES) -> Scores:
     """Of one task: the mean over the draws of the same rows, where there are any."""
-    if not part["part"].str.startswith("draw").all():
-        return step_scores(part, NAMES)
-    return mean_of([step_scores(one, NAMES) for _, one in part.groupby("part", sort=False)])
+    if "part" not in part or not part["part"].str.startswith("draw").all():
+        return step_scores(part, baselines)
+    return mean_of([step_scores(one, baselines) for _, one in part.groupby("part", sort=False)])
 
 
 def split_table(judged: pd.DataFrame) -> str:
     """One line for each task, draws averaged, flagged rows out; a remark where flagged rows are."""
     lines = []
     for task, part in judged.groupby("task", sort=False):
-        found, remark, flagged = _scores(part[~part["flagged"]]), "", int(part["flagged"].sum())
+        remark, flagged = "", int(part["flagged"].sum())
         if flagged:
             remark = f"with {flagged} flagged {text.percent(_scores(part).mape)}"
-        lines.append(_cells(str(task), found, NAMES, STEP_GOALS.get(str(task)), remark))
+        clean, goal = part[~part["flagged"]], STEP_GOALS.get(str(task))
+        lines.append(_cells(str(task), clean, NAMES, goal, remark))
     return text.table(_headers(NAMES), lines)
 
 
@@ -226,11 +255,11 @@ def source_table(by_source: pd.DataFrame) -> str:
             others = "" if np.isnan(with_others) else text.percent(with_others)
         remarks = [_PUBLISHED.get(str(source), ""), *_published(clean)]
         remark = "; ".join(filter(None, remarks))
-        cells = _cells(str(source), step_scores(clean, constants), constants, None, remark)
+        cells = _cells(str(source), clean, constants, None, remark)
         lines.append([*cells[:3], others, *cells[3:]])
     head = _headers(constants)
-    titles = ["by source, nothing of it given", *head[1:3], "other sources given", *head[3:-3]]
-    return text.table([*titles, "", *head[-2:]], lines)
+    titles = ["by source, nothing of it given", *head[1:3], "other sources given", *head[3:-4]]
+    return text.table([*titles, "", *head[-3:]], lines)
 
 
 def _published(part: pd.DataFrame) -> list[str]:

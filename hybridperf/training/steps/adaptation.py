@@ -23,6 +23,7 @@ from hybridperf.io import InputError
 from hybridperf.model.adapted_steps import MODES, Adaptation, Adapted
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.batch import Batch, PriceCache, relabelled
+from hybridperf.training.steps.cross_node import as_stalled, stalled
 from hybridperf.training.steps.features import picked
 from hybridperf.training.steps.memory_fit import endings, fitting
 from hybridperf.training.steps.rows import ResolvedRows
@@ -128,12 +129,13 @@ def _fit_groups(
     """(fits by group, rows of groups that have too few)."""
     groups, few, names = {}, {}, np.array(batch.groups)
     assert batch.features is not None
+    marks = stalled(batch.configs, measured_s)
     for name in dict.fromkeys(names.tolist()):
         here = names == name
         if here.sum() < _LEAST_ROWS:
             few[name] = int(here.sum())
             continue
-        f, cells = picked(batch.features, here), batch.cells[here]
+        f, cells = as_stalled(picked(batch.features, here), marks[here]), batch.cells[here]
         sources = tuple(row.source for row in itertools.compress(batch.rows, here))
         limits = adapt.FitLimits(group=name, sources=sources)
         groups[name] = adapt.fit(f, cells, measured_s[here], host, limits)

@@ -17,6 +17,8 @@ A row contradicts itself where two of its fields say different things about the 
     per GPU     tokens/s  against  tokens/s of a GPU x GPUs
     MFU         the row's own  against  model FLOPs / (step time x GPUs x peak)
     parameters  the row's own  against  those of its sizes
+    FLOPs       TFLOP/s over tokens/s of a GPU  against  what a token takes: two thirds of it mean
+                that most weights were frozen (adapters), which a row has to say
 
 A row that says too little contradicts nothing. Tolerances are rounding of what was published, and
 for MFU how differently people count. Axes: N steps; R rows, U questions that they ask.
@@ -41,6 +43,7 @@ RATE_TOLERANCE = 0.02
 MFU_TOLERANCE = 0.07
 MFU_ROUNDING = 0.05  # percent: some publish one digit after the point
 PARAMETER_TOLERANCE = 0.05
+FROZEN = 0.75  # of the FLOPs of a token that trains all weights: without weight gradients 2/3
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -118,11 +121,15 @@ def contradictions(
 
     known = [at for at, config in enumerate(configs) if config is not None]
     some = [config for config in configs if config is not None]
-    sizes = np.full((3, len(configs)), np.nan)
+    sizes = np.full((4, len(configs)), np.nan)
     sizes[:, known] = np.array(
-        [(c.layout.global_batch, c.shape.seq, c.shape.parameters) for c in some], float
-    ).reshape(-1, 3).T  # fmt: skip
-    batch, seq, parameters = sizes
+        [
+            (c.layout.global_batch, c.shape.seq, c.shape.parameters, _trained_flops(c))
+            for c in some
+        ],
+        float,
+    ).reshape(-1, 4).T
+    batch, seq, parameters, least_flops = sizes
     given = np.array([np.nan if one is None else one for one in global_batches], float)
     for at in np.flatnonzero((batch[asked] != given[asked]) & ~np.isnan((batch + given)[asked])):
         config = configs[asked[at]]
@@ -133,9 +140,9 @@ def contradictions(
             f"contradiction: micro-batch x accumulation x dp = {product}, global batch"
             f" {global_batches[asked[at]]}"
         ]
-    step_s, tokens_per_s, per_gpu, gpus, percent, own = (
-        positive_numbers(frame, name)
-        for name in ("step_time_s", "tokens_per_s", "tokens_per_s_gpu", "n_gpus", "mfu", "params")
+    names = ("step_time_s", "tokens_per_s", "tokens_per_s_gpu", "n_gpus", "mfu", "params")
+    step_s, tokens_per_s, per_gpu, gpus, percent, own, tflops = (
+        positive_numbers(frame, name) for name in (*names, "tflops_gpu")
     )
     tokens = (np.where(np.isnan(given), batch, given) * seq)[asked]
     # whole tokens of a GPU, whose sum is then published too
@@ -156,7 +163,20 @@ def contradictions(
     tolerance = MFU_TOLERANCE + MFU_ROUNDING / percent
     differs("MFU", percent / 100, nearest, tolerance, "FLOPs / time / peak")
     differs("parameters", own, parameters[asked], PARAMETER_TOLERANCE, "those of the sizes")
+    said = 1e12 * tflops / per_gpu
+    for at in np.flatnonzero(said < FROZEN * least_flops[asked]):
+        found.setdefault(int(at), []).append(
+            f"contradiction: TFLOP/s over tokens/s are {said[at] / 1e9:.4g} GFLOP a token, training"
+            f" all weights takes {least_flops[asked[at]] / 1e9:.4g}; say adapters if most are frozen"
+        )
     return {at: tuple(sentences) for at, sentences in found.items()}
+
+
+def _trained_flops(config: TransformerConfig) -> float:
+    """Least FLOPs of a token that trains what the config trains; 0 where that is adapters."""
+    if config.adapters:
+        return 0.0
+    return min(6.0 * config.shape.active_parameters, config.shape.model_flops(1.0, causal=True))
 
 
 def _nearest_mfu(
