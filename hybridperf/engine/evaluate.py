@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import ArrayLike
 
-from hybridperf.engine.lower import NO_HOST, NO_STEP, ZERO_SLOT, Lowered, StepProgram
+from hybridperf.engine.lower import LESSER, NO_HOST, NO_STEP, ZERO_SLOT, Lowered, StepProgram
 
 # configurations evaluated together: slots and table of a usual graph stay in a core's cache
 BLOCK = 1280
@@ -174,16 +174,16 @@ def _steps_on_path(program: StepProgram, times: Timeline) -> list[tuple[int, boo
 @jax.custom_vjp
 def _last_end(program: StepProgram, durations: jax.Array) -> jax.Array:
     """End of the last step [B]."""
-    return in_blocks(lambda some: _forward(program, with_zero_row(some))[0], durations)
+    return in_blocks(lambda some: nan_kept(some, _forward(program, table_of(program, some))[0]), durations)
 
 
 def _last_end_fwd(program: StepProgram, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Counted here, block by block, and not in the backward pass, so that the notes [S, B] need not
     # be kept in between.
     def end_and_times(some: jax.Array) -> tuple[jax.Array, jax.Array]:
-        table = with_zero_row(some)
+        table = table_of(program, some)
         end, path = _forward(program, table, note=_held_up_by)
-        return end, _times_on_path(program, path, table)[1:]
+        return nan_kept(some, end), _times_on_path(program, path, table)[-len(some) :]
 
     return in_blocks(end_and_times, durations)
 
@@ -217,9 +217,22 @@ def in_blocks(function: Callable[[Any], Any], arrays: Any, most: int | None = No
     return lax.fori_loop(0, blocks, block, empty)
 
 
-def with_zero_row(durations: jax.Array) -> jax.Array:
-    """The table [1 + U, B] that rows of a program point into: its row 0 takes no time."""
-    return jnp.pad(durations, ((1, 0), (0, 0)))
+def table_of(program: StepProgram, durations: jax.Array) -> jax.Array:
+    """The table that rows of a program point into: M made rows, one of 0 s, `durations` [U, B]."""
+    made = len(program.made)
+    table = jnp.pad(durations, ((made + 1, 0), (0, 0)))
+    if not made:
+        return table
+
+    # written one turn late, as an end is in `run_steps`
+    def make(this: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        table = _with_row(carry[0], carry[1], this - 1)
+        one, other, how = _row(program.made, this)
+        one, other = _row(table, one), _row(table, other)
+        return table, jnp.where(how == LESSER, jnp.where(one < other, one, other), one + other)
+
+    none = jnp.zeros_like(table[0])
+    return _with_row(*lax.fori_loop(program.first_made, made, make, (table, none)), made - 1)
 
 
 def step_starts(program: StepProgram, durations: jax.Array) -> jax.Array:
@@ -229,7 +242,7 @@ def step_starts(program: StepProgram, durations: jax.Array) -> jax.Array:
         del host
         return later(launched, later(first, second))
 
-    return _forward(program, with_zero_row(durations), note=start)[1]
+    return _forward(program, table_of(program, durations), note=start)[1]
 
 
 def _held_up_by(
@@ -249,7 +262,7 @@ def _forward(
     slots, clocks = (jnp.zeros((rows, table.shape[1]), table.dtype) for rows in sizes)
     begin, stop = program.first, len(program.row)
     _, _, end, noted = run_steps(program, table, slots, clocks, begin, stop, note=note)
-    return nan_kept(table, end), noted
+    return end, noted
 
 
 def run_steps(
@@ -275,6 +288,8 @@ def run_steps(
         clocks = _with_row(clocks, _row(clocks, host) + _row(table, launch_row), host)
         launched, first = _row(clocks, host), _row(slots, pred_slot[0])
         second = _row(slots, pred_slot[1])
+        if len(program.made):
+            launched -= _row(table, _row(program.lead_row, this))
         ready = later(first, second)
         if note is not None:
             noted = _with_row(noted, note(host, launched, first, second), this)
@@ -286,10 +301,10 @@ def run_steps(
     return lax.fori_loop(begin, stop, step, (slots, clocks, slots[ZERO_SLOT], noted))
 
 
-def nan_kept(table: jax.Array, end: jax.Array) -> jax.Array:
-    """Ends [B], NaN where the table [1 + U, B] has one, which `later` may have lost."""
+def nan_kept(durations: jax.Array, end: jax.Array) -> jax.Array:
+    """Ends [B], NaN where the durations have one, which `later` may have lost."""
     # a sum is compiled sooner than a search
-    return jnp.where(jnp.isnan(table.sum(axis=0)), jnp.nan, end)
+    return jnp.where(jnp.isnan(durations.sum(axis=0)), jnp.nan, end)
 
 
 def _times_on_path(program: StepProgram, path: jax.Array, table: jax.Array) -> jax.Array:
@@ -310,12 +325,42 @@ def _times_on_path(program: StepProgram, path: jax.Array, table: jax.Array) -> j
         in_launch = (here == (steps + this).astype(number)) | (in_op & (held_up == BY_HOST))
         times = _with_row(times, _row(times, row) + in_op.astype(number), row)
         times = _with_row(times, _row(times, launch_row) + in_launch.astype(number), launch_row)
+        if len(program.made):
+            lead_row = _row(program.lead_row, this)
+            by_host = in_op & (held_up == BY_HOST)
+            times = _with_row(times, _row(times, lead_row) - by_host.astype(number), lead_row)
         before = jnp.where(held_up == BY_SECOND, pred_step[1], pred_step[0])
         launch_before = jnp.where(host_step == NO_STEP, NO_STEP, steps + host_step).astype(number)
         return jnp.where(in_launch, launch_before, jnp.where(in_op, before, here)), times
 
     start = jnp.full(table.shape[1], steps - 1, number), jnp.zeros(table.shape, number)
-    return lax.fori_loop(0, steps - program.first, step, start)[1].astype(table.dtype)
+    times = lax.fori_loop(0, steps - program.first, step, start)[1]
+    return _times_unmade(program, times, table).astype(table.dtype)
+
+
+def _times_unmade(program: StepProgram, times: jax.Array, table: jax.Array) -> jax.Array:
+    """How often each row is on the path, with those that the made ones were made of."""
+    made = len(program.made)
+    if not made:
+        return times
+
+    # one of the two rows a turn: with several writes a turn XLA copies all rows at each
+    def unmake(turn: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        times, its = carry
+        rows = _row(program.made, made - 1 - turn // 2)
+        is_other = turn % 2
+        one, other = _row(table, rows[0]), _row(table, rows[1])
+        passed = (rows[2] != LESSER) | ((one < other) == (is_other == 0))
+        times = _with_row(
+            times, _row(times, rows[is_other]) + jnp.where(passed, its, 0), rows[is_other]
+        )
+        return times, _row(times, made - 1 - (turn + 1) // 2)  # read a turn ahead: the same
+
+    # a lead counts against what it is made of, so these numbers have signs
+    signed = lax.bitcast_convert_type(times, jnp.dtype(f"i{times.dtype.itemsize}"))
+    wide = signed.astype(jnp.int32)
+    turns = 2 * (made - program.first_made)
+    return lax.fori_loop(0, turns, unmake, (wide, wide[made - 1]))[0]
 
 
 def later(one: jax.Array, other: jax.Array) -> jax.Array:

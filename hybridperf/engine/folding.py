@@ -42,7 +42,7 @@ from hybridperf.engine.evaluate import (
     later,
     nan_kept,
     run_steps,
-    with_zero_row,
+    table_of,
 )
 from hybridperf.engine.lower import NO_HOST, NO_STEP, Lowered, StepProgram, step_bucket
 
@@ -116,6 +116,9 @@ def folded(lowered: Lowered) -> FoldedProgram | None:
             launch_row=cut(program.launch_row, lower.ZERO_ROW),
             host_step=none[:, 0],
             first=np.array(padding + 1, np.int32),
+            lead_row=cut(program.lead_row, lower.ZERO_ROW),
+            made=program.made,
+            first_made=program.first_made,
             slots=program.slots,
             hosts=program.hosts,
         ),
@@ -136,12 +139,13 @@ def makespan_of(folded: FoldedProgram, durations: jax.Array) -> jax.Array:
     whatever the depth; like `makespan` it cannot refuse values.
     """
     check_table_shape(durations)
-    return in_blocks(lambda some: _last_end(folded, with_zero_row(some)), durations, FOLD_BLOCK)
+    return in_blocks(lambda some: nan_kept(some, _last_end(folded, some)), durations, FOLD_BLOCK)
 
 
-def _last_end(folded: FoldedProgram, table: jax.Array) -> jax.Array:
+def _last_end(folded: FoldedProgram, durations: jax.Array) -> jax.Array:
     """End of the last step [B]."""
     program = folded.program
+    table = table_of(program, durations)
     size, batch = len(folded.before), table.shape[1]
     rows = jnp.zeros((program.slots + program.hosts, batch), table.dtype)
     rows = _run(program, table, rows, program.first, folded.layer)
@@ -155,8 +159,7 @@ def _last_end(folded: FoldedProgram, table: jax.Array) -> jax.Array:
 
     rows = rows.at[folded.at_last].set(_power_applied(matrix, x, folded.times))
     slots, clocks = rows[: program.slots], rows[program.slots :]
-    end = run_steps(program, table, slots, clocks, folded.behind, len(program.row))[2]
-    return nan_kept(table, end)
+    return run_steps(program, table, slots, clocks, folded.behind, len(program.row))[2]
 
 
 def _run(

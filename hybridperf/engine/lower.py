@@ -42,6 +42,7 @@ TRASH_SLOT = 1  # written by padding, read by nobody
 NO_HOST = 0  # its clock stays at 0 s: for joins, padding and the ops of a host that has waited
 NO_STEP = -1
 ZERO_ROW = 0  # the row of the duration table that always holds 0 s
+SUM, LESSER = range(2)  # how rows in front of the table come from two others, see `contraction`
 
 
 @jax.tree_util.register_dataclass
@@ -63,6 +64,12 @@ class StepProgram:
     # the step before it on that host, for walking back, NO_STEP for the first; [S]
     host_step: np.ndarray
     first: np.ndarray  # the first step that is no padding: the evaluator begins there; []
+    # row of how much before the end of its launch it may begin, ZERO_ROW if it is no run; [S]
+    lead_row: np.ndarray
+    # M rows in front of ZERO_ROW, which all others move up for: of which two rows, before them or
+    # behind ZERO_ROW, each is made, and whether it is their SUM or the LESSER; padding first; [M, 3]
+    made: np.ndarray
+    first_made: np.ndarray  # the first that is no padding; []
     slots: int = field(metadata={"static": True})  # a shape, so static: a bucket
     hosts: int = field(metadata={"static": True})  # the same; NO_HOST counts
 
@@ -91,29 +98,8 @@ def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
     _check_order(graph)
     steps = _steps(graph, _twins(graph) if fold_ranks else graph.rank.tolist())
     split = _split(steps, _drop_implied(steps.reads, steps.lane))
-    pred_slot, out_slot, slots = _slots(split.pred_step)
-
-    padding = step_bucket(len(split.row)) - len(split.row)
-
-    def padded(array: np.ndarray, value: int) -> np.ndarray:
-        widths = [(padding, 0)] + [(0, 0)] * (array.ndim - 1)
-        return np.pad(array, widths, constant_values=value).astype(np.int32)
-
-    def moved(step: ArrayLike) -> np.ndarray:
-        return np.where(np.equal(step, NO_STEP), NO_STEP, np.add(step, padding)).astype(np.int32)
-
-    program = StepProgram(
-        pred_slot=padded(pred_slot, ZERO_SLOT),
-        pred_step=padded(moved(split.pred_step), NO_STEP),
-        out_slot=padded(out_slot, TRASH_SLOT),
-        row=padded(split.row, ZERO_ROW),
-        host=padded(split.host, NO_HOST),
-        launch_row=padded(split.launch_row, ZERO_ROW),
-        host_step=padded(moved(_before_on_host(split.host)), NO_STEP),
-        first=np.array(padding, np.int32),
-        slots=_slot_bucket(slots),
-        hosts=_slot_bucket(1 + int(split.host.max())),
-    )
+    program = program_of(split.row, split.launch_row, split.pred_step, split.host)
+    padding = int(program.first)
     step_of = [*split.step_of, NO_STEP]  # the entry at NO_STEP = -1 maps it to itself
     launches = zip(steps.host_of_node, steps.launch_of_node, strict=True)
     launched_in = [
@@ -123,10 +109,44 @@ def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
     return Lowered(
         program=program,
         graph=graph,
-        step_of_node=moved([step_of[step] for step in steps.of_node]),
-        host_step_of_node=moved(launched_in),
+        step_of_node=_moved([step_of[step] for step in steps.of_node], padding),
+        host_step_of_node=_moved(launched_in, padding),
         on_clock=np.not_equal(steps.launch_of_node, NOT_ON_CLOCK),
     )
+
+
+def program_of(
+    row: np.ndarray, launch_row: np.ndarray, pred_step: np.ndarray, host: np.ndarray,
+    lead_row: np.ndarray | None = None, made: np.ndarray | None = None,
+) -> StepProgram:  # fmt: skip
+    """Steps in order with slots for their ends, padded; see `StepProgram` for the arguments."""
+    pred_slot, out_slot, slots = _slots(pred_step)
+    padding = step_bucket(len(row)) - len(row)
+
+    def padded(array: np.ndarray, value: int) -> np.ndarray:
+        widths = [(padding, 0)] + [(0, 0)] * (array.ndim - 1)
+        return np.pad(array, widths, constant_values=value).astype(np.int32)
+
+    made = np.zeros((0, 3)) if made is None else made
+    return StepProgram(
+        pred_slot=padded(pred_slot, ZERO_SLOT),
+        pred_step=padded(_moved(pred_step, padding), NO_STEP),
+        out_slot=padded(out_slot, TRASH_SLOT),
+        row=padded(row, ZERO_ROW),
+        host=padded(host, NO_HOST),
+        launch_row=padded(launch_row, ZERO_ROW),
+        host_step=padded(_moved(_before_on_host(host), padding), NO_STEP),
+        first=np.array(padding, np.int32),
+        lead_row=padded(np.zeros_like(row) if lead_row is None else lead_row, ZERO_ROW),
+        made=made.astype(np.int32),
+        first_made=np.array((~made.any(axis=1)).sum(), np.int32),
+        slots=power_bucket(slots),
+        hosts=power_bucket(1 + int(host.max())),
+    )
+
+
+def _moved(step: ArrayLike, by: int) -> np.ndarray:
+    return np.where(np.equal(step, NO_STEP), NO_STEP, np.add(step, by)).astype(np.int32)
 
 
 def _check_order(graph: Graph) -> None:
@@ -387,6 +407,6 @@ def step_bucket(steps: int) -> int:
     return math.ceil(bucket)
 
 
-def _slot_bucket(slots: int) -> int:
-    """Powers of two from 8: slots cost memory, not time, while they fit in cache."""
-    return max(8, 2 ** math.ceil(math.log2(slots)))
+def power_bucket(rows: int) -> int:
+    """Powers of two from 8: rows cost memory, not time, while they fit in cache."""
+    return max(8, 2 ** math.ceil(math.log2(rows)))
