@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from numpy.typing import ArrayLike
 
 from hybridperf.collectives.traffic import Links
+from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import in_blocks, makespan
 from hybridperf.engine.folding import FOLD_BLOCK, FoldedProgram, folded, makespan_of
 from hybridperf.engine.lower import StepProgram, lower
@@ -105,8 +106,9 @@ class BatchPredictor:
         if outputs is not None:
             groups = [KINDS[kind_of(call)] for call in workload.calls]
             self._outputs = outputs_of(lowered, groups, outputs)
-        # outputs need every step
-        program = (folded(lowered) if outputs is None else None) or lowered.program
+        program = (folded(lowered) if outputs is None else None) or contracted(lowered.program)
+        if outputs is not None and "exposed_s" in outputs:
+            program = lowered.program  # asks when each step starts
         # once, not at each call
         self._program: StepProgram | FoldedProgram = jax.device_put(program)
         # knobs of the groups that the step has, and no others: each that varies is an array [G, B]

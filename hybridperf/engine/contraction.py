@@ -15,12 +15,13 @@ so that with C the host's clock and S the ends that its first step waits for
 
 Of one step lead is 0, and of a run of two parts, exactly,
 
-    launch = launch_1 + launch_2,   row = row_1 + row_2,   lead = min(lead_1 + launch_2, lead_2 + row_1)
+    launch = launch_1 + launch_2
+    row    = row_1 + row_2
+    lead   = min(lead_1 + launch_2, lead_2 + row_1)
 
 Runs that repeat are composed once for each table of durations, from pairs of parts that repeat
-within them (byte-pair encoding), and stand as rows in front of the table. So a step is as costly as
-its different parts: 4,258 steps of a Transformer on 8 GPUs become 252. Steps that do not repeat
-stay as they are.
+within them (byte-pair encoding), and stand as rows in front of the table. So a graph is as costly
+as its different parts. Steps that do not repeat stay as they are.
 """
 
 from typing import NamedTuple
@@ -41,10 +42,14 @@ from hybridperf.engine.lower import (
 FEWEST_USES = 3  # of a pair that becomes a run: composing it costs as much as a step or two
 MOST_RUNS = 255  # a table that leaves the cache makes every step dear
 NO_RUN = -1
+WORTH = 0.8  # of the steps, what is made counted as steps; else one more function to compile
 
 
 def contracted(program: StepProgram) -> StepProgram:
-    """The program with its repeated runs as single steps; the makespan is the same."""
+    """The program with its repeated runs as single steps, the same makespan and gradient.
+
+    As it is where few steps would go.
+    """
     first = int(program.first)
     row, launch_row, host = (
         column[first:].astype(np.int64)
@@ -56,7 +61,7 @@ def contracted(program: StepProgram) -> StepProgram:
     )
     into = _followed(pred_step, host_step, host)
     found = _pairs(_in_runs(into), np.stack([np.full_like(row, ZERO_ROW), launch_row, row], axis=1))
-    if not len(found.made):
+    if found.is_first.sum() + found.made.any(axis=1).sum() > WORTH * len(row):
         return program
 
     # as a step a part stands where its host launches its last op: no other launch comes between
@@ -104,7 +109,7 @@ def _followed(pred_step: np.ndarray, host_step: np.ndarray, host: np.ndarray) ->
 
 
 def _in_runs(followed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All steps with those of a run one after the other, and whether each follows the one before."""
+    """Steps with those of a run one after the other; whether each follows the one before."""
     begin = np.arange(len(followed))
     for step, before in enumerate(followed.tolist()):
         if before != NO_STEP:
@@ -123,7 +128,7 @@ class _Pairs(NamedTuple):
 
 
 def _pairs(in_runs: tuple[np.ndarray, np.ndarray], rows: np.ndarray) -> _Pairs:
-    """Again and again the most frequent pair of neighbours as one, from the rows of steps [S, 3]."""
+    """Again and again the most frequent pair of neighbours as one; `rows` of steps [S, 3]."""
     order, follows = in_runs
     singles, kind = np.unique(rows[order], axis=0, return_inverse=True)
     kind, kinds = kind.ravel(), [tuple(single) for single in singles.tolist()]
@@ -164,8 +169,8 @@ class _MadeRows:
     def _sum(self, one: int, other: int) -> int:
         return one + other if ZERO_ROW in (one, other) else self._of(one, other, SUM)
 
-    def _of(self, *made: int) -> int:
-        return self._number.setdefault(made, self._rows + len(self._number))
+    def _of(self, one: int, other: int, how: int) -> int:
+        return self._number.setdefault((one, other, how), self._rows + len(self._number))
 
     def _size(self) -> int:
         return step_bucket(len(self._number)) if self._number else 0

@@ -5,10 +5,11 @@ its at most two predecessors have ended, so a loop over the steps finds the make
 `+` alone:
 
     C[host_i]     <- C[host_i] + T[launch_row_i]
-    S[out_slot_i] <- max(C[host_i], S[pred_slot_i0], S[pred_slot_i1]) + T[row_i]
+    S[out_slot_i] <- max(C[host_i] - T[lead_row_i], S[pred_slot_i0], S[pred_slot_i1]) + T[row_i]
     makespan       = S[out_slot of the last step]
 
-T are seconds [1 + U, B], C clocks [hosts, B], S ends [slots, B].
+T are seconds [1 + U, B], C clocks [hosts, B], S ends [slots, B]. A lead is above 0 only for a run
+of steps that stands as one (`contraction`), whose rows are in front of the table's.
 
 Axes: U rows of the duration table, B configurations. The batch comes last, by hand instead of by
 `vmap`, so that each read and write is one contiguous row; B first costs 20-500 times the time. Rows
@@ -174,7 +175,9 @@ def _steps_on_path(program: StepProgram, times: Timeline) -> list[tuple[int, boo
 @jax.custom_vjp
 def _last_end(program: StepProgram, durations: jax.Array) -> jax.Array:
     """End of the last step [B]."""
-    return in_blocks(lambda some: nan_kept(some, _forward(program, table_of(program, some))[0]), durations)
+    return in_blocks(
+        lambda some: nan_kept(some, _forward(program, table_of(program, some))[0]), durations
+    )
 
 
 def _last_end_fwd(program: StepProgram, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -232,7 +235,8 @@ def table_of(program: StepProgram, durations: jax.Array) -> jax.Array:
         return table, jnp.where(how == LESSER, jnp.where(one < other, one, other), one + other)
 
     none = jnp.zeros_like(table[0])
-    return _with_row(*lax.fori_loop(program.first_made, made, make, (table, none)), made - 1)
+    table, last = lax.fori_loop(program.first_made, made, make, (table, none))
+    return _with_row(table, last, made - 1)
 
 
 def step_starts(program: StepProgram, durations: jax.Array) -> jax.Array:

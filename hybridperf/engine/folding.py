@@ -12,8 +12,8 @@ Layers that read the same rows of the duration table have the same A, and m of t
 log2(m) squarings. What comes before and after them is evaluated step by step. `folded` finds the
 repetition in a program's arrays:
 
-1. Steps repeat with a period of p where row, host, launch row and the distances to the steps they
-   read do.
+1. Steps, runs contracted (`contraction`), repeat with a period of p where rows, host and the
+   distances to the steps they read do.
 2. Between two layers stand boundaries. An end is handed on if a step before the boundary writes it
    and one behind reads it: it is known by its distance to the boundary, which must be the same at
    every boundary of the repetition.
@@ -36,6 +36,7 @@ from jax import lax
 from numpy.typing import ArrayLike
 
 from hybridperf.engine import lower
+from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import (
     check_table_shape,
     in_blocks,
@@ -77,7 +78,7 @@ class FoldedProgram:
 
 def folded(lowered: Lowered) -> FoldedProgram | None:
     """The program with its repeated layers folded; None where folding would not be faster."""
-    program = lowered.program
+    program = contracted(lowered.program)
     first = int(program.first)
     steps = _ProgramSteps.of(program)
     tried = [_repetition(steps, period) for period in _periods(steps.code)]
@@ -205,7 +206,8 @@ class _ProgramSteps(NamedTuple):
         pred = np.where(pred == NO_STEP, NO_STEP, pred - first)
         distance = np.sort(np.where(pred == NO_STEP, 0, number[:, None] - pred), axis=1)
         code = np.zeros(len(number), np.int64)
-        columns = (program.row[first:], program.host[first:], program.launch_row[first:])
+        names = ("row", "host", "launch_row", "lead_row")
+        columns = (getattr(program, name)[first:] for name in names)
         for column in (*columns, *distance.T):
             code = _numbered(code, column)
         last_reader = number.copy()

@@ -66,8 +66,8 @@ class StepProgram:
     first: np.ndarray  # the first step that is no padding: the evaluator begins there; []
     # row of how much before the end of its launch it may begin, ZERO_ROW if it is no run; [S]
     lead_row: np.ndarray
-    # M rows in front of ZERO_ROW, which all others move up for: of which two rows, before them or
-    # behind ZERO_ROW, each is made, and whether it is their SUM or the LESSER; padding first; [M, 3]
+    # M rows in front of ZERO_ROW, for which all others move up: the two rows that each is made of,
+    # and whether it is their SUM or the LESSER of them; padding first; [M, 3]
     made: np.ndarray
     first_made: np.ndarray  # the first that is no padding; []
     slots: int = field(metadata={"static": True})  # a shape, so static: a bucket
