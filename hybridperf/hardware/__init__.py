@@ -11,7 +11,6 @@ Memory levels, nearest first: `LEVELS = l1, l2, l3, memory`. A level a device la
 of zero. GPUs fill `l2` and `memory` only.
 """
 
-from hybridperf.hardware.dtypes import DTYPE_BYTES, FLOAT_DTYPES, canonical_dtype
 from hybridperf.hardware.host import (
     HOST_FILE,
     HOST_SCHEMA_VERSION,
@@ -32,7 +31,17 @@ from hybridperf.hardware.names import (
     system_names,
     system_of,
 )
-from hybridperf.hardware.specs import LEVELS, MEMORY, Device, DeviceSpec, SystemSpec, Unit
+from hybridperf.hardware.specs import (
+    DTYPE_BYTES,
+    FLOAT_DTYPES,
+    LEVELS,
+    MEMORY,
+    Device,
+    DeviceSpec,
+    SystemSpec,
+    Unit,
+    canonical_dtype,
+)
 from hybridperf.hardware.this_machine import this_cpu, this_system
 
 __all__ = [

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -137,6 +137,10 @@ class Box:
         beyond = maximum(self.low[counted] - x, x - self.high[counted])
         return root((maximum(beyond - RANGE_SLACK_OCTAVES, 0.0) ** 2).sum(1))
 
+    def fade(self, inputs: Inputs) -> Any:
+        """How much of what was learned in the box counts for ops [N]."""
+        return faded(self.outside(inputs))
+
 
 @dataclasses.dataclass(frozen=True)
 class Residual:
@@ -203,8 +207,9 @@ def inputs_of(op: Op, work: Work, rows: int) -> Inputs:
     return Inputs(tuple(named), module.stack(columns, 1))
 
 
-def concatenate(parts: Sequence[Inputs]) -> Inputs:
+def concatenate(parts: Iterable[Inputs]) -> Inputs:
     """Ops of several kinds below each other; what a kind has no such input of is zero."""
+    parts = list(parts)
     names = tuple(dict.fromkeys(name for part in parts for name in part.names))
     return Inputs(names, np.concatenate([part.select(names) for part in parts]))
 
@@ -229,8 +234,7 @@ def network_correction(residual: Residual, inputs: Inputs) -> Any:
         padded[:rows, : x.shape[1]] = x
     else:  # in the precision of what differentiates it
         padded = jnp.pad(x, ((0, 0), (0, INPUTS - x.shape[1])))
-    fade = faded(residual.box.outside(inputs))
-    return fade * floats(_ensemble(residual.params, padded))[:rows]
+    return residual.box.fade(inputs) * floats(_ensemble(residual.params, padded))[:rows]
 
 
 def process_correction(residual: Residual, inputs: Inputs) -> Any:
@@ -239,8 +243,7 @@ def process_correction(residual: Residual, inputs: Inputs) -> Any:
         return np.zeros(len(inputs.values))
     x = _standardised(residual, inputs)
     added, _ = residual.process.predict(x, np.zeros(len(x)))
-    fade = faded(residual.box.outside(inputs))
-    return fade * array_module(added).clip(added, -BOUND, BOUND)
+    return residual.box.fade(inputs) * array_module(added).clip(added, -BOUND, BOUND)
 
 
 def faded(outside: Any, over: float = FADE_OCTAVES) -> Any:

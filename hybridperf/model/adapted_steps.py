@@ -112,6 +112,22 @@ class Adapted:
         return logs_of(self.of_cells(cells)[0])
 
 
+class Group(str):
+    """What step effects are shared by: a framework on one architecture of devices, written so."""
+
+    @staticmethod
+    def of(framework: str, arch: str) -> Group:
+        return Group(f"{framework} on {arch}")
+
+    @property
+    def framework(self) -> str:
+        return self.partition(" on ")[0]
+
+    @property
+    def arch(self) -> str:
+        return self.partition(" on ")[2]
+
+
 @dataclasses.dataclass(frozen=True)
 class Adaptation:
     """Step effects by group, and recompute labels that measured rows contradict, by source."""
@@ -131,12 +147,15 @@ class Adaptation:
         Rows of a source that was learned from take its own bias with them; those of another one
         are as unsure as sources differ, and so are those of none where several were learned from.
         """
-        framework, _, arch = group.partition(" on ")
+        asked = Group(group)
 
-        def strangeness(known: str) -> tuple[bool, bool, bool, int]:
-            other_framework = not known.startswith(f"{framework} on ")
-            other_arch = not known.endswith(f" on {arch}")
-            return known != group, other_framework, other_arch, -self.groups[known].rows
+        def strangeness(name: str) -> tuple[bool, bool, bool, int]:
+            known = Group(name)
+            other_framework, other_arch = (
+                known.framework != asked.framework,
+                known.arch != asked.arch,
+            )
+            return known != asked, other_framework, other_arch, -self.groups[name].rows
 
         known = min(self.groups, key=strangeness, default="")
         if not known or all(strangeness(known)[:3]):
@@ -213,8 +232,8 @@ class Adaptation:
 
 def beliefs(host: Host | None = None, group: str = "") -> tuple[np.ndarray, np.ndarray]:
     """Believed logs of step effects and their widths [K], of a framework on an architecture."""
-    framework, _, arch = group.partition(" on ")
-    factors = [known_factor(name, framework, arch) for name in NAMES]
+    own = Group(group)
+    factors = [known_factor(name, own.framework, own.arch) for name in NAMES]
     medians = np.log([BELIEFS[name].median for name in NAMES]) + np.log(factors)
     widths = np.array([BELIEFS[name].width for name in NAMES])
     if host is not None:

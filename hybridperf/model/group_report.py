@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -44,9 +45,14 @@ class GroupReport:
         spread = tuple(map(float, quantiles))
         return GroupReport(rows, half_width, low, high, tuple(dtypes), spread, residual)
 
+    @functools.cached_property
+    def box(self) -> Box:
+        """The inputs that were measured."""
+        return Box.between(self.lowest, self.highest)
+
     def outside(self, inputs: Inputs) -> np.ndarray:
         """How far ops lie outside what was measured, in octaves [N]; 0 inside."""
-        return Box.between(self.lowest, self.highest).outside(inputs)
+        return self.box.outside(inputs)
 
     def measured_dtype(self, op: Op) -> bool:
         """Whether ops in this number format were measured; for loops and copies, in its size."""

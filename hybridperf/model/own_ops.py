@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -150,12 +151,13 @@ class OwnOps:
         for group, positions in members.items():
             if group not in self.model.groups:
                 continue
-            order, inputs = [], []
+            order, parts = [], []
             for here, op, _ in alike([self.calls[i].op for i in positions]):
                 work = _in_place(op.work(), [self.calls[positions[i]] for i in here])
-                inputs.append(inputs_of(op, work, len(here)))
+                parts.append((op, work, len(here)))
                 order.append(here)
-            found[group] = np.array(positions)[np.concatenate(order)], concatenate(inputs)
+            inputs = concatenate(itertools.starmap(inputs_of, parts))
+            found[group] = np.array(positions)[np.concatenate(order)], inputs
         return found
 
 

@@ -25,7 +25,7 @@ from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.learning.residual import inputs_of
 from hybridperf.model import prior_pricing as by_prior
-from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted
+from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted, Group
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
 from hybridperf.model.explained import WIDE, below_roofline, narrowed_by
 from hybridperf.model.families import by_family, family_rows, with_defaults
@@ -119,8 +119,8 @@ class PerfModel:
     def _steps(self) -> Adaptation:
         return self.steps or Adaptation({})
 
-    def _group(self, framework: str) -> str:
-        return f"{framework} on {self.device.arch}"
+    def _group(self, framework: str) -> Group:
+        return Group.of(framework, self.device.arch)
 
     def with_steps(self, steps: Adaptation) -> PerfModel:
         """The same machine with step effects that were fitted to measured training steps."""

@@ -19,7 +19,7 @@ from hybridperf.cli import app as cli
 from hybridperf.hardware import device_names, load_device, system_names
 from hybridperf.io import write_json
 from hybridperf.io.documents import with_checksum
-from hybridperf.learning.residual import INPUTS, Box, Residual
+from hybridperf.learning.residual import INPUTS, Residual
 from hybridperf.model import MODEL_SCHEMA_VERSION, GroupReport, PerfModel, neutral_knobs
 from hybridperf.model.fit.device import FitReport
 from hybridperf.ops import GROUPS
@@ -83,7 +83,7 @@ def two_models(tmp_path_factory):
     report = GroupReport(
         60, 0.1, dict.fromkeys(names, 0.0), dict.fromkeys(names, 50.0), errors=(-0.1, 0.1)
     )
-    box = Box.between(report.lowest, report.highest)
+    box = report.box
     weights = {
         "first/kernel": (INPUTS, 16), "first/bias": (16,), "second/kernel": (16, 16),
         "second/bias": (16,), "out/kernel": (16, 1), "out/bias": (1,),

@@ -17,7 +17,7 @@ from hybridperf.workloads.transformer import Layout, Scan, TransformerShape, loa
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import layer_passes
 from hybridperf.workloads.transformer.passes import flops
-from hybridperf.workloads.transformer.stages import layers_by_kind
+from hybridperf.workloads.transformer.shape import layers_by_kind
 
 SCAN = Scan(heads=16, head_dim=64, state=128, groups=2, conv=4, chunk=256)
 HYBRID = TransformerShape(

@@ -16,7 +16,7 @@ from hybridperf.workloads.transformer import Layout, Layouts, Scan, load_shape
 from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.layout import ORDER
 from hybridperf.workloads.transformer.rules import RULES, broken_rules, legal, remarks
-from hybridperf.workloads.transformer.stages import layers_before, stage_layers
+from hybridperf.workloads.transformer.shape import layers_before, stage_layers
 
 GPT3 = load_shape("gpt3-175b")
 MIXTRAL = load_shape("mixtral-8x7b")

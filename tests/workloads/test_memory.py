@@ -30,7 +30,7 @@ from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, Layouts, load_shape, rules
 from hybridperf.workloads.transformer.columns import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
-from hybridperf.workloads.transformer.stages import stage_layers
+from hybridperf.workloads.transformer.shape import stage_layers
 from hybridperf.workloads.transformer.update import tied_reduction, updated_weights
 
 GIB = 2**30

@@ -27,7 +27,7 @@ from hybridperf.learning.prior.form import ClosedFormValues
 from hybridperf.learning.prior.knobs import ImplementationKnobs, Population
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.prior.trunk import BOUND, Standardiser
-from hybridperf.learning.residual import RANGE_SLACK_OCTAVES, Box, faded
+from hybridperf.learning.residual import RANGE_SLACK_OCTAVES, Box
 
 NOMINAL = 0.9  # share of measurements that an interval is to hold
 SLACK_OCTAVES = RANGE_SLACK_OCTAVES
@@ -79,7 +79,7 @@ class FamilyPrior:
         """(inputs [N, d], faded output before the bound [N], faded deviation of members [N])."""
         x = self.standard.inputs(rows, on)
         output, apart = trunk.evaluate(self.params if params is None else params, x)
-        fade = faded(self.sizes.outside(rows.inputs))
+        fade = self.sizes.fade(rows.inputs)
         return x, fade * unbounded(output), fade * apart
 
     def arrays(self) -> dict[str, np.ndarray]:

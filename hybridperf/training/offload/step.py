@@ -41,8 +41,7 @@ from hybridperf.training.offload.tier import Tier
 from hybridperf.workloads.memory import MemoryKnobs, MemoryUse, ModelStates, in_flight, memory
 from hybridperf.workloads.transformer.columns import FULL
 from hybridperf.workloads.transformer.layout import Layout
-from hybridperf.workloads.transformer.shape import TransformerShape
-from hybridperf.workloads.transformer.stages import stage_layers
+from hybridperf.workloads.transformer.shape import TransformerShape, stage_layers
 
 KINDS = ("weights", "gradients", "optimizer", "activations")
 _NAMES = {kind: kind for kind in KINDS} | {"optimizer": "optimizer state"}

@@ -13,7 +13,7 @@ import math
 
 from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
-from hybridperf.model.adapted_steps import Adaptation, Adapted
+from hybridperf.model.adapted_steps import Adaptation, Adapted, Group
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.plans.space import PLANNED_SCHEDULES
 from hybridperf.training.steps.adaptation import UNNAMED
@@ -136,7 +136,7 @@ def training_setup(
             "fp16 is priced as it was measured: its products come from other kernels than those of"
             " bf16 and may be slower"
         )
-    group = f"{framework} on {found.spec.arch}"
+    group = Group.of(framework, found.spec.arch)
     if not isinstance(adapted, Adapted):
         fitted = adapted or Adaptation({})
         adapted, whose = fitted.of(group)

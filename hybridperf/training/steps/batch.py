@@ -18,6 +18,7 @@ from hybridperf.engine.step_features import StepFeatures
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet, shipped
+from hybridperf.model.adapted_steps import Group
 from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.features import features, joined
 from hybridperf.training.steps.names import Machine
@@ -50,10 +51,10 @@ class Batch:
         return [row.machine.spec for row in self.rows if row.machine is not None]
 
     @functools.cached_property
-    def groups(self) -> list[str]:
+    def groups(self) -> list[Group]:
         """What knobs are shared by [N]: a framework on one architecture of devices."""
         pairs = zip(self.rows, self.devices, strict=True)
-        return [f"{row.framework} on {device.arch}" for row, device in pairs]
+        return [Group.of(row.framework, device.arch) for row, device in pairs]
 
 
 @functools.cache

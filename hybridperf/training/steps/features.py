@@ -41,7 +41,7 @@ from hybridperf.workloads.transformer.in_step import GROUP_EFFECTS, call_in_step
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.parts import optimizer_passes, send_call
 from hybridperf.workloads.transformer.passes import PassStep
-from hybridperf.workloads.transformer.stages import stage_layers
+from hybridperf.workloads.transformer.shape import stage_layers
 from hybridperf.workloads.transformer.update import (
     Bucket,
     buckets,

@@ -56,8 +56,7 @@ from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.counts import MOMENTS
 from hybridperf.workloads.transformer.fields import check_flag, check_kind, check_number
 from hybridperf.workloads.transformer.layout import Layout, Layouts
-from hybridperf.workloads.transformer.shape import TransformerShape
-from hybridperf.workloads.transformer.stages import layers_by_kind
+from hybridperf.workloads.transformer.shape import TransformerShape, layers_by_kind
 from hybridperf.workloads.transformer.zoo import load_shape
 
 _FP32_BYTES = 4.0

@@ -17,8 +17,7 @@ from hybridperf.workloads.transformer import framework as frameworks
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.parallel import RankGroup
-from hybridperf.workloads.transformer.shape import TransformerShape
-from hybridperf.workloads.transformer.stages import SPLITS, layers_by_kind
+from hybridperf.workloads.transformer.shape import SPLITS, TransformerShape, layers_by_kind
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 _FLAGS = (
