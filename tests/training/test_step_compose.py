@@ -420,7 +420,8 @@ def some_row():
 
 
 @pytest.mark.parametrize(
-    ("tp_nodes", "name"), [(1, "1f1b"), (2, "1f1b"), (1, "chimera"), (1, "zero_bubble"), (1, "zb_v")]
+    ("tp_nodes", "name"),
+    [(1, "1f1b"), (2, "1f1b"), (1, "chimera"), (1, "zero_bubble"), (1, "zb_v")],
 )
 def test_slopes_over_knobs_are_those_of_differences(tp_nodes, name):
     f = dataclasses.replace(

@@ -89,7 +89,10 @@ def step_seconds(
     folded = False if f.schedule is None else one_of(f.schedule, FOLDED)
     if f.schedule is not None:  # the first stage holds the last chunk
         turned = (v - 1, v - 1)
-        both = stage(f.layers_first, embedding, head, sends=turned), stage(f.layers_last, sends=turned)
+        both = (
+            stage(f.layers_first, embedding, head, sends=turned),
+            stage(f.layers_last, sends=turned),
+        )
         first, last = (
             Passes(*(xp.where(folded, a, b) for a, b in zip(own, plain, strict=True)))
             for own, plain in zip(both, (first, last), strict=True)

@@ -278,10 +278,16 @@ class _Update:
             return _Update((Bucket(sums, 0),), also, ((),), updates)
         by_part, found, after = config.overlap_weights, list[Bucket](), 0
         for stage in stages:  # the backward pass comes to the first one last
-            own = [one._replace(layers_after=one.layers_after + after) for one in buckets(config, stage)]
+            own = [
+                one._replace(layers_after=one.layers_after + after)
+                for one in buckets(config, stage)
+            ]
             found, after = own + found, after + sum(config.layers_of(stage))
         parts = zip(
-            *(gathered_by_part(config, at) if by_part else (gathered(config, at),) for at in stages),
+            *(
+                gathered_by_part(config, at) if by_part else (gathered(config, at),)
+                for at in stages
+            ),
             strict=True,
         )
         gathers = tuple(tuple(itertools.chain.from_iterable(part)) for part in parts)

@@ -172,5 +172,7 @@ def scheduled_pace(
         xp.where(outer, (f.layers_first + f.layers_last) / 2, middle),
         ends,
         xp.where(two_pipes, 0.5 * outer, xp.where(folded, plain.embeddings, plain.heads)),
-        (closed - in_pairs) * both_s * xp.where(outer, (f.layers_first + f.layers_last) / 2, middle),
+        (closed - in_pairs)
+        * both_s
+        * xp.where(outer, (f.layers_first + f.layers_last) / 2, middle),
     )
