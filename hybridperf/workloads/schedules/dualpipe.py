@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from typing import Any
 
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
@@ -56,7 +57,7 @@ def dualpipe_v(workers: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
 def _scheduled(
     name: str, workers: int, micro_batches: int, placed: list[list[tuple[Task, ...]]],
-    **options: int,
+    **options: Any,
 ) -> Schedule:  # fmt: skip
     orders = tuple(tuple(itertools.chain.from_iterable(blocks)) for blocks in placed)
     blocks = itertools.chain.from_iterable(placed)
