@@ -278,7 +278,8 @@ def _block(
             host_s = host_s + _waits_s(xp, f, part, k)
         host_s = (host_s + (0.0 if backward else input_s)) * on_host
         exchange_s = ROLES["exchange"].seconds(k, part.exchange_s, 1.0) * on_gpu
-        works.append(_Work(held_s, host_s, rank_s, *alongside, busy_s, exchange_s))
+        gathered_s, scattered_s = alongside
+        works.append(_Work(held_s, host_s, rank_s, gathered_s, scattered_s, busy_s, exchange_s))
         work_s, shown_s = work_s + busy_s, shown_s + held_s - busy_s
     return _Block(works[0], works[1], work_s, shown_s)
 

@@ -166,6 +166,24 @@ def test_torchtitan_takes_all_micro_batches_of_a_pipeline_as_its_local_batch(tmp
     assert "--training.local_batch_size 2 " in flags(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "called"), [("zb_v", "ZBVZeroBubble"), ("dualpipe_v", "DualPipeV")]
+)
+def test_torchtitan_folds_pipelines_whose_stages_are_not_compiled(tmp_path, schedule, called):
+    layout = Layout(pp=4, vp=2, dp=4, zero=2, accumulation=8, schedule=schedule)
+    target = target_called("torchtitan")
+    eager = LaunchedStep(
+        load_shape("llama3-8b"), layout, "bf16", "torchtitan_eager", "llama3-8b", 8, "h100_sxm",
+        SYSTEM,
+    )  # fmt: skip
+    assert not target.lacks(eager.facts)
+    written(eager, "torchtitan", tmp_path)
+    assert f"--parallelism.pipeline_parallel_schedule {called}" in flags(tmp_path)
+    assert read_launch(tmp_path).step.layout == layout
+    compiled = launched("llama3-8b", layout, "torchtitan").facts
+    assert "not compiled" in target.lacks(compiled)
+
+
 def test_torchtitan_shards_over_context_parallel_ranks_too(tmp_path) -> None:
     layout = Layout(dp=8, cp=2, zero=3, shard_ranks=4)
     written(launched("llama3-8b", layout, "torchtitan"), "torchtitan", tmp_path)

@@ -30,7 +30,7 @@ CASES = {
     # layers are dealt out by cost, rings wait, and what is recomputed hangs on the whole layer
     "nanotron": (DENSE, 16, 16, NARROW, "nanotron"),
     "torchtitan": (EXPERTS, 8, 16, NARROW, "torchtitan"),
-    # plans zero bubble, too
+    # plans ZB-V and DualPipeV, too
     "torchtitan_eager": (DENSE, 16, 32, NARROW, "torchtitan_eager"),
 }
 

@@ -90,8 +90,9 @@ def test_what_a_framework_settles_is_said() -> None:
         ({"sharding": "sideways"}, "expected a sharding of"),
         ({"schedule": "chimera"}, "schedule 'chimera' with stages cut by cost is not modelled"),
         (
-            {"schedule": "dualpipe"},
-            "expected a schedule of 1f1b, gpipe, interleaved, chimera, zero_bubble, got 'dualpipe'",
+            {"schedule": "sideways"},
+            "expected a schedule of 1f1b, gpipe, interleaved, chimera, zero_bubble, zb_v, dualpipe,"
+            " dualpipe_v, got 'sideways'",
         ),
         (
             {"recompute": "bananas"},

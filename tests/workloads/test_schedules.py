@@ -116,7 +116,7 @@ def test_zb_v_waits_for_its_first_pass_alone(p, m) -> None:
 
 @pytest.mark.parametrize(("p", "m"), [(8, 20), (8, 40), (16, 40)])
 def test_dualpipe_bubble_is_the_published_one(p, m) -> None:
-    """(p/2 - 1)(F&B + B - 3W) of DeepSeek-V3's Table 2, but for F: a pair of the middle is apart."""
+    """(p/2 - 1)(F&B + B - 3W) of DeepSeek-V3's Table 2, but for F of the middle's first pair."""
     forward_s, input_s, weight_s = 1.0, 3.0, 0.7
     backward_s, half = input_s + weight_s, p // 2
     assert (half - 1) * input_s > half * forward_s
@@ -153,9 +153,14 @@ def test_pairs_beside_each_other(name, half, more, forward_s, input_s, weight_s,
     v = schedule.chunks
     assert end_s == pytest.approx(
         hs.closed_form_s(
-            name, p, m, v * forward_s, v * (input_s + weight_s), weight_s=v * weight_s,
+            name,
+            p,
+            m,
+            v * forward_s,
+            v * (input_s + weight_s),
+            weight_s=v * weight_s,
             joint_s=v * joint_s,
-        )  # fmt: skip
+        )
     )
 
 

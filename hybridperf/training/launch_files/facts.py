@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybridperf.io import InputError
+from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.layout import ORDER
 
@@ -157,14 +158,17 @@ def layout_of(x: Facts, gpus: int, depth: int) -> Layout:
     dp_shard = _dp_shard(x, dp, ep)
     zero, shards = _zero(x, dp, cp, dp_shard)
     micro_batch, accumulation = _batches(x, dp, pp, gpus)
+    kind = KINDS.get(x.get("schedule", ""))
+    folded = pp > 1 and kind is not None and kind.folded
     vp = x.get("chunks") or (depth // (pp * x["chunk_layers"]) if x.get("chunk_layers") else 1)
+    vp = 2 if folded else vp
     expert_tp = x.get("expert_tp") or tp
     layout = Layout(
         tp=tp, pp=pp, vp=vp, dp=dp, cp=cp, ep=ep, micro_batch=micro_batch,
         sequence_parallel=tp > 1 and bool(x.get("sequence_parallel", x.get("tp_sequence", 1) > 1)),
         accumulation=accumulation, zero=zero, expert_tp=None if expert_tp == tp else expert_tp,
         shard_ranks=None if shards == dp * cp or not zero else shards, recompute=x["recompute"],
-        schedule="1f1b" if pp == 1 else "interleaved" if vp > 1 else x["schedule"],
+        schedule="1f1b" if pp == 1 else "interleaved" if vp > 1 and not folded else x["schedule"],
     )  # fmt: skip
     layout.check_numbers()
     return layout.replace(order=_order(layout, x.get("rank_order", RANK_ORDERS[0])))

@@ -8,8 +8,8 @@ ZeRO stage and order, share a lower bound:
     sum      depth layer + embedding and head: all stages
     seconds  >= m stage
              >= sum + (m - 1) floor(depth / p) layer    1F1B, GPipe: the last stage ends last
-             >= m stage + (sum - stage) / v             interleaved, of v chunks at most; zero
-                                                        bubble as if of endless ones
+             >= m stage + (sum - stage) / v             interleaved, of v chunks at most; where the
+                                                        backward pass is split as if of endless ones
 
 `layer` is the least over the nodes that its groups can lie on, with gathers of sharded weights,
 reductions and the optimizer left out (`compose.least_seconds`). Completions are priced in
@@ -102,6 +102,9 @@ def least_parts(
     of, depth = space.base_of, space.shape.depth
     layer_s, outer_s, work_s = _block_seconds(setup, space, progress or Progress(), threads)
     p, m, v = space.base.pp[of], space.base.accumulation[of], chunks[of]
+    # in pairs of passes messages of experts may hide
+    hides = np.isinf(v) & (space.base.ep[of] > 1) & (space.base.cp[of] == 1)
+    layer_s = np.where(hides, work_s, layer_s)
     even = setup.template.stage_split == "even"
     layers = depth // p if even else np.where(p == 1, depth, 0)  # of any stage, at least
     stage_s = depth / p * layer_s + np.where(p == 1, outer_s, 0.0)

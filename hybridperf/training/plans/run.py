@@ -46,9 +46,10 @@ from hybridperf.training.steps.record import without_collector
 from hybridperf.workloads.transformer import TransformerShape, load_shape
 
 UNPLANNED = (
-    "of schedules 1F1B, GPipe and interleaved 1F1B are planned, and zero bubble (ZB-H1) of"
-    " frameworks that have it (torchtitan_eager; of others with --only schedule=zero_bubble);"
-    " Chimera is planned by `hybridperf choose chimera`"
+    "of schedules 1F1B, GPipe and interleaved 1F1B are planned, and ZB-V and DualPipeV of"
+    " frameworks that have them (torchtitan_eager); these, zero bubble (ZB-H1) and DualPipe of any"
+    " with --only schedule=zb_v, dualpipe_v, zero_bubble or dualpipe; Chimera by `hybridperf choose"
+    " chimera`"
 )
 LIMIT = 100_000  # layouts that a plan keeps
 _USUAL_TOKENS = 2**22  # of a batch, where none is given

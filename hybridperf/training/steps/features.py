@@ -271,9 +271,9 @@ class _Update:
     def of(config: TransformerConfig) -> _Update:
         tied = tied_reduction(config)
         also = () if tied is None else (tied,)
-        kind, stages = config.layout.kind, (0,)
-        if kind.pipes > 1 or kind.folded:  # a rank holds both
-            stages = tuple(dict.fromkeys((0, config.stages - 1)))
+        kind = config.layout.kind
+        both = kind.pipes > 1 or kind.folded  # that a rank holds
+        stages = tuple(dict.fromkeys((0, config.stages - 1 if both else 0)))
         updates = tuple(step for stage in stages for step in optimizer_passes(config, stage))
         if kind.pipes > 1:
             sums = tuple(summed_over_pipes(config, stage) for stage in stages)

@@ -12,9 +12,9 @@
 
 The first stage holds the embedding, the last the head, and a copy of the embedding where the two
 are tied. No stage holds more layers or micro-batches than the first, so the peak is on the first or
-on the last one, and columns of layouts are priced on those two. Workers of two pipes also peak where
-two stages hold most layers or most micro-batches; models of several kinds of layer are priced on
-every stage.
+on the last one, and columns of layouts are priced on those two. Workers of two pipes also peak
+where two stages hold most layers or most micro-batches; models of several kinds of layer are priced
+on every stage.
 
 ZeRO (Rajbhandari et al., 1910.02054) in mixed precision with Adam: 2 bytes of weights, 2 of
 gradients, 12 of the optimizer (an fp32 copy of the weights, two moments), 16 in all, each divided
@@ -272,8 +272,8 @@ def _stages(shape: TransformerShape, layouts: Layouts, stages: int | None) -> Ar
     twice = one_of(layouts.schedule, TWO_PIPES + FOLDED)
     if xp is np and not np.any(twice):
         return xp.stack(outer, -1)
-    # A worker's layers of two stages and its micro-batches are linear in its place between these; the
-    # other half mirrors them
+    # Layers of a worker's two stages and its micro-batches are linear in its place between these;
+    # the other half mirrors them
     extra = shape.depth % pp
     fewer = xp.minimum(extra, pp - extra)
     between = [xp.clip(place, 0, pp - 1) for place in (fewer - 1, fewer, pp // 2 - 1)]

@@ -1,6 +1,6 @@
-"""DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) and DualPipeV, which is DualPipe folded: a
-forward and a backward pass of two micro-batches are computed beside each other, so that what one
-sends hides behind what the other computes.
+"""DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) and DualPipeV, which is DualPipe folded:
+a forward and a backward pass of two micro-batches are computed beside each other, so that what
+one sends hides behind what the other computes.
 
 DualPipe has two pipes over p workers as Chimera has, each for half of m micro-batches; weights
 stand twice. Its pipes mirror each other: worker w has the part of worker p - 1 - w. DualPipeV gives
@@ -11,8 +11,8 @@ of the other pipe), & a pair beside each other, I backward but for W:
 
     fill      2 r times F, w + 1 times F f, r times i w f
     steady    n - 2 h + w + 1 times F&b f&B; the first of them apart on worker h - 1
-    drain     r times b f&B, w + 1 times b B, r times W B, and what weights' gradients are left; from
-              the middle of b B on all weights' gradients are put off
+    drain     r times b f&B, w + 1 times b B, r times W B, and what weights' gradients are left;
+              from the middle of b B on all weights' gradients are put off
 
 With J of a pair, which takes no less than B: 2 h F + (2 h + 1) I + (h + 2) W + (2 n - h - 2) J
 + max(0, h F - (h - 1) I) + (h - 1) max(0, I - W), of a stage. Read off the graphs of h = 1 to 6,
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from typing import Any
 
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
@@ -56,7 +57,7 @@ def dualpipe_v(workers: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
 def _scheduled(
     name: str, workers: int, micro_batches: int, placed: list[list[tuple[Task, ...]]],
-    **options: int,
+    **options: Any,
 ) -> Schedule:  # fmt: skip
     orders = tuple(tuple(itertools.chain.from_iterable(blocks)) for blocks in placed)
     blocks = itertools.chain.from_iterable(placed)
@@ -114,7 +115,7 @@ def _blocks(worker: int, half: int, each: int) -> list[tuple[Pass, ...]]:
 def _placed(
     blocks: list[tuple[Pass, ...]], stages: tuple[tuple[int, int, int], ...]
 ) -> list[tuple[Task, ...]]:
-    """Blocks of tasks; of each chunk its (stage, pipe, first micro-batch), whose passes count up."""
+    """Blocks of tasks; of each chunk its (stage, pipe, first micro-batch): its passes count up."""
     numbers: dict[Pass, int] = {}
 
     def task(one: Pass) -> Task:

@@ -30,9 +30,7 @@ NAMES = tuple(KINDS)
 _NOT_BUILT = ("gems", "pipedream", "pipedream_2bw", "v_half", "v_min", "zb_h2")
 
 
-def schedule(
-    name: str, workers: int, micro_batches: int, chunks: int | None = None
-) -> Schedule:
+def schedule(name: str, workers: int, micro_batches: int, chunks: int | None = None) -> Schedule:
     """The order of tasks of a schedule; `chunks` per worker, None: 1, or 2 in one folded like a V.
 
     Raises:

@@ -1,5 +1,5 @@
-"""ZB-V (Qi et al. 2024, Pipeline Parallelism with Controllable Memory, arXiv 2405.15362): two chunks
-a worker, laid down the workers and up again like a V, and the weights' gradients split off.
+"""ZB-V (Qi et al. 2024, Pipeline Parallelism with Controllable Memory, arXiv 2405.15362): two
+chunks a worker, laid down the workers and up again like a V, and the weights' gradients split off.
 
 Worker w of p holds stages w and 2p - 1 - w, so the last stage is the first worker's and its
 backward pass begins at once. Where F, B - W and W of a stage take as long, f each, nobody waits but

@@ -61,8 +61,8 @@ RULES = (
          "interleaving needs a layer in each of pp x vp chunks, the embedding and the head counted,"
          " got {s.depth} layers, pp {x.pp}, vp {x.vp}"),
     Rule("never", lambda s, x: (x.vp > 1) == one_of(x.schedule, (INTERLEAVED, *FOLDED)),
-         "the interleaved schedule, and no other, has vp of 2 or more, but zb_v and dualpipe_v vp 2,"
-         " got vp {x.vp}; choose schedule and vp together"),
+         "the interleaved schedule, and no other, has vp of 2 or more, but zb_v and dualpipe_v have"
+         " vp 2, got vp {x.vp}; choose schedule and vp together"),
     Rule("never", lambda s, x: (x.vp <= 2) | (x.schedule == INTERLEAVED),
          "schedules zb_v and dualpipe_v have vp 2, got vp {x.vp}"),
     Rule("never", lambda s, x: (x.vp == 1) | (x.pp > 1),

@@ -212,7 +212,9 @@ class _Build:
         if beside and reduces and self.schedule.pipes == 1:
             layers = [(run, weights) for run, weights in runs for _ in range(run.count)]
             return self.in_buckets(rank, layers, task)
-        if self.c.hides_exchanges and any(one.kind != task.kind for one in self.schedule.block(task)):
+        if self.c.hides_exchanges and any(
+            one.kind != task.kind for one in self.schedule.block(task)
+        ):
             return self.in_pair(rank, [run for run, _ in runs], task)
         return self.streams.run(rank, tuple(run for run, _ in runs), str(task))
 
@@ -299,9 +301,7 @@ class _Build:
         nodes = (self.streams.overlapped(rank, step, COMM, after) for step in steps)
         self.reductions[rank] += nodes
 
-    def send_on(
-        self, rank: int, task: Task, to: Task, node: int, arrived: dict[Task, int]
-    ) -> None:
+    def send_on(self, rank: int, task: Task, to: Task, node: int, arrived: dict[Task, int]) -> None:
         """A task's result on its way to the stage that needs it."""
         if self.send is None:
             return
