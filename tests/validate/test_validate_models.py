@@ -2,6 +2,8 @@
 
 import pytest
 
+from hybridperf.model import load_model
+from hybridperf.ops import Gemm, OpCall
 from hybridperf.validate import harness, models
 
 
@@ -25,3 +27,17 @@ def test_from_torch_alone_is_nearer_than_the_roofline(data_dir, tmp_path) -> Non
     whole = found["lines"][0]
     assert whole["n"] == 4
     assert whole["ours"] < whole["baselines"]["neusight"] < whole["baselines"]["roofline"]
+
+
+@pytest.mark.parametrize("device", ["v100_pcie_32g", "t4"])
+def test_a_product_without_a_bias_takes_no_longer_than_with_one(device) -> None:
+    """Tables of these GPUs have only the latter."""
+    model = load_model(device)
+    sizes = [(8192, 50257, 1280), (8192, 5120, 1280), (1024, 1024, 1024)]
+    seconds = [
+        model.op_seconds(
+            model.table([OpCall(Gemm("fp32", m=m, n=n, k=k, bias=bias)) for m, n, k in sizes])
+        )
+        for bias in (0.0, 1.0)
+    ]
+    assert (seconds[0] <= seconds[1] * 1.001).all()
