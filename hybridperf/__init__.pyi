@@ -40,6 +40,7 @@ from .report.plan import plan_report as plan_report
 from .report.search import convergence_plot as convergence_plot
 from .report.search import search_report as search_report
 from .report.step_plot import step_plot as step_plot
+from .traces.other_ranks import rescale_trace as rescale_trace
 from .training.launch_files.read import read_launch as read_launch
 from .training.launch_files.write import write_launch as write_launch
 from .training.offload.layouts import offloaded_layouts as offloaded_layouts

@@ -149,6 +149,8 @@ def replay(
     from_links: str = "",
     faster: list[str] | None = None,
     overlap_slowdown: float = 1.0,
+    ranks: Annotated[int, Option(min=0)] = 0,
+    scaling: str = "",
     communication: str = "",
     out: Path | None = None,
 ) -> None:
@@ -160,7 +162,7 @@ def replay(
     from hybridperf.traces.replay import replay as replay_one
     from hybridperf.traces.steps import common_steps
 
-    _checked_options(device, model, from_model, links, from_links)
+    _checked_options(device, model, from_model, links, from_links, ranks, scaling)
     if out:
         _checked_timeline(out, files)
     wanted = [_times(one) for one in faster or []]
@@ -172,7 +174,10 @@ def replay(
 
     def changed(before: "Replay") -> what_if.WhatIf:
         changes = [changes_of.faster(before, pattern, times) for pattern, times in wanted]
-        changes += _other_links(before, links, from_links) if links else []
+        if ranks:
+            changes += _other_ranks(before, ranks, scaling, links, from_links, from_model)
+        elif links:
+            changes += _other_links(before, links, from_links)
         changes += _other_device(before, device, model, from_model) if device or model else []
         return what_if.what_if(before, changes, overlap_slowdown)
 
@@ -243,16 +248,24 @@ def _checked_timeline(out: Path, files: list[Path]) -> None:
     common.keep_files({"--out": out}, files)
 
 
-def _checked_options(device: str, model: str, from_model: str, links: str, from_links: str) -> None:
+def _checked_options(
+    device: str, model: str, from_model: str, links: str, from_links: str, ranks: int, scaling: str
+) -> None:
     if device and model:
         by = "--device NAME goes by datasheets, --model by calibrations"
         raise wrong(f"expected one of --device and --model, got both; {by}")
     if model and not from_model:
         raise wrong(f"expected --from-model with --model: the {_FROM_MODEL}")
-    if from_model and not (device or model):
+    if from_model and not (device or model or ranks):
         raise wrong("expected --model with --from-model: the model of the device to ask about")
-    if from_links and not links:
+    if from_links and not (links or ranks):
         raise wrong("expected --links with --from-links: the system to ask about")
+    if ranks and not (scaling and from_links):
+        missing = "--from-links SYSTEM, where the trace was recorded"
+        missing = missing if scaling else "--scaling weak (a batch each) or strong (one batch)"
+        raise wrong(f"expected {missing}, with --ranks {ranks}")
+    if scaling and not ranks:
+        raise wrong(f"expected --ranks N with --scaling {scaling}: how many to scale to")
 
 
 def _times(text: str) -> tuple[str, float]:
@@ -267,8 +280,7 @@ def _times(text: str) -> tuple[str, float]:
 
 
 def _other_links(before: "Replay", links: str, from_links: str) -> "list[Change]":
-    from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
-    from hybridperf.hardware import load_system
+    from hybridperf.collectives.model import collectives_of
     from hybridperf.traces.changes import links_scaled, other_links
 
     try:
@@ -284,30 +296,28 @@ def _other_links(before: "Replay", links: str, from_links: str) -> "list[Change]
         where = "where the trace was recorded; or a factor, such as 2x"
         raise wrong(f"expected --from-links SYSTEM with --links {links}: {where}")
 
-    def model(name: str) -> CollectiveModel:
-        if find_collectives(name) is not None:
-            return load_collectives(name)
-        return CollectiveModel.datasheet(load_system(name))
+    return [other_links(before, collectives_of(from_links), collectives_of(links))]
 
-    return [other_links(before, model(from_links), model(links))]
+
+def _other_ranks(
+    before: "Replay", ranks: int, scaling: str, links: str, from_links: str, from_model: str
+) -> "list[Change]":
+    from hybridperf.collectives.model import collectives_of
+    from hybridperf.traces.other_device import recorded_on
+    from hybridperf.traces.other_ranks import other_ranks
+
+    old = collectives_of(from_links)
+    new = collectives_of(links) if links else old
+    return [other_ranks(before, ranks, scaling, (old, new), recorded_on(before, from_model))]
 
 
 def _other_device(before: "Replay", device: str, model: str, from_model: str) -> "list[Change]":
-    from hybridperf.hardware import device_called, device_names, load_device
-    from hybridperf.io import closest
+    from hybridperf.hardware import load_device
     from hybridperf.model import PerfModel, model_or_datasheet
-    from hybridperf.traces.other_device import other_device
+    from hybridperf.traces.other_device import other_device, recorded_on
 
     new = PerfModel.datasheet(load_device(device)) if device else model_or_datasheet(model)
-    if from_model:
-        return [other_device(before, model_or_datasheet(from_model), new)]
-    recorded = before.traces[0].device
-    known = device_called(recorded)
-    if not known:
-        nearest = closest(recorded.lower().split(" ", 1)[-1], device_names())
-        name = recorded or "the device, which the trace does not name"
-        raise wrong(f"no datasheet of {name}; give --from-model NAME{nearest}")
-    return [other_device(before, PerfModel.datasheet(load_device(known)), new)]
+    return [other_device(before, recorded_on(before, from_model), new)]
 
 
 common.add_commands(app, summary, replay, export)

@@ -452,6 +452,13 @@ def find_collectives(name: str | os.PathLike) -> Path | None:
     return next((place for place in places if os.path.exists(place / DOCUMENT)), None)
 
 
+def collectives_of(system: str) -> CollectiveModel:
+    """A calibrated model of a system's collectives, else that of its datasheet."""
+    if find_collectives(system) is not None:
+        return load_collectives(system)
+    return CollectiveModel.datasheet(load_system(system))
+
+
 def load_collectives(name: str | os.PathLike) -> CollectiveModel:
     """A calibrated model of collectives, from a folder or by the name of a shipped system.
 

@@ -149,7 +149,12 @@ def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, n
         slots[here] = other
         if (framework := framework_of(other)) != framework_of(slot):
             assumed[here] = f"no framework given: taken for {framework}"
-    return _flagged(dataclasses.replace(rows, implementation=slots), rows.implementation), assumed
+    return with_slots(rows, slots), assumed
+
+
+def with_slots(rows: FamilyRows, slots: np.ndarray) -> FamilyRows:
+    """The rows as of other implementations [N]."""
+    return _flagged(dataclasses.replace(rows, implementation=slots), rows.implementation)
 
 
 def framework_of(slot: str) -> str:

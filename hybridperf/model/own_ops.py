@@ -121,7 +121,7 @@ class OwnOps:
         model = self.model
         members = by_prior.members(model.families, model.device, self.calls)
         return {
-            name: _Family(*found, model.families[name].predict(found[1]))
+            name: _Family(*found, by_prior.predicted(model.families[name], found[1]))
             for name, found in members.items()
         }
 

@@ -303,7 +303,7 @@ class PerfModel:
         adapted, at = self.families[family], part.rows[here]
         slots = adapted.prior.population.implementations
         rows, assumed = with_defaults(family_rows(part, here, self.device), slots)
-        predicted = adapted.predict(rows)
+        predicted = by_prior.predicted(adapted, rows)
         out["predicted_s"][at] = np.exp(predicted.log_s)
         out["low_s"][at] = np.exp(predicted.low_log_s)
         out["high_s"][at] = np.exp(predicted.high_log_s)

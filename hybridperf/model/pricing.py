@@ -38,6 +38,7 @@ from hybridperf.io.namespace import Array
 from hybridperf.learning.residual import inputs_of, log_correction
 from hybridperf.model import OpTable, PerfModel, Platform, durations
 from hybridperf.model.families import family_of, family_rows, with_defaults
+from hybridperf.model.prior_pricing import predicted
 from hybridperf.ops import GROUPS, op_by_name
 from hybridperf.ops.table import LABELS, OpRows, parse_ops
 
@@ -151,7 +152,7 @@ class OpPricer:
             rows, _ = with_defaults(seen, adapted.prior.population.implementations)
             here = dataclasses.replace(table, group=jnp.full(1, group, jnp.int32))
             closed_s = durations(here, _floats(self.model.platform()))
-            return adapted.predict(rows).log_s - jnp.log(closed_s)
+            return predicted(adapted, rows).log_s - jnp.log(closed_s)
         report = self.model.groups.get(GROUPS[group])
         if report is None or report.residual is None:
             return jnp.zeros(1)

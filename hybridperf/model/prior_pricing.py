@@ -9,9 +9,18 @@ import numpy as np
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import closest
-from hybridperf.learning.prior import Adapted, FamilyRows
+from hybridperf.io.namespace import array_module, put
+from hybridperf.learning.prior import Adapted, FamilyRows, Predicted
 from hybridperf.learning.prior import concatenate as join_rows
-from hybridperf.model.families import by_family, family_rows, framework_of, with_defaults
+from hybridperf.learning.prior.implementation import OpImplementation
+from hybridperf.learning.residual import Inputs
+from hybridperf.model.families import (
+    by_family,
+    family_rows,
+    framework_of,
+    with_defaults,
+    with_slots,
+)
 from hybridperf.ops import Elementwise, OpCall
 from hybridperf.ops.stacked import alike
 from hybridperf.ops.table import OpRows
@@ -43,6 +52,33 @@ def members(
         rows, assumed = with_defaults(join_rows([rows for _, rows in some]), slots)
         out[family] = np.concatenate([at for at, _ in some]), rows, assumed
     return out
+
+
+def predicted(adapted: Adapted, rows: FamilyRows) -> Predicted:
+    """Times of ops on a device; a product without a bias takes no longer than one with.
+
+    Tables of PyTorch's layers have only the latter: a GPU measured by them alone knows its products
+    without a bias by what they take elsewhere.
+    """
+    found, known = adapted.predict(rows), adapted.prior.population.implementations
+    slots = rows.implementation.copy()
+    for slot in dict.fromkeys(slots):
+        named = OpImplementation.parse(slot)
+        twin = str(named._replace(op="linear"))
+        if named.op == "gemm" and twin in known:
+            slots[slots == slot] = twin
+    bare = slots != rows.implementation
+    if not bare.any():
+        return found
+    biased = with_slots(rows, slots)
+    values, names = biased.inputs.values.copy(), biased.inputs.names
+    values = put(values, (bare, names.index("bias")), 1.0)
+    biased = dataclasses.replace(biased, inputs=Inputs(names, values))
+    module = array_module(found.log_s)
+    most = adapted.predict(biased).log_s
+    less = module.where(bare, module.minimum(most - found.log_s, 0.0), 0.0)
+    shifted = {name: getattr(found, name) + less for name in ("log_s", "low_log_s", "high_log_s")}
+    return dataclasses.replace(found, **shifted)
 
 
 def remarks(

@@ -178,6 +178,7 @@ def replayed(results: Sequence[WhatIf], changed: str, measured: Sequence[Replay]
     headers = ["step", "rank", "measured", "replayed", "error"]
     headers += ["a step in a row"] if in_a_row else []
     headers += [changed, "speed-up"] if changed else []
+    headers += ["from", "to"] if any(result.ends for result in results) else []
     table = column_table("replay", headers)
     for result, one in zip(results, measured, strict=True):
         before_s, after_s = result.before.step_s, result.after.step_s
@@ -187,6 +188,7 @@ def replayed(results: Sequence[WhatIf], changed: str, measured: Sequence[Replay]
             cells += [seconds(before_s[at])] if in_a_row else []
             if changed:
                 cells += [seconds(after_s[at]), f"x{before_s[at] / after_s[at]:.3f}"]
+            cells += [seconds(end.step_s[at]) for end in result.ends or ()]
             table.add_row(one.steps[at].name, rank_words(trace.rank), *cells)
     return table
 

@@ -36,6 +36,8 @@ class Change:
     notes: tuple[str, ...] = ()
     why: Mapping[str, str] = field(default_factory=dict)  # of the unknown: why
     by: Mapping[str, float] = field(default_factory=dict)  # seconds by what prices them
+    low: np.ndarray | None = None  # ends of the factor's interval [U]; None: none is known
+    high: np.ndarray | None = None
 
 
 def faster(replay: Replay, pattern: str, times: float) -> Change:
@@ -85,7 +87,7 @@ def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> C
     They run over the ranks of their group, which fill the nodes of each system in order.
     """
     rows = replay.rows
-    wire = [_OnWire.of(replay, int(row)) for row in np.flatnonzero(rows.kind == WIRE)]
+    wire = [OnWire.of(replay, int(row)) for row in np.flatnonzero(rows.kind == WIRE)]
     wire = [one for one in wire if one.ranks != 1]  # one rank sends nothing
     at = np.array([one.row for one in wire], int)
     factor = np.ones(len(rows))
@@ -122,7 +124,7 @@ def _names(replay: Replay, row: int) -> set[str]:
 
 
 @dataclass(frozen=True)
-class _OnWire:
+class OnWire:
     """A row's collective as tables of collectives count them."""
 
     row: int
@@ -132,7 +134,7 @@ class _OnWire:
     members: tuple[int, ...]  # which ranks; () where not recorded
 
     @classmethod
-    def of(cls, replay: Replay, row: int) -> _OnWire:
+    def of(cls, replay: Replay, row: int) -> OnWire:
         rows = replay.rows
         trace, event, call = replay.traces[rows.trace[row]], int(rows.event[row]), rows.call[row]
         kind, message = kind_of(trace, np.array([event]))[0], trace.messages.get(event, Message())

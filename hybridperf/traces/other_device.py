@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hybridperf.io import InputError
-from hybridperf.model import PerfModel
+from hybridperf.hardware import device_called, device_names, load_device
+from hybridperf.io import InputError, closest
+from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.ops import GROUPS, OpCall
 from hybridperf.traces.changes import Change
 from hybridperf.traces.events import NONE
@@ -83,6 +84,19 @@ def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
     kept_s = {op: sum(of.values()) for op, of in unknown.items()}
     what = f"{new.device.name} for {old.device.name}"
     return Change(what, factor, kept_s, tuple(notes), whys, seconds)
+
+
+def recorded_on(replay: Replay, model: str = "") -> PerfModel:
+    """The model of this name, else the datasheet of the device that a step was recorded on."""
+    if model:
+        return model_or_datasheet(model)
+    recorded = replay.traces[0].device
+    known = device_called(recorded)
+    if not known:
+        nearest = closest(recorded.lower().split(" ", 1)[-1], device_names())
+        name = recorded or "the device, which the trace does not name"
+        raise InputError(f"no datasheet of {name}; give --from-model NAME{nearest}")
+    return PerfModel.datasheet(load_device(known))
 
 
 def ratios(

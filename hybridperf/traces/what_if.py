@@ -37,6 +37,8 @@ class WhatIf:
     after: Replay
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
+    # ends of the interval of `after`, where a change has one: all factors at their ends at once
+    ends: tuple[Replay, Replay] | None = None
 
 
 def what_if(
@@ -47,27 +49,49 @@ def what_if(
     `overlap_slowdown`: how much longer computation takes while a collective of its rank runs, on
     top of what the measured times hold.
     """
-    factor = np.prod([np.ones(len(replay.rows)), *(change.factor for change in changes)], axis=0)
-    after = replay.with_seconds(replay.seconds + replay.rows.busy_s * (factor - 1))
+    rows = replay.rows
+
+    def changed(end: str) -> tuple[Replay, str]:
+        of_ends = (getattr(change, end) for change in changes)
+        factors = [
+            change.factor if at_end is None else at_end
+            for change, at_end in zip(changes, of_ends, strict=True)
+        ]
+        factor = np.prod([np.ones(len(rows)), *factors], axis=0)
+        after = replay.with_seconds(replay.seconds + rows.busy_s * (factor - 1))
+        if overlap_slowdown == 1.0:
+            return after, ""
+        return _slowed(after, rows.busy_s * factor, overlap_slowdown)
+
+    after, unsettled = changed("factor")
     notes = [note for change in changes for note in change.notes]
-    if overlap_slowdown != 1.0:
-        after, note = _slowed(after, replay.rows.busy_s * factor, overlap_slowdown)
-        notes += [note] if note else []
-    return WhatIf(replay, after, tuple(changes), tuple(notes))
+    ends = None
+    if any(change.low is not None for change in changes):
+        ends = changed("low")[0], changed("high")[0]
+    return WhatIf(replay, after, tuple(changes), (*notes, *filter(None, [unsettled])), ends)
 
 
 def step_table(results: Sequence[WhatIf], measured: Sequence[Replay]) -> pd.DataFrame:
-    """A row per step and rank: `step, rank, measured_s, replayed_s, before_s, after_s`."""
+    """A row per step and rank: `step, rank, measured_s, replayed_s, before_s, after_s`, and
+    `low_s, high_s` where a change has an interval.
+    """
     rows = [
         {
             "step": one.steps[at].name, "rank": trace.rank, "measured_s": one.measured_s[at],
             "replayed_s": one.replayed_s[at], "before_s": result.before.step_s[at],
             "after_s": result.after.step_s[at],
+            **_interval(result, at),
         }
         for result, one in zip(results, measured, strict=True)
         for at, trace in enumerate(one.traces)
     ]  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _interval(result: WhatIf, at: int) -> dict[str, float]:
+    if result.ends is None:
+        return {}
+    return {"low_s": result.ends[0].step_s[at], "high_s": result.ends[1].step_s[at]}
 
 
 def best_savings(replay: Replay) -> pd.DataFrame:
