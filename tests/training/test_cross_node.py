@@ -120,7 +120,8 @@ def test_an_interval_holds_both_modes_and_the_note_says_which_is_predicted(cache
     found = predict_steps(pd.DataFrame(asked), cache=cache).frame
     rows = batch(cache, *asked)
     both_s = found["predicted_s"] + [stalled_s(rows.features, medians(), rows.rows)[0], 0.0]
-    assert (found["low_s"] < found["predicted_s"]).all() and (both_s <= found["high_s"]).all()
+    assert (found["low_s"] < found["predicted_s"]).all()
+    assert (both_s <= found["high_s"]).all()
     assert "predicted as a run that does not stall; one run in" in found["note"][0]
     assert "predicted as a run that stalls" in found["note"][1]
 
