@@ -5,7 +5,8 @@ A case is one model on one number of devices whose layouts were measured, ten or
 are fitted to measured steps of other cases, never to the judged one's: of the same model on other
 numbers of devices, or of other models alone. Layouts are ranked by their predicted time, as a plan
 ranks them; the chance of a stall is no part of it, and ranking by the time expected with it stands
-next to it for comparison. So does the best constant rule: of the rules in a list, the one that does
+next to it for comparison, as does the plan among runs that did not stall. So does the best constant
+rule: of the rules in a list, the one that does
 best over all cases in hindsight.
 
 Where nothing is measured: does the closed composition choose what the whole graph of a step would?
@@ -101,7 +102,7 @@ def run(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found
         results = [
             ResultLine(one.way, 1 - one.close, len(one.slower), 1 - GOAL, rules, measure)
             for one in judged
-            if one.way.startswith(("plan, ", "time expected"))
+            if one.way.startswith(("plan", "time expected"))
         ]
         yield Found(choice_table(judged), tables, results)
     if "graph" in wanted:
@@ -163,8 +164,10 @@ def judge(
     names = [name for name in dict.fromkeys(case.tolist()) if (case == name).sum() >= LEAST_ROWS]
     measured_s = rows["step_time_s"].to_numpy(float)
     model, found = rows["model"].to_numpy(), []
+    ran = ~stalled(batch.configs, measured_s)
     for fit in fits:
         ways: dict[str, dict[str, float]] = {"plan": {}, "time expected with stalls": {}}
+        steady: dict[str, float] = {}
         for name in names:
             here = case == name
             others = ~here if fit == "other cases" else model != model[np.argmax(here)]
@@ -172,6 +175,8 @@ def judge(
             seconds = _predicted_s(batch, here, given, measured_s)
             for of_way, one_s in zip(ways.values(), seconds, strict=True):
                 of_way[name] = _slower(measured_s[here], one_s)
+            steady[name] = _slower(measured_s[here & ran], seconds[0][ran[here]])
+        ways["plan without stalled runs"] = steady
         found += [Choice(f"{way}, {fit}", pd.Series(slower)) for way, slower in ways.items()]
     of_case = {name: (rows[case == name], measured_s[case == name]) for name in names}
     rules = []

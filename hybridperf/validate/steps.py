@@ -9,8 +9,8 @@ the same rows.
     papers       tables of two papers: `paper_steps.py`
 
 Nothing is fitted on a row that is judged. Rows that contradict themselves are listed, predicted and
-judged apart; rows that stalled by a rule that needs no model (`steps/cross_node.py`) are judged with
-and without, and so are rows far slower than predicted.
+judged apart; rows that stalled by a rule that needs no model (`steps/cross_node.py`) are judged
+with and without, and so are rows far slower than predicted.
 """
 
 import dataclasses

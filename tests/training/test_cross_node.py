@@ -11,7 +11,8 @@ import pytest
 from hybridperf.engine.closed import step_seconds
 from hybridperf.model.step_effects import larger_s, medians
 from hybridperf.training.steps.batch import PriceCache
-from hybridperf.training.steps.cross_node import stalled_s, with_stalled
+from hybridperf.training.steps.cross_node import as_stalled, stalled, stalled_s, with_stalled
+from hybridperf.training.steps.predict import predict_steps
 
 ROW = {
     "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048,
@@ -94,6 +95,35 @@ def test_rows_nearer_to_a_stalled_step_than_to_the_expected_one_are_marked(cache
         0.0,
         2.0,
     ]  # inside a node never, of wide tensor parallelism always
+
+
+def test_a_run_stalled_that_reaches_a_quarter_of_the_rate_on_fewer_devices(cache) -> None:
+    # 16 slots of 0.1 s with a bubble of one; on twice the devices half of the micro-batches each
+    wide = {"n_gpus": 32, "dp": 4}
+    rows = batch(cache, {}, wide, wide, wide, {"pp": 1, "dp": 4}, {**wide, "pp": 1, "dp": 8})
+    slots_s = np.array([0.1, 0.13, 0.46, 0.6, 0.1, 2.0])
+    marks = stalled(rows.configs, slots_s * np.array([17, 17, 17, 17, 16, 16]))
+    # the third needs no half second a micro-batch; without a pipeline none stalls
+    assert marks.tolist() == [False, False, False, True, False, False]
+    assert as_stalled(rows.features, marks).stalls.tolist() == [0.0, 0.0, 0.0, 2.0, 0.0, 0.0]
+
+
+def test_marking_knows_no_model_and_no_unit_of_rows_alone(cache) -> None:
+    rows = batch(cache, {}, {"n_gpus": 32, "dp": 4, "hidden": 4096})
+    # another model; and alone
+    assert not stalled(rows.configs, np.array([1.0, 1e3])).any()
+    assert not stalled(rows.configs[:1], np.array([1e3])).any()
+
+
+def test_an_interval_holds_both_modes_and_the_note_says_which_is_predicted(cache) -> None:
+    asked = [{**ROW, "n_gpus": 256, "dp": 32}, {**ROW, "tp": 32, "n_gpus": 64, "dp": 1}]
+    found = predict_steps(pd.DataFrame(asked), cache=cache).frame
+    rows = batch(cache, *asked)
+    both_s = found["predicted_s"] + [stalled_s(rows.features, medians(), rows.rows)[0], 0.0]
+    assert (found["low_s"] < found["predicted_s"]).all()
+    assert (both_s <= found["high_s"]).all()
+    assert "predicted as a run that does not stall; one run in" in found["note"][0]
+    assert "predicted as a run that stalls" in found["note"][1]
 
 
 def test_updated_weights_come_around_a_ring_of_all_data_ranks(cache) -> None:

@@ -67,6 +67,6 @@ def test_measured_sweeps_confirm_what_is_ranked_first(data_dir):
     """
     rows = pd.read_csv(data_dir / "training_steps" / "train_steps_dev.csv.gz", low_memory=False)
     judged = judge(rows, fits=("other cases",))
-    planned, best_rule = judged[0], judged[2]
+    planned, best_rule = judged[0], judged[3]
     assert planned.close >= 0.8
     assert planned.close > best_rule.close

@@ -28,6 +28,7 @@ from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import framework_habits
 from hybridperf.workloads.transformer.parts import layer_passes
+from hybridperf.workloads.transformer.update import buckets
 
 LLAMA = dict(
     model="llama2-7b", gpu="h100", framework="megatron_core", precision="bf16", n_gpus=64,
@@ -444,3 +445,35 @@ def test_adapters_of_latent_attention_are_refused(cache):
     row = ADAPTED | {"model": "deepseek-v3", "adapters": 16, "dp": 8, "ep": 8}
     found = predict_steps(pd.DataFrame([row]), cache=cache).frame
     assert "adapters of latent attention are not modelled" in found["note"][0]
+
+
+def test_messages_of_gradients_are_as_large_as_their_framework_has_them():
+    """Megatron-Core's bucket is 40 million numbers by default: what takes many of PyTorch's 25 MB
+    takes fewer of it, and no gradient is left out or sent twice.
+    """
+    layout = Layout(dp=64, micro_batch=1, accumulation=1, zero=1)
+    large = TransformerConfig.run_by("megatron_core", load_shape("gpt2-medium"), layout)
+    assert large.bucket_bytes == 40e6 * large.gradient_bytes
+    sent = [buckets(one, 0) for one in (large, large.replace(bucket_bytes=25e6))]
+    assert len(sent[0]) < len(sent[1])
+    moved = [sum(step.call.bytes for one in found for step in one.steps) for found in sent]
+    assert moved[0] == pytest.approx(moved[1])
+
+
+def test_mlperf_rounds_recompute_as_their_submissions_say():
+    """NVIDIA's GPT-3 recomputed attention in v3.0 and nothing in v3.1."""
+    row = dict(
+        model="gpt3-175b", gpu="h100", n_gpus=512, tp=4, pp=8, micro_batch=1, global_batch=2048
+    )
+    rounds = [row | {"source": f"mlperf_training_v{number}"} for number in ("3.0", "3.1")]
+    found = [one.config.layout.recompute for one in resolve(pd.DataFrame(rounds))]
+    assert found == ["selective", "none"]
+
+
+def test_a_row_that_counts_two_thirds_of_the_flops_says_that_it_trained_adapters():
+    row = LLAMA | {"step_time_s": 1.0, "tokens_per_s_gpu": 1e4}
+    shape = load_shape("llama2-7b")
+    whole = shape.model_flops(1e4, causal=True) / 1e12
+    given = [row | {"tflops_gpu": share * whole} for share in (1.0, 4 / 3, 2 / 3)]
+    flags = [one.flags for one in resolve(pd.DataFrame([*given, given[2] | {"adapters": 16}]))]
+    assert ["adapters" in " ".join(one) for one in flags] == [False, False, True, False]

@@ -122,13 +122,17 @@ def contradictions(
     known = [at for at, config in enumerate(configs) if config is not None]
     some = [config for config in configs if config is not None]
     sizes = np.full((4, len(configs)), np.nan)
-    sizes[:, known] = np.array(
-        [
-            (c.layout.global_batch, c.shape.seq, c.shape.parameters, _trained_flops(c))
-            for c in some
-        ],
-        float,
-    ).reshape(-1, 4).T
+    sizes[:, known] = (
+        np.array(
+            [
+                (c.layout.global_batch, c.shape.seq, c.shape.parameters, _trained_flops(c))
+                for c in some
+            ],
+            float,
+        )
+        .reshape(-1, 4)
+        .T
+    )
     batch, seq, parameters, least_flops = sizes
     given = np.array([np.nan if one is None else one for one in global_batches], float)
     for at in np.flatnonzero((batch[asked] != given[asked]) & ~np.isnan((batch + given)[asked])):
@@ -167,7 +171,7 @@ def contradictions(
     for at in np.flatnonzero(said < FROZEN * least_flops[asked]):
         found.setdefault(int(at), []).append(
             f"contradiction: TFLOP/s over tokens/s are {said[at] / 1e9:.4g} GFLOP a token, training"
-            f" all weights takes {least_flops[asked[at]] / 1e9:.4g}; say adapters if most are frozen"
+            f" all weights takes {least_flops[asked[at]] / 1e9:.4g}; say adapters if that is so"
         )
     return {at: tuple(sentences) for at, sentences in found.items()}
 

@@ -274,12 +274,16 @@ def _fill(
     out["mfu"][at] = flops / (step_s * ranks * peaks_flops_per_s(configs, batch.devices))
     failed, chances = _fill_memory(out, batch), np.asarray(batch.features.stall_chance)
     host_shares = times.parts["host_s"] / step_s
-    columns = (at, batch.rows, configs, times.remarks, chances, host_shares)
+    surely = np.asarray(batch.features.stalls) > 0
+    columns = (at, batch.rows, configs, times.remarks, chances, surely, host_shares)
     assumed = []
-    for place, row, config, remark, chance, waiting in zip(*map(list, columns), strict=True):
-        stall = ""
+    for place, row, config, remark, chance, sure, waiting in zip(*map(list, columns), strict=True):
+        stall = "predicted as a run that stalls: every one like this did" if sure else ""
         if chance > LIKELY_STALL:
-            stall = f"one run in {round(1 / chance)} like this stalls and takes far longer"
+            stall = (
+                "predicted as a run that does not stall; one run in"
+                f" {round(1 / chance)} like this stalls and takes far longer, up to high_s"
+            )
         launched = experts_note(config, float(waiting)) if config.shape.experts else ""
         unmeasured = unmeasured_of(config, cache.prices(row.machine)).notes
         remarks = (notes.get(place, ""), remark, *unmeasured, stall, launched, _share_of(config))
