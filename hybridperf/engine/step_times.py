@@ -67,12 +67,12 @@ class StepTimes:
         chunk, chunk_keys = floats(chunk), floats(chunk_keys)
         held = sequences + chunk
         module = array_module(sequences, keys, chunk, chunk_keys, times.products_s)
-        rows = ((times.tokens, held),)
-        products = between(rows, times.products_s) * (held > 0)
-        rows = ((times.sequences, sequences), (times.keys, keys))
-        decode = between(rows, times.decode_s) * (sequences > 0)
-        rows = ((times.chunk, chunk), (times.chunk_keys, chunk_keys))
-        prefill = between(rows, times.prefill_s) * (chunk > 0)
+        axes: tuple[tuple[Array, Array], ...] = ((times.tokens, held),)
+        products = between(axes, times.products_s) * (held > 0)
+        axes = ((times.sequences, sequences), (times.keys, keys))
+        decode = between(axes, times.decode_s) * (sequences > 0)
+        axes = ((times.chunk, chunk), (times.chunk_keys, chunk_keys))
+        prefill = between(axes, times.prefill_s) * (chunk > 0)
         return module.asarray(products + decode + prefill + times.host_s * (held > 0))
 
 
@@ -86,7 +86,8 @@ def between(axes: tuple[tuple[Array, Array], ...], values: Array) -> Array:
         values: of the table, all above zero.
     """
     module = array_module(values, *(where for _, where in axes))
-    logs, corners = module.log(floats(values)), []
+    logs = module.log(floats(values))
+    corners: list[tuple] = []
     for sizes, where in axes:
         known = np.log(np.asarray(sizes, float))
         at = module.log(module.maximum(where, float(np.exp(known[0]))))
@@ -99,7 +100,8 @@ def between(axes: tuple[tuple[Array, Array], ...], values: Array) -> Array:
         corners.append(((left, 1.0 - share), (left + 1, share)))
     total = 0.0
     for combined in _combinations(corners):
-        weight, index = 1.0, []
+        weight: Array = 1.0
+        index: list[Array] = []
         for at, part in combined:
             weight, index = weight * part, [*index, at]
         total = total + weight * logs[tuple(index)]

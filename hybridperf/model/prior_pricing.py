@@ -29,10 +29,10 @@ def members(
 ) -> dict[str, tuple[np.ndarray, FamilyRows, np.ndarray]]:
     """By family, the ops that an adapted prior prices: (positions, its rows, what was assumed)."""
     found: dict[str, list[tuple[np.ndarray, FamilyRows]]] = {}
-    apart = [at for at, call in enumerate(calls) if not call.inlined] if families else []
     by_framework: dict[str, list[int]] = {}
-    for at in apart:
-        by_framework.setdefault(calls[at].framework, []).append(at)
+    for place, call in enumerate(calls if families else ()):
+        if not call.inlined:
+            by_framework.setdefault(call.framework, []).append(place)
     for framework, places in by_framework.items():
         for at, op, name in alike([calls[one].op for one in places]):
             group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
