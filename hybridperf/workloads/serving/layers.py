@@ -24,7 +24,6 @@ from hybridperf.ops import (
     BatchedGemm,
     Copy,
     DecodeAttention,
-    Elementwise,
     Gemm,
     LatentAttention,
     Moe,
@@ -32,6 +31,7 @@ from hybridperf.ops import (
     OpCall,
     PrefillAttention,
     RmsNorm,
+    op_by_name,
 )
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.workloads.serving.deployment import Deployment
@@ -131,7 +131,7 @@ class ServedCalls:
     def _mlp(self, tokens: float, width: int, quant: str) -> Iterator[Call]:
         h, inner = self.shape.hidden, width / self.tp
         yield self._gemm(tokens, (2 if self.shape.gated else 1) * inner, h, quant)
-        yield self._fused(Elementwise("bf16", tokens, inner, 2.0, 5.0, 1.0))
+        yield self._fused(_loop("silu_mul", tokens, inner))
         yield self._gemm(tokens, h, inner, quant)
 
     def _projections(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
@@ -155,7 +155,7 @@ class ServedCalls:
             heads = shape.heads / t * (2 if shape.gated_attention else 1)
             width = (heads + 2 * max(shape.key_heads / t, 1.0)) * shape.dim
             yield self._gemm(tokens, width, h, quant)
-            yield self._fused(Elementwise("bf16", tokens, width, 1.0, 6.0))  # positions
+            yield self._fused(_loop("rope", tokens, width))
             yield self._gemm(tokens, h, shape.context_width / t, quant)
         if rank := self.served.lora_rank:  # one adapter of the layer's matrices before attention
             yield self._gemm(tokens, rank, h, "bfloat16")
@@ -262,6 +262,11 @@ class ServedCalls:
         if self.served.pp > 1:
             apart = self.served.gpus > self.per_node
             yield CollectiveCall("sendrecv", float(size), 2, 2 if apart else 1)
+
+
+def _loop(name: str, rows: float, cols: float) -> Op:
+    kind, fixed = op_by_name(name)
+    return kind(dtype="bf16", rows=rows, cols=cols, **fixed)  # type: ignore[call-arg]
 
 
 def _dtype(quant: str) -> str:
