@@ -50,19 +50,22 @@ class Loop(NamedTuple):
     step_s: Array  # of decoding
     alone_s: Array  # of one prompt
     next_s: Array  # that a prompt adds among others
+    prompts: Array  # that an opening burst brings to the rank
     decoding: Array
+    interferes: Array = 1.0  # 0: prompts are computed by workers apart
 
     def latency(self, effects: ServingEffects, launched_s: Array = 0.0) -> Latency:
         """The formula of the module's docstring; `launched_s`: of the host, each step."""
-        module = array_module(*self[:-1], self.decoding)
-        held = module.minimum(self.clients, self.slots)
+        module = array_module(*self)
         added_s = effects.step_s + launched_s
         step_s = effects.kernels * self.step_s + added_s
         next_s = effects.kernels * self.next_s
-        tpot_s = step_s + (self.decoding - 1.0) * next_s / self.output
+        others = self.interferes * (self.decoding - 1.0)
+        tpot_s = step_s + others * next_s / self.output
         waiting_s = module.maximum(self.clients / self.slots - 1.0, 0.0) * self.output * tpot_s
         alone_s = effects.kernels * self.alone_s + added_s
-        first_s = effects.prefill * (alone_s + effects.burst * next_s * (held - 1.0) / 2.0)
+        before_s = effects.burst * next_s * (self.prompts - 1.0) / 2.0
+        first_s = effects.prefill * (alone_s + before_s)
         ttft_s = first_s + effects.waited_steps * step_s + effects.first_token_s + waiting_s
         return Latency(ttft_s, tpot_s, self.decoding, waiting_s)
 
@@ -91,17 +94,27 @@ def closed_loop(
 def settled(
     times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array,
     effects: ServingEffects, chunk: Array = CHUNK, ranks: Array = 1.0,
+    prefill: tuple[StepTimes, Array] | None = None,
 ) -> Loop:  # fmt: skip
-    """The loop at the number of sequences that decode once it has run for long; as `closed_loop`."""
-    kernels = dataclasses.replace(times, host_s=0.0)
+    """The loop at the number of sequences that decode once it has run for long; as `closed_loop`.
+
+    `prefill`: of engines apart that compute the prompts, and how many attention ranks all of them
+    have.
+    """
     prompt, output = floats(prompt), floats(output)
     module = array_module(clients, prompt, output, slots, times.products_s)
-    clients = module.maximum(floats(clients) / ranks, 1.0)
+    every = floats(clients)
+    clients = module.maximum(every / ranks, 1.0)
     slots = module.maximum(floats(slots) / ranks, 1.0)
     keys, held = prompt + output / 2.0, module.minimum(clients, slots)
+    kernels, prompts, interferes = dataclasses.replace(times, host_s=0.0), held, 1.0
+    first = kernels
+    if prefill is not None:
+        first = dataclasses.replace(prefill[0], host_s=0.0)
+        prompts, interferes = module.maximum(every / prefill[1], 1.0), 0.0
     loop = Loop(
-        clients, slots, output, kernels.seconds(held, keys),
-        prefill_seconds(kernels, prompt, chunk), prompt_seconds(kernels, prompt, chunk), held,
+        clients, slots, output, kernels.seconds(held, keys), prefill_seconds(first, prompt, chunk),
+        prompt_seconds(first, prompt, chunk), prompts, held, interferes,
     )  # fmt: skip
     for _ in range(_ROUNDS):
         found = loop.latency(effects, times.host_s)
