@@ -68,8 +68,9 @@ def served(rows: Sequence[ServedRow]) -> Served:
             np.array([getattr(row, name) for row in some])
             for name in ("clients", "prompt", "output", "workers", "prefill_workers")
         )
-        capacity[at] = key[0].load().device.memory_bytes or np.inf
-        held = memory[key].sequences(float(capacity[at[0]]), prompt + output / 2.0)
+        capacity[at] = some[0].memory_bytes
+        tokens = np.array([row.held for row in some])
+        held = memory[key].sequences(some[0].memory_bytes, tokens)  # type: ignore[arg-type]
         ranks = workers * engine.attention_dp
         slots = ranks * np.clip(held, 1.0, engine.max_sequences)
         own = ServingEffects(**{name: getattr(effects, name)[at] for name in NAMES})

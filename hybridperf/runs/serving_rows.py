@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.hardware import device_id
+from hybridperf.hardware import device_id, load_device
 from hybridperf.io import InputError
 from hybridperf.io.errors import plain
 from hybridperf.model import PerfModel
@@ -91,6 +91,18 @@ class ServedRow:
     notes: tuple[str, ...] = ()
 
     @property
+    def held(self) -> float:
+        """Tokens that a running sequence holds in the cache, in the mean."""
+        habits = _facts()["framework"].get(self.framework, {})
+        return self.prompt + habits.get("reserved", 0.5) * self.output
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of each GPU."""
+        assert self.machine is not None
+        return load_device(self.machine.device).memory_bytes or math.inf
+
+    @property
     def gpus(self) -> float:
         assert self.engine is not None
         prefill = self.prefill.gpus * self.prefill_workers if self.prefill else 0.0
@@ -147,10 +159,10 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     shape_name, habits = named_model(name)
     machine = machine_of(_text(values, "system"))
     framework = _framework(str(values.get("backend", values.get("framework", ""))), notes)
-    schemes = _schemes(values, habits, machine, framework)
+    shape = load_shape(shape_name)
     common = {
-        "shape": load_shape(shape_name), "framework": framework, "distribution": DISTRIBUTION,
-        **schemes,
+        "shape": shape, "framework": framework, "distribution": DISTRIBUTION,
+        **_schemes(values, habits, machine, framework, bool(shape.experts)),
     }  # fmt: skip
     limits = {"max_num_seqs": "max_sequences", "max_num_batched_tokens": "chunk_tokens"}
     common |= {ours: int(_number(values, theirs)) for theirs, ours in limits.items()
@@ -205,8 +217,9 @@ def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str,
 
 
 def _schemes(
-    values: Mapping[str, Any], habits: Mapping[str, Any], machine: Machine, framework: str
-) -> dict[str, str]:
+    values: Mapping[str, Any], habits: Mapping[str, Any], machine: Machine, framework: str,
+    experts_in: bool,
+) -> dict[str, str]:  # fmt: skip
     blackwell = machine.device.startswith(("b", "gb"))
     by_precision = {"fp4": "nvfp4", "fp8": "fp8", "int4": "int4_wo", "bf16": "bfloat16"}
     precision = str(values.get("precision", "bf16"))
@@ -224,9 +237,9 @@ def _schemes(
             gemm = "bfloat16"
     usual_kv = "bf16"
     if gemm != "bfloat16" or experts != "bfloat16":
-        usual_kv = _facts()["framework"].get(framework, {}).get("kv", "bf16")
-        if framework == "sglang" and experts == "nvfp4":
-            usual_kv = "fp8"
+        kept = _facts()["framework"].get(framework, {})
+        usual_kv = kept.get("kv", "bf16")
+        usual_kv = usual_kv if experts_in else kept.get("kv_dense", usual_kv)
     kv_dtype = str(values.get("kv_dtype", usual_kv))
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
             "kv_dtype": kv_dtype}  # fmt: skip
