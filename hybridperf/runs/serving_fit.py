@@ -24,6 +24,7 @@ import scipy
 
 from hybridperf.io import InputError, read_json, write_json
 from hybridperf.model.serving_effects import BELIEFS, NAMES, ServingEffects, effects_of, logs_of
+from hybridperf.runs.closed_loop import Latency, Loop
 from hybridperf.runs.served import Served, believed_effects
 from hybridperf.runs.serving_rows import ServedRow
 
@@ -32,6 +33,8 @@ TARGETS = ("tpot_s", "ttft_s")
 # effects that frameworks share: apart, two models of one framework would fit what is theirs
 _SHARED = ("kernels", "step_s")
 _ROW_WIDTH = {"tpot_s": 0.2, "ttft_s": 0.35}  # of rows' logs around the law
+_MOST_LEFT = 1.0  # of a log, that an offset explains: a row far off is of another kind
+_APART = " apart"  # of workers that prefill
 _MOST_ROWS = 10.0  # that a model of a framework counts for: rows of one table are neighbours
 # Standard deviations of offsets in logs, by what rows share, of TPOT and TTFT; of slopes against
 # constants; of noise. By hand, with models left out in sight; half or twice as much moves errors of
@@ -71,11 +74,13 @@ class ServingFit:
         believed = believed_effects(rows)
         logs = np.array([np.log(getattr(believed, name)) for name in NAMES])
         for at, row in enumerate(rows):
-            if row.framework in self.effects:
-                logs[:, at] = self.effects[row.framework]
-            elif "" in self.effects:
+            any_of_its_kind = _APART if row.prefill else ""
+            if (kind := kind_of(row)) in self.effects:
+                logs[:, at] = self.effects[kind]
+            elif any_of_its_kind in self.effects:
                 for name in _SHARED:
-                    logs[NAMES.index(name), at] = self.effects[""][NAMES.index(name)]
+                    place = NAMES.index(name)
+                    logs[place, at] = self.effects[any_of_its_kind][place]
             if row.requests:
                 logs[NAMES.index("burst"), at] = -np.log(row.requests)
         return effects_of(logs)
@@ -139,51 +144,71 @@ def fitted(rows: Served, measured: Mapping[str, np.ndarray]) -> ServingFit:
             "expected measured rows with ttft_s and tpot_s to fit on, got none that can be"
             " predicted; their notes under `hybridperf serve ROWS` say why"
         )
-    loops = type(rows.loops)(*(np.asarray(one)[use] for one in rows.loops))
+    loops = Loop(*(np.asarray(one)[use] for one in rows.loops))
     logs = {name: np.log(measured[name][use]) for name in TARGETS}
-    frameworks = sorted({row.framework for row in mine})
-    of_row = np.array([frameworks.index(row.framework) for row in mine])
-    believed = believed_effects(mine)
-    start = np.array([np.log(getattr(believed, name)) for name in NAMES])  # [K, N]
-    told = np.array([row.requests > 0 for row in mine])
-    apart = [name for name in NAMES if name not in _SHARED]
-    widths = np.array([BELIEFS[name].width for name in NAMES])
-    weight = _weights(mine)
+    kinds = np.array([kind_of(row) for row in mine])
+    effects: dict[str, np.ndarray] = {}
+    left = {name: np.zeros(len(mine)) for name in TARGETS}
+    for apart in (False, True):
+        here = np.array([(row.prefill is not None) == apart for row in mine])
+        if here.any():
+            some = [row for row, good in zip(mine, here, strict=True) if good]
+            part = Loop(*(one[here] for one in loops))
+            logs_here = {name: values[here] for name, values in logs.items()}
+            own, latency = _effects(some, part, logs_here, kinds[here])
+            effects |= own
+            for name in TARGETS:
+                error = logs_here[name] - np.log(getattr(latency, name))
+                left[name][here] = np.clip(error, -_MOST_LEFT, _MOST_LEFT)
+    return ServingFit(effects, _offsets(*_told(mine), left=left), len(mine))
 
-    def moves(theta: np.ndarray) -> np.ndarray:
-        """By how much each effect is moved from its belief [K, N]."""
+
+def kind_of(row: ServedRow) -> str:
+    """Whose effects a row has: its framework's, and whether prompts are computed apart."""
+    return f"{row.framework}{_APART if row.prefill else ''}"
+
+
+def _effects(
+    rows: Sequence[ServedRow], loops: Loop, logs: Mapping[str, np.ndarray], kinds: np.ndarray
+) -> tuple[dict[str, np.ndarray], Latency]:
+    """(logs of effects by kind of row, what the rows take with them [N])."""
+    known = sorted({*kinds.tolist()})
+    of_row = np.searchsorted(known, kinds)
+    believed = believed_effects(rows)
+    start = np.array([np.log(getattr(believed, name)) for name in NAMES])  # [K, N]
+    told = np.array([row.requests > 0 for row in rows])
+    own_names = [name for name in NAMES if name not in _SHARED]
+    widths = np.array([BELIEFS[name].width for name in NAMES])
+    weight = _weights(rows)
+
+    def moved(theta: np.ndarray) -> np.ndarray:
+        """Logs of effects [K, N] by how far each is from its belief, in widths."""
         found = np.zeros(start.shape)
         for at, name in enumerate(_SHARED):
             found[NAMES.index(name)] = theta[at]
-        own = theta[len(_SHARED) :].reshape(len(apart), len(frameworks))
-        for at, name in enumerate(apart):
+        own = theta[len(_SHARED) :].reshape(len(own_names), len(known))
+        for at, name in enumerate(own_names):
             found[NAMES.index(name)] = own[at][of_row]
         found[NAMES.index("burst")] *= ~told
-        return found * widths[:, None]
+        return np.asarray(start + found * widths[:, None])
 
     def residuals(theta: np.ndarray) -> np.ndarray:
-        latency = loops.latency(effects_of(start + moves(theta)))
+        latency = loops.latency(effects_of(moved(theta)))
         errors = [
             weight * (np.log(getattr(latency, name)) - logs[name]) / _ROW_WIDTH[name]
             for name in TARGETS
         ]
         return np.concatenate([*map(_robust, errors), theta])
 
-    theta = np.zeros(len(_SHARED) + len(apart) * len(frameworks))
+    theta = np.zeros(len(_SHARED) + len(own_names) * len(known))
     theta = scipy.optimize.least_squares(residuals, theta, max_nfev=60).x
-    final = start + moves(theta)
-    effects = {
-        name: final[:, of_row == at][:, 0] for at, name in enumerate(frameworks)
-    }
-    shared = np.array(logs_of(ServingEffects()))
+    final = moved(theta)
+    effects = {kind: final[:, of_row == at][:, 0] for at, kind in enumerate(known)}
+    shared = logs_of(ServingEffects())
     for at, name in enumerate(_SHARED):
         shared[NAMES.index(name)] += theta[at] * BELIEFS[name].width
-    effects[""] = shared
-    latency = loops.latency(effects_of(final))
-    left = {
-        name: np.clip(logs[name] - np.log(getattr(latency, name)), -1.0, 1.0) for name in TARGETS
-    }
-    return ServingFit(effects, _offsets(*_told(mine), left=left), len(mine))
+    effects[_APART if rows[0].prefill else ""] = shared
+    return effects, loops.latency(effects_of(final))
 
 
 def _robust(z: np.ndarray) -> np.ndarray:
@@ -206,10 +231,9 @@ def _told(rows: Sequence[ServedRow]) -> tuple[tuple[tuple[str, ...], ...], np.nd
     for row in rows:
         engine = row.engine
         assert engine is not None
-        apart = "" if row.prefill is None else "disagg"
-        scheme = f"{engine.quant} {engine.of_experts()} {apart}"
+        scheme = f"{engine.quant} {engine.of_experts()}"
         layout = f"{engine.tp} {engine.attention_dp} {engine.expert_ep} {engine.pp}"
-        words.append((row.framework, row.model, row.version, row.system, scheme, layout))
+        words.append((kind_of(row), row.model, row.version, row.system, scheme, layout))
         sizes.append((row.clients / row.workers, row.prompt, row.output, row.gpus))
     centre = np.array([32.0, 2048.0, 1024.0, 4.0])
     return tuple(words), np.log2(np.array(sizes, float).reshape(-1, 4) / centre) / [3, 2, 2, 2]
