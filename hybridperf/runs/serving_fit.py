@@ -33,17 +33,16 @@ TARGETS = ("tpot_s", "ttft_s")
 # effects that frameworks share: apart, two models of one framework would fit what is theirs
 _SHARED = ("kernels", "step_s")
 _ROW_WIDTH = {"tpot_s": 0.2, "ttft_s": 0.35}  # of rows' logs around the law
+_MOST_ROWS = 1.0  # that a model of a framework counts for: rows of one table are neighbours
 _MOST_LEFT = 1.0  # of a log, that an offset explains: a row far off is of another kind
 _APART = " apart"  # of workers that prefill
-_MOST_ROWS = 10.0  # that a model of a framework counts for: rows of one table are neighbours
 # Standard deviations of offsets in logs, by what rows share, of TPOT and TTFT; of slopes against
 # constants; of noise. By hand, with models left out in sight; half or twice as much moves errors of
 # left-out models by 0.3 points or less
 _LEVELS: Mapping[tuple[str, ...], tuple[float, float]] = {
-    ("framework",): (0.05, 0.10),
-    ("framework", "model"): (0.12, 0.20),
+    ("framework", "model"): (0.12, 0.25),
     ("framework", "system"): (0.04, 0.10),
-    ("framework", "model", "version"): (0.12, 0.20),
+    ("framework", "model", "version"): (0.12, 0.25),
     ("framework", "model", "system", "scheme"): (0.10, 0.15),
 }
 _LAYOUT = (0.10, 0.20)  # inside one layout of one engine, smooth in sizes
@@ -179,7 +178,6 @@ def _effects(
     told = np.array([row.requests > 0 for row in rows])
     own_names = [name for name in NAMES if name not in _SHARED]
     widths = np.array([BELIEFS[name].width for name in NAMES])
-    weight = _weights(rows)
 
     def moved(theta: np.ndarray) -> np.ndarray:
         """Logs of effects [K, N] by how far each is from its belief, in widths."""
@@ -192,13 +190,15 @@ def _effects(
         found[NAMES.index("burst")] *= ~told
         return np.asarray(start + found * widths[:, None])
 
+    weight = _weights(rows)
+
     def residuals(theta: np.ndarray) -> np.ndarray:
         latency = loops.latency(effects_of(moved(theta)))
         errors = [
-            weight * (np.log(getattr(latency, name)) - logs[name]) / _ROW_WIDTH[name]
+            weight * _robust((np.log(getattr(latency, name)) - logs[name]) / _ROW_WIDTH[name])
             for name in TARGETS
         ]
-        return np.concatenate([*map(_robust, errors), theta])
+        return np.concatenate([*errors, theta])
 
     theta = np.zeros(len(_SHARED) + len(own_names) * len(known))
     theta = scipy.optimize.least_squares(residuals, theta, max_nfev=60).x
@@ -212,11 +212,12 @@ def _effects(
 
 
 def _robust(z: np.ndarray) -> np.ndarray:
-    """Residuals whose squares grow like an absolute value far out."""
+    """Residuals whose squares grow like an absolute value far out: rows of another kind."""
     return np.asarray(np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + z**2) - 1.0)))
 
 
 def _weights(rows: Sequence[ServedRow]) -> np.ndarray:
+    """Of each row: a model of a framework counts for `_MOST_ROWS` at most."""
     groups = [(row.framework, row.model) for row in rows]
     count = Counter(groups)
     return np.sqrt([min(_MOST_ROWS / count[group], 1.0) for group in groups])
@@ -256,6 +257,13 @@ def _covariance(
     return np.asarray(out + _LAYOUT[here] ** 2 * alike * np.exp(-apart / (2.0 * _SMOOTH**2)))
 
 
+def _among(
+    words: Sequence[Sequence[str]], sizes: np.ndarray, here: int, noise: float
+) -> np.ndarray:
+    among = _covariance(words, sizes, words, sizes, here)
+    return np.asarray(among + noise**2 * np.eye(len(words)))
+
+
 def _slope_variance(sizes: np.ndarray, here: int) -> np.ndarray:
     widths = sum(width[here] ** 2 for level, width in _LEVELS.items() if "model" in level)
     return np.asarray(widths * _SLOPES**2 * (sizes[:, :2] ** 2).sum(1))
@@ -267,7 +275,6 @@ def _offsets(
 ) -> Offsets:  # fmt: skip
     factors, found = {}, {}
     for here, target in enumerate(TARGETS):
-        among = _covariance(words, sizes, words, sizes, here)
-        factors[target] = np.linalg.inv(among + _NOISE[here] ** 2 * np.eye(len(words)))
+        factors[target] = np.linalg.inv(_among(words, sizes, here, _NOISE[here]))
         found[target] = weights[target] if left is None else factors[target] @ left[target]  # type: ignore[index]
     return Offsets(words, sizes, found, factors)
