@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
 from hybridperf.model.serving_effects import NAMES, ServingEffects, believed
 from hybridperf.runs.closed_loop import Latency, Loop, settled
 from hybridperf.runs.serving_rows import Machine, ServedRow
 from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
 from hybridperf.workloads.serving import Deployment, step_times
-from hybridperf.engine.step_times import StepTimes
 
 _Engine = tuple[Machine, Deployment]
 

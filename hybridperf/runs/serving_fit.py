@@ -97,6 +97,14 @@ class ServingFit:
         explained = np.einsum("nm,mk,nk->n", across, known.factors[target], across)
         return across @ known.weights[target], np.sqrt(np.maximum(prior - explained, 0.0))
 
+    def note_of(self, row: ServedRow) -> str:
+        """Whose rows a row is predicted by."""
+        if kind_of(row) not in self.effects:
+            of = f"{row.framework or 'this framework'}{_APART if row.prefill else ''}"
+            return f"no measured rows of {of}: usual effects assumed"
+        models = {words[1] for words in self.offsets.words} if self.offsets else set()
+        return "" if row.model in models else f"no measured row of {row.model}"
+
     def save(self, path: str | Path) -> None:
         """Write everything into one JSON file."""
         known = self.offsets

@@ -25,28 +25,10 @@ from hybridperf.model import PerfModel
 from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.transformer.zoo import load_shape
 
-# column: what it says. `READ` of `steps` in short
-READ: Mapping[str, str] = {
-    "model_path": "model, as on the Hugging Face hub, one of ours, or a config.json (or `model`)",
-    "system": "GPU and its nodes: h100_sxm, b200, gb200, ...",
-    "backend": "vllm, sglang, trtllm (or `framework`)",
-    "backend_version": "of the framework",
-    "precision": "fp4, fp8, int4, bf16: where the two below are not given",
-    "gemm_quant_mode, moe_quant_mode": "schemes of products and of experts",
-    "kv_dtype": "number format of the cache; by the framework's habit if not given",
-    "mode": "agg: one engine does all; disagg: prefill and decode workers apart",
-    "isl, osl": "tokens of prompts and of answers",
-    "silicon_concurrency, concurrency": "clients; also as `silicon_concurrency=N` in a text column",
-    "batch_size": "clients, where no concurrency is given",
-    "tp_size, pp_size, attention_dp_size, moe_tp_size, moe_ep_size": "of an engine; `prefill_` and"
-    " `decode_` before it: of the workers of each kind, and `_num_workers`",
-    "max_num_seqs, max_num_batched_tokens": "limits of an engine's step",
-    "requests_per_client": "of a run, 10 if not given: one of them meets the opening burst",
-    "drafted, acceptance": "tokens that a draft proposes, and the chance that each is taken",
-    "cached_share": "of a prompt's tokens, found in the cache of prefixes",
-}
 MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: as tables of experts draw them
+# workers where a row does not tell: those that published rows err least with
+UNTOLD_DECODERS, UNTOLD_PREFILLERS = 3.0, 1.0
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 _TOO_WIDE = (
     "tp_size {} is a total of GPUs, or no tensor-parallel degree that is known: how they are shared"
@@ -187,10 +169,14 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         prefill = Deployment(**common, **_layout(values, "prefill_", notes))
         known = {"prefill_num_workers", "decode_num_workers"} <= {*values}
         if not known:
-            notes.append("numbers of workers are not told: one of each assumed, interval widened")
+            notes.append(
+                f"numbers of workers are not told: {UNTOLD_DECODERS:g} that decode and"
+                f" {UNTOLD_PREFILLERS:g} that prefill assumed, of 1 to 16"
+            )
         found |= {
-            "prefill": prefill, "workers": _number(values, "decode_num_workers", 1.0),
-            "prefill_workers": _number(values, "prefill_num_workers", 1.0), "workers_known": known,
+            "prefill": prefill, "workers_known": known,
+            "workers": _number(values, "decode_num_workers", UNTOLD_DECODERS),
+            "prefill_workers": _number(values, "prefill_num_workers", UNTOLD_PREFILLERS),
         }  # fmt: skip
     else:
         engine = Deployment(**common, **_layout(values, "", notes))
