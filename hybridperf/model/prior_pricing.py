@@ -38,14 +38,20 @@ def members(
 ) -> dict[str, tuple[np.ndarray, FamilyRows, np.ndarray]]:
     """By family, the ops that an adapted prior prices: (positions, its rows, what was assumed)."""
     found: dict[str, list[tuple[np.ndarray, FamilyRows]]] = {}
-    apart = [at for at, call in enumerate(calls) if not call.inlined] if families else []
-    for at, op, name in alike([calls[one].op for one in apart]):
-        group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
-        part = OpRows(at, op, op.work(), group, device.peak(op.peak_dtype, op.unit), name=name)
-        for family, keep in by_family(part):
-            if family in families:
-                rows = family_rows(part, keep, device)
-                found.setdefault(family, []).append((np.array(apart)[at[keep]], rows))
+    by_framework: dict[str, list[int]] = {}
+    for place, call in enumerate(calls if families else ()):
+        if not call.inlined:
+            by_framework.setdefault(call.framework, []).append(place)
+    for framework, places in by_framework.items():
+        for at, op, name in alike([calls[one].op for one in places]):
+            group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
+            peak = device.peak(op.peak_dtype, op.unit)
+            part = OpRows(at, op, op.work(), group, peak, name=name)
+            for family, keep in by_family(part):
+                if family in families:
+                    slots = families[family].prior.population.implementations
+                    rows = _of_framework(part, keep, device, framework, slots)
+                    found.setdefault(family, []).append((np.array(places)[at[keep]], rows))
     out = {}
     for family, some in found.items():
         slots = families[family].prior.population.implementations
@@ -79,6 +85,21 @@ def predicted(adapted: Adapted, rows: FamilyRows) -> Predicted:
     less = module.where(bare, module.minimum(most - found.log_s, 0.0), 0.0)
     shifted = {name: getattr(found, name) + less for name in ("log_s", "low_log_s", "high_log_s")}
     return dataclasses.replace(found, **shifted)
+
+
+def _of_framework(
+    part: OpRows, keep: np.ndarray, device: DeviceSpec, framework: str, known: Sequence[str]
+) -> FamilyRows:
+    """Rows `keep` (a mask [R]) of a part as a framework runs them, where it was met; else as one
+    that is not named.
+    """
+    if framework:
+        words = np.full(len(part.rows), framework, object)
+        named = dataclasses.replace(part, labels={"framework": words})
+        rows = family_rows(named, keep, device)
+        if np.isin(with_defaults(rows, known)[0].implementation, known).all():
+            return rows
+    return family_rows(part, keep, device)
 
 
 def remarks(

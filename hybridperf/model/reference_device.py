@@ -33,7 +33,8 @@ from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.families import family_of, references_of
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.platform import OpTable
-from hybridperf.ops import GROUPS, Gemm, Op, OpCall
+from hybridperf.ops import GROUPS, Gemm, LatentAttention, Op, OpCall
+from hybridperf.ops.latent_attention import PUBLISHED_SHARE
 from hybridperf.ops.roofline import RooflineKnobs
 
 
@@ -195,6 +196,8 @@ def _usual_share(op: Op) -> float:
     """Share of the roofline that ops of no reference device are believed to reach."""
     if op.unit != "matrix":
         return 1.0
+    if isinstance(op, LatentAttention):
+        return PUBLISHED_SHARE
     return PRODUCTS_SHARE if isinstance(op, Gemm) else ATTENTION_SHARE
 
 

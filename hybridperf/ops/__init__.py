@@ -7,6 +7,7 @@ from hybridperf.ops import (  # register their ops
     convolution,
     embedding_bag,
     gemm,
+    latent_attention,
     loops,
     moe,
     movement,
@@ -22,6 +23,7 @@ from hybridperf.ops.base import FUSED, GROUPS, Gpu, Op, OpCall, columns, op_by_n
 from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward, lookup_calls
 from hybridperf.ops.gemm import BatchedGemm, Gemm
+from hybridperf.ops.latent_attention import LatentAttention
 from hybridperf.ops.loops import (
     Cumulative,
     Elementwise,
@@ -50,9 +52,9 @@ from hybridperf.ops.quantise import Quantise
 __all__ = [
     "FUSED", "GROUPS", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy", "Cumulative",
     "DecodeAttention", "EagerOp", "Elementwise", "EmbeddingBag", "EmbeddingBagBackward",
-    "EncoderAttention", "Fused", "Gather", "Gemm", "Gpu", "LoopTrip", "Moe", "Norm", "Op",
-    "OpCall", "OptimizerUpdate", "PrefillAttention", "Quantise", "Random", "Reduction", "RmsNorm",
-    "ScatterAdd", "Softmax", "Sort", "Transpose", "attention", "attention_of", "columns",
-    "convolution", "embedding_bag", "gemm", "lookup_calls", "loops", "moe", "movement",
-    "op_by_name", "op_names", "quantise",
+    "EncoderAttention", "Fused", "Gather", "Gemm", "Gpu", "LatentAttention", "LoopTrip", "Moe",
+    "Norm", "Op", "OpCall", "OptimizerUpdate", "PrefillAttention", "Quantise", "Random",
+    "Reduction", "RmsNorm", "ScatterAdd", "Softmax", "Sort", "Transpose", "attention",
+    "attention_of", "columns", "convolution", "embedding_bag", "gemm", "latent_attention",
+    "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names", "quantise",
 ]  # fmt: skip

@@ -157,6 +157,7 @@ class OpCall:
     # another than was measured: FUSED, or an attention of `attention_kernels.py` at its published
     # share of the peak; empty: the measured one
     kernel: str = ""
+    framework: str = ""  # whose kernels run, as tables of ops name it, where those were measured
 
 
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}

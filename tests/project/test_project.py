@@ -27,6 +27,7 @@ ROOMS = [  # each imports only from those before it
     "traces",
     "explore",
     "training",
+    "runs",
     "report",
     "validate",
     "studies",

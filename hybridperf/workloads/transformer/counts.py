@@ -182,6 +182,9 @@ def _attention(shape: ModelSizes) -> ParameterCounts:
     up = latent.kv_rank * shape.heads * (latent.plain_dim + latent.value_dim)
     if latent.query_rank is not None:
         down += h * latent.query_rank + latent.query_rank
+    if latent.selected:  # queries of the indexer, its keys and their norm, weights of its heads
+        down += (latent.query_rank or h) * latent.index_heads * latent.index_dim
+        down += h * (latent.index_dim + latent.index_heads) + 2 * latent.index_dim
     query = (latent.query_rank or h) * shape.query_width
     return ParameterCounts(heads=query + up + output + sinks, whole=whole + down)
 

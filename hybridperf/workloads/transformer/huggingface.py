@@ -36,6 +36,7 @@ _SCAN = {
     "groups": ("n_groups", "mamba_n_groups", "linear_num_key_heads"),
     "conv": ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim"),
 }  # fmt: skip
+_SPARSE = {"selected": "index_topk", "index_heads": "index_n_heads", "index_dim": "index_head_dim"}
 _NESTED = ("keys", "defaults", "only")  # tables of a section
 _NEEDED = ("hidden", "heads", "layers", "ffn", "vocab")
 
@@ -145,6 +146,7 @@ def _config_as(name: str, shape: TransformerShape) -> dict[str, Any]:
             "qk_nope_head_dim": latent.plain_dim, "qk_rope_head_dim": latent.rotary_dim,
             "v_head_dim": latent.value_dim,
         }  # fmt: skip
+        config |= {key: getattr(latent, field) for field, key in _SPARSE.items() if latent.selected}
     return config
 
 
@@ -199,6 +201,11 @@ def _experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
             "plain_dim": config.get("qk_nope_head_dim"),
             "rotary_dim": config.get("qk_rope_head_dim"),
             "value_dim": config.get("v_head_dim"),
+            **{
+                field: config[key]
+                for field, key in _SPARSE.items()
+                if config.get("index_topk") and key in config
+            },
         }
     return found
 

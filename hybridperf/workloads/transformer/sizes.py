@@ -56,11 +56,22 @@ class Latent:
     plain_dim: int  # of a head's queries and keys, without position
     rotary_dim: int  # and with; the key's is shared by all heads
     value_dim: int  # of a head's values
+    # keys that a token attends to, picked by an indexer's scores (DeepSeek-V3.2); 0: all
+    selected: int = 0
+    index_heads: int = 0
+    index_dim: int = 0
 
     def __post_init__(self) -> None:
+        sparse = ("selected", "index_heads", "index_dim")
         for field in dataclasses.fields(self):
-            if field.name != "query_rank" or self.query_rank is not None:
-                fields.check_whole(f"{field.name} of a latent", getattr(self, field.name))
+            what, value = f"{field.name} of a latent", getattr(self, field.name)
+            if field.name != "query_rank" or value is not None:
+                fields.check_whole(what, value, 0 if field.name in sparse else 1)
+        if len({bool(getattr(self, name)) for name in sparse}) > 1:
+            raise InputError(
+                f"sparse attention has all of {', '.join(sparse)}, or none, got {self.selected},"
+                f" {self.index_heads}, {self.index_dim}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,126 @@
+"""Seconds of a step of an engine that serves requests, by what the step holds.
+
+A step of continuous batching (Yu et al., Orca, OSDI 2022; chunked prompts: Agrawal et al.,
+Sarathi-Serve, OSDI 2024) computes one token of each sequence that decodes and a chunk of prompts:
+
+    step = products(tokens) + decode(sequences, keys of each) + prefill(tokens, keys of each) + host
+
+`products` is everything that does not look at the cache, of all tokens together. Three tables over
+sizes hold what the calls of a step take, composed once by the graph's own prices; between their
+points seconds are interpolated linearly in logs, beyond them as the last two points say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from hybridperf.io.namespace import Array, array_module, floats, fresh_views
+from hybridperf.model import PerfModel
+from hybridperf.model.calls import Call, CallChain
+from hybridperf.model.step_table import row_seconds, step_table
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "tokens",
+        "products_s",
+        "sequences",
+        "keys",
+        "decode_s",
+        "chunk",
+        "chunk_keys",
+        "prefill_s",
+        "host_s",
+    ],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """Seconds of the parts of a step over rising sizes, all above zero."""
+
+    tokens: Array  # [K] of a step
+    products_s: Array  # [K]
+    sequences: Array  # [S] that decode
+    keys: Array  # [X] that each of them looks at
+    decode_s: Array  # [S, X]
+    chunk: Array  # [Q] tokens of prompts
+    chunk_keys: Array  # [P] that each of them looks at, in the mean
+    prefill_s: Array  # [Q, P]
+    host_s: Array = 0.0  # of each step, whatever it holds
+
+    def seconds(
+        self, sequences: Array, keys: Array, chunk: Array = 0.0, chunk_keys: Array = 0.0
+    ) -> Array:
+        """Seconds of steps, of any shape; NumPy, or differentiable in JAX.
+
+        Args:
+            sequences: that decode, one token each.
+            keys: that each of them looks at, in the mean.
+            chunk: tokens of prompts.
+            chunk_keys: that each of those looks at, in the mean: of a prompt of n tokens whose
+                first k are in the cache, k + (n - k) / 2.
+        """
+        times = fresh_views(self)
+        sequences, keys = floats(sequences), floats(keys)
+        chunk, chunk_keys = floats(chunk), floats(chunk_keys)
+        held = sequences + chunk
+        module = array_module(sequences, keys, chunk, chunk_keys, times.products_s)
+        axes: tuple[tuple[Array, Array], ...] = ((times.tokens, held),)
+        products = between(axes, times.products_s) * (held > 0)
+        axes = ((times.sequences, sequences), (times.keys, keys))
+        decode = between(axes, times.decode_s) * (sequences > 0)
+        axes = ((times.chunk, chunk), (times.chunk_keys, chunk_keys))
+        prefill = between(axes, times.prefill_s) * (chunk > 0)
+        return module.asarray(products + decode + prefill + times.host_s * (held > 0))
+
+
+def chain_seconds(
+    model: PerfModel, calls: Sequence[Call], chains: Sequence[CallChain]
+) -> np.ndarray:
+    """Seconds of chains of calls [C], which count from 1; every call is priced once."""
+    return row_seconds(model, step_table(model, [*calls, *chains]))[len(calls) :]
+
+
+def between(axes: tuple[tuple[Array, Array], ...], values: Array) -> Array:
+    """A table's value at points between its own, linear in logs of sizes and values.
+
+    Args:
+        axes: for each axis of the table its rising sizes [n] and where its value is wanted (any
+            shape, those of all axes broadcast). Below the least size its value counts; above the
+            largest the line of the last two.
+        values: of the table, all above zero.
+    """
+    module = array_module(values, *(where for _, where in axes))
+    logs = module.log(floats(values))
+    corners: list[tuple] = []
+    for sizes, where in axes:
+        known = np.log(np.asarray(sizes, float))
+        at = module.log(module.maximum(where, float(np.exp(known[0]))))
+        if len(known) == 1:
+            corners.append(((0, 1.0),))
+            continue
+        left = module.clip(module.searchsorted(known, at, side="right") - 1, 0, len(known) - 2)
+        known = module.asarray(known)
+        share = (at - known[left]) / (known[left + 1] - known[left])
+        corners.append(((left, 1.0 - share), (left + 1, share)))
+    total = 0.0
+    for combined in _combinations(corners):
+        weight: Array = 1.0
+        index: list[Array] = []
+        for at, part in combined:
+            weight, index = weight * part, [*index, at]
+        total = total + weight * logs[tuple(index)]
+    return module.exp(total)
+
+
+def _combinations(corners: list[tuple]) -> list[list[tuple]]:
+    found: list[list[tuple]] = [[]]
+    for one in corners:
+        found = [[*before, corner] for before in found for corner in one]
+    return found

@@ -1,0 +1,66 @@
+"""Attention of one new token to vectors that all heads share: latent attention as a server decodes
+it (DeepSeek-V2, arXiv 2405.04434, section 2.1.2, with the up-projections absorbed into queries and
+results), and the indexer of sparse attention (DeepSeek-V3.2), which has scores and no values.
+
+Of each sequence `kv_len` cached vectors of `cached` numbers are read once for all heads; each head
+multiplies its query with `scored` of them and its weight with `valued` of them:
+
+    flops = 2 batch heads kv_len (scored + valued)         bytes = batch kv_len cached b + queries
+
+Nobody's table here has it. Its share of the roofline is that of FlashMLA, published for an H800
+(github.com/deepseek-ai/FlashMLA, README: up to 3,000 of 3,350 GB/s, up to 660 of 989 TFLOP/s).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from hybridperf.hardware import DTYPE_BYTES, Unit, canonical_dtype
+from hybridperf.io.namespace import Array
+from hybridperf.ops.base import Op, register
+from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
+from hybridperf.ops.inputs import log_sizes
+from hybridperf.ops.roofline import Work, streamed
+
+PUBLISHED_SHARE = 2 / 3  # of the roofline: FlashMLA's of the peak
+
+
+@register("latent_attention")
+@dataclasses.dataclass(frozen=True)
+class LatentAttention(Op):
+    """`batch` tokens, each against the `kv_len` vectors of its own sequence."""
+
+    unit: ClassVar[Unit] = "matrix"
+    zero_allowed: ClassVar = frozenset({"valued"})
+
+    batch: Array
+    kv_len: Array
+    heads: Array
+    cached: Array  # numbers of a vector in the cache
+    scored: Array  # of them, that a query is multiplied with
+    valued: Array  # of them, that make the result; 0: scores are all
+    kv_dtype: str = ""  # of the cache; empty: the op's dtype
+
+    @classmethod
+    def read_text(cls, name: str, value: str, dtype: str) -> str:
+        """A number format; empty where it is the op's."""
+        del name
+        kept = canonical_dtype(value) if value else dtype
+        return "" if kept == dtype else kept
+
+    def work(self) -> Work:
+        scores = self.batch * self.heads * self.kv_len
+        vectors = self.batch * self.kv_len * self.cached * DTYPE_BYTES[self.kv_dtype or self.dtype]
+        queries = self.batch * self.heads * (self.scored + self.valued) * self.element_bytes
+        return streamed(
+            vectors + queries,
+            flops=FLOPS_PER_MULTIPLY_ADD * scores * (self.scored + self.valued),
+            transcendentals=scores * (self.valued > 0),
+        )
+
+    def shape(self) -> dict[str, Array]:
+        return log_sizes(self, "batch", "kv_len", "heads")
+
+    def blocks(self) -> Array:
+        return self.batch * self.heads

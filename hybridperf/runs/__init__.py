@@ -1,0 +1,1 @@
+"""From a step to a run: requests that queue for an engine, pools of them."""

@@ -1,0 +1,49 @@
+"""Steps of a serving engine between the sizes that were composed."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybridperf.engine.step_times import StepTimes, between
+
+SIZES = 2.0 ** np.arange(0, 15, 2)
+
+
+def power_laws() -> StepTimes:
+    """Tables of power laws, which lines in logs hold exactly."""
+    return StepTimes(
+        tokens=SIZES, products_s=1e-4 * SIZES**0.5, sequences=SIZES, keys=SIZES,
+        decode_s=1e-8 * SIZES[:, None] * SIZES, chunk=SIZES, chunk_keys=SIZES,
+        prefill_s=1e-9 * SIZES[:, None] * SIZES, host_s=1e-3,
+    )  # fmt: skip
+
+
+def test_power_laws_are_exact_between_and_beyond_the_points() -> None:
+    times = power_laws()
+    found = times.seconds(np.array([3.0, 7.0]), 1000.0, np.array([0.0, 50000.0]), 700.0)
+    one = 1e-4 * 3**0.5 + 1e-8 * 3 * 1000 + 1e-3
+    two = 1e-4 * 50007**0.5 + 1e-8 * 7 * 1000 + 1e-9 * 50000 * 700 + 1e-3
+    assert found == pytest.approx([one, two], rel=1e-12)
+
+
+def test_an_empty_step_takes_no_time() -> None:
+    assert power_laws().seconds(0.0, 100.0) == 0.0
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    times = power_laws()
+
+    def seconds(sequences: jax.Array, scale: jax.Array) -> jax.Array:
+        scaled = jax.tree.map(lambda leaf: leaf * scale, times.products_s)
+        return dataclasses.replace(times, products_s=scaled).seconds(sequences, 100.0, 20.0, 30.0)
+
+    slopes = jax.grad(seconds, (0, 1))(jnp.float32(5.3), jnp.float32(1.0))
+    by_hand = 0.5e-4 * 25.3**-0.5 + 1e-8 * 100, 1e-4 * 25.3**0.5
+    assert slopes == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_below_the_least_size_its_value_counts() -> None:
+    assert between(((SIZES, np.array([0.1])),), SIZES)[0] == 1.0
