@@ -21,37 +21,45 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import heapq
 import math
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
+from hybridperf.io.namespace import Array
 from hybridperf.runs.requests import Requests, Served
 
 _LONGEST = 4096  # steps taken at once: arrays of them stay in the cache
 ROUTINGS = ("least_loaded", "round_robin")
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["times", "slots", "budget", "kv_tokens", "acceptance"],
+    meta_fields=["block", "drafted"],
+)
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Settings of one engine, and what its steps take.
+    """Settings of one engine, and what its steps take; arrays of settings in `steady_state` alone.
 
     With drafts (speculation, multi-token prediction) `times` are of steps that check them.
     """
 
     times: StepTimes
-    slots: int = 256  # sequences at once (vLLM: max_num_seqs)
-    budget: int = 8192  # tokens of a step (max_num_batched_tokens)
-    kv_tokens: float = math.inf  # that the cache holds
+    slots: Array = 256  # sequences at once (vLLM: max_num_seqs)
+    budget: Array = 8192  # tokens of a step (max_num_batched_tokens)
+    kv_tokens: Array = math.inf  # that the cache holds
     block: int = 16  # tokens of a block of the cache
     drafted: int = 0  # tokens beside each one
-    acceptance: float = 0.0  # chance that a drafted token stands, given those before it do
+    acceptance: Array = 0.0  # chance that a drafted token stands, given those before it do
 
     @property
-    def tokens_a_step(self) -> float:
+    def tokens_a_step(self) -> Array:
         """That a sequence gains in the mean: 1 + a + a^2 + ... (Leviathan et al., ICML 2023)."""
         return sum(self.acceptance**token for token in range(self.drafted + 1))
 
@@ -95,8 +103,8 @@ def serve(
     stages = [prompts, decoding] if prompts else [decoding]
     turns, workers = [0] * len(stages), [*prompts, *decoding]
     followers: dict[int, list[int]] = collections.defaultdict(list)
-    for request in np.flatnonzero(requests.after >= 0):
-        followers[int(requests.after[request])].append(int(request))
+    for follower in np.flatnonzero(requests.after >= 0).tolist():
+        followers[int(requests.after[follower])].append(follower)
     ahead = [(float(requests.arrival_s[one]), int(one), 0) for one in _first(requests)]
     state.arrival_s[_first(requests)] = requests.arrival_s[_first(requests)]
     heapq.heapify(ahead)
@@ -118,7 +126,7 @@ def serve(
         if followers or prompts:  # what others do may send something here
             others = (one.clock_s for one in busy if one is not worker)
             horizon_s = min(horizon_s, min(others, default=math.inf))
-        for request in worker.work(horizon_s):
+        for request in worker.work(horizon_s).tolist():
             if worker.only_prompts and requests.output[request] > 1:
                 when_s = worker.clock_s
                 if link is not None:
@@ -128,7 +136,7 @@ def serve(
                 heapq.heappush(ahead, (when_s, request, 1))
                 continue
             state.last_s[request] = worker.clock_s
-            for follower in followers[request] if request in followers else ():
+            for follower in followers.get(request, ()):
                 when_s = worker.clock_s + float(requests.arrival_s[follower])
                 state.arrival_s[follower] = when_s
                 heapq.heappush(ahead, (when_s, follower, 0))

@@ -91,7 +91,8 @@ def test_nothing_is_lost(seed: int, slots: int, kv: float, budget: int, closed: 
     assert ((served.last_token_s > served.first_token_s) == (output > 1)).all()
     assert served.percentiles().notna().all(axis=None)
     length, lasted = served.queue()
-    assert length.min() >= 0 and lasted.min() >= 0
+    assert length.min() >= 0
+    assert lasted.min() >= 0
     single = serve(
         followed_by_a_late_one(requests), [engine(slots=slots, kv_tokens=kv, budget=budget)]
     )
