@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 from hybridperf.io.namespace import Array, array_module, floats, fresh_views
+from hybridperf.model import PerfModel
+from hybridperf.model.calls import Call, CallChain
+from hybridperf.model.step_table import row_seconds, step_table
 
 
 @functools.partial(
@@ -74,6 +78,13 @@ class StepTimes:
         axes = ((times.chunk, chunk), (times.chunk_keys, chunk_keys))
         prefill = between(axes, times.prefill_s) * (chunk > 0)
         return module.asarray(products + decode + prefill + times.host_s * (held > 0))
+
+
+def chain_seconds(
+    model: PerfModel, calls: Sequence[Call], chains: Sequence[CallChain]
+) -> np.ndarray:
+    """Seconds of chains of calls [C], which count from 1; every call is priced once."""
+    return row_seconds(model, step_table(model, [*calls, *chains]))[len(calls) :]
 
 
 def between(axes: tuple[tuple[Array, Array], ...], values: Array) -> Array:

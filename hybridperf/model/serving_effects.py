@@ -1,0 +1,76 @@
+"""What a serving engine adds to the calls of its steps and to the wait for a first token, each with
+what is believed of it before any row of that engine is measured.
+
+    step        = kernels x (calls of the step) + step_s
+    first token = prefill x (prompts before it and its own) + waited_steps x step + first_token_s
+
+Beliefs are log-normal, a median and a width in logs, as those of training steps are
+(`step_effects.py`). `KNOWN` has what differs between frameworks.
+"""
+
+# ruff: noqa: RUF009  (`_effect` makes a dataclass field)
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hybridperf.model.step_effects import Belief
+
+_ROWS = "published rows of aiconfigurator's operating points"
+
+
+def _effect(median: float, width: float, source: str) -> Any:
+    return dataclasses.field(default=median, metadata={"belief": Belief(median, width, source)})
+
+
+@dataclasses.dataclass(frozen=True)
+class ServingEffects:
+    """One number each; arrays for a batch of rows."""
+
+    # fmt: off
+    kernels: Any = _effect(0.8, 0.15,
+        "kernels of a CUDA graph start before the last one ends and find weights in L2, where tables"
+        f" of single ops wait: 0.76 to 0.79 in {_ROWS}, by framework")
+    step_s: Any = _effect(0.7e-3, 0.7,
+        f"scheduling, sampling and sending of tokens that kernels do not hide: 0.6 to 2.4 ms in {_ROWS}")
+    prefill: Any = _effect(1.2, 0.3,
+        "prompts of a burst are cut into chunks of unlike length: assumed; fits say 0.9 to 1.6")
+    waited_steps: Any = _effect(2.0, 0.7,
+        f"a prompt waits for the step that runs, its token for the next: 0 to 3 in {_ROWS}")
+    first_token_s: Any = _effect(20e-3, 0.8,
+        "tokenizing, HTTP and the first token's way out: assumed; fits say 10 to 60 ms")
+    burst: Any = _effect(0.1, 0.5,
+        "share of requests that wait in the opening burst: one of ten, where each client sends ten")
+    # fmt: on
+
+
+NAMES = tuple(field.name for field in dataclasses.fields(ServingEffects))
+BELIEFS: Mapping[str, Belief] = {
+    field.name: field.metadata["belief"] for field in dataclasses.fields(ServingEffects)
+}
+# of a framework, in place of the usual median: (effect, median, source)
+KNOWN: Mapping[str, tuple[tuple[str, float, str], ...]] = {
+    "trtllm": (
+        ("waited_steps", 6.0, f"5 to 20 for Llama 70B and DeepSeek in {_ROWS}, 1 to 3 else"),
+    ),
+    "sglang": (("burst", 0.2, f"0.22 in {_ROWS}"),),
+}
+FRAMEWORKS = ("vllm", "sglang", "trtllm")
+
+
+def believed(framework: str = "") -> ServingEffects:
+    """Medians of a framework; of any where it is not known."""
+    return ServingEffects(**{effect: median for effect, median, _ in KNOWN.get(framework, ())})
+
+
+def logs_of(effects: ServingEffects) -> np.ndarray:
+    """Their logs, in the order of `NAMES`."""
+    return np.log([getattr(effects, name) for name in NAMES])
+
+
+def effects_of(logs: np.ndarray) -> ServingEffects:
+    """Effects by their logs [K] or [K, N]."""
+    return ServingEffects(**dict(zip(NAMES, np.exp(logs), strict=True)))

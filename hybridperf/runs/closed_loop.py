@@ -1,0 +1,140 @@
+"""Latency of a server whose clients each send their next request when the last is answered.
+
+Of C clients B decode and the others wait for their first token (Little's law). While a sequence
+makes its O tokens, each of the other B - 1 is replaced once, and its prompt, p seconds in full
+chunks, stands in the way of all; a first token waits for the prompts of its burst, half of them on
+the average:
+
+    B    = min(C / (1 + TTFT / (O TPOT)), slots)
+    TPOT = step(B, I + O/2) + (B - 1) p / O
+    TTFT = g (T(I) + f p (C' - 1) / 2) + k step(B) + c + wait           C' = min(C, slots)
+    wait = (C / slots - 1) O TPOT                where more clients are than slots, else 0
+
+`f` is the share of requests that meet the opening burst, g, k and c are effects of the framework
+(`model/serving_effects.py`). Everything is of one attention rank: its share of clients, its slots.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from hybridperf.engine.step_times import StepTimes
+from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.model.serving_effects import ServingEffects
+
+CHUNK = 8192.0  # tokens of prompts in a step at most: the usual budget of vLLM's benchmarks
+_ROUNDS = 20  # of the iteration for B, each halfway to the next: within 1e-5 of its limit
+
+
+class Latency(NamedTuple):
+    """Of requests in the mean; [...] as the sizes asked for."""
+
+    ttft_s: Array
+    tpot_s: Array
+    decoding: Array  # B, sequences of a rank that decode at once
+    waiting_s: Array  # of ttft_s, for a slot
+
+    @property
+    def tokens_per_s(self) -> Array:
+        """Output tokens of one rank, all its sequences together."""
+        return self.decoding / self.tpot_s
+
+
+class Loop(NamedTuple):
+    """A closed loop before any effect of a framework, of one attention rank; [...] each."""
+
+    clients: Array
+    slots: Array
+    output: Array
+    step_s: Array  # of decoding
+    alone_s: Array  # of one prompt
+    next_s: Array  # that a prompt adds among others
+    prompts: Array  # that an opening burst brings to the rank
+    decoding: Array
+    interferes: Array = 1.0  # 0: prompts are computed by workers apart
+
+    def latency(self, effects: ServingEffects, launched_s: Array = 0.0) -> Latency:
+        """The formula of the module's docstring; `launched_s`: of the host, each step."""
+        module = array_module(*self)
+        added_s = effects.step_s + launched_s
+        step_s = effects.kernels * self.step_s + added_s
+        next_s = effects.kernels * self.next_s
+        others = self.interferes * (self.decoding - 1.0)
+        tpot_s = step_s + others * next_s / self.output
+        waiting_s = module.maximum(self.clients / self.slots - 1.0, 0.0) * self.output * tpot_s
+        alone_s = effects.kernels * self.alone_s + added_s
+        before_s = effects.burst * next_s * (self.prompts - 1.0) / 2.0
+        first_s = effects.prefill * (alone_s + before_s)
+        ttft_s = first_s + effects.waited_steps * step_s + effects.first_token_s + waiting_s
+        return Latency(ttft_s, tpot_s, self.decoding, waiting_s)
+
+
+def closed_loop(
+    times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array = float("inf"),
+    effects: ServingEffects | None = None, chunk: Array = CHUNK, ranks: Array = 1.0,
+) -> Latency:  # fmt: skip
+    """TTFT and TPOT of a closed loop; NumPy, or differentiable in JAX.
+
+    Args:
+        times: of the engine's steps, by what one attention rank holds.
+        clients: that send requests, to all ranks together.
+        prompt: tokens.
+        output: tokens.
+        slots: sequences that may run at once, of all ranks together.
+        effects: of the framework; None: as believed of any. Its step effects multiply `times`.
+        chunk: tokens of prompts in a step at most.
+        ranks: attention ranks that requests are spread over.
+    """
+    effects = effects or ServingEffects()
+    loop = settled(times, clients, prompt, output, slots, effects, chunk, ranks)
+    return loop.latency(effects, times.host_s)
+
+
+def settled(
+    times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array,
+    effects: ServingEffects, chunk: Array = CHUNK, ranks: Array = 1.0,
+    prefill: tuple[StepTimes, Array] | None = None,
+) -> Loop:  # fmt: skip
+    """The loop at the number of sequences that decode once it has run for long; as `closed_loop`.
+
+    `prefill`: of engines apart that compute the prompts, and how many attention ranks all of them
+    have.
+    """
+    prompt, output = floats(prompt), floats(output)
+    module = array_module(clients, prompt, output, slots, times.products_s)
+    every = floats(clients)
+    clients = module.maximum(every / ranks, 1.0)
+    slots = module.maximum(floats(slots) / ranks, 1.0)
+    keys, held = prompt + output / 2.0, module.minimum(clients, slots)
+    kernels, prompts, interferes = dataclasses.replace(times, host_s=0.0), held, 1.0
+    first = kernels
+    if prefill is not None:
+        first = dataclasses.replace(prefill[0], host_s=0.0)
+        prompts, interferes = module.maximum(every / prefill[1], 1.0), 0.0
+    loop = Loop(
+        clients, slots, output, kernels.seconds(held, keys), prefill_seconds(first, prompt, chunk),
+        prompt_seconds(first, prompt, chunk), prompts, held, interferes,
+    )  # fmt: skip
+    for _ in range(_ROUNDS):
+        found = loop.latency(effects, times.host_s)
+        free = clients / (1.0 + found.ttft_s / (output * found.tpot_s))
+        decoding = (loop.decoding + module.clip(free, 1.0, held)) / 2.0
+        loop = loop._replace(decoding=decoding, step_s=kernels.seconds(decoding, keys))
+    return loop
+
+
+def prefill_seconds(times: StepTimes, prompt: Array, chunk: Array = CHUNK) -> Array:
+    """Of one prompt alone, chunk after chunk: each looks at those before it."""
+    module = array_module(prompt, chunk)
+    chunks = module.ceil(floats(prompt) / chunk)
+    return chunks * times.seconds(0.0 * chunks, 1.0, prompt / chunks, prompt / 2.0)
+
+
+def prompt_seconds(times: StepTimes, prompt: Array, chunk: Array = CHUNK) -> Array:
+    """That a prompt adds among others: its share of full chunks, or its own chunks."""
+    module = array_module(prompt, chunk)
+    most = module.maximum(floats(prompt), chunk)
+    chunks = module.ceil(most / chunk)
+    full_s = chunks * times.seconds(0.0 * most, 1.0, most / chunks, floats(prompt) / 2.0)
+    return full_s * prompt / most

@@ -1,0 +1,115 @@
+"""Operating points of a table, priced: every row's closed loop before and after effects.
+
+Axes: N rows that can be predicted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridperf.io import InputError
+from hybridperf.model.serving_effects import NAMES, ServingEffects, believed
+from hybridperf.runs.closed_loop import Latency, Loop, settled
+from hybridperf.runs.serving_rows import Machine, ServedRow
+from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
+from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.engine.step_times import StepTimes
+
+_Engine = tuple[Machine, Deployment]
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """Rows with what their engines take."""
+
+    rows: tuple[ServedRow, ...]  # [N]
+    at: np.ndarray  # their places in the table [N]
+    loops: Loop  # [N] each
+    memory: tuple[ServingMemory, ...]
+    capacity: np.ndarray  # bytes of a GPU [N]
+    problems: dict[int, str]  # of the other rows, by place
+
+    def latency(self, effects: ServingEffects) -> Latency:
+        """[N]; effects [N] or the same for all."""
+        return self.loops.latency(effects)
+
+
+def believed_effects(rows: Sequence[ServedRow]) -> ServingEffects:
+    """Of each row's framework [N]; a client's own number of requests tells its burst."""
+    each = [believed(row.framework) for row in rows]
+    found = {name: np.array([getattr(one, name) for one in each]) for name in NAMES}
+    told = np.array([row.requests for row in rows])
+    found["burst"] = np.where(told > 0, 1.0 / np.maximum(told, 1.0), found["burst"])
+    return ServingEffects(**found)
+
+
+def served(rows: Sequence[ServedRow]) -> Served:
+    """Rows of a table, those that can be priced."""
+    problems = {at: row.refused for at, row in enumerate(rows) if row.refused}
+    times = _times(rows, problems)
+    good = [at for at in range(len(rows)) if at not in problems]
+    mine = [rows[at] for at in good]
+    memory = {key: serving_memory(key[1]) for key in times}
+    groups: dict[tuple[_Engine, _Engine | None], list[int]] = {}
+    for place, row in enumerate(mine):
+        assert row.machine is not None and row.engine is not None
+        first = (row.machine, row.prefill) if row.prefill else None
+        groups.setdefault(((row.machine, row.engine), first), []).append(place)
+    effects = believed_effects(mine)
+    fields = {name: np.ones(len(mine)) for name in Loop._fields}
+    capacity = np.zeros(len(mine))
+    for (key, first), places in groups.items():
+        at, engine = np.array(places), key[1]
+        some = [mine[place] for place in places]
+        clients, prompt, output, workers, prefillers = (
+            np.array([getattr(row, name) for row in some])
+            for name in ("clients", "prompt", "output", "workers", "prefill_workers")
+        )
+        capacity[at] = key[0].load().device.memory_bytes or np.inf
+        held = memory[key].sequences(float(capacity[at[0]]), prompt + output / 2.0)
+        ranks = workers * engine.attention_dp
+        slots = ranks * np.clip(held, 1.0, engine.max_sequences)
+        own = ServingEffects(**{name: getattr(effects, name)[at] for name in NAMES})
+        prompt = prompt * (1.0 - engine.cached_share)
+        apart = None
+        if first is not None:
+            apart = times[first], prefillers * first[1].attention_dp
+        loop = settled(
+            times[key], clients, prompt, output / engine.tokens_per_pass, slots, own,
+            float(engine.chunk_tokens), ranks, apart,
+        )  # fmt: skip
+        for name, value in loop._asdict().items():
+            fields[name][at] = value
+    kept = tuple(memory[(row.machine, row.engine)] for row in mine)  # type: ignore[index]
+    return Served(tuple(mine), np.array(good, int), Loop(**fields), kept, capacity, problems)
+
+
+def _times(rows: Sequence[ServedRow], problems: dict[int, str]) -> dict[_Engine, StepTimes]:
+    """Steps of all engines, priced together by machine; what cannot be is a problem of its rows."""
+    by_machine: dict[Machine, dict[Deployment, None]] = {}
+    for row in rows:
+        for engine in (row.engine, row.prefill):
+            if engine is not None and row.machine is not None:
+                by_machine.setdefault(row.machine, {})[engine] = None
+    found: dict[_Engine, StepTimes] = {}
+    failed: dict[_Engine, str] = {}
+    for machine, engines in by_machine.items():
+        model = machine.load()
+        try:
+            some = step_times(model, [*engines], machine.all_reduce)
+            found |= {(machine, one): times for one, times in zip(engines, some, strict=True)}
+        except InputError:  # of one of them: each by itself
+            for one in engines:
+                try:
+                    found[(machine, one)] = step_times(model, [one], machine.all_reduce)[0]
+                except InputError as error:
+                    failed[(machine, one)] = str(error)
+    for at, row in enumerate(rows):
+        for engine in (row.engine, row.prefill):
+            if engine is not None and row.machine is not None:
+                if why := failed.get((row.machine, engine)):
+                    problems.setdefault(at, why)
+    return found

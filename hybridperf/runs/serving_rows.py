@@ -1,0 +1,299 @@
+"""Rows of operating points, understood: which engines of which machine, under how many clients.
+
+What published tables get wrong is mended here, and said: layouts of n x n experts that list n GPUs
+as n^2, several names of one model, totals of GPUs in the place of a tensor-parallel degree (which
+are refused: nothing tells how they are shared out).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import pandas as pd
+
+from hybridperf.hardware import device_id
+from hybridperf.io import InputError
+from hybridperf.io.errors import plain
+from hybridperf.model import PerfModel
+from hybridperf.workloads.serving import Deployment
+from hybridperf.workloads.transformer.zoo import load_shape
+
+# column: what it says. `READ` of `steps` in short
+READ: Mapping[str, str] = {
+    "model_path": "model, as on the Hugging Face hub, one of ours, or a config.json (or `model`)",
+    "system": "GPU and its nodes: h100_sxm, b200, gb200, ...",
+    "backend": "vllm, sglang, trtllm (or `framework`)",
+    "backend_version": "of the framework",
+    "precision": "fp4, fp8, int4, bf16: where the two below are not given",
+    "gemm_quant_mode, moe_quant_mode": "schemes of products and of experts",
+    "kv_dtype": "number format of the cache; by the framework's habit if not given",
+    "mode": "agg: one engine does all; disagg: prefill and decode workers apart",
+    "isl, osl": "tokens of prompts and of answers",
+    "silicon_concurrency, concurrency": "clients; also as `silicon_concurrency=N` in a text column",
+    "batch_size": "clients, where no concurrency is given",
+    "tp_size, pp_size, attention_dp_size, moe_tp_size, moe_ep_size": "of an engine; `prefill_` and"
+    " `decode_` before it: of the workers of each kind, and `_num_workers`",
+    "max_num_seqs, max_num_batched_tokens": "limits of an engine's step",
+    "requests_per_client": "of a run, 10 if not given: one of them meets the opening burst",
+    "drafted, acceptance": "tokens that a draft proposes, and the chance that each is taken",
+    "cached_share": "of a prompt's tokens, found in the cache of prefixes",
+}
+MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
+DISTRIBUTION = "power_law_1.2"  # of tokens over experts: as tables of experts draw them
+_CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
+_TOO_WIDE = (
+    "tp_size {} is a total of GPUs, or no tensor-parallel degree that is known: how they are shared"
+    " out is not told; give tp_size, attention_dp_size, moe_tp_size, moe_ep_size of one engine"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What prices a row."""
+
+    device: str
+    model: str
+    system: str
+    per_node: int = 0  # GPUs of a node, where they are more than the table's system has
+    all_reduce: str = ""
+    note: str = ""
+
+    def load(self) -> PerfModel:
+        return _loaded(self.model, self.system, self.per_node)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedRow:
+    """One row; `refused` says why it is not predicted."""
+
+    refused: str = ""
+    machine: Machine | None = None
+    engine: Deployment | None = None  # that decodes
+    prefill: Deployment | None = None  # of disaggregated rows, the other kind of worker
+    clients: float = 1.0
+    prompt: float = 1.0
+    output: float = 1.0
+    workers: float = 1.0  # that decode
+    prefill_workers: float = 1.0
+    workers_known: bool = True
+    requests: float = 0.0  # of each client; 0: not told
+    model: str = ""
+    system: str = ""
+    framework: str = ""
+    version: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> float:
+        assert self.engine is not None
+        prefill = self.prefill.gpus * self.prefill_workers if self.prefill else 0.0
+        return self.engine.gpus * self.workers + prefill
+
+
+def understood(frame: pd.DataFrame) -> list[ServedRow]:
+    """Each row of a table."""
+    records = frame.to_dict("records")
+    seen: dict[tuple, ServedRow] = {}
+    out = []
+    for record in records:
+        values = {str(name): value for name, value in record.items() if not _empty(value)}
+        values["concurrency"] = _clients(values)
+        told = tuple((name, values[name]) for name in _USED if name in values)
+        if told not in seen:
+            try:
+                seen[told] = _row(values)
+            except InputError as error:
+                seen[told] = ServedRow(refused=str(error))
+        out.append(seen[told])
+    return out
+
+
+_SIZES = (
+    "tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "num_workers",
+    "batch_size",
+)  # fmt: skip
+_USED = (
+    "model_path", "model", "system", "backend", "framework", "backend_version", "precision", "mode",
+    "gemm_quant_mode", "moe_quant_mode", "kv_dtype", "isl", "osl", "concurrency", "max_num_seqs",
+    "max_num_batched_tokens", "requests_per_client", "drafted", "acceptance", "cached_share",
+    *(f"{kind}{name}" for kind in ("", "prefill_", "decode_") for name in _SIZES),
+)  # fmt: skip
+
+
+def _empty(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+
+
+def _clients(values: Mapping[str, Any]) -> Any:
+    for name in ("silicon_concurrency", "concurrency"):
+        if name in values:
+            return values[name]
+    for value in values.values():
+        if isinstance(value, str) and (found := _CONCURRENCY.search(value)):
+            return float(found[1])
+    return values.get("batch_size", 0.0)
+
+
+def _row(values: Mapping[str, Any]) -> ServedRow:
+    notes: list[str] = []
+    name = _text(values, "model_path", "model")
+    shape_name, habits = named_model(name)
+    machine = machine_of(_text(values, "system"))
+    framework = _framework(str(values.get("backend", values.get("framework", ""))), notes)
+    schemes = _schemes(values, habits, machine, framework)
+    common = {
+        "shape": load_shape(shape_name), "framework": framework, "distribution": DISTRIBUTION,
+        **schemes,
+    }  # fmt: skip
+    limits = {"max_num_seqs": "max_sequences", "max_num_batched_tokens": "chunk_tokens"}
+    common |= {ours: int(_number(values, theirs)) for theirs, ours in limits.items()
+               if theirs in values}  # fmt: skip
+    common |= {"drafted": int(_number(values, "drafted", 0.0)),
+               "acceptance": _number(values, "acceptance", 0.0),
+               "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
+    found = {
+        "machine": machine, "clients": _number(values, "concurrency"),
+        "prompt": _number(values, "isl"), "output": _number(values, "osl"),
+        "requests": _number(values, "requests_per_client", 0.0), "model": shape_name,
+        "system": machine.device, "framework": framework,
+        "version": str(values.get("backend_version", "")),
+    }  # fmt: skip
+    if min(found["clients"], found["prompt"], found["output"]) < 1:
+        raise InputError(
+            "expected concurrency, isl and osl of at least 1 in a row of serving, got"
+            f" {found['clients']:g}, {found['prompt']:g}, {found['output']:g}"
+        )
+    if str(values.get("mode", "agg")).startswith("dis"):
+        engine = Deployment(**common, **_layout(values, "decode_", notes))
+        prefill = Deployment(**common, **_layout(values, "prefill_", notes))
+        known = {"prefill_num_workers", "decode_num_workers"} <= {*values}
+        if not known:
+            notes.append("numbers of workers are not told: one of each assumed, interval widened")
+        found |= {
+            "prefill": prefill, "workers": _number(values, "decode_num_workers", 1.0),
+            "prefill_workers": _number(values, "prefill_num_workers", 1.0), "workers_known": known,
+        }  # fmt: skip
+    else:
+        engine = Deployment(**common, **_layout(values, "", notes))
+    if machine.note:
+        notes.append(machine.note)
+    return ServedRow(engine=engine, notes=tuple(notes), **found)
+
+
+def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str, int]:
+    """Who shares what of an engine, by its five columns."""
+    names = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    tp, pp, dp, moe_tp, moe_ep = (int(_number(values, f"{kind}{one}", 1.0)) for one in names)
+    if moe_tp == moe_ep > 1 and moe_tp * moe_ep in (tp, dp) and min(tp, dp) == 1:
+        notes.append(f"{moe_tp} x {moe_ep} experts on {tp * dp} are {moe_ep} GPUs")
+        tp, dp = (moe_ep, 1) if tp > 1 else (1, moe_ep)
+    elif dp > 1 and tp > 1 and moe_ep > dp:
+        notes.append(f"tp {tp} with {dp} attention ranks: taken as {dp} GPUs, a rank each")
+        tp, moe_ep = 1, dp
+    elif dp > 1 and tp * dp != moe_tp * moe_ep:  # tp that is meant of experts
+        tp = 1
+    if tp > MOST_TP or tp & (tp - 1):
+        raise InputError(_TOO_WIDE.format(tp))
+    return {"tp": tp, "pp": pp, "attention_dp": dp, "expert_ep": math.gcd(moe_ep, tp * dp)}
+
+
+def _schemes(
+    values: Mapping[str, Any], habits: Mapping[str, Any], machine: Machine, framework: str
+) -> dict[str, str]:
+    blackwell = machine.device.startswith(("b", "gb"))
+    by_precision = {"fp4": "nvfp4", "fp8": "fp8", "int4": "int4_wo", "bf16": "bfloat16"}
+    precision = str(values.get("precision", "bf16"))
+    usual = by_precision.get(precision, precision)
+    gemm = str(values.get("gemm_quant_mode", usual))
+    experts = str(values.get("moe_quant_mode", gemm))
+    attention = ""
+    if habits.get("mxfp4"):
+        gemm, experts = "bfloat16", "w4a8_mxfp4_mxfp8" if blackwell else "w4a16_mxfp4"
+    else:
+        own = habits.get("schemes", {})
+        gemm, experts = own.get(gemm, gemm), own.get(experts, experts)
+        if gemm in habits.get("experts_alone", ()):
+            attention = "bfloat16"
+            gemm = "bfloat16"
+    usual_kv = "bf16"
+    if gemm != "bfloat16" or experts != "bfloat16":
+        usual_kv = _facts()["framework"].get(framework, {}).get("kv", "bf16")
+        if framework == "sglang" and experts == "nvfp4":
+            usual_kv = "fp8"
+    kv_dtype = str(values.get("kv_dtype", usual_kv))
+    return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
+            "kv_dtype": kv_dtype}  # fmt: skip
+
+
+def named_model(name: str) -> tuple[str, Mapping[str, Any]]:
+    """(what we call a model of a published name, habits of its weights)."""
+    text = plain(name).replace("_", "-")
+    for entry in _facts()["model"]:
+        if found := re.search(entry["says"], text):
+            return entry["shape"].format(*found.groups()), entry
+    return (name if name.endswith((".json", ".toml")) else name.rsplit("/", 1)[-1]), {}
+
+
+def machine_of(name: str) -> Machine:
+    """What prices a system of a published name."""
+    text = plain(name).replace("_", "-")
+    for entry in _facts()["system"]:
+        if entry["says"] in text:
+            return Machine(
+                device_id(name) or entry["model"], entry["model"], entry["system"],
+                entry.get("per_node", 0), entry["reduce"], entry.get("note", ""),
+            )  # fmt: skip
+    known = ", ".join(entry["says"] for entry in _facts()["system"])
+    raise InputError(f"expected a system of {known} in a row of serving, got {name!r}")
+
+
+def _framework(name: str, notes: list[str]) -> str:
+    for ours, entry in _facts()["framework"].items():
+        if re.search(entry["says"], name.lower()):
+            return str(ours)
+    notes.append(f"framework {name or 'not given'}: nothing of it is known, usual effects assumed")
+    return ""
+
+
+def _text(values: Mapping[str, Any], *names: str) -> str:
+    for name in names:
+        if name in values:
+            return str(values[name])
+    raise InputError(f"expected a column {names[0]} in a row of serving, got none")
+
+
+def _number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    if name not in values and default is not None:
+        return default
+    try:
+        found = float(values[name])
+    except (KeyError, TypeError, ValueError):
+        given = repr(values.get(name, "nothing"))
+        raise InputError(f"expected a number of zero or more in {name}, got {given}") from None
+    if not 0 <= found < 1e9:
+        raise InputError(f"expected a number of zero or more in {name}, got {found:g}")
+    return found
+
+
+@functools.cache
+def _facts() -> dict[str, Any]:
+    return tomllib.loads(resources.files(__package__).joinpath("serving_names.toml").read_text())
+
+
+@functools.cache
+def _loaded(model: str, system: str, per_node: int) -> PerfModel:
+    from hybridperf.collectives.model import load_collectives
+    from hybridperf.model import model_or_datasheet
+
+    links = load_collectives(system)
+    if per_node:
+        wider = links.system.model_copy(update={"accelerators_per_node": per_node})
+        links = dataclasses.replace(links, system=wider)
+    return model_or_datasheet(model).with_collectives(links)

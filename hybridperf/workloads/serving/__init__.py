@@ -1,0 +1,6 @@
+"""Steps of a server of a language model: its deployment, their calls, their seconds by size."""
+
+from hybridperf.workloads.serving.deployment import Deployment
+from hybridperf.workloads.serving.times import step_times
+
+__all__ = ["Deployment", "step_times"]

@@ -1,0 +1,274 @@
+"""Calls of an engine's step on one GPU, by what looks at the cache and what does not.
+
+Symbols: n tokens of an attention rank, t tensor-parallel GPUs, D attention ranks, h hidden width.
+
+    products(n)         norms, matrices, experts, all-reduces: of all tokens together
+    decode(s, keys)     attention of s sequences' new tokens, what latent attention absorbs for
+                        them, the output head
+    prefill(n, keys)    attention of prompts' tokens, up-projections of their latents, one row of
+                        the output head
+
+Layers of a pipeline are counted whole: a token passes all stages, one after the other. Experts run
+on the tokens of all D ranks; these are gathered before and scattered after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.model.calls import Call, CollectiveCall
+from hybridperf.ops import (
+    FUSED,
+    BatchedGemm,
+    Copy,
+    DecodeAttention,
+    Gemm,
+    LatentAttention,
+    Moe,
+    Op,
+    OpCall,
+    PrefillAttention,
+    RmsNorm,
+    op_by_name,
+)
+from hybridperf.ops.quantise import scheme_dtype
+from hybridperf.workloads.serving.deployment import Deployment
+from hybridperf.workloads.transformer.counts import LayerKind
+
+_WIDE = DTYPE_BYTES["bf16"]
+_STATE = "fp32"  # of a scan
+
+
+class Kernel(NamedTuple):
+    """A call, and how often it runs in a step."""
+
+    call: Call
+    times: float = 1.0
+
+
+class ServedCalls:
+    """A deployment's calls on nodes of so many GPUs, with a library's all-reduce."""
+
+    def __init__(self, deployment: Deployment, per_node: int, all_reduce: str = ""):
+        self.served, self.per_node, self.all_reduce = deployment, per_node, all_reduce
+        self.shape, self.tp = deployment.shape, deployment.tp
+
+    def products(self, tokens: float) -> Iterator[Kernel]:
+        """Of `tokens` on each attention rank; of a pipeline, split over its stages."""
+        tokens = tokens / self.served.pp if tokens > self.served.pp else 1.0
+        h = self.shape.hidden
+        for kind in self.shape.layer_kinds:
+            for call in self._layer(kind, tokens):
+                yield Kernel(call, kind.count)
+        for call in self._between_stages(tokens * h * _WIDE):
+            yield Kernel(call, self.served.pp - 1)
+
+    def decode(self, sequences: float, keys: float) -> Iterator[Kernel]:
+        """Of each attention rank's sequences, `keys` of each in the cache."""
+        served = self.served
+        each = 1.0 + served.drafted
+        sequences = sequences / served.pp if sequences > served.pp else 1.0
+        for kind in self.shape.layer_kinds:
+            for call in self._decoded(kind, sequences, keys, each):
+                yield Kernel(call, kind.count)
+        yield Kernel(self._head(sequences * each))
+        if served.drafted:  # one more layer of the last kind and its head, for each token drafted
+            for call in (*self._layer(self.shape.layer_kinds[-1], sequences),
+                         *self._decoded(self.shape.layer_kinds[-1], sequences, keys, 1.0),
+                         self._head(sequences)):  # fmt: skip
+                yield Kernel(call, served.drafted)
+
+    def prefill(self, tokens: float, keys: float) -> Iterator[Kernel]:
+        """Of `tokens` of prompts that look at `keys` each in the mean: one prompt and what of it
+        is in the cache, or several where half their tokens are more than that.
+        """
+        tokens = tokens / self.served.pp if tokens > self.served.pp else 1.0
+        batch = max(tokens / (2.0 * keys), 1.0)
+        queries = tokens / batch
+        for kind in self.shape.layer_kinds:
+            for call in self._prompts(kind, batch, queries, keys + queries / 2.0):
+                yield Kernel(call, kind.count)
+        yield Kernel(self._head(1.0))
+
+    # -- parts of a layer
+
+    def _layer(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
+        h, served = self.shape.hidden, self.served
+        if kind.mixer != "mlp":
+            yield self._fused(RmsNorm("bf16", tokens, h))
+            yield from self._projections(kind, tokens)
+            yield from self._reduced(tokens * h * _WIDE)
+        if not kind.ffn:
+            return
+        yield self._fused(RmsNorm("bf16", tokens, h))
+        if not kind.experts:
+            yield from self._mlp(tokens, kind.ffn, served.quant)
+            yield from self._reduced(tokens * h * _WIDE)
+            return
+        ranks, everyone = served.expert_ranks, tokens * served.attention_dp
+        spread = served.attention_dp > 1
+        if spread:
+            yield self._message("all_gather", everyone * h * _WIDE, ranks)
+        yield self._gemm(everyone if not spread else tokens, kind.experts, h, "bfloat16")
+        quant = served.of_experts()
+        yield OpCall(
+            Moe(
+                _dtype(quant), everyone, float(h), float(kind.ffn), float(kind.topk),
+                float(kind.experts), float(served.expert_tp), float(served.expert_ep),
+                float(self.shape.gated), quant, served.distribution,
+            ),
+            framework=served.framework,
+        )  # fmt: skip
+        if kind.shared_ffn:
+            yield from self._mlp(tokens, kind.shared_ffn, served.of_attention())
+        if spread:
+            yield self._message("reduce_scatter", everyone * h * _WIDE, ranks)
+        else:
+            yield from self._reduced(tokens * h * _WIDE)
+
+    def _mlp(self, tokens: float, width: int, quant: str) -> Iterator[Call]:
+        h, inner = self.shape.hidden, width / self.tp
+        yield self._gemm(tokens, (2 if self.shape.gated else 1) * inner, h, quant)
+        yield self._fused(_loop("silu_mul", tokens, inner))
+        yield self._gemm(tokens, h, inner, quant)
+
+    def _projections(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
+        """Matrices before and after attention or a scan."""
+        shape, h, t = self.shape, self.shape.hidden, self.tp
+        quant, scan, latent = self.served.of_attention(), shape.scan, shape.latent
+        if kind.mixer == "scan" and scan is not None:
+            yield self._gemm(tokens, scan.width / t, h, quant)
+            yield self._gemm(tokens, h, scan.inner / t, quant)
+        elif latent is not None:
+            down = (latent.query_rank or 0) + latent.kv_rank + latent.rotary_dim
+            indexed = latent.index_dim + latent.index_heads
+            yield self._gemm(tokens, down + indexed, h, quant)  # on each GPU, whole
+            yield self._fused(RmsNorm("bf16", tokens, down))
+            source = latent.query_rank or h
+            yield self._gemm(tokens, shape.query_width / t, source, quant)
+            if latent.selected:
+                yield self._gemm(tokens, latent.index_heads * latent.index_dim, source, quant)
+            yield self._gemm(tokens, h, shape.context_width / t, quant)
+        else:
+            heads = shape.heads / t * (2 if shape.gated_attention else 1)
+            width = (heads + 2 * max(shape.key_heads / t, 1.0)) * shape.dim
+            yield self._gemm(tokens, width, h, quant)
+            yield self._fused(_loop("rope", tokens, width))
+            yield self._gemm(tokens, h, shape.context_width / t, quant)
+        if rank := self.served.lora_rank:  # one adapter of the layer's matrices before attention
+            yield self._gemm(tokens, rank, h, "bfloat16")
+            yield self._gemm(tokens, shape.query_width / t, rank, "bfloat16")
+
+    def _decoded(
+        self, kind: LayerKind, sequences: float, keys: float, each: float
+    ) -> Iterator[Call]:
+        shape, served, latent = self.shape, self.served, self.shape.latent
+        heads = shape.heads / self.tp
+        if kind.mixer == "mlp":
+            return
+        if kind.mixer == "scan" and shape.scan is not None:
+            state = shape.scan.heads / self.tp * shape.scan.head_dim * shape.scan.state
+            yield self._fused(Copy(_STATE, sequences, state))  # read and written
+            return
+        if latent is None:
+            yield OpCall(
+                DecodeAttention(
+                    "bf16", sequences, keys, heads, float(shape.dim),
+                    max(shape.key_heads / self.tp, 1.0), self._window(kind), each, self._kept(),
+                ),
+                framework=served.framework,
+            )  # fmt: skip
+            return
+        tokens, rank = sequences * each, float(latent.kv_rank)
+        for one in (
+            BatchedGemm("bf16", heads, tokens, rank, latent.plain_dim, quant="bfloat16"),
+            BatchedGemm("bf16", heads, tokens, latent.value_dim, rank, quant="bfloat16"),
+        ):
+            yield OpCall(one, framework=served.framework)
+        if latent.selected:
+            dim, scored = float(latent.index_dim), min(keys, latent.selected)
+            yield self._latent(sequences, keys, latent.index_heads * each, dim, dim, 0.0)
+            keys = scored
+        cached = rank + latent.rotary_dim
+        yield self._latent(sequences, keys, heads * each, cached, cached, rank)
+
+    def _latent(self, sequences: float, keys: float, heads: float, *sizes: float) -> Call:
+        kept = self._kept()
+        return OpCall(LatentAttention("bf16", sequences, keys, heads, *sizes, kept))
+
+    def _prompts(
+        self, kind: LayerKind, batch: float, queries: float, keys: float
+    ) -> Iterator[Call]:
+        shape, latent, heads = self.shape, self.shape.latent, self.shape.heads / self.tp
+        if kind.mixer == "mlp":
+            return
+        if kind.mixer == "scan" and shape.scan is not None:
+            flops = shape.scan.flops / self.tp
+            inner = shape.scan.inner / self.tp
+            yield self._gemm(batch * queries, flops / inner, inner, "bfloat16")
+            return
+        dim, kv_heads = float(shape.dim), max(shape.key_heads / self.tp, 1.0)
+        if latent is not None:
+            up = heads * (latent.plain_dim + latent.value_dim)
+            yield self._gemm(batch * queries, up, latent.kv_rank, self.served.of_attention())
+            # a head's scores and values are of unlike width: as many flops by one of their mean
+            dim = (latent.plain_dim + latent.rotary_dim + latent.value_dim) / 2.0
+            kv_heads = heads
+            if latent.selected:
+                index = PrefillAttention(
+                    "bf16", batch, queries, float(latent.index_heads), latent.index_dim / 2.0, 1.0,
+                    0.0, keys, 1.0,
+                )  # fmt: skip
+                yield OpCall(index, framework=self.served.framework)
+        window = self._window(kind) or float(latent.selected if latent else 0)
+        yield OpCall(
+            PrefillAttention(
+                "bf16", batch, queries, heads, dim, kv_heads, window, max(keys, queries), 1.0,
+                self._kept(),
+            ),
+            framework=self.served.framework,
+        )  # fmt: skip
+
+    def _window(self, kind: LayerKind) -> float:
+        return float(self.shape.window) if kind.mixer == "window" else 0.0
+
+    def _kept(self) -> str:
+        return "" if self.served.kv_dtype == "bf16" else self.served.kv_dtype
+
+    def _head(self, rows: float) -> Call:
+        return self._gemm(rows, self.shape.vocab / self.tp, self.shape.hidden, "bfloat16")
+
+    # -- calls
+
+    def _gemm(self, m: float, n: float, k: float, quant: str) -> OpCall:
+        op = Gemm(_dtype(quant), float(m), float(n), float(k), quant=quant)
+        return OpCall(op, framework=self.served.framework)
+
+    def _fused(self, op: Op) -> OpCall:
+        return OpCall(op, kernel=FUSED)
+
+    def _reduced(self, size: float) -> Iterator[Call]:
+        if self.tp > 1:
+            yield self._message("all_reduce", size, self.tp, self.all_reduce)
+
+    def _message(self, collective: str, size: float, ranks: int, library: str = "") -> Call:
+        words = (("lib", library),) if library else ()
+        nodes = -(-ranks // self.per_node)
+        return CollectiveCall(collective, float(size), ranks, nodes, words=words)
+
+    def _between_stages(self, size: float) -> Iterator[Call]:
+        if self.served.pp > 1:
+            apart = self.served.gpus > self.per_node
+            yield CollectiveCall("sendrecv", float(size), 2, 2 if apart else 1)
+
+
+def _loop(name: str, rows: float, cols: float) -> Op:
+    kind, fixed = op_by_name(name)
+    return kind(dtype="bf16", rows=rows, cols=cols, **fixed)  # type: ignore[call-arg]
+
+
+def _dtype(quant: str) -> str:
+    """The op's number format in tables: what multiplies."""
+    return scheme_dtype("bf16", quant)

@@ -1,0 +1,94 @@
+"""Seconds of a deployment's steps by size: calls of all sizes of all deployments of one machine,
+priced at once, each size a chain of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridperf.engine.step_times import StepTimes, chain_seconds
+from hybridperf.model import PerfModel
+from hybridperf.model.calls import Call, CallChain
+from hybridperf.model.step_effects import LAUNCH_S
+from hybridperf.workloads.serving.deployment import Deployment
+from hybridperf.workloads.serving.layers import Kernel, ServedCalls
+
+
+def _doubling(least: float, most: float) -> tuple[float, ...]:
+    return tuple(2.0**at for at in np.arange(np.log2(least), np.log2(most) + 0.5))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Points that steps are composed at, of each attention rank."""
+
+    tokens: tuple[float, ...] = _doubling(1, 16384)
+    sequences: tuple[float, ...] = _doubling(1, 2048)
+    keys: tuple[float, ...] = _doubling(128, 131072)[::2]
+    chunk: tuple[float, ...] = (64, 256, 1024, 2048, 4096, 8192, 16384)
+    chunk_keys: tuple[float, ...] = (64, 256, 1024, 4096, 16384, 65536)
+
+
+def step_times(
+    model: PerfModel, deployments: Sequence[Deployment], all_reduce: str = "",
+    sizes: Sizes | None = None,
+) -> list[StepTimes]:  # fmt: skip
+    """Of each deployment.
+
+    Args:
+        model: the machine, with collectives where a deployment spans several GPUs.
+        deployments: engines on it.
+        all_reduce: the library whose all-reduce runs, as tables of collectives name it.
+        sizes: that are composed; the usual ones if not given.
+    """
+    sizes = sizes or Sizes()
+    rows: dict[Call, int] = {}
+    chains: list[CallChain] = []
+    per_node = model.collectives.system.accelerators_per_node if model.collectives else 8
+
+    def chain(kernels: Sequence[Kernel]) -> int:
+        """The place of a size's chain among all; parts count rows from 1."""
+        parts = tuple((rows.setdefault(call, len(rows)) + 1, times) for call, times in kernels)
+        chains.append(CallChain(parts, "step"))
+        return len(chains) - 1
+
+    tables = []
+    for one in deployments:
+        calls = ServedCalls(one, per_node, all_reduce)
+        products = [list(calls.products(n)) for n in sizes.tokens]
+        launched = sum(times for _, times in products[0])
+        tables.append(
+            (
+                np.array([chain(some) for some in products]),
+                np.array(
+                    [[chain([*calls.decode(s, x)]) for x in sizes.keys] for s in sizes.sequences]
+                ),
+                np.array(
+                    [[chain([*calls.prefill(q, p)]) for p in sizes.chunk_keys] for q in sizes.chunk]
+                ),
+                launched * LAUNCH_S if one.launches == "eager" else 0.0,
+            )
+        )
+    seconds = chain_seconds(model, [*rows], chains)
+    axes = (np.array(getattr(sizes, field.name), float) for field in dataclasses.fields(sizes))
+    tokens, sequences, keys, chunk, chunk_keys = axes
+    found = []
+    for one, (products_at, decode_at, prefill_at, launched_s) in zip(
+        deployments, tables, strict=True
+    ):
+        # a host that launches kernel by kernel is never overtaken by its GPU
+        products_s = np.maximum(seconds[products_at], launched_s)
+        decode_s = seconds[decode_at]
+        if one.drafted:  # products of all tokens of a sequence, where one is counted
+            more = np.interp(sequences * (1.0 + one.drafted), tokens, products_s)
+            decode_s = decode_s + (more - np.interp(sequences, tokens, products_s))[:, None]
+        found.append(
+            StepTimes(
+                tokens, products_s, sequences, keys, decode_s, chunk, chunk_keys,
+                seconds[prefill_at],
+            )
+        )  # fmt: skip
+    return found
