@@ -68,7 +68,7 @@ def poisson(
     return arriving(np.cumsum(gaps), prompt, output, prefix_share)
 
 
-def closed_loop(
+def looping(
     clients: int,
     prompt: np.ndarray,
     output: np.ndarray,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hybridperf.io import InputError
 from hybridperf.runs.batching import Engine, Link, serve
-from hybridperf.runs.requests import Requests, arriving, closed_loop, poisson
+from hybridperf.runs.requests import Requests, arriving, looping, poisson
 from tests.runs.made_up import constant, engine
 
 
@@ -70,7 +70,7 @@ def test_replicas_share_requests(routing: str) -> None:
 
 def test_clients_wait_for_their_answers() -> None:
     lengths = np.random.default_rng(1).integers(20, 60, 40)
-    requests = closed_loop(4, lengths, lengths, think_s=0.5)
+    requests = looping(4, lengths, lengths, think_s=0.5)
     served = serve(requests, [engine(), engine()])
     np.testing.assert_allclose(served.arrival_s[4:], served.last_token_s[:-4] + 0.5)
 
@@ -83,7 +83,7 @@ def test_nothing_is_lost(seed: int, slots: int, kv: float, budget: int, closed: 
     rng = np.random.default_rng(seed)
     prompt, output = rng.integers(1, 400, 30), rng.integers(1, 90, 30)
     requests: Requests = (
-        closed_loop(9, prompt, output) if closed else poisson(10.0, prompt, output, seed)
+        looping(9, prompt, output) if closed else poisson(10.0, prompt, output, seed)
     )
     served = serve(requests, [engine(slots=slots, kv_tokens=kv, budget=budget)])
     assert (served.scheduled_s >= served.arrival_s).all()
@@ -113,7 +113,7 @@ def test_bad_requests_are_told() -> None:
     with pytest.raises(InputError, match="rate above 0"):
         poisson(0.0, np.ones(1), np.ones(1))
     with pytest.raises(InputError, match="clients"):
-        closed_loop(3, np.ones(2), np.ones(2))
+        looping(3, np.ones(2), np.ones(2))
     with pytest.raises(InputError, match="routing"):
         serve(arriving(np.zeros(1), 1, 1), [engine()], routing="random")
     assert isinstance(serve(arriving(np.zeros(1), 1, 1), [engine()]).percentiles(), pd.DataFrame)
