@@ -159,7 +159,7 @@ def steady_arrivals(
     )
     ttft_s = rest_s + own_s + waiting_s
     meet = rate * own_s  # prompts that come while another is computed
-    certain = (busy < 0.6) & (waiting_s < 0.002 * ttft_s) & (meet < 0.15)
+    certain = (busy < 0.6) & (waiting_s < 0.002 * ttft_s) & (meet < 0.05) & (size < 0.9)
     return case.steady(ttft_s, step_s, rate, waiting_s, rate * step_s * size, certain)
 
 
