@@ -21,6 +21,7 @@ from hybridperf.cli.fit import calibrations, fit, plan_measurements
 from hybridperf.cli.manner import by_task, renewed, versions
 from hybridperf.cli.plan import plan
 from hybridperf.cli.predict import predict
+from hybridperf.cli.serve import serve
 from hybridperf.cli.steps import steps
 from hybridperf.cli.tables import collectives, ops
 from hybridperf.cli.trace import app as trace
@@ -34,8 +35,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-add_commands(app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps, plan)
-add_commands(app, shard, sweep, search, devices, systems, models, show, validate, calibrations)
+add_commands(app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps)
+add_commands(
+    app, serve, plan, shard, sweep, search, devices, systems, models, show, validate, calibrations
+)
 app.add_typer(trace, name="trace")
 app.add_typer(choose, name="choose")
 

@@ -147,13 +147,13 @@ def inside(folder: Path | None, names: Iterable[str], option: str = "--folder") 
     return {} if folder is None else {f"{option}/{name}": folder / name for name in names}
 
 
-def say_predicted(predicted: "pd.DataFrame", out: Path | None) -> int:
+def say_predicted(predicted: "pd.DataFrame", out: Path | None, column: str = "predicted_s") -> int:
     """Print how many rows were predicted, and why the first other was not; the exit status.
 
     Without a file to write, the first rows are shown.
     """
     result(rows=predicted)
-    without = predicted.loc[predicted["predicted_s"].isna(), "note"]
+    without = predicted.loc[predicted[column].isna(), "note"]
     if out is None:
         from hybridperf.report.best_rows import print_rows
 

@@ -31,9 +31,9 @@ class ServingEffects:
     """One number each; arrays for a batch of rows."""
 
     # fmt: off
-    kernels: Any = _effect(0.8, 0.15,
+    kernels: Any = _effect(0.93, 0.1,
         "kernels of a CUDA graph start before the last one ends and find weights in L2, where tables"
-        f" of single ops wait: 0.76 to 0.79 in {_ROWS}, by framework")
+        f" of single ops wait: 0.94 in {_ROWS}")
     step_s: Any = _effect(0.7e-3, 0.7,
         f"scheduling, sampling and sending of tokens that kernels do not hide: 0.6 to 2.4 ms in {_ROWS}")
     prefill: Any = _effect(1.2, 0.3,

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
 from hybridperf.model.serving_effects import NAMES, ServingEffects, believed
 from hybridperf.runs.closed_loop import Latency, Loop, settled
 from hybridperf.runs.serving_rows import Machine, ServedRow
 from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
 from hybridperf.workloads.serving import Deployment, step_times
-from hybridperf.engine.step_times import StepTimes
 
 _Engine = tuple[Machine, Deployment]
 
@@ -68,8 +68,9 @@ def served(rows: Sequence[ServedRow]) -> Served:
             np.array([getattr(row, name) for row in some])
             for name in ("clients", "prompt", "output", "workers", "prefill_workers")
         )
-        capacity[at] = key[0].load().device.memory_bytes or np.inf
-        held = memory[key].sequences(float(capacity[at[0]]), prompt + output / 2.0)
+        capacity[at] = some[0].memory_bytes
+        tokens = np.array([row.held for row in some])
+        held = memory[key].sequences(some[0].memory_bytes, tokens)  # type: ignore[arg-type]
         ranks = workers * engine.attention_dp
         slots = ranks * np.clip(held, 1.0, engine.max_sequences)
         own = ServingEffects(**{name: getattr(effects, name)[at] for name in NAMES})

@@ -18,35 +18,17 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.hardware import device_id
+from hybridperf.hardware import device_id, load_device
 from hybridperf.io import InputError
 from hybridperf.io.errors import plain
 from hybridperf.model import PerfModel
 from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.transformer.zoo import load_shape
 
-# column: what it says. `READ` of `steps` in short
-READ: Mapping[str, str] = {
-    "model_path": "model, as on the Hugging Face hub, one of ours, or a config.json (or `model`)",
-    "system": "GPU and its nodes: h100_sxm, b200, gb200, ...",
-    "backend": "vllm, sglang, trtllm (or `framework`)",
-    "backend_version": "of the framework",
-    "precision": "fp4, fp8, int4, bf16: where the two below are not given",
-    "gemm_quant_mode, moe_quant_mode": "schemes of products and of experts",
-    "kv_dtype": "number format of the cache; by the framework's habit if not given",
-    "mode": "agg: one engine does all; disagg: prefill and decode workers apart",
-    "isl, osl": "tokens of prompts and of answers",
-    "silicon_concurrency, concurrency": "clients; also as `silicon_concurrency=N` in a text column",
-    "batch_size": "clients, where no concurrency is given",
-    "tp_size, pp_size, attention_dp_size, moe_tp_size, moe_ep_size": "of an engine; `prefill_` and"
-    " `decode_` before it: of the workers of each kind, and `_num_workers`",
-    "max_num_seqs, max_num_batched_tokens": "limits of an engine's step",
-    "requests_per_client": "of a run, 10 if not given: one of them meets the opening burst",
-    "drafted, acceptance": "tokens that a draft proposes, and the chance that each is taken",
-    "cached_share": "of a prompt's tokens, found in the cache of prefixes",
-}
 MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: as tables of experts draw them
+# workers where a row does not tell: those that published rows err least with
+UNTOLD_DECODERS, UNTOLD_PREFILLERS = 3.0, 1.0
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 _TOO_WIDE = (
     "tp_size {} is a total of GPUs, or no tensor-parallel degree that is known: how they are shared"
@@ -89,6 +71,18 @@ class ServedRow:
     framework: str = ""
     version: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> float:
+        """Tokens that a running sequence holds in the cache, in the mean."""
+        habits = _facts()["framework"].get(self.framework, {})
+        return self.prompt + habits.get("reserved", 0.5) * self.output
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of each GPU."""
+        assert self.machine is not None
+        return load_device(self.machine.device).memory_bytes or math.inf
 
     @property
     def gpus(self) -> float:
@@ -147,10 +141,10 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     shape_name, habits = named_model(name)
     machine = machine_of(_text(values, "system"))
     framework = _framework(str(values.get("backend", values.get("framework", ""))), notes)
-    schemes = _schemes(values, habits, machine, framework)
+    shape = load_shape(shape_name)
     common = {
-        "shape": load_shape(shape_name), "framework": framework, "distribution": DISTRIBUTION,
-        **schemes,
+        "shape": shape, "framework": framework, "distribution": DISTRIBUTION,
+        **_schemes(values, habits, machine, framework, bool(shape.experts)),
     }  # fmt: skip
     limits = {"max_num_seqs": "max_sequences", "max_num_batched_tokens": "chunk_tokens"}
     common |= {ours: int(_number(values, theirs)) for theirs, ours in limits.items()
@@ -175,10 +169,14 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         prefill = Deployment(**common, **_layout(values, "prefill_", notes))
         known = {"prefill_num_workers", "decode_num_workers"} <= {*values}
         if not known:
-            notes.append("numbers of workers are not told: one of each assumed, interval widened")
+            notes.append(
+                f"numbers of workers are not told: {UNTOLD_DECODERS:g} that decode and"
+                f" {UNTOLD_PREFILLERS:g} that prefill assumed, of 1 to 16"
+            )
         found |= {
-            "prefill": prefill, "workers": _number(values, "decode_num_workers", 1.0),
-            "prefill_workers": _number(values, "prefill_num_workers", 1.0), "workers_known": known,
+            "prefill": prefill, "workers_known": known,
+            "workers": _number(values, "decode_num_workers", UNTOLD_DECODERS),
+            "prefill_workers": _number(values, "prefill_num_workers", UNTOLD_PREFILLERS),
         }  # fmt: skip
     else:
         engine = Deployment(**common, **_layout(values, "", notes))
@@ -205,8 +203,9 @@ def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str,
 
 
 def _schemes(
-    values: Mapping[str, Any], habits: Mapping[str, Any], machine: Machine, framework: str
-) -> dict[str, str]:
+    values: Mapping[str, Any], habits: Mapping[str, Any], machine: Machine, framework: str,
+    experts_in: bool,
+) -> dict[str, str]:  # fmt: skip
     blackwell = machine.device.startswith(("b", "gb"))
     by_precision = {"fp4": "nvfp4", "fp8": "fp8", "int4": "int4_wo", "bf16": "bfloat16"}
     precision = str(values.get("precision", "bf16"))
@@ -224,9 +223,9 @@ def _schemes(
             gemm = "bfloat16"
     usual_kv = "bf16"
     if gemm != "bfloat16" or experts != "bfloat16":
-        usual_kv = _facts()["framework"].get(framework, {}).get("kv", "bf16")
-        if framework == "sglang" and experts == "nvfp4":
-            usual_kv = "fp8"
+        kept = _facts()["framework"].get(framework, {})
+        usual_kv = kept.get("kv", "bf16")
+        usual_kv = usual_kv if experts_in else kept.get("kv_dense", usual_kv)
     kv_dtype = str(values.get("kv_dtype", usual_kv))
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
             "kv_dtype": kv_dtype}  # fmt: skip

@@ -1,0 +1,288 @@
+"""Effects of serving frameworks fitted to measured rows, and what rows of one model, version or
+system keep of their own.
+
+    log measured = log latency(effects of the framework) + offsets + noise
+
+Effects start from what is believed of them. What is left is a Gaussian process: a constant and
+slopes in the logs of clients and prompts for each model of a framework, each version and each
+system of it, and a smooth part inside one layout: random effects that few rows move little, and 30
+rows of a new model much.
+
+Axes: N rows, K effects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+
+from hybridperf.io import InputError, read_json, write_json
+from hybridperf.model.serving_effects import BELIEFS, NAMES, ServingEffects, effects_of, logs_of
+from hybridperf.runs.closed_loop import Latency, Loop
+from hybridperf.runs.served import Served, believed_effects
+from hybridperf.runs.serving_rows import ServedRow
+
+FILE, _KIND, _VERSION = "serving.json", "serving-effects", 1
+TARGETS = ("tpot_s", "ttft_s")
+# effects that frameworks share: apart, two models of one framework would fit what is theirs
+_SHARED = ("kernels", "step_s")
+_ROW_WIDTH = {"tpot_s": 0.2, "ttft_s": 0.35}  # of rows' logs around the law
+_MOST_ROWS = 1.0  # that a model of a framework counts for: rows of one table are neighbours
+_MOST_LEFT = 1.0  # of a log, that an offset explains: a row far off is of another kind
+_APART = " apart"  # of workers that prefill
+# Standard deviations of offsets in logs, by what rows share, of TPOT and TTFT; of slopes against
+# constants; of noise. By hand, with models left out in sight; half or twice as much moves errors of
+# left-out models by 0.3 points or less
+_LEVELS: Mapping[tuple[str, ...], tuple[float, float]] = {
+    ("framework", "model"): (0.12, 0.25),
+    ("framework", "system"): (0.04, 0.10),
+    ("framework", "model", "version"): (0.12, 0.25),
+    ("framework", "model", "system", "scheme"): (0.10, 0.15),
+}
+_LAYOUT = (0.10, 0.20)  # inside one layout of one engine, smooth in sizes
+_SLOPES, _NOISE = 0.7, (0.06, 0.10)
+_SMOOTH = 1.0  # length of the smooth part, in the units of `_sizes`
+
+
+@dataclasses.dataclass(frozen=True)
+class Offsets:
+    """What rows were, and their weights for others like them."""
+
+    words: tuple[tuple[str, ...], ...]  # [N] of `_WORDS`
+    sizes: np.ndarray  # [N, 4]
+    weights: Mapping[str, np.ndarray]  # [N] by target
+    factors: Mapping[str, np.ndarray]  # [N, N] inverse of the covariance, for what is left unsure
+
+
+@dataclasses.dataclass(frozen=True)
+class ServingFit:
+    """Effects by framework and offsets of rows; without rows, beliefs."""
+
+    effects: Mapping[str, np.ndarray]  # logs [K] by framework; "": of those without rows
+    offsets: Offsets | None = None
+    rows: int = 0
+
+    def of(self, rows: Sequence[ServedRow]) -> ServingEffects:
+        """Of each row's framework [N]."""
+        believed = believed_effects(rows)
+        logs = np.array([np.log(getattr(believed, name)) for name in NAMES])
+        for at, row in enumerate(rows):
+            any_of_its_kind = _APART if row.prefill else ""
+            if (kind := kind_of(row)) in self.effects:
+                logs[:, at] = self.effects[kind]
+            elif any_of_its_kind in self.effects:
+                for name in _SHARED:
+                    place = NAMES.index(name)
+                    logs[place, at] = self.effects[any_of_its_kind][place]
+            if row.requests:
+                logs[NAMES.index("burst"), at] = -np.log(row.requests)
+        return effects_of(logs)
+
+    def left(self, rows: Sequence[ServedRow], target: str) -> tuple[np.ndarray, np.ndarray]:
+        """(offset, standard deviation of what stays unknown) of rows' logs [N]."""
+        here = TARGETS.index(target)
+        words, sizes = _told(rows)
+        own = sum(width[here] ** 2 for width in _LEVELS.values()) + _LAYOUT[here] ** 2
+        prior = own + _slope_variance(sizes, here) + _NOISE[here] ** 2
+        if self.offsets is None:
+            return np.zeros(len(rows)), np.sqrt(prior)
+        known = self.offsets
+        across = _covariance(words, sizes, known.words, known.sizes, here)
+        explained = np.einsum("nm,mk,nk->n", across, known.factors[target], across)
+        return across @ known.weights[target], np.sqrt(np.maximum(prior - explained, 0.0))
+
+    def note_of(self, row: ServedRow) -> str:
+        """Whose rows a row is predicted by."""
+        if kind_of(row) not in self.effects:
+            of = f"{row.framework or 'this framework'}{_APART if row.prefill else ''}"
+            return f"no measured rows of {of}: usual effects assumed"
+        models = {words[1] for words in self.offsets.words} if self.offsets else set()
+        return "" if row.model in models else f"no measured row of {row.model}"
+
+    def save(self, path: str | Path) -> None:
+        """Write everything into one JSON file."""
+        known = self.offsets
+        document: dict[str, Any] = {
+            "effects": {
+                name: dict(zip(NAMES, np.exp(logs).tolist(), strict=True))
+                for name, logs in self.effects.items()
+            },
+            "rows": self.rows,
+            "words": [list(one) for one in known.words] if known else [],
+            "sizes": known.sizes.tolist() if known else [],
+            "weights": {name: known.weights[name].tolist() for name in TARGETS} if known else {},
+        }
+        write_json(path, _KIND, _VERSION, document)
+
+    @staticmethod
+    def load(path: str | Path) -> ServingFit:
+        """What `save` wrote, a file or the model folder that holds it."""
+        if Path(path).is_dir():
+            path = Path(path) / FILE
+        saved = read_json(path, _KIND, _VERSION)
+        try:
+            effects = {
+                str(name): np.log([float(one[effect]) for effect in NAMES])
+                for name, one in saved["effects"].items()
+            }
+            words = tuple(tuple(map(str, one)) for one in saved["words"])
+            sizes = np.array(saved["sizes"], float).reshape(len(words), 4)
+            weights = {name: np.array(saved["weights"][name], float) for name in TARGETS}
+            numbers = [*effects.values(), sizes.ravel(), *weights.values()]
+            if not np.isfinite(np.concatenate(numbers)).all():
+                raise ValueError("a number is not finite")
+            return ServingFit(effects, _offsets(words, sizes, weights=weights), int(saved["rows"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{path} is damaged ({error}); fit the rows again") from error
+
+
+def fitted(rows: Served, measured: Mapping[str, np.ndarray]) -> ServingFit:
+    """Effects and offsets by measured seconds [N] of each target."""
+    use = np.array([row.workers_known for row in rows.rows], bool)
+    mine = [row for row, good in zip(rows.rows, use, strict=True) if good]
+    if not mine:
+        raise InputError(
+            "expected measured rows with ttft_s and tpot_s to fit on, got none that can be"
+            " predicted; their notes under `hybridperf serve ROWS` say why"
+        )
+    loops = Loop(*(np.asarray(one)[use] for one in rows.loops))
+    logs = {name: np.log(measured[name][use]) for name in TARGETS}
+    kinds = np.array([kind_of(row) for row in mine])
+    effects: dict[str, np.ndarray] = {}
+    left = {name: np.zeros(len(mine)) for name in TARGETS}
+    for apart in (False, True):
+        here = np.array([(row.prefill is not None) == apart for row in mine])
+        if here.any():
+            some = [row for row, good in zip(mine, here, strict=True) if good]
+            part = Loop(*(one[here] for one in loops))
+            logs_here = {name: values[here] for name, values in logs.items()}
+            own, latency = _effects(some, part, logs_here, kinds[here])
+            effects |= own
+            for name in TARGETS:
+                error = logs_here[name] - np.log(getattr(latency, name))
+                left[name][here] = np.clip(error, -_MOST_LEFT, _MOST_LEFT)
+    return ServingFit(effects, _offsets(*_told(mine), left=left), len(mine))
+
+
+def kind_of(row: ServedRow) -> str:
+    """Whose effects a row has: its framework's, and whether prompts are computed apart."""
+    return f"{row.framework}{_APART if row.prefill else ''}"
+
+
+def _effects(
+    rows: Sequence[ServedRow], loops: Loop, logs: Mapping[str, np.ndarray], kinds: np.ndarray
+) -> tuple[dict[str, np.ndarray], Latency]:
+    """(logs of effects by kind of row, what the rows take with them [N])."""
+    known = sorted({*kinds.tolist()})
+    of_row = np.searchsorted(known, kinds)
+    believed = believed_effects(rows)
+    start = np.array([np.log(getattr(believed, name)) for name in NAMES])  # [K, N]
+    told = np.array([row.requests > 0 for row in rows])
+    own_names = [name for name in NAMES if name not in _SHARED]
+    widths = np.array([BELIEFS[name].width for name in NAMES])
+
+    def moved(theta: np.ndarray) -> np.ndarray:
+        """Logs of effects [K, N] by how far each is from its belief, in widths."""
+        found = np.zeros(start.shape)
+        for at, name in enumerate(_SHARED):
+            found[NAMES.index(name)] = theta[at]
+        own = theta[len(_SHARED) :].reshape(len(own_names), len(known))
+        for at, name in enumerate(own_names):
+            found[NAMES.index(name)] = own[at][of_row]
+        found[NAMES.index("burst")] *= ~told
+        return np.asarray(start + found * widths[:, None])
+
+    weight = _weights(rows)
+
+    def residuals(theta: np.ndarray) -> np.ndarray:
+        latency = loops.latency(effects_of(moved(theta)))
+        errors = [
+            weight * _robust((np.log(getattr(latency, name)) - logs[name]) / _ROW_WIDTH[name])
+            for name in TARGETS
+        ]
+        return np.concatenate([*errors, theta])
+
+    theta = np.zeros(len(_SHARED) + len(own_names) * len(known))
+    theta = scipy.optimize.least_squares(residuals, theta, max_nfev=60).x
+    final = moved(theta)
+    effects = {kind: final[:, of_row == at][:, 0] for at, kind in enumerate(known)}
+    shared = logs_of(ServingEffects())
+    for at, name in enumerate(_SHARED):
+        shared[NAMES.index(name)] += theta[at] * BELIEFS[name].width
+    effects[_APART if rows[0].prefill else ""] = shared
+    return effects, loops.latency(effects_of(final))
+
+
+def _robust(z: np.ndarray) -> np.ndarray:
+    """Residuals whose squares grow like an absolute value far out: rows of another kind."""
+    return np.asarray(np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + z**2) - 1.0)))
+
+
+def _weights(rows: Sequence[ServedRow]) -> np.ndarray:
+    """Of each row: a model of a framework counts for `_MOST_ROWS` at most."""
+    groups = [(row.framework, row.model) for row in rows]
+    count = Counter(groups)
+    return np.sqrt([min(_MOST_ROWS / count[group], 1.0) for group in groups])
+
+
+_WORDS = ("framework", "model", "version", "system", "scheme", "layout")
+
+
+def _told(rows: Sequence[ServedRow]) -> tuple[tuple[tuple[str, ...], ...], np.ndarray]:
+    """What rows share or not, and their sizes [N, 4] in octaves, about -1 to 1."""
+    words, sizes = [], []
+    for row in rows:
+        engine = row.engine
+        assert engine is not None
+        scheme = f"{engine.quant} {engine.of_experts()}"
+        layout = f"{engine.tp} {engine.attention_dp} {engine.expert_ep} {engine.pp}"
+        words.append((kind_of(row), row.model, row.version, row.system, scheme, layout))
+        sizes.append((row.clients / row.workers, row.prompt, row.output, row.gpus))
+    centre = np.array([32.0, 2048.0, 1024.0, 4.0])
+    return tuple(words), np.log2(np.array(sizes, float).reshape(-1, 4) / centre) / [3, 2, 2, 2]
+
+
+def _covariance(
+    words: Sequence[Sequence[str]], sizes: np.ndarray, others: Sequence[Sequence[str]],
+    other_sizes: np.ndarray, here: int,
+) -> np.ndarray:  # fmt: skip
+    """Of offsets of rows [N] with those of others [M]."""
+    mine, theirs = np.array(words, object), np.array(others, object)
+    slopes = 1.0 + _SLOPES**2 * sizes[:, :2] @ other_sizes[:, :2].T
+    out = np.zeros((len(mine), len(theirs)))
+    same = {name: mine[:, at][:, None] == theirs[:, at] for at, name in enumerate(_WORDS)}
+    for level, width in _LEVELS.items():
+        shared = np.logical_and.reduce([same[name] for name in level])
+        out += width[here] ** 2 * shared * (slopes if "model" in level else 1.0)
+    apart = ((sizes[:, None] - other_sizes[None]) ** 2).sum(-1)
+    alike = np.logical_and.reduce(list(same.values()))
+    return np.asarray(out + _LAYOUT[here] ** 2 * alike * np.exp(-apart / (2.0 * _SMOOTH**2)))
+
+
+def _among(
+    words: Sequence[Sequence[str]], sizes: np.ndarray, here: int, noise: float
+) -> np.ndarray:
+    among = _covariance(words, sizes, words, sizes, here)
+    return np.asarray(among + noise**2 * np.eye(len(words)))
+
+
+def _slope_variance(sizes: np.ndarray, here: int) -> np.ndarray:
+    widths = sum(width[here] ** 2 for level, width in _LEVELS.items() if "model" in level)
+    return np.asarray(widths * _SLOPES**2 * (sizes[:, :2] ** 2).sum(1))
+
+
+def _offsets(
+    words: tuple[tuple[str, ...], ...], sizes: np.ndarray,
+    left: Mapping[str, np.ndarray] | None = None, weights: Mapping[str, np.ndarray] | None = None,
+) -> Offsets:  # fmt: skip
+    factors, found = {}, {}
+    for here, target in enumerate(TARGETS):
+        factors[target] = np.linalg.inv(_among(words, sizes, here, _NOISE[here]))
+        found[target] = weights[target] if left is None else factors[target] @ left[target]  # type: ignore[index]
+    return Offsets(words, sizes, found, factors)

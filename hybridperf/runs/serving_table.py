@@ -1,0 +1,155 @@
+"""A table of operating points, predicted: time to first token, time per output token, throughput,
+memory, with intervals and what was assumed.
+
+Axes: N rows that can be predicted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.io import InputError
+from hybridperf.runs.served import Served, served
+from hybridperf.runs.serving_fit import TARGETS, ServingFit, fitted
+from hybridperf.runs.serving_rows import ServedRow, understood
+from hybridperf.workloads.memory.serving import USABLE
+
+COLUMNS = (
+    "predicted_ttft_s", "ttft_low_s", "ttft_high_s", "predicted_tpot_s", "tpot_low_s",
+    "tpot_high_s", "predicted_tokens_per_s_gpu", "memory_bytes", "fits", "note",
+)  # fmt: skip
+# Ends of nine tenths, in standard deviations below and above: rows run faster than the law where
+# something speculates and nobody says so, and first tokens wait for what no column tells. By rows
+# of models and of systems left out
+BEYOND = {"tpot_s": (1.8, 1.4), "ttft_s": (1.5, 2.7)}
+# further standard deviations in logs: of the number of workers, between 1 and 16, where it is not
+# told; of a queue for slots, which a tenth more memory can empty
+_UNTOLD = {"tpot_s": 0.5, "ttft_s": 1.2}
+_QUEUED = 0.7
+_MEAN = "ttft is the mean of a run{} in which all clients start at once"
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictedServing:
+    """A table with its predictions, and what they were made by."""
+
+    frame: pd.DataFrame
+    fit: ServingFit
+
+
+def predict_serving(
+    frame: pd.DataFrame, fit_on: pd.DataFrame | None = None, fit: ServingFit | None = None
+) -> PredictedServing:
+    """Predict each row of a table of operating points (columns: `serving_columns.READ`).
+
+    Args:
+        frame: the rows.
+        fit_on: measured rows, with ttft_s and tpot_s, that effects are fitted to.
+        fit: effects that were fitted before; without either, beliefs alone count.
+    """
+    if fit_on is not None and fit is not None:
+        raise InputError("expected rows to fit on or fitted effects, got both; give one of them")
+    if fit_on is not None:
+        fit = fit_of(fit_on)
+    known = fit or ServingFit({})
+    found = served(understood(frame))
+    out: dict[str, Any] = {name: np.full(len(frame), np.nan) for name in COLUMNS[:-1]}
+    notes = np.full(len(frame), "", object)
+    for at, why in found.problems.items():
+        notes[at] = why
+    if len(found.rows):
+        for name, values in _filled(found, known).items():
+            (notes if name == "note" else out[name])[found.at] = values
+    fits = pd.arrays.BooleanArray(out["fits"] == 1, np.isnan(out["fits"]))
+    out |= {"fits": fits, "note": notes}
+    before = frame.drop(columns=[name for name in COLUMNS if name in frame])
+    return PredictedServing(before.assign(**out), known)
+
+
+def fit_of(rows: pd.DataFrame) -> ServingFit:
+    """Effects fitted to measured rows."""
+    for name in TARGETS:
+        if name not in rows:
+            raise InputError(
+                f"expected a column {name} in measured rows of serving, found none; give ttft_s and"
+                " tpot_s, seconds"
+            )
+    seconds = {name: pd.to_numeric(rows[name], errors="coerce").to_numpy(float) for name in TARGETS}
+    good = np.logical_and.reduce(
+        [(values > 0) & np.isfinite(values) for values in seconds.values()]
+    )
+    kept = rows[good].reset_index(drop=True)
+    told = understood(kept)
+    # one measurement under several names, or in two spellings of its layout, counts once
+    pairs = zip(told, *(seconds[name][good] for name in TARGETS), strict=True)
+    seen = pd.Series([(_without_names(row), *values) for row, *values in pairs], dtype=object)
+    once = ~seen.duplicated().to_numpy()
+    found = served([row for row, first in zip(told, once, strict=True) if first])
+    measured = {name: seconds[name][good][once][found.at] for name in TARGETS}
+    return fitted(found, measured)
+
+
+def _without_names(row: ServedRow) -> tuple[Any, ...]:
+    sizes = row.clients, row.prompt, row.output, row.engine, row.prefill, row.workers
+    return row.model, row.system, row.framework, *sizes, row.refused
+
+
+def _filled(found: Served, fit: ServingFit) -> Mapping[str, Any]:
+    """Columns of the rows that can be predicted [N]."""
+    rows = found.rows
+    latency = found.latency(fit.of(rows))
+    per_pass = np.array([row.engine.tokens_per_pass if row.engine else 1.0 for row in rows])
+    law = {"tpot_s": latency.tpot_s / per_pass, "ttft_s": latency.ttft_s}
+    waits = latency.waiting_s > 0
+    out: dict[str, Any] = {}
+    for target, short in (("ttft_s", "ttft"), ("tpot_s", "tpot")):
+        offset, deviation = fit.left(rows, target)
+        untold = np.array([not row.workers_known for row in rows]) * _UNTOLD[target]
+        queued = waits * _QUEUED * (target == "ttft_s")
+        deviation = np.sqrt(deviation**2 + untold**2 + queued**2)
+        seconds = law[target] * np.exp(offset)
+        low, high = BEYOND[target]
+        out[f"predicted_{short}_s"] = seconds
+        out[f"{short}_low_s"] = seconds * np.exp(-low * deviation)
+        out[f"{short}_high_s"] = seconds * np.exp(high * deviation)
+    clients, output, gpus = (
+        np.array([getattr(row, name) for row in rows]) for name in ("clients", "output", "gpus")
+    )
+    request_s = out["predicted_ttft_s"] + output * out["predicted_tpot_s"]
+    out["predicted_tokens_per_s_gpu"] = clients * output / request_s / gpus
+    ranks = np.array([row.engine.attention_dp * row.workers for row in rows if row.engine])
+    running = np.minimum(latency.decoding, np.maximum(clients / ranks, 1.0))
+    held = np.array([row.held for row in rows])
+    whole = np.array([row.prompt + row.output for row in rows])
+    memory = zip(found.memory, running, held, strict=True)
+    out["memory_bytes"] = np.array([one.needed(n, tokens) for one, n, tokens in memory])
+    least = zip(found.memory, found.capacity, whole, strict=True)
+    out["fits"] = np.array([one.sequences(gpu, tokens) >= 1.0 for one, gpu, tokens in least])
+    columns = (rows, out["fits"], found.loops.slots, waits, found.memory, found.capacity)
+    whose = [fit.note_of(row) for row in rows]
+    parts = zip(*columns, whose, strict=True)
+    out["note"] = np.array([_note(*part) for part in parts], object)
+    return out
+
+
+def _note(
+    row: ServedRow, fits: bool, slots: float, waits: bool, memory: Any, capacity: float, whose: str
+) -> str:
+    """What a row's prediction assumed, the worst first."""
+    said = []
+    if not fits:
+        need = memory.needed(0.0, 0.0) / 1e9
+        said.append(
+            f"does not fit: {need:.0f} GB of weights and workspace and a request's cache in"
+            f" {USABLE:.0%} of {capacity / 1e9:.0f} GB"
+        )
+    elif waits:
+        said.append(f"clients wait: an attention rank runs {slots:.0f} sequences at once")
+    requests = f" of {row.requests:g} requests a client" if row.requests else ""
+    said += [*row.notes, whose, _MEAN.format(requests)]
+    return "; ".join(filter(None, said))
