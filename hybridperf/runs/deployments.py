@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,6 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.model.serving_effects import BELIEFS, ServingEffects, believed
-from hybridperf.ops.quantise import SCHEMES
 from hybridperf.runs.batching import Engine
 from hybridperf.runs.queues import mean_wait_s
 from hybridperf.runs.steady_state import steady_clients
@@ -35,7 +34,6 @@ from hybridperf.workloads.transformer.shape import TransformerShape
 
 SEQUENCES = tuple(2**power for power in range(11))  # of an attention rank
 CHUNKS = (2048, 8192)
-QUANTS = ("bfloat16", "fp8", "nvfp4")
 _BUSIEST = 0.8  # share of their time that engines of prompts work: beyond it queues explode
 _NINE_OF_TEN = 1.645  # standard deviations
 _INTERVAL = ("kernels", "step_s", "prefill", "waited_steps", "first_token_s")
@@ -53,8 +51,8 @@ class Question:
     framework: str = ""
     ttft_s: float = np.inf  # limits
     tpot_s: float = np.inf
-    quants: tuple[str, ...] = ()  # none: all that the device multiplies in
-    kv_dtype: str = "bf16"
+    # each a way to keep weights and cache: fields of `Deployment`
+    schemes: tuple[Mapping[str, str], ...] = ({"quant": "bfloat16"},)
     cached_share: float = 0.0
     drafted: int = 0
     acceptance: float = 0.0
@@ -74,9 +72,8 @@ class _Priced:
 def engines(asked: Question) -> Iterator[Deployment]:
     """All engines that may be on so many GPUs: powers of two, and what the heads allow."""
     shape = asked.shape
-    quants = asked.quants or tuple(one for one in QUANTS if _multiplies(asked.model, one))
     powers = [2**power for power in range(asked.gpus.bit_length()) if 2**power <= asked.gpus]
-    for tp, pp, ranks, quant in itertools.product(powers, powers, powers, quants):
+    for tp, pp, ranks, scheme in itertools.product(powers, powers, powers, asked.schemes):
         if tp * pp * ranks > asked.gpus or shape.heads % tp or pp > shape.depth:
             continue
         if ranks > 1 and not shape.experts:
@@ -85,15 +82,16 @@ def engines(asked: Question) -> Iterator[Deployment]:
             if shape.experts and shape.experts % expert_ep:
                 continue
             yield Deployment(
-                shape, tp, pp, ranks, expert_ep, quant, kv_dtype=asked.kv_dtype,
-                framework=asked.framework, cached_share=asked.cached_share, drafted=asked.drafted,
+                shape, tp, pp, ranks, expert_ep, **scheme, framework=asked.framework,
+                cached_share=asked.cached_share, drafted=asked.drafted,
                 acceptance=asked.acceptance,
-            )  # fmt: skip
+            )  # type: ignore[arg-type]  # fmt: skip
 
 
-def _multiplies(model: PerfModel, quant: str) -> bool:
-    """Whether a device has a rate of its own in a scheme's format."""
-    return SCHEMES[quant].arithmetic in model.device.peak_flops_per_s
+def precisions(model: PerfModel) -> list[str]:
+    """That a device has a rate of its own for."""
+    formats = {"bf16": "bf16", "fp8": "fp8", "fp4": "fp4"}
+    return [name for name, dtype in formats.items() if dtype in model.device.peak_flops_per_s]
 
 
 def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame:
@@ -113,7 +111,7 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
         raise InputError(
             f"expected a model that fits on {asked.gpus} GPUs of {capacity / 1e9:.0f} GB, got"
             f" {asked.shape.name}, whose smallest share of a GPU is {least / 1e9:.0f} GB; give more"
-            " GPUs or narrower formats in --quant"
+            " GPUs or narrower formats in --precision"
         )
     times = step_times(asked.model, [some[at] for at in fit], asked.all_reduce)
     priced = [
@@ -132,9 +130,8 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
         found[f"{name}_low"], found[f"{name}_high"] = found[name] / factor, found[name] * factor
     found["within"] = (found["ttft_s"] <= asked.ttft_s) & (found["tpot_s"] <= asked.tpot_s)
     found["tokens_per_s_user"] = 1.0 / found["tpot_s"]
-    found["front"] = False
-    found.loc[found.index[front(-found["tokens_per_s_user"].to_numpy(),
-                                -found["tokens_per_s_gpu"].to_numpy())], "front"] = True  # fmt: skip
+    best = front(-found["tokens_per_s_user"].to_numpy(), -found["tokens_per_s_gpu"].to_numpy())
+    found["front"] = np.isin(np.arange(len(found)), best)
     if economy is not None:
         found = found.assign(**_costs(found, economy))
     order = ["within", "tokens_per_s_gpu", "tpot_s"]
@@ -161,9 +158,7 @@ def _sequences(one: _Priced) -> np.ndarray:
     return np.unique([*(count for count in SEQUENCES if count < most), most]).astype(float)
 
 
-def _aggregated(
-    asked: Question, one: _Priced, chunk: int, effects: ServingEffects
-) -> pd.DataFrame:
+def _aggregated(asked: Question, one: _Priced, chunk: int, effects: ServingEffects) -> pd.DataFrame:
     """Replicas of one engine, a row for each number of sequences."""
     served, held = one.engine, _sequences(one)
     each = Engine(_in_framework(one.times, effects), slots=held, budget=chunk,
@@ -191,8 +186,8 @@ def _apart(
     usual_s = {id(one): _prompt_s(asked, one, believed(asked.framework)) for one in priced}
     for decode in priced:
         size, left = decode.engine.gpus, asked.gpus - decode.engine.gpus
-        same = [one for one in priced
-                if one.engine.quant == decode.engine.quant and one.engine.gpus <= left]  # fmt: skip
+        kept = _kept(decode.engine)
+        same = [one for one in priced if _kept(one.engine) == kept and one.engine.gpus <= left]
         if not same:
             continue
         # of prompts' engines the one with most prompts a second and GPU within the limit
@@ -205,6 +200,11 @@ def _apart(
             if count & (count - 1) and others > 1:
                 continue  # powers of two, and all but one engine
             yield _split(asked, decode, first, others, count, prompt_s[id(first)], effects)
+
+
+def _kept(engine: Deployment) -> tuple[str, ...]:
+    """How weights and cache are kept: engines that share keys are alike in it."""
+    return engine.quant, engine.expert_quant, engine.attention_quant, engine.kv_dtype
 
 
 def _prompt_s(asked: Question, one: _Priced, effects: ServingEffects) -> float:
@@ -259,7 +259,8 @@ def _rows(
 ) -> pd.DataFrame:  # fmt: skip
     served, context = one.engine, asked.prompt + asked.output / 2.0
     return pd.DataFrame({
-        "mode": mode, "quant": served.quant, "tp": served.tp, "pp": served.pp,
+        "mode": mode, "quant": served.quant, "expert_quant": served.of_experts(),
+        "kv_dtype": served.kv_dtype, "tp": served.tp, "pp": served.pp,
         "attention_dp": served.attention_dp, "expert_ep": served.expert_ep,
         "sequences": held.astype(int), "chunk": chunk, "replicas": replicas, "gpus": gpus,
         "ttft_s": ttft_s, "tpot_s": tpot_s, "requests_per_s": rate,
@@ -276,4 +277,3 @@ def _costs(found: pd.DataFrame, economy: Economy) -> dict[str, np.ndarray]:
     busy = StepParts(per_gpu_s, per_gpu_s, none, none, none, none)
     return {"usd_per_million": economy.usd(1.0, busy),
             "joules_per_million": economy.energy_j(1.0, busy)}  # fmt: skip
-

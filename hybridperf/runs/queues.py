@@ -4,8 +4,9 @@ M/M/k (Erlang, 1917): arrivals and services without memory. The chance that all 
 
     C = B / (1 - u (1 - B))     u = rate x service / k     B: Erlang's loss, by its recursion in k
 
-and the mean wait C x service / (k (1 - u)). G/G/k (Allen and Cunneen; Kingman's for k = 1): that wait
-x (ca^2 + cs^2) / 2, exact for M/M/k and M/G/1 (Pollaczek and Khinchine), an approximation elsewhere.
+and the mean wait C x service / (k (1 - u)). G/G/k (Allen and Cunneen; Kingman's for k = 1): that
+wait x (ca^2 + cs^2) / 2, exact for M/M/k and M/G/1 (Pollaczek and Khinchine), an approximation
+elsewhere.
 """
 
 from __future__ import annotations
