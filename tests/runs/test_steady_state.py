@@ -37,15 +37,14 @@ def agrees(served: Served, kept: slice, steady: Steady) -> None:
     assert float(steady.ttft_s) == pytest.approx(served.ttft_s[kept].mean(), rel=0.02)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(7))
 def test_clients_are_served_as_in_the_simulation(seed: int) -> None:
     rng = np.random.default_rng(seed)
     case, prompt, output = random_engine(rng)
     clients = int(2 ** rng.uniform(0, 6))
     count = max(30 * clients, 1000)
     steady = steady_clients(case, clients, prompt, output)
-    if not steady.certain:
-        pytest.skip("not among the cases that are promised")
+    assert bool(steady.certain)
     lengths = answers(rng, output, count)
     # clients begin anywhere in an answer
     lengths[:clients] = np.maximum(2, lengths[:clients] * rng.uniform(0, 1, clients))
@@ -55,7 +54,7 @@ def test_clients_are_served_as_in_the_simulation(seed: int) -> None:
     agrees(served, kept, steady)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 2, 4, 5])  # the others meet more
 def test_arrivals_are_served_as_in_the_simulation(seed: int) -> None:
     rng = np.random.default_rng(seed)
     case, prompt, output = random_engine(rng)
@@ -63,8 +62,7 @@ def test_arrivals_are_served_as_in_the_simulation(seed: int) -> None:
     alone_s = float(steady_clients(case, 1, prompt, output).ttft_s)
     rate = rng.uniform(0.1, 0.9) * min(0.5 * most, 0.05 / alone_s)
     steady = steady_arrivals(case, rate, prompt, output)
-    if not steady.certain:
-        pytest.skip("not among the cases that are promised")
+    assert bool(steady.certain)
     served = serve(poisson(rate, np.full(3000, prompt), answers(rng, output, 3000), seed), [case])
     agrees(served, slice(100, 2900), steady)
 
@@ -110,7 +108,8 @@ def tokens_per_s(faster: float, module: object = jnp) -> float:
 def test_tokens_by_bandwidth_have_the_slope_of_finite_differences() -> None:
     step = 1e-4
     found = (tokens_per_s(1 + step, np) - tokens_per_s(1 - step, np)) / (2 * step)
-    assert float(jax.grad(tokens_per_s)(1.0)) == pytest.approx(float(found), rel=1e-3)
+    slope = jax.jit(jax.grad(tokens_per_s), compiler_options=QUICKLY_COMPILED)(1.0)
+    assert float(slope) == pytest.approx(float(found), rel=1e-3)
 
 
 def test_numbers_of_jax_are_those_of_numpy() -> None:
