@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,7 +53,7 @@ class Question:
     ttft_s: float = np.inf  # limits
     tpot_s: float = np.inf
     # each a way to keep weights and cache: fields of `Deployment`
-    schemes: tuple[Mapping[str, str], ...] = ({"quant": "bfloat16"},)
+    schemes: tuple[Mapping[str, Any], ...] = ({"quant": "bfloat16"},)
     cached_share: float = 0.0
     drafted: int = 0
     acceptance: float = 0.0
@@ -85,7 +86,7 @@ def engines(asked: Question) -> Iterator[Deployment]:
                 shape, tp, pp, ranks, expert_ep, **scheme, framework=asked.framework,
                 cached_share=asked.cached_share, drafted=asked.drafted,
                 acceptance=asked.acceptance,
-            )  # type: ignore[arg-type]  # fmt: skip
+            )  # fmt: skip
 
 
 def precisions(model: PerfModel) -> list[str]:
@@ -250,7 +251,7 @@ def _transfer_s(asked: Question, first: _Priced) -> float:
     links = asked.model.collectives
     per_node = links.system.accelerators_per_node if links else 8
     call = CollectiveCall("sendrecv", float(size), 2, 2 if asked.gpus > per_node else 1)
-    return float(chain_seconds(asked.model, [call], [CallChain(((1, 1.0),), "step")])[0])
+    return float(chain_seconds(asked.model, [call], [CallChain(((1, 1),), "step")])[0])
 
 
 def _rows(
