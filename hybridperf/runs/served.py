@@ -32,6 +32,14 @@ class Served:
     capacity: np.ndarray  # bytes of a GPU [N]
     problems: dict[int, str]  # of the other rows, by place
 
+    def part(self, chosen: np.ndarray) -> Served:
+        """Some of the rows, bool [N]."""
+        at = np.flatnonzero(chosen)
+        loops = Loop(*(np.asarray(one)[at] for one in self.loops))
+        memory = tuple(self.memory[one] for one in at)
+        rows = tuple(self.rows[one] for one in at)
+        return Served(rows, self.at[at], loops, memory, self.capacity[at], {})
+
     def latency(self, effects: ServingEffects) -> Latency:
         """[N]; effects [N] or the same for all."""
         return self.loops.latency(effects)

@@ -63,7 +63,7 @@ def predict_serving(
     for at, why in found.problems.items():
         notes[at] = why
     if len(found.rows):
-        for name, values in _filled(found, known).items():
+        for name, values in filled(found, known).items():
             (notes if name == "note" else out[name])[found.at] = values
     fits = pd.arrays.BooleanArray(out["fits"] == 1, np.isnan(out["fits"]))
     out |= {"fits": fits, "note": notes}
@@ -87,19 +87,20 @@ def fit_of(rows: pd.DataFrame) -> ServingFit:
     told = understood(kept)
     # one measurement under several names, or in two spellings of its layout, counts once
     pairs = zip(told, *(seconds[name][good] for name in TARGETS), strict=True)
-    seen = pd.Series([(_without_names(row), *values) for row, *values in pairs], dtype=object)
+    seen = pd.Series([(measured_as(row), *values) for row, *values in pairs], dtype=object)
     once = ~seen.duplicated().to_numpy()
     found = served([row for row, first in zip(told, once, strict=True) if first])
     measured = {name: seconds[name][good][once][found.at] for name in TARGETS}
     return fitted(found, measured)
 
 
-def _without_names(row: ServedRow) -> tuple[Any, ...]:
+def measured_as(row: ServedRow) -> tuple[Any, ...]:
+    """What two rows of one measurement share, whatever their names and spellings."""
     sizes = row.clients, row.prompt, row.output, row.engine, row.prefill, row.workers
     return row.model, row.system, row.framework, *sizes, row.refused
 
 
-def _filled(found: Served, fit: ServingFit) -> Mapping[str, Any]:
+def filled(found: Served, fit: ServingFit) -> Mapping[str, Any]:
     """Columns of the rows that can be predicted [N]."""
     rows = found.rows
     latency = found.latency(fit.of(rows))
