@@ -20,6 +20,7 @@ from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrations, fit, plan_measurements
 from hybridperf.cli.manner import by_task, renewed, versions
 from hybridperf.cli.plan import plan
+from hybridperf.cli.pool import pool
 from hybridperf.cli.predict import predict
 from hybridperf.cli.serve import serve
 from hybridperf.cli.steps import steps
@@ -37,7 +38,7 @@ app = typer.Typer(
 )
 add_commands(app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps)
 add_commands(
-    app, serve, plan, shard, sweep, search, devices, systems, models, show, validate, calibrations
+    app, serve, plan, pool, shard, sweep, search, devices, systems, models, show, validate, calibrations
 )
 app.add_typer(trace, name="trace")
 app.add_typer(choose, name="choose")

@@ -10,14 +10,26 @@ from hybridperf.cli import common
 
 
 def serve(
-    rows: Annotated[Path, Argument()],
+    rows: Annotated[Path | None, Argument()] = None,
     out: Path | None = None,
     fit_on: list[Path] | None = None,
     model: Path | None = None,
     save: Path | None = None,
+    shape: str = "",
+    system: str = "",
+    gpus: int = 8,
+    isl: int = 1024,
+    osl: int = 1024,
+    sla: str = "",
+    framework: str = "",
+    precision: str = "",
+    prices: Path | None = None,
+    top: int = 10,
+    html: Path | None = None,
 ) -> int:
     """Predict each row of a table of served models: time to first token, time per output token,
-    throughput, memory.
+    throughput, memory. With --shape instead: all ways to serve a model on some GPUs, ranked by
+    tokens a second and GPU under limits of latency, with their front, costs and launch commands.
 
     Columns that are read; what is left out is assumed, and the note says so:
 
@@ -33,7 +45,23 @@ def serve(
       memory_bytes, fits            of a GPU that decodes; whether weights and a request fit
       note                          why a row is not predicted, what was assumed
     """
-    return of_rows(rows, out, fit_on or [], model, save)
+    if not shape:
+        if rows is None:
+            raise common.wrong(
+                "expected a table of rows, or --shape and --system, got none of them"
+            )
+        return of_rows(rows, out, fit_on or [], model, save)
+    if rows is not None or fit_on or model or save:
+        raise common.wrong(
+            "expected --shape without rows, --fit-on, --model and --save, got both; rows are"
+            " predicted, shapes are deployed"
+        )
+    if not system:
+        raise common.wrong("expected --system with --shape, such as h200, got none")
+    from hybridperf.cli.deploy import of_shape
+
+    of_shape(shape, system, gpus, isl, osl, sla, framework, precision, prices, top, out, html)
+    return 0
 
 
 def of_rows(

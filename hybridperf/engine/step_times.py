@@ -96,17 +96,16 @@ def between(axes: tuple[tuple[Array, Array], ...], values: Array) -> Array:
             largest the line of the last two.
         values: of the table, all above zero.
     """
-    module = array_module(values, *(where for _, where in axes))
+    module = array_module(values, *(one for axis in axes for one in axis))
     logs = module.log(floats(values))
     corners: list[tuple] = []
     for sizes, where in axes:
-        known = np.log(np.asarray(sizes, float))
-        at = module.log(module.maximum(where, float(np.exp(known[0]))))
+        known = module.log(floats(sizes))
+        at = module.log(module.maximum(where, floats(sizes)[0]))
         if len(known) == 1:
             corners.append(((0, 1.0),))
             continue
         left = module.clip(module.searchsorted(known, at, side="right") - 1, 0, len(known) - 2)
-        known = module.asarray(known)
         share = (at - known[left]) / (known[left + 1] - known[left])
         corners.append(((left, 1.0 - share), (left + 1, share)))
     total = 0.0

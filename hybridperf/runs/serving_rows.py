@@ -12,7 +12,7 @@ import functools
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -140,7 +140,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     name = _text(values, "model_path", "model")
     shape_name, habits = named_model(name)
     machine = machine_of(_text(values, "system"))
-    framework = _framework(str(values.get("backend", values.get("framework", ""))), notes)
+    framework = known_framework(str(values.get("backend", values.get("framework", ""))), notes)
     shape = load_shape(shape_name)
     common: dict[str, Any] = {
         "shape": shape, "framework": framework, "distribution": DISTRIBUTION,
@@ -231,6 +231,16 @@ def _schemes(
             "kv_dtype": kv_dtype}  # fmt: skip
 
 
+def schemes_of(
+    model: str, precisions: Sequence[str], machine: Machine, framework: str, experts_in: bool
+) -> tuple[dict[str, str], ...]:
+    """How a published model's weights and cache are kept in each precision, each way once."""
+    habits = named_model(model)[1]
+    each = (_schemes({"precision": one}, habits, machine, framework, experts_in)
+            for one in precisions)  # fmt: skip
+    return tuple({tuple(one.items()): one for one in each}.values())
+
+
 def named_model(name: str) -> tuple[str, Mapping[str, Any]]:
     """(what we call a model of a published name, habits of its weights)."""
     text = plain(name).replace("_", "-")
@@ -253,7 +263,7 @@ def machine_of(name: str) -> Machine:
     raise InputError(f"expected a system of {known} in a row of serving, got {name!r}")
 
 
-def _framework(name: str, notes: list[str]) -> str:
+def known_framework(name: str, notes: list[str]) -> str:
     for ours, entry in _facts()["framework"].items():
         if re.search(entry["says"], name.lower()):
             return str(ours)

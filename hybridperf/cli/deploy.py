@@ -1,0 +1,76 @@
+"""`hybridperf serve --shape`: the best deployment of a model on some GPUs."""
+
+from pathlib import Path
+
+from hybridperf.cli import common
+from hybridperf.cli.common import names_in, wrong
+
+
+def of_shape(
+    shape: str, system: str, gpus: int, isl: int, osl: int, sla: str, framework: str,
+    precision: str, prices: Path | None, top: int, out: Path | None, html: Path | None,
+) -> None:  # fmt: skip
+    """Print all deployments, ranked; `hybridperf serve` has the arguments."""
+    from hybridperf.io import write_table
+    from hybridperf.io.tables import check_table_name
+    from hybridperf.report.serving import serving_report
+    from hybridperf.runs import serving_rows as names
+    from hybridperf.runs.deployments import Question, deployments, precisions
+    from hybridperf.training.plans.economy import economy
+    from hybridperf.workloads.transformer.zoo import load_shape
+
+    for option, number in (("--gpus", gpus), ("--isl", isl), ("--osl", osl - 1), ("--top", top)):
+        if number < 1:
+            raise wrong(f"expected {option} of at least {2 if option == '--osl' else 1}")
+    for path, option in ((out, "--out"), (html, "--html")):
+        if path is not None:
+            common.ready(path, option)
+    if out is not None:
+        check_table_name(out)
+    common.keep_files({"--out": out, "--html": html}, [Path(shape), prices])
+    limits = _limits(sla)
+    notes: list[str] = []
+    machine = names.machine_of(system)
+    known = names.known_framework(framework, notes)
+    model, sizes = machine.load(), load_shape(names.named_model(shape)[0])
+    schemes = names.schemes_of(
+        shape, names_in(precision) or precisions(model), machine, known, bool(sizes.experts)
+    )
+    common.compilation_cache()
+    asked = Question(
+        sizes, model, gpus, isl, osl, known, limits.get("ttft", float("inf")),
+        limits.get("tpot", float("inf")), schemes, all_reduce=machine.all_reduce,
+    )  # fmt: skip
+    rates = economy(model.device, prices)
+    found = deployments(asked, rates)
+    notes += [one for one in (machine.note, *rates.notes) if one]
+    limit = f", {sla}" if sla else ""
+    head = f"{sizes.name}: {isl} + {osl} tokens on {gpus} x {model.device.name}{limit}"
+    common.result(deployments=found.head(top))
+    print(serving_report(found, head, shape, top, rates.money, notes))
+    if out is not None:
+        write_table(found, out)
+        print(f"\n{len(found)} deployments in {out}, the best first")
+    if html is not None:
+        from hybridperf.report.html import write_page
+        from hybridperf.report.html.of_serving import serving_page
+
+        write_page(serving_page(found, head, shape, rates.money, notes), html)
+        common.page_written(html)
+
+
+def _limits(sla: str) -> dict[str, float]:
+    """Seconds by what is limited."""
+    found = {}
+    for one in names_in(sla):
+        name, _, text = one.partition("=")
+        scale = 1e-3 if text.endswith("ms") else 1.0
+        number = text.removesuffix("ms").removesuffix("s")
+        try:
+            value = float(number) * scale
+        except ValueError:
+            value = -1.0
+        if name not in ("ttft", "tpot") or not 0 < value < 1e7:
+            raise wrong(f"expected --sla such as ttft=1s,tpot=30ms, got {one!r}")
+        found[name] = value
+    return found

@@ -1,0 +1,87 @@
+"""Ranked deployments in words: the best, the front of throughput against speed, how to start it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.report.plan import dollars, span_words, step_words
+from hybridperf.report.text import energy, items_table, quantity
+from hybridperf.runs.launch_lines import launch_lines, prefill_row
+
+LEGEND = (
+    "sequences: of each attention rank at once; tokens/s/GPU: of output, over all GPUs given;"
+    " tokens/s/user: 1 / TPOT",
+    "intervals: nine of ten, as wide as what is believed of the framework; not the error of kernels"
+    " or of the law, which `hybridperf serve ROWS` judges on rows",
+)
+
+
+def layout_words(row: Any) -> str:
+    """tp2 pp1 ... of the engines of a deployment."""
+    words = f"{row.replicas:g} x tp{row.tp}"
+    sizes = (("pp", row.pp), ("dp", row.attention_dp), ("ep", row.expert_ep))
+    words += "".join(f" {name}{size}" for name, size in sizes if size > 1)
+    if row.mode == "aggregated":
+        return words
+    sizes = (("pp", row.prefill_pp), ("dp", row.prefill_dp), ("ep", row.prefill_ep))
+    first = f"{row.prefill_replicas:g} x tp{row.prefill_tp:g}"
+    first += "".join(f" {name}{size:g}" for name, size in sizes if size > 1)
+    return f"prompts {first}, decode {words}"
+
+
+def scheme_words(row: Any) -> str:
+    """Formats of weights and cache."""
+    experts = "" if row.expert_quant == row.quant else f", experts {row.expert_quant}"
+    return f"{row.quant}{experts}, cache {row.kv_dtype}"
+
+
+def serving_report(
+    found: pd.DataFrame, head: str, model: str, count: int, money: str, notes: Sequence[str]
+) -> str:
+    """The best deployments, the front, commands that start the best."""
+    within = int(found["within"].sum())
+    lines = [head, f"{len(found):,} deployments fit, {within:,} within the limits"]
+    if not within:
+        lines.append("none is within the limits: those with most tokens/s/GPU follow")
+    lines += ["", _table(found.head(count), money), *LEGEND]
+    front = found[found["front"]].sort_values("tokens_per_s_user")
+    lines += ["", "Front: none is better in both tokens/s/GPU and tokens/s/user"]
+    lines += [_table(front, money), "", "To start the best"]
+    for name, line in commands(found.iloc[0].to_dict(), model).items():
+        lines.append(f"  {name}: {line}")
+    return "\n".join([*lines, "", *(f"note: {note}" for note in notes)])
+
+
+def commands(row: Mapping[str, Any], model: str) -> dict[str, str]:
+    """Commands of a deployment by framework and kind of engine."""
+    if row["mode"] == "aggregated":
+        return launch_lines(row, model)
+    first = {
+        f"{name}, prompts": line for name, line in launch_lines(prefill_row(row), model).items()
+    }
+    return first | {f"{name}, decode": line for name, line in launch_lines(row, model).items()}
+
+
+def _table(some: pd.DataFrame, money: str) -> str:
+    columns: dict[str, Callable[[Any], Any]] = {
+        "deployment": layout_words,
+        "weights": scheme_words,
+        "sequences": lambda row: row.sequences,
+        "chunk": lambda row: row.chunk,
+        "TTFT": lambda row: step_words(row.ttft_s),
+        "TPOT": lambda row: step_words(row.tpot_s),
+        "nine of ten": lambda row: span_words(step_words, row.tpot_s_low, row.tpot_s_high),
+        "tokens/s/GPU": lambda row: f"{row.tokens_per_s_gpu:,.0f}",
+        "of them nine of ten": lambda row: span_words(
+            "{:,.0f}".format, row.tokens_per_s_gpu_low, row.tokens_per_s_gpu_high
+        ),
+        "tokens/s/user": lambda row: f"{row.tokens_per_s_user:,.0f}",
+        "memory": lambda row: quantity(row.memory_bytes, "B"),
+        f"{money} of 1M tokens": lambda row: dollars(row.usd_per_million),
+        "energy of 1M": lambda row: energy(row.joules_per_million),
+    }
+    if not np.isfinite(some["usd_per_million"]).any():
+        del columns[f"{money} of 1M tokens"]
+    return items_table(some.itertuples(), columns)

@@ -1,0 +1,217 @@
+"""Pools of unlike machines for one service at least cost; edge against cloud; tasks that share one.
+
+Pool (Li et al., RIBBON, SC 2021): requests of unlike size come, first come first served, to the
+first free instance of the quickest type; the pool counts as good enough if a share of the requests
+ends within the limit. `cheapest` is exact for the arrivals it is given: pools by rising cost,
+each simulated request by request, until one is good enough. A pool whose instances together are
+slower than the requests come is passed over unsimulated.
+
+Edge against cloud (Ali-Eldin et al., SC 2021): k sites with an instance each, near, or k instances
+behind one queue, far. Below some rate the edge is quicker, above it its queues are longer than the
+way to the cloud; `inversion` solves for that rate by G/G/k.
+
+Tasks that share a machine: whatever runs beside what, together they take no less than the busiest
+resource and no more than one after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import brentq
+
+from hybridperf.io import InputError
+from hybridperf.runs.queues import mean_wait_s
+
+
+@dataclasses.dataclass(frozen=True)
+class InstanceType:
+    """A machine that can be rented."""
+
+    name: str
+    usd_per_hour: float
+    fixed_s: float  # of every request
+    each_s: float  # and of each unit of its size
+
+    def seconds(self, size: np.ndarray) -> np.ndarray:
+        return self.fixed_s + self.each_s * size
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """So many instances of each type, and what it reaches."""
+
+    counts: tuple[int, ...]
+    usd_per_hour: float
+    within: float  # share of the requests within the limit
+
+
+def latencies(
+    types: Sequence[InstanceType], counts: Sequence[int], arrival_s: np.ndarray, size: np.ndarray
+) -> np.ndarray:
+    """Seconds from each request's arrival to its end [N]; arrivals rise.
+
+    Args:
+        types: of instances.
+        counts: of each type.
+        arrival_s: [N]
+        size: [N]
+    """
+    takes = np.array([one.seconds(size) for one in types]).T.tolist()
+    typical = [float(np.mean(one.seconds(size))) for one in types]
+    kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
+    idle = sorted((typical[kind], at) for at, kind in enumerate(kinds))  # the quickest first
+    working: list[tuple[float, int]] = []
+    found = np.empty(len(size))
+    for request, now in enumerate(arrival_s.tolist()):
+        while working and (working[0][0] <= now or not idle):
+            free_s, at = heapq.heappop(working)
+            now = max(now, free_s)
+            heapq.heappush(idle, (typical[kinds[at]], at))
+        _, at = heapq.heappop(idle)
+        end_s = now + takes[request][kinds[at]]
+        heapq.heappush(working, (end_s, at))
+        found[request] = end_s - arrival_s[request]
+    return found
+
+
+def cheapest(
+    types: Sequence[InstanceType], arrival_s: np.ndarray, size: np.ndarray, limit_s: float,
+    share: float = 0.99, most: int = 8,
+) -> Pool:  # fmt: skip
+    """The pool of least cost in which a share of the requests ends within a limit.
+
+    Args:
+        types: of instances.
+        arrival_s: of requests, rising [N].
+        size: of requests [N].
+        limit_s: from arrival to end.
+        share: of the requests that must be within it.
+        most: instances of a type.
+
+    Raises:
+        InputError: no pool of so many is good enough.
+    """
+    grid = itertools.product(range(most + 1), repeat=len(types))
+    usd = np.array([one.usd_per_hour for one in types])
+    span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
+    least = np.array([float(one.seconds(size.min())) for one in types])
+    pools = sorted((float(usd @ counts), counts) for counts in grid if any(counts))
+    best = 0.0
+    for cost, counts in pools:
+        # at most, if all requests were as small as the smallest and nothing ever idle
+        if (np.array(counts) / least).sum() * (span_s + limit_s) < share * len(size) - len(types):
+            continue
+        within = float((latencies(types, counts, arrival_s, size) <= limit_s).mean())
+        best = max(best, within)
+        if within >= share:
+            return Pool(counts, cost, within)
+    raise InputError(
+        f"expected a pool of at most {most} of each type with {share:.0%} of the requests within"
+        f" {limit_s:g} s, got {best:.1%} at best; allow more instances or a longer limit"
+    )
+
+
+def read_types(frame: pd.DataFrame) -> list[InstanceType]:
+    """Of a table with the fields of `InstanceType` as columns, a row each."""
+    fields = [field.name for field in dataclasses.fields(InstanceType)]
+    if missing := [name for name in fields if name not in frame]:
+        raise InputError(
+            f"expected columns {', '.join(fields)} in a table of instances, got none called"
+            f" {', '.join(missing)}; add them"
+        )
+    numbers = frame[fields[1:]].apply(pd.to_numeric, errors="coerce")
+    if not len(frame) or numbers.isna().any(axis=None) or (numbers < 0).any(axis=None):
+        raise InputError(
+            "expected one instance or more with costs and seconds of zero or more; mend the table"
+        )
+    rows = zip(frame["name"].astype(str), *(numbers[name] for name in fields[1:]), strict=True)
+    return [InstanceType(name, *map(float, more)) for name, *more in rows]
+
+
+def read_requests(frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Rising arrivals and sizes of a table with columns arrival_s and size."""
+    if missing := [name for name in ("arrival_s", "size") if name not in frame]:
+        raise InputError(
+            f"expected columns arrival_s, size in a table of requests, got none called"
+            f" {', '.join(missing)}; add them"
+        )
+    both = frame[["arrival_s", "size"]].apply(pd.to_numeric, errors="coerce")
+    if not len(both) or both.isna().any(axis=None):
+        raise InputError("expected a number in arrival_s and size of each request; mend the table")
+    both = both.sort_values("arrival_s")
+    return both["arrival_s"].to_numpy(float), both["size"].to_numpy(float)
+
+
+def homogeneous(
+    types: Sequence[InstanceType], arrival_s: np.ndarray, size: np.ndarray, limit_s: float,
+    share: float = 0.99, most: int = 8,
+) -> dict[str, Pool | None]:  # fmt: skip
+    """The cheapest pool of each type alone; None where none is good enough."""
+    found: dict[str, Pool | None] = {}
+    for one in types:
+        try:
+            found[one.name] = cheapest([one], arrival_s, size, limit_s, share, most)
+        except InputError:
+            found[one.name] = None
+    return found
+
+
+def pool_words(types: Sequence[InstanceType], pool: Pool) -> str:
+    """2 x a, 1 x b: 5 USD/h."""
+    named = zip(types, pool.counts, strict=True)
+    counts = ", ".join(f"{count} x {one.name}" for one, count in named if count)
+    return f"{counts}: {pool.usd_per_hour:.4g} USD/h"
+
+
+def edge_s(rate: float, service_s: float, way_s: float = 0.0, **variances: float) -> float:
+    """Mean seconds at a site with one instance, `rate` requests a second coming to it."""
+    return way_s + service_s + float(mean_wait_s(rate, service_s, 1, **variances))
+
+
+def cloud_s(rate: float, sites: int, service_s: float, way_s: float, **variances: float) -> float:
+    """Mean seconds in the cloud with an instance for each of the sites, `rate` from each."""
+    return way_s + service_s + float(mean_wait_s(sites * rate, service_s, sites, **variances))
+
+
+def inversion(
+    sites: int, service_s: float, farther_s: float, cloud_service_s: float | None = None,
+    **variances: float,
+) -> float:  # fmt: skip
+    """Requests a second of each site from which on the cloud is quicker than the edge.
+
+    Args:
+        sites: with an instance each; the cloud has as many.
+        service_s: of a request at the edge.
+        farther_s: there and back to the cloud, beyond the way to the edge.
+        cloud_service_s: of a request in the cloud; as at the edge if not given.
+        variances: `arrivals_cv2` and `service_cv2` of `queues.mean_wait_s`.
+
+    Returns:
+        0 where the cloud is always quicker, infinite where the edge is.
+    """
+    cloud_service_s = service_s if cloud_service_s is None else cloud_service_s
+
+    def gap(rate: float) -> float:
+        there = cloud_s(rate, sites, cloud_service_s, farther_s, **variances)
+        return edge_s(rate, service_s, **variances) - there
+
+    most = (1 - 1e-9) / max(service_s, cloud_service_s)
+    if gap(1e-12) >= 0:
+        return 0.0
+    return float(brentq(gap, 1e-12, most)) if gap(most) > 0 else float("inf")
+
+
+def together_s(tasks: Sequence[Mapping[str, float]]) -> tuple[float, float]:
+    """Least and most seconds of tasks that share a machine, each by its seconds on each resource.
+
+    A task alone takes at least its busiest resource and at most all of them one after the other.
+    """
+    resources = {name for task in tasks for name in task}
+    least = max((sum(task.get(name, 0.0) for task in tasks) for name in resources), default=0.0)
+    return least, float(sum(sum(task.values()) for task in tasks))

@@ -1,0 +1,91 @@
+"""Deployments ranked: what fits, what is on the front, how they are started."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hybridperf.io import InputError
+from hybridperf.runs.deployments import Question, deployments
+from hybridperf.runs.launch_lines import launch_lines
+from hybridperf.runs.serving_rows import machine_of
+from hybridperf.training.plans.economy import economy
+from hybridperf.workloads.transformer.zoo import load_shape
+
+
+@pytest.fixture(scope="module")
+def asked() -> Question:
+    machine = machine_of("h100")
+    schemes = ({"quant": "bfloat16"}, {"quant": "fp8", "kv_dtype": "fp8"})
+    return Question(load_shape("llama3-8b"), machine.load(), 2, 1000, 200, "vllm", 1.0, 0.02, schemes,
+                    all_reduce=machine.all_reduce)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(asked: Question) -> pd.DataFrame:
+    return deployments(asked, economy(asked.model.device))
+
+
+def test_those_within_the_limits_come_first_by_throughput(
+    asked: Question, found: pd.DataFrame
+) -> None:
+    within = found[found["within"]]
+    assert 0 < len(within) < len(found)
+    assert found["within"].iloc[: len(within)].all()
+    assert within["tokens_per_s_gpu"].is_monotonic_decreasing
+    assert (within["tpot_s"] <= asked.tpot_s).all()
+    assert {*found["mode"]} == {"aggregated", "disaggregated"}
+    assert (found["memory_bytes"] <= asked.model.device.memory_bytes).all()
+    assert (found["gpus"] <= 2).all()
+    assert (found["tpot_s_low"] < found["tpot_s"]).all()
+    assert (found["tpot_s"] < found["tpot_s_high"]).all()
+
+
+def test_the_front_is_what_no_other_beats(found: pd.DataFrame) -> None:
+    both = found[["tokens_per_s_gpu", "tokens_per_s_user"]].to_numpy()
+    beaten = [((both >= one).all(1) & (both > one).any(1)).any() for one in both]
+    front = found["front"].to_numpy()
+    assert front.any()
+    assert not (front & beaten).any()
+    assert np.asarray(beaten)[~front].mean() > 0.99  # the rest are copies of equal points
+
+
+def test_a_million_tokens_cost_what_the_gpus_do(found: pd.DataFrame, asked: Question) -> None:
+    rates = economy(asked.model.device)
+    first = found.iloc[0]
+    assert first["usd_per_million"] == pytest.approx(
+        rates.usd_per_hour * 1e6 / first["tokens_per_s_gpu"] / 3600
+    )
+
+
+def test_a_model_that_does_not_fit_is_told(asked: Question) -> None:
+    large = dataclasses.replace(asked, shape=load_shape("llama3-70b"), gpus=1)
+    with pytest.raises(InputError, match="expected a model that fits on 1 GPUs of 8"):
+        deployments(dataclasses.replace(large, schemes=({"quant": "bfloat16"},)))
+
+
+def test_commands_say_the_layout() -> None:
+    row = {"tp": 2, "pp": 1, "attention_dp": 4, "expert_ep": 8, "sequences": 64, "chunk": 2048,
+           "kv_dtype": "fp8"}  # fmt: skip
+    lines = launch_lines(row, "some/model")
+    assert "--data-parallel-size 4 --enable-expert-parallel --max-num-seqs 64" in lines["vllm"]
+    assert "--tp-size 8 --dp-size 4 --enable-dp-attention --ep-size 8" in lines["sglang"]
+    assert "--max-running-requests 256" in lines["sglang"]
+    assert "--tp_size 8 --pp_size 1 --ep_size 8" in lines["trtllm"]
+    assert "enable_attention_dp: true" in lines["trtllm"]
+
+
+def test_the_command_ranks_a_shape(run, refused, tmp_path) -> None:
+    out, page = tmp_path / "found.csv", tmp_path / "found.html"
+    asked = ("serve", "--shape", "llama3-8b", "--system", "h100", "--gpus", "1", "--precision",
+             "fp8", "--out", out, "--html", page)  # fmt: skip
+    status, text, _ = run(*asked, "--sla", "ttft=1s,tpot=30ms")
+    assert status == 0
+    assert "within the limits" in text
+    assert "vllm serve llama3-8b" in text
+    assert "tokens/s/GPU" in page.read_text()
+    assert len(pd.read_csv(out)) > 10
+    assert "expected --sla such as" in refused(*asked, "--sla", "fast")
+    assert "expected --system" in refused("serve", "--shape", "llama3-8b")
+    assert "expected a table of rows" in refused("serve")

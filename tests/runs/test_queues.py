@@ -1,0 +1,53 @@
+"""Closed forms of queues: textbook limits, and queues simulated request by request."""
+
+import jax
+import numpy as np
+import pytest
+
+from hybridperf.runs.queues import erlang_c, mean_wait_s, wait_percentile_s
+
+
+def simulated(gaps: np.ndarray, service_s: np.ndarray, servers: int) -> np.ndarray:
+    """Waits of a first-come queue (Kiefer and Wolfowitz's recursion)."""
+    free, now, waits = np.zeros(servers), 0.0, []
+    for gap, service in zip(gaps, service_s, strict=True):
+        now += gap
+        at = int(free.argmin())
+        begins = max(now, free[at])
+        waits.append(begins - now)
+        free[at] = begins + service
+    return np.array(waits)
+
+
+def test_one_server_is_the_textbook_one() -> None:
+    """M/M/1: wait u / (1 - u) services; M/D/1 half of it; exponential waits."""
+    assert mean_wait_s(0.8, 1.0) == pytest.approx(4.0)
+    assert mean_wait_s(0.8, 1.0, service_cv2=0.0) == pytest.approx(2.0)
+    assert erlang_c(1, 0.8) == pytest.approx(0.8)
+    assert wait_percentile_s(0.8, 1.0, 1, 0.9) == pytest.approx(np.log(8) / 0.2)
+    assert mean_wait_s(1.0, 1.0) == np.inf
+
+
+@pytest.mark.parametrize(("servers", "busy"), [(2, 1.0), (10, 8.0), (100, 90.0)])
+def test_many_servers_are_the_sum_over_states(servers: int, busy: float) -> None:
+    """Erlang C as its sum: busy^k / k! k / (k - busy) over all states."""
+    terms = np.cumprod([1.0, *(busy / np.arange(1, servers + 1))])
+    last = terms[-1] * servers / (servers - busy)
+    assert erlang_c(servers, busy) == pytest.approx(last / (terms[:-1].sum() + last))
+
+
+def test_a_simulated_queue_waits_as_long() -> None:
+    rng = np.random.default_rng(0)
+    gaps, service_s = rng.exponential(1 / 2.4, 60_000), rng.exponential(1.0, 60_000)
+    waits = simulated(gaps, service_s, 3)
+    assert waits.mean() == pytest.approx(float(mean_wait_s(2.4, 1.0, 3)), rel=0.1)
+    assert np.quantile(waits, 0.9) == pytest.approx(
+        float(wait_percentile_s(2.4, 1.0, 3, 0.9)), rel=0.1
+    )
+
+
+def test_waits_have_slopes() -> None:
+    slope = jax.grad(lambda rate: mean_wait_s(rate, 1.0, 4))(3.0)
+    step = 1e-4
+    found = (mean_wait_s(3.0 + step, 1.0, 4) - mean_wait_s(3.0 - step, 1.0, 4)) / (2 * step)
+    assert float(slope) == pytest.approx(float(found), rel=1e-3)

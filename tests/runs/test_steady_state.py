@@ -1,0 +1,123 @@
+"""The recursion against the simulation on random engines and loads, its limits and slopes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybridperf.io.namespace import QUICKLY_COMPILED
+from hybridperf.runs.batching import Engine, serve
+from hybridperf.runs.requests import Served, looping, poisson
+from hybridperf.runs.steady_state import Steady, steady_arrivals, steady_clients
+from tests.runs.made_up import constant, engine, roofline
+
+
+def random_engine(rng: np.random.Generator) -> tuple[Engine, int, int]:
+    """An engine, tokens of a prompt and of an answer."""
+    times = roofline(
+        10 ** rng.uniform(11.5, 13), 10 ** rng.uniform(14, 15.3), rng.choice([0, 5e-4, 5e-3]),
+        10 ** rng.uniform(9.5, 11), 10 ** rng.uniform(4.3, 5.5),
+    )  # fmt: skip
+    prompt, output = int(10 ** rng.uniform(2, 3.6)), int(10 ** rng.uniform(1.5, 2.5))
+    slots, budget = int(2 ** rng.integers(4, 9)), int(rng.choice([2048, 8192]))
+    return Engine(times, slots, budget), prompt, output
+
+
+def answers(rng: np.random.Generator, mean: int, count: int) -> np.ndarray:
+    return np.maximum(rng.integers(int(0.8 * mean), int(1.2 * mean) + 1, count), 2)
+
+
+def agrees(served: Served, kept: slice, steady: Steady) -> None:
+    tpot_s = (served.last_token_s - served.first_token_s)[kept].sum() / (
+        served.requests.output[kept] - 1
+    ).sum()
+    assert float(steady.tpot_s) == pytest.approx(tpot_s, rel=0.02)
+    assert float(steady.ttft_s) == pytest.approx(served.ttft_s[kept].mean(), rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(7))
+def test_clients_are_served_as_in_the_simulation(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    case, prompt, output = random_engine(rng)
+    clients = int(2 ** rng.uniform(0, 6))
+    count = max(30 * clients, 1000)
+    steady = steady_clients(case, clients, prompt, output)
+    assert bool(steady.certain)
+    lengths = answers(rng, output, count)
+    # clients begin anywhere in an answer
+    lengths[:clients] = np.maximum(2, lengths[:clients] * rng.uniform(0, 1, clients))
+    start_s = rng.uniform(0, 1, clients) * output * float(steady.tpot_s)
+    served = serve(looping(clients, np.full(count, prompt), lengths, start_s), [case])
+    kept = slice(4 * clients, count - 2 * clients)
+    agrees(served, kept, steady)
+
+
+@pytest.mark.parametrize("seed", [0, 2, 4, 5])  # the others meet more
+def test_arrivals_are_served_as_in_the_simulation(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    case, prompt, output = random_engine(rng)
+    most = float(steady_clients(case, case.slots, prompt, output).rate)
+    alone_s = float(steady_clients(case, 1, prompt, output).ttft_s)
+    rate = rng.uniform(0.1, 0.9) * min(0.5 * most, 0.05 / alone_s)
+    steady = steady_arrivals(case, rate, prompt, output)
+    assert bool(steady.certain)
+    served = serve(poisson(rate, np.full(3000, prompt), answers(rng, output, 3000), seed), [case])
+    agrees(served, slice(100, 2900), steady)
+
+
+def test_one_client_takes_the_steps_themselves() -> None:
+    """20 tokens of steps of a second: one for the prompt, nineteen to decode."""
+    steady = steady_clients(Engine(constant(1.0)), 1, 100, 20)
+    assert steady.ttft_s == pytest.approx(1.0, rel=1e-4)
+    assert steady.rate == pytest.approx(1 / 20, rel=1e-4)
+    assert steady_arrivals(Engine(constant(1.0)), 1e-6, 100, 20).ttft_s == pytest.approx(
+        1, rel=1e-3
+    )
+
+
+def test_little_counts_clients_that_wait_for_a_slot() -> None:
+    steady = steady_clients(engine(slots=16), np.array([16.0, 64.0]), 500, 200)
+    np.testing.assert_allclose(steady.rate[1], steady.rate[0])
+    present = steady.rate * (steady.ttft_s + 199 * steady.tpot_s)
+    np.testing.assert_allclose(present, [16, 64])
+    full = steady_clients(engine(kv_tokens=10_000.0), 64, 500, 200)
+    assert float(full.tokens_per_s / full.tpot_s) > 0
+    assert full.waiting_s > 0.5 * full.ttft_s
+    assert not full.certain
+
+
+def test_arrivals_beyond_what_is_served_wait_for_ever() -> None:
+    most = float(steady_clients(engine(), 64, 500, 200).rate)
+    steady = steady_arrivals(engine(), most * np.array([0.3, 0.9, 1.1]), 500, 200)
+    assert np.isfinite(steady.ttft_s[:2]).all()
+    assert np.isinf(steady.ttft_s[2])
+    assert not steady.certain[2]
+
+
+def tokens_per_s(faster: float, module: object = jnp) -> float:
+    """Of 40 clients, by a factor of the memory's bandwidth."""
+    case = engine()
+    times = case.times
+    products_s = module.maximum(0.015 / faster, 7.5e-5 * times.tokens)  # type: ignore[attr-defined]
+    times = dataclasses.replace(times, products_s=products_s, decode_s=times.decode_s / faster)
+    return steady_clients(dataclasses.replace(case, times=times), 40.0, 700.0, 200.0).tokens_per_s
+
+
+def test_tokens_by_bandwidth_have_the_slope_of_finite_differences() -> None:
+    step = 1e-4
+    found = (tokens_per_s(1 + step, np) - tokens_per_s(1 - step, np)) / (2 * step)
+    slope = jax.jit(jax.grad(tokens_per_s), compiler_options=QUICKLY_COMPILED)(1.0)
+    assert float(slope) == pytest.approx(float(found), rel=1e-3)
+
+
+def test_numbers_of_jax_are_those_of_numpy() -> None:
+    rng = np.random.default_rng(0)
+    clients, prompt = rng.uniform(1, 64, 50), rng.uniform(50, 3000, 50)
+    compiled = jax.jit(
+        lambda case, *sizes: steady_clients(case, *sizes), compiler_options=QUICKLY_COMPILED
+    )
+    ours, theirs = (f(engine(), clients, prompt, 100.0) for f in (steady_clients, compiled))
+    np.testing.assert_allclose(ours.ttft_s, theirs.ttft_s, rtol=1e-3)
+    np.testing.assert_allclose(ours.rate, theirs.rate, rtol=1e-3)
