@@ -236,7 +236,7 @@ def table_of(program: StepProgram, durations: jax.Array) -> jax.Array:
 
     none = jnp.zeros_like(table[0])
     table, last = lax.fori_loop(program.first_made, made, make, (table, none))
-    return _with_row(table, last, made - 1)
+    return _with_row(table, last, jnp.asarray(made - 1))
 
 
 def step_starts(program: StepProgram, durations: jax.Array) -> jax.Array:

@@ -247,8 +247,14 @@ class _Case:
         )
 
     def steady(
-        self, ttft_s: Array, step_s: Array, rate: Array, waiting_s: Array, prompts: Array, certain: Array
-    ) -> Steady:  # fmt: skip
+        self,
+        ttft_s: Array,
+        step_s: Array,
+        rate: Array,
+        waiting_s: Array,
+        prompts: Array,
+        certain: Array,
+    ) -> Steady:
         return Steady(
             ttft_s, step_s / self.gain, rate, rate * self.output, rate * self.steps * step_s,
             waiting_s, prompts, certain,
