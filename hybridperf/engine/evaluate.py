@@ -378,5 +378,5 @@ def _row(rows: ArrayLike, number: jax.Array) -> jax.Array:
     )
 
 
-def _with_row(rows: jax.Array, row: jax.Array, number: jax.Array) -> jax.Array:
+def _with_row(rows: jax.Array, row: jax.Array, number: jax.Array | int) -> jax.Array:
     return lax.dynamic_update_index_in_dim(rows, row, number, axis=0, allow_negative_indices=False)
