@@ -14,6 +14,7 @@ import hybridperf as hp
 from hybridperf.io import InputError
 from hybridperf.workloads.transformer import Layout, Layouts, Scan, load_shape
 from hybridperf.workloads.transformer.groups import Span
+from hybridperf.workloads.transformer.columns import SCHEDULES
 from hybridperf.workloads.transformer.layout import ORDER
 from hybridperf.workloads.transformer.rules import RULES, broken_rules, legal, remarks
 from hybridperf.workloads.transformer.shape import layers_before, stage_layers
@@ -56,13 +57,15 @@ BROKEN = [
         GPT3,
         {"pp": 8, "vp": 3},
         {},
-        "the interleaved schedule, and no other, has vp of 2 or more, got vp 3",
+        "the interleaved schedule, and no other, has vp of 2 or more, but zb_v and dualpipe_v have"
+        " vp 2, got vp 3",
     ),
     (
         GPT3,
         {"pp": 8, "schedule": "interleaved"},
         {},
-        "the interleaved schedule, and no other, has vp of 2 or more, got vp 1",
+        "the interleaved schedule, and no other, has vp of 2 or more, but zb_v and dualpipe_v have"
+        " vp 2, got vp 1",
     ),
     (
         GPT3,
@@ -97,6 +100,24 @@ BROKEN = [
     (GPT3, {"cp": 3}, {}, "seq must be divisible by cp, got seq 2048, cp 3"),
     (HYBRID, {"cp": 2}, {}, "context parallelism of a scan is not modelled: take cp 1, got cp 2"),
     (HYBRID, {"tp": 4}, {}, "groups of a scan must be divisible by tp, got 2 groups, tp 4"),
+    (
+        GPT3,
+        {"pp": 4, "schedule": "dualpipe", "accumulation": 6},
+        {},
+        "dualpipe needs 2 pp micro-batches or more, got accumulation 6, pp 4",
+    ),
+    (
+        GPT3,
+        {"pp": 4, "vp": 2, "schedule": "zb_v", "accumulation": 6},
+        {},
+        "zb_v needs 2 pp - 1 micro-batches or more, got accumulation 6, pp 4",
+    ),
+    (
+        GPT3,
+        {"pp": 2, "vp": 3, "schedule": "zb_v", "accumulation": 6},
+        {},
+        "schedules zb_v and dualpipe_v have vp 2, got vp 3",
+    ),
     (
         GPT3,
         {"pp": 2, "schedule": "zero_bubble", "dp": 2, "zero": 3},
@@ -148,7 +169,8 @@ BROKEN = [
         GPT3,
         {"schedule": "dapple"},
         {},
-        "schedule must be one of 1f1b, gpipe, interleaved, chimera, zero_bubble, got 'dapple'",
+        "schedule must be one of 1f1b, gpipe, interleaved, chimera, zero_bubble, zb_v, dualpipe,"
+        " dualpipe_v, got 'dapple'",
     ),
     (
         GPT3,
@@ -225,7 +247,7 @@ def many(count=400, seed=0):
     found = []
     for _ in range(count):
         schedule, tp, dp = (
-            of("1f1b", "gpipe", "interleaved", "chimera", "zero_bubble"),
+            of(*SCHEDULES),
             of(1, 2, 3, 8, 64),
             of(1, 2, 4, 6),
         )
@@ -235,7 +257,7 @@ def many(count=400, seed=0):
                 tp=tp,
                 sequence_parallel=tp > 1 and bool(of(0, 1)),
                 pp=of(1, 2, 3, 4, 32, 40),
-                vp=of(1, 2) if schedule == "interleaved" else 1,
+                vp=of(1, 2, 3) if schedule in ("interleaved", "zb_v", "dualpipe_v") else 1,
                 dp=dp,
                 cp=of(1, 1, 2),
                 ep=of(1, 1, 2, 4),
