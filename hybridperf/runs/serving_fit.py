@@ -37,8 +37,7 @@ _MOST_ROWS = 1.0  # that a model of a framework counts for: rows of one table ar
 _MOST_LEFT = 1.0  # of a log, that an offset explains: a row far off is of another kind
 _APART = " apart"  # of workers that prefill
 # Standard deviations of offsets in logs, by what rows share, of TPOT and TTFT; of slopes against
-# constants; of noise. By hand, with models left out in sight; half or twice as much moves errors of
-# left-out models by 0.3 points or less
+# constants; of noise. By hand, with models left out in sight
 _LEVELS: Mapping[tuple[str, ...], tuple[float, float]] = {
     ("framework", "model"): (0.12, 0.25),
     ("framework", "system"): (0.04, 0.10),
