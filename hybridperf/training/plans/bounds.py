@@ -168,7 +168,7 @@ def _block_seconds(
     )
     setup.prices.seconds(cells.calls)
     pieces, adapted = cells.pieces(setup.prices), setup.adapted
-    names = {field.name for field in dataclasses.fields(StepFeatures)}
+    names = {field.name for field in dataclasses.fields(StepFeatures)} - {"pace"}
     tp = x.tp[rows[first]].astype(float)
     waiting = float(does(setup.framework, "ring_waits"))
     found = np.empty((3, len(cells)))
