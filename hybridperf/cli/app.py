@@ -38,7 +38,19 @@ app = typer.Typer(
 )
 add_commands(app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps)
 add_commands(
-    app, serve, plan, pool, shard, sweep, search, devices, systems, models, show, validate, calibrations
+    app,
+    serve,
+    plan,
+    pool,
+    shard,
+    sweep,
+    search,
+    devices,
+    systems,
+    models,
+    show,
+    validate,
+    calibrations,
 )
 app.add_typer(trace, name="trace")
 app.add_typer(choose, name="choose")

@@ -12,9 +12,10 @@ from hybridperf.cli.common import names_in, wrong
 _PUBLISHED = {  # claims that need --data, and what they judge on
     "lin": "what Lin et al. published", "collectives": "measured collectives",
     "steps": "published training steps", "serving": "measured operating points",
+    "requests": "measured runs, request by request",
 }  # fmt: skip
-_CLAIMS = ("here", "sharded", "ops", "collectives", "lin", "steps", "serving", "plans", "agreement",
-           "page")  # fmt: skip
+_CLAIMS = ("here", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests", "plans",
+           "agreement", "page")  # fmt: skip
 
 
 def validate(
@@ -64,7 +65,7 @@ def validate(
     from hybridperf.model import model_or_datasheet
     from hybridperf.validate.harness import RESULTS, SCHEMA, SCHEMA_VERSION
 
-    if what in ("collectives", "steps", "serving", "plans", "agreement"):
+    if what in ("collectives", "steps", "serving", "requests", "plans", "agreement"):
         claim = importlib.import_module(f"hybridperf.validate.{what}")
         claim.run(data, folder, quick=quick, tasks=names_in(tasks) or None)
     elif what == "lin" and data is not None:
