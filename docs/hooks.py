@@ -6,9 +6,9 @@ import sys
 from typing import Any
 
 _NAMES = (
-    "demo calibrate fit plan-measurements ops collectives predict steps plan shard sweep search"
-    " devices systems models show validate calibrations trace:summary trace:replay trace:export"
-    " choose:strategies choose:chimera choose:kaisa"
+    "demo calibrate fit plan-measurements ops collectives predict steps serve plan shard sweep"
+    " search devices systems models show validate calibrations trace:summary trace:replay"
+    " trace:export choose:strategies choose:chimera choose:kaisa"
 )
 
 

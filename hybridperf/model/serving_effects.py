@@ -32,10 +32,11 @@ class ServingEffects:
 
     # fmt: off
     kernels: Any = _effect(0.93, 0.1,
-        "kernels of a CUDA graph start before the last one ends and find weights in L2, where tables"
-        f" of single ops wait: 0.94 in {_ROWS}")
+        "kernels of a CUDA graph start before the last one ends, where tables of single ops wait:"
+        f" 0.94 in {_ROWS}")
     step_s: Any = _effect(0.7e-3, 0.7,
-        f"scheduling, sampling and sending of tokens that kernels do not hide: 0.6 to 2.4 ms in {_ROWS}")
+        "scheduling, sampling and sending of tokens that kernels do not hide: 0.6 to 2.4 ms in"
+        f" {_ROWS}")
     prefill: Any = _effect(1.2, 0.3,
         "prompts of a burst are cut into chunks of unlike length: assumed; fits say 0.9 to 1.6")
     waited_steps: Any = _effect(2.0, 0.7,

@@ -52,9 +52,9 @@ from hybridperf.ops.quantise import Quantise
 __all__ = [
     "FUSED", "GROUPS", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy", "Cumulative",
     "DecodeAttention", "EagerOp", "Elementwise", "EmbeddingBag", "EmbeddingBagBackward",
-    "EncoderAttention", "Fused", "Gather", "Gemm", "Gpu", "LatentAttention", "LoopTrip", "Moe", "Norm", "Op",
-    "OpCall", "OptimizerUpdate", "PrefillAttention", "Quantise", "Random", "Reduction", "RmsNorm",
-    "ScatterAdd", "Softmax", "Sort", "Transpose", "attention", "attention_of", "columns",
-    "convolution", "embedding_bag", "gemm", "latent_attention", "lookup_calls", "loops", "moe", "movement",
-    "op_by_name", "op_names", "quantise",
+    "EncoderAttention", "Fused", "Gather", "Gemm", "Gpu", "LatentAttention", "LoopTrip", "Moe",
+    "Norm", "Op", "OpCall", "OptimizerUpdate", "PrefillAttention", "Quantise", "Random",
+    "Reduction", "RmsNorm", "ScatterAdd", "Softmax", "Sort", "Transpose", "attention",
+    "attention_of", "columns", "convolution", "embedding_bag", "gemm", "latent_attention",
+    "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names", "quantise",
 ]  # fmt: skip

@@ -63,7 +63,8 @@ def served(rows: Sequence[ServedRow]) -> Served:
     memory = {key: serving_memory(key[1]) for key in times}
     groups: dict[tuple[_Engine, _Engine | None], list[int]] = {}
     for place, row in enumerate(mine):
-        assert row.machine is not None and row.engine is not None
+        assert row.machine is not None
+        assert row.engine is not None
         first = (row.machine, row.prefill) if row.prefill else None
         groups.setdefault(((row.machine, row.engine), first), []).append(place)
     effects = believed_effects(mine)
@@ -118,7 +119,6 @@ def _times(rows: Sequence[ServedRow], problems: dict[int, str]) -> dict[_Engine,
                     failed[(machine, one)] = str(error)
     for at, row in enumerate(rows):
         for engine in (row.engine, row.prefill):
-            if engine is not None and row.machine is not None:
-                if why := failed.get((row.machine, engine)):
-                    problems.setdefault(at, why)
+            if engine is not None and row.machine is not None and (row.machine, engine) in failed:
+                problems.setdefault(at, failed[(row.machine, engine)])
     return found

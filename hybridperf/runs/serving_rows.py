@@ -142,7 +142,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     machine = machine_of(_text(values, "system"))
     framework = known_framework(str(values.get("backend", values.get("framework", ""))), notes)
     shape = load_shape(shape_name)
-    common = {
+    common: dict[str, Any] = {
         "shape": shape, "framework": framework, "distribution": DISTRIBUTION,
         **_schemes(values, habits, machine, framework, bool(shape.experts)),
     }  # fmt: skip
@@ -152,7 +152,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     common |= {"drafted": int(_number(values, "drafted", 0.0)),
                "acceptance": _number(values, "acceptance", 0.0),
                "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
-    found = {
+    found: dict[str, Any] = {
         "machine": machine, "clients": _number(values, "concurrency"),
         "prompt": _number(values, "isl"), "output": _number(values, "osl"),
         "requests": _number(values, "requests_per_client", 0.0), "model": shape_name,
@@ -185,7 +185,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     return ServedRow(engine=engine, notes=tuple(notes), **found)
 
 
-def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str, int]:
+def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str, Any]:
     """Who shares what of an engine, by its five columns."""
     names = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     tp, pp, dp, moe_tp, moe_ep = (int(_number(values, f"{kind}{one}", 1.0)) for one in names)

@@ -45,7 +45,7 @@ class Kernel(NamedTuple):
     """A call, and how often it runs in a step."""
 
     call: Call
-    times: float = 1.0
+    times: int = 1
 
 
 class ServedCalls:
@@ -189,14 +189,17 @@ class ServedCalls:
             yield OpCall(one, framework=served.framework)
         if latent.selected:
             dim, scored = float(latent.index_dim), min(keys, latent.selected)
-            yield self._latent(sequences, keys, latent.index_heads * each, dim, dim, 0.0)
+            yield self._latent(sequences, keys, latent.index_heads * each, dim, 0.0)
             keys = scored
         cached = rank + latent.rotary_dim
-        yield self._latent(sequences, keys, heads * each, cached, cached, rank)
+        yield self._latent(sequences, keys, heads * each, cached, rank)
 
-    def _latent(self, sequences: float, keys: float, heads: float, *sizes: float) -> Call:
+    def _latent(
+        self, sequences: float, keys: float, heads: float, cached: float, valued: float
+    ) -> Call:
         kept = self._kept()
-        return OpCall(LatentAttention("bf16", sequences, keys, heads, *sizes, kept))
+        op = LatentAttention("bf16", sequences, keys, heads, cached, cached, valued, kept)
+        return OpCall(op)
 
     def _prompts(
         self, kind: LayerKind, batch: float, queries: float, keys: float

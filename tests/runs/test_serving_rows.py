@@ -1,0 +1,138 @@
+"""Rows of operating points: their traps, what is refused, what a fit does."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hybridperf.cli.app import main
+from hybridperf.io import InputError
+from hybridperf.runs.serving_fit import ServingFit
+from hybridperf.runs.serving_rows import understood
+from hybridperf.runs.serving_table import COLUMNS, fit_of, predict_serving
+from hybridperf.workloads.serving import Deployment
+
+DENSE = {
+    "backend": "vllm", "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm",
+    "precision": "fp8", "mode": "agg", "isl": 1024, "osl": 1024, "concurrency": 16, "tp_size": 1,
+}  # fmt: skip
+EXPERTS = {**DENSE, "backend": "trtllm", "model_path": "deepseek-ai/DeepSeek-R1",
+           "system": "b200_sxm", "tp_size": 8, "moe_ep_size": 8}  # fmt: skip
+
+
+def table(*rows: dict) -> pd.DataFrame:
+    return pd.DataFrame([*rows])
+
+
+def engine(**columns: object) -> Deployment:
+    found = understood(table({**EXPERTS, **columns}))[0].engine
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("tp", "dp"), [(64, 1), (1, 64)])
+def test_layouts_of_n_times_n_experts_are_n_gpus(tp: int, dp: int) -> None:
+    found = engine(tp_size=tp, attention_dp_size=dp, moe_tp_size=8, moe_ep_size=8)
+    assert found.gpus == 8
+    assert (found.tp, found.attention_dp) == ((8, 1) if tp > 1 else (1, 8))
+    assert found.expert_ep == 8
+
+
+def test_names_of_one_model_are_one() -> None:
+    names = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3", "nvidia/DeepSeek-V3.1-NVFP4")
+    rows = understood(table(*({**EXPERTS, "model_path": name} for name in names)))
+    assert {row.model for row in rows} == {"deepseek-v3"}
+    assert len({row.engine for row in rows}) == 1
+
+
+@pytest.mark.parametrize("tp", [12, 28, 36, 72])
+def test_totals_of_gpus_are_refused(tp: int) -> None:
+    row = understood(table({**EXPERTS, "tp_size": tp, "moe_tp_size": tp}))[0]
+    assert "is a total of GPUs" in row.refused
+
+
+def test_kernels_follow_scheme_and_machine() -> None:
+    oss = {"model_path": "openai/gpt-oss-120b", "tp_size": 1, "moe_ep_size": 1}
+    assert engine(**oss).of_experts() == "w4a8_mxfp4_mxfp8"
+    assert engine(**oss, system="h100_sxm").of_experts() == "w4a16_mxfp4"
+    narrow = engine(gemm_quant_mode="nvfp4", moe_quant_mode="nvfp4")
+    assert (narrow.quant, narrow.of_experts(), narrow.kv_dtype) == ("bfloat16", "nvfp4", "fp8")
+    assert engine(gemm_quant_mode="fp8", moe_quant_mode="fp8").quant == "fp8_block"
+
+
+def test_clients_stand_in_a_column_or_in_a_text() -> None:
+    text = {"silicon_data_source": "x; silicon_concurrency=48; measured=2026"}
+    row = {name: value for name, value in DENSE.items() if name != "concurrency"}
+    assert understood(table({**row, **text}))[0].clients == 48.0
+
+
+@pytest.fixture(scope="module")
+def measured() -> pd.DataFrame:
+    """Rows that are 1.4 times the law's, by one framework."""
+    rows = table(*({**DENSE, "concurrency": clients, "tp_size": tp}
+                   for clients in (1, 4, 16, 64) for tp in (1, 2)))  # fmt: skip
+    found = predict_serving(rows).frame
+    rows["tpot_s"] = 1.4 * found["predicted_tpot_s"]
+    rows["ttft_s"] = 1.4 * found["predicted_ttft_s"]
+    return rows
+
+
+def test_a_fit_learns_what_rows_share_and_is_kept(measured: pd.DataFrame, tmp_path: Path) -> None:
+    rows = measured.drop(columns=["tpot_s", "ttft_s"])
+    fit = fit_of(measured)
+    found = predict_serving(rows, fit=fit).frame
+    ratio = found["predicted_tpot_s"] / measured["tpot_s"]
+    assert np.abs(np.log(ratio)).median() < 0.05
+    before = predict_serving(rows).frame
+    narrower = (found["tpot_high_s"] / found["tpot_low_s"]).mean()
+    assert narrower < (before["tpot_high_s"] / before["tpot_low_s"]).mean()
+    fit.save(tmp_path / "serving.json")
+    again = predict_serving(rows, fit=ServingFit.load(tmp_path)).frame
+    np.testing.assert_allclose(again["predicted_ttft_s"], found["predicted_ttft_s"])
+
+
+def test_columns_pass_through_in_order(measured: pd.DataFrame) -> None:
+    rows = measured.drop(columns=["tpot_s", "ttft_s"]).assign(mine="x")
+    found = predict_serving(rows).frame
+    assert [*found] == [*rows, *COLUMNS]
+    assert (found["ttft_low_s"] < found["predicted_ttft_s"]).all()
+    assert (found["predicted_ttft_s"] < found["ttft_high_s"]).all()
+    assert found["fits"].all()
+    assert (np.diff(found["predicted_tpot_s"][::2]) > 0).all()
+
+
+def test_a_model_that_does_not_fit_is_said() -> None:
+    found = predict_serving(table({**EXPERTS, "tp_size": 2, "moe_ep_size": 2})).frame
+    assert not found["fits"][0]
+    assert "does not fit" in found["note"][0]
+
+
+def test_workers_that_are_not_told_widen_the_interval() -> None:
+    sides = {f"{kind}_{name}": 8 for kind in ("prefill", "decode") for name in
+             ("tp_size", "moe_ep_size")}  # fmt: skip
+    row = {**EXPERTS, "mode": "disagg", **sides}
+    told = {"prefill_num_workers": 1, "decode_num_workers": 3}
+    known, unknown = (predict_serving(table(one)).frame.iloc[0] for one in ({**row, **told}, row))
+    assert "numbers of workers are not told" in unknown["note"]
+    assert known["predicted_tpot_s"] == pytest.approx(unknown["predicted_tpot_s"])
+    assert known["tpot_high_s"] < unknown["tpot_high_s"]
+
+
+def test_command_notes_what_it_cannot_predict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = table(DENSE, {**DENSE, "system": "tpu_v5"}, {**DENSE, "osl": 0})
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(tmp_path / "rows.csv"), "--out", str(tmp_path / "out.csv")])
+    assert ended.value.code == 3
+    found = pd.read_csv(tmp_path / "out.csv")
+    assert found["predicted_tpot_s"].notna().tolist() == [True, False, False]
+    assert "expected a system of" in found["note"][1]
+    assert "1 of 3 rows predicted" in capsys.readouterr().out
+
+
+def test_rows_to_fit_on_need_both_times() -> None:
+    with pytest.raises(InputError, match="expected a column tpot_s"):
+        fit_of(table(DENSE))

@@ -1,0 +1,121 @@
+"""Steps of a server: calls by hand, limits of their seconds, memory."""
+
+import numpy as np
+import pytest
+
+import hybridperf as hp
+from hybridperf.collectives.model import load_collectives
+from hybridperf.io import InputError
+from hybridperf.model import PerfModel
+from hybridperf.model.calls import CollectiveCall
+from hybridperf.ops import DecodeAttention, Gemm, LatentAttention, Moe, OpCall
+from hybridperf.workloads.memory.serving import WORKSPACE_BYTES, serving_memory
+from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.workloads.serving.layers import Kernel, ServedCalls
+from hybridperf.workloads.serving.times import Sizes
+from hybridperf.workloads.transformer.shape import TransformerShape
+
+SIZES = Sizes((1.0, 64.0, 4096.0), (1.0, 64.0), (512.0, 4096.0), (256.0, 8192.0), (128.0, 4096.0))
+
+
+@pytest.fixture(scope="module")
+def llama() -> TransformerShape:
+    return hp.load_shape("llama3-8b")
+
+
+@pytest.fixture(scope="module")
+def machine() -> PerfModel:
+    return hp.load_model("h100_sxm").with_collectives(load_collectives("aic_h100_sxm"))
+
+
+def ops_of(kernels: list[Kernel], kind: type) -> list[tuple[object, float]]:
+    return [
+        (one.call.op, one.times)
+        for one in kernels
+        if isinstance(one.call, OpCall) and isinstance(one.call.op, kind)
+    ]
+
+
+def test_products_of_a_dense_layer_are_its_matrices(llama: TransformerShape) -> None:
+    kernels = list(ServedCalls(Deployment(llama, tp=2), 8, "trtllm").products(16.0))
+    products = ops_of(kernels, Gemm)
+    # heads 32 + 2 x 8 of 128; then 14,336 wide, twice: halves of two GPUs
+    assert [(op.n, op.k) for op, _ in products] == [
+        (3072.0, 4096.0), (4096.0, 2048.0), (14336.0, 4096.0), (4096.0, 7168.0),
+    ]  # fmt: skip
+    assert {times for _, times in products} == {32}
+    sums = [one for one in kernels if isinstance(one.call, CollectiveCall)]
+    assert [(one.call.bytes, one.call.ranks, one.times) for one in sums] == [
+        (16 * 4096 * 2.0, 2, 32)
+    ] * 2
+
+
+def test_experts_take_the_tokens_of_all_attention_ranks() -> None:
+    served = Deployment(hp.load_shape("deepseek-v3"), attention_dp=8, expert_ep=8)
+    kernels = list(ServedCalls(served, 8).products(4.0))
+    ((experts, times),) = ops_of(kernels, Moe)
+    assert (experts.tokens, experts.moe_ep, experts.moe_tp, times) == (32.0, 8.0, 1.0, 58)
+    messages = {one.call.collective for one in kernels if isinstance(one.call, CollectiveCall)}
+    assert messages == {"all_gather", "reduce_scatter"}
+    decoded = ops_of(list(ServedCalls(served, 8).decode(4.0, 1000.0)), LatentAttention)
+    assert [(op.cached, op.valued, times) for op, times in decoded] == [
+        (576.0, 512.0, 3), (576.0, 512.0, 58),
+    ]  # fmt: skip
+
+
+def test_layers_with_a_window_look_at_no_more() -> None:
+    served = Deployment(hp.load_shape("gpt-oss-20b"))
+    decoded = ops_of(list(ServedCalls(served, 8).decode(2.0, 5000.0)), DecodeAttention)
+    assert sorted((op.window, times) for op, times in decoded) == [(0.0, 12), (128.0, 12)]
+
+
+def test_step_is_no_shorter_than_its_weights_and_grows_with_what_it_holds(
+    llama: TransformerShape, machine: PerfModel
+) -> None:
+    times, eager, drafted = step_times(
+        machine,
+        [
+            Deployment(llama), Deployment(llama, launches="eager"),
+            Deployment(llama, drafted=3, acceptance=0.7),
+        ],
+        sizes=SIZES,
+    )  # fmt: skip
+    read_s = 2.0 * llama.parameters / machine.device.memory_bytes_per_s
+    assert times.seconds(1.0, 512.0) > 0.9 * read_s
+    assert (np.diff(times.products_s) > 0).all()
+    assert (np.diff(times.decode_s, axis=0) > 0).all()
+    assert (np.diff(times.decode_s, axis=1) > 0).all()
+    assert (np.diff(times.prefill_s, axis=0) > 0).all()
+    assert eager.seconds(1.0, 512.0) > times.seconds(1.0, 512.0)
+    assert drafted.seconds(32.0, 512.0) > times.seconds(32.0, 512.0)
+
+
+def test_tensor_parallel_ranks_share_the_step(llama: TransformerShape, machine: PerfModel) -> None:
+    one, four = step_times(
+        machine, [Deployment(llama), Deployment(llama, tp=4)], "trtllm", sizes=SIZES
+    )
+    ratio = one.seconds(64.0, 4096.0) / four.seconds(64.0, 4096.0)
+    assert 2.0 < ratio < 4.0
+
+
+def test_tokens_of_a_pass_with_drafts() -> None:
+    served = Deployment(hp.load_shape("llama3-8b"), drafted=2, acceptance=0.5)
+    assert served.tokens_per_pass == pytest.approx(1.75)
+
+
+def test_memory_by_hand(llama: TransformerShape) -> None:
+    found = serving_memory(Deployment(llama))
+    assert found.weights == pytest.approx(2.0 * llama.parameters, rel=1e-3)
+    assert found.token == 2 * 8 * 128 * 2.0 * 32
+    assert found.needed(10, 100) == found.weights + WORKSPACE_BYTES + 1000 * found.token
+    narrow = serving_memory(Deployment(llama, tp=2, kv_dtype="fp8", quant="fp8"))
+    assert narrow.token == found.token / 4
+    assert serving_memory(Deployment(hp.load_shape("deepseek-v3"), tp=8)).token == 576 * 2.0 * 61
+    assert found.sequences(10e9, 1000.0) == 0.0
+
+
+def test_what_no_engine_has_is_one_sentence(llama: TransformerShape) -> None:
+    with pytest.raises(InputError, match="tp must divide the 32 heads"):
+        Deployment(llama, tp=3)
+    with pytest.raises(InputError, match="acceptance of a deployment is a share"):
+        Deployment(llama, drafted=1, acceptance=1.0)
