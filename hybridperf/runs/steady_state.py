@@ -247,7 +247,8 @@ class _Case:
         )
 
     def steady(
-        self, ttft_s: Array, step_s: Array, rate: Array, waiting_s: Array, prompts: Array, certain: Array
+        self, ttft_s: Array, step_s: Array, rate: Array, waiting_s: Array, prompts: Array,
+        certain: Array,
     ) -> Steady:  # fmt: skip
         return Steady(
             ttft_s, step_s / self.gain, rate, rate * self.output, rate * self.steps * step_s,

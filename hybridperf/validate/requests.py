@@ -1,8 +1,8 @@
-"""Measured runs of vLLM, request by request: percentiles of a simulation that nothing is fitted for.
+"""Measured runs of vLLM, request by request: percentiles of a simulation without any fit.
 
 Steps are priced on GPUs of which no row is measured (what other GPUs showed, `fit` without rows),
-with what is believed of the framework; the engine has the settings of its run. Beside that stand the
-same simulation with datasheets alone, and without limits of slots and cache.
+with what is believed of the framework; the engine has the settings of its run. Beside that stand
+the same simulation with datasheets alone, and without limits of slots and cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ PERCENTS = (50, 90, 99)
 _GOALS = {"ttft_s": 0.15, "tpot_s": 0.05}
 _NOTHING = ServingEffects(1.0, 0.0, 1.0, 1.0, 0.0, 0.1)
 # GPUs as the runs' table calls them
-_DEVICES = {"GeForce RTX 4090 24 GB": "rtx_4090", "RTX PRO 6000 Blackwell 96 GB": "rtx_pro_6000_server"}  # fmt: skip
+_DEVICES = {
+    "GeForce RTX 4090 24 GB": "rtx_4090",
+    "RTX PRO 6000 Blackwell 96 GB": "rtx_pro_6000_server",
+}
 
 
 @claim("requests", ("runs",))
