@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 _NAMES = (
-    "demo calibrate fit plan-measurements ops collectives predict steps serve plan shard sweep"
+    "demo calibrate fit plan-measurements ops collectives predict steps serve plan pool shard sweep"
     " search devices systems models show validate calibrations trace:summary trace:replay"
     " trace:export choose:strategies choose:chimera choose:kaisa"
 )

@@ -12,11 +12,15 @@ from hybridperf.cli.common import names_in, wrong
 _PUBLISHED = {  # claims that need --data, and what they judge on
     "lin": "what Lin et al. published", "collectives": "measured collectives",
     "steps": "published training steps", "serving": "measured operating points",
+    "requests": "measured runs, request by request",
     "traces": "recorded traces", "models": "measured ops of whole models",
 }  # fmt: skip
 _CLAIMS = (
-    "here", "sharded", "ops", "collectives", "lin", "steps", "serving", "plans", "agreement",
-    "traces", "models", "page",
+    "here", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests", "plans",
+    "agreement", "traces", "models", "page",
+)  # fmt: skip
+_BY_DATA = (
+    "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
 )  # fmt: skip
 
 
@@ -67,7 +71,7 @@ def validate(
     from hybridperf.model import model_or_datasheet
     from hybridperf.validate.harness import RESULTS, SCHEMA, SCHEMA_VERSION
 
-    if what in ("collectives", "steps", "serving", "plans", "agreement", "traces", "models"):
+    if what in _BY_DATA:
         claim = importlib.import_module(f"hybridperf.validate.{what}")
         claim.run(data, folder, quick=quick, tasks=names_in(tasks) or None)
     elif what == "lin" and data is not None:

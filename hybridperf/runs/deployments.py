@@ -147,7 +147,8 @@ def _all(asked: Question, priced: Sequence[_Priced], effects: ServingEffects) ->
     return pd.concat(frames, ignore_index=True)
 
 
-def _in_framework(times: StepTimes, effects: ServingEffects) -> StepTimes:
+def with_effects(times: StepTimes, effects: ServingEffects) -> StepTimes:
+    """Steps as a framework runs them."""
     scaled = {name: getattr(times, name) * effects.kernels
               for name in ("products_s", "decode_s", "prefill_s")}  # fmt: skip
     return dataclasses.replace(times, host_s=times.host_s + effects.step_s, **scaled)
@@ -162,7 +163,7 @@ def _sequences(one: _Priced) -> np.ndarray:
 def _aggregated(asked: Question, one: _Priced, chunk: int, effects: ServingEffects) -> pd.DataFrame:
     """Replicas of one engine, a row for each number of sequences."""
     served, held = one.engine, _sequences(one)
-    each = Engine(_in_framework(one.times, effects), slots=held, budget=chunk,
+    each = Engine(with_effects(one.times, effects), slots=held, budget=chunk,
                   drafted=served.drafted, acceptance=served.acceptance)  # fmt: skip
     cached = np.floor(asked.prompt * served.cached_share)
     steady = steady_clients(each, held, asked.prompt, asked.output, cached)
@@ -212,7 +213,7 @@ def _prompt_s(asked: Question, one: _Priced, effects: ServingEffects) -> float:
     """Of one prompt, chunk after chunk."""
     new = asked.prompt * (1.0 - asked.cached_share)
     chunks = np.ceil(new / CHUNKS[-1])
-    times = _in_framework(one.times, effects)
+    times = with_effects(one.times, effects)
     each_s = times.seconds(0.0, 1.0, new / chunks, asked.prompt - new / 2.0)
     return float(effects.prefill * chunks * each_s)
 
@@ -222,7 +223,7 @@ def _split(
     prompt_s: float, effects: ServingEffects,
 ) -> pd.DataFrame:  # fmt: skip
     served, held = decode.engine, _sequences(decode)
-    times = _in_framework(decode.times, effects)
+    times = with_effects(decode.times, effects)
     gain = served.tokens_per_pass
     step_s = times.seconds(held, asked.prompt + asked.output / 2.0)
     steps = (asked.output - 1) / gain

@@ -247,14 +247,9 @@ class _Case:
         )
 
     def steady(
-        self,
-        ttft_s: Array,
-        step_s: Array,
-        rate: Array,
-        waiting_s: Array,
-        prompts: Array,
+        self, ttft_s: Array, step_s: Array, rate: Array, waiting_s: Array, prompts: Array,
         certain: Array,
-    ) -> Steady:
+    ) -> Steady:  # fmt: skip
         return Steady(
             ttft_s, step_s / self.gain, rate, rate * self.output, rate * self.steps * step_s,
             waiting_s, prompts, certain,

@@ -18,8 +18,10 @@ from hybridperf.workloads.transformer.zoo import load_shape
 def asked() -> Question:
     machine = machine_of("h100")
     schemes = ({"quant": "bfloat16"}, {"quant": "fp8", "kv_dtype": "fp8"})
-    shape, own = load_shape("llama3-8b"), machine.all_reduce
-    return Question(shape, machine.load(), 2, 1000, 200, "vllm", 1.0, 0.02, schemes, all_reduce=own)
+    return Question(
+        load_shape("llama3-8b"), machine.load(), 2, 1000, 200, "vllm", 1.0, 0.02, schemes,
+        all_reduce=machine.all_reduce,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

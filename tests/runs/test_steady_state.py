@@ -37,7 +37,7 @@ def agrees(served: Served, kept: slice, steady: Steady) -> None:
     assert float(steady.ttft_s) == pytest.approx(served.ttft_s[kept].mean(), rel=0.02)
 
 
-@pytest.mark.parametrize("seed", range(7))
+@pytest.mark.parametrize("seed", range(7))  # of 0 to 7, those that are promised
 def test_clients_are_served_as_in_the_simulation(seed: int) -> None:
     rng = np.random.default_rng(seed)
     case, prompt, output = random_engine(rng)
@@ -54,7 +54,7 @@ def test_clients_are_served_as_in_the_simulation(seed: int) -> None:
     agrees(served, kept, steady)
 
 
-@pytest.mark.parametrize("seed", [0, 2, 4, 5])  # the others meet more
+@pytest.mark.parametrize("seed", [0, 2, 3, 4, 5])  # of 0 to 5, those that are promised
 def test_arrivals_are_served_as_in_the_simulation(seed: int) -> None:
     rng = np.random.default_rng(seed)
     case, prompt, output = random_engine(rng)
