@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.step_features import StepParts
 from hybridperf.engine.step_times import StepTimes, chain_seconds
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
@@ -28,7 +29,6 @@ from hybridperf.runs.queues import mean_wait_s
 from hybridperf.runs.steady_state import steady_clients
 from hybridperf.training.plans.economy import Economy
 from hybridperf.training.plans.ranked import front
-from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
 from hybridperf.workloads.serving import Deployment, step_times
 from hybridperf.workloads.transformer.shape import TransformerShape
