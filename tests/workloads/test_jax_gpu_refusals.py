@@ -14,6 +14,8 @@ import hybridperf as hp
 from hybridperf.io import InputError
 from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.ops import Gemm
+from hybridperf.workloads.jax.hlo import Instruction
+from hybridperf.workloads.jax.hlo_collectives import group_size, nodes_of
 
 AUTO = (AxisType.Auto,)  # newer versions of JAX assume another
 
@@ -50,6 +52,23 @@ def test_messages_of_a_mesh_have_their_bytes_and_ranks() -> None:
     )  # fmt: skip
     (chain,) = (c for c in gpu(repeated, bf16(256, 1024)).calls if isinstance(c, CallChain))
     assert [often for _, often in chain.parts] == [9]
+
+
+@pytest.mark.parametrize(
+    ("groups", "size", "nodes"),
+    [
+        ("{{0,1,2},{3,4,5}}", 3, 2), ("[2,3]<=[6]", 3, 2), ("[3,2]<=[2,3]T(1,0)", 2, 2),
+        ("mesh['a'=2,'b'=3] {'b'}", 3, 2), ("mesh['a'=2,'b'=3] {'a'}", 2, 2),
+        ("mesh['a'=3,'b'=2] {'b'}", 2, 1), ("mesh['a'=2,'b'=3] {'a','b'}", 6, 3),
+    ],
+)  # fmt: skip
+def test_groups_of_ranks_are_understood_in_every_spelling(groups, size, nodes) -> None:
+    """By name since JAX 0.12; two ranks a node."""
+    said = Instruction(
+        "r", "all-reduce", (), (), f"replica_groups={groups}, to_apply=add", False, ""
+    )
+    assert group_size(said) == size
+    assert nodes_of(said, 2) == nodes
 
 
 def test_what_a_compiler_has_yet_to_divide_is_refused() -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.ops import (
     BatchedGemm,
+    Cumulative,
     Fused,
     Gemm,
     Op,
@@ -146,6 +147,16 @@ def _window(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
     return tuple(hlo_ops.windowed(costs, node.instruction, _shapes(node), node.within))
 
 
+def _running(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
+    """A running sum, product or maximum as JAX 0.12 lowers it; None of any other scan."""
+    del costs, device
+    source, (along, *_) = _shapes(node)[0], node.instruction.dims("dimensions")
+    if "is_associative=true" not in node.instruction.attributes:
+        return None
+    cols = float(max(source.dims[along], 1))
+    return (Cumulative(number_format(source)[0], max(source.elements / cols, 1.0), cols),)
+
+
 def _random(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
     del costs, device
     made = node.instruction.shapes[-1]
@@ -201,7 +212,8 @@ def _attention(node: Node, kind: str) -> _Found:
 _RULES: dict[str, Callable[[Node, Costs, DeviceSpec], _Found]] = {
     "dot": _product, "ragged-dot": _grouped, "convolution": _convolution, "sort": _sort,
     "topk": _sort, "scatter": _scatter, "reduce-window": _window, "select-and-scatter": _window,
-    "rng": _random, "rng-bit-generator": _random, "fft": _fourier, "custom-call": _custom,
+    "scan": _running, "rng": _random, "rng-bit-generator": _random, "fft": _fourier,
+    "custom-call": _custom,
 }  # fmt: skip
 
 

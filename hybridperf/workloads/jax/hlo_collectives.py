@@ -61,29 +61,45 @@ def collective_calls(
 
 def nodes_of(instruction: Instruction, per_node: int) -> int:
     """How many nodes the first group of ranks lies on, with so many ranks on each."""
-    text = instruction.attributes
-    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
-        ranks = [int(one) for one in listed.group(1).split(",")]
-    elif cut := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        sizes = [int(one) for one in cut.group(3).split(",")]
-        turned = np.arange(math.prod(sizes)).reshape(sizes)
-        if cut.group(4):
-            turned = turned.transpose([int(one) for one in cut.group(4).split(",")])
-        ranks = turned.reshape(int(cut.group(1)), int(cut.group(2)))[0].tolist()
-    else:  # of a permutation, the pair that lies farthest apart
-        pairs = re.findall(r"\{(\d+),(\d+)\}", text.partition("source_target_pairs=")[2])
+    ranks = _first_group(instruction)
+    if ranks is None:  # of a permutation, the pair that lies farthest apart
+        text = instruction.attributes.partition("source_target_pairs=")[2]
+        pairs = re.findall(r"\{(\d+),(\d+)\}", text)
         lie = ({int(a) // per_node, int(b) // per_node} for a, b in pairs)
         return max(map(len, lie), default=1)
     return len({one // per_node for one in ranks})
 
 
 def group_size(instruction: Instruction) -> int | None:
-    """Ranks of a group: 2 of `replica_groups={{0,1},{2,3}}` and of `[2,2]<=[4]`; or None."""
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", instruction.attributes)
-    if listed:
-        return len(listed.group(1).split(","))
-    counted = re.search(r"replica_groups=\[(\d+),(\d+)\]", instruction.attributes)
-    return int(counted.group(2)) if counted else None
+    """Ranks of a group; None where all take part, or pairs are named."""
+    ranks = _first_group(instruction)
+    return None if ranks is None else len(ranks)
+
+
+def _first_group(instruction: Instruction) -> list[int] | None:
+    """Ranks of the first group of `replica_groups`: of `{{0,1},{2,3}}`, of `[2,2]<=[4]` with or
+    without `T(1,0)`, or, since JAX 0.12, of axes by name: `mesh['a'=2,'b'=2] {'b'}`.
+    """
+    text = instruction.attributes
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
+        return [int(one) for one in listed.group(1).split(",")]
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", text):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", named.group(1))}
+        axes = re.findall(r"'([^']*)'", named.group(2))
+        numbered = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        return (
+            numbered[tuple(slice(None) if name in axes else 0 for name in sizes)].ravel().tolist()
+        )
+    cut = re.search(r"replica_groups=\[(\d+),(\d+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?)?", text)
+    if cut is None:
+        return None
+    groups, ranks, over, order = cut.groups()
+    turned = np.arange(int(groups) * int(ranks))
+    if over:
+        turned = turned.reshape([int(one) for one in over.split(",")])
+    if order:
+        turned = turned.transpose([int(one) for one in order.split(",")])
+    return turned.reshape(int(groups), int(ranks))[0].tolist()
 
 
 def partitions(text: str) -> int:
