@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -69,9 +70,7 @@ def predicted(adapted: Adapted, rows: FamilyRows) -> Predicted:
     found, known = adapted.predict(rows), adapted.prior.population.implementations
     slots = rows.implementation.copy()
     for slot in dict.fromkeys(slots):
-        named = OpImplementation.parse(slot)
-        twin = str(named._replace(op="linear"))
-        if named.op == "gemm" and twin in known:
+        if (twin := _with_bias(slot)) in known:
             slots[slots == slot] = twin
     bare = slots != rows.implementation
     if not bare.any():
@@ -85,6 +84,13 @@ def predicted(adapted: Adapted, rows: FamilyRows) -> Predicted:
     less = module.where(bare, module.minimum(most - found.log_s, 0.0), 0.0)
     shifted = {name: getattr(found, name) + less for name in ("log_s", "low_log_s", "high_log_s")}
     return dataclasses.replace(found, **shifted)
+
+
+@functools.lru_cache
+def _with_bias(slot: str) -> str:
+    """How the same implementation of a product with a bias is named; "" of another op."""
+    named = OpImplementation.parse(slot)
+    return str(named._replace(op="linear")) if named.op == "gemm" else ""
 
 
 def _of_framework(

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.engine import folding
+from hybridperf.engine import batches, folding
 from hybridperf.engine.batches import BatchPredictor, gradient, predict_batch, step_seconds
 from hybridperf.engine.folding import FoldedProgram
 from hybridperf.engine.graph import GraphBuilder
@@ -483,7 +483,7 @@ def test_knobs_that_cannot_be_varied(fitted: PerfModel, knobs: dict, says: str) 
         predict_batch(fitted, chain([1]), **knobs)
 
 
-def test_deep_steps_are_folded_and_predicted_as_one_op_after_another(
+def test_repeats_of_deep_steps_are_composed_once_and_predicted_as_one_op_after_another(
     fitted: PerfModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = chain([1, 2, 3, 2] * 2000, streams=4)
@@ -492,10 +492,12 @@ def test_deep_steps_are_folded_and_predicted_as_one_op_after_another(
         "gemm__compute_efficiency": np.linspace(0.2, 1, 50),
     }
     deep = BatchPredictor(fitted, workload)
-    assert isinstance(deep._program, FoldedProgram)
+    assert not isinstance(deep._program, FoldedProgram)
+    assert len(deep._program.row) < len(workload.graph.rank) / 10
     monkeypatch.setattr(folding, "WORTH", 0.0)
+    monkeypatch.setattr(batches, "contracted", lambda program: program)
     plain = BatchPredictor(fitted, workload)
-    assert not isinstance(plain._program, FoldedProgram)
+    assert len(plain._program.row) >= len(workload.graph.rank)
     np.testing.assert_allclose(deep(**knobs), plain(**knobs), rtol=1e-4)
     np.testing.assert_allclose(
         deep(peak_flops_scale=[1.0]), predict(fitted, workload).time_s, rtol=1e-4

@@ -46,6 +46,14 @@ CASES: dict[str, dict[str, float]] = {  # every dimension, away from where sizes
         "transposed_a": 1.0,
         "transposed_b": 1.0,
     },
+    "latent_attention": {
+        "batch": 12.3,
+        "kv_len": 1000.4,
+        "heads": 64.2,
+        "cached": 576.0,
+        "scored": 576.3,
+        "valued": 512.4,
+    },
     "context_attention": {
         "batch": 3.2,
         "q_len": 900.3,

@@ -140,10 +140,11 @@ def test_dualpipe_bubble_is_the_published_one(p, m) -> None:
     SECONDS, SECONDS, st.floats(0.0, 1.0),
 )  # fmt: skip
 def test_pairs_beside_each_other(name, half, more, forward_s, input_s, weight_s, overlap) -> None:
-    """Replayed with pairs that take between a backward pass and both one after the other."""
+    """Replayed with pairs that take between the longer pass and both one after the other."""
     p, m = (2 * half, 4 * half + 2 * more) if name == "dualpipe" else (half, 2 * half + more)
     schedule = hs.schedule(name, p, m)
-    joint_s = input_s + weight_s + forward_s * overlap
+    backward_s = input_s + weight_s
+    joint_s = max(forward_s, backward_s) + min(forward_s, backward_s) * overlap
     of_kind = {"F": forward_s, "B": input_s, "W": weight_s}
 
     def seconds(task):

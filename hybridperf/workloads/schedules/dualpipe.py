@@ -14,10 +14,10 @@ of the other pipe), & a pair beside each other, I backward but for W:
     drain     r times b f&B, w + 1 times b B, r times W B, and what weights' gradients are left;
               from the middle of b B on all weights' gradients are put off
 
-With J of a pair, which takes no less than B: 2 h F + (2 h + 1) I + (h + 2) W + (2 n - h - 2) J
-+ max(0, h F - (h - 1) I) + (h - 1) max(0, I - W), of a stage. Read off the graphs of h = 1 to 6,
-and tested against them. Where I > W and (h - 1) I > h F a step of p workers waits for
-(p / 2 - 1) (J + B - 3 W) - F: the paper's bubble but for its middle workers' pair that is none.
+With J of a pair, which takes no less than F and than B: 2 h F + (2 h + 1) I + (h + 2) W
++ (2 n - h - 2) J + max(0, h F - (h - 1) I) + (h - 1) max(0, I - W), of a stage. Read off the graphs
+of h = 1 to 6, and tested against them. Where I > W and (h - 1) I > h F a step of p workers waits
+for (p / 2 - 1) (J + B - 3 W) - F: the paper's bubble but for its middle workers' pair that is none.
 Every worker keeps activations of 2 h + 1 stages, the paper's p + 1.
 """
 
@@ -132,7 +132,8 @@ def _dual_s(h: Array, n: Array, s: StageSeconds) -> Array:
     fills_s = 2 * h * s.forward + (2 * h + 1) * i + (h + 2) * s.weight
     waits_s = xp.maximum(h * s.forward - (h - 1) * i, 0.0)
     waits_s = waits_s + (h - 1) * xp.maximum(i - s.weight, 0.0)
-    return fills_s + (2 * n - h - 2) * xp.maximum(s.joint, s.backward) + waits_s
+    pair_s = xp.maximum(s.joint, xp.maximum(s.forward, s.backward))
+    return fills_s + (2 * n - h - 2) * pair_s + waits_s
 
 
 def _refusal(p: int, m: int) -> str:

@@ -23,6 +23,7 @@ _MIXERS = {
     "full_attention": "attention", "attention": "attention", "*": "attention",
     "sliding_attention": "window", "mamba": "scan", "mamba2": "scan", "M": "scan",
     "linear_attention": "scan", "mlp": "mlp", "-": "mlp", "E": "mlp",
+    "indexed_attention": "attention",  # to the keys that an indexer picks: sizes of `latent`
 }  # fmt: skip
 _LETTERS = {
     "linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-",
