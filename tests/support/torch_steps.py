@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from hybridperf.workloads.torch.capture import capture
+from hybridperf.workloads.torch.drops import fused_drops
 from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.program import priced_ops
 
@@ -55,7 +56,7 @@ def flops_of(step, *args):
 
     forward = capture(step, args, train=False)
     counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
+    with counter, fused_drops(), torch.no_grad():  # the ops of a GPU
         step(*args)
     ours = sum(
         as_counted(call) for one in forward.ops if one.call.kind not in NOT_COUNTED
