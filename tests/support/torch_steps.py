@@ -56,7 +56,7 @@ def flops_of(step, *args):
 
     forward = capture(step, args, train=False)
     counter = FlopCounterMode(display=False)
-    with fused_drops(), counter, torch.no_grad():  # as captured: attention without dropout inside
+    with counter, fused_drops(), torch.no_grad():  # the ops of a GPU
         step(*args)
     ours = sum(
         as_counted(call) for one in forward.ops if one.call.kind not in NOT_COUNTED
