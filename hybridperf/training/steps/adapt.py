@@ -64,6 +64,7 @@ _FAR = 0.05  # in logs; beyond it a row counts linearly. 0.1 errs the same on th
 _MOST, _NINE = (0.8, 1.28), (0.9, NINE_OF_TEN)
 _CLEARLY_NOISIER = 2.0
 _STEP = 1e-4  # in logs, of differences
+_AT_ONCE = 1 << 14  # numbers in an array of steps moved by one effect each: stays in the cache
 _ROUNDS, _DAMPING, _LONGEST_STEP = 40, 0.6, 0.5
 _FARTHEST = 3.0  # in logs, from what is believed: no machine is further off, wrong units are
 _GAIN = 0.02  # of twice the log likelihood, below which a round is the last one
@@ -258,12 +259,20 @@ def slopes(
     f: StepFeatures, theta: np.ndarray, corrections: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(log seconds [N], slopes over theta [N, K] and over each block's correction [B, N])."""
-
-    here = _log_s(f, theta, corrections)
-    of_theta, of_block = _STEP * np.eye(len(theta)), _STEP * np.eye(BLOCKS)
-    by_theta = [(_log_s(f, theta + step, corrections) - here) / _STEP for step in of_theta]
-    by_block = [(_log_s(f, theta, corrections + step[:, None]) - here) / _STEP for step in of_block]
-    return here, np.stack(by_theta, 1), np.stack(by_block)
+    knobs = len(theta)
+    steps = np.vstack([np.zeros(knobs + BLOCKS), _STEP * np.eye(knobs + BLOCKS)])  # first: none
+    at_once = max(1, _AT_ONCE // corrections.shape[-1])
+    parts = [
+        _log_s(
+            f,
+            theta[:, None, None] + some.T[:knobs, :, None],
+            corrections[:, None] + some.T[knobs:, :, None],
+        )
+        for some in np.split(steps, range(at_once, len(steps), at_once))
+    ]
+    here, *moved = np.concatenate(parts)
+    slope = (np.stack(moved) - here) / _STEP
+    return here, slope[:knobs].T, slope[knobs:]
 
 
 def _log_s(f: StepFeatures, theta: np.ndarray, corrections: np.ndarray) -> np.ndarray:
