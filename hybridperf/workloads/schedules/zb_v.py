@@ -13,8 +13,9 @@ Worker w's order (that of PyTorch's ScheduleZBVZeroBubble), lower-case its secon
     drain     w times B b, p - w times B W, and what weights' gradients are left
 
 With q = p - 1 a step takes 2 m (F + B) of a stage and the most of 2 q (I - W), 2 q F - q I - W,
-I + (q - 1) W, (2 q - 1) F - (q - 1) I, q I, 2 q F - (2 q + 1) W and F + (q - 1) W, where I = B - W:
-read off the graphs of p = 2 to 8, and tested against them. It takes 2p - 1 micro-batches to fill.
+I + (q - 1) W, (2 q - 1) F - (q - 1) I, q I, 2 q F - (2 q + 1) W, (2 q - 1) F + I - 2 q W and
+F + (q - 1) W, where I = B - W: read off the graphs of p = 2 to 8, and tested against them. It takes
+2p - 1 micro-batches to fill.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _zb_v_s(p: Array, m: Array, v: Array, seconds: StageSeconds) -> Array:
     xp, q = array_module(p, m, f, i, w), p - 1
     waits_s = (
         2 * q * (i - w), 2 * q * f - q * i - w, i + (q - 1) * w, (2 * q - 1) * f - (q - 1) * i,
-        q * i, 2 * q * f - (2 * q + 1) * w, f + (q - 1) * w,
+        q * i, 2 * q * f - (2 * q + 1) * w, (2 * q - 1) * f + i - 2 * q * w, f + (q - 1) * w,
     )  # fmt: skip
     return 2 * m * (f + i + w) + xp.where(p > 1, functools.reduce(xp.maximum, waits_s), 0.0)
 
