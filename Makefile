@@ -13,9 +13,12 @@ demo: $(VENV)/.core
 # two files at a time, each in one process: what a file measures or compiles is shared among its tests
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
-# one thread of BLAS and of OpenMP each: those of two processes would wait for each other on two cores
+# one thread of BLAS and OpenMP each: those of two processes would wait for each other on two cores
+test check: export OPENBLAS_NUM_THREADS = 1
+test check: export OMP_NUM_THREADS = 1
+
 test: $(VENV)/.dev
-	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # lint, types, and the tests of the rooms that differ from BASE
 BASE ?= HEAD

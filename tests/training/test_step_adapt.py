@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from training.test_step_compose import block, some_row
+from training.test_step_compose import block, some_row, with_weight_share
 
 from hybridperf.engine.closed import step_seconds
 from hybridperf.hardware import Host, Overhead, Spread
@@ -14,6 +14,7 @@ from hybridperf.model import adapted_steps
 from hybridperf.model.step_effects import NAMES, effects_of
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.features import picked
+from hybridperf.workloads.transformer.columns import FOLDED, SCHEDULES
 
 GEMM, LAUNCH = NAMES.index("gemm"), NAMES.index("launch_s")
 
@@ -86,6 +87,39 @@ def test_what_no_knob_explains_becomes_the_correction_of_a_cell(made):
     found = adapt.fit(features, cells, seconds)
     assert np.abs(found.corrections).max() > 0.03
     assert np.abs(adapt.predict(found, features, cells).log_s - np.log(seconds)).max() < 0.02
+
+
+def test_slopes_of_all_effects_at_once_are_those_of_one_after_the_other(made):
+    """Also of rows of every schedule, and of so many that not all effects move at once."""
+    features, _ = made
+    many = with_weight_share(picked(features, np.tile(np.arange(240), 4)), 0.4)
+    codes = np.arange(960) % len(SCHEDULES)
+    many = dataclasses.replace(
+        many, schedule=codes.astype(float), folded=np.isin(codes, list(FOLDED)).astype(float),
+        micro_batches=np.full(960, 8.0),
+    )  # fmt: skip
+    theta = adapted_steps.beliefs()[0]
+    corrections = 0.01 * np.random.default_rng(3).standard_normal((adapt.BLOCKS, 960))
+    here, by_theta, by_block = adapt.slopes(many, theta, corrections)
+
+    def log_s(theta, corrections):
+        logs = adapted_steps.logs_of(corrections)
+        return np.log(step_seconds(many, effects_of(theta), *logs).step_s)
+
+    np.testing.assert_array_equal(here, log_s(theta, corrections))
+    for at, name in enumerate(NAMES):
+        moved = theta + 1e-4 * np.eye(len(theta))[at]
+        slope = (log_s(moved, corrections) - here) / 1e-4
+        np.testing.assert_allclose(by_theta[:, at], slope, atol=1e-9, err_msg=name)
+    for at, unit in enumerate(np.eye(adapt.BLOCKS)):
+        slope = (log_s(theta, corrections + 1e-4 * unit[:, None]) - here) / 1e-4
+        np.testing.assert_allclose(by_block[at], slope, atol=1e-9)
+
+
+def test_no_rows_have_no_slopes(made):
+    theta, none = adapted_steps.beliefs()[0], np.arange(0)
+    found = adapt.slopes(picked(made[0], none), theta, np.zeros((adapt.BLOCKS, 0)))
+    assert [one.shape for one in found] == [(0,), (0, len(theta)), (adapt.BLOCKS, 0)]
 
 
 def test_corrections_are_bounded(made):

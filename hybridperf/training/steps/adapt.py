@@ -99,7 +99,7 @@ def predict(
 ) -> StepPrediction:
     """Log seconds of rows and how sure they are.
 
-    Without `deviates` the deviation, which takes thirty times as long as the rest, is left at zero.
+    Without `deviates` the deviation, which takes ten times as long as the rest, is left at zero.
     """
     corrections, weights, left = adapted.of_cells(cells)
     if deviates:
@@ -261,7 +261,7 @@ def slopes(
     """(log seconds [N], slopes over theta [N, K] and over each block's correction [B, N])."""
     knobs = len(theta)
     steps = np.vstack([np.zeros(knobs + BLOCKS), _STEP * np.eye(knobs + BLOCKS)])  # first: none
-    at_once = max(1, _AT_ONCE // corrections.shape[-1])
+    at_once = max(1, _AT_ONCE // max(1, corrections.shape[-1]))
     parts = [
         _log_s(
             f,
