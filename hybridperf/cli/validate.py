@@ -17,11 +17,12 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
 }  # fmt: skip
 _CLAIMS = (
     "here", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests", "plans",
-    "agreement", "traces", "models", "topology", "page",
+    "agreement", "traces", "models", "topology", "jobs",
+    "page",
 )  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
-    "topology",
+    "topology", "jobs",
 )  # fmt: skip
 
 

@@ -90,7 +90,9 @@ class Cluster:
             del now
             given: dict[int, Given] = {} if rank else dict(running)
             free = self.gpus - sum(map(_gpus, given.values()))
-            jobs = sorted([*running, *waiting], key=lambda job: rank(job, left)) if rank else waiting
+            jobs = (
+                sorted([*running, *waiting], key=lambda job: rank(job, left)) if rank else waiting
+            )
             for job in jobs:
                 wants = int(self.asked[job])
                 if wants <= free:
