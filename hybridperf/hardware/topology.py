@@ -4,9 +4,9 @@ A node's links come from what `nvidia-smi topo -m` prints, or from a matrix of i
 (bytes/s per direction). NVk is k NVLinks of the pair's own, unless a GPU would need more of them
 than it has ports: then a switch joins all GPUs, and k links are each GPU's to the switch. Other
 words are ways through the host, in nvidia-smi's own order: PIX and PXB (PCIe switches alone), PHB
-and NODE (host bridges), SYS, once SOC (between sockets). Each has the host link's rate but for a
-few per cent that keep this order: a belief, no measurement; how much of it is reached, the collective
-model says.
+and NODE (host bridges), SYS, once SOC (between sockets). Each has the host link's rate but
+for a few per cent that keep this order: a belief, no measurement; how much of it is reached, the
+collective model says.
 
 A cluster has `nodes` alike, `nodes_per_leaf` of them under one leaf (or, with a leaf for each
 rail, in one rail group). A leaf's uplinks carry what its nodes send over `oversubscription`. With

@@ -69,7 +69,7 @@ def study(
                                                                       strict=True)])  # fmt: skip
         found.append({
             "policy": policy, "mean_completion_s": result.mean_completion_s(),
-            # a schedule may turn round where steps take longer: the ends hold the middle all the same
+            # a schedule may turn round where steps take longer: the ends hold the middle, too
             "low_s": min(map(_mean, ends.values())), "high_s": max(map(_mean, ends.values())),
             "p95_completion_s": float(np.percentile(result.completion_s, 95)),
             "mean_wait_s": float(np.mean(result.start_s - result.arrival_s)),

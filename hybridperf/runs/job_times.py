@@ -194,4 +194,4 @@ def _rates(job: TrainingJob, best: pd.DataFrame, counts: np.ndarray) -> JobTimes
             times = row[["predicted_s", "high_s", "low_s"]].to_numpy(float)
             if worth / times[0] > rates[0, at]:
                 rates[:, at], batches[at] = worth / times, batch
-    return JobTimes(counts, *rates, batches)
+    return JobTimes(counts, rates[0], rates[1], rates[2], batches)
