@@ -36,9 +36,11 @@ def test_a_slow_pair_is_named_as_a_pair() -> None:
 
 def test_a_slow_host_is_named_as_a_host() -> None:
     sets, hosts = named(measured({"n3": 1.5}))
-    assert hosts == {"n3"} and len(sets) == 7
+    assert hosts == {"n3"}
+    assert len(sets) == 7
     (said,) = find_slow(measured({"n3": 1.5})).sentences()
-    assert "slow: host n3 (1." in said and " and " not in said
+    assert "slow: host n3 (1." in said
+    assert " and " not in said
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
@@ -72,7 +74,8 @@ def test_degraded_pairs_of_a_real_cluster_are_found(data_dir: Path) -> None:
     slow = {
         key: {*one.hosts[one.slow]} for key, one in found.sets.groupby(["collective", "n_gpus"])
     }
-    assert slow["sendrecv", 2] == slow["alltoall", 2] and len(slow["sendrecv", 2]) == 8
+    assert slow["sendrecv", 2] == slow["alltoall", 2]
+    assert len(slow["sendrecv", 2]) == 8
     hosts = found.hosts[found.hosts.slow]
     assert {*zip(hosts.collective, hosts.n_gpus, hosts.host, strict=True)} == {
         ("sendrecv", 8, "cnode2-003"), ("alltoall", 8, "cnode2-003"),
@@ -95,7 +98,10 @@ def test_the_command_reads_hosts_from_logs(tmp_path, run) -> None:
         logs.append(tmp_path / f"{a}{b}.log")
         logs[-1].write_text(LOG.format(a, b, time_us, 16777216 / time_us * 1e-3))
     status, said, _ = run("collectives", *logs, "--find-slow", "--out", tmp_path / "sets.csv")
-    assert status == 0 and "slow: n1 and n3 (2.00 x)" in said
+    assert status == 0
+    assert "slow: n1 and n3 (2.00 x)" in said
     assert pd.read_csv(tmp_path / "sets.csv").slow.sum() == 1
     status, _, error = run("collectives", *logs[:2], "--find-slow")
-    assert status == 2 and error.count("\n") == 1 and "more pairs" in error
+    assert status == 2
+    assert error.count("\n") == 1
+    assert "more pairs" in error
