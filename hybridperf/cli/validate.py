@@ -17,10 +17,11 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
 }  # fmt: skip
 _CLAIMS = (
     "here", "ranks", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests",
-    "plans", "agreement", "traces", "models", "page",
+    "plans", "agreement", "traces", "models", "topology", "page",
 )  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
+    "topology",
 )  # fmt: skip
 
 
