@@ -101,7 +101,7 @@ def validate(
         loaded, count = model_or_datasheet(model), int(tasks or 30)
         sharded.run(loaded, folder, tasks=count, to_shard=placements, passes=passes)
     else:
-        from hybridperf.validate import here
+        from hybridperf.validate import harness, here
 
         if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
             raise wrong(f"expected --steps from 1 to {len(here.STEPS)} or all, got {steps!r}")
@@ -110,6 +110,8 @@ def validate(
         some = of if steps == "all" else of[: int(steps)]
         if ops and of is here.TORCH_STEPS:
             raise wrong("expected no --ops with a model of PyTorch, whose steps are not profiled")
-        here.run(loaded, folder, cores=cores, steps=some, ops=ops)
+        known = here.TASKS if of is here.STEPS else here.TASKS[:1]  # the decoder is JAX'
+        asked = harness.tasks_of(names_in(tasks), known)
+        here.run(loaded, folder, cores=cores, steps=some, ops=ops, tasks=asked)
     if (folder / RESULTS).exists():
         common.result(**read_json(folder / RESULTS, SCHEMA, SCHEMA_VERSION))
