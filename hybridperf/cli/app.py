@@ -28,6 +28,7 @@ from hybridperf.cli.steps import steps
 from hybridperf.cli.tables import collectives, ops
 from hybridperf.cli.trace import app as trace
 from hybridperf.cli.validate import validate
+from hybridperf.cli.workers import workers
 
 # Commands import what is heavy when they run, so that `--help` and wrong options answer at once.
 app = typer.Typer(
@@ -44,6 +45,7 @@ add_commands(
     plan,
     pool,
     place,
+    workers,
     shard,
     sweep,
     search,
