@@ -18,6 +18,7 @@ from hybridperf.cli.common import WORDS, add_commands, warn
 from hybridperf.cli.explore import search, shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrations, fit, plan_measurements
+from hybridperf.cli.jobs import jobs
 from hybridperf.cli.manner import by_task, renewed, versions
 from hybridperf.cli.place import place
 from hybridperf.cli.plan import plan
@@ -46,6 +47,7 @@ add_commands(
     pool,
     place,
     workers,
+    jobs,
     shard,
     sweep,
     search,
