@@ -19,6 +19,7 @@ from hybridperf.cli.explore import search, shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrations, fit, plan_measurements
 from hybridperf.cli.manner import by_task, renewed, versions
+from hybridperf.cli.place import place
 from hybridperf.cli.plan import plan
 from hybridperf.cli.pool import pool
 from hybridperf.cli.predict import predict
@@ -42,6 +43,7 @@ add_commands(
     serve,
     plan,
     pool,
+    place,
     shard,
     sweep,
     search,

@@ -16,11 +16,12 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
     "traces": "recorded traces", "models": "measured ops of whole models",
 }  # fmt: skip
 _CLAIMS = (
-    "here", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests", "plans",
-    "agreement", "traces", "models", "page",
+    "here", "ranks", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests",
+    "plans", "agreement", "traces", "models", "topology", "page",
 )  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
+    "topology",
 )  # fmt: skip
 
 
@@ -59,7 +60,7 @@ def validate(
 
         page.run(results or [], out or folder / "accuracy.md")
         return
-    by_model = what in ("here", "sharded") or (what == "ops" and data is None)
+    by_model = what in ("here", "ranks", "sharded") or (what == "ops" and data is None)
     if data is None and what in _PUBLISHED:
         judges = f"`validate {what}` judges on {_PUBLISHED[what]}"
         raise wrong(f"expected --data FOLDER, got none; {judges}")
@@ -88,6 +89,10 @@ def validate(
         from hybridperf.validate import ops as held_out
 
         held_out.run(model_or_datasheet(model), Path(model), folder)
+    elif what == "ranks":
+        from hybridperf.validate import ranks
+
+        ranks.run(model_or_datasheet(model), folder)
     elif what == "sharded":
         from hybridperf.validate import sharded
 

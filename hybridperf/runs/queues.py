@@ -25,6 +25,20 @@ _POISSON_CV2 = 1.0
 _SMALL = 1e-6  # below which (1 - exp(-x)) / x is taken as 1 - x / 2
 
 
+def erlang_b(servers: int, busy: Array) -> Array:
+    """Chance that an arrival finds all `servers` busy, where who cannot be served goes away.
+
+    Args:
+        servers: k, the same for all.
+        busy: servers that would work in the mean if there were enough; any shape.
+    """
+    busy = floats(busy)
+    lost: Array = array_module(busy).ones_like(busy)
+    for count in range(1, servers + 1):
+        lost = busy * lost / (count + busy * lost)
+    return lost
+
+
 def erlang_c(servers: int, busy: Array) -> Array:
     """Chance that an arrival waits, all `servers` being busy; 1 where they cannot keep up.
 
@@ -36,9 +50,7 @@ def erlang_c(servers: int, busy: Array) -> Array:
     module = array_module(busy)
     stable = busy < servers
     load = module.where(stable, busy, 0.0)
-    lost: Array = module.ones_like(load)
-    for count in range(1, servers + 1):
-        lost = load * lost / (count + load * lost)
+    lost = erlang_b(servers, load)
     waits = lost / (1.0 - load / servers * (1.0 - lost))
     return module.where(stable, waits, 1.0)
 
