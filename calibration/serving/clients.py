@@ -4,8 +4,9 @@
 
 PLAN.json: {"port": 4711, "core": 1, "requests": [{"at_s": 0.2, "after": -1, "prompt": [17, 4],
 "output": 3}]}: each request has a connection of its own and is sent at its second, or that long
-after another one's end. TIMES.json, for each: seconds since the start when it was sent and when
-each token came, and the tokens. A process of its own: a client must not take the server's core.
+after another one's end. TIMES.json: the start by the machine's clock (perf_counter), and of each
+request the seconds since then when it was sent and when each token came, and the tokens. A process
+of its own: a client must not take the server's core.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ async def _asked(
         await asyncio.sleep(request["at_s"])
     else:
         await asyncio.sleep(max(start_s + request["at_s"] - time.perf_counter(), 0.0))
-    line = json.dumps({"prompt": request["prompt"], "output": request["output"]}) + "\n"
+    asked = {"number": number, "prompt": request["prompt"], "output": request["output"]}
+    line = json.dumps(asked) + "\n"
     sent_s = time.perf_counter() - start_s
     reader, writer = await asyncio.open_connection("127.0.0.1", plan["port"])
     writer.write(line.encode())
@@ -42,11 +44,12 @@ async def _asked(
     return {"sent_s": sent_s, "token_s": token_s, "tokens": tokens}
 
 
-async def _all(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+async def _all(plan: Mapping[str, Any]) -> dict[str, Any]:
     count = len(plan["requests"])
     ends = [asyncio.Event() for _ in range(count)]
     start_s = time.perf_counter()
-    return await asyncio.gather(*(_asked(plan, one, ends, start_s) for one in range(count)))
+    seen = await asyncio.gather(*(_asked(plan, one, ends, start_s) for one in range(count)))
+    return {"start_s": start_s, "requests": seen}
 
 
 def main() -> int:

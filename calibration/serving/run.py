@@ -7,8 +7,8 @@ from as many as there are slots, and at two shares of what those got (a Poisson 
 all runs follow each other, and of each run the round counts in which the loop had most of its core.
 
 SERVED.json: facts of the machine, the decoder's sizes, and for each run the requests with the
-seconds at which they were sent and each token came. DIR keeps the decoder's compiled programs,
-which `hybridperf.workloads.jax.program.load_program` reads.
+seconds at which they were sent and at which each token left the server and came. DIR keeps the
+decoder's compiled programs, which `hybridperf.workloads.jax.program.load_program` reads.
 """
 
 from __future__ import annotations
@@ -95,9 +95,12 @@ def served(
             with clients.stdin as stdin:
                 stdin.write(asked)
             busy = server.serve(len(requests), lambda: clients.poll() is None)
-            return json.loads(clients.stdout.read()), busy
+            found = json.loads(clients.stdout.read())
         finally:
             clients.kill()
+    for number, one in enumerate(found["requests"]):
+        one["left_s"] = [at_s - found["start_s"] for at_s in busy.left_s[number]]
+    return found["requests"], busy
 
 
 def other_core(cores: Sequence[int]) -> int | None:
@@ -129,7 +132,8 @@ def measured(
                 for one, request in zip(seen, asked, strict=True):
                     one |= {"prompt": len(request["prompt"]), "after": request["after"]}
                     del one["tokens"]
-                found.append({**vars(run), **vars(busy), "requests": seen})
+                told = {name: one for name, one in vars(busy).items() if name != "left_s"}
+                found.append({**vars(run), **told, "requests": seen})
                 took = f"{max(one['token_s'][-1] for one in seen):.1f} s"
                 share = f"{busy.cpu_share:.0%} of its core"
                 job.say(f"round {number}/{rounds}, {run.name}: {took}, {share}")

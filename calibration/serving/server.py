@@ -5,7 +5,8 @@ seconds. A step computes, within a budget of tokens, a token of each sequence th
 chunk of its prompt, the oldest first, then prompts that wait, while a slot is free; prompts are
 computed one after the other, sequences that decode together. Tokens are sent when the step ends.
 
-A request is a line of JSON, {"prompt": [17, 4], "output": 3}; the answer a line for each token.
+A request is a line of JSON, {"number": 0, "prompt": [17, 4], "output": 3}; the answer a line for
+each token. When each was sent is kept, too: what clients see later is the way and their own wait.
 One thread does all: a second one would take the interpreter from the first in the midst of a step.
 """
 
@@ -31,6 +32,7 @@ class Asked:
     """A request: tokens there are, and how many of them are in its cache."""
 
     connection: socket.socket
+    number: int
     known: list[int]
     prompt: int
     total: int  # tokens when it is done
@@ -55,6 +57,7 @@ class Busy:
     step_s: float
     decoder_s: float  # of those, in the decoder
     cpu_share: float
+    left_s: dict[int, list[float]]  # when the tokens of each request were sent, perf_counter
 
 
 class Server:
@@ -70,6 +73,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, b"")
         self._decoder_s = 0.0
+        self._left_s: dict[int, list[float]] = {}
 
     @property
     def port(self) -> int:
@@ -82,7 +86,7 @@ class Server:
     def serve(self, requests: int, alive: Callable[[], bool] = lambda: True) -> Busy:
         """Serve until so many have been answered; RuntimeError once the clients are gone."""
         ended = steps = 0
-        step_s, cpu_s, self._decoder_s = 0.0, 0.0, 0.0
+        step_s, cpu_s, self._decoder_s, self._left_s = 0.0, 0.0, 0.0, collections.defaultdict(list)
         while ended < requests:
             self._receive(wait=not (self._running or self._waiting))
             if not (self._running or self._waiting):
@@ -94,7 +98,7 @@ class Server:
             step_s += time.perf_counter() - start_s
             cpu_s += time.process_time() - start_cpu_s
             steps += 1
-        return Busy(steps, step_s, self._decoder_s, cpu_s / step_s)
+        return Busy(steps, step_s, self._decoder_s, cpu_s / step_s, self._left_s)
 
     def _receive(self, wait: bool) -> None:
         """Take all that has come; `wait` for something."""
@@ -119,7 +123,7 @@ class Server:
         asked = json.loads(text)
         prompt = asked["prompt"]
         total = len(prompt) + asked["output"]
-        self._waiting.append(Asked(connection, prompt, len(prompt), total))
+        self._waiting.append(Asked(connection, asked["number"], prompt, len(prompt), total))
 
     def _step(self) -> int:
         """One step; how many requests ended in it."""
@@ -137,6 +141,7 @@ class Server:
         for one, token in new:
             one.known.append(token)
             one.connection.sendall(b"%d\n" % token)
+            self._left_s[one.number].append(time.perf_counter())
         ended = [one for one, _ in new if len(one.known) == one.total]
         for one in ended:
             one.connection.close()

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
+import simpy
 
 from hybridperf.io import InputError
 from hybridperf.runs.pools import (
@@ -62,6 +63,27 @@ def test_savings_of_mixed_pools_are_of_the_published_size() -> None:
         best = min(one.usd_per_hour for one in alone.values() if one)
         savings.append(1 - mixed.usd_per_hour / best)
     np.testing.assert_allclose(savings, [0.0, 0.5 / 7.0, 0.5 / 6.0], atol=1e-9)
+
+
+def test_a_pool_of_one_type_is_a_resource_of_simpy() -> None:
+    arrival_s, size = arrivals(100.0, 1500)
+    ended_s = np.zeros(len(size))
+    environment = simpy.Environment()
+    machines = simpy.Resource(environment, 3)
+
+    def request(at: int):
+        yield environment.timeout(arrival_s[at])
+        with machines.request() as free:
+            yield free
+            yield environment.timeout(QUICK.seconds(size[at]))
+        ended_s[at] = environment.now
+
+    for at in range(len(size)):
+        environment.process(request(at))
+    environment.run()
+    found = latencies([QUICK], [3], arrival_s, size)
+    np.testing.assert_allclose(found, ended_s - arrival_s, rtol=1e-9)
+    assert found.max() > 1.5 * QUICK.seconds(size).max()  # some waited
 
 
 @pytest.mark.parametrize(("servers", "utilisation"), [(1, 0.5), (4, 0.7), (10, 0.8)])

@@ -39,7 +39,9 @@ def test_every_run_has_its_percentiles_beside_the_roofline(judged) -> None:
     seconds = frame[["measured_s", "predicted_s", "roofline_s"]].to_numpy()
     assert (seconds > 0).all()
     np.testing.assert_allclose(frame["error"], frame["predicted_s"] / frame["measured_s"] - 1)
-    ttft, tpot = lines
+    ttft, left_ttft, tpot, _ = lines
+    assert left_ttft.name == "served here, TTFT when it left"
+    assert (frame["left_s"] < frame["measured_s"]).mean() > 0.5
     assert (ttft.name, tpot.name) == ("served here, TTFT", "served here, TPOT")
     of_ttft = frame[frame["latency"] == "ttft_s"]
     assert ttft.ours == pytest.approx(of_ttft["error"].abs().mean())
