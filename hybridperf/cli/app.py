@@ -29,6 +29,7 @@ from hybridperf.cli.steps import steps
 from hybridperf.cli.tables import collectives, ops
 from hybridperf.cli.trace import app as trace
 from hybridperf.cli.validate import validate
+from hybridperf.cli.workers import workers
 
 # Commands import what is heavy when they run, so that `--help` and wrong options answer at once.
 app = typer.Typer(
@@ -45,6 +46,7 @@ add_commands(
     plan,
     pool,
     place,
+    workers,
     jobs,
     shard,
     sweep,
