@@ -80,7 +80,9 @@ def choice_lines(task: str, table: pd.DataFrame) -> tuple[list[ResultLine], pd.D
     if frame.empty:
         return [], frame
     missed = {
-        rule: float(1.0 - frame[rule].mean() if rule == "random" else (frame[rule] < REACHED).mean())
+        rule: float(
+            1.0 - frame[rule].mean() if rule == "random" else (frame[rule] < REACHED).mean()
+        )
         for rule in _RULES
     }
     ours = missed.pop("ours")
