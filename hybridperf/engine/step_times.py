@@ -126,8 +126,8 @@ def between(
     for sizes, where in axes:
         known = module.log(floats(sizes))
         at = module.log(module.maximum(where, floats(sizes)[0]))
-        if len(known) == 1:
-            corners.append(((0, 1.0),))
+        if len(known) == 1:  # the same everywhere, in the shape of the others
+            corners.append(((module.zeros_like(at, dtype=int), module.ones_like(at)),))
             continue
         left = module.clip(module.searchsorted(known, at, side="right") - 1, 0, len(known) - 2)
         share = (at - known[left]) / (known[left + 1] - known[left])
