@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from sklearn.ensemble import HistGradientBoostingRegressor
-from threadpoolctl import threadpool_limits
 
 from hybridperf.io import read_table
 from hybridperf.model.serving_effects import ServingEffects
@@ -27,6 +25,7 @@ from hybridperf.runs.serving_table import filled, measured_as
 from hybridperf.validate.harness import Found, ResultLine, Split, claim
 from hybridperf.validate.serving_choice import choice_lines, choices
 from hybridperf.validate.serving_gpus import GPUS, composed, gpu_lines, measured
+from hybridperf.validate.serving_trees import features_of, trees
 
 FILE = "training_steps/inference_serving_dev.csv.gz"
 SPLITS = ("models", "systems", "few")
@@ -69,7 +68,9 @@ def left_out_gpus(points: Points, draws: int) -> Found:
     rows = [row for row, good in zip(points.served.rows, whole, strict=True) if good]
     seconds = {name: values[whole] for name, values in points.seconds.items()}
     known = {row.system for row in rows}
-    frames = [measured(rows, seconds, gpu, draws) for gpu in GPUS if gpu in known]
+    frames = [
+        measured(rows, seconds, points.features[whole], gpu, draws) for gpu in GPUS if gpu in known
+    ]
     steps, judged_rows = composed(), pd.concat(frames, ignore_index=True)
     return _found({"gpus_composed": steps, "gpus": judged_rows}, [*gpu_lines(steps, judged_rows)])
 
@@ -105,7 +106,7 @@ def points_of(frame: pd.DataFrame) -> Points:
     found = served([rows[at] for at in once])
     at = once[found.at]
     kept = {name: values[at] for name, values in seconds.items()}
-    return Points(found, kept, _features(found))
+    return Points(found, kept, features_of(found))
 
 
 def splits(points: Points, task: str, draws: int) -> Iterator[Split]:
@@ -154,16 +155,11 @@ def judged(points: Points, task: str, draws: int) -> Found:
             "layout": [_layout(row) for row in part.rows],
         })  # fmt: skip
         for target, short in zip(TARGETS, ("tpot", "ttft"), strict=True):
-            trees = HistGradientBoostingRegressor(random_state=0)
-            if given.any():
-                with threadpool_limits(1):  # on a busy machine several wait for each other
-                    trees.fit(points.features[given], np.log(known[target]))
             frame[target] = points.seconds[target][mine]
             frame[f"predicted_{target}"] = ours[f"predicted_{short}_s"]
             frame[f"low_{target}"] = ours[f"{short}_low_s"]
             frame[f"high_{target}"] = ours[f"{short}_high_s"]
-            seen = points.features[mine]
-            frame[f"trees_{target}"] = np.exp(trees.predict(seen)) if given.any() else np.nan
+            frame[f"trees_{target}"] = trees(points.features, points.seconds[target], given, mine)
             frame[f"bare_{target}"] = getattr(bare, target)
         parts.append(frame)
     table = pd.concat(parts, ignore_index=True)
@@ -201,25 +197,6 @@ def _cut(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
             for name in ("kind", "framework"):
                 for value, some in rows.groupby(name):
                     yield f"{regime}, {value}", some
-
-
-def _features(found: Served) -> np.ndarray:
-    """What trees see of each row: sizes, machine, framework as numbers."""
-    out = []
-    for row in found.rows:
-        engine, machine = row.engine, row.machine
-        assert engine is not None
-        assert machine is not None
-        shape, device = engine.shape, machine.load().device
-        names = (row.framework == "vllm", row.framework == "sglang", row.prefill is not None)
-        out.append([
-            np.log(shape.parameters), np.log(shape.active_parameters), shape.layers, shape.hidden,
-            shape.experts, np.log(device.memory_bytes_per_s), np.log(device.peak("bf16", "matrix")),
-            engine.tp, engine.attention_dp, engine.expert_ep, row.gpus, row.workers,
-            np.log(row.clients), np.log(row.prompt), np.log(row.output),
-            "fp4" in engine.of_experts(), engine.quant == "bfloat16", *names,
-        ])  # fmt: skip
-    return np.array(out, float)
 
 
 def _layout(row: ServedRow) -> str:

@@ -29,6 +29,7 @@ from hybridperf.runs.serving_fit import TARGETS, fitted
 from hybridperf.runs.serving_rows import Machine, ServedRow
 from hybridperf.runs.serving_table import filled
 from hybridperf.validate.harness import ResultLine
+from hybridperf.validate.serving_trees import trees
 from hybridperf.workloads.serving import Deployment, step_times
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -48,7 +49,7 @@ _SERVED: tuple[tuple[str, Mapping[str, int], Mapping[str, str]], ...] = (
     ("gpt-oss-120b", {}, {"quant": "bfloat16", "expert_quant": "w4a16_mxfp4"}),
     ("deepseek-v3", {"tp": 8}, {"quant": "fp8_block"}),
 )
-_BARE = "roofline"
+_BARE, _TREES = "roofline", "trees"
 _NOTHING = ServingEffects(1.0, 0.0, 1.0, 1.0, 0.0, 0.1)
 
 
@@ -115,13 +116,15 @@ def _steps(models: Mapping[str, PerfModel], some: Sequence[Deployment]) -> pd.Da
 
 
 def measured(
-    rows: Sequence[ServedRow], seconds: Mapping[str, np.ndarray], gpu: str, draws: int = DRAWS
-) -> pd.DataFrame:
+    rows: Sequence[ServedRow], seconds: Mapping[str, np.ndarray], features: np.ndarray, gpu: str,
+    draws: int = DRAWS,
+) -> pd.DataFrame:  # fmt: skip
     """Judged rows of a left-out GPU, with `FEW` of them given or none.
 
     Args:
         rows: of whole engines [N].
         seconds: measured, of each target [N].
+        features: of the trees [N, F].
         gpu: that is left out; rows of others that its calibration prices are not given.
         draws: of the few.
     """
@@ -131,7 +134,7 @@ def measured(
     found = served([rows[at] for at in use], functools.partial(_without, gpu))
     use = use[found.at]
     bare = served([rows[at] for at in use[mine[use]]], _roofline).latency(_NOTHING)
-    told = {name: values[use] for name, values in seconds.items()}
+    told, features = {name: values[use] for name, values in seconds.items()}, features[use]
     own = np.flatnonzero(mine[use])
     parts = []
     for seed in range(-1, draws):
@@ -149,6 +152,7 @@ def measured(
             frame[f"predicted_{target}"] = ours[f"predicted_{short}_s"]
             frame[f"low_{target}"] = ours[f"{short}_low_s"]
             frame[f"high_{target}"] = ours[f"{short}_high_s"]
+            frame[f"trees_{target}"] = trees(features, told[target], known, judged)
             frame[f"bare_{target}"] = getattr(bare, target)[judged[own]]
         parts.append(frame)
     return pd.concat(parts, ignore_index=True)
@@ -175,7 +179,8 @@ def gpu_lines(steps: pd.DataFrame, points: pd.DataFrame) -> Iterator[ResultLine]
                 yield ResultLine(
                     f"gpus, measured {target.removesuffix('_s').upper()}, {name}, {given} rows",
                     _mean(rows[f"predicted_{target}"], rows[target]), len(rows), goal,
-                    {_BARE: _mean(rows[f"bare_{target}"], rows[target])}, "mean",
+                    {_TREES: _mean(rows[f"trees_{target}"], rows[target]),
+                     _BARE: _mean(rows[f"bare_{target}"], rows[target])}, "mean",
                     coverage=float(inside.mean()),
                 )  # fmt: skip
 
