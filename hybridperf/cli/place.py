@@ -39,9 +39,9 @@ def place(
     from hybridperf.hardware.topology import load_topology
     from hybridperf.io import read_table, write_table
     from hybridperf.report import placement as reports
+    from hybridperf.runs.placed import broadcasts, placements
     from hybridperf.runs.placement import POLICIES, PlacedStep, Placer, place_stream
     from hybridperf.runs.placement import read_placed_jobs as read_jobs
-    from hybridperf.runs.placed import broadcasts, placements
     from hybridperf.workloads.transformer import load_shape
 
     if (gpus is None) == (jobs is None):
@@ -94,5 +94,7 @@ def place(
 def _gpus_in(text: str, most: int) -> list[int]:
     names = common.names_in(text)
     if any(not one.isdecimal() or int(one) >= most for one in names):
-        raise wrong(f"expected GPUs from 0 to {most - 1} separated by commas in --busy, got {text!r}")
+        raise wrong(
+            f"expected GPUs from 0 to {most - 1} separated by commas in --busy, got {text!r}"
+        )
     return sorted({int(one) for one in names})

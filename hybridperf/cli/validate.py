@@ -13,15 +13,16 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
     "lin": "what Lin et al. published", "collectives": "measured collectives",
     "steps": "published training steps", "serving": "measured operating points",
     "requests": "measured runs, request by request",
+    "stragglers": "recorded workers of production jobs",
     "traces": "recorded traces", "models": "measured ops of whole models",
 }  # fmt: skip
 _CLAIMS = (
     "here", "ranks", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests",
-    "plans", "agreement", "traces", "models", "topology", "page",
+    "plans", "agreement", "traces", "models", "topology", "jobs", "stragglers", "page",
 )  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
-    "topology",
+    "topology", "jobs", "stragglers",
 )  # fmt: skip
 
 

@@ -56,9 +56,7 @@ class Ring:
     through_host: bool
 
 
-def share(
-    topology: Topology, gpus: Sequence[int], others: Iterable[Sequence[int]] = ()
-) -> Share:
+def share(topology: Topology, gpus: Sequence[int], others: Iterable[Sequence[int]] = ()) -> Share:
     """The links of a set of GPUs beside other sets that are busy.
 
     Args:

@@ -34,8 +34,8 @@ from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware.topology import Topology
 from hybridperf.io import InputError
-from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.model.price import price
 from hybridperf.runs.job_stream import Given, StreamResult, run_stream
@@ -180,9 +180,7 @@ def candidates(topology: Topology, free: Sequence[int], count: int) -> list[tupl
     return list(found)
 
 
-def _of_node(
-    topology: Topology, local: tuple[int, ...], count: int
-) -> Iterable[tuple[int, ...]]:
+def _of_node(topology: Topology, local: tuple[int, ...], count: int) -> Iterable[tuple[int, ...]]:
     if topology.switched:
         return [local[:count]]
     if math.comb(len(local), count) <= _MOST_SETS:

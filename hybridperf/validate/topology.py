@@ -1,17 +1,17 @@
 """Placement on a topology against what is published and measured.
 
-    regression    MAPA's 14 terms at 16 published points: ours is the published formula, so this is
-                  a check of the transcription
-    bandwidth     all-reduce bandwidth by the collective model on links of a DGX-1V beside what that
-                  regression, fitted to measured sets of it, says near its own measurements: one link
-                  of each kind, three double ones; the baseline is the link's datasheet rate
-    pairs         nodes of four GPUs with NVLink in pairs, measured (vidur): all-reduce over two and
-                  four GPUs (the shipped prior learned on these systems, too: no held-out figure);
-                  and whether the set that is chosen is measured within 10 % of the best
-    streams       300 jobs of 1 to 5 GPUs on a DGX-1V (gradients of 27 to 553 MB, 30, 100 or 200
-                  ms of computation a step, about nine tenths busy, four draws): what aware and preserving
-                  placement gain over the lowest free numbers, beside the paper's figures, whose jobs
-                  and measured times are others
+regression    MAPA's 14 terms at 16 published points: ours is the published formula, so this is
+              a check of the transcription
+bandwidth     all-reduce bandwidth by the collective model on links of a DGX-1V beside what that
+              regression, fitted to measured sets of it, says near its own measurements: one link
+              of each kind, three double ones; the baseline is the link's datasheet rate
+pairs         nodes of four GPUs with NVLink in pairs, measured (vidur): all-reduce over two and
+              four GPUs (the shipped prior learned on these systems, too: no held-out figure);
+              and whether the set that is chosen is measured within 10 % of the best
+streams       300 jobs of 1 to 5 GPUs on a DGX-1V (gradients of 27 to 553 MB, 30, 100 or 200
+              ms of computation a step, about nine tenths busy, four draws): what aware and preserving
+              placement gain over the lowest free numbers, beside the paper's figures, whose jobs
+              and measured times are others
 """
 
 from __future__ import annotations

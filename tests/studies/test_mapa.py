@@ -27,7 +27,9 @@ def test_the_repository_s_points_and_matrix(data_dir: Path) -> None:
         ours = effective_bytes_per_s(one["x1"], one["x2"], one["x3"])
         assert ours == pytest.approx(one["gb_s"] * 1e9, rel=1e-6)
     links = facts("topology.toml")["dgx1v"]["links"]
-    assert [[word.replace("SYS", "SOC") for word in row] for row in links] == found["dgx1v"]["links"]
+    assert [[word.replace("SYS", "SOC") for word in row] for row in links] == found["dgx1v"][
+        "links"
+    ]
 
 
 def test_links_of_rings() -> None:
