@@ -169,15 +169,20 @@ class LoopTrip(Op):
 @register("eager_forward", phase="forward")
 @register("eager_backward", phase="backward")
 @register("eager_update", phase="update")
+@register("eager_gathered", phase="gathered")
+@register("eager_parameter", phase="parameter")
+@register("eager_dispatched", phase="dispatched")
 @dataclasses.dataclass(frozen=True)
 class EagerOp(Op):
     """What a framework that runs op by op spends around one op of a step, besides the op as it is
-    called alone: modules, records of gradients, loops over parameters, views.
+    called alone: modules, records of gradients, loops over parameters, views. Sharded weights
+    (FSDP2) bring more: `gathered`, around each message of a group of parameters; `parameter`, for
+    each of these; `dispatched`, around an op on tensors that say how they are sharded (DTensor).
     """
 
     group: ClassVar[str] = "eager_forward"
 
-    phase: str = "forward"  # or backward, update
+    phase: str = "forward"  # or backward, update, gathered, parameter, dispatched
 
     def work(self) -> Work:
         return Work()
