@@ -37,6 +37,8 @@ class StorageTally:
         for value in torch.utils._pytree.tree_leaves(tree):
             if isinstance(value, torch.nn.Module):
                 self.hold(torch, [*value.parameters(), *value.buffers()])
+            elif hasattr(value, "to_local"):  # a DTensor claims the bytes of all ranks together
+                self.hold(torch, value._local_tensor)
             elif isinstance(value, torch.Tensor):
                 self.number(value)
 
