@@ -13,14 +13,16 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
     "lin": "what Lin et al. published", "collectives": "measured collectives",
     "steps": "published training steps", "serving": "measured operating points",
     "requests": "measured runs, request by request",
+    "stragglers": "recorded workers of production jobs",
     "traces": "recorded traces", "models": "measured ops of whole models",
 }  # fmt: skip
 _CLAIMS = (
     "here", "ranks", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests",
-    "plans", "agreement", "traces", "models", "page",
+    "plans", "agreement", "traces", "models", "topology", "jobs", "stragglers", "page",
 )  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
+    "topology", "jobs", "stragglers",
 )  # fmt: skip
 
 
@@ -100,7 +102,7 @@ def validate(
         loaded, count = model_or_datasheet(model), int(tasks or 30)
         sharded.run(loaded, folder, tasks=count, to_shard=placements, passes=passes)
     else:
-        from hybridperf.validate import here
+        from hybridperf.validate import harness, here
 
         if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
             raise wrong(f"expected --steps from 1 to {len(here.STEPS)} or all, got {steps!r}")
@@ -109,6 +111,8 @@ def validate(
         some = of if steps == "all" else of[: int(steps)]
         if ops and of is here.TORCH_STEPS:
             raise wrong("expected no --ops with a model of PyTorch, whose steps are not profiled")
-        here.run(loaded, folder, cores=cores, steps=some, ops=ops)
+        known = here.TASKS if of is here.STEPS else here.TASKS[:1]  # the decoder is JAX'
+        asked = harness.tasks_of(names_in(tasks), known)
+        here.run(loaded, folder, cores=cores, steps=some, ops=ops, tasks=asked)
     if (folder / RESULTS).exists():
         common.result(**read_json(folder / RESULTS, SCHEMA, SCHEMA_VERSION))
