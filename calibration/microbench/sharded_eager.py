@@ -6,8 +6,8 @@ Small layers are sharded in a group of two processes of which one runs, and whic
 
     step of FSDP2 - step alone = messages x (gathered + parameters of a message x parameter)
 
-from layers of few and of many parameters; an optimizer's update, divided by its ops, tells
-`dispatched`.
+from layers of few and of many parameters; updates of SGD, whose ops are in place, tell
+`dispatched`, those of Adam `wrapped`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from hybridperf.workloads.torch.messages import COPIED
-from hybridperf.workloads.torch.record import DISPATCHED, recorder
+from hybridperf.workloads.torch.record import DISPATCHED, WRAPPED, recorder
 from hybridperf_calibration.microbench.eager import usual_s
 from hybridperf_calibration.microbench.library import Torch
 from hybridperf_calibration.microbench.timer import Case
@@ -31,7 +31,7 @@ from hybridperf_calibration.microbench.timer import Case
 _GROUPS = (2, 4, 8)  # layers
 _FEW, _MANY = 1, 8  # parameters of each
 _SIDE = 8
-_OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+_OPTIMIZERS = torch.optim.SGD, torch.optim.Adam
 
 
 class _Layer(nn.Module):
@@ -57,7 +57,7 @@ def sharded_cases() -> list[Case]:
     found = []
     for groups in _GROUPS:
         found += _hook_cases(groups)
-        found += [_update_case(name, groups) for name in _OPTIMIZERS]
+        found += _update_cases(groups)
     return found
 
 
@@ -81,10 +81,22 @@ def _hook_cases(groups: int) -> list[Case]:
     ]
 
 
-def _update_case(name: str, groups: int) -> Case:
-    update, alone = (_update(groups, _OPTIMIZERS[name], sharded) for sharded in (True, False))
-    ops = _counted(update, (DISPATCHED,))
-    return _case("dispatched", f"{name} {groups}", update, lambda: usual_s(alone), ops)
+def _update_cases(groups: int) -> list[Case]:
+    """SGD's ops are in place; some of Adam's make tensors."""
+    sgd, adam = (_update(groups, kind, sharded=True) for kind in _OPTIMIZERS)
+    sgd_alone, adam_alone = (_update(groups, kind, sharded=False) for kind in _OPTIMIZERS)
+    ops = _counted(sgd, (DISPATCHED,))
+    others, made = _counted(adam, (DISPATCHED, WRAPPED)), _counted(adam, (WRAPPED,))
+
+    def before_s() -> float:
+        each_s = max(usual_s(sgd) - usual_s(sgd_alone), 0.0) / ops
+        return usual_s(adam_alone) + others * each_s
+
+    name = f"{groups} layers"
+    return [
+        _case("dispatched", name, sgd, lambda: usual_s(sgd_alone), ops),
+        _case("wrapped", name, adam, before_s, made),
+    ]
 
 
 def _layers(groups: int, parameters: int, sharded: bool) -> nn.Module:

@@ -16,8 +16,9 @@ from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall,
 from hybridperf.workloads.torch.storages import StorageTally
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-# an op on a tensor that says how it is sharded, as a CPU's host meets it: its local ops follow
-DISPATCHED = "dtensor::dispatched"
+# an op on a tensor that says how it is sharded, as a CPU's host meets it, in place or not: its
+# local ops follow
+DISPATCHED, WRAPPED = "dtensor::dispatched", "dtensor::wrapped"
 _READ = "aten::_local_scalar_dense"  # of a number that is known, by the host
 _SCALER = "torch/amp/grad_scaler.py"
 _DISPATCHING = 12  # frames at most between a line and its op
@@ -88,7 +89,8 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
         ) -> Any:
             if any(one not in plain for one in types):
                 if backend == "cpu" and any(one.__name__ == "DTensor" for one in types):
-                    self.ops.append(CapturedOp(TorchCall(DISPATCHED, ()), FORWARD, user_line()))
+                    kind = DISPATCHED if func._schema.is_mutable else WRAPPED
+                    self.ops.append(CapturedOp(TorchCall(kind, ()), FORWARD, user_line()))
                 return NotImplemented  # a tensor that is made of others: theirs are seen
             try:
                 result = func(*args, **(kwargs or {}))

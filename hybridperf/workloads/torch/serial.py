@@ -22,7 +22,14 @@ from hybridperf.workloads.jax.reuse import HloStep, Touch, rounded, with_reuse
 from hybridperf.workloads.torch.calls import Tensor
 from hybridperf.workloads.torch.fusion import PricedOp
 from hybridperf.workloads.torch.messages import COPIED, collective, is_message
-from hybridperf.workloads.torch.record import BACKWARD, DISPATCHED, FORWARD, OPTIMIZER, CapturedOp
+from hybridperf.workloads.torch.record import (
+    BACKWARD,
+    DISPATCHED,
+    FORWARD,
+    OPTIMIZER,
+    WRAPPED,
+    CapturedOp,
+)
 
 _PHASE = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "update"}
 _KEPT_BLOCKS, _LEAST_KEPT_BYTES = 2, 2**17  # free at the top of the heap
@@ -70,8 +77,8 @@ def calls_in_order(
 
 def _overheads(op: CapturedOp) -> list[str]:
     """What is spent around an op, by phase."""
-    if op.call.kind == DISPATCHED:
-        return ["dispatched"]
+    if op.call.kind in (DISPATCHED, WRAPPED):
+        return ["dispatched", *["wrapped"] * (op.call.kind == WRAPPED)]
     found = [_PHASE[op.phase]]
     if op.call.kind in COPIED:
         found += ["gathered", *["parameter"] * len(op.call.lists[0])]
