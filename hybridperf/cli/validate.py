@@ -61,6 +61,14 @@ def validate(
 
         page.run(results or [], out or folder / "accuracy.md")
         return
+    if what == "here" and tasks:
+        if tasks != "workers":
+            raise wrong(f"expected --tasks workers or none with `validate here`, got {tasks!r}")
+        from hybridperf.validate import unequal
+
+        unequal.run(folder, rounds=1 if quick else 6)
+        _found(folder)
+        return
     by_model = what in ("here", "sharded") or (what == "ops" and data is None)
     if data is None and what in _PUBLISHED:
         judges = f"`validate {what}` judges on {_PUBLISHED[what]}"
@@ -69,9 +77,7 @@ def validate(
         makes = "`hybridperf calibrate --quick --folder FOLDER` makes one"
         raise wrong(f"expected --model FOLDER, got none; {makes}")
     common.compilation_cache()
-    from hybridperf.io import read_json
     from hybridperf.model import model_or_datasheet
-    from hybridperf.validate.harness import RESULTS, SCHEMA, SCHEMA_VERSION
 
     if what in _BY_DATA:
         claim = importlib.import_module(f"hybridperf.validate.{what}")
@@ -108,5 +114,13 @@ def validate(
         if ops and of is here.TORCH_STEPS:
             raise wrong("expected no --ops with a model of PyTorch, whose steps are not profiled")
         here.run(loaded, folder, cores=cores, steps=some, ops=ops)
+    _found(folder)
+
+
+def _found(folder: Path) -> None:
+    """What `--json` prints."""
+    from hybridperf.io import read_json
+    from hybridperf.validate.harness import RESULTS, SCHEMA, SCHEMA_VERSION
+
     if (folder / RESULTS).exists():
         common.result(**read_json(folder / RESULTS, SCHEMA, SCHEMA_VERSION))
