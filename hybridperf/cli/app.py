@@ -22,6 +22,7 @@ from hybridperf.cli.manner import by_task, renewed, versions
 from hybridperf.cli.plan import plan
 from hybridperf.cli.pool import pool
 from hybridperf.cli.predict import predict
+from hybridperf.cli.run import run
 from hybridperf.cli.serve import serve
 from hybridperf.cli.steps import steps
 from hybridperf.cli.tables import collectives, ops
@@ -41,6 +42,7 @@ add_commands(
     app,
     serve,
     plan,
+    run,
     pool,
     shard,
     sweep,

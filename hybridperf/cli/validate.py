@@ -17,10 +17,11 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
 }  # fmt: skip
 _CLAIMS = (
     "here", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests", "plans",
-    "agreement", "traces", "models", "page",
+    "agreement", "traces", "models", "runs", "page",
 )  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
+    "runs",
 )  # fmt: skip
 
 
