@@ -253,6 +253,7 @@ def _totals(
     out = {
         "days": wall_s / DAY_S,
         "goodput": found.useful,
+        "uptime": 1.0 - found.detection - found.restart - found.planned,
         "failures": found.failures_per_s * wall_s,
     }
     paid = step.gpus + spares * step.gpus_per_node

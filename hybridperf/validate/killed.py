@@ -2,9 +2,10 @@
 
 Predicted: `goodput` of what undisturbed stretches before and after showed (seconds of a step, of a
 checkpoint, of a restart) and the rate of kills. Measured: steps in the last checkpoint x seconds of
-a step over all seconds. Gaps between kills are even quantiles of the exponential law in an order
-of fixed seed, so that few of them are enough. Beside it: the loop without restarts and redone work
-(checkpoints alone), and Young's first-order loss.
+a step of the killed loop itself, over all its seconds. Gaps between kills are even quantiles of the
+exponential law in an order of fixed seed, so that few of them are enough. Seconds are the
+processor's (the program says why). Beside it stand the loop without restarts and redone work, and
+the first-order loss: half a segment and a restart for each kill.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Effort:
     seed: int = 0
 
 
-WHOLE = Effort((30, 300), 40, 6.0, 600)
-QUICK = Effort((30, 200), 8, 4.0, 200)
+WHOLE = Effort((5, 40), 20, 2.0, 160)
+QUICK = Effort((5, 40), 6, 1.5, 80)
 
 
 def judged(effort: Effort, cores: str | None = None) -> Found:
@@ -63,7 +64,7 @@ def judged(effort: Effort, cores: str | None = None) -> Found:
             str(folder / "spec.json"), "--folder", str(folder / "run"), "--out",
             str(folder / "out.json"), "--cores", cores or usable_core(),
         ])  # fmt: skip
-        found = read_json(folder / "out.json", "killed-run", _SCHEMA_VERSION)["phases"]
+        found: list[Any] = read_json(folder / "out.json", "killed-run", _SCHEMA_VERSION)["phases"]
     rows = [
         _compared(interval, found[3 * at : 3 * at + 3], float(even.mean()))
         for at, interval in enumerate(effort.intervals)
@@ -100,7 +101,7 @@ def _compared(interval: int, phases: list[Mapping[str, Any]], mean_s: float) -> 
     useful_s, rate = interval * of["step_s"], 1.0 / mean_s
     cycle = FailureCycle(rate, useful_s, of["checkpoint_s"], restart_s=of["restart_s"])
     predicted = float(goodput(cycle).useful)
-    measured = int(killed["steps"]) * of["step_s"] / float(killed["seconds"])
+    measured = int(killed["steps"]) * float(killed["step_s"]) / float(killed["seconds"])
     segment_s = useful_s + of["checkpoint_s"]
     first = useful_s / segment_s * (1 - rate * (segment_s / 2 + of["restart_s"]))
     return {
