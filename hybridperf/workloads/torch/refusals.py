@@ -53,14 +53,14 @@ def sentences() -> Iterator[None]:
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         if any(word in str(error) for word in _NUMBERS):
             raise InputError(
-                f"{_line(error)}: a tensor's numbers are asked for, and it has none here; return the"
-                " tensor and read it after the step"
+                f"{_line(error)}: a tensor's numbers are asked for, and it has none here; return"
+                " the tensor and read it after the step"
             ) from error
         if _NO_RULE in str(error):
             name = str(error).partition(_NO_RULE)[2].split()[0]
             raise InputError(
-                f"{_line(error)}: {name} chooses by numbers what comes next, and none are here; call"
-                " the branch that counts"
+                f"{_line(error)}: {name} chooses by numbers what comes next, and none are here;"
+                " call the branch that counts"
             ) from error
         if not any(word in str(error) for word in _NEEDS_A_GPU):
             raise
