@@ -11,6 +11,9 @@ from .engine.batches import predict_batch as predict_batch
 from .engine.elasticities import elasticities as elasticities
 from .engine.prediction import Prediction as Prediction
 from .engine.prediction import predict as predict
+from .engine.unlike import UnlikeStep as UnlikeStep
+from .engine.unlike import Worker as Worker
+from .engine.unlike import unlike as unlike
 from .engine.workload import Workload as Workload
 from .explore.searches.result import SearchResult as SearchResult
 from .explore.searches.run import search as search
@@ -49,6 +52,8 @@ from .runs.run_of_plan import given_step as given_step
 from .runs.run_of_plan import run_cost as run_cost
 from .runs.training_run import RunSettings as RunSettings
 from .runs.training_run import training_run as training_run
+from .runs.stragglers import WorkerNoise as WorkerNoise
+from .runs.updates import best_shares as best_shares
 from .traces.other_ranks import rescale_trace as rescale_trace
 from .training.launch_files.read import read_launch as read_launch
 from .training.launch_files.write import write_launch as write_launch
@@ -69,6 +74,9 @@ from .workloads.memory import memory as memory
 from .workloads.memory.knobs import MemoryKnobs as MemoryKnobs
 from .workloads.memory.use import MemoryUse as MemoryUse
 from .workloads.placement import Placement as Placement
+from .workloads.stages import Stage as Stage
+from .workloads.stages import stages as stages
+from .workloads.stages import with_loader as with_loader
 from .workloads.torch.exported import from_exported as from_exported
 from .workloads.torch.fakes import without_memory as without_memory
 from .workloads.torch.ops import price_torch_op as price_torch_op

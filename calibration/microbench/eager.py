@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import nn
 
 from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
 from hybridperf.workloads.torch.record import recorder
+from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.microbench.library import Torch
 from hybridperf_calibration.microbench.timer import Case
 
@@ -139,11 +139,11 @@ def alone_s(call: Callable[[], Any]) -> float:
 
 
 def _usual_s(call: Callable[[], Any]) -> float:
-    times = []
+    times, clock = [], machine.clock()
     for _ in range(_CALLS):
-        start_s = time.perf_counter()
+        start_s = clock()
         call()
-        times.append(time.perf_counter() - start_s)
+        times.append(clock() - start_s)
     return statistics.median(times)
 
 

@@ -18,7 +18,9 @@ from hybridperf.cli.common import WORDS, add_commands, warn
 from hybridperf.cli.explore import search, shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrations, fit, plan_measurements
+from hybridperf.cli.jobs import jobs
 from hybridperf.cli.manner import by_task, renewed, versions
+from hybridperf.cli.place import place
 from hybridperf.cli.plan import plan
 from hybridperf.cli.pool import pool
 from hybridperf.cli.predict import predict
@@ -28,6 +30,7 @@ from hybridperf.cli.steps import steps
 from hybridperf.cli.tables import collectives, ops
 from hybridperf.cli.trace import app as trace
 from hybridperf.cli.validate import validate
+from hybridperf.cli.workers import workers
 
 # Commands import what is heavy when they run, so that `--help` and wrong options answer at once.
 app = typer.Typer(
@@ -44,6 +47,9 @@ add_commands(
     plan,
     run,
     pool,
+    place,
+    workers,
+    jobs,
     shard,
     sweep,
     search,

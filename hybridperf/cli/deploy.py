@@ -7,7 +7,7 @@ from hybridperf.cli.common import names_in, wrong
 
 
 def of_shape(
-    shape: str, system: str, gpus: int, isl: int, osl: int, sla: str, framework: str,
+    shape: str, system: str, device: str, gpus: int, isl: int, osl: int, sla: str, framework: str,
     precision: str, prices: Path | None, top: int, out: Path | None, html: Path | None,
 ) -> None:  # fmt: skip
     """Print all deployments, ranked; `hybridperf serve` has the arguments."""
@@ -27,10 +27,11 @@ def of_shape(
             common.ready(path, option)
     if out is not None:
         check_table_name(out)
-    common.keep_files({"--out": out, "--html": html}, [Path(shape), prices])
+    given = [Path(one) for one in (shape, system, device) if one.endswith((".toml", ".json"))]
+    common.keep_files({"--out": out, "--html": html}, [*given, prices])
     limits = _limits(sla)
     notes: list[str] = []
-    machine = names.machine_of(system)
+    machine = names.machine_of(system, device)
     known = names.known_framework(framework, notes)
     model, sizes = machine.load(), load_shape(names.named_model(shape)[0])
     schemes = names.schemes_of(

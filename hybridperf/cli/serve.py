@@ -17,6 +17,7 @@ def serve(
     save: Path | None = None,
     shape: str = "",
     system: str = "",
+    device: str = "",
     gpus: int = 8,
     isl: int = 1024,
     osl: int = 1024,
@@ -60,7 +61,9 @@ def serve(
         raise common.wrong("expected --system with --shape, such as h200, got none")
     from hybridperf.cli.deploy import of_shape
 
-    of_shape(shape, system, gpus, isl, osl, sla, framework, precision, prices, top, out, html)
+    of_shape(
+        shape, system, device, gpus, isl, osl, sla, framework, precision, prices, top, out, html
+    )
     return 0
 
 

@@ -1,12 +1,15 @@
 """`hybridperf ops` and `collectives`: tables, predicted row by row."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from hybridperf.cli import common
 from hybridperf.cli.common import Name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def ops(
@@ -34,9 +37,10 @@ def collectives(
     collective: str = "",
     n_gpus: Annotated[int | None, Option("--gpus")] = None,
     n_nodes: Annotated[int | None, Option("--nodes")] = None,
+    find_slow: bool = False,
 ) -> int:
     """Predict each row: adds predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range,
-    note.
+    note. With --find-slow instead: name hosts and pairs of hosts that are slower than the others.
     """
     from hybridperf.collectives.fit import collectives_by_name
     from hybridperf.collectives.logs.files import read_collectives
@@ -46,6 +50,10 @@ def collectives(
     loaded = collectives_by_name(model) if model else None
     frame, remarks = read_collectives(rows, collective or None, n_gpus, n_nodes)
     common.warn(*remarks)
+    if find_slow:
+        if loaded is not None:
+            raise common.wrong("expected --find-slow without --model, got both; drop one of them")
+        return _slow(frame, out)
     if loaded is None:
         common.result(rows=frame)
         if out:
@@ -60,3 +68,16 @@ def collectives(
     if out:
         write_table(predicted, out)
     return common.say_predicted(predicted, out)
+
+
+def _slow(frame: "pd.DataFrame", out: Path | None) -> int:
+    """Say which hosts are slow; `out`: every set of hosts with its slow-down."""
+    from hybridperf.collectives.slow_hosts import find_slow
+    from hybridperf.io import write_table
+
+    found = find_slow(frame)
+    common.result(sets=found.sets, hosts=found.hosts)
+    if out:
+        write_table(found.sets, out)
+    print("\n".join(found.sentences()))
+    return 0

@@ -93,7 +93,7 @@ class ServingFit:
             return np.zeros(len(rows)), np.sqrt(prior)
         known = self.offsets
         across = _covariance(words, sizes, known.words, known.sizes, here)
-        explained = np.einsum("nm,mk,nk->n", across, known.factors[target], across)
+        explained = ((across @ known.factors[target]) * across).sum(1)
         return across @ known.weights[target], np.sqrt(np.maximum(prior - explained, 0.0))
 
     def note_of(self, row: ServedRow) -> str:
@@ -252,7 +252,7 @@ def _covariance(
     other_sizes: np.ndarray, here: int,
 ) -> np.ndarray:  # fmt: skip
     """Of offsets of rows [N] with those of others [M]."""
-    mine, theirs = np.array(words, object), np.array(others, object)
+    mine, theirs = _numbered(words, others)
     slopes = 1.0 + _SLOPES**2 * sizes[:, :2] @ other_sizes[:, :2].T
     out = np.zeros((len(mine), len(theirs)))
     same = {name: mine[:, at][:, None] == theirs[:, at] for at, name in enumerate(_WORDS)}
@@ -262,6 +262,16 @@ def _covariance(
     apart = ((sizes[:, None] - other_sizes[None]) ** 2).sum(-1)
     alike = np.logical_and.reduce(list(same.values()))
     return np.asarray(out + _LAYOUT[here] ** 2 * alike * np.exp(-apart / (2.0 * _SMOOTH**2)))
+
+
+def _numbered(
+    words: Sequence[Sequence[str]], others: Sequence[Sequence[str]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Words of rows [N, W] and of others [M, W] as numbers, the same word the same."""
+    number: dict[str, int] = {}
+    each = [[[number.setdefault(word, len(number)) for word in row] for row in some]
+            for some in (words, others)]  # fmt: skip
+    return tuple(np.array(some, int).reshape(-1, len(_WORDS)) for some in each)  # type: ignore[return-value]
 
 
 def _among(

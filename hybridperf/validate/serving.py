@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from sklearn.ensemble import HistGradientBoostingRegressor
+from threadpoolctl import threadpool_limits
 
 from hybridperf.io import read_table
 from hybridperf.model.serving_effects import ServingEffects
 from hybridperf.report import text
 from hybridperf.runs.served import Served, served
 from hybridperf.runs.serving_fit import TARGETS, fitted
-from hybridperf.runs.serving_rows import understood
+from hybridperf.runs.serving_rows import ServedRow, understood
 from hybridperf.runs.serving_table import filled, measured_as
 from hybridperf.validate.harness import Found, ResultLine, Split, claim
 
@@ -104,10 +105,15 @@ def judged(points: Points, task: str, draws: int) -> Found:
             "regime": [_regime(row.prefill is not None, row.workers_known) for row in part.rows],
             "kind": ["MoE" if row.engine and row.engine.shape.experts else "dense"
                      for row in part.rows],
+            "clients": [row.clients for row in part.rows], "isl": [row.prompt for row in part.rows],
+            "osl": [row.output for row in part.rows], "gpus": [row.gpus for row in part.rows],
+            "gpus_known": [row.workers_known for row in part.rows],
+            "layout": [_layout(row) for row in part.rows],
         })  # fmt: skip
         for target, short in zip(TARGETS, ("tpot", "ttft"), strict=True):
             trees = HistGradientBoostingRegressor(random_state=0)
-            trees.fit(points.features[given], np.log(known[target]))
+            with threadpool_limits(1):  # several wait for each other for hours on a busy machine
+                trees.fit(points.features[given], np.log(known[target]))
             frame[target] = points.seconds[target][mine]
             frame[f"predicted_{target}"] = ours[f"predicted_{short}_s"]
             frame[f"low_{target}"] = ours[f"{short}_low_s"]
@@ -176,3 +182,13 @@ def _features(found: Served) -> np.ndarray:
             "fp4" in engine.of_experts(), engine.quant == "bfloat16", *names,
         ])  # fmt: skip
     return np.array(out, float)
+
+
+def _layout(row: ServedRow) -> str:
+    """A row's engines, whoever sends how much to them."""
+    sizes = [
+        (one.tp, one.pp, one.attention_dp, one.expert_ep, one.quant, one.of_experts())
+        for one in (row.engine, row.prefill)
+        if one is not None
+    ]
+    return f"{row.framework} {sizes} {row.workers} {row.prefill_workers}"

@@ -47,3 +47,16 @@ def test_gradients_are_those_of_finite_differences() -> None:
 
 def test_below_the_least_size_its_value_counts() -> None:
     assert between(((SIZES, np.array([0.1])),), SIZES)[0] == 1.0
+
+
+def test_an_axis_of_one_point_is_flat_in_the_shape_of_the_others() -> None:
+    one = np.ones(1)
+    sizes, seconds = np.array([1.0, 4.0]), np.array([1e-3, 4e-3])
+    times = StepTimes(one, 2e-3 * one, sizes, one, seconds[:, None], one, one, one[:, None] * 3e-3)
+    keys = np.arange(1.0, 7.0)
+    np.testing.assert_allclose(times.seconds(2.0, keys), np.full(6, 4e-3))
+    np.testing.assert_allclose(
+        times.seconds(np.zeros(3), 0.0, np.arange(3.0), 9.0), [0, 5e-3, 5e-3]
+    )
+    found = jax.vmap(lambda at: times.seconds(4.0, at))(jnp.asarray(keys))
+    np.testing.assert_allclose(found, np.full(6, 6e-3), rtol=1e-5)

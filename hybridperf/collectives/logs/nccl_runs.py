@@ -267,6 +267,9 @@ def _fits(rows: list[NcclRow], test: str, form: _TestFormat, n_gpus: int) -> boo
 def _trusted(run: NcclRun, test: str, machines: Machines) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows whose own numbers agree with each other, remarks about the others."""
     n, form = machines.n_gpus, TESTS[test]
+    # of those that the log lists: `slow_hosts` compares them
+    hosts = {"hosts": " ".join(dict.fromkeys(one.host for one in run.ranks.values()))}
+    hosts = hosts if run.ranks and not run.ranks_unclear else {}
     rows: list[dict[str, Any]] = []
     empty, disagree, wrong = [], [], []
     for row in run.rows:
@@ -282,7 +285,7 @@ def _trusted(run: NcclRun, test: str, machines: Machines) -> tuple[list[dict[str
                 rows.append(measurement(
                     test, row.size, machines, timing.time_us.value * 1e-6, dtype=row.dtype,
                     in_place=timing.in_place, lib=run.lib, lib_version=run.lib_version,
-                    variant="nccl-tests", **timing.optional,
+                    variant="nccl-tests", **hosts, **timing.optional,
                 ))  # fmt: skip
     reasons = (
         (empty, "nothing is sent (size 0), skipped"),

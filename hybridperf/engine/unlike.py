@@ -1,0 +1,352 @@
+"""A step whose ranks differ: each with its own device, host, links, work, and slow-down.
+
+A worker is what stands for one replica of data parallelism: its own workload (its own share of the
+batch) on a machine of its own; or on one for each rank of the workload's graph, as the stages of a
+pipeline and the ranks of a DLRM are. Workers meet where data-parallel ranks exchange gradients or
+sharded weights (step roles `reduction`, `gather`): the k-th such message of each is one collective
+of all, as long as it takes on the slowest of their links. Every other message waits for the ranks
+that take part, at the price of the slowest of theirs.
+
+    seconds of a row on rank r   price on r's machine x slower_r             calls, one price
+    seconds of a step            longest path through the joined graph       one composition
+
+Axes: R ranks of all workers in turn, B draws or configurations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hybridperf.engine.evaluate import check_durations, makespan, timeline
+from hybridperf.engine.graph import Graph, GraphBuilder
+from hybridperf.engine.lower import Lowered, lower
+from hybridperf.engine.prediction import check_backend, predict
+from hybridperf.engine.workload import Workload
+from hybridperf.io import InputError
+from hybridperf.model import PerfModel
+from hybridperf.model.calls import CollectiveCall
+from hybridperf.model.price import price
+from hybridperf.model.step_effects import vector
+from hybridperf.model.step_table import in_step_seconds
+
+_MEETING = ("reduction", "gather")  # roles of messages among data-parallel ranks
+_WIDTH_OF_90 = 3.2897  # standard deviations between the ends of a 90 % interval
+_DRAWS = 256
+_ENDS = 0.05, 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """One replica of a step on machines of its own."""
+
+    workload: Workload  # its share of the step
+    model: PerfModel | Sequence[PerfModel]  # one machine, or one for each rank of the workload
+    slower: ArrayLike = 1.0  # factor on all it computes and launches; one number, or one a rank
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class UnlikeStep:
+    """A step on unlike ranks, priced; what `hp.unlike` returns."""
+
+    graph: Graph
+    lowered: Lowered
+    row_s: np.ndarray  # seconds of each row [U]
+    row_rank: np.ndarray  # rank whose slow-downs it shares, -1 for messages; int [U]
+    rank_worker: np.ndarray  # worker of each rank; int [R]
+    names: tuple[str, ...]  # of workers
+    time_s: float
+    waits_s: np.ndarray  # seconds in which the device of each rank computes nothing [R]
+    workers: tuple[Worker, ...]
+
+    def __repr__(self) -> str:
+        return f"<UnlikeStep: {len(self.names)} workers, {self.time_s:.4g} s>"
+
+    @functools.cached_property
+    def interval_s(self) -> tuple[float, float] | None:
+        """90 % interval; None where a machine has no measurements to take it from.
+
+        One error of each machine, shared by all ranks on it, sent through the step.
+        """
+        known: dict[int, tuple[int, float]] = {}  # by machine: its number and its width in logs
+        column: list[int] = []
+        for worker in self.workers:
+            for model in _models(worker):
+                if id(model) not in known:
+                    alone = predict(model, worker.workload)
+                    if alone.low_s is None or alone.high_s is None:
+                        return None
+                    width = np.log(alone.high_s / alone.low_s) / _WIDTH_OF_90
+                    known[id(model)] = len(known), float(width)
+                column.append(known[id(model)][0])
+        widths = np.array([width for _, width in known.values()])
+        normal = np.random.default_rng(0).standard_normal((len(widths), _DRAWS))
+        times = self.times(np.exp(widths[:, None] * normal)[column])
+        low, high = np.quantile(times, _ENDS)
+        return min(float(low), self.time_s), max(float(high), self.time_s)
+
+    @property
+    def worker_waits_s(self) -> np.ndarray:
+        """Least seconds that a rank of each worker computes nothing [workers]."""
+        return np.array([
+            self.waits_s[self.rank_worker == at].min() for at in range(len(self.names))
+        ])  # fmt: skip
+
+    def times(self, factors: ArrayLike) -> np.ndarray:
+        """Seconds of the step [B] where each worker's own work takes so many times as long.
+
+        Args:
+            factors: one for each worker [workers, B], or for each rank [R, B]; above zero.
+        """
+        factors = np.asarray(factors, float)
+        if factors.ndim != 2 or len(factors) not in (len(self.names), len(self.rank_worker)):
+            raise InputError(
+                f"expected factors [{len(self.names)} workers, B] or [{len(self.rank_worker)}"
+                f" ranks, B], got shape {list(factors.shape)}"
+            )
+        if not (np.isfinite(factors) & (factors > 0)).all():
+            raise InputError("expected factors above zero, got others; a slow worker's is above 1")
+        of_rank = factors
+        if len(factors) != len(self.rank_worker):
+            of_rank = factors[self.rank_worker]
+        of_row = np.concatenate([of_rank, np.ones((1, of_rank.shape[1]))])[self.row_rank]
+        found = _makespan(self.lowered.program, jnp.asarray(self.row_s[:, None] * of_row))
+        return np.asarray(found, np.float64)
+
+
+_makespan = jax.jit(makespan)
+
+
+def unlike(workers: Sequence[Worker]) -> UnlikeStep:
+    """A synchronous step of workers that differ.
+
+    Args:
+        workers: each with its workload, machine and slow-down; their workloads exchange gradients
+            equally often.
+
+    Raises:
+        InputError: no worker, numbers of machines or slow-downs that do not fit a workload's ranks,
+            workers that meet at different points, or calls that a machine cannot price.
+    """
+    if not workers:
+        raise InputError("expected one worker or more, got none")
+    prices: dict[tuple[int, int], np.ndarray] = {}  # of a machine and a workload, priced once
+    parts = [_Part.of(worker, at, prices) for at, worker in enumerate(workers)]
+    meets = [len([*part.meetings()]) for part in parts]
+    if len({*meets}) > 1:
+        raise InputError(
+            f"expected workers that exchange gradients equally often, got {meets} exchanges a step;"
+            " give all of them the same layout but for micro_batch and accumulation"
+        )
+    join = _Join(parts)
+    graph = join.graph()
+    lowered = lower(graph)
+    row_s = check_durations(lowered, np.array(join.seconds or [0.0]))
+    times = timeline(lowered, row_s)
+    rank_worker = np.repeat(np.arange(len(parts)), [part.ranks for part in parts])
+    of_ranks = np.array(join.row_rank or [-1])
+    return UnlikeStep(
+        graph, lowered, row_s, of_ranks, rank_worker,
+        tuple(worker.name or str(at) for at, worker in enumerate(workers)),
+        float(times.end_s.max()), _waits(graph, times.start_s, times.end_s, of_ranks),
+        tuple(workers),
+    )  # fmt: skip
+
+
+def _waits(graph: Graph, start_s: np.ndarray, end_s: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """Seconds of the step in which no node of a rank's own runs [R]."""
+    ranks = int(graph.rank.max()) + 1
+    own = (graph.row > 0) & (np.append(of, -1)[graph.row - 1] >= 0)
+    total, waits = end_s.max(), np.empty(ranks)
+    for rank in range(ranks):
+        mine = own & (graph.rank == rank)
+        order = np.argsort(start_s[mine])
+        start, end = start_s[mine][order], end_s[mine][order]
+        before = np.maximum.accumulate(np.concatenate([[0.0], end]))[:-1]
+        waits[rank] = total - np.maximum(end - np.maximum(start, before), 0.0).sum()
+    return waits
+
+
+def _models(worker: Worker) -> list[PerfModel]:
+    """The machine of each rank of a worker."""
+    ranks = int(worker.workload.graph.rank.max()) + 1
+    if isinstance(worker.model, PerfModel):
+        return [worker.model] * ranks
+    models = list(worker.model)
+    if len(models) != ranks:
+        raise InputError(
+            f"expected one machine, or one for each of the {ranks} ranks of"
+            f" {worker.workload.name}, got {len(models)}"
+        )
+    return models
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """One worker, priced. Axes: U rows of its workload, r its ranks."""
+
+    at: int
+    workload: Workload
+    seconds: np.ndarray  # [r, U]
+    meeting: np.ndarray  # whether a row is exchanged by all workers; bool [U]
+    message: np.ndarray  # whether a row is a collective; bool [U]
+
+    @property
+    def ranks(self) -> int:
+        return len(self.seconds)
+
+    @classmethod
+    def of(cls, worker: Worker, at: int, prices: dict[tuple[int, int], np.ndarray]) -> _Part:
+        workload = worker.workload
+        if not isinstance(workload, Workload):
+            raise InputError(f"expected a workload of worker {at}, got {workload!r:.60}")
+        models = _models(worker)
+        try:
+            slower = np.broadcast_to(np.asarray(worker.slower, float), len(models))
+        except ValueError as error:
+            raise InputError(
+                f"expected one slow-down, or one for each of {len(models)} ranks, got"
+                f" {worker.slower!r:.60}"
+            ) from error
+        if not (np.isfinite(slower) & (slower > 0)).all():
+            raise InputError(f"expected slow-downs above zero, got {worker.slower!r:.60}")
+        message = np.array([isinstance(call, CollectiveCall) for call in workload.calls])
+        places = () if workload.in_step is None else workload.in_step.places
+        meeting = message & np.array([place.role in _MEETING for place in places] or False)
+        for model in models:
+            if (id(model), id(workload)) not in prices:
+                prices[id(model), id(workload)] = _row_seconds(model, workload)
+        seconds = np.stack([
+            prices[id(model), id(workload)] * np.where(message, 1.0, factor)
+            for model, factor in zip(models, slower, strict=True)
+        ])  # fmt: skip
+        return cls(at, workload, seconds, meeting, message)
+
+    def groups(self) -> Iterator[list[int]]:
+        """Nodes in issue order, those of a collective together."""
+        of = self.workload.graph.collective.tolist()
+        group: list[int] = []
+        for node, first in enumerate(of):
+            if group and not (first >= 0 and first == of[group[0]]):
+                yield group
+                group = []
+            group.append(node)
+        if group:
+            yield group
+
+    def meetings(self) -> Iterator[list[int]]:
+        """Groups that all workers exchange."""
+        return (group for group in self.groups() if self.meets(group))
+
+    def meets(self, group: list[int]) -> bool:
+        row = self.workload.graph.row[group[0]]
+        return bool(row) and bool(self.meeting[row - 1])
+
+
+def _row_seconds(model: PerfModel, workload: Workload) -> np.ndarray:
+    """Of each row in its place in the step [U]."""
+    check_backend(model, workload)
+    prices = price(model, workload.calls, workload.in_step)
+    framework = "" if workload.in_step is None else workload.in_step.framework
+    return in_step_seconds(prices.table, prices.seconds, vector(model.adapted(framework).effects))
+
+
+class _Join:
+    """One graph of several workers, whose ranks are numbered in turn."""
+
+    def __init__(self, parts: Sequence[_Part]):
+        self.parts = parts
+        self.first = np.cumsum([0, *(part.ranks for part in parts)])[:-1].tolist()
+        self.builder = GraphBuilder()
+        self.rows: dict[tuple[int, ...], int] = {}
+        self.seconds: list[float] = []
+        self.row_rank: list[int] = []
+        # node of the joined graph by worker and its own number
+        self.nodes: list[dict[int, int]] = [{} for _ in parts]
+
+    def graph(self) -> Graph:
+        ahead = [part.groups() for part in self.parts]
+        while True:
+            waiting = []
+            for part, groups in zip(self.parts, ahead, strict=True):
+                for group in groups:
+                    if part.meets(group):
+                        waiting.append(group)
+                        break
+                    self.alone(part, group)
+            if not waiting:
+                return self.builder.build()
+            self.together(waiting)
+
+    def alone(self, part: _Part, group: list[int]) -> None:
+        """Nodes of one worker alone."""
+        graph, first = part.workload.graph, group[0]
+        if graph.collective[first] >= 0:
+            self.collective([(part, group)])
+            return
+        rank = int(graph.rank[first])
+        self.nodes[part.at][first] = self.builder.op(
+            self.row(part, rank, int(graph.row[first])), label=graph.labels[first],
+            rank=self.first[part.at] + rank, stream=self.stream(part, first),
+            after=self.after(part, first),
+            launch_row=self.row(part, rank, int(graph.launch_row[first])),
+            blocking=bool(graph.blocking[first]),
+        )  # fmt: skip
+
+    def together(self, groups: list[list[int]]) -> None:
+        """The same message of all workers."""
+        self.collective(list(zip(self.parts, groups, strict=True)))
+
+    def collective(self, members: list[tuple[_Part, list[int]]]) -> None:
+        part, group = members[0]
+        ranks, after, launches, slowest = [], [], [], 0.0
+        for one, nodes in members:
+            graph, row = one.workload.graph, int(one.workload.graph.row[nodes[0]])
+            mine = [int(graph.rank[node]) for node in nodes]
+            ranks += [self.first[one.at] + rank for rank in mine]
+            after += self.after(one, nodes[0])
+            if row:
+                slowest = max(slowest, float(one.seconds[mine, row - 1].max()))
+            launch = int(graph.launch_row[nodes[0]])
+            if launch:
+                launches.append(float(one.seconds[mine, launch - 1].max()))
+        seconds = self.row_of(("message", slowest), slowest, -1) if slowest else 0
+        # a host that launches later than the others holds all of them up
+        launch_s = max(launches, default=0.0)
+        made = self.builder.collective(
+            seconds, label=part.workload.graph.labels[group[0]], ranks=ranks,
+            stream=self.stream(part, group[0]), after=after,
+            launch_row=self.row_of(("launch", launch_s), launch_s, -1) if launch_s else 0,
+        )  # fmt: skip
+        for one, nodes in members:
+            for node in nodes:
+                rank = self.first[one.at] + int(one.workload.graph.rank[node])
+                self.nodes[one.at][node] = made[rank]
+
+    def stream(self, part: _Part, node: int) -> str:
+        return part.workload.graph.stream_names[part.workload.graph.stream[node]]
+
+    def after(self, part: _Part, node: int) -> list[int]:
+        return [self.nodes[part.at][one] for one in part.workload.graph.waits_for(node).tolist()]
+
+    def row(self, part: _Part, rank: int, row: int) -> int:
+        """Row of the joined table for a row of a worker on one of its ranks."""
+        if not row:
+            return 0
+        seconds = float(part.seconds[rank, row - 1])
+        whose = -1 if part.message[row - 1] else self.first[part.at] + rank
+        return self.row_of((part.at, rank, row), seconds, whose)
+
+    def row_of(self, key: tuple, seconds: float, rank: int) -> int:
+        if key not in self.rows:
+            self.rows[key] = len(self.rows) + 1
+            self.seconds.append(seconds)
+            self.row_rank.append(rank)
+        return self.rows[key]

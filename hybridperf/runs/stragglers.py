@@ -1,0 +1,107 @@
+"""How much longer a step takes for the slowest of n noisy workers.
+
+In an iteration workers take log-normal times of one width sigma: the log of each is normal. What is
+recorded in production is often the coefficient of variation (cv) alone, of the times of m workers;
+of m log-normal times it goes from about sigma to sqrt(m), where one worker takes all the time, and
+(slowest / mean - 1) / cv from that of m normal numbers (1.6 for ten) to (m - 1) / sqrt(m) (2.85):
+the two limits that are known. So a recorded cv tells sigma, and sigma the slowest
+of any other number of workers. Between iterations and jobs cv varies by far more than within; a law
+is therefore the recorded cvs themselves, each as likely.
+
+    cv of m workers  ->  sigma  ->  n log-normal factors, mean 1  ->  rows of the step's graph
+
+Axes: I recorded iterations, D drawn iterations, n workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tomllib
+from importlib import resources
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hybridperf.engine.unlike import UnlikeStep
+from hybridperf.io import InputError
+
+DRAWS = 4096
+_SIGMAS = np.geomspace(1e-4, 30.0, 200)
+_SAMPLES = 4000
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerNoise:
+    """How the times of workers of one job scatter within an iteration."""
+
+    cv: np.ndarray  # recorded coefficients of variation (divisor m - 1), each as likely [I]
+    workers: int = 10  # m, that each was recorded over
+
+    def __post_init__(self) -> None:
+        if self.workers < 2:
+            raise InputError(f"expected variation over 2 workers or more, got {self.workers}")
+        cv = np.asarray(self.cv, float)
+        most = np.sqrt(self.workers)
+        if cv.ndim != 1 or not cv.size or not ((cv >= 0) & (cv <= most * (1 + 1e-6))).all():
+            raise InputError(
+                f"expected coefficients of variation from 0 to {most:.4g}, the most that"
+                f" {self.workers} workers can have; got {self.cv!r:.60}"
+            )
+
+    @classmethod
+    def of_times(cls, times_s: ArrayLike) -> WorkerNoise:
+        """From what each worker took in each iteration [I, m]."""
+        times = np.asarray(times_s, float)
+        if times.ndim != 2 or times.shape[1] < 2 or not (times > 0).all():
+            raise InputError("expected times above zero [iterations, two workers or more]")
+        return cls(times.std(axis=1, ddof=1) / times.mean(axis=1), times.shape[1])
+
+    @classmethod
+    def production(cls) -> WorkerNoise:
+        """What production jobs show: 52 of 10 workers each on shared GPUs, each job as likely."""
+        text = resources.files(__package__).joinpath("stragglers.toml").read_text()
+        law = tomllib.loads(text)
+        return cls(np.array(law["cv_quantiles"]), law["workers"])
+
+    def factors(self, workers: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
+        """What each of so many workers takes over their mean [n, D]."""
+        if workers < 1:
+            raise InputError(f"expected 1 worker or more, got {workers}")
+        rng = np.random.default_rng(seed)
+        # each recorded iteration equally often
+        cv = np.quantile(self.cv, rng.permutation((np.arange(draws) + 0.5) / draws))
+        sigma = np.exp(np.interp(cv, _simulated(self.workers)[0], np.log(_SIGMAS)))
+        logs = sigma * rng.standard_normal((workers, draws))
+        times = np.exp(logs - logs.max(axis=0))
+        return times / times.mean(axis=0)
+
+    def slow_down(self, workers: int, draws: int = DRAWS) -> np.ndarray:
+        """The slowest over the mean, drawn [D]."""
+        return self.factors(workers, draws).max(axis=0)
+
+    def step_s(self, step: UnlikeStep, draws: int = DRAWS) -> np.ndarray:
+        """Seconds of a synchronous step whose workers scatter so, drawn [D], by its graph.
+
+        A worker's own time stays as it is priced in the mean over workers.
+        """
+        return step.times(np.maximum(self.factors(len(step.names), draws), 1e-9))
+
+
+@functools.cache
+def _simulated(workers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean cv of so many log-normal times, and mean (slowest / mean - 1) / cv, by `_SIGMAS`."""
+    normal = np.random.default_rng(0).standard_normal((_SAMPLES, workers))
+    cv, slope = [], []
+    for sigma in _SIGMAS:
+        times = np.exp(sigma * (normal - normal.max(axis=1, keepdims=True)))
+        mean = times.mean(axis=1)
+        cv.append((of_one := times.std(axis=1, ddof=1) / mean).mean())
+        slope.append(((1 / mean - 1) / of_one).mean())
+    return np.maximum.accumulate(cv), np.array(slope)
+
+
+def slow_down_at(cv: ArrayLike, workers: int = 10) -> np.ndarray:
+    """Expected slowest over mean of m workers whose coefficient of variation is known [I]."""
+    cv = np.asarray(cv, float)
+    return 1 + cv * np.interp(cv, *_simulated(workers))

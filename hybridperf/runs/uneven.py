@@ -1,0 +1,143 @@
+"""A Transformer's step on workers that differ, from a table of them: how long the others wait, and
+what share of the batch each should have.
+
+Each worker is a replica on one device. What a micro-batch takes on it, and what a step takes beside
+that, are the price of steps with one and with two micro-batches; the best shares follow in closed
+form (`updates.best_shares`), the step with them is priced and composed anew (`engine/unlike.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.collectives.model import load_collectives
+from hybridperf.engine.prediction import predict
+from hybridperf.engine.unlike import UnlikeStep, Worker, unlike
+from hybridperf.engine.workload import Workload
+from hybridperf.hardware import load_system
+from hybridperf.io import InputError
+from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.runs.updates import best_shares, updates_per_s
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.layout import Layout
+from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.workloads.transformer.step import transformer
+
+MOST_WORKERS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Uneven:
+    """A step of unlike workers under even and under best shares."""
+
+    # a row a worker: device, slower, micro_batch_s, share, wait_s, best_share, best_wait_s, note
+    rows: pd.DataFrame
+    even: UnlikeStep
+    best: UnlikeStep
+    updates_per_s: float  # if none waited for another
+
+
+@dataclasses.dataclass(frozen=True)
+class _Replicas:
+    """The step of one replica among `count`, by its number of micro-batches."""
+
+    shape: TransformerShape
+    count: int
+    micro_batch: int
+    gpus_per_node: int
+
+    @functools.cache  # noqa: B019  (a few steps, which live as long as the question)
+    def step(self, accumulation: int) -> Workload:
+        layout = Layout(dp=self.count, micro_batch=self.micro_batch, accumulation=accumulation)
+        return transformer(TransformerConfig(self.shape, layout, gpus_per_node=self.gpus_per_node))
+
+
+def uneven(
+    workers: pd.DataFrame, shape: TransformerShape, system: str, batch: int, micro_batch: int = 1
+) -> Uneven:
+    """What workers that differ take for a step.
+
+    Args:
+        workers: a row each: `device` (a calibration, folder, or device name), `slower` (factor; 1
+            if there is no such column).
+        shape: the model that is trained.
+        system: whose links connect them.
+        batch: samples of a step of all workers.
+        micro_batch: samples that go through a layer together.
+
+    Raises:
+        InputError: a table without devices, slow-downs that are none, or a batch that is no whole
+            number of micro-batches of each worker.
+    """
+    devices, slower = _read(workers)
+    count = len(devices)
+    if micro_batch < 1 or batch < 1 or batch % (micro_batch * count):
+        raise InputError(
+            f"expected a batch of so many times {count} workers x {micro_batch} samples, for the"
+            f" even shares that best ones are compared with; got {batch}"
+        )
+    links, per_node = load_collectives(system), load_system(system).accelerators_per_node
+    models = {
+        name: model_or_datasheet(name).with_collectives(links) for name in dict.fromkeys(devices)
+    }
+    of = [models[name] for name in devices]
+    replicas = _Replicas(shape, count, micro_batch, per_node)
+    took = {
+        name: [predict(model, replicas.step(many)).time_s for many in (1, 2)]
+        for name, model in models.items()
+    }
+    once, twice = np.array([took[name] for name in devices]).T * slower
+    each = twice - once
+    share = batch // (micro_batch * count)
+    even = _step(of, slower, [share] * count, replicas)
+    best, _ = best_shares(each, batch // micro_batch, np.maximum(once - each, 0.0))
+    at_work = np.flatnonzero(best)
+    fewer = dataclasses.replace(replicas, count=len(at_work))
+    step = _step(
+        [of[at] for at in at_work], slower[at_work], best[at_work].astype(int).tolist(), fewer
+    )
+    if step.time_s > even.time_s:  # messages among fewer, or beside longer work
+        step, best, at_work = even, np.full(count, float(share)), np.arange(count)
+    waits = np.full(count, np.nan)
+    waits[at_work] = step.worker_waits_s
+    rows = workers.assign(
+        device=devices, slower=slower, micro_batch_s=each, share=share * micro_batch,
+        wait_s=even.worker_waits_s, best_share=(best * micro_batch).astype(int), best_wait_s=waits,
+        note=np.where(best > 0, "", "the step ends sooner without it"),
+    )  # fmt: skip
+    alone = np.array([
+        predict(models[name], replicas.step(share)).time_s for name in dict.fromkeys(devices)
+    ])  # fmt: skip
+    own_s = alone[[[*models].index(name) for name in devices]] * slower
+    return Uneven(rows, even, step, updates_per_s(own_s))
+
+
+def _step(
+    models: Sequence[PerfModel], slower: np.ndarray, shares: Sequence[int], replicas: _Replicas
+) -> UnlikeStep:
+    return unlike([
+        Worker(replicas.step(share), model, float(factor))
+        for model, factor, share in zip(models, slower, shares, strict=True)
+    ])  # fmt: skip
+
+
+def _read(workers: pd.DataFrame) -> tuple[list[str], np.ndarray]:
+    if "device" not in workers or not len(workers):
+        raise InputError("expected a table of workers with a column `device`, a row each; got none")
+    if len(workers) > MOST_WORKERS:
+        raise InputError(
+            f"expected at most {MOST_WORKERS} workers, got {len(workers)}; give one of each kind"
+        )
+    slower = np.ones(len(workers))
+    if "slower" in workers:
+        slower = pd.to_numeric(workers["slower"], errors="coerce").to_numpy(float)
+    if not (np.isfinite(slower) & (slower > 0)).all():
+        raise InputError("expected factors above zero in `slower`, such as 1.2; mend the table")
+    if workers["device"].isna().any():
+        raise InputError("expected a device of each worker, got an empty one; mend the table")
+    return workers["device"].astype(str).tolist(), slower

@@ -1,0 +1,64 @@
+"""A table of workers that differ: their shares, their step, the command."""
+
+import json
+
+import pandas as pd
+import pytest
+
+import hybridperf as hp
+from hybridperf.io import InputError
+from hybridperf.runs.uneven import uneven
+
+SHAPE = hp.load_shape("gpt2")
+
+
+def table(**columns) -> pd.DataFrame:
+    return pd.DataFrame(columns)
+
+
+def test_like_workers_keep_even_shares_and_a_slow_one_gets_less() -> None:
+    like = uneven(table(device=["a100_sxm4_80g"] * 2), SHAPE, "dgx_a100", 16)
+    assert like.rows.best_share.tolist() == [8, 8]
+    assert like.best.time_s == like.even.time_s
+    found = uneven(table(device=["a100_sxm4_80g"] * 2, slower=[1, 3]), SHAPE, "dgx_a100", 16)
+    assert found.rows.best_share.tolist() == [12, 4]
+    assert found.even.time_s == pytest.approx(3 * like.even.time_s, rel=0.05)
+    assert found.best.time_s < 0.6 * found.even.time_s
+    assert found.rows.wait_s[0] > found.rows.best_wait_s[0]
+
+
+def test_a_hopeless_worker_is_left_out_with_a_note() -> None:
+    found = uneven(table(device=["a100_sxm4_80g"] * 2, slower=[1, 50]), SHAPE, "dgx_a100", 16)
+    assert found.rows.best_share.tolist() == [16, 0]
+    assert "without it" in found.rows.note[1]
+
+
+@pytest.mark.parametrize(
+    ("frame", "batch", "said"),
+    [
+        (table(gpu=["a100_sxm4_80g"]), 8, "column `device`"),
+        (table(device=["a100_sxm4_80g"], slower=[-1]), 8, "above zero in `slower`"),
+        (table(device=["a100_sxm4_80g"], slower=["fast"]), 8, "above zero in `slower`"),
+        (table(device=["a100_sxm4_80g"] * 3), 8, "3 workers"),
+        (table(device=["a100_sxm4_80g", None]), 8, "an empty one"),
+    ],
+)
+def test_wrong_tables_are_a_sentence(frame, batch, said) -> None:
+    with pytest.raises(InputError, match=said):
+        uneven(frame, SHAPE, "dgx_a100", batch)
+
+
+def test_the_command(tmp_path, run) -> None:
+    path = tmp_path / "workers.csv"
+    table(device=["a100_sxm4_80g"] * 2, slower=[1, 3]).to_csv(path, index=False)
+    words = ("workers", path, "--shape", "gpt2", "--system", "dgx_a100", "--batch", "16")
+    status, said, _ = run(*words, "--production", "--json", "--out", tmp_path / "out.csv")
+    found = json.loads(said)
+    assert status == 0
+    assert found["best_s"] < found["even_s"]
+    assert found["best_s"] <= found["p50_s"] <= found["p90_s"]
+    assert pd.read_csv(tmp_path / "out.csv").best_share.tolist() == [12, 4]
+    status, _, error = run(*words, "--production", "--times", path)
+    assert status == 2
+    assert error.count("\n") == 1
+    assert "both" in error
