@@ -2,11 +2,12 @@
 
     python -m hybridperf_calibration.training_steps.killed SPEC.json --folder DIR --out RUN.json
 
-SPEC.json is a list of phases: [{"interval_steps": 40, "gaps_s": [2.5, 0.4]}]. Each process is killed
-when it has had so many seconds, and the next one begins from the last whole checkpoint; the phase
-ends with the last kill. In turn with them others train for two intervals undisturbed, so that both
-see the same machine. RUN.json says per phase how many steps lie in the last checkpoint, how long the
-killed loop took, and what both wrote down: seconds until the first step, of steps, of checkpoints.
+SPEC.json is a list of phases: [{"interval_steps": 40, "gaps_s": [2.5, 0.4]}]. Each process is
+killed when it has had so many seconds, and the next one begins from the last whole checkpoint; the
+phase ends with the last kill. In turn with them others train for two intervals undisturbed, so that
+both see the same machine. RUN.json says per phase how many steps lie in the last checkpoint, how
+long the killed loop took, and what both wrote down: seconds until the first step, of steps, of
+checkpoints.
 
 All seconds are the processor's, of the processes that train: what else a shared core does meanwhile
 is not the loop's, and neither is waiting for the disk.
