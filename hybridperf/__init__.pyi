@@ -50,9 +50,9 @@ from .runs.goodput import best_interval as best_interval
 from .runs.goodput import goodput as goodput
 from .runs.run_of_plan import given_step as given_step
 from .runs.run_of_plan import run_cost as run_cost
+from .runs.stragglers import WorkerNoise as WorkerNoise
 from .runs.training_run import RunSettings as RunSettings
 from .runs.training_run import training_run as training_run
-from .runs.stragglers import WorkerNoise as WorkerNoise
 from .runs.updates import best_shares as best_shares
 from .traces.other_ranks import rescale_trace as rescale_trace
 from .training.launch_files.read import read_launch as read_launch
