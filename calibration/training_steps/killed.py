@@ -2,12 +2,12 @@
 
     python -m hybridperf_calibration.training_steps.killed SPEC.json --folder DIR --out RUN.json
 
-SPEC.json is a list of phases: [{"interval_steps": 40, "gaps_s": [2.5, 0.4]}, {"interval_steps":
-40, "steps": 400}]. In a phase with `gaps_s` each process is killed when it has had so many seconds,
-and the next one begins at once from the last whole checkpoint; the phase ends with the last kill. A
-phase with `steps` runs undisturbed for so many. RUN.json says per phase how many steps lie in its
-last checkpoint, how long it took, and what its processes wrote down on the way: seconds until the
-first step, of steps, of checkpoints.
+SPEC.json is a list of phases: [{"interval_steps": 40, "gaps_s": [2.5, 0.4]}]. Each process is
+killed when it has had so many seconds, and the next one begins from the last whole checkpoint; the
+phase ends with the last kill. In turn with them others train for two intervals undisturbed, so that
+both see the same machine. RUN.json says per phase how many steps lie in the last checkpoint, how
+long the killed loop took, and what both wrote down: seconds until the first step, of steps, of
+checkpoints.
 
 All seconds are the processor's, of the processes that train: what else a shared core does meanwhile
 is not the loop's, and neither is waiting for the disk.
@@ -115,38 +115,52 @@ def train(folder: Path, interval: int, most: int | None) -> None:
         tell(step_s=(trained_s - start_s) / interval, checkpoint_s=time.process_time() - trained_s)
 
 
+def process(folder: Path, interval: int, most: int | None, gap_s: float | None) -> float:
+    """One process that trains, to `most` steps or until it has had `gap_s`; seconds it had."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            train(folder, interval, most)
+            status = 0
+        finally:
+            os._exit(status)
+    if gap_s is not None:
+        clock = ~child << 3 | 2  # Linux: CPU clock of another process (clock_getcpuclockid)
+        while time.clock_gettime(clock) < gap_s:
+            time.sleep(_LOOK_S)
+        os.kill(child, signal.SIGKILL)
+    _, ended, used = os.wait4(child, 0)
+    if (ended != 0) if gap_s is None else not os.WIFSIGNALED(ended):
+        raise InputError("expected a loop that trains, it ended by itself; run it alone")
+    return float(used.ru_utime + used.ru_stime)
+
+
 def phase(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
-    """One phase from nothing; what it left."""
-    for name in (STATE, f"{STATE}.part", LOG):
-        (folder / name).unlink(missing_ok=True)
+    """One phase from nothing: the killed loop, and an undisturbed one in turn with it."""
+    places, interval = [folder / "killed", folder / "calm"], int(told["interval_steps"])
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+        for name in (STATE, f"{STATE}.part", LOG):
+            (place / name).unlink(missing_ok=True)
+    killed, calm = places
     took_s = 0.0
-    for gap_s in told.get("gaps_s", (None,)):
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                train(folder, int(told["interval_steps"]), told.get("steps"))
-                status = 0
-            finally:
-                os._exit(status)
-        if gap_s is not None:
-            clock = ~child << 3 | 2  # Linux: CPU clock of another process (clock_getcpuclockid)
-            while time.clock_gettime(clock) < gap_s:
-                time.sleep(_LOOK_S)
-            os.kill(child, signal.SIGKILL)
-        _, ended, used = os.wait4(child, 0)
-        took_s += used.ru_utime + used.ru_stime
-        if (ended != 0) if gap_s is None else not os.WIFSIGNALED(ended):
-            raise InputError("expected a loop that trains, it ended by itself; run it alone")
-    lines = (folder / LOG).read_text().splitlines() if (folder / LOG).exists() else []
-    said = [json.loads(line) for line in lines]
+    for gap_s in told["gaps_s"]:
+        process(calm, interval, steps_saved(calm) + 2 * interval, None)
+        took_s += process(killed, interval, None, float(gap_s))
+    return {"seconds": took_s, "steps": steps_saved(killed), "killed": means(killed),
+            "calm": means(calm)}  # fmt: skip
+
+
+def means(folder: Path) -> dict[str, float | None]:
+    """Mean seconds of what processes wrote down."""
+    path = folder / LOG
+    said = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     found = {
         name: [one[name] for one in said if name in one]
         for name in ("restart_s", "step_s", "checkpoint_s")
     }
-    means = {name: statistics.fmean(some) if some else None for name, some in found.items()}
-    return {"seconds": took_s, "steps": steps_saved(folder), "segments": len(found["step_s"]),
-            **means}  # fmt: skip
+    return {name: statistics.fmean(some) if some else None for name, some in found.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -164,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     if not sys.platform.startswith("linux"):
         raise InputError(f"expected Linux, whose CPU clocks tell when to kill, got {sys.platform}")
-    phases = read_objects(options.spec, 'phases like [{"interval_steps": 40, "steps": 400}]')
+    phases = read_objects(options.spec, 'phases like [{"interval_steps": 40, "gaps_s": [2.5]}]')
     if options.cores:
         machine.pin(machine.parse_cores(options.cores))
     import jax

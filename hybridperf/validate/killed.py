@@ -1,6 +1,6 @@
 """A training loop of this machine, killed at random under two intervals between checkpoints.
 
-Predicted: `goodput` of what undisturbed stretches before and after showed (seconds of a step, of a
+Predicted: `goodput` of what undisturbed processes in turn with it showed (seconds of a step, of a
 checkpoint, of a restart) and the rate of kills. Measured: steps in the last checkpoint x seconds of
 a step of the killed loop itself, over all its seconds. Gaps between kills are even quantiles of the
 exponential law in an order of fixed seed, so that few of them are enough. Seconds are the
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import read_json
+from hybridperf.io import InputError, read_json
 from hybridperf.model.fit.programs import run_program, usable_core
 from hybridperf.report import text
 from hybridperf.runs.goodput import FailureCycle, goodput
@@ -40,12 +40,11 @@ class Effort:
     intervals: tuple[int, int]
     kills: int
     mean_s: float
-    reference_steps: int
     seed: int = 0
 
 
-WHOLE = Effort((5, 40), 20, 2.0, 160)
-QUICK = Effort((5, 40), 6, 1.5, 80)
+WHOLE = Effort((5, 40), 20, 2.0)
+QUICK = Effort((5, 40), 6, 1.5)
 
 
 def judged(effort: Effort, cores: str | None = None) -> Found:
@@ -54,9 +53,7 @@ def judged(effort: Effort, cores: str | None = None) -> Found:
     even = -np.log1p(-(np.arange(effort.kills) + 0.5) / effort.kills) * effort.mean_s
     phases: list[dict[str, Any]] = []
     for interval in effort.intervals:
-        calm = {"interval_steps": interval, "steps": max(effort.reference_steps, interval)}
-        gaps_s = rng.permutation(even).tolist()
-        phases += [calm, {"interval_steps": interval, "gaps_s": gaps_s}, calm]
+        phases.append({"interval_steps": interval, "gaps_s": rng.permutation(even).tolist()})
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "spec.json").write_text(json.dumps(phases))
@@ -66,8 +63,8 @@ def judged(effort: Effort, cores: str | None = None) -> Found:
         ])  # fmt: skip
         found: list[Any] = read_json(folder / "out.json", "killed-run", _SCHEMA_VERSION)["phases"]
     rows = [
-        _compared(interval, found[3 * at : 3 * at + 3], float(even.mean()))
-        for at, interval in enumerate(effort.intervals)
+        _compared(interval, one, float(even.mean()))
+        for interval, one in zip(effort.intervals, found, strict=True)
     ]
     frame = pd.DataFrame(rows)
     cells = [
@@ -91,17 +88,19 @@ def judged(effort: Effort, cores: str | None = None) -> Found:
     return Found(f"{text.table(head, cells)}\n{closing}", {"killed": frame}, lines)
 
 
-def _compared(interval: int, phases: list[Mapping[str, Any]], mean_s: float) -> dict[str, Any]:
-    """A killed phase between two undisturbed ones."""
-    before, killed, after = phases
-    of = {
-        name: (float(before[name]) + float(after[name])) / 2
-        for name in ("step_s", "checkpoint_s", "restart_s")
-    }
+def _compared(interval: int, found: Mapping[str, Any], mean_s: float) -> dict[str, Any]:
+    """One interval's killed loop, and what is predicted from the undisturbed one."""
+    of = {name: float(found["calm"][name]) for name in ("step_s", "checkpoint_s", "restart_s")}
+    killed = found["killed"]
+    if killed["step_s"] is None:
+        raise InputError(
+            f"expected a loop that gets on between kills, none wrote a checkpoint at {interval}"
+            " steps; run it on a machine that does less"
+        )
     useful_s, rate = interval * of["step_s"], 1.0 / mean_s
     cycle = FailureCycle(rate, useful_s, of["checkpoint_s"], restart_s=of["restart_s"])
     predicted = float(goodput(cycle).useful)
-    measured = int(killed["steps"]) * float(killed["step_s"]) / float(killed["seconds"])
+    measured = int(found["steps"]) * float(killed["step_s"]) / float(found["seconds"])
     segment_s = useful_s + of["checkpoint_s"]
     first = useful_s / segment_s * (1 - rate * (segment_s / 2 + of["restart_s"]))
     return {

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.hardware import device_of, load_system
+from hybridperf.hardware import device_of, load_device, load_system
 from hybridperf.io import InputError, read_table
 from hybridperf.report import text
 from hybridperf.runs.failures import DAY_S, HOUR_S
@@ -90,7 +90,7 @@ def bills(data: Path, quick: bool = False) -> Found:
     for bill in read_table(data / BILLS).itertuples():
         stated = int(bill.n_gpus) if not np.isnan(bill.n_gpus) else told["gpus"][bill.group]
         others = () if quick or not np.isnan(bill.n_gpus) else told["varied"]
-        device = device_of(load_system(told["systems"][bill.gpu]))
+        device = load_device(device_of(load_system(told["systems"][bill.gpu])))
         naive = _naive_hours(str(bill.model), float(bill.tokens), device.peak("bf16", "matrix"))
         for gpus in dict.fromkeys((stated, *others)):
             record = {"bill": bill.id, "gpus": gpus, "stated": gpus == stated,

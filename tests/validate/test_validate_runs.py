@@ -26,7 +26,7 @@ def test_bills_need_data(tmp_path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills by Linux's CPU clocks")
 def test_a_killed_loop_is_predicted() -> None:
     """A slice of `validate runs --tasks here`: SIGKILL at fixed seconds, checkpoints on disk."""
-    effort = killed.Effort((8, 32), kills=5, mean_s=1.2, reference_steps=64)
+    effort = killed.Effort((8, 32), kills=5, mean_s=1.2)
     found = killed.judged(effort)
     for line in found.lines:
         assert line.ours < 0.15, found.text
