@@ -478,7 +478,7 @@ def count_traces() -> None:
     for program in programs:
         for scale in (1.0, 2.0, 3.5):
             counted(program, scale * seconds(1000))
-    buckets = len({(len(p.row), len(p.made), p.slots, p.hosts) for p in programs})
+    buckets = len({(len(p.row), len(p.made), len(p.counted), p.slots, p.hosts) for p in programs})
     print(
         f"{len(programs)} graphs in {buckets} buckets, times 3 scales:",
         against_bar("traces", traces, buckets),

@@ -40,7 +40,7 @@ from hybridperf_calibration.microbench import job, machine
 from hybridperf_calibration.microbench.collective_cases import SIZES, collective_cases
 
 if TYPE_CHECKING:
-    from hybridperf_calibration.microbench.collectives import Team
+    from hybridperf_calibration.microbench.collectives import Job
     from hybridperf_calibration.microbench.store import RowStore
 
 PASSES = {"quick": 1, "full": 2, "long": 3}
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--setting", default="quick", choices=list(PASSES))
     parser.add_argument("--passes", type=int, default=None)
     parser.add_argument("--budget-s", type=float, default=None)
+    add("--library", default="jax", choices=["jax", "torch"], help="torch: gloo on the CPU")
     parser.add_argument("--only", default="", help="collectives, separated by commas")
     add("--sizes", default="", help="bytes, separated by commas, instead of the setting's")
     add("--coordinator", default="", help="host:port of process 0, for a job on several machines")
@@ -85,7 +86,8 @@ def _start_all(options: argparse.Namespace) -> int:
         expected = "expected --coordinator HOST:PORT, the machine of process 0"
         raise InputError(f"{expected}, with --process-ids of a part of the job; got none")
     # refuses wrong names and sizes here, once
-    collective_cases(options.processes, "cpu", _sizes(options), _names(options.only))
+    names = _names(options.only)
+    collective_cases(options.processes, "cpu", _sizes(options), names, options.library)
     logs = job.make_folders(Path(options.out), "collectives_logs")
     unpinned, each = options.unpinned, options.cores_each
     cores, remark = job.cores_of_processes(len(ranks), each, unpinned=unpinned)
@@ -98,7 +100,8 @@ def _start_all(options: argparse.Namespace) -> int:
         left_s = None if budget_s is None else max(budget_s - (time.perf_counter() - start_s), 0.0)
         own = {
             "--out": options.out, "--processes": options.processes, "--setting": options.setting,
-            "--only": options.only, "--sizes": options.sizes, "--passes": options.passes,
+            "--library": options.library, "--only": options.only, "--sizes": options.sizes,
+            "--passes": options.passes,
             "--budget-s": left_s, "--last-pass": last,
             "--coordinator": options.coordinator or f"127.0.0.1:{job.free_port()}",
         }  # fmt: skip
@@ -119,46 +122,57 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     from hybridperf_calibration.microbench.store import store_of_rank
 
     start_s = time.perf_counter()
-    team = collectives.Team(
-        options.coordinator, options.processes, options.rank, options.local_device
-    )
+    team = _team(options)
     nodes = team.nodes()
     pinned = team.exchange([float(bool(options.cores))]).min() > 0
-    cases = collective_cases(team.n, team.platform, _sizes(options), _names(options.only))
+    sizes, only = _sizes(options), _names(options.only)
+    cases = collective_cases(team.n, team.platform, sizes, only, options.library)
     gone_s, budget_s = time.perf_counter() - start_s, options.budget_s
     left_s = None if budget_s is None else budget_s - gone_s
     # neither the setting nor the list of cases is part of the fingerprint: a full run goes on where
     # a quick one stopped
     settings = {"part": "collectives", "processes": team.n, "nodes": nodes, "pinned": bool(pinned)}
     file = Path(options.out) / "collectives.jsonl"
-    with store_of_rank(options.rank, file, machine.fingerprint(settings)) as store:
+    fingerprint = machine.fingerprint(settings, options.library)
+    with store_of_rank(options.rank, file, fingerprint) as store:
         passes = options.passes or PASSES[options.setting]
         report = collectives.run(
             cases, team, store, passes=passes, last=options.last_pass, budget_s=left_s, say=say
         )
         if store is not None:
-            _write(Path(options.out), store, team, nodes, pinned=bool(pinned))
+            _write(options, store, team, nodes, pinned=bool(pinned))
             if not report.complete or options.last_pass == passes:
                 say(report.sentence())
     return 0 if report.complete else job.BUDGET_RAN_OUT
 
 
-def _write(folder: Path, store: RowStore, team: Team, nodes: int, *, pinned: bool) -> None:
-    """Write the table and the machine's facts."""
-    import jax
+def _team(options: argparse.Namespace) -> Job:
+    """This process in the job."""
+    from hybridperf_calibration.microbench import collectives, torch_team
 
+    place = options.coordinator, options.processes, options.rank
+    if options.library == "torch":
+        return torch_team.TorchTeam(*place)
+    return collectives.Team(*place, options.local_device)
+
+
+def _write(
+    options: argparse.Namespace, store: RowStore, team: Job, nodes: int, *, pinned: bool
+) -> None:
+    """Write the table and the machine's facts."""
     from hybridperf_calibration.microbench.collectives import table
 
     common = {
         "n_gpus": team.n, "n_nodes": nodes, "gpus_per_node": team.n // nodes,
-        "lib": team.library(), "lib_version": jax.__version__, "variant": "jax", "system": "here",
-        "link": "intra" if nodes == 1 else "inter",
+        "lib": team.library(), "lib_version": team.version(), "variant": options.library,
+        "system": "here", "link": "intra" if nodes == 1 else "inter",
     }  # fmt: skip
     facts = {
         "processes": team.n, "nodes": nodes, "pinned": pinned, "library": team.library(),
         "dispatch_s": team.dispatch_s,
     }  # fmt: skip
-    job.write_results(folder, "collectives", table(store.rows, common), facts)
+    folder, rows = Path(options.out), table(store.rows, common)
+    job.write_results(folder, "collectives", rows, facts, options.library)
 
 
 def _sizes(options: argparse.Namespace) -> tuple[int, ...]:

@@ -11,9 +11,9 @@ holds
     sendrecv         the message             bytes       bytes       (every rank sends to the next
                      one, in a ring)
 
-Broadcast and reduce are missing: JAX has no program for them on a CPU (`jax.lax.pbroadcast` has no
-rule there in 0.9.2 nor in 0.11.2), and a broadcast written as a masked sum would be timed as the
-all-reduce it is.
+Broadcast and reduce are measured through PyTorch only: JAX has no program for them on a CPU
+(`jax.lax.pbroadcast` has no rule there in 0.9.2 nor in 0.11.2), and a broadcast written as a masked
+sum would be timed as the all-reduce it is.
 
 **What one call runs.** A step waits for a collective inside a compiled program, not for JAX's
 dispatch of a program that holds nothing else: what an empty call takes is taken off
@@ -63,8 +63,6 @@ class Collective:
 
     run: Callable[[Any, Any, int], Any]  # (jax.lax, x, number of ranks) -> y
     instruction: str  # its name in a compiled program
-    gathers: bool = False  # one rank's input is bytes / n
-    scatters: bool = False  # one rank's output is bytes / n
 
 
 def _ring(lax: Any, x: Any, n: int) -> Any:
@@ -74,10 +72,10 @@ def _ring(lax: Any, x: Any, n: int) -> Any:
 COLLECTIVES = {
     "all_reduce": Collective(lambda lax, x, n: lax.psum(x, "ranks"), "all-reduce"),
     "all_gather": Collective(
-        lambda lax, x, n: lax.all_gather(x, "ranks", tiled=True), "all-gather", gathers=True
+        lambda lax, x, n: lax.all_gather(x, "ranks", tiled=True), "all-gather"
     ),
     "reduce_scatter": Collective(
-        lambda lax, x, n: lax.psum_scatter(x, "ranks", tiled=True), "reduce-scatter", scatters=True
+        lambda lax, x, n: lax.psum_scatter(x, "ranks", tiled=True), "reduce-scatter"
     ),
     "alltoall": Collective(
         lambda lax, x, n: lax.all_to_all(x, "ranks", split_axis=0, concat_axis=0, tiled=True),
@@ -85,6 +83,8 @@ COLLECTIVES = {
     ),
     "sendrecv": Collective(_ring, "collective-permute"),
 }
+
+ROOTED = ("broadcast", "reduce")  # of PyTorch alone
 
 
 @dataclass(frozen=True)
@@ -105,26 +105,27 @@ class CollectiveCase:
     @property
     def items_in(self) -> int:
         """Numbers that one rank puts in."""
-        return self.bytes // ITEM_BYTES // (self.n if COLLECTIVES[self.collective].gathers else 1)
+        return self.bytes // ITEM_BYTES // (self.n if self.collective == "all_gather" else 1)
 
     @property
     def items_out(self) -> int:
         """Numbers that one rank gets."""
-        return self.bytes // ITEM_BYTES // (self.n if COLLECTIVES[self.collective].scatters else 1)
+        return self.bytes // ITEM_BYTES // (self.n if self.collective == "reduce_scatter" else 1)
 
 
 def collective_cases(
-    n: int, platform: str, sizes: Sequence[int], only: Sequence[str] = ()
+    n: int, platform: str, sizes: Sequence[int], only: Sequence[str] = (), library: str = "jax"
 ) -> list[CollectiveCase]:
-    """All cases between `n` ranks on JAX' `platform`; sizes [bytes] become divisible."""
+    """All cases between `n` ranks on a library's `platform`; sizes [bytes] become divisible."""
+    names = (*COLLECTIVES, *(ROOTED if library == "torch" else ()))
     for name in only:
-        if name not in COLLECTIVES:
-            raise unknown("collective", name, COLLECTIVES, f"measured are {', '.join(COLLECTIVES)}")
+        if name not in names:
+            raise unknown("collective", name, names, f"measured are {', '.join(names)}")
     rounded = dict.fromkeys(_divisible(size, n) for size in sizes)  # two sizes may become one
     most = CHAINED["cpu" if platform == "cpu" else "accelerator"]
     return [
         CollectiveCase(name, size, n, chained=min(most, max(1, CHAINED_BYTES // size)))
-        for name in only or COLLECTIVES
+        for name in only or names
         for size in rounded
     ]
 

@@ -9,6 +9,9 @@ repeats are exchanged after the last of them, so the exchange disturbs none.
     elapsed_s [ranks, repeats] --least over ranks, - dispatch_s, / chained--> [repeats] --median,
     least, mean, standard deviation--> row
 
+PyTorch's processes on one core each are timed by their processor time (`machine.clock`), of which
+the largest over the ranks counts: on shared cores the usual wait is for other programs.
+
 Whatever decides how it goes on (which rows are stored already, how many repeats, whether the time
 is up) is exchanged first and decided from the same numbers on every rank: ranks that disagreed
 would wait for each other for ever. Rank 0 keeps the store.
@@ -28,6 +31,7 @@ without it.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import math
 import os
@@ -61,8 +65,56 @@ CACHE_BYTES = 2**22  # of a core's own caches, at most
 _SHORTEST_EXCHANGE = 64  # numbers
 
 
-class Team:
-    """All processes of a job, seen from one of them, on a mesh with one axis, `ranks`."""
+class Job(abc.ABC):
+    """All processes that measure together, seen from one of them, whatever library joins them."""
+
+    n: int
+    rank: int
+    platform: str
+    dispatch_s = 0.0  # what a call takes in which ranks do not meet
+    clock: Callable[[], float] = staticmethod(time.perf_counter)  # what calls are timed by
+
+    @abc.abstractmethod
+    def barrier(self) -> None:
+        """Return when all ranks are here; they leave within some 10 us of each other."""
+
+    @abc.abstractmethod
+    def exchange(self, numbers: Sequence[float]) -> np.ndarray:
+        """Everybody's numbers [ranks, numbers] in float32; all ranks give equally many."""
+
+    @abc.abstractmethod
+    def prepared(self, case: CollectiveCase) -> tuple[Callable[[], None], str]:
+        """(what makes a call and waits for it, what is wrong with it or nothing)."""
+
+    @abc.abstractmethod
+    def library(self) -> str:
+        """What carries the collectives, as tables name it."""
+
+    @abc.abstractmethod
+    def version(self) -> str:
+        """Of the library."""
+
+    def nodes(self, host: str | None = None) -> int:
+        """How many machines the ranks run on, by name; all must have equally many ranks."""
+        name = zlib.crc32((host or platform.node()).encode())
+        halves = self.exchange([name >> 16, name & 0xFFFF])  # exact in float32
+        _, counts = np.unique(halves, axis=0, return_counts=True)
+        if len(set(counts)) > 1:
+            found = f"expected equally many processes on every machine, found {[*map(int, counts)]}"
+            raise RuntimeError(f"{found}; start as many on each of them.")
+        return len(counts)
+
+    def missing(
+        self, order: Sequence[tuple[Any, int]], store: RowStore | None
+    ) -> list[tuple[Any, int]]:
+        """Those of (case with a `key`, pass) that rank 0's store lacks, the same on every rank."""
+        has = [float(store is not None and store.has(case.key, at)) for case, at in order]
+        stored = self.exchange(has)[0]
+        return [one for one, there in zip(order, stored, strict=True) if not there]
+
+
+class Team(Job):
+    """Processes of JAX, on a mesh with one axis, `ranks`."""
 
     def __init__(self, coordinator: str, processes: int, rank: int, local_device: int = 0) -> None:
         """Join the job, when all are there; `coordinator` is rank 0's "host:port"."""
@@ -80,6 +132,7 @@ class Team:
         self._mesh = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))
         self._sharding = jax.NamedSharding(self._mesh, jax.P("ranks"))
         self._exchanges: dict[int, Callable[[Any], Any]] = {}
+        self._ready: dict[str, tuple[Any, str]] = {}
         self._one = self.place(np.ones(1, np.float32))
         self._barrier = self.compile(lambda one: jax.lax.psum(one, "ranks"), self._one)
         # what a call of a program takes in which ranks do not meet; the least over the ranks
@@ -115,11 +168,9 @@ class Team:
         )
 
     def barrier(self) -> None:
-        """Return when all ranks are here; they leave within some 10 us of each other."""
         self._barrier(self._one).block_until_ready()
 
     def exchange(self, numbers: Sequence[float]) -> np.ndarray:
-        """Everybody's numbers [ranks, numbers] in float32; all ranks give equally many."""
         import jax
 
         # few lengths: each is compiled once
@@ -146,32 +197,33 @@ class Team:
             calls_s.append(time.perf_counter() - start_s)
         return float(self.exchange([np.median(calls_s)]).min())
 
-    def nodes(self, host: str | None = None) -> int:
-        """How many machines the ranks run on, by name; all must have equally many ranks."""
-        name = zlib.crc32((host or platform.node()).encode())
-        halves = self.exchange([name >> 16, name & 0xFFFF])  # exact in float32
-        _, counts = np.unique(halves, axis=0, return_counts=True)
-        if len(set(counts)) > 1:
-            found = f"expected equally many processes on every machine, found {[*map(int, counts)]}"
-            raise RuntimeError(f"{found}; start as many on each of them.")
-        return len(counts)
+    def prepared(self, case: CollectiveCase) -> tuple[Callable[[], None], str]:
+        import jax
 
-    def missing(
-        self, order: Sequence[tuple[Any, int]], store: RowStore | None
-    ) -> list[tuple[Any, int]]:
-        """Those of (case with a `key`, pass) that rank 0's store lacks, the same on every rank."""
-        has = [float(store is not None and store.has(case.key, at)) for case, at in order]
-        stored = self.exchange(has)[0]
-        return [one for one, there in zip(order, stored, strict=True) if not there]
+        x, y = (self.place(np.ones(items, np.float32)) for items in (case.items_in, case.items_out))
+        if case.key not in self._ready:  # by the first pass, for the later ones
+            self._ready[case.key] = _compile(case, self, x, y)
+        call, error = self._ready[case.key]
+
+        def run() -> None:
+            nonlocal x, y
+            x, y = call(x, y)
+            jax.block_until_ready((x, y))
+
+        return run, error
 
     def library(self) -> str:
-        """What carries the collectives, as tables name it."""
         import jax
 
         if self.platform == "cpu":
             return "gloo(jax)"
         version = jax.devices()[0].client.platform_version.lower()
         return "rccl(jax)" if "rocm" in version else "nccl(jax)"
+
+    def version(self) -> str:
+        import jax
+
+        return jax.__version__
 
 
 class Watch:
@@ -203,7 +255,7 @@ class Watch:
 
 
 def run(
-    cases: Sequence[CollectiveCase], team: Team, store: RowStore | None, *, passes: int,
+    cases: Sequence[CollectiveCase], team: Job, store: RowStore | None, *, passes: int,
     last: int | None = None, budget_s: float | None = None,
     say: Callable[[str], None] = lambda line: None, seed: int = 0,
 ) -> Tally:  # fmt: skip
@@ -223,7 +275,6 @@ def run(
     watch = Watch(store)
     missing = team.missing(order, store)
     todo = [(case, pass_no) for case, pass_no in missing if pass_no <= (last or passes)]
-    ready: dict[str, tuple[Any, str]] = {}  # by the first pass, for the later ones
     tally = Tally(
         "collectives", len(order) - len(missing), len(todo), len(order),
         SHORTEST_CAP_S, LONGEST_CAP_S, budget_s,
@@ -235,7 +286,7 @@ def run(
             break
         name = {"key": case.key, "pass_no": pass_no}
         with watch.over({**name, **_columns(case)}):
-            row, took_s = _measure(case, team, cap_s, ready)
+            row, took_s = _measure(case, team, cap_s)
         if store is not None:
             store.append({**name, **row})
         tally.add(row, took_s)
@@ -245,9 +296,11 @@ def run(
     return tally
 
 
-def summarize(elapsed_s: np.ndarray, chained: int, dispatch_s: float) -> Row:
+def summarize(
+    elapsed_s: np.ndarray, chained: int, dispatch_s: float, of_ranks: Any = np.min
+) -> Row:
     """Times of one collective from what calls took [ranks, repeats]; see the module docstring."""
-    call_s = elapsed_s.min(axis=0)
+    call_s = of_ranks(elapsed_s, axis=0)
     own_s = np.maximum(call_s - dispatch_s, SMALLEST_SHARE * call_s) / chained
     return {
         "time_s": float(np.median(own_s)),
@@ -278,32 +331,25 @@ def table(rows: Sequence[Row], facts: Row) -> pd.DataFrame:
     return ordered.sort_values(["collective", "bytes"], ignore_index=True)
 
 
-def _measure(
-    case: CollectiveCase, team: Team, cap_s: float, ready: dict[str, tuple[Any, str]]
-) -> tuple[Row, float]:
+def _measure(case: CollectiveCase, team: Job, cap_s: float) -> tuple[Row, float]:
     """The row of one case, and the seconds that its calls took."""
-    import jax
-
     columns = _columns(case)
-    x, y = (team.place(np.ones(items, np.float32)) for items in (case.items_in, case.items_out))
-    if case.key not in ready:
-        ready[case.key] = _compile(case, team, x, y)
-    call, error = ready[case.key]
+    call, error = team.prepared(case)
     if error:  # the same program on all ranks, so they all leave here
         return {**columns, "error": error}, 0.0
 
     def timed_s() -> float:
-        nonlocal x, y
-        start_s = time.perf_counter()
-        x, y = call(x, y)
-        jax.block_until_ready((x, y))
-        return time.perf_counter() - start_s
+        start_s = team.clock()
+        call()
+        return team.clock() - start_s
 
     begin_s = time.perf_counter()
     calls_s = []
     for _ in range(WARM_UP_CALLS):
         team.barrier()
-        calls_s.append(timed_s())
+        start_s = time.perf_counter()
+        call()
+        calls_s.append(time.perf_counter() - start_s)
     usual_s = float(team.exchange([np.median(calls_s)]).max())
     repeats = int(np.clip(cap_s / usual_s, FEWEST_REPEATS, MOST_REPEATS))
     # what ops before a collective leave behind on a CPU: caches full of something else
@@ -314,7 +360,10 @@ def _measure(
         np.multiply(numbers, 1.0, out=numbers)
         elapsed_s.append(timed_s())
     took_s = time.perf_counter() - begin_s
-    return {**columns, **summarize(team.exchange(elapsed_s), case.chained, team.dispatch_s)}, took_s
+    # by a clock of the processor nobody waits, and the rank that works most decides
+    of_ranks = np.max if team.clock is time.process_time else np.min
+    times = summarize(team.exchange(elapsed_s), case.chained, team.dispatch_s, of_ranks)
+    return {**columns, **times}, took_s
 
 
 def _columns(case: CollectiveCase) -> Row:

@@ -136,6 +136,25 @@ def _batched_gemm(u: np.ndarray) -> OpProgram:
     return OpProgram(name, lambda x, y: jnp.einsum(letters, x, y), arguments)
 
 
+def _few_rows(u: np.ndarray) -> OpProgram:
+    """Products of sequences that decode: of few rows by weights, of one row by its own keys."""
+    n, k = size(u[1], 32, 4096, u[4]), size(u[2], 32, 2048, u[5])
+    if u[3] < 0.5:
+        m = size(u[0], 2, 15, 0.9 * u[6])  # of one row XLA makes no product
+        fn, layout = (lambda x, y: x @ y), "nn"
+        if u[3] < 0.15:
+            fn, layout = (lambda x, y: x @ y.T), "nt"
+        return OpProgram(
+            f"gemm {layout} {m} {n} {k}", fn, [floats(m, k), floats(*_stored(layout, m, n, k)[1])]
+        )
+    heads, head_dim, context = size(u[0], 2, 32, 0.1), size(u[2], 16, 128, 0.1), n
+    scores = u[3] < 0.75
+    letters = "hd,htd->ht" if scores else "ht,htd->hd"
+    arguments = [floats(heads, head_dim if scores else context), floats(heads, context, head_dim)]
+    name = f"attention of a row {letters[-2:]} {heads} {context} {head_dim}"
+    return OpProgram(name, lambda x, y: jnp.einsum(letters, x, y), arguments)
+
+
 def _elementwise(u: np.ndarray) -> OpProgram:
     rows, cols = _matrix(size(u[0], 8, 8192, u[3]), size(u[1], 8, 2048, u[4]), 4e6)
     inputs, arithmetic = 1 + int(u[2] * 5), 1 + int(18 * u[5] ** 2)
@@ -397,6 +416,7 @@ def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> O
 FAMILIES = (
     Family("gemm", 8, quick=64, full=330, build=_gemm),
     Family("batched_gemm", 8, quick=28, full=200, build=_batched_gemm),
+    Family("few_rows", 7, quick=24, full=120, build=_few_rows),
     Family("elementwise", 7, quick=40, full=190, build=_elementwise),
     Family("fill", 3, quick=4, full=16, build=_fill),
     Family("in_place", 1, quick=5, full=24, build=_update_in_place),

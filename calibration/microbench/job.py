@@ -58,14 +58,17 @@ def run(
 ) -> int:  # fmt: skip
     """Exit status of a program that starts itself: `start_all(options)`, or `measure` in a process.
 
-    The parser has `--processes`; processes are also told `--rank`, `--last-pass` and `--cores`.
+    The parser has `--processes`, and `--library` where it is not JAX' alone; processes are also
+    told `--rank`, `--last-pass` and `--cores`.
     """
     for name in ("--rank", "--last-pass"):
         parser.add_argument(name, type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--cores", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.rank is not None:
-        return be_one(lambda say: measure(options, say), options.cores, steady=steady)
+        library = getattr(options, "library", "jax")
+        own = {"steady": steady, "library": library}
+        return be_one(lambda say: measure(options, say), options.cores, **own)
 
     def start_checked() -> int:
         if options.processes < 2:
@@ -105,14 +108,16 @@ def in_passes(measure: Callable[[int], int], first: int, passes: int, what: str 
             return status
 
 
-def write_results(folder: Path, name: str, rows: pd.DataFrame, facts: Mapping[str, Any]) -> None:
+def write_results(
+    folder: Path, name: str, rows: pd.DataFrame, facts: Mapping[str, Any], library: str = "jax"
+) -> None:
     """Write the table NAME.csv and the machine's facts, NAME.machine.json."""
     if rows.empty:
         store = folder / f"{name}.jsonl"
         raise RuntimeError(f"none of the {name} could be measured; the rows in {store} say why.")
     write_table(rows, folder / f"{name}.csv")
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    content = {**machine.machine_facts(), **facts, "date": date}
+    content = {**machine.machine_facts(library), **facts, "date": date}
     write_json(folder / f"{name}.machine.json", "machine", 1, content)
 
 
@@ -136,9 +141,13 @@ def start(commands: Sequence[Sequence[str]], ranks: Sequence[int], logs: Path, n
 
 
 def be_one(
-    measure: Callable[[Callable[[str], None]], int], cores: str, *, steady: bool = True
-) -> int:
-    """`measure(say)` as one process of a job; returns its status, or ends the process."""
+    measure: Callable[[Callable[[str], None]], int], cores: str, *, steady: bool = True,
+    library: str = "jax",
+) -> int:  # fmt: skip
+    """`measure(say)` as one process of a job; returns its status, or ends the process.
+
+    `steady`: under the settings of single ops; `library`: that joins the processes.
+    """
     threading.Thread(target=_die_with_parent, daemon=True).start()
     # what we have to tell; gloo writes to the standard output, which joins the log
     progress = os.fdopen(os.dup(1), "w")
@@ -165,9 +174,14 @@ def be_one(
 
         traceback.print_exc()
     if status in (0, BUDGET_RAN_OUT):
-        import jax
+        if library == "jax":
+            import jax
 
-        jax.distributed.shutdown()  # waits for the others
+            jax.distributed.shutdown()  # waits for the others
+        else:
+            import torch
+
+            torch.distributed.destroy_process_group()
         return status
     sys.stderr.flush()
     if status == 1:

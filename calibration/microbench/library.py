@@ -28,6 +28,10 @@ class Library(abc.ABC):
         """The results, once they are there."""
 
     @abc.abstractmethod
+    def on_cpu(self) -> bool:
+        """Whether it runs on a CPU here."""
+
+    @abc.abstractmethod
     def compiled(
         self, fn: Callable[..., Any], arguments: tuple[Any, ...], carried: tuple[int, ...]
     ) -> tuple[Callable[..., Any], Callable[[], Any]]:
@@ -48,6 +52,11 @@ class Jax(Library):
         import jax
 
         return jax.block_until_ready(results)
+
+    def on_cpu(self) -> bool:
+        import jax
+
+        return jax.default_backend() == "cpu"
 
     def compiled(
         self, fn: Callable[..., Any], arguments: tuple[Any, ...], carried: tuple[int, ...]
@@ -70,6 +79,9 @@ class Torch(Library):
 
     def ready(self, results: Any) -> Any:
         return results
+
+    def on_cpu(self) -> bool:
+        return True
 
     def compiled(
         self, fn: Callable[..., Any], arguments: tuple[Any, ...], carried: tuple[int, ...]

@@ -9,6 +9,9 @@ measurement is left to the passes, of which the quietest counts (`engine.merge_p
 on until the minimum, too, has settled (the last third of them did not lower it by more than 1 %) or
 the time is up.
 
+On one core of a CPU a call's seconds are the processor's (`machine.clock`): time slices of other
+programs do not count.
+
 Every call gets **fresh inputs**: a case brings several tuples of arguments and the calls rotate
 through them, so that data larger than the caches is read from memory, as it is in a training step.
 `reuse_bytes` says how much was touched between two uses of the same data.
@@ -203,7 +206,8 @@ class Rotation:
         carried: Sequence[int], library: Library | None = None,
     ) -> None:  # fmt: skip
         self._compiled = compiled
-        self._ready = (library or Jax()).ready
+        library = library or Jax()
+        self._ready, self._clock = library.ready, machine.clock(library.on_cpu())
         self._tuples = [list(arguments) for arguments in argument_tuples]
         self._carried = tuple(carried)
         self._at = 0
@@ -214,9 +218,9 @@ class Rotation:
     def call_s(self) -> float:
         """Seconds of the next call."""
         arguments = self._tuples[self._at]
-        start_s = time.perf_counter()
+        start_s = self._clock()
         results = self._ready(self._compiled(*arguments))
-        seconds = time.perf_counter() - start_s
+        seconds = self._clock() - start_s
         for position, result in zip(self._carried, results if self._carried else (), strict=False):
             donated = arguments[position]
             for other in self._tuples:  # an array may stand in several tuples

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import jax
 
 from hybridperf.workloads.jax.program import program
+from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.training_steps import TrainingStep
 
 
@@ -22,12 +22,13 @@ class CompiledStep:
         self._compiled = jitted.lower(*step.args).compile()
         self.program = program(self._compiled, step.name)
         self.loss: Any = None
+        self._clock = machine.clock(jax.default_backend() == "cpu")
 
     def call_s(self) -> float:
         """Seconds of the next call."""
-        start_s = time.perf_counter()
+        start_s = self._clock()
         outputs = jax.block_until_ready(self._compiled(*self._args))
-        seconds = time.perf_counter() - start_s
+        seconds = self._clock() - start_s
         self._calls += 1
         self._args = self._step.next_args(self._calls, outputs)
         self.loss = outputs[-1]

@@ -18,7 +18,9 @@ from hybridperf.cli.common import WORDS, add_commands, warn
 from hybridperf.cli.explore import search, shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrations, fit, plan_measurements
+from hybridperf.cli.jobs import jobs
 from hybridperf.cli.manner import by_task, renewed, versions
+from hybridperf.cli.place import place
 from hybridperf.cli.plan import plan
 from hybridperf.cli.pool import pool
 from hybridperf.cli.predict import predict
@@ -43,7 +45,9 @@ add_commands(
     serve,
     plan,
     pool,
+    place,
     workers,
+    jobs,
     shard,
     sweep,
     search,

@@ -21,7 +21,7 @@ def calibrate(
     """Measure this machine through JAX or PyTorch and fit it. Resumes where it was stopped."""
     setting, budget_s = "quick" if quick else "full", seconds_in(budget) if budget else None
     if collectives:
-        _calibrate_collectives(out, processes, setting, budget_s, cores_each)
+        _calibrate_collectives(out, processes, setting, budget_s, cores_each, library)
         return
     import time
 
@@ -59,15 +59,17 @@ def calibrate(
 
 
 def _calibrate_collectives(
-    out: Path, processes: int, setting: str, budget_s: float | None, cores_each: int | None
-) -> None:
+    out: Path, processes: int, setting: str, budget_s: float | None, cores_each: int | None,
+    library: str,
+) -> None:  # fmt: skip
     from hybridperf.model.fit.this_machine import calibrate_collectives
     from hybridperf.report import collective_plots, fits
 
     compilation_cache()
     model, report = calibrate_collectives(
-        out, processes=processes, setting=setting, budget_s=budget_s, cores_each=cores_each
-    )
+        out, processes=processes, setting=setting, budget_s=budget_s, cores_each=cores_each,
+        library=library,
+    )  # fmt: skip
     collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
     print(fits.collective_report(report))
     common.result(folder=out, errors=report.by_collective())

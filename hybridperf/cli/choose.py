@@ -1,4 +1,4 @@
-"""`hybridperf choose`: smaller choices that papers made, as searches."""
+"""`hybridperf choose`: smaller choices that papers made."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,13 +8,15 @@ from typer import Option
 
 from hybridperf.cli import common
 from hybridperf.cli.common import Name, Shape, add_commands, wrong
+from hybridperf.cli.pool import colocate, edge
 
 if TYPE_CHECKING:
     import pandas as pd
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Choices smaller than a plan: strategies per class of layers, Chimera's, KAISA's.",
+    help="Choices smaller than a plan: strategies per class of layers, Chimera's, KAISA's; edge or"
+    " cloud, tasks that share a machine.",
 )
 
 Gpus = Annotated[int, Option("--gpus", min=1)]
@@ -187,4 +189,4 @@ def _write(frame: "pd.DataFrame", out: Path | None) -> None:
         print(f"\nall {len(frame)} in {out}")
 
 
-add_commands(app, strategies, chimera, kaisa)
+add_commands(app, strategies, chimera, kaisa, edge, colocate)

@@ -175,13 +175,14 @@ def names_in(text: str) -> list[str]:
 
 
 def seconds_in(text: str) -> float:
-    """A time such as `20m` in seconds."""
-    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
-    number = text[:-1] if scale else text
+    """A time such as `100ms` or `20m` in seconds."""
+    units = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    unit = next((one for one in units if text.endswith(one)), "")
+    scale, number = units.get(unit), text.removesuffix(unit)
     try:
         value = float(number) * (scale or 1.0)
     except ValueError:
         value = -1.0
     if not 0 < value < 1e7:
-        raise wrong(f"expected a time such as 90s, 20m or 1h, got {text!r}")
+        raise wrong(f"expected a time such as 100ms, 90s, 20m or 1h, got {text!r}")
     return value

@@ -1,4 +1,4 @@
-"""`hybridperf pool`: which machines to rent for a service."""
+"""`hybridperf pool`, `choose edge`, `choose colocate`: machines for a service."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +15,7 @@ def pool(
     limit: Annotated[str, Option()],
     share: float = 0.99,
     most: int = 8,
+    out: Path | None = None,
 ) -> None:
     """Find the pool of unlike machines that serves recorded requests within a limit at least cost.
 
@@ -22,23 +23,117 @@ def pool(
     simulated, the cheapest first. Columns of TYPES: name, usd_per_hour, fixed_s (of each request),
     each_s (of each unit of its size). Columns of REQUESTS: arrival_s, size.
     """
-    from hybridperf.io import read_table
-    from hybridperf.runs.pools import cheapest, homogeneous, pool_words, read_requests, read_types
+    from hybridperf.io import read_table, write_table
+    from hybridperf.runs.pools import (
+        cheapest,
+        homogeneous,
+        pool_table,
+        pool_words,
+        read_requests,
+        read_types,
+    )
 
     if not 0 < share <= 1:
         raise wrong(f"expected --share above 0 and at most 1, got {share:g}")
     if not 1 <= most <= 50:
         raise wrong(f"expected --most from 1 to 50, got {most}")
-    limit_s = 1e-3 * common.seconds_in(limit[:-2]) if limit.endswith("ms") else None
-    limit_s = common.seconds_in(limit) if limit_s is None else limit_s
+    common.keep_files({"--out": out}, [types, requests])
+    limit_s = common.seconds_in(limit)
     some = read_types(read_table(types))
     arrival_s, size = read_requests(read_table(requests))
     found = cheapest(some, arrival_s, size, limit_s, share, most)
+    alone = homogeneous(some, arrival_s, size, limit_s, share, most)
+    pools = pool_table(some, found, alone)
     common.result(counts=dict(zip([one.name for one in some], found.counts, strict=True)),
-                  usd_per_hour=found.usd_per_hour, within=found.within)  # fmt: skip
+                  usd_per_hour=found.usd_per_hour, within=found.within, pools=pools)  # fmt: skip
     print(f"{pool_words(some, found)}; {found.within:.2%} of {len(size):,} requests within {limit}")
     print("of one type alone, up to as many instances of it:")
-    for one, alone in zip(some, homogeneous(some, arrival_s, size, limit_s, share, most).values(),
-                          strict=True):  # fmt: skip
-        words = "not within the limit" if alone is None else pool_words([one], alone)
+    for one in some:
+        pool = alone[one.name]
+        words = "not within the limit" if pool is None else pool_words([one], pool)
         print(f"  {one.name}: {words}")
+    best = min((pool.usd_per_hour for pool in alone.values() if pool), default=None)
+    if best is not None and best > found.usd_per_hour:
+        print(f"mixed, it costs {1 - found.usd_per_hour / best:.1%} less than the best of those")
+    if out is not None:
+        write_table(pools, out)
+        print(f"these pools, written to {out}")
+
+
+def edge(
+    sites: Annotated[int, Option(min=1)],
+    service: Annotated[str, Option()],
+    farther: Annotated[str, Option()],
+    cloud_service: str = "",
+    share: float = 0.0,
+    arrivals_cv2: float = 1.0,
+    service_cv2: float = 1.0,
+    out: Path | None = None,
+) -> None:
+    """From which load on one cloud is quicker than sites near the users, for all its distance."""
+    from hybridperf.io import write_table
+    from hybridperf.report import text
+    from hybridperf.runs.edge import by_rate, inversion
+
+    if not 0 <= share < 1:
+        raise wrong(f"expected --share from 0 (the mean) to below 1, got {share:g}")
+    if min(arrivals_cv2, service_cv2) < 0:
+        least = min(arrivals_cv2, service_cv2)
+        raise wrong(f"expected --arrivals-cv2 and --service-cv2 of 0 or more, got {least:g}")
+    service_s, farther_s = common.seconds_in(service), common.seconds_in(farther)
+    there_s = common.seconds_in(cloud_service) if cloud_service else service_s
+    asked = (sites, service_s, farther_s, there_s, share)
+    rate = inversion(*asked, arrivals_cv2=arrivals_cv2, service_cv2=service_cv2)
+    rows = by_rate(*asked, arrivals_cv2=arrivals_cv2, service_cv2=service_cv2)
+    common.result(rate_per_s=rate, utilisation=rate * service_s, rows=rows)
+    cells = [
+        [f"{row.rate_per_s:.4g}", f"{row.utilisation:.0%}", text.seconds(row.edge_s),
+         text.seconds(row.cloud_s), row.quicker]
+        for row in rows.itertuples()
+    ]  # fmt: skip
+    print(text.table(["requests/s of a site", "busy", "edge", "cloud", "quicker"], cells))
+    what = f"{share:.0%} of the requests" if share else "the mean request"
+    if rate == 0:
+        print(f"the cloud is quicker at any load, for {what}")
+    elif rate == float("inf"):
+        print(f"the edge is quicker at any load, for {what}")
+    else:
+        busy = f"{rate * service_s:.1%} busy"
+        print(f"from {rate:.4g} requests/s a site on ({busy}) the cloud is quicker, for {what}")
+    if out is not None:
+        write_table(rows, out)
+        print(f"{len(rows)} rows written to {out}")
+
+
+def colocate(
+    rows: Annotated[Path, Argument()],
+    fit_on: Path | None = None,
+    out: Path | None = None,
+) -> None:
+    """Bounds on how long tasks take that share a machine; with measured groups a prediction, too.
+
+    Columns of ROWS, a row for each task: group, NAME_s for each resource (seconds that the task
+    needs of it), alone_s if known, together_s where a group was measured.
+    """
+    import numpy as np
+
+    from hybridperf.io import read_table, write_table
+    from hybridperf.report.best_rows import print_rows
+    from hybridperf.runs.colocation import Interference, predicted, read_groups
+
+    common.keep_files({"--out": out}, [rows, fit_on])
+    groups = read_groups(read_table(rows))
+    learned = None
+    if fit_on is not None:
+        learned = Interference.fitted(read_groups(read_table(fit_on)))
+    found = predicted(groups, learned)
+    common.result(rows=found)
+    print_rows(found)
+    if learned is None:
+        print("bounds alone: --fit-on ROWS with measured groups says where between them")
+    else:
+        width = f"a factor of {np.exp(learned.half_width):.3g} either way"
+        print(f"learned from {learned.rows} groups; 90 % of them, each left out, within {width}")
+    if out is not None:
+        write_table(found, out)
+        print(f"{len(found)} groups written to {out}")

@@ -17,12 +17,12 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
     "traces": "recorded traces", "models": "measured ops of whole models",
 }  # fmt: skip
 _CLAIMS = (
-    "here", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests", "plans",
-    "agreement", "traces", "models", "stragglers", "page",
+    "here", "ranks", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests",
+    "plans", "agreement", "traces", "models", "topology", "jobs", "stragglers", "page",
 )  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
-    "stragglers",
+    "topology", "jobs", "stragglers",
 )  # fmt: skip
 
 
@@ -61,15 +61,13 @@ def validate(
 
         page.run(results or [], out or folder / "accuracy.md")
         return
-    if what == "here" and tasks:
-        if tasks != "workers":
-            raise wrong(f"expected --tasks workers or none with `validate here`, got {tasks!r}")
+    if what == "here" and tasks == "workers":
         from hybridperf.validate import unequal
 
         unequal.run(folder, rounds=1 if quick else 6)
         _found(folder)
         return
-    by_model = what in ("here", "sharded") or (what == "ops" and data is None)
+    by_model = what in ("here", "ranks", "sharded") or (what == "ops" and data is None)
     if data is None and what in _PUBLISHED:
         judges = f"`validate {what}` judges on {_PUBLISHED[what]}"
         raise wrong(f"expected --data FOLDER, got none; {judges}")
@@ -96,6 +94,10 @@ def validate(
         from hybridperf.validate import ops as held_out
 
         held_out.run(model_or_datasheet(model), Path(model), folder)
+    elif what == "ranks":
+        from hybridperf.validate import ranks
+
+        ranks.run(model_or_datasheet(model), folder)
     elif what == "sharded":
         from hybridperf.validate import sharded
 
@@ -104,7 +106,7 @@ def validate(
         loaded, count = model_or_datasheet(model), int(tasks or 30)
         sharded.run(loaded, folder, tasks=count, to_shard=placements, passes=passes)
     else:
-        from hybridperf.validate import here
+        from hybridperf.validate import harness, here
 
         if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
             raise wrong(f"expected --steps from 1 to {len(here.STEPS)} or all, got {steps!r}")
@@ -113,7 +115,9 @@ def validate(
         some = of if steps == "all" else of[: int(steps)]
         if ops and of is here.TORCH_STEPS:
             raise wrong("expected no --ops with a model of PyTorch, whose steps are not profiled")
-        here.run(loaded, folder, cores=cores, steps=some, ops=ops)
+        known = here.TASKS if of is here.STEPS else here.TASKS[:1]  # the decoder is JAX'
+        asked = harness.tasks_of(names_in(tasks), known)
+        here.run(loaded, folder, cores=cores, steps=some, ops=ops, tasks=asked)
     _found(folder)
 
 

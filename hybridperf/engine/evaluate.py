@@ -17,8 +17,10 @@ are of *unique* ops: gathered to one row per node the table would leave the cach
 step to each array, since with more XLA copies it at each.
 
 The gradient of a maximum is the path that attains it: d makespan / d T[u] counts how often the
-critical path passes row u. The loop forward notes which of the three was the latest (a tie goes to
-the first), a loop backwards follows the notes from the last step and counts.
+critical path passes row u. The loop forward notes where the latest of the three stood (a tie goes
+to the first): in a slot, which keeps an end until its last reader, or on a clock. So one byte says
+where the path is, and a loop backwards follows the notes from the last step. It counts by triples
+of lead, launch and row, one write per step, and spreads the counts to rows when all are counted.
 """
 
 from collections.abc import Callable
@@ -28,17 +30,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
-from hybridperf.engine.lower import LESSER, NO_HOST, NO_STEP, ZERO_SLOT, Lowered, StepProgram
+from hybridperf.engine.lower import (
+    COUNT_BITS,
+    LESSER,
+    MOST_USES,
+    NO_HOST,
+    NO_STEP,
+    ZERO_SLOT,
+    Lowered,
+    StepProgram,
+)
 
 # configurations evaluated together: slots and table of a usual graph stay in a core's cache
 BLOCK = 1280
 # a block is a multiple of this, 64 bytes of float32: rows that straddle cache lines cost a third
 # more time
 LINE = 16
-# what a step was held up by: its launch, or one of its predecessors
-BY_HOST, BY_FIRST, BY_SECOND = range(3)
 
 
 @jax.jit
@@ -185,8 +194,8 @@ def _last_end_fwd(program: StepProgram, durations: jax.Array) -> tuple[jax.Array
     # be kept in between.
     def end_and_times(some: jax.Array) -> tuple[jax.Array, jax.Array]:
         table = table_of(program, some)
-        end, path = _forward(program, table, note=_held_up_by)
-        return nan_kept(some, end), _times_on_path(program, path, table)[-len(some) :]
+        end, came_from = _forward_and_places(program, table)
+        return nan_kept(some, end), _times_on_path(program, came_from, table)[-len(some) :]
 
     return in_blocks(end_and_times, durations)
 
@@ -242,36 +251,52 @@ def table_of(program: StepProgram, durations: jax.Array) -> jax.Array:
 def step_starts(program: StepProgram, durations: jax.Array) -> jax.Array:
     """Start of each step [S, B], from `durations` [U, B]; large, so ask for blocks of B."""
 
-    def start(host: Any, launched: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-        del host
+    def start(
+        host: Any, slots: Any, launched: jax.Array, first: jax.Array, second: jax.Array
+    ) -> jax.Array:
+        del host, slots
         return later(launched, later(first, second))
 
     return _forward(program, table_of(program, durations), note=start)[1]
 
 
-def _held_up_by(
-    host: jax.Array, launched: jax.Array, first: jax.Array, second: jax.Array
-) -> jax.Array:
-    """What held up a step (`BY_HOST` and so on), uint8 [B], from the ends [B] that it waits for."""
-    by_host = (launched >= later(first, second)) & (host != NO_HOST)
-    by_pred = jnp.where(second > first, np.uint8(BY_SECOND), np.uint8(BY_FIRST))
-    return jnp.where(by_host, np.uint8(BY_HOST), by_pred)
+def _place_dtype(program: StepProgram) -> type[np.unsignedinteger]:
+    """Of the number of a slot, or of a host's clock, which stands at `slots + host`."""
+    return np.uint8 if program.slots + program.hosts <= 1 + np.iinfo(np.uint8).max else np.uint16
+
+
+def _forward_and_places(program: StepProgram, table: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """End of the last step [B] and where each found what held it up, a slot or clock; [S, B]."""
+    place = _place_dtype(program)
+
+    def came_from(
+        host: jax.Array, slots: jax.Array, launched: jax.Array, first: jax.Array, second: jax.Array
+    ) -> jax.Array:
+        by_host = (launched >= later(first, second)) & (host != NO_HOST)
+        by_pred = jnp.where(second > first, slots[1].astype(place), slots[0].astype(place))
+        return jnp.where(by_host, (program.slots + host).astype(place), by_pred)
+
+    return _forward(program, table, note=came_from, note_dtype=place)
 
 
 def _forward(
-    program: StepProgram, table: jax.Array, *, note: Callable[..., jax.Array] | None = None
-) -> tuple[jax.Array, jax.Array]:
+    program: StepProgram, table: jax.Array, *, note: Callable[..., jax.Array] | None = None,
+    note_dtype: DTypeLike | None = None,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """End of the last step [B] and what is to be noted of each step, [S, B], or [0, B]."""
     sizes = (program.slots, program.hosts)
     slots, clocks = (jnp.zeros((rows, table.shape[1]), table.dtype) for rows in sizes)
     begin, stop = program.first, len(program.row)
-    _, _, end, noted = run_steps(program, table, slots, clocks, begin, stop, note=note)
+    _, _, end, noted = run_steps(
+        program, table, slots, clocks, begin, stop, note=note, note_dtype=note_dtype
+    )
     return end, noted
 
 
 def run_steps(
     program: StepProgram, table: jax.Array, slots: jax.Array, clocks: jax.Array, begin: ArrayLike,
     stop: ArrayLike, *, note: Callable[..., jax.Array] | None = None,
+    note_dtype: DTypeLike | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:  # fmt: skip
     """Slots and clocks after the steps `begin` to `stop`, the last end [B], `_forward`'s record.
 
@@ -296,10 +321,10 @@ def run_steps(
             launched -= _row(table, _row(program.lead_row, this))
         ready = later(first, second)
         if note is not None:
-            noted = _with_row(noted, note(host, launched, first, second), this)
+            noted = _with_row(noted, note(host, pred_slot, launched, first, second), this)
         return slots, clocks, later(launched, ready) + _row(table, row), noted
 
-    dtype = jnp.uint8 if note is _held_up_by else table.dtype
+    dtype = table.dtype if note_dtype is None else note_dtype
     # all read is written before
     noted = lax.empty((0 if note is None else len(program.row), table.shape[1]), dtype)
     return lax.fori_loop(begin, stop, step, (slots, clocks, slots[ZERO_SLOT], noted))
@@ -311,34 +336,37 @@ def nan_kept(durations: jax.Array, end: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(durations.sum(axis=0)), jnp.nan, end)
 
 
-def _times_on_path(program: StepProgram, path: jax.Array, table: jax.Array) -> jax.Array:
+def _times_on_path(program: StepProgram, came_from: jax.Array, table: jax.Array) -> jax.Array:
     """How often each row is on the critical path, in the table's dtype and shape [rows, B]."""
-    steps = len(program.row)
-    # Where the path is: step i, or its launch, which is numbered steps + i; NO_STEP is the largest
-    # of these unsigned numbers. In two bytes, if they suffice, the loop takes two thirds of the
-    # time it takes in four.
-    number = jnp.uint16 if 2 * steps < jnp.iinfo(jnp.uint16).max else jnp.uint32
+    steps, batch = len(program.row), table.shape[1]
+    by_op, by_launch, by_lead = (np.uint16(1 << part * COUNT_BITS) for part in range(3))
 
     def step(turn: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        here, times = carry  # [B] and [rows, B]
+        here, counts = carry  # [B] and [K, B]
         this = steps - 1 - turn
-        columns = (program.row, program.host_step, program.launch_row)
-        row, host_step, launch_row = (_row(column, this) for column in columns)
-        pred_step, held_up = _row(program.pred_step, this).astype(number), _row(path, this)
-        in_op = here == this.astype(number)
-        in_launch = (here == (steps + this).astype(number)) | (in_op & (held_up == BY_HOST))
-        times = _with_row(times, _row(times, row) + in_op.astype(number), row)
-        times = _with_row(times, _row(times, launch_row) + in_launch.astype(number), launch_row)
-        if len(program.made):
-            lead_row = _row(program.lead_row, this)
-            by_host = in_op & (held_up == BY_HOST)
-            times = _with_row(times, _row(times, lead_row) - by_host.astype(number), lead_row)
-        before = jnp.where(held_up == BY_SECOND, pred_step[1], pred_step[0])
-        launch_before = jnp.where(host_step == NO_STEP, NO_STEP, steps + host_step).astype(number)
-        return jnp.where(in_launch, launch_before, jnp.where(in_op, before, here)), times
+        columns = (program.out_slot, program.host, program.count)
+        out_slot, host, count = (_row(column, this) for column in columns)
+        in_op = here == out_slot.astype(here.dtype)
+        here = jnp.where(in_op, _row(came_from, this), here)
+        # who is on a clock stays there: it waits for nothing but itself
+        in_launch = here == (program.slots + host).astype(here.dtype)
+        launch = jnp.where(in_op, by_op + by_launch + by_lead, by_launch)
+        passed = jnp.where(in_launch, launch, jnp.where(in_op, by_op, np.uint16(0)))
+        return here, _with_row(counts, _row(counts, count) + passed, count)
 
-    start = jnp.full(table.shape[1], steps - 1, number), jnp.zeros(table.shape, number)
-    times = lax.fori_loop(0, steps - program.first, step, start)[1]
+    last = jnp.full(batch, program.out_slot[-1].astype(came_from.dtype))
+    start = last, jnp.zeros((len(program.counted), batch), jnp.uint16)
+    counts = lax.fori_loop(0, steps - program.first, step, start)[1]
+
+    def spread(this: jax.Array, times: jax.Array) -> jax.Array:
+        rows, packed = _row(program.counted, this), _row(counts, this).astype(times.dtype)
+        lead, launch, op = (packed >> part * COUNT_BITS & MOST_USES for part in (2, 1, 0))
+        times = _with_row(times, _row(times, rows[2]) + op, rows[2])
+        times = _with_row(times, _row(times, rows[1]) + launch, rows[1])
+        return _with_row(times, _row(times, rows[0]) - lead, rows[0])
+
+    times = jnp.zeros(table.shape, jnp.int32)
+    times = lax.fori_loop(program.first_counted, len(program.counted), spread, times)
     return _times_unmade(program, times, table).astype(table.dtype)
 
 
@@ -360,11 +388,8 @@ def _times_unmade(program: StepProgram, times: jax.Array, table: jax.Array) -> j
         )
         return times, _row(times, made - 1 - (turn + 1) // 2)  # read a turn ahead: the same
 
-    # a lead counts against what it is made of, so these numbers have signs
-    signed = lax.bitcast_convert_type(times, jnp.dtype(f"i{times.dtype.itemsize}"))
-    wide = signed.astype(jnp.int32)
     turns = 2 * (made - program.first_made)
-    return lax.fori_loop(0, turns, unmake, (wide, wide[made - 1]))[0]
+    return lax.fori_loop(0, turns, unmake, (times, times[made - 1]))[0]
 
 
 def later(one: jax.Array, other: jax.Array) -> jax.Array:

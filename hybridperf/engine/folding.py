@@ -25,7 +25,7 @@ evaluator's `makespan`, which is equal to float rounding, and asking for it here
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -108,7 +108,8 @@ def folded(lowered: Lowered) -> FoldedProgram | None:
     # nothing walks back through a folded program
     none = np.full_like(cut(program.pred_step, NO_STEP), NO_STEP)
     return FoldedProgram(
-        program=StepProgram(
+        program=replace(
+            program,
             pred_slot=cut(program.pred_slot, lower.ZERO_SLOT),
             pred_step=none,
             out_slot=cut(program.out_slot, lower.TRASH_SLOT),
@@ -118,10 +119,8 @@ def folded(lowered: Lowered) -> FoldedProgram | None:
             host_step=none[:, 0],
             first=np.array(padding + 1, np.int32),
             lead_row=cut(program.lead_row, lower.ZERO_ROW),
-            made=program.made,
-            first_made=program.first_made,
-            slots=program.slots,
-            hosts=program.hosts,
+            count=none[:, 0],
+            counted=program.counted[:0],
         ),
         layer=np.array(layer, np.int32),
         behind=np.array(layer + period + 1, np.int32),

@@ -42,6 +42,8 @@ TRASH_SLOT = 1  # written by padding, read by nobody
 NO_HOST = 0  # its clock stays at 0 s: for joins, padding and the ops of a host that has waited
 NO_STEP = -1
 ZERO_ROW = 0  # the row of the duration table that always holds 0 s
+COUNT_BITS = 5  # of a row in a count: those of lead, launch and row stand in one number of 16 bits
+MOST_USES = 2**COUNT_BITS - 1
 SUM, LESSER = range(2)  # how rows in front of the table come from two others, see `contraction`
 
 
@@ -70,6 +72,11 @@ class StepProgram:
     # and whether it is their SUM or the LESSER of them; padding first; [M, 3]
     made: np.ndarray
     first_made: np.ndarray  # the first that is no padding; []
+    # where the way back counts each step, and the lead, launch and row that each of K counts is of:
+    # steps of the same three share one, MOST_USES of them; padding first; [S], [K, 3]
+    count: np.ndarray
+    counted: np.ndarray
+    first_counted: np.ndarray  # the first that is no padding; []
     slots: int = field(metadata={"static": True})  # a shape, so static: a bucket
     hosts: int = field(metadata={"static": True})  # the same; NO_HOST counts
 
@@ -128,6 +135,9 @@ def program_of(
         return np.pad(array, widths, constant_values=value).astype(np.int32)
 
     made = np.zeros((0, 3)) if made is None else made
+    lead_row = np.zeros_like(row) if lead_row is None else lead_row
+    count, counted = _counts(np.stack([lead_row, launch_row, row], axis=1))
+    more_counts = power_bucket(len(counted)) - len(counted)
     return StepProgram(
         pred_slot=padded(pred_slot, ZERO_SLOT),
         pred_step=padded(_moved(pred_step, padding), NO_STEP),
@@ -137,9 +147,12 @@ def program_of(
         launch_row=padded(launch_row, ZERO_ROW),
         host_step=padded(_moved(_before_on_host(host), padding), NO_STEP),
         first=np.array(padding, np.int32),
-        lead_row=padded(np.zeros_like(row) if lead_row is None else lead_row, ZERO_ROW),
+        lead_row=padded(lead_row, ZERO_ROW),
         made=made.astype(np.int32),
         first_made=np.array((~made.any(axis=1)).sum(), np.int32),
+        count=padded(count + more_counts, 0),
+        counted=np.pad(counted, ((more_counts, 0), (0, 0))).astype(np.int32),
+        first_counted=np.array(more_counts, np.int32),
         slots=power_bucket(slots),
         hosts=power_bucket(1 + int(host.max())),
     )
@@ -377,6 +390,19 @@ def _before_on_host(host: np.ndarray) -> np.ndarray:
         on_host = np.flatnonzero(host == number)
         before[on_host[1:]] = on_host[:-1]
     return before
+
+
+def _counts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The count of each step [S], and the rows of each count [K, 3], from those of steps [S, 3]."""
+    _, triple = np.unique(rows, axis=0, return_inverse=True)
+    order = np.argsort(triple.ravel(), kind="stable")
+    begins = np.diff(triple.ravel()[order], prepend=-1) != 0
+    starts = np.flatnonzero(begins)
+    use = np.arange(len(order)) - starts[np.cumsum(begins) - 1]
+    new = use % MOST_USES == 0
+    count = np.empty(len(order), np.int64)
+    count[order] = np.cumsum(new) - 1
+    return count, rows[order[new]]
 
 
 def _slots(pred_step: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:

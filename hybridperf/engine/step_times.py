@@ -37,12 +37,17 @@ from hybridperf.model.step_table import row_seconds, step_table
         "chunk_keys",
         "prefill_s",
         "host_s",
+        "which",
     ],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the parts of a step over rising sizes, all above zero."""
+    """Seconds of the parts of a step over rising sizes, all above zero.
+
+    Of one engine, or of E at once (`stacked`): tables then begin with an axis of engines, and
+    `which` says whose step each size asked for is of.
+    """
 
     tokens: Array  # [K] of a step
     products_s: Array  # [K]
@@ -52,7 +57,19 @@ class StepTimes:
     chunk: Array  # [Q] tokens of prompts
     chunk_keys: Array  # [P] that each of them looks at, in the mean
     prefill_s: Array  # [Q, P]
-    host_s: Array = 0.0  # of each step, whatever it holds
+    host_s: Array = 0.0  # of each step, whatever it holds; of several engines as sizes asked for
+    which: Array = None  # int [N], of sizes [N] or [N, ...]; None: one engine's tables
+
+    @staticmethod
+    def stacked(some: Sequence[StepTimes]) -> StepTimes:
+        """Engines [E] that were composed at the same sizes, without a host's seconds."""
+        parts = ("products_s", "decode_s", "prefill_s")
+        tables = {name: np.stack([getattr(one, name) for one in some]) for name in parts}
+        return dataclasses.replace(some[0], **tables, host_s=0.0)
+
+    def of(self, which: Array) -> StepTimes:
+        """Of stacked engines those that sizes [N] are of."""
+        return dataclasses.replace(self, which=which)
 
     def seconds(
         self, sequences: Array, keys: Array, chunk: Array = 0.0, chunk_keys: Array = 0.0
@@ -71,12 +88,16 @@ class StepTimes:
         chunk, chunk_keys = floats(chunk), floats(chunk_keys)
         held = sequences + chunk
         module = array_module(sequences, keys, chunk, chunk_keys, times.products_s)
+        which = times.which
+        if which is not None:  # sizes may have axes beyond the engines'
+            most = max(one.ndim for one in (sequences, keys, chunk, chunk_keys))
+            which = which.reshape(which.shape + (1,) * (most - which.ndim))
         axes: tuple[tuple[Array, Array], ...] = ((times.tokens, held),)
-        products = between(axes, times.products_s) * (held > 0)
+        products = between(axes, times.products_s, which) * (held > 0)
         axes = ((times.sequences, sequences), (times.keys, keys))
-        decode = between(axes, times.decode_s) * (sequences > 0)
+        decode = between(axes, times.decode_s, which) * (sequences > 0)
         axes = ((times.chunk, chunk), (times.chunk_keys, chunk_keys))
-        prefill = between(axes, times.prefill_s) * (chunk > 0)
+        prefill = between(axes, times.prefill_s, which) * (chunk > 0)
         return module.asarray(products + decode + prefill + times.host_s * (held > 0))
 
 
@@ -87,7 +108,9 @@ def chain_seconds(
     return row_seconds(model, step_table(model, [*calls, *chains]))[len(calls) :]
 
 
-def between(axes: tuple[tuple[Array, Array], ...], values: Array) -> Array:
+def between(
+    axes: tuple[tuple[Array, Array], ...], values: Array, which: Array | None = None
+) -> Array:
     """A table's value at points between its own, linear in logs of sizes and values.
 
     Args:
@@ -95,6 +118,7 @@ def between(axes: tuple[tuple[Array, Array], ...], values: Array) -> Array:
             shape, those of all axes broadcast). Below the least size its value counts; above the
             largest the line of the last two.
         values: of the table, all above zero.
+        which: of several tables [E, ...], int; None: `values` are one.
     """
     module = array_module(values, *(one for axis in axes for one in axis))
     logs = module.log(floats(values))
@@ -102,8 +126,8 @@ def between(axes: tuple[tuple[Array, Array], ...], values: Array) -> Array:
     for sizes, where in axes:
         known = module.log(floats(sizes))
         at = module.log(module.maximum(where, floats(sizes)[0]))
-        if len(known) == 1:
-            corners.append(((0, 1.0),))
+        if len(known) == 1:  # the same everywhere, in the shape of the others
+            corners.append(((module.zeros_like(at, dtype=int), module.ones_like(at)),))
             continue
         left = module.clip(module.searchsorted(known, at, side="right") - 1, 0, len(known) - 2)
         share = (at - known[left]) / (known[left + 1] - known[left])
@@ -111,7 +135,7 @@ def between(axes: tuple[tuple[Array, Array], ...], values: Array) -> Array:
     total = 0.0
     for combined in _combinations(corners):
         weight: Array = 1.0
-        index: list[Array] = []
+        index: list[Array] = [] if which is None else [which]
         for at, part in combined:
             weight, index = weight * part, [*index, at]
         total = total + weight * logs[tuple(index)]

@@ -10,6 +10,9 @@ the average:
     TTFT = g (T(I) + f p (C' - 1) / 2) + k step(B) + c + wait           C' = min(C, slots)
     wait = (C / slots - 1) O TPOT                where more clients are than slots, else 0
 
+Where prompts are computed by engines apart nothing interferes, and of clients enough to keep these
+busy, a prompt each P for a rank of theirs, TTFT = P p - O TPOT.
+
 `f` is the share of requests that meet the opening burst, g, k and c are effects of the framework
 (`model/serving_effects.py`). Everything is of one attention rank: its share of clients, its slots.
 """
@@ -50,7 +53,7 @@ class Loop(NamedTuple):
     step_s: Array  # of decoding
     alone_s: Array  # of one prompt
     next_s: Array  # that a prompt adds among others
-    prompts: Array  # that an opening burst brings to the rank
+    prompts: Array  # that an opening burst brings to the rank, or to one of those apart
     decoding: Array
     interferes: Array = 1.0  # 0: prompts are computed by workers apart
 
@@ -67,6 +70,9 @@ class Loop(NamedTuple):
         before_s = effects.burst * next_s * (self.prompts - 1.0) / 2.0
         first_s = effects.prefill * (alone_s + before_s)
         ttft_s = first_s + effects.waited_steps * step_s + effects.first_token_s + waiting_s
+        # engines apart that are busy throughout: a prompt waits until they have computed all others
+        full_s = (1.0 - self.interferes) * (self.prompts * next_s - self.output * tpot_s)
+        ttft_s = module.maximum(ttft_s, full_s)
         return Latency(ttft_s, tpot_s, self.decoding, waiting_s)
 
 

@@ -5,7 +5,9 @@ step; the GPUs hold as many as fit. Disaggregated, x of them compute prompts and
 waits for a prompt engine as in an M/D/x queue, its keys go over the links, and the slower of both
 sides bounds the rate. Aggregated engines are in the steady state of a closed loop with
 as many clients as decode (`steady_state.py`). Frameworks add what is believed of them
-(`model/serving_effects.py`); the interval is the width of those beliefs, sent through one by one.
+(`model/serving_effects.py`); the interval is that of rows of which none like them is measured
+(`serving_fit.py`; `validate serving --tasks beliefs` has its coverage), wider on a GPU of which
+nothing is measured.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,9 +25,11 @@ from hybridperf.engine.step_times import StepTimes, chain_seconds
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CallChain, CollectiveCall
-from hybridperf.model.serving_effects import BELIEFS, ServingEffects, believed
+from hybridperf.model.serving_effects import ServingEffects, believed
 from hybridperf.runs.batching import Engine
 from hybridperf.runs.queues import mean_wait_s
+from hybridperf.runs.serving_fit import believed_deviation, sizes_of
+from hybridperf.runs.serving_table import BEYOND, UNMEASURED
 from hybridperf.runs.steady_state import steady_clients
 from hybridperf.training.plans.economy import Economy
 from hybridperf.training.plans.ranked import front
@@ -36,8 +40,6 @@ from hybridperf.workloads.transformer.shape import TransformerShape
 SEQUENCES = tuple(2**power for power in range(11))  # of an attention rank
 CHUNKS = (2048, 8192)
 _BUSIEST = 0.8  # share of their time that engines of prompts work: beyond it queues explode
-_NINE_OF_TEN = 1.645  # standard deviations
-_INTERVAL = ("kernels", "step_s", "prefill", "waited_steps", "first_token_s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +64,42 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class _Priced:
-    """An engine, what its steps take, and the sequences that one of its ranks holds."""
+    """Engines that fit [E], and what their steps take."""
 
-    engine: Deployment
-    times: StepTimes
-    memory: ServingMemory
-    holds: float
+    engines: tuple[Deployment, ...]
+    memory: tuple[ServingMemory, ...]
+    holds: np.ndarray  # sequences of each rank [E]
+    times: StepTimes  # of all, stacked
+    sent_s: np.ndarray  # of a prompt's keys to another engine [E]
+
+    def each(self, name: str) -> np.ndarray:
+        """A property of each engine [E]."""
+        return np.array([getattr(one, name) for one in self.engines])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Space:
+    """Deployments before any effect of a framework; [N] each."""
+
+    decode: np.ndarray  # int, place of the engine that decodes, or does all
+    first: np.ndarray  # int, of that which computes prompts; -1: the same
+    held: np.ndarray  # sequences of each rank that decodes
+    chunk: np.ndarray
+    replicas: np.ndarray  # engines that decode
+    prompting: np.ndarray  # engines that compute prompts
+
+    def joined(self, other: _Space) -> _Space:
+        names = [field.name for field in dataclasses.fields(self)]
+        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
+        return _Space(*(np.concatenate(pair) for pair in pairs))
+
+
+class _Latency(NamedTuple):
+    """[N] each."""
+
+    ttft_s: np.ndarray
+    tpot_s: np.ndarray
+    rate: np.ndarray  # requests a second of the whole deployment
 
 
 def engines(asked: Question) -> Iterator[Deployment]:
@@ -90,9 +122,15 @@ def engines(asked: Question) -> Iterator[Deployment]:
 
 
 def precisions(model: PerfModel) -> list[str]:
-    """That a device has a rate of its own for."""
+    """That a device has a rate of its own for; `InputError` where frameworks would not serve."""
     formats = {"bf16": "bf16", "fp8": "fp8", "fp4": "fp4"}
-    return [name for name, dtype in formats.items() if dtype in model.device.peak_flops_per_s]
+    found = [name for name, dtype in formats.items() if dtype in model.device.peak_flops_per_s]
+    if not found:
+        raise InputError(
+            f"expected a device that multiplies in {', '.join(formats)}, got {model.device.id},"
+            " which has a rate for none of them; name another by --device"
+        )
+    return found
 
 
 def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame:
@@ -114,21 +152,30 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
             f" {asked.shape.name}, whose smallest share of a GPU is {least / 1e9:.0f} GB; give more"
             " GPUs or narrower formats in --precision"
         )
-    times = step_times(asked.model, [some[at] for at in fit], asked.all_reduce)
-    priced = [
-        _Priced(some[at], one, memory[at], holds[at]) for at, one in zip(fit, times, strict=True)
-    ]
+    fitting = [some[at] for at in fit]
+    times = StepTimes.stacked(step_times(asked.model, fitting, asked.all_reduce))
+    kept = tuple(memory[at] for at in fit)
+    held = np.array([holds[at] for at in fit])
+    priced = _Priced(tuple(fitting), kept, held, times, _transfer_s(asked, kept))
     usual = believed(asked.framework)
-    found = _all(asked, priced, usual)
-    spread = {name: np.zeros(len(found)) for name in ("ttft_s", "tpot_s", "tokens_per_s_gpu")}
-    for effect in _INTERVAL:  # one by one: beliefs are independent
-        moved = getattr(usual, effect) * np.exp(BELIEFS[effect].width)
-        other = _all(asked, priced, dataclasses.replace(usual, **{effect: moved}))
-        for name, squared in spread.items():
-            squared += np.log(other[name].to_numpy() / found[name].to_numpy()) ** 2
-    for name, squared in spread.items():
-        factor = np.exp(_NINE_OF_TEN * np.sqrt(squared))
-        found[f"{name}_low"], found[f"{name}_high"] = found[name] / factor, found[name] * factor
+    space = _aggregated(asked, priced).joined(_apart(asked, priced, usual))
+    latency = _latency(asked, priced, space, usual)
+    found = _frame(asked, priced, space, latency)
+    context_sizes = np.column_stack([
+        found["sequences"] * found["attention_dp"], np.full(len(found), float(asked.prompt)),
+        np.full(len(found), float(asked.output)), found["gpus"],
+    ])  # fmt: skip
+    unknown = UNMEASURED * (not asked.model.measured.families)
+    for target in ("ttft_s", "tpot_s"):
+        deviation = np.hypot(believed_deviation(sizes_of(context_sizes), target), unknown)
+        low, high = (np.exp(many * deviation) for many in BEYOND[target])
+        found[f"{target}_low"], found[f"{target}_high"] = found[target] / low, found[target] * high
+        if target == "tpot_s":  # what slower steps take from throughput
+            speed = found["tokens_per_s_gpu"]
+            found["tokens_per_s_gpu_low"], found["tokens_per_s_gpu_high"] = (
+                speed / high,
+                speed * low,
+            )
     found["within"] = (found["ttft_s"] <= asked.ttft_s) & (found["tpot_s"] <= asked.tpot_s)
     found["tokens_per_s_user"] = 1.0 / found["tpot_s"]
     best = front(-found["tokens_per_s_user"].to_numpy(), -found["tokens_per_s_gpu"].to_numpy())
@@ -139,14 +186,6 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
     return found.sort_values(order, ascending=[False, False, True], ignore_index=True)
 
 
-def _all(asked: Question, priced: Sequence[_Priced], effects: ServingEffects) -> pd.DataFrame:
-    frames = [
-        _aggregated(asked, one, chunk, effects) for one in priced for chunk in CHUNKS
-    ]  # each chunk with the same steps
-    frames += list(_apart(asked, priced, effects))
-    return pd.concat(frames, ignore_index=True)
-
-
 def with_effects(times: StepTimes, effects: ServingEffects) -> StepTimes:
     """Steps as a framework runs them."""
     scaled = {name: getattr(times, name) * effects.kernels
@@ -154,54 +193,56 @@ def with_effects(times: StepTimes, effects: ServingEffects) -> StepTimes:
     return dataclasses.replace(times, host_s=times.host_s + effects.step_s, **scaled)
 
 
-def _sequences(one: _Priced) -> np.ndarray:
+def _sequences(holds: float) -> np.ndarray:
     """Numbers of sequences of a rank that are tried: powers of two, and all that fit."""
-    most = int(min(one.holds, SEQUENCES[-1]))
+    most = int(min(holds, SEQUENCES[-1]))
     return np.unique([*(count for count in SEQUENCES if count < most), most]).astype(float)
 
 
-def _aggregated(asked: Question, one: _Priced, chunk: int, effects: ServingEffects) -> pd.DataFrame:
-    """Replicas of one engine, a row for each number of sequences."""
-    served, held = one.engine, _sequences(one)
-    each = Engine(with_effects(one.times, effects), slots=held, budget=chunk,
-                  drafted=served.drafted, acceptance=served.acceptance)  # fmt: skip
-    cached = np.floor(asked.prompt * served.cached_share)
-    steady = steady_clients(each, held, asked.prompt, asked.output, cached)
-    replicas = asked.gpus // served.gpus
-    added_s = effects.waited_steps * steady.tpot_s + effects.first_token_s
-    first_s = effects.prefill * steady.ttft_s + added_s
-    # what is added to the wait is no work of the engine: fewer of its clients are with it
-    share = (held / steady.rate) / (held / steady.rate + first_s - steady.ttft_s)
-    rate = replicas * served.attention_dp * steady.rate * share
-    return _rows(
-        asked, one, "aggregated", first_s, steady.tpot_s, rate, held, chunk, replicas,
-        replicas * served.gpus,
+def _crossed(priced: _Priced, rows: Sequence[tuple[int, int, int, int, int]]) -> _Space:
+    """(decode, first, chunk, replicas, prompting), each with all numbers of sequences."""
+    decode, first, chunk, replicas, prompting = np.array(rows, int).reshape(-1, 5).T
+    tried = [_sequences(one) for one in priced.holds]
+    counts = np.array([len(one) for one in tried], int)[decode]
+    held = np.concatenate([np.zeros(0), *(tried[at] for at in decode)])
+    return _Space(
+        np.repeat(decode, counts), np.repeat(first, counts), held, np.repeat(chunk, counts),
+        np.repeat(replicas, counts), np.repeat(prompting, counts),
     )  # fmt: skip
 
 
-def _apart(
-    asked: Question, priced: Sequence[_Priced], effects: ServingEffects
-) -> Iterator[pd.DataFrame]:
-    """Engines of prompts beside engines that decode, of one quantisation."""
-    prompt_s = {id(one): _prompt_s(asked, one, effects) for one in priced}
-    # chosen by what is usually believed, so that all effects are of the same deployments
-    usual_s = {id(one): _prompt_s(asked, one, believed(asked.framework)) for one in priced}
-    for decode in priced:
-        size, left = decode.engine.gpus, asked.gpus - decode.engine.gpus
-        kept = _kept(decode.engine)
-        same = [one for one in priced if _kept(one.engine) == kept and one.engine.gpus <= left]
-        if not same:
+def _aggregated(asked: Question, priced: _Priced) -> _Space:
+    """Replicas of one engine."""
+    fill = asked.gpus // priced.each("gpus")
+    return _crossed(
+        priced, [(at, -1, chunk, many, 0) for at, many in enumerate(fill) for chunk in CHUNKS]
+    )
+
+
+def _apart(asked: Question, priced: _Priced, usual: ServingEffects) -> _Space:
+    """Engines of prompts beside engines that decode, of one quantisation.
+
+    Of prompts' engines the one with most prompts a second and GPU within the limit, by what is
+    usually believed: all effects are then of the same deployments.
+    """
+    prompt_s, gpus = _prompt_s(asked, priced, usual), priced.each("gpus")
+    speed = priced.each("attention_dp") / prompt_s / gpus
+    keys = [_kept(one) for one in priced.engines]
+    kept = np.array([keys.index(key) for key in keys])
+    rows = []
+    for decode, size in enumerate(gpus.tolist()):
+        left = asked.gpus - size
+        same = (kept == kept[decode]) & (gpus <= left)
+        if not same.any():
             continue
-        # of prompts' engines the one with most prompts a second and GPU within the limit
-        quick = [one for one in same if usual_s[id(one)] < 0.8 * asked.ttft_s] or same
-        first = max(
-            quick, key=lambda one: one.engine.attention_dp / usual_s[id(one)] / one.engine.gpus
-        )
-        for count in range(1, left // first.engine.gpus + 1):
-            others = (asked.gpus - count * first.engine.gpus) // size
+        quick = same & (prompt_s < 0.8 * asked.ttft_s)
+        first = int(np.argmax(np.where(quick if quick.any() else same, speed, -np.inf)))
+        for count in range(1, left // int(gpus[first]) + 1):
+            others = (asked.gpus - count * int(gpus[first])) // size
             if count & (count - 1) and others > 1:
                 continue  # powers of two, and all but one engine
-            yield _split(asked, decode, first, others, count, prompt_s[id(first)], effects)
+            rows.append((decode, first, CHUNKS[-1], others, count))
+    return _crossed(priced, rows)
 
 
 def _kept(engine: Deployment) -> tuple[str, ...]:
@@ -209,66 +250,99 @@ def _kept(engine: Deployment) -> tuple[str, ...]:
     return engine.quant, engine.expert_quant, engine.attention_quant, engine.kv_dtype
 
 
-def _prompt_s(asked: Question, one: _Priced, effects: ServingEffects) -> float:
-    """Of one prompt, chunk after chunk."""
+def _prompt_s(asked: Question, priced: _Priced, effects: ServingEffects) -> np.ndarray:
+    """Of one prompt on each engine, chunk after chunk [E]."""
     new = asked.prompt * (1.0 - asked.cached_share)
     chunks = np.ceil(new / CHUNKS[-1])
-    times = with_effects(one.times, effects)
+    times = with_effects(priced.times, effects).of(np.arange(len(priced.engines)))
     each_s = times.seconds(0.0, 1.0, new / chunks, asked.prompt - new / 2.0)
-    return float(effects.prefill * chunks * each_s)
+    return np.asarray(effects.prefill * chunks * each_s)
 
 
-def _split(
-    asked: Question, decode: _Priced, first: _Priced, decoding: int, prompting: int,
-    prompt_s: float, effects: ServingEffects,
-) -> pd.DataFrame:  # fmt: skip
-    served, held = decode.engine, _sequences(decode)
-    times = with_effects(decode.times, effects)
-    gain = served.tokens_per_pass
-    step_s = times.seconds(held, asked.prompt + asked.output / 2.0)
+def _latency(asked: Question, priced: _Priced, space: _Space, effects: ServingEffects) -> _Latency:
+    """Of all deployments [N], at a framework's effects."""
+    out = _Latency(*np.zeros((3, len(space.held))))
+    together = space.first < 0
+    for chosen, of in ((together, _together), (~together, _split)):
+        names = [field.name for field in dataclasses.fields(space)]
+        part = _Space(*(getattr(space, name)[chosen] for name in names))
+        for into, values in zip(out, of(asked, priced, part, effects), strict=True):
+            into[chosen] = values
+    return out
+
+
+def _together(asked: Question, priced: _Priced, space: _Space, effects: ServingEffects) -> _Latency:
+    times = with_effects(priced.times, effects).of(space.decode)
+    each = Engine(times, slots=space.held, budget=space.chunk.astype(float),
+                  drafted=asked.drafted, acceptance=asked.acceptance)  # fmt: skip
+    cached = np.floor(asked.prompt * asked.cached_share)
+    steady = steady_clients(each, space.held, asked.prompt, asked.output, cached)
+    added_s = effects.waited_steps * steady.tpot_s + effects.first_token_s
+    first_s = effects.prefill * steady.ttft_s + added_s
+    # what is added to the wait is no work of the engine: fewer of its clients are with it
+    share = (space.held / steady.rate) / (space.held / steady.rate + first_s - steady.ttft_s)
+    ranks = space.replicas * priced.each("attention_dp")[space.decode]
+    return _Latency(first_s, steady.tpot_s, ranks * steady.rate * share)
+
+
+def _split(asked: Question, priced: _Priced, space: _Space, effects: ServingEffects) -> _Latency:
+    prompt_s = _prompt_s(asked, priced, effects)[space.first]
+    times = with_effects(priced.times, effects).of(space.decode)
+    gain = priced.engines[0].tokens_per_pass
+    step_s = times.seconds(space.held, asked.prompt + asked.output / 2.0)
     steps = (asked.output - 1) / gain
-    ranks = prompting * first.engine.attention_dp
-    most = _BUSIEST * ranks / prompt_s
-    decoded = decoding * served.attention_dp * held / (steps * step_s)
-    rate = np.minimum(decoded, most)
-    wait_s = mean_wait_s(rate, prompt_s, ranks, service_cv2=0.0)
-    sent_s = _transfer_s(asked, first)
-    ttft_s = wait_s + prompt_s + sent_s + effects.first_token_s
-    gpus = prompting * first.engine.gpus + decoding * served.gpus
-    found = _rows(
-        asked, decode, "disaggregated", ttft_s, step_s / gain, rate, held, CHUNKS[-1], decoding,
-        gpus,
-    )  # fmt: skip
-    found["prefill_tp"], found["prefill_pp"] = first.engine.tp, first.engine.pp
-    found["prefill_dp"], found["prefill_ep"] = first.engine.attention_dp, first.engine.expert_ep
-    return found.assign(prefill_replicas=prompting)
+    ranks = space.prompting * priced.each("attention_dp")[space.first]
+    decoding = space.replicas * priced.each("attention_dp")[space.decode]
+    rate = np.minimum(decoding * space.held / (steps * step_s), _BUSIEST * ranks / prompt_s)
+    wait_s = np.zeros(len(rate))
+    for servers in np.unique(ranks).tolist():
+        at = ranks == servers
+        wait_s[at] = mean_wait_s(rate[at], prompt_s[at], servers, service_cv2=0.0)
+    ttft_s = wait_s + prompt_s + priced.sent_s[space.first] + effects.first_token_s
+    return _Latency(ttft_s, step_s / gain, rate)
 
 
-def _transfer_s(asked: Question, first: _Priced) -> float:
-    """Of a prompt's keys to another engine: each GPU sends its share, over the network if the
+def _transfer_s(asked: Question, memory: Sequence[ServingMemory]) -> np.ndarray:
+    """Of a prompt's keys to another engine [E]: each GPU sends its share, over the network if the
     engines are more than a node holds.
     """
-    size = first.memory.token * asked.prompt + first.memory.sequence
+    sizes = [one.token * asked.prompt + one.sequence for one in memory]
     links = asked.model.collectives
-    per_node = links.system.accelerators_per_node if links else 8
-    call = CollectiveCall("sendrecv", float(size), 2, 2 if asked.gpus > per_node else 1)
-    return float(chain_seconds(asked.model, [call], [CallChain(((1, 1),), "step")])[0])
+    if links is None:  # engines of one GPU, whose keys stay on it or have no way
+        return np.full(len(sizes), np.inf)
+    nodes = 2 if asked.gpus > links.system.accelerators_per_node else 1
+    each = {size: at for at, size in enumerate(dict.fromkeys(sizes))}
+    calls = [CollectiveCall("sendrecv", float(size), 2, nodes) for size in each]
+    chains = [CallChain(((at + 1, 1),), "step") for at in each.values()]
+    return chain_seconds(asked.model, calls, chains)[[each[size] for size in sizes]]
 
 
-def _rows(
-    asked: Question, one: _Priced, mode: str, ttft_s: np.ndarray, tpot_s: np.ndarray,
-    rate: np.ndarray, held: np.ndarray, chunk: int, replicas: int, gpus: int,
-) -> pd.DataFrame:  # fmt: skip
-    served, context = one.engine, asked.prompt + asked.output / 2.0
+def _frame(asked: Question, priced: _Priced, space: _Space, latency: _Latency) -> pd.DataFrame:
+    """Layouts and what they reach, a row each."""
+    decode, first, context = space.decode, space.first, asked.prompt + asked.output / 2.0
+    apart = first >= 0
+    gpus = priced.each("gpus")
+    names = {"tp": "tp", "pp": "pp", "dp": "attention_dp", "ep": "expert_ep"}
+    prompts = {
+        f"prefill_{name}": np.where(apart, priced.each(field)[first], np.nan)
+        for name, field in names.items()
+    }
+    memory = [one.needed(1.0, context) - one.needed(0.0, context) for one in priced.memory]
+    least = np.array([one.needed(0.0, context) for one in priced.memory])
+    experts = np.array([one.of_experts() for one in priced.engines])
     return pd.DataFrame({
-        "mode": mode, "quant": served.quant, "expert_quant": served.of_experts(),
-        "kv_dtype": served.kv_dtype, "tp": served.tp, "pp": served.pp,
-        "attention_dp": served.attention_dp, "expert_ep": served.expert_ep,
-        "sequences": held.astype(int), "chunk": chunk, "replicas": replicas, "gpus": gpus,
-        "ttft_s": ttft_s, "tpot_s": tpot_s, "requests_per_s": rate,
+        "mode": np.where(apart, "disaggregated", "aggregated"),
+        "quant": priced.each("quant")[decode], "expert_quant": experts[decode],
+        "kv_dtype": priced.each("kv_dtype")[decode], "tp": priced.each("tp")[decode],
+        "pp": priced.each("pp")[decode], "attention_dp": priced.each("attention_dp")[decode],
+        "expert_ep": priced.each("expert_ep")[decode], "sequences": space.held.astype(int),
+        "chunk": space.chunk, "replicas": space.replicas,
+        "gpus": space.replicas * gpus[decode] + space.prompting * gpus[first] * apart,
+        "ttft_s": latency.ttft_s, "tpot_s": latency.tpot_s, "requests_per_s": latency.rate,
         # of all that were given: those left over are paid, too
-        "tokens_per_s_gpu": rate * asked.output / asked.gpus,
-        "memory_bytes": [one.memory.needed(count, context) for count in held],
+        "tokens_per_s_gpu": latency.rate * asked.output / asked.gpus,
+        "memory_bytes": least[decode] + space.held * np.array(memory)[decode],
+        **prompts, "prefill_replicas": np.where(apart, space.prompting, np.nan),
     })  # fmt: skip
 
 

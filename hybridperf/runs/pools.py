@@ -1,17 +1,10 @@
-"""Pools of unlike machines for one service at least cost; edge against cloud; tasks that share one.
+"""Pools of unlike machines for one service at least cost.
 
 Pool (Li et al., RIBBON, SC 2021): requests of unlike size come, first come first served, to the
 first free instance of the quickest type; the pool counts as good enough if a share of the requests
 ends within the limit. `cheapest` is exact for the arrivals it is given: pools by rising cost,
 each simulated request by request, until one is good enough. A pool whose instances together are
 slower than the requests come is passed over unsimulated.
-
-Edge against cloud (Ali-Eldin et al., SC 2021): k sites with an instance each, near, or k instances
-behind one queue, far. Below some rate the edge is quicker, above it its queues are longer than the
-way to the cloud; `inversion` solves for that rate by G/G/k.
-
-Tasks that share a machine: whatever runs beside what, together they take no less than the busiest
-resource and no more than one after the other.
 """
 
 from __future__ import annotations
@@ -23,10 +16,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import brentq
 
 from hybridperf.io import InputError
-from hybridperf.runs.queues import mean_wait_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,49 +160,20 @@ def pool_words(types: Sequence[InstanceType], pool: Pool) -> str:
     return f"{counts}: {pool.usd_per_hour:.4g} USD/h"
 
 
-def edge_s(rate: float, service_s: float, way_s: float = 0.0, **variances: float) -> float:
-    """Mean seconds at a site with one instance, `rate` requests a second coming to it."""
-    return way_s + service_s + float(mean_wait_s(rate, service_s, 1, **variances))
-
-
-def cloud_s(rate: float, sites: int, service_s: float, way_s: float, **variances: float) -> float:
-    """Mean seconds in the cloud with an instance for each of the sites, `rate` from each."""
-    return way_s + service_s + float(mean_wait_s(sites * rate, service_s, sites, **variances))
-
-
-def inversion(
-    sites: int, service_s: float, farther_s: float, cloud_service_s: float | None = None,
-    **variances: float,
-) -> float:  # fmt: skip
-    """Requests a second of each site from which on the cloud is quicker than the edge.
-
-    Args:
-        sites: with an instance each; the cloud has as many.
-        service_s: of a request at the edge.
-        farther_s: there and back to the cloud, beyond the way to the edge.
-        cloud_service_s: of a request in the cloud; as at the edge if not given.
-        variances: `arrivals_cv2` and `service_cv2` of `queues.mean_wait_s`.
-
-    Returns:
-        0 where the cloud is always quicker, infinite where the edge is.
-    """
-    cloud_service_s = service_s if cloud_service_s is None else cloud_service_s
-
-    def gap(rate: float) -> float:
-        there = cloud_s(rate, sites, cloud_service_s, farther_s, **variances)
-        return edge_s(rate, service_s, **variances) - there
-
-    most = (1 - 1e-9) / max(service_s, cloud_service_s)
-    if gap(1e-12) >= 0:
-        return 0.0
-    return float(brentq(gap, 1e-12, most)) if gap(most) > 0 else float("inf")
-
-
-def together_s(tasks: Sequence[Mapping[str, float]]) -> tuple[float, float]:
-    """Least and most seconds of tasks that share a machine, each by its seconds on each resource.
-
-    A task alone takes at least its busiest resource and at most all of them one after the other.
-    """
-    resources = {name for task in tasks for name in task}
-    least = max((sum(task.get(name, 0.0) for task in tasks) for name in resources), default=0.0)
-    return least, float(sum(sum(task.values()) for task in tasks))
+def pool_table(
+    types: Sequence[InstanceType], mixed: Pool, alone: Mapping[str, Pool | None]
+) -> pd.DataFrame:
+    """The cheapest pool and those of one type, a row each: counts by type, cost, share in time."""
+    rows = [("mixed", mixed, mixed.counts)]
+    for at, one in enumerate(types):
+        pool = alone[one.name]
+        counts = [0] * len(types)
+        counts[at] = pool.counts[0] if pool else 0
+        rows.append((one.name, pool or Pool((), np.nan, np.nan), tuple(counts)))
+    return pd.DataFrame(
+        [
+            {"pool": name, **dict(zip([one.name for one in types], counts, strict=True)),
+             "usd_per_hour": pool.usd_per_hour, "within": pool.within}
+            for name, pool, counts in rows
+        ]
+    )  # fmt: skip

@@ -7,15 +7,36 @@ M/M/k (Erlang, 1917): arrivals and services without memory. The chance that all 
 and the mean wait C x service / (k (1 - u)). G/G/k (Allen and Cunneen; Kingman's for k = 1): that
 wait x (ca^2 + cs^2) / 2, exact for M/M/k and M/G/1 (Pollaczek and Khinchine), an approximation
 elsewhere.
+
+Latency is wait and service together. In an M/M/k they are independent, the wait zero or, with the
+chance C, exponential of rate d = k / service - rate, so with m = 1 / service
+
+    P(latency > t) = exp(-m t) (1 + C m (1 - exp(-(d - m) t)) / (d - m))
 """
 
 from __future__ import annotations
 
 import numpy as np
+from scipy.optimize import brentq
 
 from hybridperf.io.namespace import Array, array_module, floats
 
 _POISSON_CV2 = 1.0
+_SMALL = 1e-6  # below which (1 - exp(-x)) / x is taken as 1 - x / 2
+
+
+def erlang_b(servers: int, busy: Array) -> Array:
+    """Chance that an arrival finds all `servers` busy, where who cannot be served goes away.
+
+    Args:
+        servers: k, the same for all.
+        busy: servers that would work in the mean if there were enough; any shape.
+    """
+    busy = floats(busy)
+    lost: Array = array_module(busy).ones_like(busy)
+    for count in range(1, servers + 1):
+        lost = busy * lost / (count + busy * lost)
+    return lost
 
 
 def erlang_c(servers: int, busy: Array) -> Array:
@@ -29,9 +50,7 @@ def erlang_c(servers: int, busy: Array) -> Array:
     module = array_module(busy)
     stable = busy < servers
     load = module.where(stable, busy, 0.0)
-    lost: Array = module.ones_like(load)
-    for count in range(1, servers + 1):
-        lost = load * lost / (count + load * lost)
+    lost = erlang_b(servers, load)
     waits = lost / (1.0 - load / servers * (1.0 - lost))
     return module.where(stable, waits, 1.0)
 
@@ -67,3 +86,31 @@ def wait_percentile_s(rate: Array, service_s: Array, servers: int, share: float)
     free = module.where(stable, servers - busy, 1.0)
     late = erlang_c(servers, busy) / (1.0 - share)
     return module.where(stable, module.log(module.maximum(late, 1.0)) * service_s / free, np.inf)
+
+
+def latency_over(seconds: Array, rate: Array, service_s: Array, servers: int = 1) -> Array:
+    """Chance that a request of an M/M/k takes longer than `seconds` to its end; exact."""
+    rate, service_s, seconds = floats(rate), floats(service_s), floats(seconds)
+    busy = rate * service_s
+    module = array_module(busy, seconds)
+    steps = seconds / service_s
+    free = module.where(busy < servers, servers - busy, 1.0)
+    # exp(-a) (1 - exp(-(b - a))) / (b - a) is the same with a and b exchanged: the lesser first
+    gap = module.abs(free - 1.0) * steps
+    known = module.where(gap > _SMALL, gap, 1.0)
+    mean = module.where(gap > _SMALL, -module.expm1(-known) / known, 1.0 - gap / 2)
+    both = steps * module.exp(-module.minimum(free, 1.0) * steps) * mean
+    over = module.exp(-steps) + erlang_c(servers, busy) * both
+    return module.where(busy < servers, over, 1.0)
+
+
+def latency_percentile_s(rate: float, service_s: float, servers: int, share: float) -> float:
+    """Seconds within which a `share` of the requests of an M/M/k end; infinite if overloaded."""
+    if rate * service_s >= servers:
+        return float("inf")
+    late = 1.0 - share
+    # a latency above the sum of both has a wait or a service above its own
+    wait_s = float(wait_percentile_s(rate, service_s, servers, 1.0 - late / 2))
+    most_s = wait_s - np.log(late / 2) * service_s
+    over = lambda seconds: float(latency_over(seconds, rate, service_s, servers)) - late  # noqa: E731
+    return float(brentq(over, 0.0, most_s))

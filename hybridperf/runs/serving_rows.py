@@ -18,15 +18,26 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.hardware import device_id, load_device
+from hybridperf.hardware import (
+    device_called,
+    device_id,
+    device_of,
+    load_device,
+    load_system,
+    system_names,
+)
 from hybridperf.io import InputError
 from hybridperf.io.errors import plain
 from hybridperf.model import PerfModel
+from hybridperf.training.steps.batch import shared_price_cache
+from hybridperf.training.steps.names import Machine as StepMachine
+from hybridperf.training.steps.names import machine as step_machine
 from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.transformer.zoo import load_shape
 
 MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: as tables of experts draw them
+OWN_REDUCE = "trtllm"  # serving frameworks bring all-reduces of their own; whose were measured
 # workers where a row does not tell: those that published rows err least with
 UNTOLD_DECODERS, UNTOLD_PREFILLERS = 3.0, 1.0
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
@@ -46,9 +57,15 @@ class Machine:
     per_node: int = 0  # GPUs of a node, where they are more than the table's system has
     all_reduce: str = ""
     note: str = ""
+    steps: StepMachine | None = None  # where the row's system is priced as training steps are
 
     def load(self) -> PerfModel:
+        if self.steps is not None:
+            return shared_price_cache().prices(self.steps).model
         return _loaded(self.model, self.system, self.per_node)
+
+    def __hash__(self) -> int:
+        return hash((self.device, self.model, self.system, self.per_node))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +99,8 @@ class ServedRow:
     def memory_bytes(self) -> float:
         """Of each GPU."""
         assert self.machine is not None
+        if self.machine.steps is not None:
+            return self.machine.steps.memory_bytes
         return load_device(self.machine.device).memory_bytes or math.inf
 
     @property
@@ -197,6 +216,9 @@ def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str,
         tp, moe_ep = 1, dp
     elif dp > 1 and tp * dp != moe_tp * moe_ep:  # tp that is meant of experts
         tp = 1
+    if dp > MOST_TP and moe_ep == 1:  # a layer is cut into no more pieces than a head's products
+        notes.append(f"{moe_tp} pieces of each expert on {dp} attention ranks: taken as shared out")
+        moe_ep = dp
     if tp > MOST_TP or tp & (tp - 1):
         raise InputError(_TOO_WIDE.format(tp))
     return {"tp": tp, "pp": pp, "attention_dp": dp, "expert_ep": math.gcd(moe_ep, tp * dp)}
@@ -250,17 +272,45 @@ def named_model(name: str) -> tuple[str, Mapping[str, Any]]:
     return (name if name.endswith((".json", ".toml")) else name.rsplit("/", 1)[-1]), {}
 
 
-def machine_of(name: str) -> Machine:
-    """What prices a system of a published name."""
+def machine_of(name: str, device: str = "") -> Machine:
+    """What prices a system: one of a published name, else any device or system that `steps` takes.
+
+    Args:
+        name: of a system, a device, or a .toml file of a system.
+        device: in place of the system's own: a name, or a .toml file.
+
+    Raises:
+        InputError: a name that nobody knows, a device whose links nobody tells.
+    """
     text = plain(name).replace("_", "-")
-    for entry in _facts()["system"]:
-        if entry["says"] in text:
-            return Machine(
-                device_id(name) or entry["model"], entry["model"], entry["system"],
-                entry.get("per_node", 0), entry["reduce"], entry.get("note", ""),
-            )  # fmt: skip
-    known = ", ".join(entry["says"] for entry in _facts()["system"])
-    raise InputError(f"expected a system of {known} in a row of serving, got {name!r}")
+    a_system = name.endswith(".toml") or name in system_names()
+    if not device and not a_system:
+        for entry in _facts()["system"]:
+            if entry["says"] in text.split("-"):
+                return Machine(
+                    device_id(name) or entry["model"], entry["model"], entry["system"],
+                    entry.get("per_node", 0), entry["reduce"], entry.get("note", ""),
+                )  # fmt: skip
+    try:
+        fabric = load_system(name)
+    except InputError as unknown_system:
+        try:
+            found = step_machine(name, "", device or None)
+        except InputError:
+            known = ", ".join(entry["says"] for entry in _facts()["system"])
+            expected = f"expected a system of {known} or of `hybridperf systems`"
+            if device_id(name) or device_called(name):
+                raise InputError(
+                    f"{expected}, got the device {name}, whose links are not told; name a system,"
+                    " and the device beside it by --device"
+                ) from None
+            raise InputError(f"{expected}, got {name!r}; {unknown_system}") from None
+    else:
+        found = step_machine("", "", device_of(fabric, device or None), name)
+    said = "; ".join(found.notes)
+    return Machine(
+        found.device, found.model, found.system.id, all_reduce=OWN_REDUCE, note=said, steps=found
+    )
 
 
 def known_framework(name: str, notes: list[str]) -> str:

@@ -1,5 +1,6 @@
-"""Twelve training steps that the calibration has not seen, predicted and run on this machine: of
-JAX, or of PyTorch (`torch_steps.py`) where the model was measured through that.
+"""What the calibration has not seen, predicted and run on this machine: twelve training steps, of
+JAX, or of PyTorch (`torch_steps.py`) where the model was measured through that; and a decoder that
+is served (`here_served.py`).
 
 Of JAX: six recommendation models and six transformers, each of whose sizes (batch, width, depth,
 tables or vocabulary) spreads over a factor of 8 at least, and none of which the demo uses; about a
@@ -11,7 +12,7 @@ that ran.
 import datetime
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hybridperf.engine.prediction import predict
 from hybridperf.io import read_json, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.programs import default_backend, usable_core
-from hybridperf.validate import harness, measured_steps, step_ops
+from hybridperf.validate import harness, here_served, measured_steps, step_ops
 from hybridperf.validate.measured_steps import (
     MeasuredStep,
     StepComparison,
@@ -28,6 +29,7 @@ from hybridperf.validate.measured_steps import (
 )
 
 SUMMARY_SCHEMA_VERSION = 1
+TASKS = ("steps", "served")
 _SAME_SPEED = 0.05  # between two days of one machine
 _TURNS = 2
 _ROUNDS = 8  # over a minute or two: one disturbance does not cover them all
@@ -44,20 +46,40 @@ def run(
     cores: str | None = None,
     steps: Sequence[Mapping[str, Any]] | None = None,
     ops: bool = False,
+    tasks: Collection[str] = TASKS[:1],
     say: Callable[[str], None] = print,
 ) -> Mapping[str, Any]:
-    """Measure the steps, predict each, leave `summary.json` and `steps.png` in `out`; returns the
-    summary.
+    """Measure, predict, leave figures in `out`; returns the summary of the steps, `summary.json`.
 
-    `ops`: profile the steps, too, and leave `ops/*.csv`, the ops of each step as they were
-    predicted and as they were measured. Runs on `cores`, else on those that the model was
-    calibrated on, else on one.
+    Args:
+        model: of this machine.
+        out: a folder; `steps.png`, `served.csv` and `results.json` are left there, too.
+        cores: to run on; else those that the model was calibrated on, else one.
+        steps: that are run; all if not given.
+        ops: profile the steps, too, and leave `ops/*.csv`, the ops of each step as they were
+            predicted and as they were measured.
+        tasks: of `TASKS`.
+        say: takes what is printed.
     """
-    out, start_s = Path(out), time.perf_counter()
-    if steps is None:
-        steps = steps_of(model)
+    out = Path(out)
+    summary: Mapping[str, Any] = {}
+    lines: list[harness.ResultLine] = []
     harness.refuse_other_backend(model.device, default_backend())
     cores = cores or str(model.provenance.get("cores") or usable_core())
+    if "steps" in tasks:
+        some = steps_of(model) if steps is None else steps
+        summary, lines = _steps(model, out, cores, some, ops, say)
+    if "served" in tasks:
+        lines = [*lines, *here_served.run(model, out, cores=cores, say=say)]
+    harness.write_results(out, "here", lines)
+    return summary
+
+
+def _steps(
+    model: PerfModel, out: Path, cores: str, steps: Sequence[Mapping[str, Any]], ops: bool,
+    say: Callable[[str], None],
+) -> tuple[Mapping[str, Any], list[harness.ResultLine]]:  # fmt: skip
+    start_s = time.perf_counter()
     say(f"running {len(steps)} training steps on core {cores}, about {8 * len(steps)} seconds")
     if steps_of(model) is TORCH_STEPS:
         measured, written = _each_alone(out / "steps", steps, cores), out / "steps" / "0"
@@ -83,12 +105,11 @@ def run(
     }  # fmt: skip
     write_json(out / "summary.json", "validate-here", SUMMARY_SCHEMA_VERSION, summary)
     steps_line = measured_steps.result_line(compared, f"{len(compared)} training steps, {cores}")
-    harness.write_results(out, "here", [steps_line])
     say(
         f"\nsummary.json, steps.png{', ops/*.csv' if ops else ''} and the programs are in {out};"
         f" {summary['elapsed_s']:.0f} s in all"
     )
-    return summary
+    return summary, [steps_line]
 
 
 def steps_of(model: PerfModel) -> Sequence[StepSpec]:

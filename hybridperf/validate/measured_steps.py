@@ -50,6 +50,7 @@ class MeasuredStep:
     op_s: Mapping[str, float] | None = None  # by instruction of the program, where profiled
 
 
+_KEPT = [one.name for one in dataclasses.fields(MeasuredStep) if one.name != "workload"]
 StepSpec = dict[str, Any]  # of `hybridperf_calibration.training_steps.run`
 
 
@@ -71,20 +72,45 @@ def measure_steps(
     options += ["--cores", cores or usable_core(), "--rounds", str(rounds)]
     options += ["--profile"] if profile else []
     run_program("hybridperf_calibration.training_steps.run", options)
-    kept = [field.name for field in dataclasses.fields(MeasuredStep) if field.name != "workload"]
     found = []
     for step in read_json(out, "steps", STEPS_SCHEMA_VERSION)["steps"]:
         if "program" in step:
             program = load_program(folder / "programs" / step["program"])
         else:
             program = captured(step["config"]["function"])
-        found.append(MeasuredStep(workload=program, **{name: step[name] for name in kept}))
+        found.append(MeasuredStep(workload=program, **{name: step[name] for name in _KEPT}))
     return found
 
 
-def captured(step: str) -> Workload:
-    """A step of PyTorch, "module:function", as this CPU runs it; it takes no memory."""
-    with without_memory():
+def measure_ranks(
+    folder: Path, steps: Sequence[str], processes: int, *, rounds: int = 8, seconds: float = 0.2
+) -> list[MeasuredStep]:
+    """Run steps of PyTorch ("module:function") that processes of this machine share, in turns.
+
+    Args:
+        folder: where what was measured is left.
+        steps: each called where a process group is.
+        processes: one on each core.
+        rounds: turns of each step.
+        seconds: of a turn.
+    """
+    with replacing(folder / "steps.spec.json") as handle:
+        json.dump([{"function": step} for step in steps], handle, indent=1)
+    options = ["--steps", str(folder / "steps.spec.json"), "--out", str(folder)]
+    options += ["--processes", str(processes), "--rounds", str(rounds), "--seconds", str(seconds)]
+    run_program("hybridperf_calibration.training_steps.torch_ranks", options)
+    found = []
+    for step in read_json(folder / "steps.json", "steps", STEPS_SCHEMA_VERSION)["steps"]:
+        kept = {name: step[name] for name in _KEPT if name in step}
+        found.append(MeasuredStep(workload=captured(step["name"], processes), **kept))
+    return found
+
+
+def captured(step: str, ranks: int = 1) -> Workload:
+    """A step of PyTorch, "module:function", as this CPU runs it, or one rank of so many processes;
+    it takes no memory.
+    """
+    with without_memory(ranks):
         fn, args, *optimizer = made_by(step)
         made = (*optimizer, None)[0]
         return from_torch(fn, *args, optimizer=made, name=step, backend="cpu")
@@ -213,7 +239,9 @@ def summarise(compared: Sequence[StepComparison]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def result_line(compared: Sequence[StepComparison], name: str) -> ResultLine:
+def result_line(
+    compared: Sequence[StepComparison], name: str, goal: float | None = None
+) -> ResultLine:
     """All steps together as `results.json` keeps them."""
     summary = summarise(compared)
     steps = pd.DataFrame(summary["steps"])
@@ -222,7 +250,7 @@ def result_line(compared: Sequence[StepComparison], name: str) -> ResultLine:
         "datasheet roofline": summary["mean_roofline_error"],
         "roofline x best constant of the others": summary["mean_scaled_roofline_error"],
     }
-    return dataclasses.replace(ResultLine.of(name, found), baselines=others)
+    return dataclasses.replace(ResultLine.of(name, found, goal), baselines=others)
 
 
 def summary_text(summary: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from hybridperf.engine import evaluate
 from hybridperf.engine.evaluate import Timeline, check_durations, critical_path, makespan, timeline
 from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.engine.lower import (
+    MOST_USES,
     NO_STEP,
     TRASH_SLOT,
     ZERO_ROW,
@@ -256,9 +257,9 @@ def test_gradient_with_ties_is_still_a_path():
         )
 
 
-@pytest.mark.parametrize("ops", [30_000, 40_000])
-def test_gradient_of_graphs_too_long_for_short_numbers(ops: int):
-    """Steps and their launches are numbered in two bytes up to 32,767 steps, and counted as far."""
+@pytest.mark.parametrize("ops", [31, 32, 62, 63, 40_000])
+def test_gradient_counts_a_row_however_often_the_path_passes_it(ops: int):
+    """A count holds 31 uses; what is used more often has several."""
     builder = GraphBuilder()
     for _ in range(ops):
         builder.op(1, launch_row=2)
@@ -266,6 +267,28 @@ def test_gradient_of_graphs_too_long_for_short_numbers(ops: int):
     durations = np.array([[3.0, 1.0], [1.0, 3.0]], np.float32)
     gradient = gradient_of_total(durations, lower(builder.build()).program)
     np.testing.assert_array_equal(gradient, [[ops, 1], [1, ops]])
+
+
+def test_gradient_where_slots_and_clocks_need_two_bytes():
+    """150 ranks that all do something else: more than 256 places where the path may be."""
+    builder, rng = GraphBuilder(), np.random.default_rng(0)
+    for _ in range(3):
+        rows = rng.integers(1, ROWS, (2, 150)).tolist()
+        last = [builder.op(row, rank=rank, launch_row=ROWS) for rank, row in enumerate(rows[0])]
+        last = [builder.op(row, rank=rank, launch_row=1) for rank, row in enumerate(rows[1])]
+        builder.collective(1, label="sum", ranks=range(150), after=last, launch_row=ROWS)
+    program = lower(builder.build()).program
+    assert program.slots + program.hosts > 256
+    durations = (rng.random((ROWS, 4)) + 0.01).astype(np.float32)
+    durations[-1] *= [0.1, 1, 3, 10]  # held up by launches in the last
+    gradient = gradient_of_total(durations, program)
+    ends = makespan(program, durations)
+    np.testing.assert_allclose((gradient * durations).sum(axis=0), ends, rtol=1e-5)
+    more = 1.001 * np.eye(ROWS, dtype=np.float32) + (1 - np.eye(ROWS, dtype=np.float32))
+    up = makespan(program, durations[:, :1] * more)
+    np.testing.assert_allclose(
+        (up - ends[0]) / (0.001 * durations[:, 0]), gradient[:, 0], atol=0.02
+    )
 
 
 def test_gradient_flows_to_what_durations_are_made_of():
@@ -409,6 +432,10 @@ def test_programs_keep_their_promises(seed: int):
         np.testing.assert_array_equal(holds[program.pred_slot[step]], program.pred_step[step])
         holds[program.out_slot[step]] = step
     assert holds[ZERO_SLOT] == holds[TRASH_SLOT] == NO_STEP
+    own_rows = np.stack([program.lead_row, program.launch_row, program.row], axis=1)
+    np.testing.assert_array_equal(program.counted[program.count[live]], own_rows[live])
+    assert np.bincount(program.count[live]).max() <= MOST_USES
+    assert program.count[live].min() == program.first_counted
     assert program.out_slot.max() < program.slots
 
 

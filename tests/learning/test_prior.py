@@ -443,6 +443,28 @@ def test_kin_have_an_interval_of_their_own() -> None:
     assert train_family(measured, recipe=recipe).reference_log_width is None
 
 
+def test_few_rows_of_a_near_relative_cost_nothing(prior: FamilyPrior) -> None:
+    """Where a device is all but one of the prior, rows of much noise have little to add; where it
+    is not, they take over, although the prior says the same of both.
+    """
+    from_new = prior.with_references(["new"])
+    test = rows_of("new", 1000, 31)
+    measured = time_of("new", test, 32)
+    rows = rows_of("new", 25, 33)
+    noisy = time_of("new", rows, 34) * np.exp(0.15 * np.random.default_rng(35).normal(size=25))
+    cold, near = adapt(from_new), adapt(from_new, rows, noisy)
+    assert near.cold_share > 0.5
+    assert error(near, test, measured) < 1.1 * error(cold, test, measured)
+    by_rows_alone = dataclasses.replace(near, cold_share=0.0)
+    assert error(near, test, measured) < 0.9 * error(by_rows_alone, test, measured)
+    assert_read_back(near, test)
+
+    slower = adapt(from_new, rows, 2 * time_of("new", rows, 34))
+    assert slower.cold_share < 0.1
+    assert error(slower, test, 2 * measured) < 0.3 * error(cold, test, 2 * measured)
+    assert adapt(prior, rows, noisy).cold_share == 0  # no device of its architecture
+
+
 def test_corrections_fade_far_from_everything(prior: FamilyPrior, few: Adapted) -> None:
     far = rows_of("other", 50, 8, octaves=(30.0, 31.0))
     for model in (adapt(prior), few):

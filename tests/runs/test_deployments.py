@@ -1,13 +1,16 @@
 """Deployments ranked: what fits, what is on the front, how they are started."""
 
 import dataclasses
+import json
+import re
+from importlib import resources
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from hybridperf.io import InputError
-from hybridperf.runs.deployments import Question, deployments
+from hybridperf.runs.deployments import Question, deployments, precisions
 from hybridperf.runs.launch_lines import launch_lines
 from hybridperf.runs.serving_rows import machine_of
 from hybridperf.training.plans.economy import economy
@@ -27,6 +30,57 @@ def asked() -> Question:
 @pytest.fixture(scope="module")
 def found(asked: Question) -> pd.DataFrame:
     return deployments(asked, economy(asked.model.device))
+
+
+@pytest.mark.parametrize(
+    ("system", "device", "priced", "links"),
+    [
+        ("8x_mi300x", "", "mi300x", "8x_mi300x"),  # of which nothing is measured
+        ("8x_a100_pcie", "rtx_a6000", "rtx_a6000", "8x_a100_pcie"),
+        ("aws_p5_h100", "", "h100_sxm", "aws_p5_h100"),
+        ("h20", "", "h20_sxm", "hgx_h20"),
+        ("gb200", "", "gb200", "aic_gb200"),
+        ("h100_sxm", "", "h100_sxm", "aic_h100_sxm"),
+    ],
+)
+def test_systems_and_devices_of_plans_are_served(
+    system: str, device: str, priced: str, links: str
+) -> None:
+    model = machine_of(system, device).load()
+    assert model.collectives is not None
+    assert (model.device.id, model.collectives.system.id) == (priced, links)
+    if system == "gb200":  # the chip of a B200, whose calibration counts; a rack is a node
+        assert model.stand_in is not None
+        assert model.collectives.system.accelerators_per_node == 64
+
+
+def test_a_device_of_a_file_takes_longer_with_a_slower_memory(tmp_path) -> None:
+    facts = resources.files("hybridperf.hardware").joinpath("devices.toml").read_text()
+    own = "[mine]\n" + re.split(r"^\[", facts.split("[rtx_a6000]\n")[1], flags=re.M)[0]
+    seconds = []
+    for bytes_per_s in (768e9, 384e9):
+        path = tmp_path / f"gpu{bytes_per_s:g}.toml"
+        path.write_text(
+            re.sub(r"memory_bytes_per_s = \S+", f"memory_bytes_per_s = {bytes_per_s:.4e}", own)
+        )
+        machine = machine_of("8x_a100_pcie", str(path))
+        asked = Question(load_shape("llama3-8b"), machine.load(), 1, 500, 100)
+        found = deployments(asked).query("sequences == 1 and chunk == 8192")
+        seconds.append(float(found["tpot_s"].iloc[0]))
+    assert 1.7 < seconds[1] / seconds[0] < 2.0  # a decode of one sequence reads weights
+
+
+@pytest.mark.parametrize(
+    ("system", "says"),
+    [
+        ("l4", "links are not told"),
+        ("nowhere", "or of `hybridperf systems`, got 'nowhere'"),
+        ("t4", "a rate for none"),
+    ],
+)
+def test_what_cannot_be_served_says_what_to_do(system: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        precisions(machine_of(system).load())
 
 
 def test_those_within_the_limits_come_first_by_throughput(
@@ -73,7 +127,7 @@ def test_commands_say_the_layout() -> None:
     lines = launch_lines(row, "some/model")
     assert "--data-parallel-size 4 --enable-expert-parallel --max-num-seqs 64" in lines["vllm"]
     assert "--tp-size 8 --dp-size 4 --enable-dp-attention --ep-size 8" in lines["sglang"]
-    assert "--max-running-requests 256" in lines["sglang"]
+    assert "--max-running-requests 256 --chunked-prefill-size 8192" in lines["sglang"]
     assert "--tp_size 8 --pp_size 1 --ep_size 8" in lines["trtllm"]
     assert "enable_attention_dp: true" in lines["trtllm"]
 
@@ -91,3 +145,27 @@ def test_the_command_ranks_a_shape(run, refused, tmp_path) -> None:
     assert "expected --sla such as" in refused(*asked, "--sla", "fast")
     assert "expected --system" in refused("serve", "--shape", "llama3-8b")
     assert "expected a table of rows" in refused("serve")
+
+
+def test_recorded_requests_are_served_by_the_best_deployment(run, refused, tmp_path) -> None:
+    path = tmp_path / "requests.csv"
+    rows = pd.DataFrame(
+        {
+            "trace": ["a"] * 40 + ["b"] * 40,
+            "arrival_s": [0.05 * (at % 40) for at in range(80)],
+            "prompt_tokens": [300] * 40 + [3000] * 40,
+            "output_tokens": 20,
+        }
+    )
+    rows.to_csv(path, index=False)
+    asked = ("serve", "--shape", "llama3-8b", "--system", "h100", "--gpus", "1", "--precision",
+             "fp8", "--requests", path, "--json")  # fmt: skip
+    found = {}
+    for trace in "ab":
+        status, text, _ = run(*asked, "--trace", trace)
+        assert status == 0
+        found[trace] = json.loads(text)["open_loop"]
+    first = {trace: next(iter(told)) for trace, told in found.items()}
+    assert first["b"]["ttft_s"] > 2.0 * first["a"]["ttft_s"]
+    assert "expected --trace of a, b, got none" in refused(*asked)
+    assert "expected --requests FILE" in refused(*asked[:-3], "--trace", "a")

@@ -1,21 +1,20 @@
-"""Pools, edge and cloud, tasks that share a machine: cases that are known or counted out."""
+"""Pools of unlike machines: cases that are known or counted out."""
 
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
+import simpy
 
 from hybridperf.io import InputError
 from hybridperf.runs.pools import (
     InstanceType,
     cheapest,
-    cloud_s,
-    edge_s,
     homogeneous,
-    inversion,
     latencies,
-    together_s,
 )
+from hybridperf.runs.queues import latency_percentile_s, mean_wait_s
 
 QUICK = InstanceType("quick", 3.5, 0.010, 0.001)
 SLOW = InstanceType("slow", 1.0, 0.020, 0.005)
@@ -54,22 +53,51 @@ def test_nothing_cheaper_is_good_enough() -> None:
         cheapest([SLOW], arrival_s, size, 0.08, most=1)
 
 
-def test_edge_and_cloud_are_alike_where_they_turn() -> None:
-    rate = inversion(5, 0.1, 0.03)
-    assert 0 < rate < 10
-    assert edge_s(rate, 0.1) == pytest.approx(cloud_s(rate, 5, 0.1, 0.03))
-    assert edge_s(0.9 * rate, 0.1) < cloud_s(0.9 * rate, 5, 0.1, 0.03)
-    assert edge_s(1.1 * rate, 0.1) > cloud_s(1.1 * rate, 5, 0.1, 0.03)
-    # one site: the same queue, so the way decides; farther away turns later
-    assert inversion(1, 0.1, 0.03) == np.inf
-    assert inversion(5, 0.1, 0.0) == 0.0
-    assert inversion(5, 0.1, 0.06) > rate
+def test_savings_of_mixed_pools_are_of_the_published_size() -> None:
+    """RIBBON saves up to 16 % of the cost: ours nothing under tight limits, 8 % under others."""
+    arrival_s, size = arrivals(60.0, 1000)
+    savings = []
+    for limit_s in (0.1, 0.14, 0.17):
+        mixed = cheapest([QUICK, SLOW], arrival_s, size, limit_s, most=6)
+        alone = homogeneous([QUICK, SLOW], arrival_s, size, limit_s, most=10)
+        best = min(one.usd_per_hour for one in alone.values() if one)
+        savings.append(1 - mixed.usd_per_hour / best)
+    np.testing.assert_allclose(savings, [0.0, 0.5 / 7.0, 0.5 / 6.0], atol=1e-9)
 
 
-def test_tasks_together_take_between_the_busiest_resource_and_all() -> None:
-    tasks = [{"compute": 3.0, "memory": 1.0}, {"compute": 1.0, "memory": 4.0}]
-    assert together_s(tasks) == (5.0, 9.0)
-    assert together_s([]) == (0.0, 0.0)
+def test_a_pool_of_one_type_is_a_resource_of_simpy() -> None:
+    arrival_s, size = arrivals(100.0, 1500)
+    ended_s = np.zeros(len(size))
+    environment = simpy.Environment()
+    machines = simpy.Resource(environment, 3)
+
+    def request(at: int):
+        yield environment.timeout(arrival_s[at])
+        with machines.request() as free:
+            yield free
+            yield environment.timeout(QUICK.seconds(size[at]))
+        ended_s[at] = environment.now
+
+    for at in range(len(size)):
+        environment.process(request(at))
+    environment.run()
+    found = latencies([QUICK], [3], arrival_s, size)
+    np.testing.assert_allclose(found, ended_s - arrival_s, rtol=1e-9)
+    assert found.max() > 1.5 * QUICK.seconds(size).max()  # some waited
+
+
+@pytest.mark.parametrize(("servers", "utilisation"), [(1, 0.5), (4, 0.7), (10, 0.8)])
+def test_a_pool_of_one_type_is_the_queue_of_the_textbook(servers, utilisation) -> None:
+    """M/M/k: means and a tail of simulated latencies within 2 %."""
+    rng, count = np.random.default_rng(servers), 250_000
+    rate = utilisation * servers
+    gaps, size = rng.exponential(1.0, (2, count))  # their means are made exact: less noise
+    arrival_s, size = np.cumsum(gaps / gaps.mean() / rate), size / size.mean()
+    found = latencies([InstanceType("", 1.0, 0.0, 1.0)], [servers], arrival_s, size)
+    assert found.mean() == pytest.approx(1.0 + float(mean_wait_s(rate, 1.0, servers)), rel=0.02)
+    assert np.quantile(found, 0.95) == pytest.approx(
+        latency_percentile_s(rate, 1.0, servers, 0.95), rel=0.02
+    )
 
 
 def test_the_command_finds_the_pool(run, refused, tmp_path) -> None:
@@ -78,8 +106,13 @@ def test_the_command_finds_the_pool(run, refused, tmp_path) -> None:
     arrival_s, size = arrivals(60.0, 1500)
     rows = zip(arrival_s, size, strict=True)
     requests.write_text("arrival_s,size\n" + "".join(f"{one},{many}\n" for one, many in rows))
-    status, text, _ = run("pool", types, requests, "--limit", "140ms", "--most", "7")
+    asked = ("pool", types, requests, "--limit", "140ms", "--most", "7")
+    status, text, _ = run(*asked, "--out", tmp_path / "pools.csv")
     assert status == 0
+    pools = pd.read_csv(tmp_path / "pools.csv").set_index("pool")
+    assert pools.loc["mixed", ["quick", "slow"]].tolist() == [1, 3]
+    assert pools.loc["quick", "usd_per_hour"] == 7.0
+    assert "mixed, it costs 7.1% less" in text
     assert "1 x quick, 3 x slow: 6.5 USD/h" in text
     assert "2 x quick: 7 USD/h" in text
     assert "expected a time" in refused("pool", types, requests, "--limit", "soon")

@@ -4,7 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from hybridperf.runs.queues import erlang_c, mean_wait_s, wait_percentile_s
+from hybridperf.runs.queues import (
+    erlang_c,
+    latency_over,
+    latency_percentile_s,
+    mean_wait_s,
+    wait_percentile_s,
+)
 
 
 def simulated(gaps: np.ndarray, service_s: np.ndarray, servers: int) -> np.ndarray:
@@ -51,3 +57,29 @@ def test_waits_have_slopes() -> None:
     step = 1e-4
     found = (mean_wait_s(3.0 + step, 1.0, 4) - mean_wait_s(3.0 - step, 1.0, 4)) / (2 * step)
     assert float(slope) == pytest.approx(float(found), rel=1e-3)
+
+
+def test_waits_of_published_vectors() -> None:
+    """Waits over service at utilisations of 0.5, 0.7, 0.9; the chance to wait of five servers."""
+    for servers, waits in (
+        (1, (1.0, 2.3333, 9.0)), (5, (0.0521, 0.2519, 1.5250)), (10, (0.0072, 0.0739, 0.6687)),
+    ):  # fmt: skip
+        rates = servers * np.array([0.5, 0.7, 0.9])
+        np.testing.assert_allclose(mean_wait_s(rates, 1.0, servers), waits, atol=6e-5)
+    np.testing.assert_allclose(erlang_c(5, [2.5, 3.5, 4.5]), [0.1304, 0.3778, 0.7625], atol=6e-5)
+
+
+@pytest.mark.parametrize(("servers", "busy"), [(1, 0.7), (2, 1.0), (3, 2.0), (8, 6.5)])
+def test_latencies_are_waits_and_services_together(servers: int, busy: float) -> None:
+    """The tail's integral is the mean, with gaps of 1 among them, where the formula's limit counts;
+    of one server it is exponential."""
+    at = np.linspace(0, 400, 400_001)
+    over = latency_over(at, busy, 1.0, servers)
+    assert (np.diff(over) <= 1e-15).all()
+    mean_s = float(np.trapezoid(over, at))
+    assert mean_s == pytest.approx(1.0 + float(mean_wait_s(busy, 1.0, servers)), rel=1e-4)
+    found = latency_percentile_s(busy, 1.0, servers, 0.99)
+    assert float(latency_over(found, busy, 1.0, servers)) == pytest.approx(0.01)
+    if servers == 1:
+        assert found == pytest.approx(np.log(100) / (1 - busy))
+    assert latency_percentile_s(servers, 1.0, servers, 0.9) == np.inf

@@ -7,6 +7,9 @@ No rows: the usual knobs and the trunk f. Up to `MOST_KEPT_ROWS`: knobs fitted t
 the process over them. More: knobs, and the trunk's networks trained on from where the prior left
 them, p = 0; no row is kept then.
 
+Where devices of its architecture are in the prior, few rows err more than none do: the prediction
+is then a mean of both in the log of time, at the share that rows left out ask for.
+
 Outside the sizes of its rows p fades, and the trunk speaks; outside the prior's sizes the trunk
 fades, sooner where there are no rows, and the closed form is left. Intervals are the process'
 standard deviation times the quantile of what rows left out needed; without rows, as wide for all
@@ -50,6 +53,8 @@ _WIDER_PER_OCTAVE = 0.5
 _WIDEST_OCTAVES = 3.0
 _COLD_FADE_OCTAVES = 0.5  # beyond the prior's sizes no row vouches for the trunk: it fades sooner
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 2000
+# what a device with reference devices begins with, and how many rows that counts for
+_COLD_SHARE, _COLD_SHARE_ROWS = 0.6, 10
 _ANCHOR = 1e-4
 _TUNING_BATCH = 512
 _LEAST_TUNING_ROWS = 500  # fewer leave networks no better than they were
@@ -88,9 +93,19 @@ class Adapted:
     trunk_share: float = 1.0
     # many rows: of the held-out errors, to which the members' disagreement is added
     deviation: float = 0.0
+    cold_share: float = 0.0  # of the prediction without rows, in the log of time
 
     def predict(self, rows: PriorRows) -> Predicted:
         """Times of ops on this device."""
+        own = self._by_rows(rows)
+        if self.cold_share == 0:
+            return own
+        towards = self.cold_share * (_without_rows(self.prior)._by_rows(rows).log_s - own.log_s)
+        names = ("log_s", "low_log_s", "high_log_s")
+        return dataclasses.replace(own, **{name: getattr(own, name) + towards for name in names})
+
+    def _by_rows(self, rows: PriorRows) -> Predicted:
+        """As if the prediction without rows had no share."""
         knobs = self.knobs.including(self.prior.population, rows.implementation)
         on = knobs.closed(rows)
         x, f, apart = self.prior.trunk(rows, on, self.params)
@@ -147,6 +162,7 @@ class Adapted:
             "quantile": self.quantile,
             "trunk_share": self.trunk_share,
             "deviation": self.deviation,
+            "cold_share": self.cold_share,
         }
 
     @staticmethod
@@ -167,6 +183,7 @@ class Adapted:
             flax.traverse_util.unflatten_dict(tuned, sep="/") if tuned else None,
             float(document["trunk_share"]),
             float(document["deviation"]),
+            float(document.get("cold_share", 0.0)),  # older files have none
         )
 
 
@@ -193,8 +210,7 @@ def adapt(
     """
     prior = prior.with_references(references)
     if rows is None or time_s is None or len(rows) == 0:
-        knobs = prior.population.typical()
-        return Adapted(prior, knobs, 0, prior.sizes, prior.log_width, *_nothing_held_out())
+        return _without_rows(prior)
     time_s = np.asarray(time_s, np.float64)
     if not (np.isfinite(time_s) & (time_s > 0)).all():
         raise ValueError("measured times must be finite and above zero")
@@ -206,10 +222,34 @@ def adapt(
     found, error, deviation = _few(prior, rows, time_s, many, seed)
     # hyper-parameters have seen the rows, too: their errors left out one by one are a tenth too
     # small
-    if many:
-        error, deviation = _cross_validated(prior, rows, time_s, seed)
+    blended = bool(prior.population.references) and len(rows) > 1  # a single row leaves none
+    if many or blended:
+        error, deviation = _cross_validated(prior, rows, time_s, many, seed)
+    if blended:
+        found, error = _with_cold_share(found, rows, time_s, error)
     quantile = _quantile(error, deviation, prior.quantile)
     return found.judged(quantile, error, deviation, np.arange(len(rows)))
+
+
+def _without_rows(prior: FamilyPrior) -> Adapted:
+    knobs = prior.population.typical()
+    return Adapted(prior, knobs, 0, prior.sizes, prior.log_width, *_nothing_held_out())
+
+
+def _with_cold_share(
+    found: Adapted, rows: PriorRows, time_s: np.ndarray, error: np.ndarray
+) -> tuple[Adapted, np.ndarray]:
+    """(what its rows left out predict best with, their errors then), from their errors without [N].
+
+    The share minimises a pseudo-Huber loss of these errors next to a pull towards `_COLD_SHARE`.
+    """
+    cold = _without_rows(found.prior).predict(rows).log_s - np.log(time_s)
+    scale = float(np.median(np.minimum(np.abs(cold), np.abs(error)))) + 0.01
+    shares = np.linspace(0.0, 1.0, 41)
+    blended = shares[:, None] * cold + (1 - shares[:, None]) * error
+    loss = (np.sqrt(1 + (blended / scale) ** 2) - 1).sum(1)
+    at = int(np.argmin(loss + _COLD_SHARE_ROWS * (shares - _COLD_SHARE) ** 2))
+    return dataclasses.replace(found, cold_share=float(shares[at])), blended[at]
 
 
 def _nothing_held_out() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -277,15 +317,15 @@ def _few(
 
 
 def _cross_validated(
-    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int
+    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(error, standard deviation) of each row [N], predicted from the other folds."""
-    folds = _FOLDS if len(rows) <= _FOLDED_ROWS else 2
+    folds = min(_FOLDS if len(rows) <= _FOLDED_ROWS else 2, len(rows))
     fold = np.random.default_rng(seed + 1).permutation(len(rows)) % folds
     sizes = Box.of(rows.inputs, rows.sizes)  # a fold's narrower range is not the point
 
     def fitted(keep: np.ndarray) -> Adapted:
-        found, _, _ = _few(prior, rows.rows(keep), time_s[keep], True, seed)
+        found, _, _ = _few(prior, rows.rows(keep), time_s[keep], many, seed)
         return dataclasses.replace(found, sizes=sizes)
 
     return _left_out(rows, time_s, fold, fitted)

@@ -96,10 +96,7 @@ def measure(
     """
     if setting not in PASSES:
         raise unknown("setting", setting, PASSES, "quick takes a minute or two, full twenty")
-    if library not in LIBRARIES:
-        raise unknown("library", library, LIBRARIES, f"known are {', '.join(LIBRARIES)}")
-    if library == "torch" and importlib.util.find_spec("torch") is None:
-        raise InputError("PyTorch is not installed here: `pip install torch` (extra `torch`)")
+    _refuse_library(library)
     passes = passes or PASSES[setting]
     budget_s = BUDGET_S[setting] if budget_s is None else budget_s
     folder, cores = Path(folder), cores or usable_core()
@@ -130,7 +127,7 @@ def measure(
 
 def calibrate_collectives(
     folder: str | os.PathLike, *, processes: int, setting: str, budget_s: float | None = None,
-    cores_each: int | None = None, say: Callable[[str], None] = to_stderr,
+    cores_each: int | None = None, library: str = "jax", say: Callable[[str], None] = to_stderr,
 ) -> tuple[CollectiveModel, CollectiveReport]:  # fmt: skip
     """Measure collectives between processes of this machine and fit them; resumes.
 
@@ -141,6 +138,7 @@ def calibrate_collectives(
         budget_s: seconds of measuring; default: that of the setting.
         cores_each: cores that each process is pinned to; default: two where there are enough, else
             none. Sharded steps that run on one core per process need collectives measured on one.
+        library: that joins the processes, `jax` or, on CPUs, `torch`.
         say: where progress goes.
 
     Raises:
@@ -149,19 +147,29 @@ def calibrate_collectives(
     if processes < 2:
         why = f"got {processes}: a collective needs two ranks"
         raise InputError(f"expected --processes of 2 or more, {why}")
+    _refuse_library(library)
     options = ["--out", str(folder), "--processes", str(processes), "--setting", setting]
+    options += ["--library", library]
     options += ["--budget-s", str(budget_s)] if budget_s is not None else []
     options += ["--cores-each", str(cores_each)] if cores_each is not None else []
     complete = run_program("hybridperf_calibration.measure_collectives", options)
     rows = read_table(Path(folder) / "collectives.csv")
     facts = read_json(Path(folder) / "collectives.machine.json", "machine", 1)
-    provenance = _provenance(f"--collectives --{setting}", facts, complete)
+    said = f"--collectives --{setting}" + (f" --library {library}" if library != "jax" else "")
+    provenance = _provenance(said, facts, complete, library=library)
     say(f"fitting collectives of this machine to {len(rows)} rows")
     model, report = fit_collectives(rows, this_system(), provenance=provenance)
     with replacing_in(folder) as new:
         model.save(new)
         report.save(new)
     return model, report
+
+
+def _refuse_library(library: str) -> None:
+    if library not in LIBRARIES:
+        raise unknown("library", library, LIBRARIES, f"known are {', '.join(LIBRARIES)}")
+    if library == "torch" and importlib.util.find_spec("torch") is None:
+        raise InputError("PyTorch is not installed here: `pip install torch` (extra `torch`)")
 
 
 def _provenance(

@@ -9,7 +9,8 @@ Symbols: n tokens of an attention rank, t tensor-parallel GPUs, D attention rank
                         the output head
 
 Layers of a pipeline are counted whole: a token passes all stages, one after the other. Experts run
-on the tokens of all D ranks; these are gathered before and scattered after.
+on the tokens of all D ranks; these are gathered before and scattered after, or, with experts on
+many ranks, sent to those of their experts and back.
 """
 
 from __future__ import annotations
@@ -109,7 +110,14 @@ class ServedCalls:
             return
         ranks, everyone = served.expert_ranks, tokens * served.attention_dp
         spread = served.attention_dp > 1
-        if spread:
+        # as TensorRT-LLM's DeepSeek does (should_enable_alltoall of its modeling_deepseekv3.py):
+        # tokens go to their experts alone where these are on more ranks than a token has experts
+        sent = spread and served.expert_ep > kind.topk
+        if sent:
+            copies = tokens * ranks * (1.0 - (1.0 - 1.0 / ranks) ** kind.topk)  # ranks of a token's
+            narrow = DTYPE_BYTES[_dtype(served.of_experts())]  # dispatched as they are multiplied
+            yield self._message("alltoall", copies * h * narrow, ranks)
+        elif spread:
             yield self._message("all_gather", everyone * h * _WIDE, ranks)
         yield self._gemm(everyone if not spread else tokens, kind.experts, h, "bfloat16")
         quant = served.of_experts()
@@ -123,7 +131,9 @@ class ServedCalls:
         )  # fmt: skip
         if kind.shared_ffn:
             yield from self._mlp(tokens, kind.shared_ffn, served.of_attention())
-        if spread:
+        if sent:
+            yield self._message("alltoall", copies * h * _WIDE, ranks)
+        elif spread:
             yield self._message("reduce_scatter", everyone * h * _WIDE, ranks)
         else:
             yield from self._reduced(tokens * h * _WIDE)

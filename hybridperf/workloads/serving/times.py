@@ -56,22 +56,26 @@ def step_times(
         return len(chains) - 1
 
     tables = []
+    attention: dict[Deployment, tuple[np.ndarray, np.ndarray]] = {}  # of decoding and of prompts
     for one in deployments:
         calls = ServedCalls(one, per_node, all_reduce)
         products = [list(calls.products(n)) for n in sizes.tokens]
         launched = sum(times for _, times in products[0])
-        tables.append(
-            (
-                np.array([chain(some) for some in products]),
+        # what engines that differ in their experts alone have alike; drafts compute a whole layer
+        alike = one if one.drafted else dataclasses.replace(one, attention_dp=1, expert_ep=1)
+        if alike not in attention:
+            attention[alike] = (
                 np.array(
                     [[chain([*calls.decode(s, x)]) for x in sizes.keys] for s in sizes.sequences]
                 ),
                 np.array(
                     [[chain([*calls.prefill(q, p)]) for p in sizes.chunk_keys] for q in sizes.chunk]
                 ),
-                launched * LAUNCH_S if one.launches == "eager" else 0.0,
             )
-        )
+        tables.append((
+            np.array([chain(some) for some in products]), *attention[alike],
+            launched * LAUNCH_S if one.launches == "eager" else 0.0,
+        ))  # fmt: skip
     seconds = chain_seconds(model, [*rows], chains)
     axes = (np.array(getattr(sizes, field.name), float) for field in dataclasses.fields(sizes))
     tokens, sequences, keys, chunk, chunk_keys = axes

@@ -18,7 +18,7 @@ from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.io import InputError, unknown
-from hybridperf.model.calls import Call, GivenSeconds, InStep, StepPlace
+from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds, InStep, StepPlace
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
 from hybridperf.workloads.in_program import MESSAGE_LAUNCH, refuse_unpriced, role_of
@@ -34,7 +34,7 @@ from hybridperf.workloads.torch.messages import (
 )
 from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
 from hybridperf.workloads.torch.ops import kernels
-from hybridperf.workloads.torch.record import BACKWARD, OPTIMIZER, CapturedOp
+from hybridperf.workloads.torch.record import BACKWARD, DISPATCHED, OPTIMIZER, WRAPPED, CapturedOp
 from hybridperf.workloads.torch.serial import calls_in_order
 from hybridperf.workloads.transformer.in_step import call_in_step
 
@@ -63,7 +63,8 @@ def from_torch(
         optimizer: of the module's parameters, or its class; None: none.
         train: with gradients; else inference alone.
         compiled: by `torch.compile`, as a whole; else op by op.
-        gpus_per_node: of a program of many ranks, made in `hp.without_memory(ranks=...)`.
+        gpus_per_node: of a program of many ranks, made in `hp.without_memory(ranks=...)`; on CPUs
+            processes of a machine.
         ignore: ops to leave out, by name ("aten::svd").
         name: of the workload; None: that of `fn`.
         backend: kind of device, "gpu" or "cpu"; a CPU runs op by op.
@@ -99,14 +100,8 @@ def workload_of(
         raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
     if compiled:
         placed = fused(placed)
-    sent = next((op for op, _ in placed if is_message(op)), None)
-    if backend == "cpu" and sent is not None:
-        raise InputError(
-            f"{captured.name}: expected a program of one process on a CPU, got one that sends"
-            f" messages ({sent.call.kind}); predict it on a GPU"
-        )
     if backend == "cpu":
-        graph, rows = _serial_graph(placed, captured)
+        graph, rows = _serial_graph(placed, captured, gpus_per_node)
     else:
         graph, rows = _graph(placed, gpus_per_node)
     works = [(call.op.work(), call.times) for _, calls in placed for call in calls]
@@ -174,13 +169,19 @@ def _graph(placed: Sequence[PricedOp], gpus_per_node: int) -> tuple[Graph, Rows]
     return graph.build(), rows
 
 
-def _serial_graph(placed: list[PricedOp], captured: Captured) -> tuple[Graph, Rows]:
+def _serial_graph(
+    placed: list[PricedOp], captured: Captured, gpus_per_node: int
+) -> tuple[Graph, Rows]:
     """One node after the other."""
     graph, rows = GraphBuilder(), Rows()
     activation_bytes = captured.peak_bytes - captured.kept_bytes
-    for at, call in calls_in_order(placed, activation_bytes):
+    for at, call in calls_in_order(placed, activation_bytes, gpus_per_node):
         row = rows.setdefault((call, StepPlace()), len(rows) + 1)
-        graph.op(row, label=label_of(placed[at][0]))
+        label = label_of(placed[at][0])
+        if isinstance(call, CollectiveCall):
+            graph.collective(row, label=label, ranks=[0], stream=COMPUTE)
+        else:
+            graph.op(row, label=label)
     return graph.build(), rows
 
 
@@ -194,7 +195,7 @@ def priced_ops(captured: Captured, ignored: frozenset[str], backend: str = "gpu"
         kind = op.call.kind
         if kind in ignored or (backend == "gpu" and on_host(op)):
             continue
-        if is_message(op):
+        if is_message(op) or kind in (DISPATCHED, WRAPPED):
             found.append((op, ()))
             continue
         calls = _KERNELS[backend](op.call)

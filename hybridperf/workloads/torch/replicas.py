@@ -1,15 +1,18 @@
 """What `DistributedDataParallel` does to a program, by hooks: its reducer is not written in Python
 and needs memory.
 
-Gradients are put into buckets as they come, the first of 1 MiB and the others of `bucket_cap_mb`
-(25), each bucket is reduced beside the backward pass as soon as it is full, and gradients are taken
-out again when all are there (torch/nn/parallel/distributed.py; `gradient_as_bucket_view`: they lie
-in the buckets from the beginning).
+Parameters are dealt into buckets from the last to the first, by number format, the first bucket of
+1 MiB and the others of `bucket_cap_mb` (25). A gradient is divided as it is copied into its bucket;
+a bucket that is full, as all before it, is reduced beside the backward pass; gradients are copied
+back when all are there (`gradient_as_bucket_view`: they lie in the buckets). Before a forward pass
+the first rank's buffers are sent to all (torch/csrc/distributed/c10d/reducer.cpp,
+torch/nn/parallel/distributed.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -26,16 +29,19 @@ def reduced_by_hooks() -> Iterator[None]:
 
     def init(
         self: Any, module: Any, *args: Any, process_group: Any = None,
-        bucket_cap_mb: float | None = None, gradient_as_bucket_view: bool = False, **kwargs: Any,
+        bucket_cap_mb: float | None = None, gradient_as_bucket_view: bool = False,
+        broadcast_buffers: bool = True, **kwargs: Any,
     ) -> None:  # fmt: skip
         torch.nn.Module.__init__(self)
         self.module, self.require_backward_grad_sync = module, True
-        buckets = _Buckets(self, process_group, bucket_cap_mb or _CAP_MIB, gradient_as_bucket_view)
-        for one in module.parameters():
-            if one.requires_grad:
-                one.register_post_accumulate_grad_hook(buckets.add)
+        self.process_group, self.broadcast_buffers = process_group, broadcast_buffers
+        buckets = _Buckets(self, bucket_cap_mb or _CAP_MIB, gradient_as_bucket_view)
+        for one in buckets.where:
+            one.register_post_accumulate_grad_hook(buckets.add)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.broadcast_buffers and self.require_backward_grad_sync:
+            _send_buffers([*self.module.buffers()], self.process_group)
         return self.module(*args, **kwargs)
 
     def train(self: Any, mode: bool = True) -> Any:
@@ -46,14 +52,58 @@ def reduced_by_hooks() -> Iterator[None]:
         yield
 
 
-class _Buckets:
-    """Gradients that wait for their bucket to be full, and buckets on their way."""
+def _send_buffers(buffers: list[Any], group: Any) -> None:
+    """Those of a number format at once; a count of batches is a number that this process reads."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
 
-    def __init__(self, module: Any, group: Any, cap_mib: float, views: bool):
-        self.module, self.group, self.cap_mib, self.views = module, group, cap_mib, views
-        self.waiting: list[Any] = []
-        self.sent: list[tuple[Any, list[Any]]] = []
-        self.begun = False
+    for dtype in dict.fromkeys(one.dtype for one in buffers):
+        of = [one for one in buffers if one.dtype == dtype]
+        held = [one for one in of if isinstance(one, FakeTensor)]
+        with torch.no_grad():
+            if not held:
+                sent = torch.empty(len(of), dtype=dtype)
+                torch.distributed.broadcast(sent, 0, group=group)
+                continue
+            sent = torch.cat([one.reshape(-1) for one in held])
+            torch.distributed.broadcast(sent, 0, group=group)
+            for one, part in zip(held, sent.split([one.numel() for one in held]), strict=True):
+                one.copy_(part.view_as(one))
+
+
+class _Bucket:
+    """Gradients that are reduced together."""
+
+    def __init__(self, parameters: list[Any]):
+        sizes = [one.numel() for one in parameters]
+        self.content = parameters[0].new_empty(sum(sizes), requires_grad=False)
+        parts = zip(parameters, self.content.split(sizes), strict=True)
+        self.views = {one: part.view_as(one) for one, part in parts}
+        self.full: set[Any] = set()
+
+
+class _Buckets:
+    """All of a module; `where`: the bucket of each parameter."""
+
+    def __init__(self, module: Any, cap_mib: float, views: bool):
+        self.module, self.views = module, views
+        wanted = [one for one in module.parameters() if one.requires_grad]
+        self.buckets: list[_Bucket] = []
+        for dtype in dict.fromkeys(one.dtype for one in reversed(wanted)):
+            self._deal([one for one in reversed(wanted) if one.dtype == dtype], cap_mib)
+        self.where = {one: bucket for bucket in self.buckets for one in bucket.views}
+        self.sent, self.begun = 0, False
+
+    def _deal(self, parameters: list[Any], cap_mib: float) -> None:
+        """Into buckets that end with the parameter which fills them."""
+        of: list[Any] = []
+        for one in parameters:
+            of.append(one)
+            full_mib = cap_mib if self.buckets else min(_FIRST_MIB, cap_mib)
+            if sum(each.numel() * each.element_size() for each in of) >= full_mib * _MIB:
+                self.buckets.append(_Bucket(of))
+                of = []
+        self.buckets += [_Bucket(of)] if of else []
 
     def add(self, parameter: Any) -> None:
         """A gradient is there."""
@@ -64,31 +114,36 @@ class _Buckets:
         if not self.begun:
             self.begun = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        self.waiting.append(parameter.grad)
-        full_mib = self.cap_mib if self.sent else min(_FIRST_MIB, self.cap_mib)
-        if sum(one.numel() * one.element_size() for one in self.waiting) >= full_mib * _MIB:
-            self._send()
+        bucket = self.where[parameter]
+        ranks = torch.distributed.get_world_size(self.module.process_group)
+        view, gradient = bucket.views[parameter], parameter.grad
+        with torch.no_grad():
+            if gradient.untyped_storage() is view.untyped_storage():
+                view.div_(ranks)
+            else:
+                torch.mul(gradient, 1 / ranks, out=view)
+        if self.views:
+            parameter.grad = view
+        bucket.full.add(parameter)
+        ready = itertools.takewhile(lambda of: len(of.full) == len(of.views), self._unsent())
+        for one in [*ready]:
+            self._send(one)
 
-    def _send(self) -> None:
+    def _unsent(self) -> list[_Bucket]:
+        return self.buckets[self.sent :]
+
+    def _send(self, bucket: _Bucket) -> None:
         import torch
 
-        if self.waiting:
-            size = sum(one.numel() for one in self.waiting)
-            bucket = self.waiting[0].new_empty(size)
-            if not self.views:
-                torch.cat([one.reshape(-1) for one in self.waiting], out=bucket)
-            bucket.div_(torch.distributed.get_world_size(self.group))
-            torch.distributed.all_reduce(bucket, group=self.group, async_op=True)
-            self.sent.append((bucket, self.waiting))
-            self.waiting = []
+        group = self.module.process_group
+        torch.distributed.all_reduce(bucket.content, group=group, async_op=True)
+        self.sent += 1
 
     def _end(self) -> None:
-        self._send()
-        for bucket, gradients in self.sent:
-            parts = bucket.split([one.numel() for one in gradients])
-            for gradient, part in zip(gradients, parts, strict=True):
-                if self.views:
-                    gradient.set_(part.view_as(gradient))
-                else:
-                    gradient.copy_(part.view_as(gradient))
-        self.sent, self.begun = [], False
+        for bucket in self._unsent():  # of which some parameters have no gradient
+            self._send(bucket)
+        for bucket in self.buckets:
+            for parameter in bucket.full if not self.views else ():
+                parameter.grad.copy_(bucket.views[parameter])
+            bucket.full.clear()
+        self.sent, self.begun = 0, False

@@ -1,0 +1,100 @@
+"""`hybridperf place`: which GPUs of a topology a job should get."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from hybridperf.cli import common
+from hybridperf.cli.common import wrong
+
+
+def place(
+    topology: Annotated[str, Argument()],
+    gpus: Annotated[int | None, Option("--gpus", min=1)] = None,
+    system: str = "",
+    device: str = "",
+    busy: str = "",
+    bytes: Annotated[float, Option("--bytes")] = 256e6,
+    compute_s: Annotated[float, Option("--compute-s")] = 0.0,
+    shape: str = "",
+    micro_batch: Annotated[int, Option(min=1)] = 1,
+    broadcast_bytes: Annotated[float | None, Option("--broadcast-bytes")] = None,
+    jobs: Path | None = None,
+    out: Path | None = None,
+) -> None:
+    """Find the GPUs of a topology on which a job runs best, by policy, and what others cost it.
+
+    TOPOLOGY is what `nvidia-smi topo -m` printed (.txt), a matrix of its words or of rates in
+    bytes/s (.csv; .json with "links"), a cluster (.toml: system, nodes, nodes_per_leaf,
+    oversubscription, rails, links), or the name of a system. A step is that of --shape,
+    data-parallel, or --compute-s and then an all-reduce of --bytes. With --jobs, a stream of jobs
+    (columns name, arrival_s, gpus, steps, compute_s, all_reduce_bytes) goes first come first
+    served under each policy.
+    """
+    import math
+
+    import pandas as pd
+
+    from hybridperf.hardware.topology import load_topology
+    from hybridperf.io import read_table, write_table
+    from hybridperf.report import placement as reports
+    from hybridperf.runs.placed import broadcasts, placements
+    from hybridperf.runs.placement import POLICIES, PlacedStep, Placer, place_stream
+    from hybridperf.runs.placement import read_placed_jobs as read_jobs
+    from hybridperf.workloads.transformer import load_shape
+
+    if (gpus is None) == (jobs is None):
+        got = "neither" if gpus is None else "both"
+        raise wrong(f"expected one of --gpus and --jobs, got {got}")
+    amounts = {"--bytes": bytes, "--compute-s": compute_s, "--broadcast-bytes": broadcast_bytes}
+    for option, value in amounts.items():
+        if value is not None and not (0 <= value < 1e15 and math.isfinite(value)):
+            raise wrong(f"expected a number from 0 to 1e15 in {option}, got {value:g}")
+    if shape and compute_s:
+        raise wrong("expected one of --shape and --compute-s, got both; a shape has its own time")
+    common.keep_files({"--out": out}, [Path(topology), jobs])
+    if out is not None:
+        common.ready(out, "--out")
+    common.compilation_cache()
+    cluster = load_topology(topology, system)
+    placer = Placer.of(cluster, device)
+    common.warn(*reports.shortcomings(placer))
+    if jobs is not None:
+        listed = read_jobs(read_table(jobs), cluster)
+        streams = [place_stream(placer, listed, policy) for policy in POLICIES]
+        rows = reports.jobs_frame(listed, streams)
+        common.result(policies=reports.policies_frame(streams), jobs=rows)
+        print(reports.policies_report(streams))
+        if out is not None:
+            write_table(rows, out)
+            print(f"\nall {len(rows)} jobs under each policy in {out}")
+        return
+    assert gpus is not None
+    taken = _gpus_in(busy, cluster.gpus)
+    if gpus > cluster.gpus - len(taken):
+        free = f"{cluster.gpus - len(taken)} of {cluster.gpus} are free"
+        raise wrong(f"expected --gpus of what is free, got {gpus} where {free}; ask for fewer")
+    sizes = load_shape(shape) if shape else None
+    step = PlacedStep(compute_s, bytes or 1.0, sizes, micro_batch)
+    found = placements(placer, gpus, step, taken)
+    common.result(placements=found)
+    print(reports.placements_report(found, gpus, step))
+    if broadcast_bytes:
+        if gpus < 2:
+            raise wrong("expected --gpus of 2 or more with --broadcast-bytes, got 1")
+        ways = broadcasts(placer, found, broadcast_bytes)
+        common.result(broadcasts=ways)
+        print("\n" + reports.broadcasts_report(ways, broadcast_bytes))
+    if out is not None:
+        write_table(pd.DataFrame(found), out)
+        print(f"\nin {out}")
+
+
+def _gpus_in(text: str, most: int) -> list[int]:
+    names = common.names_in(text)
+    if any(not one.isdecimal() or int(one) >= most for one in names):
+        raise wrong(
+            f"expected GPUs from 0 to {most - 1} separated by commas in --busy, got {text!r}"
+        )
+    return sorted({int(one) for one in names})

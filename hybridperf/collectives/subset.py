@@ -1,0 +1,273 @@
+"""The links that a set of GPUs of a topology has to itself, as a system that is priced.
+
+Inside a node a library sends round rings or down trees; the slowest link on the way decides:
+
+    ring rate = 2 max over cycles of min over its links
+                then the same again on what the ring left of the links, until no cycle of own links
+                is left; 1 in place of 2 for two GPUs, and through the host, which all share
+    tree rate = 2 (n - 1) / n max over trees of min over its links
+                S goes up and S down a link's two ways at once, where a ring carries
+                2 (n - 1) / n S; half of it through a host
+
+The better of both is the rate of a rank in its node: `intra_bytes_per_s` of the system. The best
+cycle is found by dynamic programming over sets of GPUs (Held and Karp's, with min in place of sum),
+the best tree is a spanning tree of the widest links.
+
+Between nodes a ring enters and leaves a leaf switch once, all of a node's rails together: one
+stream. Ranks at other places of their nodes than their neighbours, where each rail has a leaf, meet
+in the spine: a stream for each node. Streams of all jobs share a leaf's uplinks alike; jobs that go
+through one host share its links alike. How long a collective takes at these rates says
+`CollectiveModel` alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from hybridperf.collectives.fit import fit_collectives
+from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
+from hybridperf.hardware import SystemSpec
+from hybridperf.hardware.topology import Topology
+
+_MOST_BY_SETS = 14  # GPUs of a ring that is found by dynamic programming: 8,192 sets
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What links a set of GPUs has: all that the time of its collectives depends on."""
+
+    ranks: int
+    nodes: int
+    inside_bytes_per_s: float  # of a rank in its node
+    through_host: bool  # its slowest link is a way through the host
+    node_bytes_per_s: float  # of a node to others
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """The best ring of some GPUs of a node."""
+
+    bytes_per_s: float  # of a rank
+    through_host: bool
+
+
+def share(topology: Topology, gpus: Sequence[int], others: Iterable[Sequence[int]] = ()) -> Share:
+    """The links of a set of GPUs beside other sets that are busy.
+
+    Args:
+        topology: of the cluster.
+        gpus: numbered from 0, node by node.
+        others: sets of GPUs that communicate at the same time.
+    """
+    mine = by_node(topology, gpus)
+    busy = [by_node(topology, one) for one in others]
+    slowest = Ring(topology.system.intra_bytes_per_s, False)
+    for at, (node, local) in enumerate(mine.items()):
+        found = ring(topology, local)
+        if found.through_host:
+            beside = sum(
+                ring(topology, one[node]).through_host for one in busy if len(one.get(node, ())) > 1
+            )
+            found = Ring(found.bytes_per_s / (1 + beside), True)
+        if len(local) > 1 and (not at or found.bytes_per_s < slowest.bytes_per_s):
+            slowest = found
+    network = _network(topology, mine, busy) if len(mine) > 1 else topology.system.node_bytes_per_s
+    return Share(len(gpus), len(mine), slowest.bytes_per_s, slowest.through_host, network)
+
+
+def by_node(topology: Topology, gpus: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Places of GPUs in each of their nodes."""
+    found: dict[int, tuple[int, ...]] = {}
+    for gpu in sorted(gpus):
+        node = topology.node_of(gpu)
+        found[node] = (*found.get(node, ()), gpu % topology.gpus_per_node)
+    return found
+
+
+def _streams(topology: Topology, nodes: dict[int, tuple[int, ...]]) -> dict[int, int]:
+    """Streams through each leaf's uplinks of one set of GPUs."""
+    leaves: dict[int, int] = {}
+    for node in nodes:
+        leaf = topology.leaf_of(node)
+        leaves[leaf] = leaves.get(leaf, 0) + 1
+    if topology.rails and len(set(nodes.values())) > 1:
+        return leaves
+    return dict.fromkeys(leaves, 1) if len(leaves) > 1 else {}
+
+
+def _network(
+    topology: Topology, mine: dict[int, tuple[int, ...]],
+    others: Sequence[dict[int, tuple[int, ...]]],
+) -> float:  # fmt: skip
+    """Bytes/s of each node of a set, sharing uplinks with other sets."""
+    rate, own = topology.system.node_bytes_per_s, _streams(topology, mine)
+    those = [_streams(topology, one) for one in others if len(one) > 1]
+    for leaf, streams in own.items():
+        all_of_them = streams + sum(one.get(leaf, 0) for one in those)
+        rate = min(rate, topology.uplink_bytes_per_s / all_of_them)
+    return rate
+
+
+def ring(topology: Topology, local: Sequence[int]) -> Ring:
+    """The rate of a rank of some GPUs of one node, by the better of rings and trees."""
+    if topology.switched:
+        pair = topology.rates[local[0], local[-1]] if len(local) > 1 else np.inf
+        host = bool(topology.through_host[local[0], local[-1]])
+        return Ring(float(min(pair, topology.rates.max(initial=np.inf))), host)
+    return _best_ring(_Links(topology), tuple(sorted(local)))
+
+
+class _Links:
+    """A topology's links as a key of caches."""
+
+    def __init__(self, topology: Topology):
+        self.rates, self.host = topology.rates, topology.through_host
+        self._key = self.rates.tobytes(), self.host.tobytes()
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Links) and self._key == other._key
+
+
+@functools.lru_cache(100_000)
+def _best_ring(links: _Links, local: tuple[int, ...]) -> Ring:
+    n, at = len(local), np.ix_(local, local)
+    if n == 1:
+        return Ring(np.inf, False)
+    rates, host = np.array(links.rates[at]), links.host[at]
+    if n == 2:
+        return Ring(float(rates[0, 1]), bool(host[0, 1]))
+    widest, cycle = widest_cycle(rates)
+    around = list(zip(cycle, np.roll(cycle, -1), strict=True))
+    tree = widest_tree(rates)
+    tree_host = any(host[i, j] for i, j in tree)
+    tree_rate = (1 if tree_host else 2) * (n - 1) / n * min(rates[i, j] for i, j in tree)
+    if any(host[i, j] for i, j in around):  # all ways through the host are one
+        if tree_rate > widest:
+            return Ring(float(tree_rate), tree_host)
+        return Ring(float(widest), True)
+    rate, own = 0.0, np.where(host, 0.0, rates)
+    while widest > 0:
+        rate += 2 * widest
+        for i, j in around:
+            own[i, j] -= widest
+            own[j, i] -= widest
+        widest, cycle = widest_cycle(own)
+        around = list(zip(cycle, np.roll(cycle, -1), strict=True))
+    return Ring(float(max(rate, tree_rate)), False)
+
+
+def widest_cycle(rates: np.ndarray) -> tuple[float, np.ndarray]:
+    """The largest least rate of a cycle through all of 3 GPUs or more, and one such cycle [n].
+
+    `rates` [n, n] are symmetric.
+    """
+    n = len(rates)
+    if n > _MOST_BY_SETS:
+        return _grown_cycle(rates)
+    # best[set, last]: of paths from GPU 0 through a set of the others, ending at `last`
+    best, before = np.zeros((1 << (n - 1), n - 1)), np.zeros((1 << (n - 1), n - 1), int)
+    inner = rates[1:, 1:]
+    for last in range(n - 1):
+        best[1 << last, last] = rates[0, last + 1]
+    members = np.arange(n - 1)
+    for some in range(1, 1 << (n - 1)):
+        inside = (some >> members) & 1
+        for last in members[inside == 1]:
+            rest = some & ~(1 << last)
+            if rest:
+                narrow = np.minimum(best[rest], inner[:, last])
+                before[some, last] = narrow.argmax()
+                best[some, last] = narrow.max()
+    some = (1 << (n - 1)) - 1
+    closed = np.minimum(best[some], rates[0, 1:])
+    last = int(closed.argmax())
+    rate, cycle = float(closed[last]), [last]
+    if rate <= 0:  # there is none
+        return 0.0, np.arange(n)
+    while some & ~(1 << last):
+        some, last = some & ~(1 << last), int(before[some, last])
+        cycle.append(last)
+    return rate, np.array([0, *(one + 1 for one in reversed(cycle))])
+
+
+def _grown_cycle(rates: np.ndarray) -> tuple[float, np.ndarray]:
+    """As `widest_cycle`, for many GPUs: the nearest next from each start, then swaps that help."""
+    n = len(rates)
+    found = max((_from(rates, start) for start in range(n)), key=lambda one: _width(rates, one))
+    better = True
+    while better:
+        better = False
+        for i in range(1, n - 1):
+            for j in range(i + 1, n):
+                turned = np.concatenate([found[:i], found[i : j + 1][::-1], found[j + 1 :]])
+                if _width(rates, turned) > _width(rates, found):
+                    found, better = turned, True
+    return _width(rates, found), found
+
+
+def _from(rates: np.ndarray, start: int) -> np.ndarray:
+    path, left = [start], set(range(len(rates))) - {start}
+    while left:
+        path.append(max(left, key=lambda one: rates[path[-1], one]))
+        left.remove(path[-1])
+    return np.array(path)
+
+
+def _width(rates: np.ndarray, cycle: np.ndarray) -> float:
+    return float(rates[cycle, np.roll(cycle, -1)].min())
+
+
+def widest_tree(rates: np.ndarray) -> list[tuple[int, int]]:
+    """Links of a spanning tree whose least rate is the largest (Prim's, widest link first)."""
+    inside, found = [0], []
+    while len(inside) < len(rates):
+        outside = [i for i in range(len(rates)) if i not in inside]
+        part = rates[np.ix_(inside, outside)]
+        i, j = np.unravel_index(part.argmax(), part.shape)
+        found.append((inside[i], outside[j]))
+        inside.append(outside[j])
+    return found
+
+
+def share_system(topology: Topology, found: Share) -> SystemSpec:
+    """The system whose every rank has such links."""
+    system = topology.system
+    link = f"PCIe, through the host of {system.id}" if found.through_host else system.intra_link
+    return system.model_copy(
+        update={
+            "intra_bytes_per_s": min(found.inside_bytes_per_s, 1e24), "intra_link": link,
+            "node_bytes_per_s": found.node_bytes_per_s,
+            "nic_bytes_per_s": min(system.nic_bytes_per_s, found.node_bytes_per_s),
+        }
+    )  # fmt: skip
+
+
+@functools.lru_cache(1_000)
+def _measured(name: str) -> CollectiveModel | None:
+    return load_collectives(name) if find_collectives(name) else None
+
+
+def share_model(topology: Topology, found: Share) -> CollectiveModel:
+    """Collectives of a set of GPUs with such links.
+
+    Where all of a node talk alike, the system's own measurements count, moved to other rates by the
+    closed form; where links differ, a calibration of whole nodes says nothing of a part, and the
+    prior does.
+    """
+    system = share_system(topology, found)
+    measured = _measured(system.id) if topology.switched else None
+    if measured is None:
+        return _prior(system.model_dump_json())
+    return measured if system == topology.system else measured.on(system)
+
+
+@functools.lru_cache(1_000)
+def _prior(system: str) -> CollectiveModel:
+    return fit_collectives(None, SystemSpec.model_validate_json(system))[0]

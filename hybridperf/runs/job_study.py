@@ -1,0 +1,136 @@
+"""A table of jobs under each scheduler, with the interval that their step times give; and the loss
+system by degree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.io import InputError
+from hybridperf.runs.job_policies import POLICIES, Cluster, blocking_by_degree, just_enough
+from hybridperf.runs.job_stream import StreamResult
+from hybridperf.runs.job_times import JobTimes, TrainingJob
+
+ENDS = ("", "low", "high")  # of all step times together: one machine errs one way
+
+
+@dataclasses.dataclass(frozen=True)
+class JobStudy:
+    """What `study` finds."""
+
+    # a row per policy: `policy, mean_completion_s, low_s, high_s, p95_completion_s, mean_wait_s,
+    # moves, busy_share`
+    policies: pd.DataFrame
+    # a row per degree of the loss system, and for `just enough`: `gpus, blocking, low_blocking,
+    # high_blocking, closed_form`
+    degrees: pd.DataFrame
+    rows: pd.DataFrame  # a row per job, with what each policy gives
+
+
+def study(
+    jobs: Sequence[TrainingJob], times: Sequence[JobTimes], gpus: int, restart_s: float = 0.0,
+    limit: float = 1.0,
+) -> JobStudy:  # fmt: skip
+    """Schedulers compared on one stream of jobs.
+
+    Args:
+        jobs: by arrival.
+        times: what each reaches, by GPUs.
+        gpus: of the cluster.
+        restart_s: without work, when a job that runs is given other GPUs.
+        limit: of the loss system: the longest a job may take, as a share of its time alone.
+    """
+    fit = [at for at, one in enumerate(times) if one.fits and _fits_asked(jobs[at], one)]
+    if not fit:
+        raise InputError(
+            "expected a job that fits on the GPUs it asks for, got none; give more GPUs or smaller"
+            " models"
+        )
+    clusters = {
+        end: cluster([jobs[at] for at in fit], [times[at].at(end) for at in fit], gpus, restart_s)
+        for end in ENDS
+    }
+    one = clusters[""]
+    rows = pd.DataFrame([dataclasses.asdict(job) for job in jobs])
+    rows["note"] = [
+        "" if at in fit else "no layout fits on the GPUs it asks for" for at in range(len(jobs))
+    ]
+    found = []
+    for policy in POLICIES:
+        ends = {end: each.run(policy) for end, each in clusters.items()}
+        result = ends[""]
+        rows.loc[fit, f"{policy}_completion_s"] = result.completion_s
+        span_s = float(result.end_s.max() - result.arrival_s.min())
+        alone_s = one.steps / np.array([x.rate(int(n)) for x, n in zip(one.times, one.asked,
+                                                                      strict=True)])  # fmt: skip
+        found.append({
+            "policy": policy, "mean_completion_s": result.mean_completion_s(),
+            # a schedule may turn round where steps take longer: the ends hold the middle, too
+            "low_s": min(map(_mean, ends.values())), "high_s": max(map(_mean, ends.values())),
+            "p95_completion_s": float(np.percentile(result.completion_s, 95)),
+            "mean_wait_s": float(np.mean(result.start_s - result.arrival_s)),
+            "moves": int(result.moves.sum()),
+            "asked_share": float((alone_s * one.asked).sum() / (gpus * span_s)),
+        })  # fmt: skip
+    return JobStudy(pd.DataFrame(found), _degrees(clusters, gpus, limit), rows)
+
+
+def _fits_asked(job: TrainingJob, times: JobTimes) -> bool:
+    return times.rate(job.gpus or times.quickest) > 0
+
+
+def _mean(result: StreamResult) -> float:
+    return result.mean_completion_s()
+
+
+def cluster(
+    jobs: Sequence[TrainingJob], times: Sequence[JobTimes], gpus: int, restart_s: float = 0.0
+) -> Cluster:
+    """Jobs on a cluster, each asking for its own GPUs or for as many as make its steps quickest."""
+    asked = [job.gpus or one.quickest for job, one in zip(jobs, times, strict=True)]
+    return Cluster(
+        gpus, times, np.array([job.steps for job in jobs]),
+        np.array([job.arrival_s for job in jobs]), np.array(asked), restart_s,
+    )  # fmt: skip
+
+
+def _degrees(clusters: dict[str, Cluster], gpus: int, limit: float) -> pd.DataFrame:
+    """Blocking by degree, by simulation; beside it Erlang's formula where all jobs are alike."""
+    one = clusters[""]
+    alike = len({(x.gpus.tobytes(), x.steps_per_s.tobytes()) for x in one.times}) == 1
+    rate = (len(one.steps) - 1) / max(float(np.ptp(one.arrival_s)), 1e-12)
+    closed: dict[int, float] = {}
+    if alike and len(one.steps) > 1:
+        closed = blocking_by_degree(one.times[0], float(one.steps.mean()), gpus, rate, limit)
+    most = max(x.quickest for x in one.times)
+    rows = []
+    for degree in [n for n in one.times[0].gpus.tolist() if n <= most]:
+        shares = {end: _lossy(each, lambda times, d=degree: min(d, times.quickest), limit)
+                  for end, each in clusters.items()}  # fmt: skip
+        rows.append({"gpus": str(degree), **_named(shares), "closed_form": closed.get(degree)})
+    shares = {end: _lossy(each, lambda times: just_enough(times, limit), limit)
+              for end, each in clusters.items()}  # fmt: skip
+    rows.append({"gpus": "just enough", **_named(shares), "closed_form": None})
+    return pd.DataFrame(rows)
+
+
+def _named(shares: dict[str, float]) -> dict[str, float]:
+    return {"blocking": shares[""], "low_blocking": min(shares.values()),
+            "high_blocking": max(shares.values())}  # fmt: skip
+
+
+def _lossy(one: Cluster, wants: object, limit: float) -> float:
+    def degree(job: int) -> int | None:
+        times = one.times[job]
+        n: int | None = wants(times)  # type: ignore[operator]
+        if n is None:
+            return None
+        n = max(n, times.fewest)
+        late = times.rate(n) < times.rate(times.fewest) / limit * (1 - 1e-9)
+        return None if late else n
+
+    return one.lossy(degree).blocking
