@@ -18,11 +18,11 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
 }  # fmt: skip
 _CLAIMS = (
     "here", "ranks", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests",
-    "plans", "agreement", "traces", "models", "topology", "jobs", "stragglers", "page",
+    "plans", "agreement", "traces", "models", "topology", "jobs", "stragglers", "runs", "page",
 )  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
-    "topology", "jobs", "stragglers",
+    "topology", "jobs", "stragglers", "runs",
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ EVALUATE_GRID = next(path for path in NOTEBOOKS if path.stem == "02_evaluate_gri
 GRADIENT_SEARCH = next(path for path in NOTEBOOKS if path.stem == "03_gradient_search")
 SHARD_TABLES = next(path for path in NOTEBOOKS if path.stem == "04_shard_tables")
 SERVING = next(path for path in NOTEBOOKS if path.stem == "05_serving")
+RUNS = next(path for path in NOTEBOOKS if path.stem == "06_runs")
 FAMILIES = (
     "gemm,elementwise,strided_loop,reduction,loop_reduction"  # what its training step consists of
 )
@@ -177,6 +178,17 @@ def test_serving_runs_and_its_answers_hold_what_they_say(
             float, re.search(r"tpot: median error (\S+)% by beliefs, (\S+)% with", said).groups()
         )
         assert with_rows < by_beliefs
+
+
+def test_runs_runs_and_its_best_interval_is_the_best_of_its_grid(tmp_path: Path) -> None:
+    ran = as_committed(RUNS, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    said = "".join(map(printed, ran.cells))
+    best, grid = re.search(r"^best by gradient (\d+) s, of the grid (\d+) s", said, re.M).groups()
+    assert float(best) == pytest.approx(float(grid), rel=0.03)
+    ours = float(re.search(r"^goodput ([\d.]+)%, published: over 90 %$", said, re.M).group(1))
+    assert 85 < ours < 95
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
