@@ -24,6 +24,7 @@ from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.residual import Inputs
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
 from hybridperf.ops.gemm import Product
+from hybridperf.ops.quantise import SCHEMES, scheme_dtype
 from hybridperf.ops.table import OpRows
 
 _SINGLE = ("fp32", "tf32", "fp64")
@@ -172,11 +173,20 @@ def _known_slot(slot: str, known: Sequence[str]) -> str:
 def _means(mine: OpImplementation, other: OpImplementation) -> bool:
     """Whether the other is this implementation, perhaps spelt otherwise or with a framework."""
     return (
-        mine.dtype == other.dtype
+        other.dtype in (mine.dtype, _arithmetic(mine))
         and _quantised(mine) == _quantised(other)
         and mine.framework in ("", other.framework)
         and _same_op(mine.op, other.op)
     )
+
+
+def _arithmetic(one: OpImplementation) -> str:
+    """The number format in which its scheme multiplies, by which tables name quantised ops; a step
+    names what goes in.
+    """
+    texts = dict(zip(_text_of(op_by_name(one.op)[0]), one.text, strict=True))
+    quant = texts.get("quant", "")
+    return scheme_dtype(one.dtype, quant) if quant in SCHEMES else one.dtype
 
 
 def _quantised(one: OpImplementation) -> list[str]:

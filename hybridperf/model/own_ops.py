@@ -71,6 +71,9 @@ class OwnOps:
                 mine = [calls[i] for i in at]
                 adapted = model.families[name]
                 log_s = by_prior.kernels_alone(adapted, model.device, mine, log_s)
+            elif name == by_prior.PRODUCTS:
+                mine = [calls[i] for i in at]
+                log_s = by_prior.products_alone(model.families, model.device, mine, log_s)
             table.correction[at] = log_s - np.log(model.op_seconds(bare))
         return table
 

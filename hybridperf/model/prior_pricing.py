@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,11 +22,14 @@ from hybridperf.model.families import (
     with_defaults,
     with_slots,
 )
-from hybridperf.ops import Elementwise, OpCall
+from hybridperf.ops import Elementwise, Gemm, Op, OpCall, Quantise
+from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.stacked import alike
 from hybridperf.ops.table import OpRows
 
 LOOPS = "elementwise"  # the family of loops
+PRODUCTS, QUANTISE = "matmul", "quantise"
+LEAST_PRODUCT = 0.5  # of a quantised layer: so much at least is its product
 # lower bound of a GPU's kernel: median of a V100's short elementwise kernels in the test traces of
 # facebookresearch/HolisticTraceAnalysis
 KERNEL_S = 2.2e-6
@@ -152,6 +155,38 @@ def kernels_alone(
     alone = np.array(log_s)
     alone[apart] = np.minimum(alone[apart], np.log(KERNEL_S + element_s * elements))
     return alone
+
+
+def products_alone(
+    families: Mapping[str, Adapted], device: DeviceSpec, calls: Sequence[OpCall], log_s: np.ndarray
+) -> np.ndarray:
+    """Log seconds of products [N] without making their input narrow, which tables of quantised
+    layers include and a step issues apart: no longer than the same product in wide numbers.
+    """
+    narrowed = {
+        at: call.op
+        for at, call in enumerate(calls)
+        if call.issued_apart and isinstance(call.op, Gemm) and _narrows(call.op.quant)
+    }
+    if not narrowed or QUANTISE not in families:
+        return log_s
+
+    def seconds(family: str, ops: Iterable[Op]) -> np.ndarray:
+        asked = [OpCall(op) for op in ops]
+        _, rows, _ = members({family: families[family]}, device, asked)[family]
+        return np.exp(families[family].predict(rows).log_s)
+
+    ops, at = narrowed.values(), list(narrowed)
+    made_s = seconds(QUANTISE, (Quantise(op.dtype, op.m, op.k, quant=op.quant) for op in ops))
+    wide_s = seconds(PRODUCTS, (dataclasses.replace(op, quant="") for op in ops))
+    alone, whole_s = np.array(log_s), np.exp(log_s[at])
+    left_s = np.maximum(whole_s - made_s, LEAST_PRODUCT * whole_s)
+    alone[at] = np.log(np.minimum(left_s, wide_s))
+    return alone
+
+
+def _narrows(quant: str) -> bool:
+    return bool(quant) and SCHEMES[quant].narrow_bytes > 0
 
 
 def _closest_framework(slot: str, known: Sequence[str]) -> str:

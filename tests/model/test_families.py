@@ -340,6 +340,16 @@ def test_no_scheme_is_the_scheme_that_quantises_nothing(row, framework) -> None:
     )
 
 
+def test_a_step_names_what_goes_into_a_quantised_product_and_tables_what_multiplies() -> None:
+    known = ("gemm|trtllm|bf16|bfloat16", "gemm|trtllm|fp8|fp8", "gemm|trtllm|bf16|int8_wo")
+    for dtype in ("bf16", "fp8"):
+        rows, _ = with_defaults(rows_of({**GEMM, "dtype": dtype, "quant": "fp8"}), known)
+        assert rows.implementation.tolist() == ["gemm|trtllm|fp8|fp8"]
+        assert {"dtype=fp8", "quant=fp8"} <= flags_of(rows)
+    narrow_weights, _ = with_defaults(rows_of({**GEMM, "quant": "int8_wo"}), known)
+    assert narrow_weights.implementation.tolist() == ["gemm|trtllm|bf16|int8_wo"]
+
+
 def test_a_kernel_of_its_own_is_no_spelling() -> None:
     """Latent attention's projections are counted as batched products and are not run as such."""
     rows, assumed = with_defaults(

@@ -330,6 +330,7 @@ def test_a_release_is_read_and_counts_for_experts_alone(cache):
 def test_rows_say_how_their_step_is_run(cache):
     """Columns for what a framework settles else, each of which makes the step longer here."""
     plain = LLAMA | {"pp": 4, "tp": 2, "framework": "megatron_core", "precision": "bf16"}
+    plain |= {"fused_loss": "yes"}
     slower = (
         {"attention": "unfused"}, {"attention": "flash1"}, {"overlap_gradients": "no"},
         {"overlap_weights": "no"}, {"overlap_sends": "no"}, {"gradient_bytes": 4},
@@ -338,6 +339,21 @@ def test_rows_say_how_their_step_is_run(cache):
     usual, *others = seconds(cache, plain, *(plain | one for one in slower))
     for one, step_s in zip(slower, others, strict=True):
         assert step_s > usual * (1 + 1e-6), one
+
+
+def test_a_source_names_the_program_that_ran(cache):
+    """llm.c and FlashAttention's scripts, which tables give as the nearest framework, fuse their
+    loss, Megatron-Core by default does not; recipes of Megatron-Bridge ask for it.
+    """
+    row = LLAMA | {"framework": "megatron_core", "precision": "bf16"}
+    fused, own, llm_c, bridge, dao = seconds(
+        cache, row | {"fused_loss": "yes"}, row, row | {"source": "karpathy/llm.c, scripts"},
+        row | {"source": "nemo_megatron_bridge"}, row | {"source": "Dao-AILab/flash-attention"},
+    )  # fmt: skip
+    assert own > fused * 1.001
+    assert llm_c == pytest.approx(fused)
+    assert bridge == pytest.approx(fused)
+    assert dao > fused  # FlashAttention 1
 
 
 @pytest.mark.parametrize(

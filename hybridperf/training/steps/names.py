@@ -238,9 +238,10 @@ def word(table: str, given: str) -> Any:
     return known.get(text, known.get(text.replace("_", "")))  # "ZeRO-1" is zero1
 
 
-def variant(framework: str, note: str) -> str:
-    """The variant of a framework that a word of a row's own note names, else the framework."""
-    words = set(re.findall(r"[a-z]+", note.lower().replace("async tp", "asynctp")))
+def variant(framework: str, said: str) -> str:
+    """The variant of a framework that a word of a row's own note or source names, else it."""
+    joined = said.lower().replace("async tp", "asynctp").replace("llm.c", "llmc")
+    words = set(re.findall(r"[a-z]+", joined))
     known = aliases()["variant"].get(framework, {})
     return str(next((name for word, name in known.items() if word in words), framework))
 

@@ -229,7 +229,7 @@ class _Words:
             said = {**open_["columns"], **said, "model": open_["model"]}
             row = Record(said, [open_["note"]])
         framework = plain(row.text("framework")) or str(names.of_source("source", source) or "")
-        framework = names.variant(framework, row.text("note"))
+        framework = names.variant(framework, f"{row.text('note')} {source}")
         framework = names.released(framework, row.text("release") or row.text("section"))
         found = _Words(said, source, framework)
         try:

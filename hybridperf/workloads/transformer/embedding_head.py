@@ -13,6 +13,7 @@ import dataclasses
 from hybridperf.ops import Gather, OpCall, Reduction, ScatterAdd, Softmax
 from hybridperf.workloads.transformer import diffusion
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.passes import PassStep, Piece, Steps
 
@@ -107,7 +108,8 @@ def loss(config: TransformerConfig, tokens: float, vocab: float) -> Piece:
         op = Softmax(kernels.dtype, float(tokens), float(vocab))
         once = PassStep(OpCall(op), "memory", "loss", tensor=("cols",), tokens="rows")
         return Piece((once,), (_rows(kernels, "loss gradient", tokens, vocab, moved=2.0),))
-    if config.kernels.framework.name != "megatron":
+    by_kernels = does(config.framework, "loss_by_kernels")
+    if config.kernels.framework.name != "megatron" and not by_kernels:
         return _plain_loss(kernels, tokens, vocab, tensor=True)
     wide, widened, narrowed = _casts(kernels, tokens, vocab, tensor=True)
 

@@ -24,7 +24,6 @@ _LAST_SUMS = 64.0  # partial sums per column that the second kernel of a sum ove
 MASK_BYTES = 1.0  # of a dropped element
 # gradient x result per row, the products, the queries' gradient to the op's dtype
 FUSED_ATTENTION_BACKWARD_KERNELS = 3
-QUANTISED_KERNELS = 2  # an operand is made narrow, then multiplied
 SOFTMAX, SOFTMAX_GRADIENT = "softmax", "softmax gradient"
 SOFTMAX_KERNEL_BATCH = 4  # Megatron's fused softmax takes multiples of so many heads x samples
 
@@ -92,15 +91,18 @@ class Kernels:
         """A linear layer of i inputs and o outputs, its bias added here."""
 
         def product(what: str, m: float, n: float, k: float, on: str, counts: str) -> PassStep:
-            call = ops.OpCall(ops.Gemm(self.dtype, float(m), float(n), float(k), quant=self.quant))
-            launched = QUANTISED_KERNELS if self.quant else 1
-            return PassStep(call, "gemm", what, launched, (on,) if on else (), counts)
+            times = ratios.QUANTISED_PRODUCT if self.quant else 1.0
+            op = ops.Gemm(self.dtype, float(m), float(n), float(k), quant=self.quant)
+            call = ops.OpCall(op, times=times)
+            return PassStep(call, "gemm", what, 1, (on,) if on else (), counts)
 
         def on(outputs: str, inputs: str) -> str:
             return {"outputs": outputs, "inputs": inputs}.get(split, "")
 
         columns = on("cols", "")
-        forward: Steps = (product(name, tokens, o, i, on("n", "k"), "m"),)
+        # the norm before a layer that is divided by outputs writes narrow numbers itself
+        narrowed = () if split == "outputs" else self._narrowed(name, tokens, i, on("", "cols"))
+        forward: Steps = (*narrowed, product(name, tokens, o, i, on("n", "k"), "m"))
         if bias and self.framework.bias_apart:
             forward += (self.loop(f"{name} bias", tokens, o, like="addu", tensor=columns),)
         sums: Steps = ()
@@ -109,12 +111,22 @@ class Kernels:
         weight = product(f"{name} weight gradient", o, i, tokens, on("m", "n"), "k")
         backward = (
             *sums,
+            *self._narrowed(f"{name} gradient", tokens, o, columns),
             product(f"{name} input gradient", tokens, i, o, on("k", "n"), "m"),
             dataclasses.replace(weight, weight_gradient=True),
             *self.keep(name, o, i, on("rows", "cols")),
             *self._bias_kept(name, o, bias, columns),
         )
         return Piece(forward, backward)
+
+    def _narrowed(self, name: str, tokens: float, cols: float, tensor: str) -> Steps:
+        """A tensor made narrow, as it is and transposed, for the products that read it."""
+        if not self.quant:
+            return ()
+        op = ops.Quantise(self.dtype, float(tokens), float(cols), quant=self.quant)
+        call = ops.OpCall(op, times=ratios.CAST_AND_TRANSPOSED)
+        on = (tensor,) if tensor else ()
+        return (PassStep(call, "memory", f"{name} narrowed", tensor=on, tokens="rows"),)
 
     def adapter(
         self, name: str, tokens: float, i: float, o: float, rank: int, split: Split
