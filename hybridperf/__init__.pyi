@@ -43,7 +43,16 @@ from .report.plan import plan_report as plan_report
 from .report.search import convergence_plot as convergence_plot
 from .report.search import search_report as search_report
 from .report.step_plot import step_plot as step_plot
+from .runs.elastic import Workers as Workers
+from .runs.elastic import elastic as elastic
+from .runs.goodput import FailureCycle as FailureCycle
+from .runs.goodput import best_interval as best_interval
+from .runs.goodput import goodput as goodput
+from .runs.run_of_plan import given_step as given_step
+from .runs.run_of_plan import run_cost as run_cost
 from .runs.stragglers import WorkerNoise as WorkerNoise
+from .runs.training_run import RunSettings as RunSettings
+from .runs.training_run import training_run as training_run
 from .runs.updates import best_shares as best_shares
 from .traces.other_ranks import rescale_trace as rescale_trace
 from .training.launch_files.read import read_launch as read_launch

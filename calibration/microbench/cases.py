@@ -74,8 +74,9 @@ def host_cases(of: str = "jax") -> list[Case]:
     """
     if of == "torch":
         from hybridperf_calibration.microbench.eager import eager_cases
+        from hybridperf_calibration.microbench.sharded_eager import sharded_cases
 
-        calls = eager_cases()
+        calls = eager_cases() + sharded_cases()
     else:
         calls = [*map(_call_case, _CALL_BUFFERS)]
     return calls + [_allocation_case(megabytes, library(of)) for megabytes in _ALLOCATION_MB]

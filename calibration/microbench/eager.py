@@ -115,7 +115,7 @@ class _Step:
             before_s = 0.0
             if phase == "backward":
                 with torch.enable_grad():
-                    before_s = _usual_s(self.loss)
+                    before_s = usual_s(self.loss)
             return before_s + sum(alone_s(again) for again, call in ops if kernels_on_cpu(call))
 
         row = f"eager_{'forward' if phase == 'inference' else phase}"
@@ -135,10 +135,11 @@ class _Step:
 def alone_s(call: Callable[[], Any]) -> float:
     """Seconds of an op called by itself from Python, as those are that rows are made of."""
     with torch.no_grad():
-        return max(_usual_s(call) - _door_s(), 0.0)
+        return max(usual_s(call) - _door_s(), 0.0)
 
 
-def _usual_s(call: Callable[[], Any]) -> float:
+def usual_s(call: Callable[[], Any]) -> float:
+    """A usual call of some."""
     times, clock = [], machine.clock()
     for _ in range(_CALLS):
         start_s = clock()
@@ -154,6 +155,6 @@ def _door_s() -> float:
     """What an op called by its overload takes longer than by its function."""
     if not _DOOR:
         x = torch.rand(4, 4)
-        slow = _usual_s(lambda: torch.ops.aten.mm.default(x, x))
-        _DOOR.append(max(slow - _usual_s(lambda: torch.mm(x, x)), 0.0))
+        slow = usual_s(lambda: torch.ops.aten.mm.default(x, x))
+        _DOOR.append(max(slow - usual_s(lambda: torch.mm(x, x)), 0.0))
     return _DOOR[0]

@@ -7,7 +7,8 @@ from as many as there are slots, and at two shares of what those got (a Poisson 
 all runs follow each other, and of each run the round counts in which the loop had most of its core.
 
 SERVED.json: facts of the machine, the decoder's sizes, and for each run the requests with the
-seconds at which they were sent and at which each token left the server and came. DIR keeps the
+seconds at which they were sent and at which each token left the server and came, and usual
+processor seconds of each program's call. DIR keeps the
 decoder's compiled programs, which `hybridperf.workloads.jax.program.load_program` reads.
 """
 
@@ -133,6 +134,8 @@ def measured(
                     one |= {"prompt": len(request["prompt"]), "after": request["after"]}
                     del one["tokens"]
                 told = {name: one for name, one in vars(busy).items() if name != "left_s"}
+                of_calls = busy.program_s.items()
+                told["program_s"] = {name: float(np.median(some)) for name, some in of_calls}
                 found.append({**vars(run), **told, "requests": seen})
                 took = f"{max(one['token_s'][-1] for one in seen):.1f} s"
                 share = f"{busy.cpu_share:.0%} of its core"

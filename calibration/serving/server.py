@@ -13,15 +13,16 @@ One thread does all: a second one would take the interpreter from the first in t
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from hybridperf_calibration.serving import Decoder
+from hybridperf_calibration.serving import Decoder, padded
 
 _READ_BYTES = 2**16
 _LOOK_UP_S = 1.0  # an idle server looks whether there are clients left
@@ -58,6 +59,7 @@ class Busy:
     decoder_s: float  # of those, in the decoder
     cpu_share: float
     left_s: dict[int, list[float]]  # when the tokens of each request were sent, perf_counter
+    program_s: dict[str, list[float]]  # processor seconds of each call of a program
 
 
 class Server:
@@ -74,6 +76,7 @@ class Server:
         self._selector.register(self._listener, selectors.EVENT_READ, b"")
         self._decoder_s = 0.0
         self._left_s: dict[int, list[float]] = {}
+        self._program_s: dict[str, list[float]] = {}
 
     @property
     def port(self) -> int:
@@ -87,6 +90,7 @@ class Server:
         """Serve until so many have been answered; RuntimeError once the clients are gone."""
         ended = steps = 0
         step_s, cpu_s, self._decoder_s, self._left_s = 0.0, 0.0, 0.0, collections.defaultdict(list)
+        self._program_s = collections.defaultdict(list)
         while ended < requests:
             self._receive(wait=not (self._running or self._waiting))
             if not (self._running or self._waiting):
@@ -98,7 +102,7 @@ class Server:
             step_s += time.perf_counter() - start_s
             cpu_s += time.process_time() - start_cpu_s
             steps += 1
-        return Busy(steps, step_s, self._decoder_s, cpu_s / step_s, self._left_s)
+        return Busy(steps, step_s, self._decoder_s, cpu_s / step_s, self._left_s, self._program_s)
 
     def _receive(self, wait: bool) -> None:
         """Take all that has come; `wait` for something."""
@@ -140,8 +144,9 @@ class Server:
         new = self._computed([(one, take) for one, take in taken if take])
         for one, token in new:
             one.known.append(token)
-            one.connection.sendall(b"%d\n" % token)
+            # before it is sent: the client may be quicker than this thread
             self._left_s[one.number].append(time.perf_counter())
+            one.connection.sendall(b"%d\n" % token)
         ended = [one for one, _ in new if len(one.known) == one.total]
         for one in ended:
             one.connection.close()
@@ -151,22 +156,29 @@ class Server:
 
     def _computed(self, taken: list[tuple[Asked, int]]) -> list[tuple[Asked, int]]:
         """New tokens of the sequences whose last known token was computed."""
-        start_s, new = time.perf_counter(), []
+        start_s, new, config = time.perf_counter(), [], self._decoder.config
         for one, take in taken:
             if not one.decodes:
                 chunk = one.known[one.held : one.held + take]
-                token, one.cache = self._decoder.prefill(one.cache, chunk, one.held)
+                with self._noted("prefill", config.chunks, take):
+                    token, one.cache = self._decoder.prefill(one.cache, chunk, one.held)
                 one.held += take
                 if not one.lacks:
                     new.append((one, token))
         together = [one for one, _ in taken if one.decodes]
         if together:
-            tokens, caches = self._decoder.decode(
-                [one.cache for one in together], [one.known[-1] for one in together],
-                [one.held for one in together],
-            )  # fmt: skip
+            last, held = [one.known[-1] for one in together], [one.held for one in together]
+            with self._noted("decode", config.batches, len(together)):
+                tokens, caches = self._decoder.decode([one.cache for one in together], last, held)
             for one, token, cache in zip(together, tokens, caches, strict=True):
                 one.cache, one.held = cache, one.held + 1
                 new.append((one, token))
         self._decoder_s += time.perf_counter() - start_s
         return new
+
+    @contextlib.contextmanager
+    def _noted(self, kind: str, sizes: Sequence[int], count: int) -> Iterator[None]:
+        """Keep what a program's call takes of the processor: others on its core are left out."""
+        start_s = time.process_time()
+        yield
+        self._program_s[f"{kind} {padded(sizes, count)}"].append(time.process_time() - start_s)

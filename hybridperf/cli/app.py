@@ -24,6 +24,7 @@ from hybridperf.cli.place import place
 from hybridperf.cli.plan import plan
 from hybridperf.cli.pool import pool
 from hybridperf.cli.predict import predict
+from hybridperf.cli.run import run
 from hybridperf.cli.serve import serve
 from hybridperf.cli.steps import steps
 from hybridperf.cli.tables import collectives, ops
@@ -44,6 +45,7 @@ add_commands(
     app,
     serve,
     plan,
+    run,
     pool,
     place,
     workers,

@@ -9,11 +9,13 @@ from hybridperf.cli.common import names_in, wrong
 def of_shape(
     shape: str, system: str, device: str, gpus: int, isl: int, osl: int, sla: str, framework: str,
     precision: str, prices: Path | None, top: int, out: Path | None, html: Path | None,
+    requests: Path | None = None, trace: str = "",
 ) -> None:  # fmt: skip
     """Print all deployments, ranked; `hybridperf serve` has the arguments."""
-    from hybridperf.io import write_table
+    from hybridperf.io import read_table, write_table
     from hybridperf.io.tables import check_table_name
-    from hybridperf.report.serving import serving_report
+    from hybridperf.report.serving import open_loop_report, serving_report
+    from hybridperf.runs import open_loop
     from hybridperf.runs import serving_rows as names
     from hybridperf.runs.deployments import Question, deployments, precisions
     from hybridperf.training.plans.economy import economy
@@ -28,7 +30,10 @@ def of_shape(
     if out is not None:
         check_table_name(out)
     given = [Path(one) for one in (shape, system, device) if one.endswith((".toml", ".json"))]
-    common.keep_files({"--out": out, "--html": html}, [*given, prices])
+    common.keep_files({"--out": out, "--html": html}, [*given, prices, requests])
+    if trace and requests is None:
+        raise wrong(f"expected --requests FILE with --trace {trace}, got none")
+    recorded = open_loop.recorded(read_table(requests), trace) if requests else None
     limits = _limits(sla)
     notes: list[str] = []
     machine = names.machine_of(system, device)
@@ -42,13 +47,20 @@ def of_shape(
         sizes, model, gpus, isl, osl, known, limits.get("ttft", float("inf")),
         limits.get("tpot", float("inf")), schemes, all_reduce=machine.all_reduce,
     )  # fmt: skip
+    if recorded is not None:
+        asked = open_loop.with_lengths_of(asked, recorded)
     rates = economy(model.device, prices)
     found = deployments(asked, rates)
     notes += [one for one in (machine.note, *rates.notes) if one]
     limit = f", {sla}" if sla else ""
-    head = f"{sizes.name}: {isl} + {osl} tokens on {gpus} x {model.device.name}{limit}"
+    lengths = f"{asked.prompt} + {asked.output} tokens"
+    head = f"{sizes.name}: {lengths} on {gpus} x {model.device.name}{limit}"
     common.result(deployments=found.head(top))
     print(serving_report(found, head, shape, top, rates.money, notes))
+    if recorded is not None:
+        served = open_loop.served_openly(asked, found.iloc[0].to_dict(), recorded)
+        common.result(open_loop=served.percentiles())
+        print("\n" + open_loop_report(served))
     if out is not None:
         write_table(found, out)
         print(f"\n{len(found)} deployments in {out}, the best first")

@@ -25,12 +25,15 @@ def serve(
     framework: str = "",
     precision: str = "",
     prices: Path | None = None,
+    requests: Path | None = None,
+    trace: str = "",
     top: int = 10,
     html: Path | None = None,
 ) -> int:
     """Predict each row of a table of served models: time to first token, time per output token,
     throughput, memory. With --shape instead: all ways to serve a model on some GPUs, ranked by
-    tokens a second and GPU under limits of latency, with their front, costs and launch commands.
+    tokens a second and GPU under limits of latency, with their front, costs and launch commands;
+    with --requests also what recorded requests see of the best.
 
     Columns that are read; what is left out is assumed, and the note says so:
 
@@ -62,8 +65,9 @@ def serve(
     from hybridperf.cli.deploy import of_shape
 
     of_shape(
-        shape, system, device, gpus, isl, osl, sla, framework, precision, prices, top, out, html
-    )
+        shape, system, device, gpus, isl, osl, sla, framework, precision, prices, top, out, html,
+        requests, trace,
+    )  # fmt: skip
     return 0
 
 

@@ -18,11 +18,11 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
 }  # fmt: skip
 _CLAIMS = (
     "here", "ranks", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests",
-    "plans", "agreement", "traces", "models", "topology", "jobs", "stragglers", "page",
+    "plans", "agreement", "traces", "models", "topology", "jobs", "stragglers", "runs", "page",
 )  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
-    "topology", "jobs", "stragglers",
+    "topology", "jobs", "stragglers", "runs",
 )  # fmt: skip
 
 
@@ -61,6 +61,12 @@ def validate(
 
         page.run(results or [], out or folder / "accuracy.md")
         return
+    if what == "here" and tasks == "workers":
+        from hybridperf.validate import unequal
+
+        unequal.run(folder, rounds=1 if quick else 6)
+        _found(folder)
+        return
     by_model = what in ("here", "ranks", "sharded") or (what == "ops" and data is None)
     if data is None and what in _PUBLISHED:
         judges = f"`validate {what}` judges on {_PUBLISHED[what]}"
@@ -69,9 +75,7 @@ def validate(
         makes = "`hybridperf calibrate --quick --folder FOLDER` makes one"
         raise wrong(f"expected --model FOLDER, got none; {makes}")
     common.compilation_cache()
-    from hybridperf.io import read_json
     from hybridperf.model import model_or_datasheet
-    from hybridperf.validate.harness import RESULTS, SCHEMA, SCHEMA_VERSION
 
     if what in _BY_DATA:
         claim = importlib.import_module(f"hybridperf.validate.{what}")
@@ -114,5 +118,13 @@ def validate(
         known = here.TASKS if of is here.STEPS else here.TASKS[:1]  # the decoder is JAX'
         asked = harness.tasks_of(names_in(tasks), known)
         here.run(loaded, folder, cores=cores, steps=some, ops=ops, tasks=asked)
+    _found(folder)
+
+
+def _found(folder: Path) -> None:
+    """What `--json` prints."""
+    from hybridperf.io import read_json
+    from hybridperf.validate.harness import RESULTS, SCHEMA, SCHEMA_VERSION
+
     if (folder / RESULTS).exists():
         common.result(**read_json(folder / RESULTS, SCHEMA, SCHEMA_VERSION))

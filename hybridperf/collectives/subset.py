@@ -1,14 +1,13 @@
-"""The links that a set of GPUs of a topology has to itself, as a system the collective model prices.
+"""The links that a set of GPUs of a topology has to itself, as a system that is priced.
 
 Inside a node a library sends round rings or down trees; the slowest link on the way decides:
 
-    ring rate = 2 max over cycles of min over its links       links of a pair's own carry a ring each
-                                                              way; two GPUs, or a way through the host
-                                                              that all share, one
-    then the same again on what the ring left of the links, until no cycle of own links is left
-    tree rate = 2 (n - 1) / n max over trees of min           S up and S down a link's two ways at
-                                                              once, where a ring carries
-                                                              2 (n - 1) / n S; half, through a host
+    ring rate = 2 max over cycles of min over its links
+                then the same again on what the ring left of the links, until no cycle of own links
+                is left; 1 in place of 2 for two GPUs, and through the host, which all share
+    tree rate = 2 (n - 1) / n max over trees of min over its links
+                S goes up and S down a link's two ways at once, where a ring carries
+                2 (n - 1) / n S; half of it through a host
 
 The better of both is the rate of a rank in its node: `intra_bytes_per_s` of the system. The best
 cycle is found by dynamic programming over sets of GPUs (Held and Karp's, with min in place of sum),

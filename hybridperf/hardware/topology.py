@@ -1,12 +1,12 @@
-"""How GPUs are joined: links of each pair in a node, nodes under leaf switches, leaves under a spine.
+"""How GPUs are joined: links of each pair in a node, nodes under leaf switches, a spine.
 
 A node's links come from what `nvidia-smi topo -m` prints, or from a matrix of its words or of rates
 (bytes/s per direction). NVk is k NVLinks of the pair's own, unless a GPU would need more of them
-than it has ports: then a switch joins all GPUs, and k links are each GPU's to the switch. The other
-words are ways through the host, in nvidia-smi's own order: PIX and PXB (PCIe switches alone), PHB and
-NODE (host bridges), SYS, once SOC (between sockets). Each has the host link's rate but for a few per
-cent that keep this order: a belief, no measurement; how much of it is reached, the collective model
-says.
+than it has ports: then a switch joins all GPUs, and k links are each GPU's to the switch. Other
+words are ways through the host, in nvidia-smi's own order: PIX and PXB (PCIe switches alone), PHB
+and NODE (host bridges), SYS, once SOC (between sockets). Each has the host link's rate but
+for a few per cent that keep this order: a belief, no measurement; how much of it is reached, the
+collective model says.
 
 A cluster has `nodes` alike, `nodes_per_leaf` of them under one leaf (or, with a leaf for each
 rail, in one rail group). A leaf's uplinks carry what its nodes send over `oversubscription`. With
@@ -36,8 +36,8 @@ SELF = "X"
 _NVLINK = re.compile(r"NV(\d+)$")
 _THROUGH_HOST = {"PIX": 1.0, "PXB": 0.99, "PHB": 0.97, "NODE": 0.95, "SYS": 0.9}
 _SPELT = {"SOC": "SYS"}  # of drivers before NVLink 2
-# by a word of the device's architecture: bytes/s per direction of one link, links of a GPU (NVIDIA's
-# datasheets of P100, V100, A100, H100, B200)
+# by a word of the device's architecture: bytes/s per direction of one link, links of a GPU
+# (NVIDIA's datasheets of P100, V100, A100, H100, B200)
 _GENERATIONS = {
     "Pascal": (20e9, 4), "Volta": (25e9, 6), "Ampere": (25e9, 12), "Hopper": (25e9, 18),
     "Blackwell": (50e9, 18),
@@ -155,8 +155,8 @@ def of_words(words: Sequence[Sequence[str]], system: SystemSpec) -> Topology:
         off = ~np.eye(g, dtype=bool)
         if len(np.unique(links[off])) > 1 or links.max() > ports:
             raise InputError(
-                f"expected at most {ports} NVLinks of a GPU of {system.id}, or as many to all through"
-                f" a switch, got {int(links.sum(1).max())}; name the right --system"
+                f"expected at most {ports} NVLinks of a GPU of {system.id}, or as many to all"
+                f" through a switch, got {int(links.sum(1).max())}; name the right --system"
             )
         return Topology(system, rates, host, switched=True)
     return Topology(system, rates, host, switched=False)
@@ -218,8 +218,8 @@ def smi_words(text: str, name: str = "the text") -> list[list[str]]:
     body = [row for row in body if row and not row[0].startswith("GPU")]
     if not count or len(body) != count:
         raise InputError(
-            f"expected what `nvidia-smi topo -m` prints in {name}: a head GPU0 GPU1 ... and a row for"
-            f" each, found {count} in the head and {len(body)} rows; print it again"
+            f"expected what `nvidia-smi topo -m` prints in {name}: a head GPU0 GPU1 ... and a row"
+            f" for each, found {count} in the head and {len(body)} rows; print it again"
         )
     return body
 

@@ -33,6 +33,7 @@ GROUPS = [
     "grouped_convolution", "padded_library_reduction", "prefill_attention", "decode_attention",
     "encoder_attention", "moe", "quantise", "embedding_bag", "embedding_bag_backward",
     "embedding_bag_scatter", "eager_forward", "eager_backward", "eager_update",
+    "eager_gathered", "eager_parameter", "eager_dispatched", "eager_wrapped",
 ]  # fmt: skip
 
 

@@ -169,15 +169,22 @@ class LoopTrip(Op):
 @register("eager_forward", phase="forward")
 @register("eager_backward", phase="backward")
 @register("eager_update", phase="update")
+@register("eager_gathered", phase="gathered")
+@register("eager_parameter", phase="parameter")
+@register("eager_dispatched", phase="dispatched")
+@register("eager_wrapped", phase="wrapped")
 @dataclasses.dataclass(frozen=True)
 class EagerOp(Op):
     """What a framework that runs op by op spends around one op of a step, besides the op as it is
-    called alone: modules, records of gradients, loops over parameters, views.
+    called alone: modules, records of gradients, loops over parameters, views. Sharded weights
+    (FSDP2) bring more: `gathered`, around each message of a group of parameters; `parameter`, for
+    each of these; `dispatched`, around an op on tensors that say how they are sharded (DTensor),
+    and `wrapped`, where it makes a new one.
     """
 
     group: ClassVar[str] = "eager_forward"
 
-    phase: str = "forward"  # or backward, update
+    phase: str = "forward"  # or backward, update, gathered, parameter, dispatched, wrapped
 
     def work(self) -> Work:
         return Work()

@@ -31,7 +31,7 @@ def placements_report(found: pd.DataFrame, gpus: int, step: PlacedStep) -> str:
         ])  # fmt: skip
     legend = (
         f"{gpus} GPUs, all-reduce of {quantity(step.all_reduce_bytes, 'B')}; slow-down: over the"
-        " best GPUs of the empty topology, both with the same error of links; worst: of what is free"
+        " best GPUs of the empty topology, both with the same error of links; worst: of those free"
     )
     return table(headers, rows) + "\n" + legend
 
@@ -82,12 +82,14 @@ def policies_report(streams: Sequence[PlacedStream]) -> str:
 
 
 def gains_over(before: PlacedStream, after: PlacedStream) -> dict[str, float]:
-    """Shares by which running times over those on the best GPUs fall: mean, 75th percentile, worst."""
-    measures = {"mean": np.mean, "p75": lambda x: np.percentile(x, 75), "worst": np.max}
-    return {
-        name: 1 - float(of(after.slow_down)) / float(of(before.slow_down))
-        for name, of in measures.items()
-    }
+    """Shares by which slow-downs fall: mean, 75th percentile, worst."""
+
+    def measures(stream: PlacedStream) -> dict[str, float]:
+        x = stream.slow_down
+        return {"mean": x.mean(), "p75": np.percentile(x, 75), "worst": x.max()}
+
+    was, now = measures(before), measures(after)
+    return {name: float(1 - now[name] / was[name]) for name in was}
 
 
 def jobs_frame(jobs: Sequence[PlacedJob], streams: Sequence[PlacedStream]) -> pd.DataFrame:

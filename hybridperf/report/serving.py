@@ -9,12 +9,13 @@ import pandas as pd
 from hybridperf.report.plan import dollars, span_words, step_words
 from hybridperf.report.text import energy, items_table, quantity
 from hybridperf.runs.launch_lines import launch_lines, prefill_row
+from hybridperf.runs.requests import Served
 
 LEGEND = (
     "sequences: of each attention rank at once; tokens/s/GPU: of output, over all GPUs given;"
     " tokens/s/user: 1 / TPOT",
-    "intervals: nine of ten, as wide as what is believed of the framework; not the error of kernels"
-    " or of the law, which `hybridperf serve ROWS` judges on rows",
+    "intervals: nine of ten, as wide as published operating points lie around the law without any"
+    " fit; `hybridperf serve ROWS --fit-on ROWS` narrows them by your own",
 )
 
 
@@ -52,6 +53,24 @@ def serving_report(
     for name, line in commands(found.iloc[0].to_dict(), model).items():
         lines.append(f"  {name}: {line}")
     return "\n".join([*lines, "", *(f"note: {note}" for note in notes)])
+
+
+def open_loop_report(served: Served) -> str:
+    """Percentiles of requests that came as they were recorded, served by the best deployment."""
+    told = served.percentiles()
+    columns: dict[str, Callable[[Any], Any]] = {
+        "": lambda row: row.Index,
+        "TTFT": lambda row: step_words(row.ttft_s),
+        "TPOT": lambda row: step_words(row.tpot_s),
+        "end to end": lambda row: step_words(row.end_to_end_s),
+        "requests that wait": lambda row: f"{row.queued_requests:.3g}",
+    }
+    count, span_s = len(served.requests), float(np.ptp(served.arrival_s))
+    head = (
+        f"The best deployment under {count:,} recorded requests of {span_s:,.0f} s, by simulation:"
+        f" {served.tokens_per_s():,.0f} output tokens/s, {served.preemptions:,} preemptions"
+    )
+    return "\n".join([head, items_table(told.itertuples(), columns)])
 
 
 def commands(row: Mapping[str, Any], model: str) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""From a step to a run: requests that queue for an engine, pools of them."""
+"""From a step to a run: requests that queue for an engine, pools of them; runs that fail."""

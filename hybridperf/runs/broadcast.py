@@ -1,4 +1,4 @@
-"""Weights from one rank to all others: flat, node by node, or down a tree, as calls that are priced.
+"""Weights from one rank to all others: flat, node by node, down a tree, as calls to be priced.
 
     flat        the source sends to one rank after the other
     per_node    to one rank of each node after the other; each of these to the others of its node,
@@ -36,8 +36,8 @@ def broadcast(bytes: float, ranks: int, nodes: int, way: str) -> Workload:
         raise InputError(f"expected a way of {', '.join(WAYS)}, got {way!r}")
     if not (bytes > 0 and math.isfinite(bytes)) or not 1 <= nodes <= ranks or ranks < 2:
         raise InputError(
-            f"expected bytes above 0 to 2 ranks or more on 1 node to as many as ranks, got {bytes:g}"
-            f" to {ranks} on {nodes}"
+            f"expected bytes above 0 to 2 ranks or more on 1 node to as many as ranks, got"
+            f" {bytes:g} to {ranks} on {nodes}"
         )
     g = -(-ranks // nodes)
     across, inside = {

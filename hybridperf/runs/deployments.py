@@ -5,7 +5,9 @@ step; the GPUs hold as many as fit. Disaggregated, x of them compute prompts and
 waits for a prompt engine as in an M/D/x queue, its keys go over the links, and the slower of both
 sides bounds the rate. Aggregated engines are in the steady state of a closed loop with
 as many clients as decode (`steady_state.py`). Frameworks add what is believed of them
-(`model/serving_effects.py`); the interval is the width of those beliefs, sent through one by one.
+(`model/serving_effects.py`); the interval is that of rows of which none like them is measured
+(`serving_fit.py`; `validate serving --tasks beliefs` has its coverage), wider on a GPU of which
+nothing is measured.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from hybridperf.engine.step_times import StepTimes, chain_seconds
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CallChain, CollectiveCall
-from hybridperf.model.serving_effects import BELIEFS, ServingEffects, believed
+from hybridperf.model.serving_effects import ServingEffects, believed
 from hybridperf.runs.batching import Engine
 from hybridperf.runs.queues import mean_wait_s
+from hybridperf.runs.serving_fit import believed_deviation, sizes_of
+from hybridperf.runs.serving_table import BEYOND, UNMEASURED
 from hybridperf.runs.steady_state import steady_clients
 from hybridperf.training.plans.economy import Economy
 from hybridperf.training.plans.ranked import front
@@ -36,8 +40,6 @@ from hybridperf.workloads.transformer.shape import TransformerShape
 SEQUENCES = tuple(2**power for power in range(11))  # of an attention rank
 CHUNKS = (2048, 8192)
 _BUSIEST = 0.8  # share of their time that engines of prompts work: beyond it queues explode
-_NINE_OF_TEN = 1.645  # standard deviations
-_INTERVAL = ("kernels", "step_s", "prefill", "waited_steps", "first_token_s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,14 +161,21 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
     space = _aggregated(asked, priced).joined(_apart(asked, priced, usual))
     latency = _latency(asked, priced, space, usual)
     found = _frame(asked, priced, space, latency)
-    spread = np.zeros((3, len(found)))
-    for effect in _INTERVAL:  # one by one: beliefs are independent
-        moved = getattr(usual, effect) * np.exp(BELIEFS[effect].width)
-        other = _latency(asked, priced, space, dataclasses.replace(usual, **{effect: moved}))
-        spread += np.log(np.array(other) / np.array(latency)) ** 2
-    for name, squared in zip(("ttft_s", "tpot_s", "tokens_per_s_gpu"), spread, strict=True):
-        factor = np.exp(_NINE_OF_TEN * np.sqrt(squared))
-        found[f"{name}_low"], found[f"{name}_high"] = found[name] / factor, found[name] * factor
+    context_sizes = np.column_stack([
+        found["sequences"] * found["attention_dp"], np.full(len(found), float(asked.prompt)),
+        np.full(len(found), float(asked.output)), found["gpus"],
+    ])  # fmt: skip
+    unknown = UNMEASURED * (not asked.model.measured.families)
+    for target in ("ttft_s", "tpot_s"):
+        deviation = np.hypot(believed_deviation(sizes_of(context_sizes), target), unknown)
+        low, high = (np.exp(many * deviation) for many in BEYOND[target])
+        found[f"{target}_low"], found[f"{target}_high"] = found[target] / low, found[target] * high
+        if target == "tpot_s":  # what slower steps take from throughput
+            speed = found["tokens_per_s_gpu"]
+            found["tokens_per_s_gpu_low"], found["tokens_per_s_gpu_high"] = (
+                speed / high,
+                speed * low,
+            )
     found["within"] = (found["ttft_s"] <= asked.ttft_s) & (found["tpot_s"] <= asked.tpot_s)
     found["tokens_per_s_user"] = 1.0 / found["tpot_s"]
     best = front(-found["tokens_per_s_user"].to_numpy(), -found["tokens_per_s_gpu"].to_numpy())

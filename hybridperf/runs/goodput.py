@@ -38,6 +38,7 @@ from scipy.special import lambertw
 from hybridperf.io.namespace import Array, array_module, floats
 
 _NEVER_PER_S = 1e-18  # a rate of zero: one failure in thirty thousand million years
+_HOPELESS = 40.0  # failures expected in what none may interrupt: never done, whatever the number
 _LEAST_WAY = 1e-9  # chance that a failure falls back on storage, where all survive in memory
 
 
@@ -115,9 +116,10 @@ def goodput(cycle: FailureCycle) -> Goodput:
     evaluation_s = c.evaluation_share * useful_s
     pause_s = c.checkpoint_s + c.write_s / n
     exponent = rate * (useful_s + evaluation_s + pause_s) - stalls * module.expm1(-rate * c.stall_s)
+    exponent = module.minimum(exponent, _HOPELESS)
     # recovery: lie for detection, then try to restart until nothing fails meanwhile
-    storage_tries = module.exp(rate * c.restart_s)
-    storage_tries_s = module.expm1(rate * c.restart_s) / rate
+    hurry = module.minimum(rate * c.restart_s, _HOPELESS)
+    storage_tries, storage_tries_s = module.exp(hurry), module.expm1(hurry) / rate
     lost = -module.expm1(-rate * c.memory_restart_s)  # chance that a restart from memory fails
     again = 1.0 - lost * c.survived
     memory_tries = (1.0 + lost * (1.0 - c.survived) * storage_tries) / again

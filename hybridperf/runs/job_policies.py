@@ -82,7 +82,7 @@ class Cluster:
         return left(job) / self.times[job].rate(int(self.asked[job]))
 
     def _in_order(self, rank: Callable[[int, _Left], float] | None) -> Schedule:
-        """Jobs on the GPUs they ask for, the lowest rank first; None: as they came, to their end."""
+        """Jobs on the GPUs they ask for, the lowest rank first; None: as they came."""
 
         def schedule(
             waiting: Sequence[int], running: Mapping[int, Given], left: _Left, now: float

@@ -1,9 +1,9 @@
 """Seconds of a training job's steps by batch and GPUs, from the engine, and the rate that follows.
 
-A job trains a published model for so many steps of its batch b0. On n GPUs a step of b samples takes
-the time of the quickest layout that fits (tensor parallelism within a node, data parallelism, ZeRO-1,
-micro-batches), as `hybridperf steps` predicts it. More samples a step than b0 help less and less
-(McCandlish et al., arXiv 1812.06162): with a gradient noise scale phi, samples count as
+A job trains a published model for so many steps of its batch b0. On n GPUs a step of b samples
+takes the time of the quickest layout that fits (tensor parallelism within a node, data parallelism,
+ZeRO-1, micro-batches), as `hybridperf steps` predicts it. More samples a step than b0 help less and
+less (McCandlish et al., arXiv 1812.06162): with a gradient noise scale phi, samples count as
 
     (phi + b0) / (phi + b)
 
@@ -194,4 +194,4 @@ def _rates(job: TrainingJob, best: pd.DataFrame, counts: np.ndarray) -> JobTimes
             times = row[["predicted_s", "high_s", "low_s"]].to_numpy(float)
             if worth / times[0] > rates[0, at]:
                 rates[:, at], batches[at] = worth / times, batch
-    return JobTimes(counts, *rates, batches)
+    return JobTimes(counts, rates[0], rates[1], rates[2], batches)

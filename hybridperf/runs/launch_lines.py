@@ -2,6 +2,12 @@
 
 One engine of those a deployment has; its replicas and its engines of prompts are started likewise,
 and the router before them is the user's. Options change between versions: compare with `--help`.
+
+Read in: docs.vllm.ai (engine arguments; vLLM's data-parallel ranks are attention ranks, and
+`--max-num-seqs` is of each); docs.sglang.io (server arguments) and sgl-project/sglang's
+`server_args.py`, which divides `--chunked-prefill-size`, as its scheduler does
+`--max-running-requests`, by the attention ranks; NVIDIA/TensorRT-LLM's
+`tensorrt_llm/commands/serve.py` (commit 00209af) and the settings files of its deployment guide.
 """
 
 from __future__ import annotations
@@ -50,7 +56,7 @@ def _sglang(row: Mapping[str, Any], model: str) -> list[str]:
     if row["expert_ep"] > 1:
         line.append(f"--ep-size {row['expert_ep']}")
     return [*line, f"--max-running-requests {row['sequences'] * ranks}",
-            f"--chunked-prefill-size {row['chunk']}",
+            f"--chunked-prefill-size {row['chunk'] * ranks}",
             f"--kv-cache-dtype {_SGLANG_KV.get(row['kv_dtype'], row['kv_dtype'])}"]  # fmt: skip
 
 
@@ -66,7 +72,7 @@ def _trtllm(row: Mapping[str, Any], model: str) -> list[str]:
     if row["kv_dtype"] != "bf16":
         options.append(f"kv_cache_config: {{dtype: {row['kv_dtype']}}}")
     written = "".join(f"{option}\\n" for option in options)
-    return [*line, f"--extra_llm_api_options <(printf '{written}')"]
+    return [*line, f"--config <(printf '{written}')"]
 
 
 _LINES: Mapping[str, Callable[[Mapping[str, Any], str], list[str]]] = {

@@ -1,4 +1,4 @@
-"""What each policy gives one job, beside the best and the worst that it could get; broadcasts there."""
+"""What each policy gives one job, beside the best and the worst it could get; broadcasts there."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def placements(
         raise InputError(f"expected at most {topology.gpus} GPUs, got {gpus}; ask for fewer")
     chosen = {policy: placer.choose(free, gpus, policy, step) for policy in POLICIES}
     if gpus > 1:
-        some = [*candidates(topology, free, gpus), tuple(free[:gpus])]
-        slowest = min(some, key=lambda one: placer.bandwidth(one, step.all_reduce_bytes))
+        sets = [*candidates(topology, free, gpus), tuple(free[:gpus])]
+        slowest = min(sets, key=lambda one: placer.bandwidth(one, step.all_reduce_bytes))
         chosen[WORST] = slowest
     elif step.shape is None and not step.compute_s:
         raise InputError(

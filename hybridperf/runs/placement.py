@@ -36,7 +36,7 @@ from hybridperf.hardware.topology import Topology
 from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.model.calls import CollectiveCall, GivenSeconds
+from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds
 from hybridperf.model.price import price
 from hybridperf.runs.job_stream import Given, StreamResult, run_stream
 from hybridperf.workloads.transformer import Layout, TransformerShape
@@ -64,7 +64,7 @@ class PlacedStep:
             return transformer(TransformerConfig(self.shape, layout, gpus_per_node=per_node))
         builder = GraphBuilder()
         done = builder.op(1, label="computation")
-        calls = [GivenSeconds(self.compute_s, "computation")]
+        calls: list[Call] = [GivenSeconds(self.compute_s, "computation")]
         if ranks > 1 and self.all_reduce_bytes:
             builder.collective(2, label="all-reduce", ranks=[0], after=[done])
             calls.append(CollectiveCall("all_reduce", self.all_reduce_bytes, ranks, nodes))

@@ -6,12 +6,13 @@ Axes: N rows that can be predicted.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
+from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import NAMES, ServingEffects, believed
 from hybridperf.runs.closed_loop import Latency, Loop, settled
 from hybridperf.runs.serving_rows import Machine, ServedRow
@@ -31,6 +32,7 @@ class Served:
     memory: tuple[ServingMemory, ...]
     capacity: np.ndarray  # bytes of a GPU [N]
     problems: dict[int, str]  # of the other rows, by place
+    unmeasured: np.ndarray  # of each row's GPU no op is measured, bool [N]
 
     def part(self, chosen: np.ndarray) -> Served:
         """Some of the rows, bool [N]."""
@@ -38,7 +40,9 @@ class Served:
         loops = Loop(*(np.asarray(one)[at] for one in self.loops))
         memory = tuple(self.memory[one] for one in at)
         rows = tuple(self.rows[one] for one in at)
-        return Served(rows, self.at[at], loops, memory, self.capacity[at], {})
+        return Served(
+            rows, self.at[at], loops, memory, self.capacity[at], {}, self.unmeasured[at]
+        )  # fmt: skip
 
     def latency(self, effects: ServingEffects) -> Latency:
         """[N]; effects [N] or the same for all."""
@@ -54,10 +58,12 @@ def believed_effects(rows: Sequence[ServedRow]) -> ServingEffects:
     return ServingEffects(**found)
 
 
-def served(rows: Sequence[ServedRow]) -> Served:
-    """Rows of a table, those that can be priced."""
+def served(
+    rows: Sequence[ServedRow], load: Callable[[Machine], PerfModel] = Machine.load
+) -> Served:
+    """Rows of a table, those that can be priced, each machine by what `load` gives of it."""
     problems = {at: row.refused for at, row in enumerate(rows) if row.refused}
-    times = _times(rows, problems)
+    times = _times(rows, problems, load)
     good = [at for at in range(len(rows)) if at not in problems]
     mine = [rows[at] for at in good]
     memory = {key: serving_memory(key[1]) for key in times}
@@ -94,10 +100,16 @@ def served(rows: Sequence[ServedRow]) -> Served:
         for name, value in loop._asdict().items():
             fields[name][at] = value
     kept = tuple(memory[(row.machine, row.engine)] for row in mine)  # type: ignore[index]
-    return Served(tuple(mine), np.array(good, int), Loop(**fields), kept, capacity, problems)
+    bare = {row.machine: not load(row.machine).measured.families for row in mine if row.machine}
+    unmeasured = np.array([bare[row.machine] for row in mine], bool)  # type: ignore[index]
+    return Served(
+        tuple(mine), np.array(good, int), Loop(**fields), kept, capacity, problems, unmeasured
+    )  # fmt: skip
 
 
-def _times(rows: Sequence[ServedRow], problems: dict[int, str]) -> dict[_Engine, StepTimes]:
+def _times(
+    rows: Sequence[ServedRow], problems: dict[int, str], load: Callable[[Machine], PerfModel]
+) -> dict[_Engine, StepTimes]:
     """Steps of all engines, priced together by machine; what cannot be is a problem of its rows."""
     by_machine: dict[Machine, dict[Deployment, None]] = {}
     for row in rows:
@@ -107,7 +119,7 @@ def _times(rows: Sequence[ServedRow], problems: dict[int, str]) -> dict[_Engine,
     found: dict[_Engine, StepTimes] = {}
     failed: dict[_Engine, str] = {}
     for machine, engines in by_machine.items():
-        model = machine.load()
+        model = load(machine)
         try:
             some = step_times(model, [*engines], machine.all_reduce)
             found |= {(machine, one): times for one, times in zip(engines, some, strict=True)}

@@ -5,8 +5,8 @@ system keep of their own.
 
 Effects start from what is believed of them. What is left is a Gaussian process: a constant and
 slopes in the logs of clients and prompts for each model of a framework, each version and each
-system of it, and a smooth part inside one layout: random effects that few rows move little, and 30
-rows of a new model much.
+system of it, and a smooth part inside one layout: random effects. 30 rows of a new model bring its
+TPOT from 11.9 to 5.5 % (`validate serving --tasks models,few`).
 
 Axes: N rows, K effects.
 """
@@ -37,7 +37,8 @@ _MOST_ROWS = 1.0  # that a model of a framework counts for: rows of one table ar
 _MOST_LEFT = 1.0  # of a log, that an offset explains: a row far off is of another kind
 _APART = " apart"  # of workers that prefill
 # Standard deviations of offsets in logs, by what rows share, of TPOT and TTFT; of slopes against
-# constants; of noise. By hand, with models left out in sight
+# constants; of noise. With half of them errors stay (TPOT of models left out 11.8 in place of 11.9
+# %, of 30 rows 5.6 in place of 5.4 %) and intervals hold 74 in place of 92 %, with double 98 %
 _LEVELS: Mapping[tuple[str, ...], tuple[float, float]] = {
     ("framework", "model"): (0.12, 0.25),
     ("framework", "system"): (0.04, 0.10),
@@ -87,14 +88,13 @@ class ServingFit:
         """(offset, standard deviation of what stays unknown) of rows' logs [N]."""
         here = TARGETS.index(target)
         words, sizes = _told(rows)
-        own = sum(width[here] ** 2 for width in _LEVELS.values()) + _LAYOUT[here] ** 2
-        prior = own + _slope_variance(sizes, here) + _NOISE[here] ** 2
+        deviation = believed_deviation(sizes, target)
         if self.offsets is None:
-            return np.zeros(len(rows)), np.sqrt(prior)
+            return np.zeros(len(rows)), deviation
         known = self.offsets
         across = _covariance(words, sizes, known.words, known.sizes, here)
         explained = ((across @ known.factors[target]) * across).sum(1)
-        return across @ known.weights[target], np.sqrt(np.maximum(prior - explained, 0.0))
+        return across @ known.weights[target], np.sqrt(np.maximum(deviation**2 - explained, 0.0))
 
     def note_of(self, row: ServedRow) -> str:
         """Whose rows a row is predicted by."""
@@ -169,6 +169,22 @@ def fitted(rows: Served, measured: Mapping[str, np.ndarray]) -> ServingFit:
     return ServingFit(effects, _offsets(*_told(mine), left=left), len(mine))
 
 
+def believed_deviation(sizes: np.ndarray, target: str) -> np.ndarray:
+    """Standard deviation of rows' logs around the law where no row like them is measured [N].
+
+    `sizes`: of `sizes_of`.
+    """
+    here = TARGETS.index(target)
+    own = sum(width[here] ** 2 for width in _LEVELS.values()) + _LAYOUT[here] ** 2
+    return np.sqrt(own + _slope_variance(sizes, here) + _NOISE[here] ** 2)
+
+
+def sizes_of(sizes: np.ndarray) -> np.ndarray:
+    """Clients of an engine, prompt, output, GPUs [N, 4] in octaves, about -1 to 1."""
+    centre = np.array([32.0, 2048.0, 1024.0, 4.0])
+    return np.asarray(np.log2(sizes.reshape(-1, 4) / centre) / [3, 2, 2, 2])
+
+
 def kind_of(row: ServedRow) -> str:
     """Whose effects a row has: its framework's, and whether prompts are computed apart."""
     return f"{row.framework}{_APART if row.prefill else ''}"
@@ -234,7 +250,7 @@ _WORDS = ("framework", "model", "version", "system", "scheme", "layout")
 
 
 def _told(rows: Sequence[ServedRow]) -> tuple[tuple[tuple[str, ...], ...], np.ndarray]:
-    """What rows share or not, and their sizes [N, 4] in octaves, about -1 to 1."""
+    """What rows share or not, and their sizes [N, 4]."""
     words, sizes = [], []
     for row in rows:
         engine = row.engine
@@ -243,8 +259,7 @@ def _told(rows: Sequence[ServedRow]) -> tuple[tuple[tuple[str, ...], ...], np.nd
         layout = f"{engine.tp} {engine.attention_dp} {engine.expert_ep} {engine.pp}"
         words.append((kind_of(row), row.model, row.version, row.system, scheme, layout))
         sizes.append((row.clients / row.workers, row.prompt, row.output, row.gpus))
-    centre = np.array([32.0, 2048.0, 1024.0, 4.0])
-    return tuple(words), np.log2(np.array(sizes, float).reshape(-1, 4) / centre) / [3, 2, 2, 2]
+    return tuple(words), sizes_of(np.array(sizes, float))
 
 
 def _covariance(

@@ -297,13 +297,14 @@ def machine_of(name: str, device: str = "") -> Machine:
         try:
             found = step_machine(name, "", device or None)
         except InputError:
+            known = ", ".join(entry["says"] for entry in _facts()["system"])
+            expected = f"expected a system of {known} or of `hybridperf systems`"
             if device_id(name) or device_called(name):
                 raise InputError(
-                    f"expected a system (nodes and links), got the device {name}, whose links are"
-                    " not told; name a system, and the device beside it by --device"
+                    f"{expected}, got the device {name}, whose links are not told; name a system,"
+                    " and the device beside it by --device"
                 ) from None
-            known = ", ".join(entry["says"] for entry in _facts()["system"])
-            raise InputError(f"{unknown_system}; published rows have {known}, gb200") from None
+            raise InputError(f"{expected}, got {name!r}; {unknown_system}") from None
     else:
         found = step_machine("", "", device_of(fabric, device or None), name)
     said = "; ".join(found.notes)

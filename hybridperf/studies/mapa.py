@@ -1,6 +1,6 @@
-"""MAPA's effective bandwidth of a set of GPUs (Ranganath et al., SC 2021), as published: a regression
-of 14 terms on how many double NVLinks x1, single NVLinks x2 and ways through the host x3 its ring
-has (socal-ucr/MAPA scripts/get_predBW.py @15e58ab, BSD-3-Clause).
+"""MAPA's effective bandwidth of a set of GPUs (Ranganath et al., SC 2021), as published: a
+regression of 14 terms on how many double NVLinks x1, single NVLinks x2 and ways through the host x3
+its ring has (socal-ucr/MAPA scripts/get_predBW.py @15e58ab, BSD-3-Clause).
 
     BW = a1 x1 + a2 x2 + a3 x3 + a4 / (x1 + 1) + ... + a14 / (x1 x2 x3 + 1)     GB/s
 

@@ -6,10 +6,11 @@ degrees   PAC-ML (arXiv 2301.13799): up to 56.2 % fewer jobs refused than under 
           over loads; by Erlang's formula at the engine's times. What differs: GPUs and data
           parallelism in place of their optical cluster (RAMP) and their five graphs, jobs alike
 elastic   ONES (SC 2021): mean completion 26.9 % (their DRL baseline), 45.6 % (Tiresias), 41.7 %
-          (Optimus) shorter, recalled figures. Ours: elastic against Gittins' index (Tiresias') and
-          against FIFO on 64 V100, over loads. What differs: our jobs and their law of sizes, their
-          evolutionary search in place of a greedy one, their measured throughputs, and how much a
-          larger batch is worth: nothing (fixed), or by a noise scale of 1,024 samples (grows)
+          (Optimus) shorter, recalled figures. Ours: elastic against Gittins' index (Tiresias')
+          and against FIFO on 64 V100, over loads. What differs: our jobs and their law of sizes,
+          their evolutionary search in place of a greedy one, their measured throughputs, and how
+          much a larger batch is worth: nothing (fixed), or by a noise scale of 1,024 samples
+          (grows)
 """
 
 from __future__ import annotations

@@ -8,25 +8,28 @@ machine and deployment, given the same rows, and the law without a single fitted
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from sklearn.ensemble import HistGradientBoostingRegressor
-from threadpoolctl import threadpool_limits
 
 from hybridperf.io import read_table
 from hybridperf.model.serving_effects import ServingEffects
 from hybridperf.report import text
 from hybridperf.runs.served import Served, served
-from hybridperf.runs.serving_fit import TARGETS, fitted
+from hybridperf.runs.serving_fit import TARGETS, ServingFit, fitted
 from hybridperf.runs.serving_rows import ServedRow, understood
 from hybridperf.runs.serving_table import filled, measured_as
 from hybridperf.validate.harness import Found, ResultLine, Split, claim
+from hybridperf.validate.serving_choice import choice_lines, choices
+from hybridperf.validate.serving_gpus import GPUS, composed, gpu_lines, measured
+from hybridperf.validate.serving_trees import features_of, trees
 
 FILE = "training_steps/inference_serving_dev.csv.gz"
-TASKS = ("models", "systems", "few")
+SPLITS = ("models", "systems", "few")
+TASKS = ("beliefs", *SPLITS, "gpus", "chosen")
 FEW, DRAWS = 30, 3
 _TREES, _BARE = "trees", "no effects"
 _GOALS = {
@@ -49,8 +52,46 @@ class Points:
 def run(data: Path, tasks: Sequence[str], quick: bool) -> Iterator[Found]:
     """Each task; `quick`: one draw of few rows."""
     points = points_of(read_table(Path(data) / FILE))
+    found = functools.cache(lambda task: judged(points, task, 1 if quick else DRAWS))
     for task in tasks:
-        yield judged(points, task, 1 if quick else DRAWS)
+        if task == "gpus":
+            yield left_out_gpus(points, 1 if quick else DRAWS)
+        elif task == "chosen":
+            yield chosen({split: found(split).tables[split] for split in SPLITS})
+        else:
+            yield found(task)
+
+
+def left_out_gpus(points: Points, draws: int) -> Found:
+    """Steps of GPUs as if nobody had measured them."""
+    whole = np.array([row.prefill is None for row in points.served.rows])
+    rows = [row for row, good in zip(points.served.rows, whole, strict=True) if good]
+    seconds = {name: values[whole] for name, values in points.seconds.items()}
+    known = {row.system for row in rows}
+    frames = [
+        measured(rows, seconds, points.features[whole], gpu, draws) for gpu in GPUS if gpu in known
+    ]
+    steps, judged_rows = composed(), pd.concat(frames, ignore_index=True)
+    return _found({"gpus_composed": steps, "gpus": judged_rows}, [*gpu_lines(steps, judged_rows)])
+
+
+def chosen(tables: Mapping[str, pd.DataFrame]) -> Found:
+    """Whether predictions choose deployments that are nearly the best."""
+    found = {split: choices(table) for split, table in tables.items()}
+    lines = [line for split, frame in found.items() for line in choice_lines(split, frame)]
+    whole = pd.concat([frame.assign(split=split) for split, frame in found.items()])
+    return _found({"chosen": whole}, lines)
+
+
+def _found(tables: Mapping[str, pd.DataFrame], lines: Sequence[ResultLine]) -> Found:
+    names = [*dict.fromkeys(name for line in lines for name in line.baselines)]
+    head = ["", "rows", "ours", *names, "in interval"]
+    cells = [
+        [one.name, str(one.n), text.percent(one.ours),
+         *(text.percent(one.baselines.get(name)) for name in names), text.percent(one.coverage)]
+        for one in lines
+    ]  # fmt: skip
+    return Found(text.table(head, cells), tables, lines)
 
 
 def points_of(frame: pd.DataFrame) -> Points:
@@ -65,12 +106,15 @@ def points_of(frame: pd.DataFrame) -> Points:
     found = served([rows[at] for at in once])
     at = once[found.at]
     kept = {name: values[at] for name, values in seconds.items()}
-    return Points(found, kept, _features(found))
+    return Points(found, kept, features_of(found))
 
 
 def splits(points: Points, task: str, draws: int) -> Iterator[Split]:
     """What is given and what is judged; rows without counts of workers are never given."""
     rows = points.served.rows
+    if task == "beliefs":
+        yield Split(task, "nothing given", np.zeros(0, int), np.arange(len(rows)))
+        return
     label = np.array([row.system if task == "systems" else row.model for row in rows])
     usable = np.array([row.workers_known for row in rows])
     for name in np.unique(label):
@@ -95,7 +139,7 @@ def judged(points: Points, task: str, draws: int) -> Found:
         given, mine = (np.isin(np.arange(len(points.features)), one) for one in
                        (split.given, split.judged))  # fmt: skip
         known = {name: values[given] for name, values in points.seconds.items()}
-        fit = fitted(points.served.part(given), known)
+        fit = fitted(points.served.part(given), known) if given.any() else ServingFit({})
         part = points.served.part(mine)
         ours, bare = filled(part, fit), part.latency(_NOTHING)
         frame = pd.DataFrame({
@@ -111,25 +155,15 @@ def judged(points: Points, task: str, draws: int) -> Found:
             "layout": [_layout(row) for row in part.rows],
         })  # fmt: skip
         for target, short in zip(TARGETS, ("tpot", "ttft"), strict=True):
-            trees = HistGradientBoostingRegressor(random_state=0)
-            with threadpool_limits(1):  # several wait for each other for hours on a busy machine
-                trees.fit(points.features[given], np.log(known[target]))
             frame[target] = points.seconds[target][mine]
             frame[f"predicted_{target}"] = ours[f"predicted_{short}_s"]
             frame[f"low_{target}"] = ours[f"{short}_low_s"]
             frame[f"high_{target}"] = ours[f"{short}_high_s"]
-            frame[f"trees_{target}"] = np.exp(trees.predict(points.features[mine]))
+            frame[f"trees_{target}"] = trees(points.features, points.seconds[target], given, mine)
             frame[f"bare_{target}"] = getattr(bare, target)
         parts.append(frame)
     table = pd.concat(parts, ignore_index=True)
-    lines = [*_lines(task, table)]
-    head = ["", "rows", "median", "trees", "no effects", "in interval"]
-    cells = [
-        [one.name, str(one.n), *(text.percent(share) for share in (
-            one.ours, one.baselines[_TREES], one.baselines[_BARE], one.coverage))]
-        for one in lines
-    ]  # fmt: skip
-    return Found(text.table(head, cells), {task: table}, lines)
+    return _found({task: table}, [*_lines(task, table)])
 
 
 def _regime(apart: bool, known: bool) -> str:
@@ -163,25 +197,6 @@ def _cut(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
             for name in ("kind", "framework"):
                 for value, some in rows.groupby(name):
                     yield f"{regime}, {value}", some
-
-
-def _features(found: Served) -> np.ndarray:
-    """What trees see of each row: sizes, machine, framework as numbers."""
-    out = []
-    for row in found.rows:
-        engine, machine = row.engine, row.machine
-        assert engine is not None
-        assert machine is not None
-        shape, device = engine.shape, machine.load().device
-        names = (row.framework == "vllm", row.framework == "sglang", row.prefill is not None)
-        out.append([
-            np.log(shape.parameters), np.log(shape.active_parameters), shape.layers, shape.hidden,
-            shape.experts, np.log(device.memory_bytes_per_s), np.log(device.peak("bf16", "matrix")),
-            engine.tp, engine.attention_dp, engine.expert_ep, row.gpus, row.workers,
-            np.log(row.clients), np.log(row.prompt), np.log(row.output),
-            "fp4" in engine.of_experts(), engine.quant == "bfloat16", *names,
-        ])  # fmt: skip
-    return np.array(out, float)
 
 
 def _layout(row: ServedRow) -> str:

@@ -15,37 +15,42 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.collectives.fit import fit_collectives
-from hybridperf.hardware import load_system
+from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.model import PerfModel, load_model, shipped
-from hybridperf.runs.serving_rows import Machine, machine_of
+from hybridperf.model.serving_effects import ServingEffects
+from hybridperf.runs.served import served
+from hybridperf.runs.serving_fit import TARGETS, fitted
+from hybridperf.runs.serving_rows import Machine, ServedRow
+from hybridperf.runs.serving_table import filled
+from hybridperf.validate.harness import ResultLine
+from hybridperf.validate.serving_trees import trees
 from hybridperf.workloads.serving import Deployment, step_times
 from hybridperf.workloads.transformer.zoo import load_shape
 
 GPUS = {"a100_sxm4_80g": "aic_a100_sxm", "h100_sxm": "aic_h100_sxm", "h200_sxm": "aic_h200_sxm",
         "b200_sxm": "aic_b200_sxm"}  # fmt: skip
-FEW, FEW_CLIENTS = 20, 8
+FEW, FEW_CLIENTS, DRAWS = 20, 8, 3
+GOAL, FEW_GOAL = 0.12, 0.08
 DECODES = tuple((sequences, keys) for sequences in (1.0, 8.0, 64.0, 256.0) for keys in (1e3, 8e3))
 PROMPTS = (512.0, 2048.0, 8192.0)
-_SERVED = (
-    ("llama3-8b", {}), ("llama3-70b", {"tp": 4}), ("gpt-oss-120b", {}), ("deepseek-v3", {"tp": 8}),
-)  # fmt: skip
-_SCHEMES = {"bfloat16": "bf16", "fp8": "fp8"}
-
-
-def without(gpu: str) -> Callable[[Machine], PerfModel]:
-    """Prices machines as if a GPU and its links had never been measured."""
-
-    def load(machine: Machine) -> PerfModel:
-        model = machine.load()
-        return unmeasured(model) if model.device.id == gpu else model
-
-    return load
+# models as they are published: their size, layout, schemes; each where the GPU has such a rate
+_SERVED: tuple[tuple[str, Mapping[str, int], Mapping[str, str]], ...] = (
+    ("llama3-8b", {}, {"quant": "bfloat16"}),
+    ("llama3-8b", {}, {"quant": "fp8"}),
+    ("llama3-70b", {"tp": 4}, {"quant": "bfloat16"}),
+    ("llama3-70b", {"tp": 4}, {"quant": "fp8"}),
+    ("mixtral-8x7b", {"tp": 2}, {"quant": "bfloat16"}),
+    ("gpt-oss-120b", {}, {"quant": "bfloat16", "expert_quant": "w4a16_mxfp4"}),
+    ("deepseek-v3", {"tp": 8}, {"quant": "fp8_block"}),
+)
+_BARE, _TREES = "roofline", "trees"
+_NOTHING = ServingEffects(1.0, 0.0, 1.0, 1.0, 0.0, 0.1)
 
 
 def unmeasured(model: PerfModel) -> PerfModel:
@@ -62,38 +67,123 @@ def _others(gpu: str) -> tuple[PerfModel, ...]:
     return tuple(one for one in shipped() if one.device.id != gpu)
 
 
+@functools.cache
+def _without(gpu: str, machine: Machine) -> PerfModel:
+    """What prices a machine as if a GPU and its links had never been measured."""
+    model = machine.load()
+    return unmeasured(model) if model.device.id == gpu else model
+
+
+def _roofline(machine: Machine) -> PerfModel:
+    return _bare(machine.load())
+
+
+def _bare(model: PerfModel) -> PerfModel:
+    links = model.collectives
+    bare = None if links is None else CollectiveModel.datasheet(links.system)
+    return dataclasses.replace(PerfModel.datasheet(model.device), collectives=bare)
+
+
 def composed(gpus: Sequence[str] = tuple(GPUS)) -> pd.DataFrame:
     """Steps of each GPU, a row each: `own_s`, `predicted_s`, `roofline_s`."""
     parts = []
     for gpu in gpus:
-        own = load_model(gpu)
-        own = own.with_collectives(machine_links(GPUS[gpu]))
-        bare = dataclasses.replace(unmeasured(own), references=None)
+        own = load_model(gpu).with_collectives(load_collectives(GPUS[gpu]))
         some = [
-            Deployment(load_shape(name), **layout, quant=scheme, framework="vllm")
-            for name, layout in _SERVED
-            for scheme, dtype in _SCHEMES.items()
-            if dtype in own.device.peak_flops_per_s
+            Deployment(load_shape(name), **layout, **scheme, framework="vllm")
+            for name, layout, scheme in _SERVED
+            if "fp8" in own.device.peak_flops_per_s or {*scheme.values()} == {"bfloat16"}
         ]
-        columns = [_steps(model, some) for model in (own, unmeasured(own), bare)]
-        first = columns[0].rename(columns={"seconds": "own_s"})
-        parts.append(first.assign(
-            gpu=gpu, predicted_s=columns[1]["seconds"], roofline_s=columns[2]["seconds"]
-        ))  # fmt: skip
+        models = {"own_s": own, "predicted_s": unmeasured(own), "roofline_s": _bare(own)}
+        parts.append(_steps(models, some).assign(gpu=gpu))
     return pd.concat(parts, ignore_index=True)
 
 
-def machine_links(system: str):  # noqa: ANN201
-    return machine_of(load_system(system).id).load().collectives
-
-
-def _steps(model: PerfModel, some: Sequence[Deployment]) -> pd.DataFrame:
+def _steps(models: Mapping[str, PerfModel], some: Sequence[Deployment]) -> pd.DataFrame:
+    """Seconds of decoding and prompt steps of deployments, a column for each model."""
+    times = {name: step_times(model, some) for name, model in models.items()}
     rows = []
-    for one, times in zip(some, step_times(model, some), strict=True):
-        rows += [{"model": one.shape.name, "quant": one.quant, "phase": "decode",
-                  "seconds": float(times.seconds(sequences, keys))}
-                 for sequences, keys in DECODES]  # fmt: skip
-        rows += [{"model": one.shape.name, "quant": one.quant, "phase": "prefill",
-                  "seconds": float(times.seconds(0.0, 1.0, tokens, tokens / 2.0))}
-                 for tokens in PROMPTS]  # fmt: skip
+    for at, one in enumerate(some):
+        named = {"model": one.shape.name, "quant": one.of_experts()}
+        for sequences, keys in DECODES:
+            each = {name: float(of[at].seconds(sequences, keys)) for name, of in times.items()}
+            rows.append({**named, "phase": "decode", **each})
+        for tokens in PROMPTS:
+            each = {name: float(of[at].seconds(0.0, 1.0, tokens, tokens / 2.0))
+                    for name, of in times.items()}  # fmt: skip
+            rows.append({**named, "phase": "prefill", **each})
     return pd.DataFrame(rows)
+
+
+def measured(
+    rows: Sequence[ServedRow], seconds: Mapping[str, np.ndarray], features: np.ndarray, gpu: str,
+    draws: int = DRAWS,
+) -> pd.DataFrame:  # fmt: skip
+    """Judged rows of a left-out GPU, with `FEW` of them given or none.
+
+    Args:
+        rows: of whole engines [N].
+        seconds: measured, of each target [N].
+        features: of the trees [N, F].
+        gpu: that is left out; rows of others that its calibration prices are not given.
+        draws: of the few.
+    """
+    mine = np.array([row.system == gpu for row in rows])
+    given = np.array([row.machine is not None and row.machine.model != gpu for row in rows])
+    use = np.flatnonzero(mine | given)
+    found = served([rows[at] for at in use], functools.partial(_without, gpu))
+    use = use[found.at]
+    bare = served([rows[at] for at in use[mine[use]]], _roofline).latency(_NOTHING)
+    told, features = {name: values[use] for name, values in seconds.items()}, features[use]
+    own = np.flatnonzero(mine[use])
+    parts = []
+    for seed in range(-1, draws):
+        few = np.zeros(len(use), bool)
+        if seed >= 0:
+            few[np.random.default_rng(seed).permutation(own)[:FEW]] = True
+        known = given[use] | few
+        fit = fitted(found.part(known), {name: values[known] for name, values in told.items()})
+        judged = mine[use] & ~few
+        ours = filled(found.part(judged), fit)
+        clients = [row.clients for row in found.part(judged).rows]
+        frame = pd.DataFrame({"gpu": gpu, "given": FEW * (seed >= 0), "clients": clients})
+        for target, short in zip(TARGETS, ("tpot", "ttft"), strict=True):
+            frame[target] = told[target][judged]
+            frame[f"predicted_{target}"] = ours[f"predicted_{short}_s"]
+            frame[f"low_{target}"] = ours[f"{short}_low_s"]
+            frame[f"high_{target}"] = ours[f"{short}_high_s"]
+            frame[f"trees_{target}"] = trees(features, told[target], known, judged)
+            frame[f"bare_{target}"] = getattr(bare, target)[judged[own]]
+        parts.append(frame)
+    return pd.concat(parts, ignore_index=True)
+
+
+def gpu_lines(steps: pd.DataFrame, points: pd.DataFrame) -> Iterator[ResultLine]:
+    """Mean errors of composed steps, by GPU and phase, and of measured points."""
+    every = [("all", steps), *steps.groupby("gpu")]
+    for name, some in every:
+        for phase, rows in some.groupby("phase"):
+            yield ResultLine(
+                f"gpus, composed {phase}, {name}", _mean(rows["predicted_s"], rows["own_s"]),
+                len(rows), GOAL if name == "all" else None,
+                {_BARE: _mean(rows["roofline_s"], rows["own_s"])}, "mean",
+            )  # fmt: skip
+    for given, kinds in points.groupby("given"):
+        for name, some in [("all", kinds), *kinds.groupby("gpu")]:
+            for target, rows in (
+                ("tpot_s", some),
+                ("ttft_s", some[some["clients"] <= FEW_CLIENTS]),
+            ):
+                inside = rows[target].between(rows[f"low_{target}"], rows[f"high_{target}"])
+                goal = (FEW_GOAL if given else GOAL) if name == "all" else None
+                yield ResultLine(
+                    f"gpus, measured {target.removesuffix('_s').upper()}, {name}, {given} rows",
+                    _mean(rows[f"predicted_{target}"], rows[target]), len(rows), goal,
+                    {_TREES: _mean(rows[f"trees_{target}"], rows[target]),
+                     _BARE: _mean(rows[f"bare_{target}"], rows[target])}, "mean",
+                    coverage=float(inside.mean()),
+                )  # fmt: skip
+
+
+def _mean(predicted: pd.Series, measured: pd.Series) -> float:
+    return float((predicted / measured - 1.0).abs().mean())

@@ -1,15 +1,15 @@
 """Placement on a topology against what is published and measured.
 
-regression    MAPA's 14 terms at 16 published points: ours is the published formula, so this is
-              a check of the transcription
+regression    MAPA's 14 terms at 16 published points: ours is the published formula, so this is a
+              check of the transcription
 bandwidth     all-reduce bandwidth by the collective model on links of a DGX-1V beside what that
-              regression, fitted to measured sets of it, says near its own measurements: one link
-              of each kind, three double ones; the baseline is the link's datasheet rate
+              regression, fitted to measured sets of it, says near its own measurements: sets with
+              links of one kind; the baseline is the slowest link's datasheet rate
 pairs         nodes of four GPUs with NVLink in pairs, measured (vidur): all-reduce over two and
-              four GPUs (the shipped prior learned on these systems, too: no held-out figure);
-              and whether the set that is chosen is measured within 10 % of the best
-streams       300 jobs of 1 to 5 GPUs on a DGX-1V (gradients of 27 to 553 MB, 30, 100 or 200
-              ms of computation a step, about nine tenths busy, four draws): what aware and preserving
+              four GPUs (the shipped prior learned on these systems, too: no held-out figure); and
+              whether the set that is chosen is measured within 10 % of the best
+streams       300 jobs of 1 to 5 GPUs on a DGX-1V (gradients of 27 to 553 MB, 30, 100 or 200 ms of
+              computation a step, about nine tenths busy, four draws): what aware and preserving
               placement gain over the lowest free numbers, beside the paper's figures, whose jobs
               and measured times are others
 """
@@ -154,8 +154,9 @@ def _streams(quick: bool) -> Found:
         jobs = job_stream(seed, 100 if quick else 300)
         naive, *others = (place_stream(placer, jobs, one) for one in
                           ("naive", "aware", "preserving"))  # fmt: skip
+        waited_s = naive.result.mean_completion_s()
         rows += [{"seed": seed, "policy": one.policy, **gains_over(naive, one),
-                  "completion": 1 - one.result.mean_completion_s() / naive.result.mean_completion_s()}
+                  "completion": 1 - one.result.mean_completion_s() / waited_s}
                  for one in others]  # fmt: skip
     frame = pd.DataFrame(rows)
     mean = frame.drop(columns="seed").groupby("policy", sort=False).mean()

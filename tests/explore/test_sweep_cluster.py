@@ -85,5 +85,5 @@ def test_two_workers_give_the_same_bytes_though_one_is_killed(tmp_path, monkeypa
 def test_a_worker_with_another_model_refuses():
     document = {**SPEC, "target": {"kind": "ops", "model": "a100_sxm4_80g"}}
     with pytest.raises(InputError, match="another model"):
-        cluster._part(json.dumps(document), ".", "0123", 0, None)
+        cluster._parts(json.dumps(document), ".", "0123", None, 0, [0], None)
     assert read_spec(document).chunk == 50

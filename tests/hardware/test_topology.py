@@ -1,4 +1,4 @@
-"""Topologies are read as nvidia-smi, matrices and cluster files tell them, or refused in a sentence."""
+"""Topologies are read as nvidia-smi, matrices and cluster files tell them, or refused."""
 
 from pathlib import Path
 

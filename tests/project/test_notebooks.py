@@ -17,6 +17,8 @@ CALIBRATE = next(path for path in NOTEBOOKS if path.stem == "01_calibrate")
 EVALUATE_GRID = next(path for path in NOTEBOOKS if path.stem == "02_evaluate_grid")
 GRADIENT_SEARCH = next(path for path in NOTEBOOKS if path.stem == "03_gradient_search")
 SHARD_TABLES = next(path for path in NOTEBOOKS if path.stem == "04_shard_tables")
+SERVING = next(path for path in NOTEBOOKS if path.stem == "05_serving")
+RUNS = next(path for path in NOTEBOOKS if path.stem == "06_runs")
 FAMILIES = (
     "gemm,elementwise,strided_loop,reduction,loop_reduction"  # what its training step consists of
 )
@@ -145,6 +147,48 @@ def test_shard_tables_runs_and_its_placement_is_the_best_it_lists(
     assert listed["sums_s"].iloc[0] <= fitting["sums_s"].min() * 1.01
     said = next(text for text in map(printed, ran.cells) if "best of the random ones" in text)
     assert float(re.search(r"random ones ([\d.]+) times ours", said).group(1)) >= 1, said
+
+
+def test_serving_runs_and_its_answers_hold_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Path(__file__).parents[2] / ".." / "shared" / "data"
+    data = Path(os.environ.get("HYBRIDPERF_DATA", shared)).resolve()  # made rows where it is not
+    settings = {"SETTING": "quick", "OUT": "serving", "MODEL": "here", "DATA": str(data)}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"HYBRIDPERF_{name}", value)
+    ran = as_committed(SERVING, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 4
+    said = "".join(map(printed, ran.cells))
+    assert "rows predicted, 0 refused" in said
+    best, low, high = (
+        float(number.replace(",", ""))
+        for number in re.search(
+            r"sequences: (\S+) tokens/s and GPU\nnine of ten believe (\S+) to (\S+),", said
+        ).groups()
+    )
+    assert low < best < high
+    rate = float(re.search(r"up to (\S+) requests/s nine of ten", said).group(1))
+    assert rate > 0
+    assert len(re.findall(r"P(?:50|90) T(?:TFT|POT)", said)) == 16  # four runs of the real loop
+    if (data / "training_steps").is_dir():
+        by_beliefs, with_rows = map(
+            float, re.search(r"tpot: median error (\S+)% by beliefs, (\S+)% with", said).groups()
+        )
+        assert with_rows < by_beliefs
+
+
+def test_runs_runs_and_its_best_interval_is_the_best_of_its_grid(tmp_path: Path) -> None:
+    ran = as_committed(RUNS, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    said = "".join(map(printed, ran.cells))
+    best, grid = re.search(r"^best by gradient (\d+) s, of the grid (\d+) s", said, re.M).groups()
+    assert float(best) == pytest.approx(float(grid), rel=0.03)
+    ours = float(re.search(r"^goodput ([\d.]+)%, published: over 90 %$", said, re.M).group(1))
+    assert 85 < ours < 95
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

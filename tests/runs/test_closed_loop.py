@@ -9,7 +9,7 @@ import pytest
 
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.model.serving_effects import BELIEFS, KNOWN, NAMES, ServingEffects, believed
-from hybridperf.runs.closed_loop import closed_loop, prompt_seconds
+from hybridperf.runs.closed_loop import closed_loop, prompt_seconds, settled
 
 NOTHING = ServingEffects(1.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 SIZES = np.array([1.0, 64.0, 4096.0])
@@ -50,6 +50,18 @@ def test_more_clients_than_slots_wait() -> None:
     free = closed_loop(engine(), 40.0, 1024.0, 100.0, effects=NOTHING)
     assert free.waiting_s == 0.0
     assert free.ttft_s < found.ttft_s
+
+
+def test_prompts_wait_for_engines_apart_that_are_busy_throughout() -> None:
+    """Of 300 clients 299 wait or decode while a prompt takes 0.02 s: 300 of them a round."""
+    first = engine(step_s=0.01, token_s=1e-5)
+    p_s = float(prompt_seconds(first, 1024.0))
+    loop = settled(engine(), 300.0, 1024.0, 100.0, np.inf, NOTHING, prefill=(first, 1.0))
+    found = loop.latency(NOTHING)
+    assert found.ttft_s == pytest.approx(300.0 * p_s - 100.0 * found.tpot_s, rel=1e-6)
+    assert found.decoding == pytest.approx(100.0 * found.tpot_s / p_s, rel=1e-3)
+    idle = settled(engine(), 300.0, 1024.0, 100.0, np.inf, NOTHING, prefill=(first, 100.0))
+    assert idle.latency(NOTHING).ttft_s < 0.1
 
 
 def test_attention_ranks_share_clients() -> None:

@@ -1,6 +1,7 @@
 """Deployments ranked: what fits, what is on the front, how they are started."""
 
 import dataclasses
+import json
 import re
 from importlib import resources
 
@@ -38,6 +39,7 @@ def found(asked: Question) -> pd.DataFrame:
         ("8x_a100_pcie", "rtx_a6000", "rtx_a6000", "8x_a100_pcie"),
         ("aws_p5_h100", "", "h100_sxm", "aws_p5_h100"),
         ("h20", "", "h20_sxm", "hgx_h20"),
+        ("gb200", "", "gb200", "aic_gb200"),
         ("h100_sxm", "", "h100_sxm", "aic_h100_sxm"),
     ],
 )
@@ -47,6 +49,9 @@ def test_systems_and_devices_of_plans_are_served(
     model = machine_of(system, device).load()
     assert model.collectives is not None
     assert (model.device.id, model.collectives.system.id) == (priced, links)
+    if system == "gb200":  # the chip of a B200, whose calibration counts; a rack is a node
+        assert model.stand_in is not None
+        assert model.collectives.system.accelerators_per_node == 64
 
 
 def test_a_device_of_a_file_takes_longer_with_a_slower_memory(tmp_path) -> None:
@@ -67,7 +72,11 @@ def test_a_device_of_a_file_takes_longer_with_a_slower_memory(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("system", "says"),
-    [("l4", "links are not told"), ("nowhere", "published rows have"), ("t4", "a rate for none")],
+    [
+        ("l4", "links are not told"),
+        ("nowhere", "or of `hybridperf systems`, got 'nowhere'"),
+        ("t4", "a rate for none"),
+    ],
 )
 def test_what_cannot_be_served_says_what_to_do(system: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
@@ -118,7 +127,7 @@ def test_commands_say_the_layout() -> None:
     lines = launch_lines(row, "some/model")
     assert "--data-parallel-size 4 --enable-expert-parallel --max-num-seqs 64" in lines["vllm"]
     assert "--tp-size 8 --dp-size 4 --enable-dp-attention --ep-size 8" in lines["sglang"]
-    assert "--max-running-requests 256" in lines["sglang"]
+    assert "--max-running-requests 256 --chunked-prefill-size 8192" in lines["sglang"]
     assert "--tp_size 8 --pp_size 1 --ep_size 8" in lines["trtllm"]
     assert "enable_attention_dp: true" in lines["trtllm"]
 
@@ -136,3 +145,27 @@ def test_the_command_ranks_a_shape(run, refused, tmp_path) -> None:
     assert "expected --sla such as" in refused(*asked, "--sla", "fast")
     assert "expected --system" in refused("serve", "--shape", "llama3-8b")
     assert "expected a table of rows" in refused("serve")
+
+
+def test_recorded_requests_are_served_by_the_best_deployment(run, refused, tmp_path) -> None:
+    path = tmp_path / "requests.csv"
+    rows = pd.DataFrame(
+        {
+            "trace": ["a"] * 40 + ["b"] * 40,
+            "arrival_s": [0.05 * (at % 40) for at in range(80)],
+            "prompt_tokens": [300] * 40 + [3000] * 40,
+            "output_tokens": 20,
+        }
+    )
+    rows.to_csv(path, index=False)
+    asked = ("serve", "--shape", "llama3-8b", "--system", "h100", "--gpus", "1", "--precision",
+             "fp8", "--requests", path, "--json")  # fmt: skip
+    found = {}
+    for trace in "ab":
+        status, text, _ = run(*asked, "--trace", trace)
+        assert status == 0
+        found[trace] = json.loads(text)["open_loop"]
+    first = {trace: next(iter(told)) for trace, told in found.items()}
+    assert first["b"]["ttft_s"] > 2.0 * first["a"]["ttft_s"]
+    assert "expected --trace of a, b, got none" in refused(*asked)
+    assert "expected --requests FILE" in refused(*asked[:-3], "--trace", "a")

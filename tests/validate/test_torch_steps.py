@@ -8,9 +8,11 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.hardware import load_device
+from hybridperf.io import InputError
 from hybridperf.model import PerfModel
+from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import EagerOp
-from hybridperf.validate import here
+from hybridperf.validate import here, ranks
 from hybridperf.validate.measured_steps import StepComparison, captured, measure, summarise, table
 
 pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
@@ -34,6 +36,24 @@ def test_every_step_is_priced_on_a_cpu(name) -> None:
     assert step.peak_memory is not None
     trains = any(call.op == EagerOp("fp32", "backward") for call in step.calls)
     assert trains == (name.partition(":")[2] not in ("vit", "attention"))
+
+
+@pytest.mark.parametrize("name", ranks.STEPS)
+def test_every_step_of_two_processes_is_priced(name) -> None:
+    step = captured(name, ranks.PROCESSES)
+    sent = {call.collective for call in step.calls if isinstance(call, CollectiveCall)}
+    replicated = ":replicated" in name
+    assert sent - {"broadcast"} == (
+        {"all_reduce"} if replicated else {"all_gather", "reduce_scatter"}
+    )
+    assert ("broadcast" in sent) == name.endswith("resnet")
+    around = {call.op.phase for call in step.calls if isinstance(getattr(call, "op", 0), EagerOp)}
+    assert ({"gathered", "parameter", "dispatched"} <= around) == (not replicated)
+
+
+def test_steps_of_two_processes_ask_for_a_model_that_knows_collectives(tmp_path) -> None:
+    with pytest.raises(InputError, match="--collectives --cores-each 1"):
+        ranks.run(dataclasses.replace(BARE, provenance={"library": "torch"}), tmp_path)
 
 
 def test_the_steps_go_with_the_library_that_was_measured() -> None:

@@ -10,6 +10,7 @@ import hybridperf as hp
 from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Gemm, OpCall
+from hybridperf.workloads.torch.capture import capture
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
 nn = torch.nn
@@ -103,6 +104,26 @@ def test_gathers_go_beside_the_layers_before(h100) -> None:
     messages = table["all_gather"] + table["reduce_scatter"]
     kernels = table.sum() - messages
     assert kernels < prediction.time_s < kernels + 0.6 * messages
+
+
+def test_a_rank_holds_its_shards_and_a_few_gathered_layers() -> None:
+    """FSDP2 gives a layer's memory back behind it, and gathers it again for the backward pass."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with hp.without_memory(ranks=8):
+        net = nn.Sequential(*layers(), *layers())
+        mesh = init_device_mesh("cuda", (8,))
+        for one in net:
+            fully_shard(one, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        x = torch.zeros(4, WIDTH, dtype=torch.bfloat16)
+        seen = capture(net, (x,), optimizer=torch.optim.SGD)
+    layer = 2 * PARAMETERS / DEPTH
+    shards = 2 * layer * DEPTH / 8
+    assert seen.kept_bytes == pytest.approx(shards, rel=0.01)
+    # with gradients of the shards; one layer with its own is there at least, all but two never
+    assert 2 * shards + 2 * layer < seen.peak_bytes < 2 * shards + (2 * DEPTH - 2) * layer
 
 
 def test_replicas_reduce_their_gradients_in_buckets(h100) -> None:

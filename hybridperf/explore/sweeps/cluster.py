@@ -1,9 +1,12 @@
-"""A sweep on Dask: chunk numbers and the spec are sent, finished parts come back.
+"""A sweep on Dask: chunk numbers and the spec are sent; local workers write their parts themselves,
+those of a scheduler, which may be elsewhere, send them back.
 
 Our own scheduler and workers listen on 127.0.0.1 alone, without dashboard: whoever reaches a Dask
 scheduler runs code as its user. One's own cluster, with a dashboard, is `--scheduler`'s.
 
-A worker that dies costs the chunk it was at, which another does again. Workers read the model and
+A task is as many chunks as a worker does in half a second, so that what Dask does for each task
+costs little beside it, and never more than its share of half of what is left. A worker that dies
+costs the task it was at, which another does again. Workers read the model and
 the tables of the spec by the same paths as we do, and refuse to work if what they read is not the
 same. Local workers take one core each.
 """
@@ -19,16 +22,18 @@ import logging
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 from hybridperf.explore.sweeps.chunk import evaluate
 from hybridperf.explore.sweeps.spec import SweepSpec, read_spec
-from hybridperf.explore.sweeps.store import parquet_bytes, sweep_identity
+from hybridperf.explore.sweeps.store import SweepStore, parquet_bytes, sweep_identity
 from hybridperf.io import InputError
 
 _RETRIES = 3
-_AHEAD = 3  # chunks on their way per worker: enough to keep it busy, few enough to hold
+_AHEAD = 3  # tasks on their way per worker: enough to keep it busy, few enough to hold
+_TASK_S = 0.5
 _PATIENCE_S = 10
 _Result = TypeVar("_Result")
 
@@ -45,14 +50,50 @@ def check_workers(workers: int | None, scheduler: str | None) -> None:
         raise InputError(f"--workers and --scheduler need Dask: {install}")
 
 
-def parts(
-    spec: SweepSpec, todo: Collection[int], workers: int | None, scheduler: str | None
-) -> Iterator[tuple[int, bytes]]:
-    """Finished parts as they come, in any order."""
-    ours = sweep_identity(spec.identity())["hash"]
-    asked = json.dumps(dict(spec.document)), str(spec.folder.resolve()), ours
-    chunks = ((chunk,) for chunk in sorted(todo))
-    return each(_part, asked, chunks, f"sweep-{ours}", workers, scheduler)
+def do(
+    spec: SweepSpec, todo: Collection[int], store: SweepStore, workers: int | None,
+    scheduler: str | None,
+) -> Iterator[int]:  # fmt: skip
+    """Chunks done by workers and put into the store, each as it is there, in any order."""
+    document, folder = json.dumps(dict(spec.document)), str(spec.folder.resolve())
+    shared = document, folder, store.hash, None if scheduler else str(store.out.resolve())
+    tasks = _Tasks(sorted(todo), workers or 1)
+    for first, parts in each(_parts, shared, tasks, f"sweep-{store.hash}", workers, scheduler):
+        for chunk, part in parts:
+            store.write(chunk, part)
+        yield from tasks.finished(first)
+
+
+class _Tasks:
+    """Chunks in tasks of half a second each, by how fast they have been done so far."""
+
+    def __init__(self, chunks: list[int], workers: int):
+        self._left, self._workers = chunks, workers
+        self._sent: dict[int, list[int]] = {}
+        self._done, self._first_s = 0, 0.0
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        return self
+
+    def __next__(self) -> tuple[int, list[int]]:
+        if not self._left:
+            raise StopIteration
+        since_s = time.monotonic() - self._first_s
+        each = self._done * _TASK_S / since_s / self._workers if self._done else 1
+        share = len(self._left) / (2 * self._workers)
+        count = max(1, int(min(each, share)))
+        task, self._left = self._left[:count], self._left[count:]
+        self._sent[task[0]] = task
+        return task[0], task
+
+    def finished(self, first: int) -> list[int]:
+        """The chunks of a task, from its first."""
+        task = self._sent.pop(first)
+        if not self._first_s:  # has compiled: no measure
+            self._first_s = time.monotonic()
+        else:
+            self._done += len(task)
+        return task
 
 
 def each(
@@ -100,20 +141,30 @@ def each(
                 coming.add(after)
 
 
-def _part(document: str, folder: str, expected: str, chunk: int, cores: list[int] | None) -> bytes:
-    """On a worker."""
+def _parts(
+    document: str, folder: str, expected: str, out: str | None, first: int, chunks: list[int],
+    cores: list[int] | None,
+) -> list[tuple[int, bytes]]:  # fmt: skip
+    """On a worker: some chunks with their parts; none where the store of `out` has them now."""
+    del first
     spec, identity = _read_once(document, folder)  # first: pinned, `here` would be another machine
     pin(cores)
-    if identity != expected:
+    if identity["hash"] != expected:
         differs = "another model, table or version than this machine"
         raise InputError(f"a worker has {differs}; install and copy the same to both")
-    return parquet_bytes(evaluate(spec, chunk))
+    parts = ((chunk, parquet_bytes(evaluate(spec, chunk))) for chunk in chunks)
+    if out is None:
+        return list(parts)
+    store = SweepStore(out, identity)
+    for chunk, part in parts:
+        store.write(chunk, part)
+    return []
 
 
 @functools.lru_cache(maxsize=4)
-def _read_once(document: str, folder: str) -> tuple[SweepSpec, str]:
+def _read_once(document: str, folder: str) -> tuple[SweepSpec, dict[str, Any]]:
     spec = read_spec(json.loads(document), folder)
-    return spec, sweep_identity(spec.identity())["hash"]  # hashes all weights: not for every chunk
+    return spec, sweep_identity(spec.identity())  # hashes all weights: not for every chunk
 
 
 def pin(cores: list[int] | None) -> None:

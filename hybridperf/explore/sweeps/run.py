@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,14 +141,20 @@ def _do(
     for chunk in sorted(done) if not quiet else ():
         leading.see(store.part(chunk))
     here = workers is None and scheduler is None
-    ours = ((chunk, parquet_bytes(evaluate(spec, chunk))) for chunk in todo)
-    for chunk, part in ours if here else cluster.parts(spec, todo, workers, scheduler):
-        store.write(chunk, part)
+    for chunk in (
+        _do_here(spec, todo, store) if here else cluster.do(spec, todo, store, workers, scheduler)
+    ):
         points = len(range(*bounds(spec, chunk)))
         computed += points
-        progress.add(points, "" if quiet else leading.see(part))
+        progress.add(points, "" if quiet else leading.see(store.part(chunk)))
     progress.end()
     return computed
+
+
+def _do_here(spec: SweepSpec, todo: list[int], store: SweepStore) -> Iterator[int]:
+    for chunk in todo:
+        store.write(chunk, parquet_bytes(evaluate(spec, chunk)))
+        yield chunk
 
 
 class _Leading:

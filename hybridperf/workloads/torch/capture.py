@@ -74,6 +74,7 @@ def capture(
         seen = stack.enter_context(recorder(torch, backend))
         notes: list[str] = []
         seen.tally.hold(torch, (fn, given))
+        stack.enter_context(seen.tally.seeing_resizes(torch))
         stack.enter_context(_scaled(torch, notes))
         if backend == "gpu":
             stack.enter_context(fused_norms())

@@ -34,6 +34,7 @@ _PEER_AT = {"send": 2, "recv": 2, "isend": 1, "irecv": 1}  # among the arguments
 # on its own stream, and for no kernel
 GATHERED = ("c10d::_allgather_base_",)
 COPIED_IN = ("fsdp::all_gather_copy_in",)
+COPIED = (*COPIED_IN, "fsdp::chunk_cat")  # lists of parameters into one message
 _SHARDED = {"c10d::_allgather_base_": "gather", "c10d::_reduce_scatter_base_": "reduction"}
 _REDUCED = "c10d::allreduce_"
 

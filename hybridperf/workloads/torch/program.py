@@ -34,7 +34,7 @@ from hybridperf.workloads.torch.messages import (
 )
 from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
 from hybridperf.workloads.torch.ops import kernels
-from hybridperf.workloads.torch.record import BACKWARD, OPTIMIZER, CapturedOp
+from hybridperf.workloads.torch.record import BACKWARD, DISPATCHED, OPTIMIZER, WRAPPED, CapturedOp
 from hybridperf.workloads.torch.serial import calls_in_order
 from hybridperf.workloads.transformer.in_step import call_in_step
 
@@ -195,7 +195,7 @@ def priced_ops(captured: Captured, ignored: frozenset[str], backend: str = "gpu"
         kind = op.call.kind
         if kind in ignored or (backend == "gpu" and on_host(op)):
             continue
-        if is_message(op):
+        if is_message(op) or kind in (DISPATCHED, WRAPPED):
             found.append((op, ()))
             continue
         calls = _KERNELS[backend](op.call)

@@ -16,6 +16,9 @@ from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall,
 from hybridperf.workloads.torch.storages import StorageTally
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+# an op on a tensor that says how it is sharded, as a CPU's host meets it, in place or not: its
+# local ops follow
+DISPATCHED, WRAPPED = "dtensor::dispatched", "dtensor::wrapped"
 _READ = "aten::_local_scalar_dense"  # of a number that is known, by the host
 _SCALER = "torch/amp/grad_scaler.py"
 _DISPATCHING = 12  # frames at most between a line and its op
@@ -85,6 +88,9 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if any(one not in plain for one in types):
+                if backend == "cpu" and any(one.__name__ == "DTensor" for one in types):
+                    kind = DISPATCHED if func._schema.is_mutable else WRAPPED
+                    self.ops.append(CapturedOp(TorchCall(kind, ()), FORWARD, user_line()))
                 return NotImplemented  # a tensor that is made of others: theirs are seen
             try:
                 result = func(*args, **(kwargs or {}))

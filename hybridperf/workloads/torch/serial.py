@@ -21,8 +21,15 @@ from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES
 from hybridperf.workloads.jax.reuse import HloStep, Touch, rounded, with_reuse
 from hybridperf.workloads.torch.calls import Tensor
 from hybridperf.workloads.torch.fusion import PricedOp
-from hybridperf.workloads.torch.messages import collective, is_message
-from hybridperf.workloads.torch.record import BACKWARD, FORWARD, OPTIMIZER
+from hybridperf.workloads.torch.messages import COPIED, collective, is_message
+from hybridperf.workloads.torch.record import (
+    BACKWARD,
+    DISPATCHED,
+    FORWARD,
+    OPTIMIZER,
+    WRAPPED,
+    CapturedOp,
+)
 
 _PHASE = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "update"}
 _KEPT_BLOCKS, _LEAST_KEPT_BYTES = 2, 2**17  # free at the top of the heap
@@ -48,7 +55,7 @@ def calls_in_order(
                 steps.append(HloStep("", sent, 1.0, read, written))
                 owners.append(at)
             continue
-        found = [HloStep("", EagerOp("fp32", _PHASE[op.phase]))]
+        found = [HloStep("", EagerOp("fp32", phase)) for phase in _overheads(op)]
         for one in kernels:
             moved = float(one.op.work().bytes)  # of a table only the rows that are looked up
             reads, writes = _touches(op.call.read, moved), _touches(op.call.written, moved)
@@ -66,6 +73,16 @@ def calls_in_order(
         reuse_bytes = rounded(step.reuse_bytes) if step.reads else None
         calls.append((at, OpCall(step.op, step.times, reuse_bytes)))
     return calls
+
+
+def _overheads(op: CapturedOp) -> list[str]:
+    """What is spent around an op, by phase."""
+    if op.call.kind in (DISPATCHED, WRAPPED):
+        return ["dispatched", *["wrapped"] * (op.call.kind == WRAPPED)]
+    found = [_PHASE[op.phase]]
+    if op.call.kind in COPIED:
+        found += ["gathered", *["parameter"] * len(op.call.lists[0])]
+    return found
 
 
 def _fresh_bytes(placed: list[PricedOp], activation_bytes: float) -> float:

@@ -7,9 +7,12 @@ theirs. PyTorch's caching allocator hands out blocks of whole 512 bytes
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 _BLOCK_BYTES = 512
 
@@ -34,6 +37,8 @@ class StorageTally:
         for value in torch.utils._pytree.tree_leaves(tree):
             if isinstance(value, torch.nn.Module):
                 self.hold(torch, [*value.parameters(), *value.buffers()])
+            elif hasattr(value, "to_local"):  # a DTensor claims the bytes of all ranks together
+                self.hold(torch, value._local_tensor)
             elif isinstance(value, torch.Tensor):
                 self.number(value)
 
@@ -57,6 +62,25 @@ class StorageTally:
         self.alive_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
         return self._count
+
+    @contextlib.contextmanager
+    def seeing_resizes(self, torch: Any) -> Iterator[None]:
+        """Storages that grow and shrink count as they do: FSDP2 frees the weights of a layer by
+        giving their storage no bytes, and fills it again for the backward pass.
+        """
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: Any, size: int) -> Any:
+            found = resize(storage, size)
+            reference = weakref.ref(storage)
+            if reference in self._sizes:
+                self.alive_bytes += block_bytes(size) - self._sizes[reference]
+                self._sizes[reference] = block_bytes(size)
+                self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+            return found
+
+        with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+            yield
 
     def _gone(self, reference: Any) -> None:
         self.alive_bytes -= self._sizes.pop(reference, 0.0)

@@ -1,0 +1,158 @@
+"""`hybridperf run`: what a whole training run takes."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from hybridperf.cli import common
+
+_SETTINGS = ("evaluation_share", "stalls_per_day", "stall_s", "warmup_s")
+_STEP = ("state_bytes", "gpus_per_node", "width")
+
+
+def run(
+    shape: Annotated[str, Option("--shape")] = "",
+    system: str = "",
+    gpus: int = 0,
+    tokens: str = "",
+    batch: int | None = None,
+    seq: int | None = None,
+    device: str = "",
+    framework: str = "",
+    dtype: str = "",
+    only: list[str] | None = None,
+    step_time: str = "",
+    steps: float = 0.0,
+    checkpoint: str = "async",
+    interval: str = "",
+    spares: int | None = None,
+    mtbf: list[str] | None = None,
+    set_: Annotated[list[str] | None, Option("--set")] = None,
+    by_hand: bool = False,
+    prices: Path | None = None,
+    elastic: bool = False,
+    out: Path | None = None,
+) -> None:
+    """Predict a whole training run: days, goodput, money, energy and carbon, with failures.
+
+    Failures by what large runs published, checkpoints by their bytes; the best interval between
+    checkpoints and the cheapest number of spare nodes where none is given.
+    """
+    from hybridperf.io import write_table
+    from hybridperf.report.training_run import run_report
+    from hybridperf.runs.run_of_plan import given_step, run_cost
+    from hybridperf.runs.training_run import BELIEFS, RunSettings, training_run
+
+    if out is not None:
+        common.ready(out, "--out")
+        common.keep_files({"--out": out}, [prices])
+    if gpus < 1:
+        raise common.wrong(f"expected --gpus of 1 or more, got {gpus}")
+    given = _numbers(set_ or [], "--set", (*BELIEFS, *_SETTINGS, *_STEP, *_elastic_names()))
+    if elastic:
+        _elastic(gpus, given)
+        return
+    settings = RunSettings(
+        checkpoint, common.seconds_in(interval) if interval else None, spares, _mtbf(mtbf or []),
+        by_hand=by_hand,
+        given={name: value for name, value in given.items() if name in BELIEFS},
+        **{name: value for name, value in given.items() if name in _SETTINGS},
+    )  # fmt: skip
+    if bool(shape) == bool(step_time):
+        got = "both" if shape else "neither"
+        raise common.wrong(f"expected either --shape or --step-time, got {got}; give one of them")
+    common.compilation_cache()
+    if shape:
+        if not (system and tokens) or steps:
+            raise common.wrong("expected --system and --tokens, and no --steps, with --shape")
+        if of_step := [name for name in _STEP if name in given]:
+            raise common.wrong(
+                f"expected no {of_step[0]} with --shape, which says it; leave it out"
+            )
+        found = run_cost(
+            shape, system, gpus, tokens, settings=settings, batch=batch, seq=seq,
+            device=device or None, framework=framework, dtype=dtype or None, prices=prices,
+            only=_only(only or []),
+        )  # fmt: skip
+    else:
+        if steps <= 0 or tokens or system or batch or seq or framework or dtype or only:
+            raise common.wrong(
+                "expected --steps above 0 with --step-time, and none of --tokens, --system,"
+                " --batch, --seq, --framework, --dtype, --only"
+            )
+        more: dict[str, Any] = {name: given[name] for name in _STEP if name in given}
+        if "gpus_per_node" in more:
+            more["gpus_per_node"] = int(more["gpus_per_node"])
+        step_s = common.seconds_in(step_time)
+        step = given_step(step_s, gpus, device=device or None, prices=prices, **more)
+        found = training_run(step, steps, settings)
+    print(run_report(found))
+    common.result(run=found.table, lost=found.lost, spares=found.spares,
+                  interval_s=float(found.cycle.interval_s), notes=list(found.notes))  # fmt: skip
+    if out is not None:
+        write_table(found.table, out)
+        print(f"\nwritten to {out}")
+
+
+def _elastic_names() -> tuple[str, ...]:
+    import dataclasses
+
+    from hybridperf.runs.elastic import Workers
+
+    return tuple(one.name for one in dataclasses.fields(Workers))
+
+
+def _elastic(gpus: int, given: dict[str, float]) -> None:
+    """Workers that come and go, up to so many."""
+    from hybridperf.report.training_run import elastic_report
+    from hybridperf.runs.elastic import Workers, elastic
+
+    if "lifetime_s" not in given:
+        raise common.wrong("expected --set lifetime_s=SECONDS of a worker with --elastic, got none")
+    names = _elastic_names()
+    if other := [name for name in given if name not in names]:
+        raise common.wrong(f"expected no {other[0]} with --elastic; it takes {', '.join(names)}")
+    counts = sorted({max(1, gpus >> power) for power in range(6)})
+    found = elastic(Workers(**given), counts)
+    print(elastic_report(found))
+    common.result(workers=found.table, fastest=found.fastest, fastest_rigid=found.fastest_rigid)
+
+
+def _numbers(given: list[str], option: str, known: tuple[str, ...]) -> dict[str, float]:
+    from hybridperf.io import unknown
+
+    found: dict[str, float] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not equals or number != number:
+            raise common.wrong(f"expected {option} NAME=NUMBER, got {one!r}")
+        if name not in known:
+            raise unknown("setting", name, known, f"known are {', '.join(known)}")
+        if name in found:
+            raise common.wrong(f"expected {name} once in {option}, got it twice; keep one of them")
+        found[name] = number
+    return found
+
+
+def _mtbf(given: list[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not value.endswith("h"):
+            raise common.wrong(f"expected --mtbf COMPONENT=HOURSh such as gpu=50000h, got {one!r}")
+        try:
+            found[name] = 3600.0 * float(value[:-1])
+        except ValueError:
+            raise common.wrong(f"expected hours in --mtbf {one!r}, got {value!r}") from None
+    return found
+
+
+def _only(given: list[str]) -> dict[str, list[Any]] | None:
+    from hybridperf.cli.plan import _only as of_plan
+
+    return of_plan(given) or None

@@ -1,0 +1,97 @@
+"""A deployment under recorded arrivals: requests that come whether or not it keeps up.
+
+Rows of `deployments` are chosen by a closed loop in its steady state; here the event simulation
+(`batching.py`) serves every request of a table by the engines of one row, with what is believed of
+the framework, so that bursts, unlike lengths, full caches and preemption count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.io import InputError
+from hybridperf.model.serving_effects import believed
+from hybridperf.runs.batching import Engine, Link, serve
+from hybridperf.runs.deployments import Question, with_effects
+from hybridperf.runs.launch_lines import prefill_row
+from hybridperf.runs.requests import Requests, Served, arriving
+from hybridperf.workloads.memory.serving import serving_memory
+from hybridperf.workloads.serving import Deployment, step_times
+
+COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
+
+
+def recorded(frame: pd.DataFrame, trace: str = "") -> Requests:
+    """Requests of a table with `COLUMNS`, those of one of its traces (column `trace`).
+
+    Raises:
+        InputError: a column is missing, several traces and none is named, no request.
+    """
+    if missing := [name for name in COLUMNS if name not in frame]:
+        raise InputError(
+            f"expected columns {', '.join(COLUMNS)} in a table of requests, got none called"
+            f" {', '.join(missing)}; add them"
+        )
+    if "trace" in frame:
+        known = sorted(map(str, frame["trace"].dropna().unique()))
+        if trace not in known and (trace or len(known) > 1):
+            raise InputError(f"expected --trace of {', '.join(known)}, got {trace or 'none'}")
+        frame = frame[frame["trace"] == trace] if trace else frame
+    elif trace:
+        raise InputError(f"expected a column trace with --trace {trace}, got none; leave it out")
+    numbers = frame[list(COLUMNS)].apply(pd.to_numeric, errors="coerce").to_numpy(float)
+    if not len(numbers):
+        raise InputError("expected one request or more, got none")
+    if not np.isfinite(numbers).all():
+        raise InputError("expected numbers of seconds and tokens in every request; mend the table")
+    return arriving(*numbers.T)
+
+
+def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -> Served:
+    """Requests served by the engines of a row of `deployments(asked)`."""
+    engine = _engine(asked, row)
+    ranks = int(row["replicas"]) * int(row["attention_dp"])
+    if row["mode"] == "aggregated":
+        return serve(requests, [engine] * ranks)
+    first = {**prefill_row(row), "sequences": int(requests.prompt.size)}
+    prompts = int(row["prefill_replicas"]) * int(row["prefill_dp"])
+    system = asked.model.collectives.system if asked.model.collectives else None
+    link = None
+    if system is not None:
+        token = serving_memory(_deployment(asked, first)).token
+        link = Link(token, system.link_bytes_per_s(asked.gpus), system.latency_s)
+    return serve(requests, [engine] * ranks, [_engine(asked, first)] * prompts, link)
+
+
+def _deployment(asked: Question, row: Mapping[str, Any]) -> Deployment:
+    kept = ("quant", "expert_quant", "kv_dtype")
+    scheme = next(
+        one for one in asked.schemes
+        if all(str(one.get(name) or row[name]) == row[name] for name in kept)
+    )  # fmt: skip
+    return Deployment(
+        asked.shape, int(row["tp"]), int(row["pp"]), int(row["attention_dp"]),
+        int(row["expert_ep"]), **scheme, framework=asked.framework,
+    )  # fmt: skip
+
+
+def _engine(asked: Question, row: Mapping[str, Any]) -> Engine:
+    """One attention rank of an engine, its slots and the cache that memory leaves it."""
+    made = _deployment(asked, row)
+    times = with_effects(
+        step_times(asked.model, [made], asked.all_reduce)[0], believed(asked.framework)
+    )
+    tokens = serving_memory(made).cached_tokens(asked.model.device.memory_bytes or np.inf)
+    return Engine(times, int(row["sequences"]), int(row["chunk"]), max(tokens, 0.0))
+
+
+def with_lengths_of(asked: Question, requests: Requests) -> Question:
+    """The question for requests of a table's mean lengths."""
+    prompt, output = (max(round(float(one.mean())), least) for one, least in
+                      ((requests.prompt, 1), (requests.output, 2)))  # fmt: skip
+    return dataclasses.replace(asked, prompt=prompt, output=output)

@@ -1,0 +1,86 @@
+"""A step for `training_run`: of a plan's best layout, of a row of training steps, or as given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hybridperf.engine.step_features import StepParts
+from hybridperf.hardware import load_device
+from hybridperf.io import InputError
+from hybridperf.runs.training_run import RunSettings, Step, TrainingRun, training_run
+from hybridperf.training.plans.arguments import number_of_tokens
+from hybridperf.training.plans.economy import economy
+from hybridperf.training.plans.layout_text import layout_words
+from hybridperf.training.plans.run import Plan, plan
+from hybridperf.workloads.memory import model_states
+
+_LAYOUTS = 64  # the best alone counts
+
+
+def step_of_plan(found: Plan) -> Step:
+    """The best layout's step."""
+    row, choice = found.top(1).iloc[0], found.choice(0)
+    case, states = found.cases[choice.case], model_states()
+    where = f"{found.setup.shape.name} on {case.space.gpus} x {found.setup.device.id}"
+    return Step(
+        float(row["time_s"]), float(row["low_s"]), float(row["high_s"]), case.space.gpus,
+        case.setup.gpus_per_node, found.setup.shape.parameters * (states.weight + states.optimizer),
+        StepParts(*(part[choice.at] for part in case.parts)), found.economy,
+        f"{where}, batch {case.space.global_batch}: {layout_words(found.best)}",
+    )  # fmt: skip
+
+
+def given_step(
+    step_s: float, gpus: int, *, device: str | None = None, state_bytes: float = 0.0,
+    gpus_per_node: int = 8, prices: str | os.PathLike | None = None, width: float = 0.0,
+) -> Step:  # fmt: skip
+    """A step whose seconds are known.
+
+    Args:
+        step_s: seconds of a step.
+        gpus: that take part.
+        device: what they are, for money and energy; None: neither is told.
+        state_bytes: of a checkpoint.
+        gpus_per_node: of these.
+        prices: a file with rates that replace the shipped assumptions.
+        width: half of the 90 % interval of the seconds, as a share.
+    """
+    if not (gpus >= 1 and gpus_per_node >= 1):
+        raise InputError(f"expected 1 GPU or more, in nodes of 1 or more, got {gpus}")
+    if not 0 <= width < 1:
+        raise InputError(f"expected a width of the step from 0 to below 1, got {width:g}")
+    if not state_bytes >= 0:
+        raise InputError(f"expected checkpoints of 0 bytes or more, got {state_bytes:g}")
+    if not 0 < step_s < float("inf"):
+        raise InputError(f"expected a step above 0 s, got {step_s:g}")
+    rates = None if device is None else economy(load_device(device), prices and Path(prices))
+    return Step(
+        step_s, step_s * (1 - width), step_s * (1 + width), gpus, gpus_per_node, state_bytes,
+        economy=rates, words=f"steps of {step_s:g} s on {gpus} GPUs",
+    )  # fmt: skip
+
+
+def run_cost(
+    model: Any, system: str, gpus: int, tokens: float | str, *,
+    settings: RunSettings | None = None, **asked: Any,
+) -> TrainingRun:  # fmt: skip
+    """A whole training run of a model: days, money, energy and carbon, with intervals.
+
+    Args:
+        model: name of a published model, a file of its sizes, or a shape (`hp.load_shape`).
+        system: name of a system, or a .toml file.
+        gpus: number of devices.
+        tokens: of the whole run, 300e9 or "300B".
+        settings: how the run is kept alive (`hp.RunSettings`).
+        asked: anything else that `hp.plan` takes: batch, seq, device, framework, dtype, only, ...
+
+    Raises:
+        InputError: no layout runs, or a setting cannot be.
+    """
+    total = number_of_tokens(tokens)
+    found = plan(model, system, gpus, tokens=total, limit=_LAYOUTS, **asked)
+    case = found.cases[found.choice(0).case]
+    steps = total / (case.space.global_batch * found.setup.shape.seq)
+    return training_run(step_of_plan(found), steps, settings)

@@ -1,0 +1,131 @@
+"""Whole trainings: goodput of published runs, bills of GPU hours, a loop that is killed here.
+
+published   Llama 3 405B and OPT-175B: goodput or uptime from how often they failed (`runs.toml`)
+bills       GPU hours of six trainings inside the run's interval; beside them 6 N FLOPs a token at
+            40 % of the peak, without failures
+here        a training loop of this machine, killed at random (`killed.py`)
+
+Nothing is fitted on them. The failure counts that are believed are those of Llama 3 405B: its
+number of failures is no prediction, its goodput is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.hardware import device_of, load_system
+from hybridperf.io import InputError, read_table
+from hybridperf.report import text
+from hybridperf.runs.failures import DAY_S, HOUR_S
+from hybridperf.runs.goodput import young_interval_s
+from hybridperf.runs.run_of_plan import given_step, run_cost
+from hybridperf.runs.training_run import RunSettings, TrainingRun, training_run
+from hybridperf.training.steps.batch import PriceCache
+from hybridperf.validate import killed
+from hybridperf.validate.harness import Found, ResultLine, claim, facts
+from hybridperf.workloads.memory import model_states
+from hybridperf.workloads.transformer.zoo import load_shape
+
+TASKS = ("published", "bills", "here")
+BILLS = "training_steps/bills_dev.csv"
+_NAIVE = "6 N at 40 % of peak"
+_YOUNG = "Young's loss alone"
+
+
+@claim("runs", TASKS)
+def run(data: Path | None, tasks: Sequence[str], quick: bool) -> Iterator[Found]:
+    """What its tasks say; `quick`: each bill at one number of GPUs, a short loop."""
+    if "bills" in tasks and data is None:
+        raise InputError(
+            "expected --data FOLDER for the bills of `validate runs`, got none; give it, or"
+            " --tasks published,here"
+        )
+    if "published" in tasks:
+        yield published()
+    if "bills" in tasks:
+        yield bills(Path(data or ""), quick)
+    if "here" in tasks:
+        yield killed.judged(killed.QUICK if quick else killed.WHOLE)
+
+
+def published() -> Found:
+    """Each published share beside ours; the baseline loses what Young's interval loses."""
+    rows, lines = [], []
+    for one in facts("runs.toml")["published"]:
+        found = _published(one)
+        ours, low, high = found.row(one["what"])
+        rate, cycle = float(found.cycle.failures_per_s), found.cycle
+        young_s = float(young_interval_s(rate, float(cycle.checkpoint_s)))
+        naive = 1.0 - rate * young_s
+        inside = low <= one["share"] <= high
+        rows.append([one["name"], *map(text.percent, (one["share"], ours, low, high, naive)),
+                     "yes" if inside else "no"])  # fmt: skip
+        lines.append(ResultLine(
+            f"runs, {one['name']}", abs(ours / one["share"] - 1), 1,
+            baselines={_YOUNG: abs(naive / one["share"] - 1)}, measure="error",
+            coverage=float(inside),
+        ))  # fmt: skip
+    head = ["share of the time", "published", "ours", "5 %", "95 %", _YOUNG, "inside"]
+    return Found(text.table(head, rows), {"published": pd.DataFrame(rows, columns=head)}, lines)
+
+
+def _published(one: Mapping[str, Any]) -> TrainingRun:
+    states = model_states()
+    state_bytes = one["parameters"] * (states.weight + states.optimizer)
+    step = given_step(1.0, one["gpus"], state_bytes=state_bytes)
+    mtbf_s = {"job": one["job_h"] * HOUR_S} if "job_h" in one else {}
+    settings = RunSettings(mtbf_s=mtbf_s, by_hand=one.get("by_hand", False))
+    return training_run(step, one["days"] * DAY_S, settings)
+
+
+def bills(data: Path, quick: bool = False) -> Found:
+    """GPU hours of each bill: predicted at the number of GPUs that is stated, and at others."""
+    told = facts("runs.toml")["bills"]
+    cache, records = PriceCache(), []
+    for bill in read_table(data / BILLS).itertuples():
+        stated = int(bill.n_gpus) if not np.isnan(bill.n_gpus) else told["gpus"][bill.group]
+        others = () if quick or not np.isnan(bill.n_gpus) else told["varied"]
+        device = device_of(load_system(told["systems"][bill.gpu]))
+        naive = _naive_hours(str(bill.model), float(bill.tokens), device.peak("bf16", "matrix"))
+        for gpus in dict.fromkeys((stated, *others)):
+            record = {"bill": bill.id, "gpus": gpus, "stated": gpus == stated,
+                      "measured_gpu_hours": bill.gpu_hours, "naive_gpu_hours": naive}  # fmt: skip
+            try:
+                found = run_cost(
+                    bill.model, told["systems"][bill.gpu], gpus, float(bill.tokens),
+                    batch=int(bill.global_batch), seq=int(bill.seq), cache=cache,
+                )  # fmt: skip
+            except InputError as error:
+                records.append(record | {"note": str(error)})
+                continue
+            hours = dict(zip(("gpu_hours", "low", "high"), found.row("gpu_hours"), strict=True))
+            records.append(record | hours | {"note": found.words})
+    frame = pd.DataFrame(records)
+    frame["inside"] = frame["measured_gpu_hours"].between(frame["low"], frame["high"])
+    rows = [
+        [str(one.bill), f"{one.gpus:,}{'' if one.stated else ' (varied)'}",
+         *(f"{value:,.0f}" for value in (one.measured_gpu_hours, one.gpu_hours, one.low, one.high,
+                                         one.naive_gpu_hours)), "yes" if one.inside else "no"]
+        for one in frame.itertuples()
+    ]  # fmt: skip
+    judged = frame[frame["stated"]]
+    error = (judged["gpu_hours"] / judged["measured_gpu_hours"] - 1).abs()
+    naive_error = (judged["naive_gpu_hours"] / judged["measured_gpu_hours"] - 1).abs()
+    head = ["GPU hours", "GPUs", "bill", "ours", "5 %", "95 %", _NAIVE, "inside"]
+    closing = f"{int(judged['inside'].sum())} of {len(judged)} bills inside, goal {told['goal']}"
+    line = ResultLine(
+        "runs, bills of GPU hours", float(error.mean()), len(judged),
+        baselines={_NAIVE: float(naive_error.mean())}, coverage=float(judged["inside"].mean()),
+    )  # fmt: skip
+    return Found(f"{text.table(head, rows)}\n{closing}", {"bills": frame}, [line])
+
+
+def _naive_hours(model: str, tokens: float, peak_flops_per_s: float) -> float:
+    told = facts("runs.toml")["bills"]
+    flops = told["flops_per_parameter_and_token"] * load_shape(model).parameters * tokens
+    return float(flops / (peak_flops_per_s * told["mfu"]) / HOUR_S)
