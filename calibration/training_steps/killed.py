@@ -37,11 +37,8 @@ from hybridperf_calibration.training_steps import read_objects
 
 SCHEMA_VERSION = 1
 STATE, LOG = "state.npz", "log.jsonl"
-_WIDTH, _LAYERS, _BATCH = (
-    384,
-    4,
-    256,
-)  # a multi-layer perceptron, as quickly compiled as a restart is
+# a multi-layer perceptron, as quickly compiled as a restart is
+_WIDTH, _LAYERS, _BATCH = 384, 4, 256
 _MOMENTUM, _RATE = 0.9, 1e-3
 _LOOK_S = 0.002  # between looks at whether a process has had its seconds
 
@@ -50,7 +47,8 @@ def save(folder: Path, step: int, leaves: Sequence[Any]) -> None:
     """A checkpoint that is there whole or not at all."""
     beside = folder / f"{STATE}.part"
     with open(beside, "wb") as handle:
-        np.savez(handle, step=step, **{f"leaf{at}": np.asarray(x) for at, x in enumerate(leaves)})
+        arrays: dict[str, Any] = {f"leaf{at}": np.asarray(x) for at, x in enumerate(leaves)}
+        np.savez(handle, step=step, **arrays)
         handle.flush()
         os.fsync(handle.fileno())
     os.replace(beside, folder / STATE)
