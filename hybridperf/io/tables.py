@@ -11,9 +11,9 @@ import csv
 import gzip
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -176,6 +176,69 @@ def positive_column(frame: pd.DataFrame, column: str, what: str) -> np.ndarray:
             " them"
         )
     return values
+
+
+class Numbers(NamedTuple):
+    """What a column may hold: numbers from `least` to `most`; where it is not `needed`, it may lack
+    cells or be missing.
+    """
+
+    least: float = 0.0
+    most: float = 1e15
+    whole: bool = False
+    needed: bool = True
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        if self.most < Numbers().most:
+            return f"{kind} from {self.least:,g} to {self.most:,g}"
+        if self.least < 0:
+            return kind
+        above = 0 < self.least < 1
+        return f"{kind} above 0" if above else f"{kind} of {self.least:g} or more"
+
+
+ABOVE_ZERO, ANY_NUMBER = Numbers(_LEAST), Numbers(-1e15)
+
+
+def number_columns(
+    frame: pd.DataFrame, columns: Mapping[str, Numbers], what: str, text: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Columns of a table that someone brought, as float64 [N]; not a number where a cell is empty.
+
+    Args:
+        frame: the table.
+        columns: what each column may hold; other columns are left out.
+        what: a row of the table is: "job".
+        text: columns that it needs, too.
+
+    Raises:
+        InputError: a column is missing, there is no row, or a cell is something else.
+    """
+    needed = [*text, *(name for name, one in columns.items() if one.needed)]
+    if missing := [name for name in needed if name not in frame]:
+        raise InputError(
+            f"expected columns {', '.join(needed)} in a table of {what}s, got none called"
+            f" {', '.join(missing)}; add them"
+        )
+    if frame.empty:
+        raise InputError(f"expected a {what} or more in a table of {what}s, got none; add rows")
+    found = {}
+    for name in [one for one in columns if one in frame]:
+        limits, values = columns[name], real_numbers(frame[name])
+        wrong = ~((values >= limits.least) & (values <= limits.most))
+        if limits.whole:
+            wrong |= values % 1 != 0
+        if not limits.needed:
+            wrong &= frame[name].notna().to_numpy()
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise InputError(
+                f"expected {limits} in {name} of {what} {row + 1}, got {frame[name].iloc[row]!r};"
+                " mend the table"
+            )
+        found[name] = values
+    return pd.DataFrame(found, index=frame.index)
 
 
 def real_numbers(column: pd.Series) -> np.ndarray:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError
+from hybridperf.io import InputError, Numbers, number_columns
 
 MEASURED = "together_s"
 _SHRINKAGE = 1.0  # of a weight of standardised features, in rows
@@ -81,30 +81,26 @@ def read_groups(frame: pd.DataFrame) -> list[Group]:
             "expected columns group and NAME_s for each resource (such as compute_s) in a table of"
             f" tasks, got {', '.join(map(str, frame)) or 'none'}; add them"
         )
-    numbers = frame[resources].apply(pd.to_numeric, errors="coerce")
-    if numbers.isna().any(axis=None) or (numbers < 0).any(axis=None):
-        raise InputError(
-            f"expected seconds of zero or more in {', '.join(resources)}, got others; mend them"
-        )
+    numbers = number_columns(
+        frame, dict.fromkeys(resources, Numbers()) | dict.fromkeys(known, Numbers(needed=False)),
+        "task",
+    )  # fmt: skip
+    numbers, told = numbers[resources], numbers.reindex(columns=sorted(known))
     if (numbers.sum(axis=1) <= 0).any():
         raise InputError("expected tasks that need some resource, got one of 0 s; leave it out")
-    alone_s = numbers.sum(axis=1)
-    if "alone_s" in frame:
-        alone_s = pd.to_numeric(frame["alone_s"], errors="coerce").fillna(alone_s)
+    alone_s = told["alone_s"].fillna(numbers.sum(axis=1))
     if (alone_s < numbers.max(axis=1) * (1 - 1e-9)).any():
         raise InputError(
             "expected alone_s of at least a task's busiest resource, got less; mend the table"
         )
     found = []
     for name, at in frame.groupby("group", sort=False).indices.items():
-        measured = np.nan
-        if MEASURED in frame:
-            seconds = pd.to_numeric(frame[MEASURED], errors="coerce").to_numpy()[at]
-            if len({*seconds[~np.isnan(seconds)]}) > 1:
-                raise InputError(
-                    f"expected one together_s of group {name}, got several; mend the table"
-                )
-            measured = float(pd.Series(seconds).bfill().iloc[0])
+        seconds = told[MEASURED].iloc[at].dropna()
+        if seconds.nunique() > 1:
+            raise InputError(
+                f"expected one together_s of group {name}, got several; mend the table"
+            )
+        measured = float(seconds.iloc[0]) if len(seconds) else np.nan
         found.append(
             Group(str(name), numbers.to_numpy(float)[at], alone_s.to_numpy(float)[at], measured)
         )

@@ -16,17 +16,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError
+from hybridperf.io import ABOVE_ZERO, InputError, Numbers, number_columns
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.workloads.transformer import load_shape
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-COLUMNS = ("name", "arrival_s", "model", "batch", "steps")
-_WHOLE, _MOST = ("batch", "gpus", "max_batch"), 1e12
+_COUNT = Numbers(1, whole=True)
+_COLUMNS = {
+    "arrival_s": Numbers(), "batch": _COUNT, "steps": ABOVE_ZERO,
+    "gpus": _COUNT._replace(needed=False), "max_batch": _COUNT._replace(needed=False),
+    "noise_scale": Numbers(needed=False),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,55 +84,23 @@ class JobTimes:
 
 def read_training_jobs(frame: pd.DataFrame) -> list[TrainingJob]:
     """Jobs of a table: name, arrival_s, model, batch, steps; also gpus, max_batch, noise_scale."""
-    if missing := [name for name in COLUMNS if name not in frame]:
+    numbers = number_columns(frame, _COLUMNS, "job", ("name", "model"))
+    if "max_batch" in numbers and (small := numbers["max_batch"] < numbers["batch"]).any():
+        at = int(np.flatnonzero(small)[0])
         raise InputError(
-            f"expected columns {', '.join(COLUMNS)} in a table of jobs, got none called"
-            f" {', '.join(missing)}; add them"
+            f"expected max_batch of batch or more in job {at + 1}, got"
+            f" {numbers['max_batch'].iloc[at]:g} for {numbers['batch'].iloc[at]:g}; mend it"
         )
-    if not len(frame):
-        raise InputError("expected a job or more in a table of jobs, got none; add rows")
-    given = {"arrival_s": 0.0, "batch": 1.0, "steps": 1e-9}
-    given |= {
-        name: least
-        for name, least in (("gpus", 1.0), ("max_batch", 1.0), ("noise_scale", 0.0))
-        if name in frame
-    }
-    numbers = {}
-    for name, least in given.items():
-        values = pd.to_numeric(frame[name], errors="coerce")
-        empty = frame[name].isna() & (name not in COLUMNS)
-        wrong = ~values.between(least, _MOST) & ~empty
-        if name in _WHOLE:
-            wrong |= (values % 1 != 0) & ~empty
-        if wrong.any():
-            at = int(np.flatnonzero(wrong)[0])
-            what = "a whole number of 1 or more" if name in _WHOLE else "a number of 0 or more"
-            raise InputError(
-                f"expected {what if name != 'steps' else 'a number above 0'} in {name} of job"
-                f" {at + 1}, got {frame[name].iloc[at]!r}; mend the table"
-            )
-        numbers[name] = values
-    if "max_batch" in numbers:
-        small = numbers["max_batch"] < numbers["batch"]
-        if small.any():
-            at = int(np.flatnonzero(small)[0])
-            raise InputError(
-                f"expected max_batch of batch or more in job {at + 1}, got"
-                f" {numbers['max_batch'].iloc[at]:g} for {numbers['batch'].iloc[at]:g}; mend it"
-            )
     jobs = []
-    for at in range(len(frame)):
-        one = {name: float(values.iloc[at]) for name, values in numbers.items()}
-        some = {name: None if math.isnan(value) else value for name, value in one.items()}
-        whole = {name: None if (x := some.get(name)) is None else int(x) for name in _WHOLE}
-        model = str(frame["model"].iloc[at])
+    for name, model, row in zip(
+        frame["name"], frame["model"].astype(str), numbers.to_dict("records"), strict=True
+    ):
         load_shape(model)
-        jobs.append(
-            TrainingJob(
-                str(frame["name"].iloc[at]), one["arrival_s"], model, int(one["batch"]),
-                one["steps"], whole["gpus"], whole["max_batch"], some.get("noise_scale"),
-            )
-        )  # fmt: skip
+        given: dict[str, Any] = {
+            column: int(value) if _COLUMNS[column].whole else value
+            for column, value in row.items() if not math.isnan(value)
+        }  # fmt: skip
+        jobs.append(TrainingJob(str(name), model=model, **given))
     return sorted(jobs, key=lambda job: job.arrival_s)
 
 

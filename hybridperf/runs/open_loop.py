@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError
+from hybridperf.io import ANY_NUMBER, InputError, number_columns
 from hybridperf.model.serving_effects import believed
 from hybridperf.runs.batching import Engine, Link, serve
 from hybridperf.runs.deployments import Question, with_effects
@@ -32,11 +32,6 @@ def recorded(frame: pd.DataFrame, trace: str = "") -> Requests:
     Raises:
         InputError: a column is missing, several traces and none is named, no request.
     """
-    if missing := [name for name in COLUMNS if name not in frame]:
-        raise InputError(
-            f"expected columns {', '.join(COLUMNS)} in a table of requests, got none called"
-            f" {', '.join(missing)}; add them"
-        )
     if "trace" in frame:
         known = sorted(map(str, frame["trace"].dropna().unique()))
         if trace not in known and (trace or len(known) > 1):
@@ -44,12 +39,8 @@ def recorded(frame: pd.DataFrame, trace: str = "") -> Requests:
         frame = frame[frame["trace"] == trace] if trace else frame
     elif trace:
         raise InputError(f"expected a column trace with --trace {trace}, got none; leave it out")
-    numbers = frame[list(COLUMNS)].apply(pd.to_numeric, errors="coerce").to_numpy(float)
-    if not len(numbers):
-        raise InputError("expected one request or more, got none")
-    if not np.isfinite(numbers).all():
-        raise InputError("expected numbers of seconds and tokens in every request; mend the table")
-    return arriving(*numbers.T)
+    numbers = number_columns(frame, dict.fromkeys(COLUMNS, ANY_NUMBER), "request")
+    return arriving(*numbers.to_numpy().T)
 
 
 def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -> Served:

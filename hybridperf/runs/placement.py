@@ -8,8 +8,8 @@
 
 A set is judged by the collective model at the links it has to itself (`collectives/subset.py`); a
 step is its calls, priced and composed by the engine: a Transformer's, or given computation and then
-an all-reduce. `compare` runs a stream of jobs under each policy, FIFO, with the steps of those that
-share a leaf's uplinks or a host's links at the rates that are left for them.
+an all-reduce. `place_stream` runs a stream of jobs under a policy, first come first served, with
+the steps of those that share a leaf's uplinks or a host's links at the rates left for them.
 
 Candidates: in a node, all sets of its free GPUs (of many, those grown from each GPU by its widest
 links); over nodes, the fullest nodes of each leaf and of the cluster, with the same places in each
@@ -33,7 +33,7 @@ from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware.topology import Topology
-from hybridperf.io import InputError
+from hybridperf.io import ABOVE_ZERO, InputError, Numbers, number_columns
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds
@@ -280,36 +280,15 @@ def place_stream(placer: Placer, jobs: Sequence[PlacedJob], policy: str) -> Plac
     )
 
 
-_COLUMNS = ("name", "arrival_s", "gpus", "steps", "compute_s", "all_reduce_bytes")
-
-
 def read_placed_jobs(frame: pd.DataFrame, topology: Topology) -> list[PlacedJob]:
     """Jobs of a table with columns name, arrival_s, gpus, steps, compute_s, all_reduce_bytes."""
-    if missing := [name for name in _COLUMNS if name not in frame]:
-        raise InputError(
-            f"expected columns {', '.join(_COLUMNS)} in a table of jobs, got none called"
-            f" {', '.join(missing)}; add them"
-        )
-    numbers = frame[list(_COLUMNS[1:])].apply(pd.to_numeric, errors="coerce")
-    for name in _COLUMNS[1:]:
-        least = 0.0 if name in ("arrival_s", "all_reduce_bytes") else 1e-12
-        most = topology.gpus if name == "gpus" else 1e15
-        wrong = ~numbers[name].between(least, most)
-        if name == "gpus":
-            wrong |= numbers[name] % 1 != 0
-        if wrong.any():
-            at = int(np.flatnonzero(wrong)[0])
-            limits = f"a whole number from 1 to {most:,}" if name == "gpus" else (
-                "a number of 0 or more" if not least else "a number above 0")  # fmt: skip
-            raise InputError(
-                f"expected {limits} in {name} of job {at + 1}, got {frame[name].iloc[at]!r}; mend"
-                " the table"
-            )
-    if not len(frame):
-        raise InputError("expected a job or more in a table of jobs, got none; add rows")
-    numbers = numbers.assign(name=frame["name"].astype(str)).sort_values("arrival_s", kind="stable")
+    columns = {
+        "arrival_s": Numbers(), "gpus": Numbers(1, topology.gpus, whole=True),
+        "steps": ABOVE_ZERO, "compute_s": ABOVE_ZERO, "all_reduce_bytes": Numbers(),
+    }  # fmt: skip
+    numbers = number_columns(frame, columns, "job", ("name",)).assign(job=frame["name"].astype(str))
     return [
-        PlacedJob(row.name_, row.arrival_s, int(row.gpus), row.steps,
+        PlacedJob(row.job, row.arrival_s, int(row.gpus), row.steps,
                   PlacedStep(row.compute_s, row.all_reduce_bytes))
-        for row in numbers.rename(columns={"name": "name_"}).itertuples()
+        for row in numbers.sort_values("arrival_s", kind="stable").itertuples()
     ]  # fmt: skip

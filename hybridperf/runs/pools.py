@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError
+from hybridperf.io import ANY_NUMBER, InputError, Numbers, number_columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,33 +110,17 @@ def cheapest(
 
 def read_types(frame: pd.DataFrame) -> list[InstanceType]:
     """Of a table with the fields of `InstanceType` as columns, a row each."""
-    fields = [field.name for field in dataclasses.fields(InstanceType)]
-    if missing := [name for name in fields if name not in frame]:
-        raise InputError(
-            f"expected columns {', '.join(fields)} in a table of instances, got none called"
-            f" {', '.join(missing)}; add them"
-        )
-    numbers = frame[fields[1:]].apply(pd.to_numeric, errors="coerce")
-    if not len(frame) or numbers.isna().any(axis=None) or (numbers < 0).any(axis=None):
-        raise InputError(
-            "expected one instance or more with costs and seconds of zero or more; mend the table"
-        )
-    rows = zip(frame["name"].astype(str), *(numbers[name] for name in fields[1:]), strict=True)
-    return [InstanceType(name, *map(float, more)) for name, *more in rows]
+    columns = dict.fromkeys(("usd_per_hour", "fixed_s", "each_s"), Numbers())
+    numbers = number_columns(frame, columns, "instance", ("name",))
+    names = frame["name"].astype(str)
+    return [InstanceType(name, *more) for name, more in zip(names, numbers.to_numpy(), strict=True)]
 
 
 def read_requests(frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Rising arrivals and sizes of a table with columns arrival_s and size."""
-    if missing := [name for name in ("arrival_s", "size") if name not in frame]:
-        raise InputError(
-            f"expected columns arrival_s, size in a table of requests, got none called"
-            f" {', '.join(missing)}; add them"
-        )
-    both = frame[["arrival_s", "size"]].apply(pd.to_numeric, errors="coerce")
-    if not len(both) or both.isna().any(axis=None):
-        raise InputError("expected a number in arrival_s and size of each request; mend the table")
+    both = number_columns(frame, dict.fromkeys(("arrival_s", "size"), ANY_NUMBER), "request")
     both = both.sort_values("arrival_s")
-    return both["arrival_s"].to_numpy(float), both["size"].to_numpy(float)
+    return both["arrival_s"].to_numpy(), both["size"].to_numpy()
 
 
 def homogeneous(

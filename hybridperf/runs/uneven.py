@@ -20,7 +20,7 @@ from hybridperf.engine.prediction import predict
 from hybridperf.engine.unlike import UnlikeStep, Worker, unlike
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_system
-from hybridperf.io import InputError
+from hybridperf.io import ABOVE_ZERO, InputError, number_columns
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.runs.updates import best_shares, updates_per_s
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -64,7 +64,7 @@ def uneven(
 
     Args:
         workers: a row each: `device` (a calibration, folder, or device name), `slower` (factor; 1
-            if there is no such column).
+            where it is not given).
         shape: the model that is trained.
         system: whose links connect them.
         batch: samples of a step of all workers.
@@ -127,17 +127,14 @@ def _step(
 
 
 def _read(workers: pd.DataFrame) -> tuple[list[str], np.ndarray]:
-    if "device" not in workers or not len(workers):
-        raise InputError("expected a table of workers with a column `device`, a row each; got none")
+    numbers = number_columns(
+        workers, {"slower": ABOVE_ZERO._replace(needed=False)}, "worker", ("device",)
+    )
     if len(workers) > MOST_WORKERS:
         raise InputError(
             f"expected at most {MOST_WORKERS} workers, got {len(workers)}; give one of each kind"
         )
-    slower = np.ones(len(workers))
-    if "slower" in workers:
-        slower = pd.to_numeric(workers["slower"], errors="coerce").to_numpy(float)
-    if not (np.isfinite(slower) & (slower > 0)).all():
-        raise InputError("expected factors above zero in `slower`, such as 1.2; mend the table")
     if workers["device"].isna().any():
         raise InputError("expected a device of each worker, got an empty one; mend the table")
-    return workers["device"].astype(str).tolist(), slower
+    slower = numbers.reindex(columns=["slower"])["slower"].fillna(1.0)
+    return workers["device"].astype(str).tolist(), slower.to_numpy()

@@ -127,7 +127,7 @@ def test_the_command_bounds_and_predicts(run, refused, tmp_path) -> None:
     (tmp_path / "bad.csv").write_text("name,size\na,1\n")
     assert "expected columns group" in refused("choose", "colocate", tmp_path / "bad.csv")
     (tmp_path / "bad.csv").write_text("group,gpu_s\na,x\n")
-    assert "zero or more in gpu_s" in refused("choose", "colocate", tmp_path / "bad.csv")
+    assert "0 or more in gpu_s" in refused("choose", "colocate", tmp_path / "bad.csv")
     (tmp_path / "bad.csv").write_text("group,gpu_s,alone_s\na,2,1\n")
     assert "busiest resource" in refused("choose", "colocate", tmp_path / "bad.csv")
 

@@ -36,9 +36,9 @@ def test_a_hopeless_worker_is_left_out_with_a_note() -> None:
 @pytest.mark.parametrize(
     ("frame", "batch", "said"),
     [
-        (table(gpu=["a100_sxm4_80g"]), 8, "column `device`"),
-        (table(device=["a100_sxm4_80g"], slower=[-1]), 8, "above zero in `slower`"),
-        (table(device=["a100_sxm4_80g"], slower=["fast"]), 8, "above zero in `slower`"),
+        (table(gpu=["a100_sxm4_80g"]), 8, "expected columns device"),
+        (table(device=["a100_sxm4_80g"], slower=[-1]), 8, "above 0 in slower of worker 1"),
+        (table(device=["a100_sxm4_80g"], slower=["fast"]), 8, "above 0 in slower of worker 1"),
         (table(device=["a100_sxm4_80g"] * 3), 8, "3 workers"),
         (table(device=["a100_sxm4_80g", None]), 8, "an empty one"),
     ],
