@@ -30,6 +30,7 @@ from hybridperf.engine.lower import Lowered, lower
 from hybridperf.engine.prediction import check_backend, predict
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.model.price import price
@@ -37,7 +38,6 @@ from hybridperf.model.step_effects import vector
 from hybridperf.model.step_table import in_step_seconds
 
 _MEETING = ("reduction", "gather")  # roles of messages among data-parallel ranks
-_WIDTH_OF_90 = 3.2897  # standard deviations between the ends of a 90 % interval
 _DRAWS = 256
 _ENDS = 0.05, 0.95
 
@@ -83,7 +83,7 @@ class UnlikeStep:
                     alone = predict(model, worker.workload)
                     if alone.low_s is None or alone.high_s is None:
                         return None
-                    width = np.log(alone.high_s / alone.low_s) / _WIDTH_OF_90
+                    width = np.log(alone.high_s / alone.low_s) / 2 / NINE_OF_TEN
                     known[id(model)] = len(known), float(width)
                 column.append(known[id(model)][0])
         widths = np.array([width for _, width in known.values()])

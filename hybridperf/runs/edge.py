@@ -21,27 +21,19 @@ from hybridperf.runs.queues import latency_percentile_s, mean_wait_s
 _LEAST_RATE = 1e-12
 
 
-def edge_s(
-    rate: float, service_s: float, way_s: float = 0.0, share: float = 0.0, **variances: float
-) -> float:
-    """Seconds at a site with one instance.
+def latency_s(
+    rate: float, sites: int, service_s: float, way_s: float = 0.0, share: float = 0.0,
+    **variances: float,
+) -> float:  # fmt: skip
+    """Seconds of a request at an instance for each of the `sites`; 1: at the edge.
 
     Args:
-        rate: requests a second that come to it.
+        rate: requests a second that come from each site.
+        sites: that share a queue, an instance for each.
         service_s: of a request.
         way_s: there and back.
         share: of the requests that end within the seconds; 0: the mean.
         variances: `arrivals_cv2` and `service_cv2` of `queues.mean_wait_s`, of a mean.
-    """
-    return cloud_s(rate, 1, service_s, way_s, share, **variances)
-
-
-def cloud_s(
-    rate: float, sites: int, service_s: float, way_s: float, share: float = 0.0, **variances: float
-) -> float:
-    """Seconds in the cloud with an instance for each of the `sites`, `rate` coming from each.
-
-    The other arguments are those of `edge_s`.
     """
     if share:
         if variances and set(variances.values()) != {1.0}:
@@ -73,8 +65,8 @@ def inversion(
     cloud_service_s = service_s if cloud_service_s is None else cloud_service_s
 
     def gap(rate: float) -> float:
-        there = cloud_s(rate, sites, cloud_service_s, farther_s, share, **variances)
-        return edge_s(rate, service_s, share=share, **variances) - there
+        there = latency_s(rate, sites, cloud_service_s, farther_s, share, **variances)
+        return latency_s(rate, 1, service_s, share=share, **variances) - there
 
     most = (1 - 1e-9) / max(service_s, cloud_service_s)
     if gap(_LEAST_RATE) >= 0:
@@ -95,8 +87,8 @@ def by_rate(
     rates = np.arange(1, points + 1) / (points + 1) / max(service_s, cloud_service_s)
     rows = []
     for rate in rates.tolist():
-        near_s = edge_s(rate, service_s, share=share, **variances)
-        far_s = cloud_s(rate, sites, cloud_service_s, farther_s, share, **variances)
+        near_s = latency_s(rate, 1, service_s, share=share, **variances)
+        far_s = latency_s(rate, sites, cloud_service_s, farther_s, share, **variances)
         quicker = "edge" if near_s < far_s else "cloud"
         rows.append((rate, rate * service_s, near_s, far_s, quicker))
     columns = ["rate_per_s", "utilisation", "edge_s", "cloud_s", "quicker"]

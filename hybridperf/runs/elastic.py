@@ -22,7 +22,7 @@ import pandas as pd
 
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array
-from hybridperf.runs.goodput import FailureCycle, best, goodput
+from hybridperf.runs.goodput import FailureCycle, best, goodput, young_interval_s
 
 MOST_WORKERS = 10_000_000  # workers that are looked at
 
@@ -49,17 +49,21 @@ class Workers:
     scaling: float = 1.0
     price: float = 1.0
 
+    def there(self, workers: Array) -> Array:
+        """Of so many, who are there in the mean."""
+        return workers / (1.0 + self.away_s / self.lifetime_s)
+
 
 def elastic_speed(workers: Array, like: Workers) -> Array:
     """Speed of an elastic job in workers that never leave."""
-    there = workers / (1.0 + like.away_s / like.lifetime_s)
+    there = like.there(workers)
     return there**like.scaling / (1.0 + 2.0 * there * like.change_s / like.lifetime_s)
 
 
 def rigid_speed(workers: Array, like: Workers) -> Array:
     """Speed of a job that stops for each worker that leaves, at Young's interval."""
     rate = workers / like.lifetime_s
-    interval_s = (2.0 * like.checkpoint_s / rate) ** 0.5
+    interval_s = young_interval_s(rate, like.checkpoint_s)
     cycle = FailureCycle(rate, interval_s, like.checkpoint_s, like.away_s, like.restart_s)
     return workers**like.scaling * goodput(cycle).useful
 
@@ -94,11 +98,10 @@ def elastic(like: Workers, counts: list[int]) -> Elastic:
         raise InputError("expected numbers of workers of 1 or more")
     rows = []
     for count in counts:
-        speed = float(elastic_speed(float(count), like))
-        rigid = float(rigid_speed(float(count), like))
-        there = count / (1.0 + like.away_s / like.lifetime_s)  # who is away is not paid
+        speed, rigid = (float(of(float(count), like)) for of in (elastic_speed, rigid_speed))
+        paid = like.there(count) * like.price  # who is away is not paid
         rows.append({"workers": count, "elastic": speed / count, "rigid": rigid / count,
-                     "speedup": speed, "cost_share": there * like.price / speed})  # fmt: skip
+                     "speedup": speed, "cost_share": paid / speed})  # fmt: skip
     return Elastic(
         pd.DataFrame(rows), fastest(elastic_speed, like), fastest(rigid_speed, like),
         like.lifetime_s, like.away_s,
@@ -109,11 +112,10 @@ def fastest(speed: Callable[[Array, Workers], Array], like: Workers) -> int:
     """How many workers are fastest, by gradient from several starts; the most that is looked at
     where more are always faster.
     """
+    bounds = {"n": (1.0, float(MOST_WORKERS))}
     found = max(
         (
-            best(lambda x: speed(x["n"], like), {"n": start}, {"n": (1.0, float(MOST_WORKERS))})[
-                "n"
-            ]
+            best(lambda x: speed(x["n"], like), {"n": start}, bounds)["n"]
             for start in (4.0, 1e3, 1e5)
         ),
         key=lambda n: float(speed(n, like)),

@@ -110,10 +110,9 @@ class Cluster:
         sizes = np.sort(np.array(seconds))
 
         def rank(job: int, left: _Left) -> float:
-            attained = sizes_of[job] * (1 - left(job) / self.steps[job])
+            attained = seconds[job] * (1 - left(job) / self.steps[job])
             return -gittins_index(sizes, attained)
 
-        sizes_of = seconds
         return self._in_order(rank)
 
     def _elastic(
@@ -167,9 +166,7 @@ def gittins_index(sizes: np.ndarray, attained: float) -> float:
 
 def just_enough(times: JobTimes, limit: float) -> int | None:
     """The fewest GPUs on which a job takes at most `limit` of its time on the fewest it fits on."""
-    alone = times.rate(times.fewest)
-    enough = times.gpus[times.steps_per_s >= alone / limit * (1 - 1e-9)]
-    return int(enough[0]) if len(enough) else None
+    return next((n for n in times.gpus.tolist() if not times.late(n, limit)), None)
 
 
 def blocking_by_degree(
@@ -180,9 +177,8 @@ def blocking_by_degree(
     Degrees whose job takes longer than `limit` of its time on the fewest GPUs refuse all.
     """
     found = {}
-    for n, rate in zip(times.gpus.tolist(), times.steps_per_s.tolist(), strict=True):
-        if n > gpus or rate <= 0:
-            continue
-        late = rate < times.rate(times.fewest) / limit * (1 - 1e-9)
-        found[n] = 1.0 if late else float(erlang_b(gpus // n, arrivals_per_s * steps / rate))
+    for n in times.gpus.tolist():
+        if n <= gpus and times.rate(n) > 0:
+            busy = arrivals_per_s * steps / times.rate(n)
+            found[n] = 1.0 if times.late(n, limit) else float(erlang_b(gpus // n, busy))
     return found

@@ -5,14 +5,13 @@ system by degree.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.io import InputError
 from hybridperf.runs.job_policies import POLICIES, Cluster, blocking_by_degree, just_enough
-from hybridperf.runs.job_stream import StreamResult
 from hybridperf.runs.job_times import JobTimes, TrainingJob
 
 ENDS = ("", "low", "high")  # of all step times together: one machine errs one way
@@ -44,7 +43,8 @@ def study(
         restart_s: without work, when a job that runs is given other GPUs.
         limit: of the loss system: the longest a job may take, as a share of its time alone.
     """
-    fit = [at for at, one in enumerate(times) if one.fits and _fits_asked(jobs[at], one)]
+    fit = [at for at, (job, one) in enumerate(zip(jobs, times, strict=True))
+           if one.rate(_asked(job, one)) > 0]  # fmt: skip
     if not fit:
         raise InputError(
             "expected a job that fits on the GPUs it asks for, got none; give more GPUs or smaller"
@@ -62,7 +62,7 @@ def study(
     found = []
     for policy in POLICIES:
         ends = {end: each.run(policy) for end, each in clusters.items()}
-        result = ends[""]
+        result, means = ends[""], [one.mean_completion_s() for one in ends.values()]
         rows.loc[fit, f"{policy}_completion_s"] = result.completion_s
         span_s = float(result.end_s.max() - result.arrival_s.min())
         alone_s = one.steps / np.array([x.rate(int(n)) for x, n in zip(one.times, one.asked,
@@ -70,7 +70,7 @@ def study(
         found.append({
             "policy": policy, "mean_completion_s": result.mean_completion_s(),
             # a schedule may turn round where steps take longer: the ends hold the middle, too
-            "low_s": min(map(_mean, ends.values())), "high_s": max(map(_mean, ends.values())),
+            "low_s": min(means), "high_s": max(means),
             "p95_completion_s": float(np.percentile(result.completion_s, 95)),
             "mean_wait_s": float(np.mean(result.start_s - result.arrival_s)),
             "moves": int(result.moves.sum()),
@@ -79,19 +79,16 @@ def study(
     return JobStudy(pd.DataFrame(found), _degrees(clusters, gpus, limit), rows)
 
 
-def _fits_asked(job: TrainingJob, times: JobTimes) -> bool:
-    return times.rate(job.gpus or times.quickest) > 0
-
-
-def _mean(result: StreamResult) -> float:
-    return result.mean_completion_s()
+def _asked(job: TrainingJob, times: JobTimes) -> int:
+    """GPUs as its user says, or as many as make its steps quickest."""
+    return job.gpus or times.quickest
 
 
 def cluster(
     jobs: Sequence[TrainingJob], times: Sequence[JobTimes], gpus: int, restart_s: float = 0.0
 ) -> Cluster:
-    """Jobs on a cluster, each asking for its own GPUs or for as many as make its steps quickest."""
-    asked = [job.gpus or one.quickest for job, one in zip(jobs, times, strict=True)]
+    """Jobs on a cluster."""
+    asked = [_asked(job, one) for job, one in zip(jobs, times, strict=True)]
     return Cluster(
         gpus, times, np.array([job.steps for job in jobs]),
         np.array([job.arrival_s for job in jobs]), np.array(asked), restart_s,
@@ -103,34 +100,30 @@ def _degrees(clusters: dict[str, Cluster], gpus: int, limit: float) -> pd.DataFr
     one = clusters[""]
     alike = len({(x.gpus.tobytes(), x.steps_per_s.tobytes()) for x in one.times}) == 1
     rate = (len(one.steps) - 1) / max(float(np.ptp(one.arrival_s)), 1e-12)
-    closed: dict[int, float] = {}
+    closed: dict[str, float] = {}
     if alike and len(one.steps) > 1:
-        closed = blocking_by_degree(one.times[0], float(one.steps.mean()), gpus, rate, limit)
+        found = blocking_by_degree(one.times[0], float(one.steps.mean()), gpus, rate, limit)
+        closed = {str(n): share for n, share in found.items()}
     most = max(x.quickest for x in one.times)
+    wanted: dict[str, Callable[[JobTimes], int | None]] = {
+        str(n): lambda times, n=n: min(n, times.quickest)
+        for n in one.times[0].gpus.tolist() if n <= most
+    }  # fmt: skip
+    wanted["just enough"] = lambda times: just_enough(times, limit)
     rows = []
-    for degree in [n for n in one.times[0].gpus.tolist() if n <= most]:
-        shares = {end: _lossy(each, lambda times, d=degree: min(d, times.quickest), limit)
-                  for end, each in clusters.items()}  # fmt: skip
-        rows.append({"gpus": str(degree), **_named(shares), "closed_form": closed.get(degree)})
-    shares = {end: _lossy(each, lambda times: just_enough(times, limit), limit)
-              for end, each in clusters.items()}  # fmt: skip
-    rows.append({"gpus": "just enough", **_named(shares), "closed_form": None})
+    for name, wants in wanted.items():
+        shares = {end: _lossy(each, wants, limit) for end, each in clusters.items()}
+        rows.append({
+            "gpus": name, "blocking": shares[""], "low_blocking": min(shares.values()),
+            "high_blocking": max(shares.values()), "closed_form": closed.get(name),
+        })  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def _named(shares: dict[str, float]) -> dict[str, float]:
-    return {"blocking": shares[""], "low_blocking": min(shares.values()),
-            "high_blocking": max(shares.values())}  # fmt: skip
-
-
-def _lossy(one: Cluster, wants: object, limit: float) -> float:
+def _lossy(one: Cluster, wants: Callable[[JobTimes], int | None], limit: float) -> float:
     def degree(job: int) -> int | None:
         times = one.times[job]
-        n: int | None = wants(times)  # type: ignore[operator]
-        if n is None:
-            return None
-        n = max(n, times.fewest)
-        late = times.rate(n) < times.rate(times.fewest) / limit * (1 - 1e-9)
-        return None if late else n
+        n = max(wants(times) or 0, times.fewest)
+        return None if times.late(n, limit) else n
 
     return one.lossy(degree).blocking

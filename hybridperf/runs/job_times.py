@@ -72,9 +72,9 @@ class JobTimes:
         """GPUs that it needs to fit."""
         return int(self.gpus[int((self.steps_per_s > 0).argmax())])
 
-    @property
-    def fits(self) -> bool:
-        return bool((self.steps_per_s > 0).any())
+    def late(self, gpus: int, limit: float) -> bool:
+        """Whether it takes longer than `limit` of its time on the fewest GPUs that it fits on."""
+        return self.rate(gpus) < self.rate(self.fewest) / limit * (1 - 1e-9)
 
     def at(self, end: str) -> JobTimes:
         """The same where all steps take the low or the high end of their interval."""

@@ -16,7 +16,9 @@ chance C, exponential of rate d = k / service - rate, so with m = 1 / service
 
 from __future__ import annotations
 
+import jax
 import numpy as np
+import scipy.special
 from scipy.optimize import brentq
 
 from hybridperf.io.namespace import Array, array_module, floats
@@ -37,6 +39,18 @@ def erlang_b(servers: int, busy: Array) -> Array:
     for count in range(1, servers + 1):
         lost = busy * lost / (count + busy * lost)
     return lost
+
+
+def erlang_b_between(places: Array, load: Array) -> Array:
+    """`erlang_b` of any number of places, whole or not, with slopes by both; of loads below 700.
+
+    A ratio of Poisson's law: B(k, a) = a^k e^-a / Gamma(k + 1, a).
+    """
+    module = array_module(places, load)
+    k, a = (floats(places), floats(load)) if module is np else (places, load)
+    a, of = module.maximum(a, 1e-30), scipy.special if module is np else jax.scipy.special
+    log_b = k * module.log(a) - a - of.gammaln(k + 1.0)
+    return module.exp(log_b) / module.maximum(of.gammaincc(k + 1.0, a), 1e-300)
 
 
 def erlang_c(servers: int, busy: Array) -> Array:

@@ -5,10 +5,6 @@ back as spares. While s + 1 are away the job lies and nothing more fails: that i
 system with s + 1 places and a load a = failures of nodes x repair (Erlang 1917), insensitive to how
 repair times are distributed. A failure finds no spare with chance B(s, a) and waits then for the
 first of s + 1 repairs.
-
-Erlang's B is a ratio of Poisson's law, and so continuous in the number of places, with slopes:
-
-    B(k, a) = a^k e^-a / Gamma(k + 1, a)
 """
 
 from __future__ import annotations
@@ -17,25 +13,12 @@ import dataclasses
 
 import jax
 import numpy as np
-from jax.scipy.special import gammaincc, gammaln
-from scipy import special
 
-from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.io.namespace import Array
 from hybridperf.runs.goodput import FailureCycle, Goodput, best, goodput
+from hybridperf.runs.queues import erlang_b_between
 
 _MOST_SHARE = 0.5  # of a job's nodes that are looked at as spares
-
-
-def erlang_b(places: Array, load: Array) -> Array:
-    """Chance that all of so many places are taken; places need not be whole. Slopes by both."""
-    module = array_module(places, load)
-    if module is np:
-        k, a = floats(places), np.maximum(floats(load), 1e-30)
-        gamma, log_factorial = special.gammaincc(k + 1.0, a), special.gammaln(k + 1.0)
-    else:
-        k, a = places, module.maximum(load, 1e-30)
-        gamma, log_factorial = gammaincc(k + 1.0, a), gammaln(k + 1.0)
-    return module.exp(k * module.log(a) - a - log_factorial) / module.maximum(gamma, 1e-300)
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +45,7 @@ def wait_s(failures_per_s: Array, spares: Spares) -> Array:
         spares: of the job.
     """
     load = failures_per_s * spares.broken * spares.repair_s
-    nobody = erlang_b(spares.count, load)
+    nobody = erlang_b_between(spares.count, load)
     return spares.broken * nobody * spares.repair_s / (spares.count + 1.0)
 
 

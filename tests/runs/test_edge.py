@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hybridperf.io import InputError
-from hybridperf.runs.edge import by_rate, cloud_s, edge_s, inversion
+from hybridperf.runs.edge import by_rate, inversion, latency_s
 from hybridperf.runs.pools import InstanceType, latencies
 
 SERVICE_S = 1 / 13
@@ -28,9 +28,9 @@ def test_utilisation_of_inversion(sites, utilisations) -> None:
 def test_edge_and_cloud_are_alike_where_they_turn() -> None:
     rate = inversion(5, 0.1, 0.03)
     assert 0 < rate < 10
-    assert edge_s(rate, 0.1) == pytest.approx(cloud_s(rate, 5, 0.1, 0.03))
-    assert edge_s(0.9 * rate, 0.1) < cloud_s(0.9 * rate, 5, 0.1, 0.03)
-    assert edge_s(1.1 * rate, 0.1) > cloud_s(1.1 * rate, 5, 0.1, 0.03)
+    assert latency_s(rate, 1, 0.1) == pytest.approx(latency_s(rate, 5, 0.1, 0.03))
+    assert latency_s(0.9 * rate, 1, 0.1) < latency_s(0.9 * rate, 5, 0.1, 0.03)
+    assert latency_s(1.1 * rate, 1, 0.1) > latency_s(1.1 * rate, 5, 0.1, 0.03)
     # one site: the same queue, so the way decides; farther away turns later
     assert inversion(1, 0.1, 0.03) == np.inf
     assert inversion(5, 0.1, 0.0) == 0.0

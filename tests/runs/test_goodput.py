@@ -16,8 +16,8 @@ from hybridperf.runs.goodput import (
     goodput,
     young_interval_s,
 )
-from hybridperf.runs.queues import erlang_c
-from hybridperf.runs.spares import Spares, best_spares, erlang_b, with_spares
+from hybridperf.runs.queues import erlang_b_between, erlang_c
+from hybridperf.runs.spares import Spares, best_spares, with_spares
 
 HOUR_S = 3600.0
 USUAL = FailureCycle(
@@ -146,14 +146,14 @@ def test_best_of_two_levels_is_the_best_of_a_grid() -> None:
 
 def test_erlangs_loss_is_the_textbook_one() -> None:
     """Vectors of any table, and B from C: B = (k - a) C / (k - a C)."""
-    assert erlang_b(8, 4.0) == pytest.approx(0.03042, abs=5e-6)
-    assert erlang_b(16, 12.0) == pytest.approx(0.06041, abs=5e-6)
+    assert erlang_b_between(8, 4.0) == pytest.approx(0.03042, abs=5e-6)
+    assert erlang_b_between(16, 12.0) == pytest.approx(0.06041, abs=5e-6)
     waits = float(erlang_c(10, 7.0))
-    assert erlang_b(10, 7.0) == pytest.approx((10 - 7) * waits / (10 - 7 * waits), rel=1e-9)
+    assert erlang_b_between(10, 7.0) == pytest.approx((10 - 7) * waits / (10 - 7 * waits), rel=1e-9)
     with jax.enable_x64(True):
-        slope = float(jax.grad(lambda count: erlang_b(count, 3.0))(4.5))
+        slope = float(jax.grad(lambda count: erlang_b_between(count, 3.0))(4.5))
     step = 1e-5
-    found = (erlang_b(4.5 + step, 3.0) - erlang_b(4.5 - step, 3.0)) / (2 * step)
+    found = (erlang_b_between(4.5 + step, 3.0) - erlang_b_between(4.5 - step, 3.0)) / (2 * step)
     assert slope == pytest.approx(float(found), rel=1e-4)
 
 
