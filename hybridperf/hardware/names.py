@@ -8,6 +8,7 @@ import functools
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,13 @@ def _load_file(path: Path, spec: type, what: str) -> Any:
         sections = f"one [{what}] section in {path}, found {len(entries)}"
         raise InputError(f"expected {sections}; split the file")
     ((name, entry),) = entries.items()
+    return checked_spec(spec, {**entry, "id": name}, path, example)
+
+
+def checked_spec(spec: type, content: Mapping[str, Any], path: Path, example: str) -> Any:
+    """A spec of a file's content; `InputError` that names the first field that is wrong."""
     try:
-        return spec(**{**entry, "id": name})
+        return spec(**content)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))

@@ -20,17 +20,16 @@ import csv
 import dataclasses
 import io
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from hybridperf.hardware.names import load_device, load_system
+from hybridperf.hardware.names import checked_spec, load_device, load_system
 from hybridperf.hardware.specs import Count, Spec, SystemSpec
-from hybridperf.io import InputError
+from hybridperf.io import InputError, parse_json, read_text, read_toml
 
 SELF = "X"
 _NVLINK = re.compile(r"NV(\d+)$")
@@ -194,19 +193,24 @@ def _rate(given: str, i: int, j: int) -> float:
 
 
 def _words(path: Path) -> list[list[str]]:
+    parse = {".json": _json_words, ".csv": _csv_words}.get(path.suffix, str)
+    found = read_text(path, "text of links", parse, "give a row of words for each GPU")
+    return smi_words(found, str(path)) if isinstance(found, str) else found
+
+
+def _csv_words(text: str) -> list[list[str]]:
+    rows = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
+    named = rows and not any(map(_is_link, rows[0]))
+    rows = rows[1:] if named else rows
+    wide = rows and len(rows[0]) == len(rows) + 1
+    return [row[1:] if wide else row for row in rows]
+
+
+def _json_words(text: str) -> list[list[str]]:
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"expected a text of links in {path}, cannot read it: {error}") from error
-    if path.suffix == ".json":
-        return _json_words(path, text)
-    if path.suffix == ".csv":
-        rows = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
-        named = rows and not any(map(_is_link, rows[0]))
-        rows = rows[1:] if named else rows
-        wide = rows and len(rows[0]) == len(rows) + 1
-        return [row[1:] if wide else row for row in rows]
-    return smi_words(text, str(path))
+        return [[str(word) for word in row] for row in parse_json(text)["links"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError('not {"links": [["X", "NV1", ...], ...]}') from error
 
 
 def smi_words(text: str, name: str = "the text") -> list[list[str]]:
@@ -224,32 +228,10 @@ def smi_words(text: str, name: str = "the text") -> list[list[str]]:
     return body
 
 
-def _json_words(path: Path, text: str) -> list[list[str]]:
-    import json
-
-    try:
-        links = json.loads(text)["links"]
-        return [[str(word) for word in row] for row in links]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f'expected {{"links": [["X", "NV1", ...], ...]}} in {path}, got something else; give a'
-            " row of words for each GPU"
-        ) from error
-
-
 def _cluster(path: Path) -> Topology:
-    try:
-        cluster = _Cluster(**tomllib.loads(path.read_text()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"expected TOML in {path}, cannot read it: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        fields = ", ".join(_Cluster.model_fields)
-        raise InputError(
-            f"expected {fields} in {path}, got {first.get('input')!r} for {where}:"
-            f" {first['msg']}; mend it"
-        ) from error
+    fields = f"give {', '.join(_Cluster.model_fields)}"
+    content = read_toml(path, "cluster file", fields)
+    cluster: _Cluster = checked_spec(_Cluster, content, path, fields)
     system = load_system(cluster.system)
     node = _whole(system)
     if cluster.links:

@@ -105,10 +105,8 @@ def _degrees(clusters: dict[str, Cluster], gpus: int, limit: float) -> pd.DataFr
         found = blocking_by_degree(one.times[0], float(one.steps.mean()), gpus, rate, limit)
         closed = {str(n): share for n, share in found.items()}
     most = max(x.quickest for x in one.times)
-    wanted: dict[str, Callable[[JobTimes], int | None]] = {
-        str(n): lambda times, n=n: min(n, times.quickest)
-        for n in one.times[0].gpus.tolist() if n <= most
-    }  # fmt: skip
+    degrees = [n for n in one.times[0].gpus.tolist() if n <= most]
+    wanted: dict[str, Callable[[JobTimes], int | None]] = {str(n): _at_most(n) for n in degrees}
     wanted["just enough"] = lambda times: just_enough(times, limit)
     rows = []
     for name, wants in wanted.items():
@@ -118,6 +116,10 @@ def _degrees(clusters: dict[str, Cluster], gpus: int, limit: float) -> pd.DataFr
             "high_blocking": max(shares.values()), "closed_form": closed.get(name),
         })  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _at_most(gpus: int) -> Callable[[JobTimes], int]:
+    return lambda times: min(gpus, times.quickest)
 
 
 def _lossy(one: Cluster, wants: Callable[[JobTimes], int | None], limit: float) -> float:

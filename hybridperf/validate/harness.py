@@ -33,6 +33,7 @@ from hybridperf.hardware import this_cpu
 from hybridperf.io import InputError, read_json, write_json, write_table
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.shipped import Prior, load_prior
+from hybridperf.report import text
 from hybridperf.validate.scores import COLUMN, Scores
 
 RESULTS, SCHEMA, SCHEMA_VERSION = "results.json", "validate-results", 1
@@ -73,6 +74,29 @@ class ResultLine:
             name, found.mape, found.rows, goal, found.baselines,
             pearson=found.pearson, coverage=found.coverage, half_width=found.half_width,
         )  # fmt: skip
+
+
+def lines_table(lines: Sequence[ResultLine], rows: str = "rows", of: str = "") -> str:
+    """Lines as people read them: what each was taken over, ours, baselines, what intervals hold.
+
+    Args:
+        lines: of a task; a column of measures where these differ.
+        rows: what `n` counts.
+        of: head of the names.
+    """
+    names = [*dict.fromkeys(name for line in lines for name in line.baselines)]
+    columns: dict[str, Callable[[ResultLine], Any]] = {of: lambda line: line.name}
+    if len({line.measure for line in lines}) > 1:
+        columns["measure"] = lambda line: line.measure
+    columns |= {rows: lambda line: line.n, "ours": lambda line: text.percent(line.ours)}
+
+    def of_baseline(name: str) -> Callable[[ResultLine], str]:
+        return lambda line: text.percent(line.baselines.get(name))
+
+    columns |= {name: of_baseline(name) for name in names}
+    if any(line.coverage is not None for line in lines):
+        columns["in interval"] = lambda line: text.percent(line.coverage)
+    return text.items_table(lines, columns)
 
 
 def facts(name: str) -> dict[str, Any]:

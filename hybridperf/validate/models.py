@@ -22,7 +22,7 @@ from hybridperf.model import load_model
 from hybridperf.model.published.ops import MODEL_OPS, require_data, table_path
 from hybridperf.report import text
 from hybridperf.validate import harness
-from hybridperf.validate.harness import Found, ResultLine
+from hybridperf.validate.harness import Found, ResultLine, lines_table
 
 GOAL = 0.06
 _UNMASKED = "hybridperf_unmasked"  # eager attention under a name that has no mask
@@ -123,12 +123,7 @@ def run(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found
     lines = [_line("all", frame)]
     for by in ("direction", "device"):
         lines += [_line(str(name), some) for name, some in frame.groupby(by)]
-    summary = [
-        [one.name, one.n, *map(text.percent, (one.ours, *one.baselines.values(), one.coverage))]
-        for one in lines
-    ]
-    heads = ["mean |error|", "cases", "ours", *_BASELINES, "coverage"]
-    said = [text.table(head, table), "", text.table(heads, summary)]
+    said = [text.table(head, table), "", lines_table(lines, "cases", "mean |error|")]
     yield Found("\n".join(said), {"cases": frame}, lines)
 
 

@@ -17,12 +17,11 @@ import pandas as pd
 
 from hybridperf.io import read_table
 from hybridperf.model.serving_effects import ServingEffects
-from hybridperf.report import text
 from hybridperf.runs.served import Served, served
 from hybridperf.runs.serving_fit import TARGETS, ServingFit, fitted
 from hybridperf.runs.serving_rows import ServedRow, understood
 from hybridperf.runs.serving_table import filled, measured_as
-from hybridperf.validate.harness import Found, ResultLine, Split, claim
+from hybridperf.validate.harness import Found, ResultLine, Split, claim, lines_table
 from hybridperf.validate.serving_choice import choice_lines, choices
 from hybridperf.validate.serving_gpus import GPUS, composed, gpu_lines, measured
 from hybridperf.validate.serving_trees import features_of, trees
@@ -72,7 +71,8 @@ def left_out_gpus(points: Points, draws: int) -> Found:
         measured(rows, seconds, points.features[whole], gpu, draws) for gpu in GPUS if gpu in known
     ]
     steps, judged_rows = composed(), pd.concat(frames, ignore_index=True)
-    return _found({"gpus_composed": steps, "gpus": judged_rows}, [*gpu_lines(steps, judged_rows)])
+    lines = [*gpu_lines(steps, judged_rows)]
+    return Found(lines_table(lines), {"gpus_composed": steps, "gpus": judged_rows}, lines)
 
 
 def chosen(tables: Mapping[str, pd.DataFrame]) -> Found:
@@ -80,18 +80,7 @@ def chosen(tables: Mapping[str, pd.DataFrame]) -> Found:
     found = {split: choices(table) for split, table in tables.items()}
     lines = [line for split, frame in found.items() for line in choice_lines(split, frame)]
     whole = pd.concat([frame.assign(split=split) for split, frame in found.items()])
-    return _found({"chosen": whole}, lines)
-
-
-def _found(tables: Mapping[str, pd.DataFrame], lines: Sequence[ResultLine]) -> Found:
-    names = [*dict.fromkeys(name for line in lines for name in line.baselines)]
-    head = ["", "rows", "ours", *names, "in interval"]
-    cells = [
-        [one.name, str(one.n), text.percent(one.ours),
-         *(text.percent(one.baselines.get(name)) for name in names), text.percent(one.coverage)]
-        for one in lines
-    ]  # fmt: skip
-    return Found(text.table(head, cells), tables, lines)
+    return Found(lines_table(lines, "groups"), {"chosen": whole}, lines)
 
 
 def points_of(frame: pd.DataFrame) -> Points:
@@ -163,7 +152,8 @@ def judged(points: Points, task: str, draws: int) -> Found:
             frame[f"bare_{target}"] = getattr(bare, target)
         parts.append(frame)
     table = pd.concat(parts, ignore_index=True)
-    return _found({task: table}, [*_lines(task, table)])
+    lines = [*_lines(task, table)]
+    return Found(lines_table(lines), {task: table}, lines)
 
 
 def _regime(apart: bool, known: bool) -> str:

@@ -21,7 +21,7 @@ import pandas as pd
 from hybridperf.io import read_table
 from hybridperf.report import text
 from hybridperf.runs.stragglers import WorkerNoise, slow_down_at
-from hybridperf.validate.harness import Found, ResultLine, claim
+from hybridperf.validate.harness import Found, ResultLine, claim, lines_table
 
 TASKS = ("workers", "jobs", "unknown")
 GOAL, FIRST = 0.1, 30
@@ -70,7 +70,7 @@ def of_workers(rows: pd.DataFrame) -> Found:
                 {"normal law": float(errors[1, at]), "none": float(errors[2, at])}, "worst error",
             ))  # fmt: skip
     head = ["slowest over mean", "measured P50", "P90", "by cv alone P50", "P90"]
-    return Found(text.table(head, cells) + "\n" + _said(lines), {}, lines)
+    return Found(text.table(head, cells) + "\n" + lines_table(lines, "n"), {}, lines)
 
 
 def of_jobs(cvs: dict[str, np.ndarray]) -> Found:
@@ -96,14 +96,8 @@ def of_jobs(cvs: dict[str, np.ndarray]) -> Found:
         ])  # fmt: skip
         tables.append(frame)
         for name in ("p50", "p90"):
-            errors = {
-                key: frame[f"{prefix}error_{name}"].abs()
-                for key, prefix in {
-                    "": "",
-                    "normal law": "normal_",
-                    "constant": "constant_",
-                }.items()
-            }
+            prefixes = {"": "", "normal law": "normal_", "constant": "constant_"}
+            errors = {key: frame[f"{prefix}error_{name}"].abs() for key, prefix in prefixes.items()}
             middle = {key: float(one.median()) for key, one in errors.items()}
             within = {key: float((one > GOAL).mean()) for key, one in errors.items()}
             what = f"{name.upper()} by {FIRST} {'first' if how == 'first' else 'spread'} iterations"
@@ -112,7 +106,7 @@ def of_jobs(cvs: dict[str, np.ndarray]) -> Found:
                     what, of.pop(""), len(frame), GOAL if measure == "median error" else None, of,
                     measure,
                 ))  # fmt: skip
-    return Found(_said(lines), {"jobs": pd.concat(tables)}, lines)
+    return Found(lines_table(lines, "n"), {"jobs": pd.concat(tables)}, lines)
 
 
 def of_unknown(cvs: dict[str, np.ndarray]) -> Found:
@@ -138,19 +132,9 @@ def of_unknown(cvs: dict[str, np.ndarray]) -> Found:
         )
         for at, name in enumerate(_NAMES)
     ]  # fmt: skip
-    return Found(_said(lines), {}, lines)
+    return Found(lines_table(lines, "n"), {}, lines)
 
 
 def _normal(cv: float, workers: int) -> np.ndarray:
     """Slowest over mean where times are normal, drawn."""
     return 1 + cv * np.random.default_rng(0).standard_normal((workers, 4000)).max(axis=0)
-
-
-def _said(lines: Sequence[ResultLine]) -> str:
-    names = list(lines[0].baselines)
-    cells = [
-        [line.name, line.measure, str(line.n), f"{line.ours:.1%}",
-         *(f"{line.baselines[name]:.1%}" for name in names)]
-        for line in lines
-    ]  # fmt: skip
-    return text.table(["", "measure", "n", "ours", *names], cells)

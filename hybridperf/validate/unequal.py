@@ -21,8 +21,7 @@ import pandas as pd
 
 from hybridperf.io import read_table
 from hybridperf.model.fit.programs import run_program
-from hybridperf.report import text
-from hybridperf.validate.harness import ResultLine, write_results
+from hybridperf.validate.harness import ResultLine, lines_table, write_results
 
 PROGRAM = "hybridperf_calibration.training_steps.unequal"
 GOAL = 0.15
@@ -36,11 +35,7 @@ def run(
 ) -> list[ResultLine]:  # fmt: skip
     """Measure and predict; leaves tables and `results.json` in `out`."""
     lines = [line for count in workers for line in of(measured(out, count, rounds), count)]
-    cells = [
-        [line.name, f"{line.ours:.1%}", *(f"{one:.1%}" for one in line.baselines.values())]
-        for line in lines
-    ]
-    say(text.table(["error of the median step", "ours", *lines[0].baselines], cells))
+    say(lines_table(lines, "steps", "error of the median step"))
     write_results(out, "unequal", lines)
     return lines
 
