@@ -17,8 +17,8 @@ import numpy as np
 
 from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array
+from hybridperf.training.plans.economy import DAY_S
 
-DAY_S, HOUR_S = 86400.0, 3600.0
 JOB = "job"  # in place of all components
 
 

@@ -27,10 +27,10 @@ import pandas as pd
 from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.runs.failures import DAY_S, HOUR_S, components, facts, job_rate
+from hybridperf.runs.failures import JOB, components, facts, job_rate
 from hybridperf.runs.goodput import FailureCycle, Goodput, best_interval
 from hybridperf.runs.spares import Spares, best_spares, with_spares
-from hybridperf.training.plans.economy import Economy
+from hybridperf.training.plans.economy import DAY_S, HOUR_S, J_PER_KWH, Economy
 
 CHECKPOINTS = ("sync", "async", "memory")
 _DRAWS = 2000
@@ -179,7 +179,7 @@ def training_run(step: Step, steps: float, settings: RunSettings | None = None) 
     ])  # fmt: skip
     notes = [f"{name} {value:g} ({told[name]['source']})"
              for name, value in middle.items() if name not in settings.given]  # fmt: skip
-    if set(settings.mtbf_s) != {"job"}:
+    if set(settings.mtbf_s) != {JOB}:
         notes.append(f"failures by {' '.join(facts()['source'].split())}")
     if step.economy is not None:
         notes += step.economy.notes
@@ -262,16 +262,14 @@ def _totals(
         return out
     rates = step.economy
     step_parts = step.parts or StepParts(step.step_s, step.step_s, 0.0, 0.0, 0.0, 0.0)
-    full_w = rates.energy_j(step.gpus, step_parts) / step.step_s
-    idle_w = step.gpus * rates.pue * (rates.idle_w + rates.host_w)
-    spare_w = (paid - step.gpus) * rates.pue * (rates.idle_w + rates.host_w)
+    extra_w = rates.energy_j(step.gpus, step_parts) / step.step_s - rates.standing_w(step.gpus)
     works = found.useful + found.redone + found.evaluation + found.stalls
-    energy_j = wall_s * (works * full_w + (1.0 - works) * idle_w + spare_w)
+    energy_j = wall_s * (rates.standing_w(paid) + works * extra_w)
     if rates.owned:
         out["usd"] = rates.energy_usd(energy_j)
     elif rates.usd_per_hour is not None:
         out["usd"] = out["gpu_hours"] * rates.usd_per_hour
-    return out | {"energy_j": energy_j, "co2_kg": energy_j / 3.6e6 * kg_co2_per_kwh}
+    return out | {"energy_j": energy_j, "co2_kg": energy_j / J_PER_KWH * kg_co2_per_kwh}
 
 
 def _check(step: Step, steps: float, settings: RunSettings) -> None:

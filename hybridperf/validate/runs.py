@@ -21,10 +21,10 @@ import pandas as pd
 from hybridperf.hardware import device_of, load_device, load_system
 from hybridperf.io import InputError, read_table
 from hybridperf.report import text
-from hybridperf.runs.failures import DAY_S, HOUR_S
 from hybridperf.runs.goodput import young_interval_s
 from hybridperf.runs.run_of_plan import given_step, run_cost
 from hybridperf.runs.training_run import RunSettings, TrainingRun, training_run
+from hybridperf.training.plans.economy import DAY_S, HOUR_S
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.validate import killed
 from hybridperf.validate.harness import Found, ResultLine, claim, facts

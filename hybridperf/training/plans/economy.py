@@ -29,8 +29,8 @@ from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array
 
-_HOUR_S = 3600.0
-_J_PER_KWH = 3.6e6
+HOUR_S, DAY_S = 3600.0, 86400.0
+J_PER_KWH = 3.6e6
 _RANGES = {
     "gpu_message_share": (0.0, 1.0, "from 0 to 1"),
     "pue": (1.0, math.inf, "of 1 or more"),
@@ -53,15 +53,19 @@ class Economy:
     def energy_j(self, gpus: float, parts: StepParts) -> Array:
         """Joules of a step of these parts (seconds, numbers or arrays)."""
         at_work_s = parts.compute_s + self.message_share * parts.exposed_comm_s
-        always_w, working_w = self.idle_w + self.host_w, self.full_w - self.idle_w
-        return gpus * self.pue * (always_w * parts.step_s + working_w * at_work_s)
+        working_w = gpus * self.pue * (self.full_w - self.idle_w)
+        return self.standing_w(gpus) * parts.step_s + working_w * at_work_s
+
+    def standing_w(self, gpus: Array) -> Array:
+        """Watts of devices that do nothing, with their share of hosts and cooling."""
+        return gpus * self.pue * (self.idle_w + self.host_w)
 
     def usd(self, gpus: float, parts: StepParts) -> Array:
         """Rent of a step, of one's own devices its electricity; NaN where no rent is known."""
         if self.owned:
             return self.energy_usd(self.energy_j(gpus, parts))
         rent = float("nan") if self.usd_per_hour is None else self.usd_per_hour
-        return gpus * parts.step_s * rent / _HOUR_S
+        return gpus * parts.step_s * rent / HOUR_S
 
     @property
     def owned(self) -> bool:
@@ -80,7 +84,7 @@ class Economy:
 
     def energy_usd(self, energy_j: Array) -> Array:
         """USD of some energy by the meter; a rent includes it."""
-        return energy_j / _J_PER_KWH * self.usd_per_kwh
+        return energy_j / J_PER_KWH * self.usd_per_kwh
 
 
 def score(objective: str, rates: Economy, parts: StepParts, gpus: int, tokens: float) -> np.ndarray:

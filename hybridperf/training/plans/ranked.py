@@ -22,7 +22,6 @@ from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout
 
 OBJECTIVES = ("time", "tokens_per_s", "cost", "energy")
-DAY_S = 86400.0
 _DISTINCT = (
     "tp", "cp", "pp", "vp", "ep", "expert_tp", "sequence_parallel", "zero", "shard_ranks",
     "micro_batch",
