@@ -25,7 +25,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -63,27 +63,34 @@ def measure(
         for end in ends:
             end.recv()  # started and warm
         rows: list[tuple[str, int, int, float]] = []
-        last = processes[-1].pid
-        assert last is not None
+
+        def ask(
+            phase: str, at: int, ranks: Sequence[int], counts: Sequence[int] = (),
+            together: bool = False,
+        ) -> None:  # fmt: skip
+            """Steps of several processes at once, together (one is timed) or each for itself."""
+            for rank, count in zip(ranks, counts or [steps] * len(ranks), strict=True):
+                ends[rank].send((count, together))
+            for rank in ranks:
+                times = ends[rank].recv()
+                if rank == 0 or not together:
+                    rows.extend((phase, rank, at, took) for took in times)
+
+        every, last = range(workers), workers - 1
+        slowed = processes[-1].pid
+        assert slowed is not None
         for at in range(rounds):
-            for rank in range(workers):
-                rows += [
-                    ("alone", rank, at, took) for took in _ask(ends[rank : rank + 1], steps)[0]
-                ]
-            pair = [ends[0], ends[-1]]
-            for rank, times in zip((0, workers - 1), _ask(pair, steps), strict=True):
-                rows += [("beside", rank, at, took) for took in times]
-            with _held_to(last, share):
-                rows += [("slowed", workers - 1, at, took) for took in _ask(pair[1:], steps)[0]]
-            with _held_to(last, share):
+            for rank in every:
+                ask("alone", at, [rank])
+            ask("beside", at, [0, last])
+            with _held_to(slowed, share):
+                ask("slowed", at, [last])
+            with _held_to(slowed, share):
                 # the first goes on for as long as the last
-                for end, count in zip(pair, (int(steps / share), steps), strict=True):
-                    end.send((count, False))
-                for rank, end in zip((0, workers - 1), pair, strict=True):
-                    rows += [("slowed_beside", rank, at, took) for took in end.recv()]
-            rows += [("together", 0, at, took) for took in _ask(ends, steps, True)[0]]
-            with _held_to(last, share):
-                rows += [("together_slowed", 0, at, took) for took in _ask(ends, steps, True)[0]]
+                ask("slowed_beside", at, [0, last], [int(steps / share), steps])
+            ask("together", at, every, together=True)
+            with _held_to(slowed, share):
+                ask("together_slowed", at, every, together=True)
         for end in ends:
             end.send(None)
         return rows
@@ -94,13 +101,6 @@ def measure(
                 process.kill()
         memory.close()
         memory.unlink()
-
-
-def _ask(ends: list[Any], steps: int, together: bool = False) -> list[list[float]]:
-    """Seconds of so many steps of several processes at once, together or each for itself."""
-    for end in ends:
-        end.send((steps, together))
-    return [end.recv() for end in ends]
 
 
 @contextlib.contextmanager

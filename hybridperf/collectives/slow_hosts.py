@@ -19,15 +19,8 @@ import pandas as pd
 from hybridperf.io import InputError
 
 _QUESTION = ("collective", "n_gpus", "n_nodes")
-_SIZES = (
-    "system",
-    "bytes",
-    "dtype",
-    "in_place",
-    "variant",
-    "lib",
-    "lib_version",
-)  # where a table has them
+# where a table has them
+_SIZES = ("system", "bytes", "dtype", "in_place", "variant", "lib", "lib_version")
 _DEVIATIONS, _TO_SIGMA = 5.0, 1.4826
 _FEWEST_SETS = 4  # that were asked the same: of three, two slow ones are the median
 LEAST = 1.2

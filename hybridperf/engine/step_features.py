@@ -153,3 +153,9 @@ class StepParts(NamedTuple):
     bubble_s: Array  # the slowest stage waits for others
     host_s: Array  # the slowest stage's GPU waits for its host
     layer_s: Array  # one layer, one micro-batch
+
+    @classmethod
+    def busy(cls, seconds: Array) -> StepParts:
+        """Of a device that computes throughout."""
+        none = 0.0 * seconds
+        return cls(seconds, seconds, none, none, none, none)

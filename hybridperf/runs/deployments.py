@@ -123,8 +123,8 @@ def engines(asked: Question) -> Iterator[Deployment]:
 
 def precisions(model: PerfModel) -> list[str]:
     """That a device has a rate of its own for; `InputError` where frameworks would not serve."""
-    formats = {"bf16": "bf16", "fp8": "fp8", "fp4": "fp4"}
-    found = [name for name, dtype in formats.items() if dtype in model.device.peak_flops_per_s]
+    formats = ("bf16", "fp8", "fp4")
+    found = [name for name in formats if name in model.device.peak_flops_per_s]
     if not found:
         raise InputError(
             f"expected a device that multiplies in {', '.join(formats)}, got {model.device.id},"
@@ -172,10 +172,8 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
         found[f"{target}_low"], found[f"{target}_high"] = found[target] / low, found[target] * high
         if target == "tpot_s":  # what slower steps take from throughput
             speed = found["tokens_per_s_gpu"]
-            found["tokens_per_s_gpu_low"], found["tokens_per_s_gpu_high"] = (
-                speed / high,
-                speed * low,
-            )
+            found["tokens_per_s_gpu_low"] = speed / high
+            found["tokens_per_s_gpu_high"] = speed * low
     found["within"] = (found["ttft_s"] <= asked.ttft_s) & (found["tpot_s"] <= asked.tpot_s)
     found["tokens_per_s_user"] = 1.0 / found["tpot_s"]
     best = front(-found["tokens_per_s_user"].to_numpy(), -found["tokens_per_s_gpu"].to_numpy())
@@ -349,7 +347,6 @@ def _frame(asked: Question, priced: _Priced, space: _Space, latency: _Latency) -
 def _costs(found: pd.DataFrame, economy: Economy) -> dict[str, np.ndarray]:
     """USD and joules of a million output tokens; devices are at work throughout: a bound."""
     per_gpu_s = 1e6 / found["tokens_per_s_gpu"].to_numpy()
-    none = np.zeros_like(per_gpu_s)
-    busy = StepParts(per_gpu_s, per_gpu_s, none, none, none, none)
+    busy = StepParts.busy(per_gpu_s)
     return {"usd_per_million": economy.usd(1.0, busy),
             "joules_per_million": economy.energy_j(1.0, busy)}  # fmt: skip

@@ -261,7 +261,7 @@ def _totals(
     if step.economy is None:
         return out
     rates = step.economy
-    step_parts = step.parts or StepParts(step.step_s, step.step_s, 0.0, 0.0, 0.0, 0.0)
+    step_parts = step.parts or StepParts.busy(step.step_s)
     extra_w = rates.energy_j(step.gpus, step_parts) / step.step_s - rates.standing_w(step.gpus)
     works = found.useful + found.redone + found.evaluation + found.stalls
     energy_j = wall_s * (rates.standing_w(paid) + works * extra_w)

@@ -35,14 +35,8 @@ SYSTEM, GPUS = "aws_p3dn_v100", 64
 _MODELS = ("gpt2", "gpt2-medium", "bert-large", "bert-base", "gpt2-large")
 _BATCH, _NOISE_SCALE, _RESTART_S = 256, 1024.0, 30.0
 _ELASTIC_LOADS = (0.3, 0.7, 1.2, 2.5)
-_LOADS = (
-    0.05,
-    0.1,
-    0.2,
-    0.4,
-    0.8,
-    1.6,
-)  # GPU seconds that come, alone on one, over those there are
+# GPU seconds that come, alone on one, over those there are
+_LOADS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def of_models(models: Sequence[str] = _MODELS) -> dict[str, JobTimes]:
