@@ -67,8 +67,8 @@ def run(
     options = parser.parse_args(arguments)
     if options.rank is not None:
         library = getattr(options, "library", "jax")
-        own = {"steady": steady, "library": library}
-        return be_one(lambda say: measure(options, say), options.cores, **own)
+        one = lambda say: measure(options, say)  # noqa: E731
+        return be_one(one, options.cores, steady=steady, library=library)
 
     def start_checked() -> int:
         if options.processes < 2:

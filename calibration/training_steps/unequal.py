@@ -23,7 +23,6 @@ import csv
 import itertools
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -227,4 +226,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

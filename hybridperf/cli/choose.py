@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from hybridperf.cli import common
 from hybridperf.cli.common import Name, Shape, add_commands, wrong
@@ -180,6 +180,49 @@ def kaisa(
         )
 
 
+def mapa(
+    topology: Annotated[str, Argument()],
+    gpus: Gpus,
+    system: str = "",
+    out: Path | None = None,
+) -> None:
+    """Sets of a node's GPUs by MAPA's published regression, beside our all-reduce bandwidth."""
+    import itertools
+
+    import pandas as pd
+
+    from hybridperf.hardware.topology import load_topology
+    from hybridperf.report.text import quantity, table
+    from hybridperf.runs.placement import Placer
+    from hybridperf.studies import mapa as study
+
+    node = load_topology(topology, system)
+    most = min(node.gpus_per_node, 8)
+    if not 2 <= gpus <= most:
+        raise wrong(f"expected --gpus of 2 to {most} of one node, got {gpus}")
+    common.compilation_cache()
+    placer, rows = Placer.of(node), []
+    for some in itertools.combinations(range(most), gpus):
+        links = study.ring_links(node, some)
+        rows.append({
+            "gpus": " ".join(map(str, some)),
+            **dict(zip(("double", "single", "through_host"), links, strict=True)),
+            "mapa_bytes_per_s": study.effective_bytes_per_s(*links),
+            "ours_bytes_per_s": placer.bandwidth(some, 256e6),
+        })  # fmt: skip
+    frame = pd.DataFrame(rows).sort_values("mapa_bytes_per_s", ascending=False)
+    cells = [
+        [row.gpus, f"{row.double} {row.single} {row.through_host}",
+         quantity(row.mapa_bytes_per_s, "B/s"), quantity(row.ours_bytes_per_s, "B/s")]
+        for row in frame.head(10).itertuples()
+    ]  # fmt: skip
+    print(table(["GPUs", "double, single, host links", "MAPA", "ours"], cells))
+    off = max(abs(study.effective_bytes_per_s(*x) / (gb * 1e9) - 1) for *x, gb in study.VECTORS)
+    print(f"its {len(study.VECTORS)} published values are met to {off:.3%}")
+    common.result(largest_error=off)
+    _write(frame, out)
+
+
 def _write(frame: "pd.DataFrame", out: Path | None) -> None:
     from hybridperf.io import write_table
 
@@ -189,4 +232,4 @@ def _write(frame: "pd.DataFrame", out: Path | None) -> None:
         print(f"\nall {len(frame)} in {out}")
 
 
-add_commands(app, strategies, chimera, kaisa, edge, colocate)
+add_commands(app, strategies, chimera, kaisa, mapa, edge, colocate)

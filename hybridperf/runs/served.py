@@ -100,8 +100,11 @@ def served(
         for name, value in loop._asdict().items():
             fields[name][at] = value
     kept = tuple(memory[(row.machine, row.engine)] for row in mine)  # type: ignore[index]
-    bare = {row.machine: not load(row.machine).measured.families for row in mine if row.machine}
-    unmeasured = np.array([bare[row.machine] for row in mine], bool)  # type: ignore[index]
+    bare = {
+        machine: not load(machine).measured.families
+        for row in mine if (machine := row.machine) is not None
+    }  # fmt: skip
+    unmeasured = np.array([row.machine is not None and bare[row.machine] for row in mine], bool)
     return Served(
         tuple(mine), np.array(good, int), Loop(**fields), kept, capacity, problems, unmeasured
     )  # fmt: skip

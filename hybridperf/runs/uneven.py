@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives.model import load_collectives
+from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.prediction import predict
 from hybridperf.engine.unlike import UnlikeStep, Worker, unlike
 from hybridperf.engine.workload import Workload
@@ -81,7 +81,7 @@ def uneven(
             f"expected a batch of so many times {count} workers x {micro_batch} samples, for the"
             f" even shares that best ones are compared with; got {batch}"
         )
-    links, per_node = load_collectives(system), load_system(system).accelerators_per_node
+    links, per_node = collectives_by_name(system), load_system(system).accelerators_per_node
     models = {
         name: model_or_datasheet(name).with_collectives(links) for name in dict.fromkeys(devices)
     }

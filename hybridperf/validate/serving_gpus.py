@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,7 +41,7 @@ GOAL, FEW_GOAL = 0.12, 0.08
 DECODES = tuple((sequences, keys) for sequences in (1.0, 8.0, 64.0, 256.0) for keys in (1e3, 8e3))
 PROMPTS = (512.0, 2048.0, 8192.0)
 # models as they are published: their size, layout, schemes; each where the GPU has such a rate
-_SERVED: tuple[tuple[str, Mapping[str, int], Mapping[str, str]], ...] = (
+_SERVED: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
     ("llama3-8b", {}, {"quant": "bfloat16"}),
     ("llama3-8b", {}, {"quant": "fp8"}),
     ("llama3-70b", {"tp": 4}, {"quant": "bfloat16"}),
@@ -131,9 +132,9 @@ def measured(
     mine = np.array([row.system == gpu for row in rows])
     given = np.array([row.machine is not None and row.machine.model != gpu for row in rows])
     use = np.flatnonzero(mine | given)
-    found = served([rows[at] for at in use], functools.partial(_without, gpu))
+    found = served([rows[at] for at in use.tolist()], functools.partial(_without, gpu))
     use = use[found.at]
-    bare = served([rows[at] for at in use[mine[use]]], _roofline).latency(_NOTHING)
+    bare = served([rows[at] for at in use[mine[use]].tolist()], _roofline).latency(_NOTHING)
     told, features = {name: values[use] for name, values in seconds.items()}, features[use]
     own = np.flatnonzero(mine[use])
     parts = []

@@ -82,6 +82,38 @@ def test_two_workers_give_the_same_bytes_though_one_is_killed(tmp_path, monkeypa
     assert pd.read_parquet(shared.out)["point"].is_unique
 
 
+def test_workers_of_a_scheduler_send_their_parts(tmp_path):
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+    alone = hp.sweep(SPEC, tmp_path / "alone.parquet", quiet=True)
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None,
+        local_directory=tmp_path,
+    ) as theirs:  # fmt: skip
+        out, address = tmp_path / "theirs.parquet", theirs.scheduler_address
+        shared = hp.sweep(SPEC, out, scheduler=address, quiet=True)
+    assert shared.computed == 1500
+    assert shared.out.read_bytes() == alone.out.read_bytes()
+
+
+def test_a_task_grows_to_half_a_second_and_shrinks_towards_the_end(monkeypatch):
+    """Two workers that take 10 ms a chunk, after 5 s of compiling."""
+    now_s = 5.0
+    monkeypatch.setattr(cluster.time, "monotonic", lambda: now_s)
+    tasks = cluster._Tasks(list(range(1000)), workers=2)
+    sent, sizes, done = [next(tasks)[0] for _ in range(6)], [], []
+    while sent:
+        done += tasks.finished(sent.pop(0))
+        now_s = 5.0 + len(done) * 0.005  # two at a time
+        task = next(tasks, None)
+        if task is not None:
+            sent.append(task[0])
+            sizes.append(len(task[1]))
+    assert sorted(done) == list(range(1000))
+    assert sizes[0] == 1
+    assert 40 < max(sizes) < 60
+    assert sizes[-1] == 1
+
+
 def test_a_worker_with_another_model_refuses():
     document = {**SPEC, "target": {"kind": "ops", "model": "a100_sxm4_80g"}}
     with pytest.raises(InputError, match="another model"):

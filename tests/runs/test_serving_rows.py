@@ -122,7 +122,7 @@ def test_workers_that_are_not_told_widen_the_interval() -> None:
 def test_command_notes_what_it_cannot_predict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = table(DENSE, {**DENSE, "system": "tpu_v5"}, {**DENSE, "osl": 0})
+    rows = table(DENSE, {**DENSE, "system": "no_such_gpu"}, {**DENSE, "osl": 0})
     rows.to_csv(tmp_path / "rows.csv", index=False)
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(tmp_path / "rows.csv"), "--out", str(tmp_path / "out.csv")])

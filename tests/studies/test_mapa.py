@@ -3,20 +3,19 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hybridperf.collectives.subset import ring
 from hybridperf.runs.placement import PlacedStep, Placer
-from hybridperf.studies.mapa import effective_bytes_per_s, ring_links
+from hybridperf.studies.mapa import VECTORS, effective_bytes_per_s, ring_links
 from hybridperf.validate.harness import facts
 from hybridperf.validate.topology import dgx1v, paired
 
-VECTORS = facts("topology.toml")["mapa"]["vectors"]
-
 
 @pytest.mark.parametrize("vector", VECTORS)
-def test_the_eight_published_vectors(vector: list[float]) -> None:
+def test_the_eight_published_vectors(vector: tuple[int, int, int, float]) -> None:
     *links, gb_s = vector
     assert effective_bytes_per_s(*map(int, links)) == pytest.approx(gb_s * 1e9, rel=1e-3)
 
@@ -54,3 +53,12 @@ def test_the_chosen_set_is_near_the_best_by_the_regression_of_others() -> None:
         }
         assert rates[chosen] >= 0.9 * max(rates.values())
         assert by_mapa[chosen] >= 0.9 * max(by_mapa.values())
+
+
+def test_the_command(run: Any, refused: Any) -> None:
+    status, out, _ = run("choose", "mapa", "deepbench_nv_v100", "--gpus", 2, "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["largest_error"] < 1e-3
+    assert found["rows"]
+    assert "one node" in refused("choose", "mapa", "deepbench_nv_v100", "--gpus", 99)

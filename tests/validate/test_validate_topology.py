@@ -1,4 +1,4 @@
-"""What `validate topology` finds of the regression, of bandwidths and of measured pairs."""
+"""What `validate topology` finds of bandwidths and of measured pairs."""
 
 from pathlib import Path
 
@@ -12,12 +12,11 @@ def found(out: Path) -> dict[str, dict]:
     return {one["name"]: one for one in lines}
 
 
-def test_regression_and_bandwidth(tmp_path: Path) -> None:
-    topology.run(None, tmp_path, tasks=["regression", "bandwidth"], say=lambda text: None)
+def test_bandwidth(tmp_path: Path) -> None:
+    topology.run(None, tmp_path, tasks=["bandwidth"], say=lambda text: None)
     lines = found(tmp_path)
-    assert lines["MAPA's regression"]["ours"] <= 0.001
-    sets = lines["bandwidth of sets, one kind of link"]
-    assert sets["ours"] < 0.2  # 14.7 % when this was written; the prior decides
+    sets = lines["bandwidth of sets"]
+    assert sets["ours"] < 0.2  # the prior decides
     assert sets["ours"] < sets["baselines"]["slowest link"]
 
 

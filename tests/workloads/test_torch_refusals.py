@@ -86,3 +86,11 @@ def test_lengths_that_only_numbers_tell_are_named() -> None:
     assert "the size of a result depends on numbers" in refused(aligned, x)
     packed = lambda: lambda x: nn.utils.rnn.pack_padded_sequence(x, lengths)  # noqa: E731
     assert "the size of a result depends on numbers" in refused(packed, x)
+
+
+def test_numbers_that_are_asked_for_as_they_are_are_named() -> None:
+    refusal = "a tensor's numbers are asked for"
+    assert refusal in refused(lambda: lambda x: torch.tensor(x.float().numpy()), X)
+    assert refusal in refused(lambda: lambda x: f"{x[0, 0]:.3f}", X)
+    either = lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))  # noqa: E731
+    assert "cond chooses by numbers what comes next" in refused(lambda: either, X, train=False)

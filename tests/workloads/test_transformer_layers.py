@@ -518,7 +518,8 @@ def test_eight_bit_products_keep_activations_wide():
     assert launches(narrow.forward) == launches(wide.forward) + 2
     made = [step.op for step in narrow.backward if isinstance(step.op, Quantise)]
     assert len(made) == 4
-    assert launches(narrow.backward) == launches(wide.backward) + len(made)
+    # gradients of two biases come with the narrow gradients
+    assert launches(narrow.backward) == launches(wide.backward) + len(made) - 2
     assert all(
         step.op.quant == ""
         for step in head_passes(config(settings={"quant": "fp8"})).forward

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from hybridperf.engine.batches import BatchPredictor, knob_names, step_seconds, with_knobs
+from hybridperf.engine.contraction import contracted
 from hybridperf.engine.lower import lower
 from hybridperf.engine.outputs import OUTPUTS, outputs_of
 from hybridperf.engine.prediction import Prediction, check_backend, predict
@@ -116,7 +117,7 @@ class ProgramTarget(Target):
         return same & self._as_calibrated.in_range, trust.joined([changed, always], rows), same
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        program = lower(self._workload.graph).program
+        program = contracted(lower(self._workload.graph).program)
         table, platform = priced(self._model, self._workload)
         mine = sorted(self.known() & set(names))
 

@@ -39,8 +39,9 @@ from pydantic import Field
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.batches import LINK_KNOBS, knob_names, with_knobs
+from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import makespan
-from hybridperf.engine.lower import lower
+from hybridperf.engine.lower import StepProgram, lower
 from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.programs import batch_size
@@ -107,6 +108,10 @@ class StepTarget(Target):
         in_range, note, _ = self._coverage(values, rows)
         return {"time_s": time_s, "in_range": in_range, "note": note}
 
+    @functools.cached_property
+    def _program(self) -> StepProgram:
+        return contracted(lower(self._graph).program)
+
     def _values(self, columns: Columns) -> dict[str, np.ndarray]:
         names = sorted(self.known() & set(columns))
         return {name: np.asarray(columns[name], np.float64) for name in names}
@@ -121,11 +126,11 @@ class StepTarget(Target):
         run_s = seconds["predicted_s"] * times
         share = np.where(unknown, run_s, 0).sum(1) / run_s.sum(1)
         has_interval = same & (share <= _UNKNOWN_SHARE)
-        program, out = lower(self._graph).program, {"in_range": in_range, "note": note}
+        out = {"in_range": in_range, "note": note}
         with jax.enable_x64(True):
             for name in ("low_s", "high_s"):
                 each = np.where(unknown, seconds["predicted_s"], seconds[name]) * times
-                step_s = np.asarray(makespan(program, jnp.asarray(each.T)))
+                step_s = np.asarray(makespan(self._program, jnp.asarray(each.T)))
                 out[name] = np.where(has_interval, step_s, np.nan)
         return out
 
@@ -164,8 +169,7 @@ class StepTarget(Target):
 
     @functools.cache  # noqa: B019  (a target lives as long as its spec)
     def _batched(self, varied: tuple[str, ...], same: tuple[str, ...]) -> Callable:
-        durations = self._durations([*varied, *same])
-        program = lower(self._graph).program
+        durations, program = self._durations([*varied, *same]), self._program
 
         def seconds(varied: Mapping[str, Array], same: Mapping[str, Array]) -> Array:
             if not varied:
@@ -176,8 +180,7 @@ class StepTarget(Target):
         return jax.jit(seconds, compiler_options=None if varied else QUICKLY_COMPILED)
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        durations = self._durations(names)
-        program = lower(self._graph).program
+        durations, program = self._durations(names), self._program
         return lambda values: {"time_s": makespan(program, durations(values)[:, None])[0]}
 
     def softened(

@@ -12,6 +12,8 @@ from hybridperf.workloads.source_lines import line_of, user_line
 _NEEDS_A_GPU = (
     "CUDA enabled", "CUDA support", "on CPU", "dummy base class", "to be on GPU", "non-CPU accel",
 )  # fmt: skip
+_NUMBERS = (".numpy()", "FakeTensor.__format__")  # asked for, as they are or as text
+_NO_RULE = "no rule registered for HigherOrderOperator"
 _INSTEAD = {
     "FSDP needs": "shard by torch.distributed.fsdp.fully_shard (FSDP2), which is followed",
     "SyncBatchNorm": "take nn.BatchNorm2d, whose statistics of one rank cost as much but for a"
@@ -48,7 +50,18 @@ def sentences() -> Iterator[None]:
         ) from error
     except InputError:
         raise
-    except (AssertionError, RuntimeError, ValueError) as error:
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        if any(word in str(error) for word in _NUMBERS):
+            raise InputError(
+                f"{_line(error)}: a tensor's numbers are asked for, and it has none here; return"
+                " the tensor and read it after the step"
+            ) from error
+        if _NO_RULE in str(error):
+            name = str(error).partition(_NO_RULE)[2].split()[0]
+            raise InputError(
+                f"{_line(error)}: {name} chooses by numbers what comes next, and none are here;"
+                " call the branch that counts"
+            ) from error
         if not any(word in str(error) for word in _NEEDS_A_GPU):
             raise
         does = str(error).splitlines()[0].rstrip(".")

@@ -106,7 +106,7 @@ class Kernels:
         if bias and self.framework.bias_apart:
             forward += (self.loop(f"{name} bias", tokens, o, like="addu", tensor=columns),)
         sums: Steps = ()
-        if bias:
+        if bias and not self.quant:  # else made with the narrow gradient
             sums = (self.column_sums(f"{name} bias gradient", tokens, o, split == "outputs"),)
         weight = product(f"{name} weight gradient", o, i, tokens, on("m", "n"), "k")
         backward = (
@@ -120,7 +120,9 @@ class Kernels:
         return Piece(forward, backward)
 
     def _narrowed(self, name: str, tokens: float, cols: float, tensor: str) -> Steps:
-        """A tensor made narrow, as it is and transposed, for the products that read it."""
+        """A tensor made narrow, as it is and transposed, for the products that read it; of a
+        gradient, the bias' own comes with it (Transformer Engine's cast_transpose_dbias).
+        """
         if not self.quant:
             return ()
         op = ops.Quantise(self.dtype, float(tokens), float(cols), quant=self.quant)
@@ -194,15 +196,16 @@ class Kernels:
         """Between an MLP's products: `cols` wide behind it, twice as wide before it if gated."""
         wide = cols * (2.0 if gated else 1.0)
         sums = self.column_sums(f"{name} bias gradient", tokens, wide, tensor=True)
-        kept = (*((sums,) if bias else ()), *self._bias_kept(name, wide, bias, tensor="cols"))
+        apart = (sums,) if bias and not self.quant else ()
+        kept = (*apart, *self._bias_kept(name, wide, bias, tensor="cols"))
 
         def loop(what: str, like: str, moved: float | None = None) -> PassStep:
             return self.loop(f"{name} {what}", tokens, cols, like=like, moved=moved, tensor="cols")
 
         fused = self.framework.fused_activation
         if not gated:
-            apart = bias and self.framework.bias_apart and not fused
-            biases = (loop("bias", "addu"),) if apart else ()
+            biased = bias and self.framework.bias_apart and not fused
+            biases = (loop("bias", "addu"),) if biased else ()
             forward = (*biases, loop("gelu", "gelu"))
             return Piece(forward, (loop("gelu gradient", "gelu", 3), *kept))
         if fused:  # backward: gate, value and gradient read, two gradients written
