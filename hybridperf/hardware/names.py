@@ -7,9 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-import tomllib
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from pydantic import ValidationError
 
 from hybridperf.hardware.specs import DeviceSpec, SystemSpec
 from hybridperf.hardware.this_machine import this_cpu, this_system
-from hybridperf.io import InputError, read_toml, unknown
+from hybridperf.io import InputError, read_toml, shipped_toml, unknown
 
 # in what drivers call devices
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "intel"})
@@ -102,13 +100,16 @@ def device_of(system: SystemSpec, named: str | None = None) -> str:
 
 @functools.cache
 def _presets(which: str) -> dict[str, dict[str, Any]]:
-    text = resources.files(__package__).joinpath(f"{which}.toml").read_text()
-    return {name: entry for name, entry in tomllib.loads(text).items() if isinstance(entry, dict)}
+    return {
+        name: entry
+        for name, entry in shipped_toml(__package__, f"{which}.toml").items()
+        if isinstance(entry, dict)
+    }
 
 
 @functools.cache
 def _aliases() -> dict[str, dict[str, str]]:
-    return tomllib.loads(resources.files(__package__).joinpath("aliases.toml").read_text())
+    return shipped_toml(__package__, "aliases.toml")
 
 
 def device_id(name: str | os.PathLike) -> str | None:

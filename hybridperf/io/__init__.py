@@ -7,6 +7,7 @@ from hybridperf.io.documents import (
     read_json,
     read_text,
     read_toml,
+    shipped_toml,
     write_json,
 )
 from hybridperf.io.errors import InputError, OldFile, closest, unknown
@@ -29,8 +30,7 @@ __all__ = [
     "ABOVE_ZERO", "ANY_NUMBER", "InputError", "Numbers", "OldFile", "check_folder_writable",
     "closest", "hash_of",
     "installed_hardware", "is_stream", "number_columns", "parse_json", "parse_toml",
-    "positive_column",
-    "read_arrays", "read_json", "read_table", "read_tables", "read_text", "read_toml",
-    "real_numbers", "replacing", "replacing_in", "require_columns", "settled", "unknown",
-    "write_arrays", "write_json", "write_table",
+    "positive_column", "read_arrays", "read_json", "read_table", "read_tables", "read_text",
+    "read_toml", "real_numbers", "replacing", "replacing_in", "require_columns", "settled",
+    "shipped_toml", "unknown", "write_arrays", "write_json", "write_table",
 ]  # fmt: skip

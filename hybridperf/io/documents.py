@@ -13,6 +13,7 @@ import os
 import tomllib
 import warnings
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ def parse_toml(text: str) -> dict[str, Any]:
 def read_toml(path: str | os.PathLike, what: str, mend: str = _MEND) -> dict[str, Any]:
     """Content of a TOML file; `InputError` where it is missing or something else."""
     return read_text(path, what, parse_toml, mend)
+
+
+def shipped_toml(package: str, name: str) -> dict[str, Any]:
+    """Content of a TOML file of ours that lies in a package."""
+    return tomllib.loads(resources.files(package).joinpath(name).read_text())
 
 
 def write_json(path: str | os.PathLike, kind: str, version: int, content: dict[str, Any]) -> None:

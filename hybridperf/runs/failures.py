@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import tomllib
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError, shipped_toml, unknown
 from hybridperf.io.namespace import Array
 from hybridperf.training.plans.economy import DAY_S
 
@@ -42,8 +40,7 @@ class Component:
 @functools.cache
 def facts() -> Mapping[str, Any]:
     """What `failures.toml` says."""
-    found = resources.files(__package__).joinpath("failures.toml").read_text()
-    return tomllib.loads(found)
+    return shipped_toml(__package__, "failures.toml")
 
 
 def component_names() -> tuple[str, ...]:

@@ -11,9 +11,7 @@ import dataclasses
 import functools
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 import pandas as pd
@@ -26,7 +24,7 @@ from hybridperf.hardware import (
     load_system,
     system_names,
 )
-from hybridperf.io import InputError
+from hybridperf.io import InputError, shipped_toml
 from hybridperf.io.errors import plain
 from hybridperf.model import PerfModel
 from hybridperf.training.steps.batch import shared_price_cache
@@ -343,7 +341,7 @@ def _number(values: Mapping[str, Any], name: str, default: float | None = None) 
 
 @functools.cache
 def _facts() -> dict[str, Any]:
-    return tomllib.loads(resources.files(__package__).joinpath("serving_names.toml").read_text())
+    return shipped_toml(__package__, "serving_names.toml")
 
 
 @functools.cache

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import tomllib
-from importlib import resources
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hybridperf.engine.unlike import UnlikeStep
-from hybridperf.io import InputError
+from hybridperf.io import InputError, shipped_toml
 
 DRAWS = 4096
 _SIGMAS = np.geomspace(1e-4, 30.0, 200)
@@ -60,8 +58,7 @@ class WorkerNoise:
     @classmethod
     def production(cls) -> WorkerNoise:
         """What production jobs show: 52 of 10 workers each on shared GPUs, each job as likely."""
-        text = resources.files(__package__).joinpath("stragglers.toml").read_text()
-        law = tomllib.loads(text)
+        law = shipped_toml(__package__, "stragglers.toml")
         return cls(np.array(law["cv_quantiles"]), law["workers"])
 
     def factors(self, workers: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:

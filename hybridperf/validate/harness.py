@@ -19,9 +19,7 @@ import shlex
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +28,7 @@ import pandas as pd
 
 import hybridperf
 from hybridperf.hardware import this_cpu
-from hybridperf.io import InputError, read_json, write_json, write_table
+from hybridperf.io import InputError, read_json, shipped_toml, write_json, write_table
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.shipped import Prior, load_prior
 from hybridperf.report import text
@@ -101,7 +99,7 @@ def lines_table(lines: Sequence[ResultLine], rows: str = "rows", of: str = "") -
 
 def facts(name: str) -> dict[str, Any]:
     """A table of what is judged, of a .toml file beside the claims."""
-    return tomllib.loads(resources.files(__package__).joinpath(name).read_text())
+    return shipped_toml(__package__, name)
 
 
 def baselines_in(line: Mapping[str, Any]) -> dict[str, float | None]:

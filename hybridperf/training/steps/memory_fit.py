@@ -17,15 +17,13 @@ import dataclasses
 import functools
 import itertools
 import operator
-import tomllib
 from collections.abc import Sequence
-from importlib import resources
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from hybridperf.io import InputError
+from hybridperf.io import InputError, shipped_toml
 from hybridperf.training.steps.rows import ResolvedRow, with_recompute
 from hybridperf.workloads.memory import MEMORY_PRIORS, MemoryKnobs, memory_of
 from hybridperf.workloads.transformer import Layouts
@@ -54,8 +52,7 @@ _SAME = operator.attrgetter(
 @functools.cache
 def memory_knobs(framework: str) -> MemoryKnobs:
     """A framework's fitted knobs; counts, where none were fitted."""
-    text = resources.files(__package__).joinpath("memory_knobs.toml").read_text()
-    fitted = tomllib.loads(text).get(framework, {})
+    fitted = shipped_toml(__package__, "memory_knobs.toml").get(framework, {})
     return MemoryKnobs(**{name: float(str(fitted[name])) for name in _NAMES if name in fitted})
 
 

@@ -11,9 +11,7 @@ import dataclasses
 import difflib
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from hybridperf.hardware import (
     load_system,
     system_of,
 )
-from hybridperf.io import InputError
+from hybridperf.io import InputError, shipped_toml
 
 _LIKE, _NAMED = 0.5, 4  # how like a name is to be offered, of difflib's ratio, and how many are
 _PER_NODE = re.compile(r"x(\d+)[a-z]\d")  # "XE8640x4H100": four H100 in a node
@@ -70,7 +68,7 @@ def plain(text: str) -> str:
 @functools.cache
 def aliases() -> Mapping[str, Any]:
     """The whole alias file."""
-    return tomllib.loads(resources.files(__package__).joinpath("names.toml").read_text())
+    return shipped_toml(__package__, "names.toml")
 
 
 def machine(

@@ -11,13 +11,11 @@ import dataclasses
 import functools
 import math
 import re
-import tomllib
 from collections.abc import Iterator
-from importlib import resources
 
-from hybridperf.io import InputError
+from hybridperf.io import InputError, shipped_toml
 
-TABLES = tomllib.loads(resources.files(__package__).joinpath("hlo.toml").read_text())
+TABLES = shipped_toml(__package__, "hlo.toml")
 _DTYPES, _SIZES = TABLES["dtypes"], TABLES["bytes"]
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([\d,]*)[^}]*\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) (?:\(.*\) -> .* )?\{$")

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.io import shipped_toml
 
-NAMES = tomllib.loads(resources.files(__package__).joinpath("ops.toml").read_text())
+NAMES = shipped_toml(__package__, "ops.toml")
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import tomllib
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any, Literal
 
 from hybridperf.hardware import DeviceSpec
+from hybridperf.io import shipped_toml
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.workloads.transformer.fields import check_word
 
@@ -63,8 +62,7 @@ def framework_habits() -> Mapping[str, Mapping[str, Any]]:
     `framework` is the name, `kernels` that of the set of kernels it runs; in the file one may be
     `like` another one, but for what it settles itself.
     """
-    text = resources.files(__package__).joinpath("frameworks.toml").read_text()
-    known = tomllib.loads(text)["framework"]
+    known = shipped_toml(__package__, "frameworks.toml")["framework"]
     found = {name: known.get(habits.pop("like", ""), {}) | habits for name, habits in known.items()}
     return {
         name: {**habits, "kernels": habits["framework"], "framework": name}

@@ -9,11 +9,9 @@ tokens are assumed, and the note says so.
 from __future__ import annotations
 
 import functools
-import tomllib
-from importlib import resources
 from typing import Any
 
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError, shipped_toml, unknown
 from hybridperf.workloads.transformer.shape import Latent, TransformerShape
 
 SEQ = 4096  # tokens of a sequence, where a model may have as many
@@ -158,7 +156,7 @@ def _shared(config: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _sections() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(resources.files(__package__).joinpath("huggingface.toml").read_text())
+    return shipped_toml(__package__, "huggingface.toml")
 
 
 @functools.cache

@@ -13,13 +13,11 @@ import functools
 import itertools
 import os
 import re
-import tomllib
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hybridperf.io import InputError, parse_json, parse_toml, read_text, unknown
+from hybridperf.io import InputError, parse_json, parse_toml, read_text, shipped_toml, unknown
 from hybridperf.workloads.transformer import huggingface
 from hybridperf.workloads.transformer.fields import check_whole
 from hybridperf.workloads.transformer.shape import Diffusion, Latent, Scan, TransformerShape
@@ -110,7 +108,7 @@ def _of_config(path: Path, config: dict[str, Any]) -> TransformerShape:
 
 @functools.cache
 def _entries() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(resources.files(__package__).joinpath("transformers.toml").read_text())
+    return shipped_toml(__package__, "transformers.toml")
 
 
 @functools.cache
