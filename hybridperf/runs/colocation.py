@@ -27,6 +27,7 @@ MEASURED = "together_s"
 _SHRINKAGE = 1.0  # of a weight of standardised features, in rows
 _EDGE = 0.02  # places nearer to a bound count as this near: a logit must end
 _LEAST_ROWS = 8
+_MOST_S = 1e12  # of a task
 _SHARE = 0.9  # of the rows left out that intervals hold
 
 Task = Mapping[str, float]
@@ -82,9 +83,12 @@ def read_groups(frame: pd.DataFrame) -> list[Group]:
             f" tasks, got {', '.join(map(str, frame)) or 'none'}; add them"
         )
     numbers = frame[resources].apply(pd.to_numeric, errors="coerce")
-    if numbers.isna().any(axis=None) or (numbers < 0).any(axis=None):
+    if frame["group"].isna().any():
+        raise InputError("expected a group for each task, got an empty cell; fill it in")
+    if not numbers.apply(lambda one: one.between(0, _MOST_S)).all(axis=None):
         raise InputError(
-            f"expected seconds of zero or more in {', '.join(resources)}, got others; mend them"
+            f"expected seconds of zero or more in {', '.join(resources)}, at most {_MOST_S:g}, got"
+            " others; mend them"
         )
     if (numbers.sum(axis=1) <= 0).any():
         raise InputError("expected tasks that need some resource, got one of 0 s; leave it out")

@@ -104,7 +104,7 @@ def read_training_jobs(frame: pd.DataFrame) -> list[TrainingJob]:
             what = "a whole number of 1 or more" if name in _WHOLE else "a number of 0 or more"
             raise InputError(
                 f"expected {what if name != 'steps' else 'a number above 0'} in {name} of job"
-                f" {at + 1}, got {frame[name].iloc[at]!r}; mend the table"
+                f" {at + 1}, got {str(frame[name].iloc[at])!r}; mend the table"
             )
         numbers[name] = values
     if "max_batch" in numbers:

@@ -300,10 +300,10 @@ def read_placed_jobs(frame: pd.DataFrame, topology: Topology) -> list[PlacedJob]
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
             limits = f"a whole number from 1 to {most:,}" if name == "gpus" else (
-                "a number of 0 or more" if not least else "a number above 0")  # fmt: skip
+                f"a number {'above 0, at most 1e15' if least else 'of 0 or more'}")  # fmt: skip
+            got = repr(str(frame[name].iloc[at]))
             raise InputError(
-                f"expected {limits} in {name} of job {at + 1}, got {frame[name].iloc[at]!r}; mend"
-                " the table"
+                f"expected {limits} in {name} of job {at + 1}, got {got}; mend the table"
             )
     if not len(frame):
         raise InputError("expected a job or more in a table of jobs, got none; add rows")

@@ -19,6 +19,8 @@ import pandas as pd
 
 from hybridperf.io import InputError
 
+_MOST = 1e15  # of a table's numbers
+
 
 @dataclasses.dataclass(frozen=True)
 class InstanceType:
@@ -91,7 +93,7 @@ def cheapest(
     grid = itertools.product(range(most + 1), repeat=len(types))
     usd = np.array([one.usd_per_hour for one in types])
     span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
-    least = np.array([float(one.seconds(size.min())) for one in types])
+    least = np.array([max(float(one.seconds(size.min())), 1e-12) for one in types])
     pools = sorted((float(usd @ counts), counts) for counts in grid if any(counts))
     best = 0.0
     for cost, counts in pools:
@@ -117,9 +119,20 @@ def read_types(frame: pd.DataFrame) -> list[InstanceType]:
             f" {', '.join(missing)}; add them"
         )
     numbers = frame[fields[1:]].apply(pd.to_numeric, errors="coerce")
-    if not len(frame) or numbers.isna().any(axis=None) or (numbers < 0).any(axis=None):
+    right = numbers.apply(lambda one: one.between(0, _MOST)).all(axis=1)
+    right &= numbers[["fixed_s", "each_s"]].sum(axis=1) > 0
+    if not right.all():
+        row = int(np.flatnonzero(~right)[0])
+        got = ", ".join(f"{name} {frame[name].iloc[row]}" for name in fields[1:])
         raise InputError(
-            "expected one instance or more with costs and seconds of zero or more; mend the table"
+            f"expected a cost and seconds from 0 to {_MOST:g}, not both seconds 0, of each"
+            f" instance, got {got} in row {row + 1}; mend the table"
+        )
+    names = frame["name"].astype(str)
+    if names.duplicated().any():
+        twice = names[names.duplicated()].iloc[0]
+        raise InputError(
+            f"expected each name once in a table of instances, got {twice} twice; rename one"
         )
     rows = zip(frame["name"].astype(str), *(numbers[name] for name in fields[1:]), strict=True)
     return [InstanceType(name, *map(float, more)) for name, *more in rows]
@@ -133,8 +146,14 @@ def read_requests(frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
             f" {', '.join(missing)}; add them"
         )
     both = frame[["arrival_s", "size"]].apply(pd.to_numeric, errors="coerce")
-    if not len(both) or both.isna().any(axis=None):
-        raise InputError("expected a number in arrival_s and size of each request; mend the table")
+    right = both["arrival_s"].abs().le(_MOST) & both["size"].between(0, _MOST)
+    if not right.all():
+        row = int(np.flatnonzero(~right)[0])
+        got = ", ".join(f"{name} {frame[name].iloc[row]}" for name in both)
+        raise InputError(
+            "expected a number in arrival_s and one of 0 or more in size of each request, got"
+            f" {got} in row {row + 1}; mend the table"
+        )
     both = both.sort_values("arrival_s")
     return both["arrival_s"].to_numpy(float), both["size"].to_numpy(float)
 

@@ -277,7 +277,9 @@ def _totals(
 def _check(step: Step, steps: float, settings: RunSettings) -> None:
     """`InputError` for what cannot be."""
     if settings.checkpoint not in CHECKPOINTS:
-        raise unknown("checkpoint", settings.checkpoint, CHECKPOINTS, f"known are {CHECKPOINTS}")
+        raise unknown(
+            "checkpoint", settings.checkpoint, CHECKPOINTS, f"known are {', '.join(CHECKPOINTS)}"
+        )
     for name in settings.given:
         if name not in BELIEFS:
             raise unknown("setting", name, BELIEFS, f"known are {', '.join(BELIEFS)}")
@@ -305,7 +307,7 @@ def _check(step: Step, steps: float, settings: RunSettings) -> None:
     if steps * step.step_s > _LONGEST_S:
         raise InputError(
             f"expected a run of less than a century, got {steps:.3g} steps of {step.step_s:.3g} s;"
-            " give fewer tokens or more GPUs"
+            " give fewer steps or tokens"
         )
     if settings.interval_s is not None and settings.interval_s < step.step_s:
         raise InputError(
