@@ -57,7 +57,7 @@ def given_step(
         raise InputError(f"expected checkpoints of 0 bytes or more, got {state_bytes:g}")
     if not 0 < step_s < float("inf"):
         raise InputError(f"expected a step above 0 s, got {step_s:g}")
-    file = Path(prices) if prices else None
+    file = None if prices is None else Path(prices)
     rates = None if device is None else economy(load_device(device), file)
     return Step(
         step_s, step_s * (1 - width), step_s * (1 + width), gpus, gpus_per_node, state_bytes,

@@ -114,13 +114,13 @@ def bills(data: Path, quick: bool = False) -> Found:
         for one in frame.itertuples()
     ]  # fmt: skip
     judged = frame[frame["stated"]]
-    off = (judged["gpu_hours"] / judged["measured_gpu_hours"] - 1).abs()
-    naive_off = (judged["naive_gpu_hours"] / judged["measured_gpu_hours"] - 1).abs()
+    ours_error = (judged["gpu_hours"] / judged["measured_gpu_hours"] - 1).abs()
+    naive_error = (judged["naive_gpu_hours"] / judged["measured_gpu_hours"] - 1).abs()
     head = ["GPU hours", "GPUs", "bill", "ours", "5 %", "95 %", _NAIVE, "inside"]
     closing = f"{int(judged['inside'].sum())} of {len(judged)} bills inside, goal {told['goal']}"
     line = ResultLine(
-        "runs, bills of GPU hours", float(off.mean()), len(judged),
-        baselines={_NAIVE: float(naive_off.mean())}, coverage=float(judged["inside"].mean()),
+        "runs, bills of GPU hours", float(ours_error.mean()), len(judged),
+        baselines={_NAIVE: float(naive_error.mean())}, coverage=float(judged["inside"].mean()),
     )  # fmt: skip
     return Found(f"{text.table(head, rows)}\n{closing}", {"bills": frame}, [line])
 
