@@ -92,6 +92,16 @@ def ready(path: Path, what: str) -> None:
         raise wrong(f"expected a file in {what}, got the folder {path}; name a file in it")
 
 
+def table_ready(out: Path | None, read: Iterable[Path | None]) -> None:
+    """See before any work that the table in --out can be written, over nothing that is read."""
+    from hybridperf.io.tables import check_table_name
+
+    if out is not None:
+        keep_files({"--out": out}, read)
+        ready(out, "--out")
+        check_table_name(out)
+
+
 def cache_folder() -> Path:
     """Where compiled functions are kept: HYBRIDPERF_CACHE, or a place of this version of JAX."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
@@ -184,5 +194,8 @@ def seconds_in(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1e7:
-        raise wrong(f"expected a time such as 100ms, 90s, 20m or 1h, got {text!r}")
+        raise wrong(
+            "expected a time such as 100ms, 90s, 20m or 1h, above 0 and below 1e7 s (115 days),"
+            f" got {text!r}; mend it"
+        )
     return value

@@ -41,9 +41,7 @@ def jobs(
         raise wrong(f"expected --limit above 0 and at most 1, got {limit:g}")
     if gpus > 100_000:
         raise wrong(f"expected --gpus of at most 100,000, got {gpus:,}")
-    common.keep_files({"--out": out}, [table])
-    if out is not None:
-        common.ready(out, "--out")
+    common.table_ready(out, [table])
     common.compilation_cache()
     listed = read_training_jobs(read_table(table))
     if asks := next((job for job in listed if (job.gpus or 0) > gpus), None):

@@ -53,9 +53,7 @@ def place(
             raise wrong(f"expected a number from 0 to 1e15 in {option}, got {value:g}")
     if shape and compute_s:
         raise wrong("expected one of --shape and --compute-s, got both; a shape has its own time")
-    common.keep_files({"--out": out}, [Path(topology), jobs])
-    if out is not None:
-        common.ready(out, "--out")
+    common.table_ready(out, [Path(topology), jobs])
     common.compilation_cache()
     cluster = load_topology(topology, system)
     placer = Placer.of(cluster, device)
@@ -75,6 +73,11 @@ def place(
     if gpus > cluster.gpus - len(taken):
         free = f"{cluster.gpus - len(taken)} of {cluster.gpus} are free"
         raise wrong(f"expected --gpus of what is free, got {gpus} where {free}; ask for fewer")
+    if gpus == 1 and not (shape or compute_s):
+        raise wrong(
+            "expected --shape or --compute-s for one GPU, which reduces nothing, got neither;"
+            " give one of them"
+        )
     sizes = load_shape(shape) if shape else None
     step = PlacedStep(compute_s, bytes or 1.0, sizes, micro_batch)
     found = placements(placer, gpus, step, taken)

@@ -37,7 +37,7 @@ def pool(
         raise wrong(f"expected --share above 0 and at most 1, got {share:g}")
     if not 1 <= most <= 50:
         raise wrong(f"expected --most from 1 to 50, got {most}")
-    common.keep_files({"--out": out}, [types, requests])
+    common.table_ready(out, [types, requests])
     limit_s = common.seconds_in(limit)
     some = read_types(read_table(types))
     arrival_s, size = read_requests(read_table(requests))
@@ -77,9 +77,12 @@ def edge(
 
     if not 0 <= share < 1:
         raise wrong(f"expected --share from 0 (the mean) to below 1, got {share:g}")
-    if min(arrivals_cv2, service_cv2) < 0:
-        least = min(arrivals_cv2, service_cv2)
-        raise wrong(f"expected --arrivals-cv2 and --service-cv2 of 0 or more, got {least:g}")
+    for option, value in (("--arrivals-cv2", arrivals_cv2), ("--service-cv2", service_cv2)):
+        if not 0 <= value <= 1e6:
+            raise wrong(f"expected {option} of 0 or more, at most 1e6, got {value:g}; mend it")
+    if sites > 100_000:
+        raise wrong(f"expected --sites of at most 100,000, got {sites:,}; ask for fewer")
+    common.table_ready(out, [])
     service_s, farther_s = common.seconds_in(service), common.seconds_in(farther)
     there_s = common.seconds_in(cloud_service) if cloud_service else service_s
     asked = (sites, service_s, farther_s, there_s, share)
@@ -121,7 +124,7 @@ def colocate(
     from hybridperf.report.best_rows import print_rows
     from hybridperf.runs.colocation import Interference, predicted, read_groups
 
-    common.keep_files({"--out": out}, [rows, fit_on])
+    common.table_ready(out, [rows, fit_on])
     groups = read_groups(read_table(rows))
     learned = None
     if fit_on is not None:

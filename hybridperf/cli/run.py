@@ -8,6 +8,7 @@ from typer import Option
 from hybridperf.cli import common
 
 _SETTINGS = ("evaluation_share", "stalls_per_day", "stall_s", "warmup_s")
+_MOST_GPUS = 10_000_000
 _STEP = ("state_bytes", "gpus_per_node", "width")
 
 
@@ -44,14 +45,25 @@ def run(
     from hybridperf.runs.run_of_plan import given_step, run_cost
     from hybridperf.runs.training_run import BELIEFS, RunSettings, training_run
 
-    if out is not None:
-        common.ready(out, "--out")
-        common.keep_files({"--out": out}, [prices])
-    if gpus < 1:
-        raise common.wrong(f"expected --gpus of 1 or more, got {gpus}")
+    common.table_ready(out, [prices])
+    if not 1 <= gpus <= _MOST_GPUS:
+        limit = "of 1 or more" if gpus < 1 else f"of at most {_MOST_GPUS:,}"
+        raise common.wrong(f"expected --gpus {limit}, got {gpus}")
     given = _numbers(set_ or [], "--set", (*BELIEFS, *_SETTINGS, *_STEP, *_elastic_names()))
     if elastic:
-        _elastic(gpus, given)
+        asked = {
+            "--shape": shape, "--system": system, "--tokens": tokens, "--batch": batch,
+            "--seq": seq, "--device": device, "--framework": framework, "--dtype": dtype,
+            "--only": only, "--step-time": step_time, "--steps": steps, "--interval": interval,
+            "--spares": spares is not None, "--mtbf": mtbf, "--by-hand": by_hand,
+            "--prices": prices, "--checkpoint": checkpoint != "async",
+        }  # fmt: skip
+        if ignored := [option for option, value in asked.items() if value]:
+            raise common.wrong(
+                "expected only --gpus, --set and --out with --elastic, got"
+                f" {', '.join(ignored)}; leave them out"
+            )
+        _elastic(gpus, given, out)
         return
     settings = RunSettings(
         checkpoint, common.seconds_in(interval) if interval else None, spares, _mtbf(mtbf or []),
@@ -83,6 +95,11 @@ def run(
             )
         more: dict[str, Any] = {name: given[name] for name in _STEP if name in given}
         if "gpus_per_node" in more:
+            if more["gpus_per_node"] not in range(1, _MOST_GPUS + 1):
+                raise common.wrong(
+                    "expected a whole gpus_per_node of 1 or more in --set, got"
+                    f" {more['gpus_per_node']:g}; mend it"
+                )
             more["gpus_per_node"] = int(more["gpus_per_node"])
         step_s = common.seconds_in(step_time)
         step = given_step(step_s, gpus, device=device or None, prices=prices, **more)
@@ -103,8 +120,9 @@ def _elastic_names() -> tuple[str, ...]:
     return tuple(one.name for one in dataclasses.fields(Workers))
 
 
-def _elastic(gpus: int, given: dict[str, float]) -> None:
+def _elastic(gpus: int, given: dict[str, float], out: Path | None) -> None:
     """Workers that come and go, up to so many."""
+    from hybridperf.io import write_table
     from hybridperf.report.training_run import elastic_report
     from hybridperf.runs.elastic import Workers, elastic
 
@@ -117,6 +135,9 @@ def _elastic(gpus: int, given: dict[str, float]) -> None:
     found = elastic(Workers(**given), counts)
     print(elastic_report(found))
     common.result(workers=found.table, fastest=found.fastest, fastest_rigid=found.fastest_rigid)
+    if out is not None:
+        write_table(found.table, out)
+        print(f"\nwritten to {out}")
 
 
 def _numbers(given: list[str], option: str, known: tuple[str, ...]) -> dict[str, float]:

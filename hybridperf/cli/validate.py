@@ -68,6 +68,8 @@ def validate(
         _found(folder)
         return
     by_model = what in ("here", "ranks", "sharded") or (what == "ops" and data is None)
+    if data is not None and not data.is_dir():
+        raise wrong(f"expected a folder in --data, found none at {data}; check the path")
     if data is None and what in _PUBLISHED:
         judges = f"`validate {what}` judges on {_PUBLISHED[what]}"
         raise wrong(f"expected --data FOLDER, got none; {judges}")

@@ -35,7 +35,7 @@ def workers(
 
     if times is not None and production:
         raise common.wrong("expected --times or --production, got both; drop one of them")
-    common.keep_files({"--out": out}, [table, times])
+    common.table_ready(out, [table, times])
     common.compilation_cache()
     found = uneven(read_table(table), load_shape(shape), system, batch, micro_batch)
     even, best = found.even, found.best
@@ -61,6 +61,7 @@ def workers(
 def _slowest(times: Path | None, step: "UnlikeStep") -> dict[str, float]:
     """Percentiles of the step's seconds with noise among its workers."""
     import numpy as np
+    import pandas as pd
 
     from hybridperf.io import InputError, read_table
     from hybridperf.runs.stragglers import WorkerNoise
@@ -73,7 +74,18 @@ def _slowest(times: Path | None, step: "UnlikeStep") -> dict[str, float]:
                 f"expected columns iteration, worker, time_s in {times}, got none called"
                 f" {', '.join(missing)}"
             )
-        wide = frame.pivot_table(index="iteration", columns="worker", values="time_s").dropna()
+        seconds = pd.to_numeric(frame["time_s"], errors="coerce")
+        if (bad := ~seconds.between(1e-12, 1e12)).any():
+            row = int(bad.argmax())
+            raise InputError(
+                f"expected seconds above 0 in time_s of {times}, got {frame['time_s'].iloc[row]} in"
+                f" row {row + 1}; mend it"
+            )
+        wide = (
+            frame.assign(time_s=seconds)
+            .pivot_table(index="iteration", columns="worker", values="time_s")
+            .dropna()
+        )
         noise = WorkerNoise.of_times(wide.to_numpy(float))
     drawn = noise.step_s(step)
     return {f"p{100 * end:.0f}_s": float(np.quantile(drawn, end)) for end in _ENDS}

@@ -162,7 +162,8 @@ def checked_spec(spec: type, content: Mapping[str, Any], path: Path, example: st
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise InputError(f"{path}: {field}: {first['msg']}; {example}") from error
+        got = "" if isinstance(first["input"], dict) else f", got {first['input']!r}"
+        raise InputError(f"{path}: {field}: {first['msg']}{got}; {example}") from error
 
 
 def _plain(name: str) -> str:

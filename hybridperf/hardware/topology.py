@@ -82,7 +82,7 @@ class _Cluster(Spec):
     """A file that describes a cluster."""
 
     system: str
-    nodes: Count = 1
+    nodes: Annotated[int, Field(ge=1, le=100_000)] = 1
     nodes_per_leaf: Count | None = None  # all under one
     oversubscription: Annotated[float, Field(ge=1.0, le=1e3)] = 1.0
     rails: bool = False

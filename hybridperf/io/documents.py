@@ -131,7 +131,8 @@ def read_text(
         why = error.strerror or error
         raise InputError(f"cannot read {path}: {why}; check the path") from error
     except ValueError as error:
-        damaged = f"{path} is {error}: it is damaged or another"
+        reason = "not text" if isinstance(error, UnicodeDecodeError) else error
+        damaged = f"{path} is {reason}: it is damaged or another"
         raise InputError(f"expected a {what}; {damaged}; {mend}") from error
 
 

@@ -233,9 +233,11 @@ def number_columns(
             wrong &= frame[name].notna().to_numpy()
         if wrong.any():
             row = int(np.argmax(wrong))
+            unsaid = values[row] > limits.most >= Numbers().most
+            most = f", at most {limits.most:,g}," if unsaid else ""
+            got = repr(str(frame[name].iloc[row]))
             raise InputError(
-                f"expected {limits} in {name} of {what} {row + 1}, got {frame[name].iloc[row]!r};"
-                " mend the table"
+                f"expected {limits}{most} in {name} of {what} {row + 1}, got {got}; mend the table"
             )
         found[name] = values
     return pd.DataFrame(found, index=frame.index)

@@ -81,6 +81,8 @@ def read_groups(frame: pd.DataFrame) -> list[Group]:
             "expected columns group and NAME_s for each resource (such as compute_s) in a table of"
             f" tasks, got {', '.join(map(str, frame)) or 'none'}; add them"
         )
+    if frame["group"].isna().any():
+        raise InputError("expected a group for each task, got an empty cell; fill it in")
     numbers = number_columns(
         frame, dict.fromkeys(resources, Numbers()) | dict.fromkeys(known, Numbers(needed=False)),
         "task",

@@ -91,9 +91,9 @@ def elastic(like: Workers, counts: list[int]) -> Elastic:
         above = name in ("lifetime_s", "checkpoint_s", "scaling", "price")
         if not (value > 0 if above else value >= 0) or not math.isfinite(value):
             least = "above 0" if above else "of 0 or more"
-            raise InputError(f"expected a {name} {least}, got {value:g}")
+            raise InputError(f"expected {name} {least}, got {value:g}; mend it")
     if like.scaling > 1:
-        raise InputError(f"expected a scaling of at most 1, got {like.scaling:g}")
+        raise InputError(f"expected scaling of at most 1, got {like.scaling:g}")
     if not counts or min(counts) < 1:
         raise InputError("expected numbers of workers of 1 or more")
     rows = []

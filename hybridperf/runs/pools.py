@@ -91,7 +91,7 @@ def cheapest(
     grid = itertools.product(range(most + 1), repeat=len(types))
     usd = np.array([one.usd_per_hour for one in types])
     span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
-    least = np.array([float(one.seconds(size.min())) for one in types])
+    least = np.array([max(float(one.seconds(size.min())), 1e-12) for one in types])
     pools = sorted((float(usd @ counts), counts) for counts in grid if any(counts))
     best = 0.0
     for cost, counts in pools:
@@ -113,12 +113,23 @@ def read_types(frame: pd.DataFrame) -> list[InstanceType]:
     columns = dict.fromkeys(("usd_per_hour", "fixed_s", "each_s"), Numbers())
     numbers = number_columns(frame, columns, "instance", ("name",))
     names = frame["name"].astype(str)
+    if names.duplicated().any():
+        twice = names[names.duplicated()].iloc[0]
+        raise InputError(
+            f"expected each name once in a table of instances, got {twice} twice; rename one"
+        )
+    if (idle := numbers[["fixed_s", "each_s"]].sum(axis=1) <= 0).any():
+        raise InputError(
+            "expected seconds above 0 of each instance, not both seconds 0, got"
+            f" 0 and 0 s in {names[idle].iloc[0]}; mend the table"
+        )
     return [InstanceType(name, *more) for name, more in zip(names, numbers.to_numpy(), strict=True)]
 
 
 def read_requests(frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Rising arrivals and sizes of a table with columns arrival_s and size."""
-    both = number_columns(frame, dict.fromkeys(("arrival_s", "size"), ANY_NUMBER), "request")
+    columns = {"arrival_s": ANY_NUMBER, "size": Numbers()}
+    both = number_columns(frame, columns, "request")
     both = both.sort_values("arrival_s")
     return both["arrival_s"].to_numpy(), both["size"].to_numpy()
 

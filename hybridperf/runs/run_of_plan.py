@@ -48,10 +48,12 @@ def given_step(
         width: half of the 90 % interval of the seconds, as a share.
     """
     if not (gpus >= 1 and gpus_per_node >= 1):
-        raise InputError(f"expected 1 GPU or more, in nodes of 1 or more, got {gpus}")
+        raise InputError(
+            f"expected 1 GPU or more, in nodes of 1 or more, got {gpus} in nodes of {gpus_per_node}"
+        )
     if not 0 <= width < 1:
         raise InputError(f"expected a width of the step from 0 to below 1, got {width:g}")
-    if not state_bytes >= 0:
+    if not 0 <= state_bytes < float("inf"):
         raise InputError(f"expected checkpoints of 0 bytes or more, got {state_bytes:g}")
     if not 0 < step_s < float("inf"):
         raise InputError(f"expected a step above 0 s, got {step_s:g}")

@@ -137,3 +137,12 @@ def test_one_group_has_one_measurement() -> None:
     assert read_groups(frame)[0].together_s == 3.0
     with pytest.raises(InputError, match="one together_s of group a"):
         read_groups(frame.assign(together_s=[3.0, 4.0]))
+
+
+@pytest.mark.parametrize(
+    ("group", "seconds", "says"), [("a", np.inf, "of 0 or more"), (None, 1.0, "empty cell")]
+)
+def test_no_task_is_lost_or_endless(group, seconds, says) -> None:
+    frame = pd.DataFrame({"group": ["b", group], "gpu_s": [1.0, seconds]})
+    with pytest.raises(InputError, match=says):
+        read_groups(frame)

@@ -81,3 +81,7 @@ def test_the_command_says_where_it_turns(run, refused, tmp_path) -> None:
     assert "expected --share from 0" in refused(*asked, "--share", "1")
     assert "expected a time" in refused(*asked[:-1], "far")
     assert "of 0 or more" in refused(*asked, "--service-cv2", "-1")
+    assert "got nan" in refused(*asked, "--arrivals-cv2", "nan")
+    assert "at most 100,000" in refused(*asked[:2], "--sites", "100000001", *asked[4:])
+    assert "a folder in --data" in refused("validate", "runs", "--data", tmp_path / "none")
+    assert "name ending in .csv" in refused(*asked, "--out", tmp_path / "rates.xls")

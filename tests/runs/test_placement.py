@@ -143,7 +143,7 @@ def test_broadcasts_refuse() -> None:
 @pytest.mark.parametrize(
     ("column", "value", "says"),
     [
-        ("gpus", 9, "from 1 to 8"),
+        ("gpus", 9, "from 1 to 8 in gpus of job 1, got '9'"),
         ("gpus", 1.5, "whole number"),
         ("steps", 0, "above 0"),
         ("arrival_s", -1, "0 or more"),
@@ -172,10 +172,16 @@ def test_the_command(run: Any, refused: Any, tmp_path: Path) -> None:
     status, out, _ = run("place", "dgx_h100", "--jobs", tmp_path / "jobs.csv")
     assert status == 0
     assert "75th percentile" in out
+    (tmp_path / "huge.toml").write_text('system = "dgx_h100"\nnodes = 1000000000\n')
+    assert "nodes: Input should be less than or equal to 100000, got 1000000000" in refused(
+        "place", tmp_path / "huge.toml", "--gpus", 2
+    )
     assert "one of --gpus and --jobs" in refused("place", "dgx_h100")
     assert "free" in refused("place", "dgx_h100", "--gpus", 9)
     assert "--busy" in refused("place", "dgx_h100", "--gpus", 2, "--busy", "8")
     assert "0 to 1e15" in refused("place", "dgx_h100", "--gpus", 2, "--bytes", "-1")
-    assert "one GPU" in refused("place", "dgx_h100", "--gpus", 1)
+    assert "expected --shape or --compute-s for one GPU" in refused(
+        "place", "dgx_h100", "--gpus", 1
+    )
     one = ("place", "dgx_h100", "--gpus", 1, "--compute-s", 1, "--broadcast-bytes", "1e6")
     assert "--gpus of 2 or more" in refused(*one)

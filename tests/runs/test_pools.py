@@ -13,6 +13,8 @@ from hybridperf.runs.pools import (
     cheapest,
     homogeneous,
     latencies,
+    read_requests,
+    read_types,
 )
 from hybridperf.runs.queues import latency_percentile_s, mean_wait_s
 
@@ -118,3 +120,25 @@ def test_the_command_finds_the_pool(run, refused, tmp_path) -> None:
     assert "expected a time" in refused("pool", types, requests, "--limit", "soon")
     assert "expected columns arrival_s, size" in refused("pool", types, types, "--limit", "1s")
     assert "expected columns name" in refused("pool", requests, requests, "--limit", "1s")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"usd_per_hour": np.inf}, "in usd_per_hour of instance 1, got 'inf'"),
+        ({"each_s": -1.0}, "in each_s of instance 1, got '-1"),
+        ({"fixed_s": 0.0, "each_s": 0.0}, "not both seconds 0"),
+        ({"name": ["a", "a"]}, "got a twice"),
+    ],
+)
+def test_tables_of_instances_refuse(change, says) -> None:
+    row = {"name": ["a", "b"], "usd_per_hour": 1.0, "fixed_s": 0.1, "each_s": 0.1}
+    with pytest.raises(InputError, match=says):
+        read_types(pd.DataFrame(row | change))
+
+
+@pytest.mark.parametrize(("size", "arrival_s"), [(-1.0, 0.0), (np.inf, 0.0), (1.0, np.inf)])
+def test_requests_of_less_than_nothing_are_refused(size, arrival_s) -> None:
+    frame = pd.DataFrame({"arrival_s": [0.0, arrival_s], "size": [1.0, size]})
+    with pytest.raises(InputError, match="of request 2"):
+        read_requests(frame)

@@ -62,3 +62,8 @@ def test_the_command(tmp_path, run) -> None:
     assert status == 2
     assert error.count("\n") == 1
     assert "both" in error
+    words_of_times = "iteration,worker,time_s\n0,0,soon\n0,1,1\n1,0,1\n1,1,2\n"
+    (tmp_path / "times.csv").write_text(words_of_times)
+    status, _, error = run(*words, "--times", tmp_path / "times.csv")
+    assert status == 2
+    assert "got soon in row 1" in error
