@@ -409,10 +409,10 @@ def test_an_unknown_accelerator_is_told_the_names_near_it():
         match=r"^unknown gpu 'A101': name one of a100_pcie_80g, .* in gpu or by --device$",
     ):
         names.machine("A101", "")
-    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of tpu_v5e"):
-        names.machine("TPU v5e", "")
-    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of tpu_v5p"):
-        names.machine("", "", "tpu_v5p")
+    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of mi250"):
+        names.machine("MI250", "")
+    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of mi210"):
+        names.machine("", "", "mi210")
     assert "system 8x_a10_pcie assumed" in names.machine("NVIDIA A10", "").notes
 
 
