@@ -13,7 +13,7 @@ All seconds are the processor's, of the processes that train: what else a shared
 is not the loop's, and neither is waiting for the disk.
 
 A process is forked off one that has imported what training needs and started none of it, so that a
-restart takes a second instead of ten: JAX's backend, compilation and loading are done anew.
+restart takes a second instead of ten: JAX's backend, compilation and loading are done again.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hybridperf_calibration.microbench.torch_team import TorchTeam
 
 FEWEST_CALLS, MOST_CALLS = 4, 200
-FIRST_CALLS = 3  # states and buffers are made, DDP orders its buckets anew
+FIRST_CALLS = 3  # states and buffers are made, DDP orders its buckets again
 _LONGEST_WAIT_S = 1.0  # for a disturbed machine, before one round of one step
 _WAITED_PER_STEP_S = 5.0  # in all
 _MODULE = "hybridperf_calibration.training_steps.torch_ranks"

@@ -51,6 +51,10 @@ def place(
     for option, value in amounts.items():
         if value is not None and not (0 <= value < 1e15 and math.isfinite(value)):
             raise wrong(f"expected a number from 0 to 1e15 in {option}, got {value:g}")
+    if system and (not Path(topology).exists() or topology.endswith(".toml")):
+        raise wrong(f"expected no --system with {topology}, which says its nodes, got {system}")
+    if bytes == 0:
+        raise wrong("expected --bytes above 0, got 0: a job that sends nothing runs anywhere")
     if shape and compute_s:
         raise wrong("expected one of --shape and --compute-s, got both; a shape has its own time")
     common.table_ready(out, [Path(topology), jobs])
@@ -79,7 +83,7 @@ def place(
             " give one of them"
         )
     sizes = load_shape(shape) if shape else None
-    step = PlacedStep(compute_s, bytes or 1.0, sizes, micro_batch)
+    step = PlacedStep(compute_s, bytes, sizes, micro_batch)
     found = placements(placer, gpus, step, taken)
     common.result(placements=found)
     print(reports.placements_report(found, gpus, step))

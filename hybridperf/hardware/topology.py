@@ -103,6 +103,8 @@ def load_topology(path: str | Path, system: str = "") -> Topology:
     """
     path = Path(path)
     if not path.exists():
+        if path.suffix in (".txt", ".csv", ".json", ".toml"):
+            raise InputError(f"expected a file or the name of a system, got {path}: no such file")
         return _whole(load_system(str(path)))
     if path.suffix == ".toml":
         return _cluster(path)

@@ -1,7 +1,7 @@
 """A stream of jobs on a cluster, event by event: who waits, who runs where, who ends when.
 
 A job is so much work (samples, steps) and runs at a rate that hangs on what it has been given, and
-may hang on who runs beside it. Whenever a job comes or ends, a schedule says anew what each has;
+may hang on who runs beside it. Whenever a job comes or ends, a schedule says again what each has;
 rates are asked again, and what was done until then stays done. simpy keeps the clock and the order
 of events; where the rates come from is the caller's (the engine's step times).
 """

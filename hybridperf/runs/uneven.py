@@ -3,7 +3,7 @@ what share of the batch each should have.
 
 Each worker is a replica on one device. What a micro-batch takes on it, and what a step takes beside
 that, are the price of steps with one and with two micro-batches; the best shares follow in closed
-form (`updates.best_shares`), the step with them is priced and composed anew (`engine/unlike.py`).
+form (`updates.best_shares`), the step with them is priced and composed again (`engine/unlike.py`).
 """
 
 from __future__ import annotations

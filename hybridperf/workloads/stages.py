@@ -4,7 +4,7 @@ streams of one graph.
     serial      n chunks, one stage after the other     sum over i of (n f_i + S_i)
     pipelined   a stream a stage, t_i = f_i + S_i / n   sum t_i + (n - 1) max t_i
 
-S_i seconds of all items in stage i, f_i of every chunk anew. Equal jobs through machines in a row
+S_i seconds of all items in stage i, f_i of every chunk again. Equal jobs through machines in a row
 take exactly that, whatever waits between them. With overhead f in the longest stage M alone it is
 S / n + (1 - 1 / n) M + n f, least at n = sqrt((S - M) / f) (Li et al., streaming parallelism,
 2020). Stages that share a stream (one CPU samples and slices) take turns, and only the graph tells

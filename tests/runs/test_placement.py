@@ -173,6 +173,11 @@ def test_the_command(run: Any, refused: Any, tmp_path: Path) -> None:
     assert status == 0
     assert "75th percentile" in out
     (tmp_path / "huge.toml").write_text('system = "dgx_h100"\nnodes = 1000000000\n')
+    assert "no such file" in refused("place", tmp_path / "none.csv", "--gpus", 2)
+    assert "expected no --system with dgx_h100, which says its nodes, got dgx_a100" in refused(
+        "place", "dgx_h100", "--system", "dgx_a100", "--gpus", 2
+    )
+    assert "expected --bytes above 0" in refused("place", "dgx_h100", "--gpus", 2, "--bytes", 0)
     assert "nodes: Input should be less than or equal to 100000, got 1000000000" in refused(
         "place", tmp_path / "huge.toml", "--gpus", 2
     )
