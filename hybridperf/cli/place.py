@@ -51,7 +51,7 @@ def place(
     for option, value in amounts.items():
         if value is not None and not (0 <= value < 1e15 and math.isfinite(value)):
             raise wrong(f"expected a number from 0 to 1e15 in {option}, got {value:g}")
-    if system and (not Path(topology).exists() or topology.endswith(".toml")):
+    if system and Path(topology).suffix in ("", ".toml"):  # else a matrix, which does not say
         raise wrong(f"expected no --system with {topology}, which says its nodes, got {system}")
     if bytes == 0:
         raise wrong("expected --bytes above 0, got 0: a job that sends nothing runs anywhere")
