@@ -7,14 +7,14 @@ the average:
 
     B    = min(C / (1 + TTFT / (O TPOT)), slots)
     TPOT = step(B, I + O/2) + (B - 1) p / O
-    TTFT = g (T(I) + f p (C' - 1) / 2) + k step(B) + c + wait           C' = min(C, slots)
+    TTFT = g (T(I) + f p (C' - 1) / 2) + (k + (1 - f) w) step(B) + c + wait     C' = min(C, slots)
     wait = (C / slots - 1) O TPOT                where more clients are than slots, else 0
 
 Where prompts are computed by engines apart nothing interferes, and of clients enough to keep these
 busy, a prompt each P for a rank of theirs, TTFT = P p - O TPOT.
 
 `f` is the share of requests that meet the opening burst, g, k and c are effects of the framework
-(`model/serving_effects.py`). Everything is of one attention rank: its share of clients, its slots.
+(`model/serving_effects.py`), w the steps that prompts are held back (`admission.py`). Everything is of one attention rank: its share of clients, its slots.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import NamedTuple
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.model.serving_effects import ServingEffects
+from hybridperf.runs.admission import AT_ONCE, Admission
 
 CHUNK = 8192.0  # tokens of prompts in a step at most: the usual budget of vLLM's benchmarks
 _ROUNDS = 20  # of the iteration for B, each halfway to the next: within 1e-5 of its limit
@@ -56,6 +57,7 @@ class Loop(NamedTuple):
     prompts: Array  # that an opening burst brings to the rank, or to one of those apart
     decoding: Array
     interferes: Array = 1.0  # 0: prompts are computed by workers apart
+    held_back: Array = 0.0  # steps that a prompt waits before the engine takes it
 
     def latency(self, effects: ServingEffects, launched_s: Array = 0.0) -> Latency:
         """The formula of the module's docstring; `launched_s`: of the host, each step."""
@@ -69,7 +71,8 @@ class Loop(NamedTuple):
         alone_s = effects.kernels * self.alone_s + added_s
         before_s = effects.burst * next_s * (self.prompts - 1.0) / 2.0
         first_s = effects.prefill * (alone_s + before_s)
-        ttft_s = first_s + effects.waited_steps * step_s + effects.first_token_s + waiting_s
+        steps = effects.waited_steps + (1.0 - effects.burst) * self.held_back
+        ttft_s = first_s + steps * step_s + effects.first_token_s + waiting_s
         # engines apart that are busy throughout: a prompt waits until they have computed all others
         full_s = (1.0 - self.interferes) * (self.prompts * next_s - self.output * tpot_s)
         ttft_s = module.maximum(ttft_s, full_s)
@@ -79,6 +82,7 @@ class Loop(NamedTuple):
 def closed_loop(
     times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array = float("inf"),
     effects: ServingEffects | None = None, chunk: Array = CHUNK, ranks: Array = 1.0,
+    admission: Admission = AT_ONCE,
 ) -> Latency:  # fmt: skip
     """TTFT and TPOT of a closed loop; NumPy, or differentiable in JAX.
 
@@ -91,16 +95,17 @@ def closed_loop(
         effects: of the framework; None: as believed of any. Its step effects multiply `times`.
         chunk: tokens of prompts in a step at most.
         ranks: attention ranks that requests are spread over.
+        admission: when prompts that came are taken.
     """
     effects = effects or ServingEffects()
-    loop = settled(times, clients, prompt, output, slots, effects, chunk, ranks)
+    loop = settled(times, clients, prompt, output, slots, effects, chunk, ranks, None, admission)
     return loop.latency(effects, times.host_s)
 
 
 def settled(
     times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array,
     effects: ServingEffects, chunk: Array = CHUNK, ranks: Array = 1.0,
-    prefill: tuple[StepTimes, Array] | None = None,
+    prefill: tuple[StepTimes, Array] | None = None, admission: Admission = AT_ONCE,
 ) -> Loop:  # fmt: skip
     """The loop at the number of sequences that decode once it has run for long; as `closed_loop`.
 
@@ -123,6 +128,10 @@ def settled(
         prompt_seconds(first, prompt, chunk), prompts, held, interferes,
     )  # fmt: skip
     for _ in range(_ROUNDS):
+        # one that decodes alone is not waited for, and prompts of workers apart stop nobody
+        others = interferes * module.minimum(loop.decoding - 1.0, 1.0)
+        wait = admission.wait(loop.decoding / output, prompt, loop.decoding)
+        loop = loop._replace(held_back=others * wait)
         found = loop.latency(effects, times.host_s)
         free = clients / (1.0 + found.ttft_s / (output * found.tpot_s))
         decoding = (loop.decoding + module.clip(free, 1.0, held)) / 2.0

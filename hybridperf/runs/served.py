@@ -14,6 +14,7 @@ from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import NAMES, ServingEffects, believed
+from hybridperf.runs.admission import Admission
 from hybridperf.runs.closed_loop import Latency, Loop, settled
 from hybridperf.runs.serving_rows import Machine, ServedRow
 from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
@@ -93,9 +94,11 @@ def served(
         apart = None
         if first is not None:
             apart = times[first], prefillers * first[1].attention_dp
+        chunk = np.array([row.chunk for row in some])
+        admission = Admission(*np.array([row.admission for row in some]).T)
         loop = settled(
-            times[key], clients, prompt, output / engine.tokens_per_pass, slots, own,
-            float(engine.chunk_tokens), ranks, apart,
+            times[key], clients, prompt, output / engine.tokens_per_pass, slots, own, chunk, ranks,
+            apart, admission,
         )  # fmt: skip
         for name, value in loop._asdict().items():
             fields[name][at] = value
