@@ -58,17 +58,21 @@ class Loop(NamedTuple):
     decoding: Array
     interferes: Array = 1.0  # 0: prompts are computed by workers apart
     held_back: Array = 0.0  # steps that a prompt waits before the engine takes it
+    launches: Array = 0.0  # of one prompt alone
+    next_launches: Array = 0.0  # that a prompt adds among others
 
     def latency(self, effects: ServingEffects, launched_s: Array = 0.0) -> Latency:
         """The formula of the module's docstring; `launched_s`: of the host, each step."""
         module = array_module(*self)
         added_s = effects.step_s + launched_s
         step_s = effects.kernels * self.step_s + added_s
-        next_s = effects.kernels * self.next_s
+        launched_by = effects.launch_s * self.next_launches
+        next_s = module.maximum(effects.kernels * self.next_s, launched_by)
         others = self.interferes * (self.decoding - 1.0)
         tpot_s = step_s + others * next_s / self.output
         waiting_s = module.maximum(self.clients / self.slots - 1.0, 0.0) * self.output * tpot_s
-        alone_s = effects.kernels * self.alone_s + added_s
+        alone_s = effects.kernels * self.alone_s
+        alone_s = module.maximum(alone_s, effects.launch_s * self.launches) + added_s
         before_s = effects.burst * next_s * (self.prompts - 1.0) / 2.0
         first_s = effects.prefill * (alone_s + before_s)
         steps = effects.waited_steps + (1.0 - effects.burst) * self.held_back
@@ -106,11 +110,12 @@ def settled(
     times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array,
     effects: ServingEffects, chunk: Array = CHUNK, ranks: Array = 1.0,
     prefill: tuple[StepTimes, Array] | None = None, admission: Admission = AT_ONCE,
+    launches: Array = 0.0,
 ) -> Loop:  # fmt: skip
     """The loop at the number of sequences that decode once it has run for long; as `closed_loop`.
 
     `prefill`: of engines apart that compute the prompts, and how many attention ranks all of them
-    have.
+    have. `launches`: of a step with prompts, if it is no CUDA graph.
     """
     prompt, output = floats(prompt), floats(output)
     module = array_module(clients, prompt, output, slots, times.products_s)
@@ -125,7 +130,8 @@ def settled(
         prompts, interferes = module.maximum(every / prefill[1], 1.0), 0.0
     loop = Loop(
         clients, slots, output, kernels.seconds(held, keys), prefill_seconds(first, prompt, chunk),
-        prompt_seconds(first, prompt, chunk), prompts, held, interferes,
+        prompt_seconds(first, prompt, chunk), prompts, held, interferes, 0.0,
+        launches * module.ceil(prompt / chunk), launches * prompt / chunk,
     )  # fmt: skip
     for _ in range(_ROUNDS):
         # one that decodes alone is not waited for, and prompts of workers apart stop nobody

@@ -16,9 +16,9 @@ from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import NAMES, ServingEffects, believed
 from hybridperf.runs.admission import Admission
 from hybridperf.runs.closed_loop import Latency, Loop, settled
-from hybridperf.runs.serving_rows import Machine, ServedRow
+from hybridperf.runs.serving_rows import Machine, ServedRow, is_blackwell
 from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
-from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
 
 _Engine = tuple[Machine, Deployment]
 
@@ -98,7 +98,7 @@ def served(
         admission = Admission(*np.array([row.admission for row in some]).T)
         loop = settled(
             times[key], clients, prompt, output / engine.tokens_per_pass, slots, own, chunk, ranks,
-            apart, admission,
+            apart, admission, prompt_launches(first[1] if first else engine, is_blackwell(key[0])),
         )  # fmt: skip
         for name, value in loop._asdict().items():
             fields[name][at] = value

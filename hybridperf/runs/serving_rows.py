@@ -260,7 +260,6 @@ def _schemes(
     values: Mapping[str, Any], habits: Mapping[str, Any], machine: Machine, framework: str,
     experts_in: bool,
 ) -> dict[str, str]:  # fmt: skip
-    blackwell = machine.device.startswith(("b", "gb"))
     by_precision = {"fp4": "nvfp4", "fp8": "fp8", "int4": "int4_wo", "bf16": "bfloat16"}
     precision = str(values.get("precision", "bf16"))
     usual = by_precision.get(precision, precision)
@@ -268,7 +267,7 @@ def _schemes(
     experts = str(values.get("moe_quant_mode", gemm))
     attention = ""
     if habits.get("mxfp4"):
-        gemm, experts = "bfloat16", "w4a8_mxfp4_mxfp8" if blackwell else "w4a16_mxfp4"
+        gemm, experts = "bfloat16", "w4a8_mxfp4_mxfp8" if is_blackwell(machine) else "w4a16_mxfp4"
     else:
         own = habits.get("schemes", {})
         gemm, experts = own.get(gemm, gemm), own.get(experts, experts)
@@ -283,6 +282,11 @@ def _schemes(
     kv_dtype = str(values.get("kv_dtype", usual_kv))
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
             "kv_dtype": kv_dtype}  # fmt: skip
+
+
+def is_blackwell(machine: Machine) -> bool:
+    """Whether it has Blackwell's kernels of narrow formats."""
+    return machine.device.startswith(("b", "gb"))
 
 
 def schemes_of(
