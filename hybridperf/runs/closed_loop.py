@@ -58,18 +58,26 @@ class Loop(NamedTuple):
     decoding: Array
     interferes: Array = 1.0  # 0: prompts are computed by workers apart
     held_back: Array = 0.0  # steps that a prompt waits before the engine takes it
+    step_launches: Array = 0.0  # of a step with prompts
     launches: Array = 0.0  # of one prompt alone
     next_launches: Array = 0.0  # that a prompt adds among others
+    beside_s: Array = 0.0  # that a prompt adds to steps of sequences that decode
+    beside_steps: Array = 1.0  # that it adds to
 
-    def latency(self, effects: ServingEffects, launched_s: Array = 0.0) -> Latency:
-        """The formula of the module's docstring; `launched_s`: of the host, each step."""
+    def latency(self, effects: ServingEffects, host_s: Array = 0.0) -> Latency:
+        """The formula of the module's docstring; `host_s`: of each step."""
         module = array_module(*self)
-        added_s = effects.step_s + launched_s
+        added_s = effects.step_s + host_s
         step_s = effects.kernels * self.step_s + added_s
         launched_by = effects.launch_s * self.next_launches
         next_s = module.maximum(effects.kernels * self.next_s, launched_by)
         others = self.interferes * (self.decoding - 1.0)
-        tpot_s = step_s + others * next_s / self.output
+        kernels_s = effects.kernels * self.step_s
+        launched_s = effects.launch_s * self.step_launches - kernels_s
+        beside_s = module.maximum(
+            effects.kernels * self.beside_s, launched_s * self.beside_steps
+        )
+        tpot_s = step_s + others * beside_s / self.output
         waiting_s = module.maximum(self.clients / self.slots - 1.0, 0.0) * self.output * tpot_s
         alone_s = effects.kernels * self.alone_s
         alone_s = module.maximum(alone_s, effects.launch_s * self.launches) + added_s
@@ -131,13 +139,17 @@ def settled(
     loop = Loop(
         clients, slots, output, kernels.seconds(held, keys), prefill_seconds(first, prompt, chunk),
         prompt_seconds(first, prompt, chunk), prompts, held, interferes, 0.0,
-        launches * module.ceil(prompt / chunk), launches * prompt / chunk,
+        launches, launches * module.ceil(prompt / chunk), launches * prompt / chunk,
     )  # fmt: skip
     for _ in range(_ROUNDS):
         # one that decodes alone is not waited for, and prompts of workers apart stop nobody
         others = interferes * module.minimum(loop.decoding - 1.0, 1.0)
         wait = admission.wait(loop.decoding / output, prompt, loop.decoding)
-        loop = loop._replace(held_back=others * wait)
+        steps = module.ceil(prompt / chunk)
+        together = module.clip(loop.decoding / output, 1.0, module.maximum(chunk / prompt, 1.0))
+        beside_s = kernels.seconds(loop.decoding, keys, prompt * together / steps, prompt / 2.0)
+        beside_s = (beside_s - loop.step_s) * steps / together
+        loop = loop._replace(held_back=others * wait, beside_s=beside_s, beside_steps=steps / together)
         found = loop.latency(effects, times.host_s)
         free = clients / (1.0 + found.ttft_s / (output * found.tpot_s))
         decoding = (loop.decoding + module.clip(free, 1.0, held)) / 2.0
