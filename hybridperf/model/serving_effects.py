@@ -62,12 +62,18 @@ KNOWN: Mapping[str, tuple[tuple[str, float, str], ...]] = {
     "trtllm": (("waited_steps", 3.0, f"0 to 6 for Llama 70B in {_ROWS}"),),
     "sglang": (("burst", 0.2, f"0.22 in {_ROWS}"),),
 }
+# where engines apart compute prompts, whatever the framework
+KNOWN_APART: tuple[tuple[str, float, str], ...] = (
+    ("first_token_s", 0.1, "a request goes through a router to a second engine and its cache over"
+     f" a link, before a token leaves: 0.1 to 0.2 s in {_ROWS}"),
+)  # fmt: skip
 FRAMEWORKS = ("vllm", "sglang", "trtllm")
 
 
-def believed(framework: str = "") -> ServingEffects:
-    """Medians of a framework; of any where it is not known."""
-    return ServingEffects(**{effect: median for effect, median, _ in KNOWN.get(framework, ())})
+def believed(framework: str = "", apart: bool = False) -> ServingEffects:
+    """Medians of a framework, of any where it is not known; `apart`: of engines for prompts."""
+    known = (*KNOWN.get(framework, ()), *(KNOWN_APART if apart else ()))
+    return ServingEffects(**{effect: median for effect, median, _ in known})
 
 
 def logs_of(effects: ServingEffects) -> np.ndarray:

@@ -19,12 +19,15 @@ from typing import NamedTuple
 from hybridperf.io.namespace import Array, array_module, floats
 
 
+NO_LIMIT = 1e12  # tokens; infinity has no gradient
+
+
 class Admission(NamedTuple):
     """Steps and tokens; numbers, or arrays of any shape."""
 
     every: Array = 1.0
     gather: Array = 0.0
-    tokens: Array = float("inf")
+    tokens: Array = NO_LIMIT
 
     @property
     def at_once(self) -> bool:
@@ -41,7 +44,9 @@ class Admission(NamedTuple):
         """
         module = array_module(*self, arrivals, prompt, decoding)
         first = 1.0 / module.maximum(arrivals, 1e-12)
-        gathered = module.where(self.gather > 0, first + self._held(arrivals, prompt, decoding), 1.0)
+        gathered = module.where(
+            self.gather > 0, first + self._held(arrivals, prompt, decoding), 1.0
+        )
         return module.maximum(floats(self.every), gathered)
 
     def wait(self, arrivals: Array, prompt: Array, decoding: Array) -> Array:

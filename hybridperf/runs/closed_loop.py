@@ -74,9 +74,7 @@ class Loop(NamedTuple):
         others = self.interferes * (self.decoding - 1.0)
         kernels_s = effects.kernels * self.step_s
         launched_s = effects.launch_s * self.step_launches - kernels_s
-        beside_s = module.maximum(
-            effects.kernels * self.beside_s, launched_s * self.beside_steps
-        )
+        beside_s = module.maximum(effects.kernels * self.beside_s, launched_s * self.beside_steps)
         tpot_s = step_s + others * beside_s / self.output
         waiting_s = module.maximum(self.clients / self.slots - 1.0, 0.0) * self.output * tpot_s
         alone_s = effects.kernels * self.alone_s
@@ -149,7 +147,9 @@ def settled(
         together = module.clip(loop.decoding / output, 1.0, module.maximum(chunk / prompt, 1.0))
         beside_s = kernels.seconds(loop.decoding, keys, prompt * together / steps, prompt / 2.0)
         beside_s = (beside_s - loop.step_s) * steps / together
-        loop = loop._replace(held_back=others * wait, beside_s=beside_s, beside_steps=steps / together)
+        loop = loop._replace(
+            held_back=others * wait, beside_s=beside_s, beside_steps=steps / together
+        )
         found = loop.latency(effects, times.host_s)
         free = clients / (1.0 + found.ttft_s / (output * found.tpot_s))
         decoding = (loop.decoding + module.clip(free, 1.0, held)) / 2.0

@@ -52,7 +52,7 @@ class Served:
 
 def believed_effects(rows: Sequence[ServedRow]) -> ServingEffects:
     """Of each row's framework [N]; a client's own number of requests tells its burst."""
-    each = [believed(row.framework) for row in rows]
+    each = [believed(row.framework, row.prefill is not None) for row in rows]
     found = {name: np.array([getattr(one, name) for one in each]) for name in NAMES}
     told = np.array([row.requests for row in rows])
     found["burst"] = np.where(told > 0, 1.0 / np.maximum(told, 1.0), found["burst"])

@@ -77,7 +77,7 @@ class ServingFit:
         for at, row in enumerate(rows):
             any_of_its_kind = _APART if row.prefill else ""
             kind = kind_of(row)
-            if (known := next((one for one in (kind, _like(kind)) if one in self.effects), None)):
+            if known := next((one for one in (kind, _like(kind)) if one in self.effects), None):
                 logs[:, at] = self.effects[known]
             elif any_of_its_kind in self.effects:
                 for name in _SHARED:

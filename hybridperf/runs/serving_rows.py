@@ -27,7 +27,7 @@ from hybridperf.hardware import (
 from hybridperf.io import InputError, shipped_toml
 from hybridperf.io.errors import plain
 from hybridperf.model import PerfModel
-from hybridperf.runs.admission import AT_ONCE, Admission
+from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
 from hybridperf.runs.serving_benchmarks import settings_of
 from hybridperf.training.steps.batch import shared_price_cache
@@ -232,7 +232,7 @@ def _admission(values: Mapping[str, Any], engine: Deployment) -> Admission:
     budget = _number(values, "max_num_batched_tokens", CHUNK)
     return Admission(
         max(_number(values, "scheduler_recv_interval", 1.0), ranks, 1.0),
-        _number(values, "batch_wait_timeout_iters", 0.0), share * budget if share else math.inf,
+        _number(values, "batch_wait_timeout_iters", 0.0), share * budget if share else NO_LIMIT,
     )  # fmt: skip
 
 
