@@ -1,8 +1,9 @@
 """When an engine takes prompts that came: at every step, or only so often, or once some are there.
 
     every   steps of decoding from one look at new requests to the next; between them prompts wait,
-            (every - 1) / 2 steps in the mean (SGLang's scheduler_recv_interval; TRT-LLM's
-            attention_dp_config.timeout_iters, where ranks wait until all of them have a prompt)
+            every (every - 1) / 2 (every + q) steps in the mean, where q looks of one find any
+            (SGLang's scheduler_recv_interval; TRT-LLM's attention_dp_config.timeout_iters, where
+            ranks wait until all of them have a prompt)
     gather  steps that the first prompt waits for more, up to `tokens` of a step (TRT-LLM's
             batch_wait_timeout_iters, batch_wait_max_tokens_ratio x max_num_tokens); n others that
             come meanwhile wait half of them: gather (1 + n / 2) / (1 + n) in the mean
@@ -17,7 +18,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hybridperf.io.namespace import Array, array_module, floats
-
 
 NO_LIMIT = 1e12  # tokens; infinity has no gradient
 
@@ -55,7 +55,14 @@ class Admission(NamedTuple):
         held = self._held(arrivals, prompt, decoding)
         more = held * arrivals
         gathered = held * (1.0 + 0.5 * more) / (1.0 + more)
-        return module.maximum((floats(self.every) - 1.0) / 2.0, gathered)
+        every = floats(self.every)
+        found = 1.0 - module.exp(-every * arrivals)  # a look: a step of prompts follows, and a look
+        return module.maximum(every * (every - 1.0) / 2.0 / (every + found), gathered)
+
+    def window(self, arrivals: Array, prompt: Array, decoding: Array) -> Array:
+        """Steps in which those come that are taken with a prompt; as `period`."""
+        module = array_module(*self, arrivals, prompt, decoding)
+        return module.maximum(floats(self.every), self._held(arrivals, prompt, decoding))
 
     def _held(self, arrivals: Array, prompt: Array, decoding: Array) -> Array:
         """Steps that the first of some prompts waits."""

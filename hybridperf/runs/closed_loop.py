@@ -14,7 +14,10 @@ Where prompts are computed by engines apart nothing interferes, and of clients e
 busy, a prompt each P for a rank of theirs, TTFT = P p - O TPOT.
 
 `f` is the share of requests that meet the opening burst, g, k and c are effects of the framework
-(`model/serving_effects.py`), w the steps that prompts are held back (`admission.py`). Everything is of one attention rank: its share of clients, its slots.
+(`model/serving_effects.py`), w the steps that prompts are held back (`admission.py`). p beside
+sequences that decode is what a prompt adds to their steps. Steps with prompts are no CUDA graphs:
+they last at least as long as the host takes to launch their kernels. Everything is of one attention
+rank: its share of clients, its slots.
 """
 
 from __future__ import annotations
