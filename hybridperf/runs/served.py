@@ -16,9 +16,9 @@ from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import NAMES, ServingEffects, believed
 from hybridperf.runs.admission import Admission
 from hybridperf.runs.closed_loop import Latency, Loop, settled
-from hybridperf.runs.serving_rows import Machine, ServedRow, is_blackwell
+from hybridperf.runs.serving_rows import Machine, ServedRow
 from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
-from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
+from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
 
 _Engine = tuple[Machine, Deployment]
 
@@ -95,10 +95,11 @@ def served(
         if first is not None:
             apart = times[first], prefillers * first[1].attention_dp
         chunk = np.array([row.chunk for row in some])
+        launches = prompt_launches(first[1] if first else engine, is_blackwell(key[0].device))
         admission = Admission(*np.array([row.admission for row in some]).T)
         loop = settled(
             times[key], clients, prompt, output / engine.tokens_per_pass, slots, own, chunk, ranks,
-            apart, admission, prompt_launches(first[1] if first else engine, is_blackwell(key[0])),
+            apart, admission, launches,
         )  # fmt: skip
         for name, value in loop._asdict().items():
             fields[name][at] = value

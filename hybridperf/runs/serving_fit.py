@@ -29,7 +29,7 @@ from hybridperf.runs.served import Served, believed_effects
 from hybridperf.runs.serving_benchmarks import published
 from hybridperf.runs.serving_rows import ServedRow
 
-FILE, _KIND, _VERSION = "serving.json", "serving-effects", 1
+FILE, _KIND, _VERSION = "serving.json", "serving-effects", 2
 TARGETS = ("tpot_s", "ttft_s")
 # effects that frameworks share: apart, two models of one framework would fit what is theirs
 _SHARED = ("kernels", "step_s")

@@ -33,7 +33,7 @@ from hybridperf.runs.serving_benchmarks import settings_of
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.names import Machine as StepMachine
 from hybridperf.training.steps.names import machine as step_machine
-from hybridperf.workloads.serving import Deployment
+from hybridperf.workloads.serving import Deployment, is_blackwell
 from hybridperf.workloads.transformer.zoo import load_shape
 
 MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
@@ -267,7 +267,10 @@ def _schemes(
     experts = str(values.get("moe_quant_mode", gemm))
     attention = ""
     if habits.get("mxfp4"):
-        gemm, experts = "bfloat16", "w4a8_mxfp4_mxfp8" if is_blackwell(machine) else "w4a16_mxfp4"
+        gemm, experts = (
+            "bfloat16",
+            "w4a8_mxfp4_mxfp8" if is_blackwell(machine.device) else "w4a16_mxfp4",
+        )
     else:
         own = habits.get("schemes", {})
         gemm, experts = own.get(gemm, gemm), own.get(experts, experts)
@@ -282,11 +285,6 @@ def _schemes(
     kv_dtype = str(values.get("kv_dtype", usual_kv))
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
             "kv_dtype": kv_dtype}  # fmt: skip
-
-
-def is_blackwell(machine: Machine) -> bool:
-    """Whether it has Blackwell's kernels of narrow formats."""
-    return machine.device.startswith(("b", "gb"))
 
 
 def schemes_of(
