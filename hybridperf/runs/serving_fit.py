@@ -49,6 +49,7 @@ _LEVELS: Mapping[tuple[str, ...], tuple[float, float]] = {
 }
 _LAYOUT = (0.10, 0.20)  # inside one layout of one engine, smooth in sizes
 _SLOPES, _NOISE = 0.7, (0.06, 0.10)
+_NOISE_APART = (0.06, 0.35)  # where prompts are computed apart: some rows begin cold, 5 to 40 s
 _SMOOTH = 1.0  # length of the smooth part, in the units of `_sizes`
 
 
@@ -91,7 +92,8 @@ class ServingFit:
         """(offset, standard deviation of what stays unknown) of rows' logs [N]."""
         here = TARGETS.index(target)
         words, sizes = _told(rows)
-        deviation = believed_deviation(sizes, target)
+        noise = _noise(words, here)
+        deviation = np.sqrt(believed_deviation(sizes, target) ** 2 - _NOISE[here] ** 2 + noise**2)
         if self.offsets is None:
             return np.zeros(len(rows)), deviation
         known = self.offsets
@@ -299,11 +301,14 @@ def _numbered(
     return tuple(np.array(some, int).reshape(-1, len(_WORDS)) for some in each)  # type: ignore[return-value]
 
 
-def _among(
-    words: Sequence[Sequence[str]], sizes: np.ndarray, here: int, noise: float
-) -> np.ndarray:
+def _noise(words: Sequence[Sequence[str]], here: int) -> np.ndarray:
+    """Standard deviation of rows' own noise in logs [N]."""
+    return np.array([(_NOISE_APART if _APART in one[0] else _NOISE)[here] for one in words])
+
+
+def _among(words: Sequence[Sequence[str]], sizes: np.ndarray, here: int) -> np.ndarray:
     among = _covariance(words, sizes, words, sizes, here)
-    return np.asarray(among + noise**2 * np.eye(len(words)))
+    return np.asarray(among + np.diag(_noise(words, here) ** 2))
 
 
 def _slope_variance(sizes: np.ndarray, here: int) -> np.ndarray:
@@ -317,6 +322,6 @@ def _offsets(
 ) -> Offsets:  # fmt: skip
     factors, found = {}, {}
     for here, target in enumerate(TARGETS):
-        factors[target] = np.linalg.inv(_among(words, sizes, here, _NOISE[here]))
+        factors[target] = np.linalg.inv(_among(words, sizes, here))
         found[target] = weights[target] if left is None else factors[target] @ left[target]  # type: ignore[index]
     return Offsets(words, sizes, found, factors)
