@@ -57,6 +57,24 @@ CONFIG = {
     "num_key_value_heads": 8, "max_position_embeddings": 4096, "tie_word_embeddings": False,
     "rope_scaling": {"factor": 8.0, "rope_type": "llama3"},
 }  # fmt: skip
+SHAPE = """
+[llama2-7b]
+family = "llama"
+hidden = 4096
+heads = 32
+layers = 32
+ffn = 11008
+vocab = 32000
+seq = 4096
+gated = true
+tied = false
+positions = "rotary"
+norm = "rmsnorm"
+biases = false
+published = "6738415616"
+source = "Llama 2 (2307.09288); weights on the Hugging Face hub"
+aliases = ["llama-2-7b"]
+"""
 NCCL_LOG = """# Collective test starting: all_reduce_perf
 # nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20
 # Using devices
@@ -384,7 +402,7 @@ def targets() -> dict[str, Callable[[], Target]]:
     return {
         "device": lambda: toml("hardware/devices.toml", "v100_pcie_32g", hp.load_device),
         "system": lambda: toml("hardware/systems.toml", "dgx2", hp.load_system),
-        "shape": lambda: toml("workloads/transformer/transformers.toml", "llama2-7b", _load_shape),
+        "shape": lambda: of_files({"one.toml": SHAPE}, mutations.mutated_text, _load_shape),
         "config": lambda: of_files(
             {"config.json": json.dumps(CONFIG)}, mutations.mutated_json, _load_shape
         ),
