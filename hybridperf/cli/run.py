@@ -54,8 +54,9 @@ def run(
     if elastic:
         asked = {
             "--shape": shape, "--system": system, "--tokens": tokens, "--batch": batch,
-            "--ramp": ramp, "--seq": seq, "--device": device, "--framework": framework, "--dtype": dtype,
-            "--only": only, "--step-time": step_time, "--steps": steps, "--interval": interval,
+            "--ramp": ramp, "--seq": seq, "--device": device, "--framework": framework,
+            "--dtype": dtype, "--only": only, "--step-time": step_time, "--steps": steps,
+            "--interval": interval,
             "--spares": spares is not None, "--mtbf": mtbf, "--by-hand": by_hand,
             "--prices": prices, "--checkpoint": checkpoint != "async",
         }  # fmt: skip
@@ -85,8 +86,8 @@ def run(
             )
         found = run_cost(
             shape, system, gpus, tokens, settings=settings, batch=batch, seq=seq,
-            ramp=_ramp(ramp or []), device=device or None, framework=framework, dtype=dtype or None, prices=prices,
-            only=_only(only or []),
+            ramp=_ramp(ramp or []), device=device or None, framework=framework,
+            dtype=dtype or None, prices=prices, only=_only(only or []),
         )  # fmt: skip
     else:
         if steps <= 0 or tokens or system or batch or ramp or seq or framework or dtype or only:
