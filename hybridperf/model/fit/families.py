@@ -17,6 +17,7 @@ from scipy.special import ndtri
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.prior import Adapted, FamilyPrior, FamilyRows, adapt, concatenate
+from hybridperf.learning.prior.form import WaveRoofline
 from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.residual import Box, inputs_of
 from hybridperf.learning.residual import concatenate as join_inputs
@@ -84,7 +85,10 @@ def group_knobs(fits: Mapping[str, FamilyFit]) -> dict[str, dict[str, float]]:
     """The closed form's knobs by group, for ops in a graph; waves are left to the correction."""
     out = {}
     for group, fitted in _by_group(fits).items():
-        floor_s, compute, memory, sharpness, _ = map(float, np.exp(fitted.adapted.knobs.other))
+        # every form has a floor and shares of the peaks first
+        other = fitted.adapted.knobs.other
+        floor_s, compute, memory = map(float, np.exp(other[:3]))
+        sharpness = float(np.exp(other[3])) if len(other) == len(WaveRoofline.knobs) else 1.0
         out[group] = {
             "floor_s": floor_s, "compute_efficiency": compute, "memory_efficiency": memory,
             "smoothing": 1.0 / (1.0 + sharpness),
