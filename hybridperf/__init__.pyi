@@ -68,6 +68,10 @@ from .validate.measured_steps import measure as measure
 from .workloads.dlrm import DlrmConfig as DlrmConfig
 from .workloads.dlrm import dlrm as dlrm
 from .workloads.eager import Eager as Eager
+from .workloads.gnn import gnn as gnn
+from .workloads.gnn import replication as replication
+from .workloads.gnn_config import GnnConfig as GnnConfig
+from .workloads.gnn_config import GraphShape as GraphShape
 from .workloads.jax.program import from_jax as from_jax
 from .workloads.jax.program import load_program as load_program
 from .workloads.memory import memory as memory

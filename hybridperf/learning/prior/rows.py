@@ -22,6 +22,8 @@ from hybridperf.learning.prior.gather_form import GATHER_ROOFLINE
 from hybridperf.learning.residual import Inputs
 from hybridperf.learning.residual import concatenate as concatenate_inputs
 
+# inputs that tell one sparse matrix from another
+MATRIX = ("log2_rows", "log2_degree", "longest", "cv_degree", "aspect")
 _NOTHING = 1e-30  # seconds or waves: stands for zero where a log is taken
 
 
@@ -51,6 +53,9 @@ class PriorRows(Protocol):
 
     def rows(self, keep: np.ndarray) -> Self:
         """Some of the rows: a mask, positions or a slice."""
+
+    def matrix(self) -> np.ndarray | None:
+        """int [N], from 0: rows of one sparse matrix have one number; None: they have none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +95,21 @@ class FamilyRows:
         columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
         logs = module.stack([module.log(module.maximum(one, _NOTHING)) for one in columns], 1)
         return logs if self.gathers is None else module.concatenate([logs[:, :1], self.gathers], 1)
+
+    def log_roofline_s(self) -> np.ndarray:
+        """[N] log of the datasheet's seconds: max(F / P, B / BW)."""
+        seconds = np.maximum(
+            floats(self.flops) / self.peak_flops_per_s, floats(self.bytes) / self.memory_bytes_per_s
+        )
+        return np.broadcast_to(np.log(np.maximum(seconds, _NOTHING)), (len(self),))
+
+    def matrix(self) -> np.ndarray | None:
+        """Known by its sizes and degrees, which tables repeat for each kernel and width."""
+        if self.gathers is None:
+            return None
+        at = [self.inputs.names.index(name) for name in MATRIX if name in self.inputs.names]
+        found = np.unique(np.round(self.inputs.values[:, at], 6), axis=0, return_inverse=True)
+        return np.asarray(found[1]).reshape(-1)
 
     def rows(self, keep: np.ndarray) -> FamilyRows:
         """Some of the rows: a mask, positions or a slice."""
