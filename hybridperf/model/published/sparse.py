@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from hybridperf.io import InputError, read_table, require_columns
-from hybridperf.model.published.ops import Source
+from hybridperf.io import read_table, require_columns
 
-RA_SPMM = Source("ra-spmm", "https://github.com/tariqaf/RA-SpMM", "a605b3b", "CC-BY-4.0")
 DEVICES = {"RTX 3090": "rtx_3090", "RTX 4090": "rtx_4090"}
 # kernels whose name has no number format: tensor-core tiles in half, the others in single precision
 _HALF = ("tc_direct", "community_tc", "segment_hybrid")
@@ -23,20 +21,8 @@ _HALF = ("tc_direct", "community_tc", "segment_hybrid")
 
 def table_path(data: Path, name: str) -> Path:
     """Where a table of sparse work lies in the data folder."""
-    folder = data / "sparse"
-    found = next(
-        (
-            folder / f"{name}{end}"
-            for end in (".csv.gz", ".csv")
-            if (folder / f"{name}{end}").is_file()
-        ),
-        None,
-    )
-    if found is None:
-        raise InputError(
-            f"expected {name}.csv in {folder}, found none; give --data the folder that has it"
-        )
-    return found
+    packed = data / "sparse" / f"{name}.csv.gz"
+    return packed if packed.is_file() else packed.with_suffix("")
 
 
 def spmm_rows(frame: pd.DataFrame) -> pd.DataFrame:
