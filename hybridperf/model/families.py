@@ -138,6 +138,14 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
     )  # fmt: skip
 
 
+def op_rows(op: Op, device: DeviceSpec) -> FamilyRows:
+    """One op of plain numbers as the prior sees it."""
+    group = np.array([int(op.group_index())], np.int32)
+    peak = device.peak(op.peak_dtype, op.unit)
+    part = OpRows(np.zeros(1, int), op, op.work(), group, peak, name=columns(op)["op"])
+    return family_rows(part, np.ones(1, bool), device)
+
+
 def _gathers(
     part: OpRows, keep: np.ndarray, device: DeviceSpec, gpu: Gpu, whole: Callable[[Array], Array]
 ) -> Array | None:

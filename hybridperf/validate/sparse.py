@@ -4,7 +4,7 @@
               GPU by its own rows of the other graphs
     gpus      all rows of one GPU by the other's alone: a prior of one device
     steps     training steps of graph networks (GCN, GraphSAGE, GIN) on whole graphs, each graph's
-              by the kernels of all other graphs and the host's overhead in steps of the others
+              by the kernels of all other graphs (`gnn_steps.py`); not with `quick`
 
 Beside ours: trees given the same rows and inputs, and the datasheet's roofline times a constant of
 each kernel.
@@ -25,12 +25,13 @@ from hybridperf.model import PerfModel
 from hybridperf.model.families import architectures_of, family_rows
 from hybridperf.model.fit.device import fit
 from hybridperf.model.fit.rows import parse_measured
-from hybridperf.model.published.sparse import by_device, read_spmm
+from hybridperf.model.published.sparse import by_device, read_spmm, read_steps
 from hybridperf.validate.device_baselines import trees
+from hybridperf.validate.gnn_steps import of_steps
 from hybridperf.validate.harness import Found, ResultLine, claim, lines_table
 from hybridperf.validate.scores import SEED, scores
 
-TASKS = ("kernels", "gpus")
+TASKS = ("kernels", "gpus", "steps")
 FOLDS = 5
 NOBODY = Prior({}, {})  # the shipped prior may have seen the graphs
 _MEDIAN, _MEAN = 0.10, 0.15
@@ -45,6 +46,9 @@ def run(data: Path | None, tasks: Sequence[str], quick: bool) -> Iterator[Found]
             yield of_kernels(rows, quick)
         elif task == "gpus":
             yield of_gpus(rows, quick)
+        elif not quick:
+            folder = Path(data or "")
+            yield of_steps(read_steps(folder), rows, folder)
 
 
 def of_kernels(rows: Mapping[str, pd.DataFrame], quick: bool) -> Found:

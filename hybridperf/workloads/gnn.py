@@ -39,13 +39,14 @@ import numpy as np
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import DTYPE_BYTES, Host, canonical_dtype
 from hybridperf.io import InputError
-from hybridperf.model.calls import CollectiveCall
+from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.ops import Gather, Gemm, OpCall, OptimizerUpdate, Reduction, Softmax, SpMM
 from hybridperf.ops.embedding import uniform_unique_rows
 from hybridperf.workloads.eager import Eager, Parameter, loop
 from hybridperf.workloads.gnn_config import GnnConfig, GraphShape
 from hybridperf.workloads.issue import HostOp, StepIssuer
 
+_LOSS_THREADS = 32.0
 _GATES = 4  # of an LSTM
 _QUANTILES = 512
 _ALL_TO_ALL = ("c10d::alltoall_base_", "nccl:all_to_all")
@@ -248,14 +249,23 @@ class _Step:
     # --- ends -------------------------------------------------------------------------------------
 
     def loss(self) -> None:
-        """Cross entropy of the output nodes, and its gradient."""
+        """Cross entropy of the output nodes, and its gradient.
+
+        PyTorch's kernels of it (`nll_loss_forward_reduce_cuda_kernel_2d` and its backward, of
+        aten/src/ATen/native/cuda/Loss.cu) go through all rows with one block of 32 threads: forward
+        a thread waits for a label and then for that label's number, backward for a label.
+        """
         rows, classes = self.blocks[-1].rows, float(self.c.widths[-1])
         forward = (
             OpCall(Softmax(self.dtype, rows, classes)),
             OpCall(Reduction(self.dtype, 1.0, rows)),
         )
-        self.every(HostOp(("aten::cross_entropy_loss",), forward))
-        self.every(HostOp(("NllLossBackward0",), (loop(self.dtype, "mul", rows, classes),)))
+        wait_s = self.c.loss_wait_s * rows / _LOSS_THREADS
+        picked = (GivenSeconds(2 * wait_s, "nll_loss"),) if wait_s > 0 else ()
+        kept = (GivenSeconds(wait_s, "nll_loss backward"),) if wait_s > 0 else ()
+        self.every(HostOp(("aten::cross_entropy_loss",), (*forward, *picked)))
+        softmax_back = loop(self.dtype, "mul", rows, classes)
+        self.every(HostOp(("NllLossBackward0",), (*kept, softmax_back)))
 
     def update(self) -> None:
         """Gradients of all weights in one message, and Adam."""

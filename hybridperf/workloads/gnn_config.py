@@ -66,6 +66,9 @@ class GnnConfig:
         aggregate_dtype: of the sparse products, where another.
         kernel: of the sparse products, as tables name it; empty: the platform's library.
         framework: whose kernels run the sparse products, where tables name one.
+        loss_wait_s: seconds that a GPU's thread waits for a number from memory: PyTorch's loss has
+            one warp go through all output nodes. Half a microsecond is believed; 0: a loss that all
+            of the device computes.
         ranks: devices in all.
         nodes: nodes (of the machine) in all.
         cut: "vertex": edges are dealt out to ranks; "edge": nodes are.
@@ -90,6 +93,7 @@ class GnnConfig:
     aggregate_dtype: str = ""
     kernel: str = ""
     framework: str = ""
+    loss_wait_s: float = 5e-7
     ranks: int = 1
     nodes: int = 1
     cut: Literal["vertex", "edge"] = "vertex"
@@ -129,6 +133,7 @@ class GnnConfig:
         _require(wide is None or _positive(wide), "host_bytes_per_s must be above zero", wide)
         good = self.replication == 0 or 1 <= self.replication <= self.ranks
         _require(good, "replication must lie from 1 to the number of ranks", self.replication)
+        _require(self.loss_wait_s >= 0, "loss_wait_s must be zero or more", self.loss_wait_s)
         _require(self.delay >= 0, "delay must be zero or more steps", self.delay)
         for dtype in (self.dtype, self.aggregate_dtype or self.dtype):
             known = canonical_dtype(dtype) in FLOAT_DTYPES
