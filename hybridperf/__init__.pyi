@@ -15,6 +15,8 @@ from .engine.unlike import UnlikeStep as UnlikeStep
 from .engine.unlike import Worker as Worker
 from .engine.unlike import unlike as unlike
 from .engine.workload import Workload as Workload
+from .explore.crossover import Crossover as Crossover
+from .explore.crossover import sparse_crossover as sparse_crossover
 from .explore.searches.result import SearchResult as SearchResult
 from .explore.searches.run import search as search
 from .explore.sharding.run import shard as shard

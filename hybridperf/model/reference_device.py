@@ -161,6 +161,9 @@ def believed_by(model: Calibration, op: Op) -> str:
     if not _refers(model) or model.references is None:
         return "datasheet roofline"
     found = reference_device(model.device, op, model.references())
+    if op.gathered() is not None and gpu_of(model.device) is not None:
+        whose = "no GPU taught" if found is None else f"{found.device.id} taught"
+        return f"the form of gathers at this device's bandwidth and cache, by knobs that {whose}"
     if found is not None:
         return f"the share of the roofline that {found.device.id} reaches"
     usual = op.unit == "matrix"

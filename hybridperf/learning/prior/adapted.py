@@ -359,6 +359,9 @@ def _tuned(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -
     order = np.random.default_rng(seed).permutation(len(rows))
     aside = min(int(_HELD_OUT_SHARE * len(rows)), _MOST_HELD_OUT)
     held, learned = order[:aside], order[aside:]
+    if rows.matrix() is not None:
+        whole = _dealt(rows, seed) == 0
+        held, learned = np.flatnonzero(whole), np.flatnonzero(~whole)
     knobs = knob_fits.fit_new(prior.population, rows.rows(learned), time_s[learned])
     part = rows.rows(learned)
     on = knobs.closed(part)
