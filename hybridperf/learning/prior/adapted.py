@@ -214,10 +214,13 @@ def adapt(
     time_s = np.asarray(time_s, np.float64)
     if not (np.isfinite(time_s) & (time_s > 0)).all():
         raise ValueError("measured times must be finite and above zero")
-    if len(rows) > MOST_KEPT_ROWS or (not keep_rows and len(rows) >= _LEAST_TUNING_ROWS):
+    many = len(rows) > MOST_KEPT_ROWS or (not keep_rows and len(rows) >= _LEAST_TUNING_ROWS)
+    if many and rows.matrix() is None:  # tuned networks would know matrices by heart
         return _tuned(prior, rows, time_s, seed)
     if not keep_rows:
         return _knobs_alone(prior, rows, time_s, seed)
+    at = np.sort(np.random.default_rng(seed).permutation(len(rows))[:MOST_KEPT_ROWS])
+    rows, time_s = rows.rows(at), time_s[at]
     many = len(rows) >= own_hyper_rows
     found, error, deviation = _few(prior, rows, time_s, many, seed)
     # hyper-parameters have seen the rows, too: their errors left out one by one are a tenth too
@@ -231,7 +234,7 @@ def adapt(
     if blended:
         found, error = _with_cold_share(found, rows, time_s, error)
     quantile = _quantile(error, deviation, prior.quantile)
-    return found.judged(quantile, error, deviation, np.arange(len(rows)))
+    return found.judged(quantile, error, deviation, at)
 
 
 def _without_rows(prior: FamilyPrior) -> Adapted:
@@ -262,6 +265,7 @@ def _nothing_held_out() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
     """Knobs fitted to the rows, with the prior's trunk: for rows that are not to be kept."""
     fold = np.random.default_rng(seed).permutation(len(rows)) % min(_FOLDS, len(rows))
+    fold = fold if rows.matrix() is None else _dealt(rows, seed)
     sizes = Box.of(rows.inputs, rows.sizes)
 
     def fitted(keep: np.ndarray) -> Adapted:
@@ -359,9 +363,6 @@ def _tuned(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -
     order = np.random.default_rng(seed).permutation(len(rows))
     aside = min(int(_HELD_OUT_SHARE * len(rows)), _MOST_HELD_OUT)
     held, learned = order[:aside], order[aside:]
-    if rows.matrix() is not None:
-        whole = _dealt(rows, seed) == 0
-        held, learned = np.flatnonzero(whole), np.flatnonzero(~whole)
     knobs = knob_fits.fit_new(prior.population, rows.rows(learned), time_s[learned])
     part = rows.rows(learned)
     on = knobs.closed(part)
