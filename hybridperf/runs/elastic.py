@@ -115,7 +115,7 @@ def fastest(speed: Callable[[Array, Workers], Array], like: Workers) -> int:
     bounds = {"n": (1.0, float(MOST_WORKERS))}
     found = max(
         (
-            best(lambda x: speed(x["n"], like), {"n": start}, bounds)["n"]
+            best(lambda _, x, like=like: speed(x["n"], like), None, {"n": start}, bounds)["n"]
             for start in (4.0, 1e3, 1e5)
         ),
         key=lambda n: float(speed(n, like)),

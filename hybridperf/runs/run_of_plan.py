@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,27 @@ def run_cost(
         InputError: no layout runs, or a setting cannot be.
     """
     total = number_of_tokens(tokens)
-    found = plan(model, system, gpus, tokens=total, limit=_LAYOUTS, **asked)
+    only = {
+        name: tuple(values) if isinstance(values, list) else values
+        for name, values in (asked.pop("only", None) or {}).items()
+    }
+    asked = {name: value for name, value in asked.items() if value is not None and value != ""}
+    said = (model, system, *asked.values())
+    # what files say may change, and not everything can be looked up
+    keeps = all(isinstance(one, str | int | float) and not os.path.exists(str(one)) for one in said)
+    planned = _planned if keeps else _planned.__wrapped__
+    step, tokens_of_step = planned(model, system, gpus, total, tuple(only.items()), **asked)
+    return training_run(step, total / tokens_of_step, settings)
+
+
+@functools.lru_cache(16)
+def _planned(
+    model: Any, system: str, gpus: int, tokens: float, only: tuple[tuple[str, Any], ...],
+    **asked: Any,
+) -> tuple[Step, int]:  # fmt: skip
+    """The best layout's step and its tokens; kept, since settings of a run do not change it."""
+    found = plan(
+        model, system, gpus, tokens=tokens, limit=_LAYOUTS, only=dict(only) or None, **asked
+    )
     case = found.cases[found.choice(0).case]
-    steps = total / (case.space.global_batch * found.setup.shape.seq)
-    return training_run(step_of_plan(found), steps, settings)
+    return step_of_plan(found), case.space.global_batch * found.setup.shape.seq
