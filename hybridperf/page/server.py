@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hybridperf.io import InputError
@@ -145,7 +145,10 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
         Route("/{name}", front),
     ]
     guard = Middleware(Guard, port=port)
-    return Starlette(routes=[Mount(f"/{token}", routes=inside)], middleware=[guard], lifespan=life)
+    mount = Mount(f"/{token}", app=Router(inside, redirect_slashes=False))
+    app = Starlette(routes=[mount], middleware=[guard], lifespan=life)
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _warmed(answerer: Answerer) -> None:

@@ -15,7 +15,7 @@ from importlib import resources
 
 import pytest
 from support.headless import Browser, Tab, browser_or_skip
-from support.served_page import Served, served
+from support.served_page import Served, held_bytes, keep_moving, served
 
 from hybridperf.cli.ask import ask
 
@@ -175,7 +175,7 @@ def test_moves_answer_within_a_tenth_of_a_second(browser: Browser, page: Served)
             "serving", "serve", "tokens per second and GPU", "tpot_ms", 12,
             lambda a: a["deployments"][0]["tokens_per_s_gpu"],
         ),
-        ("run", "run", "days", "spares", 0, lambda a: a["run"][0]["expected"]),
+        ("run", "run", "days", "tokens", "2B", lambda a: a["run"][0]["expected"]),
     ],
 )  # fmt: skip
 def test_a_view_shows_the_commands_number(
@@ -209,6 +209,33 @@ def test_every_view_is_legible(browser: Browser, page: Served, view, width, dark
     assert tab.complaints() == []
     own = page.address.rsplit("/", 2)[0]
     assert all(one.startswith((own, "data:")) for one in tab.requests())
+    tab.close()
+
+
+def test_many_moves_leave_no_memory_behind(browser: Browser, page: Served) -> None:
+    """`benchmarks/page_moves.py` does it for a minute."""
+    tab = opened(browser, page, "step")
+    wait_for(tab, "document.querySelector('[data-knob]')", "the graph")
+    keep_moving(tab, 1.0)
+    before = held_bytes(tab, page)
+    moves = keep_moving(tab, 4.0)
+    wait_for(tab, "document.querySelector('[data-question=step]').dataset.answered > 60")
+    grown = {name: after - before[name] for name, after in held_bytes(tab, page).items()}
+    assert moves >= 60
+    assert grown["page"] < 1 << 20, grown
+    assert grown["server"] < 4 << 20, grown
+    assert tab.complaints() == []
+    tab.close()
+
+
+def test_what_was_typed_is_text(browser: Browser, page: Served) -> None:
+    tab = opened(browser, page, "step")
+    wait_for(tab, "document.querySelector('[data-name=\"time of a step\"]')")
+    move(tab, "model", "<img src=x onerror=document.title=1>")
+    wait_for(tab, "document.querySelector('[data-question=step] .error')")
+    said = tab.value("document.querySelector('[data-question=step] .error').textContent")
+    assert "got '<img src=x" in said
+    assert tab.value("document.querySelectorAll('#answer img').length") == 0
     tab.close()
 
 

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
+
+from support.headless import Tab
 
 
 @dataclass(frozen=True)
@@ -51,3 +54,43 @@ def served() -> Iterator[Served]:
         process.wait(20)
         if process.stdout is not None:
             process.stdout.close()
+
+
+def keep_moving(tab: Tab, seconds: float) -> int:
+    """Move a slider of a step twenty times a second; how often."""
+    script = f"""(async () => {{
+        const slider = document.querySelector('#field-global_batch ~ input[type=range]');
+        const end = performance.now() + {1e3 * seconds};
+        let moves = 0;
+        while (performance.now() < end) {{
+            slider.value = 3 + (moves % 5);
+            slider.dispatchEvent(new Event('input', {{ bubbles: true }}));
+            moves += 1;
+            await new Promise((done) => setTimeout(done, 50));
+        }}
+        return moves;
+    }})()"""
+    return int(tab.value(script))
+
+
+def held_bytes(tab: Tab, page: Served) -> dict[str, int]:
+    """What a page holds after its garbage is gone; of the server: all its processes but the one
+    that answers `inside`, which keeps the graphs of the last few steps.
+    """
+    tab.call("HeapProfiler.enable")
+    tab.call("HeapProfiler.collectGarbage")
+    tab.call("Performance.enable")
+    metrics = {one["name"]: one["value"] for one in tab.call("Performance.getMetrics")["metrics"]}
+    # the server itself and the first program, which answers steps
+    children = sorted(map(int, _children(page.process.pid)))[:1]
+    server = sum(_resident_bytes(pid) for pid in (page.process.pid, *children))
+    return {"page": int(metrics["JSHeapUsedSize"]), "server": server}
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def _resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
