@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.headless import Browser, Tab, find_browser
 from support.served_page import held_bytes, keep_moving, served
 
-PARTS = 6
+PARTS, _A_SECOND = 6, 20
 _VIEW = "#step?model=gpt2-xl&tp=1&pp=1&n_gpus=8&sharding=none"
 _ANSWERED = "Number(document.querySelector('[data-question=step]').dataset.answered)"
 _READY = "Boolean(document.querySelector('[data-knob]'))"
@@ -51,7 +51,7 @@ def main(seconds: float) -> None:
             print(f"the graph with its elasticities after {time.monotonic() - start:.1f} s")
             took = tab.value(_TOOK)
             print(f"answers, ms: median {took[len(took) // 2]:.0f}, slowest {took[-1]:.0f}")
-            keep_moving(tab, 5.0)
+            keep_moving(tab, 100)
             print("seconds  moves  answers  page MB  server MB")
             moves = 0
             for part in range(PARTS + 1):
@@ -59,7 +59,9 @@ def main(seconds: float) -> None:
                 answered = tab.value(_ANSWERED)
                 mb = f"{held['page'] / 1e6:7.2f}  {held['server'] / 1e6:9.1f}"
                 print(f"{part * seconds / PARTS:7.0f}  {moves:5d}  {answered:7d}  {mb}", flush=True)
-                moves += keep_moving(tab, seconds / PARTS) if part < PARTS else 0
+                if part < PARTS:
+                    keep_moving(tab, int(_A_SECOND * seconds / PARTS))
+                    moves += int(_A_SECOND * seconds / PARTS)
         finally:
             browser.close()
 

@@ -1,6 +1,6 @@
 // Embedding tables over devices: which holds which, and how even their work is.
 
-import { bars, cards, copies, make, section, table } from "./parts.js";
+import { bars, cards, copies, legend, make, section, table } from "./parts.js";
 import * as units from "./units.js";
 import { Asked } from "./view.js";
 
@@ -12,12 +12,12 @@ const columnsOf = (rows) => Object.keys(rows[0] ?? {}).map((name) => ({
 
 function draw(answer, head) {
   const seconds = Object.keys(answer.per_rank[0]).filter((one) => /_s$/.test(one));
-  const name = seconds.includes("total_s") ? "total_s" : seconds[0];
-  const most = Math.max(...answer.per_rank.map((one) => one[name]));
+  const sum = (row) => seconds.reduce((all, one) => all + row[one], 0);
+  const label = (one) => one.replace(/_s$/, "");
   return [
     cards(Object.entries(answer).filter(([one, value]) => /_s$/.test(one) && units.known(value)).slice(0, 6).map(([one, value]) => [one.replace(/_s$/, "").replaceAll("_", " "), units.time(value), "", value])),
     copies(head),
-    section("Work of each device", bars(answer.per_rank.map((one, at) => ({ label: `device ${one.rank ?? at}`, parts: [[one[name], 0]], words: units.time(one[name]) })), most), table("Devices", columnsOf(answer.per_rank), answer.per_rank)),
+    section("Work of each device", bars(answer.per_rank.map((row) => ({ label: `device ${row.rank}`, parts: seconds.map((one, hue) => [row[one], hue]), words: units.time(sum(row)) })), Math.max(...answer.per_rank.map(sum))), legend(seconds.map((one, hue) => [label(one), hue])), table("Devices", columnsOf(answer.per_rank), answer.per_rank)),
     section("Which device holds which table", table("Tables", columnsOf(answer.per_table), answer.per_table.slice(0, 300))),
     section("Methods that were tried", table("Candidates", columnsOf(answer.candidates), answer.candidates)),
   ];
