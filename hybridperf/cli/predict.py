@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hybridperf.engine.workload import Workload
     from hybridperf.training.steps.as_graph import StepGraph
 
-_SLICES = 1200  # of a timeline in JSON; more are merged
+_SLICES = 2500  # of a timeline in JSON; more are merged
 _MADE = "(fn, args) or (fn, args, donate_argnums)"
 _TAKES_TORCH = "--torch module:function"
 # Transformers attends by `scaled_dot_product_attention` unless told otherwise

@@ -56,7 +56,7 @@ function axes(svg, x, y, xs, ys, width, height) {
   for (const at of ticks(xs.low, xs.high, xs.log, Math.max(2, width / 110))) {
     const place = xs.place(at);
     svg.append(make("line", { class: "axis", x1: place, x2: place, y1: MARGIN.top, y2: height - MARGIN.bottom }),
-      make("text", { class: "quiet", x: place, y: height - MARGIN.bottom + 15, "text-anchor": "middle" }, x.write?.(at) ?? digits(at)));
+      make("text", { class: "quiet", x: place, y: height - MARGIN.bottom + 15, "text-anchor": place > width - 34 ? "end" : "middle" }, x.write?.(at) ?? digits(at)));
   }
   for (const at of ticks(ys.low, ys.high, ys.log, 5)) {
     const place = ys.place(at);

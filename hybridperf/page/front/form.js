@@ -67,7 +67,7 @@ export class Form {
       input.addEventListener("input", () => { this.#slide(field); tell(false); });
       input.addEventListener("change", () => tell(true));
     } else {
-      input = make("input", { id, type: "text", list: field.known ? `known-${field.known}` : undefined, autocomplete: "off", spellcheck: "false", placeholder: field.default === undefined ? "usual" : undefined });
+      input = make("input", { id, type: "text", list: field.known ? `known-${field.known}` : undefined, autocomplete: "off", spellcheck: "false" });
       input.addEventListener("change", () => tell(true));
       if (field.known) suggested(field.known);
     }

@@ -21,7 +21,7 @@ export function cards(items) {
   const made = items.map(([name, words, remark, number]) =>
     make("div", { class: "card" },
       make("dt", {}, name),
-      make("dd", {}, make("span", { class: "value", "data-name": name, "data-value": number }, words)),
+      make("dd", {}, make("span", { class: words.length > 14 ? "value long" : "value", "data-name": name, "data-value": number }, words)),
       remark ? make("dd", { class: "remark" }, remark) : null));
   return make("dl", { class: "cards" }, ...made);
 }

@@ -7,16 +7,10 @@ import { Asked } from "./view.js";
 
 const PARTS = [["compute_s", "compute", 0], ["exposed_comm_s", "exposed communication", 1], ["bubble_s", "pipeline bubble", 4], ["host_s", "host", 7]];
 const HELD = [["weights_bytes", "weights", 0], ["gradients_bytes", "gradients", 1], ["optimizer_bytes", "optimizer", 2], ["activations_bytes", "activations", 3], ["embedding_head_bytes", "embedding and head", 4], ["workspace_bytes", "workspace", 5], ["overhead_bytes", "overhead", 7]];
-const PASSES = { "forward pass": 0, "backward pass": 4, "gradients of weights": 6, "several kernels": 7 };
+const PASSES = { "forward pass": 0, "backward pass": 4, "gradients of weights": 6 };
 const DRIVERS = 14; // numbers of the machine that can be dragged
 const PROGRAM = ["hf", "program", "export", "machine", "batch", "tokens"];
 const REACH = 2; // powers of two that a slider goes to either side
-
-// A pass of a pipeline by its label: F3 of stage 0 is forward.
-function passOf({ group, label }) {
-  if (group !== "chain") return group;
-  return { F: "forward pass", B: "backward pass", W: "gradients of weights" }[/^([FBW])\d/.exec(label)?.[1]] ?? "several kernels";
-}
 
 function summary(row) {
   const fits = row.fits === null ? "not sure that it fits" : row.fits ? "fits" : "does not fit";
@@ -111,7 +105,7 @@ export function show(root, { form, set }) {
     const hues = Object.fromEntries(groups.map((one, at) => [one, at < 7 ? at : 7]));
     hues["host: launches"] = 9;
     const most = Math.max(...answer.breakdown.map((one) => one.seconds));
-    const slices = answer.timeline.map((one) => ({ ...one, group: passOf(one) }));
+    const slices = answer.timeline;
     Object.assign(hues, PASSES);
     const made = [
       section(dragged ? "Inside the step" : "The program's step",

@@ -1,5 +1,7 @@
 """A prediction as a page: time and interval of a step, its parts, roofline and timeline."""
 
+import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.engine.prediction import Prediction
-from hybridperf.model.calls import KINDS, CallChain, call_columns
+from hybridperf.model.calls import CHAIN, KINDS, CallChain, call_columns
 from hybridperf.model.step_table import split, step_table
 from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import Axis, Interval, Series, intervals, plot
@@ -18,6 +20,9 @@ from hybridperf.report.text import percent, quantity, seconds
 _LONGEST = 20  # rows of the step listed
 _MOST_POINTS = 600  # on the roofline
 _LAUNCHES = "host: launches"
+# of several kernels in a row, by what a pipeline's labels begin with: F3 of stage 0
+_PASSES = {"F": "forward pass", "B": "backward pass", "W": "gradients of weights"}
+_PASS = re.compile(r"([FBW])\d")
 _WHERE = "hybridperf predict --timeline FILE writes every one of them, for https://ui.perfetto.dev."
 _ROOFLINE = (
     "Each kind of op by its arithmetic per byte of compulsory traffic and its predicted rate; areas"
@@ -174,11 +179,18 @@ def slices(prediction: Prediction, most: int) -> pd.DataFrame:
     merged.
 
     Returns:
-        A row each: `track, start_s, end_s, label` ("" where merged), `group, critical, members`.
+        A row each: `track, start_s, end_s, label` ("" where merged), `group` (of several kernels of
+            a pipeline's pass, which pass), `critical, members`.
     """
     groups = dict.fromkeys((KINDS[g] for g in prediction.op_group), 0)
     tracks, labels = _tracks(prediction, groups)
-    kinds = [*groups, _LAUNCHES]
+    kinds = [*groups, _LAUNCHES, *_PASSES.values()]
+    passes = [_PASSES.get(found[1], "") if (found := _PASS.match(one)) else "" for one in labels]
+    of_label = np.array([kinds.index(one) if one else -1 for one in passes])
+    chain = kinds.index(CHAIN) if CHAIN in kinds else -1
+    for at, track in enumerate(tracks):
+        own = np.where(track.kind == chain, of_label[track.label], -1)
+        tracks[at] = dataclasses.replace(track, kind=np.where(own < 0, track.kind, own))
     done, _ = merge_all(tracks, prediction.time_s, most)
     names = [*labels, ""]  # -1: of several labels
     return pd.concat([
