@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 _LONGEST_LINE = 64 << 20  # bytes of an answer
@@ -24,7 +24,7 @@ class Answerer:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
-    async def ask(self, arguments: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
+    async def ask(self, arguments: Sequence[str]) -> AsyncGenerator[dict[str, Any], None]:
         """What the program says, line by line; the last has `answer` or `error`.
 
         Whoever stops listening before the last line stops the program.

@@ -14,7 +14,7 @@ import json
 import secrets
 import tempfile
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -184,11 +184,11 @@ async def _body(request: Request) -> bytes | None:
     return found
 
 
-async def _said(**said: Any) -> AsyncIterator[dict[str, Any]]:
+async def _said(**said: Any) -> AsyncGenerator[dict[str, Any], None]:
     yield said
 
 
-async def _answers(answerer: Answerer, asked: Question) -> AsyncIterator[dict[str, Any]]:
+async def _answers(answerer: Answerer, asked: Question) -> AsyncGenerator[dict[str, Any], None]:
     """The words to copy, then what the program says; files that it wrote as text."""
     yield {"command": asked.command, "python": asked.python}
     with tempfile.TemporaryDirectory(prefix="hybridperf-page-") as folder:
@@ -201,9 +201,9 @@ async def _answers(answerer: Answerer, asked: Question) -> AsyncIterator[dict[st
                 yield said
 
 
-def _lines(said: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
+def _lines(said: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:
     async def lines() -> AsyncIterator[str]:
-        async with contextlib.aclosing(said):  # type: ignore[type-var]
+        async with contextlib.aclosing(said):
             async for one in said:
                 yield json.dumps(one) + "\n"
 

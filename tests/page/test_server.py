@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import typer.main
-from support.served_page import Served, served
+from support.served_page import Served
 
 from hybridperf.cli.app import app
 from hybridperf.cli.page import PROGRAM
@@ -21,12 +21,6 @@ from hybridperf.workloads.transformer.framework import framework_habits
 STEP = {"model": "gpt2-xl", "gpu": "h100_sxm", "n_gpus": 1, "tp": 1, "pp": 1}
 MACHINE = {"model": "a100_sxm4_80g", "system": "aws_p4de_a100"}
 JSON = {"Content_Type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Served]:
-    with served() as found:
-        yield found
 
 
 def body(**asked: object) -> bytes:
@@ -127,7 +121,7 @@ def test_a_question_that_nobody_waits_for_is_stopped() -> None:
         "layouts", "plan", {"shape": "gpt3-175b", "system": "dgx_h100", "gpus": 1024}, no_file
     )
 
-    async def story() -> tuple[int | None, int | None, dict]:
+    async def story() -> tuple[bool, dict]:
         one = Answerer(PROGRAM)
         first = one.ask(plan.arguments)
         with pytest.raises(TimeoutError):
@@ -135,18 +129,13 @@ def test_a_question_that_nobody_waits_for_is_stopped() -> None:
                 await anext(first)
         await first.aclose()
         ended = one._process is None
-        assert ended
         said = [line async for line in one.ask(["systems"])]
-        assert one._process is not None
-        before = one._process.pid
         await one.stop()
-        after = [line async for line in one.ask(["systems"])]
-        assert after == said
-        assert one._process.pid != before
-        await one.stop()
-        return said[-1]
+        return ended, said[-1]
 
-    assert "systems" in asyncio.run(story())["answer"]
+    ended, said = asyncio.run(story())
+    assert ended
+    assert "systems" in said["answer"]
 
 
 def test_views_ask_what_commands_take() -> None:

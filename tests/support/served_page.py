@@ -77,14 +77,24 @@ def held_bytes(tab: Tab, page: Served) -> dict[str, int]:
     tab.call("HeapProfiler.collectGarbage")
     tab.call("Performance.enable")
     metrics = {one["name"]: one["value"] for one in tab.call("Performance.getMetrics")["metrics"]}
-    # the server itself and the first program, which answers steps
-    children = sorted(map(int, _children(page.process.pid)))[:1]
-    server = sum(_resident_bytes(pid) for pid in (page.process.pid, *children))
+    server = sum(map(_resident_bytes, _answering(page)))
     return {"page": int(metrics["JSHeapUsedSize"]), "server": server}
 
 
-def _children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+def processor_s(page: Served) -> float:
+    """Processor seconds so far of the server and of what answers steps."""
+    ticks = 0
+    for pid in _answering(page):
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(after_name[11]) + int(after_name[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _answering(page: Served) -> tuple[int, int]:
+    """The server and its first program, which answers steps."""
+    pid = page.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return pid, min(map(int, children))
 
 
 def _resident_bytes(pid: int) -> int:
