@@ -113,12 +113,12 @@ def fastest(speed: Callable[[Array, Workers], Array], like: Workers) -> int:
     where more are always faster.
     """
 
-    def of(workers: Workers, free: dict[str, Array]) -> Array:
-        return speed(free["n"], workers)
+    def of(_: None, free: dict[str, Array]) -> Array:
+        return speed(free["n"], like)
 
     bounds = {"n": (1.0, float(MOST_WORKERS))}
     found = max(
-        (best(of, like, {"n": start}, bounds)["n"] for start in (4.0, 1e3, 1e5)),
+        (best(of, None, {"n": start}, bounds)["n"] for start in (4.0, 1e3, 1e5)),
         key=lambda n: float(speed(n, like)),
     )
     low = min(int(found), MOST_WORKERS - 1)
