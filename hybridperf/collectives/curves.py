@@ -32,11 +32,11 @@ def predict(adapted: Adapted, rows: CollectiveRows, weight: np.ndarray) -> Predi
     predicted = adapted.predict(grid)
     share = weight[first][:, None]
     half = (predicted.high_log_s - predicted.log_s).reshape(-1, sizes)
-    without = widths.unmeasured(adapted.prior, rows.rows(first))[:, None]
-    if adapted.rows:
-        half = share * half + (1 - share) * np.maximum(half, without)
-    else:  # wider by the same where sizes lie beyond what the prior has seen
-        half = without * half / adapted.prior.log_width
+    if not adapted.rows or (share < 1).any():
+        without = widths.unmeasured(adapted.prior, rows.rows(first))[:, None]
+        # without rows: wider by the same where sizes lie beyond what the prior has seen
+        none = without * half / adapted.prior.log_width
+        half = share * half + (1 - share) * np.maximum(half, without) if adapted.rows else none
     closed = predicted.closed_log_s.reshape(-1, sizes)
     raw = closed + share * (predicted.log_s.reshape(-1, sizes) - closed)
     rising = np.stack([scipy.optimize.isotonic_regression(curve).x for curve in raw])

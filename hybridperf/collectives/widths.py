@@ -20,11 +20,12 @@ from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.rows import CollectiveRows
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.family import NOMINAL
-from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
+from hybridperf.learning.prior.implementation import unversioned
 from hybridperf.learning.prior.knobs import ImplementationKnobs, population
 
 _ANYONES = ("network", "pcie")  # datasheets do not tell what these carry
 _OF_REFERENCES = 0.5
+_LINK = "link="  # what begins the names of flags of links
 _MOST_ROWS = 2000  # of a system: more say no more
 
 
@@ -98,5 +99,6 @@ def referred(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
 
 def links_of(rows: CollectiveRows) -> np.ndarray:
     """[N] the link of each row, as words."""
-    parsed = map(CollectiveImplementation.parse, map(str, rows.implementation))
-    return np.array([one.link for one in parsed], object)
+    names = [name for name in rows.inputs.names if name.startswith(_LINK)]
+    at = rows.inputs.values[:, list(map(rows.inputs.names.index, names))].argmax(1)
+    return np.array([name.removeprefix(_LINK) for name in names], object)[at]

@@ -9,6 +9,8 @@ import pytest
 from hybridperf.collectives import widths
 from hybridperf.collectives.algorithms import COLLECTIVES, direct, ring, tree
 from hybridperf.collectives.fit import collectives_by_name, fit_collectives
+from hybridperf.collectives.rows import collective_rows
+from hybridperf.hardware import load_system
 
 H100 = "aic_h100_sxm"  # measured on one node alone
 
@@ -100,3 +102,15 @@ def test_a_box_on_pcie_has_the_latencies_of_the_measured_one() -> None:
     )  # fmt: skip
     small = [float(model.predict(rows)["predicted_s"].item()) for model in (box, known)]
     assert small[0] == pytest.approx(small[1], rel=0.5)
+
+
+def test_an_algorithm_that_nccl_was_told_has_its_own_steps_over_nodes() -> None:
+    """A small all-reduce by trees is quick; told to go round a ring, it passes every rank."""
+    rows = asked("all_reduce", np.array([2048.0] * 4), 32, 4)
+    rows["variant"] = ["nccl-tests", "nccl_ring", "nccl_tree", "Baidu RingAllReduce"]
+    system = load_system("marenostrum5_h100")
+    assert collective_rows(rows, system).steps[:, :2].tolist() == [[2, 5], [96, 31], [3, 5], [2, 5]]
+    alone = rows.assign(n_gpus=4, n_nodes=1)
+    assert collective_rows(alone, system).steps[:, 0].tolist() == [2, 2, 2, 2]
+    left, ring_s = fit_collectives(None, system)[0].predict(rows)["predicted_s"].iloc[:2]
+    assert ring_s > 2 * left
