@@ -114,7 +114,10 @@ class FamilyPrior:
         own, spread = of["population/own"], of["population/spread"]
         listed = ("slots", "devices", "kin", "inputs", "sizes")
         names = {key: tuple(document[key]) for key in listed}
-        widths = [document[key] for key in ("kin_quantile", "kin_log_width")]
+        of_references = [
+            None if document[key] is None else float(document[key])
+            for key in ("kin_quantile", "kin_log_width")
+        ]
         return FamilyPrior(
             Population(names["slots"], spread, names["devices"], own, names["kin"]),
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
@@ -123,7 +126,8 @@ class FamilyPrior:
             Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
-            *(None if width is None else float(width) for width in widths),
+            of_references[0],
+            of_references[1],
             {str(word): float(width) for word, width in document.get("log_widths", {}).items()},
         )
 
