@@ -564,14 +564,21 @@ def test_messages_of_gradients_are_as_large_as_their_framework_has_them():
     assert moved[0] == pytest.approx(moved[1])
 
 
-def test_mlperf_rounds_recompute_as_their_submissions_say():
-    """NVIDIA's GPT-3 recomputed attention in v3.0 and nothing in v3.1."""
+def test_mlperf_rounds_run_as_their_submissions_say():
+    """NVIDIA's GPT-3 recomputed attention in v3.0 alone; its attention is of the library of its
+    day, its chunks of as many layers as its settings have. BERT's kernels are its own.
+    """
     row = dict(
         model="gpt3-175b", gpu="h100", n_gpus=512, tp=4, pp=8, micro_batch=1, global_batch=2048
     )
-    rounds = [row | {"source": f"mlperf_training_v{number}"} for number in ("3.0", "3.1")]
-    found = [one.config.layout.recompute for one in resolve(pd.DataFrame(rounds))]
-    assert found == ["selective", "none"]
+    rounds = [row | {"source": f"mlperf_training_v{number}"} for number in ("3.0", "3.1", "4.0")]
+    found = [one.config for one in resolve(pd.DataFrame(rounds))]
+    assert [one.layout.recompute for one in found] == ["selective", "none", "none"]
+    assert [one.attention_kernel for one in found] == ["flash1", "flash2", ""]
+    assert [one.layout.vp for one in found] == [6, 12, 6]
+    bert = {"model": "bert", "gpu": "h100", "n_gpus": 8, "global_batch": 768}
+    (own,) = resolve(pd.DataFrame([bert | {"source": "mlperf_training_v3.0"}]))
+    assert (own.config.attention_kernel, own.config.layout.recompute) == ("", "none")
 
 
 def test_a_row_that_counts_two_thirds_of_the_flops_says_that_it_trained_adapters():

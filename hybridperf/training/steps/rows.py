@@ -261,7 +261,8 @@ class _Words:
             raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
         self.machine = names.machine(gpu, context, device, system, row.text("system"))
         self.habits = settled(self.framework if self.named else "", self.machine.spec)
-        if self.named:
+        of_source = names.of_source("source", self.source) or self.framework
+        if self.named and self.framework.startswith(of_source):
             self.habits |= names.of_source("habits", self.source) or {}
         self.nodes = _nodes(row, self.machine)
         if row.yes("offload"):
