@@ -9,6 +9,8 @@ import hybridperf as hp
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.evaluate import timeline
 from hybridperf.engine.lower import lower
+from hybridperf.io import InputError
+from hybridperf.runs.break_even import break_even
 from hybridperf.runs.updates import accumulation, best_shares, iterations, updates_per_s
 from hybridperf.workloads.stages import Stage, stages
 
@@ -64,11 +66,14 @@ def test_bert_over_slow_ethernet_needs_accumulation(slow_cluster) -> None:
     # machine PCIe stays as it is
     least = hp.predict_batch(slow_cluster, bert(1), node_bytes_per_s=[1e13])[0]
     target_s = (once + least) / 2
-    rates = np.geomspace(1.25e9, 1e13, 500)
-    took_s = hp.predict_batch(slow_cluster, bert(1), node_bytes_per_s=rates)
-    needed = int(np.argmax(took_s <= target_s))
-    assert needed > 0
-    assert took_s[needed] == pytest.approx(target_s, rel=0.01)
+    needed = break_even(slow_cluster, bert(1), target_s)
+    assert 1.25e9 < needed < np.inf
+    there = hp.predict_batch(slow_cluster, bert(1), node_bytes_per_s=[needed])[0]
+    assert there == pytest.approx(target_s, rel=1e-3)
+    assert break_even(slow_cluster, bert(1), 1e9) == 0
+    assert break_even(slow_cluster, bert(1), 1e-9) == float("inf")
+    with pytest.raises(InputError, match="expected a link"):
+        break_even(slow_cluster, bert(1), 1.0, "wire")
 
 
 def rate(stage_s: float, send_s: float, count: int, micro_batches: int = 100) -> float:

@@ -109,7 +109,7 @@ def _of_config(path: Path, config: dict[str, Any]) -> TransformerShape:
 @functools.cache
 def _entries() -> dict[str, dict[str, Any]]:
     """Fields by model: what its series shares, its own, and the habits of its family."""
-    entries = {}
+    entries: dict[str, dict[str, Any]] = {}
     for series in shipped_toml(__package__, "transformers.toml")["series"]:
         models, more = series.pop("models"), series.pop("more", {})
         shared = _HABITS.get(series["family"], {}) | series
