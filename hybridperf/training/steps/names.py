@@ -156,8 +156,8 @@ def _machine(
         notes.append(f"{domain} GPUs of a rack count as a node: one switch joins them")
     memory_bytes = float(found.get("memory_bytes", spec.memory_bytes))
     return Machine(
-        spec, found.get("model", found["device"]), memory_bytes, fabric, per_node, tuple(notes), bool(domain), whole,
-        renoded,
+        spec, found.get("model", found["device"]), memory_bytes, fabric, per_node, tuple(notes),
+        bool(domain), whole, renoded,
     )  # fmt: skip
 
 
