@@ -12,6 +12,7 @@ from hybridperf.io.process import check_not_forked
 from hybridperf.model.calls import Call, InStep
 from hybridperf.model.group_report import widening
 from hybridperf.model.perf_model import PerfModel
+from hybridperf.model.reference_device import believed_spread
 from hybridperf.model.step_table import (
     StepTable,
     alone_seconds,
@@ -61,7 +62,8 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
     remarks, unmeasured = np.full(len(calls), "", object), {}
     if ops:
         own = known.ops
-        outside[ops], spread[ops], remarks[ops] = own.outside, np.nan, own.remarks
+        outside[ops], remarks[ops] = own.outside, own.remarks
+        spread[ops] = believed_spread(model, [calls[at] for at in ops])
         unmeasured = {ops[at]: note for at, note in own.unmeasured.items()}
         for at in np.flatnonzero(np.isfinite(own.outside) & ~own.fused).tolist():
             report = own.report(at)

@@ -15,6 +15,9 @@ on a device that was measured in 32 are no nearer their peak than those: tensor 
 same memory and heat the same chip. Where no calibration is shipped at all, a share that devices
 commonly reach is taken.
 
+Lookups, of which no shipped calibration has any, go by caches that other GPUs show
+(`lookup_prior.py`), and so does how sure that is.
+
 Both 16-bit formats multiply at one rate where the datasheet says so; calibrations are of bf16, so
 fp16 attention is priced as bf16's. Products in fp16 stay with their own measurements: as bf16's,
 published steps of A100s over nodes are missed by 12 % in place of 8 %, those of the Megatron papers
@@ -36,6 +39,7 @@ from hybridperf.learning.prior import Adapted
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.families import family_of, references_of
 from hybridperf.model.group_report import GroupReport
+from hybridperf.model.lookup_prior import is_lookup, lookup_prior
 from hybridperf.model.platform import OpTable
 from hybridperf.model.prior_pricing import KERNEL_S
 from hybridperf.ops import GROUPS, Gemm, LatentAttention, Op, OpCall
@@ -153,6 +157,29 @@ def _refers(model: Calibration) -> bool:
     return model.references is not None and model.device.kind == "gpu"
 
 
+def believed_spread(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
+    """Deviations of the logs of believed seconds [N]; NaN for ops that were measured, or of which
+    nothing says how sure they are.
+    """
+    spread = np.full(len(calls), np.nan)
+    measured = model.stand_in or model
+    at = [at for at, call in enumerate(calls) if by_other_lookups(measured, call.op)]
+    ops = [calls[one].op for one in at]
+    spread[at] = lookup_prior().log_seconds(model.device, ops)[1]
+    return spread
+
+
+def by_other_lookups(model: Calibration, op: Op) -> bool:
+    """Whether an op is a lookup that goes by what other GPUs' caches show: neither the device nor
+    any shipped calibration that would stand for it has measured one.
+    """
+    if not is_lookup(op) or not _refers(model) or model.references is None:
+        return False
+    return not is_measured(model, op) and (
+        reference_device(model.device, op, model.references()) is None
+    )
+
+
 def believed_by(model: Calibration, op: Op) -> str:
     """In words, what prices an op that a model has no measurements of."""
     if not _refers(model) or model.references is None:
@@ -160,6 +187,8 @@ def believed_by(model: Calibration, op: Op) -> str:
     found = reference_device(model.device, op, model.references())
     if found is not None:
         return f"the share of the roofline that {found.device.id} reaches"
+    if is_lookup(op):
+        return "bandwidths of memory and L2 that other GPUs show (a wide belief)"
     usual = op.unit == "matrix"
     return "the share of the roofline that devices usually reach" if usual else "datasheet roofline"
 
@@ -178,6 +207,13 @@ def _believed(
     for found, places in by_reference.values():
         some = [calls[one] for one in places]
         if found is None:
+            looked_up = [at for at in places if is_lookup(calls[at].op)]
+            places = [at for at in places if not is_lookup(calls[at].op)]
+            ops = [calls[at].op for at in looked_up]
+            log_s, _ = lookup_prior().log_seconds(device, ops)
+            times = np.array([calls[at].times for at in looked_up])
+            fixed_s[looked_up], over[looked_up] = times * np.exp(log_s), 0.0
+            some = [calls[one] for one in places]
             over[places] = [1 / _usual_share(call.op) for call in some]
             continue
         ops = [dataclasses.replace(call, op=as_measured(found, call.op)) for call in some]
