@@ -235,12 +235,15 @@ def _interval(
             # log(predicted / measured): what is true lies that much lower
             drawn[g] = -_draw(report.errors, rng)
     widen = widening(np.where(np.isfinite(prices.outside), prices.outside, 0.0))
-    # one error for all collectives of a kind, one for all that is given, one for all ops that go by
-    # what other devices show
+    # one error for all collectives of a kind, one for all that is given, one for all ops of a group
+    # that go by what other devices show; all lookups go by the same caches
     for g in range(len(GROUPS), len(kinds)):
         drawn[g] = _draw(_NORMAL, rng) if (group == g).any() else 0.0
     believed = _believed(prices)
-    drawn[np.unique(group[believed])] = _draw(_NORMAL, rng) if believed.any() else 0.0
+    lookups = [kinds.index(name) for name in _LOOKUPS]
+    of_lookups = _draw(_NORMAL, rng)
+    for g in np.unique(group[believed]):
+        drawn[g] = of_lookups if g in lookups else _draw(_NORMAL, rng)
     widen = np.where(believed | (group >= len(GROUPS)), np.nan_to_num(prices.spread), widen)
     error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
     # calibration and step each met the machine in some state

@@ -29,7 +29,9 @@ class Prices:
     """Prices of calls, each by itself [U]."""
 
     seconds: np.ndarray
-    spread: np.ndarray  # standard deviation of the log of seconds; NaN where nothing is known of it
+    # standard deviation of the log of seconds, of what was not measured as believed; NaN where
+    # nothing is known of it
+    spread: np.ndarray
     roofline_s: np.ndarray  # by the datasheets of device and links alone
     # octaves between each call and what was measured: 0 inside, infinite where nobody measured it
     outside: np.ndarray

@@ -42,7 +42,16 @@ from hybridperf.model.group_report import GroupReport
 from hybridperf.model.lookup_prior import is_lookup, lookup_prior
 from hybridperf.model.platform import OpTable
 from hybridperf.model.prior_pricing import KERNEL_S
-from hybridperf.ops import GROUPS, Gemm, LatentAttention, Op, OpCall
+from hybridperf.ops import (
+    FUSED,
+    GROUPS,
+    EncoderAttention,
+    Gemm,
+    LatentAttention,
+    Op,
+    OpCall,
+    PrefillAttention,
+)
 from hybridperf.ops.latent_attention import PUBLISHED_SHARE
 from hybridperf.ops.roofline import RooflineKnobs
 
@@ -158,15 +167,36 @@ def _refers(model: Calibration) -> bool:
 
 
 def believed_spread(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
-    """Deviations of the logs of believed seconds [N]; NaN for ops that were measured, or of which
-    nothing says how sure they are.
+    """Deviations of the logs of believed seconds [N]; NaN for ops that were measured, and for those
+    of which only a datasheet tells.
     """
     spread = np.full(len(calls), np.nan)
-    measured = model.stand_in or model
-    at = [at for at, call in enumerate(calls) if by_other_lookups(measured, call.op)]
-    ops = [calls[one].op for one in at]
-    spread[at] = lookup_prior().log_seconds(model.device, ops)[1]
+    if not _refers(model) or model.references is None:
+        return spread
+    measured, known = model.stand_in or model, dict[Any, float]()
+    for at, call in enumerate(calls):
+        op = call.op
+        if call.kernel == FUSED:
+            continue
+        if by_other_lookups(measured, op):
+            spread[at] = lookup_prior().log_seconds(model.device, [op])[1][0]
+            continue
+        kind = type(op), int(op.group_index()), op.dtype, op.peak_dtype
+        if kind not in known:
+            same, referred = as_measured(measured, op), op.unit == "matrix"
+            if not referred and not is_measured(measured, same):
+                referred = reference_device(model.device, same, model.references()) is not None
+            wide = referred and not is_measured(measured, same)
+            known[kind] = width_of(op) if wide else np.nan
+        spread[at] = known[kind]
     return spread
+
+
+def width_of(op: Op) -> float:
+    """Deviation of the log of the share of the roofline that a reference device stands for."""
+    return (
+        ATTENTION_WIDTH if isinstance(op, PrefillAttention | EncoderAttention) else PRODUCTS_WIDTH
+    )
 
 
 def by_other_lookups(model: Calibration, op: Op) -> bool:
