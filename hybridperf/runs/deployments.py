@@ -13,6 +13,7 @@ nothing is measured.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -140,6 +141,38 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
     Raises:
         InputError: no engine fits on the GPUs.
     """
+    found = _without_limits(_Alike(asked)).copy()
+    found["within"] = (found["ttft_s"] <= asked.ttft_s) & (found["tpot_s"] <= asked.tpot_s)
+    if economy is not None:
+        found = found.assign(**_costs(found, economy))
+    order = ["within", "tokens_per_s_gpu", "tpot_s"]
+    return found.sort_values(order, ascending=[False, False, True], ignore_index=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Alike:
+    """A question whose limits do not count; its machine is the same object."""
+
+    asked: Question
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        q = self.asked
+        schemes = tuple(tuple(sorted(one.items())) for one in q.schemes)
+        lengths = (q.gpus, q.prompt, q.output, q.cached_share, q.drafted, q.acceptance)
+        return (id(q.model), q.shape, lengths, q.framework, schemes, q.all_reduce)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Alike) and self._key == other._key
+
+
+@functools.lru_cache(4)
+def _without_limits(alike: _Alike) -> pd.DataFrame:
+    """All deployments that fit, whatever the limits; the last few are kept."""
+    asked = alike.asked
     some = list(engines(asked))
     capacity = asked.model.device.memory_bytes or np.inf
     context = asked.prompt + asked.output / 2.0
@@ -177,14 +210,10 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
             speed = found["tokens_per_s_gpu"]
             found["tokens_per_s_gpu_low"] = speed / high
             found["tokens_per_s_gpu_high"] = speed * low
-    found["within"] = (found["ttft_s"] <= asked.ttft_s) & (found["tpot_s"] <= asked.tpot_s)
     found["tokens_per_s_user"] = 1.0 / found["tpot_s"]
     best = front(-found["tokens_per_s_user"].to_numpy(), -found["tokens_per_s_gpu"].to_numpy())
     found["front"] = np.isin(np.arange(len(found)), best)
-    if economy is not None:
-        found = found.assign(**_costs(found, economy))
-    order = ["within", "tokens_per_s_gpu", "tpot_s"]
-    return found.sort_values(order, ascending=[False, False, True], ignore_index=True)
+    return found
 
 
 def with_effects(times: StepTimes, effects: ServingEffects) -> StepTimes:
