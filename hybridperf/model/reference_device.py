@@ -15,6 +15,9 @@ on a device that was measured in 32 are no nearer their peak than those: tensor 
 same memory and heat the same chip. Where no calibration is shipped at all, a share that devices
 commonly reach is taken.
 
+Lookups, of which no shipped calibration has any, go by caches that other GPUs show
+(`lookup_prior.py`), and so does how sure that is.
+
 Both 16-bit formats multiply at one rate where the datasheet says so; calibrations are of bf16, so
 fp16 attention is priced as bf16's. Products in fp16 stay with their own measurements: as bf16's,
 published steps of A100s over nodes are missed by 12 % in place of 8 %, those of the Megatron papers
@@ -36,9 +39,19 @@ from hybridperf.learning.prior import Adapted, uninformed_knobs
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.families import family_of, gpu_of, op_rows, references_of
 from hybridperf.model.group_report import GroupReport
+from hybridperf.model.lookup_prior import is_lookup, lookup_prior
 from hybridperf.model.platform import OpTable
 from hybridperf.model.prior_pricing import KERNEL_S
-from hybridperf.ops import GROUPS, Gemm, LatentAttention, Op, OpCall
+from hybridperf.ops import (
+    FUSED,
+    GROUPS,
+    EncoderAttention,
+    Gemm,
+    LatentAttention,
+    Op,
+    OpCall,
+    PrefillAttention,
+)
 from hybridperf.ops.latent_attention import PUBLISHED_SHARE
 from hybridperf.ops.roofline import RooflineKnobs
 
@@ -156,6 +169,50 @@ def _refers(model: Calibration) -> bool:
     return model.references is not None and model.device.kind == "gpu"
 
 
+def believed_spread(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
+    """Deviations of the logs of believed seconds [N]; NaN for ops that were measured, and for those
+    of which only a datasheet tells.
+    """
+    spread = np.full(len(calls), np.nan)
+    if not _refers(model) or model.references is None:
+        return spread
+    measured, known = model.stand_in or model, dict[Any, float]()
+    for at, call in enumerate(calls):
+        op = call.op
+        if call.kernel == FUSED:
+            continue
+        if by_other_lookups(measured, op):
+            spread[at] = lookup_prior().log_seconds(model.device, [op])[1][0]
+            continue
+        kind = type(op), int(op.group_index()), op.dtype, op.peak_dtype
+        if kind not in known:
+            same, referred = as_measured(measured, op), op.unit == "matrix"
+            if not referred and not is_measured(measured, same):
+                referred = reference_device(model.device, same, model.references()) is not None
+            wide = referred and not is_measured(measured, same)
+            known[kind] = width_of(op) if wide else np.nan
+        spread[at] = known[kind]
+    return spread
+
+
+def width_of(op: Op) -> float:
+    """Deviation of the log of the share of the roofline that a reference device stands for."""
+    return (
+        ATTENTION_WIDTH if isinstance(op, PrefillAttention | EncoderAttention) else PRODUCTS_WIDTH
+    )
+
+
+def by_other_lookups(model: Calibration, op: Op) -> bool:
+    """Whether an op is a lookup that goes by what other GPUs' caches show: neither the device nor
+    any shipped calibration that would stand for it has measured one.
+    """
+    if not is_lookup(op) or not _refers(model) or model.references is None:
+        return False
+    return not is_measured(model, op) and (
+        reference_device(model.device, op, model.references()) is None
+    )
+
+
 def believed_by(model: Calibration, op: Op) -> str:
     """In words, what prices an op that a model has no measurements of."""
     if not _refers(model) or model.references is None:
@@ -166,6 +223,8 @@ def believed_by(model: Calibration, op: Op) -> str:
         return f"the form of gathers at this device's bandwidth and cache, by knobs that {whose}"
     if found is not None:
         return f"the share of the roofline that {found.device.id} reaches"
+    if is_lookup(op):
+        return "bandwidths of memory and L2 that other GPUs show (a wide belief)"
     usual = op.unit == "matrix"
     return "the share of the roofline that devices usually reach" if usual else "datasheet roofline"
 
@@ -184,6 +243,13 @@ def _believed(
     for found, places in by_reference.values():
         some = [calls[one] for one in places]
         if found is None:
+            looked_up = [at for at in places if is_lookup(calls[at].op)]
+            places = [at for at in places if not is_lookup(calls[at].op)]
+            ops = [calls[at].op for at in looked_up]
+            log_s, _ = lookup_prior().log_seconds(device, ops)
+            times = np.array([calls[at].times for at in looked_up])
+            fixed_s[looked_up], over[looked_up] = times * np.exp(log_s), 0.0
+            some = [calls[one] for one in places]
             over[places] = [1 / _usual_share(call.op) for call in some]
             continue
         ops = [dataclasses.replace(call, op=as_measured(found, call.op)) for call in some]

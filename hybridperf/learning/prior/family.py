@@ -59,6 +59,8 @@ class FamilyPrior:
     # both of devices that had reference devices among the others; None: no device had
     reference_quantile: float | None = None
     reference_log_width: float | None = None
+    # instead of `log_width`, by a word of a family's own choice, such as a link; none: one for all
+    log_widths: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def with_references(self, references: Sequence[str]) -> FamilyPrior:
         """For a device of the references' architecture: their knobs, full belief in the trunk."""
@@ -102,6 +104,7 @@ class FamilyPrior:
             "log_width": self.log_width,
             "kin_quantile": self.reference_quantile,
             "kin_log_width": self.reference_log_width,
+            "log_widths": dict(self.log_widths),
         }
 
     @staticmethod
@@ -111,7 +114,10 @@ class FamilyPrior:
         own, spread = of["population/own"], of["population/spread"]
         listed = ("slots", "devices", "kin", "inputs", "sizes")
         names = {key: tuple(document[key]) for key in listed}
-        widths = [document[key] for key in ("kin_quantile", "kin_log_width")]
+        of_references = [
+            None if document[key] is None else float(document[key])
+            for key in ("kin_quantile", "kin_log_width")
+        ]
         return FamilyPrior(
             Population(names["slots"], spread, names["devices"], own, names["kin"]),
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
@@ -120,7 +126,9 @@ class FamilyPrior:
             Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
-            *(None if width is None else float(width) for width in widths),
+            of_references[0],
+            of_references[1],
+            {str(word): float(width) for word, width in document.get("log_widths", {}).items()},
         )
 
 
