@@ -167,6 +167,8 @@ def _case(
             return program.lookups.columns(sets, copies)
         columns = dict(program.columns or {}) or main_op(told, copies, bool(program.prelude))
         footprint = sets * call_bytes
+        if "nnz" in columns:
+            return columns  # gathered rows come again within a product, as the op itself says
         if composite:
             columns["reuse_bytes"] = footprint
         elif "vocab" in columns:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import sparse
 
 from hybridperf.ops.embedding_bag import OPTIMIZERS, Direction
 from hybridperf_calibration.microbench.lookup_updates import merged_update
@@ -322,6 +323,31 @@ def bags(
     return OpProgram(name, fn, arguments, shared=len(tables), lookups=of, **options)
 
 
+def _spmm(u: np.ndarray) -> OpProgram:
+    """A sparse matrix with as many nonzeros in each row, at random places, as JAX multiplies it."""
+    rows, degree = size(u[0], 64, 60_000, 0.9), size(u[1], 1, 64, u[4])
+    cols, n = size(u[2], 64, 200_000, 0.9), size(u[3], 8, 256, u[5])
+    while rows * degree * n > 1.2e7:
+        rows = max(rows // 2, 16)
+        degree = max(degree - 1, 1)
+    cols, n = _matrix(cols, n, 1.2e7)
+    nnz = rows * degree
+
+    def multiply(x: Array, at: Array, values: Array) -> Array:
+        places = jnp.stack([jnp.arange(nnz, dtype=at.dtype) // degree, at], 1)
+        options = {"shape": (rows, cols), "indices_sorted": True}
+        return sparse.BCOO((values, places), **options) @ x
+
+    columns = {
+        "op": "spmm", "dtype": "fp32", "rows": rows, "cols": cols, "nnz": nnz, "n": n,
+        "kernel": "bcoo",
+    }  # fmt: skip
+    arguments = [floats(cols, n), indices(cols, nnz), floats(nnz)]
+    name = f"spmm {rows} {cols} {nnz} {n}"
+    bytes_out = 4.0 * rows * n
+    return OpProgram(name, multiply, arguments, columns=columns, result_bytes=bytes_out, alone=True)
+
+
 def _concatenate(u: np.ndarray) -> OpProgram:
     rows, cols, parts = size(u[0], 8, 4096, u[3]), size(u[1], 8, 512, u[4]), 2 + int(u[2] * 10)
     while rows * cols * parts > 4e6:
@@ -445,6 +471,7 @@ FAMILIES = (
     Family("scatter_add", 5, quick=20, full=110, build=_scatter_add),
     Family("embedding_bag", 8, quick=24, full=160, build=_embedding_bag),
     Family("embedding_bag_backward", 8, quick=24, full=120, build=_embedding_bag_backward),
+    Family("spmm", 6, quick=16, full=120, build=_spmm),
     Family("embedding_bag_update", 9, quick=18, full=110, build=_embedding_bag_update),
     Family("copy", 5, quick=8, full=60, build=_concatenate),
     Family("sort", 3, quick=4, full=24, build=_sort),

@@ -296,6 +296,22 @@ def _scatter_add(u: np.ndarray) -> OpProgram:
     return OpProgram(name, lambda t, i, g: t.index_add_(0, i, g), arguments, shared=1)
 
 
+def _spmm(u: np.ndarray) -> OpProgram:
+    """A CSR matrix with as many nonzeros in each row, at random places, by a dense one."""
+    rows, degree = size(u[0], 64, 60_000, 0.9), size(u[1], 1, 64, u[4])
+    cols, n = size(u[2], 64, 200_000, 0.9), size(u[3], 8, 256, u[5])
+    rows, n = fitting([rows, n], lambda s: s[0] * s[1] * degree, 4 * _ELEMENTS)
+    cols, _ = fitting([cols, n], product, 4 * _ELEMENTS)
+    nnz, begins = rows * degree, torch.arange(rows + 1) * degree
+
+    def multiply(x: Tensor, at: Tensor, values: Tensor) -> Tensor:
+        return torch.sparse_csr_tensor(begins, at, values, (rows, cols), check_invariants=False) @ x
+
+    columns = {"op": "spmm", "dtype": "fp32", "rows": rows, "cols": cols, "nnz": nnz, "n": n}
+    arguments = [floats(cols, n), indices(cols, nnz), floats(nnz)]
+    return OpProgram(f"spmm {rows} {cols} {nnz} {n}", multiply, arguments, columns=columns)
+
+
 def _copy(u: np.ndarray) -> OpProgram:
     rows, cols = size(u[0], 8, 8192, u[3]), size(u[1], 4, 2048, u[4])
     rows, cols = fitting([rows, cols], lambda s: product(*s), _ELEMENTS)
@@ -378,6 +394,7 @@ FAMILIES = (
     Family("embedding_bag", 8, quick=20, full=80, build=_embedding_bag),
     Family("embedding_bag_update", 9, quick=24, full=100, build=_embedding_bag_update),
     Family("scatter_add", 5, quick=32, full=100, build=_scatter_add),
+    Family("spmm", 6, quick=16, full=60, build=_spmm),
     Family("copy", 6, quick=40, full=120, build=_copy),
     Family("transpose", 5, quick=24, full=60, build=_transpose),
     Family("pool", 6, quick=40, full=100, build=images.pool),

@@ -28,16 +28,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.io import InputError
-from hybridperf.learning.prior import Adapted
+from hybridperf.learning.prior import Adapted, uninformed_knobs
 from hybridperf.learning.prior.implementation import OpImplementation
-from hybridperf.model.families import family_of, references_of
+from hybridperf.model.families import family_of, gpu_of, op_rows, references_of
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.lookup_prior import is_lookup, lookup_prior
 from hybridperf.model.platform import OpTable
@@ -84,6 +84,9 @@ _PER_POWER, _STEADY_POWER = 1 / 3, 0.25
 # Of the roofline, where no shipped calibration has the op: long products and attention of four
 # calibrated GPUs reach 0.67 to 0.84 and 0.46 to 0.52 of it
 PRODUCTS_SHARE, ATTENTION_SHARE = 0.75, 0.5
+# Of the seconds of gathers, in logs: two GPUs with caches of 6 and 72 MiB, each by the other's
+# knobs, are that far off (`validate sparse --tasks gpus`)
+GATHERS_WIDTH = 0.35
 # Of such shares in logs. The same four GPUs lie within 0.1 and 0.25 of their median (long and short
 # sequences); another generation is believed to lie twice as far
 PRODUCTS_WIDTH, ATTENTION_WIDTH = 0.2, 0.4
@@ -215,6 +218,9 @@ def believed_by(model: Calibration, op: Op) -> str:
     if not _refers(model) or model.references is None:
         return "datasheet roofline"
     found = reference_device(model.device, op, model.references())
+    if op.gathered() is not None and gpu_of(model.device) is not None:
+        whose = "no GPU taught" if found is None else f"{found.device.id} taught"
+        return f"the form of gathers at this device's bandwidth and cache, by knobs that {whose}"
     if found is not None:
         return f"the share of the roofline that {found.device.id} reaches"
     if is_lookup(op):
@@ -253,6 +259,8 @@ def _believed(
         slower = slowed(device, found.device) if device.arch == found.device.arch else 1.0
         over[places] = np.maximum((measured_s - fixed_s[places]) / bare_s, 1.0) * slower
     believed_s = fixed_s + roofline_s * over
+    for at, seconds in _by_gathers(device, calls, models):
+        believed_s[at] = seconds * calls[at].times
     narrow = [
         at
         for at, call in enumerate(calls)
@@ -262,6 +270,26 @@ def _believed(
         own_s = model.op_seconds(model.own_table([calls[at] for at in narrow]))
         believed_s[narrow] = np.maximum(believed_s[narrow], own_s)
     return believed_s
+
+
+def _by_gathers(
+    device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[Calibration]
+) -> Iterator[tuple[int, float]]:
+    """(place, seconds) of ops that gather rows, by their own form at this device's bandwidth and
+    cache: a share of the roofline would not carry over to a cache of another size. The knobs are
+    the reference device's, or the beliefs where no device has such ops.
+    """
+    for at, call in enumerate(calls):
+        if call.op.gathered() is None or gpu_of(device) is None:
+            continue
+        rows = op_rows(call.op, device)
+        found = reference_device(device, call.op, models)
+        if found is None:
+            knobs = uninformed_knobs(rows)
+        else:
+            adapted = found.families[family_of(_group(call.op), call.op.dtype) or ""]
+            knobs = adapted.knobs.including(adapted.prior.population, rows.implementation)
+        yield at, float(np.exp(knobs.closed(rows).total[0]))
 
 
 def _usual_share(op: Op) -> float:

@@ -19,21 +19,20 @@ training counts `lag_s` after its snapshot; a failure before falls back on the o
 which is the last divisor. Each failure costs detection, waiting for a node, and a restart during
 which the next may come. Planned interruptions wait for a checkpoint: nothing is done again.
 
-Young (CACM 1974) gives the best interval as sqrt(2 checkpoint / rate); `daly_interval_s` the next
-terms; `exact_interval_s` solves this model with one level of checkpoints, by Lambert's W;
-`best_interval` climbs the gradient of the whole of it. All are functions of NumPy or JAX numbers.
+Young (CACM 1974) gives the best interval as sqrt(2 checkpoint / rate); `best_interval` climbs the
+gradient of the whole of it. All are functions of NumPy or JAX numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from scipy.optimize import minimize
-from scipy.special import lambertw
 
 from hybridperf.io.namespace import Array, array_module, floats
 
@@ -153,45 +152,24 @@ def young_interval_s(failures_per_s: Array, checkpoint_s: Array) -> Array:
     return array_module(failures_per_s, checkpoint_s).sqrt(2.0 * checkpoint_s / failures_per_s)
 
 
-def daly_interval_s(failures_per_s: Array, checkpoint_s: Array) -> Array:
-    """Daly 2006: more terms of the best interval; the mean time between failures where a
-    checkpoint takes twice that or longer.
-    """
-    module = array_module(failures_per_s, checkpoint_s)
-    half = checkpoint_s * failures_per_s / 2.0
-    young = young_interval_s(failures_per_s, checkpoint_s)
-    found = young * (1.0 + module.sqrt(half) / 3.0 + half / 9.0) - checkpoint_s
-    return module.where(half < 1.0, found, 1.0 / failures_per_s)
-
-
-def exact_interval_s(failures_per_s: Array, checkpoint_s: Array) -> np.ndarray:
-    """The interval at which (e^(r (interval + checkpoint)) - 1) / interval is least."""
-    rate, pause_s = floats(failures_per_s), floats(checkpoint_s)
-    return np.asarray((1.0 + lambertw(-np.exp(-rate * pause_s - 1.0)).real) / rate)
-
-
 def best(
-    value: Callable[[dict[str, Array]], Array], start: dict[str, float],
+    value: Callable[[Any, dict[str, Array]], Array], given: Any, start: dict[str, float],
     bounds: dict[str, tuple[float, float]],
 ) -> dict[str, float]:  # fmt: skip
     """Where a differentiable value of positive numbers is largest: L-BFGS by JAX's gradient, over
     their logs.
 
     Args:
-        value: of the numbers by name.
-        start: one of each.
+        value: of what is given and the numbers by name; compiled once for each function.
+        given: a tree of what stays as it is.
+        start: one of each number.
         bounds: the least and the most of each, above 0.
     """
-    names = [*start]
-
-    def loss(logs: Array) -> Array:
-        return -value({name: jax.numpy.exp(logs[at]) for at, name in enumerate(names)})
-
+    names = tuple(start)
     with jax.enable_x64(True):
-        both = jax.jit(jax.value_and_grad(loss))
 
         def at(logs: np.ndarray) -> tuple[float, np.ndarray]:
-            found, slope = both(logs)
+            found, slope = _loss(value, names, given, logs)
             return float(found), np.asarray(slope, np.float64)
 
         found = minimize(
@@ -200,6 +178,22 @@ def best(
             options={"ftol": 1e-14, "gtol": 1e-9},
         )  # fmt: skip
     return dict(zip(names, np.exp(found.x).tolist(), strict=True))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _loss(
+    value: Callable[[Any, dict[str, Array]], Array], names: tuple[str, ...], given: Any, logs: Array
+) -> tuple[Array, Array]:
+    """What is to be least, and its slope, at logs of the numbers."""
+
+    def loss(logs: Array) -> Array:
+        return -value(given, {name: jax.numpy.exp(logs[at]) for at, name in enumerate(names)})
+
+    return jax.value_and_grad(loss)(logs)
+
+
+def _useful(cycle: FailureCycle, chosen: dict[str, Array]) -> Array:
+    return goodput(dataclasses.replace(cycle, **chosen)).useful
 
 
 def best_interval(
@@ -223,8 +217,4 @@ def best_interval(
         "interval_s": float(np.clip(young_interval_s(rate, max(pause_s, 1e-6)), low, high)),
         **{name: float(np.clip(getattr(cycle, name), *limits[name])) for name in also},
     }
-
-    def useful(chosen: dict[str, Any]) -> Array:
-        return goodput(dataclasses.replace(cycle, **chosen)).useful
-
-    return dataclasses.replace(cycle, **best(useful, start, limits))
+    return dataclasses.replace(cycle, **best(_useful, cycle, start, limits))

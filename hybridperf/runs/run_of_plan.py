@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hybridperf.engine.step_features import StepParts
 from hybridperf.hardware import load_device
@@ -66,8 +71,8 @@ def given_step(
 
 
 def run_cost(
-    model: Any, system: str, gpus: int, tokens: float | str, *,
-    settings: RunSettings | None = None, **asked: Any,
+    model: Any, system: str, gpus: int, tokens: float | str, *, batch: int | None = None,
+    ramp: Sequence[tuple[float | str, int]] = (), settings: RunSettings | None = None, **asked: Any,
 ) -> TrainingRun:  # fmt: skip
     """A whole training run of a model: days, money, energy and carbon, with intervals.
 
@@ -76,14 +81,85 @@ def run_cost(
         system: name of a system, or a .toml file.
         gpus: number of devices.
         tokens: of the whole run, 300e9 or "300B".
+        batch: samples of a step over all devices; None: about 4 million tokens.
+        ramp: a batch that grows: until so many tokens a step has so many samples, in the layout
+            that is best for them; `batch` after the last.
         settings: how the run is kept alive (`hp.RunSettings`).
-        asked: anything else that `hp.plan` takes: batch, seq, device, framework, dtype, only, ...
+        asked: anything else that `hp.plan` takes: seq, device, framework, dtype, only, ...
 
     Raises:
         InputError: no layout runs, or a setting cannot be.
     """
     total = number_of_tokens(tokens)
-    found = plan(model, system, gpus, tokens=total, limit=_LAYOUTS, **asked)
-    case = found.cases[found.choice(0).case]
-    steps = total / (case.space.global_batch * found.setup.shape.seq)
-    return training_run(step_of_plan(found), steps, settings)
+    found, counts = list[Step](), list[float]()
+    for share, samples in _phases(total, ramp, batch):
+        step, tokens_of_step = _best_step(model, system, gpus, total, samples, asked)
+        found.append(step)
+        counts.append(share / tokens_of_step)
+    return training_run(_mean_step(found, counts), sum(counts), settings)
+
+
+def _best_step(
+    model: Any, system: str, gpus: int, tokens: float, batch: int | None, asked: Mapping[str, Any]
+) -> tuple[Step, int]:
+    """`_planned`, kept where what it is asked by are words and numbers that name no file."""
+    only = {
+        name: tuple(values) if isinstance(values, list) else values
+        for name, values in (asked.get("only") or {}).items()
+    }
+    given = {name: value for name, value in asked.items() if name != "only" and value is not None}
+    said = (model, system, *given.values())
+    # what files say may change, and not everything can be looked up
+    keeps = all(isinstance(one, str | int | float) and not os.path.exists(str(one)) for one in said)
+    planned = _planned if keeps else _planned.__wrapped__
+    return planned(model, system, gpus, tokens, batch, tuple(only.items()), **given)
+
+
+@functools.lru_cache(16)
+def _planned(
+    model: Any, system: str, gpus: int, tokens: float, batch: int | None,
+    only: tuple[tuple[str, Any], ...], **asked: Any,
+) -> tuple[Step, int]:  # fmt: skip
+    """The best layout's step and its tokens; kept, since settings of a run do not change it."""
+    best = plan(
+        model, system, gpus, tokens=tokens, batch=batch, limit=_LAYOUTS, only=dict(only) or None,
+        **asked,
+    )  # fmt: skip
+    case = best.cases[best.choice(0).case]
+    return step_of_plan(best), case.space.global_batch * best.setup.shape.seq
+
+
+def _phases(
+    total: float, ramp: Sequence[tuple[float | str, int]], batch: int | None
+) -> list[tuple[float, int | None]]:
+    """(tokens, samples of a step) of each phase."""
+    begun, phases = 0.0, list[tuple[float, int | None]]()
+    for given, samples in ramp:
+        until = number_of_tokens(given, "ramp")
+        if not begun < until < total:
+            raise InputError(
+                f"expected phases of ramp that end one after the other, below the {total:g} tokens"
+                f" of the run, got {until:g} after {begun:g}; mend their order"
+            )
+        phases.append((until - begun, samples))
+        begun = until
+    return [*phases, (total - begun, batch)]
+
+
+def _mean_step(steps: Sequence[Step], counts: Sequence[float]) -> Step:
+    """The step of phases in the mean; their ends of the interval go together."""
+    if len(steps) == 1:
+        return steps[0]
+
+    def mean(values: Sequence[Any]) -> float:
+        return float(np.average([float(value) for value in values], weights=counts))
+
+    last = steps[-1]
+    parts = [step.parts for step in steps if step.parts is not None]
+    return dataclasses.replace(
+        last, step_s=mean([step.step_s for step in steps]),
+        low_s=mean([step.low_s for step in steps]), high_s=mean([step.high_s for step in steps]),
+        parts=StepParts(*map(mean, zip(*parts, strict=True))),
+        words="\n".join(f"{count:,.0f} steps: {step.words}"
+                        for count, step in zip(counts, steps, strict=True)),
+    )  # fmt: skip

@@ -161,9 +161,9 @@ def test_a_prediction_goes_back_and_forth_no_more_than_it_did(h100, name):
     step = STEPS[name]()
     hp.predict(h100, step)
     again = entered_again(lambda: hp.predict(h100, step))
-    formulas = {file: times for file, times in again.items() if file.startswith(("io/", "ops/"))}
-    assert max(formulas.values()) <= 49, again.most_common(3)
-    assert max((again - Counter(formulas)).values()) <= 8, again.most_common(9)
+    for most, rooms in ((42, ("io/",)), (26, ("ops/",)), (8, ("",))):
+        those = {file: again.pop(file) for file in [*again] if file.startswith(rooms)}
+        assert max(those.values()) <= most, Counter(those).most_common(9)
 
 
 def test_rows_that_ask_the_same_are_answered_once_and_keep_what_is_their_own(cache, monkeypatch):
@@ -706,8 +706,8 @@ def test_what_rows_say_of_recomputation_is_tested(one_node, cache):
 def test_a_fabric_of_which_nothing_was_measured_widens_the_interval_as_far_as_its_collectives_reach(
     cache,
 ):
-    """Eight A100 joined by PCIe: the prior alone says a collective within a factor of eight up and
-    down, and most of the step is one.
+    """Eight A100 joined by PCIe: the prior alone says a collective within a factor of two and a
+    half up and down, as boxes left out needed, and most of the step is one.
     """
     measured, prior = (
         predict_steps(
@@ -718,7 +718,7 @@ def test_a_fabric_of_which_nothing_was_measured_widens_the_interval_as_far_as_it
     assert "prior alone" in prior["note"]
     assert "prior alone" not in measured["note"]
     assert measured["high_s"] / measured["predicted_s"] < 2.5
-    assert prior["high_s"] > prior["predicted_s"] + 3 * prior["exposed_comm_s"]
+    assert prior["high_s"] > prior["predicted_s"] + 1.3 * prior["exposed_comm_s"]
     assert (
         prior["predicted_s"] - prior["exposed_comm_s"] < 1.5 * prior["low_s"] + prior["host_s"]
     )  # what computes stays
