@@ -245,8 +245,7 @@ def _believed(
         if found is None:
             looked_up = [at for at in places if is_lookup(calls[at].op)]
             places = [at for at in places if not is_lookup(calls[at].op)]
-            ops = [calls[at].op for at in looked_up]
-            log_s, _ = lookup_prior().log_seconds(device, ops)
+            log_s, _ = lookup_prior().log_seconds(device, [calls[at].op for at in looked_up])
             times = np.array([calls[at].times for at in looked_up])
             fixed_s[looked_up], over[looked_up] = times * np.exp(log_s), 0.0
             some = [calls[one] for one in places]
