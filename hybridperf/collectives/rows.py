@@ -61,6 +61,9 @@ class CollectiveRows:
     def work(self) -> np.ndarray:
         return np.column_stack([self.seconds, self.ranks_per_node, self.nodes, self.steps])
 
+    def matrix(self) -> None:
+        return None
+
     def rows(self, keep: np.ndarray) -> CollectiveRows:
         return CollectiveRows(
             self.seconds[keep], self.bytes[keep], self.ranks_per_node[keep], self.nodes[keep],

@@ -166,6 +166,9 @@ def train_family(
         measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
     own = {name: knob_fits.fit_each_implementation(*one) for name, one in measured.items()}
     usual = knob_fits.population(next(iter(measured.values()))[0].form, own)
+    if any(rows.matrix() is not None for rows, _ in measured.values()):
+        # networks would remember the matrices, which devices left out were measured on, too
+        recipe = dataclasses.replace(recipe, steps=0)
     enough = {name: one for name, one in measured.items() if len(one[0]) >= least_rows}
     measured = enough or measured
     on = {name: own[name].closed(rows) for name, (rows, _) in measured.items()}
@@ -202,14 +205,22 @@ def train_family(
 
 def uninformed(rows: PriorRows) -> FamilyPrior:
     """A prior that no device taught: usual knobs of the form, a silent trunk."""
-    form = rows.form
-    names = tuple(sorted(set(map(str, rows.implementation))))
-    start = np.tile(form.start, (1, len(names), 1))
-    nobody = Population(names, form.start_spread, ("nobody",), start)
+    nobody = _nobody(rows)
     how = trunk.standard([(rows, nobody.typical().closed(rows))])
     hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
     params, box = trunk.untrained(len(how.centre), 1), Box.of(rows.inputs, rows.sizes)
     return FamilyPrior(nobody, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
+
+
+def uninformed_knobs(rows: PriorRows) -> ImplementationKnobs:
+    """Where a form's knobs begin: beliefs alone."""
+    return _nobody(rows).typical()
+
+
+def _nobody(rows: PriorRows) -> Population:
+    names = tuple(sorted(set(map(str, rows.implementation))))
+    start = np.tile(rows.form.start, (1, len(names), 1))
+    return Population(names, rows.form.start_spread, ("nobody",), start)
 
 
 def _leave_out(
