@@ -71,8 +71,7 @@ def run(
     data, out = Path(data), Path(out)
     names = list(tasks or (_QUICK_TASKS if quick else (*TASKS, _EXPERTS)))
     if unknown := [name for name in names if name not in (*TASKS, _EXPERTS)]:
-        known = ", ".join((*TASKS, _EXPERTS))
-        raise InputError(f"unknown task {unknown[0]!r}; tasks are {known}")
+        raise InputError(f"unknown task {unknown[0]!r}; tasks are {', '.join((*TASKS, _EXPERTS))}")
     experts = expert_alltoall.lines(data) if _EXPERTS in names else []
     names = [name for name in names if name != _EXPERTS]
     if not names:
