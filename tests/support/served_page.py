@@ -25,7 +25,7 @@ class Served:
     ) -> tuple[int, dict[str, str], bytes]:
         """(status, headers, body) of a request; `path` stands behind the token."""
         parts = urlsplit(self.address)
-        link = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
+        link = http.client.HTTPConnection(parts.hostname, parts.port, timeout=300)
         link.putrequest(method, parts.path + path, skip_host="Host" in headers)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             link.putheader(name.replace("_", "-"), value)
