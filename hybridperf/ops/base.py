@@ -217,12 +217,21 @@ def op_by_name(name: str) -> tuple[type[Op], dict[str, Any]]:
     return _BY_NAME[name]
 
 
-def columns(op: Op) -> dict[str, Any]:
-    """One op as a row of a table: its name, dtype, dimensions, and text that is not the default."""
+def name_of(op: Op) -> str:
+    """What tables call it; "" where it is registered under no name."""
     for name, (cls, fixed) in _BY_NAME.items():
         if cls is type(op) and all(getattr(op, key) == value for key, value in fixed.items()):
-            sizes = {key: getattr(op, key) for key in cls.dimensions() if key not in fixed}
-            text = {key: getattr(op, key) for key in cls.text if key not in fixed}
-            given = {key: word for key, word in text.items() if word != cls.text[key]}
-            return {"op": name, "dtype": op.dtype, **sizes, **given}
-    raise ValueError(f"{type(op).__name__} is not registered under any name")
+            return name
+    return ""
+
+
+def columns(op: Op) -> dict[str, Any]:
+    """One op as a row of a table: its name, dtype, dimensions, and text that is not the default."""
+    name = name_of(op)
+    if not name:
+        raise ValueError(f"{type(op).__name__} is not registered under any name")
+    cls, fixed = _BY_NAME[name]
+    sizes = {key: getattr(op, key) for key in cls.dimensions() if key not in fixed}
+    text = {key: getattr(op, key) for key in cls.text if key not in fixed}
+    given = {key: word for key, word in text.items() if word != cls.text[key]}
+    return {"op": name, "dtype": op.dtype, **sizes, **given}

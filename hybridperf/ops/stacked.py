@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.hardware import DeviceSpec
-from hybridperf.ops.base import Op, OpCall, columns
+from hybridperf.ops.base import Op, OpCall, name_of
 from hybridperf.ops.roofline import Work
 from hybridperf.ops.table import OpRows
 
@@ -27,7 +27,7 @@ def stacked(calls: Sequence[OpCall], device: DeviceSpec) -> list[OpRows]:
 
 
 def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
-    """(places, the op whose `dimensions` are columns, its name in tables) of each stack of ops."""
+    """(places, the op whose `dimensions` are columns, its name in tables or "") of each stack."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     words: dict[type[Op], list[str]] = {}
     for at, op in enumerate(ops):
@@ -35,7 +35,7 @@ def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
         if kind not in words:
             names = [field.name for field in dataclasses.fields(kind)]
             words[kind] = [name for name in names if name not in kind.dimensions()]
-        same = (kind, columns(op)["op"], *(getattr(op, name) for name in words[kind]))
+        same = (kind, name_of(op), *(getattr(op, name) for name in words[kind]))
         groups.setdefault(same, []).append(at)
     for (kind, name, *_), places in groups.items():
         sizes: dict[str, Any] = {
