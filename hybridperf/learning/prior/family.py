@@ -59,6 +59,8 @@ class FamilyPrior:
     # both of devices that had reference devices among the others; None: no device had
     reference_quantile: float | None = None
     reference_log_width: float | None = None
+    # instead of `log_width`, by a word of a family's own choice, such as a link; none: one for all
+    log_widths: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def with_references(self, references: Sequence[str]) -> FamilyPrior:
         """For a device of the references' architecture: their knobs, full belief in the trunk."""
@@ -102,6 +104,7 @@ class FamilyPrior:
             "log_width": self.log_width,
             "kin_quantile": self.reference_quantile,
             "kin_log_width": self.reference_log_width,
+            "log_widths": dict(self.log_widths),
         }
 
     @staticmethod
@@ -111,7 +114,10 @@ class FamilyPrior:
         own, spread = of["population/own"], of["population/spread"]
         listed = ("slots", "devices", "kin", "inputs", "sizes")
         names = {key: tuple(document[key]) for key in listed}
-        widths = [document[key] for key in ("kin_quantile", "kin_log_width")]
+        of_references = [
+            None if document[key] is None else float(document[key])
+            for key in ("kin_quantile", "kin_log_width")
+        ]
         return FamilyPrior(
             Population(names["slots"], spread, names["devices"], own, names["kin"]),
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
@@ -120,7 +126,9 @@ class FamilyPrior:
             Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
-            *(None if width is None else float(width) for width in widths),
+            of_references[0],
+            of_references[1],
+            {str(word): float(width) for word, width in document.get("log_widths", {}).items()},
         )
 
 
@@ -158,6 +166,9 @@ def train_family(
         measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
     own = {name: knob_fits.fit_each_implementation(*one) for name, one in measured.items()}
     usual = knob_fits.population(next(iter(measured.values()))[0].form, own)
+    if any(rows.matrix() is not None for rows, _ in measured.values()):
+        # networks would remember the matrices, which devices left out were measured on, too
+        recipe = dataclasses.replace(recipe, steps=0)
     enough = {name: one for name, one in measured.items() if len(one[0]) >= least_rows}
     measured = enough or measured
     on = {name: own[name].closed(rows) for name, (rows, _) in measured.items()}
@@ -194,14 +205,22 @@ def train_family(
 
 def uninformed(rows: PriorRows) -> FamilyPrior:
     """A prior that no device taught: usual knobs of the form, a silent trunk."""
-    form = rows.form
-    names = tuple(sorted(set(map(str, rows.implementation))))
-    start = np.tile(form.start, (1, len(names), 1))
-    nobody = Population(names, form.start_spread, ("nobody",), start)
+    nobody = _nobody(rows)
     how = trunk.standard([(rows, nobody.typical().closed(rows))])
     hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
     params, box = trunk.untrained(len(how.centre), 1), Box.of(rows.inputs, rows.sizes)
     return FamilyPrior(nobody, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
+
+
+def uninformed_knobs(rows: PriorRows) -> ImplementationKnobs:
+    """Where a form's knobs begin: beliefs alone."""
+    return _nobody(rows).typical()
+
+
+def _nobody(rows: PriorRows) -> Population:
+    names = tuple(sorted(set(map(str, rows.implementation))))
+    start = np.tile(rows.form.start, (1, len(names), 1))
+    return Population(names, rows.form.start_spread, ("nobody",), start)
 
 
 def _leave_out(
