@@ -59,13 +59,14 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
     check_not_forked()
     table, known = priced_rows(model, calls, in_step)
     seconds = alone_seconds(model, table)
-    ops, collectives = (list(part) for part in split(calls)[:2])
+    of_ops, of_links, _ = split(calls)
+    ops, collectives = list(of_ops), list(of_links)
     outside, spread = np.zeros(len(calls)), np.zeros(len(calls))
     remarks, unmeasured = np.full(len(calls), "", object), {}
     if ops:
         own = known.ops
         outside[ops], remarks[ops] = own.outside, own.remarks
-        spread[ops] = believed_spread(model, [calls[at] for at in ops])
+        spread[ops] = believed_spread(model, list(of_ops.values()))
         unmeasured = {ops[at]: note for at, note in own.unmeasured.items()}
         for at in np.flatnonzero(np.isfinite(own.outside) & ~own.fused).tolist():
             report = own.report(at)

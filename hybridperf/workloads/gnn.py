@@ -169,6 +169,7 @@ class _Step:
 
     def layer_backward(self, at: int, i: float, o: float) -> list[HostOp | Exchange]:
         of, first = self.blocks[at], at == 0
+        ops: list[HostOp | Exchange]
         if self.c.model == "gcn":
             return [*self.aggregate(of, o, back=True), *self.linear_backward(of.cols, i, o, first)]
         if self.c.model == "graphsage":

@@ -129,8 +129,8 @@ class GnnConfig:
         if self.snapshots:
             good = _count(self.snapshots) and self.snapshots % self.ranks == 0
             _require(good, "snapshots must be a whole multiple of ranks", self.snapshots)
-        wide = self.host_bytes_per_s
-        _require(wide is None or _positive(wide), "host_bytes_per_s must be above zero", wide)
+        rate = self.host_bytes_per_s
+        _require(rate is None or _positive(rate), "host_bytes_per_s must be above zero", rate)
         good = self.replication == 0 or 1 <= self.replication <= self.ranks
         _require(good, "replication must lie from 1 to the number of ranks", self.replication)
         _require(self.loss_wait_s >= 0, "loss_wait_s must be zero or more", self.loss_wait_s)
@@ -157,8 +157,9 @@ def _number(value: Any) -> bool:
 
 
 def _positive(value: Any) -> bool:
-    return _number(value) and 0 < value < math.inf
+    return bool(_number(value) and 0 < value < math.inf)
 
 
 def _count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return bool(whole and value >= 1)

@@ -117,7 +117,7 @@ def test_a_fused_optimizer_updates_each_row_once(library: str, optimizer: str) -
     else:
         from hybridperf_calibration.microbench.families import FAMILIES
     (family,) = [one for one in FAMILIES if one.name == "embedding_bag_update"]
-    u = np.full(9, 0.3)
+    u = np.full(9, 0.1)
     for last in np.linspace(0, 0.99, 30):
         u[8] = last
         program = family.build(u)
