@@ -495,7 +495,7 @@ def test_switches_sum_in_a_time_that_more_nodes_do_not_change(cache):
     assert many == pytest.approx(few, rel=0.02)
     alone = [one | {"framework": "mlperf_bert"} | {"source": "", "tp": 1, "pp": 1} for one in rows]
     few, many = steps(cache, *(one | {"model": "mlperf-bert"} for one in alone))["exposed_comm_s"]
-    assert many > 1.3 * few
+    assert many > 1.1 * few
 
 
 def test_mlperfs_bert_of_few_samples_runs_another_program():
