@@ -67,6 +67,7 @@ class Op(abc.ABC):
     group: ClassVar[str] = ""
     other_group: ClassVar[str] = ""  # whose knobs price it where `is_other`
     unit: ClassVar[Unit] = "vector"
+    by_gathers: ClassVar[bool] = False  # whether `GatherRoofline` prices its GPU kernels
     # columns a table may lack, with the value meant then, besides fields with a default
     optional: ClassVar[Mapping[str, float]] = {}
     synonyms: ClassVar[Mapping[str, str]] = {}  # columns of other people's tables -> ours
@@ -93,9 +94,9 @@ class Op(abc.ABC):
         """Thread blocks that a usual GPU kernel of this op starts, not rounded; 0 says nothing."""
         return 0.0
 
-    def gathered(self) -> Gathered | None:
-        """What it gathers, where its GPU kernels are priced by that (`GatherRoofline`)."""
-        return None
+    def gathered(self) -> Gathered:
+        """What it gathers, where its GPU kernels are priced by that (`by_gathers`)."""
+        raise NotImplementedError
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         """What a correction learned across GPUs sees besides the place on the roofline, float64.
