@@ -25,6 +25,7 @@ from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
 from hybridperf.learning.prior.form import ClosedFormValues
 from hybridperf.learning.prior.knobs import ImplementationKnobs, Population
+from hybridperf.learning.prior.machine import NO_FACTS, Machine
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.prior.trunk import BOUND, Standardiser
 from hybridperf.learning.residual import RANGE_SLACK_OCTAVES, Box
@@ -59,6 +60,10 @@ class FamilyPrior:
     # both of devices that had reference devices among the others; None: no device had
     reference_quantile: float | None = None
     reference_log_width: float | None = None
+
+    def on(self, machine: Machine) -> FamilyPrior:
+        """For a device of whose datasheet this is known."""
+        return dataclasses.replace(self, population=self.population.on(machine))
 
     def with_references(self, references: Sequence[str]) -> FamilyPrior:
         """For a device of the references' architecture: their knobs, full belief in the trunk."""
@@ -96,6 +101,8 @@ class FamilyPrior:
             "slots": list(self.population.implementations),
             "devices": list(self.population.devices),
             "kin": list(self.population.references),
+            "machines": [machine.document() for machine in self.population.machines],
+            "machine": self.population.machine.document(),
             "inputs": list(self.standard.names),
             "sizes": list(self.sizes.names),
             "quantile": self.quantile,
@@ -112,8 +119,14 @@ class FamilyPrior:
         listed = ("slots", "devices", "kin", "inputs", "sizes")
         names = {key: tuple(document[key]) for key in listed}
         widths = [document[key] for key in ("kin_quantile", "kin_log_width")]
+        # older files have no facts
+        machines = tuple(Machine.read(one) for one in document.get("machines", ()))
+        machine = Machine.read(document["machine"]) if "machine" in document else NO_FACTS
+        usual = Population(
+            names["slots"], spread, names["devices"], own, names["kin"], machines, machine
+        )
         return FamilyPrior(
-            Population(names["slots"], spread, names["devices"], own, names["kin"]),
+            usual,
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
             flax.traverse_util.unflatten_dict(under(of, "trunk/"), sep="/"),
             HyperParameters(**under(of, "hyper/")),
@@ -141,12 +154,13 @@ def train_family(
     recipe: trunk.TrainingRecipe = trunk.TrainingRecipe(),  # noqa: B008
     architectures: Mapping[str, str] | None = None,
     least_rows: int = 0,
+    machines: Mapping[str, Machine] | None = None,
 ) -> FamilyPrior:
     """The prior of one family from rows and seconds [N] of each device. Deterministic; about half a
     minute for four devices.
 
     `architectures`: of each device, by which devices are references. A device of fewer than
-    `least_rows` has a say on the knobs only.
+    `least_rows` has a say on the knobs only. `machines`: what datasheets say of each device.
     """
     if not devices or any(len(rows) == 0 for rows, _ in devices.values()):
         raise ValueError("a prior needs at least one device, and rows of each")
@@ -157,7 +171,7 @@ def train_family(
         keep = np.sort(random.permutation(len(rows))[:_ROWS_PER_DEVICE])
         measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
     own = {name: knob_fits.fit_each_implementation(*one) for name, one in measured.items()}
-    usual = knob_fits.population(next(iter(measured.values()))[0].form, own)
+    usual = knob_fits.population(next(iter(measured.values()))[0].form, own, machines)
     enough = {name: one for name, one in measured.items() if len(one[0]) >= least_rows}
     measured = enough or measured
     on = {name: own[name].closed(rows) for name, (rows, _) in measured.items()}
@@ -175,7 +189,7 @@ def train_family(
         return prior
     # one network per device left out adds up
     shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)
-    left_out = _leave_out(prior, measured, own, data, architectures or {}, shorter, seed)
+    left_out = _leave_out(prior, measured, own, data, architectures or {}, shorter, seed, machines or {})
     placed, colds, knowing = zip(*left_out, strict=True)
     hyper = process.fit_hyper(hyper, placed, _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
@@ -208,6 +222,7 @@ def _leave_out(
     prior: FamilyPrior, measured: Mapping[str, tuple[PriorRows, np.ndarray]],
     own: Mapping[str, ImplementationKnobs], data: list[tuple[np.ndarray, np.ndarray]],
     architectures: Mapping[str, str], recipe: trunk.TrainingRecipe, seed: int,
+    machines: Mapping[str, Machine],
 ) -> list[tuple[Examples, Examples, Examples | None]]:  # fmt: skip
     """Each prior device as one that was not in the prior, by trunks that did not see it.
 
@@ -221,20 +236,21 @@ def _leave_out(
     inner = trunk.train(data, sees, recipe, seed + 1)
     random = np.random.default_rng(seed)
 
-    def without(fold: tuple[str, ...]) -> tuple[Population, Any]:
-        """(knobs, networks) of the devices outside a fold."""
+    def without(fold: tuple[str, ...], name: str) -> tuple[Population, Any]:
+        """(knobs, networks) of the devices outside a fold, for a device of it."""
         which = slice(folds.index(fold) * _INNER_MEMBERS, (folds.index(fold) + 1) * _INNER_MEMBERS)
         outside = {name: knobs for name, knobs in own.items() if name not in fold}
-        others = knob_fits.population(next(iter(measured.values()))[0].form, outside)
-        return others, jax.tree.map(lambda leaf: leaf[which], inner)
+        others = knob_fits.population(next(iter(measured.values()))[0].form, outside, machines)
+        facts = machines.get(name, NO_FACTS)
+        return others.on(facts), jax.tree.map(lambda leaf: leaf[which], inner)
 
     out = []
     for name in names:
         rows, time_s = measured[name]
         alike = {one for one, arch in architectures.items() if arch == architectures.get(name)}
         references = [other for other in names if other in alike - {name}]
-        others, params = without((name,))
-        strangers, of_strangers = without([fold for fold in folds if name in fold][-1])
+        others, params = without((name,), name)
+        strangers, of_strangers = without([fold for fold in folds if name in fold][-1], name)
         order = random.permutation(len(rows))
         few, some, many = order[:_KNOB_ROWS], order[-_HYPER_ROWS:], order[-_ERROR_ROWS:]
         placed = knob_fits.fit_new(others, rows.rows(few), time_s[few])

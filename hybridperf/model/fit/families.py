@@ -17,6 +17,7 @@ from scipy.special import ndtri
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.prior import Adapted, FamilyPrior, FamilyRows, adapt, concatenate
+from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.residual import Box, inputs_of
 from hybridperf.learning.residual import concatenate as join_inputs
@@ -30,6 +31,7 @@ from hybridperf.model.families import (
     references_of,
     with_defaults,
 )
+from hybridperf.model.machine_facts import machine_of
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import OpRows, ParsedOps
 
@@ -60,23 +62,26 @@ def adapt_families(
     for family, known in prior.families.items():
         if family not in members:
             references = references_of(device, known.population.devices)
-            fits[family] = FamilyFit(adapt(known, references=references), None, np.zeros(0))
+            facts = machine_of(device, family)
+            alone = adapt(known, references=references, machine=facts)
+            fits[family] = FamilyFit(alone, None, np.zeros(0))
             continue
         rows = concatenate([family_rows(part, keep, device) for part, keep in members[family]])
         seconds = np.concatenate([time_s[part.rows[keep]] for part, keep in members[family]])
-        fitted = adapt_rows(known, rows, seconds, device)
+        fitted = adapt_rows(known, rows, seconds, device, machine_of(device, family))
         fits[family] = dataclasses.replace(fitted, parts=tuple(members[family]))
     return fits, np.sort(np.concatenate(rest))
 
 
 def adapt_rows(
     known: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, device: DeviceSpec,
-    keep_rows: bool = True,
+    machine: Machine, keep_rows: bool = True,
 ) -> FamilyFit:  # fmt: skip
     """One family's prior after rows of a device; `keep_rows` as in `prior.adapt`."""
     rows, _ = with_defaults(rows, known.population.implementations)
     references = references_of(device, known.population.devices)
-    adapted = adapt(known, rows, time_s, keep_rows=keep_rows, references=references)
+    how = {"keep_rows": keep_rows, "references": references, "machine": machine}
+    adapted = adapt(known, rows, time_s, **how)
     return FamilyFit(adapted, rows, time_s)
 
 
