@@ -88,7 +88,10 @@ class Setup:
             family,
             {**about, "version": dict(self.version)},
             lambda: train_family(
-                timed, SEED, self.effort.recipe, architectures_of(others),
+                timed,
+                SEED,
+                self.effort.recipe,
+                architectures_of(others),
                 machines=machines_of(others, family),
             ),
         )

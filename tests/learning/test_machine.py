@@ -1,4 +1,4 @@
-"""What a datasheet says of knobs: taken off devices that were measured, put on the one asked for."""
+"""What a datasheet says of knobs: taken off measured devices, put on the one asked for."""
 
 import numpy as np
 
@@ -54,9 +54,7 @@ def test_facts_are_written_and_read_back() -> None:
     prior = FamilyPrior(of_two(FACTS), *list(vars(bare).values())[1:]).on(Machine(3e9))
     again = FamilyPrior.read(prior.arrays(), prior.document())
     assert again.population.machines == tuple(FACTS.values())
-    np.testing.assert_array_equal(
-        again.population.mean_of(NAMES), prior.population.mean_of(NAMES)
-    )
+    np.testing.assert_array_equal(again.population.mean_of(NAMES), prior.population.mean_of(NAMES))
     # a file written before facts were known
     old = {k: v for k, v in prior.document().items() if k not in ("machine", "machines")}
     older = FamilyPrior.read(prior.arrays(), old).population

@@ -62,8 +62,11 @@ def quick():
         patch.setattr(
             calibrations,
             "train_family",
-            lambda devices, architectures: train_family(
-                {"t4": devices["t4"]}, recipe=recipe, architectures=architectures
+            lambda devices, architectures, machines: train_family(
+                {"t4": devices["t4"]},
+                recipe=recipe,
+                architectures=architectures,
+                machines=machines,
             ),
         )
         patch.setattr(adapted, "_LEAST_TUNING_STEPS", 20)

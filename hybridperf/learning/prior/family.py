@@ -189,7 +189,9 @@ def train_family(
         return prior
     # one network per device left out adds up
     shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)
-    left_out = _leave_out(prior, measured, own, data, architectures or {}, shorter, seed, machines or {})
+    left_out = _leave_out(
+        prior, measured, own, data, architectures or {}, shorter, seed, machines or {}
+    )
     placed, colds, knowing = zip(*left_out, strict=True)
     hyper = process.fit_hyper(hyper, placed, _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))

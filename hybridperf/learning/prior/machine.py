@@ -1,9 +1,9 @@
 """What a datasheet says of a device's knobs before anything was measured on it.
 
 Knobs of other devices are taken over per cycle and per rate that a device sustains, not per second
-and per peak: a kernel's start and a wave's latency are cycles of the chip's clock, a card with a low
-power limit never reaches the peak of its boost clock, and a kernel that a chip's multiprocessors
-hold up gains nothing from a wider memory.
+and per peak: a kernel's start and a wave's latency are cycles of the chip's clock, a card with a
+low power limit never reaches the peak of its boost clock, and a kernel that a chip's
+multiprocessors hold up gains nothing from a wider memory.
 """
 
 from __future__ import annotations
