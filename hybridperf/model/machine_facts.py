@@ -1,8 +1,9 @@
 """What a device's datasheet says of its knobs in a family of ops, before anything is measured.
 
-Clock: where tables hold kernels alone, replayed without a host. On A100, H100 and B200 the same
-kernels start after nearly as many cycles, 30 to 40 % later on the A100, whose clock is as much
-slower. Eager ops are launched by a host, whose clock nobody wrote down.
+Clock: where tables hold kernels alone, replayed without a host. On A100, H100 and B200 products,
+decoding steps and experts start after nearly as many cycles, 30 to 40 % later on the A100, whose
+clock is as much slower. Attention of prompts takes as many seconds on all three. Eager ops are
+launched by a host, whose clock nobody wrote down.
 
 Power, single precision: T4 and P4 hold 0.39 and 0.56 of their peaks in long products, boards of 250
 W and more 0.65 to 0.87, as if a watt fed 57 GFLOP/s of 16 and 12 nm. NVIDIA's forum says so of the
@@ -10,10 +11,7 @@ T4 (24 of 65 TFLOP/s in 16 bits, "due to power capping", forums.developer.nvidia
 Later years: by what a watt gives on large boards that hold their clock; GTX 1080 Ti to TITAN RTX
 0.045 to 0.059, A40 0.125, RTX 4090 and 5090 0.18 TFLOP/s.
 
-Power, products in 16 bits: a clock follows the cube root of the power left to it, and power the
-square of the clock (voltage) times the rate. An H100 is believed to hold 0.85 of its boost clock. A
-B200 holds 0.88 of an H100's share then, and does so in the tables. Narrower formats' kernels stay
-below what power allows.
+In 16 bits a law of clock and power (cube root) brought nothing on A100, H100 and B200 left out.
 
 Memory, attention of prompts: an H200 moves no more bytes than an H100, and an A100 as many a cycle
 and multiprocessor: their share of the bandwidth falls as it grows against the chip. By half, in
@@ -29,16 +27,11 @@ from hybridperf.io import InputError
 from hybridperf.learning.prior.machine import NO_FACTS, Machine
 
 _PROMPTS = "prefill_attention"
-_REPLAYED = frozenset({
-    "matmul", _PROMPTS, "decode_attention", "encoder_attention", "moe", "quantise",
-})  # fmt: skip
+_BY_CLOCK = frozenset({"matmul", "decode_attention", "moe"})
 _SINGLE = frozenset({"matmul_fp32", "convolution"})
 _SINGLE_FLOPS_PER_J = 57e9
 # first year of a process, and how much more work a joule does than with 16 and 12 nm
 _BETTER_SINCE = ((2022, 3.4), (2020, 2.0))
-_WIDE = ("bf16", "fp16")
-# of an H100 SXM, by which other boards are judged: FLOP/s, clock and limit, and what it would draw
-_H100_FLOPS_PER_S, _H100_CLOCK_HZ, _H100_FULL_W = 989.4e12, 1.98e9, 700 / 0.85**3
 # bytes of bandwidth per multiprocessor and cycle of H100 and A100, and the most that cards with a
 # narrow memory gain: from the 0.45 of it that both use to 0.9
 _USUAL_BYTES, _MEMORY_POWER, _MOST_MEMORY = 13.0, 0.5, 2.0
@@ -48,14 +41,10 @@ def machine_of(device: DeviceSpec, family: str) -> Machine:
     """The facts of a device that move a family's knobs."""
     if device.kind != "gpu":
         return NO_FACTS
-    sustained = {}
-    if family in _SINGLE:
-        sustained = {"fp32": _single(device)}
-    elif family == "matmul":
-        sustained = {dtype: _wide(device, dtype) for dtype in _WIDE}
+    share = _single(device) if family in _SINGLE else 1.0
     return Machine(
-        device.clock_hz if family in _REPLAYED else None,
-        {dtype: share for dtype, share in sustained.items() if share < 1},
+        device.clock_hz if family in _BY_CLOCK else None,
+        {"fp32": share} if share < 1 else {},
         _memory_share(device) if family == _PROMPTS else 1.0,
     )
 
@@ -76,22 +65,9 @@ def _single(device: DeviceSpec) -> float:
     peak = device.peak_flops_per_s.get("fp32")
     if device.tdp_w is None or peak is None:
         return 1.0
-    return min(1.0, _SINGLE_FLOPS_PER_J * _better(device) * device.tdp_w / peak)
-
-
-def _wide(device: DeviceSpec, dtype: str) -> float:
-    """Share of the 16-bit peak that the power limit lets products hold."""
-    peak = device.peak_flops_per_s.get(dtype)
-    if device.tdp_w is None or device.clock_hz is None or peak is None:
-        return 1.0
-    rate = peak / _H100_FLOPS_PER_S * (device.clock_hz / _H100_CLOCK_HZ) ** 2
-    full_w = _H100_FULL_W * rate * _BETTER_SINCE[0][1] / _better(device)
-    return min(1.0, (device.tdp_w / full_w) ** (1 / 3))
-
-
-def _better(device: DeviceSpec) -> float:
     year = device.year or 0
-    return next((factor for since, factor in _BETTER_SINCE if year >= since), 1.0)
+    better = next((factor for since, factor in _BETTER_SINCE if year >= since), 1.0)
+    return min(1.0, _SINGLE_FLOPS_PER_J * better * device.tdp_w / peak)
 
 
 def _memory_share(device: DeviceSpec) -> float:

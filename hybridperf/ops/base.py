@@ -79,6 +79,11 @@ class Op(abc.ABC):
         """Thread blocks that a usual GPU kernel of this op starts, not rounded; 0 says nothing."""
         return 0.0
 
+    def serial_steps(self, gpu: Gpu) -> Any:
+        """Steps that the busiest multiprocessor takes one after the other; 0 says nothing."""
+        del gpu
+        return 0.0
+
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         """What a correction learned across GPUs sees besides the place on the roofline, float64.
 

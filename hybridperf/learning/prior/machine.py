@@ -18,7 +18,7 @@ from hybridperf.learning.prior.form import WAVE_ROOFLINE
 from hybridperf.learning.prior.implementation import OpImplementation
 
 _USUAL_CLOCK_HZ = 1.9e9  # where a device's is not known
-_OF_THE_CLOCK = [WAVE_ROOFLINE.knobs.index(name) for name in ("floor_s", "wave_s")]
+_OF_THE_CLOCK = [WAVE_ROOFLINE.knobs.index(name) for name in ("floor_s", "wave_s", "step_s")]
 _OF_THE_PEAK = WAVE_ROOFLINE.knobs.index("compute_efficiency")
 _OF_THE_MEMORY = WAVE_ROOFLINE.knobs.index("memory_efficiency")
 
@@ -36,7 +36,8 @@ class Machine:
         """[len(implementations), knobs] how far logs of knobs lie from those of a usual machine."""
         out = np.zeros((len(implementations), knobs))
         if self.clock_hz:
-            out[:, _OF_THE_CLOCK] = np.log(_USUAL_CLOCK_HZ / self.clock_hz)
+            there = [at for at in _OF_THE_CLOCK if at < knobs]  # older knobs have no step
+            out[:, there] = np.log(_USUAL_CLOCK_HZ / self.clock_hz)
         if self.sustained:
             dtypes = [OpImplementation.parse(name).dtype for name in implementations]
             out[:, _OF_THE_PEAK] = np.log([self.sustained.get(dtype, 1.0) for dtype in dtypes])

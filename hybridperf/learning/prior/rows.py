@@ -66,6 +66,8 @@ class FamilyRows:
     inputs: Inputs  # [N, f] what a network may know of the op besides its place on the roofline
     # inputs that are log2 of a continuous size: distance from what was seen is counted in these
     sizes: tuple[str, ...]
+    # [N] that the busiest multiprocessor takes one after the other; zero: no term of steps
+    steps: Any = 0.0
 
     def __len__(self) -> int:
         return len(self.implementation)
@@ -75,11 +77,12 @@ class FamilyRows:
         return WAVE_ROOFLINE
 
     def work(self) -> Any:
-        """[N, 3]: logs of arithmetic and traffic seconds at datasheet rates, and of waves."""
+        """[N, 4]: logs of arithmetic and traffic seconds at datasheet rates, of waves and steps."""
         amounts = (
             floats(self.flops) / self.peak_flops_per_s,
             floats(self.bytes) / self.memory_bytes_per_s,
             floats(self.blocks) / self.sm_count,
+            floats(self.steps),
         )
         module = array_module(*amounts)
         columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
@@ -94,14 +97,15 @@ class FamilyRows:
         return FamilyRows(
             some(self.flops), some(self.bytes), some(self.blocks), some(self.peak_flops_per_s),
             some(self.memory_bytes_per_s), some(self.sm_count), self.implementation[keep],
-            self.inputs.rows(keep), self.sizes,
+            self.inputs.rows(keep), self.sizes, some(self.steps),
         )  # fmt: skip
 
 
 def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
     """Rows of several ops or devices below each other; inputs that one lacks are zero."""
     whole = [part.rows(np.arange(len(part))) for part in parts]
-    *names, _, _ = (field.name for field in dataclasses.fields(FamilyRows))
+    fields = (field.name for field in dataclasses.fields(FamilyRows))
+    names = [name for name in fields if name not in ("inputs", "sizes")]
     own: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in whole]) for name in names
     }

@@ -89,7 +89,7 @@ def group_knobs(fits: Mapping[str, FamilyFit]) -> dict[str, dict[str, float]]:
     """The closed form's knobs by group, for ops in a graph; waves are left to the correction."""
     out = {}
     for group, fitted in _by_group(fits).items():
-        floor_s, compute, memory, sharpness, _ = map(float, np.exp(fitted.adapted.knobs.other))
+        floor_s, compute, memory, sharpness, *_ = map(float, np.exp(fitted.adapted.knobs.other))
         out[group] = {
             "floor_s": floor_s, "compute_efficiency": compute, "memory_efficiency": memory,
             "smoothing": 1.0 / (1.0 + sharpness),
