@@ -93,6 +93,7 @@ class Setup:
                 self.effort.recipe,
                 architectures_of(others),
                 machines=machines_of(others, family),
+                width_by_implementation=True,
             ),
         )
 

@@ -123,10 +123,12 @@ class Adapted:
             correction = self.prior.hyper.belief * faded(beyond_prior, _COLD_FADE_OCTAVES) * f
             deviation = np.ones(len(f))
         log_s = on.total + bounded(correction)
-        half = self.quantile * deviation * _wider(outside)
+        half, none = self.quantile * deviation * _wider(outside), _wider(beyond_prior)
         if self.process is not None or self.params is not None:
             # rows never make less sure than none do
-            half = module.minimum(half, self.prior.log_width * _wider(beyond_prior))
+            half = module.minimum(half, self.prior.log_width * none)
+        elif self.rows == 0:
+            half = self.prior.log_widths(rows.implementation) * none
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
     def judged(

@@ -38,6 +38,7 @@ _HYPER_STEPS = 100
 _INNER_MEMBERS = 2
 _ERROR_ROWS = 2000  # rows of each left-out device that say how wrong a prediction without rows is
 _KNOB_ROWS = 100  # the rows that place a left-out device's knobs: about as many as a new device has
+_WIDTH_ROWS = 50  # of an implementation, for a width of its own
 _UNKNOWN_QUANTILE = 3.0  # deviations; where a single device leaves none to be left out
 _UNKNOWN_LOG_WIDTH = 1.0  # the same for a device without rows: a factor of 2.7
 
@@ -60,6 +61,14 @@ class FamilyPrior:
     # both of devices that had reference devices among the others; None: no device had
     reference_quantile: float | None = None
     reference_log_width: float | None = None
+    # `log_width` by implementation, of those that left-out devices had rows enough of
+    log_width_of: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def log_widths(self, implementation: np.ndarray) -> np.ndarray:
+        """Half-widths [N] of rows of implementations [N] on a device without rows."""
+        found, inverse = np.unique(implementation.astype(str), return_inverse=True)
+        each = [self.log_width_of.get(str(name), self.log_width) for name in found]
+        return np.array(each)[inverse]
 
     def on(self, machine: Machine) -> FamilyPrior:
         """For a device of whose datasheet this is known."""
@@ -76,7 +85,7 @@ class FamilyPrior:
         quantile, log_width = self.reference_quantile, self.reference_log_width
         if quantile is None or log_width is None:
             return prior
-        return dataclasses.replace(prior, quantile=quantile, log_width=log_width)
+        return dataclasses.replace(prior, quantile=quantile, log_width=log_width, log_width_of={})
 
     def trunk(
         self, rows: PriorRows, on: ClosedFormValues, params: Any = None
@@ -107,6 +116,7 @@ class FamilyPrior:
             "sizes": list(self.sizes.names),
             "quantile": self.quantile,
             "log_width": self.log_width,
+            "log_width_of": dict(self.log_width_of),
             "kin_quantile": self.reference_quantile,
             "kin_log_width": self.reference_log_width,
         }
@@ -134,6 +144,8 @@ class FamilyPrior:
             float(document["quantile"]),
             float(document["log_width"]),
             *(None if width is None else float(width) for width in widths),
+            # older files have one for all
+            {name: float(one) for name, one in document.get("log_width_of", {}).items()},
         )
 
 
@@ -155,12 +167,14 @@ def train_family(
     architectures: Mapping[str, str] | None = None,
     least_rows: int = 0,
     machines: Mapping[str, Machine] | None = None,
+    width_by_implementation: bool = False,
 ) -> FamilyPrior:
     """The prior of one family from rows and seconds [N] of each device. Deterministic; about half a
     minute for four devices.
 
     `architectures`: of each device, by which devices are references. A device of fewer than
     `least_rows` has a say on the knobs only. `machines`: what datasheets say of each device.
+    `width_by_implementation`: how wrong a prediction without rows may be is told of each.
     """
     if not devices or any(len(rows) == 0 for rows, _ in devices.values()):
         raise ValueError("a prior needs at least one device, and rows of each")
@@ -192,7 +206,7 @@ def train_family(
     left_out = _leave_out(
         prior, measured, own, data, architectures or {}, shorter, seed, machines or {}
     )
-    placed, colds, knowing = zip(*left_out, strict=True)
+    placed, colds, knowing, implementations = zip(*left_out, strict=True)
     hyper = process.fit_hyper(hyper, placed, _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
     of_references = [rows for rows in knowing if rows is not None]
@@ -205,6 +219,9 @@ def train_family(
         log_width=max(_log_width(hyper, cold) for cold in colds),
         reference_quantile=max(quantiles, default=None),
         reference_log_width=max(widths, default=None),
+        log_width_of=(
+            _log_width_of(hyper, colds, implementations) if width_by_implementation else {}
+        ),
     )
 
 
@@ -225,11 +242,12 @@ def _leave_out(
     own: Mapping[str, ImplementationKnobs], data: list[tuple[np.ndarray, np.ndarray]],
     architectures: Mapping[str, str], recipe: trunk.TrainingRecipe, seed: int,
     machines: Mapping[str, Machine],
-) -> list[tuple[Examples, Examples, Examples | None]]:  # fmt: skip
+) -> list[tuple[Examples, Examples, Examples | None, np.ndarray]]:  # fmt: skip
     """Each prior device as one that was not in the prior, by trunks that did not see it.
 
     Its rows by knobs found from a few of them; by knobs usual elsewhere and trunks that saw no
-    device of its architecture; and by its references' knobs, None where it has none.
+    device of its architecture; by its references' knobs, None where it has none; and the
+    implementations of the second and third.
     """
     names = list(measured)
     folds = _folds(names, architectures)
@@ -261,7 +279,7 @@ def _leave_out(
         cold = _cold_examples(prior, of_strangers, rest, seconds, strangers)
         known = others.with_references(references)
         of_references = _cold_examples(prior, params, rest, seconds, known) if references else None
-        out.append((near, cold, of_references))
+        out.append((near, cold, of_references, rest.implementation))
     return out
 
 
@@ -297,3 +315,17 @@ def _quantile_without_rows(hyper: HyperParameters, rows: Examples) -> float:
 def _log_width(hyper: HyperParameters, rows: Examples) -> float:
     """Log half-width that holds 90 % of the rows."""
     return float(np.quantile(np.abs(bounded(rows.r) - bounded(hyper.belief * rows.f)), NOMINAL))
+
+
+def _log_width_of(
+    hyper: HyperParameters, colds: Sequence[Examples], implementations: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """`_log_width` by implementation, for the device where it is largest."""
+    found: dict[str, float] = {}
+    for rows, names in zip(colds, implementations, strict=True):
+        for name in map(str, np.unique(names.astype(str))):
+            here = names == name
+            if here.sum() >= _WIDTH_ROWS:
+                width = _log_width(hyper, rows.rows(here))
+                found[name] = max(width, found.get(name, 0.0))
+    return found

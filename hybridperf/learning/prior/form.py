@@ -9,8 +9,8 @@ flops and bytes of the op; P, BW the datasheet's peaks; W waves, thread blocks p
 that the busiest SM takes one after the other. Six knobs per device and implementation, kept as
 logs: floor (s), e_P and e_B (shares of the peaks), p - 1 (how sharp the roof's corner is), tau (s,
 one wave's latency), sigma (s, one step). Knobs of files from before sigma are five, and leave its
-term out. It is monotone in F, B, W and S for any knobs. Memory levels, strided reads, transcendentals and serial steps are not among its terms:
-measured GPUs tell little of them.
+term out. It is monotone in F, B, W and S for any knobs. Memory levels, strided reads and
+transcendentals are not among its terms: measured GPUs tell little of them.
 
 Axes: N rows, K knobs.
 """

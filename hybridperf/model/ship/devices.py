@@ -83,7 +83,9 @@ def _train_prior(measured: PublishedRows, folder: Path, say: Callable[[str], Non
         parts = {device: (seen.rows, seen.time_s) for device, seen in plenty.items()}
         facts = machines_of(plenty, family)
         arches = architectures_of(plenty)
-        known[family] = train_family(parts, architectures=arches, machines=facts)
+        known[family] = train_family(
+            parts, architectures=arches, machines=facts, width_by_implementation=True
+        )
         rows[family] = {device: _rows_by_table(seen) for device, seen in plenty.items()}
         Prior(known, {**_provenance(), "measured": rows}).save(folder)
         count, spent_s = sum(map(len, plenty.values())), time.perf_counter() - start_s
