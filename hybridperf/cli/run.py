@@ -18,6 +18,7 @@ def run(
     gpus: int = 0,
     tokens: str = "",
     batch: int | None = None,
+    ramp: list[str] | None = None,
     seq: int | None = None,
     device: str = "",
     framework: str = "",
@@ -53,8 +54,9 @@ def run(
     if elastic:
         asked = {
             "--shape": shape, "--system": system, "--tokens": tokens, "--batch": batch,
-            "--seq": seq, "--device": device, "--framework": framework, "--dtype": dtype,
-            "--only": only, "--step-time": step_time, "--steps": steps, "--interval": interval,
+            "--ramp": ramp, "--seq": seq, "--device": device, "--framework": framework,
+            "--dtype": dtype, "--only": only, "--step-time": step_time, "--steps": steps,
+            "--interval": interval,
             "--spares": spares is not None, "--mtbf": mtbf, "--by-hand": by_hand,
             "--prices": prices, "--checkpoint": checkpoint != "async",
         }  # fmt: skip
@@ -84,14 +86,14 @@ def run(
             )
         found = run_cost(
             shape, system, gpus, tokens, settings=settings, batch=batch, seq=seq,
-            device=device or None, framework=framework, dtype=dtype or None, prices=prices,
-            only=_only(only or []),
+            ramp=_ramp(ramp or []), device=device or None, framework=framework,
+            dtype=dtype or None, prices=prices, only=_only(only or []),
         )  # fmt: skip
     else:
-        if steps <= 0 or tokens or system or batch or seq or framework or dtype or only:
+        if steps <= 0 or tokens or system or batch or ramp or seq or framework or dtype or only:
             raise common.wrong(
                 "expected --steps above 0 with --step-time, and none of --tokens, --system,"
-                " --batch, --seq, --framework, --dtype, --only"
+                " --batch, --ramp, --seq, --framework, --dtype, --only"
             )
         more: dict[str, Any] = {name: given[name] for name in _STEP if name in given}
         if "gpus_per_node" in more:
@@ -157,6 +159,18 @@ def _numbers(given: list[str], option: str, known: tuple[str, ...]) -> dict[str,
         if name in found:
             raise common.wrong(f"expected {name} once in {option}, got it twice; keep one of them")
         found[name] = number
+    return found
+
+
+def _ramp(given: list[str]) -> list[tuple[str, int]]:
+    found = []
+    for one in given:
+        tokens, equals, samples = one.partition("=")
+        if not equals or not samples.isdecimal() or int(samples) < 1:
+            raise common.wrong(
+                f"expected --ramp TOKENS=SAMPLES of a step such as 252B=1024, got {one!r}; mend it"
+            )
+        found.append((tokens, int(samples)))
     return found
 
 

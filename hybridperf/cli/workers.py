@@ -61,28 +61,18 @@ def workers(
 def _slowest(times: Path | None, step: "UnlikeStep") -> dict[str, float]:
     """Percentiles of the step's seconds with noise among its workers."""
     import numpy as np
-    import pandas as pd
 
-    from hybridperf.io import InputError, read_table
+    from hybridperf.io import Numbers, number_columns, read_table
     from hybridperf.runs.stragglers import WorkerNoise
 
     noise = WorkerNoise.production()
     if times is not None:
         frame = read_table(times)
-        if missing := [one for one in ("iteration", "worker", "time_s") if one not in frame]:
-            raise InputError(
-                f"expected columns iteration, worker, time_s in {times}, got none called"
-                f" {', '.join(missing)}"
-            )
-        seconds = pd.to_numeric(frame["time_s"], errors="coerce")
-        if (bad := ~seconds.between(1e-12, 1e12)).any():
-            row = int(bad.argmax())
-            raise InputError(
-                f"expected seconds above 0 in time_s of {times}, got {frame['time_s'].iloc[row]} in"
-                f" row {row + 1}; mend it"
-            )
+        seconds = number_columns(
+            frame, {"time_s": Numbers(1e-12, 1e12)}, "time", ("iteration", "worker")
+        )
         wide = (
-            frame.assign(time_s=seconds)
+            frame.assign(time_s=seconds["time_s"])
             .pivot_table(index="iteration", columns="worker", values="time_s")
             .dropna()
         )

@@ -94,7 +94,7 @@ class Prediction:
             seconds=("seconds", "sum"), roofline_s=("roofline_s", "sum"), ops=("times", "sum"),
             in_range=("in_range", "all"),
         )  # fmt: skip
-        out.insert(1, "share", out["seconds"] / out["seconds"].sum())
+        out.insert(1, "share", out["seconds"] / (out["seconds"].sum() or 1.0))
         return out.sort_values("seconds", ascending=False).reset_index()
 
     def ops(self) -> pd.DataFrame:
@@ -159,11 +159,11 @@ def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
     times_run = workload.times_run()
     run_s = times_run * op_s
     unknown = float(run_s[unsure].sum() / run_s.sum()) if run_s.any() else 0.0
-    interval: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None if time_s else (0.0, 0.0)
     missing = None if in_step is None else unmeasured(model, in_step.probes)
-    if missing is not None and believed:
+    if time_s and missing is not None and believed:
         interval = _step_interval(adapted, workload, prices, lowered, missing, time_s)
-    elif unknown <= _UNKNOWN_SHARE:
+    elif time_s and unknown <= _UNKNOWN_SHARE:
         interval = _interval(model.drift, reports, prices, lowered, group, op_s)
     inside = prices.in_range
     critical = np.zeros(len(workload.graph), bool)
@@ -343,7 +343,7 @@ def _notes(
         )
     if not reports and model.references is None:
         return [*notes, f"datasheet roofline of {model.device.id}: no measurements in this model"]
-    total = run_s.sum()
+    total = run_s.sum() or 1.0  # a step without time is no share of anything
     ops = {at: call for at, call in ops.items() if call.kernel != FUSED}
     groups = {GROUPS[group_of[at]] for at in ops}
     for group in sorted(groups - set(reports)):

@@ -100,11 +100,13 @@ def device_of(system: SystemSpec, named: str | None = None) -> str:
 
 @functools.cache
 def _presets(which: str) -> dict[str, dict[str, Any]]:
-    return {
-        name: entry
-        for name, entry in shipped_toml(__package__, f"{which}.toml").items()
-        if isinstance(entry, dict)
-    }
+    content = shipped_toml(__package__, f"{which}.toml")
+    parts = content.pop("parts", {"every": {}})
+    entries = {name: entry for name, entry in content.items() if isinstance(entry, dict)}
+    for name, entry in entries.items():
+        named = [parts[part] for part in ("every", *entry.pop("parts", ()))]
+        entries[name] = {field: value for one in (*named, entry) for field, value in one.items()}
+    return entries
 
 
 @functools.cache

@@ -38,6 +38,11 @@ def floats(value: Any) -> Any:
     return value if isinstance(value, jax.core.Tracer) else np.asarray(value, np.float64).view()
 
 
+def reals(*values: Any) -> tuple[Any, ...]:
+    """Their `array_module`, then the `floats` of each."""
+    return (array_module(*values), *map(floats, values))
+
+
 def fresh_views(tree: Any) -> Any:
     """The tree with NumPy arrays that JAX has not met, over the same numbers."""
     return jax.tree.map(lambda leaf: leaf.view() if isinstance(leaf, np.ndarray) else leaf, tree)

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.io.later import flax, optax
-from hybridperf.io.namespace import array_module, floats, root
+from hybridperf.io.namespace import array_module, floats, reals, root
 from hybridperf.learning import gaussian_process
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess, under
 from hybridperf.ops import Op
@@ -198,13 +198,13 @@ class Residual:
         return Residual(box, tuple(names), centre, scale, share, params, process, process_share)
 
 
-def inputs_of(op: Op, work: Work, rows: int) -> Inputs:
-    """Inputs of `rows` ops given as one op with columns, and of their work."""
+def inputs_of(op: Op, work: Work, rows: int, keep: np.ndarray | slice = slice(None)) -> Inputs:
+    """Inputs of `rows` ops given as one op with columns, and of their work; of those of a mask."""
     counts = {name: log2_above_zero(getattr(work, name)) for name in _WORK_INPUTS}
     named = {**counts, **op.shape()}
-    module = array_module(*named.values())
-    columns = [module.broadcast_to(floats(value), (rows,)) for value in named.values()]
-    return Inputs(tuple(named), module.stack(columns, 1))
+    module, *columns = reals(*named.values())
+    columns = [module.broadcast_to(column, (rows,)) for column in columns]
+    return Inputs(tuple(named), module.stack(columns, 1)[keep])
 
 
 def concatenate(parts: Iterable[Inputs]) -> Inputs:

@@ -23,7 +23,8 @@ from hybridperf.model.platform import OpTable
 from hybridperf.model.reference_device import Calibration
 from hybridperf.ops import FUSED, GROUPS, OpCall
 from hybridperf.ops.roofline import Work
-from hybridperf.ops.stacked import alike
+from hybridperf.ops.stacked import stacked
+from hybridperf.ops.table import OpRows
 
 # an implementation never met counts as so far outside what was measured
 _UNKNOWN_SLOT_OCTAVES = 1.0
@@ -44,18 +45,22 @@ class OwnOps:
 
     def __init__(self, model: Calibration, calls: Sequence[OpCall]):
         self.model, self.calls = model, calls
-        self.group = np.array([int(call.op.group_index()) for call in calls], np.int32)
+        self._parts = stacked(calls, model.device)
+        self.group = np.zeros(len(calls), np.int32)
+        for part in self._parts:
+            self.group[part.rows] = part.group
 
     def table(self) -> OpTable:
         """The ops as arrays."""
         model, calls = self.model, self.calls
-        works = [_work_in_place(call) for call in calls]
-        arrays = {
-            name: np.array([float(getattr(work, name)) for work in works]) for name in _WORK_FIELDS
-        }
-        peaks = [model.device.peak(call.op.peak_dtype, call.op.unit) for call in calls]
+        work = Work(**{name: np.zeros(len(calls)) for name in _WORK_FIELDS})
+        peaks = np.zeros(len(calls))
+        for part in self._parts:
+            peaks[part.rows] = part.peak_flops_per_s
+            for name in _WORK_FIELDS:
+                getattr(work, name)[part.rows] = getattr(part.work, name)
         table = OpTable(
-            work=Work(**arrays), peak_flops_per_s=np.array(peaks), group=self.group,
+            work=work, peak_flops_per_s=peaks, group=self.group,
             times=np.array([call.times for call in calls]), floors=self._floors(),
             correction=self._by_group(GroupReport.correction, 0.0),
         )  # fmt: skip
@@ -122,7 +127,7 @@ class OwnOps:
     @functools.cached_property
     def _families(self) -> dict[str, _Family]:
         model = self.model
-        members = by_prior.members(model.families, model.device, self.calls)
+        members = by_prior.members(model.families, model.device, self.calls, self._parts)
         return {
             name: _Family(*found, by_prior.predicted(model.families[name], found[1]))
             for name, found in members.items()
@@ -147,36 +152,17 @@ class OwnOps:
     @functools.cached_property
     def _inputs(self) -> dict[str, tuple[np.ndarray, Inputs]]:
         """By group that was measured, the places of its ops and their inputs."""
-        members: dict[str, list[int]] = {}
-        for at, group in enumerate(self.group.tolist()):
-            members.setdefault(GROUPS[group], []).append(at)
-        found = {}
-        for group, positions in members.items():
-            if group not in self.model.groups:
-                continue
-            order, parts = [], []
-            for here, op, _ in alike([self.calls[i].op for i in positions]):
-                work = _in_place(op.work(), [self.calls[positions[i]] for i in here])
-                parts.append((op, work, len(here)))
-                order.append(here)
-            inputs = concatenate(itertools.starmap(inputs_of, parts))
-            found[group] = np.array(positions)[np.concatenate(order)], inputs
-        return found
-
-
-def _work_in_place(call: OpCall) -> Work:
-    """The op's work, with the reuse distance that its data has at its place in a program."""
-    work, reuse_bytes = call.op.work(), call.reuse_bytes
-    return work if reuse_bytes is None else dataclasses.replace(work, reuse_bytes=reuse_bytes)
-
-
-def _in_place(work: Work, calls: Sequence[OpCall]) -> Work:
-    """The work of ops alike [n], with the reuse distances of their data in a program."""
-    if all(call.reuse_bytes is None for call in calls):
-        return work
-    own = np.broadcast_to(np.asarray(work.reuse_bytes, float), (len(calls),))
-    distances = [
-        mine if call.reuse_bytes is None else call.reuse_bytes
-        for mine, call in zip(own, calls, strict=True)
-    ]
-    return dataclasses.replace(work, reuse_bytes=np.array(distances))
+        found: dict[str, list[tuple[OpRows, np.ndarray]]] = {}
+        for part in self._parts:
+            for group in np.unique(part.group).tolist():
+                if GROUPS[group] in self.model.groups:
+                    found.setdefault(GROUPS[group], []).append((part, part.group == group))
+        return {
+            group: (
+                np.concatenate([part.rows[keep] for part, keep in some]),
+                concatenate(itertools.starmap(
+                    inputs_of, [(part.op, part.work, len(part.rows), keep) for part, keep in some]
+                )),
+            )
+            for group, some in found.items()
+        }  # fmt: skip

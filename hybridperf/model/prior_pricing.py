@@ -24,7 +24,7 @@ from hybridperf.model.families import (
 )
 from hybridperf.ops import Elementwise, Gemm, Op, OpCall, Quantise
 from hybridperf.ops.quantise import SCHEMES
-from hybridperf.ops.stacked import alike
+from hybridperf.ops.stacked import stacked
 from hybridperf.ops.table import OpRows
 
 LOOPS = "elementwise"  # the family of loops
@@ -38,24 +38,24 @@ LONG_LOOP = 2.0**27
 
 
 def members(
-    families: Mapping[str, Adapted], device: DeviceSpec, calls: Sequence[OpCall]
-) -> dict[str, tuple[np.ndarray, FamilyRows, np.ndarray]]:
-    """By family, the ops that an adapted prior prices: (positions, its rows, what was assumed)."""
+    families: Mapping[str, Adapted], device: DeviceSpec, calls: Sequence[OpCall],
+    parts: Sequence[OpRows],
+) -> dict[str, tuple[np.ndarray, FamilyRows, np.ndarray]]:  # fmt: skip
+    """By family, the ops that an adapted prior prices: (positions, its rows, what was assumed).
+
+    `parts`: the calls, stacked.
+    """
     found: dict[str, list[tuple[np.ndarray, FamilyRows]]] = {}
-    by_framework: dict[str, list[int]] = {}
-    for place, call in enumerate(calls if families else ()):
-        if not call.inlined:
-            by_framework.setdefault(call.framework, []).append(place)
-    for framework, places in by_framework.items():
-        for at, op, name in alike([calls[one].op for one in places]):
-            group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
-            peak = device.peak(op.peak_dtype, op.unit)
-            part = OpRows(at, op, op.work(), group, peak, name=name)
+    frameworks = [call.framework for call in calls if families and not call.inlined]
+    run_by = np.array([None if call.inlined else call.framework for call in calls], object)
+    for framework in dict.fromkeys(frameworks):
+        for part in parts:
+            run = run_by[part.rows] == framework
             for family, keep in by_family(part):
-                if family in families:
+                if family in families and (keep := keep & run).any():
                     slots = families[family].prior.population.implementations
                     rows = _of_framework(part, keep, device, framework, slots)
-                    found.setdefault(family, []).append((np.array(places)[at[keep]], rows))
+                    found.setdefault(family, []).append((part.rows[keep], rows))
     out = {}
     for family, some in found.items():
         slots = families[family].prior.population.implementations
@@ -148,7 +148,7 @@ def kernels_alone(
         return log_s
     rows_, cols = LONG_LOOP / 1024.0, 1024.0
     long = [OpCall(dataclasses.replace(op, rows=rows_, cols=cols)) for op in loops.values()]
-    _, rows, _ = members({LOOPS: adapted}, device, long)[LOOPS]
+    _, rows, _ = members({LOOPS: adapted}, device, long, stacked(long, device))[LOOPS]
     element_s = np.exp(adapted.predict(rows).log_s) / LONG_LOOP
     elements = np.array([float(op.rows) * float(op.cols) for op in loops.values()])
     apart = list(loops)
@@ -173,7 +173,8 @@ def products_alone(
 
     def seconds(family: str, ops: Iterable[Op]) -> np.ndarray:
         asked = [OpCall(op) for op in ops]
-        _, rows, _ = members({family: families[family]}, device, asked)[family]
+        found = members({family: families[family]}, device, asked, stacked(asked, device))
+        _, rows, _ = found[family]
         return np.exp(families[family].predict(rows).log_s)
 
     ops, at = narrowed.values(), list(narrowed)

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.io.namespace import Array, reals
 
 
 def log2_above_zero(size: Array) -> Array:
     """`log2(1 + size)`: zero for nothing."""
-    return array_module(size).log2(1.0 + floats(size))
+    module, size = reals(size)
+    return module.log2(1.0 + size)
 
 
 def log_sizes(op: Any = None, /, *fields: str, **sizes: Array) -> dict[str, Array]:
@@ -32,8 +33,8 @@ def tails(*multiples: int, **sizes: Array) -> dict[str, Array]:
     """`log2(size rounded up to a multiple / size)`: what vectors or tiles compute in vain."""
     out = {}
     for multiple, (name, size) in itertools.product(multiples, sizes.items()):
-        module = array_module(size)
-        counted = module.maximum(floats(size), 1.0)
+        module, size = reals(size)
+        counted = module.maximum(size, 1.0)
         rounded = module.ceil(counted / multiple) * multiple
         out[f"tail{multiple}_{name}"] = module.log2(rounded / counted)
     return out
@@ -41,5 +42,5 @@ def tails(*multiples: int, **sizes: Array) -> dict[str, Array]:
 
 def log2_ratio(amount: Array, of: Array) -> Array:
     """log2(amount / of), both kept from zero."""
-    module = array_module(amount, of)
-    return module.log2(module.maximum(floats(amount), 1e-9) / module.maximum(of, 1e-9))
+    module, amount, _ = reals(amount, of)
+    return module.log2(module.maximum(amount, 1e-9) / module.maximum(of, 1e-9))

@@ -10,7 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.ops.base import Op, columns
+from hybridperf.hardware import DeviceSpec
+from hybridperf.ops.base import Op, OpCall, columns
+from hybridperf.ops.roofline import Work
+from hybridperf.ops.table import OpRows
+
+
+def stacked(calls: Sequence[OpCall], device: DeviceSpec) -> list[OpRows]:
+    """Calls as the rows of a table, with the reuse distances that their data has in a program."""
+    parts = []
+    for at, op, name in alike([call.op for call in calls]):
+        work = _in_place(op.work(), [calls[one] for one in at])
+        group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
+        parts.append(OpRows(at, op, work, group, device.peak(op.peak_dtype, op.unit), name=name))
+    return parts
 
 
 def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
@@ -30,3 +43,15 @@ def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
             for size in kind.dimensions()
         }
         yield np.array(places), dataclasses.replace(ops[places[0]], **sizes), name
+
+
+def _in_place(work: Work, calls: Sequence[OpCall]) -> Work:
+    """The work of ops alike [n], with the reuse distances of their data in a program."""
+    if all(call.reuse_bytes is None for call in calls):
+        return work
+    own = np.broadcast_to(np.asarray(work.reuse_bytes, float), (len(calls),))
+    distances = [
+        mine if call.reuse_bytes is None else call.reuse_bytes
+        for mine, call in zip(own, calls, strict=True)
+    ]
+    return dataclasses.replace(work, reuse_bytes=np.array(distances))

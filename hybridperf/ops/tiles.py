@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.io.namespace import Array, array_module, floats, reals
 from hybridperf.ops.base import Gpu
 from hybridperf.ops.inputs import log2_ratio, log_sizes_base2, tails
 
@@ -40,7 +40,8 @@ def tile_count(
 
 def whole_tiles(size: Array, tile: float) -> Array:
     """Tiles that cover a size, a whole number."""
-    return array_module(size).ceil(floats(size) / tile)
+    module, size = reals(size)
+    return module.ceil(size / tile)
 
 
 def serial_steps(
@@ -89,8 +90,8 @@ def product_inputs(m: Array, n: Array, k: Array, gpu: Gpu, batch: Array = 1.0) -
 
 def wave_inputs(name: str, blocks: Array, gpu: Gpu) -> dict[str, Array]:
     """log2 of the waves that blocks need, and of what rounding them up adds."""
-    module = array_module(blocks)
-    waves = module.maximum(floats(blocks), 1e-6) / gpu.sm_count
+    module, blocks = reals(blocks)
+    waves = module.maximum(blocks, 1e-6) / gpu.sm_count
     return {
         f"waves_{name}": module.log2(waves),
         f"last_wave_{name}": module.log2(module.ceil(waves) / waves),
@@ -99,8 +100,8 @@ def wave_inputs(name: str, blocks: Array, gpu: Gpu) -> dict[str, Array]:
 
 def aligned(size: Array, most: int) -> Array:
     """log2 of the largest power of two, up to the power of two `most`, that divides a size."""
-    module = array_module(size)
-    whole = module.rint(floats(size))
+    module, size = reals(size)
+    whole = module.rint(size)
     # small: without x64, JAX's whole numbers end at two billions
     rest = (whole - most * module.floor(whole / most)).astype(int)
-    return module.log2(floats(module.where(rest == 0, most, rest & -rest)))
+    return module.log2(module.where(rest == 0, most, rest & -rest).astype(float))

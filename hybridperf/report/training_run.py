@@ -23,6 +23,8 @@ _LOST = {
     "stalls": "stalls",
 }  # fmt: skip
 
+_WAITS = 0.02  # share of the time from which on waiting for a node is said
+
 
 def run_report(run: TrainingRun) -> str:
     """What it takes, where its time goes, how it is kept alive, what was believed."""
@@ -38,9 +40,12 @@ def run_report(run: TrainingRun) -> str:
         every += f", every {float(cycle.checkpoints_per_write):.0f}th to storage"
     fails = 1 / float(cycle.failures_per_s) / HOUR_S
     each = f"{text.seconds(float(cycle.checkpoint_s))} of standing still each"
+    spare = f"{run.spares} spare nodes"
+    if run.spares == 0 and run.lost["detection"] > _WAITS:
+        spare = "no spare node, so that the job waits until one that failed is repaired"
     lines = [
         run.words, "", text.table(["", "expected", "5 %", "95 %"], rows), "",
-        f"{every}, {each}; {run.spares} spare nodes; a failure every {fails:.3g} h of running", "",
+        f"{every}, {each}; {spare}; a failure every {fails:.3g} h of running", "",
         text.table(["time lost to", "share"], lost), "", "assumed:",
         *(f"  {note}" for note in run.notes),
     ]  # fmt: skip

@@ -19,9 +19,8 @@ training counts `lag_s` after its snapshot; a failure before falls back on the o
 which is the last divisor. Each failure costs detection, waiting for a node, and a restart during
 which the next may come. Planned interruptions wait for a checkpoint: nothing is done again.
 
-Young (CACM 1974) gives the best interval as sqrt(2 checkpoint / rate); `daly_interval_s` the next
-terms; `exact_interval_s` solves this model with one level of checkpoints, by Lambert's W;
-`best_interval` climbs the gradient of the whole of it. All are functions of NumPy or JAX numbers.
+Young (CACM 1974) gives the best interval as sqrt(2 checkpoint / rate); `best_interval` climbs the
+gradient of the whole of it. All are functions of NumPy or JAX numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from typing import Any
 import jax
 import numpy as np
 from scipy.optimize import minimize
-from scipy.special import lambertw
 
 from hybridperf.io.namespace import Array, array_module, floats
 
@@ -151,23 +149,6 @@ def goodput(cycle: FailureCycle) -> Goodput:
 def young_interval_s(failures_per_s: Array, checkpoint_s: Array) -> Array:
     """sqrt(2 checkpoint x mean time between failures): Young 1974."""
     return array_module(failures_per_s, checkpoint_s).sqrt(2.0 * checkpoint_s / failures_per_s)
-
-
-def daly_interval_s(failures_per_s: Array, checkpoint_s: Array) -> Array:
-    """Daly 2006: more terms of the best interval; the mean time between failures where a
-    checkpoint takes twice that or longer.
-    """
-    module = array_module(failures_per_s, checkpoint_s)
-    half = checkpoint_s * failures_per_s / 2.0
-    young = young_interval_s(failures_per_s, checkpoint_s)
-    found = young * (1.0 + module.sqrt(half) / 3.0 + half / 9.0) - checkpoint_s
-    return module.where(half < 1.0, found, 1.0 / failures_per_s)
-
-
-def exact_interval_s(failures_per_s: Array, checkpoint_s: Array) -> np.ndarray:
-    """The interval at which (e^(r (interval + checkpoint)) - 1) / interval is least."""
-    rate, pause_s = floats(failures_per_s), floats(checkpoint_s)
-    return np.asarray((1.0 + lambertw(-np.exp(-rate * pause_s - 1.0)).real) / rate)
 
 
 def best(

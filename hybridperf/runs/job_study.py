@@ -57,7 +57,8 @@ def study(
     one = clusters[""]
     rows = pd.DataFrame([dataclasses.asdict(job) for job in jobs])
     rows["note"] = [
-        "" if at in fit else "no layout fits on the GPUs it asks for" for at in range(len(jobs))
+        job.note or ("" if at in fit else "no layout fits on the GPUs it asks for")
+        for at, job in enumerate(jobs)
     ]
     found = []
     for policy in POLICIES:

@@ -46,6 +46,7 @@ class TrainingJob:
     gpus: int | None = None  # as its user asked; None: as many as make its steps quickest
     max_batch: int | None = None
     noise_scale: float | None = None  # samples; phi
+    note: str = ""  # why its steps cannot be predicted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,10 @@ class JobTimes:
 
 
 def read_training_jobs(frame: pd.DataFrame) -> list[TrainingJob]:
-    """Jobs of a table: name, arrival_s, model, batch, steps; also gpus, max_batch, noise_scale."""
+    """Jobs of a table: name, arrival_s, model, batch, steps; also gpus, max_batch, noise_scale.
+
+    Jobs of a model that is not known carry a note; `InputError` where there are no others.
+    """
     numbers = number_columns(frame, _COLUMNS, "job", ("name", "model"))
     if "max_batch" in numbers and (small := numbers["max_batch"] < numbers["batch"]).any():
         at = int(np.flatnonzero(small)[0])
@@ -95,12 +99,18 @@ def read_training_jobs(frame: pd.DataFrame) -> list[TrainingJob]:
     for name, model, row in zip(
         frame["name"], frame["model"].astype(str), numbers.to_dict("records"), strict=True
     ):
-        load_shape(model)
+        note = ""
+        try:
+            load_shape(model)
+        except InputError as error:
+            note = str(error)
         given: dict[str, Any] = {
             column: int(value) if _COLUMNS[column].whole else value
             for column, value in row.items() if not math.isnan(value)
         }  # fmt: skip
-        jobs.append(TrainingJob(str(name), model=model, **given))
+        jobs.append(TrainingJob(str(name), model=model, note=note, **given))
+    if jobs and all(job.note for job in jobs):
+        raise InputError(jobs[0].note)
     return sorted(jobs, key=lambda job: job.arrival_s)
 
 
@@ -122,7 +132,7 @@ def job_times(
 
     spec = load_system(system)
     counts = [2**k for k in range(gpus.bit_length()) if 2**k <= gpus]
-    questions = sorted({(job.model, b) for job in jobs for b in _batches(job)})
+    questions = sorted({(job.model, b) for job in jobs if not job.note for b in _batches(job)})
     rows = []
     for model, batch in questions:
         for n in counts:

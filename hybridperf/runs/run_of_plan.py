@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hybridperf.engine.step_features import StepParts
 from hybridperf.hardware import load_device
@@ -66,8 +70,8 @@ def given_step(
 
 
 def run_cost(
-    model: Any, system: str, gpus: int, tokens: float | str, *,
-    settings: RunSettings | None = None, **asked: Any,
+    model: Any, system: str, gpus: int, tokens: float | str, *, batch: int | None = None,
+    ramp: Sequence[tuple[float | str, int]] = (), settings: RunSettings | None = None, **asked: Any,
 ) -> TrainingRun:  # fmt: skip
     """A whole training run of a model: days, money, energy and carbon, with intervals.
 
@@ -76,14 +80,56 @@ def run_cost(
         system: name of a system, or a .toml file.
         gpus: number of devices.
         tokens: of the whole run, 300e9 or "300B".
+        batch: samples of a step over all devices; None: about 4 million tokens.
+        ramp: a batch that grows: until so many tokens a step has so many samples, in the layout
+            that is best for them; `batch` after the last.
         settings: how the run is kept alive (`hp.RunSettings`).
-        asked: anything else that `hp.plan` takes: batch, seq, device, framework, dtype, only, ...
+        asked: anything else that `hp.plan` takes: seq, device, framework, dtype, only, ...
 
     Raises:
         InputError: no layout runs, or a setting cannot be.
     """
     total = number_of_tokens(tokens)
-    found = plan(model, system, gpus, tokens=total, limit=_LAYOUTS, **asked)
-    case = found.cases[found.choice(0).case]
-    steps = total / (case.space.global_batch * found.setup.shape.seq)
-    return training_run(step_of_plan(found), steps, settings)
+    found, counts = list[Step](), list[float]()
+    for share, samples in _phases(total, ramp, batch):
+        best = plan(model, system, gpus, tokens=total, batch=samples, limit=_LAYOUTS, **asked)
+        case = best.cases[best.choice(0).case]
+        found.append(step_of_plan(best))
+        counts.append(share / (case.space.global_batch * best.setup.shape.seq))
+    return training_run(_mean_step(found, counts), sum(counts), settings)
+
+
+def _phases(
+    total: float, ramp: Sequence[tuple[float | str, int]], batch: int | None
+) -> list[tuple[float, int | None]]:
+    """(tokens, samples of a step) of each phase."""
+    begun, phases = 0.0, list[tuple[float, int | None]]()
+    for given, samples in ramp:
+        until = number_of_tokens(given, "ramp")
+        if not begun < until < total:
+            raise InputError(
+                f"expected phases of ramp that end one after the other, below the {total:g} tokens"
+                f" of the run, got {until:g} after {begun:g}; mend their order"
+            )
+        phases.append((until - begun, samples))
+        begun = until
+    return [*phases, (total - begun, batch)]
+
+
+def _mean_step(steps: Sequence[Step], counts: Sequence[float]) -> Step:
+    """The step of phases in the mean; their ends of the interval go together."""
+    if len(steps) == 1:
+        return steps[0]
+
+    def mean(values: Sequence[Any]) -> float:
+        return float(np.average([float(value) for value in values], weights=counts))
+
+    last = steps[-1]
+    parts = [step.parts for step in steps if step.parts is not None]
+    return dataclasses.replace(
+        last, step_s=mean([step.step_s for step in steps]),
+        low_s=mean([step.low_s for step in steps]), high_s=mean([step.high_s for step in steps]),
+        parts=StepParts(*map(mean, zip(*parts, strict=True))),
+        words="\n".join(f"{count:,.0f} steps: {step.words}"
+                        for count, step in zip(counts, steps, strict=True)),
+    )  # fmt: skip

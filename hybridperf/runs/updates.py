@@ -58,22 +58,6 @@ def iterations(seconds: ArrayLike, staleness: int | None = 0) -> np.ndarray:
     return found.end_s[nodes]
 
 
-def steady_ends(iteration_s: ArrayLike, count: int, staleness: int | None = 0) -> np.ndarray:
-    """`iterations` of workers whose seconds never vary, in closed form [n, I].
-
-    Args:
-        iteration_s: of each worker [n].
-        count: iterations.
-        staleness: as in `iterations`.
-    """
-    each_s = _positive(iteration_s, "seconds of iterations")[:, None]
-    at = np.arange(count)
-    alone = (at + 1) * each_s
-    if staleness is None:
-        return alone
-    return np.maximum(alone, np.maximum(at - staleness, 0) * each_s.max() + each_s)
-
-
 def updates_per_s(iteration_s: ArrayLike, tiers: Sequence[int] | None = None) -> float:
     """Updates a second of steady workers: asynchronous, or by tiers.
 

@@ -132,19 +132,6 @@ def best_chunks(some: Sequence[Stage], items: float, most: int = MOST_CHUNKS) ->
     return best + 1, found[best]
 
 
-def best_items(some: Sequence[Stage], share: float = 0.9) -> float:
-    """Items a chunk from which on so large a share of the highest throughput is reached.
-
-    Throughput of a chunk of N items through all stages in turn is N / (f + N c), at most 1 / c.
-    """
-    if not 0 < share < 1:
-        raise InputError(f"expected a share between 0 and 1, got {share:g}")
-    fixed, each = (math.fsum(getattr(one, name) for one in some) for name in ("fixed_s", "item_s"))
-    if each <= 0:
-        raise InputError("expected stages whose seconds grow with their items, got none")
-    return share / (1 - share) * fixed / each
-
-
 def with_loader(
     workload: Workload, loader: Sequence[Stage], items: float = 1.0, prefetch: bool = True
 ) -> Workload:

@@ -1,6 +1,12 @@
 """What workloads and predictions print of themselves."""
 
+import numpy as np
+import pytest
+
 import hybridperf as hp
+from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.workload import Workload
+from hybridperf.model.calls import GivenSeconds, InStep, StepPlace
 
 
 def test_a_workload_and_its_prediction_print_a_line_each() -> None:
@@ -16,3 +22,15 @@ def test_a_workload_and_its_prediction_print_a_line_each() -> None:
     for prediction in (alone, learned):
         assert len(repr(prediction)) < 200
         assert "\n" not in repr(prediction)
+
+
+@pytest.mark.parametrize("in_step", [None, InStep((StepPlace(),), "", (10.0, 0.0, 10.0, 10.0))])
+def test_a_step_without_time_divides_nothing_by_nothing(in_step: InStep | None) -> None:
+    builder = GraphBuilder()
+    builder.op(1)
+    step = Workload("nothing", builder.build(), (GivenSeconds(0.0),), in_step=in_step)
+    with np.errstate(all="raise"):
+        found = hp.predict("a100_sxm4_80g", step)
+        assert found.breakdown()["share"].tolist() == [0.0]
+    assert found.time_s == found.low_s == found.high_s == 0.0
+    assert not any("nan" in note for note in found.notes)

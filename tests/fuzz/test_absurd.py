@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from support.fuzz_targets import SYSTEM, section
 
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
@@ -14,14 +15,11 @@ from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.io import InputError, positive_column, real_numbers
 from hybridperf.ops.embedding import Table
 
-HARDWARE = Path(hp.__file__).parent / "hardware"
+DEVICE = section(Path(hp.__file__).parent / "hardware" / "devices.toml", "v100_pcie_32g")
 
 
-def edited(tmp_path: Path, which: str, section: str, field: str, value: str) -> Path:
-    """A shipped device or system with one other value."""
-    text = (HARDWARE / f"{which}.toml").read_text()
-    start = text.index(f"[{section}]")
-    text = text[start : text.find("\n[", start)]
+def edited(tmp_path: Path, text: str, field: str, value: str) -> Path:
+    """A device or system with one other value."""
     path = tmp_path / "one.toml"
     path.write_text(re.sub(rf"(?m)^{field} = .*$", f"{field} = {value}", text))
     return path
@@ -38,7 +36,7 @@ def edited(tmp_path: Path, which: str, section: str, field: str, value: str) -> 
 )  # fmt: skip
 def test_systems(tmp_path: Path, field: str, value: str) -> None:
     with pytest.raises(InputError, match=f"{field}: Input should be"):
-        hp.load_system(edited(tmp_path, "systems", "dgx2", field, value))
+        hp.load_system(edited(tmp_path, SYSTEM, field, value))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +49,7 @@ def test_systems(tmp_path: Path, field: str, value: str) -> None:
 )  # fmt: skip
 def test_devices(tmp_path: Path, field: str, value: str) -> None:
     with pytest.raises(InputError, match=f"{field}: Input should be"):
-        hp.load_device(edited(tmp_path, "devices", "v100_pcie_32g", field, value))
+        hp.load_device(edited(tmp_path, DEVICE, field, value))
 
 
 @pytest.mark.parametrize(

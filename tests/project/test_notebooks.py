@@ -19,6 +19,7 @@ GRADIENT_SEARCH = next(path for path in NOTEBOOKS if path.stem == "03_gradient_s
 SHARD_TABLES = next(path for path in NOTEBOOKS if path.stem == "04_shard_tables")
 SERVING = next(path for path in NOTEBOOKS if path.stem == "05_serving")
 RUNS = next(path for path in NOTEBOOKS if path.stem == "06_runs")
+CLUSTER = next(path for path in NOTEBOOKS if path.stem == "07_cluster")
 FAMILIES = (
     "gemm,elementwise,strided_loop,reduction,loop_reduction"  # what its training step consists of
 )
@@ -189,6 +190,22 @@ def test_runs_runs_and_its_best_interval_is_the_best_of_its_grid(tmp_path: Path)
     assert float(best) == pytest.approx(float(grid), rel=0.03)
     ours = float(re.search(r"^goodput ([\d.]+)%, published: over 90 %$", said, re.M).group(1))
     assert 85 < ours < 95
+
+
+def test_cluster_runs_and_its_answers_hold_what_they_say(tmp_path: Path) -> None:
+    ran = as_committed(CLUSTER, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    said = "".join(map(printed, ran.cells))
+    steps_ms = {row[0]: float(row[-1]) for row in map(str.split, said.split("\n\n")[0].splitlines())
+                if row[0] in ("naive", "aware", "worst")}  # fmt: skip
+    assert steps_ms["aware"] < steps_ms["naive"] <= steps_ms["worst"]
+    low, high = map(float, re.search(r"largest: ([\d.]+)% to ([\d.]+)% fewer", said).groups())
+    assert 0 <= low < 56.2 < high
+    slower = re.findall(r"one ([\d.]+) times as slow: a step ([\d.]+) times", said)
+    assert all(float(step) == pytest.approx(float(one), rel=0.02) for one, step in slower)
+    needed = float(re.search(r"keep up with 4 H100 from (\S+) GB/s on", said).group(1))
+    assert 0.125 < needed < 50
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -5,14 +5,13 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from scipy.special import lambertw
 from support.run_events import Run
 
 from hybridperf.runs.goodput import (
     SHARES,
     FailureCycle,
     best_interval,
-    daly_interval_s,
-    exact_interval_s,
     goodput,
     young_interval_s,
 )
@@ -126,11 +125,13 @@ def test_best_interval_by_gradient_is_the_exact_one() -> None:
     """Young is near where checkpoints are short; Daly nearer; the gradient finds Lambert's."""
     for pause_s in (5.0, 60.0, 900.0):
         cycle = FailureCycle(1 / 9000.0, 1.0, pause_s, 200.0, 300.0)
-        exact_s = float(exact_interval_s(1 / 9000.0, pause_s))
+        # least of (e^(r (interval + checkpoint)) - 1) / interval, by Lambert's W
+        exact_s = 9000.0 * (1.0 + float(lambertw(-np.exp(-pause_s / 9000.0 - 1.0)).real))
         assert best_interval(cycle).interval_s == pytest.approx(exact_s, rel=1e-3)
-        assert daly_interval_s(1 / 9000.0, pause_s) == pytest.approx(exact_s, rel=0.01)
-        young = abs(float(young_interval_s(1 / 9000.0, pause_s)) / exact_s - 1)
-        assert young > abs(float(daly_interval_s(1 / 9000.0, pause_s)) / exact_s - 1)
+        young_s, half = float(young_interval_s(1 / 9000.0, pause_s)), pause_s / 18000.0
+        daly_s = young_s * (1.0 + half**0.5 / 3.0 + half / 9.0) - pause_s
+        assert daly_s == pytest.approx(exact_s, rel=0.01)
+        assert abs(young_s / exact_s - 1) > abs(daly_s / exact_s - 1)
 
 
 def test_best_of_two_levels_is_the_best_of_a_grid() -> None:

@@ -143,8 +143,9 @@ def test_tables_refuse(column: str, value: Any, says: str) -> None:
 def test_the_command(run: Any, refused: Any, tmp_path: Path) -> None:
     table, out = tmp_path / "jobs.csv", tmp_path / "out.csv"
     jobs = pd.DataFrame({
-        "name": ["a", "b", "c"], "arrival_s": [0, 1, 2], "batch": 64, "steps": [100, 50, 10],
-        "model": ["bert-large", "bert-large", "gpt3-175b"], "gpus": [4, 8, 1],
+        "name": ["a", "b", "c", "d"], "arrival_s": [0, 1, 2, 3], "batch": 64,
+        "steps": [100, 50, 10, 10], "gpus": [4, 8, 1, 1],
+        "model": ["bert-large", "bert-large", "gpt3-175b", "gpt3-175bn"],
     })  # fmt: skip
     jobs.to_csv(table, index=False)
     status, printed, err = run("jobs", table, "--system", "dgx_h100", "--gpus", 8, "--out", out,
@@ -156,8 +157,9 @@ def test_the_command(run: Any, refused: Any, tmp_path: Path) -> None:
     for one in found["policies"]:
         assert one["low_s"] <= one["mean_completion_s"] <= one["high_s"]
     written = pd.read_csv(out)
-    assert written["note"].notna().tolist() == [False, False, True]
-    assert written["fifo_completion_s"].isna().tolist() == [False, False, True]
+    assert written["note"].notna().tolist() == [False, False, True, True]
+    assert "did you mean 'gpt3-175b'?" in written["note"][3]
+    assert written["fifo_completion_s"].isna().tolist() == [False, False, True, True]
     command = ("jobs", table, "--system", "dgx_h100", "--gpus")
     assert "at most --gpus 4" in refused(*command, 4)
     assert "--limit" in refused(*command, 8, "--limit", 1.5)

@@ -105,9 +105,42 @@ def test_a_shape_goes_through_the_plan() -> None:
     assert found.row("days")[0] == pytest.approx(float(plan.top(1)["days"].iloc[0]), rel=1e-3)
 
 
+def test_a_ramp_is_its_phases() -> None:
+    """A quarter of the tokens with small steps, the rest with large ones: each at its own plan."""
+    asked = {"seq": 2048, "only": {"tp": 1, "pp": 1, "cp": 1, "zero": 1}}
+    never = RunSettings(spares=0, mtbf_s={"job": 1e15}, given=NOTHING)
+    whole = {
+        samples: hp.run_cost(
+            "llama-7b", "dgx_a100", 64, "1B", batch=samples, settings=never, **asked
+        )
+        for samples in (64, 512)
+    }
+    ramped = hp.run_cost(
+        "llama-7b", "dgx_a100", 64, "1B", batch=512, ramp=[("250M", 64)], settings=never, **asked
+    )
+    for what in ("days", "usd", "energy_j"):
+        small, large = (whole[samples].row(what)[0] for samples in (64, 512))
+        assert ramped.row(what)[0] == pytest.approx(small / 4 + 3 * large / 4, rel=1e-6)
+        assert small > large  # the exchange of gradients comes eight times as often
+    assert ramped.words.startswith("1,907 steps: llama-7b")
+    assert "\n715 steps" in ramped.words
+
+
+def test_no_spare_is_said(capsys: pytest.CaptureFixture) -> None:
+    code, said = command("--gpus 64 --step-time 5s --steps 1e6 --spares 0 --mtbf gpu=900h", capsys)
+    assert code == 0
+    assert "no spare node, so that the job waits" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (
+            "--gpus 8 --shape llama-7b --system dgx_a100 --tokens 1B --ramp 2M",
+            "--ramp TOKENS=SAMPL",
+        ),
+        ("--gpus 8 --shape llama-7b --system dgx_a100 --tokens 1B --ramp 2B=8", "mend their order"),
+        ("--gpus 8 --step-time 5s --steps 9 --ramp 2B=8", "none of --tokens"),
         ("--gpus -4 --step-time 5s --steps 3", "expected --gpus of 1 or more, got -4"),
         ("--gpus 8 --step-time 5s --steps 1e12", "less than a century"),
         ("--gpus 8 --step-time 5s --steps 9 --mtbf job=-3h", "above 0 of job, got -10800"),

@@ -66,4 +66,4 @@ def test_the_command(tmp_path, run) -> None:
     (tmp_path / "times.csv").write_text(words_of_times)
     status, _, error = run(*words, "--times", tmp_path / "times.csv")
     assert status == 2
-    assert "got soon in row 1" in error
+    assert "in time_s of time 1, got 'soon'" in error

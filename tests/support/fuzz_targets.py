@@ -57,6 +57,42 @@ CONFIG = {
     "num_key_value_heads": 8, "max_position_embeddings": 4096, "tie_word_embeddings": False,
     "rope_scaling": {"factor": 8.0, "rope_type": "llama3"},
 }  # fmt: skip
+SHAPE = """
+[llama2-7b]
+family = "llama"
+hidden = 4096
+heads = 32
+layers = 32
+ffn = 11008
+vocab = 32000
+seq = 4096
+gated = true
+tied = false
+positions = "rotary"
+norm = "rmsnorm"
+biases = false
+published = "6738415616"
+source = "Llama 2 (2307.09288); weights on the Hugging Face hub"
+aliases = ["llama-2-7b"]
+"""
+SYSTEM = """
+[dgx2]
+description = "DGX-2: 16x V100 on 12 NVSwitches + 8x EDR"
+accelerator = "V100-SXM3-32GB"
+accelerators_per_node = 16
+intra_link = "NVLink2+NVSwitch"
+intra_bytes_per_s = 150e9  # 150 GB/s
+in_network_reduction = false
+host_link = "PCIe3 x16"
+host_link_bytes_per_s = 16e9
+nic = "IB EDR 100Gb/s"
+nics_per_node = 8
+nic_bytes_per_s = 12.5e9
+node_bytes_per_s = 100e9
+latency_s = 1e-05  # a prior: aiconfigurator p2p_latency (b60 2us measured; others 10us placeholder)
+source = "pcper.com 2018/03 on the DGX-2 (16 GPUs on NVSwitch at 300 GB/s both directions, eight EDR NICs)"
+confidence = "news page read; PCIe RECALLED not fetched"
+"""
 NCCL_LOG = """# Collective test starting: all_reduce_perf
 # nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20
 # Using devices
@@ -282,7 +318,7 @@ def traces() -> list[str]:
     return [json.dumps(one) for one in (kineto(), recorded(), *real)]
 
 
-def _section(path: Path, name: str) -> str:
+def section(path: Path, name: str) -> str:
     """One section of a TOML file, as text."""
     text = path.read_text()
     start = text.index(f"[{name}]")
@@ -295,14 +331,11 @@ def _section(path: Path, name: str) -> str:
 def targets() -> dict[str, Callable[[], Target]]:
     """All targets by name, each made when it is asked for."""
     package = ROOT / "hybridperf"
+    device = section(package / "hardware" / "devices.toml", "v100_pcie_32g")
     shipped = {
         kind: {path.name: path.read_text() for path in (package / where / "shipped").glob("*.toml")}
         for kind, where in (("sweep", "explore/sweeps"), ("search", "explore/searches"))
     }  # fmt: skip
-
-    def toml(where: str, section: str, load: Callable[[Path], Any]) -> Target:
-        text = _section(package / where, section)
-        return of_files({"one.toml": text}, mutations.mutated_text, load)
 
     def read_trace(path: Path) -> None:
         from hybridperf.traces.readers.graphs import recorded_step
@@ -382,9 +415,9 @@ def targets() -> dict[str, Callable[[], Target]]:
         return of_files({"program.json": text}, without_checksum, programs.load_program)
 
     return {
-        "device": lambda: toml("hardware/devices.toml", "v100_pcie_32g", hp.load_device),
-        "system": lambda: toml("hardware/systems.toml", "dgx2", hp.load_system),
-        "shape": lambda: toml("workloads/transformer/transformers.toml", "llama2-7b", _load_shape),
+        "device": lambda: of_files({"one.toml": device}, mutations.mutated_text, hp.load_device),
+        "system": lambda: of_files({"one.toml": SYSTEM}, mutations.mutated_text, hp.load_system),
+        "shape": lambda: of_files({"one.toml": SHAPE}, mutations.mutated_text, _load_shape),
         "config": lambda: of_files(
             {"config.json": json.dumps(CONFIG)}, mutations.mutated_json, _load_shape
         ),

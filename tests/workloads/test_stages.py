@@ -11,7 +11,6 @@ from hybridperf.ops import Gemm, OpCall
 from hybridperf.workloads.stages import (
     Stage,
     best_chunks,
-    best_items,
     bounds_s,
     pipelined_s,
     stages,
@@ -169,7 +168,6 @@ def test_bps_saturates_with_the_batch() -> None:
         return batch / seconds(stages(some, batch, 1))
 
     assert frames_per_s(2**20) / frames_per_s(1) == pytest.approx(gain, rel=0.01)
-    assert best_items(some, 0.9) == pytest.approx(9 * 99)
     assert frames_per_s(9 * 99) == pytest.approx(0.9 * 19_000, rel=1e-3)
     on_cpu = (8 * 19_000 / 72_000 - 1) / 7  # share of a frame that eight GPUs take turns for
     assert 0.1 < on_cpu < 0.2
@@ -204,7 +202,6 @@ def test_multigrid_cycles_cost_what_their_levels_do() -> None:
         (lambda: stages([Stage("a", 1.0)], 1, 10**6), "fewer chunks"),
         (lambda: stages([Stage("a", 1.0)], 1, buffers=0), "1 buffer"),
         (lambda: pipelined_s([Stage("a", 1.0, workers=2)], 1, 1), "a stream each"),
-        (lambda: best_items([Stage("a", 1.0)]), "grow with their items"),
         (lambda: best_chunks([Stage("a", 1.0)], 1, 0), "chunks"),
     ],
 )

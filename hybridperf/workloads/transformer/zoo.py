@@ -24,7 +24,7 @@ from hybridperf.workloads.transformer.shape import Diffusion, Latent, Scan, Tran
 
 HABITS = "habits of its family assumed: "  # how the note of a user's model begins
 _LLAMA = {"gated": True, "tied": False, "positions": "rotary", "norm": "rmsnorm", "biases": False}
-# of a user's model that does not name them; a GPT's are the fields' own defaults
+# of a model that does not name them; a GPT's are the fields' own defaults
 _HABITS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "moe": _LLAMA,
@@ -108,7 +108,13 @@ def _of_config(path: Path, config: dict[str, Any]) -> TransformerShape:
 
 @functools.cache
 def _entries() -> dict[str, dict[str, Any]]:
-    return shipped_toml(__package__, "transformers.toml")
+    """Fields by model: what its series shares, its own, and the habits of its family."""
+    entries: dict[str, dict[str, Any]] = {}
+    for series in shipped_toml(__package__, "transformers.toml")["series"]:
+        models, more = series.pop("models"), series.pop("more", {})
+        shared = _HABITS.get(series["family"], {}) | series
+        entries |= {name: shared | own | more.get(name, {}) for name, own in models.items()}
+    return entries
 
 
 @functools.cache
