@@ -135,6 +135,7 @@ class FamilyPrior:
         usual = Population(
             names["slots"], spread, names["devices"], own, names["kin"], machines, machine
         )
+        reference_quantile, reference_width = (None if one is None else float(one) for one in widths)
         return FamilyPrior(
             usual,
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
@@ -143,7 +144,8 @@ class FamilyPrior:
             Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
-            *(None if width is None else float(width) for width in widths),
+            reference_quantile,
+            reference_width,
             # older files have one for all
             {name: float(one) for name, one in document.get("log_width_of", {}).items()},
         )

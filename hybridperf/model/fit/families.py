@@ -80,8 +80,9 @@ def adapt_rows(
     """One family's prior after rows of a device; `keep_rows` as in `prior.adapt`."""
     rows, _ = with_defaults(rows, known.population.implementations)
     references = references_of(device, known.population.devices)
-    how = {"keep_rows": keep_rows, "references": references, "machine": machine}
-    adapted = adapt(known, rows, time_s, **how)
+    adapted = adapt(
+        known, rows, time_s, keep_rows=keep_rows, references=references, machine=machine
+    )
     return FamilyFit(adapted, rows, time_s)
 
 
