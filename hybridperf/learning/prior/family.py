@@ -135,7 +135,9 @@ class FamilyPrior:
         usual = Population(
             names["slots"], spread, names["devices"], own, names["kin"], machines, machine
         )
-        reference_quantile, reference_width = (None if one is None else float(one) for one in widths)
+        reference_quantile, reference_width = (
+            None if one is None else float(one) for one in widths
+        )
         return FamilyPrior(
             usual,
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
