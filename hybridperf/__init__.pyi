@@ -15,6 +15,8 @@ from .engine.unlike import UnlikeStep as UnlikeStep
 from .engine.unlike import Worker as Worker
 from .engine.unlike import unlike as unlike
 from .engine.workload import Workload as Workload
+from .explore.crossover import Crossover as Crossover
+from .explore.crossover import sparse_crossover as sparse_crossover
 from .explore.searches.result import SearchResult as SearchResult
 from .explore.searches.run import search as search
 from .explore.sharding.run import shard as shard
@@ -68,6 +70,10 @@ from .validate.measured_steps import measure as measure
 from .workloads.dlrm import DlrmConfig as DlrmConfig
 from .workloads.dlrm import dlrm as dlrm
 from .workloads.eager import Eager as Eager
+from .workloads.gnn import gnn as gnn
+from .workloads.gnn import replication as replication
+from .workloads.gnn_config import GnnConfig as GnnConfig
+from .workloads.gnn_config import GraphShape as GraphShape
 from .workloads.jax.program import from_jax as from_jax
 from .workloads.jax.program import load_program as load_program
 from .workloads.memory import memory as memory

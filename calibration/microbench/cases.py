@@ -135,7 +135,7 @@ def _case(
     call_bytes = copies * own_bytes
     if program.shared:
         # as many batches as touch so much of the table before the first comes again
-        (_, (_, width)), (_, looked_up, _) = program.arguments[:2]
+        (_, (_, width)), (_, looked_up, _) = program.arguments[0], program.arguments[program.shared]
         touched = FLOAT_BYTES * width * math.prod(looked_up)
         sets = int(min(max(math.ceil(spread_bytes / (copies * touched)), 2), _INDEX_SETS))
     else:
@@ -162,11 +162,13 @@ def _case(
 
     def describe(told: Any) -> Mapping[str, Any]:
         if program.lookups is not None:
-            if not program.carry:  # refuses sums so long that XLA makes several ops
+            if program.lookups.direction == "forward":  # sums so long that XLA makes several ops
                 main_op(told, copies)
             return program.lookups.columns(sets, copies)
         columns = dict(program.columns or {}) or main_op(told, copies, bool(program.prelude))
         footprint = sets * call_bytes
+        if "nnz" in columns:
+            return columns  # gathered rows come again within a product, as the op itself says
         if composite:
             columns["reuse_bytes"] = footprint
         elif "vocab" in columns:

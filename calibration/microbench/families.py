@@ -16,8 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import sparse
 
-from hybridperf.ops.embedding_bag import Direction
+from hybridperf.ops.embedding_bag import OPTIMIZERS, Direction
+from hybridperf_calibration.microbench.lookup_updates import merged_update
 from hybridperf_calibration.microbench.lookups import Lookups
 
 Array = Any
@@ -271,7 +273,7 @@ def _scatter_add(u: np.ndarray) -> OpProgram:
     return OpProgram(name, lambda t, i, g: (t.at[i].add(g),), arguments, carry=1, shared=1)
 
 
-def _lookups(u: np.ndarray, direction: Direction) -> Lookups:
+def skewed(u: np.ndarray, direction: Direction) -> Lookups:
     """A quarter uniform, the others skewed as in click models, a third with a flat head."""
     rows, dim = _matrix(size(u[0], 1000, 600_000, 0.9), size(u[1], 8, 256, u[5]), 5e7)
     most = 32 if direction == "forward" else 64  # XLA splits longer sums: then a bag is several ops
@@ -282,27 +284,68 @@ def _lookups(u: np.ndarray, direction: Direction) -> Lookups:
 
 
 def _embedding_bag(u: np.ndarray) -> OpProgram:
-    of = _lookups(u, "forward")
+    of = skewed(u, "forward")
     bytes_out = 4.0 * of.bags * of.dim
-    return _bags("embedding_bag", of, lambda t, i: t[i].sum(1), result_bytes=bytes_out)
+    return bags("embedding_bag", of, lambda t, i: t[i].sum(1), result_bytes=bytes_out)
 
 
 def _embedding_bag_backward(u: np.ndarray) -> OpProgram:
-    of = _lookups(u, "backward")
+    of = skewed(u, "backward")
 
     def update(t: Array, i: Array, g: Array) -> tuple[Array]:
         each = jnp.broadcast_to(g[:, None, :], (of.bags, of.pooling, of.dim))
         return (t.at[i].add(-0.01 * each),)
 
-    return _bags("embedding_bag_backward", of, update, floats(of.bags, of.dim), carry=1)
+    return bags("embedding_bag_backward", of, update, floats(of.bags, of.dim), carry=1)
 
 
-def _bags(
-    kind: str, of: Lookups, fn: Callable[..., Any], *more: tuple, **options: Any
-) -> OpProgram:
+def _embedding_bag_update(u: np.ndarray) -> OpProgram:
+    """Gradients of a row summed first, then the optimizer's step on each row that was met."""
+    optimizer = OPTIMIZERS[int(u[8] * len(OPTIMIZERS))]
+    of = dataclasses.replace(skewed(u, "backward"), optimizer=optimizer, duplicates="merged")
+
+    state = {"adagrad": [floats(of.rows, of.dim)], "rowwise_adagrad": [floats(of.rows)]}
+    more = state.get(optimizer, [])
+    kind = f"embedding_bag_update {optimizer}"
+    gradient, carry = floats(of.bags, of.dim), 1 + len(more)
+    return bags(
+        kind, of, merged_update(of), gradient, state=more, carry=carry, result_bytes=4.0 * of.bags
+    )
+
+
+def bags(
+    kind: str, of: Lookups, fn: Callable[..., Any], *more: tuple, state: Sequence[tuple] = (),
+    **options: Any,
+) -> OpProgram:  # fmt: skip
     name = f"{kind} {of.rows} {of.dim} {of.bags} {of.pooling} zipf {of.exponent:g} {of.shift:g}"
-    arguments = [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of), *more]
-    return OpProgram(name, fn, arguments, shared=1, lookups=of, **options)
+    tables = [floats(of.rows, of.dim), *state]
+    arguments = [*tables, ("lookups", (of.bags, of.pooling), of), *more]
+    return OpProgram(name, fn, arguments, shared=len(tables), lookups=of, **options)
+
+
+def _spmm(u: np.ndarray) -> OpProgram:
+    """A sparse matrix with as many nonzeros in each row, at random places, as JAX multiplies it."""
+    rows, degree = size(u[0], 64, 60_000, 0.9), size(u[1], 1, 64, u[4])
+    cols, n = size(u[2], 64, 200_000, 0.9), size(u[3], 8, 256, u[5])
+    while rows * degree * n > 1.2e7:
+        rows = max(rows // 2, 16)
+        degree = max(degree - 1, 1)
+    cols, n = _matrix(cols, n, 1.2e7)
+    nnz = rows * degree
+
+    def multiply(x: Array, at: Array, values: Array) -> Array:
+        places = jnp.stack([jnp.arange(nnz, dtype=at.dtype) // degree, at], 1)
+        options = {"shape": (rows, cols), "indices_sorted": True}
+        return sparse.BCOO((values, places), **options) @ x
+
+    columns = {
+        "op": "spmm", "dtype": "fp32", "rows": rows, "cols": cols, "nnz": nnz, "n": n,
+        "kernel": "bcoo",
+    }  # fmt: skip
+    arguments = [floats(cols, n), indices(cols, nnz), floats(nnz)]
+    name = f"spmm {rows} {cols} {nnz} {n}"
+    bytes_out = 4.0 * rows * n
+    return OpProgram(name, multiply, arguments, columns=columns, result_bytes=bytes_out, alone=True)
 
 
 def _concatenate(u: np.ndarray) -> OpProgram:
@@ -428,6 +471,8 @@ FAMILIES = (
     Family("scatter_add", 5, quick=20, full=110, build=_scatter_add),
     Family("embedding_bag", 8, quick=24, full=160, build=_embedding_bag),
     Family("embedding_bag_backward", 8, quick=24, full=120, build=_embedding_bag_backward),
+    Family("spmm", 6, quick=16, full=120, build=_spmm),
+    Family("embedding_bag_update", 9, quick=18, full=110, build=_embedding_bag_update),
     Family("copy", 5, quick=8, full=60, build=_concatenate),
     Family("sort", 3, quick=4, full=24, build=_sort),
     Family("cumulative", 3, quick=4, full=40, build=_cumulative),

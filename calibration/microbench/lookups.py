@@ -35,6 +35,8 @@ class Lookups:
     exponent: float
     shift: float
     direction: Direction = "forward"
+    optimizer: str = "sgd"  # of the backward pass, as `duplicates`
+    duplicates: str = "each"
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Row numbers, int32."""
@@ -49,7 +51,8 @@ class Lookups:
         """The row of one of `copies` tables looked up in turn, with `sets` rotating batches."""
         access = Zipf(self.exponent, self.shift)
         table = Table("looked up", self.rows, self.dim, self.pooling, access=access)
-        call = lookup_calls([table], self.bags, self.direction, duplicates="each")
+        options = {"optimizer": self.optimizer, "duplicates": self.duplicates}
+        call = lookup_calls([table], self.bags, self.direction, **options)
         lookups = self.bags * self.pooling
         classes = met(*table.classes(self.bags), sets * lookups)
         again = LookupStream(*classes, lookups, table.row_bytes)

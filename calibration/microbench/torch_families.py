@@ -7,15 +7,25 @@ is read from the call by the rules that price a step (`workloads/torch/on_cpu.py
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as nn
 
+from hybridperf.ops.embedding_bag import OPTIMIZERS
 from hybridperf.workloads.ratios import FUSED_ATTENTION
 from hybridperf_calibration.microbench import torch_images as images
-from hybridperf_calibration.microbench.families import Family, OpProgram, floats, indices, size
+from hybridperf_calibration.microbench.families import (
+    Family,
+    OpProgram,
+    bags,
+    floats,
+    indices,
+    size,
+    skewed,
+)
 from hybridperf_calibration.microbench.torch_images import PRODUCT_FLOPS, fitting, product
 
 Tensor = torch.Tensor
@@ -226,6 +236,47 @@ def _bag(u: np.ndarray) -> OpProgram:
     return OpProgram(name, fn, [table, at], shared=1, result_bytes=4.0 * bags * width)
 
 
+def _embedding_bag(u: np.ndarray) -> OpProgram:
+    of = skewed(u, "forward")
+    fn = lambda t, i: nn.embedding_bag(i, t, mode="sum")  # noqa: E731
+    return bags("embedding_bag", of, fn, result_bytes=4.0 * of.bags * of.dim)
+
+
+def _embedding_bag_update(u: np.ndarray) -> OpProgram:
+    """In place: every lookup's gradient where it falls, or those of a row summed first."""
+    which = int(u[8] * (1 + len(OPTIMIZERS)))
+    words = ("sgd", "each") if which == 0 else (OPTIMIZERS[which - 1], "merged")
+    optimizer, duplicates = words
+    of = dataclasses.replace(skewed(u, "backward"), optimizer=optimizer, duplicates=duplicates)
+
+    def merged(i: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        rows, place = torch.unique(i.reshape(-1), return_inverse=True)
+        each = g.repeat_interleave(of.pooling, 0)
+        return rows, torch.zeros(len(rows), of.dim).index_add_(0, place, each)
+
+    def each(t: Tensor, i: Tensor, g: Tensor) -> Tensor:
+        return t.index_add_(0, i.reshape(-1), g.repeat_interleave(of.pooling, 0), alpha=-0.01)
+
+    def sgd(t: Tensor, i: Tensor, g: Tensor) -> Tensor:
+        rows, sums = merged(i, g)
+        return t.index_add_(0, rows, sums, alpha=-0.01)
+
+    def adagrad(t: Tensor, s: Tensor, i: Tensor, g: Tensor) -> Tensor:
+        rows, sums = merged(i, g)
+        squares = sums * sums if optimizer == "adagrad" else (sums * sums).mean(-1)
+        s.index_add_(0, rows, squares)
+        root = s.index_select(0, rows).add_(1e-8).rsqrt_()
+        return t.index_add_(
+            0, rows, sums * (root if root.dim() == 2 else root[:, None]), alpha=-0.01
+        )
+
+    state = {"adagrad": [floats(of.rows, of.dim)], "rowwise_adagrad": [floats(of.rows)]}
+    more = state.get(optimizer, [])
+    fn: Any = adagrad if more else sgd if duplicates == "merged" else each
+    kind = f"embedding_bag_update {optimizer} {duplicates}"
+    return bags(kind, of, fn, floats(of.bags, of.dim), state=more, result_bytes=4.0 * of.bags)
+
+
 def _scatter_add(u: np.ndarray) -> OpProgram:
     vocab, width = size(u[0], 20, 300_000, 0.9), size(u[1], 1, 256, u[3])
     vocab, width = fitting([vocab, width], lambda s: product(*s), 4e7)
@@ -243,6 +294,22 @@ def _scatter_add(u: np.ndarray) -> OpProgram:
         return OpProgram(f"put {name}", put, arguments, shared=1)
     name = f"scatter {name}"
     return OpProgram(name, lambda t, i, g: t.index_add_(0, i, g), arguments, shared=1)
+
+
+def _spmm(u: np.ndarray) -> OpProgram:
+    """A CSR matrix with as many nonzeros in each row, at random places, by a dense one."""
+    rows, degree = size(u[0], 64, 60_000, 0.9), size(u[1], 1, 64, u[4])
+    cols, n = size(u[2], 64, 200_000, 0.9), size(u[3], 8, 256, u[5])
+    rows, n = fitting([rows, n], lambda s: s[0] * s[1] * degree, 4 * _ELEMENTS)
+    cols, _ = fitting([cols, n], product, 4 * _ELEMENTS)
+    nnz, begins = rows * degree, torch.arange(rows + 1) * degree
+
+    def multiply(x: Tensor, at: Tensor, values: Tensor) -> Tensor:
+        return torch.sparse_csr_tensor(begins, at, values, (rows, cols), check_invariants=False) @ x
+
+    columns = {"op": "spmm", "dtype": "fp32", "rows": rows, "cols": cols, "nnz": nnz, "n": n}
+    arguments = [floats(cols, n), indices(cols, nnz), floats(nnz)]
+    return OpProgram(f"spmm {rows} {cols} {nnz} {n}", multiply, arguments, columns=columns)
 
 
 def _copy(u: np.ndarray) -> OpProgram:
@@ -324,7 +391,10 @@ FAMILIES = (
     Family("softmax", 5, quick=32, full=80, build=_softmax),
     Family("gather", 5, quick=32, full=100, build=_gather),
     Family("bag", 5, quick=20, full=60, build=_bag),
+    Family("embedding_bag", 8, quick=20, full=80, build=_embedding_bag),
+    Family("embedding_bag_update", 9, quick=24, full=100, build=_embedding_bag_update),
     Family("scatter_add", 5, quick=32, full=100, build=_scatter_add),
+    Family("spmm", 6, quick=16, full=60, build=_spmm),
     Family("copy", 6, quick=40, full=120, build=_copy),
     Family("transpose", 5, quick=24, full=60, build=_transpose),
     Family("pool", 6, quick=40, full=100, build=images.pool),

@@ -20,6 +20,7 @@ from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrations, fit, plan_measurements
 from hybridperf.cli.jobs import jobs
 from hybridperf.cli.manner import by_task, renewed, versions
+from hybridperf.cli.page import page
 from hybridperf.cli.place import place
 from hybridperf.cli.plan import plan
 from hybridperf.cli.pool import pool
@@ -59,6 +60,7 @@ add_commands(
     show,
     validate,
     calibrations,
+    page,
 )
 app.add_typer(trace, name="trace")
 app.add_typer(choose, name="choose")
@@ -93,7 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
         # XLA reports tuning flags of its own cached programs as missing machine features, kilobytes
         # each; before jax is imported
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from hybridperf.io import InputError, OldFile
+    from hybridperf.io import OldFile
 
     warnings.filterwarnings("default", category=OldFile)
     shown = warnings.showwarning
@@ -119,7 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        status = _failed(error, InputError)
+        status = _failed(error)
         if isinstance(error, OSError):
             _hush()
     except KeyboardInterrupt as interrupt:
@@ -137,26 +139,34 @@ def _hush() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _failed(error: Exception, input_error: type[Exception]) -> int:
+def _failed(error: Exception) -> int:
     from hybridperf.model.fit.programs import AlreadyReported
 
     if isinstance(error, AlreadyReported):
         return 2
+    message = sentence(error)
+    if "\n" in message:  # no command at all: the help text
+        print(message)
+    else:
+        warn(message)
+    return 2
+
+
+def sentence(error: Exception) -> str:
+    """What a command says of an error."""
+    from hybridperf.io import InputError
+
     # wrong words: typer's own errors, whose class is not public
     usage = getattr(error, "format_message", None)
     if usage is not None:
-        message = usage().strip()
-        if "\n" in message:  # no command at all: the help text
-            print(message)
-        else:
-            warn(f"{message.rstrip('.')}; see --help")
-    elif isinstance(error, input_error):
-        warn(" ".join(str(error).split()))
-    elif isinstance(error, OSError):
+        message = str(usage()).strip()
+        return message if "\n" in message else f"{message.rstrip('.')}; see --help"
+    if isinstance(error, InputError):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError):
         place = error.filename or "standard output"
-        warn(f"cannot read or write {place}: {error.strerror or error}; free space or name another")
-    else:
-        first = (str(error).splitlines() or [""])[0]
-        what = f"unexpected {type(error).__name__}: {first}"
-        warn(f"{what}; run again with --debug and report it")
-    return 2
+        why = error.strerror or error
+        return f"cannot read or write {place}: {why}; free space or name another"
+    first = (str(error).splitlines() or [""])[0]
+    what = f"unexpected {type(error).__name__}: {first}"
+    return f"{what}; run again with --debug and report it"

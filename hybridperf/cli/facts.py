@@ -82,9 +82,10 @@ def show(
 ) -> None:
     """What is known of a device, system, Transformer, model or `ops`; how two models differ."""
     from hybridperf.model import check_folder
-    from hybridperf.report.known import difference, known
+    from hybridperf.report.known import difference, group_facts, known
 
     for one in filter(None, (name, other)):
         check_folder(one)
-    result(text=(said := difference(name, other) if other else known(name)))
+    said = difference(name, other) if other else known(name)
+    result(text=said, groups=[] if other else group_facts(name))
     print(said)

@@ -4,12 +4,15 @@ to measure.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from hybridperf.cli import common
 from hybridperf.cli.common import Folder, Name, Out, compilation_cache, keep_files, names_in, wrong
+
+if TYPE_CHECKING:
+    from hybridperf.hardware import DeviceSpec
 
 
 def fit(
@@ -99,8 +102,11 @@ def plan_measurements(
     ops: str = "",
     dtype: str = "fp32",
     model: str = "",
+    workload: Path | None = None,
 ) -> None:
-    """The most informative shapes to measure on a machine without JAX, as a table to fill in."""
+    """The most informative shapes to measure on a machine without JAX, as a table to fill in: of
+    ops in general, or with --workload those that narrow its own interval most.
+    """
     from hybridperf.hardware import load_device
     from hybridperf.io import write_table
     from hybridperf.model import load_model
@@ -109,6 +115,11 @@ def plan_measurements(
 
     budget_s, spec = common.seconds_in(budget), load_device(device)
     compilation_cache()
+    if workload is not None:
+        if ops:
+            raise wrong("expected one of --ops and --workload, got both; --workload has its ops")
+        _plan_for_workload(workload, spec, budget_s, model, out)
+        return
     chosen = [name for name in ops.split(",") if name] if ops else DEFAULT_OPS
     dtypes = [name for name in dtype.split(",") if name]
     known = load_model(model) if model else None
@@ -127,7 +138,49 @@ def plan_measurements(
     print(f"{len(made.table)} cases in {out}, the most informative first: {taken}")
     if (short := made.summary.loc[made.summary["cases"] == 0, "op"].unique()).size:
         print(f"the budget ends before any case of {', '.join(short)}")
-    print(
+    print(_fill_in(out, device))
+
+
+def _plan_for_workload(
+    path: Path, device: "DeviceSpec", budget_s: float, model: str, out: Path
+) -> None:
+    from hybridperf.io import read_table, write_table
+    from hybridperf.model import load_model
+    from hybridperf.model.fit.workload_plan import plan_for
+    from hybridperf.report import text
+
+    keep_files({"--out": out}, [path])
+    known = load_model(model) if model else None
+    made = plan_for(read_table(path), device, budget_s, model=known)
+    write_table(made.table, out)
+    common.result(cases=made.table, summary=made.summary, curve=made.curve)
+    columns: dict[str, Callable[[Any], Any]] = {
+        "op": lambda row: row.op,
+        "dtype": lambda row: row.dtype,
+        "of the step": lambda row: text.percent(row.share),
+        "cases": lambda row: row.cases,
+        "time": lambda row: f"{row.measuring_s:.0f} s",
+        "variance removed": lambda row: text.percent(row.removed),
+    }
+    print(text.items_table(made.summary.itertuples(), columns))
+    rate = -6000 * made.curve["half_width"].diff() / made.curve["measuring_s"].diff()
+    steps = made.curve.assign(rate=rate)
+    columns = {
+        "measuring": lambda row: f"{row.measuring_s:.0f} s",
+        "half-width that these ops leave": lambda row: text.percent(row.half_width),
+        "points a minute": lambda row: f"{row.rate:,.1f}" if row.Index else "",
+    }
+    print(text.items_table(steps.itertuples(), columns))
+    taken = f"{made.seconds:.0f} of {budget_s:.0f} s"
+    print(f"{len(made.table)} cases in {out}, those that narrow most a second first: {taken}")
+    if made.other_share > 0.005:
+        other = "messages, hosts and fused loops are not narrowed by measuring ops"
+        print(f"{text.percent(made.other_share)} of the step is none of these ops: {other}")
+    print(_fill_in(out, device.id))
+
+
+def _fill_in(out: Path, device: str) -> str:
+    return (
         "put the lowest time of one op over its repeats, in seconds, into time_s (rows left empty"
         f" are skipped), then: hybridperf fit {out} --device {device} --folder MODEL"
     )

@@ -45,8 +45,8 @@ def plan(
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.report import plan as reports
     from hybridperf.training.plans.arguments import number_of_tokens
+    from hybridperf.training.plans.explain import compared_table, neighbours
     from hybridperf.training.plans.explain import confirm as confirmed
-    from hybridperf.training.plans.explain import neighbours
     from hybridperf.training.plans.layout_text import counted
     from hybridperf.training.plans.run import plan as run_plan
     from hybridperf.training.plans.table import check_name, write_layouts
@@ -93,7 +93,7 @@ def plan(
         fitting_s = found.step_s(found.choice(0))
         for part in reports.plan_sections(found, top):  # each as soon as it is known
             print(part, flush=True)
-        common.result(layouts=best(found, top))
+        common.result(layouts=best(found, top), compared=compared_table(found), legal=found.legal)
         if confirm:
             checked = confirmed(found, neighbours(found, confirm))
             print("\n" + reports.confirmed_report(found, checked))

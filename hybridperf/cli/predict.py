@@ -6,14 +6,19 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument
 
 from hybridperf.cli import common
 from hybridperf.cli.common import wrong
 
 if TYPE_CHECKING:
+    from hybridperf.engine.prediction import Prediction
     from hybridperf.engine.workload import Workload
+    from hybridperf.training.steps.as_graph import StepGraph
 
+_SLICES = 2500  # of a timeline in JSON; more are merged
 _MADE = "(fn, args) or (fn, args, donate_argnums)"
 _TAKES_TORCH = "--torch module:function"
 # Transformers attends by `scaled_dot_product_attention` unless told otherwise
@@ -22,6 +27,7 @@ _MADE_TORCH = "(module or fn, args) or (module or fn, args, optimizer)"
 
 
 def predict(
+    row: Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]...")] = None,
     jax: str = "",
     torch: str = "",
     compiled: bool = False,
@@ -41,8 +47,12 @@ def predict(
     plot: Path | None = None,
     measure: bool = False,
     cores: str | None = None,
+    why: bool = False,
+    knob: list[str] | None = None,
 ) -> None:
-    """Time of one step of a PyTorch or JAX program, or of one that a trace recorded op by op."""
+    """Time of one step of a PyTorch or JAX program, of one that a trace recorded op by op, or of
+    a training step in words.
+    """
     from hybridperf.collectives.fit import collectives_by_name
     from hybridperf.engine.prediction import predict as predict_step
     from hybridperf.io import write_table
@@ -50,24 +60,29 @@ def predict(
     from hybridperf.model import model_or_datasheet
     from hybridperf.report import perfetto
     from hybridperf.report.prediction import prediction_report
+    from hybridperf.report.text import seconds
     from hybridperf.traces.readers.graphs import recorded_step
+    from hybridperf.training.steps.as_graph import step_graph
     from hybridperf.workloads.jax.lowered import lower_program
     from hybridperf.workloads.jax.program import compile_program, from_program, load_program
 
     files_read = {"--export": export, "--hf": hf, "--program": program, "--trace": trace}
     given = next((option for option, file in files_read.items() if file), "")
-    count = bool(jax) + bool(torch) + sum(map(bool, files_read.values()))
+    count = bool(row) + bool(jax) + bool(torch) + sum(map(bool, files_read.values()))
     if count != 1:
         options = "--torch or --jax module:function, --export, --hf, --program and --trace FILE"
+        options += ", and a row of NAME=VALUE"
         raise wrong(f"expected one of {options}, got {count or 'none'} of them")
     for option, set_, needs in (
         ("--gpus", gpus != 1, torch),
         ("--compiled", compiled, torch or export or hf),
         ("--batch", batch != 1, hf),
         ("--seq", seq is not None, hf),
+        ("--knob", knob, row),
     ):
         if set_ and not needs:
             takes = "--hf CONFIG.json" if option in ("--batch", "--seq") else _TAKES_TORCH
+            takes = "a row of NAME=VALUE" if option == "--knob" else takes
             raise wrong(f"expected {takes} with {option}, got another kind of step")
     if measure and given:
         needs = "--jax or --torch module:function with --measure"
@@ -77,7 +92,11 @@ def predict(
     if out:
         check_table_name(out)
     common.compilation_cache()
-    loaded = model_or_datasheet(model)
+    if row and (model != "here" or system or ignore or measure):
+        its = "gpu=NAME, system=NAME say its machine"
+        raise wrong(f"expected no --model, --system, --ignore or --measure with a row: {its}")
+    step = step_graph(*row) if row else None
+    loaded = step.prediction.model if step else model_or_datasheet(model)
     if system:
         loaded = loaded.with_collectives(collectives_by_name(system))
     skip = [name for name in ignore.split(",") if name]
@@ -87,7 +106,9 @@ def predict(
         raise wrong(
             f"expected a model of this machine with --measure, got {model}: it runs the step here"
         )
-    if program:
+    if step:
+        workload = step.prediction.workload
+    elif program:
         workload = load_program(program, ignore=skip)
     elif trace:
         workload = recorded_step(trace, ignore=skip)
@@ -114,13 +135,21 @@ def predict(
                 device = loaded.device
                 content = lower_program(fn, *args, device=device, donate_argnums=donate, name=jax)
         workload = from_program(content, ignore=skip, **node)
-    result = predict_step(loaded, workload)
+    result = step.prediction if step else predict_step(loaded, workload)
     print(prediction_report(result))
     common.result(
         time_s=result.time_s, low_s=result.low_s, high_s=result.high_s,
         roofline_s=result.roofline_s, in_range=result.in_range, notes=result.notes,
         breakdown=result.breakdown(),
     )  # fmt: skip
+    if why:
+        _explained(result, step)
+    if step and knob:
+        times = _times(knob)
+        changed_s = step.what_if(times)
+        common.result(what_if={"time_s": changed_s, "times": times})
+        words = ", ".join(f"{name} x {factor:g}" for name, factor in times.items())
+        print(f"with {words}: {seconds(changed_s)}, {changed_s / result.time_s:.3f} of the time")
     if measure:
         from hybridperf.validate.measured_steps import StepComparison, table
         from hybridperf.validate.measured_steps import measure as measured
@@ -146,6 +175,39 @@ def predict(
 
         write_page(prediction_page(result), html)
         common.page_written(html)
+
+
+def _explained(result: "Prediction", step: "StepGraph | None") -> None:
+    """What drives the time: elasticities; of a training step also memory and what runs when."""
+    from hybridperf.engine.elasticities import elasticities
+    from hybridperf.report.html.of_prediction import critical_seconds, slices
+
+    drives = step.elasticities if step else elasticities(result)
+    print("\nd log time / d log of each number of the machine:")
+    print(drives.head(12).to_string(index=False))
+    by_group, launches_s = critical_seconds(result)
+    path = sorted({**by_group, "launches": launches_s}.items(), key=lambda one: -one[1])
+    critical = [{"what": what, "seconds": of} for what, of in path if of > 0]
+    common.result(elasticities=drives, timeline=slices(result, _SLICES), critical=critical,
+                  nodes=len(result.workload.graph))  # fmt: skip
+    if step:
+        held = step.memory()
+        print(f"\nbytes on a rank of each stage:\n{held.to_string()}")
+        common.result(memory=held, memory_bytes=result.model.device.memory_bytes, layout=step.note)
+
+
+def _times(given: list[str]) -> dict[str, float]:
+    """`memory_bytes_per_s=1.2` as name and factor."""
+    found: dict[str, float] = {}
+    for one in given:
+        name, equals, number = one.partition("=")
+        try:
+            found[name] = float(number.removesuffix("x"))
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise wrong(f"expected --knob NAME=TIMES such as memory_bytes_per_s=1.2, got {one!r}")
+    return found
 
 
 def torch_step(reference: str, *, ranks: int = 1, **options: Any) -> "Workload":

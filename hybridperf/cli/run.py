@@ -108,7 +108,8 @@ def run(
         found = training_run(step, steps, settings)
     print(run_report(found))
     common.result(run=found.table, lost=found.lost, spares=found.spares,
-                  interval_s=float(found.cycle.interval_s), notes=list(found.notes))  # fmt: skip
+                  interval_s=float(found.cycle.interval_s), notes=list(found.notes),
+                  step=found.words)  # fmt: skip
     if out is not None:
         write_table(found.table, out)
         print(f"\nwritten to {out}")

@@ -11,7 +11,7 @@ from hybridperf.training.steps.read_columns import READ, read_columns_help
 
 
 def steps(
-    rows: Annotated[Path, Argument()],
+    table: Annotated[list[str], Argument(metavar="ROWS | NAME=VALUE...")],
     out: Path | None = None,
     device: str = "",
     system: str = "",
@@ -22,7 +22,7 @@ def steps(
     save: Path | None = None,
 ) -> int:
     """Predict each row of a table of training steps: time with interval, tokens/s, MFU, memory,
-    what the time is made of, note.
+    what the time is made of, note. A single row can be written as words: model=gpt3-13b tp=8 ...
 
     Columns that are read; what is left out follows from others or is assumed, and the note says so:
 
@@ -47,10 +47,15 @@ def steps(
     from hybridperf.io.tables import check_table_name, with_own_text
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.training.launch_files.read import is_launch, read_launch
+    from hybridperf.training.steps.as_graph import row_of
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
     from hybridperf.training.steps.record import misspelt
     from hybridperf.training.steps.saved import saved_model
 
+    rows, in_words = (
+        Path(table[0]),
+        len(table) > 1 or ("=" in table[0] and not Path(table[0]).exists()),
+    )
     if (save_knobs or save) and not fit_on:
         nothing, option = "without measured steps there is nothing to save", "--save-knobs"
         option = option if save_knobs else "--save"
@@ -63,8 +68,13 @@ def steps(
     if save_knobs and save_knobs.suffix != ".json":
         named = f"expected a name ending in .json in --save-knobs, got {save_knobs}"
         raise common.wrong(f"{named}; rename it")
-    common.keep_files({"--out": out, "--save-knobs": save_knobs}, [rows, knobs, *(fit_on or [])])
-    if is_launch(rows):
+    common.keep_files(
+        {"--out": out, "--save-knobs": save_knobs},
+        [None if in_words else rows, knobs, *(fit_on or [])],
+    )
+    if in_words:
+        frame = row_of(table)
+    elif is_launch(rows):
         read = read_launch(rows)
         frame = pd.DataFrame([read.row])
         if read.unread:
@@ -72,8 +82,8 @@ def steps(
     else:
         frame = with_own_text(read_table(rows), rows, READ)
     tables = [read_table(path) for path in fit_on or []]
-    for path, table in zip(fit_on or [], tables, strict=True):
-        if "step_time_s" not in table:
+    for path, one in zip(fit_on or [], tables, strict=True):
+        if "step_time_s" not in one:
             lacking = f"expected a column step_time_s in {path}, given to fit on, found none"
             raise common.wrong(f"{lacking}; give measured steps")
     measured = pd.concat(tables, ignore_index=True) if tables else None
@@ -84,8 +94,8 @@ def steps(
     found = predict_steps(frame, device or None, system or None, overheads, measured, adapted)
     if out:
         write_table(found.frame, out)
-    for path, table in ((rows, frame), *zip(fit_on or [], tables, strict=True)):
-        for wrong, right in misspelt(table.columns).items():
+    for path, one in ((rows, frame), *zip(fit_on or [], tables, strict=True)):
+        for wrong, right in misspelt(one.columns).items():
             common.warn(f"column {wrong!r} of {path} is not read (did you mean {right!r}?)")
     common.warn(*found.remarks)
     if renamed := kept_as(as_given(frame)):

@@ -14,15 +14,17 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
     "steps": "published training steps", "serving": "measured operating points",
     "requests": "measured runs, request by request",
     "stragglers": "recorded workers of production jobs",
+    "sparse": "measured sparse products",
     "traces": "recorded traces", "models": "measured ops of whole models",
 }  # fmt: skip
 _CLAIMS = (
     "here", "ranks", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests",
-    "plans", "agreement", "traces", "models", "topology", "jobs", "stragglers", "runs", "page",
+    "plans", "agreement", "traces", "models", "topology", "jobs", "stragglers", "runs", "sparse",
+    "page",
 )  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
-    "topology", "jobs", "stragglers", "runs",
+    "topology", "jobs", "stragglers", "runs", "sparse",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 import scipy
 
+from hybridperf.collectives import widths
 from hybridperf.collectives.rows import CollectiveRows
 from hybridperf.learning.prior import Adapted, Predicted
 
@@ -31,7 +32,11 @@ def predict(adapted: Adapted, rows: CollectiveRows, weight: np.ndarray) -> Predi
     predicted = adapted.predict(grid)
     share = weight[first][:, None]
     half = (predicted.high_log_s - predicted.log_s).reshape(-1, sizes)
-    half = share * half + (1 - share) * np.maximum(half, adapted.prior.log_width)
+    if not adapted.rows or (share < 1).any():
+        without = widths.unmeasured(adapted.prior, rows.rows(first))[:, None]
+        # without rows: wider by the same where sizes lie beyond what the prior has seen
+        none = without * half / adapted.prior.log_width
+        half = share * half + (1 - share) * np.maximum(half, without) if adapted.rows else none
     closed = predicted.closed_log_s.reshape(-1, sizes)
     raw = closed + share * (predicted.log_s.reshape(-1, sizes) - closed)
     rising = np.stack([scipy.optimize.isotonic_regression(curve).x for curve in raw])

@@ -4,7 +4,8 @@
     t_small  = hop k + node_hop K + (1 + c) b                    few steps, wasteful with bytes
                                                                  (trees, LL protocols)
     t_large  = ring (hop m + node_hop M) + rendezvous + b        many steps, full bandwidth (rings)
-    b        = (x^2 + y^2)^(1/2)                                 levels partly overlap
+    b        = (x^6 + y^6)^(1/6)                                 levels overlap: parts follow each
+                                                                 other as they come (pipelined)
     x        = V_in  / (min(e_in (g / 2)^-d, 1.15) B_in)         V_in bytes through a rank's link,
                                                                  datasheet B_in
     y        = V_out / (min(e_out, 1.15) B_out)                  V_out bytes through a node's
@@ -12,13 +13,13 @@
 
 g ranks on each of N nodes; softmin(a, b) = (a^-p + b^-p)^(-1/p). k, m are steps inside a node, K, M
 across, as a collective's file in `algorithms/` says; usually those of a tree, log2 g and log2 N,
-and of a ring, g - 1 and N - 1. Nothing is faster than the wire (but a little: where switches
-reduce, ranks send less than a ring's share). The fixed seconds saturate bandwidth with message
-size, without a knot: S / t rises smoothly towards e B (a little above it, by what the softmin
-leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how bandwidth decays with the ranks of a box whose
-links are shared (PCIe: up to 2); below zero, where two ranks do not fill a switched link. The form
-is continuous, rises with bytes and never falls below its latency at zero bytes, for any knobs.
-Ranks, nodes and steps are numbers in it, not structure.
+and of a ring through all ranks, g N - N and N - 1. Nothing is faster than the wire (but a little:
+where switches reduce, ranks send less than a ring's share). The fixed seconds saturate bandwidth
+with message size, without a knot: S / t rises smoothly towards e B (a little above it, by what the
+softmin leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how bandwidth decays with the ranks of a
+box whose links are shared (PCIe: up to 2); below zero, where two ranks do not fill a switched link.
+The form is continuous, rises with bytes and never falls below its latency at zero bytes, for any
+knobs. Ranks, nodes and steps are numbers in it, not structure.
 
 Each algorithm is an alpha-beta form (Thakur et al., 2005); that NCCL takes the best of several
 (algorithm, protocol) pairs, each latency + bytes / bandwidth: NVIDIA/nccl src/graph/tuning.cc. Its
@@ -45,7 +46,7 @@ FIXED = ("floor_s", "hop_s", "node_hop_s", "rendezvous_s")  # knobs that are sec
 _RATIO_LIMIT = 12.0
 # of the datasheet rate: nothing is faster; a little more, since switches that reduce send less
 _WIRE = 1.15
-_LEVELS_NORM = 2
+_LEVELS_NORM = 6
 NO_DECAY, _MOST_DECAY = 0.3, 6.0  # of the knob: d = 0, and where the form stops following it
 _TINY_S = 1e-12
 
@@ -114,13 +115,15 @@ def _parts(theta: Array, work: Array, xp: ModuleType) -> _Parts:
         xp.exp(theta), -1, 0
     )
     inside_s, across_s, g, nodes, *steps = xp.moveaxis(work, -1, 0)
-    few, node_few, many, node_many = steps or (xp.log2(g), xp.log2(nodes), g - 1, nodes - 1)
+    few, node_few, many, node_many = steps or (
+        xp.log2(g), xp.log2(nodes), (g - 1) * nodes, nodes - 1
+    )  # fmt: skip
     decay = (xp.maximum(g, 2) / 2) ** (xp.minimum(decays, _MOST_DECAY) - NO_DECAY)
     x, y = inside_s / xp.minimum(e_in / decay, _WIRE), across_s / xp.minimum(e_out, _WIRE)
     longest = xp.maximum(xp.maximum(x, y), _TINY_S)
-    # where nothing goes anywhere the root's slope would be infinite: a trillionth keeps it
-    squares = (x / longest) ** _LEVELS_NORM + (y / longest) ** _LEVELS_NORM + 1e-12
-    carried = longest * squares ** (1 / _LEVELS_NORM)
+    # where nothing goes anywhere the root's slope would be infinite: next to nothing keeps it
+    powers = (x / longest) ** _LEVELS_NORM + (y / longest) ** _LEVELS_NORM + 1e-36
+    carried = longest * powers ** (1 / _LEVELS_NORM)
     fixed_small = hop * few + node_hop * node_few
     fixed_large = ring * (hop * many + node_hop * node_many) + rendezvous
     small = fixed_small + (1 + waste) * carried

@@ -32,7 +32,7 @@ from hybridperf.collectives.rows import (
     has_knobs,
     join_remarks,
 )
-from hybridperf.collectives.traffic import Links, bus_bytes_per_s, shares
+from hybridperf.collectives.traffic import Links, bus_bytes_per_s, link_of, shares
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import (
     InputError,
@@ -62,6 +62,7 @@ _SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as in
 # whose part inside a node is the same collective of the node's own ranks, with as many bytes
 # (`collectives/traffic.py`)
 _COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+_OF_A_NODE = ("hop_s", "ring", "intra_efficiency", "rank_decay")  # knobs of a node's own links
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
 
 
@@ -411,13 +412,27 @@ class CollectiveModel:
         if self.adapted is None:
             return np.tile(_datasheet_theta(self.system), (len(rows), 1))
         found = np.array(self._usual_theta(rows))
+        across = np.flatnonzero(rows.nodes > 1)
+        if len(across) and not self._network_measured:
+            found[across] = self._over_nodes(rows.rows(across), found[across])
         if self.learned_on is not None:
             fixed = np.array([name in form.FIXED for name in form.ALPHA_BETA.knobs])
             found += np.log(self.system.latency_s / self.learned_on.latency_s) * fixed
-        if not self._network_measured:
-            knob = form.ALPHA_BETA.knobs.index("inter_efficiency")
-            found[:, knob] = np.log(network.share(self.system, rows.nodes))
         return found
+
+    def _over_nodes(self, rows: CollectiveRows, theta: np.ndarray) -> np.ndarray:
+        """Knobs [N, K] over a network that nobody measured: a node's own links carry, and their
+        steps last, as they do inside it, but a step no less than what a ring over nodes costs.
+        """
+        names, link = form.ALPHA_BETA.knobs, link_of(self.system)
+        slots = [str(name).replace("|network", f"|{link}") for name in rows.implementation]
+        inside = dataclasses.replace(rows, implementation=np.array(slots, object))
+        of_node = [names.index(name) for name in _OF_A_NODE]
+        hop, ring, across = map(names.index, ("hop_s", "ring", "inter_efficiency"))
+        theta[:, of_node] = self._usual_theta(inside)[:, of_node]
+        theta[:, hop] = np.maximum(theta[:, hop], np.log(network.RING_STEP_S) - theta[:, ring])
+        theta[:, across] = np.log(network.share(self.system, rows.nodes))
+        return theta
 
     def _usual_theta(self, rows: CollectiveRows) -> np.ndarray:
         """[N, K] as they were learned."""

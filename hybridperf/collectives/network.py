@@ -1,4 +1,5 @@
-"""The share of its line rate that a network between nodes carries where nobody measured it.
+"""What a network between nodes does where nobody measured it: the share of its line rate that it
+carries, and the seconds of a ring's step.
 
 Measured networks tell it: 45.5 of 50 GB/s an accelerator on an NDR InfiniBand cluster of 10 nodes
 (github.com/xxrjun/nccl-tests-cluster), 0.81 on AWS' EFA of 100 Gb/s (fitted to aws-samples' logs of
@@ -15,6 +16,7 @@ from hybridperf.hardware import SystemSpec
 from hybridperf.io.namespace import Array
 
 _RDMA, _EFA, _VIRTUAL = 0.9, 0.8, 0.65
+RING_STEP_S = 4.5e-6  # of large messages: the middle of 3 to 6 us
 _FEW_NODES, _PER_DOUBLING = 16.0, 0.98
 
 

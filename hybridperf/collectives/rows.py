@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.collectives.algorithms.told import ALGORITHMS, told
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.traffic import Links, canonical_collective, link_of, shares, steps
 from hybridperf.hardware import SystemSpec
@@ -60,6 +61,9 @@ class CollectiveRows:
     def work(self) -> np.ndarray:
         return np.column_stack([self.seconds, self.ranks_per_node, self.nodes, self.steps])
 
+    def matrix(self) -> None:
+        return None
+
     def rows(self, keep: np.ndarray) -> CollectiveRows:
         return CollectiveRows(
             self.seconds[keep], self.bytes[keep], self.ranks_per_node[keep], self.nodes[keep],
@@ -82,7 +86,7 @@ class CollectiveRows:
         """(a row of each kind, the kind of each row [N]); rows of one kind differ in bytes only."""
         apart = [i for i, name in enumerate(self.inputs.names) if name not in _OF_BYTES]
         _, slot = np.unique(self.implementation.astype(str), return_inverse=True)
-        words = [self.inputs.values[:, apart], slot, self.ranks_per_node, self.nodes]
+        words = [self.inputs.values[:, apart], slot, self.ranks_per_node, self.nodes, self.steps]
         frame = pd.DataFrame(np.column_stack(words))
         # 64 bits tell millions of kinds apart
         hashed = pd.util.hash_pandas_object(frame, index=False).to_numpy()
@@ -131,8 +135,24 @@ def collective_rows(
     stacked = np.stack([np.asarray(value, np.float64) for value in values.values()], 1)
     slot = np.where(version == "", group, group + "#" + version)
     return CollectiveRows(
-        seconds, bytes_, g, nodes, steps(names, g, nodes), slot, Inputs(tuple(values), stacked)
-    )
+        seconds, bytes_, g, nodes, _steps(frame, names, g, nodes), slot,
+        Inputs(tuple(values), stacked),
+    )  # fmt: skip
+
+
+def _steps(
+    frame: pd.DataFrame, names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray
+) -> np.ndarray:
+    """[N, 4] steps as of `Collective.steps`; over nodes, of the algorithm that NCCL was told."""
+    out = steps(names, ranks_per_node, nodes)
+    lib = _text(frame, "lib", DEFAULT_IMPLEMENTATION)
+    nccl = np.array([word.lower().startswith("nccl") for word in lib], bool)
+    algorithms = np.where(nccl & (nodes > 1), told(_text(frame, "variant", "")), "")
+    for algorithm in set(algorithms) - {""}:
+        at = algorithms == algorithm
+        own = ALGORITHMS[algorithm](ranks_per_node[at], nodes[at])
+        out[at] = np.stack([*own, *own], 1)
+    return out
 
 
 def implementations(frame: pd.DataFrame) -> np.ndarray:

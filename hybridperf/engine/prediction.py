@@ -235,10 +235,16 @@ def _interval(
             # log(predicted / measured): what is true lies that much lower
             drawn[g] = -_draw(report.errors, rng)
     widen = widening(np.where(np.isfinite(prices.outside), prices.outside, 0.0))
-    # one error for all collectives of a kind, one for all that is given
+    # one error for all collectives of a kind, one for all that is given, one for all ops of a group
+    # that go by what other devices show; all lookups go by the same caches
     for g in range(len(GROUPS), len(kinds)):
         drawn[g] = _draw(_NORMAL, rng) if (group == g).any() else 0.0
-    widen = np.where(group < len(GROUPS), widen, np.nan_to_num(prices.spread))
+    believed = _believed(prices)
+    lookups = [kinds.index(name) for name in _LOOKUPS]
+    of_lookups = _draw(_NORMAL, rng)
+    for g in np.unique(group[believed]):
+        drawn[g] = of_lookups if g in lookups else _draw(_NORMAL, rng)
+    widen = np.where(believed | (group >= len(GROUPS)), np.nan_to_num(prices.spread), widen)
     error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
     # calibration and step each met the machine in some state
     state = _draw(drift, rng) - _draw(drift, rng) if drift else 0.0
@@ -276,7 +282,12 @@ def _without_error(
         report = reports.get(kinds[group[u]])
         if not report or not report.errors or report.half_width is None:
             rows.add(u)
-    return sorted(rows)
+    return sorted(rows - set(np.flatnonzero(_believed(prices)).tolist()))
+
+
+def _believed(prices: Prices) -> np.ndarray:
+    """Whether each row goes by other devices, which tell how wide, too [U]."""
+    return np.isinf(prices.outside) & np.isfinite(prices.spread)
 
 
 def _below_roofline(
@@ -335,7 +346,8 @@ def _notes(
         if any(call.ranks_per_node > most for call in collectives.values()):
             notes.append(fabric.crowded_remark)
     kinds = KINDS[:]
-    unknown = {kinds[g] for g in group_of} & set(_LOOKUPS) - set(model.groups)
+    by_others = {kinds[g] for g in group_of[_believed(prices)]}
+    unknown = {kinds[g] for g in group_of} & set(_LOOKUPS) - set(model.groups) - by_others
     if unknown and np.all(np.asarray(model.knobs.level_speedup) == 1):
         notes.append(
             f"no cache of {model.device.id} was measured: embedding rows come from its memory,"

@@ -12,7 +12,7 @@ never met have no effect.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -36,7 +36,7 @@ _FAMILY = {
     "decode_attention": "decode_attention", "encoder_attention": "encoder_attention", "moe": "moe",
     "convolution": "convolution", "grouped_convolution": "convolution",
     "elementwise": "elementwise", "softmax": "softmax", "norm": "norm", "gather": "gather",
-    "quantise": "quantise",
+    "quantise": "quantise", "spmm": "spmm", "sddmm": "spmm",
 }  # fmt: skip
 FAMILIES = (*dict.fromkeys(_FAMILY.values()), "matmul_fp32")
 # text of an op that its own inputs already hold as numbers
@@ -48,6 +48,7 @@ _NOT_A_SPELLING = frozenset({"mla_gen_pre", "mla_gen_post"})
 _UNQUANTISED = {"bfloat16": "bf16", "float16": "fp16"}
 # Groups whose time is not told by waves: on devices left out, experts' blocks cost 8 points of
 # accuracy without rows, and bring none with.
+_NOTHING = 1e-30  # seconds or bytes: stands for zero where a log is taken
 _WITHOUT_WAVES = frozenset({"moe"})
 
 
@@ -135,7 +136,7 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
         memory_bytes_per_s=device.memory_bytes_per_s, sm_count=gpu.sm_count,
         implementation=_slots(part, n)[keep], inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
-        steps=whole(_steps(part, gpu))[keep],
+        gathers=_gathers(part, keep, device, gpu, whole), steps=whole(_steps(part, gpu))[keep],
     )  # fmt: skip
 
 
@@ -147,6 +148,30 @@ def _steps(part: OpRows, gpu: Gpu) -> Array:
     if part.op.dtype not in _SINGLE:
         return steps
     return steps * (STEP_FLOPS * gpu.sm_count / part.peak_flops_per_s / STEP_S)
+
+
+def op_rows(op: Op, device: DeviceSpec) -> FamilyRows:
+    """One op of plain numbers as the prior sees it."""
+    group = np.array([int(op.group_index())], np.int32)
+    peak = device.peak(op.peak_dtype, op.unit)
+    part = OpRows(np.zeros(1, int), op, op.work(), group, peak, name=columns(op)["op"])
+    return family_rows(part, np.ones(1, bool), device)
+
+
+def _gathers(
+    part: OpRows, keep: np.ndarray, device: DeviceSpec, gpu: Gpu, whole: Callable[[Array], Array]
+) -> Array | None:
+    """What the rows `keep` gather, as `gather_form.WORK` names it after arithmetic."""
+    of = part.op.gathered()
+    if of is None:
+        return None
+    seconds = (of.again_bytes, of.first_bytes, of.beside_bytes, of.index_bytes)
+    amounts = [floats(one) / device.memory_bytes_per_s for one in seconds]
+    amounts += [floats(of.first_bytes) / of.columns / gpu.l2_bytes]
+    amounts += [of.columns, of.longest, of.row_bytes]
+    module = array_module(*amounts, of.skew)
+    logs = [module.log(module.maximum(whole(one), _NOTHING)) for one in amounts]
+    return module.stack([*logs, whole(of.skew)], 1)[keep]
 
 
 def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, np.ndarray]:

@@ -22,6 +22,7 @@ from hybridperf.hardware import DeviceSpec, Host
 from hybridperf.io import InputError, replacing_in, write_arrays, write_json
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.learning.residual import inputs_of
 from hybridperf.model import prior_pricing as by_prior
@@ -30,9 +31,16 @@ from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_doc
 from hybridperf.model.explained import WIDE, below_roofline, narrowed_by
 from hybridperf.model.families import by_family, family_rows, with_defaults
 from hybridperf.model.group_report import GroupReport, widened
+from hybridperf.model.lookup_prior import lookup_prior
 from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, op_table, seconds
-from hybridperf.model.reference_device import as_measured, is_measured, priced_elsewhere
+from hybridperf.model.reference_device import (
+    as_measured,
+    believed_by,
+    by_other_lookups,
+    is_measured,
+    priced_elsewhere,
+)
 from hybridperf.model.step_effects import vector
 from hybridperf.ops import GROUPS, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import SHARES, published_factor
@@ -262,6 +270,14 @@ class PerfModel:
                 rows = part.rows[here]
                 name = GROUPS[group]
                 measured = self.groups.get(name)
+                if measured is None and by_other_lookups(self, part.op):
+                    part_s, width = lookup_prior().of_work(
+                        self.device, part.work, part.peak_flops_per_s
+                    )
+                    for key, off in (("predicted_s", 0.0), ("low_s", -1.0), ("high_s", 1.0)):
+                        out[key][rows] = np.exp(part_s + off * NINE_OF_TEN * width)[here]
+                    note[rows] = f"no {name} measurements: {believed_by(self, part.op)}"
+                    continue
                 if measured is None:
                     nothing = "datasheet roofline: this model has no measurements"
                     other = f"no {name} measurements in this model: datasheet roofline"

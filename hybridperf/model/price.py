@@ -12,6 +12,7 @@ from hybridperf.io.process import check_not_forked
 from hybridperf.model.calls import Call, InStep
 from hybridperf.model.group_report import widening
 from hybridperf.model.perf_model import PerfModel
+from hybridperf.model.reference_device import believed_spread
 from hybridperf.model.step_table import (
     StepTable,
     alone_seconds,
@@ -28,7 +29,9 @@ class Prices:
     """Prices of calls, each by itself [U]."""
 
     seconds: np.ndarray
-    spread: np.ndarray  # standard deviation of the log of seconds; NaN where nothing is known of it
+    # standard deviation of the log of seconds, of what was not measured as believed; NaN where
+    # nothing is known of it
+    spread: np.ndarray
     roofline_s: np.ndarray  # by the datasheets of device and links alone
     # octaves between each call and what was measured: 0 inside, infinite where nobody measured it
     outside: np.ndarray
@@ -61,7 +64,8 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
     remarks, unmeasured = np.full(len(calls), "", object), {}
     if ops:
         own = known.ops
-        outside[ops], spread[ops], remarks[ops] = own.outside, np.nan, own.remarks
+        outside[ops], remarks[ops] = own.outside, own.remarks
+        spread[ops] = believed_spread(model, [calls[at] for at in ops])
         unmeasured = {ops[at]: note for at, note in own.unmeasured.items()}
         for at in np.flatnonzero(np.isfinite(own.outside) & ~own.fused).tolist():
             report = own.report(at)

@@ -15,6 +15,9 @@ on a device that was measured in 32 are no nearer their peak than those: tensor 
 same memory and heat the same chip. Where no calibration is shipped at all, a share that devices
 commonly reach is taken.
 
+Lookups, of which no shipped calibration has any, go by caches that other GPUs show
+(`lookup_prior.py`), and so does how sure that is.
+
 Both 16-bit formats multiply at one rate where the datasheet says so; calibrations are of bf16, so
 fp16 attention is priced as bf16's. Products in fp16 stay with their own measurements: as bf16's,
 published steps of A100s over nodes are missed by 12 % in place of 8 %, those of the Megatron papers
@@ -25,20 +28,30 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.io import InputError
-from hybridperf.learning.prior import Adapted
+from hybridperf.learning.prior import Adapted, uninformed_knobs
 from hybridperf.learning.prior.implementation import OpImplementation
-from hybridperf.model.families import family_of, references_of
+from hybridperf.model.families import family_of, gpu_of, op_rows, references_of
 from hybridperf.model.group_report import GroupReport
+from hybridperf.model.lookup_prior import is_lookup, lookup_prior
 from hybridperf.model.platform import OpTable
 from hybridperf.model.prior_pricing import KERNEL_S
-from hybridperf.ops import GROUPS, Gemm, LatentAttention, Op, OpCall
+from hybridperf.ops import (
+    FUSED,
+    GROUPS,
+    EncoderAttention,
+    Gemm,
+    LatentAttention,
+    Op,
+    OpCall,
+    PrefillAttention,
+)
 from hybridperf.ops.latent_attention import PUBLISHED_SHARE
 from hybridperf.ops.roofline import RooflineKnobs
 
@@ -71,6 +84,9 @@ _PER_POWER, _STEADY_POWER = 1 / 3, 0.25
 # Of the roofline, where no shipped calibration has the op: long products and attention of four
 # calibrated GPUs reach 0.67 to 0.84 and 0.46 to 0.52 of it
 PRODUCTS_SHARE, ATTENTION_SHARE = 0.75, 0.5
+# Of the seconds of gathers, in logs: two GPUs with caches of 6 and 72 MiB, each by the other's
+# knobs, are that far off (`validate sparse --tasks gpus`)
+GATHERS_WIDTH = 0.35
 # Of such shares in logs. The same four GPUs lie within 0.1 and 0.25 of their median (long and short
 # sequences); another generation is believed to lie twice as far
 PRODUCTS_WIDTH, ATTENTION_WIDTH = 0.2, 0.4
@@ -153,13 +169,62 @@ def _refers(model: Calibration) -> bool:
     return model.references is not None and model.device.kind == "gpu"
 
 
+def believed_spread(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
+    """Deviations of the logs of believed seconds [N]; NaN for ops that were measured, and for those
+    of which only a datasheet tells.
+    """
+    spread = np.full(len(calls), np.nan)
+    if not _refers(model) or model.references is None:
+        return spread
+    measured, known = model.stand_in or model, dict[Any, float]()
+    for at, call in enumerate(calls):
+        op = call.op
+        if call.kernel == FUSED:
+            continue
+        if by_other_lookups(measured, op):
+            spread[at] = lookup_prior().log_seconds(model.device, [op])[1][0]
+            continue
+        kind = type(op), int(op.group_index()), op.dtype, op.peak_dtype
+        if kind not in known:
+            same, referred = as_measured(measured, op), op.unit == "matrix"
+            if not referred and not is_measured(measured, same):
+                referred = reference_device(model.device, same, model.references()) is not None
+            wide = referred and not is_measured(measured, same)
+            known[kind] = width_of(op) if wide else np.nan
+        spread[at] = known[kind]
+    return spread
+
+
+def width_of(op: Op) -> float:
+    """Deviation of the log of the share of the roofline that a reference device stands for."""
+    return (
+        ATTENTION_WIDTH if isinstance(op, PrefillAttention | EncoderAttention) else PRODUCTS_WIDTH
+    )
+
+
+def by_other_lookups(model: Calibration, op: Op) -> bool:
+    """Whether an op is a lookup that goes by what other GPUs' caches show: neither the device nor
+    any shipped calibration that would stand for it has measured one.
+    """
+    if not is_lookup(op) or not _refers(model) or model.references is None:
+        return False
+    return not is_measured(model, op) and (
+        reference_device(model.device, op, model.references()) is None
+    )
+
+
 def believed_by(model: Calibration, op: Op) -> str:
     """In words, what prices an op that a model has no measurements of."""
     if not _refers(model) or model.references is None:
         return "datasheet roofline"
     found = reference_device(model.device, op, model.references())
+    if op.gathered() is not None and gpu_of(model.device) is not None:
+        whose = "no GPU taught" if found is None else f"{found.device.id} taught"
+        return f"the form of gathers at this device's bandwidth and cache, by knobs that {whose}"
     if found is not None:
         return f"the share of the roofline that {found.device.id} reaches"
+    if is_lookup(op):
+        return "bandwidths of memory and L2 that other GPUs show (a wide belief)"
     usual = op.unit == "matrix"
     return "the share of the roofline that devices usually reach" if usual else "datasheet roofline"
 
@@ -178,6 +243,13 @@ def _believed(
     for found, places in by_reference.values():
         some = [calls[one] for one in places]
         if found is None:
+            looked_up = [at for at in places if is_lookup(calls[at].op)]
+            places = [at for at in places if not is_lookup(calls[at].op)]
+            ops = [calls[at].op for at in looked_up]
+            log_s, _ = lookup_prior().log_seconds(device, ops)
+            times = np.array([calls[at].times for at in looked_up])
+            fixed_s[looked_up], over[looked_up] = times * np.exp(log_s), 0.0
+            some = [calls[one] for one in places]
             over[places] = [1 / _usual_share(call.op) for call in some]
             continue
         ops = [dataclasses.replace(call, op=as_measured(found, call.op)) for call in some]
@@ -187,6 +259,8 @@ def _believed(
         slower = slowed(device, found.device) if device.arch == found.device.arch else 1.0
         over[places] = np.maximum((measured_s - fixed_s[places]) / bare_s, 1.0) * slower
     believed_s = fixed_s + roofline_s * over
+    for at, seconds in _by_gathers(device, calls, models):
+        believed_s[at] = seconds * calls[at].times
     narrow = [
         at
         for at, call in enumerate(calls)
@@ -196,6 +270,26 @@ def _believed(
         own_s = model.op_seconds(model.own_table([calls[at] for at in narrow]))
         believed_s[narrow] = np.maximum(believed_s[narrow], own_s)
     return believed_s
+
+
+def _by_gathers(
+    device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[Calibration]
+) -> Iterator[tuple[int, float]]:
+    """(place, seconds) of ops that gather rows, by their own form at this device's bandwidth and
+    cache: a share of the roofline would not carry over to a cache of another size. The knobs are
+    the reference device's, or the beliefs where no device has such ops.
+    """
+    for at, call in enumerate(calls):
+        if call.op.gathered() is None or gpu_of(device) is None:
+            continue
+        rows = op_rows(call.op, device)
+        found = reference_device(device, call.op, models)
+        if found is None:
+            knobs = uninformed_knobs(rows)
+        else:
+            adapted = found.families[family_of(_group(call.op), call.op.dtype) or ""]
+            knobs = adapted.knobs.including(adapted.prior.population, rows.implementation)
+        yield at, float(np.exp(knobs.closed(rows).total[0]))
 
 
 def _usual_share(op: Op) -> float:

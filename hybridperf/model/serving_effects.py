@@ -2,6 +2,7 @@
 what is believed of it before any row of that engine is measured.
 
     step        = kernels x (calls of the step) + step_s
+    prompts     = max(kernels x (calls of the prompts), launch_s x launches)
     first token = prefill x (prompts before it and its own) + waited_steps x step + first_token_s
 
 Beliefs are log-normal, a median and a width in logs, as those of training steps are
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.model.step_effects import Belief
+from hybridperf.model.step_effects import LAUNCH_S, Belief
 
 _ROWS = "published rows of aiconfigurator's operating points"
 
@@ -43,6 +44,9 @@ class ServingEffects:
         f"a prompt waits for the step that runs, its token for the next: 0 to 3 in {_ROWS}")
     first_token_s: Any = _effect(20e-3, 0.8,
         "tokenizing, HTTP and the first token's way out: assumed; fits say 10 to 60 ms")
+    launch_s: Any = _effect(LAUNCH_S, 0.5,
+        "of the host, each kernel of a step with prompts: assumed, as of any host that launches one"
+        " kernel after the other; SGLang's pull request 12160 has 83 ms for DeepSeek-V3's")
     burst: Any = _effect(0.1, 0.5,
         "share of requests that wait in the opening burst: one of ten, where each client sends ten")
     # fmt: on
@@ -54,17 +58,22 @@ BELIEFS: Mapping[str, Belief] = {
 }
 # of a framework, in place of the usual median: (effect, median, source)
 KNOWN: Mapping[str, tuple[tuple[str, float, str], ...]] = {
-    "trtllm": (
-        ("waited_steps", 6.0, f"5 to 20 for Llama 70B and DeepSeek in {_ROWS}, 1 to 3 else"),
-    ),
+    "vllm": (("launch_s", 10e-6, "assumed: torch.compile joins kernels and their launches"),),
+    "trtllm": (("waited_steps", 3.0, f"0 to 6 for Llama 70B in {_ROWS}"),),
     "sglang": (("burst", 0.2, f"0.22 in {_ROWS}"),),
 }
+# where engines apart compute prompts, whatever the framework
+KNOWN_APART: tuple[tuple[str, float, str], ...] = (
+    ("first_token_s", 0.1, "a request goes through a router to a second engine and its cache over"
+     f" a link, before a token leaves: 0.1 to 0.2 s in {_ROWS}"),
+)  # fmt: skip
 FRAMEWORKS = ("vllm", "sglang", "trtllm")
 
 
-def believed(framework: str = "") -> ServingEffects:
-    """Medians of a framework; of any where it is not known."""
-    return ServingEffects(**{effect: median for effect, median, _ in KNOWN.get(framework, ())})
+def believed(framework: str = "", apart: bool = False) -> ServingEffects:
+    """Medians of a framework, of any where it is not known; `apart`: of engines for prompts."""
+    known = (*KNOWN.get(framework, ()), *(KNOWN_APART if apart else ()))
+    return ServingEffects(**{effect: median for effect, median, _ in known})
 
 
 def logs_of(effects: ServingEffects) -> np.ndarray:

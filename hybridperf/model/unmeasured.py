@@ -11,15 +11,15 @@ from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.reference_device import (
-    ATTENTION_WIDTH,
     PRODUCTS_WIDTH,
     as_measured,
     is_measured,
     reference_device,
+    width_of,
 )
 from hybridperf.model.step_effects import NAMES
 from hybridperf.model.step_table import collective_frame
-from hybridperf.ops import EncoderAttention, Gemm, OpCall, PrefillAttention
+from hybridperf.ops import Gemm, OpCall
 
 Probe = tuple[str, OpCall | CollectiveCall]  # a call that stands for what a step effect multiplies
 
@@ -56,8 +56,8 @@ def _of_op(model: PerfModel, call: OpCall) -> tuple[float, str]:
     if model.references is None or is_measured(measured, op):
         return 0.0, ""
     found = reference_device(device, op, model.references())
-    attention = isinstance(op, PrefillAttention | EncoderAttention)
-    what, width = ("attention", ATTENTION_WIDTH) if attention else ("products", PRODUCTS_WIDTH)
+    width = width_of(op)
+    what = "products" if width == PRODUCTS_WIDTH else "attention"
     whose = "that devices usually reach" if found is None else f"that {found.device.id} reaches"
     numbers = op.dtype
     if isinstance(op, Gemm):

@@ -12,6 +12,7 @@ from hybridperf.ops import (  # register their ops
     moe,
     movement,
     quantise,
+    sparse,
 )
 from hybridperf.ops.attention import (
     DecodeAttention,
@@ -19,7 +20,17 @@ from hybridperf.ops.attention import (
     PrefillAttention,
     attention_of,
 )
-from hybridperf.ops.base import FUSED, GROUPS, Gpu, Op, OpCall, columns, op_by_name, op_names
+from hybridperf.ops.base import (
+    FUSED,
+    GROUPS,
+    Gathered,
+    Gpu,
+    Op,
+    OpCall,
+    columns,
+    op_by_name,
+    op_names,
+)
 from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward, lookup_calls
 from hybridperf.ops.gemm import BatchedGemm, Gemm
@@ -48,13 +59,15 @@ from hybridperf.ops.movement import (
     Transpose,
 )
 from hybridperf.ops.quantise import Quantise
+from hybridperf.ops.sparse import SDDMM, NMGemm, SpMM
 
 __all__ = [
-    "FUSED", "GROUPS", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy", "Cumulative",
-    "DecodeAttention", "EagerOp", "Elementwise", "EmbeddingBag", "EmbeddingBagBackward",
-    "EncoderAttention", "Fused", "Gather", "Gemm", "Gpu", "LatentAttention", "LoopTrip", "Moe",
-    "Norm", "Op", "OpCall", "OptimizerUpdate", "PrefillAttention", "Quantise", "Random",
-    "Reduction", "RmsNorm", "ScatterAdd", "Softmax", "Sort", "Transpose", "attention",
+    "FUSED", "GROUPS", "SDDMM", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy",
+    "Cumulative", "DecodeAttention", "EagerOp", "Elementwise", "EmbeddingBag",
+    "EmbeddingBagBackward", "EncoderAttention", "Fused", "Gather", "Gathered", "Gemm", "Gpu",
+    "LatentAttention", "LoopTrip", "Moe", "NMGemm", "Norm", "Op", "OpCall", "OptimizerUpdate",
+    "PrefillAttention", "Quantise", "Random",
+    "Reduction", "RmsNorm", "ScatterAdd", "Softmax", "Sort", "SpMM", "Transpose", "attention",
     "attention_of", "columns", "convolution", "embedding_bag", "gemm", "latent_attention",
-    "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names", "quantise",
+    "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names", "quantise", "sparse",
 ]  # fmt: skip

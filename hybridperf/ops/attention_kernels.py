@@ -29,6 +29,10 @@ SHARES: Mapping[str, Mapping[str, float]] = {
     "flash1": {_AMPERE: math.sqrt(0.25 * 0.40), _HOPPER: _FLASH_2_HOPPER / _OVER_FLASH_1},
     "flash2": {_AMPERE: math.sqrt(0.50 * 0.73), _HOPPER: _FLASH_2_HOPPER},
 }
+# Head sizes that a kernel takes at most: "less than or equal to 128" (PyTorch 2.0's warning,
+# aten/src/ATen/native/transformers/cuda/sdp_utils.h). Models of wider ones ran unfused, as Pythia
+# 1B's settings, alone of theirs, have it (pythia-1b.yml of github.com/EleutherAI/pythia).
+WIDEST_HEADS: Mapping[str, int] = {"flash1": 128}
 KERNELS = ("", *SHARES)  # empty: the op model's own
 
 

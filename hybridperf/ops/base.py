@@ -46,6 +46,20 @@ class Gpu:
 
 
 @dataclasses.dataclass(frozen=True)
+class Gathered:
+    """Rows of a dense matrix that an op gathers by an index, for a form that knows a cache."""
+
+    again_bytes: Any  # of rows that were gathered before: a cache may hold them
+    first_bytes: Any  # of the different rows
+    beside_bytes: Any  # dense, in order
+    index_bytes: Any
+    columns: Any  # numbers of a row
+    skew: Any  # standard deviation of the log of how often rows are gathered
+    longest: Any  # gathers that come one after the other
+    row_bytes: Any
+
+
+@dataclasses.dataclass(frozen=True)
 class Op(abc.ABC):
     """One operation on tensors. Subclasses add their dimensions as fields: counts, not bytes."""
 
@@ -83,6 +97,10 @@ class Op(abc.ABC):
         """Steps that the busiest multiprocessor takes one after the other; 0 says nothing."""
         del gpu
         return 0.0
+
+    def gathered(self) -> Gathered | None:
+        """What it gathers, where its GPU kernels are priced by that (`GatherRoofline`)."""
+        return None
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         """What a correction learned across GPUs sees besides the place on the roofline, float64.

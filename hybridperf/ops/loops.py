@@ -244,10 +244,13 @@ class Random(Matrix):
 
 
 @register("sgd", reads=2.0, writes=1.0, element_flops=2.0, element_transcendentals=0.0)
+@register("lamb", reads=6.0, writes=4.0, element_flops=16.0, element_transcendentals=1.0)
 @register("adam", reads=4.0, writes=3.0, element_flops=12.0, element_transcendentals=1.0)
 @dataclasses.dataclass(frozen=True)
 class OptimizerUpdate(Op):
-    """Update of `parameters` numbers: SGD reads parameter and gradient, Adam also two moments."""
+    """Update of `parameters` numbers: SGD reads parameter and gradient, Adam also two moments,
+    LAMB its own update and the parameter again.
+    """
 
     group: ClassVar[str] = "optimizer"
 

@@ -79,6 +79,24 @@ def known(name: str) -> str:
     raise unknown("name", name, names, hint)
 
 
+def group_facts(name: str) -> list[dict[str, Any]]:
+    """Of a model, each group of ops that was measured: rows, half-width of its 90 % interval,
+    quantiles of held-out log(predicted / measured), efficiencies; else nothing.
+    """
+    if name in ("ops", "spec") or not holds_a_model(name):
+        return []
+    model = load_model(name)
+    return [
+        {
+            "group": group, "rows": one.rows, "half_width": one.half_width, "errors": one.errors,
+            "compute_efficiency": float(model.knobs.compute_efficiency[at]),
+            "memory_efficiency": float(model.knobs.memory_efficiency[at]),
+        }
+        for at, group in enumerate(GROUPS)
+        if (one := model.groups.get(group)) is not None
+    ]  # fmt: skip
+
+
 def holds_a_model(name: str) -> bool:
     """Whether a name means a model; as for `--model`, its folder goes before a device's name."""
     path = Path(name)

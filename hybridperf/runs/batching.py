@@ -4,7 +4,8 @@ An engine is a state machine (Yu et al., Orca, OSDI 2022; Kwon et al., vLLM, SOS
 step computes, within a budget of tokens,
 
 1. what the running sequences lack, the oldest first: one token each, or a chunk of a prompt;
-2. prompts that wait, in order, while a slot is free and all blocks of the prompt are;
+2. prompts that wait, in order, while a slot is free and all blocks of the prompt are, unless they
+   are held back (`admission.py`);
 
 and where the cache has no block for a running sequence, the youngest is preempted: it waits, ahead
 of all others, to be computed again from its first token. Seconds of a step are `StepTimes`.
@@ -32,6 +33,7 @@ import numpy as np
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array
+from hybridperf.runs.admission import AT_ONCE, Admission
 from hybridperf.runs.requests import Requests, Served
 
 _LONGEST = 4096  # steps taken at once: arrays of them stay in the cache
@@ -40,7 +42,7 @@ ROUTINGS = ("least_loaded", "round_robin")
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["times", "slots", "budget", "kv_tokens", "acceptance"],
+    data_fields=["times", "slots", "budget", "kv_tokens", "acceptance", "admission"],
     meta_fields=["block", "drafted"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Engine:
     block: int = 16  # tokens of a block of the cache
     drafted: int = 0  # tokens beside each one
     acceptance: Array = 0.0  # chance that a drafted token stands, given those before it do
+    admission: Admission = AT_ONCE  # when prompts that came are taken
 
     @property
     def tokens_a_step(self) -> Array:
@@ -171,6 +174,7 @@ class _Worker:
         self.waiting: collections.deque[int] = collections.deque()
         self.running = np.zeros(0, int)
         self.clock_s, self.preemptions, self.steps = 0.0, 0, 0
+        self.looked, self.gathered = 0, 0  # steps since a look; that the first that waits has
         self.blocks = engine.kv_tokens // engine.block if engine.kv_tokens < math.inf else math.inf
         self.total = state.prompt + 1 if only_prompts else state.total
 
@@ -196,7 +200,8 @@ class _Worker:
         preempted = self._make_room()
         want, decodes = self._wants(self.running)
         take = np.clip(self.engine.budget - (np.cumsum(want) - want), 0, want)
-        if not preempted:
+        held_back = self._held_back(decodes)
+        if not preempted and not held_back:
             self._admit(self.engine.budget - float(take.sum()))
             if len(self.running) > len(take):
                 want, decodes = self._wants(self.running)
@@ -210,20 +215,36 @@ class _Worker:
         steps = 1
         if not tokens and not preempted:
             steps = self._unchanged(run)
+            steps = min(steps, held_back) if held_back and self.waiting else steps
         times = self.engine.times
-        if steps > 1 and not self.waiting and horizon_s < math.inf:
+        may_come = not self.waiting or held_back > 0  # and change what is done
+        if steps > 1 and may_come and horizon_s < math.inf:
             first_s = float(times.seconds(sequences, keys))
             steps = int(min(steps, max((horizon_s - self.clock_s) / first_s + 2, 1)))
         context = keys + gain * np.arange(steps)
         ends_s = self.clock_s + np.cumsum(times.seconds(sequences, context, tokens, chunk_keys))
-        if steps > 1 and not self.waiting:  # the step in which the horizon lies is the last
+        if steps > 1 and may_come:  # the step in which the horizon lies is the last
             steps = min(steps, int(np.searchsorted(ends_s, horizon_s)) + 1)
         self.clock_s = float(ends_s[steps - 1])
         self.steps += steps
+        self.looked = 0 if tokens else self.looked + steps
+        self.gathered = self.gathered + steps if held_back and self.waiting else 0
         self._advance(run, decodes, chunk, gain * steps)
         ended = state.known[run] >= self.total[run] - 1e-9
         self.running = run[~ended]
         return run[ended]
+
+    def _held_back(self, decodes: np.ndarray) -> int:
+        """Steps until prompts that wait are taken; 0: now, as when nobody decodes."""
+        how = self.engine.admission
+        if how.at_once or not len(decodes) or not decodes.all():
+            return 0
+        look = int(-self.looked % how.every)
+        if not self.waiting or not how.gather:
+            return look
+        state, some = self.state, list(self.waiting)
+        tokens = float((state.known[some] - state.held[some]).sum()) + len(decodes)
+        return 0 if tokens >= how.tokens else max(look, int(how.gather) - self.gathered, 0)
 
     def _wants(self, run: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that sequences would compute, and which of them decode."""

@@ -7,14 +7,17 @@ the average:
 
     B    = min(C / (1 + TTFT / (O TPOT)), slots)
     TPOT = step(B, I + O/2) + (B - 1) p / O
-    TTFT = g (T(I) + f p (C' - 1) / 2) + k step(B) + c + wait           C' = min(C, slots)
+    TTFT = g (T(I) + f p (C' - 1) / 2) + (k + (1 - f) w) step(B) + c + wait     C' = min(C, slots)
     wait = (C / slots - 1) O TPOT                where more clients are than slots, else 0
 
 Where prompts are computed by engines apart nothing interferes, and of clients enough to keep these
 busy, a prompt each P for a rank of theirs, TTFT = P p - O TPOT.
 
 `f` is the share of requests that meet the opening burst, g, k and c are effects of the framework
-(`model/serving_effects.py`). Everything is of one attention rank: its share of clients, its slots.
+(`model/serving_effects.py`), w the steps that prompts are held back (`admission.py`). p beside
+sequences that decode is what a prompt adds to their steps. Steps with prompts are no CUDA graphs:
+they last at least as long as the host takes to launch their kernels. Everything is of one attention
+rank: its share of clients, its slots.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import NamedTuple
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.model.serving_effects import ServingEffects
+from hybridperf.runs.admission import AT_ONCE, Admission
 
 CHUNK = 8192.0  # tokens of prompts in a step at most: the usual budget of vLLM's benchmarks
 _ROUNDS = 20  # of the iteration for B, each halfway to the next: within 1e-5 of its limit
@@ -56,20 +60,32 @@ class Loop(NamedTuple):
     prompts: Array  # that an opening burst brings to the rank, or to one of those apart
     decoding: Array
     interferes: Array = 1.0  # 0: prompts are computed by workers apart
+    held_back: Array = 0.0  # steps that a prompt waits before the engine takes it
+    step_launches: Array = 0.0  # of a step with prompts
+    launches: Array = 0.0  # of one prompt alone
+    next_launches: Array = 0.0  # that a prompt adds among others
+    beside_s: Array = 0.0  # that a prompt adds to steps of sequences that decode
+    beside_steps: Array = 1.0  # that it adds to
 
-    def latency(self, effects: ServingEffects, launched_s: Array = 0.0) -> Latency:
-        """The formula of the module's docstring; `launched_s`: of the host, each step."""
+    def latency(self, effects: ServingEffects, host_s: Array = 0.0) -> Latency:
+        """The formula of the module's docstring; `host_s`: of each step."""
         module = array_module(*self)
-        added_s = effects.step_s + launched_s
+        added_s = effects.step_s + host_s
         step_s = effects.kernels * self.step_s + added_s
-        next_s = effects.kernels * self.next_s
+        launched_by = effects.launch_s * self.next_launches
+        next_s = module.maximum(effects.kernels * self.next_s, launched_by)
         others = self.interferes * (self.decoding - 1.0)
-        tpot_s = step_s + others * next_s / self.output
+        kernels_s = effects.kernels * self.step_s
+        launched_s = effects.launch_s * self.step_launches - kernels_s
+        beside_s = module.maximum(effects.kernels * self.beside_s, launched_s * self.beside_steps)
+        tpot_s = step_s + others * beside_s / self.output
         waiting_s = module.maximum(self.clients / self.slots - 1.0, 0.0) * self.output * tpot_s
-        alone_s = effects.kernels * self.alone_s + added_s
+        alone_s = effects.kernels * self.alone_s
+        alone_s = module.maximum(alone_s, effects.launch_s * self.launches) + added_s
         before_s = effects.burst * next_s * (self.prompts - 1.0) / 2.0
         first_s = effects.prefill * (alone_s + before_s)
-        ttft_s = first_s + effects.waited_steps * step_s + effects.first_token_s + waiting_s
+        steps = effects.waited_steps + (1.0 - effects.burst) * self.held_back
+        ttft_s = first_s + steps * step_s + effects.first_token_s + waiting_s
         # engines apart that are busy throughout: a prompt waits until they have computed all others
         full_s = (1.0 - self.interferes) * (self.prompts * next_s - self.output * tpot_s)
         ttft_s = module.maximum(ttft_s, full_s)
@@ -79,6 +95,7 @@ class Loop(NamedTuple):
 def closed_loop(
     times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array = float("inf"),
     effects: ServingEffects | None = None, chunk: Array = CHUNK, ranks: Array = 1.0,
+    admission: Admission = AT_ONCE,
 ) -> Latency:  # fmt: skip
     """TTFT and TPOT of a closed loop; NumPy, or differentiable in JAX.
 
@@ -91,21 +108,23 @@ def closed_loop(
         effects: of the framework; None: as believed of any. Its step effects multiply `times`.
         chunk: tokens of prompts in a step at most.
         ranks: attention ranks that requests are spread over.
+        admission: when prompts that came are taken.
     """
     effects = effects or ServingEffects()
-    loop = settled(times, clients, prompt, output, slots, effects, chunk, ranks)
+    loop = settled(times, clients, prompt, output, slots, effects, chunk, ranks, None, admission)
     return loop.latency(effects, times.host_s)
 
 
 def settled(
     times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array,
     effects: ServingEffects, chunk: Array = CHUNK, ranks: Array = 1.0,
-    prefill: tuple[StepTimes, Array] | None = None,
+    prefill: tuple[StepTimes, Array] | None = None, admission: Admission = AT_ONCE,
+    launches: Array = 0.0,
 ) -> Loop:  # fmt: skip
     """The loop at the number of sequences that decode once it has run for long; as `closed_loop`.
 
     `prefill`: of engines apart that compute the prompts, and how many attention ranks all of them
-    have.
+    have. `launches`: of a step with prompts, if it is no CUDA graph.
     """
     prompt, output = floats(prompt), floats(output)
     module = array_module(clients, prompt, output, slots, times.products_s)
@@ -120,9 +139,20 @@ def settled(
         prompts, interferes = module.maximum(every / prefill[1], 1.0), 0.0
     loop = Loop(
         clients, slots, output, kernels.seconds(held, keys), prefill_seconds(first, prompt, chunk),
-        prompt_seconds(first, prompt, chunk), prompts, held, interferes,
+        prompt_seconds(first, prompt, chunk), prompts, held, interferes, 0.0,
+        launches, launches * module.ceil(prompt / chunk), launches * prompt / chunk,
     )  # fmt: skip
     for _ in range(_ROUNDS):
+        # one that decodes alone is not waited for, and prompts of workers apart stop nobody
+        others = interferes * module.minimum(loop.decoding - 1.0, 1.0)
+        wait = admission.wait(loop.decoding / output, prompt, loop.decoding)
+        steps = module.ceil(prompt / chunk)
+        together = module.clip(loop.decoding / output, 1.0, module.maximum(chunk / prompt, 1.0))
+        beside_s = kernels.seconds(loop.decoding, keys, prompt * together / steps, prompt / 2.0)
+        beside_s = (beside_s - loop.step_s) * steps / together
+        loop = loop._replace(
+            held_back=others * wait, beside_s=beside_s, beside_steps=steps / together
+        )
         found = loop.latency(effects, times.host_s)
         free = clients / (1.0 + found.ttft_s / (output * found.tpot_s))
         decoding = (loop.decoding + module.clip(free, 1.0, held)) / 2.0

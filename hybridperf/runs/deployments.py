@@ -13,6 +13,7 @@ nothing is measured.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from hybridperf.runs.steady_state import steady_clients
 from hybridperf.training.plans.economy import Economy
 from hybridperf.training.plans.ranked import front
 from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
-from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 SEQUENCES = tuple(2**power for power in range(11))  # of an attention rank
@@ -71,6 +72,7 @@ class _Priced:
     holds: np.ndarray  # sequences of each rank [E]
     times: StepTimes  # of all, stacked
     sent_s: np.ndarray  # of a prompt's keys to another engine [E]
+    launches: np.ndarray  # of a step with prompts [E]
 
     def each(self, name: str) -> np.ndarray:
         """A property of each engine [E]."""
@@ -139,6 +141,38 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
     Raises:
         InputError: no engine fits on the GPUs.
     """
+    found = _without_limits(_Alike(asked)).copy()
+    found["within"] = (found["ttft_s"] <= asked.ttft_s) & (found["tpot_s"] <= asked.tpot_s)
+    if economy is not None:
+        found = found.assign(**_costs(found, economy))
+    order = ["within", "tokens_per_s_gpu", "tpot_s"]
+    return found.sort_values(order, ascending=[False, False, True], ignore_index=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Alike:
+    """A question whose limits do not count; its machine is the same object."""
+
+    asked: Question
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        q = self.asked
+        schemes = tuple(tuple(sorted(one.items())) for one in q.schemes)
+        lengths = (q.gpus, q.prompt, q.output, q.cached_share, q.drafted, q.acceptance)
+        return (id(q.model), q.shape, lengths, q.framework, schemes, q.all_reduce)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Alike) and self._key == other._key
+
+
+@functools.lru_cache(4)
+def _without_limits(alike: _Alike) -> pd.DataFrame:
+    """All deployments that fit, whatever the limits; the last few are kept."""
+    asked = alike.asked
     some = list(engines(asked))
     capacity = asked.model.device.memory_bytes or np.inf
     context = asked.prompt + asked.output / 2.0
@@ -156,7 +190,9 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
     times = StepTimes.stacked(step_times(asked.model, fitting, asked.all_reduce))
     kept = tuple(memory[at] for at in fit)
     held = np.array([holds[at] for at in fit])
-    priced = _Priced(tuple(fitting), kept, held, times, _transfer_s(asked, kept))
+    blackwell = is_blackwell(asked.model.device.id)
+    launches = np.array([prompt_launches(one, blackwell) for one in fitting])
+    priced = _Priced(tuple(fitting), kept, held, times, _transfer_s(asked, kept), launches)
     usual = believed(asked.framework)
     space = _aggregated(asked, priced).joined(_apart(asked, priced, usual))
     latency = _latency(asked, priced, space, usual)
@@ -174,14 +210,10 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
             speed = found["tokens_per_s_gpu"]
             found["tokens_per_s_gpu_low"] = speed / high
             found["tokens_per_s_gpu_high"] = speed * low
-    found["within"] = (found["ttft_s"] <= asked.ttft_s) & (found["tpot_s"] <= asked.tpot_s)
     found["tokens_per_s_user"] = 1.0 / found["tpot_s"]
     best = front(-found["tokens_per_s_user"].to_numpy(), -found["tokens_per_s_gpu"].to_numpy())
     found["front"] = np.isin(np.arange(len(found)), best)
-    if economy is not None:
-        found = found.assign(**_costs(found, economy))
-    order = ["within", "tokens_per_s_gpu", "tpot_s"]
-    return found.sort_values(order, ascending=[False, False, True], ignore_index=True)
+    return found
 
 
 def with_effects(times: StepTimes, effects: ServingEffects) -> StepTimes:
@@ -254,6 +286,7 @@ def _prompt_s(asked: Question, priced: _Priced, effects: ServingEffects) -> np.n
     chunks = np.ceil(new / CHUNKS[-1])
     times = with_effects(priced.times, effects).of(np.arange(len(priced.engines)))
     each_s = times.seconds(0.0, 1.0, new / chunks, asked.prompt - new / 2.0)
+    each_s = np.maximum(each_s, effects.launch_s * priced.launches)
     return np.asarray(effects.prefill * chunks * each_s)
 
 
@@ -276,7 +309,9 @@ def _together(asked: Question, priced: _Priced, space: _Space, effects: ServingE
     cached = np.floor(asked.prompt * asked.cached_share)
     steady = steady_clients(each, space.held, asked.prompt, asked.output, cached)
     added_s = effects.waited_steps * steady.tpot_s + effects.first_token_s
-    first_s = effects.prefill * steady.ttft_s + added_s
+    chunks = np.ceil(asked.prompt * (1.0 - asked.cached_share) / space.chunk)
+    launched_s = effects.launch_s * priced.launches[space.decode] * chunks
+    first_s = effects.prefill * np.maximum(steady.ttft_s, launched_s) + added_s
     # what is added to the wait is no work of the engine: fewer of its clients are with it
     share = (space.held / steady.rate) / (space.held / steady.rate + first_s - steady.ttft_s)
     ranks = space.replicas * priced.each("attention_dp")[space.decode]
@@ -296,7 +331,8 @@ def _split(asked: Question, priced: _Priced, space: _Space, effects: ServingEffe
     for servers in np.unique(ranks).tolist():
         at = ranks == servers
         wait_s[at] = mean_wait_s(rate[at], prompt_s[at], servers, service_cv2=0.0)
-    ttft_s = wait_s + prompt_s + priced.sent_s[space.first] + effects.first_token_s
+    way_s = believed(asked.framework, apart=True).first_token_s
+    ttft_s = wait_s + prompt_s + priced.sent_s[space.first] + way_s
     return _Latency(ttft_s, step_s / gain, rate)
 
 

@@ -112,12 +112,13 @@ def fastest(speed: Callable[[Array, Workers], Array], like: Workers) -> int:
     """How many workers are fastest, by gradient from several starts; the most that is looked at
     where more are always faster.
     """
+
+    def of(_: None, free: dict[str, Array]) -> Array:
+        return speed(free["n"], like)
+
     bounds = {"n": (1.0, float(MOST_WORKERS))}
     found = max(
-        (
-            best(lambda x: speed(x["n"], like), {"n": start}, bounds)["n"]
-            for start in (4.0, 1e3, 1e5)
-        ),
+        (best(of, None, {"n": start}, bounds)["n"] for start in (4.0, 1e3, 1e5)),
         key=lambda n: float(speed(n, like)),
     )
     low = min(int(found), MOST_WORKERS - 1)

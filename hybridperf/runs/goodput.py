@@ -26,6 +26,7 @@ gradient of the whole of it. All are functions of NumPy or JAX numbers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -152,27 +153,23 @@ def young_interval_s(failures_per_s: Array, checkpoint_s: Array) -> Array:
 
 
 def best(
-    value: Callable[[dict[str, Array]], Array], start: dict[str, float],
+    value: Callable[[Any, dict[str, Array]], Array], given: Any, start: dict[str, float],
     bounds: dict[str, tuple[float, float]],
 ) -> dict[str, float]:  # fmt: skip
     """Where a differentiable value of positive numbers is largest: L-BFGS by JAX's gradient, over
     their logs.
 
     Args:
-        value: of the numbers by name.
-        start: one of each.
+        value: of what is given and the numbers by name; compiled once for each function.
+        given: a tree of what stays as it is.
+        start: one of each number.
         bounds: the least and the most of each, above 0.
     """
-    names = [*start]
-
-    def loss(logs: Array) -> Array:
-        return -value({name: jax.numpy.exp(logs[at]) for at, name in enumerate(names)})
-
+    names = tuple(start)
     with jax.enable_x64(True):
-        both = jax.jit(jax.value_and_grad(loss))
 
         def at(logs: np.ndarray) -> tuple[float, np.ndarray]:
-            found, slope = both(logs)
+            found, slope = _loss(value, names, given, logs)
             return float(found), np.asarray(slope, np.float64)
 
         found = minimize(
@@ -181,6 +178,22 @@ def best(
             options={"ftol": 1e-14, "gtol": 1e-9},
         )  # fmt: skip
     return dict(zip(names, np.exp(found.x).tolist(), strict=True))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _loss(
+    value: Callable[[Any, dict[str, Array]], Array], names: tuple[str, ...], given: Any, logs: Array
+) -> tuple[Array, Array]:
+    """What is to be least, and its slope, at logs of the numbers."""
+
+    def loss(logs: Array) -> Array:
+        return -value(given, {name: jax.numpy.exp(logs[at]) for at, name in enumerate(names)})
+
+    return jax.value_and_grad(loss)(logs)
+
+
+def _useful(cycle: FailureCycle, chosen: dict[str, Array]) -> Array:
+    return goodput(dataclasses.replace(cycle, **chosen)).useful
 
 
 def best_interval(
@@ -204,8 +217,4 @@ def best_interval(
         "interval_s": float(np.clip(young_interval_s(rate, max(pause_s, 1e-6)), low, high)),
         **{name: float(np.clip(getattr(cycle, name), *limits[name])) for name in also},
     }
-
-    def useful(chosen: dict[str, Any]) -> Array:
-        return goodput(dataclasses.replace(cycle, **chosen)).useful
-
-    return dataclasses.replace(cycle, **best(useful, start, limits))
+    return dataclasses.replace(cycle, **best(_useful, cycle, start, limits))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,40 @@ def run_cost(
     total = number_of_tokens(tokens)
     found, counts = list[Step](), list[float]()
     for share, samples in _phases(total, ramp, batch):
-        best = plan(model, system, gpus, tokens=total, batch=samples, limit=_LAYOUTS, **asked)
-        case = best.cases[best.choice(0).case]
-        found.append(step_of_plan(best))
-        counts.append(share / (case.space.global_batch * best.setup.shape.seq))
+        step, tokens_of_step = _best_step(model, system, gpus, total, samples, asked)
+        found.append(step)
+        counts.append(share / tokens_of_step)
     return training_run(_mean_step(found, counts), sum(counts), settings)
+
+
+def _best_step(
+    model: Any, system: str, gpus: int, tokens: float, batch: int | None, asked: Mapping[str, Any]
+) -> tuple[Step, int]:
+    """`_planned`, kept where what it is asked by are words and numbers that name no file."""
+    only = {
+        name: tuple(values) if isinstance(values, list) else values
+        for name, values in (asked.get("only") or {}).items()
+    }
+    given = {name: value for name, value in asked.items() if name != "only" and value is not None}
+    said = (model, system, *given.values())
+    # what files say may change, and not everything can be looked up
+    keeps = all(isinstance(one, str | int | float) and not os.path.exists(str(one)) for one in said)
+    planned = _planned if keeps else _planned.__wrapped__
+    return planned(model, system, gpus, tokens, batch, tuple(only.items()), **given)
+
+
+@functools.lru_cache(16)
+def _planned(
+    model: Any, system: str, gpus: int, tokens: float, batch: int | None,
+    only: tuple[tuple[str, Any], ...], **asked: Any,
+) -> tuple[Step, int]:  # fmt: skip
+    """The best layout's step and its tokens; kept, since settings of a run do not change it."""
+    best = plan(
+        model, system, gpus, tokens=tokens, batch=batch, limit=_LAYOUTS, only=dict(only) or None,
+        **asked,
+    )  # fmt: skip
+    case = best.cases[best.choice(0).case]
+    return step_of_plan(best), case.space.global_batch * best.setup.shape.seq
 
 
 def _phases(

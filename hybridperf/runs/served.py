@@ -14,10 +14,11 @@ from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import NAMES, ServingEffects, believed
+from hybridperf.runs.admission import Admission
 from hybridperf.runs.closed_loop import Latency, Loop, settled
 from hybridperf.runs.serving_rows import Machine, ServedRow
 from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
-from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
 
 _Engine = tuple[Machine, Deployment]
 
@@ -51,7 +52,7 @@ class Served:
 
 def believed_effects(rows: Sequence[ServedRow]) -> ServingEffects:
     """Of each row's framework [N]; a client's own number of requests tells its burst."""
-    each = [believed(row.framework) for row in rows]
+    each = [believed(row.framework, row.prefill is not None) for row in rows]
     found = {name: np.array([getattr(one, name) for one in each]) for name in NAMES}
     told = np.array([row.requests for row in rows])
     found["burst"] = np.where(told > 0, 1.0 / np.maximum(told, 1.0), found["burst"])
@@ -93,9 +94,12 @@ def served(
         apart = None
         if first is not None:
             apart = times[first], prefillers * first[1].attention_dp
+        chunk = np.array([row.chunk for row in some])
+        launches = prompt_launches(first[1] if first else engine, is_blackwell(key[0].device))
+        admission = Admission(*np.array([row.admission for row in some]).T)
         loop = settled(
-            times[key], clients, prompt, output / engine.tokens_per_pass, slots, own,
-            float(engine.chunk_tokens), ranks, apart,
+            times[key], clients, prompt, output / engine.tokens_per_pass, slots, own, chunk, ranks,
+            apart, admission, launches,
         )  # fmt: skip
         for name, value in loop._asdict().items():
             fields[name][at] = value

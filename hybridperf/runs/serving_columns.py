@@ -22,6 +22,11 @@ READ: Mapping[str, str] = {
     "tp_size, pp_size, attention_dp_size, moe_tp_size, moe_ep_size": "of an engine; `prefill_` and"
     " `decode_` before it: of the workers of each kind, and `_num_workers`",
     "max_num_seqs, max_num_batched_tokens": "limits of an engine's step",
+    "scheduler_recv_interval": "SGLang: steps from one look at new requests to the next",
+    "attention_dp_timeout_iters": "TensorRT-LLM: the same, where attention ranks wait for each"
+    " other",
+    "batch_wait_timeout_iters, batch_wait_max_tokens_ratio": "TensorRT-LLM: steps that a prompt"
+    " waits for others, up to a share of a step's tokens",
     "requests_per_client": "of a run, 10 if not given: one of them meets the opening burst",
     "drafted, acceptance": "tokens that a draft proposes, and the chance that each is taken",
     "cached_share": "of a prompt's tokens, found in the cache of prefixes",

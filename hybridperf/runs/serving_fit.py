@@ -26,9 +26,10 @@ from hybridperf.io import InputError, read_json, write_json
 from hybridperf.model.serving_effects import BELIEFS, NAMES, ServingEffects, effects_of, logs_of
 from hybridperf.runs.closed_loop import Latency, Loop
 from hybridperf.runs.served import Served, believed_effects
+from hybridperf.runs.serving_benchmarks import published
 from hybridperf.runs.serving_rows import ServedRow
 
-FILE, _KIND, _VERSION = "serving.json", "serving-effects", 1
+FILE, _KIND, _VERSION = "serving.json", "serving-effects", 2
 TARGETS = ("tpot_s", "ttft_s")
 # effects that frameworks share: apart, two models of one framework would fit what is theirs
 _SHARED = ("kernels", "step_s")
@@ -36,6 +37,7 @@ _ROW_WIDTH = {"tpot_s": 0.2, "ttft_s": 0.35}  # of rows' logs around the law
 _MOST_ROWS = 1.0  # that a model of a framework counts for: rows of one table are neighbours
 _MOST_LEFT = 1.0  # of a log, that an offset explains: a row far off is of another kind
 _APART = " apart"  # of workers that prefill
+_ELSE = " else"  # of other lengths than the published benchmark's: other clients sent them
 # Standard deviations of offsets in logs, by what rows share, of TPOT and TTFT; of slopes against
 # constants; of noise. With half of them errors stay (TPOT of models left out 11.8 in place of 11.9
 # %, of 30 rows 5.6 in place of 5.4 %) and intervals hold 74 in place of 92 %, with double 98 %
@@ -47,6 +49,7 @@ _LEVELS: Mapping[tuple[str, ...], tuple[float, float]] = {
 }
 _LAYOUT = (0.10, 0.20)  # inside one layout of one engine, smooth in sizes
 _SLOPES, _NOISE = 0.7, (0.06, 0.10)
+_NOISE_APART = (0.06, 0.35)  # where prompts are computed apart: some rows begin cold, 5 to 40 s
 _SMOOTH = 1.0  # length of the smooth part, in the units of `_sizes`
 
 
@@ -74,8 +77,9 @@ class ServingFit:
         logs = np.array([np.log(getattr(believed, name)) for name in NAMES])
         for at, row in enumerate(rows):
             any_of_its_kind = _APART if row.prefill else ""
-            if (kind := kind_of(row)) in self.effects:
-                logs[:, at] = self.effects[kind]
+            kind = kind_of(row)
+            if known := next((one for one in (kind, _like(kind)) if one in self.effects), None):
+                logs[:, at] = self.effects[known]
             elif any_of_its_kind in self.effects:
                 for name in _SHARED:
                     place = NAMES.index(name)
@@ -88,7 +92,8 @@ class ServingFit:
         """(offset, standard deviation of what stays unknown) of rows' logs [N]."""
         here = TARGETS.index(target)
         words, sizes = _told(rows)
-        deviation = believed_deviation(sizes, target)
+        noise = _noise(words, here)
+        deviation = np.sqrt(believed_deviation(sizes, target) ** 2 - _NOISE[here] ** 2 + noise**2)
         if self.offsets is None:
             return np.zeros(len(rows)), deviation
         known = self.offsets
@@ -98,7 +103,8 @@ class ServingFit:
 
     def note_of(self, row: ServedRow) -> str:
         """Whose rows a row is predicted by."""
-        if kind_of(row) not in self.effects:
+        kind = kind_of(row)
+        if kind not in self.effects and _like(kind) not in self.effects:
             of = f"{row.framework or 'this framework'}{_APART if row.prefill else ''}"
             return f"no measured rows of {of}: usual effects assumed"
         models = {words[1] for words in self.offsets.words} if self.offsets else set()
@@ -186,8 +192,14 @@ def sizes_of(sizes: np.ndarray) -> np.ndarray:
 
 
 def kind_of(row: ServedRow) -> str:
-    """Whose effects a row has: its framework's, and whether prompts are computed apart."""
-    return f"{row.framework}{_APART if row.prefill else ''}"
+    """Whose effects a row has: its framework's, by how prompts are computed and who sent them."""
+    campaign = "" if published(row.prompt, row.output) else _ELSE
+    return f"{row.framework}{_APART if row.prefill else ''}{campaign}"
+
+
+def _like(kind: str) -> str:
+    """The same framework's kind of the other lengths."""
+    return kind.removesuffix(_ELSE) if kind.endswith(_ELSE) else kind + _ELSE
 
 
 def _effects(
@@ -289,11 +301,14 @@ def _numbered(
     return tuple(np.array(some, int).reshape(-1, len(_WORDS)) for some in each)  # type: ignore[return-value]
 
 
-def _among(
-    words: Sequence[Sequence[str]], sizes: np.ndarray, here: int, noise: float
-) -> np.ndarray:
+def _noise(words: Sequence[Sequence[str]], here: int) -> np.ndarray:
+    """Standard deviation of rows' own noise in logs [N]."""
+    return np.array([(_NOISE_APART if _APART in one[0] else _NOISE)[here] for one in words])
+
+
+def _among(words: Sequence[Sequence[str]], sizes: np.ndarray, here: int) -> np.ndarray:
     among = _covariance(words, sizes, words, sizes, here)
-    return np.asarray(among + noise**2 * np.eye(len(words)))
+    return np.asarray(among + np.diag(_noise(words, here) ** 2))
 
 
 def _slope_variance(sizes: np.ndarray, here: int) -> np.ndarray:
@@ -307,6 +322,6 @@ def _offsets(
 ) -> Offsets:  # fmt: skip
     factors, found = {}, {}
     for here, target in enumerate(TARGETS):
-        factors[target] = np.linalg.inv(_among(words, sizes, here, _NOISE[here]))
+        factors[target] = np.linalg.inv(_among(words, sizes, here))
         found[target] = weights[target] if left is None else factors[target] @ left[target]  # type: ignore[index]
     return Offsets(words, sizes, found, factors)

@@ -27,10 +27,13 @@ from hybridperf.hardware import (
 from hybridperf.io import InputError, shipped_toml
 from hybridperf.io.errors import plain
 from hybridperf.model import PerfModel
+from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
+from hybridperf.runs.closed_loop import CHUNK
+from hybridperf.runs.serving_benchmarks import settings_of
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.names import Machine as StepMachine
 from hybridperf.training.steps.names import machine as step_machine
-from hybridperf.workloads.serving import Deployment
+from hybridperf.workloads.serving import Deployment, is_blackwell
 from hybridperf.workloads.transformer.zoo import load_shape
 
 MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
@@ -81,6 +84,8 @@ class ServedRow:
     prefill_workers: float = 1.0
     workers_known: bool = True
     requests: float = 0.0  # of each client; 0: not told
+    chunk: float = CHUNK  # tokens of prompts in a step at most
+    admission: Admission = AT_ONCE
     model: str = ""
     system: str = ""
     framework: str = ""
@@ -134,6 +139,8 @@ _USED = (
     "model_path", "model", "system", "backend", "framework", "backend_version", "precision", "mode",
     "gemm_quant_mode", "moe_quant_mode", "kv_dtype", "isl", "osl", "concurrency", "max_num_seqs",
     "max_num_batched_tokens", "requests_per_client", "drafted", "acceptance", "cached_share",
+    "scheduler_recv_interval", "attention_dp_timeout_iters", "batch_wait_timeout_iters",
+    "batch_wait_max_tokens_ratio",
     *(f"{kind}{name}" for kind in ("", "prefill_", "decode_") for name in _SIZES),
 )  # fmt: skip
 
@@ -163,17 +170,15 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         "shape": shape, "framework": framework, "distribution": DISTRIBUTION,
         **_schemes(values, habits, machine, framework, bool(shape.experts)),
     }  # fmt: skip
-    limits = {"max_num_seqs": "max_sequences", "max_num_batched_tokens": "chunk_tokens"}
-    common |= {ours: int(_number(values, theirs)) for theirs, ours in limits.items()
-               if theirs in values}  # fmt: skip
+    if "max_num_seqs" in values:
+        common["max_sequences"] = int(_number(values, "max_num_seqs"))
     common |= {"drafted": int(_number(values, "drafted", 0.0)),
                "acceptance": _number(values, "acceptance", 0.0),
                "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
     found: dict[str, Any] = {
         "machine": machine, "clients": _number(values, "concurrency"),
         "prompt": _number(values, "isl"), "output": _number(values, "osl"),
-        "requests": _number(values, "requests_per_client", 0.0), "model": shape_name,
-        "system": machine.device, "framework": framework,
+        "model": shape_name, "system": machine.device, "framework": framework,
         "version": str(values.get("backend_version", "")),
     }  # fmt: skip
     if min(found["clients"], found["prompt"], found["output"]) < 1:
@@ -197,9 +202,38 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         }  # fmt: skip
     else:
         engine = Deployment(**common, **_layout(values, "", notes))
+    values = {**_as_published(found, engine, values, notes), **values}
+    found |= {
+        "requests": _number(values, "requests_per_client", 0.0),
+        "chunk": max(_number(values, "max_num_batched_tokens", CHUNK), 1.0),
+        "admission": _admission(values, engine),
+    }  # fmt: skip
     if machine.note:
         notes.append(machine.note)
     return ServedRow(engine=engine, notes=tuple(notes), **found)
+
+
+def _as_published(
+    found: Mapping[str, Any], engine: Deployment, values: Mapping[str, Any], notes: list[str]
+) -> dict[str, Any]:
+    """Settings that a row does not tell, as the benchmark of its lengths sets them."""
+    told = (found[name] for name in ("model", "system", "version", "clients", "prompt", "output"))
+    settings = settings_of(engine, *told)
+    if assumed := {name: value for name, value in settings.items() if name not in values}:
+        said = ", ".join(f"{name} {value:g}" for name, value in assumed.items())
+        notes.append(f"as InferenceX's scripts set: {said}")
+    return settings
+
+
+def _admission(values: Mapping[str, Any], engine: Deployment) -> Admission:
+    """By the frameworks' own settings."""
+    ranks = _number(values, "attention_dp_timeout_iters", 1.0) if engine.attention_dp > 1 else 1.0
+    share = _number(values, "batch_wait_max_tokens_ratio", 0.0)
+    budget = _number(values, "max_num_batched_tokens", CHUNK)
+    return Admission(
+        max(_number(values, "scheduler_recv_interval", 1.0), ranks, 1.0),
+        _number(values, "batch_wait_timeout_iters", 0.0), share * budget if share else NO_LIMIT,
+    )  # fmt: skip
 
 
 def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str, Any]:
@@ -226,7 +260,6 @@ def _schemes(
     values: Mapping[str, Any], habits: Mapping[str, Any], machine: Machine, framework: str,
     experts_in: bool,
 ) -> dict[str, str]:  # fmt: skip
-    blackwell = machine.device.startswith(("b", "gb"))
     by_precision = {"fp4": "nvfp4", "fp8": "fp8", "int4": "int4_wo", "bf16": "bfloat16"}
     precision = str(values.get("precision", "bf16"))
     usual = by_precision.get(precision, precision)
@@ -234,7 +267,10 @@ def _schemes(
     experts = str(values.get("moe_quant_mode", gemm))
     attention = ""
     if habits.get("mxfp4"):
-        gemm, experts = "bfloat16", "w4a8_mxfp4_mxfp8" if blackwell else "w4a16_mxfp4"
+        gemm, experts = (
+            "bfloat16",
+            "w4a8_mxfp4_mxfp8" if is_blackwell(machine.device) else "w4a16_mxfp4",
+        )
     else:
         own = habits.get("schemes", {})
         gemm, experts = own.get(gemm, gemm), own.get(experts, experts)

@@ -65,16 +65,17 @@ def best_spares(cycle: FailureCycle, spares: Spares, nodes: int) -> int:
         spares: its repairs; its own count is not looked at.
         nodes: of the job, without spares.
     """
-
-    def per_node(count: Array) -> Array:
-        found, _ = with_spares(cycle, dataclasses.replace(spares, count=count))
-        return found.useful / (nodes + count)
-
     load = float(cycle.failures_per_s) * float(spares.broken) * float(spares.repair_s)
     most = max(_MOST_SHARE * nodes, 1.0)
     start = min(max(load + np.sqrt(load), 0.5), most)
-    relaxed = best(
-        lambda x: per_node(x["count"]) * nodes, {"count": start}, {"count": (1e-2, most)}
-    )
+    given = (cycle, spares, float(nodes))
+    relaxed = best(_of_a_node, given, {"count": start}, {"count": (1e-2, most)})
     low = int(np.floor(relaxed["count"]))
-    return max((low, low + 1), key=lambda count: float(per_node(float(count))))
+    return max((low, low + 1), key=lambda many: float(_of_a_node(given, {"count": float(many)})))
+
+
+def _of_a_node(given: tuple[FailureCycle, Spares, Array], free: dict[str, Array]) -> Array:
+    """Useful share of the time, over what is paid for in nodes of the job."""
+    cycle, spares, nodes = given
+    found, _ = with_spares(cycle, dataclasses.replace(spares, count=free["count"]))
+    return found.useful / (nodes + free["count"]) * nodes

@@ -82,7 +82,7 @@ def steady_clients(
         decoding = others * case.steps / (case.steps + lasts)
         arrivals = others / (case.steps + lasts)
         size = case.size(decoding)
-        behind = _behind(module, arrivals, size)
+        behind = _behind(module, arrivals, size) + case.held_back(others, lasts, arrivals, decoding)
         return module.maximum(size, 1.0) + behind - lasts, decoding, arrivals, behind
 
     least = module.maximum(case.new / case.engine.budget, 1.0)
@@ -94,13 +94,23 @@ def steady_clients(
     lasts = _polished(module, lambda at: queue(at)[0], 0.5 * (least + most))
     _, decoding, arrivals, behind = queue(lasts)
     size = case.size(decoding)
-    counts = _binomial(module, others, 1.0 / (case.steps + lasts))
-    step_s, _ = case.step_s(decoding + 1.0, decoding, counts, arrivals)
-    own_s = case.prompt_s(decoding, counts) + behind * case.seconds(decoding, case.room(decoding))
+    held = case.held_back(others, lasts, arrivals, decoding)
+    period = case.engine.admission.period(arrivals, case.new, decoding)
+    counts = _binomial(module, others, period / (case.steps + lasts))
+    taking_s, _ = case.step_s(decoding + 1.0, decoding, counts, arrivals * period)
+    none_s = case.seconds(decoding + 1.0, 0.0)
+    step_s = none_s + (taking_s - none_s) / period
+    window = case.engine.admission.window(arrivals, case.new, decoding)
+    with_it = _binomial(module, others, window / (case.steps + lasts))
+    own_s = case.prompt_s(decoding, with_it) + held * case.seconds(decoding, 0.0)
+    own_s = own_s + (behind - held) * case.seconds(decoding, case.room(decoding))
     rate = present / (case.steps * step_s + own_s)
     ttft_s = clients / rate - case.steps * step_s
     shared = (size > 0.5) & (others > 0)  # prompts that meet do not fit in one step
-    certain = (arrivals * size < module.where(shared, 0.05, 0.5)) & (present < case.holds)
+    together = arrivals * period * size
+    how = case.engine.admission  # prompts that are taken together stay together for a while
+    certain = (floats(how.gather) == 0.0) & ((how.every <= 1.0) | (how.every < 0.1 * case.steps))
+    certain = certain & (together < module.where(shared, 0.05, 0.5)) & (present < case.holds)
     return case.steady(ttft_s, step_s, rate, ttft_s - own_s, arrivals * size, certain)
 
 
@@ -157,9 +167,11 @@ def steady_arrivals(
     waiting_s = module.where(
         busy < 1.0, 0.5 * service_s * waits / module.maximum(1.0 - busy, _TINY), module.inf
     )
-    ttft_s = rest_s + own_s + waiting_s
+    held = (1.0 - idle) * case.engine.admission.wait(rate * step_s, case.new, others)
+    ttft_s = rest_s + own_s + waiting_s + held * step_s
     meet = rate * own_s  # prompts that come while another is computed
     certain = (busy < 0.6) & (waiting_s < 0.002 * ttft_s) & (meet < 0.05) & (size < 0.9)
+    certain = certain & case.engine.admission.at_once
     return case.steady(ttft_s, step_s, rate, waiting_s, rate * step_s * size, certain)
 
 
@@ -181,6 +193,11 @@ class _Case:
         return array_module(
             self.prompt, self.output, self.cached, *more, *jax.tree.leaves(self.engine)
         )
+
+    def held_back(self, others: Array, lasts: Array, arrivals: Array, decoding: Array) -> Array:
+        """Steps that a prompt waits before it is taken, while any of `others` decodes."""
+        nobody = (lasts / (self.steps + lasts)) ** others
+        return (1.0 - nobody) * self.engine.admission.wait(arrivals, self.new, decoding)
 
     def room(self, decoding: Array) -> Array:
         """Tokens of a step's budget that are left for prompts."""

@@ -23,7 +23,7 @@ import pandas as pd
 from hybridperf.io import InputError, write_json, write_table
 from hybridperf.model.published.collectives import FEW_SHOT, FOLDER, MEASURED
 from hybridperf.report import text
-from hybridperf.validate import collective_judge, harness
+from hybridperf.validate import collective_judge, expert_alltoall, harness
 from hybridperf.validate.collective_baselines import NAMES
 from hybridperf.validate.collective_judge import TASKS, CollectiveEffort, CollectiveTask
 from hybridperf.validate.collective_rows import GROUP, MeasuredCollectives, read_groups
@@ -31,6 +31,7 @@ from hybridperf.validate.scores import COLUMN, SEED, best, coverage_band, finite
 
 SCHEMA_VERSION = 1
 _RESAMPLES = 2000
+_EXPERTS = "experts"  # other tables, of which nothing is fitted
 _QUICK_TASKS = ("per_group",)
 _PLOTS = (  # of systems whose half of the rows was fitted
     ("aic_h100_sxm", "all_reduce"), ("aic_l40s", "all_reduce"), ("aic_gb200", "alltoall"),
@@ -63,14 +64,21 @@ def run(
     """Judge; leaves `collectives.json`, `collectives.csv` (a line per task, group and model),
     `results.json` and `bus_<system>_<collective>.png` in `out`.
 
-    `tasks`: names in `collective_judge.TASKS`, all if not given; `quick`: one task on the two
-    systems of the fewest rows, from a prior that is trained shortly. `InputError` where data or
-    scikit-learn are missing or a task is unknown.
+    `tasks`: names in `collective_judge.TASKS`, or experts (`expert_alltoall`), all if not given;
+    `quick`: one task on the two systems of the fewest rows, from a prior that is trained shortly.
+    `InputError` where data or scikit-learn are missing or a task is unknown.
     """
     data, out = Path(data), Path(out)
-    names = list(tasks or (_QUICK_TASKS if quick else TASKS))
-    if unknown := [name for name in names if name not in TASKS]:
-        raise InputError(f"unknown task {unknown[0]!r}; tasks are {', '.join(TASKS)}")
+    names = list(tasks or (_QUICK_TASKS if quick else (*TASKS, _EXPERTS)))
+    if unknown := [name for name in names if name not in (*TASKS, _EXPERTS)]:
+        known = ", ".join((*TASKS, _EXPERTS))
+        raise InputError(f"unknown task {unknown[0]!r}; tasks are {known}")
+    experts = expert_alltoall.lines(data) if _EXPERTS in names else []
+    names = [name for name in names if name != _EXPERTS]
+    if not names:
+        harness.write_results(out, "collectives", experts)
+        say(harness.lines_table(experts, "rows"))
+        return {"lines": []}
     scikit_learn("ensemble")
     measured, effort = read_groups(data), collective_judge.QUICK if quick else CollectiveEffort()
     wanted = [(name, system) for name in names for system in judged(measured, TASKS[name], effort)]
@@ -101,8 +109,10 @@ def run(
     summary = {"version": parts.version, "left_out": left_out, "lines": lines, "groups": results}
     write_json(out / "collectives.json", "validate-collectives", SCHEMA_VERSION, summary)
     write_table(long_table(results), out / "collectives.csv")
-    harness.write_results(out, "collectives", [_result_line(line) for line in lines])
+    harness.write_results(out, "collectives", [*map(_result_line, lines), *experts])
     say("\n" + lines_table(lines))
+    if experts:
+        say("\n" + harness.lines_table(experts, "rows"))
     where = f"collectives.json, collectives.csv and plots are in {out}"
     say("\n" + harness.left_out_text(left_out) + "\n\n" + where)
     return summary

@@ -58,7 +58,7 @@ def fit_all(
 
 def log_roofline(rows: FamilyRows) -> np.ndarray:
     """log of max(F / P, B / BW)."""
-    return np.asarray(rows.work()[:, :2].max(1))
+    return rows.log_roofline_s()
 
 
 def floor_and_rates(others: Sequence[TimedRows], own: TimedRows | None) -> Predicts:

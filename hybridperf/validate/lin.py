@@ -37,7 +37,7 @@ from hybridperf.traces.events import NONE
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import Replay, replay
 from hybridperf.traces.replay_graph import DEVICE, HOST
-from hybridperf.validate import harness, lin_data, lin_single
+from hybridperf.validate import harness, lin_data, lin_lookups, lin_single
 from hybridperf.validate.harness import Found, ResultLine
 from hybridperf.validate.lin_kernels import KERNEL_S, KernelPrices
 from hybridperf.validate.scores import scores
@@ -47,8 +47,7 @@ KERNEL_SUM_GOAL, RANK_GOAL = 0.06, 0.10
 TRACES = "traces/param_dlrm_8xV100_kineto.tar.gz"
 _DATES = ("2021-05-04", "2021-05-14")  # the other two dates recorded the same models
 _BATCH = 2048
-_LOOKUPS = {"LookupFunction": "forward", "LookupFunctionBackward": "backward"}
-_OTHERS = {"P100": ("p100_pcie_16g", 1.189e9), "Xp": ("titanxp", 1.404e9)}
+OTHERS = {"P100": ("p100_pcie_16g", 1.189e9), "Xp": ("titanxp", 1.404e9)}
 
 
 def run(data: Path, out: Path, model: str = MODEL) -> None:
@@ -66,9 +65,12 @@ def _found(data: Path, model: str) -> Iterator[Found]:
     looked_up = lookups(kernels)
     yield Found(_lookup_table(looked_up), {"lookups": looked_up})
     by_gpu = {"V100": prices}
-    for name, (device, clock_hz) in _OTHERS.items():
+    for name, (device, clock_hz) in OTHERS.items():
         with contextlib.suppress(InputError):  # a note stands in its cells
             by_gpu[name] = KernelPrices(model_or_datasheet(device), clock_hz)
+    left_out = lin_lookups.held_out(data, by_gpu, kernels)
+    lines = lin_lookups.result_lines(left_out)
+    yield Found(lin_lookups.shown(left_out), {"lookups_left_out": left_out}, lines)
     plain = lin_single.cells(data, by_gpu)
     added = lin_single.cells(data, by_gpu, added_s=lin_data.ADDED_S)
     found = summary(data, by_gpu, plain, added)
@@ -95,10 +97,13 @@ def _kernel_table(kernels: pd.DataFrame) -> str:
 
 def lookups(kernels: pd.DataFrame) -> pd.DataFrame:
     """Embedding kernels as measured, by us, and by Lin's formulas of a V100: seconds a step."""
-    found = kernels[kernels["op"].isin(_LOOKUPS) & kernels["date"].isin(_DATES)]
+    found = kernels[kernels["op"].isin(lin_lookups.DIRECTIONS) & kernels["date"].isin(_DATES)]
     gpu, rows = lin_formulas.gpu("v100_sxm2"), []
     for _, one in found.iterrows():
-        tables, direction = lin_data.config(one["workload"], _BATCH).tables, _LOOKUPS[one["op"]]
+        tables, direction = (
+            lin_data.config(one["workload"], _BATCH).tables,
+            lin_lookups.DIRECTIONS[one["op"]],
+        )
         formulas = lin_formulas.FORMULAS.items()
         theirs = {name: by[direction](tables, _BATCH, gpu) for name, by in formulas}
         ours = one[["measured_s", "predicted_s"]]

@@ -103,6 +103,14 @@ def kernels(data: Path, prices: KernelPrices, borrow: bool = True) -> pd.DataFra
     return pd.concat(parts, ignore_index=True)[columns]
 
 
+def published(
+    data: Path, prices: KernelPrices, v100: KernelPrices | None, workload: str, batch: int
+) -> LinStep:
+    """A published cell's step without a host, at rates borrowed from the V100's sequences."""
+    priced = _priced(data, prices, v100, workload)
+    return step(_config(workload, batch, priced, lin.PUBLISHED), priced)
+
+
 def _priced(
     data: Path, prices: KernelPrices, v100: KernelPrices | None, workload: str
 ) -> KernelPrices:

@@ -7,6 +7,7 @@ is predicted by
     knobs           the knobs of the other folds alone: the fitted roofline
     trees           gradient-boosted trees on the log of time, on the same inputs
     datasheet       the roofline of the datasheet
+    scaled          that, times the other folds' median of measured over it, of the kind of op
 
 Per kind of op the medians are compared, ours against the better of knobs and trees, with a
 bootstrap interval of the difference over rows; the noise floor is what two passes over the same
@@ -53,6 +54,7 @@ def run(
     _, report = fit(rows, model.device, prior=NO_PRIOR)
     data = read_measurements(usable_rows(rows, model.device)[0], model.device)
     held_out = report.held_out.assign(trees_s=_trees(data, say))
+    held_out = held_out.assign(scaled_s=scaled(held_out))
     table = compare(held_out)
     coverage = covered(held_out)
     inside, *band = (text.percent(coverage[name]) for name in ("inside", "band_low", "band_high"))
@@ -74,16 +76,16 @@ def compare(held_out: pd.DataFrame) -> pd.DataFrame:
     """One line per op kind with at least 20 rows: medians of each, and how far ours lies above the
     better baseline.
 
-    Columns `op, rows, ours, knobs, trees, datasheet, noise, goal, excess, excess_low, excess_high`,
-    shares: `excess` is the difference of medians, low and high its 95 % bootstrap interval. Ours is
-    worse beyond chance where `excess_low` is above zero.
+    Columns `op, rows, ours, knobs, trees, datasheet, scaled, noise, goal, excess, excess_low,
+    excess_high`, shares: `excess` is the difference of medians, low and high its 95 % bootstrap
+    interval. Ours is worse beyond chance where `excess_low` is above zero.
     """
     rng, lines = np.random.default_rng(0), []
     for op, rows in held_out.groupby("op"):
         if len(rows) < LEAST_ROWS_FOR_INTERVAL:
             continue
         measured = rows["measured_s"].to_numpy()
-        ways = ("predicted", *_BASELINES, "roofline")
+        ways = ("predicted", *_BASELINES, "roofline", "scaled")
         error = {name: np.abs(rows[f"{name}_s"].to_numpy() / measured - 1) for name in ways}
         median = {name: float(np.median(values)) for name, values in error.items()}
         better = best({name: median[name] for name in _BASELINES})
@@ -91,7 +93,8 @@ def compare(held_out: pd.DataFrame) -> pd.DataFrame:
         noise = float(rows["noise"].median())
         lines.append({
             "op": op, "rows": len(rows), "ours": median["predicted"], "knobs": median["knobs"],
-            "trees": median["trees"], "datasheet": median["roofline"], "noise": noise,
+            "trees": median["trees"], "datasheet": median["roofline"],
+            "scaled": median["scaled"], "noise": noise,
             "goal": np.nanmax([_TARGETS.get(str(op), _TARGET), 2 * noise]),
             "excess": median["predicted"] - median[better], "excess_low": low, "excess_high": high,
         })  # fmt: skip
@@ -124,10 +127,20 @@ def _trees(data: MeasuredOps, say: Callable[[str], None]) -> np.ndarray:
     return np.exp(predicted)
 
 
+def scaled(held_out: pd.DataFrame) -> pd.Series:
+    """Seconds [R] by the datasheet's roofline and one constant of each kind of op."""
+    ratio = held_out["measured_s"] / held_out["roofline_s"].where(held_out["roofline_s"] > 0)
+    seconds = held_out["roofline_s"].copy()
+    for k in held_out["fold"].unique():
+        here = held_out["fold"] == k
+        seconds[here] *= held_out["op"][here].map(ratio[~here].groupby(held_out["op"]).median())
+    return seconds
+
+
 def _result_line(line: Mapping[str, Any], held_out: pd.DataFrame) -> harness.ResultLine:
     rows = held_out[held_out["op"] == line["op"]]
     found = scores(*(rows[f"{name}_s"] for name in ("measured", "predicted", "low", "high")))
-    others = {name: line[name] for name in (*_BASELINES, "datasheet")}
+    others = {name: line[name] for name in (*_BASELINES, "scaled", "datasheet")}
     return harness.ResultLine(
         line["op"], line["ours"], line["rows"], line["goal"], others, "median error",
         found.pearson, found.coverage, found.half_width,
@@ -135,7 +148,7 @@ def _result_line(line: Mapping[str, Any], held_out: pd.DataFrame) -> harness.Res
 
 
 def _text(table: pd.DataFrame) -> str:
-    columns, rows = ("ours", "knobs", "trees", "datasheet", "noise", "goal"), []
+    columns, rows = ("ours", "knobs", "trees", "datasheet", "scaled", "noise", "goal"), []
     for line in table.to_dict("records"):
         shares = [text.percent(line[name]) for name in columns]
         apart = f"{100 * line['excess_low']:+.1f} to {100 * line['excess_high']:+.1f}"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hybridperf.ops.embedding import Zipf
+from hybridperf.ops.embedding_bag import OPTIMIZERS
 from hybridperf_calibration.microbench import cases, families
 from hybridperf_calibration.microbench.lookups import Lookups
 
@@ -48,7 +49,9 @@ def test_the_row_says_what_a_loop_over_its_batches_does() -> None:
     assert all(math.isfinite(value) for value in once.values() if not isinstance(value, str))
 
 
-@pytest.mark.parametrize("family", ["embedding_bag", "embedding_bag_backward"])
+@pytest.mark.parametrize(
+    "family", ["embedding_bag", "embedding_bag_backward", "embedding_bag_update"]
+)
 def test_points_become_cases_with_keys_of_their_own(family: str) -> None:
     made = cases.op_cases("full", [family])
     assert len({case.key for case in made}) == len(made) > 100
@@ -86,3 +89,57 @@ def test_a_bag_compiles_and_sums_its_rows() -> None:
         )
         (updated,) = jax.jit(program.fn)(table, rows, gradient)
         assert np.asarray(updated) == pytest.approx(expected, rel=1e-4)
+
+
+def updated(of: Lookups, table: np.ndarray, state: np.ndarray, rows: np.ndarray,
+            gradient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Table and state after one batch, each different row once."""
+    table, state = table.astype(float), state.astype(float)
+    met, place = np.unique(rows, return_inverse=True)
+    totals = np.zeros((len(met), of.dim))
+    np.add.at(totals, place.reshape(rows.shape), gradient[:, None].astype(float))
+    if of.optimizer == "sgd":
+        table[met] -= 0.01 * totals
+        return table, state
+    state[met] += totals**2 if of.optimizer == "adagrad" else (totals**2).mean(1)
+    root = np.sqrt(state[met] + 1e-8)
+    table[met] -= 0.01 * totals / (root if of.optimizer == "adagrad" else root[:, None])
+    return table, state
+
+
+@pytest.mark.parametrize("library", ["jax", "torch"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_fused_optimizer_updates_each_row_once(library: str, optimizer: str) -> None:
+    """By both libraries as by hand, and the row says which optimizer it was."""
+    if library == "torch":
+        torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
+        from hybridperf_calibration.microbench.torch_families import FAMILIES
+    else:
+        from hybridperf_calibration.microbench.families import FAMILIES
+    (family,) = [one for one in FAMILIES if one.name == "embedding_bag_update"]
+    u = np.full(9, 0.3)
+    for last in np.linspace(0, 0.99, 30):
+        u[8] = last
+        program = family.build(u)
+        of = program.lookups
+        if (of.optimizer, of.duplicates) == (optimizer, "merged"):
+            break
+    rng = np.random.default_rng(0)
+    table = rng.random((of.rows, of.dim), np.float32)
+    state = rng.random((of.rows, of.dim)[: 2 if optimizer == "adagrad" else 1], np.float32)
+    rows, gradient = of.draw(rng, (of.bags, of.pooling)), rng.random((of.bags, of.dim), np.float32)
+    tables = [table] if optimizer == "sgd" else [table, state]
+    if library == "torch":
+        held = [torch.tensor(one) for one in tables]
+        program.fn(*held, torch.tensor(rows, dtype=torch.int64), torch.tensor(gradient))
+        found = [np.asarray(one) for one in held]
+    else:
+        import jax
+
+        found = [np.asarray(one) for one in jax.jit(program.fn)(*tables, rows, gradient)]
+    for one, expected in zip(found, updated(of, table, state, rows, gradient), strict=False):
+        assert one == pytest.approx(expected, rel=1e-3)
+    columns = of.columns(sets=2, copies=1)
+    assert columns["op"] == "embedding_bag_backward"
+    assert columns.get("optimizer", "sgd") == optimizer
+    assert columns.get("duplicates", "merged") == "merged"

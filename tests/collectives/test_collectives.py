@@ -58,6 +58,11 @@ def theta_of(**knobs: float) -> np.ndarray:
     return np.log(list(theta.values()))
 
 
+def longer_of(x: float, y: float) -> float:
+    """Levels that overlap, as the form has them: where both take as long, an eighth longer."""
+    return float((x**6 + y**6) ** (1 / 6))
+
+
 def table_of(*rows: tuple[str, float, int, int]) -> pd.DataFrame:
     return pd.DataFrame(list(rows), columns=["collective", "bytes", "n_gpus", "n_nodes"])
 
@@ -91,8 +96,8 @@ def test_bus_factors_by_hand(
     ("collective", "inside", "across"),
     [
         ("all_reduce", 2 * 3 / 4, 2 * 1 / 2),
-        ("all_gather", 3 / 4, 1 / 2),
-        ("reduce_scatter", 3 / 4, 1 / 2),
+        ("all_gather", 3 / 4, 7 / 8),
+        ("reduce_scatter", 3 / 4, 7 / 8),
         ("alltoall", 3 / 8, 4 * 4 / 8),
         ("broadcast", 1, 1),
         ("reduce", 1, 1),
@@ -235,21 +240,21 @@ def test_the_closed_form_of_two_nodes_by_hand() -> None:
         small_waste=1.0,
     )
     assert form.seconds(theta, np.array([1e-6, 4e-6, 2, 4])) == pytest.approx(
-        1e-6 + 2e-6 + 10e-6 + 2 * np.hypot(2e-6, 5e-6), rel=1e-9
+        1e-6 + 2e-6 + 10e-6 + 2 * longer_of(2e-6, 5e-6), rel=1e-9
     )
 
 
 def test_the_ring_by_hand() -> None:
-    """8 ranks on each of 4 nodes, the large algorithm alone: half of 7 hops and 3 node hops."""
+    """8 ranks on each of 4 nodes, the large algorithm alone: half of 28 hops and 3 node hops."""
     theta = theta_of(
         floor_s=1e-6, hop_s=2e-6, node_hop_s=4e-6, ring=0.5, rendezvous_s=3e-6,
         intra_efficiency=1.0, inter_efficiency=1.0, small_waste=1e12, rank_decay=form.NO_DECAY + 2,
     )  # fmt: skip
     work = np.array([1e-6, 4e-6, 8, 4])
     assert form.seconds(theta, work) == pytest.approx(
-        1e-6 + 0.5 * (14e-6 + 12e-6) + 3e-6 + np.hypot(16e-6, 4e-6), rel=1e-9
+        1e-6 + 0.5 * (56e-6 + 12e-6) + 3e-6 + longer_of(16e-6, 4e-6), rel=1e-9
     )
-    assert form.carried_seconds(theta, work) == pytest.approx(np.hypot(16e-6, 4e-6), rel=1e-9)
+    assert form.carried_seconds(theta, work) == pytest.approx(longer_of(16e-6, 4e-6), rel=1e-9)
 
 
 def test_limits_in_bytes() -> None:
@@ -484,7 +489,7 @@ def test_the_datasheet_is_latency_and_bytes_over_rate(system) -> None:
         rate = min(
             links.node_bytes_per_s, links.rank_bytes_per_s * (1 if name == "sendrecv" else g)
         )
-        by_hand = system.latency_s + size * np.hypot(
+        by_hand = system.latency_s + size * longer_of(
             kind.inside(g, nodes) / links.intra_bytes_per_s, kind.across(g, nodes) / rate
         )
         assert predicted_s == pytest.approx(by_hand, rel=3e-5), row

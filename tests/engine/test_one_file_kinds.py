@@ -54,6 +54,7 @@ class Stencil(Op):
         return streamed(2 * n * self.element_bytes, flops=2 * self.points * n)
 """
 ALGORITHM = """
+from hybridperf.collectives.algorithms import direct
 from hybridperf.collectives.algorithms.base import Collective, register
 
 register(
@@ -61,8 +62,8 @@ register(
         bus_factor=lambda n: n - 1,
         inside=lambda g, nodes: g - 1,
         across=lambda g, nodes: g * g * (nodes - 1),
-        few_bytes_steps=lambda ranks: 1.0 * (ranks > 1),
-        many_bytes_steps=lambda ranks: 1.0 * (ranks > 1),
+        few_bytes_steps=direct.steps,
+        many_bytes_steps=direct.steps,
     ),
     "direct_all_reduce", "one_shot",
 )

@@ -4,6 +4,7 @@ none.
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -97,7 +98,7 @@ def test_what_was_not_measured_is_reported_in_text_file_and_picture(two, run, tm
         "shard", two, "--gpus", 2, "--batch", 64, *A100, "--folder", tmp_path / "out"
     )
     assert status == 0
-    lacking = "no embedding_bag measurements: datasheet roofline for"
+    lacking = "no embedding_bag measurements: bandwidths of memory and L2 that other GPUs show"
     assert message.count(lacking) == 1
     assert f"note: {lacking}" in message
     written = json.loads((tmp_path / "out" / "shard.json").read_text())
@@ -107,18 +108,19 @@ def test_what_was_not_measured_is_reported_in_text_file_and_picture(two, run, tm
     assert written["low_s"] < written["step_s"] < written["high_s"]
 
 
-def test_a_placement_whose_lookups_were_not_measured_has_no_interval() -> None:
+def test_a_placement_whose_lookups_were_not_measured_has_the_interval_of_other_gpus() -> None:
     found = hp.shard(
         made_tables(6), 2, model="a100_sxm4_80g", system=SYSTEM, batch=65536, method="size"
     )
-    assert found.low_s is None
-    assert any(note.startswith("no interval: the error of") for note in found.notes)
+    assert found.low_s < found.step_s < found.high_s
+    assert found.high_s > 1.3 * found.low_s  # nearly all of it is lookups
+    assert not any(note.startswith("no interval: the error of") for note in found.notes)
 
 
 def test_a_difference_of_nanoseconds_makes_no_rank_the_slowest(two, run) -> None:
     _, message, _ = run("shard", two, "--gpus", 2, "--batch", 64, *A100)
     assert "alone makes rank" not in message
-    assert "the slowest lookup forward 0.01281 µs (rank" in message
+    assert re.search(r"the slowest lookup forward 0\.0\d+ µs \(rank", message)
 
 
 def test_ranks_without_a_table_are_counted(model: PerfModel) -> None:

@@ -452,7 +452,7 @@ def test_kin_have_an_interval_of_their_own() -> None:
     assert some.with_references(["new"]).log_width == some.reference_log_width
     assert some.with_references([]).log_width == some.log_width
     assert train_family(measured, recipe=recipe).reference_log_width is None
-    assert some.log_width_of == {}
+    assert some.log_widths == {}
 
 
 def test_an_implementation_that_is_told_well_has_a_narrower_interval() -> None:
@@ -465,7 +465,7 @@ def test_an_implementation_that_is_told_well_has_a_narrower_interval() -> None:
         odd = np.where(rows.implementation == "fused", np.exp(1.2 * (seed - 1)), 1.0)
         measured[name] = rows, odd * time_of(name, rows, 9)
     known = train_family(measured, recipe=QUICK, width_by_implementation=True)
-    widths = known.log_widths(np.array(["eager", "fused", "unknown"], object))
+    widths = known.half_widths(np.array(["eager", "fused", "unknown"], object))
     assert widths[0] < 0.6 * widths[1]
     assert widths[2] == known.log_width
     rows = rows_of("other", 200, 3)
@@ -473,7 +473,7 @@ def test_an_implementation_that_is_told_well_has_a_narrower_interval() -> None:
     half, eager = said.high_log_s - said.log_s, rows.implementation == "eager"
     assert half[eager & (said.outside == 0)].max() < half[~eager].min()
     again = FamilyPrior.read(known.arrays(), known.document())
-    assert again.log_width_of == known.log_width_of
+    assert again.log_widths == known.log_widths
 
 
 def test_few_rows_of_a_near_relative_cost_nothing(prior: FamilyPrior) -> None:

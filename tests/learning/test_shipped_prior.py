@@ -58,6 +58,7 @@ ROWS = {  # one of each family; fp16 where every GPU has it
     "softmax": {"op": "softmax", "dtype": "fp32", **_MATRIX},
     "norm": {"op": "ln", "dtype": "fp32", **_MATRIX},
     "gather": {"op": "embedding", "dtype": "fp16", **_MATRIX, "vocab": 1e5},
+    "spmm": {"op": "spmm", "dtype": "fp16", "rows": 1e5, "cols": 1e5, "nnz": 1e6, "n": 64},
     "quantise": {"op": "scale_matrix", "dtype": "bf16", **_MATRIX},
 }
 

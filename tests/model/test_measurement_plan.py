@@ -216,7 +216,7 @@ def test_rank_one_updates_are_the_posterior() -> None:
     rows = rows.reset_index(drop=True)
     choice = choose(rows, np.ones(len(rows)), 100.0, V100)
     assert len(choice.picks) == len(set(choice.picks)) == 100
-    covariance = measurement_plan._Belief.about(rows, V100, None).covariance()
+    covariance = measurement_plan.Belief.about(rows, V100, None).covariance()
     among = covariance[np.ix_(choice.picks, choice.picks)] + NOISE_SD**2 * np.eye(100)
     told = np.linalg.solve(among, covariance[choice.picks])
     by_hand = np.diag(covariance) - np.einsum("ij,ij->j", covariance[choice.picks], told)
@@ -230,7 +230,7 @@ def test_rank_one_updates_are_the_posterior() -> None:
 def test_the_first_pick_is_the_best_of_all() -> None:
     """By trying each: the one that removes most variance per second."""
     rows, cost = gemms(60), np.random.default_rng(1).uniform(1, 3, 60)
-    covariance = measurement_plan._Belief.about(rows, V100, None).covariance()
+    covariance = measurement_plan.Belief.about(rows, V100, None).covariance()
     left = [
         np.trace(covariance - np.outer(k, k) / (k[i] + NOISE_SD**2))
         for i, k in enumerate(covariance)
@@ -250,7 +250,7 @@ def test_what_costs_more_is_measured_less() -> None:
 
 def test_a_models_knobs_are_the_centre() -> None:
     model = dataclasses.replace(machine(), groups={"gemm": report(gemms(20), 0.1)})
-    belief = measurement_plan._Belief.about(gemms(60), V100, model)
+    belief = measurement_plan.Belief.about(gemms(60), V100, model)
     knobs = belief.vector.knobs(jnp.asarray(belief.centre))
     at = GROUPS.index("gemm")
     for name in set(GROUP_KNOBS) & set(TRUE["gemm"]):
@@ -295,7 +295,7 @@ def test_a_model_sends_measurements_where_it_has_none() -> None:
 
 def fitted(rows: pd.DataFrame) -> PerfModel:
     """Knobs alone, without the folds of a whole fit: what is compared is the choice of rows."""
-    table = measurement_plan._Belief.about(rows, V100, None).table
+    table = measurement_plan.Belief.about(rows, V100, None).table
     knobs, _ = fit_knobs(table, rows["time_s"].to_numpy(np.float64), V100)
     return PerfModel(V100, knobs)
 

@@ -9,6 +9,7 @@ import pytest
 import hybridperf as hp
 from hybridperf.model import PerfModel, shipped
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
+from hybridperf.model.reference_device import ATTENTION_WIDTH, PRODUCTS_WIDTH
 from hybridperf.ops import EncoderAttention, Gemm, OpCall, RmsNorm
 
 PRODUCT = Gemm("bf16", 4096.0, 4096.0, 4096.0)
@@ -49,7 +50,7 @@ def test_nothing_unmeasured_costs_less_than_its_arithmetic_at_the_peak() -> None
     found = hp.price(model, [OpCall(attention), OpCall(Gemm("fp16", 4096.0, 4096.0, 4096.0))])
     assert (found.seconds >= found.roofline_s).all()
     assert not found.in_range.any()
-    assert np.isnan(found.spread).all()
+    assert found.spread.tolist() == [ATTENTION_WIDTH, PRODUCTS_WIDTH]  # as a training step has it
 
 
 def test_a_gpu_tells_nothing_of_a_cpu() -> None:

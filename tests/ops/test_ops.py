@@ -65,6 +65,7 @@ def work(name: str, dtype: str = "fp32", **dimensions: float):
         ("adam", {"parameters": 10}, 120, 10, 70),
         ("gather", {"rows": 4, "cols": 8, "vocab": 100}, 0, 0, 4 * (2 * 8 + 1)),
         ("scatter_add", {"rows": 4, "cols": 8, "vocab": 100}, 32, 0, 4 * (3 * 8 + 1)),
+        ("nm_gemm", {"m": 8, "n": 16, "k": 32}, 8 * 16 * 32, 0, 256 + 128 + 256 * (1 + 2 / 32)),
         ("allocation", {"bytes": 40960}, 0, 0, 0),
     ],
 )

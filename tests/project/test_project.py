@@ -31,6 +31,7 @@ ROOMS = [  # each imports only from those before it
     "report",
     "validate",
     "studies",
+    "page",
     "cli",
 ]
 
@@ -73,7 +74,7 @@ def test_few_arrows_join_the_rooms() -> None:
     }
     between = {(here, there) for here, there in arrows if here != there and here in ROOMS}
     print(f"{len(ROOMS)} rooms, {len(between)} arrows")
-    assert len(ROOMS) <= 16
+    assert len(ROOMS) <= 17
     assert len(between) <= 120
 
 

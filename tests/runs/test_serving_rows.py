@@ -8,6 +8,7 @@ import pytest
 
 from hybridperf.cli.app import main
 from hybridperf.io import InputError
+from hybridperf.runs.admission import NO_LIMIT
 from hybridperf.runs.serving_fit import ServingFit
 from hybridperf.runs.serving_rows import understood
 from hybridperf.runs.serving_table import COLUMNS, fit_of, predict_serving
@@ -106,6 +107,48 @@ def test_a_model_that_does_not_fit_is_said() -> None:
     found = predict_serving(table({**EXPERTS, "tp_size": 2, "moe_ep_size": 2})).frame
     assert not found["fits"][0]
     assert "does not fit" in found["note"][0]
+
+
+LLAMA = {**DENSE, "backend": "trtllm", "model_path": "meta-llama/Llama-3.1-70B", "tp_size": 4}
+SGLANG = {**EXPERTS, "backend": "sglang"}
+
+
+@pytest.mark.parametrize(("row", "told"), [
+    (LLAMA, (1, 20, 0.9 * 16384, 16384)), ({**LLAMA, "tp_size": 8}, (1, 0, NO_LIMIT, 16384)),
+    ({**LLAMA, "osl": 1000}, (1, 0, NO_LIMIT, 8192)),
+    (SGLANG, (30, 0, NO_LIMIT, 32768)), ({**SGLANG, "concurrency": 8}, (10, 0, NO_LIMIT, 32768)),
+    ({**SGLANG, "system": "h200_sxm"}, (1, 0, NO_LIMIT, 32768)),
+    ({**EXPERTS, "tp_size": 1, "attention_dp_size": 8}, (60, 0, NO_LIMIT, 1024 + 16 + 64)),
+    (DENSE, (1, 0, NO_LIMIT, 8192)),
+])  # fmt: skip
+def test_settings_of_published_benchmarks_are_taken_unless_told(row: dict, told: tuple) -> None:
+    found = understood(table(row))[0]
+    assert (*found.admission, found.chunk) == pytest.approx(told)
+    assert any("as InferenceX's scripts set" in note for note in found.notes) == (
+        told != (1, 0, NO_LIMIT, 8192)
+    )
+    own = {"scheduler_recv_interval": 5, "batch_wait_timeout_iters": 0,
+           "batch_wait_max_tokens_ratio": 0.0, "max_num_batched_tokens": 4096,
+           "attention_dp_timeout_iters": 1, "requests_per_client": 10}  # fmt: skip
+    said = understood(table({**row, **own}))[0]
+    assert (*said.admission, said.chunk) == pytest.approx((5, 0, NO_LIMIT, 4096))
+    assert not any("InferenceX" in note for note in said.notes)
+
+
+def test_prompts_that_are_held_back_wait_longer() -> None:
+    rows = [{**SGLANG, "scheduler_recv_interval": every} for every in (1, 30)]
+    at_once, held_back = predict_serving(table(*rows)).frame["predicted_ttft_s"]
+    tpot_s = predict_serving(table(rows[0])).frame["predicted_tpot_s"][0]
+    assert held_back == pytest.approx(at_once + 12.5 * tpot_s, abs=3.0 * tpot_s)
+
+
+def test_a_prompt_lasts_as_long_as_its_kernels_are_launched() -> None:
+    """61 layers of latent attention and experts, not fused on an H200: 3,000 kernels, 0.14 s."""
+    row = {**SGLANG, "concurrency": 1, "isl": 128, "osl": 100, "system": "h200_sxm"}
+    found = predict_serving(table(row)).frame["predicted_ttft_s"][0]
+    assert 0.15 < found < 0.25
+    on_blackwell = predict_serving(table({**row, "system": "b200_sxm"})).frame["predicted_ttft_s"]
+    assert on_blackwell[0] < 0.8 * found
 
 
 def test_workers_that_are_not_told_widen_the_interval() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hybridperf.io.namespace import QUICKLY_COMPILED
+from hybridperf.runs.admission import AT_ONCE, Admission
 from hybridperf.runs.batching import Engine, serve
 from hybridperf.runs.requests import Served, looping, poisson
 from hybridperf.runs.steady_state import Steady, steady_arrivals, steady_clients
@@ -29,12 +30,12 @@ def answers(rng: np.random.Generator, mean: int, count: int) -> np.ndarray:
     return np.maximum(rng.integers(int(0.8 * mean), int(1.2 * mean) + 1, count), 2)
 
 
-def agrees(served: Served, kept: slice, steady: Steady) -> None:
+def agrees(served: Served, kept: slice, steady: Steady, within: float = 0.02) -> None:
     tpot_s = (served.last_token_s - served.first_token_s)[kept].sum() / (
         served.requests.output[kept] - 1
     ).sum()
-    assert float(steady.tpot_s) == pytest.approx(tpot_s, rel=0.02)
-    assert float(steady.ttft_s) == pytest.approx(served.ttft_s[kept].mean(), rel=0.02)
+    assert float(steady.tpot_s) == pytest.approx(tpot_s, rel=within)
+    assert float(steady.ttft_s) == pytest.approx(served.ttft_s[kept].mean(), rel=within)
 
 
 @pytest.mark.parametrize("seed", range(7))  # of 0 to 7, those that are promised
@@ -52,6 +53,32 @@ def test_clients_are_served_as_in_the_simulation(seed: int) -> None:
     served = serve(looping(clients, np.full(count, prompt), lengths, start_s), [case])
     kept = slice(4 * clients, count - 2 * clients)
     agrees(served, kept, steady)
+
+
+HELD_BACK = [  # (seed, how, within): those that are promised, and gathering, which is not
+    (1, Admission(every=30.0), 0.02), (3, Admission(every=10.0), 0.02),
+    (4, Admission(every=30.0), 0.02), (3, Admission(gather=20.0, tokens=1e6), 0.04),
+    (4, Admission(gather=40.0, tokens=1e6), 0.04),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("seed", "how", "within"), HELD_BACK)
+def test_prompts_that_are_held_back_wait_as_in_the_simulation(
+    seed: int, how: Admission, within: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    case, prompt, output = random_engine(rng)
+    case, output = dataclasses.replace(case, admission=how), 4 * output
+    clients = int(2 ** rng.uniform(0, 6))
+    steady = steady_clients(case, clients, prompt, output)
+    assert bool(steady.certain) == (how.gather == 0)
+    lengths = answers(rng, output, 2500)
+    lengths[:clients] = np.maximum(2, lengths[:clients] * rng.uniform(0, 1, clients))
+    start_s = rng.uniform(0, 1, clients) * output * float(steady.tpot_s)
+    served = serve(looping(clients, np.full(2500, prompt), lengths, start_s), [case])
+    agrees(served, slice(4 * clients, 2500 - 2 * clients), steady, within)
+    at_once = steady_clients(dataclasses.replace(case, admission=AT_ONCE), clients, prompt, output)
+    assert steady.ttft_s > 1.2 * at_once.ttft_s
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 4, 5])  # of 0 to 5, those that are promised

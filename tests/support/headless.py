@@ -137,11 +137,14 @@ class Browser:
 
 
 class Tab:
-    """One page, opened from a file, with everything it said or asked for."""
+    """One page, opened from a file without a network, or from an address, with everything it said
+    or asked for.
+    """
 
     def __init__(
-        self, browser: Browser, file: Path, width: int = 1200, height: int = 900, dark: bool = False
-    ) -> None:
+        self, browser: Browser, file: Path | str, width: int = 1200, height: int = 900,
+        dark: bool = False,
+    ) -> None:  # fmt: skip
         self._browser = browser
         browser.events.clear()
         target = browser.call("Target.createTarget", url="about:blank")["targetId"]
@@ -152,14 +155,15 @@ class Tab:
             self.call(f"{domain}.enable")
         self.call(
             "Network.emulateNetworkConditions",
-            offline=True,
+            offline=isinstance(file, Path),
             latency=0,
             downloadThroughput=-1,
             uploadThroughput=-1,
         )
         self.resize(width, height)
         self.dark(dark)
-        self.call("Page.navigate", url=file.resolve().as_uri())
+        url = file.resolve().as_uri() if isinstance(file, Path) else file
+        self.call("Page.navigate", url=url)
         browser.wait_for("Page.loadEventFired")
         self.settle()
 

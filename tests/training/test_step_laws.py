@@ -20,6 +20,7 @@ from hybridperf.model.adapted_steps import (
     beliefs,
 )
 from hybridperf.model.step_effects import BELIEFS, KNOWN, NAMES
+from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import resolve
@@ -28,7 +29,7 @@ from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import framework_habits
 from hybridperf.workloads.transformer.parts import layer_passes
-from hybridperf.workloads.transformer.update import buckets
+from hybridperf.workloads.transformer.update import buckets, optimizer_passes
 
 LLAMA = dict(
     model="llama2-7b", gpu="h100", framework="megatron_core", precision="bf16", n_gpus=64,
@@ -429,10 +430,97 @@ def test_mlperfs_bert_is_understood_without_a_layout(cache):
     row = {"model": "bert", "gpu": "dgxh100_ngc23.04_pytorch", "n_gpus": 8, "global_batch": 768}
     row |= {"grad_accum": 1, "precision": "submission"}
     found = steps(cache, row | {"source": "mlperf_training_v3.0"})
-    assert "without padding (250 of 512 tokens)" in found["note"][0]
+    assert "without padding (256 of 512 tokens)" in found["note"][0]
     assert found["memory_bytes"][0] > 0
     other = predict_steps(pd.DataFrame([row | {"source": "somebody"}]), cache=cache).frame
     assert "expected a layout" in other["note"][0]
+
+
+BERT = load_shape("mlperf-bert")
+
+
+def bert(framework: str = "mlperf_bert", **own) -> TransformerConfig:
+    layout = Layout(micro_batch=96, dp=16, zero=1, shard_ranks=8)
+    return TransformerConfig.run_by(framework, BERT, layout, device=load_device("h100_sxm"), **own)
+
+
+def test_epilogues_of_products_hold_what_loops_did():
+    """Of MLPerf's BERT GELU and sums of biases; in 8 bits the gradient's loop narrows it, too."""
+
+    def names(config):
+        passes = layer_passes(config)
+        return [step.name for step in (*passes.forward, *passes.backward)]
+
+    others, own, wide = (
+        names(one)
+        for one in (bert("megatron_core", quant="fp8"), bert(), bert(quant="", dtype="bf16"))
+    )
+    assert {"mlp inner gelu", "mlp bias gradient", "qkv gradients joined"} <= {*others}
+    assert not {"mlp inner gelu", "mlp bias gradient", "qkv gradients joined"} & {*own, *wide}
+    assert "mlp inner gelu gradient" in own
+    assert "mlp in gradient narrowed" not in own
+    assert {"qkv weight narrowed", "qkv narrowed", "qkv gradient transposed"} <= {*own}
+    assert not any("gelu" in name or "narrowed" in name or "bias" in name for name in wide)
+
+
+def test_attention_in_8_bits_reads_and_multiplies_so():
+    """And each token attends to as many as samples of its length have, not to the mean."""
+    ops = {
+        config.quant: next(s.op for s in layer_passes(config).forward if s.part == "attention")
+        for config in (bert(), bert(quant="", dtype="bf16"))
+    }
+    assert (ops["fp8"].dtype, ops[""].dtype) == ("fp8", "bf16")
+    for op in ops.values():
+        assert op.q_len == BERT.attended > BERT.seq
+        assert op.batch * op.q_len == pytest.approx(96 * BERT.seq)
+    even = replace(BERT, attended=0)
+    flops = [shape.forward_flops(1) for shape in (BERT, even)]
+    core = 4 * BERT.layers * BERT.seq * BERT.hidden  # for each token attended to
+    assert flops[0] - flops[1] == pytest.approx(core * (BERT.attended - BERT.seq))
+
+
+def test_lamb_moves_three_numbers_more_than_adam():
+    """Its update is written and read, and the weight read again: 40 bytes in place of 28."""
+    sizes = [
+        optimizer_passes(bert(optimizer=name))[-1].op.work().bytes for name in ("adam", "lamb")
+    ]
+    assert sizes[1] / sizes[0] == pytest.approx(40 / 28)
+
+
+def test_switches_sum_in_a_time_that_more_nodes_do_not_change(cache):
+    """Of MLPerf's small batches a GPU; ranks that sum by themselves take longer on more nodes."""
+    row = {"source": "mlperf_training_v3.0", "model": "bert", "gpu": "h100", "precision": "bf16"}
+    rows = [row | {"n_gpus": nodes * 8, "global_batch": nodes * 8 * 4} for nodes in (16, 256)]
+    few, many = steps(cache, *rows)["exposed_comm_s"]
+    assert many == pytest.approx(few, rel=0.02)
+    alone = [one | {"framework": "mlperf_bert"} | {"source": "", "tp": 1, "pp": 1} for one in rows]
+    few, many = steps(cache, *(one | {"model": "mlperf-bert"} for one in alone))["exposed_comm_s"]
+    assert many > 1.3 * few
+
+
+def test_mlperfs_bert_of_few_samples_runs_another_program():
+    """Up to 6 a GPU in 16 bits, with logits of all tokens; else in 8."""
+    row = {"source": "mlperf_training_v3.1", "model": "bert", "gpu": "h100", "n_gpus": 64}
+    few, many = resolve(pd.DataFrame([row | {"global_batch": 64 * each} for each in (6, 7)])).rows
+    assert (few.framework, few.config.quant) == ("mlperf_bert_few", "")
+    assert (many.framework, many.config.quant) == ("mlperf_bert", "fp8")
+    assert few.config.layout.shard_ranks == many.config.layout.shard_ranks == 8
+    assert "without padding" in few.note
+
+
+def test_heads_wider_than_a_kernel_takes_are_attended_to_unfused(cache):
+    """FlashAttention 1 takes up to 128: Pythia 1B's 256 ran without it, its siblings' with it."""
+    said = {"gpu": "a100_sxm4_80g", "n_gpus": 8, "tp": 1, "pp": 1, "micro_batch": 4}
+    rows = [
+        said | {"model": "gpt2", "framework": name, "heads": heads, "hidden": 2048, "layers": 8}
+        for name, heads in (("gpt_neox", 8), ("gpt_neox", 16), ("nanotron", 8))
+    ]
+    wide, narrow, other = resolve(pd.DataFrame([row | {"global_batch": 32} for row in rows])).rows
+    found = [row.config.attention for row in (wide, narrow, other)]
+    assert found == ["unfused", "fused", "fused"]
+    assert "flash1 takes no heads of 256" in wide.note
+    setup = training_setup(wide.config.shape, "aws_p4de_a100", framework="gpt_neox")
+    assert setup.config(wide.config.layout) == wide.config
 
 
 ADAPTED = {
@@ -476,14 +564,21 @@ def test_messages_of_gradients_are_as_large_as_their_framework_has_them():
     assert moved[0] == pytest.approx(moved[1])
 
 
-def test_mlperf_rounds_recompute_as_their_submissions_say():
-    """NVIDIA's GPT-3 recomputed attention in v3.0 and nothing in v3.1."""
+def test_mlperf_rounds_run_as_their_submissions_say():
+    """NVIDIA's GPT-3 recomputed attention in v3.0 alone; its attention is of the library of its
+    day, its chunks of as many layers as its settings have. BERT's kernels are its own.
+    """
     row = dict(
         model="gpt3-175b", gpu="h100", n_gpus=512, tp=4, pp=8, micro_batch=1, global_batch=2048
     )
-    rounds = [row | {"source": f"mlperf_training_v{number}"} for number in ("3.0", "3.1")]
-    found = [one.config.layout.recompute for one in resolve(pd.DataFrame(rounds))]
-    assert found == ["selective", "none"]
+    rounds = [row | {"source": f"mlperf_training_v{number}"} for number in ("3.0", "3.1", "4.0")]
+    found = [one.config for one in resolve(pd.DataFrame(rounds))]
+    assert [one.layout.recompute for one in found] == ["selective", "none", "none"]
+    assert [one.attention_kernel for one in found] == ["flash1", "flash2", ""]
+    assert [one.layout.vp for one in found] == [6, 12, 6]
+    bert = {"model": "bert", "gpu": "h100", "n_gpus": 8, "global_batch": 768}
+    (own,) = resolve(pd.DataFrame([bert | {"source": "mlperf_training_v3.0"}]))
+    assert (own.config.attention_kernel, own.config.layout.recompute) == ("", "none")
 
 
 def test_a_row_that_counts_two_thirds_of_the_flops_says_that_it_trained_adapters():

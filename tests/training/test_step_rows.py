@@ -171,7 +171,8 @@ def test_a_row_and_a_plan_that_say_as_little_ask_the_same(framework, system) -> 
     (row,) = resolve(pd.DataFrame([said]), system=system)
     setup = training_setup(shape, system, framework=framework)
     assert setup.config(row.config.layout) == row.config
-    narrow = framework.startswith("megatron_core") and device == "h100_sxm"
+    usual = framework_habits().get(framework, {}).get("precision")
+    narrow = usual == "fp8" and device == "h100_sxm"
     assert (row.config.dtype, row.config.quant) == ("bf16", "fp8" if narrow else "")
     assumed = f"precision {'fp8' if narrow else 'bf16'} assumed"
     assert assumed in row.note
@@ -504,7 +505,7 @@ def test_what_a_submission_leaves_unsaid_does_not_replace_what_it_says() -> None
     unsaid, by_note = (
         resolve(pd.DataFrame([said | more])).rows[0] for more in ({}, {"note": "no graphs"})
     )
-    assert unsaid.framework == by_note.framework == "megatron_core_graphs"
+    assert unsaid.framework == by_note.framework == "mlperf_bert"
     assert "MLPerf's BERT assumed data parallel" in unsaid.note
     other = resolve(pd.DataFrame([said | {"framework": "megatron_core"}])).rows[0]
     assert other.framework == "megatron_core"

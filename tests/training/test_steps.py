@@ -706,8 +706,8 @@ def test_what_rows_say_of_recomputation_is_tested(one_node, cache):
 def test_a_fabric_of_which_nothing_was_measured_widens_the_interval_as_far_as_its_collectives_reach(
     cache,
 ):
-    """Eight A100 joined by PCIe: the prior alone says a collective within a factor of eight up and
-    down, and most of the step is one.
+    """Eight A100 joined by PCIe: the prior alone says a collective within a factor of two and a
+    half up and down, as boxes left out needed, and most of the step is one.
     """
     measured, prior = (
         predict_steps(
@@ -718,7 +718,7 @@ def test_a_fabric_of_which_nothing_was_measured_widens_the_interval_as_far_as_it
     assert "prior alone" in prior["note"]
     assert "prior alone" not in measured["note"]
     assert measured["high_s"] / measured["predicted_s"] < 2.5
-    assert prior["high_s"] > prior["predicted_s"] + 3 * prior["exposed_comm_s"]
+    assert prior["high_s"] > prior["predicted_s"] + 1.3 * prior["exposed_comm_s"]
     assert (
         prior["predicted_s"] - prior["exposed_comm_s"] < 1.5 * prior["low_s"] + prior["host_s"]
     )  # what computes stays

@@ -10,11 +10,12 @@ import pytest
 
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
-from hybridperf.model import PerfModel, load_model
+from hybridperf.model import PerfModel, load_model, model_or_datasheet
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
+from hybridperf.model.lookup_prior import MEASURED
 from hybridperf.ops import Gemm, OpCall, Reduction
 from hybridperf.ops.embedding_bag import lookup_calls
-from hybridperf.validate import lin, lin_data, lin_single
+from hybridperf.validate import lin, lin_data, lin_lookups, lin_single
 from hybridperf.validate.lin_kernels import KERNEL_S, BorrowedRates, KernelPrices, borrowed
 from hybridperf.workloads.eager import loop
 
@@ -256,3 +257,18 @@ def test_validate_lin_needs_data(refused, tmp_path):
     assert "with what Lin et al. published" in refused(
         "validate", "lin", "--data", tmp_path, "--folder", tmp_path / "out"
     )
+
+
+def test_lookups_of_gpus_left_out_lie_inside(data_dir, prices):
+    """15 of 16; the interval says what it holds without the GPU and those of its architecture."""
+    others = {
+        name: KernelPrices(model_or_datasheet(device), clock_hz)
+        for name, (device, clock_hz) in lin.OTHERS.items()
+    }
+    kernels = lin_single.kernels(data_dir, prices)
+    found = lin_lookups.held_out(data_dir, {"V100": prices, **others}, kernels)
+    bandwidths, lookups = lin_lookups.result_lines(found)
+    assert (bandwidths.n, lookups.n) == (10, 16)
+    assert 0.85 <= lookups.coverage <= 0.95
+    assert bandwidths.ours < bandwidths.baselines["roofline"]
+    assert set(found["device"]) == set(MEASURED)

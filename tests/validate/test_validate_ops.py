@@ -21,7 +21,7 @@ def held_out(
     n = len(predicted)
     return pd.DataFrame({
         "op": ["gemm"] * n, "measured_s": 1.0, "predicted_s": predicted, "knobs_s": knobs,
-        "trees_s": trees, "roofline_s": 0.5, "low_s": np.asarray(predicted) / 1.1,
+        "trees_s": trees, "roofline_s": 0.5, "scaled_s": 0.8, "low_s": np.asarray(predicted) / 1.1,
         "high_s": np.asarray(predicted) * 1.1, "noise": noise,
     })  # fmt: skip
 
@@ -29,9 +29,8 @@ def held_out(
 def test_medians_and_the_better_baseline_by_hand() -> None:
     (line,) = ops.compare(held_out([1.05] * 30, [1.2] * 30, [0.9] * 30)).to_dict("records")
     assert line["rows"] == 30
-    assert (line["ours"], line["knobs"], line["trees"], line["datasheet"]) == pytest.approx(
-        (0.05, 0.2, 0.1, 0.5)
-    )
+    names = ("ours", "knobs", "trees", "datasheet", "scaled")
+    assert [line[name] for name in names] == pytest.approx([0.05, 0.2, 0.1, 0.5, 0.2])
     assert (line["excess"], line["excess_low"], line["excess_high"]) == pytest.approx(
         (-0.05,) * 3
     )  # against trees, no row differs
@@ -54,6 +53,14 @@ def test_worse_beyond_chance_is_seen_and_chance_is_not() -> None:
     assert same["excess_low"][0] < 0 < same["excess_high"][0]
     worse = ops.compare(held_out(list(1 + 2 * error), list(1 + other), [3.0] * 200))
     assert worse["excess_low"][0] > 0
+
+
+def test_the_roofline_is_scaled_by_other_folds_of_the_same_op() -> None:
+    rows = pd.DataFrame({
+        "op": ["gemm"] * 4 + ["copy"] * 2, "fold": [0, 1, 1, 1, 0, 1],
+        "measured_s": [9.0, 2.0, 3.0, 4.0, 5.0, 7.0], "roofline_s": [1.0, 1.0, 1.0, 1.0, 2.0, 1.0],
+    })  # fmt: skip
+    assert ops.scaled(rows).tolist() == [3.0, 9.0, 9.0, 9.0, 14.0, 2.5]
 
 
 def test_few_rows_are_not_judged() -> None:

@@ -1,25 +1,34 @@
 """All-reduce: every rank gets the sum of all buffers of S bytes; and its halves, reduce-scatter (S:
 the whole input) and all-gather (S: the whole output).
 
-Levels are composed: reduce-scatter inside a node, all-reduce across nodes, all-gather inside, so
-each rank's link carries 2 (g - 1) / g S and each node's network 2 (N - 1) / N S (Thakur et al.,
-"Optimization of Collective Communication Operations in MPICH", 2005).
+The links of a rank's node carry what a ring inside it would, 2 (g - 1) / g S or half of it. The
+halves go round one ring through all ranks, with few bytes as with many (other protocols, not other
+steps); an all-reduce by that ring or by trees, whichever carries less between nodes.
 """
 
-from hybridperf.collectives.algorithms.base import Collective, register, ring_share
+from hybridperf.collectives.algorithms import ring, tree
+from hybridperf.collectives.algorithms.base import Collective, register
+from hybridperf.io.namespace import Array, array_module
+
+
+def _across(ranks_per_node: Array, nodes: Array) -> Array:
+    by_ring = 2 * ring.across(ranks_per_node, nodes)
+    return array_module(by_ring).minimum(by_ring, tree.across(nodes))
+
 
 register(
     Collective(
-        bus_factor=lambda n: 2 * ring_share(n),
-        inside=lambda g, nodes: 2 * ring_share(g),
-        across=lambda g, nodes: 2 * ring_share(nodes),
+        bus_factor=lambda n: 2 * ring.share(n),
+        inside=lambda g, nodes: 2 * ring.share(g),
+        across=_across,
     ),
     "all_reduce", "allreduce",
 )  # fmt: skip
 _HALF = Collective(
-    bus_factor=ring_share,
-    inside=lambda g, nodes: ring_share(g),
-    across=lambda g, nodes: ring_share(nodes),
+    bus_factor=ring.share,
+    inside=lambda g, nodes: ring.share(g),
+    across=ring.across,
+    few_bytes_steps=ring.steps,
 )
 register(_HALF, "all_gather", "allgather")
 register(_HALF, "reduce_scatter", "reducescatter")

@@ -4,6 +4,8 @@ A new one is a file beside this one that registers itself, and its import in `__
 
     register(Collective(bus_factor=..., inside=..., across=...), "all_reduce", "allreduce")
 
+Ways to send that several share (`ring`, `tree`) are files, too.
+
 It runs over n = g N ranks, g on each of N nodes, and its functions take numbers, NumPy or JAX
 arrays of these. The closed form (`collectives.form`) prices it by them, with knobs of its own once
 it is measured; nobody derives anything.
@@ -16,23 +18,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from hybridperf.collectives.algorithms import ring, tree
 from hybridperf.io import InputError
-from hybridperf.io.namespace import Array, array_module
-
-
-def ring_share(n: Array) -> Array:
-    """(n - 1) / n: all parts of a buffer but a rank's own."""
-    return (n - 1) / n
-
-
-def tree_steps(ranks: Array) -> Array:
-    """log2 of the ranks: who has the message doubles with each step."""
-    return array_module(ranks).log2(ranks)
-
-
-def ring_steps(ranks: Array) -> Array:
-    """The ranks but one: a part goes round by one rank a step."""
-    return ranks - 1.0
+from hybridperf.io.namespace import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,17 +32,17 @@ class Collective:
     across: Callable[[Array, Array], Array]  # share of S through one node's network, from (g, N)
     # only one rank of a node talks to another node, so one rank's share of the network carries it
     one_rank_across: bool = False
-    # Steps among the ranks of a node, and among nodes: of the way that suits few bytes, and of the
+    # Steps inside nodes and between them, from (g, N): of the way that suits few bytes, and of the
     # one that suits many.
-    few_bytes_steps: Callable[[Array], Array] = tree_steps
-    many_bytes_steps: Callable[[Array], Array] = ring_steps
+    few_bytes_steps: Callable[[Array, Array], tuple[Array, Array]] = tree.steps
+    many_bytes_steps: Callable[[Array, Array], tuple[Array, Array]] = ring.steps
 
     def steps(self, ranks_per_node: Array, nodes: Array) -> np.ndarray:
         """Steps [..., 4]: for few bytes inside nodes and across, then for many."""
         each = [
-            steps(ranks)
+            of_level
             for steps in (self.few_bytes_steps, self.many_bytes_steps)
-            for ranks in (ranks_per_node, nodes)
+            for of_level in steps(ranks_per_node, nodes)
         ]
         return np.stack(np.broadcast_arrays(*each), -1)
 

@@ -4,6 +4,7 @@ each link on its way. Of sends, one rank of a node talks to the next node.
 
 import dataclasses
 
+from hybridperf.collectives.algorithms import direct
 from hybridperf.collectives.algorithms.base import Collective, register
 from hybridperf.io.namespace import Array
 
@@ -20,4 +21,7 @@ _WHOLE_BUFFER = Collective(
 )
 register(_WHOLE_BUFFER, "broadcast", "bcast")
 register(_WHOLE_BUFFER, "reduce")
-register(dataclasses.replace(_WHOLE_BUFFER, one_rank_across=True), "sendrecv", "send_recv", "p2p")
+_SENDS = dataclasses.replace(
+    _WHOLE_BUFFER, one_rank_across=True, few_bytes_steps=direct.steps, many_bytes_steps=direct.steps
+)
+register(_SENDS, "sendrecv", "send_recv", "p2p")

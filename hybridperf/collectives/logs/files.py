@@ -1,4 +1,6 @@
-"""Measured collectives from files: our tables, logs of nccl-tests and of PARAM's benchmark."""
+"""Measured collectives from files: our tables, logs of nccl-tests, files of rccl-tests' `-x`, and
+logs of PARAM's benchmark; logs may be packed by gzip.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from hybridperf.collectives.logs.job_logs import read_text
+from hybridperf.collectives.logs.job_logs import beginning, read_text
 from hybridperf.collectives.logs.nccl_tests import is_nccl_tests, read_nccl_tests
 from hybridperf.collectives.logs.param_comms import is_param_comms, read_param_comms
+from hybridperf.collectives.logs.rccl_reports import is_rccl_report, read_rccl_report
 from hybridperf.io import InputError, read_table
 from hybridperf.io.tables import FORMATS
 
-_READERS = {is_nccl_tests: read_nccl_tests, is_param_comms: read_param_comms}
+_READERS = {
+    is_rccl_report: read_rccl_report, is_nccl_tests: read_nccl_tests,
+    is_param_comms: read_param_comms,
+}  # fmt: skip
 
 
 def read_collectives(
@@ -34,7 +40,8 @@ def read_collectives(
     """
     frames, remarks = [], []
     for path in map(Path, paths):
-        if path.name.endswith((".csv", ".csv.gz", ".parquet")):
+        is_table = path.name.endswith((".csv", ".csv.gz", ".parquet"))
+        if is_table and not is_rccl_report(beginning(path)):
             frames.append(read_table(path))
             continue
         text = read_text(path)
@@ -42,7 +49,7 @@ def read_collectives(
         if reader is None:
             raise InputError(
                 f"expected a table ({FORMATS}), a log of nccl-tests or of PARAM's comms benchmark,"
-                f" {path} is none; check it"
+                f" or the file of rccl-tests' -x, {path} is none; check it"
             )
         try:
             frame, skipped = reader(path, collective=collective, n_gpus=n_gpus, n_nodes=n_nodes)

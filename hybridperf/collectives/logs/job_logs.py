@@ -8,8 +8,11 @@ never guessed at: a reader skips the line and reports its number.
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import io
 import os
 import re
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import pandas as pd
 
 from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.io import InputError
+from hybridperf.io.unpacked import TooLarge, Unpacked, most_unpacked
 
 COLUMNS = [
     "collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node", "time_s", "dtype", "in_place",
@@ -39,6 +43,8 @@ _NAMED_PLACES = 8  # a remark stays readable; a long log can have thousands of d
 
 
 _NO_NUMBER = re.compile(r"\d{300}")  # that Python would read
+_BEGINNING_BYTES = 4096
+_GZIP = b"\x1f\x8b"  # how a packed file begins (RFC 1952, section 2.3.1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,16 +56,40 @@ class Machines:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """A log as it is; bytes that are no text become marks that no parser takes."""
+    """A log as it is, unpacked where gzip packed it; bytes that are no text become marks that no
+    parser takes.
+    """
     try:
-        text = Path(path).read_bytes().decode("utf-8", errors="replace")
+        written = Path(path).read_bytes()
+        if written.startswith(_GZIP):
+            with gzip.GzipFile(fileobj=io.BytesIO(written)) as packed:
+                written = Unpacked(packed, most_unpacked(len(written))).read()
+    except TooLarge as error:
+        raise InputError(f"{path}: {error}") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(
+            f"{path} is packed by gzip and cut off or damaged; bring it again"
+        ) from error
     except OSError as error:
         why = error.strerror or error
         raise InputError(f"cannot read {path}: {why}; check the path") from error
+    text = written.decode("utf-8", errors="replace")
     if found := _NO_NUMBER.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise InputError(f"{path}, line {line}: a number of hundreds of digits; check the file")
     return text
+
+
+def beginning(path: str | os.PathLike) -> str:
+    """The first line or so of a file, unpacked; "" where it cannot be read or is damaged."""
+    try:
+        with open(path, "rb") as handle:
+            packed = handle.read(2) == _GZIP
+            handle.seek(0)
+            opened = gzip.GzipFile(fileobj=handle) if packed else handle
+            return opened.read(_BEGINNING_BYTES).decode("utf-8", errors="replace")
+    except (OSError, EOFError, zlib.error):
+        return ""
 
 
 def read_lines(path: str | os.PathLike) -> list[str]:

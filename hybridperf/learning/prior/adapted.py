@@ -28,7 +28,7 @@ import numpy as np
 from hybridperf.io.later import flax
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
-from hybridperf.learning.gaussian_process import Examples, GaussianProcess
+from hybridperf.learning.gaussian_process import Examples, GaussianProcess, HyperParameters
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
 from hybridperf.learning.prior.family import (
@@ -128,7 +128,7 @@ class Adapted:
             # rows never make less sure than none do
             half = module.minimum(half, self.prior.log_width * none)
         elif self.rows == 0:
-            half = self.prior.log_widths(rows.implementation) * none
+            half = self.prior.half_widths(rows.implementation) * none
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
     def judged(
@@ -219,21 +219,27 @@ def adapt(
     time_s = np.asarray(time_s, np.float64)
     if not (np.isfinite(time_s) & (time_s > 0)).all():
         raise ValueError("measured times must be finite and above zero")
-    if len(rows) > MOST_KEPT_ROWS or (not keep_rows and len(rows) >= _LEAST_TUNING_ROWS):
+    many = len(rows) > MOST_KEPT_ROWS or (not keep_rows and len(rows) >= _LEAST_TUNING_ROWS)
+    if many and rows.matrix() is None:  # tuned networks would know matrices by heart
         return _tuned(prior, rows, time_s, seed)
     if not keep_rows:
         return _knobs_alone(prior, rows, time_s, seed)
+    at = np.sort(np.random.default_rng(seed).permutation(len(rows))[:MOST_KEPT_ROWS])
+    rows, time_s = rows.rows(at), time_s[at]
     many = len(rows) >= own_hyper_rows
     found, error, deviation = _few(prior, rows, time_s, many, seed)
     # hyper-parameters have seen the rows, too: their errors left out one by one are a tenth too
     # small
     blended = bool(prior.population.references) and len(rows) > 1  # a single row leaves none
     if many or blended:
-        error, deviation = _cross_validated(prior, rows, time_s, many, seed)
+        # a matrix' rows are many and the process' lengths are found from all of them: not for each
+        # fold again
+        known = None if rows.matrix() is None or found.process is None else found.process.hyper
+        error, deviation = _cross_validated(prior, rows, time_s, many, seed, known)
     if blended:
         found, error = _with_cold_share(found, rows, time_s, error)
     quantile = _quantile(error, deviation, prior.quantile)
-    return found.judged(quantile, error, deviation, np.arange(len(rows)))
+    return found.judged(quantile, error, deviation, at)
 
 
 def _without_rows(prior: FamilyPrior) -> Adapted:
@@ -264,6 +270,7 @@ def _nothing_held_out() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
     """Knobs fitted to the rows, with the prior's trunk: for rows that are not to be kept."""
     fold = np.random.default_rng(seed).permutation(len(rows)) % min(_FOLDS, len(rows))
+    fold = fold if rows.matrix() is None else _dealt(rows, seed)
     sizes = Box.of(rows.inputs, rows.sizes)
 
     def fitted(keep: np.ndarray) -> Adapted:
@@ -291,10 +298,12 @@ def _left_out(
 
 
 def _few(
-    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool, seed: int
-) -> tuple[Adapted, np.ndarray, np.ndarray]:
+    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool, seed: int,
+    known: HyperParameters | None = None,
+) -> tuple[Adapted, np.ndarray, np.ndarray]:  # fmt: skip
     """(knobs and process over the rows, errors of each row left out [N], their standard deviations
-    [N]). `many`: the rows fit the hyper-parameters, too, and decide whether the trunk is used.
+    [N]). `many`: the rows fit the hyper-parameters, too, and decide
+    whether the trunk is used. `known`: hyper-parameters that were fitted before.
     """
     knobs = knob_fits.fit_new(prior.population, rows, time_s)
     on = knobs.closed(rows)
@@ -303,9 +312,9 @@ def _few(
     # Fewer rows cannot tell whether the trunk misleads: their errors left out agree to a point, and
     # the wrong choice costs three.
     learned = []
-    for share in (1.0, 0.0) if many else (1.0,):
-        hyper, examples = prior.hyper, Examples(x, share * f, target)
-        if many:
+    for share in (1.0, 0.0) if many and f.any() else (1.0,):
+        hyper, examples = known or prior.hyper, Examples(x, share * f, target)
+        if many and known is None:
             some = np.random.default_rng(seed).permutation(len(examples))[:_OWN_HYPER_MOST]
             hyper = process.fit_hyper(hyper, [examples.rows(some)], _OWN_HYPER_STEPS)
         learned.append((share, *process.learn(hyper, examples)))
@@ -322,18 +331,28 @@ def _few(
 
 
 def _cross_validated(
-    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
+    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool, seed: int,
+    known: HyperParameters | None = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(error, standard deviation) of each row [N], predicted from the other folds."""
-    folds = min(_FOLDS if len(rows) <= _FOLDED_ROWS else 2, len(rows))
-    fold = np.random.default_rng(seed + 1).permutation(len(rows)) % folds
+    fold = _dealt(rows, seed + 1)
     sizes = Box.of(rows.inputs, rows.sizes)  # a fold's narrower range is not the point
 
     def fitted(keep: np.ndarray) -> Adapted:
-        found, _, _ = _few(prior, rows.rows(keep), time_s[keep], many, seed)
+        found, _, _ = _few(prior, rows.rows(keep), time_s[keep], many, seed, known)
         return dataclasses.replace(found, sizes=sizes)
 
     return _left_out(rows, time_s, fold, fitted)
+
+
+def _dealt(rows: PriorRows, seed: int) -> np.ndarray:
+    """The fold of each row [N]; rows of one matrix err alike and stay together."""
+    random, matrix = np.random.default_rng(seed), rows.matrix()
+    if matrix is None:
+        folds = min(_FOLDS if len(rows) <= _FOLDED_ROWS else 2, len(rows))
+        return np.asarray(random.permutation(len(rows)) % folds)
+    many = int(matrix.max()) + 1
+    return np.asarray((random.permutation(many) % min(_FOLDS, many))[matrix])
 
 
 def _quantile(error: np.ndarray, deviation: np.ndarray, without: float) -> float:

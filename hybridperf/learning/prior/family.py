@@ -61,13 +61,17 @@ class FamilyPrior:
     # both of devices that had reference devices among the others; None: no device had
     reference_quantile: float | None = None
     reference_log_width: float | None = None
-    # `log_width` by implementation, of those that left-out devices had rows enough of
-    log_width_of: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # instead of `log_width`, by a word of a family's own choice, such as an implementation or a
+    # link; none: one for all
+    log_widths: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def log_widths(self, implementation: np.ndarray) -> np.ndarray:
-        """Half-widths [N] of rows of implementations [N] on a device without rows."""
+    def half_widths(self, implementation: np.ndarray) -> np.ndarray:
+        """Log half-widths [N] of rows of implementations [N] on a device without rows."""
+        by_word = self.log_widths
+        if self.population.references and self.reference_log_width is not None:
+            by_word = {}  # references tell of all alike
         found, inverse = np.unique(implementation.astype(str), return_inverse=True)
-        each = [self.log_width_of.get(str(name), self.log_width) for name in found]
+        each = [by_word.get(str(name), self.log_width) for name in found]
         return np.array(each)[inverse]
 
     def on(self, machine: Machine) -> FamilyPrior:
@@ -85,7 +89,7 @@ class FamilyPrior:
         quantile, log_width = self.reference_quantile, self.reference_log_width
         if quantile is None or log_width is None:
             return prior
-        return dataclasses.replace(prior, quantile=quantile, log_width=log_width, log_width_of={})
+        return dataclasses.replace(prior, quantile=quantile, log_width=log_width)
 
     def trunk(
         self, rows: PriorRows, on: ClosedFormValues, params: Any = None
@@ -116,9 +120,9 @@ class FamilyPrior:
             "sizes": list(self.sizes.names),
             "quantile": self.quantile,
             "log_width": self.log_width,
-            "log_width_of": dict(self.log_width_of),
             "kin_quantile": self.reference_quantile,
             "kin_log_width": self.reference_log_width,
+            "log_widths": dict(self.log_widths),
         }
 
     @staticmethod
@@ -128,16 +132,16 @@ class FamilyPrior:
         own, spread = of["population/own"], of["population/spread"]
         listed = ("slots", "devices", "kin", "inputs", "sizes")
         names = {key: tuple(document[key]) for key in listed}
-        widths = [document[key] for key in ("kin_quantile", "kin_log_width")]
         # older files have no facts
         machines = tuple(Machine.read(one) for one in document.get("machines", ()))
         machine = Machine.read(document["machine"]) if "machine" in document else NO_FACTS
         usual = Population(
             names["slots"], spread, names["devices"], own, names["kin"], machines, machine
         )
-        reference_quantile, reference_width = (
-            None if one is None else float(one) for one in widths
-        )
+        of_references = [
+            None if document[key] is None else float(document[key])
+            for key in ("kin_quantile", "kin_log_width")
+        ]
         return FamilyPrior(
             usual,
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
@@ -146,10 +150,9 @@ class FamilyPrior:
             Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
-            reference_quantile,
-            reference_width,
-            # older files have one for all
-            {name: float(one) for name, one in document.get("log_width_of", {}).items()},
+            of_references[0],
+            of_references[1],
+            {str(word): float(width) for word, width in document.get("log_widths", {}).items()},
         )
 
 
@@ -190,6 +193,9 @@ def train_family(
         measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
     own = {name: knob_fits.fit_each_implementation(*one) for name, one in measured.items()}
     usual = knob_fits.population(next(iter(measured.values()))[0].form, own, machines)
+    if any(rows.matrix() is not None for rows, _ in measured.values()):
+        # networks would remember the matrices, which devices left out were measured on, too
+        recipe = dataclasses.replace(recipe, steps=0)
     enough = {name: one for name, one in measured.items() if len(one[0]) >= least_rows}
     measured = enough or measured
     on = {name: own[name].closed(rows) for name, (rows, _) in measured.items()}
@@ -223,22 +229,28 @@ def train_family(
         log_width=max(_log_width(hyper, cold) for cold in colds),
         reference_quantile=max(quantiles, default=None),
         reference_log_width=max(widths, default=None),
-        log_width_of=(
-            _log_width_of(hyper, colds, implementations) if width_by_implementation else {}
-        ),
+        log_widths=_log_widths(hyper, colds, implementations) if width_by_implementation else {},
     )
 
 
 def uninformed(rows: PriorRows) -> FamilyPrior:
     """A prior that no device taught: usual knobs of the form, a silent trunk."""
-    form = rows.form
-    names = tuple(sorted(set(map(str, rows.implementation))))
-    start = np.tile(form.start, (1, len(names), 1))
-    nobody = Population(names, form.start_spread, ("nobody",), start)
+    nobody = _nobody(rows)
     how = trunk.standard([(rows, nobody.typical().closed(rows))])
     hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
     params, box = trunk.untrained(len(how.centre), 1), Box.of(rows.inputs, rows.sizes)
     return FamilyPrior(nobody, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
+
+
+def uninformed_knobs(rows: PriorRows) -> ImplementationKnobs:
+    """Where a form's knobs begin: beliefs alone."""
+    return _nobody(rows).typical()
+
+
+def _nobody(rows: PriorRows) -> Population:
+    names = tuple(sorted(set(map(str, rows.implementation))))
+    start = np.tile(rows.form.start, (1, len(names), 1))
+    return Population(names, rows.form.start_spread, ("nobody",), start)
 
 
 def _leave_out(
@@ -321,7 +333,7 @@ def _log_width(hyper: HyperParameters, rows: Examples) -> float:
     return float(np.quantile(np.abs(bounded(rows.r) - bounded(hyper.belief * rows.f)), NOMINAL))
 
 
-def _log_width_of(
+def _log_widths(
     hyper: HyperParameters, colds: Sequence[Examples], implementations: Sequence[np.ndarray]
 ) -> dict[str, float]:
     """`_log_width` by implementation, for the device where it is largest."""

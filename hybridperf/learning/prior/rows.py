@@ -18,9 +18,12 @@ import numpy as np
 
 from hybridperf.io.namespace import array_module, floats
 from hybridperf.learning.prior.form import WAVE_ROOFLINE, ClosedForm
+from hybridperf.learning.prior.gather_form import GATHER_ROOFLINE
 from hybridperf.learning.residual import Inputs
 from hybridperf.learning.residual import concatenate as concatenate_inputs
 
+# inputs that tell one sparse matrix from another
+MATRIX = ("log2_rows", "log2_degree", "longest", "cv_degree", "aspect")
 _NOTHING = 1e-30  # seconds or waves: stands for zero where a log is taken
 
 
@@ -51,6 +54,9 @@ class PriorRows(Protocol):
     def rows(self, keep: np.ndarray) -> Self:
         """Some of the rows: a mask, positions or a slice."""
 
+    def matrix(self) -> np.ndarray | None:
+        """int [N], from 0: rows of one sparse matrix have one number; None: they have none."""
+
 
 @dataclasses.dataclass(frozen=True)
 class FamilyRows:
@@ -66,6 +72,8 @@ class FamilyRows:
     inputs: Inputs  # [N, f] what a network may know of the op besides its place on the roofline
     # inputs that are log2 of a continuous size: distance from what was seen is counted in these
     sizes: tuple[str, ...]
+    # [N, len(gather_form.WORK) - 1] what ops gather, for their form; None: they gather nothing
+    gathers: Any = None
     # [N] that the busiest multiprocessor takes one after the other; zero: no term of steps
     steps: Any = 0.0
 
@@ -74,10 +82,12 @@ class FamilyRows:
 
     @property
     def form(self) -> ClosedForm:
-        return WAVE_ROOFLINE
+        return WAVE_ROOFLINE if self.gathers is None else GATHER_ROOFLINE
 
     def work(self) -> Any:
-        """[N, 4]: logs of arithmetic and traffic seconds at datasheet rates, of waves and steps."""
+        """[N, 4]: logs of arithmetic and traffic seconds at datasheet rates, of waves and steps; of
+        ops that gather, as `gather_form.WORK` names it.
+        """
         amounts = (
             floats(self.flops) / self.peak_flops_per_s,
             floats(self.bytes) / self.memory_bytes_per_s,
@@ -86,7 +96,23 @@ class FamilyRows:
         )
         module = array_module(*amounts)
         columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
-        return module.stack([module.log(module.maximum(one, _NOTHING)) for one in columns], 1)
+        logs = module.stack([module.log(module.maximum(one, _NOTHING)) for one in columns], 1)
+        return logs if self.gathers is None else module.concatenate([logs[:, :1], self.gathers], 1)
+
+    def log_roofline_s(self) -> np.ndarray:
+        """[N] log of the datasheet's seconds: max(F / P, B / BW)."""
+        seconds = np.maximum(
+            floats(self.flops) / self.peak_flops_per_s, floats(self.bytes) / self.memory_bytes_per_s
+        )
+        return np.broadcast_to(np.log(np.maximum(seconds, _NOTHING)), (len(self),))
+
+    def matrix(self) -> np.ndarray | None:
+        """Known by its sizes and degrees, which tables repeat for each kernel and width."""
+        if self.gathers is None:
+            return None
+        at = [self.inputs.names.index(name) for name in MATRIX if name in self.inputs.names]
+        found = np.unique(np.round(self.inputs.values[:, at], 6), axis=0, return_inverse=True)
+        return np.asarray(found[1]).reshape(-1)
 
     def rows(self, keep: np.ndarray) -> FamilyRows:
         """Some of the rows: a mask, positions or a slice."""
@@ -97,7 +123,9 @@ class FamilyRows:
         return FamilyRows(
             some(self.flops), some(self.bytes), some(self.blocks), some(self.peak_flops_per_s),
             some(self.memory_bytes_per_s), some(self.sm_count), self.implementation[keep],
-            self.inputs.rows(keep), self.sizes, some(self.steps),
+            self.inputs.rows(keep), self.sizes,
+            None if self.gathers is None else self.gathers[keep],
+            some(self.steps),
         )  # fmt: skip
 
 
@@ -105,7 +133,9 @@ def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
     """Rows of several ops or devices below each other; inputs that one lacks are zero."""
     whole = [part.rows(np.arange(len(part))) for part in parts]
     fields = (field.name for field in dataclasses.fields(FamilyRows))
-    names = [name for name in fields if name not in ("inputs", "sizes")]
+    names = [name for name in fields if name not in ("inputs", "sizes", "gathers")]
+    if whole[0].gathers is not None:  # all of a family do, or none
+        names.append("gathers")
     own: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in whole]) for name in names
     }

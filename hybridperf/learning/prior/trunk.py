@@ -152,6 +152,8 @@ def train(
         rows[:] = first[device] + random.integers(0, counts[device])
     if start is None:
         start = untrained(x.shape[1], len(member_devices), seed)
+    if not recipe.steps:
+        return start
     return jax.tree.map(np.asarray, _train(start, x, target, drawn, recipe))
 
 

@@ -16,7 +16,15 @@ from scipy.special import ndtri
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.learning.prior import Adapted, FamilyPrior, FamilyRows, adapt, concatenate
+from hybridperf.learning.prior import (
+    Adapted,
+    FamilyPrior,
+    FamilyRows,
+    adapt,
+    concatenate,
+    uninformed,
+)
+from hybridperf.learning.prior.form import WaveRoofline
 from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.residual import Box, inputs_of
@@ -54,13 +62,14 @@ def adapt_families(
     rest: list[np.ndarray] = [np.zeros(0, int)]
     for part in parsed.parts if parsed else ():
         for family, keep in by_family(part):
-            if family in prior.families:
+            if family in prior.families or (family and part.op.gathered() is not None):
                 members.setdefault(family, []).append((part, keep))
             else:
                 rest.append(part.rows[keep])
     fits = {}
-    for family, known in prior.families.items():
+    for family in (*prior.families, *(one for one in members if one not in prior.families)):
         if family not in members:
+            known = prior.families[family]
             references = references_of(device, known.population.devices)
             facts = machine_of(device, family)
             alone = adapt(known, references=references, machine=facts)
@@ -68,6 +77,8 @@ def adapt_families(
             continue
         rows = concatenate([family_rows(part, keep, device) for part, keep in members[family]])
         seconds = np.concatenate([time_s[part.rows[keep]] for part, keep in members[family]])
+        # ops that gather have a form of their own, whose beliefs serve where no device taught
+        known = prior.families.get(family) or uninformed(rows)
         fitted = adapt_rows(known, rows, seconds, device, machine_of(device, family))
         fits[family] = dataclasses.replace(fitted, parts=tuple(members[family]))
     return fits, np.sort(np.concatenate(rest))
@@ -90,7 +101,10 @@ def group_knobs(fits: Mapping[str, FamilyFit]) -> dict[str, dict[str, float]]:
     """The closed form's knobs by group, for ops in a graph; waves are left to the correction."""
     out = {}
     for group, fitted in _by_group(fits).items():
-        floor_s, compute, memory, sharpness, *_ = map(float, np.exp(fitted.adapted.knobs.other))
+        # every form has a floor and shares of the peaks first
+        other = fitted.adapted.knobs.other
+        floor_s, compute, memory = map(float, np.exp(other[:3]))
+        sharpness = float(np.exp(other[3])) if len(other) <= len(WaveRoofline.knobs) else 1.0
         out[group] = {
             "floor_s": floor_s, "compute_efficiency": compute, "memory_efficiency": memory,
             "smoothing": 1.0 / (1.0 + sharpness),
@@ -155,7 +169,7 @@ def held_out(fits: Mapping[str, FamilyFit]) -> pd.DataFrame:
         frames.append(pd.DataFrame({
             "op": family, "fold": -1, "measured_s": measured_s, "predicted_s": predicted_s,
             "knobs_s": np.exp(adapted.knobs.closed(rows).total),
-            "roofline_s": np.exp(rows.work()[:, :2].max(1)),
+            "roofline_s": np.exp(rows.log_roofline_s()),
             "low_s": predicted_s * np.exp(-log_width), "high_s": predicted_s * np.exp(log_width),
             "noise": np.nan,
         }))  # fmt: skip

@@ -105,11 +105,7 @@ def plan(
         InputError: an op without known shapes, a dtype the device has no peak for, a model of
             another device, or a budget that does not pay for one measurement.
     """
-    if model is not None and model.device.id != device.id:
-        raise InputError(
-            f"expected a model of {device.id}, got one of {model.device.id}; give the --device the"
-            " model was fitted for"
-        )
+    check_model(model, device)
     pool = candidates(device, ops, dtypes, budget_s, model=model)
     cost = CASE_OVERHEAD_S + pool["repeats"].to_numpy() * pool["expected_s"].to_numpy()
     choice = choose(pool, cost, budget_s, device, model=model)
@@ -118,6 +114,15 @@ def plan(
     sizes = [column for column in known if column not in _NOT_SIZES]
     table = table[["op", "dtype", *sizes, *_NOT_SIZES[2:]]].astype(dict.fromkeys(sizes, "Int64"))
     return MeasurementPlan(table, _summary(pool, cost, choice), float(cost[choice.picks].sum()))
+
+
+def check_model(model: PerfModel | None, device: DeviceSpec) -> None:
+    """`InputError` for a model of another device."""
+    if model is not None and model.device.id != device.id:
+        raise InputError(
+            f"expected a model of {device.id}, got one of {model.device.id}; give the --device the"
+            " model was fitted for"
+        )
 
 
 def choose(
@@ -134,7 +139,7 @@ def choose(
             f"expected a budget that pays for a measurement, got {budget_s:.3g} s; the cheapest"
             f" takes {cost_s.min():.3g} s"
         )
-    belief = _Belief.about(rows, device, model)
+    belief = Belief.about(rows, device, model)
     covariance = belief.covariance()
     before = np.diag(covariance).copy()
     kinds, kind = np.unique(belief.kind, return_inverse=True)
@@ -191,7 +196,7 @@ def _summary(pool: pd.DataFrame, cost: np.ndarray, choice: ShapeChoice) -> pd.Da
 
 
 @dataclasses.dataclass(frozen=True)
-class _Belief:
+class Belief:
     """Log times of R shapes as a Gaussian: centre and widths of T knobs, remaining error."""
 
     device: DeviceSpec
@@ -207,7 +212,7 @@ class _Belief:
     residual_sd: np.ndarray  # [R]
 
     @staticmethod
-    def about(rows: pd.DataFrame, device: DeviceSpec, model: PerfModel | None) -> _Belief:
+    def about(rows: pd.DataFrame, device: DeviceSpec, model: PerfModel | None) -> Belief:
         """By the prior of the knobs and `model`, of a table of ops."""
         parsed = parse_measured(rows.reset_index(drop=True), device)
         place = np.argsort(np.concatenate([part.rows for part in parsed.parts]))
@@ -234,7 +239,7 @@ class _Belief:
         centre, widths = vector.prior()
         centre = _centre(vector, centre, device, model)
         kind = (rows["op"].astype(str) + " " + rows["dtype"].astype(str)).to_numpy(object)
-        return _Belief(device, table, kind, sizes, vector, centre, widths, known, residual_sd)
+        return Belief(device, table, kind, sizes, vector, centre, widths, known, residual_sd)
 
     def seconds(self) -> np.ndarray:
         """Expected seconds [R]."""
@@ -306,7 +311,7 @@ def _standardised(sizes: np.ndarray) -> np.ndarray:
 
 # (smallest, largest) of each dimension in training workloads, both included
 _CONVOLUTION = {"batch": (1, 256), "c_in": (3, 2048), "c_out": (16, 2048), "h_in": (7, 224)}
-_RANGES: Mapping[type[Op], Mapping[str, tuple[int, int]]] = {
+RANGES: Mapping[type[Op], Mapping[str, tuple[int, int]]] = {
     gemm.Gemm: {"m": (8, 65_536), "n": (8, 32_768), "k": (8, 32_768)},
     gemm.BatchedGemm: {"batch": (2, 4096), "m": (8, 4096), "n": (8, 4096), "k": (8, 4096)},
     convolution.Convolution: _CONVOLUTION,
@@ -334,7 +339,7 @@ def candidates(
     model: PerfModel | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """Shapes that device and budget hold, as a table of ops with `expected_s` and `repeats`."""
-    plannable = [name for name in op_names() if op_by_name(name)[0] in _RANGES]
+    plannable = [name for name in op_names() if op_by_name(name)[0] in RANGES]
     ops, dtypes = list(dict.fromkeys(ops)), list(dict.fromkeys(map(canonical_dtype, dtypes)))
     for name in ops:
         if name not in plannable:
@@ -349,32 +354,40 @@ def candidates(
         _shapes(name, 3 * wanted).assign(op=name, dtype=dtype) for name in ops for dtype in dtypes
     ]
     pool = pd.concat(drawn, ignore_index=True).assign(device=device.id)
-    belief = _Belief.about(pool, device, model)
+    belief = Belief.about(pool, device, model)
     expected = belief.seconds()
     repeats = np.clip(np.ceil(REPEATS_S / expected), *REPEATS)
-    # compulsory traffic touches each tensor at least once; of a lookup's table most may never be
-    # touched
-    footprint = belief.table.work.bytes
-    if "vocab" in pool.columns:
-        tables = pool["vocab"] * pool["cols"] * pool["dtype"].map(DTYPE_BYTES)
-        footprint = footprint + tables.fillna(0.0).to_numpy()
-    fits = footprint <= LARGEST_SHARE_OF_MEMORY * device.memory_bytes
-    fits &= (expected <= LONGEST_OP_S) & (repeats * expected <= LARGEST_SHARE_OF_BUDGET * budget_s)
+    paid = (expected <= LONGEST_OP_S) & (repeats * expected <= LARGEST_SHARE_OF_BUDGET * budget_s)
+    holds = fits(pool, belief, device) & paid
     for kind in np.unique(belief.kind):
-        if not fits[belief.kind == kind].any():
+        if not holds[belief.kind == kind].any():
             raise InputError(
                 f"expected a budget that pays for {kind}, got {budget_s:.3g} s: measuring a case"
                 f" may take {LARGEST_SHARE_OF_BUDGET:.0%} of it and a quarter of {device.id}'s"
                 " memory; give more time or leave the op out"
             )
-    pool = pool.assign(expected_s=expected, repeats=repeats.astype(int))[fits]
+    pool = pool.assign(expected_s=expected, repeats=repeats.astype(int))[holds]
     return pool.groupby(["op", "dtype"], sort=False).head(wanted).reset_index(drop=True)
+
+
+def fits(pool: pd.DataFrame, belief: Belief, device: DeviceSpec) -> np.ndarray:
+    """Whether a device's memory holds what each shape needs [R].
+
+    Compulsory traffic touches each tensor at least once; of a lookup's table most may never be
+    touched.
+    """
+    footprint = belief.table.work.bytes
+    for rows, cols in (("vocab", "cols"), ("rows", "dim")):
+        if {rows, cols} <= {*pool.columns}:
+            tables = pool[rows] * pool[cols] * pool["dtype"].map(DTYPE_BYTES)
+            footprint = footprint + tables.fillna(0.0).to_numpy()
+    return np.asarray(footprint <= LARGEST_SHARE_OF_MEMORY * device.memory_bytes)
 
 
 def _shapes(name: str, least: int) -> pd.DataFrame:
     """At least `least` shapes of an op, log-uniform in its ranges; the same at every call."""
     cls, _ = op_by_name(name)
-    ranges = _RANGES[cls]
+    ranges = RANGES[cls]
     sobol = qmc.Sobol(len(ranges) + 1, scramble=True, seed=_SEED)
     points = sobol.random_base2(math.ceil(math.log2(least)))
     rng = np.random.default_rng(_SEED)

@@ -26,6 +26,7 @@ from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError, read_table, require_columns
 from hybridperf.learning.prior import FamilyRows, concatenate
 from hybridperf.model.families import by_family, family_rows, gpu_of
+from hybridperf.model.published import sparse
 from hybridperf.ops import Op
 from hybridperf.ops.table import parse_ops
 
@@ -105,6 +106,7 @@ AICONFIGURATOR = Source(
     "aiconfigurator", "https://github.com/ai-dynamo/aiconfigurator", "095f58a", "Apache-2.0"
 )
 VIDUR = Source("vidur", "https://github.com/microsoft/vidur", "7d47513", "MIT", _vidur)
+RA_SPMM = Source("ra-spmm", "https://github.com/tariqaf/RA-SpMM", "a605b3b", "CC-BY-4.0")
 DEEPBENCH = Source(
     "deepbench", "https://github.com/baidu-research/DeepBench", "da81ba7", "Apache-2.0"
 )
@@ -129,6 +131,7 @@ FILES: Mapping[str, tuple[Source, tuple[str, ...]]] = {
     "neusight_elementwise": (NEUSIGHT, ("elementwise",)),
     "neusight_softmax": (NEUSIGHT, ("softmax",)),
     "neusight_ln": (NEUSIGHT, ("norm",)),
+    "spmm": (RA_SPMM, ("spmm",)),
 }
 MODEL_OPS = "neusight_model_ops"
 
@@ -144,6 +147,8 @@ def require_data(data: Path) -> None:
 
 def table_path(data: Path, name: str) -> Path:
     """Where a table lies in the data folder."""
+    if FILES.get(name, (None,))[0] is RA_SPMM:
+        return sparse.table_path(data, name)
     return data / "compute" / f"{name}.csv.gz"
 
 
@@ -151,6 +156,7 @@ def read_rows(data: Path, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
     """(usable rows of one table as `ops` reads them, rows left out by reason)."""
     source, _ = FILES[name]
     frame = read_table(table_path(data, name))
+    frame = sparse.spmm_rows(frame) if source is RA_SPMM else frame
     require_columns(frame, ["device", "op", "dtype", "time_s"], f"{name} of {source.id}")
     left_out: Counter[str] = Counter()
     frame = source.read(frame, left_out) if source.read else frame

@@ -6,7 +6,6 @@ systems of fewer than `LEAST_ROWS` rows are left to the prior.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from hybridperf.collectives import widths
 from hybridperf.collectives.fit import (
     DEFAULT_PRIOR,
     FAMILY,
@@ -25,7 +25,6 @@ from hybridperf.collectives.fit import (
 from hybridperf.hardware import load_system
 from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import FamilyPrior, adapt
-from hybridperf.learning.prior.family import NOMINAL
 from hybridperf.learning.prior.shipped import Prior, load_prior
 from hybridperf.model.published.collectives import SOURCES, read_few_shot, read_measured
 
@@ -69,17 +68,18 @@ def _with_reference_width(prior: FamilyPrior, few: dict[str, pd.DataFrame]) -> F
 
     Few of the measured systems are references of each other, so others tell it.
     """
-    widths = []
+    errors = []
     for name, frame in few.items():
         system = load_system(name)
         if references := references_of(system, prior.population.devices):
             rows, time_s = priced_rows(frame, system)
-            log_s = adapt(prior, references=references).predict(rows).log_s
-            widths.append(np.quantile(np.abs(log_s - np.log(time_s)), NOMINAL))
-    if not widths:
+            known = prior.with_references(references)
+            if (met := widths.referred(known, rows)).any():
+                log_s = adapt(known, references=references).predict(rows.rows(met)).log_s
+                errors.append(np.abs(log_s - np.log(time_s[met])))
+    if not errors:
         return prior
-    width = float(max(widths))
-    return dataclasses.replace(prior, reference_quantile=prior.quantile, reference_log_width=width)
+    return widths.with_widths(prior, prior.log_widths, widths.held(errors))
 
 
 def _provenance(rows: pd.DataFrame) -> dict[str, object]:

@@ -94,7 +94,7 @@ class TrainingSetup:
 
     def config(self, layout: Layout) -> TransformerConfig:
         """The step with a layout."""
-        habits = config_habits(framework_habits()[self.framework], layout.tp)
+        habits = config_habits(framework_habits()[self.framework], layout.tp, self.shape.dim)
         template, padded = self.template, habits.get("vocab_multiple", self.template.vocab_multiple)
         if padded != template.vocab_multiple:
             template = template.replace(vocab_multiple=int(padded))
@@ -118,7 +118,7 @@ def training_setup(
     found = machine("", "", device_of(fabric, device), system)
     habits = settled(framework, found.spec, dtype, quant)
     framework = framework or ASSUMED
-    template = TransformerConfig(shape, **config_fields(habits))
+    template = TransformerConfig(shape, **config_fields(config_habits(habits, 1, shape.dim)))
     cache = cache or PriceCache()
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < capacity < math.inf:

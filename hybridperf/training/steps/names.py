@@ -156,8 +156,8 @@ def _machine(
         notes.append(f"{domain} GPUs of a rack count as a node: one switch joins them")
     memory_bytes = float(found.get("memory_bytes", spec.memory_bytes))
     return Machine(
-        spec, found["model"], memory_bytes, fabric, per_node, tuple(notes), bool(domain), whole,
-        renoded,
+        spec, found.get("model", found["device"]), memory_bytes, fabric, per_node, tuple(notes),
+        bool(domain), whole, renoded,
     )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def _of_gpu(gpu: str) -> dict[str, Any]:
     if found := _entry("gpu", plain(gpu)):
         return found
     if driver := _called(gpu):
-        return {"device": driver, "model": driver}
+        return {"device": driver}
     known = [*dict.fromkeys(entry["device"] for entry in aliases()["gpu"])]
     raise InputError(
         f"unknown gpu {gpu!r}: name one of {', '.join(_nearest(gpu, known))} in gpu or by --device"
@@ -177,7 +177,7 @@ def _of_device(device: str) -> dict[str, Any]:
     """What is known of a device that is given: the same as of a row whose `gpu` is its name."""
     spec = load_device(device)
     named = _entry("gpu", plain(spec.id))
-    found = named if named and named["device"] == spec.id else {"device": spec.id, "model": spec.id}
+    found = named if named and named["device"] == spec.id else {"device": spec.id}
     return {**found, "model": device} if device.endswith(".toml") else found
 
 

@@ -321,7 +321,7 @@ def row_layout(
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=None if expert_tp == tp else expert_tp, vp=vp,
         micro_batch=micro_batch, accumulation=accumulation, zero=_zero(row, habits),
         sequence_parallel=sequence_parallel and tp > 1,
-        shard_ranks=_shard_ranks(row, tp, dp * cp, gpus_per_node),
+        shard_ranks=_shard_ranks(row, tp, dp * cp, gpus_per_node, habits),
         recompute=_recompute(row, habits), schedule=schedule, order=_order(row),
     )  # fmt: skip
 
@@ -335,14 +335,19 @@ def _order(row: Record) -> Order:
     return given
 
 
-def _shard_ranks(row: Record, tp: int, data_ranks: int, gpus_per_node: int) -> int | None:
+def _shard_ranks(
+    row: Record, tp: int, data_ranks: int, gpus_per_node: int, habits: Mapping[str, Any]
+) -> int | None:
     """Over how many data ranks a hybrid shards: those of a node, or None: over all."""
     if (given := row.count("shard_ranks")) is not None:
         return None if given == data_ranks else given
     inside = max(gpus_per_node // tp, 1)
-    if plain(row.text("sharding")) not in ("hsdp", "hybrid_shard") or data_ranks <= inside:
+    hybrid = plain(row.text("sharding")) in ("hsdp", "hybrid_shard")
+    if data_ranks <= inside or not (hybrid or habits.get("shards_in_nodes")):
         return None
     shards = math.gcd(data_ranks, inside)
+    if not hybrid:
+        return shards if shards > 1 else None
     nothing = ", so nothing is; fsdp shards over all" if shards == 1 else ""
     row.notes.append(
         f"hsdp taken to shard over {shards} of the {data_ranks} data ranks: as many as a node of"

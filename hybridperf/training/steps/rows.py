@@ -187,6 +187,9 @@ def _questions(asked: Sequence[tuple[_Words, Mapping[str, str]]]) -> list[Questi
     for at, (words, numbers) in enumerate(asked):
         row = Record({**words.said, **numbers})
         try:
+            if words.fewer:
+                words = words.of_batch(row)
+                row = Record({**words.said, **numbers})
             layout = words.layout(row)
             alike.setdefault(words.model, []).append((at, words, row, layout))
         except (Refused, InputError) as error:
@@ -215,6 +218,8 @@ class _Words:
     nodes: tuple[int, int] = (1, 1)  # GPUs that count as a node, GPUs of one that runs take whole
     notes: tuple[str, ...] = ()
     wrong: Exception | None = None
+    # (samples a GPU, what is understood of rows of no more of them), where the source says so
+    fewer: tuple[int, _Words] | None = None
     # configs and what is assumed in them, by whether ranks share matrices
     configs: dict[bool, tuple[TransformerConfig, list[str]]] = dataclasses.field(
         default_factory=dict
@@ -224,14 +229,18 @@ class _Words:
     def of(said: Mapping[str, str], device: str | None, system: str | None) -> _Words:
         """What a record says; what is wrong is remembered, and raised by `layout`."""
         row = Record(said)
-        source = row.text("source")
+        source, fewer = row.text("source"), None
         if open_ := (names.of_source("unsaid", source) or {}).get(plain(row.text("model"))):
+            if few := open_.get("few"):
+                of_few = {**open_["columns"], **few["columns"], **said, "model": open_["model"]}
+                fewer = few["samples"], _Words.of(of_few, device, system)
+                fewer[1].notes = (open_["note"], *fewer[1].notes)
             said = {**open_["columns"], **said, "model": open_["model"]}
             row = Record(said, [open_["note"]])
         framework = plain(row.text("framework")) or str(names.of_source("source", source) or "")
         framework = names.variant(framework, f"{row.text('note')} {source}")
         framework = names.released(framework, row.text("release") or row.text("section"))
-        found = _Words(said, source, framework)
+        found = _Words(said, source, framework, fewer=fewer)
         try:
             found._understand(row, device, system)
         except (Refused, InputError) as error:
@@ -252,7 +261,8 @@ class _Words:
             raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
         self.machine = names.machine(gpu, context, device, system, row.text("system"))
         self.habits = settled(self.framework if self.named else "", self.machine.spec)
-        if self.named:
+        of_source = names.of_source("source", self.source) or self.framework
+        if self.named and self.framework.startswith(of_source):
             self.habits |= names.of_source("habits", self.source) or {}
         self.nodes = _nodes(row, self.machine)
         if row.yes("offload"):
@@ -279,6 +289,14 @@ class _Words:
     def refused(self, error: Exception) -> Question:
         """The question of a record that is wrong."""
         return Question(None, self.machine, self.source, self.framework, refused=str(error))
+
+    def of_batch(self, row: Record) -> _Words:
+        """These words, or what they mean of as few samples a GPU as a record's."""
+        batch, gpus = row.count("global_batch"), row.count("n_gpus")
+        if not self.fewer or not batch or not gpus:
+            return self
+        samples, found = self.fewer
+        return found if batch <= samples * gpus else self
 
     def layout(self, row: Record) -> Layout:
         """The layout of a record with these words, its numbers checked."""
@@ -320,7 +338,8 @@ class _Words:
 
     def _config(self, row: Record, tp: int) -> tuple[TransformerConfig, list[str]]:
         """(a config of any layout with a tensor-parallel degree like this, what is assumed)."""
-        habits, given, assumed = config_habits(self.habits, tp), row.text("precision"), list[str]()
+        habits = config_habits(self.habits, tp, self.model.dim)
+        given, assumed = row.text("precision"), list[str]()
         if plain(given) in ("", "submission"):
             assumed.append(f"precision {habits['precision']} assumed")
         else:
@@ -333,6 +352,11 @@ class _Words:
                 assumed.append(note)
         habits |= _switches(row)
         config = _config(self.model, tuple(config_fields(habits).items()))
+        if config.attention != self.habits["attention"] and not row.text("attention"):
+            assumed.append(
+                f"unfused attention assumed: {config.attention_kernel} takes no heads of"
+                f" {self.model.dim}"
+            )
         if config.attention == "fused" and self.model.dim > _WIDEST_FUSED_HEAD:
             assumed.append(
                 f"fused attention assumed for heads of {self.model.dim}, which kernels of up to"

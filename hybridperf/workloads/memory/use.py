@@ -243,9 +243,9 @@ def in_flight(
 
 
 def memory_of(
-    config: TransformerConfig, layouts: Layouts, knobs: MemoryKnobs | None = None
+    config: TransformerConfig, layouts: Layout | Layouts, knobs: MemoryKnobs | None = None
 ) -> MemoryUse:
-    """Memory of a config's model as its framework runs it, in columns of layouts."""
+    """Memory of a config's model as its framework runs it, in one layout or columns of them."""
     states = model_states(config.dtype, config.optimizer, config.gradient_bytes)
     trained = config.trained_share
     states = ModelStates(states.weight, states.gradient * trained, states.optimizer * trained)

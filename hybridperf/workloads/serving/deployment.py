@@ -19,7 +19,7 @@ from hybridperf.workloads.transformer.fields import check_whole
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 _WHOLE = (
-    "tp", "pp", "attention_dp", "expert_ep", "chunk_tokens", "max_sequences", "drafted",
+    "tp", "pp", "attention_dp", "expert_ep", "max_sequences", "drafted",
     "lora_rank",
 )  # fmt: skip
 
@@ -40,7 +40,6 @@ class Deployment:
     attention_quant: str = ""
     kv_dtype: str = "bf16"
     framework: str = ""  # vllm, sglang, trtllm: whose kernels run; empty: any
-    chunk_tokens: int = 8192  # of prompts in a step at most
     max_sequences: int = 1024  # that run at once, on each attention rank
     launches: Literal["graph", "eager"] = (
         "graph"  # decoding steps as CUDA graphs, or kernel by kernel
@@ -116,6 +115,11 @@ class Deployment:
     def nodes(self, ranks: int, per_node: int) -> int:
         """Nodes that so many GPUs lie on."""
         return -(-ranks // per_node)
+
+
+def is_blackwell(device: str) -> bool:
+    """Whether a device has Blackwell's kernels of narrow formats, by its name."""
+    return device.startswith(("b", "gb"))
 
 
 def weight_bytes(scheme: str) -> float:

@@ -32,6 +32,25 @@ class Sizes:
     chunk_keys: tuple[float, ...] = (64, 256, 1024, 4096, 16384, 65536)
 
 
+# kernels that latent attention and experts take beside our calls of them: copies, quantisation;
+# routing, permutation, activation, sums. Blackwell's experts are one kernel with their routing
+# (TRTLLM-Gen's, which SGLang takes too). Beliefs by rows of one prompt at a time; SGLang's pull
+# request 12160 has 83 ms for a token of DeepSeek-V3 kernel by kernel (30 a layer at `LAUNCH_S`), 23
+# ms as a graph
+_MORE_OF_LATENT, _MORE_OF_EXPERTS, _MORE_OF_FUSED_EXPERTS = 15, 25, 5
+
+
+def prompt_launches(deployment: Deployment, fused_experts: bool = False) -> float:
+    """Kernels that a step with prompts launches one by one: such steps are no CUDA graphs."""
+    calls = float(sum(times for _, times in ServedCalls(deployment, 8).products(1.0)))
+    latent = _MORE_OF_LATENT if deployment.shape.latent is not None else 0
+    experts = _MORE_OF_FUSED_EXPERTS if fused_experts else _MORE_OF_EXPERTS
+    return calls + sum(
+        kind.count * (latent * (kind.mixer == "attention") + experts * bool(kind.experts))
+        for kind in deployment.shape.layer_kinds
+    )
+
+
 def step_times(
     model: PerfModel, deployments: Sequence[Deployment], all_reduce: str = "",
     sizes: Sizes | None = None,

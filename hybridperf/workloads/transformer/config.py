@@ -27,7 +27,7 @@ _FLAGS = (
 _WORDS = {
     "attention": ("fused", "unfused"),
     "attention_kernel": ATTENTION_KERNELS,
-    "optimizer": ("adam", "sgd"),
+    "optimizer": ("adam", "lamb", "sgd"),
     "expert_messages": ("copies", "nodes"),
     "context_messages": ("gather", "ring"),
     "framework": frameworks.framework_names(),
@@ -64,7 +64,7 @@ class TransformerConfig:
     fused_loss: bool = False  # one kernel per direction, not one per operation
     # the vocabulary is padded to a multiple of tp times this
     vocab_multiple: int = 128
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "lamb", "sgd"] = "adam"
     # bytes of one gradient between ranks and in the buffer; None: as `dtype`
     gradient_bytes: float | None = None
     bucket_bytes: float = 25e6  # bytes of gradients that are reduced together
@@ -131,7 +131,8 @@ class TransformerConfig:
         layout = layout or Layout()
         fields.check_word("framework", framework, tuple(frameworks.framework_habits()))
         said = own.get("dtype"), own.get("quant", "")
-        usual = frameworks.config_habits(frameworks.settled(framework, device, *said), layout.tp)
+        settled = frameworks.settled(framework, device, *said)
+        usual = frameworks.config_habits(settled, layout.tp, shape.dim)
         return TransformerConfig(shape, layout, **{**config_fields(usual), **own})
 
     def replace(self, **changes: Any) -> TransformerConfig:

@@ -22,7 +22,8 @@ from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.transformer.sizes import ModelSizes
 
 MULTIPLY_ADD = 2  # FLOPs of a multiply-add
-MOMENTS = {"adam": 2, "momentum": 1, "sgd": 0}  # numbers that an optimizer keeps per weight
+# numbers that an optimizer keeps per weight
+MOMENTS = {"adam": 2, "lamb": 2, "momentum": 1, "sgd": 0}
 BACKWARD = 2  # a matrix product's backward pass is two products of its size
 # vectors of the hidden width that a layer of a diffusion Transformer makes of a sample's, by its
 # mixer: a shift, a scale and a gate around attention and around the MLP; of each stream where joint
@@ -292,7 +293,8 @@ def _core(shape: ModelSizes, kind: LayerKind, batch: float, seq: int, causal: bo
     if kind.mixer in ("mlp", "scan"):
         each = shape.scan.flops if kind.mixer == "scan" and shape.scan else 0.0
         return MULTIPLY_ADD * batch * tokens * each
-    pairs = tokens * tokens / (2 if causal else 1) + (tokens * seq if kind.cross else 0.0)
+    pairs = tokens * (shape.attended or tokens) / (2 if causal else 1)
+    pairs += tokens * seq if kind.cross else 0.0
     if kind.mixer == "window" and shape.window < tokens:
         pairs = tokens * shape.window - (shape.window**2 / 2 if causal else 0.0)
     return MULTIPLY_ADD * batch * pairs * (shape.query_width + shape.context_width)

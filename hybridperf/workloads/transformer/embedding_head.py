@@ -89,7 +89,8 @@ def head(config: TransformerConfig) -> Piece:
     if s.head == "classes":
         found += kernels.linear("classes", batch, s.hidden, s.vocab, bias=True)
         return found + _plain_loss(kernels, batch, s.vocab)
-    tokens = tokens * s.predicted_share
+    if not does(config.framework, "logits_of_all"):
+        tokens = tokens * s.predicted_share
     if s.head == "mlm":
         found += kernels.linear("transform", tokens, s.hidden, s.hidden, bias=True)
         gelu = kernels.loop("transform gelu", tokens, s.hidden, like="gelu")

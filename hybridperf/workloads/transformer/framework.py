@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import shipped_toml
+from hybridperf.ops.attention_kernels import WIDEST_HEADS
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.workloads.transformer.fields import check_word
 
@@ -39,6 +41,14 @@ class Framework:
     norm_parameter_kernels: int  # of a norm's backward, for scale and shift
     # a kernel per parameter adds its gradient: to a buffer, from the second on, or none
     gradients: Literal["always", "repeated", "never"]
+    # else epilogues of products: sums that are a bias' gradient; GELU and its gradient, which in 8
+    # bits is a loop that narrows, too
+    bias_sums_apart: bool = True
+    gelu_apart: bool = True
+    # in 8 bits: attention reads, multiplies and writes narrow numbers, in the order products take
+    narrow_attention: bool = False
+    # norms write wide numbers, which kernels of their own narrow, and weights in each pass
+    narrows_apart: bool = False
 
 
 _KNOWN = (
@@ -51,7 +61,13 @@ _KNOWN = (
     # torch.compile, Transformer Engine: neighbouring loops are one kernel; gradients are added up
     # in the product's epilogue
     Framework("compiled", False, True, True, True, 1, 1, "never"),
-)
+    # NVIDIA's BERT of MLPerf (te_layers.py, fmha.py and modeling.py in
+    # mlcommons/training_results_v3.1): fused_dense, fused_gemm_gelu, attention of 8 bits
+    Framework(
+        "mlperf", False, True, True, True, 1, 1, "never",
+        bias_sums_apart=False, gelu_apart=False, narrow_attention=True, narrows_apart=True,
+    ),
+)  # fmt: skip
 FRAMEWORKS = {one.name: one for one in _KNOWN}
 
 
@@ -103,11 +119,16 @@ def settled(
     return {**habits, "precision": precision, "dtype": dtype, "quant": quant}
 
 
-def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
-    """A framework's habits at a tensor-parallel degree: it decides how the vocabulary is padded."""
+def config_habits(habits: Mapping[str, Any], tp: int, head_dim: int) -> dict[str, Any]:
+    """A framework's habits at a tensor-parallel degree, which decides how the vocabulary is padded,
+    and for heads of a size, which decides whether its attention's kernel takes them.
+    """
+    found = dict(habits)
     if tp > 1 and "vocab_multiple_tp" in habits:
-        return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
-    return dict(habits)
+        found["vocab_multiple"] = habits["vocab_multiple_tp"]
+    if head_dim > WIDEST_HEADS.get(habits.get("attention_kernel", ""), math.inf):
+        found["attention"] = "unfused"
+    return found
 
 
 @functools.cache

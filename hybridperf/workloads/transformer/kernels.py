@@ -13,6 +13,7 @@ from typing import Literal
 
 import hybridperf.ops as ops
 from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.workloads import ratios
 from hybridperf.workloads.transformer.framework import Framework
 from hybridperf.workloads.transformer.passes import Passes, PassStep, Piece, Steps
@@ -85,10 +86,29 @@ class Kernels:
         kept = self.loop(f"{name} kept", rows, cols, moved=moved, tensor=tensor, tokens="")
         return (dataclasses.replace(kept, weight_gradient=True),)
 
+    @property
+    def narrow_attention(self) -> bool:
+        """Whether attention runs in the number format of products."""
+        return bool(self.quant) and self.framework.narrow_attention
+
+    @property
+    def narrow_gelu(self) -> bool:
+        """Whether GELU and its gradient are narrow where they are made."""
+        return bool(self.quant) and not self.framework.gelu_apart
+
     def linear(
-        self, name: str, tokens: float, i: float, o: float, *, split: Split = "", bias: bool = False
-    ) -> Piece:
-        """A linear layer of i inputs and o outputs, its bias added here."""
+        self, name: str, tokens: float, i: float, o: float, *, split: Split = "",
+        bias: bool = False, comes: float | None = None, returns: float | None = None,
+    ) -> Piece:  # fmt: skip
+        """A linear layer of i inputs and o outputs.
+
+        Args:
+            name, tokens, i, o: its name and sizes.
+            split: what tensor parallelism divides.
+            bias: whether its bias is added here.
+            comes, returns: numbers moved for each input, and for each gradient of an output, until
+                they are narrow and in both orders: 0: they come so, 1: narrow, None: wide.
+        """
 
         def product(what: str, m: float, n: float, k: float, on: str, counts: str) -> PassStep:
             times = ratios.QUANTISED_PRODUCT if self.quant else 1.0
@@ -100,31 +120,45 @@ class Kernels:
             return {"outputs": outputs, "inputs": inputs}.get(split, "")
 
         columns = on("cols", "")
-        # the norm before a layer that is divided by outputs writes narrow numbers itself
-        narrowed = () if split == "outputs" else self._narrowed(name, tokens, i, on("", "cols"))
+        apart = self.framework.narrows_apart
+        if split == "outputs" and not apart:  # the norm before it writes narrow numbers itself
+            comes = 0.0
+        narrowed = self._narrowed(name, tokens, i, on("", "cols"), comes)
+        if apart:
+            weight = self._narrowed(f"{name} weight", o, i, on("rows", "cols"))
+            narrowed += tuple(dataclasses.replace(step, tokens="") for step in weight)
         forward: Steps = (*narrowed, product(name, tokens, o, i, on("n", "k"), "m"))
         if bias and self.framework.bias_apart:
             forward += (self.loop(f"{name} bias", tokens, o, like="addu", tensor=columns),)
         sums: Steps = ()
-        if bias and not self.quant:  # else made with the narrow gradient
+        if bias and self._sums_apart:
             sums = (self.column_sums(f"{name} bias gradient", tokens, o, split == "outputs"),)
-        weight = product(f"{name} weight gradient", o, i, tokens, on("m", "n"), "k")
+        to_weight = product(f"{name} weight gradient", o, i, tokens, on("m", "n"), "k")
         backward = (
             *sums,
-            *self._narrowed(f"{name} gradient", tokens, o, columns),
+            *self._narrowed(f"{name} gradient", tokens, o, columns, returns),
             product(f"{name} input gradient", tokens, i, o, on("k", "n"), "m"),
-            dataclasses.replace(weight, weight_gradient=True),
+            dataclasses.replace(to_weight, weight_gradient=True),
             *self.keep(name, o, i, on("rows", "cols")),
             *self._bias_kept(name, o, bias, columns),
         )
         return Piece(forward, backward)
 
-    def _narrowed(self, name: str, tokens: float, cols: float, tensor: str) -> Steps:
-        """A tensor made narrow, as it is and transposed, for the products that read it; of a
-        gradient, the bias' own comes with it (Transformer Engine's cast_transpose_dbias).
+    @property
+    def _sums_apart(self) -> bool:
+        """Whether a kernel of its own sums a bias' gradient: in 8 bits it comes with the narrow one
+        (Transformer Engine's cast_transpose_dbias).
         """
-        if not self.quant:
+        return not self.quant and self.framework.bias_sums_apart
+
+    def _narrowed(
+        self, name: str, tokens: float, cols: float, tensor: str, moved: float | None = None
+    ) -> Steps:
+        """A tensor made narrow, as it is and transposed, for the products that read it."""
+        if not self.quant or moved == 0:
             return ()
+        if moved:
+            return (self.loop(f"{name} transposed", tokens, cols, moved=moved, tensor=tensor),)
         op = ops.Quantise(self.dtype, float(tokens), float(cols), quant=self.quant)
         call = ops.OpCall(op, times=ratios.CAST_AND_TRANSPOSED)
         on = (tensor,) if tensor else ()
@@ -178,7 +212,8 @@ class Kernels:
         def loop(what: str, like: str = "add", moved: float | None = None) -> PassStep:
             return self.loop(f"{name} {what}", tokens, cols, like=like, moved=moved)
 
-        sums = (self.column_sums(f"{name} bias gradient", tokens, cols),) if bias else ()
+        apart = bias and self.framework.bias_sums_apart
+        sums = (self.column_sums(f"{name} bias gradient", tokens, cols),) if apart else ()
         into = Piece((), (*sums, *self._bias_kept(name, cols, bias)))
         mask = self.mask if self.dropout else 0.0
         dropped, back = (
@@ -196,7 +231,7 @@ class Kernels:
         """Between an MLP's products: `cols` wide behind it, twice as wide before it if gated."""
         wide = cols * (2.0 if gated else 1.0)
         sums = self.column_sums(f"{name} bias gradient", tokens, wide, tensor=True)
-        apart = (sums,) if bias and not self.quant else ()
+        apart = (sums,) if bias and self._sums_apart else ()
         kept = (*apart, *self._bias_kept(name, wide, bias, tensor="cols"))
 
         def loop(what: str, like: str, moved: float | None = None) -> PassStep:
@@ -206,8 +241,10 @@ class Kernels:
         if not gated:
             biased = bias and self.framework.bias_apart and not fused
             biases = (loop("bias", "addu"),) if biased else ()
-            forward = (*biases, loop("gelu", "gelu"))
-            return Piece(forward, (loop("gelu gradient", "gelu", 3), *kept))
+            back = loop("gelu gradient", "gelu", 3)
+            if not self.framework.gelu_apart:
+                return Piece((), ((back,) if self.quant else ()) + kept)
+            return Piece((*biases, loop("gelu", "gelu")), (back, *kept))
         if fused:  # backward: gate, value and gradient read, two gradients written
             back = loop("gated gradient", "silu_mul", 5)
             return Piece((loop("gated", "silu_mul"),), (back, *kept))
@@ -283,9 +320,8 @@ class Kernels:
             keys: length of another sequence that the queries attend to; 0: their own.
             window: keys that a query sees at most; 0: any number.
         """
-        op = ops.attention_of(
-            self.dtype, batch, seq, keys, heads, head_dim, kv_heads, causal, window
-        )
+        dtype = scheme_dtype(self.dtype, self.quant) if self.narrow_attention else self.dtype
+        op = ops.attention_of(dtype, batch, seq, keys, heads, head_dim, kv_heads, causal, window)
         call, tensor = ops.OpCall(op, kernel=self.attention_kernel), ("heads", "kv_heads")
         forward = PassStep(call, "attention", "attention", 1, tensor, tokens="q_len", core=True)
         back = dataclasses.replace(

@@ -29,6 +29,7 @@ from hybridperf.workloads import ratios
 from hybridperf.workloads.transformer import diffusion
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.counts import LayerKind
+from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.parallel import rewritten
 from hybridperf.workloads.transformer.passes import Passes, PassStep, Piece, Steps
@@ -73,25 +74,31 @@ def self_attention(
         return into + _latent(config, tokens, causal) + _out(config, tokens)
     bias = s.biases if s.qkv_biases is None else s.qkv_biases
     width = s.query_width * (1 + s.gated_attention) + s.key_width + s.value_width
-    into += kernels.linear("qkv", tokens, s.hidden, width, split="outputs", bias=bias)
+    returns = 1.0 if kernels.narrow_attention else None
+    into += kernels.linear(
+        "qkv", tokens, s.hidden, width, split="outputs", bias=bias, returns=returns
+    )
     if config.adapters:
         into += kernels.adapter("qkv", tokens, s.hidden, width, config.adapters, "outputs")
-    into += kernels.split("qkv", tokens, width)
+    if not does(config.framework, "packed_qkv"):
+        into += kernels.split("qkv", tokens, width)
     if s.qk_norm:
         into += kernels.head_norm("query norm", tokens, s.heads, s.dim)
         into += kernels.head_norm("key norm", tokens, s.key_heads, s.dim)
     if s.positions == "rotary":
         into += kernels.rope("queries", tokens, s.query_width)
         into += kernels.rope("keys", tokens, s.key_width)
+    # as many samples of one length as attend to as much
+    samples, attended = (tokens / s.attended, s.attended) if s.attended else (batch, length)
     if config.attention == "fused":
         window = float(s.window) if windowed and s.window < length else 0.0
-        sizes = (batch, length, s.heads, s.dim, s.key_heads)
+        sizes = (samples, attended, s.heads, s.dim, s.key_heads)
         core = kernels.fused_attention(*sizes, causal, window=window)
     else:
         core = Piece()
         if s.key_heads != s.heads:
             core += kernels.repeated("keys and values", tokens, s.heads, s.key_heads, 2 * s.dim)
-        core += kernels.unfused_attention(batch, length, length, s.heads, s.dim)
+        core += kernels.unfused_attention(samples, attended, attended, s.heads, s.dim)
         core += kernels.copy("context", tokens, s.context_width)
     if s.gated_attention:
         core += kernels.activation(
@@ -124,7 +131,8 @@ def cross_attention(config: TransformerConfig, tokens: float) -> Piece:
 def _out(config: TransformerConfig, tokens: float) -> Piece:
     s, kernels = config.shape, config.layer_kernels
     name = "attention output"
-    product = kernels.linear(name, tokens, s.context_width, s.hidden, split="inputs")
+    comes = 1.0 if kernels.narrow_attention else None
+    product = kernels.linear(name, tokens, s.context_width, s.hidden, split="inputs", comes=comes)
     if config.adapters:
         sizes = (s.context_width, s.hidden, config.adapters)
         product += kernels.adapter(name, tokens, *sizes, "inputs")
@@ -218,9 +226,11 @@ def mlp(config: TransformerConfig, kind: LayerKind) -> Piece:
 def _dense(config: TransformerConfig, ffn: int, tokens: float, bias: bool) -> Piece:
     s, kernels = config.shape, config.layer_kernels
     wide = ffn * (2 if s.gated else 1)
-    into = kernels.linear("mlp in", tokens, s.hidden, wide, split="outputs")
+    narrow = kernels.narrow_gelu and not s.gated
+    returns, comes = (0.0, 1.0) if narrow else (None, None)
+    into = kernels.linear("mlp in", tokens, s.hidden, wide, split="outputs", returns=returns)
     into += kernels.activation("mlp inner", tokens, ffn, gated=s.gated, bias=bias)
-    return into + kernels.linear("mlp out", tokens, ffn, s.hidden, split="inputs")
+    return into + kernels.linear("mlp out", tokens, ffn, s.hidden, split="inputs", comes=comes)
 
 
 def experts(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:

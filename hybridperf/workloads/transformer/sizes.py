@@ -39,6 +39,7 @@ _POSITIVE = (
 _ZERO_OR_MORE = (
     "experts", "topk", "expert_groups", "topk_groups", "shared_ffn", "dense_layers", "dense_ffn",
     "decoder_layers", "decoder_seq", "token_types", "image", "patch", "relative_buckets", "window",
+    "attended",
 )  # fmt: skip
 _FLAGS = (
     "gated", "tied", "biases", "head_bias", "qk_norm", "sinks", "gated_attention", "router_bias",
@@ -210,6 +211,8 @@ class ModelSizes:
     pooler: bool = False  # a dense layer over the first token and BERT's next-sentence head
     head: Literal["lm", "mlm", "classes", "patches", "none"] = "lm"
     predicted_share: float = 1.0  # of the tokens, those that logits are computed of
+    # tokens that one attends to, mean over tokens, where samples differ in length; 0: seq
+    attended: int = 0
 
     diffusion: Diffusion | None = None
     image: int = 0  # side of a ViT's square input in pixels, of a DiT's in latents

@@ -2,7 +2,8 @@
 
 Adam in mixed precision reads a gradient and fp32 weight and moments and writes the latter and the
 weight in the op's dtype: 12 + g + 12 + e bytes a number, 28 with 16-bit gradients, and the gradient
-once more for its norm.
+once more for its norm. LAMB (You et al., arXiv 1904.00962) writes the update first and, once its
+norm and the weight's are known, reads both again: 40.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import OpCall, OptimizerUpdate, Reduction, op_by_name
 from hybridperf.workloads.transformer import counts, waits, zero
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.parallel import RankGroup
 from hybridperf.workloads.transformer.passes import PassStep, Steps
 from hybridperf.workloads.transformer.weights import (
@@ -45,13 +47,11 @@ def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
     """The optimizer of one rank of a stage."""
     n = updated_weights(config, stage)
     wide = DTYPE_BYTES[_WIDE]
-    # fp32 weight and moments, read and written
-    kept = wide * (1 + counts.MOMENTS[config.optimizer])
     copy = config.element_bytes if config.element_bytes < wide else 0.0
     _, touched = op_by_name(config.optimizer)
-    # against the op all in fp32
-    all_wide = wide * (touched["reads"] + touched["writes"])
-    moved = (2 * kept + config.reduced_bytes + copy) / all_wide
+    # against the op all in fp32: all but the gradient is, and the weight is copied
+    tensors_moved = touched["reads"] + touched["writes"]
+    moved = (wide * (tensors_moved - 1) + config.reduced_bytes + copy) / (wide * tensors_moved)
     update = OptimizerUpdate(_WIDE, n * moved, **touched)
     tensors = TENSORS_PER_LAYER * sum(config.layers_of(stage))
     launches = max(1, math.ceil(tensors / TENSORS_PER_KERNEL))
@@ -112,9 +112,18 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
         steps.append(group.step(collective, size, "dp", "gradients summed"))
         if config.layout.zero and replicas.ranks > 1:
             shard_bytes = size / group.ranks
-            summed = replicas.step("all_reduce", shard_bytes, "dp", "shards of gradients summed")
-            steps.append(summed)
+            steps.append(_summed_shards(config, replicas, shard_bytes))
     return tuple(steps)
+
+
+def _summed_shards(config: TransformerConfig, replicas: RankGroup, size: float) -> PassStep:
+    """Sum of a shard over its replicas: by ranks, or by switches, to which each rank sends its
+    numbers while sums come back (SHARP: Graham et al., COM-HPC 2016), as long as one message takes.
+    """
+    name = "shards of gradients summed"
+    if replicas.nodes > 1 and does(config.framework, "sums_in_switches"):
+        return RankGroup(2, 2).step("sendrecv", size, "dp", name)
+    return replicas.step("all_reduce", size, "dp", name)
 
 
 def summed_over_pipes(config: TransformerConfig, stage: int) -> PassStep:

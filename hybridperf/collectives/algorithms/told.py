@@ -1,0 +1,39 @@
+"""Algorithms that NCCL takes over nodes where its environment tells it to (NCCL_ALGO).
+
+Left alone it takes the one that its own estimate finds fastest, and knobs are fitted to what it
+took. Told to, it takes the steps of that one with few bytes as with many, with other protocols:
+
+    ring   g N - N inside nodes, N - 1 between them
+    tree   g - 1 (a chain inside each node), log2 N
+
+as NCCL counts them (NVIDIA/nccl, src/graph/tuning.cc). CollNet, NVLS and PAT need a network, a
+switch or a collective that has them, and are passed over without (the same file); rows measured
+under these words are taken for NCCL left alone, which told them apart less well otherwise (20 rows
+of MareNostrum 5).
+
+A table's `variant` names an algorithm as its last word: `nccl_ring`, `tree`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hybridperf.collectives.algorithms import ring, tree
+from hybridperf.io.namespace import Array
+
+
+def _chained_tree(ranks_per_node: Array, nodes: Array) -> tuple[Array, Array]:
+    return ranks_per_node - 1.0, tree.steps(ranks_per_node, nodes)[1]
+
+
+ALGORITHMS: dict[str, Callable[[Array, Array], tuple[Array, Array]]] = {
+    "ring": ring.steps, "tree": _chained_tree,
+}  # fmt: skip
+
+
+def told(variants: np.ndarray) -> np.ndarray:
+    """[N] the algorithm that each variant names, "" for none."""
+    last = [str(one).lower().replace("-", "_").rsplit("_", 1)[-1] for one in variants]
+    return np.array([word if word in ALGORITHMS else "" for word in last], object)

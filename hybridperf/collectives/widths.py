@@ -1,0 +1,104 @@
+"""How far off a system is of which nothing was measured: half-widths of 90 % intervals, by link.
+
+Each system of a prior is predicted by the knobs of the others; a link's width is the least that
+holds 90 % of its rows, all systems counting alike. Where a reference system has the same collective
+and library, its own knobs are taken over, and systems that have such references tell how far that
+carries. Where none is known, it is half of the link's width, as knobs keep within half of the
+spread over systems then (`learning.prior.knobs`).
+
+Widths are logs of seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hybridperf.collectives.form import ALPHA_BETA
+from hybridperf.collectives.rows import CollectiveRows
+from hybridperf.learning.prior import FamilyPrior
+from hybridperf.learning.prior.family import NOMINAL
+from hybridperf.learning.prior.implementation import unversioned
+from hybridperf.learning.prior.knobs import ImplementationKnobs, population
+
+_ANYONES = ("network", "pcie")  # datasheets do not tell what these carry
+_OF_REFERENCES = 0.5
+_LINK = "link="  # what begins the names of flags of links
+_MOST_ROWS = 2000  # of a system: more say no more
+
+
+def by_link(
+    prior: FamilyPrior, systems: Mapping[str, tuple[CollectiveRows, np.ndarray]]
+) -> dict[str, float]:
+    """Half-widths by link, from the rows and seconds [N] of each of a prior's systems."""
+    usual, errors = prior.population, dict[str, list[np.ndarray]]()
+    known = {
+        name: ImplementationKnobs(
+            tuple(np.array(usual.implementations)[there]), own[there], own[there].mean(0)
+        )
+        for name, own in zip(usual.devices, usual.own, strict=True)
+        for there in [np.isfinite(own[:, 0])]
+    }
+    if len(known) < 2:
+        return {}
+    random = np.random.default_rng(0)
+    for name, (rows, time_s) in sorted(systems.items()):
+        some = np.sort(random.permutation(len(rows))[:_MOST_ROWS])
+        rows, time_s = rows.rows(some), time_s[some]
+        others = population(ALPHA_BETA, {one: of for one, of in known.items() if one != name})
+        knobs = others.typical().including(others, rows.implementation)
+        off = np.abs(knobs.closed(rows).total - np.log(time_s))
+        links = links_of(rows)
+        for link in np.unique(links):
+            errors.setdefault(str(link), []).append(off[links == link])
+    return {link: held(off) for link, off in errors.items()}
+
+
+def held(errors: Sequence[np.ndarray]) -> float:
+    """The least width that holds 90 % of absolute errors, each array [any] counting alike."""
+    every = np.concatenate(errors)
+    weight = np.concatenate([np.full(len(one), 1 / (len(one) * len(errors))) for one in errors])
+    order = np.argsort(every)
+    at = int(np.searchsorted(np.cumsum(weight[order]), NOMINAL - 1e-9))
+    return float(every[order][min(at, len(every) - 1)])
+
+
+def with_widths(
+    prior: FamilyPrior, widths: Mapping[str, float], of_references: float | None = None
+) -> FamilyPrior:
+    """A prior that knows these widths, and the one of systems with references."""
+    return dataclasses.replace(prior, log_widths=dict(widths), reference_log_width=of_references)
+
+
+def unmeasured(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
+    """[N] half-widths for rows of a system of which nothing like them was measured."""
+    if not prior.log_widths:  # of an older file
+        return np.full(len(rows), prior.log_width)
+    widest = max(prior.log_widths.values())
+    usual = np.array([prior.log_widths.get(link, widest) for link in links_of(rows)])
+    if not prior.population.references:
+        return usual
+    shared = prior.reference_log_width
+    theirs = usual * _OF_REFERENCES if shared is None else np.minimum(usual, shared)
+    return np.where(referred(prior, rows), theirs, usual)
+
+
+def referred(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
+    """Whether a reference of the prior vouches for each row [N]: it has knobs for it, and the link
+    is none whose host or network decides what it carries.
+    """
+    usual = prior.population
+    own = usual.own[[usual.devices.index(name) for name in usual.references]]
+    there = np.isfinite(own[..., 0]).any(0)
+    met = {unversioned(name) for name in np.array(usual.implementations)[there]}
+    has = np.array([unversioned(str(name)) in met for name in rows.implementation])
+    return has & ~np.isin(links_of(rows), _ANYONES)
+
+
+def links_of(rows: CollectiveRows) -> np.ndarray:
+    """[N] the link of each row, as words."""
+    names = [name for name in rows.inputs.names if name.startswith(_LINK)]
+    at = rows.inputs.values[:, list(map(rows.inputs.names.index, names))].argmax(1)
+    return np.array([name.removeprefix(_LINK) for name in names], object)[at]

@@ -1,0 +1,103 @@
+// Parts of a page, made of elements: text is never read as HTML.
+
+import { NONE } from "./units.js";
+
+export function make(tag, attributes = {}, ...children) {
+  const svg = ["svg", "g", "rect", "line", "circle", "path", "text", "title"].includes(tag);
+  const node = svg
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== undefined && value !== null && value !== false) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+// Key figures: [name, words, remark, number], whose number stays readable for programs.
+export function cards(items) {
+  const made = items.map(([name, words, remark, number]) =>
+    make("div", { class: "card" },
+      make("dt", {}, name),
+      make("dd", {}, make("span", { class: words.length > 14 ? "value long" : "value", "data-name": name, "data-value": number }, words)),
+      remark ? make("dd", { class: "remark" }, remark) : null));
+  return make("dl", { class: "cards" }, ...made);
+}
+
+// A table that scrolls by itself. Columns: { name, label, write, number, long }.
+export function table(caption, columns, rows, more = {}) {
+  const kind = (column) => (column.write && !column.words ? "number" : column.long ? "long" : undefined);
+  const head = make("tr", {}, ...columns.map((one) => make("th", { scope: "col", class: kind(one) }, one.label)));
+  const body = rows.map((row, at) => {
+    const cells = columns.map((one) => {
+      const value = row[one.name];
+      const said = one.write ? one.write(value, row, at) : value ?? NONE;
+      return make("td", { class: kind(one) }, said instanceof Node ? said : String(said));
+    });
+    return make("tr", { class: more.chosen?.(row, at) ? "chosen" : undefined }, ...cells);
+  });
+  const made = make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
+  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, made);
+}
+
+// Horizontal bars. Rows: { label, parts: [[amount, hue]], words, title }; `most` fills the width.
+export function bars(rows, most, limit = null) {
+  return make("div", { class: "bars" }, ...rows.map((row) => {
+    const track = make("div", { class: "track", title: row.title });
+    for (const [amount, hue] of row.parts) {
+      const part = make("div", { class: `part k${hue}` });
+      part.style.width = `${(100 * Math.max(0, amount)) / (most || 1)}%`;
+      track.append(part);
+    }
+    if (limit) {
+      const line = make("div", { class: "limit" });
+      line.style.left = `${Math.min(99.5, (100 * limit) / most)}%`;
+      track.append(line);
+    }
+    return make("div", { class: "row" }, make("span", {}, row.label), track, make("span", { class: "number" }, row.words));
+  }));
+}
+
+export function legend(items) {
+  return make("ul", { class: "legend" }, ...items.map(([name, hue]) => make("li", {}, make("span", { class: `k${hue}` }), name)));
+}
+
+export function notes(text) {
+  const items = (Array.isArray(text) ? text : text.split("; ")).filter(Boolean);
+  return make("ul", { class: "notes" }, ...items.map((one) => make("li", {}, one)));
+}
+
+export function section(title, ...children) {
+  return make("section", { "aria-label": title }, make("h2", {}, title), ...children);
+}
+
+export function folded(title, ...children) {
+  return make("details", {}, make("summary", {}, title), ...children);
+}
+
+async function copied(button, text) {
+  const before = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Copying was refused";
+  }
+  setTimeout(() => { button.textContent = before; }, 1500);
+}
+
+// Buttons that copy what was asked, and the text itself behind a line that opens.
+export function copies(head) {
+  const button = (label, text) => {
+    const made = make("button", { type: "button", onclick: () => copied(made, text()) }, label);
+    return made;
+  };
+  return make("div", {},
+    make("div", { class: "bar-of-buttons" },
+      button("Copy as command", () => head.command),
+      button("Copy as Python", () => head.python),
+      button("Copy link", () => location.href)),
+    folded("The command", make("pre", { class: "command", tabindex: 0, "aria-label": "The command" }, head.command)));
+}

@@ -1,0 +1,40 @@
+// A whole run: days, goodput, money, energy, and where its time goes.
+
+import { bars, cards, copies, make, notes, section } from "./parts.js";
+import * as units from "./units.js";
+import { Asked } from "./view.js";
+
+const WRITE = {
+  days: ["days", (v) => units.digits(v)], goodput: ["goodput", units.percent], uptime: ["uptime", units.percent],
+  failures: ["failures", units.count], gpu_hours: ["GPU hours", units.count], usd: ["money", units.money],
+  energy_j: ["energy", (v) => `${units.quantity(v / 3600, "Wh")}`], co2_kg: ["carbon dioxide", (v) => units.quantity(v * 1000, "g")],
+};
+
+function draw(answer, head) {
+  const items = answer.run.filter((one) => one.expected !== null).map((one) => {
+    const [label, write] = WRITE[one.what] ?? [one.what, units.count];
+    return [label, write(one.expected), units.interval(one.low, one.high, write), one.expected];
+  });
+  const lost = Object.entries(answer.lost).sort((a, b) => b[1] - a[1]);
+  return [
+    cards(items),
+    copies(head),
+    section("How it is kept alive", cards([
+      ["between checkpoints", units.time(answer.interval_s), "of useful time", answer.interval_s],
+      ["spare nodes", units.whole(answer.spares), "that wait for a failure", answer.spares],
+    ]), make("p", {}, answer.step)),
+    section("Where the time goes", bars(lost.map(([name, share], at) => ({ label: name, parts: [[share, name === "useful" ? 2 : Math.min(7, at)]], words: units.percent(share) })), 1)),
+    section("What was believed", notes(answer.notes)),
+  ];
+}
+
+export function show(root) {
+  const run = new Asked("run", "run", draw, { wait: 30, stop: true, say: (answer) => `${units.digits(answer.run[0].expected)} days` });
+  root.append(run.node);
+  return {
+    refused: (words) => run.refused(words),
+    changed({ interval_s: interval, mtbf_h: mtbf, ...values }) {
+      run.ask({ ...values, interval: interval ? `${interval}s` : "", mtbf: mtbf ? `gpu=${mtbf}h` : "" });
+    },
+  };
+}

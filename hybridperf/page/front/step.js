@@ -1,0 +1,168 @@
+// A training step: time, interval, parts; inside it a timeline, memory, and numbers to drag.
+
+import { band, timeline } from "./draw.js";
+import { bars, cards, copies, legend, make, notes, section, table } from "./parts.js";
+import * as units from "./units.js";
+import { Asked } from "./view.js";
+
+const PARTS = [["compute_s", "compute", 0], ["exposed_comm_s", "exposed communication", 1], ["bubble_s", "pipeline bubble", 4], ["host_s", "host", 7]];
+const HELD = [["weights_bytes", "weights", 0], ["gradients_bytes", "gradients", 1], ["optimizer_bytes", "optimizer", 2], ["activations_bytes", "activations", 3], ["embedding_head_bytes", "embedding and head", 4], ["workspace_bytes", "workspace", 5], ["overhead_bytes", "overhead", 7]];
+const PASSES = { "forward pass": 0, "backward pass": 4, "gradients of weights": 6 };
+const DRIVERS = 14; // numbers of the machine that can be dragged
+const PROGRAM = ["hf", "program", "export", "machine", "batch", "tokens"];
+const REACH = 2; // powers of two that a slider goes to either side
+
+function summary(row) {
+  const fits = row.fits === null ? "not sure that it fits" : row.fits ? "fits" : "does not fit";
+  return cards([
+    ["time of a step", units.time(row.predicted_s), units.interval(row.low_s, row.high_s), row.predicted_s],
+    ["tokens per second", units.count(row.tokens_per_s), "of all GPUs", row.tokens_per_s],
+    ["MFU", units.percent(row.mfu), "model FLOPs of the peak", row.mfu],
+    ["memory", units.bytes(row.memory_bytes), `of the fullest GPU; ${fits}`, row.memory_bytes],
+  ]);
+}
+
+function drawStep(answer, head) {
+  const row = answer.rows[0];
+  if (row.predicted_s === null) return [make("p", { class: "error", role: "alert" }, row.note.replace(/^row 1: /, "")), copies(head)];
+  const most = Math.max(...PARTS.map(([name]) => row[name]));
+  const parts = PARTS.map(([name, label, hue]) => ({ label, parts: [[row[name], hue]], words: units.time(row[name]), title: units.percent(row[name] / row.predicted_s) }));
+  return [
+    summary(row),
+    band(`The step takes ${units.time(row.predicted_s)}; nine of ten measurements should lie in the band.`, row.predicted_s, row.low_s, row.high_s, units.time),
+    copies(head),
+    section("Where the time goes", make("p", { class: "quiet" }, "Of the slowest stage; the four add up to the step."), bars(parts, most)),
+    section("What was assumed", notes(row.note)),
+  ];
+}
+
+export function show(root, { form, set }) {
+  let base = null; // the answer that sliders of the machine start from
+  const result = make("p", { role: "status", "aria-live": "polite" });
+  const changedTime = make("strong", { "data-name": "what if" });
+  const commands = make("div", {});
+  const step = new Asked("step", "step", drawStep, { say: (answer) => (answer.rows[0].predicted_s ? `${units.time(answer.rows[0].predicted_s)} a step, ${units.interval(answer.rows[0].low_s, answer.rows[0].high_s)}` : "") });
+  const inside = new Asked("step", "inside", (answer, head) => drawInside(answer, head), { wait: 700, stop: true });
+  const program = new Asked("step", "program", (answer, head) => drawInside(answer, head), { wait: 300, stop: true });
+  const whatIf = new Asked("step", "what_if", (answer, head) => {
+    const { time_s: changed } = answer.what_if ?? { time_s: answer.time_s };
+    changedTime.textContent = units.time(changed);
+    changedTime.setAttribute("data-value", changed);
+    result.replaceChildren("With these changes: ", changedTime, ` a step, ${units.digits(changed / answer.time_s)} times the ${units.time(answer.time_s)} of before.`);
+    commands.replaceChildren(copies(head));
+    return [];
+  });
+
+  function factors() {
+    const found = Object.fromEntries((form.values().knobs ?? "").split(" ").filter(Boolean).map((one) => one.split("=")));
+    return found;
+  }
+
+  function drag(knob, times) {
+    const found = { ...factors(), [knob]: Number(times.toPrecision(3)) };
+    if (found[knob] === 1) delete found[knob];
+    set({ knobs: Object.entries(found).map(([name, factor]) => `${name}=${factor}`).join(" ") });
+  }
+
+  function drivers(rows, dragged) {
+    const kept = rows.filter((one) => dragged ? one.varied : true).slice(0, DRIVERS);
+    const most = Math.max(...kept.map((one) => Math.abs(one.elasticity)));
+    const given = factors();
+    return make("div", { class: "bars" }, ...kept.map((one) => {
+      const part = make("div", { class: `part k${one.elasticity < 0 ? 2 : 1}` });
+      const share = (50 * Math.abs(one.elasticity)) / most;
+      part.style.width = `${share}%`;
+      part.style.marginLeft = one.elasticity < 0 ? `${50 - share}%` : "50%";
+      const track = make("div", { class: "track signed", title: `1 % more: ${units.digits(one.elasticity)} % of the time; now ${units.digits(one.value)}` }, part);
+      const name = make("span", {}, one.knob.replaceAll("__", ": ").replaceAll("_", " "));
+      if (!dragged) return make("div", { class: "row" }, name, track, make("span", { class: "number" }, units.digits(one.elasticity)));
+      const factor = Number(given[one.knob] ?? 1);
+      const said = make("span", { class: "number" }, `×${units.digits(factor)}`);
+      const slider = make("input", { type: "range", min: -REACH, max: REACH, step: 0.05, value: Math.log2(factor), "aria-label": `${one.knob}, times`, "aria-valuetext": `×${units.digits(factor)}`, "data-knob": one.knob });
+      slider.addEventListener("input", () => {
+        const times = 2 ** Number(slider.value);
+        said.textContent = `×${units.digits(times)}`;
+        slider.setAttribute("aria-valuetext", said.textContent);
+        drag(one.knob, times);
+      });
+      return make("div", { class: "row knob", title: one.knob }, name, track, slider, said);
+    }));
+  }
+
+  function reset() {
+    set({ knobs: "" });
+    result.replaceChildren();
+    commands.replaceChildren();
+    for (const slider of root.querySelectorAll("[data-knob]")) {
+      slider.value = 0;
+      slider.parentElement.lastChild.textContent = "×1";
+    }
+  }
+
+  function drawInside(answer, head) {
+    const dragged = "memory" in answer;
+    const groups = answer.breakdown.map((one) => one.group);
+    const hues = Object.fromEntries(groups.map((one, at) => [one, at < 7 ? at : 7]));
+    hues["host: launches"] = 9;
+    const most = Math.max(...answer.breakdown.map((one) => one.seconds));
+    const slices = answer.timeline;
+    Object.assign(hues, PASSES);
+    const made = [
+      section(dragged ? "Inside the step" : "The program's step",
+        cards([
+          [dragged ? "by its graph" : "time of a step", units.time(answer.time_s), units.interval(answer.low_s, answer.high_s), answer.time_s],
+          ["datasheet roofline", units.time(answer.roofline_s), `${units.percent(answer.roofline_s / answer.time_s)} of the prediction`, answer.roofline_s],
+          ["nodes of the graph", units.whole(answer.nodes), answer.in_range ? "all within what was measured" : "some outside what was measured", answer.nodes],
+        ]),
+        copies(head),
+        make("h3", {}, "Timeline and critical path"),
+        timeline("What runs when on each stream; the red line underneath marks the critical path.", slices, hues, units.time),
+        legend([...new Set(slices.map((one) => one.group))].map((one) => [one, hues[one] ?? 7])),
+        table("What the critical path is made of", [{ name: "what", label: "group" }, { name: "seconds", label: "seconds", write: units.time }, { name: "share", label: "of the step", write: units.percent }], answer.critical.map((one) => ({ ...one, share: one.seconds / answer.time_s })))),
+      section("By group of ops", make("p", { class: "quiet" }, "Added up over ranks and streams, whether they overlap or not."),
+        bars(answer.breakdown.slice(0, 12).map((one) => ({ label: one.group, parts: [[one.seconds, hues[one.group]]], words: units.time(one.seconds), title: `${units.percent(one.share)}, datasheet ${units.time(one.roofline_s)}` })), most)),
+    ];
+    if (dragged) {
+      const sums = answer.memory.map((stage) => HELD.reduce((sum, [name]) => sum + stage[name], 0));
+      made.push(section("Memory of each stage",
+        bars(answer.memory.map((stage, at) => ({ label: `stage ${at + 1}`, parts: HELD.map(([name, , hue]) => [stage[name], hue]), words: units.bytes(sums[at]), title: HELD.map(([name, label]) => `${label} ${units.bytes(stage[name])}`).join(", ") })), Math.max(...sums, answer.memory_bytes), answer.memory_bytes),
+        legend(HELD.map(([, label, hue]) => [label, hue])),
+        make("p", { class: "remark" }, `The red line is the device's ${units.bytes(answer.memory_bytes)}.`)));
+    }
+    made.push(section("Which number to improve",
+      make("p", { class: "quiet" }, dragged ? "To the left: more of it makes the step shorter. Drag a slider to see the step on a machine that has a quarter to four times of it." : "To the left: more of it makes the step shorter."),
+      dragged ? result : null,
+      drivers(answer.elasticities, dragged),
+      dragged ? make("div", { class: "bar-of-buttons" }, make("button", { type: "button", onclick: reset }, "Reset all")) : null,
+      dragged ? commands : null,
+      dragged ? whatIf.node : null));
+    made.push(section("Notes of the graph", notes(answer.notes)));
+    if (dragged) {
+      base = answer;
+      if (form.values().knobs) whatIf.ask(form.values());
+    }
+    return made;
+  }
+
+  root.append(step.node, inside.node, program.node);
+  return {
+    refused: (words) => program.refused(words),
+    changed(values, name) {
+      if (name === "knobs") {
+        if (base && values.knobs) whatIf.ask(values);
+        return;
+      }
+      const { knobs, ...layout } = Object.fromEntries(Object.entries(values).filter(([one]) => !PROGRAM.includes(one)));
+      if (PROGRAM.includes(name) || values.hf || values.program || values.export) {
+        if (values.hf || values.program || values.export) {
+          step.node.hidden = inside.node.hidden = true;
+          program.ask(Object.fromEntries(Object.entries(values).filter(([one]) => PROGRAM.includes(one))));
+        }
+        return;
+      }
+      base = null;
+      step.ask(layout);
+      inside.ask(layout);
+    },
+  };
+}

@@ -1,0 +1,38 @@
+// Embedding tables over devices: which holds which, and how even their work is.
+
+import { bars, cards, copies, legend, make, section, table } from "./parts.js";
+import * as units from "./units.js";
+import { Asked } from "./view.js";
+
+const columnsOf = (rows) => Object.keys(rows[0] ?? {}).map((name) => ({
+  name, label: name.replace(/_s$/, "").replaceAll("_", " "),
+  write: /_s$/.test(name) ? units.time : /bytes/.test(name) ? units.bytes : (v) => (typeof v === "number" ? units.digits(v) : units.words(v)),
+  words: !/_s$|bytes/.test(name),
+}));
+
+function draw(answer, head) {
+  const seconds = Object.keys(answer.per_rank[0]).filter((one) => /_s$/.test(one));
+  const sum = (row) => seconds.reduce((all, one) => all + row[one], 0);
+  const label = (one) => one.replace(/_s$/, "");
+  return [
+    cards(Object.entries(answer).filter(([one, value]) => /_s$/.test(one) && units.known(value)).slice(0, 6).map(([one, value]) => [one.replace(/_s$/, "").replaceAll("_", " "), units.time(value), "", value])),
+    copies(head),
+    section("Work of each device", bars(answer.per_rank.map((row) => ({ label: `device ${row.rank}`, parts: seconds.map((one, hue) => [row[one], hue]), words: units.time(sum(row)) })), Math.max(...answer.per_rank.map(sum))), legend(seconds.map((one, hue) => [label(one), hue])), table("Devices", columnsOf(answer.per_rank), answer.per_rank)),
+    section("Which device holds which table", table("Tables", columnsOf(answer.per_table), answer.per_table.slice(0, 300))),
+    section("Methods that were tried", table("Candidates", columnsOf(answer.candidates), answer.candidates)),
+  ];
+}
+
+export function show(root) {
+  const shard = new Asked("tables", "shard", draw, { stop: true, wait: 300 });
+  const hint = make("p", {}, "Drop a table of embedding tables into the field (.csv, .parquet): name, rows, dim, pooling, a row each.");
+  root.append(hint, shard.node);
+  return {
+    refused: (words) => shard.refused(words),
+    changed(values, name, done) {
+      if (!values.file || !done) return;
+      hint.hidden = true;
+      shard.ask(values);
+    },
+  };
+}

@@ -1,0 +1,70 @@
+"""Programs that answer commands: JSON lines to their standard input, JSON lines back.
+
+What one loads and compiles stays there for the next question. An answer that takes too long for
+its reader is stopped with its program; the next question starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+_LONGEST_LINE = 64 << 20  # bytes of an answer
+_ENDED = "the program that computes has ended; ask again, a new one starts"
+
+
+class Answerer:
+    """One program, asked one question after the other."""
+
+    def __init__(self, program: Sequence[str]) -> None:
+        self._program = program
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def ask(self, arguments: Sequence[str]) -> AsyncGenerator[dict[str, Any], None]:
+        """What the program says, line by line; the last has `answer` or `error`.
+
+        Whoever stops listening before the last line stops the program.
+        """
+        if self._turn.locked():
+            yield {"progress": "waits for another question"}
+        async with self._turn:
+            process, last = await self._started(), False
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(json.dumps(list(arguments)).encode() + b"\n")
+                await process.stdin.drain()
+                while not last:
+                    line = await process.stdout.readline()
+                    said = json.loads(line) if line.endswith(b"\n") else {"error": _ENDED}
+                    last = "progress" not in said
+                    if not line:
+                        self._process = None
+                    yield said
+            except (BrokenPipeError, ConnectionResetError, ValueError):
+                last = True
+                await self.stop()
+                yield {"error": _ENDED}
+            finally:
+                if not last:
+                    await self.stop()
+
+    async def stop(self) -> None:
+        """End the program, at once."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.shield(process.wait())
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL, limit=_LONGEST_LINE,
+            )  # fmt: skip
+        return self._process

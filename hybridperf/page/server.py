@@ -1,0 +1,258 @@
+"""The page's server: who may ask, and what there is to ask for.
+
+It listens on 127.0.0.1 alone. Its address has a token of 128 bits as its first part; other paths
+are not found, another Host or Origin is refused, so that no page of another site and no other user
+of the machine asks it. It keeps nothing: a link's part behind `#` holds the state of a view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import secrets
+import tempfile
+import tomllib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hybridperf.io import InputError
+from hybridperf.page.processes import Answerer
+from hybridperf.page.questions import Question, question, views
+from hybridperf.page.uploads import Uploads
+
+HOST = "127.0.0.1"
+_MOST_QUESTION_BYTES = 1 << 16
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Refuses other hosts and origins; adds the headers that keep a page to itself."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self._app = app
+        self._hosts = {f"{host}:{port}" for host in (HOST, "localhost")}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Request(scope).headers
+        origin = given.get("origin")
+        known = given.get("host") in self._hosts
+        own = origin is None or origin in {f"http://{host}" for host in self._hosts}
+        own = own and given.get("sec-fetch-site", "none") in ("none", "same-origin")
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                more = [(k.lower().encode(), v.encode()) for k, v in _HEADERS.items()]
+                message["headers"] = [*message.get("headers", []), *more]
+            await send(message)
+
+        if known and own:
+            await self._app(scope, receive, with_headers)
+        else:
+            refusal = PlainTextResponse("another host or origin may not ask this page", 403)
+            await refusal(scope, receive, with_headers)
+
+
+def application(program: Sequence[str], port: int, token: str) -> Starlette:
+    """The application.
+
+    Args:
+        program: a command line that answers commands (`hybridperf/cli/ask.py`).
+        port: where it listens, which the Host of a request must name.
+        token: the first part of every path.
+    """
+    names = {asked["process"] for view in views().values() for asked in view["questions"].values()}
+    answerers, uploads = {name: Answerer(program) for name in names}, Uploads()
+
+    async def front(request: Request) -> Response:
+        name = request.path_params.get("name") or "index.html"
+        file = resources.files(__package__) / "front" / name
+        ending = Path(name).suffix
+        if "/" in name or ending not in _KINDS or not file.is_file():
+            return PlainTextResponse("not found", 404)
+        return Response(file.read_bytes(), media_type=_KINDS[ending])
+
+    async def colours(request: Request) -> Response:
+        del request
+        return Response(_colours(), media_type="text/css")
+
+    async def known(request: Request) -> Response:
+        del request
+        return JSONResponse(views())
+
+    async def ask(request: Request) -> Response:
+        body = await _body(request)
+        if body is None:
+            return PlainTextResponse("a question of that kind or size is refused", 413)
+        try:
+            asked = json.loads(body)
+            one = question(asked["view"], asked["question"], asked["values"], uploads.get)
+        except InputError as error:
+            return _lines(_said(error=str(error)))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return PlainTextResponse("expected a question in JSON", 400)
+        return _lines(_answers(answerers[one.process], one))
+
+    async def upload(request: Request) -> Response:
+        name = unquote(request.headers.get("x-name", ""))
+        if request.headers.get("content-type") != "application/octet-stream":
+            return PlainTextResponse("expected bytes of a file", 415)
+        try:
+            return JSONResponse({"file": await uploads.add(name, request.stream())})
+        except InputError as error:
+            return JSONResponse({"error": str(error)}, 413)
+
+    @contextlib.asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        del app
+        warming = asyncio.ensure_future(_warmed(answerers["quick"]))
+        yield
+        warming.cancel()
+        for one in answerers.values():
+            await one.stop()
+        uploads.close()
+
+    inside = [
+        Route("/", front),
+        Route("/views.json", known),
+        Route("/colours.css", colours),
+        Route("/ask", ask, methods=["POST"]),
+        Route("/upload", upload, methods=["POST"]),
+        Route("/{name}", front),
+    ]
+    guard = Middleware(Guard, port=port)
+    mount = Mount(f"/{token}", app=Router(inside, redirect_slashes=False))
+    app = Starlette(routes=[mount], middleware=[guard], lifespan=life)
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _warmed(answerer: Answerer) -> None:
+    """Have the first question asked before a reader does: it loads and compiles."""
+    values = {one["name"]: one.get("default") for one in views()["step"]["fields"]}
+    first = question("step", "step", values, lambda key: (Path(key), key))
+    async for _ in answerer.ask(first.arguments):
+        pass
+
+
+@functools.cache
+def _colours() -> str:
+    """The hues of report pages, for a reader's theme; read as a file, since their room is heavy."""
+    file = resources.files("hybridperf") / "report/html/templates/colours.toml"
+    themes = tomllib.loads(file.read_text())
+    light, dark = (
+        "".join(f"--{name}: {hue}; " for name, hue in themes[theme].items())
+        for theme in ("light", "dark")
+    )
+    both = f":root {{ color-scheme: light dark; {light}}}\n"
+    return f"{both}@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"
+
+
+async def _body(request: Request) -> bytes | None:
+    """A question's text; None where it is of another type, which forms could send, or too large."""
+    if request.headers.get("content-type") != "application/json":
+        return None
+    found = b""
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > _MOST_QUESTION_BYTES:
+            return None
+    return found
+
+
+async def _said(**said: Any) -> AsyncGenerator[dict[str, Any], None]:
+    yield said
+
+
+async def _answers(answerer: Answerer, asked: Question) -> AsyncGenerator[dict[str, Any], None]:
+    """The words to copy, then what the program says; files that it wrote as text."""
+    yield {"command": asked.command, "python": asked.python}
+    with tempfile.TemporaryDirectory(prefix="hybridperf-page-") as folder:
+        more = [f"{asked.folder_option}={folder}"] if asked.folder_option else []
+        async with contextlib.aclosing(answerer.ask([*asked.arguments, *more])) as lines:
+            async for said in lines:
+                if more and "answer" in said:
+                    files = sorted(one for one in Path(folder).rglob("*") if one.is_file())
+                    said["files"] = {one.name: one.read_text(errors="replace") for one in files}
+                yield said
+
+
+def _lines(said: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:
+    async def lines() -> AsyncIterator[str]:
+        async with contextlib.aclosing(said):
+            async for one in said:
+                yield json.dumps(one) + "\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+def serve(
+    program: Sequence[str], port: int, listening: Callable[[str], Any] | None = None
+) -> None:  # fmt: skip
+    """Serve the page until it is interrupted.
+
+    Args:
+        program: as `application` takes.
+        port: 0 for one that is free.
+        listening: called with the address once it answers.
+
+    Raises:
+        InputError: the port is taken.
+    """
+    import socket
+
+    import uvicorn
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, port))
+        except OSError as error:
+            reason = error.strerror or error
+            raise InputError(
+                f"expected a free --port, got {port} ({reason}); leave it out for one"
+            ) from error
+        port, token = listener.getsockname()[1], secrets.token_hex(16)
+        app = application(program, port, token)
+        config = uvicorn.Config(
+            app, log_level="critical", access_log=False, server_header=False, date_header=False,
+            timeout_graceful_shutdown=1, limit_concurrency=64,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+
+        async def run() -> None:
+            told: Awaitable[None] = asyncio.ensure_future(tell())
+            await server.serve(sockets=[listener])
+            await told
+
+        async def tell() -> None:
+            while not server.started and not server.should_exit:
+                await asyncio.sleep(0.01)
+            if listening is not None and server.started:
+                listening(f"http://{HOST}:{port}/{token}/")
+
+        asyncio.run(run())

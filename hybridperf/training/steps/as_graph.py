@@ -1,0 +1,107 @@
+"""One row of training steps as the graph of its step; what would change on another machine.
+
+`hybridperf steps` answers a row by the closed form. The graph of the same step, with the same
+prices, has what happens in it: ops on the streams of each rank, the critical path, the elasticity
+of each number of the machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from hybridperf.engine.batches import BatchPredictor, knob_names
+from hybridperf.engine.elasticities import elasticities
+from hybridperf.engine.prediction import Prediction, predict
+from hybridperf.io import InputError, unknown
+from hybridperf.training.steps.batch import shared_price_cache
+from hybridperf.training.steps.memory_fit import memory_knobs
+from hybridperf.training.steps.read_columns import READ
+from hybridperf.workloads.memory import memory_of
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.step import transformer
+
+_KEPT = 4  # steps whose graphs stay in memory
+_LEAST = 1e-4  # elasticity of a knob that can be varied
+
+
+def row_of(words: Sequence[str]) -> pd.DataFrame:
+    """A table of one row from NAME=VALUE; numbers as a CSV file would have them."""
+    named = dict(word.partition("=")[::2] for word in words)
+    for word in words:
+        name = word.partition("=")[0]
+        if "=" not in word or not name:
+            raise InputError(f"expected NAME=VALUE such as tp=2, got {word!r}; mend it")
+        if name not in READ:
+            raise unknown("column", name, READ, "`hybridperf steps --help` lists them")
+    if len(named) < len(words):
+        raise InputError("expected each column once, got one twice; keep one of them")
+    written = io.StringIO()
+    pd.DataFrame([named]).to_csv(written, index=False)
+    return pd.read_csv(io.StringIO(written.getvalue()), dtype={"id": str, "name": str})
+
+
+@functools.lru_cache(_KEPT)
+def step_graph(*words: str) -> StepGraph:
+    """The step that a row in NAME=VALUE describes; the last few are kept.
+
+    Raises:
+        InputError: the row cannot be predicted.
+    """
+    batch = shared_price_cache().understand(row_of(words))
+    if not len(batch):
+        row = batch.resolved.rows[0]
+        raise InputError((batch.problems.get(0) or row.refused).removeprefix("row 1: "))
+    row, machine = batch.rows[0], batch.rows[0].machine
+    assert row.config is not None
+    assert machine is not None
+    model = shared_price_cache().prices(machine).model
+    return StepGraph(row.config, predict(model, transformer(row.config)), row.note)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepGraph:
+    """A row's step: how it is run, its prediction by its graph, and what was assumed."""
+
+    config: TransformerConfig
+    prediction: Prediction
+    note: str
+
+    @functools.cached_property
+    def elasticities(self) -> pd.DataFrame:
+        """As `hp.elasticities`, with `varied`: whether `what_if` takes the knob."""
+        found = elasticities(self.prediction)
+        known = found["knob"].isin(knob_names()) & (found["value"] > 0)
+        return found.assign(varied=known & (found["elasticity"].abs() >= _LEAST))
+
+    def memory(self) -> pd.DataFrame:
+        """Bytes on a rank of each stage: columns of `hp.MemoryUse`."""
+        config = self.config
+        used = memory_of(config, config.layout, memory_knobs(config.framework))
+        return pd.DataFrame(used._asdict(), index=range(config.layout.pp))
+
+    def what_if(self, times: Mapping[str, float]) -> float:
+        """Seconds of the step where some knobs are so many times what they are.
+
+        Raises:
+            InputError: the step does not depend on a knob, or a factor is not above 0.
+        """
+        known, predictor = self._predictor
+        for name, factor in times.items():
+            if name not in known:
+                raise unknown("knob", name, known, f"this step depends on {', '.join(known)}")
+            if not 0 < factor < float("inf"):
+                raise InputError(f"expected a factor above 0 for {name}, got {factor:g}; mend it")
+        values = {name: value * times.get(name, 1.0) for name, value in known.items()}
+        return float(predictor(**values)[0])
+
+    @functools.cached_property
+    def _predictor(self) -> tuple[dict[str, float], BatchPredictor]:
+        """Knobs with their values, all of which vary, so that one function is compiled."""
+        frame = self.elasticities[self.elasticities["varied"]]
+        known = dict(zip(frame["knob"], frame["value"].astype(float), strict=True))
+        return known, BatchPredictor(self.prediction.model, self.prediction.workload)

@@ -1,0 +1,158 @@
+"""Sparse products and training steps of graph networks on graphs that no fit has seen.
+
+    kernels   SpMM of 26 graphs on two GPUs (RA-SpMM): whole graphs are left out in five folds, each
+              GPU by its own rows of the other graphs
+    gpus      all rows of one GPU by the other's alone: a prior of one device
+    steps     training steps of graph networks (GCN, GraphSAGE, GIN) on whole graphs, each graph's
+              by the kernels of all other graphs (`gnn_steps.py`); not with `quick`
+
+Beside ours: trees given the same rows and inputs, and the datasheet's roofline times a constant of
+each kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.hardware import load_device
+from hybridperf.learning.prior import FamilyRows, concatenate, train_family
+from hybridperf.learning.prior.shipped import Prior
+from hybridperf.model import PerfModel
+from hybridperf.model.families import architectures_of, family_rows
+from hybridperf.model.fit.device import fit
+from hybridperf.model.fit.rows import parse_measured
+from hybridperf.model.published.sparse import by_device, read_spmm, read_steps
+from hybridperf.validate.device_baselines import trees
+from hybridperf.validate.gnn_steps import of_steps
+from hybridperf.validate.harness import Found, ResultLine, claim, lines_table
+from hybridperf.validate.scores import SEED, scores
+
+TASKS = ("kernels", "gpus", "steps")
+FOLDS = 5
+NOBODY = Prior({}, {})  # the shipped prior may have seen the graphs
+_MEDIAN, _MEAN = 0.10, 0.15
+
+
+@claim("sparse", TASKS)
+def run(data: Path | None, tasks: Sequence[str], quick: bool) -> Iterator[Found]:
+    """The tasks; `quick`: one fold of one GPU."""
+    rows = by_device(read_spmm(Path(data or "")))
+    for task in tasks:
+        if task == "kernels":
+            yield of_kernels(rows, quick)
+        elif task == "gpus":
+            yield of_gpus(rows, quick)
+        elif not quick:
+            folder = Path(data or "")
+            yield of_steps(read_steps(folder), rows, folder)
+
+
+def of_kernels(rows: Mapping[str, pd.DataFrame], quick: bool) -> Found:
+    """Graphs left out."""
+    judged = []
+    for device, frame in list(rows.items())[: 1 if quick else None]:
+        fold = folds_of(frame["graph"])
+        for k in range(1 if quick else FOLDS):
+            given, rest = frame[fold != k], frame[fold == k]
+            model, _ = fit(given, load_device(device), prior=NOBODY)
+            judged.append(_predicted(model, given, rest))
+    return _found("kernels", "graphs left out", judged)
+
+
+def of_gpus(rows: Mapping[str, pd.DataFrame], quick: bool) -> Found:
+    """One GPU by the other."""
+    judged = []
+    for device, frame in list(rows.items())[: 1 if quick else None]:
+        others = {name: other for name, other in rows.items() if name != device}
+        seen = {name: _timed(other, name) for name, other in others.items()}
+        prior = train_family(seen, architectures=architectures_of(others))
+        model, _ = fit(None, load_device(device), prior=Prior({"spmm": prior}, {}))
+        judged.append(_predicted(model, pd.concat(others.values(), ignore_index=True), frame))
+    return _found("gpus", "by the other GPU alone", judged)
+
+
+def folds_of(graph: pd.Series) -> np.ndarray:
+    """The fold of each row [N]: graphs are dealt, not rows."""
+    names = sorted(graph.unique())
+    dealt = np.random.default_rng(SEED).permutation(len(names)) % FOLDS
+    return graph.map(dict(zip(names, dealt, strict=True))).to_numpy()
+
+
+def _predicted(model: PerfModel, given: pd.DataFrame, rest: pd.DataFrame) -> pd.DataFrame:
+    """Judged rows with seconds by ours and by the baselines."""
+    out = model.predict_ops(rest.reset_index(drop=True))
+    device = str(rest["device"].iloc[0])
+    seen = [_timed(one, name) for name, one in by_device(given).items()]
+    own = seen[0] if (given["device"] == device).all() else None
+    asked, at = _family(rest, device)
+    by_trees = np.empty(len(rest))
+    by_trees[at] = np.exp(trees([] if own else seen, own, False)(asked))
+    over = given.assign(r=given["time_s"] / _roofline(given))
+    constant = over.groupby(["kernel", "dtype"])["r"].median()
+    kinds = pd.MultiIndex.from_frame(rest[["kernel", "dtype"]])
+    times = constant.reindex(kinds).fillna(constant.median()).to_numpy()
+    return out.assign(trees_s=by_trees, constant_s=_roofline(rest).to_numpy() * times)
+
+
+def _roofline(frame: pd.DataFrame) -> pd.Series:
+    """The datasheet's seconds of rows, each on its own device."""
+    out = pd.Series(np.nan, index=frame.index)
+    for device, rows in frame.groupby("device"):
+        bare = PerfModel.datasheet(load_device(str(device)))
+        out[rows.index] = bare.predict_ops(rows.reset_index(drop=True))["roofline_s"].to_numpy()
+    return out
+
+
+def _family(frame: pd.DataFrame, device: str) -> tuple[FamilyRows, np.ndarray]:
+    """(rows as priors see them, their places in the table)."""
+    spec = load_device(device)
+    parts = parse_measured(frame.reset_index(drop=True), spec).parts
+    every = [family_rows(part, np.ones(len(part.rows), bool), spec) for part in parts]
+    return concatenate(every), np.concatenate([part.rows for part in parts])
+
+
+def _timed(frame: pd.DataFrame, device: str) -> tuple[FamilyRows, np.ndarray]:
+    """Rows with their seconds."""
+    rows, at = _family(frame, device)
+    return rows, frame["time_s"].to_numpy(float)[at]
+
+
+def _found(task: str, name: str, judged: Sequence[pd.DataFrame]) -> Found:
+    """Lines over all rows and by GPU: the median error, with its mean as a second line."""
+    frame = pd.concat(judged, ignore_index=True)
+    lines = [line for part, rows in _parts(frame) for line in _lines(f"{name}{part}", rows)]
+    return Found(lines_table(lines), {task: frame}, lines)
+
+
+def _parts(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    yield "", frame
+    for device, rows in frame.groupby("device"):
+        yield f", {device}", rows
+    sizes: Sequence[tuple[str, Callable[[pd.Series], pd.Series]]] = (
+        ("under 0.1 ms", lambda s: s < 1e-4),
+        ("0.1 to 1 ms", lambda s: (s >= 1e-4) & (s < 1e-3)),
+        ("over 1 ms", lambda s: s >= 1e-3),
+    )
+    for word, of in sizes:
+        if (some := frame[of(frame["time_s"])]).shape[0]:
+            yield f", {word}", some
+
+
+def _lines(name: str, rows: pd.DataFrame) -> list[ResultLine]:
+    names = {"trees": "trees_s", "roofline x constant": "constant_s"}
+    baselines = {label: rows[column] for label, column in names.items() if column in rows}
+    of = scores(rows["time_s"], rows["predicted_s"], rows["low_s"], rows["high_s"], baselines)
+    measured = rows["time_s"].to_numpy()
+    medians: dict[str, float | None] = {
+        label: float(np.median(np.abs(np.asarray(values) / measured - 1)))
+        for label, values in baselines.items()
+    }
+    middle = ResultLine(
+        name, of.median, of.rows, _MEDIAN, medians, "median error", of.pearson, of.coverage,
+        of.half_width,
+    )  # fmt: skip
+    return [middle, ResultLine(name, of.mape, of.rows, _MEAN, of.baselines, "mean error")]

@@ -1,0 +1,164 @@
+"""A graph network: its graph, its sizes and where it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import ndtri
+
+from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
+from hybridperf.io import InputError
+from hybridperf.ops import SpMM
+from hybridperf.workloads.transformer.fields import check_word
+
+_WORDS = {"model": ("gcn", "graphsage", "gin"), "cut": ("vertex", "edge")}
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphShape:
+    """What is asked of a graph.
+
+    Args:
+        nodes: of the graph.
+        edges: directed: both directions of an undirected one.
+        cv_degree: standard deviation of degrees over their mean.
+        max_degree: the largest; 0: the mean.
+    """
+
+    nodes: float
+    edges: float
+    cv_degree: float = 0.0
+    max_degree: float = 0.0
+
+    @property
+    def mean_degree(self) -> float:
+        return self.edges / self.nodes
+
+    def degrees(self, count: int) -> np.ndarray:
+        """Quantiles of a log-normal distribution of that mean, spread and maximum [count]."""
+        sparse = SpMM(
+            "fp32", self.nodes, self.nodes, self.edges, 1.0, self.cv_degree, self.max_degree
+        )
+        spread = float(sparse.skew())
+        logs = spread * ndtri((np.arange(count) + 0.5) / count)
+        return self.mean_degree * np.exp(logs) / np.exp(logs).mean()
+
+
+@dataclasses.dataclass(frozen=True)
+class GnnConfig:
+    """A graph network, its training and where it runs.
+
+    Args:
+        graph: its sizes.
+        widths: numbers of a node: features, hidden layers, classes.
+        model: "gcn" (Kipf and Welling, 2017), "graphsage" (mean; Hamilton et al., 2017), "gin" (Xu
+            et al., 2019).
+        fanouts: neighbours that a node draws, of the last layer first; empty: the full graph.
+        batch: nodes of a sampled batch, on each rank.
+        samples_on_device: neighbours are drawn by the device, not before by its host.
+        host_bytes_per_s: rate at which the features of a sampled batch are copied; None: they are
+            on the device.
+        snapshots: graphs over time that one step trains on, with an LSTM over them; 0: one graph.
+        dtype: number format of activations and weights.
+        aggregate_dtype: of the sparse products, where another.
+        kernel: of the sparse products, as tables name it; empty: the platform's library.
+        framework: whose kernels run the sparse products, where tables name one.
+        loss_wait_s: seconds that a GPU's thread waits for a number from memory: PyTorch's loss has
+            one warp go through all output nodes. Half a microsecond is believed; 0: a loss that all
+            of the device computes.
+        ranks: devices in all.
+        nodes: nodes (of the machine) in all.
+        cut: "vertex": edges are dealt out to ranks; "edge": nodes are.
+        replication: ranks that a node is on in the mean; 0: of a random cut.
+        delay: steps over which clones are exchanged (cd-r); 0: all in each step; inf: never.
+
+    Example:
+        graph = GraphShape(nodes=232_965, edges=114_615_892, cv_degree=1.63, max_degree=21_657)
+        step = gnn(GnnConfig(graph, (602, 128, 41), "graphsage"))
+        predict("a100_sxm4_80g", step)
+    """
+
+    graph: GraphShape
+    widths: tuple[int, ...]
+    model: Literal["gcn", "graphsage", "gin"] = "gcn"
+    fanouts: tuple[int, ...] = ()
+    batch: int = 0
+    samples_on_device: bool = False
+    host_bytes_per_s: float | None = None
+    snapshots: int = 0
+    dtype: str = "fp32"
+    aggregate_dtype: str = ""
+    kernel: str = ""
+    framework: str = ""
+    loss_wait_s: float = 5e-7
+    ranks: int = 1
+    nodes: int = 1
+    cut: Literal["vertex", "edge"] = "vertex"
+    replication: float = 0.0
+    delay: float = 0.0
+
+    def check(self) -> None:
+        """`InputError` for sizes that make no model."""
+        for name, allowed in _WORDS.items():
+            check_word(name, getattr(self, name), allowed)
+        _require(isinstance(self.graph, GraphShape), "graph must be a GraphShape(...)", self.graph)
+        for name in ("nodes", "edges"):
+            value = getattr(self.graph, name)
+            _require(_positive(value), f"{name} of the graph must be above zero", value)
+        for name in ("cv_degree", "max_degree"):
+            value = getattr(self.graph, name)
+            _require(_number(value) and value >= 0, f"{name} must be zero or more", value)
+        wide = isinstance(self.widths, tuple) and len(self.widths) > 1
+        wide = wide and all(_count(one) for one in self.widths)
+        _require(
+            wide, "widths must be two or more whole numbers, (features, ..., classes)", self.widths
+        )
+        for name in ("ranks", "nodes"):
+            value = getattr(self, name)
+            _require(_count(value), f"{name} must be a whole number of 1 or more", value)
+        _require(self.nodes <= self.ranks, "there must be a rank on every node", self.nodes)
+        layers = len(self.widths) - 1
+        if self.fanouts:
+            good = len(self.fanouts) == layers and all(_count(one) for one in self.fanouts)
+            _require(good, f"fanouts must be {layers} whole numbers, one a layer", self.fanouts)
+            _require(_count(self.batch), "batch must be a whole number of 1 or more", self.batch)
+            _require(not self.snapshots, "expected fanouts or snapshots, not both", self.snapshots)
+        if self.snapshots:
+            good = _count(self.snapshots) and self.snapshots % self.ranks == 0
+            _require(good, "snapshots must be a whole multiple of ranks", self.snapshots)
+        wide = self.host_bytes_per_s
+        _require(wide is None or _positive(wide), "host_bytes_per_s must be above zero", wide)
+        good = self.replication == 0 or 1 <= self.replication <= self.ranks
+        _require(good, "replication must lie from 1 to the number of ranks", self.replication)
+        _require(self.loss_wait_s >= 0, "loss_wait_s must be zero or more", self.loss_wait_s)
+        _require(self.delay >= 0, "delay must be zero or more steps", self.delay)
+        for dtype in (self.dtype, self.aggregate_dtype or self.dtype):
+            known = canonical_dtype(dtype) in FLOAT_DTYPES
+            _require(known, f"dtype must be one of {', '.join(FLOAT_DTYPES)}", dtype)
+
+    def name(self) -> str:
+        """In words."""
+        how = f"batch {self.batch}" if self.fanouts else "full graph"
+        how = f"{self.snapshots} snapshots" if self.snapshots else how
+        where = f", {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{self.model} of {self.graph.nodes:g} nodes, {how}{where}"
+
+
+def _require(good: bool, expected: str, got: Any) -> None:
+    if not good:
+        raise InputError(f"{expected}, got {got!r}")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _positive(value: Any) -> bool:
+    return _number(value) and 0 < value < math.inf
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1

@@ -1,0 +1,116 @@
+"""What was not measured: rings and trees over nodes, boxes on PCIe, how wide an interval is."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hybridperf.collectives import widths
+from hybridperf.collectives.algorithms import COLLECTIVES, direct, ring, tree
+from hybridperf.collectives.fit import collectives_by_name, fit_collectives
+from hybridperf.collectives.rows import collective_rows
+from hybridperf.hardware import load_system
+
+H100 = "aic_h100_sxm"  # measured on one node alone
+
+
+def asked(name: str, sizes: np.ndarray, nodes: int, per_node: int = 8) -> pd.DataFrame:
+    frame = pd.DataFrame({"collective": name, "bytes": sizes})
+    return frame.assign(n_gpus=per_node * nodes, n_nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("way", "of_one_node", "of_four"),
+    [(ring, (7, 0), (28, 3)), (tree, (3, 0), (3, 2)), (direct, (1, 0), (1, 1))],
+)
+def test_steps_by_hand(way, of_one_node: tuple[int, int], of_four: tuple[int, int]) -> None:
+    assert way.steps(8, 1) == of_one_node
+    assert way.steps(8, 4) == of_four
+
+
+def test_a_ring_brings_each_node_all_but_a_ranks_part() -> None:
+    assert ring.across(8, 2) == 15 / 16
+    assert ring.across(1, 2) == 1 / 2
+    assert ring.across(8, 1) == 0
+
+
+def test_an_all_reduce_takes_trees_where_these_carry_less() -> None:
+    """Between two nodes: the buffer once, by trees; among four, not quite twice, by a ring."""
+    across = COLLECTIVES["all_reduce"].across
+    assert [across(8, nodes) for nodes in (1, 2, 4)] == [0, 1, 2 * 31 / 32]
+    assert across(1, 3) == pytest.approx(4 / 3)
+
+
+def test_small_all_gathers_over_nodes_grow_with_the_ranks() -> None:
+    sizes, model = np.array([2.0**16]), collectives_by_name(H100)
+    few, many = (model.predict(asked("all_gather", sizes, nodes)) for nodes in (4, 64))
+    ratio = many["predicted_s"].item() / few["predicted_s"].item()
+    assert 8 < ratio < 20  # 511 steps for 31
+
+
+def test_over_a_network_nobody_measured_a_nodes_links_carry_what_they_do_alone() -> None:
+    sizes, model = np.array([2.0**33]), collectives_by_name(H100)
+    inside, across = (model.predict(asked("all_gather", sizes, nodes)) for nodes in (1, 10))
+    rate = across["bus_bytes_per_s"].item()
+    assert rate < inside["bus_bytes_per_s"].item()
+    assert rate > 0.8 * 8 * 0.9 * 50e9  # of eight NICs at the share of RDMA
+
+
+def test_all_gathers_of_simai_over_up_to_sixteen_nodes(data_dir: Path) -> None:
+    """Shares of a bus bandwidth, here of eight NICs of 400 Gb/s. The prior saw none of them."""
+    path = data_dir / "collectives/simai_nic_ratio.csv"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    table, errors, plain = pd.read_csv(path), [], []
+    for nodes, column in zip((2, 4, 8, 16), table.columns[2:6], strict=True):
+        rows = asked("all_gather", table["Size"].to_numpy(float), nodes)
+        ranks = 8 * nodes
+        time_s = rows["bytes"] * (ranks - 1) / ranks / (table[column] * 8 * 50e9)
+        said = collectives_by_name(H100).predict(rows)
+        errors.append(np.abs(said["predicted_s"] / time_s - 1))
+        plain.append(np.abs(said["roofline_s"] / time_s - 1))
+    ours, datasheet = np.concatenate(errors).mean(), np.concatenate(plain).mean()
+    assert ours < 0.25
+    assert ours < 0.6 * datasheet
+
+
+def test_the_least_width_that_holds_nine_of_ten_where_all_systems_count_alike() -> None:
+    assert widths.held([np.arange(1.0, 11.0)]) == 9
+    # a thousand rows of one system weigh as much as two of another: half of the tenth is theirs
+    assert widths.held([np.full(1000, 0.1), np.array([1.0, 2.0])]) == 2.0
+    assert widths.held([np.full(8, 0.1), np.array([0.2, 0.3, 0.4, 0.5, 0.6])]) == 0.5
+
+
+def half_width(system: str, nodes: int = 1) -> float:
+    said = fit_collectives(None, system)[0].predict(asked("all_gather", np.array([2.0**20]), nodes))
+    return float(np.log(said["high_s"] / said["low_s"]).item() / 2)
+
+
+def test_intervals_without_rows_are_as_wide_as_systems_left_out_needed() -> None:
+    """A near relative's are the narrowest, those of a network the widest."""
+    near, stranger = half_width("aic_h200_sxm"), half_width("dgx_v100")
+    box, network = half_width("aic_rtx_pro_6000_server"), half_width("dgx_v100", 4)
+    assert near < stranger < box
+    assert stranger < network
+
+
+def test_a_box_on_pcie_has_the_latencies_of_the_measured_one() -> None:
+    rows = asked("all_gather", np.array([1024.0]), 1, 2)
+    box, known = (
+        fit_collectives(None, "aic_rtx_pro_6000_server")[0], collectives_by_name("aic_l40s")
+    )  # fmt: skip
+    small = [float(model.predict(rows)["predicted_s"].item()) for model in (box, known)]
+    assert small[0] == pytest.approx(small[1], rel=0.5)
+
+
+def test_an_algorithm_that_nccl_was_told_has_its_own_steps_over_nodes() -> None:
+    """A small all-reduce by trees is quick; told to go round a ring, it passes every rank."""
+    rows = asked("all_reduce", np.array([2048.0] * 4), 32, 4)
+    rows["variant"] = ["nccl-tests", "nccl_ring", "nccl_tree", "Baidu RingAllReduce"]
+    system = load_system("marenostrum5_h100")
+    assert collective_rows(rows, system).steps[:, :2].tolist() == [[2, 5], [96, 31], [3, 5], [2, 5]]
+    alone = rows.assign(n_gpus=4, n_nodes=1)
+    assert collective_rows(alone, system).steps[:, 0].tolist() == [2, 2, 2, 2]
+    left, ring_s = fit_collectives(None, system)[0].predict(rows)["predicted_s"].iloc[:2]
+    assert ring_s > 2 * left

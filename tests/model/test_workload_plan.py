@@ -1,0 +1,154 @@
+"""What to measure for one workload: its own interval falls, faster than by other choices."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hybridperf.cli import app as cli
+from hybridperf.hardware import load_device
+from hybridperf.io import InputError, read_table
+from hybridperf.model import PerfModel
+from hybridperf.model.fit.knobs import fit_knobs
+from hybridperf.model.fit.measurement_plan import NOISE_SD, Belief
+from hybridperf.model.fit.workload_plan import choose_for, ops_of, plan_for
+from hybridperf.model.published.ops import read_model_ops
+
+V100 = load_device("v100_pcie_32g")
+STEP = pd.DataFrame([
+    {"op": "gemm", "dtype": "fp32", "m": 4096, "n": 4096, "k": 1024, "times": 24},
+    {"op": "gemm", "dtype": "fp32", "m": 4096, "n": 1024, "k": 4096, "times": 24},
+    {"op": "softmax", "dtype": "fp32", "rows": 32768, "cols": 512, "times": 12},
+    {"op": "softmax", "dtype": "fp32", "rows": 4, "cols": 4, "times": 1},
+])  # fmt: skip
+
+
+def covariance_of(rng: np.random.Generator, n: int) -> np.ndarray:
+    half = rng.standard_normal((n, n))
+    return half @ half.T / n
+
+
+def test_what_is_left_is_the_posterior_of_the_step() -> None:
+    """After any picks the variance is that of one Gaussian conditioned on all of them at once."""
+    rng = np.random.default_rng(0)
+    covariance, weight = covariance_of(rng, 30), rng.dirichlet(np.ones(30))
+    chosen = choose_for(weight, covariance, np.ones(30), 8.0)
+    assert len(chosen.picks) == len(set(chosen.picks)) == 8
+    for count in range(9):
+        at = chosen.picks[:count]
+        among = covariance[np.ix_(at, at)] + NOISE_SD**2 * np.eye(count)
+        told = covariance[at] @ weight
+        left = weight @ covariance @ weight - told @ np.linalg.solve(among, told)
+        assert chosen.variance[count] == pytest.approx(left)
+
+
+def test_the_first_pick_narrows_most_a_second() -> None:
+    rng = np.random.default_rng(1)
+    covariance, weight, cost = covariance_of(rng, 20), rng.random(20), rng.uniform(1, 3, 20)
+    cost[3] = np.inf
+    left = [
+        weight @ (covariance - np.outer(k, k) / (k[i] + NOISE_SD**2)) @ weight
+        for i, k in enumerate(covariance)
+    ]
+    best = int(np.argmax((weight @ covariance @ weight - left) / cost))
+    assert choose_for(weight, covariance, cost, 4.0).picks[0] == best
+    with pytest.raises(InputError, match=r"a budget that pays for a measurement, got 0\.1 s"):
+        choose_for(weight, covariance, cost, 0.1)
+
+
+def test_a_plan_measures_what_the_step_spends_its_time_on() -> None:
+    made = plan_for(STEP, V100, 20.0)
+    assert made.seconds <= 20.0
+    assert set(made.table["op"]) <= {"gemm", "softmax"}
+    shares = made.summary.set_index("op")
+    assert shares.loc["gemm", "share"] > 0.7
+    assert shares.loc["gemm", "removed"] > shares.loc["softmax", "removed"]
+    assert made.summary["share"].sum() == pytest.approx(1.0)
+    assert made.other_share == pytest.approx(0.0, abs=1e-9)
+    assert made.table["half_width"].is_monotonic_decreasing
+    assert made.curve["half_width"].iloc[-1] < 0.2 * made.curve["half_width"].iloc[0]
+    assert PerfModel.datasheet(V100).predict_ops(made.table)["predicted_s"].gt(0).all()
+    pd.testing.assert_frame_equal(plan_for(STEP, V100, 20.0).table, made.table)
+
+
+def test_a_steps_own_seconds_are_its_weights() -> None:
+    """Off the critical path nothing counts; what is no op keeps its share."""
+    seconds = {"seconds": [1.0, 2.0, 0.5, 0.5], "critical": [True, True, False, True]}
+    given = pd.DataFrame([{"op": "given", "dtype": None, "seconds": 0.5, "critical": True}])
+    rows, share = ops_of(
+        pd.concat([STEP.drop(columns="times").assign(**seconds), given], ignore_index=True), V100
+    )
+    assert len(rows) == 3
+    assert share == pytest.approx(np.array([1.0, 2.0, 0.5]) / 4.0)
+    with pytest.raises(InputError, match="no op that can be measured by itself"):
+        ops_of(given, V100)
+    with pytest.raises(InputError, match="columns op and dtype"):
+        ops_of(given.drop(columns="dtype"), V100)
+
+
+def test_on_a_real_v100_a_step_is_known_sooner_than_by_chance(data_dir: Path) -> None:
+    """NeuSight's rows of a V100 are the machine, BERT-large's products and softmax (inference,
+    batch 8) the workload: none of its own rows is offered.
+    """
+    ops, _ = read_model_ops(data_dir)
+    one = "device == @V100.id and model == 'bert_large' and mode == 'inf' and model_batch == 8"
+    ops = ops.query(one)
+    ops = ops[ops["op"].isin(["linear", "bmm", "softmax"])]
+    sizes = ["op", "dtype", "m", "n", "k", "batch", "rows", "cols"]
+    own, _ = ops_of(ops[sizes], V100)
+    offered = []
+    for name in ("linear", "bmm", "softmax"):
+        rows = read_table(data_dir / "compute" / f"neusight_{name}.csv.gz")
+        rows = rows[(rows["device"] == V100.id) & rows["op"].isin({*own["op"]})]
+        offered.append(rows.sample(min(len(rows), 200), random_state=0))
+    rows = pd.concat(offered, ignore_index=True)[[*sizes, "time_s"]]
+    n, known = len(rows), len(own)
+    belief = Belief.about(pd.concat([own[sizes], rows[sizes]], ignore_index=True), V100, None)
+    covariance, seconds = belief.covariance(), belief.seconds()[:known]
+    weight = np.concatenate([seconds / seconds.sum(), np.zeros(n)])
+    cost = np.concatenate([np.full(known, np.inf), np.ones(n)])
+
+    def left(picks: np.ndarray) -> float:
+        among = covariance[np.ix_(picks, picks)] + NOISE_SD**2 * np.eye(len(picks))
+        told = covariance[picks] @ weight
+        return float(weight @ covariance @ weight - told @ np.linalg.solve(among, told))
+
+    def error(picks: np.ndarray) -> float:
+        """Of the whole workload, by knobs fitted to the picks alone."""
+        measured = rows.iloc[picks - known].reset_index(drop=True)
+        table = Belief.about(measured, V100, None).table
+        knobs, _ = fit_knobs(table, measured["time_s"].to_numpy(float), V100)
+        found = PerfModel(V100, knobs).predict_ops(own[sizes])["predicted_s"].sum()
+        return abs(float(np.log(found / ops["label_fw_s"].sum())))
+
+    planned = choose_for(weight, covariance, cost, 6.0).picks
+    by_chance = [
+        known + np.random.default_rng(seed).choice(n, size, replace=False)
+        for seed, size in ((0, 6), (1, 6), (2, 6), (3, 24))
+    ]
+    # four times as many rows at random leave it wider
+    assert left(planned) < 0.6 * min(map(left, by_chance))
+    assert error(planned) < 0.1
+    assert error(planned) < np.median([error(picks) for picks in by_chance[:3]])
+
+
+def test_the_command_says_what_each_minute_narrows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*more: object) -> int:
+        asked = ["plan-measurements", "--device", V100.id, "--budget", "20s", *more]
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in asked])
+        return int(ended.value.code or 0)
+
+    step, out = tmp_path / "step.csv", tmp_path / "plan.csv"
+    STEP.to_csv(step, index=False)
+    assert run("--workload", step, "--out", out) == 0
+    said = capsys.readouterr().out
+    assert "points a minute" in said
+    assert f"hybridperf fit {out} --device {V100.id}" in said
+    assert read_table(out)["time_s"].isna().all()
+    assert run("--workload", step, "--ops", "gemm", "--out", out) == 2
+    assert "one of --ops and --workload" in capsys.readouterr().err
+    assert run("--workload", step, "--out", step) == 2

@@ -1,0 +1,93 @@
+"""Sparse products: their work by hand, what degrees say, and what kernels are called."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from hybridperf.hardware import load_device
+from hybridperf.io import InputError
+from hybridperf.model.published.sparse import kernel_and_dtype, spmm_rows
+from hybridperf.ops import SDDMM, NMGemm, SpMM, op_by_name
+
+REGULAR = SpMM("fp32", 1000.0, 1e9, 4000.0, 64.0)  # so many columns that none is met twice
+
+
+def test_traffic_by_hand() -> None:
+    done, row = REGULAR.work(), 64 * 4
+    assert float(done.flops) == 2 * 4000 * 64
+    # a dense row for each nonzero, a result a row; an index and a value a nonzero, where rows begin
+    assert float(done.bytes) == pytest.approx(5000 * row + 8 * 4000 + 4 * 1001, rel=1e-5)
+    again = REGULAR.gathered()
+    assert float(again.again_bytes) == pytest.approx(0.0, abs=row)
+    assert float(again.longest) == 4.0
+
+
+def test_dot_products_write_the_nonzeros_alone() -> None:
+    done, row = SDDMM("fp32", 1000.0, 1e9, 4000.0, 64.0).work(), 64 * 4
+    moved = 4000 * row + 1000 * row + 4 * 4000 + 4 * 4000 + 4 * 1001
+    assert float(done.bytes) == pytest.approx(moved, rel=1e-5)
+
+
+def test_rows_that_share_an_index_gather_once() -> None:
+    whole, four = (
+        float(dataclasses.replace(REGULAR, block=block).gathered().first_bytes)
+        for block in (1.0, 4.0)
+    )
+    assert four == pytest.approx(whole / 4, rel=1e-5)
+
+
+def test_all_rows_are_met_where_nonzeros_abound() -> None:
+    dense = SpMM("fp32", 1000.0, 1000.0, 1e6, 64.0)
+    assert float(dense.distinct()) == pytest.approx(1000.0)
+    assert float(dense.gathered().again_bytes) == pytest.approx((1e6 - 1000) * 256)
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_degrees_of_a_log_normal_distribution_are_recognised(spread: float) -> None:
+    rows = 100_000
+    degree = 20 * np.exp(spread * np.random.default_rng(0).standard_normal(rows))
+    matrix = SpMM(
+        "fp32", float(rows), float(rows), float(degree.sum()), 64.0,
+        float(degree.std() / degree.mean()), float(degree.max()),
+    )  # fmt: skip
+    assert float(matrix.skew()) == pytest.approx(spread, rel=0.15)
+    assert float(REGULAR.skew()) == 0.0
+
+
+def test_two_degrees_alone_are_no_long_tail() -> None:
+    """Half of the rows with 19 of 20 nonzeros: a large spread, and no row far above it."""
+    two = SpMM("fp32", 1e5, 1e5, 1e6, 64.0, 0.9, 19.0)
+    assert float(two.skew()) < 0.2 < float(np.sqrt(np.log1p(0.9**2)))
+
+
+def test_two_of_four_take_half_of_the_dense_flops() -> None:
+    sparse, dense = NMGemm("fp16", 64.0, 128.0, 256.0), op_by_name("gemm")[0]
+    assert sparse.work().flops == dense("fp16", 64.0, 128.0, 256.0).work().flops / 2
+    assert sparse.work().bytes < dense("fp16", 64.0, 128.0, 256.0).work().bytes
+
+
+@pytest.mark.parametrize(
+    ("word", "kernel", "dtype"),
+    [
+        ("CUSPARSE_FP32", "", "fp32"), ("CUSPARSE_FP16", "", "fp16"),
+        ("TC_DIRECT", "tc_direct", "fp16"), ("TC_DIRECT_TF32", "tc_direct", "tf32"),
+        ("CSR_DIRECT", "csr_direct", "fp32"),
+    ],
+)  # fmt: skip
+def test_kernels_of_tables_are_named_as_ours(word: str, kernel: str, dtype: str) -> None:
+    name, of = kernel_and_dtype(word)
+    assert SpMM.read_text("kernel", name, of) == SpMM.read_text("kernel", word, of) == kernel
+    assert of == dtype
+
+
+def test_a_table_without_kernels_is_refused() -> None:
+    import pandas as pd
+
+    with pytest.raises(InputError, match="kernel"):
+        spmm_rows(pd.DataFrame({"gpu": ["RTX 3090"]}))
+
+
+def test_the_cards_of_the_table_are_known() -> None:
+    small, large = load_device("rtx_3090"), load_device("rtx_4090")
+    assert large.l2_bytes == 12 * small.l2_bytes

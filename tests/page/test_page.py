@@ -1,0 +1,241 @@
+"""The page in a real browser: what it shows is what the command says.
+
+One browser and one server for the whole file. `axe.min.js` is the checker that `axe-core-python`
+ships.
+"""
+
+import json
+import math
+import shlex
+import time
+from collections.abc import Iterator
+from importlib import resources
+
+import pytest
+from support.headless import Browser, Tab, browser_or_skip
+from support.served_page import Served, held_bytes, keep_moving, processor_s
+
+from hybridperf.cli.ask import ask
+
+MOVES, MOVE_S = 24, 0.1
+_PATIENCE_S = 120.0
+_SETTLED = (
+    "[...document.querySelectorAll('[data-asked]')].length > 0 &&"
+    " [...document.querySelectorAll('[data-asked]')]"
+    ".every(one => one.dataset.asked === one.dataset.answered)"
+)
+# small questions, so that views answer within seconds on a busy machine
+SMALL = {
+    "step": "#step?model=gpt2-xl&tp=1&pp=1&n_gpus=1&global_batch=1&sharding=none",
+    "layouts": "#layouts?shape=gpt2-xl&gpus=2&batch=2&only=zero%3D0+cp%3D1",
+    "serving": "#serving?shape=llama2-7b&gpus=1",
+    "run": "#run?shape=gpt2-xl&gpus=2&tokens=1B&batch=4",
+    "machine": "#machine",
+    "trace": "#trace",
+    "tables": "#tables",
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = browser_or_skip()
+    yield found
+    found.close()
+
+
+def opened(browser: Browser, page: Served, view: str, **window) -> Tab:
+    return Tab(browser, page.address + SMALL[view], **window)
+
+
+def wait_for(tab: Tab, expression: str, what: str = "") -> None:
+    """Until an expression holds in the page."""
+    until = time.monotonic() + _PATIENCE_S
+    while not tab.value(f"Boolean({expression})"):
+        status = "[...document.querySelectorAll('.status')].map(n => n.textContent).join()"
+        assert time.monotonic() < until, (what or expression, tab.value(status))
+        time.sleep(0.05)
+
+
+def shown(tab: Tab, name: str) -> float:
+    """The number of a card."""
+    return float(tab.value(f"document.querySelector('[data-name=\"{name}\"]').dataset.value"))
+
+
+def command_of(tab: Tab, question: str) -> str:
+    """The words that the button copies."""
+    inside = f"document.querySelector('[data-question={question}] .command').textContent"
+    return str(tab.value(inside))
+
+
+def answer_of(command: str) -> dict:
+    """What a command that was copied answers, in this process."""
+    words = shlex.split(command)
+    assert words[0] == "hybridperf"
+    return ask(*words[1:])
+
+
+def move(tab: Tab, field: str, value: object) -> None:
+    """Move a field as a reader does: its events are the page's."""
+    tab.value(
+        f"(() => {{ const node = document.getElementById('field-{field}'); node.value = '{value}';"
+        " for (const kind of ['input', 'change'])"
+        " node.dispatchEvent(new Event(kind, { bubbles: true })); })()"
+    )
+
+
+def axe(tab: Tab) -> list[str]:
+    """Serious findings of axe-core."""
+    script = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
+    tab.value(f"(() => {{ {script}; return 1; }})()")
+    found = tab.value("axe.run(document).then(all => JSON.stringify(all.violations))")
+    bad = [one for one in json.loads(found) if one["impact"] in ("serious", "critical")]
+    return [f"{one['id']}: {[node['html'][:120] for node in one['nodes'][:3]]}" for one in bad]
+
+
+def test_a_step_is_the_commands_step_and_answers_at_once(browser: Browser, page: Served) -> None:
+    tab = opened(browser, page, "step")
+    wait_for(tab, "document.querySelector('[data-name=\"time of a step\"]')")
+    first = shown(tab, "time of a step")
+    move(tab, "micro_batch", 2)
+    move(tab, "global_batch", 2)
+    step = "document.querySelector('[data-question=step]').dataset"
+    wait_for(tab, f"{step}.asked === {step}.answered")
+    changed = shown(tab, "time of a step")
+    assert changed > first
+    row = answer_of(command_of(tab, "step"))["rows"][0]
+    assert row["micro_batch"] == 2
+    assert row["predicted_s"] == pytest.approx(changed, rel=1e-12)
+    # inside it: the graph's number is near, its knobs can be dragged
+    wait_for(tab, "document.querySelector('[data-knob]')", "the graph")
+    assert shown(tab, "by its graph") == pytest.approx(changed, rel=0.03)
+    assert tab.value("document.querySelectorAll('[data-question=inside] svg rect').length") > 20
+    tab.value(
+        "(() => { const knob = document.querySelector('[data-knob=memory_bytes_per_s]');"
+        " knob.value = 1; knob.dispatchEvent(new Event('input', { bubbles: true })); })()"
+    )
+    wait_for(tab, "document.querySelector('[data-name=\"what if\"]')?.dataset.value")
+    wait_for(tab, _SETTLED)
+    faster = shown(tab, "what if")
+    assert faster < shown(tab, "by its graph")
+    assert "knobs=memory_bytes_per_s%3D2" in tab.value("location.hash")
+    command = str(tab.value("[...document.querySelectorAll('.command')].at(-1).textContent"))
+    said = answer_of(command)
+    assert said["what_if"]["time_s"] == pytest.approx(faster, rel=1e-6)
+    assert tab.complaints() == []
+    assert axe(tab) == []
+    # a link holds the state
+    other = Tab(browser, tab.value("location.href"))
+    wait_for(other, "document.querySelector('[data-name=\"time of a step\"]')")
+    assert shown(other, "time of a step") == changed
+    other.close()
+    tab.close()
+
+
+def test_a_move_takes_less_than_a_tenth_of_a_second(browser: Browser, page: Served) -> None:
+    """Of processor time, since others may share the machine; `benchmarks/page_moves.py` has
+    seconds of a clock.
+    """
+    tab = opened(browser, page, "step")
+    wait_for(tab, "document.querySelector('[data-name=\"time of a step\"]')")
+    before_s = processor_s(page)
+    tab.value(
+        "(async () => { const { ask } = await import('./ask.js');"
+        " const base = { model: 'gpt2-xl', gpu: 'h100_sxm', system: 'dgx_h100', n_gpus: 8, tp: 1,"
+        " pp: 1, micro_batch: 1 };"
+        f" for (let at = 0; at < {MOVES}; at += 1)"
+        " await ask('step', 'step', { ...base, global_batch: 8 * 2 ** (at % 8) }); })()"
+    )
+    took_s = (processor_s(page) - before_s) / MOVES
+    print(f"{1e3 * took_s:.0f} ms of processor a move")
+    assert took_s < MOVE_S
+    tab.close()
+
+
+@pytest.mark.parametrize(
+    ("view", "question", "name", "field", "to", "number"),
+    [
+        ("layouts", "plan", "time of a step", "batch", 4, lambda a: a["layouts"][0]["time_s"]),
+        (
+            "serving", "serve", "tokens per second and GPU", "tpot_ms", 12,
+            lambda a: a["deployments"][0]["tokens_per_s_gpu"],
+        ),
+        ("run", "run", "days", "tokens", "2B", lambda a: a["run"][0]["expected"]),
+    ],
+)  # fmt: skip
+def test_a_view_shows_the_commands_number(
+    browser: Browser, page: Served, view, question, name, field, to, number
+) -> None:
+    tab = opened(browser, page, view)
+    wait_for(tab, f"document.querySelector('[data-name=\"{name}\"]')")
+    before = shown(tab, name)
+    move(tab, field, to)
+    wait_for(tab, f"document.querySelector('[data-question={question}]').dataset.asked > 1")
+    wait_for(tab, _SETTLED)
+    wait_for(tab, f"document.querySelector('[data-name=\"{name}\"]').dataset.value != {before}")
+    after = shown(tab, name)
+    assert math.isfinite(after)
+    found = number(answer_of(command_of(tab, question)))
+    assert found == pytest.approx(after, rel=1e-9)
+    assert tab.complaints() == []
+    assert axe(tab) == []
+    tab.close()
+
+
+@pytest.mark.parametrize("view", list(SMALL))
+def test_every_view_is_legible(browser: Browser, page: Served, view: str) -> None:
+    tab = opened(browser, page, view)
+    wait_for(tab, "document.querySelector('nav a[aria-current]')", view)
+    if view not in ("trace", "tables"):  # which wait for a file
+        wait_for(tab, "document.querySelector('#answer .command')", view)
+    for width, dark in ((1280, False), (390, True)):
+        tab.resize(width)
+        tab.dark(dark)
+        tab.settle()
+        assert tab.value("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert axe(tab) == []
+    assert tab.value("document.querySelectorAll('nav a[aria-current]').length") == 1
+    assert tab.complaints() == []
+    own = page.address.rsplit("/", 2)[0]
+    assert all(one.startswith((own, "data:")) for one in tab.requests())
+    tab.close()
+
+
+def test_many_moves_leave_no_memory_behind(browser: Browser, page: Served) -> None:
+    """`benchmarks/page_moves.py` does it for a minute."""
+    tab = opened(browser, page, "step")
+    wait_for(tab, "document.querySelector('[data-knob]')", "the graph")
+    step = "document.querySelector('[data-question=step]').dataset"
+    keep_moving(tab, 20)
+    before = held_bytes(tab, page)
+    keep_moving(tab, 60)
+    wait_for(tab, f"{step}.asked === {step}.answered")
+    assert int(tab.value(f"{step}.answered")) == 81
+    grown = {name: after - before[name] for name, after in held_bytes(tab, page).items()}
+    assert grown["page"] < 1 << 20, grown
+    assert grown["server"] < 4 << 20, grown
+    assert tab.complaints() == []
+    tab.close()
+
+
+def test_what_was_typed_is_text(browser: Browser, page: Served) -> None:
+    tab = opened(browser, page, "step")
+    wait_for(tab, "document.querySelector('[data-name=\"time of a step\"]')")
+    move(tab, "model", "<img src=x onerror=document.title=1>")
+    wait_for(tab, "document.querySelector('[data-question=step] .error')")
+    said = tab.value("document.querySelector('[data-question=step] .error').textContent")
+    assert "got '<img src=x" in said
+    assert tab.value("document.querySelectorAll('#answer img').length") == 0
+    tab.close()
+
+
+def test_a_machine_shows_its_residuals(browser: Browser, page: Served) -> None:
+    tab = opened(browser, page, "machine")
+    wait_for(tab, "document.querySelectorAll('#answer svg circle').length > 100")
+    move(tab, "name", "a100_sxm4_80g")
+    wait_for(tab, _SETTLED)
+    wait_for(tab, "document.querySelector('pre[aria-label]')")
+    command = command_of(tab, "show")
+    assert command == "hybridperf show a100_sxm4_80g"
+    text = "document.querySelector('pre[aria-label=\"All that is known\"]').textContent"
+    assert tab.value(text) == answer_of(command)["text"]
+    tab.close()

@@ -1,0 +1,156 @@
+"""Who may ask the page's server, and what can be asked of it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import typer.main
+from support.served_page import Served
+
+from hybridperf.cli.app import app
+from hybridperf.cli.page import PROGRAM
+from hybridperf.io import InputError
+from hybridperf.page import uploads
+from hybridperf.page.processes import Answerer
+from hybridperf.page.questions import question, views
+from hybridperf.page.uploads import Uploads
+from hybridperf.workloads.transformer.framework import framework_habits
+
+STEP = {"model": "gpt2-xl", "gpu": "h100_sxm", "n_gpus": 1, "tp": 1, "pp": 1}
+MACHINE = {"model": "a100_sxm4_80g", "system": "aws_p4de_a100"}
+JSON = {"Content_Type": "application/json"}
+
+
+def body(**asked: object) -> bytes:
+    return json.dumps({"view": "step", "question": "step", "values": STEP} | asked).encode()
+
+
+def lines(answer: bytes) -> list[dict]:
+    return [json.loads(line) for line in answer.splitlines()]
+
+
+def no_file(key: str) -> tuple[Path, str]:
+    raise InputError(f"expected a file that was dropped here, got {key}")
+
+
+def test_only_the_page_itself_is_answered(page: Served) -> None:
+    port = page.address.split(":")[2].split("/")[0]
+    assert page.address.startswith("http://127.0.0.1:")
+    status, headers, text = page.request("GET", "")
+    assert status == 200
+    assert b"<main" in text
+    policy = headers["content-security-policy"]
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    for other in ({"Host": "evil.example"}, {"Host": f"evil.example:{port}"},
+                  {"Origin": "http://evil.example"}, {"Origin": "null"},
+                  {"Sec_Fetch_Site": "cross-site"}):  # fmt: skip
+        assert page.request("GET", "", **other)[0] == 403, other
+        assert page.request("POST", "ask", body(), **JSON, **other)[0] == 403, other
+    own = {"Host": f"localhost:{port}", "Origin": f"http://localhost:{port}"}
+    assert page.request("GET", "views.json", **own)[0] == 200
+    for path in ("../", "../views.json", "..%2fserver.py", "%2e%2e/server.py", "server.py"):
+        assert page.request("GET", path)[0] == 404, path
+
+
+def test_questions_of_another_kind_or_size_are_refused(page: Served) -> None:
+    assert page.request("POST", "ask", body(), Content_Type="text/plain")[0] == 413
+    assert page.request("POST", "ask", b" " * (1 << 17), **JSON)[0] == 413
+    assert page.request("POST", "ask", b"[1", **JSON)[0] == 400
+    assert page.request("POST", "ask", b"{}", **JSON)[0] == 400
+    assert page.request("GET", "ask")[0] == 404
+    for asked in (
+        {"view": "validate"}, {"question": "page"}, {"values": {"out": "/etc/passwd"}},
+        {"values": {"model": "--out=x"}}, {"values": {"tp": "1e999"}},
+        {"values": {"model": "../../etc/passwd"}}, {"values": {"sharding": "zero9"}},
+    ):  # fmt: skip
+        status, _, text = page.request("POST", "ask", body(**asked), **JSON)
+        assert status == 200
+        assert "expected" in lines(text)[-1]["error"], asked
+
+
+def test_a_question_is_the_commands(page: Served) -> None:
+    head, *_, last = lines(page.request("POST", "ask", body(), **JSON)[2])
+    words = "model=gpt2-xl gpu=h100_sxm n_gpus=1 tp=1 pp=1"
+    assert head["command"] == f"hybridperf steps {words}"
+    found: dict = {}
+    exec(head["python"], found)  # the words that the button copies
+    assert found["answer"] == last["answer"]
+    wrong = lines(page.request("POST", "ask", body(values=STEP | {"tp": 7}), **JSON)[2])
+    assert wrong[-1]["answer"]["status"] == 3
+
+
+def test_files_are_bounded_and_named_by_us(
+    page: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = b"name,rows,dim,pooling\n<script>,1000,64,10\nb,2000,64,20\n"
+    kind = {"Content_Type": "application/octet-stream"}
+    _, _, text = page.request("POST", "upload", table, **kind, X_Name="..%2F<b>.csv")
+    asked = {"file": f"file:{json.loads(text)['file']}", "gpus": 2, "batch": 64}
+    sent = body(view="tables", question="shard", values=asked | MACHINE)
+    head, *_, last = lines(page.request("POST", "ask", sent, **JSON)[2])
+    assert "'<b>.csv'" in head["command"]
+    assert {one["table"] for one in last["answer"]["per_table"]} == {"<script>", "b"}
+    refused = page.request("POST", "upload", table, **kind, X_Name="x.sh")
+    assert refused[0] == 413
+    assert b"expected a file ending in" in refused[2]
+
+    monkeypatch.setattr(uploads, "MOST_BYTES", 1 << 20)
+    kept = Uploads()
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"0" * (1 << 16)
+
+    async def add() -> None:
+        await kept.add("large.json", endless())
+
+    with pytest.raises(InputError, match="at most 1 MiB"):
+        asyncio.run(add())
+    folder = Path(kept._folder.name)
+    assert list(folder.iterdir()) == []
+    kept.close()
+    assert not folder.exists()
+
+
+def test_a_question_that_nobody_waits_for_is_stopped() -> None:
+    plan = question(
+        "layouts", "plan", {"shape": "gpt3-175b", "system": "dgx_h100", "gpus": 1024}, no_file
+    )
+
+    async def story() -> tuple[bool, dict]:
+        one = Answerer(PROGRAM)
+        first = one.ask(plan.arguments)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await anext(first)
+        await first.aclose()
+        ended = one._process is None
+        said = [line async for line in one.ask(["systems"])]
+        await one.stop()
+        return ended, said[-1]
+
+    ended, said = asyncio.run(story())
+    assert ended
+    assert "systems" in said["answer"]
+
+
+def test_views_ask_what_commands_take() -> None:
+    commands = typer.main.get_command(app).commands
+    for view in views().values():
+        for name, asked in view["questions"].items():
+            command = commands
+            for word in asked["command"]:
+                found = command[word]
+                command = getattr(found, "commands", {})
+            options = {option for one in found.params for option in one.opts}
+            fields = [one for one in view["fields"] if one["name"] in asked["fields"]]
+            taken = [one["as"] for one in fields if one.get("as", "").startswith("--")]
+            taken += [one.partition("=")[0] for one in asked.get("options", [])]
+            taken += [asked["folder"]] if "folder" in asked else []
+            assert set(taken) <= options, name
+    frameworks = [one for one in views()["step"]["fields"] if one["name"] == "framework"]
+    assert set(frameworks[0]["choices"]) == set(framework_habits())
