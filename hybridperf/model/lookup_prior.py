@@ -30,7 +30,7 @@ import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from hybridperf.hardware import LEVELS, MEMORY, Device, DeviceSpec, load_device
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
@@ -159,5 +159,5 @@ def _log_seconds(
 def _mean_and_width(logs: np.ndarray) -> tuple[float, float]:
     """Of one more device, as wide as a normal distribution whose 90 % interval is Student's."""
     count = len(logs)
-    student = float(stats.t.ppf(0.95, count - 1)) / NINE_OF_TEN
+    student = float(scipy.stats.t.ppf(0.95, count - 1)) / NINE_OF_TEN
     return float(logs.mean()), float(logs.std(ddof=1) * math.sqrt(1 + 1 / count)) * student

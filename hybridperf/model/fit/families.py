@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-from scipy.special import ndtri
+import scipy
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
@@ -120,7 +120,7 @@ def group_reports(fits: Mapping[str, FamilyFit]) -> dict[str, GroupReport]:
         log_width = adapted.typical_log_width
         errors = adapted.held_out
         if not len(errors):  # as if they were normal, 90 % of them within that width
-            errors = ndtri((np.arange(21) + 0.5) / 21) * log_width / NINE_OF_TEN
+            errors = scipy.special.ndtri((np.arange(21) + 0.5) / 21) * log_width / NINE_OF_TEN
         reports[group] = GroupReport.of(
             len(fitted.time_s), log_width, _box(fitted, group), _dtypes(fits, group), errors
         )
