@@ -20,12 +20,14 @@ from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module, floats, put
 from hybridperf.learning.prior import FamilyRows
+from hybridperf.learning.prior.form import STEP_S
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.residual import Inputs
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
 from hybridperf.ops.gemm import Product
 from hybridperf.ops.quantise import SCHEMES, scheme_dtype
 from hybridperf.ops.table import OpRows
+from hybridperf.ops.tiles import STEP_FLOPS
 
 _SINGLE = ("fp32", "tf32", "fp64")
 _FAMILY = {
@@ -134,8 +136,18 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
         memory_bytes_per_s=device.memory_bytes_per_s, sm_count=gpu.sm_count,
         implementation=_slots(part, n)[keep], inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
-        gathers=_gathers(part, keep, device, gpu, whole),
+        gathers=_gathers(part, keep, device, gpu, whole), steps=whole(_steps(part, gpu))[keep],
     )  # fmt: skip
+
+
+def _steps(part: OpRows, gpu: Gpu) -> Array:
+    """Serial steps of the rows of a part [R]; in single precision, where no matrix unit makes a
+    step short, as many usual ones as its arithmetic takes.
+    """
+    steps = part.op.serial_steps(gpu)
+    if part.op.dtype not in _SINGLE:
+        return steps
+    return steps * (STEP_FLOPS * gpu.sm_count / part.peak_flops_per_s / STEP_S)
 
 
 def op_rows(op: Op, device: DeviceSpec) -> FamilyRows:

@@ -94,6 +94,11 @@ class Op(abc.ABC):
         """Thread blocks that a usual GPU kernel of this op starts, not rounded; 0 says nothing."""
         return 0.0
 
+    def serial_steps(self, gpu: Gpu) -> Any:
+        """Steps that the busiest multiprocessor takes one after the other; 0 says nothing."""
+        del gpu
+        return 0.0
+
     def gathered(self) -> Gathered:
         """What it gathers, where its GPU kernels are priced by that (`by_gathers`)."""
         raise NotImplementedError

@@ -14,7 +14,7 @@ from hybridperf.ops.base import Gpu, Op, register
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.roofline import Work, streamed
-from hybridperf.ops.tiles import product_inputs, tile_count
+from hybridperf.ops.tiles import product_inputs, serial_steps, tile_count
 
 DIRECTIONS = ("fwd", "bwd_inputs", "bwd_params")
 
@@ -93,6 +93,9 @@ class Convolution(Op):
     def blocks(self) -> Array:
         m, n, _ = self._as_product()
         return self.groups * tile_count(m, n)
+
+    def serial_steps(self, gpu: Gpu) -> Array:
+        return serial_steps(*self._as_product(), gpu, self.groups)
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         m, n, k = self._as_product()

@@ -14,18 +14,19 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hybridperf.hardware import Unit
+from hybridperf.hardware import DTYPE_BYTES, Unit
 from hybridperf.io.namespace import Array, floats
 from hybridperf.ops.base import Gpu, Op, register
 from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.quantise import SCHEMES, known_scheme, scheme_dtype, scheme_flags
 from hybridperf.ops.roofline import Work, streamed
-from hybridperf.ops.tiles import product_inputs, tile_count
+from hybridperf.ops.tiles import product_inputs, serial_steps, tile_count
 
 FLOPS_PER_MULTIPLY_ADD = 2.0
 # starting one product of a batch takes about as long as packing so many numbers (Eigen: 0.25 us to
 # 0.25 ns)
 PRODUCT_STEPS = 1000.0
+_LEAST_CUT_BYTES = 2.0
 
 
 class Product(Op):
@@ -45,6 +46,11 @@ class Product(Op):
     def arithmetic_dtype(cls, dtype: str, text: Mapping[str, str]) -> str:
         """The scheme's."""
         return scheme_dtype(dtype, text["quant"])
+
+    @property
+    def may_cut(self) -> bool:
+        """Whether kernels cut k into parts: those of narrow numbers, measured so far, do not."""
+        return DTYPE_BYTES[self.peak_dtype] >= _LEAST_CUT_BYTES
 
     def is_other(self: Any) -> Array:
         """Products that pack an operand against its grain have knobs of their own."""
@@ -89,6 +95,9 @@ class Gemm(Product):
     def blocks(self) -> Array:
         return tile_count(self.m, self.n)
 
+    def serial_steps(self, gpu: Gpu) -> Array:
+        return serial_steps(self.m, self.n, self.k, gpu, cut=self.may_cut)
+
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return {**_product_inputs(self, gpu), "bias": self.bias}
 
@@ -128,6 +137,9 @@ class BatchedGemm(Product):
 
     def blocks(self) -> Array:
         return self.batch * tile_count(self.m, self.n)
+
+    def serial_steps(self, gpu: Gpu) -> Array:
+        return serial_steps(self.m, self.n, self.k, gpu, self.batch, self.may_cut)
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return {**_product_inputs(self, gpu, self.batch), **log_sizes_base2(batch=self.batch)}

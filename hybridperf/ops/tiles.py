@@ -5,15 +5,25 @@ computed in vain: what sticks out of the last tile, ceil(m / T_m) T_m / m, and m
 without a tile in the last wave, ceil(w) / w for w = tiles / multiprocessors. Splitting k among s
 blocks fills waves of small products. Which tile a library takes is not known here: inputs list
 several, and what is learned finds which of them tell.
+
+A block walks along k step by step, so a product of few blocks waits for the longest walk however
+much of the machine is idle: `serial_steps`.
 """
 
 from __future__ import annotations
 
-from hybridperf.io.namespace import Array, floats, reals
+import math
+
+from hybridperf.io.namespace import Array, array_module, floats, reals
 from hybridperf.ops.base import Gpu
 from hybridperf.ops.inputs import log2_ratio, log_sizes_base2, tails
 
 BLOCK_TILE = (128.0, 128.0)  # the usual block of a matrix product: what `blocks` counts
+STEP_DEPTH = 64.0  # of k, that a block covers in one step
+STEP_FLOPS = 2.0 * BLOCK_TILE[0] * BLOCK_TILE[1] * STEP_DEPTH
+# most parts that k is cut into, the least steps of a part, and what adding up twice as many costs;
+# chosen on GEMMs in 16 bits of three generations, where 8 to 32 steps are as good
+_MOST_PARTS, _LEAST_STEPS, _MERGE_STEPS = 16, 4.0, 16.0
 _WAVE_TILES = ((64, 64), (128, 128), (128, 256))
 _FILL_TILES = (  # (T_m, T_n, blocks that share one tile's k)
     (64, 64, 1), (128, 64, 1), (64, 128, 1), (128, 128, 1), (256, 128, 1), (128, 256, 1),
@@ -32,6 +42,27 @@ def whole_tiles(size: Array, tile: float) -> Array:
     """Tiles that cover a size, a whole number."""
     module, size = reals(size)
     return module.ceil(size / tile)
+
+
+def serial_steps(
+    m: Array, n: Array, k: Array, gpu: Gpu, batch: Array = 1.0, cut: bool = True
+) -> Array:
+    """Steps that the busiest multiprocessor takes one after the other in `batch` products.
+
+        min over s = 1, 2, ..., 16 of  ceil(tiles s / multiprocessors) ceil(k / (64 s)) + 16 log2 s
+
+    `cut`: whether k may be cut into s parts, of at least 4 steps each, for other multiprocessors.
+    """
+    tiles = batch * tile_count(m, n)
+    module = array_module(tiles, k)
+    least = whole_tiles(tiles, gpu.sm_count) * whole_tiles(k, STEP_DEPTH)
+    parts = 2
+    while cut and parts <= _MOST_PARTS:
+        each = whole_tiles(k, STEP_DEPTH * parts)
+        taken = whole_tiles(tiles * parts, gpu.sm_count) * each + _MERGE_STEPS * math.log2(parts)
+        least = module.where(each >= _LEAST_STEPS, module.minimum(least, taken), least)
+        parts *= 2
+    return least
 
 
 def product_inputs(m: Array, n: Array, k: Array, gpu: Gpu, batch: Array = 1.0) -> dict[str, Array]:

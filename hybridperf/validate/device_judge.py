@@ -21,6 +21,7 @@ from hybridperf.learning.prior import Adapted, FamilyPrior, Predicted, adapt, tr
 from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.prior.trunk import TrainingRecipe
 from hybridperf.model.families import architectures_of, references_of
+from hybridperf.model.machine_facts import machine_of, machines_of
 from hybridperf.model.published.ops import DeviceRows
 from hybridperf.validate import device_baselines
 from hybridperf.validate.device_splits import GOALS, LINES, Line, Split, rows_of_size
@@ -86,7 +87,14 @@ class Setup:
             self.priors / f"{self.split.name}_{family}",
             family,
             {**about, "version": dict(self.version)},
-            lambda: train_family(timed, SEED, self.effort.recipe, architectures_of(others)),
+            lambda: train_family(
+                timed,
+                SEED,
+                self.effort.recipe,
+                architectures_of(others),
+                machines=machines_of(others, family),
+                width_by_implementation=True,
+            ),
         )
 
     def test_and_pool(self, rows: DeviceRows, line: Line) -> tuple[np.ndarray, np.ndarray]:
@@ -130,7 +138,8 @@ def judge_family(devices: Mapping[str, DeviceRows], family: str, setup: Setup) -
     for device, line in judged:
         # the prior as the device takes it: of its architecture, where there are any
         references = references_of(load_device(device), prior.population.devices)
-        elsewhere = Elsewhere(setup, prior.with_references(references), pooled, without_rows)
+        known = prior.with_references(references).on(machine_of(load_device(device), family))
+        elsewhere = Elsewhere(setup, known, pooled, without_rows)
         about = {"split": split.name, "kind": split.kind, "family": family, "device": device}
         found = judge_line(elsewhere, devices[device], device, line)
         results += [{**about, **result} for result in found]
@@ -150,7 +159,8 @@ def fitted(
     prior = setup.prior(others, family).families[family]
     own = devices[device].some((devices[device].about["split"] == "train").to_numpy())
     references = references_of(load_device(device), prior.population.devices)
-    return adapt(prior, own.rows, own.time_s, references=references)
+    machine = machine_of(load_device(device), family)
+    return adapt(prior, own.rows, own.time_s, references=references, machine=machine)
 
 
 def judge_line(

@@ -37,6 +37,7 @@ from hybridperf.learning.residual import Inputs
 from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
 
 NOISE = 0.03
+KNOBS = len(WAVE_ROOFLINE.knobs)
 IMPLEMENTATIONS = ("eager", "fused")
 SPEEDS = {
     "old": (1e13, 5e11, 40.0),
@@ -69,11 +70,10 @@ def rows_of(
 
 def true_theta(device: str, implementation: np.ndarray) -> np.ndarray:
     at = list(SPEEDS).index(device)
-    theta = np.log([4e-6, 0.6, 0.75, 2.0, 4e-7]) + 0.15 * np.sin(np.arange(5.0) + at) * np.array(
-        [1, 1, 1, 0, 1]
-    )
+    scatter = 0.15 * np.sin(np.arange(KNOBS) + at) * np.array([1, 1, 1, 0, 1, 0])
+    theta = np.log([4e-6, 0.6, 0.75, 2.0, 4e-7, 2e-8]) + scatter
     return theta + np.where(implementation == "fused", 0.2, 0.0)[:, None] * np.array(
-        [-1.0, 1, 0, 0, 0]
+        [-1.0, 1, 0, 0, 0, 0]
     )
 
 
@@ -126,9 +126,9 @@ def test_the_closed_form_by_hand() -> None:
 
 def test_the_closed_form_is_monotone_in_work() -> None:
     random = np.random.default_rng(0)
-    theta, log_work = random.normal(size=(200, 5)), random.normal(0, 4, (200, 3))
+    theta, log_work = random.normal(size=(200, KNOBS)), random.normal(0, 4, (200, 4))
     base = WAVE_ROOFLINE.log_s(theta, log_work)
-    for column in range(3):
+    for column in range(4):
         more = log_work.copy()
         more[:, column] += 0.5
         assert (WAVE_ROOFLINE.log_s(theta, more) >= base).all()
@@ -136,9 +136,9 @@ def test_the_closed_form_is_monotone_in_work() -> None:
 
 def test_derivatives_of_the_closed_form_are_those_of_differences() -> None:
     random = np.random.default_rng(1)
-    theta, log_work, step = random.normal(size=(20, 5)), random.normal(0, 2, (20, 3)), 1e-6
-    for knob in range(len(WAVE_ROOFLINE.knobs)):
-        moved = np.eye(5)[knob] * step
+    theta, log_work, step = random.normal(size=(20, KNOBS)), random.normal(0, 2, (20, 4)), 1e-6
+    for knob in range(KNOBS):
+        moved = np.eye(KNOBS)[knob] * step
         difference = (
             WAVE_ROOFLINE.log_s(theta + moved, log_work)
             - WAVE_ROOFLINE.log_s(theta - moved, log_work)
@@ -182,6 +182,16 @@ class AlphaBytes:
     def closed(self, theta: np.ndarray, work: np.ndarray) -> ClosedFormValues:
         total = self.log_s(theta, work)
         return ClosedFormValues(total, (total - theta[..., 0])[:, None])
+
+
+def test_steps_one_after_the_other_bound_a_product_and_older_knobs_know_none() -> None:
+    """Nothing but steps: their number times what each takes. Knobs from before them are five."""
+    theta = np.log([1e-9, 1.0, 1.0, 9.0, 1e-9, 5e-8])
+    work = np.log([1e-12, 1e-12, 1e-12, 1000.0])
+    assert np.exp(WAVE_ROOFLINE.log_s(theta, work)) == pytest.approx(5e-5, rel=1e-4)
+    older = WAVE_ROOFLINE.closed(theta[None, :5], work[None])
+    assert np.exp(older.total[0]) < 1.1e-9
+    assert older.position.shape == (1, len(WAVE_ROOFLINE.position))
 
 
 def test_a_new_form_is_fitted_without_a_derivative_by_hand() -> None:
@@ -244,7 +254,7 @@ def test_kin_are_where_a_device_starts() -> None:
     """Their knobs where they were measured, and what is usual elsewhere; without a
     reference a device starts from all.
     """
-    one, two, three = np.zeros(5), np.ones(5), np.full(5, 3.0)
+    one, two, three = np.zeros(KNOBS), np.ones(KNOBS), np.full(KNOBS, 3.0)
     devices = {
         "a": ImplementationKnobs(("x",), one[None], one),
         "b": ImplementationKnobs(("x", "y"), np.stack([two, two]), two),
@@ -261,7 +271,8 @@ def test_kin_are_where_a_device_starts() -> None:
         usual.with_references(["a"]).mean_of(("x", "y"))[:, 0], [0.0, y], atol=1e-12
     )
     np.testing.assert_allclose(
-        usual.with_references(["a"]).spread_of(("x", "y")) / usual.spread, [[0.5] * 5, [1.0] * 5]
+        usual.with_references(["a"]).spread_of(("x", "y")) / usual.spread,
+        [[0.5] * KNOBS, [1.0] * KNOBS],
     )
     assert usual.with_references([]) is usual
 
@@ -273,7 +284,7 @@ def test_an_implementation_that_nobody_met_is_made_of_its_words() -> None:
     theta = {"a|u": 0.0, "a|v": 1.0, "b|u": 2.0}
     devices = {
         name: ImplementationKnobs(
-            tuple(theta), np.array([[t + moved] * 5 for t in theta.values()]), np.zeros(5)
+            tuple(theta), np.array([[t + moved] * KNOBS for t in theta.values()]), np.zeros(KNOBS)
         )
         for name, moved in (("one", 0.0), ("two", 0.2))
     }
@@ -281,7 +292,7 @@ def test_an_implementation_that_nobody_met_is_made_of_its_words() -> None:
     met, (fourth,) = usual.mean_of(tuple(theta)), usual.mean_of(("b|v",))
     np.testing.assert_allclose(met[:, 0], [0.1, 1.1, 2.1], atol=0.3)
     assert fourth[0] > met[:, 0].mean() + 0.5
-    far = ImplementationKnobs(("a|u",), np.full((1, 5), 3.0), np.zeros(5))
+    far = ImplementationKnobs(("a|u",), np.full((1, KNOBS), 3.0), np.zeros(KNOBS))
     pulled = population(WAVE_ROOFLINE, {**devices, "three": far}).mean_of(tuple(theta)) - met
     assert pulled[0, 0] > 1.2 * pulled[2, 0] > 0
 
@@ -308,7 +319,7 @@ def test_versions_share_what_their_library_shows() -> None:
 
 def test_rows_of_one_implementation_tell_something_of_the_others() -> None:
     theta = true_theta("old", np.array(IMPLEMENTATIONS, object))
-    usual = Population(IMPLEMENTATIONS, np.full(5, 0.2), ("old",), theta[None])
+    usual = Population(IMPLEMENTATIONS, np.full(KNOBS, 0.2), ("old",), theta[None])
     rows, time_s = without_ripples("old", 300, 3)
     eager = np.flatnonzero(rows.implementation == "eager")
     slower = fit_new(usual, rows.rows(eager), 1.3 * time_s[eager])
@@ -441,6 +452,28 @@ def test_kin_have_an_interval_of_their_own() -> None:
     assert some.with_references(["new"]).log_width == some.reference_log_width
     assert some.with_references([]).log_width == some.log_width
     assert train_family(measured, recipe=recipe).reference_log_width is None
+    assert some.log_widths == {}
+
+
+def test_an_implementation_that_is_told_well_has_a_narrower_interval() -> None:
+    """One implementation follows the form on all devices, the other by a factor that nothing
+    tells: without rows the first is surer, and a name that nobody met is as unsure as the family.
+    """
+    measured = {}
+    for seed, name in enumerate(("old", "middle", "new")):
+        rows = rows_of(name, 800, seed)
+        odd = np.where(rows.implementation == "fused", np.exp(1.2 * (seed - 1)), 1.0)
+        measured[name] = rows, odd * time_of(name, rows, 9)
+    known = train_family(measured, recipe=QUICK, width_by_implementation=True)
+    widths = known.half_widths(np.array(["eager", "fused", "unknown"], object))
+    assert widths[0] < 0.6 * widths[1]
+    assert widths[2] == known.log_width
+    rows = rows_of("other", 200, 3)
+    said = adapt(known).predict(rows)
+    half, eager = said.high_log_s - said.log_s, rows.implementation == "eager"
+    assert half[eager & (said.outside == 0)].max() < half[~eager].min()
+    again = FamilyPrior.read(known.arrays(), known.document())
+    assert again.log_widths == known.log_widths
 
 
 def test_few_rows_of_a_near_relative_cost_nothing(prior: FamilyPrior) -> None:

@@ -62,9 +62,7 @@ def quick():
         patch.setattr(
             calibrations,
             "train_family",
-            lambda devices, architectures: train_family(
-                {"t4": devices["t4"]}, recipe=recipe, architectures=architectures
-            ),
+            lambda devices, **known: train_family({"t4": devices["t4"]}, recipe=recipe, **known),
         )
         patch.setattr(adapted, "_LEAST_TUNING_STEPS", 20)
         patch.setattr(calibrations, "LEAST_PRIOR_ROWS", LEAST_PRIOR_ROWS)

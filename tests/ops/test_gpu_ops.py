@@ -365,9 +365,8 @@ def test_every_op_tells_about_itself(name: str) -> None:
             assert name_together == name_alone
             assert np.isfinite(value)
             assert float(np.broadcast_to(values, 5)[i]) == pytest.approx(float(value), abs=1e-5)
-        assert float(np.broadcast_to(together.blocks(), 5)[i]) == pytest.approx(
-            float(alone.blocks())
-        )
+        for of in (lambda op: op.blocks(), lambda op: op.serial_steps(GPU)):
+            assert float(np.broadcast_to(of(together), 5)[i]) == pytest.approx(float(of(alone)))
 
 
 def test_inputs_of_a_product_by_hand() -> None:
@@ -403,6 +402,22 @@ def test_blocks_by_hand() -> None:
     assert make("conv", **conv).blocks() == 1  # 2 x 64 pixels, 128 channels
     assert make("conv", **conv, direction="bwd_inputs").blocks() == 2
     assert make("conv", **conv, direction="bwd_params").blocks() == 2304 / 128
+
+
+def test_steps_along_k_by_hand() -> None:
+    """100 multiprocessors. One tile and k = 64,000: 1,000 steps, or 16 parts of 63 and their sum;
+    101 tiles of 10 steps: one multiprocessor takes two, and k is too short to be cut.
+    """
+    assert make("gemm", m=1.0, n=1.0, k=64_000.0).serial_steps(GPU) == 63 + 16 * 4
+    assert make("gemm", "fp8", m=1.0, n=1.0, k=64_000.0).serial_steps(GPU) == 1000
+    assert make("gemm", m=128.0, n=128.0 * 101, k=640.0).serial_steps(GPU) == 20
+    assert make("bmm", batch=101.0, m=128.0, n=128.0, k=640.0).serial_steps(GPU) == 20
+    more = np.linspace(1.0, 20_000.0, 400)
+    for name in ("m", "n", "k"):
+        sizes = {"m": 256.0, "n": 512.0, "k": 4096.0, name: more}
+        fewer = np.diff(make("gemm", **sizes).serial_steps(GPU))
+        assert (fewer >= 0).all(), f"a larger {name} is not quicker"
+    assert make("softmax", rows=5.0, cols=9.0).serial_steps(GPU) == 0
 
 
 # Own flops over the file's, where they count the same work. Softmax, norms, gelu and rope are

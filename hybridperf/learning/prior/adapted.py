@@ -38,6 +38,7 @@ from hybridperf.learning.prior.family import (
     unbounded,
 )
 from hybridperf.learning.prior.knobs import ImplementationKnobs
+from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.residual import Box, faded
 
@@ -122,10 +123,12 @@ class Adapted:
             correction = self.prior.hyper.belief * faded(beyond_prior, _COLD_FADE_OCTAVES) * f
             deviation = np.ones(len(f))
         log_s = on.total + bounded(correction)
-        half = self.quantile * deviation * _wider(outside)
+        half, none = self.quantile * deviation * _wider(outside), _wider(beyond_prior)
         if self.process is not None or self.params is not None:
             # rows never make less sure than none do
-            half = module.minimum(half, self.prior.log_width * _wider(beyond_prior))
+            half = module.minimum(half, self.prior.log_width * none)
+        elif self.rows == 0:
+            half = self.prior.half_widths(rows.implementation) * none
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
     def judged(
@@ -195,7 +198,7 @@ def _wider(outside: Any) -> Any:
 def adapt(
     prior: FamilyPrior, rows: PriorRows | None = None, time_s: np.ndarray | None = None,
     seed: int = 0, keep_rows: bool = True, references: Sequence[str] = (),
-    own_hyper_rows: int = OWN_HYPER_ROWS,
+    own_hyper_rows: int = OWN_HYPER_ROWS, machine: Machine | None = None,
 ) -> Adapted:  # fmt: skip
     """The prior after rows of one device.
 
@@ -207,8 +210,10 @@ def adapt(
         keep_rows: False: no row is kept, however few there are.
         references: devices of the prior with its architecture; their knobs are where it starts.
         own_hyper_rows: from so many rows on, hyper-parameters are fitted to these as well.
+        machine: what the device's datasheet says; None: what the prior was given (`prior.on`).
     """
     prior = prior.with_references(references)
+    prior = prior if machine is None else prior.on(machine)
     if rows is None or time_s is None or len(rows) == 0:
         return _without_rows(prior)
     time_s = np.asarray(time_s, np.float64)

@@ -25,6 +25,7 @@ from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
 from hybridperf.learning.prior.form import ClosedFormValues
 from hybridperf.learning.prior.knobs import ImplementationKnobs, Population
+from hybridperf.learning.prior.machine import NO_FACTS, Machine
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.prior.trunk import BOUND, Standardiser
 from hybridperf.learning.residual import RANGE_SLACK_OCTAVES, Box
@@ -37,6 +38,7 @@ _HYPER_STEPS = 100
 _INNER_MEMBERS = 2
 _ERROR_ROWS = 2000  # rows of each left-out device that say how wrong a prediction without rows is
 _KNOB_ROWS = 100  # the rows that place a left-out device's knobs: about as many as a new device has
+_WIDTH_ROWS = 50  # of an implementation, for a width of its own
 _UNKNOWN_QUANTILE = 3.0  # deviations; where a single device leaves none to be left out
 _UNKNOWN_LOG_WIDTH = 1.0  # the same for a device without rows: a factor of 2.7
 
@@ -59,8 +61,22 @@ class FamilyPrior:
     # both of devices that had reference devices among the others; None: no device had
     reference_quantile: float | None = None
     reference_log_width: float | None = None
-    # instead of `log_width`, by a word of a family's own choice, such as a link; none: one for all
+    # instead of `log_width`, by a word of a family's own choice, such as an implementation or a
+    # link; none: one for all
     log_widths: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def half_widths(self, implementation: np.ndarray) -> np.ndarray:
+        """Log half-widths [N] of rows of implementations [N] on a device without rows."""
+        by_word = self.log_widths
+        if self.population.references and self.reference_log_width is not None:
+            by_word = {}  # references tell of all alike
+        found, inverse = np.unique(implementation.astype(str), return_inverse=True)
+        each = [by_word.get(str(name), self.log_width) for name in found]
+        return np.array(each)[inverse]
+
+    def on(self, machine: Machine) -> FamilyPrior:
+        """For a device of whose datasheet this is known."""
+        return dataclasses.replace(self, population=self.population.on(machine))
 
     def with_references(self, references: Sequence[str]) -> FamilyPrior:
         """For a device of the references' architecture: their knobs, full belief in the trunk."""
@@ -98,6 +114,8 @@ class FamilyPrior:
             "slots": list(self.population.implementations),
             "devices": list(self.population.devices),
             "kin": list(self.population.references),
+            "machines": [machine.document() for machine in self.population.machines],
+            "machine": self.population.machine.document(),
             "inputs": list(self.standard.names),
             "sizes": list(self.sizes.names),
             "quantile": self.quantile,
@@ -114,12 +132,18 @@ class FamilyPrior:
         own, spread = of["population/own"], of["population/spread"]
         listed = ("slots", "devices", "kin", "inputs", "sizes")
         names = {key: tuple(document[key]) for key in listed}
+        # older files have no facts
+        machines = tuple(Machine.read(one) for one in document.get("machines", ()))
+        machine = Machine.read(document["machine"]) if "machine" in document else NO_FACTS
+        usual = Population(
+            names["slots"], spread, names["devices"], own, names["kin"], machines, machine
+        )
         of_references = [
             None if document[key] is None else float(document[key])
             for key in ("kin_quantile", "kin_log_width")
         ]
         return FamilyPrior(
-            Population(names["slots"], spread, names["devices"], own, names["kin"]),
+            usual,
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
             flax.traverse_util.unflatten_dict(under(of, "trunk/"), sep="/"),
             HyperParameters(**under(of, "hyper/")),
@@ -149,12 +173,15 @@ def train_family(
     recipe: trunk.TrainingRecipe = trunk.TrainingRecipe(),  # noqa: B008
     architectures: Mapping[str, str] | None = None,
     least_rows: int = 0,
+    machines: Mapping[str, Machine] | None = None,
+    width_by_implementation: bool = False,
 ) -> FamilyPrior:
     """The prior of one family from rows and seconds [N] of each device. Deterministic; about half a
     minute for four devices.
 
     `architectures`: of each device, by which devices are references. A device of fewer than
-    `least_rows` has a say on the knobs only.
+    `least_rows` has a say on the knobs only. `machines`: what datasheets say of each device.
+    `width_by_implementation`: how wrong a prediction without rows may be is told of each.
     """
     if not devices or any(len(rows) == 0 for rows, _ in devices.values()):
         raise ValueError("a prior needs at least one device, and rows of each")
@@ -165,7 +192,7 @@ def train_family(
         keep = np.sort(random.permutation(len(rows))[:_ROWS_PER_DEVICE])
         measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
     own = {name: knob_fits.fit_each_implementation(*one) for name, one in measured.items()}
-    usual = knob_fits.population(next(iter(measured.values()))[0].form, own)
+    usual = knob_fits.population(next(iter(measured.values()))[0].form, own, machines)
     if any(rows.matrix() is not None for rows, _ in measured.values()):
         # networks would remember the matrices, which devices left out were measured on, too
         recipe = dataclasses.replace(recipe, steps=0)
@@ -186,8 +213,10 @@ def train_family(
         return prior
     # one network per device left out adds up
     shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)
-    left_out = _leave_out(prior, measured, own, data, architectures or {}, shorter, seed)
-    placed, colds, knowing = zip(*left_out, strict=True)
+    left_out = _leave_out(
+        prior, measured, own, data, architectures or {}, shorter, seed, machines or {}
+    )
+    placed, colds, knowing, implementations = zip(*left_out, strict=True)
     hyper = process.fit_hyper(hyper, placed, _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
     of_references = [rows for rows in knowing if rows is not None]
@@ -200,6 +229,7 @@ def train_family(
         log_width=max(_log_width(hyper, cold) for cold in colds),
         reference_quantile=max(quantiles, default=None),
         reference_log_width=max(widths, default=None),
+        log_widths=_log_widths(hyper, colds, implementations) if width_by_implementation else {},
     )
 
 
@@ -227,11 +257,13 @@ def _leave_out(
     prior: FamilyPrior, measured: Mapping[str, tuple[PriorRows, np.ndarray]],
     own: Mapping[str, ImplementationKnobs], data: list[tuple[np.ndarray, np.ndarray]],
     architectures: Mapping[str, str], recipe: trunk.TrainingRecipe, seed: int,
-) -> list[tuple[Examples, Examples, Examples | None]]:  # fmt: skip
+    machines: Mapping[str, Machine],
+) -> list[tuple[Examples, Examples, Examples | None, np.ndarray]]:  # fmt: skip
     """Each prior device as one that was not in the prior, by trunks that did not see it.
 
     Its rows by knobs found from a few of them; by knobs usual elsewhere and trunks that saw no
-    device of its architecture; and by its references' knobs, None where it has none.
+    device of its architecture; by its references' knobs, None where it has none; and the
+    implementations of the second and third.
     """
     names = list(measured)
     folds = _folds(names, architectures)
@@ -240,20 +272,21 @@ def _leave_out(
     inner = trunk.train(data, sees, recipe, seed + 1)
     random = np.random.default_rng(seed)
 
-    def without(fold: tuple[str, ...]) -> tuple[Population, Any]:
-        """(knobs, networks) of the devices outside a fold."""
+    def without(fold: tuple[str, ...], name: str) -> tuple[Population, Any]:
+        """(knobs, networks) of the devices outside a fold, for a device of it."""
         which = slice(folds.index(fold) * _INNER_MEMBERS, (folds.index(fold) + 1) * _INNER_MEMBERS)
         outside = {name: knobs for name, knobs in own.items() if name not in fold}
-        others = knob_fits.population(next(iter(measured.values()))[0].form, outside)
-        return others, jax.tree.map(lambda leaf: leaf[which], inner)
+        others = knob_fits.population(next(iter(measured.values()))[0].form, outside, machines)
+        facts = machines.get(name, NO_FACTS)
+        return others.on(facts), jax.tree.map(lambda leaf: leaf[which], inner)
 
     out = []
     for name in names:
         rows, time_s = measured[name]
         alike = {one for one, arch in architectures.items() if arch == architectures.get(name)}
         references = [other for other in names if other in alike - {name}]
-        others, params = without((name,))
-        strangers, of_strangers = without([fold for fold in folds if name in fold][-1])
+        others, params = without((name,), name)
+        strangers, of_strangers = without([fold for fold in folds if name in fold][-1], name)
         order = random.permutation(len(rows))
         few, some, many = order[:_KNOB_ROWS], order[-_HYPER_ROWS:], order[-_ERROR_ROWS:]
         placed = knob_fits.fit_new(others, rows.rows(few), time_s[few])
@@ -262,7 +295,7 @@ def _leave_out(
         cold = _cold_examples(prior, of_strangers, rest, seconds, strangers)
         known = others.with_references(references)
         of_references = _cold_examples(prior, params, rest, seconds, known) if references else None
-        out.append((near, cold, of_references))
+        out.append((near, cold, of_references, rest.implementation))
     return out
 
 
@@ -298,3 +331,17 @@ def _quantile_without_rows(hyper: HyperParameters, rows: Examples) -> float:
 def _log_width(hyper: HyperParameters, rows: Examples) -> float:
     """Log half-width that holds 90 % of the rows."""
     return float(np.quantile(np.abs(bounded(rows.r) - bounded(hyper.belief * rows.f)), NOMINAL))
+
+
+def _log_widths(
+    hyper: HyperParameters, colds: Sequence[Examples], implementations: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """`_log_width` by implementation, for the device where it is largest."""
+    found: dict[str, float] = {}
+    for rows, names in zip(colds, implementations, strict=True):
+        for name in map(str, np.unique(names.astype(str))):
+            here = names == name
+            if here.sum() >= _WIDTH_ROWS:
+                width = _log_width(hyper, rows.rows(here))
+                found[name] = max(width, found.get(name, 0.0))
+    return found

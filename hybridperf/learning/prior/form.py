@@ -2,14 +2,15 @@
 waves, the form of ops on a GPU.
 
     t0   = floor + body
-    body = ( (F / (e_P P))^p + (B / (e_B BW))^p + (tau W)^p )^(1/p)
+    body = ( (F / (e_P P))^p + (B / (e_B BW))^p + (tau W)^p + (sigma S)^p )^(1/p)
 
-That is the roofline of `ops.roofline`, added up by its `roof_s`, with a third resource: F, B are
-flops and bytes of the op; P, BW the datasheet's peaks; W waves, thread blocks per SM. Five knobs
-per device and implementation, kept as logs: floor (s), e_P and e_B (shares of the peaks), p - 1
-(how sharp the roof's corner is), tau (s, one wave's latency). It is monotone in F, B and W for any
-knobs. Memory levels, strided reads, transcendentals and serial steps are not among its terms:
-measured GPUs tell little of them.
+That is the roofline of `ops.roofline`, added up by its `roof_s`, with two more resources: F, B are
+flops and bytes of the op; P, BW the datasheet's peaks; W waves, thread blocks per SM; S the steps
+that the busiest SM takes one after the other. Six knobs per device and implementation, kept as
+logs: floor (s), e_P and e_B (shares of the peaks), p - 1 (how sharp the roof's corner is), tau (s,
+one wave's latency), sigma (s, one step). Knobs of files from before sigma are five, and leave its
+term out. It is monotone in F, B, W and S for any knobs. Memory levels, strided reads and
+transcendentals are not among its terms: measured GPUs tell little of them.
 
 Axes: N rows, K knobs.
 """
@@ -17,6 +18,7 @@ Axes: N rows, K knobs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -75,24 +77,27 @@ def slopes(form: ClosedForm, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
     return np.concatenate([form.log_s(theta[at] + moved, work[at]).imag.T for at in parts]) / _STEP
 
 
+STEP_S = 20e-9  # a usual step of a block on matrix units
 # logs of ratios of times end here: a term that is absent is not a thousand octaves away
 _FAR = 12.0
 
 
 class WaveRoofline:
-    """The roofline with waves; `work` [N, 3]: logs of arithmetic s, traffic s and waves."""
+    """The roofline with waves; `work` [N, 4]: logs of arithmetic s, traffic s, waves and steps."""
 
-    knobs = ("floor_s", "compute_efficiency", "memory_efficiency", "sharpness", "wave_s")
+    knobs = (
+        "floor_s", "compute_efficiency", "memory_efficiency", "sharpness", "wave_s", "step_s",
+    )  # fmt: skip
     position: tuple[str, ...] = (
         "compute_over_memory", "compute_bound", "body_over_floor", "compute_over_floor",
         "memory_over_floor", "total_over_floor", "above_floor", "waves_over_floor",
         "waves_over_total",
     )  # fmt: skip
     apart: int | None = None
-    start = np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6])  # sharpness is p - 1
-    start_spread = np.array([1.5, 0.5, 0.5, 0.5, 1.5])
+    start = np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6, STEP_S])  # sharpness is p - 1
+    start_spread = np.array([1.5, 0.5, 0.5, 0.5, 1.5, 1.5])
     # three devices that happen to agree do not make a law
-    least_spread = np.array([0.15, 0.1, 0.1, 0.1, 0.2])
+    least_spread = np.array([0.15, 0.1, 0.1, 0.1, 0.2, 0.2])
     # few rows say little of the corner, and it trades against the efficiencies
     known_spread: Mapping[str, float] = {"sharpness": 0.1}
 
@@ -104,7 +109,8 @@ class WaveRoofline:
         terms, body_s, total_s = _parts(theta, work)
         body, total = module.log(body_s), module.log(total_s)
         floor = np.broadcast_to(theta[..., 0], body.shape)
-        compute, memory, waves = terms
+        compute, memory, *serial = terms
+        waves = functools.reduce(module.logaddexp, serial)
         over_floor = [one - floor for one in (body, compute, memory, total, waves)]
         ratios = module.stack([compute - memory, *over_floor, waves - total]).clip(-_FAR, _FAR)
         balance, above, compute, memory, high, waves, of_waves = ratios
@@ -114,13 +120,15 @@ class WaveRoofline:
 
 
 def _parts(theta: np.ndarray, work: Any) -> tuple[list[Any], Any, Any]:
-    """(logs of seconds of arithmetic, traffic and waves, seconds of all three, with the floor)."""
-    floor, compute, memory, sharpness, wave = (theta[..., at] for at in range(5))
-    terms = [work[..., 0] - compute, work[..., 1] - memory, work[..., 2] + wave]
+    """(logs of seconds of arithmetic, traffic, waves and steps, seconds of all of them, with the
+    floor).
+    """
+    floor, compute, memory, sharpness, *serial = (theta[..., at] for at in range(theta.shape[-1]))
+    terms = [work[..., 0] - compute, work[..., 1] - memory]
+    terms += [work[..., 2 + at] + each for at, each in enumerate(serial)]
     module = array_module(work)
-    compute_s, memory_s, waves_s = map(module.exp, terms)
     q = 1.0 / (1.0 + np.exp(sharpness))
-    body_s = roof_s(0.0, (compute_s, memory_s, waves_s), q, xp=module)
+    body_s = roof_s(0.0, [module.exp(term) for term in terms], q, xp=module)
     return terms, body_s, np.exp(floor) + body_s
 
 

@@ -25,6 +25,7 @@ import scipy
 
 from hybridperf.learning.prior.form import ClosedForm, ClosedFormValues, slopes
 from hybridperf.learning.prior.implementation import Implementation, unversioned
+from hybridperf.learning.prior.machine import NO_FACTS, Machine
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.robust import huber_data_only
 
@@ -97,9 +98,10 @@ class Population:
     Few devices are measured, and not in the same implementations, so their knobs are taken apart
     (a mixed model, solved by ridge regression):
 
-        theta_ds = mean + words of s + all words of s + version of s + u_d + noise
+        theta_ds = facts of d + mean + words of s + all words of s + version of s + u_d + noise
 
-    A device of which nothing is known has u_d = 0; one with reference devices has theirs.
+    Facts are what its datasheet says (`machine.Machine`). A device of which nothing else is known
+    has u_d = 0; one with reference devices has theirs.
     """
 
     implementations: tuple[str, ...]
@@ -108,10 +110,23 @@ class Population:
     # [D, len(implementations), K] knobs of each device; not a number where it was not measured
     own: np.ndarray
     references: tuple[str, ...] = ()
+    machines: tuple[Machine, ...] = ()  # of the D devices; none: nothing is known of any
+    machine: Machine = NO_FACTS  # whose knobs are asked for
 
     def with_references(self, references: Sequence[str]) -> Population:
         """For a device that starts from the references' knobs, and keeps nearer to them."""
         return dataclasses.replace(self, references=tuple(references)) if references else self
+
+    def on(self, machine: Machine) -> Population:
+        """For a device of whose datasheet this is known; the same where no facts were taken off."""
+        return dataclasses.replace(self, machine=machine) if self.machines else self
+
+    @functools.cached_property
+    def without_facts(self) -> np.ndarray:
+        """[D, len(implementations), K] knobs of each device as if it were a usual machine."""
+        names, knobs = self.implementations, self.own.shape[2]
+        machines = self.machines or (NO_FACTS,) * len(self.devices)
+        return self.own - np.stack([machine.moves(names, knobs) for machine in machines])
 
     @functools.cached_property
     def _effects(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -131,7 +146,7 @@ class Population:
         sds = np.array(list(spread.values()))
         scaled = design * sds
         covariance = scaled @ scaled.T + _KNOB_NOISE**2 * np.eye(len(at))
-        theta = self.own[tuple(at.T)]
+        theta = self.without_facts[tuple(at.T)]
         weight = np.linalg.solve(covariance, np.ones(len(at)))
         mean = weight @ theta / weight.sum()
         effects = (scaled * sds).T @ np.linalg.solve(covariance, theta - mean)
@@ -147,7 +162,7 @@ class Population:
             elif known:  # of another version: as far from theirs as versions usually are
                 theirs = np.mean(list(known.values()), 0)
                 mean[at] += theirs - self._of_strangers(list(known)).mean(0)
-        return mean
+        return mean + self.machine.moves(implementations, self.own.shape[2])
 
     def spread_of(self, implementations: Sequence[str]) -> np.ndarray:
         """[len(implementations), K] how far from there it may be."""
@@ -157,7 +172,7 @@ class Population:
     @functools.cached_property
     def _of_references(self) -> dict[str, dict[str, np.ndarray]]:
         """Mean knobs [K] of the references by implementation, by its text without version."""
-        own = self.own[[self.devices.index(name) for name in self.references]]
+        own = self.without_facts[[self.devices.index(name) for name in self.references]]
         out: dict[str, dict[str, np.ndarray]] = {}
         for at in np.flatnonzero(np.isfinite(own[..., 0]).any(0)):
             name = self.implementations[at]
@@ -193,14 +208,18 @@ def fit_each_implementation(rows: PriorRows, time_s: np.ndarray) -> Implementati
     return ImplementationKnobs(names, np.stack(theta), np.mean(theta, 0))
 
 
-def population(form: ClosedForm, devices: Mapping[str, ImplementationKnobs]) -> Population:
-    """Mean and spread over devices."""
+def population(
+    form: ClosedForm, devices: Mapping[str, ImplementationKnobs],
+    machines: Mapping[str, Machine] | None = None,
+) -> Population:  # fmt: skip
+    """Mean and spread over devices, of which `machines` tells facts."""
     names = tuple(sorted({name for knobs in devices.values() for name in knobs.implementations}))
     own = np.full((len(devices), len(names), len(form.knobs)), np.nan)
     for i, knobs in enumerate(devices.values()):
         own[i, [names.index(name) for name in knobs.implementations]] = knobs.theta
-    usual = Population(names, np.ones(len(form.knobs)), tuple(devices), own)
-    apart = (own - usual.mean_of(names))[np.isfinite(own[..., 0])]
+    facts = tuple(machines.get(name, NO_FACTS) for name in devices) if machines else ()
+    usual = Population(names, np.ones(len(form.knobs)), tuple(devices), own, machines=facts)
+    apart = (usual.without_facts - usual.mean_of(names))[np.isfinite(own[..., 0])]
     spread = np.sqrt((apart**2).mean(0) + form.least_spread**2)
     for knob, known in form.known_spread.items():
         spread[form.knobs.index(knob)] = known

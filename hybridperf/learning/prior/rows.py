@@ -74,6 +74,8 @@ class FamilyRows:
     sizes: tuple[str, ...]
     # [N, len(gather_form.WORK) - 1] what ops gather, for their form; None: they gather nothing
     gathers: Any = None
+    # [N] that the busiest multiprocessor takes one after the other; zero: no term of steps
+    steps: Any = 0.0
 
     def __len__(self) -> int:
         return len(self.implementation)
@@ -83,13 +85,14 @@ class FamilyRows:
         return WAVE_ROOFLINE if self.gathers is None else GATHER_ROOFLINE
 
     def work(self) -> Any:
-        """[N, 3]: logs of arithmetic and traffic seconds at datasheet rates, and of waves; of ops
-        that gather, as `gather_form.WORK` names it.
+        """[N, 4]: logs of arithmetic and traffic seconds at datasheet rates, of waves and steps; of
+        ops that gather, as `gather_form.WORK` names it.
         """
         amounts = (
             floats(self.flops) / self.peak_flops_per_s,
             floats(self.bytes) / self.memory_bytes_per_s,
             floats(self.blocks) / self.sm_count,
+            floats(self.steps),
         )
         module = array_module(*amounts)
         columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
@@ -122,13 +125,15 @@ class FamilyRows:
             some(self.memory_bytes_per_s), some(self.sm_count), self.implementation[keep],
             self.inputs.rows(keep), self.sizes,
             None if self.gathers is None else self.gathers[keep],
+            some(self.steps),
         )  # fmt: skip
 
 
 def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
     """Rows of several ops or devices below each other; inputs that one lacks are zero."""
     whole = [part.rows(np.arange(len(part))) for part in parts]
-    *names, _, _, _ = (field.name for field in dataclasses.fields(FamilyRows))
+    fields = (field.name for field in dataclasses.fields(FamilyRows))
+    names = [name for name in fields if name not in ("inputs", "sizes", "gathers")]
     if whole[0].gathers is not None:  # all of a family do, or none
         names.append("gathers")
     own: dict[str, Any] = {

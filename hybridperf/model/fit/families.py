@@ -25,6 +25,7 @@ from hybridperf.learning.prior import (
     uninformed,
 )
 from hybridperf.learning.prior.form import WaveRoofline
+from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.residual import Box, inputs_of
 from hybridperf.learning.residual import concatenate as join_inputs
@@ -38,6 +39,7 @@ from hybridperf.model.families import (
     references_of,
     with_defaults,
 )
+from hybridperf.model.machine_facts import machine_of
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import OpRows, ParsedOps
 
@@ -69,25 +71,29 @@ def adapt_families(
         if family not in members:
             known = prior.families[family]
             references = references_of(device, known.population.devices)
-            fits[family] = FamilyFit(adapt(known, references=references), None, np.zeros(0))
+            facts = machine_of(device, family)
+            alone = adapt(known, references=references, machine=facts)
+            fits[family] = FamilyFit(alone, None, np.zeros(0))
             continue
         rows = concatenate([family_rows(part, keep, device) for part, keep in members[family]])
         seconds = np.concatenate([time_s[part.rows[keep]] for part, keep in members[family]])
         # ops that gather have a form of their own, whose beliefs serve where no device taught
         known = prior.families.get(family) or uninformed(rows)
-        fitted = adapt_rows(known, rows, seconds, device)
+        fitted = adapt_rows(known, rows, seconds, device, machine_of(device, family))
         fits[family] = dataclasses.replace(fitted, parts=tuple(members[family]))
     return fits, np.sort(np.concatenate(rest))
 
 
 def adapt_rows(
     known: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, device: DeviceSpec,
-    keep_rows: bool = True,
+    machine: Machine, keep_rows: bool = True,
 ) -> FamilyFit:  # fmt: skip
     """One family's prior after rows of a device; `keep_rows` as in `prior.adapt`."""
     rows, _ = with_defaults(rows, known.population.implementations)
     references = references_of(device, known.population.devices)
-    adapted = adapt(known, rows, time_s, keep_rows=keep_rows, references=references)
+    adapted = adapt(
+        known, rows, time_s, keep_rows=keep_rows, references=references, machine=machine
+    )
     return FamilyFit(adapted, rows, time_s)
 
 
@@ -98,7 +104,7 @@ def group_knobs(fits: Mapping[str, FamilyFit]) -> dict[str, dict[str, float]]:
         # every form has a floor and shares of the peaks first
         other = fitted.adapted.knobs.other
         floor_s, compute, memory = map(float, np.exp(other[:3]))
-        sharpness = float(np.exp(other[3])) if len(other) == len(WaveRoofline.knobs) else 1.0
+        sharpness = float(np.exp(other[3])) if len(other) <= len(WaveRoofline.knobs) else 1.0
         out[group] = {
             "floor_s": floor_s, "compute_efficiency": compute, "memory_efficiency": memory,
             "smoothing": 1.0 / (1.0 + sharpness),

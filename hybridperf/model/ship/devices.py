@@ -23,6 +23,7 @@ from hybridperf.model import PerfModel
 from hybridperf.model.families import FAMILIES, architectures_of
 from hybridperf.model.fit import families as family_fit
 from hybridperf.model.fit.device import REPORT_SCHEMA_VERSION, FitReport, model_of_families
+from hybridperf.model.machine_facts import machine_of, machines_of
 from hybridperf.model.published import ops as sources
 from hybridperf.model.published.ops import DeviceRows, PublishedRows
 
@@ -80,7 +81,11 @@ def _train_prior(measured: PublishedRows, folder: Path, say: Callable[[str], Non
             say(f"prior of {family}: no device has {LEAST_PRIOR_ROWS} rows")
             continue
         parts = {device: (seen.rows, seen.time_s) for device, seen in plenty.items()}
-        known[family] = train_family(parts, architectures=architectures_of(plenty))
+        facts = machines_of(plenty, family)
+        arches = architectures_of(plenty)
+        known[family] = train_family(
+            parts, architectures=arches, machines=facts, width_by_implementation=True
+        )
         rows[family] = {device: _rows_by_table(seen) for device, seen in plenty.items()}
         Prior(known, {**_provenance(), "measured": rows}).save(folder)
         count, spent_s = sum(map(len, plenty.values())), time.perf_counter() - start_s
@@ -108,7 +113,10 @@ def adapt_device(
     fits = {}
     for family, seen in found.items():
         known = prior.families[family]
-        fits[family] = family_fit.adapt_rows(known, seen.rows, seen.time_s, spec, keep_rows=False)
+        facts = machine_of(spec, family)
+        fits[family] = family_fit.adapt_rows(
+            known, seen.rows, seen.time_s, spec, facts, keep_rows=False
+        )
     model, report = model_of_families(spec, fits)
     provenance = {
         **_provenance(),

@@ -1,0 +1,79 @@
+"""What a device's datasheet says of its knobs in a family of ops, before anything is measured.
+
+Clock: where tables hold kernels alone, replayed without a host. On A100, H100 and B200 products,
+decoding steps and experts start after nearly as many cycles, 30 to 40 % later on the A100, whose
+clock is as much slower. Attention of prompts takes as many seconds on all three. Eager ops are
+launched by a host, whose clock nobody wrote down.
+
+Power, single precision: T4 and P4 hold 0.39 and 0.56 of their peaks in long products, boards of 250
+W and more 0.65 to 0.87, as if a watt fed 57 GFLOP/s of 16 and 12 nm. NVIDIA's forum says so of the
+T4 (24 of 65 TFLOP/s in 16 bits, "due to power capping", forums.developer.nvidia.com/t/264462).
+Later years: by what a watt gives on large boards that hold their clock; GTX 1080 Ti to TITAN RTX
+0.045 to 0.059, A40 0.125, RTX 4090 and 5090 0.18 TFLOP/s.
+
+In 16 bits a law of clock and power (cube root) brought nothing on A100, H100 and B200 left out.
+
+Memory, attention of prompts: an H200 moves no more bytes than an H100, and an A100 as many a cycle
+and multiprocessor: their share of the bandwidth falls as it grows against the chip. By half, in
+logs, since a B200 moves more; no share is above `_MOST_MEMORY`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hybridperf.hardware import DeviceSpec, load_device
+from hybridperf.io import InputError
+from hybridperf.learning.prior.machine import NO_FACTS, Machine
+
+_PROMPTS = "prefill_attention"
+_BY_CLOCK = frozenset({"matmul", "decode_attention", "moe"})
+_SINGLE = frozenset({"matmul_fp32", "convolution"})
+_SINGLE_FLOPS_PER_J = 57e9
+# first year of a process, and how much more work a joule does than with 16 and 12 nm
+_BETTER_SINCE = ((2022, 3.4), (2020, 2.0))
+# bytes of bandwidth per multiprocessor and cycle of H100 and A100, and the most that cards with a
+# narrow memory gain: from the 0.45 of it that both use to 0.9
+_USUAL_BYTES, _MEMORY_POWER, _MOST_MEMORY = 13.0, 0.5, 2.0
+
+
+def machine_of(device: DeviceSpec, family: str) -> Machine:
+    """The facts of a device that move a family's knobs."""
+    if device.kind != "gpu":
+        return NO_FACTS
+    share = _single(device) if family in _SINGLE else 1.0
+    return Machine(
+        device.clock_hz if family in _BY_CLOCK else None,
+        {"fp32": share} if share < 1 else {},
+        _memory_share(device) if family == _PROMPTS else 1.0,
+    )
+
+
+def machines_of(names: Iterable[str], family: str) -> dict[str, Machine]:
+    """Those of devices by name; none of a device that is not known."""
+    out = {}
+    for name in names:
+        try:
+            out[name] = machine_of(load_device(name), family)
+        except InputError:
+            out[name] = NO_FACTS
+    return out
+
+
+def _single(device: DeviceSpec) -> float:
+    """Share of the fp32 peak that the power limit lets products hold."""
+    peak = device.peak_flops_per_s.get("fp32")
+    if device.tdp_w is None or peak is None:
+        return 1.0
+    year = device.year or 0
+    better = next((factor for since, factor in _BETTER_SINCE if year >= since), 1.0)
+    return min(1.0, _SINGLE_FLOPS_PER_J * better * device.tdp_w / peak)
+
+
+def _memory_share(device: DeviceSpec) -> float:
+    """Of the memory's bandwidth, against a device with `_USUAL_BYTES`."""
+    if device.multiprocessors is None or device.clock_hz is None:
+        return 1.0
+    cycles_per_s = device.multiprocessors * device.clock_hz
+    more = _USUAL_BYTES * cycles_per_s / device.memory_bytes_per_s
+    return float(min(more**_MEMORY_POWER, _MOST_MEMORY))
