@@ -335,8 +335,8 @@ def _spmm(u: np.ndarray) -> OpProgram:
 
     def multiply(x: Array, at: Array, values: Array) -> Array:
         places = jnp.stack([jnp.arange(nnz, dtype=at.dtype) // degree, at], 1)
-        options = {"shape": (rows, cols), "indices_sorted": True}
-        return sparse.BCOO((values, places), **options) @ x
+        matrix = sparse.BCOO((values, places), shape=(rows, cols), indices_sorted=True)
+        return matrix @ x
 
     columns = {
         "op": "spmm", "dtype": "fp32", "rows": rows, "cols": cols, "nnz": nnz, "n": n,

@@ -51,8 +51,9 @@ class Lookups:
         """The row of one of `copies` tables looked up in turn, with `sets` rotating batches."""
         access = Zipf(self.exponent, self.shift)
         table = Table("looked up", self.rows, self.dim, self.pooling, access=access)
-        options = {"optimizer": self.optimizer, "duplicates": self.duplicates}
-        call = lookup_calls([table], self.bags, self.direction, **options)
+        call = lookup_calls(
+            [table], self.bags, self.direction, optimizer=self.optimizer, duplicates=self.duplicates
+        )
         lookups = self.bags * self.pooling
         classes = met(*table.classes(self.bags), sets * lookups)
         again = LookupStream(*classes, lookups, table.row_bytes)

@@ -301,7 +301,7 @@ def _spmm(u: np.ndarray) -> OpProgram:
     rows, degree = size(u[0], 64, 60_000, 0.9), size(u[1], 1, 64, u[4])
     cols, n = size(u[2], 64, 200_000, 0.9), size(u[3], 8, 256, u[5])
     rows, n = fitting([rows, n], lambda s: s[0] * s[1] * degree, 4 * _ELEMENTS)
-    cols, _ = fitting([cols, n], product, 4 * _ELEMENTS)
+    cols, _ = fitting([cols, n], lambda s: product(*s), 4 * _ELEMENTS)
     nnz, begins = rows * degree, torch.arange(rows + 1) * degree
 
     def multiply(x: Tensor, at: Tensor, values: Tensor) -> Tensor:

@@ -222,7 +222,7 @@ def _arithmetic(one: OpImplementation) -> str:
     """The number format in which its scheme multiplies, by which tables name quantised ops; a step
     names what goes in.
     """
-    texts = dict(zip(_text_of(op_by_name(one.op)[0]), one.text, strict=True))
+    texts = dict(zip(_text_named(one.op), one.text, strict=True))
     quant = texts.get("quant", "")
     return scheme_dtype(one.dtype, quant) if quant in SCHEMES else one.dtype
 
@@ -260,7 +260,7 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
         here = (before == old) & (rows.implementation == new)
         slot, was_slot = OpImplementation.parse(new), OpImplementation.parse(old)
         # what each word is, as flags name it
-        labels = ["op", "framework", "dtype", *_text_of(op_by_name(slot.op)[0])]
+        labels = ["op", "framework", "dtype", *_text_named(slot.op)]
         words = zip(labels, was_slot.words, slot.words, strict=True)
         for label, was, word in words:
             if was == word:
@@ -278,6 +278,11 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
 def _text_of(op: Op | type[Op]) -> list[str]:
     """Fields of an op whose words name an implementation."""
     return [field for field in op.text if field not in _NOT_AN_IMPLEMENTATION]
+
+
+def _text_named(op: str) -> list[str]:
+    """The same of an op by its name in tables."""
+    return _text_of(op_by_name(op)[0])
 
 
 def _slots(part: OpRows, n: int) -> np.ndarray:

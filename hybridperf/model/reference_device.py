@@ -184,7 +184,7 @@ def believed_spread(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
         if by_other_lookups(measured, op):
             spread[at] = lookup_prior().log_seconds(model.device, [op])[1][0]
             continue
-        kind = type(op), int(op.group_index()), op.dtype, op.peak_dtype
+        kind = type(op), _group(op), op.dtype, _rate(model.device, op)
         if kind not in known:
             same, referred = as_measured(measured, op), op.unit == "matrix"
             if not referred and not is_measured(measured, same):

@@ -30,17 +30,19 @@ def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
     """(places, the op whose `dimensions` are columns, its name in tables or "") of each stack."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     words: dict[type[Op], list[str]] = {}
+    dimensions: dict[type[Op], tuple[str, ...]] = {}
     for at, op in enumerate(ops):
         kind = type(op)
         if kind not in words:
-            names = [field.name for field in dataclasses.fields(kind)]
-            words[kind] = [name for name in names if name not in kind.dimensions()]
+            names, sized = [field.name for field in dataclasses.fields(kind)], kind.dimensions()
+            dimensions[kind] = tuple(sized)
+            words[kind] = [name for name in names if name not in sized]
         same = (kind, name_of(op), *(getattr(op, name) for name in words[kind]))
         groups.setdefault(same, []).append(at)
     for (kind, name, *_), places in groups.items():
         sizes: dict[str, Any] = {
             size: np.array([float(getattr(ops[at], size)) for at in places])
-            for size in kind.dimensions()
+            for size in dimensions[kind]
         }
         yield np.array(places), dataclasses.replace(ops[places[0]], **sizes), name
 
