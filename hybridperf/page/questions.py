@@ -54,6 +54,7 @@ class Question:
     typed: list[str]
     process: str
     folder_option: str = ""  # of a command that writes files: where to
+    names: tuple[tuple[str, str], ...] = ()  # of dropped files: where we have it, its owner's name
 
     @property
     def command(self) -> str:
@@ -85,17 +86,18 @@ def question(view: str, name: str, values: Mapping[str, Any], found: Found) -> Q
     fields = {one["name"]: one for one in views()[view]["fields"]}
     if unknown := [one for one in values if one not in fields]:
         raise InputError(f"expected fields of {view}, got {unknown[0]!r}; load the page again")
-    arguments, typed = list(asked["command"]), list(asked["command"])
+    arguments, typed, names = list(asked["command"]), list(asked["command"]), []
     for field in fields.values():
         if field["name"] not in asked["fields"]:
             continue
-        words = _words(field, values.get(field["name"]), found)
-        for here, theirs in words:
+        for here, theirs in _words(field, values.get(field["name"]), found):
+            if here != theirs:
+                names += [(here, theirs), (Path(here).name, theirs)]
             arguments += _argument(field, here)
             typed += _argument(field, theirs)
     typed += asked.get("options", [])
     arguments += asked.get("options", [])
-    return Question(arguments, typed, asked["process"], asked.get("folder", ""))
+    return Question(arguments, typed, asked["process"], asked.get("folder", ""), tuple(names))
 
 
 def _argument(field: Mapping[str, Any], word: str) -> list[str]:
@@ -112,7 +114,9 @@ def _argument(field: Mapping[str, Any], word: str) -> list[str]:
 def _words(field: Mapping[str, Any], value: Any, found: Found) -> list[tuple[str, str]]:
     """A value in words: as we give it, and as a reader would type it; none where it is empty."""
     kind, label = field["kind"], field["label"]
-    if value is None or value == "" or value == field.get("unset"):
+    if value is None or value == "":
+        if field.get("needed"):
+            raise InputError(f"expected a value of {label}, got none; fill it in")
         return []
     if kind == "flag":
         return [("", "")] if value in (True, "yes") else []
@@ -160,6 +164,6 @@ def _number(field: Mapping[str, Any], text: str) -> str:
     whole = field["kind"] == "whole"
     if not low <= number <= high or (whole and number != int(number)):
         what = "a whole number" if whole else "a number"
-        limit = f" from {low:g} to {high:g}" if high < math.inf else f" of {low:g} or more"
+        limit = f" from {low} to {high}" if high < math.inf else f" of {low} or more"
         raise InputError(f"expected {what}{limit} in {field['label']}, got {text!r}; mend it")
     return str(int(number)) if whole else f"{number:.12g}"

@@ -52,7 +52,9 @@ class Guard:
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app = app
-        self._hosts = {f"{host}:{port}" for host in (HOST, "localhost")}
+        # browsers leave HTTP's own port out
+        after = {f":{port}", "" if port == 80 else f":{port}"}
+        self._hosts = {f"{host}{one}" for host in (HOST, "localhost") for one in after}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,7 +117,7 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
             return _lines(_said(error=str(error)))
         except (ValueError, KeyError, TypeError, AttributeError):
             return PlainTextResponse("expected a question in JSON", 400)
-        return _lines(_answers(answerers[one.process], one))
+        return _lines(_answers(answerers[one.process], one), one.names)
 
     async def upload(request: Request) -> Response:
         name = unquote(request.headers.get("x-name", ""))
@@ -201,11 +203,18 @@ async def _answers(answerer: Answerer, asked: Question) -> AsyncGenerator[dict[s
                 yield said
 
 
-def _lines(said: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:
+def _lines(
+    said: AsyncGenerator[dict[str, Any], None], names: Sequence[tuple[str, str]] = ()
+) -> StreamingResponse:  # fmt: skip
+    """Lines of JSON, in which dropped files have the names that their owner knows."""
+
     async def lines() -> AsyncIterator[str]:
         async with contextlib.aclosing(said):
             async for one in said:
-                yield json.dumps(one) + "\n"
+                line = json.dumps(one)
+                for here, theirs in names:
+                    line = line.replace(here, json.dumps(theirs)[1:-1])
+                yield line + "\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 

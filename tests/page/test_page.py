@@ -121,6 +121,11 @@ def test_a_step_is_the_commands_step_and_answers_at_once(browser: Browser, page:
     command = str(tab.value("[...document.querySelectorAll('.command')].at(-1).textContent"))
     said = answer_of(command)
     assert said["what_if"]["time_s"] == pytest.approx(faster, rel=1e-6)
+    tab.value(
+        "(() => { const knob = document.querySelector('[data-knob=memory_bytes_per_s]');"
+        " knob.value = 0; knob.dispatchEvent(new Event('input', { bubbles: true })); })()"
+    )
+    assert not tab.value("document.querySelector('[data-name=\"what if\"]') !== null")
     assert tab.complaints() == []
     assert axe(tab) == []
     # a link holds the state
@@ -225,6 +230,9 @@ def test_what_was_typed_is_text(browser: Browser, page: Served) -> None:
     said = tab.value("document.querySelector('[data-question=step] .error').textContent")
     assert "got '<img src=x" in said
     assert tab.value("document.querySelectorAll('#answer img').length") == 0
+    wait_for(tab, _SETTLED)
+    assert tab.value("document.querySelectorAll('#answer .error').length") == 1
+    assert tab.value("document.querySelector('[data-question=inside]').hidden")
     tab.close()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from starlette.responses import PlainTextResponse
 from support.served_page import Served
 
 from hybridperf.cli.app import app
@@ -15,6 +16,7 @@ from hybridperf.io import InputError
 from hybridperf.page import uploads
 from hybridperf.page.processes import Answerer
 from hybridperf.page.questions import question, views
+from hybridperf.page.server import Guard
 from hybridperf.page.uploads import Uploads
 from hybridperf.workloads.transformer.framework import framework_habits
 
@@ -56,6 +58,27 @@ def test_only_the_page_itself_is_answered(page: Served) -> None:
         assert page.request("GET", path)[0] == 404, path
 
 
+def test_the_ports_that_browsers_leave_out_are_known() -> None:
+    async def app(scope: dict, receive: object, send: object) -> None:
+        await PlainTextResponse("page")(scope, receive, send)
+
+    for port, host, status in ((80, "localhost", 200), (80, "127.0.0.1:80", 200),
+                               (81, "localhost", 403), (80, "evil.example", 403)):  # fmt: skip
+        told: list[dict] = []
+
+        async def send(message: dict, told: list[dict] = told) -> None:
+            told.append(message)
+
+        scope = {"type": "http", "headers": [(b"host", host.encode())]}
+        asyncio.run(Guard(app, port)(scope, lambda: None, send))
+        assert told[0]["status"] == status, (port, host)
+
+
+def test_a_field_that_a_command_needs_is_asked_for() -> None:
+    with pytest.raises(InputError, match="expected a value of Model, got none"):
+        question("run", "run", {"shape": ""}, no_file)
+
+
 def test_questions_of_another_kind_or_size_are_refused(page: Served) -> None:
     assert page.request("POST", "ask", body(), Content_Type="text/plain")[0] == 413
     assert page.request("POST", "ask", b" " * (1 << 17), **JSON)[0] == 413
@@ -94,6 +117,13 @@ def test_files_are_bounded_and_named_by_us(
     head, *_, last = lines(page.request("POST", "ask", sent, **JSON)[2])
     assert "'<b>.csv'" in head["command"]
     assert {one["table"] for one in last["answer"]["per_table"]} == {"<script>", "b"}
+    # a sentence about a file has the name that its owner gave it
+    _, _, text = page.request("POST", "upload", b'{"a": ', **kind, X_Name="a%22.json")
+    sent = body(
+        view="trace", question="summary", values={"file": f"file:{json.loads(text)['file']}"}
+    )
+    said = lines(page.request("POST", "ask", sent, **JSON)[2])[-1]["error"]
+    assert said.startswith('a".json is cut off')
     refused = page.request("POST", "upload", table, **kind, X_Name="x.sh")
     assert refused[0] == 413
     assert b"expected a file ending in" in refused[2]
@@ -152,5 +182,12 @@ def test_views_ask_what_commands_take() -> None:
             taken += [one.partition("=")[0] for one in asked.get("options", [])]
             taken += [asked["folder"]] if "folder" in asked else []
             assert set(taken) <= options, name
+            required = {one.opts[0] for one in found.params if one.required}
+            # what is hidden is set by the view
+            never_empty = [f for f in fields if f.get("needed") or f.get("group") == "hidden"]
+            given = {one.get("as") for one in never_empty} | {
+                one.partition("=")[0] for one in asked.get("options", [])
+            }
+            assert {one for one in required if one.startswith("--")} <= given, name
     frameworks = [one for one in views()["step"]["fields"] if one["name"] == "framework"]
     assert set(frameworks[0]["choices"]) == set(framework_habits())

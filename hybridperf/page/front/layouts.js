@@ -24,7 +24,8 @@ export function show(root, { form }) {
   let answer = null;
   let head = null;
   const place = make("div", {});
-  const launch = new Asked("layouts", "launch", (found, said) => [
+  const launch = new Asked("layouts", "launch", (found, said, values) => [
+    make("p", {}, `Layout ${values.row} in ${values.target}:`),
     copies(said),
     ...Object.entries(found.files).map(([name, text]) => make("div", {}, make("h3", {}, name), make("pre", { tabindex: 0, "aria-label": name }, text))),
   ], { stop: true });
@@ -75,7 +76,7 @@ export function show(root, { form }) {
         scatter(`Each point is a layout of the best ${answer.layouts.length}; the line joins those that no other beats in both. The circle is the best. Choose points to compare them.`, points, { name, write, log: true }, { name: "time of a step", write: units.time, log: true }, [line]),
         table("The best layouts", [{ name: "n", label: "", write: (_, row) => answer.layouts.indexOf(row) + 1 }, { name: "layout", label: "layout", long: true, words: true, write: (_, row) => layoutWords(row) }, ...PARTS.map(([id, label, one]) => ({ name: id, label, write: one })), { name: "pick", label: "", words: true, write: button }], kept.slice(0, ROWS), { chosen: (row) => picked.includes(answer.layouts.indexOf(row)) })),
       section("Two beside each other", compared()),
-      section("Why the winner wins", table("The winner and what it is compared with", [{ name: "layout", label: "layout", long: true, words: true, write: (_, row) => layoutWords(row) }, { name: "time_s", label: "time", write: units.time }, { name: "chance", label: "chance that the winner is faster", write: units.percent }, { name: "overlap", label: "overlap of intervals", write: units.percent }, ...PARTS.slice(1, 5).map(([id, label, one]) => ({ name: id, label, write: one })), { name: "differs", label: "differs in", long: true }], answer.compared)),
+      section("Why the winner wins", table("The winner and what it is compared with", [{ name: "layout", label: "layout", long: true, words: true, write: (_, row) => layoutWords(row) }, { name: "time_s", label: "time", write: units.time }, { name: "chance", label: "chance that the winner is faster", write: (v, _, at) => (at ? units.percent(v) : units.NONE) }, { name: "overlap", label: "overlap of intervals", write: (v, _, at) => (at ? units.percent(v) : units.NONE) }, ...PARTS.slice(1, 5).map(([id, label, one]) => ({ name: id, label, write: one })), { name: "differs", label: "differs in", long: true }], answer.compared)),
       section("Launch file", make("div", { class: "bar-of-buttons" },
         make("label", { for: "target" }, `For layout ${(picked.at(-1) ?? 0) + 1}, in`),
         make("select", { id: "target" }, ...["torchtitan", "megatron", "nemo", "deepspeed", "maxtext"].map((one) => make("option", {}, one))),

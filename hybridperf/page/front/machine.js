@@ -5,6 +5,7 @@ import { copies, folded, legend, make, section, table } from "./parts.js";
 import * as units from "./units.js";
 import { Asked } from "./view.js";
 
+const WRITE = { measuring_s: units.time, removed: units.percent };
 const times = (log) => `×${units.digits(Math.exp(log))}`;
 
 // Quantiles of log(predicted / measured) of each group, as lines over their share.
@@ -26,7 +27,7 @@ function drawShown(answer, head) {
         { name: "half_width", label: "90 % within", write: (v) => (units.known(v) ? `×${(1 + v).toFixed(2)}` : units.NONE) },
         { name: "median", label: "median error", write: (_, row) => times(row.errors[(row.errors.length - 1) / 2]) },
         { name: "compute_efficiency", label: "of peak", write: units.percent }, { name: "memory_efficiency", label: "of bandwidth", write: units.percent }], groups))
-      : make("p", {}, "Nothing was measured under this name: the datasheet alone is known."),
+      : make("p", {}, "No ops were measured under this name."),
     section("All that is known", make("pre", { tabindex: 0, "aria-label": "All that is known" }, answer.text)),
   ];
 }
@@ -48,7 +49,7 @@ function drawRows(answer, head) {
 function drawNext(answer, head) {
   const columns = Object.keys(answer.cases[0] ?? {}).map((name) => ({ name, label: name }));
   return [copies(head), folded(`The ${answer.cases.length} shapes`, table("What to measure", columns, answer.cases.slice(0, 200))),
-    table("By op", Object.keys(answer.summary[0] ?? {}).map((name) => ({ name, label: name.replaceAll("_", " "), words: true, write: (v) => (typeof v === "number" ? units.digits(v) : units.words(v)) })), answer.summary)];
+    table("By op", Object.keys(answer.summary[0] ?? {}).map((name) => ({ name, label: name === "removed" ? "variance removed" : name.replace(/_s$/, "").replaceAll("_", " "), words: true, write: WRITE[name] ?? ((v) => (typeof v === "number" ? units.digits(v) : units.words(v))) })), answer.summary)];
 }
 
 export function show(root, { form }) {
@@ -61,6 +62,7 @@ export function show(root, { form }) {
     refused: (words) => rows.refused(words),
     changed(values, name, done) {
       if (!done && name) return;
+      if (name !== "rows") next.clear();
       if (name !== "rows" && name !== "budget") shown.ask({ name: values.name });
       if (values.rows) rows.ask({ rows: values.rows, model: values.name });
     },

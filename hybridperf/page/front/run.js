@@ -6,8 +6,8 @@ import { Asked } from "./view.js";
 
 const WRITE = {
   days: ["days", (v) => units.digits(v)], goodput: ["goodput", units.percent], uptime: ["uptime", units.percent],
-  failures: ["failures", units.count], gpu_hours: ["GPU hours", units.count], usd: ["money", units.money],
-  energy_j: ["energy", (v) => `${units.quantity(v / 3600, "Wh")}`], co2_kg: ["carbon dioxide", (v) => units.quantity(v * 1000, "g")],
+  failures: ["failures", (v) => (v < 100 ? v.toFixed(1) : units.count(v))], gpu_hours: ["GPU hours", units.count], usd: ["money", units.money],
+  energy_j: ["energy", (v) => `${units.quantity(v / 3600, "Wh")}`], co2_kg: ["carbon dioxide", (v) => (v < 1000 ? units.quantity(v * 1000, "g") : units.quantity(v / 1000, "t"))],
 };
 
 function draw(answer, head) {
@@ -23,7 +23,7 @@ function draw(answer, head) {
       ["between checkpoints", units.time(answer.interval_s), "of useful time", answer.interval_s],
       ["spare nodes", units.whole(answer.spares), "that wait for a failure", answer.spares],
     ]), make("p", {}, answer.step)),
-    section("Where the time goes", bars(lost.map(([name, share], at) => ({ label: name, parts: [[share, name === "useful" ? 2 : Math.min(7, at)]], words: units.percent(share) })), 1)),
+    section("Where the time goes", bars(lost.map(([name, share], at) => ({ label: name, parts: [[share, name === "useful" ? 2 : 1]], words: units.percent(share) })), 1)),
     section("What was believed", notes(answer.notes)),
   ];
 }

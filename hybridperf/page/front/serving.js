@@ -11,7 +11,7 @@ const NAMES = ["tp", "pp", "attention_dp", "expert_ep"];
 function deployment(row) {
   const degrees = NAMES.filter((one) => row[one] > 1).map((one) => `${one.replaceAll("_", " ")} ${row[one]}`);
   const prefill = row.prefill_replicas ? [`prompts on ${row.prefill_replicas} × tp ${row.prefill_tp}`] : [];
-  return [`${row.replicas} × ${degrees.join(", ") || "one GPU"}`, ...prefill, row.mode, row.quant, `${row.sequences} sequences`].join(", ");
+  return [`${row.replicas} × ${degrees.join(", ") || "one GPU"}`, ...prefill, row.mode, row.quant, `${row.sequences} sequences`, ...(row.chunk > 0 ? [`chunks of ${units.whole(row.chunk)} tokens`] : [])].join(", ");
 }
 
 const COLUMNS = [

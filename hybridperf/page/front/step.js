@@ -9,7 +9,8 @@ const PARTS = [["compute_s", "compute", 0], ["exposed_comm_s", "exposed communic
 const HELD = [["weights_bytes", "weights", 0], ["gradients_bytes", "gradients", 1], ["optimizer_bytes", "optimizer", 2], ["activations_bytes", "activations", 3], ["embedding_head_bytes", "embedding and head", 4], ["workspace_bytes", "workspace", 5], ["overhead_bytes", "overhead", 7]];
 const PASSES = { "forward pass": 0, "backward pass": 4, "gradients of weights": 6 };
 const DRIVERS = 14; // numbers of the machine that can be dragged
-const PROGRAM = ["hf", "program", "export", "machine", "batch", "tokens"];
+const FILES = ["hf", "program", "export"];
+const PROGRAM = [...FILES, "machine", "batch", "tokens"];
 const REACH = 2; // powers of two that a slider goes to either side
 
 function summary(row) {
@@ -41,10 +42,17 @@ export function show(root, { form, set }) {
   const result = make("p", { role: "status", "aria-live": "polite" });
   const changedTime = make("strong", { "data-name": "what if" });
   const commands = make("div", {});
-  const step = new Asked("step", "step", drawStep, { say: (answer) => (answer.rows[0].predicted_s ? `${units.time(answer.rows[0].predicted_s)} a step, ${units.interval(answer.rows[0].low_s, answer.rows[0].high_s)}` : "") });
+  // what is inside is asked for once the step itself has an answer, so that an error is told once
+  const step = new Asked("step", "step", (answer, head, values) => {
+    const good = answer.rows[0].predicted_s !== null;
+    inside.node.hidden = !good || step.node.hidden;
+    if (good) inside.ask(values);
+    return drawStep(answer, head);
+  }, { refused: () => { inside.node.hidden = true; }, say: (answer) => (answer.rows[0].predicted_s ? `${units.time(answer.rows[0].predicted_s)} a step, ${units.interval(answer.rows[0].low_s, answer.rows[0].high_s)}` : "") });
   const inside = new Asked("step", "inside", (answer, head) => drawInside(answer, head), { wait: 700, stop: true });
   const program = new Asked("step", "program", (answer, head) => drawInside(answer, head), { wait: 300, stop: true });
   const whatIf = new Asked("step", "what_if", (answer, head) => {
+    if (!form.values().knobs) return [];
     const { time_s: changed } = answer.what_if ?? { time_s: answer.time_s };
     changedTime.textContent = units.time(changed);
     changedTime.setAttribute("data-value", changed);
@@ -91,8 +99,6 @@ export function show(root, { form, set }) {
 
   function reset() {
     set({ knobs: "" });
-    result.replaceChildren();
-    commands.replaceChildren();
     for (const slider of root.querySelectorAll("[data-knob]")) {
       slider.value = 0;
       slider.parentElement.lastChild.textContent = "×1";
@@ -150,19 +156,20 @@ export function show(root, { form, set }) {
     changed(values, name) {
       if (name === "knobs") {
         if (base && values.knobs) whatIf.ask(values);
+        else for (const one of [result, commands]) one.replaceChildren();
         return;
       }
-      const { knobs, ...layout } = Object.fromEntries(Object.entries(values).filter(([one]) => !PROGRAM.includes(one)));
-      if (PROGRAM.includes(name) || values.hf || values.program || values.export) {
-        if (values.hf || values.program || values.export) {
-          step.node.hidden = inside.node.hidden = true;
-          program.ask(Object.fromEntries(Object.entries(values).filter(([one]) => PROGRAM.includes(one))));
-        }
+      const given = FILES.some((one) => values[one]);
+      const asked = Object.fromEntries(Object.entries(values).filter(([one]) => one !== "knobs" && PROGRAM.includes(one) === given));
+      step.node.hidden = given;
+      if (given) {
+        inside.node.hidden = true;
+        program.ask(asked);
         return;
       }
+      program.clear();
       base = null;
-      step.ask(layout);
-      inside.ask(layout);
+      step.ask(asked);
     },
   };
 }

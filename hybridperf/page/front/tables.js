@@ -6,8 +6,8 @@ import { Asked } from "./view.js";
 
 const columnsOf = (rows) => Object.keys(rows[0] ?? {}).map((name) => ({
   name, label: name.replace(/_s$/, "").replaceAll("_", " "),
-  write: /_s$/.test(name) ? units.time : /bytes/.test(name) ? units.bytes : (v) => (typeof v === "number" ? units.digits(v) : units.words(v)),
-  words: !/_s$|bytes/.test(name),
+  write: /_s$/.test(name) ? units.time : /bytes/.test(name) ? units.bytes : /share/.test(name) ? units.percent : (v) => (typeof v === "number" ? units.digits(v) : units.words(v)),
+  words: !/_s$|bytes|share/.test(name),
 }));
 
 function draw(answer, head) {
@@ -15,7 +15,11 @@ function draw(answer, head) {
   const sum = (row) => seconds.reduce((all, one) => all + row[one], 0);
   const label = (one) => one.replace(/_s$/, "");
   return [
-    cards(Object.entries(answer).filter(([one, value]) => /_s$/.test(one) && units.known(value)).slice(0, 6).map(([one, value]) => [one.replace(/_s$/, "").replaceAll("_", " "), units.time(value), "", value])),
+    cards([
+      ["time of a step", units.time(answer.step_s), units.interval(answer.low_s, answer.high_s), answer.step_s],
+      ["lower bound", units.time(answer.bound_s), answer.proven ? "reached: no placement is faster" : "of all placements", answer.bound_s],
+      ["method", answer.method.replaceAll("_", " "), "whose placement is shown"],
+    ]),
     copies(head),
     section("Work of each device", bars(answer.per_rank.map((row) => ({ label: `device ${row.rank}`, parts: seconds.map((one, hue) => [row[one], hue]), words: units.time(sum(row)) })), Math.max(...answer.per_rank.map(sum))), legend(seconds.map((one, hue) => [label(one), hue])), table("Devices", columnsOf(answer.per_rank), answer.per_rank)),
     section("Which device holds which table", table("Tables", columnsOf(answer.per_table), answer.per_table.slice(0, 300))),

@@ -39,22 +39,29 @@ function drawReplay(answer, head) {
     make("p", {}, answer.changes.length ? `With ${answer.changes.join(", ")}.` : "As it was recorded."),
     cards(Object.entries(first).filter(([name, value]) => /_s$/.test(name) && units.known(value)).slice(0, 6).map(([name, value]) => [readable(name), units.time(value), "", value])),
     copies(head),
-    ...savings.map(([name, rows]) => table(name, columnsOf(rows), rows.slice(0, 25))),
+    ...savings.map(([name, rows]) => table(name.replace("savings of ", "What an op would save if it took no time: "), columnsOf(rows), rows.slice(0, 25))),
   ];
 }
 
-export function show(root) {
-  const summary = new Asked("trace", "summary", drawSummary, { stop: true });
+export function show(root, { form }) {
+  // a trace that cannot be read is told of once
+  const summary = new Asked("trace", "summary", (answer, head) => {
+    change.hidden = false;
+    replay.ask(form.values());
+    return drawSummary(answer, head);
+  }, { stop: true, refused: () => { change.hidden = true; } });
   const replay = new Asked("trace", "replay", drawReplay, { stop: true, wait: 200 });
   const hint = make("p", {}, "Drop a trace into the field: one file of PyTorch's profiler (Kineto). It stays on this machine.");
-  root.append(hint, make("section", { "aria-label": "What if" }, make("h2", {}, "What limits it, what a change would save"), replay.node), summary.node);
+  const change = section("What limits it, what a change would save", replay.node);
+  change.hidden = true;
+  root.append(hint, change, summary.node);
   return {
     refused: (words) => summary.refused(words),
     changed(values, name, done) {
       if (!values.file || !done) return;
       hint.hidden = true;
       if (name === "file") summary.ask({ file: values.file });
-      replay.ask(values);
+      else replay.ask(values);
     },
   };
 }

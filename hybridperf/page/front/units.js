@@ -33,7 +33,7 @@ export const bytes = (value) => quantity(value, "B");
 export const count = (value) => (known(value) ? digits(value) : NONE);
 export const whole = (value) => (known(value) ? Math.round(value).toLocaleString("en") : NONE);
 export const percent = (value) => (known(value) ? `${(100 * value).toFixed(1)}${GAP}%` : NONE);
-export const money = (value) => (known(value) ? `$${Math.round(value).toLocaleString("en")}` : NONE);
-export const words = (value) => (value === null || value === undefined || value === "" ? NONE : String(value));
+export const money = (value) => (known(value) ? `$${digits(value)}` : NONE);
+export const words = (value) => (value === null || value === undefined || value === "" ? NONE : ({ true: "yes", false: "no" })[value] ?? String(value));
 export const interval = (low, high, write = time) =>
   known(low) && known(high) ? `90${GAP}%: ${write(low)} to ${write(high)}` : "no interval";

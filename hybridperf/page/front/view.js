@@ -8,7 +8,7 @@ const SHOWN_MS = 400; // before this, an answer is shown without saying that it 
 
 export class Asked {
   // draw(answer, head, values) gives what is shown; options: wait (ms of quiet before it is asked),
-  // stop (whether it can be stopped), say(answer) (a sentence for those who listen)
+  // stop (whether it can be stopped), say(answer) (a sentence for those who listen), refused()
   constructor(view, question, draw, options = {}) {
     this.view = view;
     this.question = question;
@@ -27,7 +27,14 @@ export class Asked {
     this.latest.ask([this.moves, values]);
   }
 
+  clear() {
+    this.latest.forget();
+    this.status.replaceChildren();
+    this.place.replaceChildren();
+  }
+
   refused(words) {
+    this.options.refused?.();
     this.status.replaceChildren(make("p", { class: "error", role: "alert" }, words));
     this.place.classList.add("stale");
   }
