@@ -99,7 +99,6 @@ export class Form {
 
   async #file(field, input, tell) {
     this.files[field.name] = "";
-    input.setCustomValidity("");
     if (input.files.length) {
       try {
         this.files[field.name] = await upload(input.files[0]);

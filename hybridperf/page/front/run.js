@@ -5,9 +5,9 @@ import * as units from "./units.js";
 import { Asked } from "./view.js";
 
 const WRITE = {
-  days: ["days", (v) => units.digits(v)], goodput: ["goodput", units.percent], uptime: ["uptime", units.percent],
+  days: ["days", units.count], goodput: ["goodput", units.percent], uptime: ["uptime", units.percent],
   failures: ["failures", (v) => (v < 100 ? v.toFixed(1) : units.count(v))], gpu_hours: ["GPU hours", units.count], usd: ["money", units.money],
-  energy_j: ["energy", (v) => `${units.quantity(v / 3600, "Wh")}`], co2_kg: ["carbon dioxide", (v) => (v < 1000 ? units.quantity(v * 1000, "g") : units.quantity(v / 1000, "t"))],
+  energy_j: ["energy", (v) => units.quantity(v / 3600, "Wh")], co2_kg: ["carbon dioxide", (v) => (v < 1000 ? units.quantity(v * 1000, "g") : units.quantity(v / 1000, "t"))],
 };
 
 function draw(answer, head) {

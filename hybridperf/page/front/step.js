@@ -62,8 +62,7 @@ export function show(root, { form, set }) {
   });
 
   function factors() {
-    const found = Object.fromEntries((form.values().knobs ?? "").split(" ").filter(Boolean).map((one) => one.split("=")));
-    return found;
+    return Object.fromEntries((form.values().knobs ?? "").split(" ").filter(Boolean).map((one) => one.split("=")));
   }
 
   function drag(knob, times) {
