@@ -21,6 +21,8 @@ function stops(field) {
   return found;
 }
 
+const NARROW = 10; // letters of a choice that fit beside its label
+
 function nearest(list, value) {
   const far = (one) => Math.abs(Math.log((one + 0.5) / (Number(value) + 0.5)));
   return list.reduce((best, one, at) => (far(one) < far(list[best]) ? at : best), 0);
@@ -72,7 +74,7 @@ export class Form {
       if (field.known) suggested(field.known);
     }
     this.inputs[field.name] = input;
-    const wide = !["whole", "number", "choice"].includes(field.kind);
+    const wide = !["whole", "number", "choice"].includes(field.kind) || field.choices.some((one) => one.length > NARROW);
     const made = make("div", { class: wide ? "field wide" : "field" }, label, input);
     if (field.scale && field.default !== undefined) {
       const list = stops(field);
