@@ -178,7 +178,8 @@ def test_the_loss_of_many_nodes_is_one_warp_of_work(model: PerfModel) -> None:
         ({"cut": "both"}, "both"), ({"nodes": 2}, "rank on every node"),
         ({"host_bytes_per_s": 0.0}, "host_bytes_per_s"), ({"loss_wait_s": -1.0}, "loss_wait_s"),
         ({"batch": 8}, "batch needs fanouts"), ({"delay": "a"}, "delay"),
-        ({"replication": "a"}, "replication"), ({"graph": hp.GraphShape(10, 50, 0, 2)}, "mean degree"),
+        ({"replication": "a"}, "replication"),
+        ({"graph": hp.GraphShape(10, 50, 0, 2)}, "mean degree"),
     ],
 )  # fmt: skip
 def test_what_is_no_network_is_refused_in_a_sentence(changes: dict, says: str) -> None:
