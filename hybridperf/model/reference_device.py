@@ -219,8 +219,8 @@ def believed_by(model: Calibration, op: Op) -> str:
         return "datasheet roofline"
     found = reference_device(model.device, op, model.references())
     if op.by_gathers and gpu_of(model.device) is not None:
-        whose = "no GPU taught" if found is None else f"{found.device.id} taught"
-        return f"the form of gathers at this device's bandwidth and cache, by knobs that {whose}"
+        whose = "believed knobs" if found is None else f"the knobs of {found.device.id}"
+        return f"the form of gathers at this device's bandwidth and cache, with {whose}"
     if found is not None:
         return f"the share of the roofline that {found.device.id} reaches"
     if is_lookup(op):

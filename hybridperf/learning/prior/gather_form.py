@@ -105,7 +105,7 @@ def _parts(theta: np.ndarray, work: Any) -> dict[str, Any]:
     longest = exp(of["longest"]) * row
     q = 1.0 / (1.0 + exp(smoothing))
     body = roof_s(0.0, (exp(of["compute_s"] - compute), traffic, longest), q, xp=module)
-    floor_s = exp(floor) + 0.0 * body
+    floor_s = module.broadcast_to(exp(floor), body.shape)
     return {
         "total": floor_s + body, "floor": floor_s, "hit": hit, "traffic": traffic,
         "again": again * exp(-memory), "longest": longest,
