@@ -195,11 +195,14 @@ def believed_spread(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
     return spread
 
 
+def is_long_attention(op: Op) -> bool:
+    """Whether an op is attention of whole sequences."""
+    return isinstance(op, PrefillAttention | EncoderAttention)
+
+
 def width_of(op: Op) -> float:
     """Deviation of the log of the share of the roofline that a reference device stands for."""
-    return (
-        ATTENTION_WIDTH if isinstance(op, PrefillAttention | EncoderAttention) else PRODUCTS_WIDTH
-    )
+    return ATTENTION_WIDTH if is_long_attention(op) else PRODUCTS_WIDTH
 
 
 def by_other_lookups(model: Calibration, op: Op) -> bool:
