@@ -135,21 +135,24 @@ class FamilyPrior:
         # older files have no facts
         machines = tuple(Machine.read(one) for one in document.get("machines", ()))
         machine = Machine.read(document["machine"]) if "machine" in document else NO_FACTS
-        of_references = [document[key] for key in ("kin_quantile", "kin_log_width")]
+        usual = Population(
+            names["slots"], spread, names["devices"], own, names["kin"], machines, machine
+        )
+        of_references = [
+            None if document[key] is None else float(document[key])
+            for key in ("kin_quantile", "kin_log_width")
+        ]
         return FamilyPrior(
-            Population(
-                names["slots"], spread, names["devices"], own, names["kin"], machines, machine
-            ),
+            usual,
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
             flax.traverse_util.unflatten_dict(under(of, "trunk/"), sep="/"),
             HyperParameters(**under(of, "hyper/")),
             Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
-            *(None if width is None else float(width) for width in of_references),
-            log_widths={
-                str(word): float(width) for word, width in document.get("log_widths", {}).items()
-            },
+            of_references[0],
+            of_references[1],
+            {str(word): float(width) for word, width in document.get("log_widths", {}).items()},
         )
 
 
