@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.prediction import Prediction, predict
 from hybridperf.engine.workload import Workload
+from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.model import PerfModel
+from hybridperf.model import PerfModel, load_model
 from hybridperf.model.reference_device import GATHERS_WIDTH, PRODUCTS_WIDTH
 from hybridperf.ops import SDDMM, Gemm, Op, OpCall, SpMM
 from hybridperf.ops.table import LARGEST_SIZE
@@ -45,14 +47,14 @@ class Crossover:
 
 
 def sparse_crossover(
-    model: PerfModel, rows: float, cols: float, n: float, *, dtype: str = "fp32",
+    model: PerfModel | str | Path, rows: float, cols: float, n: float, *, dtype: str = "fp32",
     sparse_dtype: str = "", op: str = "spmm", block: float = 1.0, kernel: str = "",
     cv_degree: float = 0.0,
 ) -> Crossover:  # fmt: skip
     """The density at which a sparse product takes as long as the dense one of its sizes.
 
     Args:
-        model: a machine.
+        model: a machine; or its name or folder, which is then loaded.
         rows: of the sparse matrix.
         cols: of it, rows of the dense one.
         n: columns of the dense one; of "sddmm" the numbers of each dot product.
@@ -68,15 +70,21 @@ def sparse_crossover(
     """
     if op not in ("spmm", "sddmm"):
         raise InputError(f"expected op as spmm or sddmm, got {op!r}")
-    sizes = {"rows": rows, "cols": cols, "n": n}
-    if any(not 0 < float(size) < LARGEST_SIZE for size in sizes.values()):
-        raise InputError(f"expected rows, cols and n above zero, got {rows}, {cols}, {n}")
+    for name, value in {"rows": rows, "cols": cols, "n": n, "block": block}.items():
+        if isinstance(value, str) or not 0 < value < LARGEST_SIZE:
+            raise InputError(f"expected {name} as a number above zero, got {value!r}")
+    if isinstance(cv_degree, str) or not 0 <= cv_degree < LARGEST_SIZE:
+        raise InputError(f"expected cv_degree as a number of zero or more, got {cv_degree!r}")
+    dtype = canonical_dtype(dtype)
+    sparse_dtype = canonical_dtype(sparse_dtype or dtype)
+    if isinstance(model, str | Path):
+        model = load_model(model)
     kind = SpMM if op == "spmm" else SDDMM
     m, k, out = (rows, cols, n) if op == "spmm" else (rows, n, cols)
     to = _alone(model, Gemm(dtype, float(m), float(out), float(k)))
     of = [
         _alone(model, kind(
-            sparse_dtype or dtype, float(rows), float(cols), density * rows * cols, float(n),
+            sparse_dtype, float(rows), float(cols), density * rows * cols, float(n),
             cv_degree, block=block, kernel=kernel,
         ))
         for density in _DENSITIES.tolist()

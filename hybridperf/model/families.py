@@ -22,6 +22,7 @@ from hybridperf.io.namespace import Array, array_module, floats, put
 from hybridperf.learning.prior import FamilyRows
 from hybridperf.learning.prior.form import STEP_S
 from hybridperf.learning.prior.implementation import OpImplementation
+from hybridperf.learning.prior.rows import NOTHING
 from hybridperf.learning.residual import Inputs
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
 from hybridperf.ops.gemm import Product
@@ -48,7 +49,6 @@ _NOT_A_SPELLING = frozenset({"mla_gen_pre", "mla_gen_post"})
 _UNQUANTISED = {"bfloat16": "bf16", "float16": "fp16"}
 # Groups whose time is not told by waves: on devices left out, experts' blocks cost 8 points of
 # accuracy without rows, and bring none with.
-_NOTHING = 1e-30  # seconds or bytes: stands for zero where a log is taken
 _WITHOUT_WAVES = frozenset({"moe"})
 
 
@@ -170,7 +170,7 @@ def _gathers(
     amounts += [floats(of.first_bytes) / of.columns / gpu.l2_bytes]
     amounts += [of.columns, of.longest, of.row_bytes]
     module = array_module(*amounts, of.skew)
-    logs = [module.log(module.maximum(whole(one), _NOTHING)) for one in amounts]
+    logs = [module.log(module.maximum(whole(one), NOTHING)) for one in amounts]
     return module.stack([*logs, whole(of.skew)], 1)[keep]
 
 

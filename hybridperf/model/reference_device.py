@@ -195,11 +195,14 @@ def believed_spread(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
     return spread
 
 
+def is_long_attention(op: Op) -> bool:
+    """Whether an op is attention of whole sequences."""
+    return isinstance(op, PrefillAttention | EncoderAttention)
+
+
 def width_of(op: Op) -> float:
     """Deviation of the log of the share of the roofline that a reference device stands for."""
-    return (
-        ATTENTION_WIDTH if isinstance(op, PrefillAttention | EncoderAttention) else PRODUCTS_WIDTH
-    )
+    return ATTENTION_WIDTH if is_long_attention(op) else PRODUCTS_WIDTH
 
 
 def by_other_lookups(model: Calibration, op: Op) -> bool:
@@ -219,8 +222,8 @@ def believed_by(model: Calibration, op: Op) -> str:
         return "datasheet roofline"
     found = reference_device(model.device, op, model.references())
     if op.by_gathers and gpu_of(model.device) is not None:
-        whose = "no GPU taught" if found is None else f"{found.device.id} taught"
-        return f"the form of gathers at this device's bandwidth and cache, by knobs that {whose}"
+        whose = "believed knobs" if found is None else f"the knobs of {found.device.id}"
+        return f"the form of gathers at this device's bandwidth and cache, with {whose}"
     if found is not None:
         return f"the share of the roofline that {found.device.id} reaches"
     if is_lookup(op):

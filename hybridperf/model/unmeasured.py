@@ -11,8 +11,8 @@ from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.reference_device import (
-    PRODUCTS_WIDTH,
     as_measured,
+    is_long_attention,
     is_measured,
     reference_device,
     width_of,
@@ -56,8 +56,7 @@ def _of_op(model: PerfModel, call: OpCall) -> tuple[float, str]:
     if model.references is None or is_measured(measured, op):
         return 0.0, ""
     found = reference_device(device, op, model.references())
-    width = width_of(op)
-    what = "products" if width == PRODUCTS_WIDTH else "attention"
+    width, what = width_of(op), "attention" if is_long_attention(op) else "products"
     whose = "that devices usually reach" if found is None else f"that {found.device.id} reaches"
     numbers = op.dtype
     if isinstance(op, Gemm):

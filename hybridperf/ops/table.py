@@ -154,7 +154,10 @@ def _part(
             more = _numbers(frame[other].iloc[at], cls, dimension)
             values = np.where(np.isnan(values), more, values)
         if dimension in cls.optional:
-            values = np.where(np.isnan(values), _default(cls, dimension, labels, at), values)
+            empty = np.isnan(values)
+            if not cls.words:  # an unknown word of a flag is as good as none
+                empty &= _empty(frame[given].iloc[at])
+            values = np.where(empty, _default(cls, dimension, labels, at), values)
         zero_allowed = dimension in cls.zero_allowed
         smallest = 0.0 if zero_allowed else np.nextafter(0, 1)
         wrong = ~((values >= smallest) & (values <= LARGEST_SIZE))
@@ -189,6 +192,12 @@ def _numbers(column: pd.Series, cls: type[Op], dimension: str) -> np.ndarray:
         meant = np.array([*(cls.words.get(str(word).strip(), np.nan) for word in given), np.nan])
         values = np.where(np.isnan(values), meant[codes], values)
     return values
+
+
+def _empty(cells: pd.DataFrame) -> np.ndarray:
+    """Rows that hold nothing in any of some columns."""
+    blank = [cells[name].isna() | (cells[name].astype(str).str.strip() == "") for name in cells]
+    return np.logical_and.reduce([one.to_numpy(bool) for one in blank])
 
 
 def _default(

@@ -227,7 +227,9 @@ def _as_published(
 
 def _admission(values: Mapping[str, Any], engine: Deployment) -> Admission:
     """By the frameworks' own settings."""
-    ranks = _number(values, "attention_dp_timeout_iters", 1.0) if engine.attention_dp > 1 else 1.0
+    ranks = _number(values, "attention_dp_timeout_iters", 1.0)
+    if engine.attention_dp == 1:
+        ranks = 1.0
     share = _number(values, "batch_wait_max_tokens_ratio", 0.0)
     budget = _number(values, "max_num_batched_tokens", CHUNK)
     return Admission(
@@ -371,7 +373,8 @@ def _number(values: Mapping[str, Any], name: str, default: float | None = None) 
         given = repr(values.get(name, "nothing"))
         raise InputError(f"expected a number of zero or more in {name}, got {given}") from None
     if not 0 <= found < 1e9:
-        raise InputError(f"expected a number of zero or more in {name}, got {found:g}")
+        expected = f"expected a number of zero or more in {name}"
+        raise InputError(f"{expected}{' and below 1e9' if found >= 1e9 else ''}, got {found:g}")
     return found
 
 

@@ -80,6 +80,8 @@ def replication(
         degrees: of every node.
         graph: its mean degree and their spread, where no degrees are given.
     """
+    if not (isinstance(ranks, int | np.integer) and ranks >= 1):
+        raise InputError(f"ranks must be a whole number of 1 or more, got {ranks!r}")
     if degrees is None:
         if graph is None:
             raise InputError("expected degrees or a graph, got neither; give degrees=[...]")

@@ -111,6 +111,9 @@ class GnnConfig:
         for name in ("cv_degree", "max_degree"):
             value = getattr(self.graph, name)
             _require(_number(value) and value >= 0, f"{name} must be zero or more", value)
+        longest, mean = self.graph.max_degree, self.graph.mean_degree
+        good = longest == 0 or longest + 1.0 > mean
+        _require(good, f"max_degree must be at least the mean degree, {mean:.4g}", longest)
         wide = isinstance(self.widths, tuple) and len(self.widths) > 1
         wide = wide and all(_count(one) for one in self.widths)
         _require(
@@ -126,15 +129,19 @@ class GnnConfig:
             _require(good, f"fanouts must be {layers} whole numbers, one a layer", self.fanouts)
             _require(_count(self.batch), "batch must be a whole number of 1 or more", self.batch)
             _require(not self.snapshots, "expected fanouts or snapshots, not both", self.snapshots)
+        else:
+            _require(self.batch == 0, "batch needs fanouts, the neighbours drawn", self.batch)
         if self.snapshots:
             good = _count(self.snapshots) and self.snapshots % self.ranks == 0
             _require(good, "snapshots must be a whole multiple of ranks", self.snapshots)
         rate = self.host_bytes_per_s
         _require(rate is None or _positive(rate), "host_bytes_per_s must be above zero", rate)
-        good = self.replication == 0 or 1 <= self.replication <= self.ranks
-        _require(good, "replication must lie from 1 to the number of ranks", self.replication)
-        _require(self.loss_wait_s >= 0, "loss_wait_s must be zero or more", self.loss_wait_s)
-        _require(self.delay >= 0, "delay must be zero or more steps", self.delay)
+        given = self.replication
+        good = _number(given) and (given == 0 or 1 <= given <= self.ranks)
+        _require(good, "replication must lie from 1 to the number of ranks", given)
+        for name in ("loss_wait_s", "delay"):
+            value = getattr(self, name)
+            _require(_number(value) and value >= 0, f"{name} must be zero or more", value)
         for dtype in (self.dtype, self.aggregate_dtype or self.dtype):
             known = canonical_dtype(dtype) in FLOAT_DTYPES
             _require(known, f"dtype must be one of {', '.join(FLOAT_DTYPES)}", dtype)

@@ -41,8 +41,8 @@ def test_rows_that_share_an_index_pay_sooner(v100: PerfModel) -> None:
     assert one < four < eight
 
 
-def test_where_both_cost_as_much_they_do(v100: PerfModel) -> None:
-    found = hp.sparse_crossover(v100, *SIZES, dtype="fp16")
+def test_where_both_cost_as_much_they_do() -> None:
+    found = hp.sparse_crossover("v100_sxm2", *SIZES, dtype="fp16")
     assert found.sparse_s == pytest.approx(found.dense_s, rel=0.25)  # at the nearest grid point
 
 
@@ -60,8 +60,12 @@ def test_crossings_lie_between_points_of_the_grid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"), [({"op": "gemm"}, "spmm or sddmm"), ({"rows": 0.0}, "above zero")]
-)
+    ("changes", "says"),
+    [
+        ({"op": "gemm"}, "spmm or sddmm"), ({"rows": 0.0}, "above zero"), ({"n": "9"}, "n as a"),
+        ({"block": -4.0}, "block"), ({"cv_degree": -1.0}, "cv_degree"), ({"dtype": "fp99"}, "fp99"),
+    ],
+)  # fmt: skip
 def test_what_cannot_be_priced_is_refused(v100: PerfModel, changes: dict, says: str) -> None:
     sizes = dict(zip(("rows", "cols", "n"), SIZES, strict=True)) | changes
     with pytest.raises(InputError, match=says):

@@ -85,6 +85,11 @@ def test_a_steps_own_seconds_are_its_weights() -> None:
         ops_of(given, V100)
     with pytest.raises(InputError, match="columns op and dtype"):
         ops_of(given.drop(columns="dtype"), V100)
+    for column, value in (("times", "x"), ("times", -1.0), ("seconds", "x"), ("seconds", np.inf)):
+        with pytest.raises(InputError, match=f"expected {column} of a workload's op"):
+            ops_of(STEP.assign(**{column: value}), V100)
+    with pytest.raises(InputError, match="seconds above zero"):
+        ops_of(STEP.assign(seconds=0.0), V100)
 
 
 def test_on_a_real_v100_a_step_is_known_sooner_than_by_chance(data_dir: Path) -> None:

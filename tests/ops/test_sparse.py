@@ -3,12 +3,14 @@
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model.published.sparse import kernel_and_dtype, spmm_rows
 from hybridperf.ops import SDDMM, NMGemm, SpMM, op_by_name
+from hybridperf.ops.table import parse_ops
 
 REGULAR = SpMM("fp32", 1000.0, 1e9, 4000.0, 64.0)  # so many columns that none is met twice
 
@@ -86,6 +88,14 @@ def test_a_table_without_kernels_is_refused() -> None:
 
     with pytest.raises(InputError, match="kernel"):
         spmm_rows(pd.DataFrame({"gpu": ["RTX 3090"]}))
+
+
+def test_an_optional_size_that_is_no_number_is_a_problem_not_its_default() -> None:
+    row = {"op": "spmm", "dtype": "fp32", "rows": 10, "cols": 10, "nnz": 20, "n": 8}
+    cells = [{**row, "cv_degree": one} for one in ("x", "", None, 0.5)]
+    parsed = parse_ops(pd.DataFrame(cells), load_device("rtx_3090"))
+    assert [bool(one) for one in parsed.problem] == [True, False, False, False]
+    assert "cv_degree must be a number of at least zero" in parsed.problem[0]
 
 
 def test_the_cards_of_the_table_are_known() -> None:

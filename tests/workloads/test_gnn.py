@@ -177,6 +177,9 @@ def test_the_loss_of_many_nodes_is_one_warp_of_work(model: PerfModel) -> None:
         ({"graph": hp.GraphShape(0, 10)}, "nodes"), ({"graph": 7}, "GraphShape"),
         ({"cut": "both"}, "both"), ({"nodes": 2}, "rank on every node"),
         ({"host_bytes_per_s": 0.0}, "host_bytes_per_s"), ({"loss_wait_s": -1.0}, "loss_wait_s"),
+        ({"batch": 8}, "batch needs fanouts"), ({"delay": "a"}, "delay"),
+        ({"replication": "a"}, "replication"),
+        ({"graph": hp.GraphShape(10, 50, 0, 2)}, "mean degree"),
     ],
 )  # fmt: skip
 def test_what_is_no_network_is_refused_in_a_sentence(changes: dict, says: str) -> None:
@@ -190,3 +193,5 @@ def test_other_things_are_refused() -> None:
         hp.gnn(GRAPH)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="degrees"):
         hp.replication(4)
+    with pytest.raises(InputError, match="1 or more, got 0"):
+        hp.replication(0, graph=GRAPH)

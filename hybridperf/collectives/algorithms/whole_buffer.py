@@ -1,23 +1,17 @@
 """Broadcast and reduce (S: the buffer), and a ring of sends (S: the message): all of it goes over
-each link on its way. Of sends, one rank of a node talks to the next node.
+each link on its way, where there is anyone to send to. Of sends, one rank of a node talks to the
+next node.
 """
 
 import dataclasses
 
 from hybridperf.collectives.algorithms import direct
 from hybridperf.collectives.algorithms.base import Collective, register
-from hybridperf.io.namespace import Array
-
-
-def _one_if_many(ranks: Array) -> Array:
-    """1 where there is anyone to send to, 0 where not."""
-    return 1.0 * (ranks > 1)
-
 
 _WHOLE_BUFFER = Collective(
     bus_factor=lambda n: 1.0,
-    inside=lambda g, nodes: _one_if_many(g),
-    across=lambda g, nodes: _one_if_many(nodes),
+    inside=lambda g, nodes: direct.steps(g, nodes)[0],
+    across=lambda g, nodes: direct.steps(g, nodes)[1],
 )
 register(_WHOLE_BUFFER, "broadcast", "bcast")
 register(_WHOLE_BUFFER, "reduce")

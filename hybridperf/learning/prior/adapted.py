@@ -269,8 +269,7 @@ def _nothing_held_out() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
     """Knobs fitted to the rows, with the prior's trunk: for rows that are not to be kept."""
-    fold = np.random.default_rng(seed).permutation(len(rows)) % min(_FOLDS, len(rows))
-    fold = fold if rows.matrix() is None else _dealt(rows, seed)
+    fold = _dealt(rows, seed)
     sizes = Box.of(rows.inputs, rows.sizes)
 
     def fitted(keep: np.ndarray) -> Adapted:
@@ -302,8 +301,8 @@ def _few(
     known: HyperParameters | None = None,
 ) -> tuple[Adapted, np.ndarray, np.ndarray]:  # fmt: skip
     """(knobs and process over the rows, errors of each row left out [N], their standard deviations
-    [N]). `many`: the rows fit the hyper-parameters, too, and decide
-    whether the trunk is used. `known`: hyper-parameters that were fitted before.
+    [N]). `many`: the rows fit the hyper-parameters, too, and decide whether the trunk is used.
+    `known`: hyper-parameters that were fitted before.
     """
     knobs = knob_fits.fit_new(prior.population, rows, time_s)
     on = knobs.closed(rows)
@@ -335,7 +334,8 @@ def _cross_validated(
     known: HyperParameters | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(error, standard deviation) of each row [N], predicted from the other folds."""
-    fold = _dealt(rows, seed + 1)
+    few = len(rows) <= _FOLDED_ROWS or rows.matrix() is not None
+    fold = _dealt(rows, seed + 1, _FOLDS if few else 2)
     sizes = Box.of(rows.inputs, rows.sizes)  # a fold's narrower range is not the point
 
     def fitted(keep: np.ndarray) -> Adapted:
@@ -345,14 +345,12 @@ def _cross_validated(
     return _left_out(rows, time_s, fold, fitted)
 
 
-def _dealt(rows: PriorRows, seed: int) -> np.ndarray:
+def _dealt(rows: PriorRows, seed: int, folds: int = _FOLDS) -> np.ndarray:
     """The fold of each row [N]; rows of one matrix err alike and stay together."""
-    random, matrix = np.random.default_rng(seed), rows.matrix()
-    if matrix is None:
-        folds = min(_FOLDS if len(rows) <= _FOLDED_ROWS else 2, len(rows))
-        return np.asarray(random.permutation(len(rows)) % folds)
-    many = int(matrix.max()) + 1
-    return np.asarray((random.permutation(many) % min(_FOLDS, many))[matrix])
+    matrix = rows.matrix()
+    apart = len(rows) if matrix is None else int(matrix.max()) + 1
+    fold = np.random.default_rng(seed).permutation(apart) % min(folds, apart)
+    return np.asarray(fold if matrix is None else fold[matrix])
 
 
 def _quantile(error: np.ndarray, deviation: np.ndarray, without: float) -> float:

@@ -79,7 +79,7 @@ def slopes(form: ClosedForm, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
 
 STEP_S = 20e-9  # a usual step of a block on matrix units
 # logs of ratios of times end here: a term that is absent is not a thousand octaves away
-_FAR = 12.0
+FAR = 12.0
 
 
 class WaveRoofline:
@@ -112,7 +112,7 @@ class WaveRoofline:
         compute, memory, *serial = terms
         waves = functools.reduce(module.logaddexp, serial)
         over_floor = [one - floor for one in (body, compute, memory, total, waves)]
-        ratios = module.stack([compute - memory, *over_floor, waves - total]).clip(-_FAR, _FAR)
+        ratios = module.stack([compute - memory, *over_floor, waves - total]).clip(-FAR, FAR)
         balance, above, compute, memory, high, waves, of_waves = ratios
         above_floor = 1 / (1 + module.exp(-above))
         place = [balance, module.tanh(balance), above, compute, memory, high, above_floor]

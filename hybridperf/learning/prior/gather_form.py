@@ -40,11 +40,10 @@ from typing import Any
 import numpy as np
 
 from hybridperf.io.namespace import array_module
-from hybridperf.learning.prior.form import ClosedFormValues
+from hybridperf.learning.prior.form import FAR, ClosedFormValues
 from hybridperf.ops.roofline import roof_s
 
 _LOGISTIC = 1.7  # of a normal quantile: Phi(x) is nearly 1 / (1 + exp(-1.7 x))
-_FAR = 12.0  # logs of ratios of times end here
 _KILOBYTE = 1024.0
 # columns of `work`; all but the last are logs
 WORK = (
@@ -76,7 +75,7 @@ class GatherRoofline:
     def closed(self, theta: np.ndarray, work: Any) -> ClosedFormValues:
         module, of = array_module(work), _parts(theta, work)
         ratios = (of[part] / of["traffic"] for part in ("again", "longest", "floor"))
-        logs = [module.log(one + 1e-9).clip(-_FAR, _FAR) for one in ratios]
+        logs = [module.log(one + 1e-9).clip(-FAR, FAR) for one in ratios]
         above = of["floor"] / of["total"]
         return ClosedFormValues(module.log(of["total"]), module.stack([of["hit"], *logs, above], 1))
 
@@ -105,7 +104,7 @@ def _parts(theta: np.ndarray, work: Any) -> dict[str, Any]:
     longest = exp(of["longest"]) * row
     q = 1.0 / (1.0 + exp(smoothing))
     body = roof_s(0.0, (exp(of["compute_s"] - compute), traffic, longest), q, xp=module)
-    floor_s = exp(floor) + 0.0 * body
+    floor_s = module.broadcast_to(exp(floor), body.shape)
     return {
         "total": floor_s + body, "floor": floor_s, "hit": hit, "traffic": traffic,
         "again": again * exp(-memory), "longest": longest,

@@ -24,7 +24,7 @@ from hybridperf.learning.residual import concatenate as concatenate_inputs
 
 # inputs that tell one sparse matrix from another
 MATRIX = ("log2_rows", "log2_degree", "longest", "cv_degree", "aspect")
-_NOTHING = 1e-30  # seconds or waves: stands for zero where a log is taken
+NOTHING = 1e-30  # seconds, waves or bytes: stands for zero where a log is taken
 
 
 class PriorRows(Protocol):
@@ -96,7 +96,7 @@ class FamilyRows:
         )
         module = array_module(*amounts)
         columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
-        logs = module.stack([module.log(module.maximum(one, _NOTHING)) for one in columns], 1)
+        logs = module.stack([module.log(module.maximum(one, NOTHING)) for one in columns], 1)
         return logs if self.gathers is None else module.concatenate([logs[:, :1], self.gathers], 1)
 
     def log_roofline_s(self) -> np.ndarray:
@@ -104,7 +104,7 @@ class FamilyRows:
         seconds = np.maximum(
             floats(self.flops) / self.peak_flops_per_s, floats(self.bytes) / self.memory_bytes_per_s
         )
-        return np.broadcast_to(np.log(np.maximum(seconds, _NOTHING)), (len(self),))
+        return np.broadcast_to(np.log(np.maximum(seconds, NOTHING)), (len(self),))
 
     def matrix(self) -> np.ndarray | None:
         """Known by its sizes and degrees, which tables repeat for each kernel and width."""

@@ -25,6 +25,7 @@ import pandas as pd
 
 from hybridperf.hardware import DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
+from hybridperf.io.tables import real_numbers
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel
 from hybridperf.model.fit import measurement_plan as of_ops
@@ -119,12 +120,14 @@ def ops_of(workload: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, np
         )
     sizes = [name for name in workload.columns if name not in _NOT_SIZES]
     rows = workload.reset_index(drop=True)
-    counts = rows["times"] if "times" in rows else pd.Series(1.0, rows.index)
+    counts = _not_negative(rows, "times") if "times" in rows else pd.Series(1.0, rows.index)
     critical = rows["critical"].astype(bool) if "critical" in rows else pd.Series(True, rows.index)
     rows = rows[sizes].assign(times=counts * critical)
     has_seconds = "seconds" in workload.columns
     if has_seconds:
-        rows["seconds"] = workload["seconds"].fillna(0.0).to_numpy() * rows["times"]
+        rows["seconds"] = _not_negative(workload.reset_index(drop=True), "seconds") * rows["times"]
+        if not rows["seconds"].sum() > 0:
+            raise InputError("expected seconds above zero in a row of the workload, got none")
     known = rows["op"].isin([name for name in op_names() if _alone(name)])
     known &= rows["times"] > 0
     if known.any():
@@ -172,6 +175,17 @@ def choose_for(
         left -= cost_s[pick]
         open_[pick] = False
     return Picks(np.array(picks), np.array(variance))
+
+
+def _not_negative(rows: pd.DataFrame, column: str) -> pd.Series:
+    """A column of numbers, zero where a cell is empty."""
+    values = real_numbers(rows[column].fillna(0.0))
+    for at in np.flatnonzero(~((values >= 0) & np.isfinite(values)))[:1]:
+        raise InputError(
+            f"expected {column} of a workload's op as a number of zero or more, got"
+            f" {rows[column].iloc[at]} in row {at + 1}"
+        )
+    return pd.Series(values, rows.index)
 
 
 def _alone(name: str) -> bool:
