@@ -160,12 +160,12 @@ def _case(
             for _ in range(sets)
         ]
 
-    def describe(told: Any) -> Mapping[str, Any]:
+    def describe(told: Callable[[], Any]) -> Mapping[str, Any]:
         if program.lookups is not None:
             if program.lookups.direction == "forward":  # sums so long that XLA makes several ops
-                main_op(told, copies)
+                main_op(told(), copies)
             return program.lookups.columns(sets, copies)
-        columns = dict(program.columns or {}) or main_op(told, copies, bool(program.prelude))
+        columns = dict(program.columns or {}) or main_op(told(), copies, bool(program.prelude))
         footprint = sets * call_bytes
         if "nnz" in columns:
             return columns  # gathered rows come again within a product, as the op itself says

@@ -65,7 +65,7 @@ class Case:
     # positions of arguments updated in place: donated, and replaced by the leading results
     carried: tuple[int, ...] = ()
     # what the library tells of the ops that run -> the row's own columns
-    describe: Callable[[Any], Mapping[str, Any]] | None = None
+    describe: Callable[[Callable[[], Any]], Mapping[str, Any]] | None = None
     library: Library = Jax()  # noqa: RUF009 - has no state
 
 
@@ -113,7 +113,7 @@ def compile_case(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...])
     start_s = time.perf_counter()
     call, told = case.library.compiled(fn, arguments, case.carried)
     compile_s = time.perf_counter() - start_s
-    return Compiled(call, compile_s, case.describe(told()) if case.describe else {})
+    return Compiled(call, compile_s, case.describe(told) if case.describe else {})
 
 
 def compile_ahead(cases: Iterable[Case], kept: dict[str, Compiled]) -> Iterator[bool]:

@@ -8,6 +8,7 @@ is read from the call by the rules that price a step (`workloads/torch/on_cpu.py
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -303,6 +304,10 @@ def _spmm(u: np.ndarray) -> OpProgram:
     rows, n = fitting([rows, n], lambda s: s[0] * s[1] * degree, 4 * _ELEMENTS)
     cols, _ = fitting([cols, n], lambda s: product(*s), 4 * _ELEMENTS)
     nnz, begins = rows * degree, torch.arange(rows + 1) * degree
+
+    with warnings.catch_warnings():  # PyTorch says once in a process that CSR is young
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(begins[:2], torch.arange(degree), torch.ones(degree))
 
     def multiply(x: Tensor, at: Tensor, values: Tensor) -> Tensor:
         return torch.sparse_csr_tensor(begins, at, values, (rows, cols), check_invariants=False) @ x

@@ -46,7 +46,8 @@ def test_a_row_is_one_op_of_the_family(family, no_gradients) -> None:
         timing = time_case(case, QUICK, np.random.default_rng(0))
         row = {**timing.described, "time_s": timing.time_s}
         assert row["time_s"] > 0
-        assert row["reuse_bytes"] > 0
+        # of a sparse product the op itself says when gathered rows come again
+        assert family == "spmm" or row["reuse_bytes"] > 0
         parsed = parse_ops(pd.DataFrame([row]), load_device("here"))
         assert not parsed.problem.any()
 
