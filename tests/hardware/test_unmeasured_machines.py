@@ -104,11 +104,13 @@ def test_by_other_gpus_alone_a_gb300_is_quicker_where_its_peak_is_higher():
     large, small = gemm("gb300"), gemm("gb300", m=32)
     gb300, b300 = (hp.fit(None, name)[0] for name in ("gb300", "b300_sxm"))
     assert gb300.predict_ops(large).predicted_s[0] < 0.95 * b300.predict_ops(large).predicted_s[0]
-    assert gb300.predict_ops(small).predicted_s[0] == pytest.approx(
-        b300.predict_ops(small).predicted_s[0], rel=0.03
-    )
+    # few rows wait for steps of the clock, which is 4.9 % quicker, and for the same memory
+    slower = b300.predict_ops(small).predicted_s[0] / gb300.predict_ops(small).predicted_s[0]
+    assert 0.97 < slower < 1.01 * load_device("gb300").clock_hz / load_device("b300_sxm").clock_hz
     measured = load_model("b200_sxm").predict_ops(large).predicted_s[0]
-    assert b300.predict_ops(large).predicted_s[0] == pytest.approx(measured, rel=0.03)
+    row = b300.predict_ops(large).iloc[0]  # the B200's own fit is older than the prior's steps
+    assert row.low_s < measured < row.high_s
+    assert row.predicted_s == pytest.approx(measured, rel=0.05)
 
 
 def test_peaks_and_bandwidths_follow_the_generations():

@@ -133,7 +133,7 @@ def test_a_fast_inside_does_not_hide_a_slow_network() -> None:
             "all_reduce", 1e9, BOTH
         )
 
-    network_s = 2 * 3 / 4 * 1e9 / 8 / 1e9
+    network_s = 2 * 31 / 32 * 1e9 / 8 / 1e9  # a ring of all 32 ranks, as NCCL goes over nodes
     assert seconds(datasheet, 1e15) == pytest.approx(network_s, rel=1e-2)
     assert seconds(hs.MadMax, 1e15) < 1e-3 * network_s
 
@@ -164,8 +164,8 @@ def test_where_our_dlrm_a_differs_from_the_published_one() -> None:
         < load_system("zionex").nic_bytes_per_s
     )
     # 2.6 before the cards were counted whole, 1.34 before networks carried what measured ones do,
-    # 1.27 before lookups were spread as published ones are
-    assert 1.2 < sum(mine.values()) / 67.4e-3 < 1.25
+    # 1.27 before lookups were spread as published ones are, 1.23 before rings went over all ranks
+    assert 1.1 < sum(mine.values()) / 67.4e-3 < 1.2
 
 
 def test_popular_rows_cost_less_to_update() -> None:

@@ -25,7 +25,7 @@ import scipy
 
 from hybridperf.learning.prior.form import ClosedForm, ClosedFormValues, slopes
 from hybridperf.learning.prior.implementation import Implementation, unversioned
-from hybridperf.learning.prior.machine import NO_FACTS, Machine
+from hybridperf.learning.prior.machine import NO_FACTS, OF_THE_PEAK, Machine
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.robust import huber_data_only
 
@@ -162,7 +162,13 @@ class Population:
             elif known:  # of another version: as far from theirs as versions usually are
                 theirs = np.mean(list(known.values()), 0)
                 mean[at] += theirs - self._of_strangers(list(known)).mean(0)
-        return mean + self.machine.moves(implementations, self.own.shape[2])
+        mean = mean + self.machine.moves(implementations, self.own.shape[2])
+        free = [at for at, machine in enumerate(self.machines) if not machine.sustained]
+        if 0 < len(free) < len(self.machines):
+            # what power does not limit comes as near to its peak as the usual device of its kind
+            usual = np.nanmedian(self.own[free, :, OF_THE_PEAK])
+            mean[:, OF_THE_PEAK] = np.minimum(mean[:, OF_THE_PEAK], usual)
+        return mean
 
     def spread_of(self, implementations: Sequence[str]) -> np.ndarray:
         """[len(implementations), K] how far from there it may be."""

@@ -19,7 +19,7 @@ from hybridperf.learning.prior.implementation import OpImplementation
 
 _USUAL_CLOCK_HZ = 1.9e9  # where a device's is not known
 _OF_THE_CLOCK = [WAVE_ROOFLINE.knobs.index(name) for name in ("floor_s", "wave_s", "step_s")]
-_OF_THE_PEAK = WAVE_ROOFLINE.knobs.index("compute_efficiency")
+OF_THE_PEAK = WAVE_ROOFLINE.knobs.index("compute_efficiency")
 _OF_THE_MEMORY = WAVE_ROOFLINE.knobs.index("memory_efficiency")
 
 
@@ -40,7 +40,7 @@ class Machine:
             out[:, there] = np.log(_USUAL_CLOCK_HZ / self.clock_hz)
         if self.sustained:
             dtypes = [OpImplementation.parse(name).dtype for name in implementations]
-            out[:, _OF_THE_PEAK] = np.log([self.sustained.get(dtype, 1.0) for dtype in dtypes])
+            out[:, OF_THE_PEAK] = np.log([self.sustained.get(dtype, 1.0) for dtype in dtypes])
         if self.memory_share != 1:
             out[:, _OF_THE_MEMORY] = np.log(self.memory_share)
         return out
