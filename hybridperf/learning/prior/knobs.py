@@ -164,7 +164,7 @@ class Population:
                 mean[at] += theirs - self._of_strangers(list(known)).mean(0)
         mean = mean + self.machine.moves(implementations, self.own.shape[2])
         free = [at for at, machine in enumerate(self.machines) if not machine.sustained]
-        if 0 < len(free) < len(self.machines):
+        if 0 < len(free) < len(self.machines) and not self.references:
             # what power does not limit comes as near to its peak as the usual device of its kind
             usual = np.nanmedian(self.own[free, :, OF_THE_PEAK])
             mean[:, OF_THE_PEAK] = np.minimum(mean[:, OF_THE_PEAK], usual)
