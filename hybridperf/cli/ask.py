@@ -46,7 +46,6 @@ def _command() -> Any:
     from hybridperf.cli.app import app
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # as a command of its own (`app.main`)
-
     return typer.main.get_command(app)
 
 

@@ -160,23 +160,17 @@ CASES: dict[str, dict[str, float]] = {  # every dimension, away from where sizes
         }
         for name in ("embedding_bag", "embedding_bag_backward")
     },
-    "spmm": {
-        "rows": 9000.3,
-        "cols": 11000.3,
-        "nnz": 1.1e5,
-        "n": 90.2,
-        "cv_degree": 1.3,
-        "max_degree": 170.3,
-        "block": 1.7,
-    },
-    "sddmm": {
-        "rows": 9000.3,
-        "cols": 11000.3,
-        "nnz": 1.1e5,
-        "n": 90.2,
-        "cv_degree": 1.3,
-        "max_degree": 170.3,
-        "block": 1.7,
+    **{
+        name: {
+            "rows": 9000.3,
+            "cols": 11000.3,
+            "nnz": 1.1e5,
+            "n": 90.2,
+            "cv_degree": 1.3,
+            "max_degree": 170.3,
+            "block": 1.7,
+        }
+        for name in ("spmm", "sddmm")
     },
     "nm_gemm": {"m": 300.3, "n": 1100.6, "k": 700.2, "kept": 2.2, "of": 4.1},
     "allocation": {"bytes": 1.3e7},

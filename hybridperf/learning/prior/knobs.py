@@ -162,13 +162,7 @@ class Population:
             elif known:  # of another version: as far from theirs as versions usually are
                 theirs = np.mean(list(known.values()), 0)
                 mean[at] += theirs - self._of_strangers(list(known)).mean(0)
-        mean = mean + self.machine.moves(implementations, self.own.shape[2])
-        free = [at for at, machine in enumerate(self.machines) if not machine.sustained]
-        if 0 < len(free) < len(self.machines) and not self.references:
-            # what power does not limit comes as near to its peak as the usual device of its kind
-            usual = np.nanmedian(self.own[free, :, OF_THE_PEAK])
-            mean[:, OF_THE_PEAK] = np.minimum(mean[:, OF_THE_PEAK], usual)
-        return mean
+        return mean + self.machine.moves(implementations, self.own.shape[2])
 
     def spread_of(self, implementations: Sequence[str]) -> np.ndarray:
         """[len(implementations), K] how far from there it may be."""
@@ -194,6 +188,12 @@ class Population:
     def typical(self) -> ImplementationKnobs:
         """Knobs of a device of which nothing was measured."""
         theta = self.mean_of(self.implementations)
+        free = [at for at, machine in enumerate(self.machines) if not machine.sustained]
+        if 0 < len(free) < len(self.machines) and not self.references:
+            # knobs of a mean over devices with and without a limit of power may pass the peak: no
+            # nearer to it than the usual device without one
+            usual = np.nanmedian(self.own[free, :, OF_THE_PEAK])
+            theta[:, OF_THE_PEAK] = np.minimum(theta[:, OF_THE_PEAK], usual)
         return ImplementationKnobs(self.implementations, theta, theta.mean(0))
 
 
