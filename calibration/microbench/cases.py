@@ -51,13 +51,21 @@ def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0, of: str = "j
     """
     families: Sequence[Family] = FAMILIES
     if of == "torch":
+        import torch
+
         from hybridperf_calibration.microbench import torch_families
 
         families = torch_families.FAMILIES
+        if torch.cuda.is_available():
+            from hybridperf_calibration.microbench import gpu
+
+            families = gpu.FAMILIES
     known = [family.name for family in families]
     for name in only:
         if name not in known:
             raise unknown("family of ops", name, known, f"known are {', '.join(known)}")
+    if families and of == "torch" and torch.cuda.is_available():
+        return gpu.gpu_cases(setting, only, seed)
     # an op of PyTorch is called as in a step: what a call costs is a part of it
     overhead = CallOverhead() if of == "jax" else lambda buffers: 0.0
     return [

@@ -7,9 +7,11 @@ differently, some multiples of eight, which suit vector units, some odd.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -66,11 +68,40 @@ class Family:
     build: Callable[[np.ndarray], OpProgram]
 
 
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """How large ops are measured, as a multiple of what one core of a CPU runs in a step."""
+
+    lengths: float = 1.0  # of the largest dimension
+    work: float = 1.0  # of the most elements and flops of an op
+
+
+GPU = Reach(lengths=4.0, work=64.0)
+_REACH = contextvars.ContextVar("_REACH", default=Reach())  # noqa: B039 - frozen
+
+
+@contextlib.contextmanager
+def reaching(reach: Reach) -> Iterator[None]:
+    """Programs built inside are as large as `reach` says."""
+    token = _REACH.set(reach)
+    try:
+        yield
+    finally:
+        _REACH.reset(token)
+
+
+def most(of_a_core: float) -> float:
+    """Elements or flops of one op, at most, of what a core of a CPU has."""
+    return of_a_core * _REACH.get().work
+
+
 def size(u: float, low: float, high: float, snap: float) -> int:
     """A log-uniform whole number in [low, high]: by `snap` a power of two, multiple of 8 or odd.
 
-    Widths of real models are mostly of the first two kinds, batches and vocabularies of any.
+    Widths of real models are mostly of the first two kinds, batches and vocabularies of any. `high`
+    is that of one core of a CPU (`reaching`).
     """
+    high *= _REACH.get().lengths
     value = low * (high / low) ** u
     if snap < 0.3:
         return int(min(max(2 ** round(math.log2(value)), low), high))
@@ -79,15 +110,20 @@ def size(u: float, low: float, high: float, snap: float) -> int:
     return max(round(value) | 1, int(low))
 
 
-def _matrix(rows: int, cols: int, most: float) -> tuple[int, int]:
+def _matrix(rows: int, cols: int, elements: float) -> tuple[int, int]:
     """Rows and columns of at most so many elements: rows are halved until they are."""
-    while rows * cols > most:
+    while rows * cols > most(elements):
         rows //= 2
     return rows, cols
 
 
 def floats(*shape: int) -> tuple:
     return ("float", shape)
+
+
+def singles(*shape: int) -> tuple:
+    """Single precision, whatever the op is measured in."""
+    return ("single", shape)
 
 
 def indices(below: int, *shape: int) -> tuple:

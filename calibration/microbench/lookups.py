@@ -45,7 +45,7 @@ class Lookups:
         of_class = np.minimum(drawn, len(count) - 1)
         first = np.cumsum(count) - count
         rank = (first[of_class] + rng.random(shape) * count[of_class]).astype(np.int64)
-        return ((np.minimum(rank, self.rows - 1) * _stride(self.rows)) % self.rows).astype(np.int32)
+        return spread_over(rank, self.rows).astype(np.int32)
 
     def columns(self, sets: int, copies: int) -> dict[str, Any]:
         """The row of one of `copies` tables looked up in turn, with `sets` rotating batches."""
@@ -66,6 +66,11 @@ class Lookups:
         }
         own["reuse_bytes"] = float(distance_bytes)
         return {**own, "exponent": self.exponent, "shift": self.shift}
+
+
+def spread_over(rank: Any, rows: int) -> Any:
+    """The rows of a table that ranks are dealt to, an array of NumPy or a tensor."""
+    return (rank.clip(max=rows - 1) * _stride(rows)) % rows
 
 
 def _stride(rows: int) -> int:

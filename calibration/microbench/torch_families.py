@@ -24,6 +24,7 @@ from hybridperf_calibration.microbench.families import (
     bags,
     floats,
     indices,
+    singles,
     size,
     skewed,
 )
@@ -152,7 +153,7 @@ def _norm(u: np.ndarray) -> OpProgram:
             given = ([cols], m, s, w, b, [True] * 3)
             return _aten.native_layer_norm_backward(g, x, *given)
 
-        one, whole = floats(rows, 1), floats(rows, cols)
+        one, whole = singles(rows, 1), floats(rows, cols)
         arguments = [whole, whole, one, one, floats(cols), floats(cols)]
         return OpProgram(f"layer norm gradient {rows}x{cols}", gradient, arguments)
     channels, image = size(u[1], 4, 512, 0.1), size(u[0], 4, 64, u[2])
@@ -177,7 +178,9 @@ def _norm(u: np.ndarray) -> OpProgram:
     def normed_gradient(g: Tensor, x: Tensor, *of: Tensor) -> Any:
         return _aten.native_batch_norm_backward(g, x, *of, True, 1e-5, [True] * 3)
 
-    return OpProgram(f"batch norm gradient {name}", normed_gradient, [x, x, *[one] * 5])
+    return OpProgram(
+        f"batch norm gradient {name}", normed_gradient, [x, x, *[singles(channels)] * 5]
+    )
 
 
 def _reduction(u: np.ndarray) -> OpProgram:

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 import torch.nn.functional as nn
 
-from hybridperf_calibration.microbench.families import OpProgram, floats, indices, size
+from hybridperf_calibration.microbench.families import OpProgram, floats, indices, most, size
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
 PRODUCT_FLOPS = 1.2e9  # of one op, at most
 
 
-def fitting(sizes: list[int], count: Callable[[list[int]], float], most: float) -> list[int]:
+def fitting(sizes: list[int], count: Callable[[list[int]], float], of_a_core: float) -> list[int]:
     """Sizes of at most so much of what is counted: the largest is halved until they are."""
-    while count(sizes) > most:
+    while count(sizes) > most(of_a_core):
         at = int(np.argmax(sizes))
         sizes[at] = max(sizes[at] // 2, 1)
     return sizes
@@ -51,7 +51,7 @@ def _convolved(
     stride = 2 if u[7] > 0.75 and image >= 2 * kernel else 1
     padding = kernel // 2 if kernel % 2 and u[7] < 0.9 else 0
     out = (image + 2 * padding - kernel) // stride + 1
-    while 2.0 * batch * c_out * out**2 * (c_in / groups) * kernel**2 > PRODUCT_FLOPS:
+    while 2.0 * batch * c_out * out**2 * (c_in / groups) * kernel**2 > most(PRODUCT_FLOPS):
         if batch > 1:
             batch //= 2
         elif groups == 1 and max(c_in, c_out) > 8:

@@ -20,11 +20,11 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
 _CLAIMS = (
     "here", "ranks", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests",
     "plans", "agreement", "traces", "models", "topology", "jobs", "stragglers", "runs", "sparse",
-    "page",
+    "programs", "page",
 )  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
-    "topology", "jobs", "stragglers", "runs", "sparse",
+    "topology", "jobs", "stragglers", "runs", "sparse", "programs",
 )  # fmt: skip
 
 

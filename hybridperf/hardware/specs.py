@@ -91,8 +91,10 @@ class DeviceSpec(Spec):
         peaks, fp32 = self.peak_flops_per_s, self.peak_flops_per_s.get("fp32")
         if unit == "vector":
             rate = peaks.get("fp64") if dtype == "fp64" else peaks.get(f"{dtype}_vector", fp32)
-        elif dtype in ("fp32", "tf32"):
-            rate = peaks.get(dtype)
+        elif dtype == "fp32":
+            rate = fp32
+        elif dtype == "tf32":  # units without it work in fp32, as libraries do there
+            rate = peaks.get(dtype, fp32)
         elif dtype == "fp16in_fp32math":
             # half storage, single arithmetic: matrix units take it, plain cores run at fp32
             rate = peaks.get("fp16", fp32)

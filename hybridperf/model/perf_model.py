@@ -43,7 +43,7 @@ from hybridperf.model.reference_device import (
 )
 from hybridperf.model.step_effects import vector
 from hybridperf.ops import GROUPS, OpCall, PrefillAttention
-from hybridperf.ops.attention_kernels import SHARES, published_factor
+from hybridperf.ops.attention_kernels import SHARES, measured_seconds, published_factor
 from hybridperf.ops.roofline import RooflineKnobs
 from hybridperf.ops.table import OpRows, parse_ops
 
@@ -165,15 +165,22 @@ class PerfModel:
         """
         own = OwnOps(self, self._as_measured(calls))
         table, calls = own.table(), own.calls
-        fused = np.flatnonzero(own.fused)
-        if len(fused):
-            self._correct(table, fused, self.roofline_seconds(table)[fused])
+        loops = np.flatnonzero(own.fused)
+        if len(loops):
+            self._correct(table, loops, self.roofline_seconds(table)[loops])
         if self.references is not None or self.stand_in is not None:
             apart = np.flatnonzero(~own.fused)
             plain = [dataclasses.replace(calls[one], kernel="") for one in apart.tolist()]
             at, seconds = priced_elsewhere(self, plain)
             self._correct(table, apart[at], seconds)
-        named = [(call.kernel, call.op.dtype) for call in calls]
+        fused = [at for at, one in enumerate(calls) if one.kernel in SHARES]
+        own_s = [measured_seconds(calls[at].kernel, calls[at].op, self.device) for at in fused]
+        lawful = {at: s * calls[at].times for at, s in zip(fused, own_s, strict=True) if s}
+        self._correct(table, np.array([*lawful], int), np.array([*lawful.values()]))
+        named = [
+            ("", "") if at in lawful else (call.kernel, call.op.dtype)
+            for at, call in enumerate(calls)
+        ]
         for key in dict.fromkeys(one for one in named if one[0] in SHARES):
             factor = self._attention_factor(*key)
             table.correction[[one == key for one in named]] += np.log(factor)

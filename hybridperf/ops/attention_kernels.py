@@ -6,6 +6,8 @@ same device up to three times slower.
               and half of flash2's rate
     flash2    FlashAttention 2 (mid 2023 on, PyTorch's own): 50 to 73 % of an A100's peak, 35 % of
               an H100's
+    sdpa      what PyTorch's scaled_dot_product_attention runs: cuDNN's kernels on Hopper, which are
+              priced by a law of their own (`measured_seconds`), FlashAttention 2 on what is older
 
 Shares are those of forward and backward together on long sequences, as their authors publish them
 (Dao, FlashAttention-2, 2023; Shah et al., FlashAttention-3, 2024); of a range the geometric mean.
@@ -18,8 +20,8 @@ import math
 from collections.abc import Callable, Mapping
 
 from hybridperf.hardware import DeviceSpec
-from hybridperf.ops.attention import PrefillAttention
-from hybridperf.ops.base import OpCall
+from hybridperf.ops.attention import EncoderAttention, PrefillAttention
+from hybridperf.ops.base import Op, OpCall
 
 _AMPERE, _HOPPER = "Ampere sm_80", "Hopper sm_90"
 _FLASH_2_HOPPER = 0.35
@@ -33,12 +35,39 @@ SHARES: Mapping[str, Mapping[str, float]] = {
 # aten/src/ATen/native/transformers/cuda/sdp_utils.h). Models of wider ones ran unfused, as Pythia
 # 1B's settings, alone of theirs, have it (pythia-1b.yml of github.com/EleutherAI/pythia).
 WIDEST_HEADS: Mapping[str, int] = {"flash1": 128}
+SHARES = {**SHARES, "sdpa": {_AMPERE: SHARES["flash2"][_AMPERE]}}
 KERNELS = ("", *SHARES)  # empty: the op model's own
+
+# cuDNN's forward kernels on an H100 and an H200 (`calibration/measured`): eight shapes of PyTorch
+# steps with heads of 64 (23 to 358 us) and one of 8,192 tokens with heads of 128 lie within 10 % of
+# a least time and so much per score of a tile of 128 x 128, at the boost clock; steps with dropout
+# take twice as long. Wider heads are fed by their products.
+_CUDNN_LEAST_S, _CUDNN_SCORE_S, _CUDNN_TILE, _CUDNN_HEAD_DIM = 6e-6, 0.72e-12, 128.0, 128.0
+_CUDNN_CYCLES = 132 * 1.98e9  # multiprocessors x clock where that was seen
 
 
 def published_share(kernel: str, arch: str) -> float | None:
     """Share of the peak that a kernel reaches on an architecture; None where unpublished."""
     return SHARES.get(kernel, {}).get(arch)
+
+
+def measured_seconds(kernel: str, op: Op, device: DeviceSpec) -> float | None:
+    """Seconds of a forward pass of a kernel that we measured; None where its law is not known."""
+    whole = isinstance(op, PrefillAttention | EncoderAttention)
+    if kernel != "sdpa" or device.arch != _HOPPER or not whole:
+        return None
+    if device.clock_hz is None or device.multiprocessors is None:
+        return None
+    keys = getattr(op, "kv_len", op.q_len)
+    rows, cols = (math.ceil(float(n) / _CUDNN_TILE) for n in (op.q_len, keys))
+    tiles = float(rows * cols)
+    if getattr(op, "causal", False):  # of the last queries, as many keys before them as there are
+        rows = min(rows, cols)
+        tiles -= rows * (rows - 1) / 2
+    scores = float(op.batch) * float(op.heads) * tiles * _CUDNN_TILE**2
+    score_s = _CUDNN_SCORE_S * max(1.0, float(op.head_dim) / _CUDNN_HEAD_DIM)
+    own = _CUDNN_CYCLES / (device.multiprocessors * device.clock_hz)
+    return _CUDNN_LEAST_S + scores * score_s * own
 
 
 # Backward over forward of fused attention: five products (scores again, and gradients of values,

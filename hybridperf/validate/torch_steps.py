@@ -205,7 +205,7 @@ class _Gpt(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        y = self.words(x) + self.places(torch.arange(x.shape[1]))
+        y = self.words(x) + self.places(torch.arange(x.shape[1], device=x.device))
         logits = self.head(self.norm(self.layers(y)))
         return functional.cross_entropy(logits.flatten(0, 1), target)
 

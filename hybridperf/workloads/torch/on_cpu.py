@@ -35,6 +35,7 @@ from hybridperf.workloads.torch.loops import (
     reduction,
 )
 from hybridperf.workloads.torch.ops import RULES, kernels
+from hybridperf.workloads.torch.products import recurrent_on_cpu
 
 # flops per element; those that also say where they found it are not vectorised
 _SUMMED_FLOPS = {"var": 3, "std": 3, "var_mean": 3, "std_mean": 3, "norm": 2}
@@ -162,4 +163,5 @@ _RULES: dict[str, Rule] = {
     "convolution_backward": _without(Reduction),
     "embedding_dense_backward": _table_gradient,
     "native_layer_norm_backward": _layer_norm_gradient,
+    **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), recurrent_on_cpu),
 }

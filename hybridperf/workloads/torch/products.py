@@ -8,6 +8,7 @@ else from recorded stride, padding and dilation; without either the op is unknow
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from hybridperf.ops import BatchedGemm, Convolution, Fused, Gemm, OpCall, Reduction, attention_of
@@ -141,22 +142,33 @@ def grouped(call: TorchCall) -> Ops:
 def recurrent(call: TorchCall) -> Ops:
     """A layer of an LSTM or GRU: all inputs' products at once, then a product and a loop per token.
 
-    Its gradient has two products for each, weights' gradients over all tokens at once.
+    Its gradient has two products for each, weights' gradients over all tokens at once. Products of
+    single precision are TF32's: `torch.backends.cudnn.allow_tf32` is true unless told otherwise.
     """
+    return _recurrent(call, {"fp32": "tf32"})
+
+
+def recurrent_on_cpu(call: TorchCall) -> Ops:
+    """The same in full precision."""
+    return _recurrent(call, {})
+
+
+def _recurrent(call: TorchCall, formats: Mapping[str, str]) -> Ops:
     x, into, own = call.single(0, 1, 2)
+    dtype = formats.get(x.dtype, x.dtype)
     needs(len(x.shape) == 3 and len(into.shape) == len(own.shape) == 2)
     (tokens, batch, inputs), (wide, hidden) = x.shape, own.shape
     gates = Tensor((batch, wide), x.dtype)
     rows = float(batch * tokens)
-    from_inputs = Gemm(x.dtype, rows, float(wide), float(inputs))
-    each = Gemm(x.dtype, float(batch), float(wide), float(hidden))
+    from_inputs = Gemm(dtype, rows, float(wide), float(inputs))
+    each = Gemm(dtype, float(batch), float(wide), float(hidden))
     mixed = Fused(
         x.dtype, elements=float(gates.elements), flops=_GATE_FLOPS * float(gates.elements),
         transcendentals=float(gates.elements), bytes_read=gates.bytes, bytes_written=gates.bytes,
     )  # fmt: skip
     weights = (
-        Gemm(x.dtype, float(wide), float(inputs), rows),
-        Gemm(x.dtype, float(wide), float(hidden), rows),
+        Gemm(dtype, float(wide), float(inputs), rows),
+        Gemm(dtype, float(wide), float(hidden), rows),
     )
     per_token = tuple(OpCall(one, times=float(tokens)) for one in (each, mixed))
     return (from_inputs, *per_token, *(weights if call.kind.endswith("backward") else ()))

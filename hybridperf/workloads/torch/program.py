@@ -40,7 +40,7 @@ from hybridperf.workloads.transformer.in_step import call_in_step
 
 EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
 # `scaled_dot_product_attention` on numbers of two bytes
-_ATTENTION_KERNEL, _KERNEL_BYTES = "flash2", 2
+_ATTENTION_KERNEL, _KERNEL_BYTES = "sdpa", 2
 _ONE_STAGE = (
     "one rank is seen: what it waits for of other stages of a pipeline, its bubble, is not counted"
 )
@@ -156,13 +156,15 @@ def _graph(placed: Sequence[PricedOp], gpus_per_node: int) -> tuple[Graph, Rows]
             elif after:  # what waits hands on what it waited for
                 written |= {one.storage: after[-1] for one in op.call.written}
             continue
-        launch = StepPlace("backward_launch" if op.phase == BACKWARD else "launch")
+        launch = GivenSeconds(0.0, "launch"), StepPlace("launch")
+        if op.phase == BACKWARD:  # an effect that multiplies: of one launch
+            launch = GivenSeconds(1.0, "launch"), StepPlace("backward_launch")
         stream = COMM if op.call.kind in COPIED_IN else COMPUTE
         for kernel in calls:
             place = StepPlace(role_in_step(op, kernel))
             node = graph.op(
                 row(as_run(kernel), place), label=label_of(op), stream=stream, after=after,
-                launch_row=row(GivenSeconds(0.0, "launch"), launch),
+                launch_row=row(*launch),
             )  # fmt: skip
             after = []
             last = node if stream == COMPUTE else last

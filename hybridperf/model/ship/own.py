@@ -1,0 +1,66 @@
+"""What we measured ourselves on a lent GPU, added to its calibration: ops of which no published
+table has rows.
+
+    calibration/measured/DEVICE/ops.csv.gz
+
+Those of `OWN_GROUPS` are fitted by themselves, as `hybridperf fit` does with rows of no known
+family. The table has others, too, whose fits held for sizes that were measured and misled beyond
+(scattered sums, sorts, copies: a serial step that small ops show), or whose times hang on what no
+column says (convolutions: the order of an image's channels): they stay with what stands for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from hybridperf.io import read_table
+from hybridperf.io.installed import installed_hardware
+from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel
+from hybridperf.model.fit.device import fit
+from hybridperf.ops import GROUPS
+from hybridperf.ops.table import parse_ops
+
+OWN_GROUPS = ("embedding_bag", "reduction", "window_reduction", "softmax")
+LEAST_OWN_ROWS = 24
+TABLE = "ops.csv.gz"
+
+
+def own_table(device: str) -> Path | None:
+    """Where our rows of a device are; None: there are none."""
+    hardware = installed_hardware()
+    path = hardware and hardware.parent / "measured" / device / TABLE
+    return path if path and path.exists() else None
+
+
+def with_own(model: PerfModel) -> PerfModel:
+    """A calibration by published tables, with our own rows of its device."""
+    path = own_table(model.device.id)
+    if path is None:
+        return model
+    rows = read_table(path)
+    group = np.zeros(len(rows), int)
+    for part in parse_ops(rows, model.device).parts:
+        group[part.rows] = part.group
+    wanted = [
+        name
+        for name in OWN_GROUPS
+        if name not in model.groups and (group == GROUPS.index(name)).sum() >= LEAST_OWN_ROWS
+    ]
+    rows = rows[np.isin(group, [GROUPS.index(name) for name in wanted])]
+    own, report = fit(rows, model.device, prior="none")
+    at = [GROUPS.index(name) for name in wanted]
+    arrays = {name: np.array(getattr(model.knobs, name)) for name in GROUP_KNOBS}
+    for name, values in arrays.items():
+        values[at] = np.asarray(getattr(own.knobs, name))[at]
+    levels = {name: getattr(own.knobs, name) for name in LEVEL_KNOBS}
+    counts = {str(name): int(n) for name, n in rows["op"].value_counts().items()}
+    measured = {"table": f"calibration/measured/{model.device.id}/{TABLE}", "rows": counts}
+    return dataclasses.replace(
+        model,
+        knobs=dataclasses.replace(model.knobs, **arrays, **levels),
+        groups={**model.groups, **own.groups},
+        provenance={**model.provenance, "own": {**measured, "fit": report.summary()}},
+    )

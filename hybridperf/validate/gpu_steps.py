@@ -1,0 +1,363 @@
+"""Steps of PyTorch at the sizes that GPUs run: what `calibration/` ran on a GPU, and what
+`validate programs` captures without one.
+
+Each function returns what `predict --torch` takes, (module or fn, args) or (module or fn, args,
+optimizer).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hybridperf.validate import torch_steps as small
+
+Made = tuple[Any, ...]
+BF16 = torch.bfloat16
+
+
+def gpt2() -> Made:
+    """GPT-2 (124M), 12 x 1,024 tokens, mixed precision."""
+    module = small._Gpt(768, 12, 12, 50_304, 1024)
+    tokens = torch.randint(50_304, (12, 1024))
+    return _mixed(module, BF16), (tokens, tokens.reshape(-1)), _adamw(module)
+
+
+def gpt2_medium_half() -> Made:
+    """GPT-2 medium, all in bfloat16, 4 x 1,024 tokens, fused AdamW."""
+    module = small._Gpt(1024, 24, 16, 50_304, 1024).to(BF16)
+    tokens = torch.randint(50_304, (4, 1024))
+    return module, (tokens, tokens.reshape(-1)), _adamw(module, fused=True)
+
+
+def llama() -> Made:
+    """A Llama of 16 layers of 2,048, grouped queries, 2 x 4,096 tokens, bfloat16."""
+    module = _Llama(2048, 16, 32, 8, 5632, 32_000).to(BF16)
+    tokens = torch.randint(32_000, (2, 4096))
+    return module, (tokens, tokens.reshape(-1)), _adamw(module, fused=True)
+
+
+def llama_prompt() -> Made:
+    """The same reading a prompt of 1 x 2,048 tokens."""
+    module = _Llama(2048, 16, 32, 8, 5632, 32_000).to(BF16)
+    return small._inference(module), (torch.randint(32_000, (1, 2048)),)
+
+
+def llama_word() -> Made:
+    """The same writing one word for each of 16 sequences (without what was kept)."""
+    module = _Llama(2048, 16, 32, 8, 5632, 32_000).to(BF16)
+    return small._inference(module), (torch.randint(32_000, (16, 1)),)
+
+
+def bert() -> Made:
+    """BERT-large's layers, 16 x 384 tokens, mixed precision."""
+    module = _Encoder(1024, 24, 16, 30_528, 384)
+    tokens = torch.randint(30_528, (16, 384))
+    return _mixed(module, BF16), (tokens, tokens.reshape(-1)), _adamw(module)
+
+
+def bert_single() -> Made:
+    """BERT-base's layers, 8 x 128 tokens, single precision."""
+    module = _Encoder(768, 12, 12, 30_528, 128)
+    tokens = torch.randint(30_528, (8, 128))
+    return module, (tokens, tokens.reshape(-1)), _adamw(module)
+
+
+def vit() -> Made:
+    """ViT-B/16, 64 images in inference, half precision."""
+    module = small._Vit(768, 12, 12, 16, 224).half()
+    return small._inference(module), (torch.rand(64, 3, 224, 224, dtype=torch.float16),)
+
+
+def vit_training() -> Made:
+    """ViT-L/16, 32 images, mixed precision."""
+    module = small._Vit(1024, 24, 16, 16, 224)
+    step = _mixed(small._Classified(module), BF16)
+    return step, (torch.rand(32, 3, 224, 224), small._labels(32, 100)), _adamw(module)
+
+
+def resnet50() -> Made:
+    """ResNet-50, 64 images, channels last, mixed precision."""
+    module = _Resnet((3, 4, 6, 3)).to(memory_format=torch.channels_last)
+    images = torch.rand(64, 3, 224, 224).to(memory_format=torch.channels_last)
+    step = _mixed(small._Classified(module), torch.float16)
+    return step, (images, small._labels(64, 1000)), _sgd(module)
+
+
+def resnet50_single() -> Made:
+    """ResNet-50, 32 images, single precision."""
+    module = _Resnet((3, 4, 6, 3))
+    step = small._Classified(module)
+    return step, (torch.rand(32, 3, 224, 224), small._labels(32, 1000)), _sgd(module)
+
+
+def resnet50_inference() -> Made:
+    """ResNet-50, 128 images in inference, half precision."""
+    module = _Resnet((3, 4, 6, 3)).half().to(memory_format=torch.channels_last)
+    images = torch.rand(128, 3, 224, 224, dtype=torch.float16)
+    return small._inference(module), (images.to(memory_format=torch.channels_last),)
+
+
+def unet() -> Made:
+    """A U-Net block of 128 and 512 channels, 16 latent images of 64 x 64, mixed precision."""
+    module = small._Unet(128, 512)
+    image = torch.rand(16, 128, 64, 64)
+    return _mixed(module, BF16), (image, torch.rand(16, 128, 64, 64)), _adamw(module)
+
+
+def diffusion_transformer() -> Made:
+    """DiT-B/2's layers, 32 latent images, bfloat16."""
+    module = _Diffusion(768, 12, 12).to(BF16)
+    args = (torch.rand(32, 256, 768, dtype=BF16), torch.rand(32, 768, dtype=BF16))
+    return module, args, _adamw(module)
+
+
+def lstm() -> Made:
+    """Two recurrent layers of 1,024 over 64 x 128 words."""
+    tokens = torch.randint(20_000, (64, 128))
+    module = small._Lstm(20_000, 1024)
+    return module, (tokens, tokens[:, 0] % 11), _adam(module)
+
+
+def dlrm() -> Made:
+    """Bags of 20 lookups in 26 tables of 200,000 x 64, 8,192 samples."""
+    indices = torch.randint(200_000, (26, 8192, 20))
+    module = small._Dlrm(26, 200_000, 64)
+    return module, (torch.rand(8192, 13), indices, torch.rand(8192)), _sgd(module)
+
+
+def dlrm_inference() -> Made:
+    """Bags of 40 lookups in 12 tables of a million x 128, 2,048 samples."""
+    indices = torch.randint(1_000_000, (12, 2048, 40))
+    step = small._inference(small._Dlrm(12, 1_000_000, 128))
+    return step, (torch.rand(2048, 13), indices, torch.rand(2048))
+
+
+def gnn() -> Made:
+    """Messages along two million edges of 170,000 nodes."""
+    module = small._Gnn(128, 256)
+    edges = torch.randint(170_000, (2, 2_000_000))
+    return module, (torch.rand(170_000, 128), edges, small._labels(170_000, 6)), _adam(module)
+
+
+def experts() -> Made:
+    """Eight experts that all see 4,096 tokens of 1,024, bfloat16."""
+    module = small._Experts(8, 1024, 4096).to(BF16)
+    return module, (torch.rand(4096, 1024, dtype=BF16),), _adamw(module)
+
+
+def autoencoder() -> Made:
+    """Strided and transposed convolutions, 64 images of 256 x 256."""
+    made = small.autoencoder()[0]
+    image = torch.rand(64, 3, 256, 256)
+    return made, (image, image), _adam(made)
+
+
+def perceptron() -> Made:
+    """Five layers of 4,096, 8,192 rows, mixed precision."""
+    layers: list[nn.Module] = []
+    for _ in range(5):
+        layers += [nn.Linear(4096, 4096), nn.ReLU()]
+    step = _mixed(small._Classified(nn.Sequential(*layers)), BF16)
+    return step, (torch.rand(8192, 4096), small._labels(8192, 4096)), _adamw(step)
+
+
+def short() -> Made:
+    """A step that the host holds up: many small kernels."""
+    module, args, _ = small.gpt()
+    return module, args, _adamw(module)
+
+
+TORCH: dict[str, Callable[[], Made]] = {
+    one.__name__: one
+    for one in (
+        gpt2, llama, bert, vit, resnet50, dlrm, short, gpt2_medium_half, resnet50_single, unet,
+        llama_prompt, lstm, gnn, bert_single, vit_training, resnet50_inference, experts,
+        diffusion_transformer, llama_word, dlrm_inference, autoencoder, perceptron,
+    )
+}  # fmt: skip
+# in the order of what a GPU is asked first
+COMPILED = ("llama_prompt", "bert_single", "gpt2", "dlrm", "unet", "experts", "resnet50")
+
+
+def _adamw(module: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=1e-5, **options)
+
+
+def _adam(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), lr=1e-5)
+
+
+def _sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9)
+
+
+class _mixed(nn.Module):
+    """A module under `torch.autocast`."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module, self.dtype = module, dtype
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", self.dtype):
+            return self.module(*args)
+
+
+class _Llama(nn.Module):
+    def __init__(
+        self, width: int, depth: int, heads: int, kv_heads: int, wide: int, vocabulary: int
+    ) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        make = functools.partial(_LlamaLayer, width, heads, kv_heads, wide)
+        self.layers = nn.ModuleList([make() for _ in range(depth)])
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.words(x)
+        for layer in self.layers:
+            y = layer(y)
+        logits = self.head(self.norm(y))
+        if target is None:
+            return logits
+        return functional.cross_entropy(logits.flatten(0, 1).float(), target)
+
+
+class _LlamaLayer(nn.Module):
+    turn: torch.Tensor
+
+    def __init__(self, width: int, heads: int, kv_heads: int, wide: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.each = heads, kv_heads, width // heads
+        into = self.each * (heads + 2 * kv_heads)
+        self.norms = nn.ModuleList([nn.RMSNorm(width), nn.RMSNorm(width)])
+        self.into, self.out = (
+            nn.Linear(width, into, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.gate, self.up = (nn.Linear(width, wide, bias=False) for _ in range(2))
+        self.down = nn.Linear(wide, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, width = x.shape
+        parts = [self.heads * self.each, *[self.kv_heads * self.each] * 2]
+        q, k, v = self.into(self.norms[0](x)).split(parts, -1)
+        q, k, v = (y.view(batch, tokens, -1, self.each).transpose(1, 2) for y in (q, k, v))
+        places = torch.arange(tokens, device=x.device)[:, None]
+        waves = torch.linspace(0, 1, self.each // 2, device=x.device)
+        angle = places / 10_000**waves
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        y = functional.scaled_dot_product_attention(
+            _turned(q, cos, sin), _turned(k, cos, sin), v, is_causal=tokens > 1, enable_gqa=True
+        )
+        x = x + self.out(y.transpose(1, 2).reshape(batch, tokens, width))
+        y = self.norms[1](x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class _Encoder(nn.Module):
+    def __init__(self, width: int, depth: int, heads: int, vocabulary: int, tokens: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(tokens, width)
+        self.first, self.drop = nn.LayerNorm(width), nn.Dropout(0.1)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.1, "gelu", batch_first=True, norm_first=False
+        )
+        self.layers = nn.ModuleList([layer])
+        for _ in range(depth - 1):
+            self.layers.append(
+                nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, "gelu", batch_first=True)
+            )
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        y = self.drop(
+            self.first(self.words(x) + self.places(torch.arange(x.shape[1], device=x.device)))
+        )
+        for layer in self.layers:
+            y = layer(y)
+        return functional.cross_entropy(self.head(y).flatten(0, 1), target)
+
+
+class _Resnet(nn.Module):
+    def __init__(self, depths: tuple[int, ...]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
+        ]  # fmt: skip
+        into = 64
+        for at, depth in enumerate(depths):
+            width = 64 * 2**at
+            for block in range(depth):
+                layers.append(_Bottleneck(into, width, 2 if at and not block else 1))
+                into = 4 * width
+        self.layers = nn.Sequential(
+            *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, 1000)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, into: int, width: int, stride: int) -> None:
+        super().__init__()
+        out = 4 * width
+        self.convs = nn.ModuleList([
+            nn.Conv2d(into, width, 1, bias=False),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.Conv2d(width, out, 1, bias=False),
+        ])  # fmt: skip
+        self.norms = nn.ModuleList([nn.BatchNorm2d(one) for one in (width, width, out)])
+        self.short: nn.Module = nn.Identity()
+        if into != out:
+            self.short = nn.Sequential(
+                nn.Conv2d(into, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.relu(self.norms[0](self.convs[0](x)), inplace=True)
+        y = functional.relu(self.norms[1](self.convs[1](y)), inplace=True)
+        return functional.relu(self.norms[2](self.convs[2](y)) + self.short(x), inplace=True)
+
+
+class _Diffusion(nn.Module):
+    def __init__(self, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_DiffusionLayer(width, heads) for _ in range(depth)])
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        y = x
+        for layer in self.layers:
+            y = layer(y, time)
+        return (y - x).float().square().mean()
+
+
+class _DiffusionLayer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.mixing = small._Mixing(width, heads)
+        self.norms = nn.ModuleList(
+            [nn.LayerNorm(width, elementwise_affine=False) for _ in range(2)]
+        )
+        self.told = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        told = self.told(time)[:, None].chunk(6, -1)
+        x = x + told[2] * self.mixing(self.norms[0](x) * (1 + told[1]) + told[0])
+        return x + told[5] * self.mlp(self.norms[1](x) * (1 + told[4]) + told[3])
