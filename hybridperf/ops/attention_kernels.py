@@ -56,7 +56,8 @@ def measured_seconds(kernel: str, op: Op, device: DeviceSpec) -> float | None:
     whole = isinstance(op, PrefillAttention | EncoderAttention)
     if kernel != "sdpa" or device.arch != _HOPPER or not whole:
         return None
-    if device.clock_hz is None or device.multiprocessors is None:
+    windowed = float(getattr(op, "window", 0.0)) > 0
+    if windowed or device.clock_hz is None or device.multiprocessors is None:
         return None
     keys = getattr(op, "kv_len", op.q_len)
     rows, cols = (math.ceil(float(n) / _CUDNN_TILE) for n in (op.q_len, keys))

@@ -37,7 +37,7 @@ from hybridperf.workloads.jax.hlo_cost import Costs
 _COMPLEX = {"c64": "fp32", "c128": "fp64"}  # a complex number is two
 _ALGORITHM = {"bf16": "bf16", "f16": "fp16", "tf32": "tf32", "f32": "fp32", "f64": "fp64"}
 _BACKWARD = "Backward"
-_ATTENTION = "__cudnn$fmha"
+_ATTENTION, _KERNEL = "__cudnn$fmha", "sdpa"  # PyTorch runs the same
 _TOP_K = ("mhlo.topk", "TopK", "__gpu$TopK")
 
 
@@ -206,7 +206,8 @@ def _attention(node: Node, kind: str) -> _Found:
     op = attention_of(
         number_format(q)[0], batch, queries, others, heads, size, kv_heads, causal, length
     )
-    return (OpCall(op, ratios.FUSED_ATTENTION) if _BACKWARD in kind else op,)
+    times = ratios.FUSED_ATTENTION if _BACKWARD in kind else 1.0
+    return (OpCall(op, times, kernel=_KERNEL),)
 
 
 _RULES: dict[str, Callable[[Node, Costs, DeviceSpec], _Found]] = {
