@@ -662,6 +662,6 @@ def test_a_blank_and_a_table_split_twice_are_named(tmp_path, refused) -> None:
     assert "expected a name of each embedding table, got a blank in row 2; fill it in" in refused(
         *asked
     )
-    assert "table a is split twice, by row:2 and by column:2" in refused(
+    assert "expected --split a once, got a=row:2 and a=column:2; keep one" in refused(
         *asked, "--split", "a=row:2", "--split", "a=column:2"
     )
