@@ -202,10 +202,18 @@ def framework_of(slot: str) -> str:
 
 
 def _known_slot(slot: str, known: Sequence[str]) -> str:
-    """The known slot that a slot means, the closest one first; itself where there is none."""
+    """The known slot that a slot means, the closest one first; itself where there is none, by the
+    first of the names that its op has.
+    """
     mine = OpImplementation.parse(slot)
     fitting = [one for one in map(OpImplementation.parse, known) if _means(mine, one)]
-    return str(min(fitting, key=lambda one: _differs(mine, one), default=mine))
+    return str(min(fitting, key=lambda one: _differs(mine, one), default=_first_named(mine)))
+
+
+def _first_named(mine: OpImplementation) -> OpImplementation:
+    if mine.op not in op_names() or mine.op in _NOT_A_SPELLING:
+        return mine
+    return mine._replace(op=next(name for name in op_names() if _one_op(name, mine.op)))
 
 
 def _means(mine: OpImplementation, other: OpImplementation) -> bool:
@@ -246,9 +254,13 @@ def _same_op(name: str, other: str) -> bool:
     names = {name, other}
     if names & _NOT_A_SPELLING or not names <= {*op_names()}:
         return False
-    (kind, fixed), (other_kind, other_fixed) = op_by_name(name), op_by_name(other)
-    if issubclass(kind, Product) and issubclass(other_kind, Product):
+    if all(issubclass(op_by_name(one)[0], Product) for one in names):
         return True  # with a bias or in a batch, where those were not measured
+    return _one_op(name, other)
+
+
+def _one_op(name: str, other: str) -> bool:
+    (kind, fixed), (other_kind, other_fixed) = op_by_name(name), op_by_name(other)
     return (kind, fixed) == (other_kind, other_fixed)
 
 
