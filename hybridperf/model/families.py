@@ -12,6 +12,7 @@ never met have no effect.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -184,7 +185,7 @@ def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, n
     slots, assumed = rows.implementation.copy(), np.full(len(rows), "", object)
     for slot in dict.fromkeys(rows.implementation):
         here = rows.implementation == slot
-        other = slot if slot in known else _known_slot(slot, known)
+        other = slot if slot in known else _known_slot(slot, tuple(known))
         slots[here] = other
         if (framework := framework_of(other)) != framework_of(slot):
             assumed[here] = f"no framework given: taken for {framework}"
@@ -201,7 +202,8 @@ def framework_of(slot: str) -> str:
     return OpImplementation.parse(slot).framework
 
 
-def _known_slot(slot: str, known: Sequence[str]) -> str:
+@functools.lru_cache(4096)
+def _known_slot(slot: str, known: tuple[str, ...]) -> str:
     """The known slot that a slot means, the closest one first; itself where there is none, by the
     first of the names that its op has.
     """
