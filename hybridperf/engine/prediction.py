@@ -345,6 +345,7 @@ def _notes(
         most = fabric.system.accelerators_per_node
         if any(call.ranks_per_node > most for call in collectives.values()):
             notes.append(fabric.crowded_remark)
+        notes += filter(None, [fabric.system.lent_to(model.device.id)])
     kinds = KINDS[:]
     by_others = {kinds[g] for g in group_of[_believed(prices)]}
     unknown = {kinds[g] for g in group_of} & set(_LOOKUPS) - set(model.groups) - by_others

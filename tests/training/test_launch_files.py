@@ -46,9 +46,7 @@ def legal(model: str) -> list[Layout]:
 def runnable(framework: str, model: str) -> list[Layout]:
     """Those that a framework can run."""
     target = target_called(framework)
-    return [
-        one for one in legal(model) if not target.lacks(launched(model, one, framework).facts)
-    ]
+    return [one for one in legal(model) if not target.lacks(launched(model, one, framework).facts)]
 
 
 def launched(model: str, layout: Layout, framework: str, precision: str = "bf16") -> LaunchedStep:
