@@ -65,7 +65,8 @@ def predict_ops(model: PerfModel, frame: pd.DataFrame) -> pd.DataFrame:
                     only = ", ".join(measured.dtypes)
                     nothing = f"no {name} in {part.op.dtype} was measured, only {only}"
                 elif how or model.groups:
-                    nothing = f"no {name} measurements{'' if how else ' in this model'}"
+                    by_itself = how in ("", "datasheet roofline")
+                    nothing = f"no {name} measurements{' in this model' if by_itself else ''}"
                     how = how or "datasheet roofline"
                 note[rows] = ": ".join(filter(None, (nothing, how)))
                 continue

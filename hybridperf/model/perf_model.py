@@ -19,7 +19,7 @@ import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import DeviceSpec, Host
-from hybridperf.io import InputError, replacing_in, write_arrays, write_json
+from hybridperf.io import replacing_in, write_arrays, write_json
 from hybridperf.io.later import pd
 from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted, Group
@@ -234,15 +234,6 @@ class PerfModel:
         from hybridperf.model.op_rows import predict_ops  # it asks `price`, which asks this class
 
         return predict_ops(self, frame)
-
-    def predict_collectives(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a table of collectives, priced as by `CollectiveModel.predict`."""
-        if self.collectives is None:
-            raise InputError(
-                f"this model of {self.device.id} knows no collectives; `hybridperf fit --system"
-                " NAME --out` its folder adds them"
-            )
-        return self.collectives.predict(frame)
 
     def save(self, folder: str | Path) -> None:
         """Write `model.json` (knobs in plain numbers, provenance) and `residual.npz` (weights).

@@ -29,7 +29,7 @@ def test_it_is_what_tables_of_ops_and_of_collectives_say(model) -> None:
     op = {"op": "matmul", "dtype": "bf16", "m": 4096, "n": 4096, "k": 4096}
     (by_table,) = model.predict_ops(pd.DataFrame([op]))["predicted_s"]
     row = {"collective": "all_reduce", "bytes": 1e8, "n_gpus": 8, "n_nodes": 1}
-    by_links = model.predict_collectives(pd.DataFrame([row])).iloc[0]
+    by_links = model.collectives.predict(pd.DataFrame([row])).iloc[0]
     assert found.seconds == pytest.approx([by_table, by_links["predicted_s"], 0.25], rel=1e-4)
     width = np.log(by_links["high_s"] / by_links["low_s"]) / 2 / 1.6449
     assert found.spread[1] == pytest.approx(width, rel=1e-3)
