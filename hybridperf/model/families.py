@@ -163,9 +163,9 @@ def _gathers(
     part: OpRows, keep: np.ndarray, device: DeviceSpec, gpu: Gpu, whole: Callable[[Array], Array]
 ) -> Array | None:
     """What the rows `keep` gather, as `gather_form.WORK` names it after arithmetic."""
-    if not part.op.by_gathers:
-        return None
     of = part.op.gathered()
+    if of is None:
+        return None
     seconds = (of.again_bytes, of.first_bytes, of.beside_bytes, of.index_bytes)
     amounts = [floats(one) / device.memory_bytes_per_s for one in seconds]
     amounts += [floats(of.first_bytes) / of.columns / gpu.l2_bytes]

@@ -221,7 +221,7 @@ def believed_by(model: Calibration, op: Op) -> str:
     if not refers(model) or model.references is None:
         return "datasheet roofline"
     found = reference_device(model.device, op, model.references())
-    if op.by_gathers and gpu_of(model.device) is not None:
+    if op.gathered() is not None and gpu_of(model.device) is not None:
         whose = "believed knobs" if found is None else f"the knobs of {found.device.id}"
         return f"the form of gathers at this device's bandwidth and cache, with {whose}"
     if found is not None:
@@ -282,7 +282,7 @@ def _by_gathers(
     the reference device's, or the beliefs where no device has such ops.
     """
     for at, call in enumerate(calls):
-        if not call.op.by_gathers or gpu_of(device) is None:
+        if call.op.gathered() is None or gpu_of(device) is None:
             continue
         rows = op_rows(call.op, device)
         found = reference_device(device, call.op, models)
