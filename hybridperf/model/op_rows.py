@@ -5,7 +5,8 @@ and where it measured none by the one price of calls (`price.py`), each size onc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -17,18 +18,29 @@ from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.explained import WIDE, below_roofline, narrowed_by
 from hybridperf.model.families import by_family, family_rows, with_defaults
 from hybridperf.model.group_report import widened
-from hybridperf.model.perf_model import PerfModel
-from hybridperf.model.platform import op_table
-from hybridperf.model.price import price
-from hybridperf.model.reference_device import as_measured, believed_by, refers
-from hybridperf.ops import GROUPS
+from hybridperf.model.own_ops import OwnOps
+from hybridperf.model.platform import OpTable, op_table
+from hybridperf.model.reference_device import (
+    Calibration,
+    as_measured,
+    believed_by,
+    believed_spread,
+    refers,
+)
+from hybridperf.ops import GROUPS, OpCall
 from hybridperf.ops.stacked import calls_of
 from hybridperf.ops.table import OpRows, parse_ops
 
 _PREDICTED = ("predicted_s", "low_s", "high_s", "roofline_s")
 
 
-def predict_ops(model: PerfModel, frame: pd.DataFrame) -> pd.DataFrame:
+class Machine(Calibration, Protocol):
+    """What is asked of a `PerfModel`."""
+
+    def priced(self, calls: Sequence[OpCall]) -> tuple[OpTable, OwnOps]: ...
+
+
+def predict_ops(model: Machine, frame: pd.DataFrame) -> pd.DataFrame:
     """See `PerfModel.predict_ops`."""
     check_not_forked()
     parsed = parse_ops(frame, model.device)
@@ -95,7 +107,7 @@ def predict_ops(model: PerfModel, frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**out, in_range=in_range, note=notes)
 
 
-def _as_measured(model: PerfModel, part: OpRows) -> OpRows:
+def _as_measured(model: Machine, part: OpRows) -> OpRows:
     """Rows in the 16-bit format that was measured, where the other is as fast."""
     first = calls_of(part, np.arange(1))[0][0].op
     op = as_measured(model, first)
@@ -105,7 +117,7 @@ def _as_measured(model: PerfModel, part: OpRows) -> OpRows:
 
 
 def _elsewhere(
-    model: PerfModel, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray],
+    model: Machine, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray],
     in_range: np.ndarray,
 ) -> str:  # fmt: skip
     """Fill in the rows `here` (a mask) of a part that was not measured, by the one price.
@@ -116,18 +128,19 @@ def _elsewhere(
     if model.stand_in is None and not refers(model):
         return ""
     calls, which = calls_of(part, np.flatnonzero(here))
-    found, at = price(model, calls), part.rows[here]
-    for name, off in (("predicted_s", 0.0), ("low_s", -NINE_OF_TEN), ("high_s", NINE_OF_TEN)):
-        spread = found.spread if off else 0.0
-        out[name][at] = (found.seconds * np.exp(off * spread))[which]
-    in_range[at] = found.in_range[which]
-    if model.stand_in is not None and found.in_range.any():
+    (table, own), at = model.priced(calls), part.rows[here]
+    seconds, spread = model.op_seconds(table), own.spread(believed_spread(model, calls))
+    out["predicted_s"][at] = seconds[which]
+    out["low_s"][at] = (seconds * np.exp(-NINE_OF_TEN * spread))[which]
+    out["high_s"][at] = (seconds * np.exp(NINE_OF_TEN * spread))[which]
+    in_range[at] = (own.outside == 0)[which]
+    if model.stand_in is not None and in_range[at].any():
         return f"as {model.stand_in.device.id} measured"
     return believed_by(model, calls[0].op)
 
 
 def _by_prior(
-    model: PerfModel, family: str, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray],
+    model: Machine, family: str, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray],
     in_range: np.ndarray, note: np.ndarray,
 ) -> None:  # fmt: skip
     """Fill in the rows `here` (a mask) of a part by an adapted prior."""

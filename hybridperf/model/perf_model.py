@@ -25,6 +25,7 @@ from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted, Group
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
 from hybridperf.model.group_report import GroupReport
+from hybridperf.model.op_rows import predict_ops
 from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, seconds
 from hybridperf.model.reference_device import (
@@ -231,8 +232,6 @@ class PerfModel:
 
         A row that cannot be priced keeps its place with empty numbers and the reason in `note`.
         """
-        from hybridperf.model.op_rows import predict_ops  # it asks `price`, which asks this class
-
         return predict_ops(self, frame)
 
     def save(self, folder: str | Path) -> None:
