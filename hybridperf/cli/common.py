@@ -3,14 +3,15 @@
 import contextlib
 import copy
 import importlib.metadata
+import math
 import os
 import sys
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from typer import Option, Typer
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SOME_ROWS_UNPREDICTED = 3  # exit status
+_T = TypeVar("_T")
 
 Out = Annotated[Path, Option()]
 Folder = Annotated[Path, Option("--folder")]
@@ -182,6 +184,53 @@ def say_predicted(predicted: "pd.DataFrame", out: Path | None, column: str = "pr
 def names_in(text: str) -> list[str]:
     """Names separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def named_in(
+    words: Sequence[str], option: str, example: str, value: Callable[[str], _T]
+) -> dict[str, _T]:
+    """What the NAME=VALUE words of an option say.
+
+    Args:
+        words: as they were given; space around a name does not count.
+        option: as a sentence begins that names it, such as "--knob NAME=TIMES".
+        example: a word that is right.
+        value: reads the text of a value; `ValueError` where it is none.
+
+    Raises:
+        InputError: a word that is none, or a name that comes twice.
+    """
+    from hybridperf.io import InputError
+
+    found: dict[str, _T] = {}
+    for word in words:
+        name, equals, text = word.rpartition("=")
+        name = name.strip()
+        try:
+            if not (equals and name):
+                raise ValueError
+            read = value(text)
+        except InputError:
+            raise
+        except ValueError:
+            raise wrong(f"expected {option} such as {example}, got {word!r}; mend it") from None
+        if name in found:
+            both = " and ".join(one for one in words if one.rpartition("=")[0].strip() == name)
+            raise wrong(f"expected {option.split()[0]} {name} once, got {both}; keep one of them")
+        found[name] = read
+    return found
+
+
+def number_in(text: str) -> float:
+    """A number; `ValueError` for text that is none."""
+    if math.isnan(value := float(text)):
+        raise ValueError
+    return value
+
+
+def times_in(text: str) -> float:
+    """A factor such as `1.2` or `1.2x`."""
+    return number_in(text.removesuffix("x"))
 
 
 def seconds_in(text: str) -> float:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hybridperf.cli import common
-from hybridperf.cli.common import names_in, wrong
+from hybridperf.cli.common import named_in, names_in, seconds_in, wrong
 
 
 def of_shape(
@@ -74,16 +74,10 @@ def of_shape(
 
 def _limits(sla: str) -> dict[str, float]:
     """Seconds by what is limited."""
-    found = {}
-    for one in names_in(sla):
-        name, _, text = one.partition("=")
-        scale = 1e-3 if text.endswith("ms") else 1.0
-        number = text.removesuffix("ms").removesuffix("s")
-        try:
-            value = float(number) * scale
-        except ValueError:
-            value = -1.0
-        if name not in ("ttft", "tpot") or not 0 < value < 1e7:
-            raise wrong(f"expected --sla such as ttft=1s,tpot=30ms, got {one!r}")
-        found[name] = value
+    from hybridperf.io import unknown
+
+    found = named_in(names_in(sla), "--sla", "ttft=1s,tpot=30ms", seconds_in)
+    for name in found:
+        if name not in ("ttft", "tpot"):
+            raise unknown("limit", name, ("ttft", "tpot"), "known are ttft, tpot")
     return found

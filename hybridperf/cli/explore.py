@@ -122,15 +122,7 @@ def shard(
     if out:
         check_folder_writable(out)  # before the work
     compilation_cache()
-    splits: dict[str, str] = {}
-    for one in split or []:
-        name, equals, kind = one.rpartition("=")
-        if not equals:
-            raise wrong(f"expected --split NAME=row or NAME=column, got {one!r}")
-        if name in splits:
-            twice = f"table {name} is split twice, by {splits[name]} and by {kind}"
-            raise wrong(f"{twice}; expected one --split of each table")
-        splits[name] = kind
+    splits = common.named_in(split or [], "--split NAME=row or NAME=column", "t1=row", str)
     result = run_shard(
         tables, ranks, model=model, batch=batch, memory_bytes=memory_bytes, nodes=nodes,
         method=method, seed=seed, system=system, optimizer=optimizer, splits=splits, dtype=dtype

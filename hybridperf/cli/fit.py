@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Folder, Name, Out, compilation_cache, keep_files, names_in, wrong
+from hybridperf.cli.common import (
+    Folder,
+    Name,
+    Out,
+    compilation_cache,
+    keep_files,
+    names_in,
+    warn,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from hybridperf.hardware import DeviceSpec
@@ -103,7 +112,7 @@ def plan_measurements(
     dtype: str = "fp32",
     model: str = "",
     workload: Path | None = None,
-) -> None:
+) -> int:
     """The most informative shapes to measure on a machine without JAX, as a table to fill in: of
     ops in general, or with --workload those that narrow its own interval most.
     """
@@ -118,8 +127,7 @@ def plan_measurements(
     if workload is not None:
         if ops:
             raise wrong("expected one of --ops and --workload, got both; --workload has its ops")
-        _plan_for_workload(workload, spec, budget_s, model, out)
-        return
+        return _plan_for_workload(workload, spec, budget_s, model, out)
     chosen = [name for name in ops.split(",") if name] if ops else DEFAULT_OPS
     dtypes = [name for name in dtype.split(",") if name]
     known = load_model(model) if model else None
@@ -139,11 +147,13 @@ def plan_measurements(
     if (short := made.summary.loc[made.summary["cases"] == 0, "op"].unique()).size:
         print(f"the budget ends before any case of {', '.join(short)}")
     print(_fill_in(out, device))
+    return 0
 
 
 def _plan_for_workload(
     path: Path, device: "DeviceSpec", budget_s: float, model: str, out: Path
-) -> None:
+) -> int:
+    """The exit status."""
     from hybridperf.io import read_table, write_table
     from hybridperf.model import load_model
     from hybridperf.model.fit.workload_plan import plan_for
@@ -177,6 +187,10 @@ def _plan_for_workload(
         other = "messages, hosts and fused loops are not narrowed by measuring ops"
         print(f"{text.percent(made.other_share)} of the step is none of these ops: {other}")
     print(_fill_in(out, device.id))
+    if not made.unread:
+        return 0
+    warn(f"{len(made.unread)} rows of {path.name} cannot be read; the first, {made.unread[0]}")
+    return common.SOME_ROWS_UNPREDICTED
 
 
 def _fill_in(out: Path, device: str) -> str:

@@ -154,11 +154,9 @@ def _counts(option: str, text: str) -> list[int]:
 
 
 def _only(given: list[str]) -> dict[str, list[object]]:
-    found: dict[str, list[object]] = {}
-    for one in given:
-        name, equals, values = one.partition("=")
-        if not equals or not common.names_in(values):
-            raise common.wrong(f"expected --only NAME=VALUE,VALUE such as tp=1,2,4, got {one!r}")
-        listed = common.names_in(values)
-        found[name.strip()] = [int(value) if value.isdecimal() else value for value in listed]
-    return found
+    def values(text: str) -> list[object]:
+        if not (listed := common.names_in(text)):
+            raise ValueError
+        return [int(value) if value.isdecimal() else value for value in listed]
+
+    return common.named_in(given, "--only NAME=VALUE,VALUE", "tp=1,2,4", values)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument
 
 from hybridperf.cli import common
-from hybridperf.cli.common import wrong
+from hybridperf.cli.common import named_in, times_in, wrong
 
 if TYPE_CHECKING:
     from hybridperf.engine.prediction import Prediction
@@ -145,7 +145,8 @@ def predict(
     if why:
         _explained(result, step)
     if step and knob:
-        times = _times(knob)
+        option = "--knob NAME=TIMES"
+        times = named_in(knob, option, "memory_bytes_per_s=1.2", times_in)
         changed_s = step.what_if(times)
         common.result(what_if={"time_s": changed_s, "times": times})
         words = ", ".join(f"{name} x {factor:g}" for name, factor in times.items())
@@ -194,20 +195,6 @@ def _explained(result: "Prediction", step: "StepGraph | None") -> None:
         held = step.memory()
         print(f"\nbytes on a rank of each stage:\n{held.to_string()}")
         common.result(memory=held, memory_bytes=result.model.device.memory_bytes, layout=step.note)
-
-
-def _times(given: list[str]) -> dict[str, float]:
-    """`memory_bytes_per_s=1.2` as name and factor."""
-    found: dict[str, float] = {}
-    for one in given:
-        name, equals, number = one.partition("=")
-        try:
-            found[name] = float(number.removesuffix("x"))
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise wrong(f"expected --knob NAME=TIMES such as memory_bytes_per_s=1.2, got {one!r}")
-    return found
 
 
 def torch_step(reference: str, *, ranks: int = 1, **options: Any) -> "Workload":

@@ -146,46 +146,30 @@ def _elastic(gpus: int, given: dict[str, float], out: Path | None) -> None:
 def _numbers(given: list[str], option: str, known: tuple[str, ...]) -> dict[str, float]:
     from hybridperf.io import unknown
 
-    found: dict[str, float] = {}
-    for one in given:
-        name, equals, value = one.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = float("nan")
-        if not equals or number != number:
-            raise common.wrong(f"expected {option} NAME=NUMBER, got {one!r}")
+    found = common.named_in(given, f"{option} NAME=NUMBER", f"{known[0]}=1", common.number_in)
+    for name in found:
         if name not in known:
             raise unknown("setting", name, known, f"known are {', '.join(known)}")
-        if name in found:
-            raise common.wrong(f"expected {name} once in {option}, got it twice; keep one of them")
-        found[name] = number
     return found
 
 
 def _ramp(given: list[str]) -> list[tuple[str, int]]:
-    found = []
-    for one in given:
-        tokens, equals, samples = one.partition("=")
-        if not equals or not samples.isdecimal() or int(samples) < 1:
-            raise common.wrong(
-                f"expected --ramp TOKENS=SAMPLES of a step such as 252B=1024, got {one!r}; mend it"
-            )
-        found.append((tokens, int(samples)))
-    return found
+    def samples(text: str) -> int:
+        if not text.isdecimal() or int(text) < 1:
+            raise ValueError
+        return int(text)
+
+    option = "--ramp TOKENS=SAMPLES of a step"
+    return [*common.named_in(given, option, "252B=1024", samples).items()]
 
 
 def _mtbf(given: list[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one in given:
-        name, equals, value = one.partition("=")
-        if not equals or not value.endswith("h"):
-            raise common.wrong(f"expected --mtbf COMPONENT=HOURSh such as gpu=50000h, got {one!r}")
-        try:
-            found[name] = 3600.0 * float(value[:-1])
-        except ValueError:
-            raise common.wrong(f"expected hours in --mtbf {one!r}, got {value!r}") from None
-    return found
+    def hours(text: str) -> float:
+        if not text.endswith("h"):
+            raise ValueError
+        return 3600.0 * common.number_in(text[:-1])
+
+    return common.named_in(given, "--mtbf COMPONENT=HOURSh", "gpu=50000h", hours)
 
 
 def _only(given: list[str]) -> dict[str, list[Any]] | None:

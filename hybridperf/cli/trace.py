@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from hybridperf.cli import common
-from hybridperf.cli.common import Out, names_in, warn, wrong
+from hybridperf.cli.common import Out, named_in, names_in, times_in, warn, wrong
 
 if TYPE_CHECKING:
     from hybridperf.traces.changes import Change
@@ -165,7 +165,7 @@ def replay(
     _checked_options(device, model, from_model, links, from_links, ranks, scaling)
     if out:
         _checked_timeline(out, files)
-    wanted = [_times(one) for one in faster or []]
+    wanted = [*named_in(faster or [], "--faster OP=TIMES", "'aten::addmm=2'", times_in).items()]
     traces = _read(files, communication)
     names = [one.name for one in choose_steps(common_steps(traces), step)] if step else [None]
     if out and len(names) > 1:
@@ -266,17 +266,6 @@ def _checked_options(
         raise wrong(f"expected {missing}, with --ranks {ranks}")
     if scaling and not ranks:
         raise wrong(f"expected --ranks N with --scaling {scaling}: how many to scale to")
-
-
-def _times(text: str) -> tuple[str, float]:
-    """`aten::addmm=2` as pattern and number."""
-    pattern, equals, number = text.rpartition("=")
-    try:
-        if not (equals and pattern):
-            raise ValueError
-        return pattern, float(number.removesuffix("x"))
-    except ValueError:
-        raise wrong(f"expected --faster OP=TIMES, such as 'aten::addmm=2', got {text!r}") from None
 
 
 def _other_links(before: "Replay", links: str, from_links: str) -> "list[Change]":

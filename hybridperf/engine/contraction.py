@@ -35,8 +35,8 @@ from hybridperf.engine.lower import (
     SUM,
     ZERO_ROW,
     StepProgram,
+    power_bucket,
     program_of,
-    step_bucket,
 )
 
 FEWEST_USES = 3  # of a pair that becomes a run: composing it costs as much as a step or two
@@ -173,7 +173,7 @@ class _MadeRows:
         return self._number.setdefault((one, other, how), self._rows + len(self._number))
 
     def _size(self) -> int:
-        return step_bucket(len(self._number)) if self._number else 0
+        return power_bucket(len(self._number) + 1) if self._number else 0
 
     def moved(self, rows: np.ndarray) -> np.ndarray:
         """Where rows stand with the made ones in front."""

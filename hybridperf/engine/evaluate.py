@@ -41,6 +41,8 @@ from hybridperf.engine.lower import (
     ZERO_SLOT,
     Lowered,
     StepProgram,
+    power_bucket,
+    row_bucket,
 )
 
 # configurations evaluated together: slots and table of a usual graph stay in a core's cache
@@ -48,6 +50,7 @@ BLOCK = 1280
 # a block is a multiple of this, 64 bytes of float32: rows that straddle cache lines cost a third
 # more time
 LINE = 16
+_SMALL_BATCH = 128  # beyond it padding takes longer than compiling saves
 
 
 @jax.jit
@@ -62,6 +65,19 @@ def makespan(program: StepProgram, durations: jax.Array) -> jax.Array:
     """
     check_table_shape(durations)
     return _last_end(program, durations)
+
+
+def last_ends(program: StepProgram, durations: np.ndarray) -> np.ndarray:
+    """`makespan` of a NumPy table [U, B]: seconds [B], float64.
+
+    Graphs of a bucket share what is compiled, however many calls they are of: rows and a small
+    batch are padded.
+    """
+    rows, batch = durations.shape
+    some = power_bucket(batch) if 1 < batch < _SMALL_BATCH else batch
+    padded = np.zeros((row_bucket(rows), some), durations.dtype)
+    padded[:rows, :batch] = durations
+    return np.asarray(makespan(program, jnp.asarray(padded)), np.float64)[:batch]
 
 
 def check_table_shape(durations: jax.Array) -> None:

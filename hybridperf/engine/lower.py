@@ -137,7 +137,7 @@ def program_of(
     made = np.zeros((0, 3)) if made is None else made
     lead_row = np.zeros_like(row) if lead_row is None else lead_row
     count, counted = _counts(np.stack([lead_row, launch_row, row], axis=1))
-    more_counts = power_bucket(len(counted)) - len(counted)
+    more_counts = row_bucket(len(counted)) - len(counted)
     return StepProgram(
         pred_slot=padded(pred_slot, ZERO_SLOT),
         pred_step=padded(_moved(pred_step, padding), NO_STEP),
@@ -423,14 +423,20 @@ def _slots(pred_step: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def step_bucket(steps: int) -> int:
-    """64 * 1.25^k, rounded up: 10 buckets a decade, and padding costs memory only.
+    """64, 256, 512, 1024, 2048, 4096 and from there on 4096 * 1.25^k, rounded up: padding costs
+    memory only, of which a small graph takes little.
 
     At least one step is padding: the evaluator's first turn writes there what came before it.
     """
     bucket = 64.0
     while math.ceil(bucket) <= steps:
-        bucket *= 1.25
+        bucket *= 4 if bucket == 64 else 2 if bucket < 4096 else 1.25
     return math.ceil(bucket)
+
+
+def row_bucket(rows: int) -> int:
+    """32, 128, 512, ... : as few as tell a small table from a large one."""
+    return 32 * 4 ** max(math.ceil(math.log(max(rows, 1) / 32, 4)), 0)
 
 
 def power_bucket(rows: int) -> int:

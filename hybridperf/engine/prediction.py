@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.engine.evaluate import Timeline, check_durations, critical_path, makespan, timeline
+from hybridperf.engine.evaluate import Timeline, check_durations, critical_path, last_ends, timeline
 from hybridperf.engine.lower import Lowered, lower
 from hybridperf.engine.step_interval import drawn_seconds
 from hybridperf.engine.workload import Workload
@@ -197,9 +195,6 @@ def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
     )
 
 
-_makespan = jax.jit(makespan)
-
-
 def check_backend(model: PerfModel, workload: Workload) -> None:
     """`InputError` for a step that was compiled for another kind of device."""
     if workload.backend is not None and workload.backend != model.device.kind:
@@ -250,7 +245,7 @@ def _interval(
     state = _draw(drift, rng) - _draw(drift, rng) if drift else 0.0
     is_op = (group < len(GROUPS))[:, None]
     seconds = chained(prices.table, op_s[:, None] * np.exp(np.where(is_op, error + state, error)))
-    steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
+    steps = last_ends(lowered.program, seconds)
     low, high = np.quantile(steps, _ENDS, method="hazen")
     return float(low), float(high)
 
@@ -265,7 +260,7 @@ def _step_interval(
     count = 5 + len(adapted.covariance)
     normal = np.array([_draw(_NORMAL, rng) for _ in range(count)])
     seconds, noise = drawn_seconds(adapted, workload.in_step, missing, prices, normal)
-    steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
+    steps = last_ends(lowered.program, seconds)
     logs = np.log(steps) + noise * _draw(_NORMAL, rng)
     low, high = np.exp(np.quantile(logs, _ENDS, method="hazen") - np.median(logs))
     return time_s * float(low), time_s * float(high)
@@ -345,6 +340,7 @@ def _notes(
         most = fabric.system.accelerators_per_node
         if any(call.ranks_per_node > most for call in collectives.values()):
             notes.append(fabric.crowded_remark)
+        notes += filter(None, [fabric.system.lent_to(model.device.id)])
     kinds = KINDS[:]
     by_others = {kinds[g] for g in group_of[_believed(prices)]}
     unknown = {kinds[g] for g in group_of} & set(_LOOKUPS) - set(model.groups) - by_others

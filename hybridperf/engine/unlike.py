@@ -19,12 +19,10 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hybridperf.engine.evaluate import check_durations, makespan, timeline
+from hybridperf.engine.evaluate import check_durations, last_ends, timeline
 from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.engine.lower import Lowered, lower
 from hybridperf.engine.prediction import check_backend, predict
@@ -117,11 +115,7 @@ class UnlikeStep:
         if len(factors) != len(self.rank_worker):
             of_rank = factors[self.rank_worker]
         of_row = np.concatenate([of_rank, np.ones((1, of_rank.shape[1]))])[self.row_rank]
-        found = _makespan(self.lowered.program, jnp.asarray(self.row_s[:, None] * of_row))
-        return np.asarray(found, np.float64)
-
-
-_makespan = jax.jit(makespan)
+        return last_ends(self.lowered.program, self.row_s[:, None] * of_row)
 
 
 def unlike(workers: Sequence[Worker]) -> UnlikeStep:

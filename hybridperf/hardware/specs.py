@@ -151,6 +151,12 @@ class SystemSpec(Spec):
         """Of its node's network, each accelerator's."""
         return self.node_bytes_per_s / self.accelerators_per_node
 
+    def lent_to(self, device: str) -> str:
+        """A remark where its links join other accelerators than its own; "" where its own."""
+        if self.device in (None, device):
+            return ""
+        return f"links of {self.id}, whose accelerator is a {self.accelerator}, for a {device}"
+
     def link_bytes_per_s(self, accelerators: int) -> float:
         """What joins so many of them: the links of a node, or each one's share of its network."""
         inside = accelerators <= self.accelerators_per_node

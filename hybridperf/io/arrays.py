@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -49,6 +50,27 @@ def read_arrays(
     if (hash_of(arrays) if checked else _hash_of_bytes(arrays)) != expected_hash:
         raise ValueError(f"{path.name} beside it belongs to another model")
     return arrays
+
+
+def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Leaves of nested mappings by their path, "first/kernel": the names of a file's arrays."""
+    found: dict[str, Any] = {}
+    for name, one in tree.items():
+        path = f"{above}{name}"
+        found |= flat(one, f"{path}/") if isinstance(one, Mapping) else {path: one}
+    return found
+
+
+def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested mappings of such paths."""
+    found: dict[str, Any] = {}
+    for path, leaf in arrays.items():
+        *folders, name = path.split("/")
+        at = found
+        for folder in folders:
+            at = at.setdefault(folder, {})
+        at[name] = leaf
+    return found
 
 
 def _array(stored: zipfile.ZipFile, one: zipfile.ZipInfo) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["flax", "optax", "pd"]
+__all__ = ["optax", "pd"]
 
 
 class _Later:
@@ -23,8 +23,7 @@ class _Later:
 
 
 if TYPE_CHECKING:
-    import flax
     import optax
     import pandas as pd
 else:
-    flax, optax, pd = map(_Later, ("flax", "optax", "pandas"))
+    optax, pd = map(_Later, ("optax", "pandas"))

@@ -30,9 +30,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.io.later import flax, optax
-from hybridperf.io.namespace import array_module, floats, reals, root
+from hybridperf.io.arrays import flat, nested
+from hybridperf.io.later import optax
+from hybridperf.io.namespace import array_module, reals, root
 from hybridperf.learning import gaussian_process
+from hybridperf.learning.ensemble import outputs
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess, under
 from hybridperf.ops import Op
 from hybridperf.ops.inputs import log2_above_zero
@@ -57,7 +59,8 @@ _LASSO = 0.03
 _CLIP = 3.0  # standard deviations
 # rows of a training job are padded to one of these; of more rows each step draws so many
 _BATCHES = (64, 256, 1024)
-_JOBS_AT_ONCE = 64
+_JOBS_AT_ONCE = 16  # of one group with its folds: more wait their turn, fewer are padded
+_SHAPES = {"first": (INPUTS, _WIDTH), "second": (_WIDTH, _WIDTH), "out": (_WIDTH, 1)}
 _PROCESS = "process/"
 _PROCESS_ROWS = 1000  # of a group: the process costs their cube
 _HYPER_ROWS, _HYPER_STEPS = 300, 60
@@ -162,8 +165,7 @@ class Residual:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Weights, and the rows of the process, by name, for a file."""
-        leaves = flax.traverse_util.flatten_dict(dict(self.params), sep="/").items()
-        out = {name: np.asarray(leaf, np.float32) for name, leaf in leaves}
+        out = {name: np.asarray(leaf, np.float32) for name, leaf in flat(self.params).items()}
         if self.process is not None:
             out |= {f"{_PROCESS}{name}": leaf for name, leaf in self.process.arrays().items()}
         return out
@@ -177,12 +179,14 @@ class Residual:
         seen = under(arrays, _PROCESS)
         process = GaussianProcess.read(seen, len(names)) if seen else None
         weights = {name: leaf for name, leaf in arrays.items() if not name.startswith(_PROCESS)}
-        blank = jax.eval_shape(network().init, jax.random.key(0), jnp.zeros((1, INPUTS)))["params"]
+        wanted = {
+            f"{name}/{part}": shape[axis:]
+            for name, shape in _SHAPES.items()
+            for part, axis in (("kernel", 0), ("bias", 1))
+        }
         stacked = {name: leaf for name, leaf in weights.items() if np.ndim(leaf)}
         shapes = {name: leaf.shape[1:] for name, leaf in stacked.items()}
         members = {len(leaf) for leaf in stacked.values()}
-        flat = flax.traverse_util.flatten_dict(blank, sep="/")
-        wanted = {name: leaf.shape for name, leaf in flat.items()}
         if shapes != wanted or len(members) != 1:
             raise ValueError("the weights of a correction do not have the shape of its networks")
         if not (set(names) <= set(box.names) and len(names) == len(centre) == len(scale) <= INPUTS):
@@ -194,7 +198,7 @@ class Residual:
             raise ValueError(f"a correction holds {wrong}")
         if process_share > 0 and process is None:
             raise ValueError("the rows of a correction's process are missing")
-        params = flax.traverse_util.unflatten_dict(weights, sep="/")
+        params = nested(weights)
         return Residual(box, tuple(names), centre, scale, share, params, process, process_share)
 
 
@@ -227,14 +231,11 @@ def log_correction(residual: Residual, inputs: Inputs) -> Any:
 def network_correction(residual: Residual, inputs: Inputs) -> Any:
     """The networks' full correction [N], fading outside the range."""
     x = _standardised(residual, inputs)
-    rows = len(x)
-    padded: Any
     if array_module(x) is np:
-        padded = np.zeros((max(64, 1 << (rows - 1).bit_length()), INPUTS), np.float32)
-        padded[:rows, : x.shape[1]] = x
+        said = outputs(residual.params, x, BOUND).mean(0)
     else:  # in the precision of what differentiates it
-        padded = jnp.pad(x, ((0, 0), (0, INPUTS - x.shape[1])))
-    return residual.box.fade(inputs) * floats(_ensemble(residual.params, padded))[:rows]
+        said = _ensemble(residual.params, jnp.pad(x, ((0, 0), (0, INPUTS - x.shape[1]))))
+    return residual.box.fade(inputs) * said
 
 
 def process_correction(residual: Residual, inputs: Inputs) -> Any:

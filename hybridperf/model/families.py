@@ -12,6 +12,7 @@ never met have no effect.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -162,9 +163,9 @@ def _gathers(
     part: OpRows, keep: np.ndarray, device: DeviceSpec, gpu: Gpu, whole: Callable[[Array], Array]
 ) -> Array | None:
     """What the rows `keep` gather, as `gather_form.WORK` names it after arithmetic."""
-    if not part.op.by_gathers:
-        return None
     of = part.op.gathered()
+    if of is None:
+        return None
     seconds = (of.again_bytes, of.first_bytes, of.beside_bytes, of.index_bytes)
     amounts = [floats(one) / device.memory_bytes_per_s for one in seconds]
     amounts += [floats(of.first_bytes) / of.columns / gpu.l2_bytes]
@@ -184,7 +185,7 @@ def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, n
     slots, assumed = rows.implementation.copy(), np.full(len(rows), "", object)
     for slot in dict.fromkeys(rows.implementation):
         here = rows.implementation == slot
-        other = slot if slot in known else _known_slot(slot, known)
+        other = slot if slot in known else _known_slot(slot, tuple(known))
         slots[here] = other
         if (framework := framework_of(other)) != framework_of(slot):
             assumed[here] = f"no framework given: taken for {framework}"
@@ -201,11 +202,20 @@ def framework_of(slot: str) -> str:
     return OpImplementation.parse(slot).framework
 
 
-def _known_slot(slot: str, known: Sequence[str]) -> str:
-    """The known slot that a slot means, the closest one first; itself where there is none."""
+@functools.lru_cache(4096)
+def _known_slot(slot: str, known: tuple[str, ...]) -> str:
+    """The known slot that a slot means, the closest one first; itself where there is none, by the
+    first of the names that its op has.
+    """
     mine = OpImplementation.parse(slot)
     fitting = [one for one in map(OpImplementation.parse, known) if _means(mine, one)]
-    return str(min(fitting, key=lambda one: _differs(mine, one), default=mine))
+    return str(min(fitting, key=lambda one: _differs(mine, one), default=_first_named(mine)))
+
+
+def _first_named(mine: OpImplementation) -> OpImplementation:
+    if mine.op not in op_names() or mine.op in _NOT_A_SPELLING:
+        return mine
+    return mine._replace(op=next(name for name in op_names() if _one_op(name, mine.op)))
 
 
 def _means(mine: OpImplementation, other: OpImplementation) -> bool:
@@ -246,9 +256,13 @@ def _same_op(name: str, other: str) -> bool:
     names = {name, other}
     if names & _NOT_A_SPELLING or not names <= {*op_names()}:
         return False
-    (kind, fixed), (other_kind, other_fixed) = op_by_name(name), op_by_name(other)
-    if issubclass(kind, Product) and issubclass(other_kind, Product):
+    if all(issubclass(op_by_name(one)[0], Product) for one in names):
         return True  # with a bias or in a batch, where those were not measured
+    return _one_op(name, other)
+
+
+def _one_op(name: str, other: str) -> bool:
+    (kind, fixed), (other_kind, other_fixed) = op_by_name(name), op_by_name(other)
     return (kind, fixed) == (other_kind, other_fixed)
 
 

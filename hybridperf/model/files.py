@@ -98,8 +98,10 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
     try:
         model = _from_document(document, path.parent / WEIGHTS_FILE)
         steps = Adaptation.load(path.parent) if os.path.exists(path.parent / STEPS_FILE) else None
+        # a model without any row stays the datasheet's roofline
+        others = shipped if model.groups or model.families else None
         return dataclasses.replace(
-            model, collectives=fabric, host=host, steps=steps, references=shipped
+            model, collectives=fabric, host=host, steps=steps, references=others
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0]}"

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.prior import FamilyRows, Predicted
 from hybridperf.learning.residual import Inputs, concatenate, inputs_of
 from hybridperf.model import prior_pricing as by_prior
-from hybridperf.model.group_report import GroupReport
+from hybridperf.model.group_report import GroupReport, widening
 from hybridperf.model.platform import OpTable
 from hybridperf.model.reference_device import Calibration
 from hybridperf.ops import FUSED, GROUPS, OpCall
@@ -119,6 +120,16 @@ class OwnOps:
     def fused(self) -> np.ndarray:
         """Whether each op is priced as a framework fuses it [U]: there is nothing to measure."""
         return np.array([call.kernel == FUSED for call in self.calls], bool)
+
+    def spread(self, believed: np.ndarray) -> np.ndarray:
+        """Deviations of the logs of seconds [U]: those of measured groups, else as `believed`."""
+        out = np.array(believed)
+        for at in np.flatnonzero(np.isfinite(self.outside) & ~self.fused).tolist():
+            report = self.report(at)
+            if report is not None and report.half_width is not None:
+                width = np.log1p(report.half_width) / NINE_OF_TEN
+                out[at] = width * widening(self.outside[[at]])[0]
+        return out
 
     def report(self, at: int) -> GroupReport | None:
         """How far to trust an op's group; None where it was not measured."""

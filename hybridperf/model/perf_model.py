@@ -19,35 +19,24 @@ import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import DeviceSpec, Host
-from hybridperf.io import InputError, replacing_in, write_arrays, write_json
+from hybridperf.io import replacing_in, write_arrays, write_json
 from hybridperf.io.later import pd
-from hybridperf.io.process import check_not_forked
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.prior import Adapted as AdaptedPrior
-from hybridperf.learning.residual import inputs_of
-from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted, Group
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
-from hybridperf.model.explained import WIDE, below_roofline, narrowed_by
-from hybridperf.model.families import by_family, family_rows, with_defaults
-from hybridperf.model.group_report import GroupReport, widened
-from hybridperf.model.lookup_prior import lookup_prior
+from hybridperf.model.group_report import GroupReport
+from hybridperf.model.op_rows import predict_ops
 from hybridperf.model.own_ops import OwnOps
-from hybridperf.model.platform import OpTable, Platform, neutral_knobs, op_table, seconds
+from hybridperf.model.platform import OpTable, Platform, neutral_knobs, seconds
 from hybridperf.model.reference_device import (
     as_measured,
-    believed_by,
-    by_other_lookups,
     is_measured,
     priced_elsewhere,
 )
 from hybridperf.model.step_effects import vector
-from hybridperf.ops import GROUPS, OpCall, PrefillAttention
+from hybridperf.ops import OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import SHARES, measured_seconds, published_factor
 from hybridperf.ops.roofline import RooflineKnobs
-from hybridperf.ops.table import OpRows, parse_ops
-
-_PREDICTED = ("predicted_s", "low_s", "high_s", "roofline_s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,99 +239,7 @@ class PerfModel:
 
         A row that cannot be priced keeps its place with empty numbers and the reason in `note`.
         """
-        check_not_forked()
-        parsed = parse_ops(frame, self.device)
-        out = {name: np.full(len(frame), np.nan) for name in _PREDICTED}
-        in_range, note = np.zeros(len(frame), bool), parsed.problem
-        reuse_bytes = np.full(len(frame), np.inf)
-        for part in parsed.parts:
-            table = op_table(part)
-            inputs = inputs_of(part.op, part.work, len(part.rows))
-            for group in np.unique(part.group):
-                if GROUPS[group] in self.groups:
-                    here = part.group == group
-                    report = self.groups[GROUPS[group]]
-                    table.correction[here] = report.correction(inputs.rows(here))
-            op_s = self.op_seconds(table)
-            out["predicted_s"][part.rows] = op_s
-            out["roofline_s"][part.rows] = self.roofline_seconds(table)
-            reuse_bytes[part.rows] = part.work.reuse_bytes
-            in_family = np.zeros(len(part.rows), bool)
-            for family, here in by_family(part) if self.families else ():
-                if family in self.families:
-                    in_family |= here
-                    self._predict_family(family, part, here, out, in_range, note)
-            for group in np.unique(part.group[~in_family]):
-                here = (part.group == group) & ~in_family
-                rows = part.rows[here]
-                name = GROUPS[group]
-                measured = self.groups.get(name)
-                if measured is None and by_other_lookups(self, part.op):
-                    part_s, width = lookup_prior().of_work(
-                        self.device, part.work, part.peak_flops_per_s
-                    )
-                    for key, off in (("predicted_s", 0.0), ("low_s", -1.0), ("high_s", 1.0)):
-                        out[key][rows] = np.exp(part_s + off * NINE_OF_TEN * width)[here]
-                    note[rows] = f"no {name} measurements: {believed_by(self, part.op)}"
-                    continue
-                if measured is None:
-                    nothing = "datasheet roofline: this model has no measurements"
-                    other = f"no {name} measurements in this model: datasheet roofline"
-                    note[rows] = other if self.groups else nothing
-                    continue
-                if not measured.measured_dtype(part.op):
-                    only = ", ".join(measured.dtypes)
-                    note[rows] = f"no {name} in {part.op.dtype} was measured, only {only}"
-                    continue
-                outside = measured.outside(inputs.rows(here))
-                in_range[rows] = outside == 0
-                beyond = f"outside the measured range of {name}"
-                note[rows] = np.where(outside > 0, beyond, note[rows])
-                if measured.half_width is not None:
-                    width = widened(measured.half_width, outside)
-                    out["low_s"][rows] = op_s[here] / (1 + width)
-                    out["high_s"][rows] = op_s[here] * (1 + width)
-        seconds = out["predicted_s"], out["roofline_s"]
-        why = [
-            note,
-            below_roofline(self.device, *seconds, reuse_bytes),
-            np.full(len(note), "", object),
-        ]
-        times = np.nan_to_num(out["high_s"] / out["low_s"])
-        for part in parsed.parts:
-            dimensions = [name for name in part.op.dimensions() if name in frame]
-            for row in part.rows[times[part.rows] > WIDE].tolist():
-                sizes = {name: frame[name].iloc[row] for name in dimensions}
-                named = {"op": part.name, "dtype": part.op.dtype, **sizes}
-                why[2][row] = narrowed_by(times[row], named)
-        notes = ["; ".join(filter(None, of_row)) for of_row in zip(*why, strict=True)]
-        return frame.assign(**out, in_range=in_range, note=notes)
-
-    def _predict_family(
-        self, family: str, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray],
-        in_range: np.ndarray, note: np.ndarray,
-    ) -> None:  # fmt: skip
-        """Fill in the rows `here` (a mask) of a part by an adapted prior."""
-        adapted, at = self.families[family], part.rows[here]
-        slots = adapted.prior.population.implementations
-        rows, assumed = with_defaults(family_rows(part, here, self.device), slots)
-        predicted = by_prior.predicted(adapted, rows)
-        out["predicted_s"][at] = np.exp(predicted.log_s)
-        out["low_s"][at] = np.exp(predicted.low_log_s)
-        out["high_s"][at] = np.exp(predicted.high_log_s)
-        in_range[at] = (predicted.outside == 0) & by_prior.known(adapted, rows)
-        far = np.where(predicted.outside > 0, f"outside the measured range of {family}", "")
-        remarks = by_prior.remarks(family, adapted, self.device, rows, assumed)
-        note[at] = ["; ".join(filter(None, both)) for both in zip(remarks, far, strict=True)]
-
-    def predict_collectives(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a table of collectives, priced as by `CollectiveModel.predict`."""
-        if self.collectives is None:
-            raise InputError(
-                f"this model of {self.device.id} knows no collectives; `hybridperf fit --system"
-                " NAME --out` its folder adds them"
-            )
-        return self.collectives.predict(frame)
+        return predict_ops(self, frame)
 
     def save(self, folder: str | Path) -> None:
         """Write `model.json` (knobs in plain numbers, provenance) and `residual.npz` (weights).

@@ -10,7 +10,6 @@ import numpy as np
 
 from hybridperf.io.process import check_not_forked
 from hybridperf.model.calls import Call, InStep
-from hybridperf.model.group_report import widening
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.reference_device import believed_spread
 from hybridperf.model.step_table import (
@@ -66,13 +65,8 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
     if ops:
         own = known.ops
         outside[ops], remarks[ops] = own.outside, own.remarks
-        spread[ops] = believed_spread(model, list(of_ops.values()))
+        spread[ops] = own.spread(believed_spread(model, list(of_ops.values())))
         unmeasured = {ops[at]: note for at, note in own.unmeasured.items()}
-        for at in np.flatnonzero(np.isfinite(own.outside) & ~own.fused).tolist():
-            report = own.report(at)
-            if report is not None and report.half_width is not None:
-                width = np.log1p(report.half_width) / (_WIDTH_OF_90 / 2)
-                spread[ops[at]] = width * widening(own.outside[[at]])[0]
     if known.collectives is not None:
         outside[collectives] = np.where(known.collectives.in_range, 0.0, np.inf)
         spread[collectives] = known.collectives.log_width / _WIDTH_OF_90

@@ -5,8 +5,9 @@
 
 t0 is the closed form of `ops.roofline` (of `collectives.form`); the correction is what was
 learned, at the sizes asked for and on the calibrated machine, so that knobs keep the meaning that
-the closed form gives them. Both may be compiled, mapped and differentiated, in every dimension and
-in every number of the platform (of the links).
+the closed form gives them. An op that the device has no measurements of goes by the closed form:
+what other devices say of it (`reference_device.py`) has no slope. Both may be compiled, mapped and
+differentiated, in every dimension and in every number of the platform (of the links).
 
 Gradients are those between jumps. Sizes are rounded up to tiles, vectors and waves: between two
 such sizes what is computed in vain shrinks as an op grows, and at them time jumps. A curve of a

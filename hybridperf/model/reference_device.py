@@ -144,7 +144,7 @@ def priced_elsewhere(model: Calibration, calls: Sequence[OpCall]) -> tuple[np.nd
         seconds[known] = _longer(model, mine) * model.stand_in.op_seconds(
             model.stand_in.table(mine)
         )
-    if _refers(model) and not known.all():
+    if refers(model) and not known.all():
         others = list(itertools.compress(calls, ~known))
         assert model.references is not None
         seconds[~known] = _believed(measured, model.device, others, model.references())
@@ -164,7 +164,7 @@ def _longer(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
     return np.asarray(np.maximum(here_s / there_s, slowed(own, other) / slowed(other, own)))
 
 
-def _refers(model: Calibration) -> bool:
+def refers(model: Calibration) -> bool:
     """Whether calibrations of other devices say anything of a model's: those that are shipped are
     GPUs, which tell nothing of a CPU.
     """
@@ -176,7 +176,7 @@ def believed_spread(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
     of which only a datasheet tells.
     """
     spread = np.full(len(calls), np.nan)
-    if not _refers(model) or model.references is None:
+    if not refers(model) or model.references is None:
         return spread
     measured, known = model.stand_in or model, dict[Any, float]()
     for at, call in enumerate(calls):
@@ -211,7 +211,7 @@ def by_other_lookups(model: Calibration, op: Op) -> bool:
     """Whether an op is a lookup that goes by what other GPUs' caches show: neither the device nor
     any shipped calibration that would stand for it has measured one.
     """
-    if not is_lookup(op) or not _refers(model) or model.references is None:
+    if not is_lookup(op) or not refers(model) or model.references is None:
         return False
     return not is_measured(model, op) and (
         reference_device(model.device, op, model.references()) is None
@@ -220,10 +220,10 @@ def by_other_lookups(model: Calibration, op: Op) -> bool:
 
 def believed_by(model: Calibration, op: Op) -> str:
     """In words, what prices an op that a model has no measurements of."""
-    if not _refers(model) or model.references is None:
+    if not refers(model) or model.references is None:
         return "datasheet roofline"
     found = reference_device(model.device, op, model.references())
-    if op.by_gathers and gpu_of(model.device) is not None:
+    if op.gathered() is not None and gpu_of(model.device) is not None:
         whose = "believed knobs" if found is None else f"the knobs of {found.device.id}"
         return f"the form of gathers at this device's bandwidth and cache, with {whose}"
     if found is not None:
@@ -284,7 +284,7 @@ def _by_gathers(
     the reference device's, or the beliefs where no device has such ops.
     """
     for at, call in enumerate(calls):
-        if not call.op.by_gathers or gpu_of(device) is None:
+        if call.op.gathered() is None or gpu_of(device) is None:
             continue
         rows = op_rows(call.op, device)
         found = reference_device(device, call.op, models)

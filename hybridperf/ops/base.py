@@ -67,7 +67,6 @@ class Op(abc.ABC):
     group: ClassVar[str] = ""
     other_group: ClassVar[str] = ""  # whose knobs price it where `is_other`
     unit: ClassVar[Unit] = "vector"
-    by_gathers: ClassVar[bool] = False  # whether `GatherRoofline` prices its GPU kernels
     # columns a table may lack, with the value meant then, besides fields with a default
     optional: ClassVar[Mapping[str, float]] = {}
     synonyms: ClassVar[Mapping[str, str]] = {}  # columns of other people's tables -> ours
@@ -99,9 +98,9 @@ class Op(abc.ABC):
         del gpu
         return 0.0
 
-    def gathered(self) -> Gathered:
-        """What it gathers, where its GPU kernels are priced by that (`by_gathers`)."""
-        raise NotImplementedError
+    def gathered(self) -> Gathered | None:
+        """What it gathers, where `GatherRoofline` prices its GPU kernels; None for other ops."""
+        return None
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         """What a correction learned across GPUs sees besides the place on the roofline, float64.

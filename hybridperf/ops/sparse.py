@@ -56,7 +56,6 @@ class _Sparse(Op):
     kernel: str = ""  # the platform's library where empty
 
     unit: ClassVar[Unit] = "matrix"
-    by_gathers: ClassVar[bool] = True
     synonyms: ClassVar = {"max_nnz_per_row": "max_degree"}
 
     @classmethod

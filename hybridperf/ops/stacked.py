@@ -47,6 +47,22 @@ def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
         yield np.array(places), dataclasses.replace(ops[places[0]], **sizes), name
 
 
+def calls_of(part: OpRows, at: np.ndarray) -> tuple[list[OpCall], np.ndarray]:
+    """(calls that differ among the rows `at` [n] of a part, which of them each row is [n])."""
+    rows = len(part.rows)
+    sizes = list(part.op.dimensions())
+    columns = [*(getattr(part.op, name) for name in sizes), part.work.reuse_bytes]
+    values = np.stack([np.broadcast_to(np.asarray(one, float), (rows,))[at] for one in columns], 1)
+    different, which = np.unique(values, axis=0, return_inverse=True)
+    calls = [
+        OpCall(
+            dataclasses.replace(part.op, **dict(zip(sizes, own, strict=True))), reuse_bytes=reuse
+        )
+        for *own, reuse in different.tolist()
+    ]
+    return calls, np.ravel(which)
+
+
 def _in_place(work: Work, calls: Sequence[OpCall]) -> Work:
     """The work of ops alike [n], with the reuse distances of their data in a program."""
     if all(call.reuse_bytes is None for call in calls):

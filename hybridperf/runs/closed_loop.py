@@ -92,12 +92,14 @@ class Loop(NamedTuple):
         return Latency(ttft_s, tpot_s, self.decoding, waiting_s)
 
 
-def closed_loop(
-    times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array = float("inf"),
-    effects: ServingEffects | None = None, chunk: Array = CHUNK, ranks: Array = 1.0,
-    admission: Admission = AT_ONCE,
-) -> Latency:  # fmt: skip
-    """TTFT and TPOT of a closed loop; NumPy, or differentiable in JAX.
+def settled(
+    times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array,
+    effects: ServingEffects, chunk: Array = CHUNK, ranks: Array = 1.0,
+    prefill: tuple[StepTimes, Array] | None = None, admission: Admission = AT_ONCE,
+    launches: Array = 0.0,
+) -> Loop:  # fmt: skip
+    """The loop at the number of sequences that decode once it has run for long; NumPy, or
+    differentiable in JAX.
 
     Args:
         times: of the engine's steps, by what one attention rank holds.
@@ -105,26 +107,13 @@ def closed_loop(
         prompt: tokens.
         output: tokens.
         slots: sequences that may run at once, of all ranks together.
-        effects: of the framework; None: as believed of any. Its step effects multiply `times`.
+        effects: of the framework; its step effects multiply `times`.
         chunk: tokens of prompts in a step at most.
         ranks: attention ranks that requests are spread over.
+        prefill: of engines apart that compute the prompts, and how many attention ranks all of
+            them have.
         admission: when prompts that came are taken.
-    """
-    effects = effects or ServingEffects()
-    loop = settled(times, clients, prompt, output, slots, effects, chunk, ranks, None, admission)
-    return loop.latency(effects, times.host_s)
-
-
-def settled(
-    times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array,
-    effects: ServingEffects, chunk: Array = CHUNK, ranks: Array = 1.0,
-    prefill: tuple[StepTimes, Array] | None = None, admission: Admission = AT_ONCE,
-    launches: Array = 0.0,
-) -> Loop:  # fmt: skip
-    """The loop at the number of sequences that decode once it has run for long; as `closed_loop`.
-
-    `prefill`: of engines apart that compute the prompts, and how many attention ranks all of them
-    have. `launches`: of a step with prompts, if it is no CUDA graph.
+        launches: of a step with prompts, if it is no CUDA graph.
     """
     prompt, output = floats(prompt), floats(output)
     module = array_module(clients, prompt, output, slots, times.products_s)

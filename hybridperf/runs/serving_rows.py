@@ -25,7 +25,7 @@ from hybridperf.hardware import (
     system_names,
 )
 from hybridperf.io import InputError, shipped_toml
-from hybridperf.io.errors import plain
+from hybridperf.io.errors import plain, unknown
 from hybridperf.model import PerfModel
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
@@ -135,6 +135,8 @@ _SIZES = (
     "tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "num_workers",
     "batch_size",
 )  # fmt: skip
+# whether prompts are computed by engines of their own
+_APART = {"agg": False, "aggregated": False, "disagg": True, "disaggregated": True}
 _USED = (
     "model_path", "model", "system", "backend", "framework", "backend_version", "precision", "mode",
     "gemm_quant_mode", "moe_quant_mode", "kv_dtype", "isl", "osl", "concurrency", "max_num_seqs",
@@ -186,7 +188,10 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
             "expected concurrency, isl and osl of at least 1 in a row of serving, got"
             f" {found['clients']:g}, {found['prompt']:g}, {found['output']:g}"
         )
-    if str(values.get("mode", "agg")).startswith("dis"):
+    mode = str(values.get("mode", "agg"))
+    if mode not in _APART:
+        raise unknown("mode", mode, _APART, f"known are {', '.join(_APART)}")
+    if _APART[mode]:
         engine = Deployment(**common, **_layout(values, "decode_", notes))
         prefill = Deployment(**common, **_layout(values, "prefill_", notes))
         known = {"prefill_num_workers", "decode_num_workers"} <= {*values}

@@ -1,20 +1,15 @@
-"""The steady state of continuous batching: a recursion, fast and differentiable.
+"""The steady state of continuous batching with a closed loop of clients: a recursion, fast and
+differentiable.
 
 A request decodes in n steps behind its first token, each with what the others brought meanwhile:
 
     s = E_j T(1 + sequences, keys, j prompts)      TPOT = s / tokens a step
 
-* Closed loop, B = min(clients, slots, what the cache holds) present: each of the others sends a
-  prompt every n + k steps, k those of a prompt and its wait, so j is binomial of B - 1. A request
-  comes when a step ends and is computed in the next one. Where clients wait for a slot, Little's
-  law gives what is left: TTFT = clients / rate - n s.
-* Open loop, Poisson arrivals: j is Poisson of rate x s, the others that decode are rate x n x s, a
-  fixed point in s. That is processor sharing, exact where T is linear (requests present are then
-  negative binomial). A request waits for the rest of the step that runs, E s^2 / 2 E s, if one
-  does, and is computed with all that came during that step.
-* Prompts longer than the budget queue for it: in closed loops as chunks in discrete time, in open
-  ones as M/D/1 with vacations, the steps that only decode. Slots that run out in open loops are
-  servers of an M/G/k (Sakasegawa, Annals of the ISM, 1977).
+Of B = min(clients, slots, what the cache holds) present each of the others sends a prompt every
+n + k steps, k those of a prompt and its wait, so j is binomial of B - 1. A request comes when a
+step ends and is computed in the next one. Where clients wait for a slot, Little's law gives what is
+left: TTFT = clients / rate - n s. Prompts longer than the budget queue for it, as chunks in
+discrete time.
 
 What it leaves out: preemption, prompts of unlike lengths, and clients that stay in step, as after a
 burst of answers of equal lengths.
@@ -35,9 +30,7 @@ from hybridperf.io.namespace import Array, array_module, floats, fresh_views
 from hybridperf.runs.batching import Engine
 
 _TERMS = 6  # numbers of prompts that are told apart; the rest counts by its mean
-_ROUNDS = 2  # of table look-ups
 _HALVINGS = 24  # by arithmetic alone
-_TINY = 1e-30
 
 
 @functools.partial(
@@ -97,7 +90,7 @@ def steady_clients(
     held = case.held_back(others, lasts, arrivals, decoding)
     period = case.engine.admission.period(arrivals, case.new, decoding)
     counts = _binomial(module, others, period / (case.steps + lasts))
-    taking_s, _ = case.step_s(decoding + 1.0, decoding, counts, arrivals * period)
+    taking_s = case.step_s(decoding + 1.0, decoding, counts, arrivals * period)
     none_s = case.seconds(decoding + 1.0, 0.0)
     step_s = none_s + (taking_s - none_s) / period
     window = case.engine.admission.window(arrivals, case.new, decoding)
@@ -112,67 +105,6 @@ def steady_clients(
     certain = (floats(how.gather) == 0.0) & ((how.every <= 1.0) | (how.every < 0.1 * case.steps))
     certain = certain & (together < module.where(shared, 0.05, 0.5)) & (present < case.holds)
     return case.steady(ttft_s, step_s, rate, ttft_s - own_s, arrivals * size, certain)
-
-
-def steady_arrivals(
-    engine: Engine, rate: Array, prompt: Array, output: Array, cached: Array = 0.0
-) -> Steady:
-    """Poisson arrivals; `ttft_s` is infinite where the engine cannot keep up.
-
-    Args:
-        engine: slots, budget and kv_tokens may be arrays.
-        rate: requests a second, any shape, as all that follow.
-        prompt: tokens in the mean.
-        output: tokens in the mean, 2 or more.
-        cached: tokens of the prompt in the prefix cache.
-    """
-    case = _Case(engine, prompt, output, cached)
-    rate, module = floats(rate), case.module(rate)
-
-    def with_others(step_s: Array, own_s: Array) -> tuple[Array, Array, Array]:
-        """A step beside those who came in others' steps, and, once, in a request's own prompt's."""
-        others = module.minimum(rate * case.steps * step_s, case.most)
-        came = rate * (step_s + module.maximum(own_s - step_s, 0.0) / case.steps)
-        counts = _poisson(module, came)
-        return case.step_s(others + 1.0, others, counts, came)[0], others, came
-
-    alone_s = case.seconds(1.0 + 0.0 * rate, 0.0)
-    step_s, own_s = alone_s, alone_s
-    for _ in range(_ROUNDS):  # Steffensen's: exact where a step is linear in what it holds
-        others = module.minimum(rate * case.steps * step_s, case.most)
-        own_s = case.prompt_s(others, _poisson(module, rate * step_s))
-        first_s, _, _ = with_others(step_s, own_s)
-        second_s, _, _ = with_others(first_s, own_s)
-        moved = first_s - step_s
-        slope = (second_s - first_s) / module.where(abs(moved) > 1e-9 * step_s, moved, 1.0)
-        step_s = step_s + moved / (1.0 - module.clip(slope, 0.0, 0.98))
-    step_s, others, came = with_others(step_s, own_s)
-    size = case.size(others)
-    there = rate * (case.steps + module.maximum(size, 1.0)) * step_s
-    spread = alone_s * others / module.maximum(step_s - alone_s, _TINY) + 1e-3
-    idle = module.exp(-spread * module.log1p(there / spread))
-    inside = others / module.maximum(1.0 - idle, 1e-3)
-    seen_s, squared = case.step_s(inside, others, _poisson(module, came), came)
-    during = (1.0 - idle) * rate * squared / seen_s  # that came in the step a request comes in
-    own_s = case.prompt_s(others, _poisson(module, during))
-    full_s = case.seconds(others, case.room(others))
-    load = module.minimum(rate * size * full_s, 0.98)
-    queue_s = load * size * full_s / (2.0 * (1.0 - load)) + (1.0 - idle) * 0.5 * seen_s
-    rest_s = module.where(size > 1.0, queue_s, (1.0 - idle) * squared / (2.0 * seen_s))
-    # slots as servers that all work as they do when all are taken
-    full = steady_clients(engine, case.most, prompt, output, cached)
-    busy = module.minimum(rate / full.rate, 1.0)
-    service_s = case.most / full.rate
-    waits = busy ** (module.sqrt(2.0 * (case.most + 1.0)) - 1.0) / case.most
-    waiting_s = module.where(
-        busy < 1.0, 0.5 * service_s * waits / module.maximum(1.0 - busy, _TINY), module.inf
-    )
-    held = (1.0 - idle) * case.engine.admission.wait(rate * step_s, case.new, others)
-    ttft_s = rest_s + own_s + waiting_s + held * step_s
-    meet = rate * own_s  # prompts that come while another is computed
-    certain = (busy < 0.6) & (waiting_s < 0.002 * ttft_s) & (meet < 0.05) & (size < 0.9)
-    certain = certain & case.engine.admission.at_once
-    return case.steady(ttft_s, step_s, rate, waiting_s, rate * step_s * size, certain)
 
 
 class _Case:
@@ -228,8 +160,8 @@ class _Case:
 
     def step_s(
         self, decoding: Array, others: Array, counts: tuple[Array, Array], arrivals: Array
-    ) -> tuple[Array, Array]:
-        """Mean seconds of a step and of their squares, prompts coming by `counts`."""
+    ) -> Array:
+        """Mean seconds of a step, prompts coming by `counts`."""
         module, room = self.module(decoding), self.room(others)
         chance, count = counts
         chunks = module.minimum(count * self.new[..., None], room[..., None])
@@ -244,9 +176,7 @@ class _Case:
         short_s = (chance * each_s).sum(-1) + left * (full_s - none_s)
         parts = arrivals * whole, arrivals * (last > 0)
         long_s = none_s + parts[0] * (full_s - none_s) + parts[1] * (last_s - none_s)
-        squared = (chance * each_s**2).sum(-1) + left * (full_s**2 - none_s**2)
-        long_squared = none_s**2 + parts[0] * (full_s**2 - none_s**2)
-        return module.where(long, long_s, short_s), module.where(long, long_squared, squared)
+        return module.where(long, long_s, short_s)
 
     def prompt_s(self, decoding: Array, counts: tuple[Array, Array]) -> Array:
         """Seconds of the steps that compute a prompt, others coming with it by `counts`."""
@@ -292,13 +222,6 @@ def _polished(module: Array, gap: Callable[[Array], Array], at: Array) -> Array:
     if module is not np:
         slope = jax.lax.stop_gradient(slope)
     return at - gap(at) / module.minimum(slope, -0.1)
-
-
-def _poisson(module: Array, mean: Array) -> tuple[Array, Array]:
-    chance = [module.exp(-mean)]
-    for count in range(1, _TERMS):
-        chance.append(chance[-1] * mean / count)
-    return _with_rest(module, chance, mean)
 
 
 def _binomial(module: Array, trials: Array, share: Array) -> tuple[Array, Array]:

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from hybridperf.engine.evaluate import makespan
+from hybridperf.engine.evaluate import last_ends
 from hybridperf.io import InputError
 from hybridperf.traces.changes import Change
 from hybridperf.traces.events import NONE
@@ -110,11 +109,11 @@ def best_savings(replay: Replay) -> pd.DataFrame:
     table = np.repeat(replay.seconds[:, None], len(by_op) + 1, axis=1)
     known = np.flatnonzero(which != NONE)
     table[known, which[known] + 1] -= changeable_s[known]
-    seconds = jnp.asarray(np.maximum(table, 0.0), jnp.float32)
-    ends = np.asarray(makespan(replay.lowered.program, seconds), np.float64)
+    seconds = np.maximum(table, 0.0).astype(np.float32)
+    ends = last_ends(replay.lowered.program, seconds)
     rounding_s = 4 * float(np.finfo(np.float32).eps) * ends[0]
     if replay.shorter is not None:
-        ends = ends - np.asarray(makespan(replay.shorter.program, seconds), np.float64)
+        ends = ends - last_ends(replay.shorter.program, seconds)
     saves_s = ends[0] - ends[1:]
     critical_s = critical_by_op(replay).set_index("op")["seconds"]
     frame = pd.DataFrame({

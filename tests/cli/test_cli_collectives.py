@@ -87,7 +87,7 @@ def test_rows_and_logs_are_fitted_and_predicted(run, measured, tmp_path):
         model
     )  # ops by the datasheet of the system's device, collectives as fitted
     pd.testing.assert_series_equal(
-        loaded.predict_collectives(pd.read_csv(measured))["predicted_s"],
+        loaded.collectives.predict(pd.read_csv(measured))["predicted_s"],
         predicted["predicted_s"],
         rtol=1e-9,
     )

@@ -4,7 +4,6 @@
 
 import dataclasses
 import itertools
-import math
 import time
 from collections.abc import Callable
 
@@ -402,7 +401,7 @@ def test_one_trace_for_a_grid_of_graphs_and_for_changing_durations():
         )
     assert traces == 1
     assert len(ends) > 10  # and yet the results differ
-    value_and_grad(depth(50, 1), np.ones((3, 4), np.float32))
+    value_and_grad(depth(90, 1), np.ones((3, 4), np.float32))
     assert traces == 2  # the next bucket: the count counts
 
 
@@ -415,7 +414,7 @@ def test_programs_keep_their_promises(seed: int):
     assert program.pred_slot.shape == program.pred_step.shape == (steps, 2)
     assert program.out_slot.shape == program.row.shape == (steps,)
     assert {leaf.dtype for leaf in jax.tree.leaves(program)} == {np.dtype(np.int32)}
-    assert steps in {math.ceil(64 * 1.25**k) for k in range(20)}
+    assert steps in {64, 256, 512, 1024, 2048, 4096}
     assert program.slots in {8, 16, 32, 64}
 
     padding = program.out_slot == TRASH_SLOT

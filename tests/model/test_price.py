@@ -11,6 +11,8 @@ from hybridperf.model import PerfModel, shipped
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.model.reference_device import ATTENTION_WIDTH, PRODUCTS_WIDTH
 from hybridperf.ops import EncoderAttention, Gemm, OpCall, RmsNorm
+from hybridperf.ops.stacked import calls_of
+from hybridperf.ops.table import parse_ops
 
 PRODUCT = Gemm("bf16", 4096.0, 4096.0, 4096.0)
 NORM = RmsNorm("bf16", 8192.0, 4096.0)
@@ -27,13 +29,38 @@ def test_it_is_what_tables_of_ops_and_of_collectives_say(model) -> None:
     op = {"op": "matmul", "dtype": "bf16", "m": 4096, "n": 4096, "k": 4096}
     (by_table,) = model.predict_ops(pd.DataFrame([op]))["predicted_s"]
     row = {"collective": "all_reduce", "bytes": 1e8, "n_gpus": 8, "n_nodes": 1}
-    by_links = model.predict_collectives(pd.DataFrame([row])).iloc[0]
+    by_links = model.collectives.predict(pd.DataFrame([row])).iloc[0]
     assert found.seconds == pytest.approx([by_table, by_links["predicted_s"], 0.25], rel=1e-4)
     width = np.log(by_links["high_s"] / by_links["low_s"]) / 2 / 1.6449
     assert found.spread[1] == pytest.approx(width, rel=1e-3)
     assert 0.01 < found.spread[0] < 0.2
     assert found.in_range.all()
     assert (found.roofline_s[:2] < found.seconds[:2]).all()
+
+
+def test_it_is_what_tables_say_of_ops_that_nobody_measured() -> None:
+    """In formats, by names and of kinds that its rows lack: a T4's have neither fp16 nor norms."""
+    model, size = hp.load_model("t4"), 4096
+    rows = [
+        {"op": name, "dtype": dtype, "m": size, "n": size, "k": size}
+        for name, dtype in (("gemm", "fp16"), ("matmul", "fp16"), ("matmul", "fp64"))
+        if dtype in model.device.peak_flops_per_s
+    ] + [{"op": "rms_norm", "dtype": "fp16", "rows": size, "cols": size},
+         {"op": "embedding_bag", "dtype": "fp32", "rows": 1e6, "dim": 64, "batch": size,
+          "pooling": 20}]  # fmt: skip
+    table = model.predict_ops(pd.DataFrame(rows))
+    parts = parse_ops(pd.DataFrame(rows), model.device).parts
+    for part in parts:
+        calls, which = calls_of(part, np.arange(len(part.rows)))
+        found = hp.price(model, calls)
+        seconds = table["predicted_s"].to_numpy()[part.rows]
+        assert found.seconds[which] == pytest.approx(seconds, rel=1e-5), part.name
+        assert (found.in_range[which] == table["in_range"].to_numpy()[part.rows]).all()
+    product = table.iloc[0]
+    assert product["predicted_s"] > 1.2 * product["roofline_s"]  # a share of it, as others reach
+    assert product["low_s"] < product["predicted_s"] < product["high_s"]
+    assert "no gemm in fp16 was measured" in product["note"]
+    assert "the share of the roofline that" in product["note"]
 
 
 def test_a_fused_norm_takes_its_bytes_and_a_single_one_what_was_measured(model) -> None:

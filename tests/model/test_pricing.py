@@ -261,7 +261,8 @@ def report_of(box: Box, rows: Inputs, residual: Any) -> GroupReport:
 
 @pytest.fixture(scope="module")
 def shipped() -> PerfModel:
-    return load_model("h100_sxm")
+    """By its own rows alone: what other devices say of an op has no slope, pricers leave it out."""
+    return dataclasses.replace(load_model("h100_sxm"), references=None)
 
 
 def test_every_op_and_dimension_is_a_case() -> None:
@@ -277,21 +278,21 @@ def test_every_op_and_dimension_is_a_case() -> None:
 
 
 @pytest.mark.parametrize("op", CASES)
-def test_an_op_by_the_datasheet(op: str) -> None:
-    check_op(PerfModel.datasheet(H100), op, 1e-9)
-
-
-@pytest.mark.parametrize("op", CASES)
-def test_an_op_with_corrections(learned: PerfModel, op: str) -> None:
+def test_an_op_with_corrections_and_by_the_datasheet(learned: PerfModel, op: str) -> None:
     """Tables are corrected in float32, in which rows of a process that lie near lose digits:
-    pricers go on in what they are traced in.
+    pricers go on in what they are traced in. What was learned is a factor that no number of the
+    machine moves: at a datasheet's numbers, with fewer caches, the same compiled function says the
+    datasheet's seconds times that.
     """
-    check_op(learned, op, 3e-5)
-    bare = dataclasses.replace(learned, groups={})
-    with_and_without = [
-        model.predict_ops(row(op, CASES[op]))["predicted_s"][0] for model in (learned, bare)
-    ]
-    assert abs(np.log(with_and_without[0] / with_and_without[1])) > 1e-3
+    both = check_op(learned, op, 3e-5)
+    bare, sheet = dataclasses.replace(learned, groups={}), PerfModel.datasheet(H100)
+    learned_s, bare_s, sheet_s = (
+        model.predict_ops(row(op, CASES[op]))["predicted_s"][0] for model in (learned, bare, sheet)
+    )
+    assert abs(np.log(learned_s / bare_s)) > 1e-3
+    here, there = (float(both(one.platform(), CASES[op])[0]) for one in (learned, sheet))
+    assert there * bare_s == pytest.approx(here * sheet_s, rel=1e-9)
+    check_slopes(both, sheet.platform(), op)
 
 
 H100_FAMILIES = {
@@ -320,16 +321,23 @@ def test_an_op_of_a_family(shipped: PerfModel, op: str) -> None:
     check_op(shipped, op, 1e-6)
 
 
-def check_op(model: PerfModel, op: str, exact: float) -> None:
+def check_op(model: PerfModel, op: str, exact: float) -> Callable[..., Any]:
     """The table's seconds, and slopes of the log of time over the log of each number.
 
-    Seconds and slopes are one compiled function: two take twice as long to compile.
+    Seconds and slopes are one compiled function, which is returned: two take twice as long to
+    compile.
     """
-    platform, dims = model.platform(), CASES[op]
     both = seconds_and_slopes(pricer_of(model, op), (0, 1))
+    expected = model.predict_ops(row(op, CASES[op]))["predicted_s"][0]
+    assert float(both(model.platform(), CASES[op])[0]) == pytest.approx(expected, rel=exact)
+    check_slopes(both, model.platform(), op)
+    return both
+
+
+def check_slopes(both: Callable[..., Any], platform: Platform, op: str) -> None:
+    dims = CASES[op]
     found, (by_platform, by_dims) = both(platform, dims)
     seconds = float(found)
-    assert seconds == pytest.approx(model.predict_ops(row(op, dims))["predicted_s"][0], rel=exact)
 
     def pricer(platform: Platform, **dims: Any) -> Any:
         return both(platform, dims)[0]
@@ -691,11 +699,9 @@ def test_one_precision_after_the_other(fabric: CollectiveModel, shipped: PerfMod
         with jax.enable_x64(precise):
             reduced = CollectivePricer.of(fabric, "all_reduce", n_gpus=8)
             found = [jax.grad(reduced, argnums=1)(fabric.links(), 64e6)]
-            for op in ("gemm", "generation_attention"):
-                pricer = pricer_of(shipped, op)
-                priced = functools.partial(pricer, **CASES[op])
-                by_machine = jax.grad(priced)(shipped.platform())
-                found += [by_machine.memory_bytes_per_s, by_machine.peak_flops_scale]
+            priced = functools.partial(pricer_of(shipped, "gemm"), **CASES["gemm"])
+            by_machine = jax.grad(priced)(shipped.platform())
+            found += [by_machine.memory_bytes_per_s, by_machine.peak_flops_scale]
         assert all(one.dtype == (np.float64 if precise else np.float32) for one in found[1:])
         gradients.append([float(one) for one in found])
     np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-3)

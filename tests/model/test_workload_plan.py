@@ -76,7 +76,7 @@ def test_a_steps_own_seconds_are_its_weights() -> None:
     """Off the critical path nothing counts; what is no op keeps its share."""
     seconds = {"seconds": [1.0, 2.0, 0.5, 0.5], "critical": [True, True, False, True]}
     given = pd.DataFrame([{"op": "given", "dtype": None, "seconds": 0.5, "critical": True}])
-    rows, share = ops_of(
+    rows, share, _ = ops_of(
         pd.concat([STEP.drop(columns="times").assign(**seconds), given], ignore_index=True), V100
     )
     assert len(rows) == 3
@@ -101,7 +101,7 @@ def test_on_a_real_v100_a_step_is_known_sooner_than_by_chance(data_dir: Path) ->
     ops = ops.query(one)
     ops = ops[ops["op"].isin(["linear", "bmm", "softmax"])]
     sizes = ["op", "dtype", "m", "n", "k", "batch", "rows", "cols"]
-    own, _ = ops_of(ops[sizes], V100)
+    own, *_ = ops_of(ops[sizes], V100)
     offered = []
     for name in ("linear", "bmm", "softmax"):
         rows = read_table(data_dir / "compute" / f"neusight_{name}.csv.gz")
@@ -154,6 +154,11 @@ def test_the_command_says_what_each_minute_narrows(
     assert "points a minute" in said
     assert f"hybridperf fit {out} --device {V100.id}" in said
     assert read_table(out)["time_s"].isna().all()
+    odd = pd.DataFrame([{"op": "gem", "dtype": "fp32"}, {"op": "gemm", "dtype": "fp32", "m": -1}])
+    pd.concat([STEP, odd], ignore_index=True).assign(times=1).to_csv(step, index=False)
+    assert run("--workload", step, "--out", out) == 3
+    said = capsys.readouterr().err
+    assert "2 rows of step.csv cannot be read; the first, row 5: unknown op 'gem'" in said
     assert run("--workload", step, "--ops", "gemm", "--out", out) == 2
     assert "one of --ops and --workload" in capsys.readouterr().err
     assert run("--workload", step, "--out", step) == 2

@@ -9,7 +9,7 @@ import pytest
 
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.model.serving_effects import BELIEFS, KNOWN, NAMES, ServingEffects, believed
-from hybridperf.runs.closed_loop import closed_loop, prompt_seconds, settled
+from hybridperf.runs.closed_loop import Latency, prompt_seconds, settled
 
 NOTHING = ServingEffects(1.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 SIZES = np.array([1.0, 64.0, 4096.0])
@@ -23,6 +23,13 @@ def engine(step_s: float = 0.01, token_s: float = 1e-5) -> StepTimes:
     return StepTimes(
         SIZES, np.full(3, step_s), SIZES, axis, flat, axis, axis, prefill, np.float64(0.0)
     )
+
+
+def closed_loop(
+    times, clients, prompt, output, slots=np.inf, effects=NOTHING, ranks=1.0
+) -> Latency:
+    loop = settled(times, clients, prompt, output, slots, effects, ranks=ranks)
+    return loop.latency(effects, times.host_s)
 
 
 def test_one_client_waits_for_its_prompt_and_its_steps() -> None:

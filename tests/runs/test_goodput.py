@@ -80,7 +80,7 @@ def test_memory_that_loses_everything_is_storage_alone() -> None:
 def test_closed_form_is_what_events_say(memory: bool) -> None:
     rng = np.random.default_rng(7)
     apart = []
-    for seed in range(200):
+    for seed in range(70):
         cycle = random_cycle(rng, memory)
         simulated = Run(cycle, seed, failures=2500 if memory else 1200).useful_share()
         apart.append(float(goodput(cycle).useful) / simulated - 1)
@@ -94,7 +94,7 @@ def test_spares_are_what_events_say() -> None:
     """
     rng = np.random.default_rng(11)
     apart = []
-    for seed in range(200):
+    for seed in range(70):
         cycle = random_cycle(rng, False)
         cycle = dataclasses.replace(
             cycle, planned_per_s=0.0, stalls_per_s=0.0, lag_s=0.0, evaluation_share=0.0,

@@ -62,6 +62,16 @@ def test_kernels_follow_scheme_and_machine() -> None:
     assert engine(gemm_quant_mode="fp8", moe_quant_mode="fp8").quant == "fp8_block"
 
 
+def test_a_mode_that_nobody_knows_is_refused() -> None:
+    (odd,) = understood(table({**DENSE, "mode": "foo"}))
+    assert odd.refused.startswith("unknown mode 'foo'")
+    apart, whole = understood(table(
+        *({**EXPERTS, "mode": mode} for mode in ("disaggregated", "aggregated"))
+    ))  # fmt: skip
+    assert apart.prefill is not None
+    assert whole.prefill is None
+
+
 def test_clients_stand_in_a_column_or_in_a_text() -> None:
     text = {"silicon_data_source": "x; silicon_concurrency=48; measured=2026"}
     row = {name: value for name, value in DENSE.items() if name != "concurrency"}

@@ -10,8 +10,8 @@ import pytest
 from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.runs.admission import AT_ONCE, Admission
 from hybridperf.runs.batching import Engine, serve
-from hybridperf.runs.requests import Served, looping, poisson
-from hybridperf.runs.steady_state import Steady, steady_arrivals, steady_clients
+from hybridperf.runs.requests import Served, looping
+from hybridperf.runs.steady_state import Steady, steady_clients
 from tests.runs.made_up import constant, engine, roofline
 
 
@@ -81,27 +81,11 @@ def test_prompts_that_are_held_back_wait_as_in_the_simulation(
     assert steady.ttft_s > 1.2 * at_once.ttft_s
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3, 4, 5])  # of 0 to 5, those that are promised
-def test_arrivals_are_served_as_in_the_simulation(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    case, prompt, output = random_engine(rng)
-    most = float(steady_clients(case, case.slots, prompt, output).rate)
-    alone_s = float(steady_clients(case, 1, prompt, output).ttft_s)
-    rate = rng.uniform(0.1, 0.9) * min(0.5 * most, 0.05 / alone_s)
-    steady = steady_arrivals(case, rate, prompt, output)
-    assert bool(steady.certain)
-    served = serve(poisson(rate, np.full(3000, prompt), answers(rng, output, 3000), seed), [case])
-    agrees(served, slice(100, 2900), steady)
-
-
 def test_one_client_takes_the_steps_themselves() -> None:
     """20 tokens of steps of a second: one for the prompt, nineteen to decode."""
     steady = steady_clients(Engine(constant(1.0)), 1, 100, 20)
     assert steady.ttft_s == pytest.approx(1.0, rel=1e-4)
     assert steady.rate == pytest.approx(1 / 20, rel=1e-4)
-    assert steady_arrivals(Engine(constant(1.0)), 1e-6, 100, 20).ttft_s == pytest.approx(
-        1, rel=1e-3
-    )
 
 
 def test_little_counts_clients_that_wait_for_a_slot() -> None:
@@ -113,14 +97,6 @@ def test_little_counts_clients_that_wait_for_a_slot() -> None:
     assert float(full.tokens_per_s / full.tpot_s) > 0
     assert full.waiting_s > 0.5 * full.ttft_s
     assert not full.certain
-
-
-def test_arrivals_beyond_what_is_served_wait_for_ever() -> None:
-    most = float(steady_clients(engine(), 64, 500, 200).rate)
-    steady = steady_arrivals(engine(), most * np.array([0.3, 0.9, 1.1]), 500, 200)
-    assert np.isfinite(steady.ttft_s[:2]).all()
-    assert np.isinf(steady.ttft_s[2])
-    assert not steady.certain[2]
 
 
 def tokens_per_s(faster: float, module: object = jnp) -> float:

@@ -17,7 +17,7 @@ from collections import Counter
 
 import numpy as np
 
-from hybridperf.engine.evaluate import makespan
+from hybridperf.engine.evaluate import last_ends
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.lower import lower
 from hybridperf.engine.outputs import COMPUTE
@@ -72,7 +72,7 @@ def graph_seconds(
     """Seconds until the last task ends, by the graph; arguments as for `stage_seconds`."""
     seconds = stage_seconds(schedule, forward_s, backward_s, weight_s, send_s)
     program = lower(schedule_graph(schedule, blocking=blocking)).program
-    return float(makespan(program, seconds[:, None].astype(np.float32))[0])
+    return float(last_ends(program, seconds[:, None].astype(np.float32))[0])
 
 
 def checked(schedule: Schedule) -> Schedule:

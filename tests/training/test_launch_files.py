@@ -35,12 +35,18 @@ _MODELS = {
 
 
 @functools.cache
+def legal(model: str) -> list[Layout]:
+    """Some of a model's legal layouts: many times what is drawn of them."""
+    (gpus, batch), rng = _MODELS[model], random.Random(model)
+    every = space(load_shape(model), gpus, min(8, gpus), batch)
+    return [every.layout(rng.randrange(len(every))) for _ in range(600)]
+
+
+@functools.cache
 def runnable(framework: str, model: str) -> list[Layout]:
-    """Some of a model's legal layouts, those that a framework can run."""
-    (gpus, batch), target, rng = _MODELS[model], target_called(framework), random.Random(model)
-    legal = space(load_shape(model), gpus, min(8, gpus), batch)
-    some = (legal.layout(rng.randrange(len(legal))) for _ in range(3000))
-    return [one for one in some if not target.lacks(launched(model, one, framework).facts)]
+    """Those that a framework can run."""
+    target = target_called(framework)
+    return [one for one in legal(model) if not target.lacks(launched(model, one, framework).facts)]
 
 
 def launched(model: str, layout: Layout, framework: str, precision: str = "bf16") -> LaunchedStep:

@@ -397,6 +397,8 @@ def test_what_options_replace_is_said():
         "links of aic_h100_sxm, whose accelerator is a H100-SXM5-80GB, for a a100_sxm4_80g"
         in links.note
     )
+    (mixed,) = resolve(rows({"system": "dgx_b200"}))
+    assert "links of aic_b200_sxm, whose accelerator is a" in mixed.note
     for options in ({}, {"device": "a100_sxm4_80g"}, {"system": "aws_p4de_a100"}):
         (same,) = resolve(rows({}), **options)
         assert "links of" not in same.note

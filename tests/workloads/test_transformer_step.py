@@ -9,7 +9,7 @@ from support.unlike_stages import stage_max_s
 
 import hybridperf as hp
 from hybridperf.collectives.model import load_collectives
-from hybridperf.engine.evaluate import makespan, timeline
+from hybridperf.engine.evaluate import last_ends, timeline
 from hybridperf.engine.graph import Graph
 from hybridperf.engine.lower import lower
 from hybridperf.engine.workload import Workload
@@ -81,11 +81,8 @@ def op_s(call: OpCall) -> float:
 
 
 def step_s(workload: Workload, **priced) -> float:
-    return float(
-        makespan(
-            lower(workload.graph).program, seconds(workload, **priced)[:, None].astype(np.float32)
-        )[0]
-    )
+    durations = seconds(workload, **priced)[:, None].astype(np.float32)
+    return float(last_ends(lower(workload.graph).program, durations)[0])
 
 
 def pass_s(steps) -> float:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.io.later import flax
+from hybridperf.io.arrays import nested
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess, HyperParameters
@@ -183,7 +183,7 @@ class Adapted:
             of["held_out_log_width"],
             np.zeros(0, int),
             GaussianProcess.read(seen, len(of["prior/standard/centre"])) if seen else None,
-            flax.traverse_util.unflatten_dict(tuned, sep="/") if tuned else None,
+            nested(tuned) if tuned else None,
             float(document["trunk_share"]),
             float(document["deviation"]),
             float(document.get("cold_share", 0.0)),  # older files have none

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridperf.io.later import flax
+from hybridperf.io.arrays import nested
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.gaussian_process import Examples, HyperParameters, under
@@ -145,7 +145,7 @@ class FamilyPrior:
         return FamilyPrior(
             usual,
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
-            flax.traverse_util.unflatten_dict(under(of, "trunk/"), sep="/"),
+            nested(under(of, "trunk/")),
             HyperParameters(**under(of, "hyper/")),
             Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),

@@ -22,8 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.io.later import flax, optax
+from hybridperf.io.arrays import flat
+from hybridperf.io.later import optax
 from hybridperf.io.namespace import array_module
+from hybridperf.learning.ensemble import outputs
 from hybridperf.learning.prior.form import ClosedFormValues
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.residual import network
@@ -35,7 +37,6 @@ LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly
 _WIDTH = 64
 _BATCH = 1024
 _DECAY = 1e-4
-_CHUNK = 2048  # rows evaluated at once: activations stay in a core's cache
 
 
 _net = functools.partial(network, _WIDTH, BOUND, None)
@@ -81,8 +82,7 @@ def standard(devices: Sequence[tuple[PriorRows, ClosedFormValues]]) -> Standardi
 
 def named_arrays(params: Any) -> dict[str, np.ndarray]:
     """Weights by name, for a file."""
-    leaves = flax.traverse_util.flatten_dict(dict(params), sep="/").items()
-    return {f"trunk/{name}": np.asarray(leaf) for name, leaf in leaves}
+    return {f"trunk/{name}": np.asarray(leaf) for name, leaf in flat(params).items()}
 
 
 def evaluate(params: Any, x: Any) -> tuple[Any, Any]:
@@ -90,15 +90,8 @@ def evaluate(params: Any, x: Any) -> tuple[Any, Any]:
     if array_module(x) is not np:
         mean, apart = _ensemble(params, x)
         return mean, apart
-    rows = len(x)
-    size = min(_CHUNK, max(64, 1 << (max(rows, 1) - 1).bit_length()))
-    out = np.zeros((2, -(-rows // size) * size))
-    for start in range(0, rows, size):
-        chunk = np.zeros((size, x.shape[1]), np.float32)
-        part = x[start : start + size]
-        chunk[: len(part)] = part
-        out[:, start : start + size] = _ensemble(params, chunk)
-    return out[0, :rows], out[1, :rows]
+    each = outputs(params, x, BOUND)
+    return each.mean(0), each.std(0)
 
 
 @jax.jit

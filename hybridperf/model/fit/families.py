@@ -62,7 +62,7 @@ def adapt_families(
     rest: list[np.ndarray] = [np.zeros(0, int)]
     for part in parsed.parts if parsed else ():
         for family, keep in by_family(part):
-            if family in prior.families or (family and part.op.by_gathers):
+            if family in prior.families or (family and part.op.gathered() is not None):
                 members.setdefault(family, []).append((part, keep))
             else:
                 rest.append(part.rows[keep])

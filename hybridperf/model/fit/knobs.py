@@ -14,6 +14,7 @@ measurements does not bend the fit.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -162,43 +163,68 @@ def fit_knobs(
     table, measured = jax.tree.map(lambda x: x[thin], table), measured[thin]
     vector = KnobVector.of(table, device)
     means, widths = vector.prior()
-    residuals, jacobian = residual_functions(vector, device)
+    rows = np.arange(padded_rows(len(thin))) % len(thin)  # more than there are count nothing
     # one thread of linear algebra: the factorisations are small, and on a busy machine threads wait
     # for each other (24 s became 300); float32 steps are too coarse for a least-squares solver's
     # stopping rule
     with threadpool_limits(1, user_api="blas"), jax.enable_x64(True):
-        log_measured, rows = jnp.asarray(np.log(measured)), canonical(table)
-        data = (log_measured, rows, jnp.asarray(means), jnp.asarray(widths))
+        data = (
+            jnp.asarray(np.log(measured[rows])), canonical(jax.tree.map(lambda x: x[rows], table)),
+            jnp.asarray(means), jnp.asarray(widths), jnp.asarray(device.memory_bytes_per_s),
+            jnp.asarray(device.level_bytes()),
+        )  # fmt: skip
 
-        def solve(start: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        def solve(start: np.ndarray, counts: np.ndarray) -> np.ndarray:
+            weights = np.zeros(len(rows))
+            weights[: len(thin)] = counts
+            # SciPy asks for errors at each step that it tries, and for slopes where it stays
+            last: dict[bytes, tuple[Any, Any]] = {}
+
+            def both(theta: np.ndarray) -> tuple[Any, Any]:
+                if theta.tobytes() not in last:
+                    last.clear()
+                    last[theta.tobytes()] = _slopes_and_errors(
+                        vector, theta, jnp.asarray(weights), *data
+                    )
+                return last[theta.tobytes()]
+
             found = least_squares(
-                lambda theta: np.asarray(residuals(theta, jnp.asarray(weights), *data)),
-                start,
-                jac=lambda theta: np.asarray(jacobian(theta, jnp.asarray(weights), *data)),
-                loss=huber_data_only(len(measured)), max_nfev=60, ftol=SOLVED, xtol=SOLVED,
+                lambda theta: np.asarray(both(theta)[1]), start,
+                jac=lambda theta: np.asarray(both(theta)[0]),
+                loss=huber_data_only(len(rows)), max_nfev=60, ftol=SOLVED, xtol=SOLVED,
             )  # fmt: skip
             return found.x
 
-        every = solve(means, np.ones(len(measured)))
+        every = solve(means, np.ones(len(thin)))
         solutions = [every, *(solve(every, 1.0 - mask[thin]) for mask in left_out)]
         knobs = [vector.knobs(jnp.asarray(theta)) for theta in solutions]
     first, *others = [jax.tree.map(lambda x: np.asarray(x, np.float64), found) for found in knobs]
     return first, others
 
 
-def residual_functions(vector: KnobVector, device: DeviceSpec) -> tuple[Any, Any]:
-    """Residual vector (scaled log errors, then pulls to the prior) and its Jacobian, compiled."""
+def padded_rows(rows: int) -> int:
+    """A number of rows from 64 on that is not much larger, so that tables of about a size share a
+    compiled function: eight or fewer in each octave.
+    """
+    step = max(1 << max(rows.bit_length() - 3, 0), 64)
+    return -(-rows // step) * step
 
-    def residuals(
-        theta: Array, weights: Array, log_measured: Array, table: OpTable, means: Array,
-        widths: Array,
-    ) -> Array:  # fmt: skip
-        levels = jnp.asarray(device.level_bytes())
-        log_s = vector.log_seconds(theta, table, device.memory_bytes_per_s, levels)
-        errors = weights * (log_s - log_measured) / LOSS_SCALE
-        return jnp.concatenate([errors, (theta - means) / widths])
 
-    return jax.jit(residuals), jax.jit(jax.jacfwd(residuals))
+@functools.partial(jax.jit, static_argnums=0)
+def _slopes_and_errors(
+    vector: KnobVector, theta: Array, weights: Array, log_measured: Array, table: OpTable,
+    means: Array, widths: Array, bytes_per_s: Array, level_bytes: Array,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Jacobian, and scaled log errors and then pulls to the prior."""
+
+    def errors(theta: Array) -> tuple[Array, Array]:
+        log_s = vector.log_seconds(theta, table, bytes_per_s, level_bytes)
+        of_rows = weights * (log_s - log_measured) / LOSS_SCALE
+        found = jnp.concatenate([of_rows, (theta - means) / widths])
+        return found, found
+
+    slopes, found = jax.jacfwd(errors, has_aux=True)(theta)
+    return slopes, found
 
 
 def _thinned(table: OpTable, measured: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ had on rows it had not seen.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,7 +40,7 @@ from hybridperf.io import InputError, unknown
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.residual import inputs_of
 from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, canonical, op_table
-from hybridperf.model.fit.knobs import KnobVector
+from hybridperf.model.fit.knobs import KnobVector, padded_rows
 from hybridperf.model.fit.rows import parse_measured
 from hybridperf.ops import GROUPS, Op, convolution, gemm, loops, movement, op_by_name, op_names
 
@@ -243,13 +244,11 @@ class Belief:
 
     def seconds(self) -> np.ndarray:
         """Expected seconds [R]."""
-        with jax.enable_x64(True):
-            return np.exp(np.asarray(_log_seconds(*self._arguments())))
+        return np.exp(self._slopes_and_log_seconds[1])
 
     def covariance(self) -> np.ndarray:
         """Of log times [R, R]."""
-        with jax.enable_x64(True):
-            slope = np.asarray(_slope(*self._arguments()))
+        slope = self._slopes_and_log_seconds[0]
         of_rows = (slope.T * (self.known / self.residual_sd**2)) @ slope
         precision = np.diag(self.widths**-2.0) + of_rows
         # S = precision^-1 = L^-T L^-1
@@ -264,14 +263,31 @@ class Belief:
             covariance[np.ix_(at, at)] += smooth
         return covariance
 
-    def _arguments(self) -> tuple[Any, ...]:
-        bandwidth = jnp.asarray(self.device.memory_bytes_per_s)
-        levels = jnp.asarray(self.device.level_bytes())
-        return self.vector, jnp.asarray(self.centre), canonical(self.table), bandwidth, levels
+    @functools.cached_property
+    def _slopes_and_log_seconds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of the rows by theta [R, T], and the rows' own [R]."""
+        count = len(self.known)
+        rows = np.arange(padded_rows(count)) % count
+        with jax.enable_x64(True):
+            found = _slopes_and_log_seconds(
+                self.vector, jnp.asarray(self.centre),
+                canonical(jax.tree.map(lambda x: x[rows], self.table)),
+                jnp.asarray(self.device.memory_bytes_per_s), jnp.asarray(self.device.level_bytes()),
+            )  # fmt: skip
+        slopes, log_s = (np.asarray(one)[:count] for one in found)
+        return slopes, log_s
 
 
-_log_seconds = jax.jit(KnobVector.log_seconds, static_argnums=0)
-_slope = jax.jit(jax.jacfwd(KnobVector.log_seconds, argnums=1), static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
+def _slopes_and_log_seconds(
+    vector: KnobVector, theta: jax.Array, table: OpTable, bytes_per_s: Any, level_bytes: Any
+) -> tuple[Any, Any]:
+    def log_seconds(theta: jax.Array) -> tuple[Any, Any]:
+        found = vector.log_seconds(theta, table, bytes_per_s, level_bytes)
+        return found, found
+
+    slopes, log_s = jax.jacfwd(log_seconds, has_aux=True)(theta)
+    return slopes, log_s
 
 
 def _centre(

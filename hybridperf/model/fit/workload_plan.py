@@ -30,7 +30,7 @@ from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel
 from hybridperf.model.fit import measurement_plan as of_ops
 from hybridperf.model.fit.measurement_plan import CASE_OVERHEAD_S, NOISE_SD, Belief
-from hybridperf.ops import op_by_name, op_names
+from hybridperf.ops import op_by_name
 from hybridperf.ops.table import parse_ops
 
 # columns of `Prediction.ops` and of tables of ops that are no dimensions
@@ -55,6 +55,7 @@ class WorkloadPlan:
     curve: pd.DataFrame
     seconds: float
     other_share: float  # of the step: what is no op that can be measured by itself
+    unread: tuple[str, ...]  # why rows of ops could not be read, each once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ def plan_for(
             budget that does not pay for one measurement.
     """
     of_ops.check_model(model, device)
-    own, share = ops_of(workload, device)
+    own, share, unread = ops_of(workload, device)
     others = _other_shapes(own, device, budget_s, model)
     pool = pd.concat([own, others], ignore_index=True)
     belief = Belief.about(pool, device, model)
@@ -106,12 +107,15 @@ def plan_for(
         curve=_curve(spent_s, half_width),
         seconds=float(spent_s[-1]),
         other_share=float(1.0 - share.sum()),
+        unread=unread,
     )
 
 
-def ops_of(workload: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, np.ndarray | None]:
+def ops_of(
+    workload: pd.DataFrame, device: DeviceSpec
+) -> tuple[pd.DataFrame, np.ndarray | None, tuple[str, ...]]:
     """(the workload's different ops that can be measured, with `times`; the share of the step's
-    seconds that each has [R], None where the table has no seconds).
+    seconds that each has [R], None where the table has no seconds; why other ops cannot be read).
     """
     if "op" not in workload.columns or "dtype" not in workload.columns or workload.empty:
         raise InputError(
@@ -128,11 +132,15 @@ def ops_of(workload: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, np
         rows["seconds"] = _not_negative(workload.reset_index(drop=True), "seconds") * rows["times"]
         if not rows["seconds"].sum() > 0:
             raise InputError("expected seconds above zero in a row of the workload, got none")
-    known = rows["op"].isin([name for name in op_names() if _alone(name)])
-    known &= rows["times"] > 0
+    # what is no op (messages, given seconds) has no number format
+    known = rows["dtype"].notna() & (rows["times"] > 0) & rows["op"].astype(str).map(_alone)
+    unread: dict[str, None] = {}
     if known.any():
         parsed = parse_ops(rows[known].drop(columns=["times"]).reset_index(drop=True), device)
-        known[np.flatnonzero(known)[parsed.problem.astype(bool)]] = False
+        at = np.flatnonzero(known)
+        for one in np.flatnonzero(parsed.problem.astype(bool)).tolist():
+            unread.setdefault(f"row {at[one] + 1}: {parsed.problem[one]}")
+            known[at[one]] = False
     if not known.any():
         raise InputError(
             "the workload has no op that can be measured by itself: expected rows of"
@@ -142,9 +150,9 @@ def ops_of(workload: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, np
     dtypes = found["dtype"].map(canonical_dtype)
     alike = found.assign(dtype=dtypes).groupby(sizes, sort=False, dropna=False).sum().reset_index()
     if not has_seconds:
-        return alike, None
+        return alike, None, tuple(unread)
     share = (alike["seconds"] / rows["seconds"].sum()).to_numpy(float)
-    return alike.drop(columns="seconds"), share
+    return alike.drop(columns="seconds"), share, tuple(unread)
 
 
 def choose_for(

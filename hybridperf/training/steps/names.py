@@ -136,10 +136,9 @@ def _machine(
     if unknown:
         notes.append(f"system {unknown} is not known: taken for {own}")
     fabric = load_system(name)
-    if (device or system) and fabric.device not in (None, spec.id) and name != found.get("system"):
-        notes.append(
-            f"links of {fabric.id}, whose accelerator is a {fabric.accelerator}, for a {spec.id}"
-        )
+    told = device or system or (row_system and not unknown)
+    if told and name != found.get("system") and (lent := fabric.lent_to(spec.id)):
+        notes.append(lent)
     renoded = bool(system) and (own is None or load_system(own) != fabric)
     if "system_note" in found and name == found["system"]:
         notes.append(found["system_note"])
