@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.collectives import curves, form, network
+from hybridperf.collectives import curves, form, network, versions
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
     CollectiveRows,
@@ -140,6 +140,8 @@ class CollectiveModel:
     measured: tuple[MeasuredSizes, ...] = ()  # sizes and placements that were measured
     # library version by implementation, for rows that name none
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # versions by library (or one of its kernels): others are taken for the nearest of them
+    known_versions: versions.Versions = dataclasses.field(default_factory=dict)
     learned_on: SystemSpec | None = None  # whose rates corrections belong to; None: `system`
     # where nothing between nodes was measured: `network.share` counts, not the prior's knob
     believes_network: bool = True
@@ -303,9 +305,25 @@ class CollectiveModel:
                 for one in dict.fromkeys(version[no_version])
                 if one
             ),
+            *(
+                (f"lib_version {one} was not measured: taken for {other}", where)
+                for (one, other), where in self._taken_for(given, rows).items()
+            ),
             (unmet, ~met),
             ("outside the sizes, ranks and nodes that were measured", ~in_range & met & ~nothing),
         ]
+
+    def _taken_for(
+        self, given: pd.DataFrame, rows: CollectiveRows
+    ) -> dict[tuple[str, str], np.ndarray]:
+        """(version of a row, the one it was taken for) -> such rows [N]."""
+        if "lib_version" not in given or not self.known_versions:
+            return {}
+        said = given["lib_version"].fillna("").astype(str).to_numpy()
+        used = np.array([slot.partition("#")[2] for slot in rows.implementation], object)
+        other = (said != "") & (used != said)
+        pairs = sorted(set(zip(said[other], used[other], strict=True)))
+        return {(one, two): (said == one) & (used == two) for one, two in pairs}
 
     @property
     def crowded_remark(self) -> str:
@@ -323,10 +341,11 @@ class CollectiveModel:
         return measured.pop() if len(measured) == 1 else DEFAULT_IMPLEMENTATION
 
     def _with_library(self, frame: pd.DataFrame) -> pd.DataFrame:
-        if self.library == DEFAULT_IMPLEMENTATION:
-            return frame
-        lib = frame["lib"].fillna(self.library) if "lib" in frame else self.library
-        return frame.assign(lib=lib)
+        """With the library of rows that name none, and of its versions those that are known."""
+        if self.library != DEFAULT_IMPLEMENTATION:
+            lib = frame["lib"].fillna(self.library) if "lib" in frame else self.library
+            frame = frame.assign(lib=lib)
+        return versions.taken_for_known(frame, self.known_versions)
 
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
         """Rows of a table for `collective_seconds`; `InputError` for one that cannot be priced."""
@@ -448,6 +467,7 @@ class CollectiveModel:
             "adapted": None if self.adapted is None else self.adapted.document(),
             "measured": [dataclasses.asdict(one) for one in self.measured],
             "versions": dict(self.versions),
+            "known_versions": {name: list(of) for name, of in self.known_versions.items()},
             "learned_on": None if self.learned_on is None else self.learned_on.model_dump(),
             "weights_sha256": hash_of(arrays),
             "provenance": dict(self.provenance),
@@ -503,7 +523,8 @@ def _loaded(folder: Path) -> CollectiveModel:
         there = document.get("learned_on")
         return CollectiveModel(
             SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured,
-            dict(document.get("versions", {})), None if there is None else SystemSpec(**there),
+            dict(document.get("versions", {})), dict(document.get("known_versions", {})),
+            None if there is None else SystemSpec(**there),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
