@@ -7,7 +7,7 @@ of m log-normal times it goes from about sigma to sqrt(m), where one worker take
 the two limits that are known. So a recorded cv tells sigma, and sigma the slowest
 of any other number of workers. Between iterations and jobs cv varies by far more than within: the
 law of a job is the recorded cvs themselves, each as likely; that of unknown jobs a Gumbel law of
-log cv, whose mean and deviation are those of other jobs (few jobs do not tell a tail by themselves).
+log cv with the mean and deviation of other jobs (few jobs tell no tail by themselves).
 
     cv of m workers  ->  sigma  ->  n log-normal factors, mean 1  ->  rows of the step's graph
 
