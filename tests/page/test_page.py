@@ -136,19 +136,37 @@ def test_a_step_is_the_commands_step_and_answers_at_once(browser: Browser, page:
     tab.close()
 
 
-def test_a_move_takes_less_than_a_tenth_of_a_second(browser: Browser, page: Served) -> None:
+@pytest.mark.parametrize(
+    ("view", "shown_first", "question", "base", "moved"),
+    [
+        (
+            "step", "time of a step", "step",
+            "{ model: 'gpt2-xl', gpu: 'h100_sxm', system: 'dgx_h100', n_gpus: 8, tp: 1, pp: 1,"
+            " micro_batch: 1 }",
+            "global_batch: 8 * 2 ** (at % 8)",
+        ),
+        (
+            "serving", "tokens per second and GPU", "serve",
+            "{ shape: 'llama2-7b', system: 'h200', gpus: 1, osl: 512, sla: 'ttft=1s,tpot=30ms' }",
+            "isl: 512 + 32 * at",
+        ),
+    ],
+)  # fmt: skip
+def test_a_move_takes_less_than_a_tenth_of_a_second(
+    browser: Browser, page: Served, view: str, shown_first: str, question: str, base: str,
+    moved: str,
+) -> None:  # fmt: skip
     """Of processor time, since others may share the machine; `benchmarks/page_moves.py` has
     seconds of a clock.
     """
-    tab = opened(browser, page, "step")
-    wait_for(tab, "document.querySelector('[data-name=\"time of a step\"]')")
+    tab = opened(browser, page, view)
+    wait_for(tab, f"document.querySelector('[data-name=\"{shown_first}\"]')")
+    wait_for(tab, _SETTLED)
     before_s = processor_s(page)
     tab.value(
-        "(async () => { const { ask } = await import('./ask.js');"
-        " const base = { model: 'gpt2-xl', gpu: 'h100_sxm', system: 'dgx_h100', n_gpus: 8, tp: 1,"
-        " pp: 1, micro_batch: 1 };"
+        f"(async () => {{ const {{ ask }} = await import('./ask.js'); const base = {base};"
         f" for (let at = 0; at < {MOVES}; at += 1)"
-        " await ask('step', 'step', { ...base, global_batch: 8 * 2 ** (at % 8) }); })()"
+        f" await ask('{view}', '{question}', {{ ...base, {moved} }}); }})()"
     )
     took_s = (processor_s(page) - before_s) / MOVES
     print(f"{1e3 * took_s:.0f} ms of processor a move")
