@@ -10,12 +10,15 @@ import shlex
 import time
 from collections.abc import Iterator
 from importlib import resources
+from pathlib import Path
 
 import pytest
 from support.headless import Browser, Tab, browser_or_skip
+from support.made_traces import made_trace
 from support.served_page import Served, held_bytes, keep_moving, processor_s
 
 from hybridperf.cli.ask import ask
+from hybridperf.report.perfetto import write_traces
 
 MOVES, MOVE_S = 24, 0.1
 _PATIENCE_S = 120.0
@@ -265,3 +268,70 @@ def test_a_machine_shows_its_residuals(browser: Browser, page: Served) -> None:
     text = "document.querySelector('pre[aria-label=\"All that is known\"]').textContent"
     assert tab.value(text) == answer_of(command)["text"]
     tab.close()
+
+
+def drop(tab: Tab, field: str, path: object) -> None:
+    """Give a file to a field, as a reader does who drops it."""
+    root = tab.call("DOM.getDocument")["root"]["nodeId"]
+    node = tab.call("DOM.querySelector", nodeId=root, selector=f"#field-{field}")["nodeId"]
+    tab.call("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
+
+
+def test_a_dropped_trace_shows_where_its_time_went(
+    browser: Browser, page: Served, tmp_path: Path
+) -> None:
+    host = [
+        ("mark", "ProfilerStep#1", 0, 60), ("op", "aten::mm", 5, 20), ("call", "a", 10, 15),
+        ("op", "aten::relu", 30, 40), ("call", "b", 32, 36),
+    ]  # fmt: skip
+    device = [("gemm_kernel", 7, 20, 420, "a"), ("relu_kernel", 7, 430, 480, "b")]
+    path = tmp_path / "one.json"
+    write_traces([made_trace(host, device)], path)
+    tab = opened(browser, page, "trace")
+    wait_for(tab, "document.querySelector('#field-file')")
+    drop(tab, "file", path)
+    wait_for(tab, "document.querySelector('[data-name=busy]')", "the summary")
+    longest = max(ask("trace", "summary", str(path))["steps"], key=lambda one: one["gpu_span_s"])
+    for name in ("gpu_busy_s", "idle_s"):
+        found = shown(tab, name.removeprefix("gpu_").removesuffix("_s"))
+        assert found == pytest.approx(longest[name], rel=1e-9)
+    wait_for(tab, "document.querySelector('[data-name=after]')", "the replay")
+    wait_for(tab, _SETTLED)
+    before = shown(tab, "after")
+    move(tab, "faster", "aten::mm=2")
+    wait_for(tab, f"document.querySelector('[data-name=after]')?.dataset.value < {before}")
+    wait_for(tab, _SETTLED)
+    said = ask("trace", "replay", str(path), "--faster", "aten::mm=2")["steps"][0]
+    assert shown(tab, "after") == pytest.approx(said["after_s"], rel=1e-9)
+    legible(tab)
+    tab.close()
+
+
+def test_dropped_tables_are_placed(browser: Browser, page: Served, tmp_path: Path) -> None:
+    path = tmp_path / "tables.csv"
+    rows = "".join(f"t{at},{10 ** (3 + at % 4)},64,{1 + at}\n" for at in range(8))
+    path.write_text("name,rows,dim,pooling\n" + rows)
+    tab = opened(browser, page, "tables")
+    wait_for(tab, "document.querySelector('#field-gpus')")
+    move(tab, "gpus", 2)
+    drop(tab, "file", path)
+    wait_for(tab, "document.querySelector('[data-name=\"time of a step\"]')", "the placement")
+    wait_for(tab, _SETTLED)
+    command = command_of(tab, "shard")
+    assert "tables.csv" in command
+    said = answer_of(command.replace("tables.csv", str(path)))
+    assert shown(tab, "time of a step") == pytest.approx(said["step_s"], rel=1e-9)
+    assert len(said["per_rank"]) == 2
+    legible(tab)
+    tab.close()
+
+
+def legible(tab: Tab) -> None:
+    """Both widths and themes, without a word of the console or of axe."""
+    for width, dark in ((1280, False), (390, True)):
+        tab.resize(width)
+        tab.dark(dark)
+        tab.settle()
+        assert tab.value("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert axe(tab) == []
+    assert tab.complaints() == []
