@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from support.headless import Browser, Tab, browser_or_skip
 from support.made_traces import made_trace
@@ -322,6 +324,31 @@ def test_dropped_tables_are_placed(browser: Browser, page: Served, tmp_path: Pat
     said = answer_of(command.replace("tables.csv", str(path)))
     assert shown(tab, "time of a step") == pytest.approx(said["step_s"], rel=1e-9)
     assert len(said["per_rank"]) == 2
+    legible(tab)
+    tab.close()
+
+
+def test_rows_of_a_machine_have_a_learning_curve(
+    browser: Browser, page: Served, tmp_path: Path
+) -> None:
+    rng, path = np.random.default_rng(0), tmp_path / "ops.csv"
+    rows = pd.DataFrame(2 ** rng.integers(6, 12, (60, 3)), columns=["m", "n", "k"])
+    flops = 2.0 * rows.prod(axis=1)
+    time_s = (3e-6 + flops / 30e12) * rng.lognormal(0, 0.02, len(rows))
+    rows.assign(op="matmul", dtype="fp32", time_s=time_s).to_csv(path, index=False)
+    tab = opened(browser, page, "machine")
+    wait_for(tab, "document.querySelector('[data-question=show] .command')")
+    drop(tab, "rows", path)
+    button = (
+        "[...document.querySelectorAll('button')].find(one => one.textContent.startsWith('Fit'))"
+    )
+    wait_for(tab, f"!{button}.closest('section').hidden")
+    tab.value(f"{button}.click()")
+    drawn = "document.querySelectorAll('[data-question=curve] svg circle').length"
+    wait_for(tab, f"{drawn} > 3", "the learning curve")
+    said = tab.value("document.querySelector('[data-question=curve] table').textContent")
+    assert "gemm" in said
+    assert command_of(tab, "curve").startswith("hybridperf fit ops.csv --device=h100_sxm --curve")
     legible(tab)
     tab.close()
 
