@@ -38,10 +38,9 @@ def result(**found: Any) -> None:
         kept.update(found)
 
 
-def told(words: Callable[[], str]) -> None:
-    """Print what takes long to write; with `--json` nobody reads it."""
-    if _RESULTS.get() is None:
-        print(words())
+def printed() -> bool:
+    """Whether anybody reads what a command prints: with `--json` nobody does."""
+    return _RESULTS.get() is None
 
 
 def with_manner(command: Callable[..., Any], *, own_progress: bool) -> Callable[..., Any]:
