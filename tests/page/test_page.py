@@ -167,6 +167,10 @@ def test_a_move_takes_less_than_a_tenth_of_a_second(
     tab = opened(browser, page, view)
     wait_for(tab, f"document.querySelector('[data-name=\"{shown_first}\"]')")
     wait_for(tab, _SETTLED)
+    before_s = 0.0
+    while processor_s(page) - before_s > 0.02:  # another view's first answer is worked out
+        before_s = processor_s(page)
+        time.sleep(1.0)
     before_s = processor_s(page)
     tab.value(
         f"(async () => {{ const {{ ask }} = await import('./ask.js'); const base = {base};"
