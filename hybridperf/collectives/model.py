@@ -213,7 +213,7 @@ class CollectiveModel:
 
         1 where its collective, library, link and placement were measured, 0 far from it. Without
         any measurement the prior counts for all but what goes over a network: there the closed form
-        alone is nearer (a cluster of 10 nodes: 9 % instead of 12 %).
+        alone was nearer for each of four networks left out.
         """
         if self.adapted is None:
             return np.ones(len(rows))
@@ -444,7 +444,8 @@ class CollectiveModel:
 
     def _over_nodes(self, rows: CollectiveRows, theta: np.ndarray) -> np.ndarray:
         """Knobs [N, K] over a network that nobody measured: a node's own links carry, and their
-        steps last, as they do inside it, but a step no less than what a ring over nodes costs.
+        steps last, as they do inside it, but a step no less than what a ring or a tree over nodes
+        costs.
         """
         names, link = form.ALPHA_BETA.knobs, link_of(self.system)
         slots = [str(name).replace("|network", f"|{link}") for name in rows.implementation]
@@ -454,6 +455,9 @@ class CollectiveModel:
         theta[:, of_node] = self._usual_theta(inside)[:, of_node]
         theta[:, hop] = np.maximum(theta[:, hop], np.log(network.RING_STEP_S) - theta[:, ring])
         theta[:, across] = np.log(network.share(self.system, rows.nodes))
+        reduces = [str(name).startswith("all_reduce|") for name in rows.implementation]
+        node_hop = names.index("node_hop_s")
+        theta[reduces, node_hop] = np.maximum(theta[reduces, node_hop], np.log(network.TREE_STEP_S))
         return theta
 
     def _usual_theta(self, rows: CollectiveRows) -> np.ndarray:

@@ -16,7 +16,7 @@ measured.
 
 A baseline, no part of the price: on six systems left out it errs by 14 to 32 % as it stands, by 12
 to 24 % (one: 102 %) with factors of each algorithm and protocol from other systems, the price by 4
-to 30 % (`docs/accuracy.md`). It is nearer on two of them: one whose host times it, and one of
+to 29 % (`docs/accuracy.md`). It is nearer on two of them: one whose host times it, and one of
 networks that nobody measured.
 """
 
