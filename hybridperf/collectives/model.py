@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.collectives import curves, form, network, versions
+from hybridperf.collectives import curves, form, network
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
     CollectiveRows,
@@ -33,6 +33,7 @@ from hybridperf.collectives.rows import (
     join_remarks,
 )
 from hybridperf.collectives.traffic import Links, bus_bytes_per_s, link_of, shares
+from hybridperf.collectives.versions import Versions, taken_for_known
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import (
     InputError,
@@ -141,7 +142,7 @@ class CollectiveModel:
     # library version by implementation, for rows that name none
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # versions by library (or one of its kernels): others are taken for the nearest of them
-    known_versions: versions.Versions = dataclasses.field(default_factory=dict)
+    known_versions: Versions = dataclasses.field(default_factory=dict)
     learned_on: SystemSpec | None = None  # whose rates corrections belong to; None: `system`
     # where nothing between nodes was measured: `network.share` counts, not the prior's knob
     believes_network: bool = True
@@ -348,7 +349,7 @@ class CollectiveModel:
         if self.library != DEFAULT_IMPLEMENTATION:
             lib = frame["lib"].fillna(self.library) if "lib" in frame else self.library
             frame = frame.assign(lib=lib)
-        return versions.taken_for_known(frame, self.known_versions)
+        return taken_for_known(frame, self.known_versions)
 
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
         """Rows of a table for `collective_seconds`; `InputError` for one that cannot be priced."""
