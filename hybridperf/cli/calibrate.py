@@ -25,10 +25,9 @@ def calibrate(
         return
     import time
 
+    from hybridperf.cli.fit import learning_curve_in
     from hybridperf.hardware import load_device
-    from hybridperf.io import write_table
     from hybridperf.model.fit import this_machine
-    from hybridperf.model.fit.learning_curve import learning_curve
     from hybridperf.report import fits, plots
 
     start_s = time.perf_counter()
@@ -49,9 +48,7 @@ def calibrate(
     }
     if not quick:
         this_machine.to_stderr("fitting parts of the rows for the learning curve, up to a minute")
-        curve = learning_curve(result.rows, result.model.device)
-        write_table(curve, out / "learning_curve.csv")
-        plots.learning_curve_plot(curve, out / "learning_curve.png")
+        learning_curve_in(out, result.rows, result.model.device)
         written["learning_curve.png, learning_curve.csv"] = "what more rows would bring"
     took = f"{time.perf_counter() - start_s:.0f} s in all"
     print(f"\nmodel of {result.model.device.name} in {out}, {took}:")

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from hybridperf.cli import common
-from hybridperf.cli.common import named_in, names_in, seconds_in, wrong
+from hybridperf.cli.common import named_in, names_in, wrong
+from hybridperf.cli.manner import printed
 
 
 def of_shape(
@@ -56,7 +57,8 @@ def of_shape(
     lengths = f"{asked.prompt} + {asked.output} tokens"
     head = f"{sizes.name}: {lengths} on {gpus} x {model.device.name}{limit}"
     common.result(deployments=found.head(top))
-    print(serving_report(found, head, shape, top, rates.money, notes))
+    if printed():
+        print(serving_report(found, head, shape, top, rates.money, notes))
     if recorded is not None:
         served = open_loop.served_openly(asked, found.iloc[0].to_dict(), recorded)
         common.result(open_loop=served.percentiles())

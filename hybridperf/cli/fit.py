@@ -21,6 +21,8 @@ from hybridperf.cli.common import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from hybridperf.hardware import DeviceSpec
 
 
@@ -30,10 +32,13 @@ def fit(
     system: str = "",
     out: Folder = Path("model"),
     prior: str = "",
+    curve: bool = False,
 ) -> None:
     """Fit a model of a device, or with --system of a system's collectives, to measured rows and
     what other GPUs showed.
     """
+    if curve and (system or not rows):
+        raise wrong("expected rows of ops with --curve, got none; give a table of them")
     if system:
         _fit_system(rows or [], device, system, out, prior)
         return
@@ -62,6 +67,21 @@ def fit(
     common.result(folder=out, errors=report.table)
     errors = ", errors of held-out rows in report.json, held_out.csv, fit.png"
     print(f"model of {model.device.name} in {out}{errors if report.rows else ''}")
+    if curve:
+        learning_curve_in(out, frame, model.device)
+        print(f"what more rows would bring in {out}: learning_curve.csv, learning_curve.png")
+
+
+def learning_curve_in(folder: Path, rows: "pd.DataFrame", device: "DeviceSpec") -> None:
+    """Fit parts of the rows: errors of held-out ones against how many were fitted on."""
+    from hybridperf.io import write_table
+    from hybridperf.model.fit.learning_curve import learning_curve
+    from hybridperf.report import plots
+
+    found = learning_curve(rows, device)
+    write_table(found, folder / "learning_curve.csv")
+    plots.learning_curve_plot(found, folder / "learning_curve.png")
+    common.result(curve=found)
 
 
 def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str) -> None:

@@ -11,12 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 from typer.core import TyperGroup
 
 import hybridperf
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _QUICK_S = 3.0  # what takes longer shows that it goes on
 _SENTENCE = 200  # characters of a command among the others: its first sentence, whole
@@ -33,6 +36,11 @@ def result(**found: Any) -> None:
     kept = _RESULTS.get()
     if kept is not None:
         kept.update(found)
+
+
+def printed() -> bool:
+    """Whether anybody reads what a command prints: with `--json` nobody does."""
+    return _RESULTS.get() is None
 
 
 def with_manner(command: Callable[..., Any], *, own_progress: bool) -> Callable[..., Any]:
@@ -80,7 +88,9 @@ def _plain(value: Any) -> Any:
     import pandas as pd
 
     if isinstance(value, pd.DataFrame):
-        return _plain(value.to_dict("records"))
+        columns = [_cells(column) for _, column in value.items()]
+        names = [str(name) for name in value]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, np.ndarray | list | tuple | set | frozenset):
@@ -92,6 +102,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if np.isfinite(value) else None
     return None if value is None or value is pd.NA or value is pd.NaT else str(value)
+
+
+def _cells(column: "pd.Series") -> list[Any]:
+    """A column as JSON holds it: numbers all at once, for a table has thousands."""
+    import numpy as np
+
+    kind = getattr(column.dtype, "kind", "O")
+    if kind == "f" and isinstance(column.dtype, np.dtype):
+        finite = np.isfinite(column.to_numpy()).tolist()
+        return [one if good else None for one, good in zip(column.tolist(), finite, strict=True)]
+    cells = column.tolist()
+    if kind in "biu" and isinstance(column.dtype, np.dtype):
+        return cells
+    return [one if type(one) is str else _plain(one) for one in cells]
 
 
 @contextlib.contextmanager

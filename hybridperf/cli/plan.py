@@ -8,6 +8,7 @@ from typer import Option
 
 from hybridperf.cli import common
 from hybridperf.cli.common import Name, Shape
+from hybridperf.cli.manner import printed
 
 LIMIT = 100_000  # as `hp.plan`, whose import takes a second
 
@@ -91,7 +92,8 @@ def plan(
             raise
     else:
         fitting_s = found.step_s(found.choice(0))
-        for part in reports.plan_sections(found, top):  # each as soon as it is known
+        # each as soon as it is known; levers take twice as long as the plan
+        for part in reports.plan_sections(found, top) if printed() else ():
             print(part, flush=True)
         common.result(layouts=best(found, top), compared=compared_table(found), legal=found.legal)
         if confirm:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives import pcie, widths
+from hybridperf.collectives import pcie, versions, widths
 from hybridperf.collectives.model import (
     CollectiveModel,
     MeasuredSizes,
@@ -120,19 +120,24 @@ def fit_collectives(
             return CollectiveModel(spec, None, about), CollectiveReport()
         known, boxes = pcie.with_latencies(known, spec)
         references = boxes or references_of(spec, known.population.devices)
-        adapted = adapt(known, references=references)
-        learned_on = _learned_on(spec, known.population.devices)
-        return CollectiveModel(learned_on, adapted, about).on(spec), CollectiveReport()
-    usable, dropped = usable_rows(rows, spec)
-    seen, time_s = collective_rows(usable, spec), usable["time_s"].to_numpy(np.float64)
+        adapted = adapt(_tuned(known, references), references=references)
+        there, met = _learned_on(spec, known.population.devices), versions.of_prior(adapted.prior)
+        model = CollectiveModel(there, adapted, about, known_versions=met)
+        return model.on(spec), CollectiveReport()
+    measured, dropped = usable_rows(rows, spec)
     references = references_of(spec, known.population.devices) if known else []
+    met = versions.of_prior(known.with_references(references)) if known else {}
+    met = versions.of_rows(measured, met)
+    usable = versions.taken_for_known(measured, met)
+    seen, time_s = collective_rows(usable, spec), usable["time_s"].to_numpy(np.float64)
+    start = _tuned(known, references) if known else uninformed(seen)
     adapted = adapt(
-        known or uninformed(seen), seen, time_s, references=references,
+        start, seen, time_s, references=references,
         own_hyper_rows=_OWN_HYPER_ROWS, keep_rows=keep_rows,
     )  # fmt: skip
     about["rows"] = len(usable)
-    model = CollectiveModel(spec, adapted, about, MeasuredSizes.of(seen), usual_versions(seen))
-    report = CollectiveReport(len(usable), dropped, _held_out(model, usable), usable)
+    model = CollectiveModel(spec, adapted, about, MeasuredSizes.of(seen), usual_versions(seen), met)
+    report = CollectiveReport(len(usable), dropped, _held_out(model, usable), measured)
     return dataclasses.replace(model, provenance={**about, "fit": report.summary()}), report
 
 
@@ -194,6 +199,24 @@ def references_of(system: SystemSpec, names: Iterable[str]) -> list[str]:
         if _architecture_and_link(known) == joined:
             apart[name] = abs(math.log(known.share_bytes_per_s / system.share_bytes_per_s))
     return [name for name, far in apart.items() if far <= min(apart.values()) + _SAME_SHARE]
+
+
+def _tuned(prior: FamilyPrior, references: Iterable[str]) -> FamilyPrior:
+    """The prior with the networks that the many rows of a reference tuned, where it is calibrated.
+
+    A calibration from another prior does not count, nor one of a box on PCIe.
+    """
+    for name in references:
+        known = None if find_collectives(name) is None else load_collectives(name).adapted
+        if (
+            known is not None and known.params is not None
+            and link_of(load_system(name)) != "pcie"
+            and known.prior.standard.names == prior.standard.names
+            and np.array_equal(known.prior.standard.centre, prior.standard.centre)
+        ):  # fmt: skip
+            sizes = prior.sizes.joined(known.prior.sizes)
+            return dataclasses.replace(prior, params=known.params, sizes=sizes)
+    return prior
 
 
 def _learned_on(system: SystemSpec, names: Iterable[str]) -> SystemSpec:

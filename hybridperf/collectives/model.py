@@ -33,6 +33,7 @@ from hybridperf.collectives.rows import (
     join_remarks,
 )
 from hybridperf.collectives.traffic import Links, bus_bytes_per_s, link_of, shares
+from hybridperf.collectives.versions import Versions, taken_for_known
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import (
     InputError,
@@ -140,6 +141,8 @@ class CollectiveModel:
     measured: tuple[MeasuredSizes, ...] = ()  # sizes and placements that were measured
     # library version by implementation, for rows that name none
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # versions by library (or one of its kernels): others are taken for the nearest of them
+    known_versions: Versions = dataclasses.field(default_factory=dict)
     learned_on: SystemSpec | None = None  # whose rates corrections belong to; None: `system`
     # where nothing between nodes was measured: `network.share` counts, not the prior's knob
     believes_network: bool = True
@@ -210,10 +213,13 @@ class CollectiveModel:
         """How much of the learned correction each row takes [N].
 
         1 where its collective, library, link and placement were measured, 0 far from it. Without
-        any measurement the prior counts for all.
+        any measurement the prior counts for all but what goes over a network: there the closed form
+        alone was nearer for each of four networks left out.
         """
-        if self.adapted is None or not self.adapted.rows:
+        if self.adapted is None:
             return np.ones(len(rows))
+        if not self.adapted.rows:
+            return np.where((rows.nodes > 1) & self.believes_network, 0.0, 1.0)
         first, kind_of_row = rows.kinds
         octaves = []
         for at in first:
@@ -303,9 +309,25 @@ class CollectiveModel:
                 for one in dict.fromkeys(version[no_version])
                 if one
             ),
+            *(
+                (f"lib_version {one} was not measured: taken for {other}", where)
+                for (one, other), where in self._taken_for(given, rows).items()
+            ),
             (unmet, ~met),
             ("outside the sizes, ranks and nodes that were measured", ~in_range & met & ~nothing),
         ]
+
+    def _taken_for(
+        self, given: pd.DataFrame, rows: CollectiveRows
+    ) -> dict[tuple[str, str], np.ndarray]:
+        """(version of a row, the one it was taken for) -> such rows [N]."""
+        if "lib_version" not in given or not self.known_versions:
+            return {}
+        said = given["lib_version"].fillna("").astype(str).to_numpy()
+        used = np.array([slot.partition("#")[2] for slot in rows.implementation], object)
+        other = (said != "") & (used != said)
+        pairs = sorted(set(zip(said[other], used[other], strict=True)))
+        return {(one, two): (said == one) & (used == two) for one, two in pairs}
 
     @property
     def crowded_remark(self) -> str:
@@ -323,10 +345,11 @@ class CollectiveModel:
         return measured.pop() if len(measured) == 1 else DEFAULT_IMPLEMENTATION
 
     def _with_library(self, frame: pd.DataFrame) -> pd.DataFrame:
-        if self.library == DEFAULT_IMPLEMENTATION:
-            return frame
-        lib = frame["lib"].fillna(self.library) if "lib" in frame else self.library
-        return frame.assign(lib=lib)
+        """With the library of rows that name none, and of its versions those that are known."""
+        if self.library != DEFAULT_IMPLEMENTATION:
+            lib = frame["lib"].fillna(self.library) if "lib" in frame else self.library
+            frame = frame.assign(lib=lib)
+        return taken_for_known(frame, self.known_versions)
 
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
         """Rows of a table for `collective_seconds`; `InputError` for one that cannot be priced."""
@@ -422,7 +445,8 @@ class CollectiveModel:
 
     def _over_nodes(self, rows: CollectiveRows, theta: np.ndarray) -> np.ndarray:
         """Knobs [N, K] over a network that nobody measured: a node's own links carry, and their
-        steps last, as they do inside it, but a step no less than what a ring over nodes costs.
+        steps last, as they do inside it, but a step no less than what a ring or a tree over nodes
+        costs.
         """
         names, link = form.ALPHA_BETA.knobs, link_of(self.system)
         slots = [str(name).replace("|network", f"|{link}") for name in rows.implementation]
@@ -432,6 +456,9 @@ class CollectiveModel:
         theta[:, of_node] = self._usual_theta(inside)[:, of_node]
         theta[:, hop] = np.maximum(theta[:, hop], np.log(network.RING_STEP_S) - theta[:, ring])
         theta[:, across] = np.log(network.share(self.system, rows.nodes))
+        reduces = [str(name).startswith("all_reduce|") for name in rows.implementation]
+        node_hop = names.index("node_hop_s")
+        theta[reduces, node_hop] = np.maximum(theta[reduces, node_hop], np.log(network.TREE_STEP_S))
         return theta
 
     def _usual_theta(self, rows: CollectiveRows) -> np.ndarray:
@@ -448,6 +475,7 @@ class CollectiveModel:
             "adapted": None if self.adapted is None else self.adapted.document(),
             "measured": [dataclasses.asdict(one) for one in self.measured],
             "versions": dict(self.versions),
+            "known_versions": {name: list(of) for name, of in self.known_versions.items()},
             "learned_on": None if self.learned_on is None else self.learned_on.model_dump(),
             "weights_sha256": hash_of(arrays),
             "provenance": dict(self.provenance),
@@ -503,7 +531,8 @@ def _loaded(folder: Path) -> CollectiveModel:
         there = document.get("learned_on")
         return CollectiveModel(
             SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured,
-            dict(document.get("versions", {})), None if there is None else SystemSpec(**there),
+            dict(document.get("versions", {})), dict(document.get("known_versions", {})),
+            None if there is None else SystemSpec(**there),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0]}"

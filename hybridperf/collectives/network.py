@@ -17,6 +17,9 @@ from hybridperf.io.namespace import Array
 
 _RDMA, _EFA, _VIRTUAL = 0.9, 0.8, 0.65
 RING_STEP_S = 4.5e-6  # of large messages: the middle of 3 to 6 us
+# of a tree of an all-reduce, up and down: what NCCL expects of its quick protocol, 5 us each way
+# (NVIDIA/nccl, src/graph/tuning.cc)
+TREE_STEP_S = 10e-6
 _FEW_NODES, _PER_DOUBLING = 16.0, 0.98
 
 

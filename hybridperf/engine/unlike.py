@@ -118,6 +118,20 @@ class UnlikeStep:
         return last_ends(self.lowered.program, self.row_s[:, None] * of_row)
 
 
+def while_both_work(alone_s: ArrayLike, beside_s: ArrayLike) -> np.ndarray:
+    """What two workers that share a processor take over what each takes alone [2, B], for
+    `UnlikeStep.times`: each goes on at its pace beside the other until one has nothing left to do.
+
+    Args:
+        alone_s: seconds of each worker's own work, nothing beside it [2, B].
+        beside_s: the same work while the other works all the time [2, B].
+    """
+    alone, beside = (np.asarray(one, float) for one in (alone_s, beside_s))
+    first_s = beside.min(axis=0)
+    ends_s = np.where(beside == first_s, first_s, first_s + (1 - first_s / beside) * alone)
+    return np.asarray(ends_s / alone)
+
+
 def unlike(workers: Sequence[Worker]) -> UnlikeStep:
     """A synchronous step of workers that differ.
 

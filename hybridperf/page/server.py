@@ -14,7 +14,14 @@ import json
 import secrets
 import tempfile
 import tomllib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -35,6 +42,7 @@ from hybridperf.page.uploads import Uploads
 HOST = "127.0.0.1"
 _MOST_QUESTION_BYTES = 1 << 16
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_FIRST = (("step", "step"), ("serving", "serve"))  # of those that answer other views, too
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
     " img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
@@ -131,7 +139,7 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
     @contextlib.asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
         del app
-        warming = asyncio.ensure_future(_warmed(answerers["quick"]))
+        warming = asyncio.ensure_future(_warmed(answerers))
         yield
         warming.cancel()
         for one in answerers.values():
@@ -153,12 +161,13 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
     return app
 
 
-async def _warmed(answerer: Answerer) -> None:
-    """Have the first question asked before a reader does: it loads and compiles."""
-    values = {one["name"]: one.get("default") for one in views()["step"]["fields"]}
-    first = question("step", "step", values, lambda key: (Path(key), key))
-    async for _ in answerer.ask(first.arguments):
-        pass
+async def _warmed(answerers: Mapping[str, Answerer]) -> None:
+    """Have first questions asked before a reader does: they load and compile."""
+    for view, name in _FIRST:
+        values = {one["name"]: one.get("default") for one in views()[view]["fields"]}
+        first = question(view, name, values, lambda key: (Path(key), key))
+        async for _ in answerers[first.process].ask(first.arguments):
+            pass
 
 
 @functools.cache

@@ -41,6 +41,7 @@ from hybridperf.workloads.transformer.shape import TransformerShape
 SEQUENCES = tuple(2**power for power in range(11))  # of an attention rank
 CHUNKS = (2048, 8192)
 _BUSIEST = 0.8  # share of their time that engines of prompts work: beyond it queues explode
+_MOST_KNOWN = 4096  # engines of one machine whose steps are kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +188,7 @@ def _without_limits(alike: _Alike) -> pd.DataFrame:
             " GPUs or narrower formats in --precision"
         )
     fitting = [some[at] for at in fit]
-    times = StepTimes.stacked(step_times(asked.model, fitting, asked.all_reduce))
+    times = StepTimes.stacked(_step_times(asked, fitting))
     kept = tuple(memory[at] for at in fit)
     held = np.array([holds[at] for at in fit])
     blackwell = is_blackwell(asked.model.device.id)
@@ -214,6 +215,40 @@ def _without_limits(alike: _Alike) -> pd.DataFrame:
     best = front(-found["tokens_per_s_user"].to_numpy(), -found["tokens_per_s_gpu"].to_numpy())
     found["front"] = np.isin(np.arange(len(found)), best)
     return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Machine:
+    """A machine, the same object, and the library of its all-reduce."""
+
+    model: PerfModel
+    all_reduce: str
+
+    def __hash__(self) -> int:
+        return hash((id(self.model), self.all_reduce))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Machine) and self.model is other.model
+            and self.all_reduce == other.all_reduce
+        )  # fmt: skip
+
+
+@functools.lru_cache(4)
+def _known_times(machine: _Machine) -> dict[Deployment, StepTimes]:
+    """Of engines that were asked for: lengths and limits move, their steps stay."""
+    del machine
+    return {}
+
+
+def _step_times(asked: Question, some: Sequence[Deployment]) -> list[StepTimes]:
+    known = _known_times(_Machine(asked.model, asked.all_reduce))
+    if len(known) > _MOST_KNOWN:
+        known.clear()
+    missing = [one for one in some if one not in known]
+    if missing:
+        known |= zip(missing, step_times(asked.model, missing, asked.all_reduce), strict=True)
+    return [known[one] for one in some]
 
 
 def with_effects(times: StepTimes, effects: ServingEffects) -> StepTimes:

@@ -17,6 +17,7 @@ from hybridperf.io import InputError
 from hybridperf.runs.training_run import RunSettings, Step, TrainingRun, training_run
 from hybridperf.training.plans.arguments import number_of_tokens
 from hybridperf.training.plans.economy import economy
+from hybridperf.training.plans.intervals import stalled_steps, step_intervals
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.run import Plan, plan
 from hybridperf.workloads.memory import model_states
@@ -28,12 +29,18 @@ def step_of_plan(found: Plan) -> Step:
     """The best layout's step."""
     row, choice = found.top(1).iloc[0], found.choice(0)
     case, states = found.cases[choice.case], model_states()
+    chosen = np.array([[choice.case, choice.at]])
+    chance, stalled_s = (float(one[0]) for one in stalled_steps(found, chosen))
+    low_s, high_s = float(row["low_s"]), float(row["high_s"])
+    if chance > 0:
+        low_s, high_s = (float(one[0]) for one in step_intervals(found, chosen, stalls=False))
     where = f"{found.setup.shape.name} on {case.space.gpus} x {found.setup.device.id}"
     return Step(
-        float(row["time_s"]), float(row["low_s"]), float(row["high_s"]), case.space.gpus,
+        float(row["time_s"]), low_s, high_s, case.space.gpus,
         case.setup.gpus_per_node, found.setup.shape.parameters * (states.weight + states.optimizer),
         StepParts(*(part[choice.at] for part in case.parts)), found.economy,
         f"{where}, batch {case.space.global_batch}: {layout_words(found.best)}",
+        chance, stalled_s,
     )  # fmt: skip
 
 
@@ -160,6 +167,9 @@ def _mean_step(steps: Sequence[Step], counts: Sequence[float]) -> Step:
         last, step_s=mean([step.step_s for step in steps]),
         low_s=mean([step.low_s for step in steps]), high_s=mean([step.high_s for step in steps]),
         parts=StepParts(*map(mean, zip(*parts, strict=True))),
+        # a run that stalls once does so in all its phases
+        stall_chance=max(step.stall_chance for step in steps),
+        stalled_s=mean([step.stalled_s or step.step_s for step in steps]),
         words="\n".join(f"{count:,.0f} steps: {step.words}"
                         for count, step in zip(counts, steps, strict=True)),
     )  # fmt: skip

@@ -5,8 +5,9 @@ recorded in production is often the coefficient of variation (cv) alone, of the 
 of m log-normal times it goes from about sigma to sqrt(m), where one worker takes all the time, and
 (slowest / mean - 1) / cv from that of m normal numbers (1.6 for ten) to (m - 1) / sqrt(m) (2.85):
 the two limits that are known. So a recorded cv tells sigma, and sigma the slowest
-of any other number of workers. Between iterations and jobs cv varies by far more than within; a law
-is therefore the recorded cvs themselves, each as likely.
+of any other number of workers. Between iterations and jobs cv varies by far more than within: the
+law of a job is the recorded cvs themselves, each as likely; that of unknown jobs a Gumbel law of
+log cv with the mean and deviation of other jobs (few jobs tell no tail by themselves).
 
     cv of m workers  ->  sigma  ->  n log-normal factors, mean 1  ->  rows of the step's graph
 
@@ -17,8 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
 
 from hybridperf.engine.unlike import UnlikeStep
@@ -27,6 +30,7 @@ from hybridperf.io import InputError, shipped_toml
 DRAWS = 4096
 _SIGMAS = np.geomspace(1e-4, 30.0, 200)
 _SAMPLES = 4000
+_LEAST_CV, _QUANTILES = 1e-3, 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +60,24 @@ class WorkerNoise:
         return cls(times.std(axis=1, ddof=1) / times.mean(axis=1), times.shape[1])
 
     @classmethod
+    def of_jobs(cls, cvs: Sequence[ArrayLike], workers: int = 10) -> WorkerNoise:
+        """Of a job of which nothing is known, from cvs of others [jobs][I], each job as likely."""
+        logs = [np.log(np.maximum(np.asarray(cv, float), _LEAST_CV)) for cv in cvs]
+        mean = np.mean([one.mean() for one in logs])
+        variance = np.mean([((one - mean) ** 2).mean() for one in logs])
+        return cls._unknown(float(mean), float(np.sqrt(variance)), workers)
+
+    @classmethod
+    def _unknown(cls, mean: float, deviation: float, workers: int) -> WorkerNoise:
+        law = scipy.stats.gumbel_r(mean - np.euler_gamma * (b := deviation * np.sqrt(6) / np.pi), b)
+        cv = np.exp(law.ppf((np.arange(_QUANTILES) + 0.5) / _QUANTILES))
+        return cls(np.minimum(cv, np.sqrt(workers)), workers)
+
+    @classmethod
     def production(cls) -> WorkerNoise:
         """What production jobs show: 52 of 10 workers each on shared GPUs, each job as likely."""
         law = shipped_toml(__package__, "stragglers.toml")
-        return cls(np.array(law["cv_quantiles"]), law["workers"])
+        return cls._unknown(law["log_cv_mean"], law["log_cv_deviation"], law["workers"])
 
     def factors(self, workers: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
         """What each of so many workers takes over their mean [n, D]."""

@@ -57,6 +57,8 @@ class Step:
         parts: what a step is made of, for its energy; None: all of it computes.
         economy: money and power; None: neither is told.
         words: what runs, for reports.
+        stall_chance: share of runs like this that stall from their first step on.
+        stalled_s: seconds of a step of those.
     """
 
     step_s: float
@@ -68,6 +70,8 @@ class Step:
     parts: StepParts | None = None
     economy: Economy | None = None
     words: str = ""
+    stall_chance: float = 0.0
+    stalled_s: float = 0.0
 
     @property
     def nodes(self) -> int:
@@ -183,6 +187,11 @@ def training_run(step: Step, steps: float, settings: RunSettings | None = None) 
              for name, value in middle.items() if name not in settings.given]  # fmt: skip
     if set(settings.mtbf_s) != {JOB}:
         notes.append(f"failures by {' '.join(facts()['source'].split())}")
+    if step.stall_chance > 0:
+        notes.append(
+            f"expected of a run that does not stall; one in {round(1 / step.stall_chance)} like"
+            f" this does, and takes {step.stalled_s / step.step_s:.2g} times as long"
+        )
     if step.economy is not None:
         notes += step.economy.notes
     lost = {name: float(share) for name, share in found.shares().items()}
@@ -243,6 +252,9 @@ def _draws(
     far = np.where(normal < 0, math.log(step.step_s / step.low_s),
                    math.log(step.high_s / step.step_s))  # fmt: skip
     drawn_s = step.step_s * np.exp(normal * far / NINE_OF_TEN) * known["step_longer"]
+    if step.stall_chance > 0:  # a second branch, not a wider first one
+        stalls = rng.random(_DRAWS) < step.stall_chance
+        drawn_s = drawn_s * np.where(stalls, step.stalled_s / step.step_s, 1.0)
     total_s = steps * drawn_s + settings.warmup_s
     return _totals(step, total_s, share, waiting.count, known["kg_co2_per_kwh"])
 

@@ -10,7 +10,10 @@ run (data-parallel beside others); groups of neighbours (tensor-parallel) stay a
 any other nobody knows what becomes. A collective takes its measured seconds times predicted new
 over old. Gradients and weights stay as large; what carries samples (an all-to-all, and all within
 groups of neighbours, and messages of two ranks) is shared out with the batch. All-gathers count
-their whole output. Ranks beyond the recorded ones are taken to be like them.
+their whole output. Ranks beyond the recorded ones are taken to be like them and scatter as they do:
+where a collective's ranks took times of deviation s since the one before, the slowest of n comes
+a_n s after their mean (a_n: the expected largest of n normal numbers), so more ranks wait for it
+longer by (a_new - a_old) s. The interval reaches from none of that to twice as much.
 
 Which tensors begin with the batch: those whose first dimension is a multiple of a unit, unless they
 are as large as a weight. The unit is the rows of the products with a weight that take most time;
@@ -25,6 +28,7 @@ Axes: U rows of the replay.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -37,6 +41,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy
 
 from hybridperf.collectives.model import CollectiveModel, collectives_of
 from hybridperf.io import InputError
@@ -92,6 +97,8 @@ def other_ranks(
     factor, low, high = (np.ones(len(replay.rows)) for _ in range(3))
     unknown = _collectives(replay, world, ranks, share, links, (factor, low, high))
     notes = ["ranks without a trace are taken to be like those given, late ones as late"]
+    if ranks > world and not _spread_s(replay):
+        notes.append("one trace does not tell how ranks scatter: no longer wait for the slowest")
     if scaling == "strong" and share != 1:
         notes.append(_computation(replay, share, model, (factor, low, high)))
     what = f"{ranks} ranks for {world}, {scaling} scaling"
@@ -159,11 +166,41 @@ def _collectives(
     for factors, (bound, unmeasured) in zip(found, ends.items(), strict=True):
         width = (predicted[1][bound] / predicted[1]["predicted_s"]).fillna(unmeasured).to_numpy()
         factors[at] = np.where(known & ~same, ratio * width, 1.0)
+    longer, spread_s = np.zeros(len(at)), _spread_s(replay)
+    for i, (one, other) in enumerate(zip(wires, after, strict=True)):
+        if other.ranks > one.ranks and one.row in spread_s:
+            later_s = slowest_of(other.ranks) - slowest_of(one.ranks)
+            longer[i] = later_s * spread_s[one.row] / max(replay.rows.busy_s[one.row], 1e-9)
+    for factors, times in zip(found, (1.0, 0.0, 2.0), strict=True):
+        factors[at] += times * longer
     unknown: dict[str, float] = {}
     for row in at[~known].tolist():
         name = replay.op_of_row(row)
         unknown[name] = unknown.get(name, 0.0) + float(replay.rows.busy_s[row])
     return unknown
+
+
+def _spread_s(replay: Replay) -> dict[int, float]:
+    """By row of a collective, the deviation of what its ranks took since the one before."""
+    ended_s: dict[int, float] = {}
+    spread_s: dict[int, float] = {}
+    for meeting in replay.meetings:
+        one = meeting.collective
+        began_s = dict(zip(one.trace.tolist(), one.start_s.tolist(), strict=True))
+        own_s = [at_s - ended_s[trace] for trace, at_s in began_s.items() if trace in ended_s]
+        if len(own_s) > 1:
+            row = int(replay.nodes.row[min(meeting.node.values())])
+            spread_s[row] = float(np.std(np.maximum(own_s, 0.0), ddof=1))
+        ended_s |= dict(zip(one.trace.tolist(), one.end_s.tolist(), strict=True))
+    return spread_s
+
+
+@functools.cache
+def slowest_of(ranks: int) -> float:
+    """Expected largest of so many independent normal numbers, in deviations."""
+    z = np.linspace(-10.0, 10.0, 20000)
+    below = scipy.stats.norm.cdf(z) ** ranks
+    return float(np.trapezoid((z > 0) - below, z))
 
 
 def _rescaled(one: OnWire, world: int, ranks: int, share: Fraction) -> OnWire:

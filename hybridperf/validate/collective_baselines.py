@@ -9,6 +9,8 @@ those of all others.
                    other ranks by equal bus bandwidth
     relative       the same on the rows of systems of one architecture and kind of link, as if they
                    were this system's
+    nccl           what NCCL itself expects (`nccl_switch.py`), times factors of each algorithm and
+                   protocol
     trees          gradient-boosted trees on log seconds, the rows of all systems
 
 A group is a collective, link and implementation. Numbers of a group are found by robust least
@@ -24,9 +26,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
+from hybridperf.validate import nccl_switch
 from hybridperf.validate.scores import OTHERS_ROWS, SEED, boosted_trees, fit_logs, own_copies
 
-NAMES = ("datasheet", "alpha_beta", "ring_tree", "interpolation", "relative", "trees")
+NAMES = ("datasheet", "alpha_beta", "ring_tree", "interpolation", "relative", "nccl", "trees")
 Predicts = Callable[[pd.DataFrame], np.ndarray]
 Formula = Callable[..., np.ndarray]  # of theta and rows
 
@@ -54,6 +57,7 @@ def fit_all(
         "ring_tree": lambda: by_group(own, others, ring_tree, *_RING_TREE),
         "interpolation": lambda: interpolation(own),
         "relative": lambda: interpolation(others[others["system"].isin(references)]),
+        "nccl": lambda: nccl_switch.fitted(own, others, references),
         "trees": lambda: trees(own, others),
     }
     return {name: makes[name]() for name in only}

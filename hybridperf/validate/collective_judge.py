@@ -37,7 +37,7 @@ _QUICK_RECIPE, _QUICK_SYSTEMS = TrainingRecipe(steps=200), 3
 _MEASURED = ["time_s", "time_min_s", "time_mean_s", "time_std_s", "busbw_log"]
 _PRIOR_DEPENDS_ON = ("collectives", "learning", "hardware")
 DEPENDS_ON = (
-    *(*_PRIOR_DEPENDS_ON, "validate/scores.py"),
+    *(*_PRIOR_DEPENDS_ON, "validate/scores.py", "validate/nccl_switch.py"),
     *(f"validate/collective_{name}.py" for name in ("judge", "rows", "baselines")),
 )
 

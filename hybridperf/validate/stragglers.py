@@ -5,7 +5,8 @@
     jobs      52 jobs of which the cv over ten workers is recorded: each predicted from its first
               iterations, and from as many spread over the whole job. What is judged is the expected
               slow-down at the recorded cv, since nothing else was recorded
-    unknown   jobs of which nothing is known, predicted from the other half of the jobs
+    unknown   jobs of which nothing is known, predicted from the other half of the jobs; beside it
+              what is left of the error where the law is that of all jobs, the judged among them
 
 Beside ours: the normal law at the same cv, and a constant (of the other jobs; none: 1).
 """
@@ -116,19 +117,25 @@ def of_unknown(cvs: dict[str, np.ndarray]) -> Found:
     parts = (np.arange(200) + 0.5) / 200  # each job as likely
     each = {job: np.quantile(slow_down_at(cv), parts) for job, cv in cvs.items()}
     mean = {job: float(cv.mean()) for job, cv in cvs.items()}
+    every = np.quantile(np.concatenate(list(each.values())), _ENDS)
     for _ in range(_HALVES):
         some = rng.permutation(jobs)
         given, judged = some[: len(jobs) // 2], some[len(jobs) // 2 :]
         true = np.quantile(np.concatenate([each[job] for job in judged]), _ENDS)
-        ours = np.quantile(np.concatenate([each[job] for job in given]), _ENDS)
+        ours = np.quantile(slow_down_at(WorkerNoise.of_jobs([cvs[job] for job in given]).cv), _ENDS)
+        as_recorded = np.quantile(np.concatenate([each[job] for job in given]), _ENDS)
         normal = np.quantile(_normal(float(np.mean([mean[job] for job in given])), 10), _ENDS)
         constant = np.full(2, np.median([each[job][len(parts) // 2] for job in given]))
-        errors.append(np.abs(np.stack([ours, normal, constant]) / true - 1))
+        errors.append(np.abs(np.stack([ours, normal, constant, as_recorded, every]) / true - 1))
     found = np.median(errors, axis=0)
     lines = [
         ResultLine(
             f"{name} of unknown jobs, by others", float(found[0, at]), _HALVES, GOAL,
-            {"normal law": float(found[1, at]), "constant": float(found[2, at])}, "median error",
+            {
+                "normal law": float(found[1, at]), "constant": float(found[2, at]),
+                "jobs as recorded": float(found[3, at]),
+                "all jobs, the judged among them": float(found[4, at]),
+            }, "median error",
         )
         for at, name in enumerate(_NAMES)
     ]  # fmt: skip

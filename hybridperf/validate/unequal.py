@@ -3,10 +3,8 @@
 Measured: each process alone, and beside one on the other core; from these, of rounds interleaved
 with them, the synchronous step of all is predicted, without and with the slowed one. All but the
 last share a core and take turns; two cores that are both busy may slow each other down
-(hyperthreads of one core do), until one has nothing left to do:
-
-    A, B    seconds of the work on either core, nothing beside it; A', B' beside the other
-    t       min(A', B'), the first to end; the other ends at t + (1 - t / B') B
+(hyperthreads of one core do), until one has nothing left to do. The engine's unlike workers compose
+the step (`engine/unlike.py`).
 
 Beside ours: the mean of the workers' own seconds, and the slowest one alone.
 """
@@ -19,7 +17,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.unlike import Worker, unlike, while_both_work
+from hybridperf.engine.workload import Workload
+from hybridperf.hardware.this_machine import this_cpu
 from hybridperf.io import read_table
+from hybridperf.model import PerfModel
+from hybridperf.model.calls import GivenSeconds
 from hybridperf.model.fit.programs import run_program
 from hybridperf.validate.harness import ResultLine, lines_table, write_results
 
@@ -53,6 +57,7 @@ def of(rows: pd.DataFrame, workers: int) -> list[ResultLine]:
     rng = np.random.default_rng(0)
     last, first = workers - 1, list(range(workers - 1))
     taken = {key: one.to_numpy(float) for key, one in rows.groupby(["phase", "worker"]).time_s}
+    median = {key: float(np.median(one)) for key, one in taken.items()}
 
     def drawn(phase: str, rank: int) -> np.ndarray:
         return rng.choice(taken[phase, rank], _DRAWS)
@@ -61,14 +66,17 @@ def of(rows: pd.DataFrame, workers: int) -> list[ResultLine]:
     for phase, beside, own in (
         ("together", "beside", "alone"), ("together_slowed", "slowed_beside", "slowed"),
     ):  # fmt: skip
-        alone = np.sum([drawn("alone", rank) for rank in first], axis=0)
+        each = np.array([*(median["alone", rank] for rank in first), median[own, last]])
+        in_turn = np.sum([drawn("alone", rank) for rank in first], axis=0)
+        alone = np.stack([in_turn, drawn(own, last)])
         # of the first beside the last; of the others in the same ratio
-        ratio = np.median(taken[beside, 0]) / np.median(taken["alone", 0])
-        cores = (alone, alone * ratio), (drawn(own, last), drawn(beside, last))
-        ours = float(np.median(ends(*cores).max(axis=0)))
-        true = float(np.median(taken[phase, 0]))
-        each = np.array([*(np.median(taken["alone", rank]) for rank in first),
-                         np.median(taken[own, last])])  # fmt: skip
+        ratio = median[beside, 0] / median["alone", 0]
+        next_to = np.stack([alone[0] * ratio, drawn(beside, last)])
+        cores = each[first].sum(), each[last]
+        scatter = alone / np.array(cores)[:, None]
+        step = unlike([_in_turn(each[first]), _in_turn(each[[last]])])
+        ours = float(np.median(step.times(while_both_work(alone, next_to) * scatter)))
+        true = median[phase, 0]
         lines.append(ResultLine(
             f"{workers} processes, {'one slowed' if own == 'slowed' else 'alike'}",
             abs(ours / true - 1), len(taken[phase, 0]), GOAL,
@@ -78,8 +86,11 @@ def of(rows: pd.DataFrame, workers: int) -> list[ResultLine]:
     return lines
 
 
-def ends(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray:
-    """When the work on either of two cores ends [2, D]; each as (alone, beside the other) [D]."""
-    alone, beside = (np.array(of, float) for of in zip(one, other, strict=True))
-    first_s = beside.min(axis=0)
-    return np.where(beside == first_s, first_s, first_s + (1 - first_s / beside) * alone)
+def _in_turn(seconds: np.ndarray) -> Worker:
+    """Processes that share a core [n], one after the other, as one worker of a step."""
+    builder, before = GraphBuilder(), list[int]()
+    for row in range(len(seconds)):
+        before = [builder.op(row + 1, after=before)]
+    calls = tuple(GivenSeconds(float(one)) for one in seconds)
+    model = PerfModel.datasheet(this_cpu())
+    return Worker(Workload("processes of one core", builder.build(), calls), model)

@@ -361,6 +361,7 @@ def test_fit_refuses_files_and_names(refused, rows, measured, tmp_path):
     assert "cannot read" in refused("fit", damaged, "--device", "v100", "--folder", out)
     assert "did you mean" in refused("fit", path, "--device", "v1000", "--folder", out)
     assert "--device" in refused("fit", path, "--folder", out)
+    assert "rows of ops with --curve" in refused("fit", "--device", "v100", "--curve")
     assert "unknown prior" in refused(
         "fit", path, "--device", "v100", "--prior", "everything", "--folder", out
     )

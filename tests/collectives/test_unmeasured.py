@@ -1,5 +1,6 @@
 """What was not measured: rings and trees over nodes, boxes on PCIe, how wide an interval is."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from hybridperf.collectives import widths
 from hybridperf.collectives.algorithms import COLLECTIVES, direct, ring, tree
 from hybridperf.collectives.fit import collectives_by_name, fit_collectives
+from hybridperf.collectives.model import collective_seconds
+from hybridperf.collectives.network import TREE_STEP_S
 from hybridperf.collectives.rows import collective_rows
 from hybridperf.hardware import load_system
 
@@ -55,6 +58,20 @@ def test_over_a_network_nobody_measured_a_nodes_links_carry_what_they_do_alone()
     rate = across["bus_bytes_per_s"].item()
     assert rate < inside["bus_bytes_per_s"].item()
     assert rate > 0.8 * 8 * 0.9 * 50e9  # of eight NICs at the share of RDMA
+
+
+def test_over_a_network_nobody_measured_closed_forms_count_and_trees_step_as_nccl_says() -> None:
+    model, size = fit_collectives(None, "marenostrum5_h100")[0], np.array([256.0])
+    few, many = (
+        model.predict(asked("all_reduce", size, nodes, per_node=4))["predicted_s"].item()
+        for nodes in (4, 64)
+    )
+    assert many - few == pytest.approx(4 * TREE_STEP_S, rel=0.1)
+    rows = asked("alltoall", 2.0 ** np.arange(10, 34), 4, per_node=4)
+    table = model.table(rows)
+    closed = dataclasses.replace(table, correction=np.zeros(len(rows)))
+    plain = np.asarray(collective_seconds(closed, model.links()))
+    assert model.predict(rows)["predicted_s"].to_numpy() == pytest.approx(plain, rel=0.02)
 
 
 def test_all_gathers_of_simai_over_up_to_sixteen_nodes(data_dir: Path) -> None:

@@ -101,6 +101,29 @@ def test_stages_of_a_pipeline_on_unlike_devices(a100) -> None:
     assert slower.time_s == pytest.approx(2 * even.time_s, rel=0.05)  # but for messages
 
 
+@pytest.mark.parametrize("slow", [0, 1, 2, 3])
+def test_what_a_slow_stage_waits_for_is_what_lies_before_it(a100, slow) -> None:
+    """1F1B, one stage eight times slower: it works all the time but while the first micro-batch
+    comes through the stages before it and the last goes back. Those behind it hide under forward
+    passes that it has ahead; counted as well, they would make it up to 5.5 % longer than it is. The
+    last stage, and any of GPipe, has none ahead.
+    """
+    batches, factors = 8, np.where(np.arange(4) == slow, 8.0, 1.0)
+    of: dict[str, tuple[float, float, float]] = {}
+    for schedule in ("1f1b", "gpipe"):
+        workload = step(batches, pp=4, dp=1, schedule=schedule)
+        even = unlike([Worker(workload, a100)])
+        once = (even.time_s - even.waits_s) / batches
+        works = batches * 8 * once[slow]
+        found = unlike([Worker(workload, a100, factors)])
+        before = works + once[:slow].sum()
+        of[schedule] = found.time_s, before, before + once[slow + 1 :].sum()
+    time_s, before_s, all_s = of["1f1b"]
+    assert time_s == pytest.approx(before_s, rel=0.015)
+    assert time_s / all_s < (0.965 if slow < 3 else 1.003)
+    assert of["gpipe"][0] == pytest.approx(of["gpipe"][2], rel=0.015)
+
+
 def test_ranks_of_a_dlrm_on_unlike_devices(a100) -> None:
     tables = tuple(hp.Table(str(at), 100_000, 64, 8) for at in range(4))
     config = hp.DlrmConfig(

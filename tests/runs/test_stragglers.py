@@ -69,4 +69,17 @@ def test_held_out_production_jobs(data_dir) -> None:
             assert line.ours < line.goal
     middle, tail = of_unknown(cvs).lines
     assert middle.ours < middle.goal
-    assert tail.ours > tail.goal  # not known from 26 jobs, and said so
+    # not known from 26 jobs, nor from all 52; but better known than from the jobs as recorded
+    assert tail.goal < tail.baselines["all jobs, the judged among them"] < tail.ours
+    assert all(
+        tail.ours < tail.baselines[of] for of in ("jobs as recorded", "normal law", "constant")
+    )
+
+
+def test_the_law_of_unknown_jobs_has_the_mean_and_deviation_of_others() -> None:
+    rng = np.random.default_rng(0)
+    jobs = [np.exp(rng.normal(level, 0.3, 500)) for level in rng.normal(-2, 0.5, 40)]
+    logs = np.log(np.concatenate(jobs))
+    law = np.log(WorkerNoise.of_jobs(jobs).cv)
+    assert law.mean() == pytest.approx(logs.mean(), abs=0.01)
+    assert law.std() == pytest.approx(logs.std(), rel=0.03)

@@ -1,5 +1,6 @@
 """Whole runs: cost by hand, limits, what the command says and refuses; elastic workers."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -39,6 +40,39 @@ def test_a_run_that_never_fails_is_its_steps() -> None:
     draws_w = 64 * rates.pue * (rates.full_w + rates.host_w)
     assert found.row("energy_j")[0] == pytest.approx(draws_w * 86_400)
     assert found.row("co2_kg")[0] == pytest.approx(found.row("energy_j")[0] / 3.6e6 * 0.385)
+
+
+def test_runs_that_stall_are_a_branch_of_their_own() -> None:
+    """One in eight takes ten times as long: the usual end of the interval lies below that branch,
+    nine in ten reach into it. Fewer than one in twenty leave the interval as it is.
+    """
+    step = hp.given_step(2.0, 64, width=0.1)
+    settings = RunSettings(spares=0, interval_s=3600.0, mtbf_s={"job": 1e15}, given=NOTHING)
+    usual, low, high = hp.training_run(step, 43_000, settings).row("days")
+    ends = {}
+    for chance in (0.02, 0.125):
+        stalls = dataclasses.replace(step, stall_chance=chance, stalled_s=20.0)
+        found = hp.training_run(stalls, 43_000, settings)
+        expected, *ends[chance] = found.row("days")
+        assert expected == usual
+        assert any("takes 10 times as long" in note for note in found.notes)
+    assert ends[0.02] == pytest.approx([low, high], rel=0.02)
+    assert ends[0.125][0] == pytest.approx(low, rel=0.02)
+    assert 9 * usual < ends[0.125][1] < 11.5 * usual
+
+
+def test_a_plan_of_pipelines_over_nodes_knows_how_often_they_stall() -> None:
+    chances, highs = [], []
+    for stages in (1, 2):
+        only = {"pp": [stages], "tp": [1]}
+        found = hp.run_cost(
+            "llama3.2-1b", "dgx_h100", 16, "20B", batch=64, framework="nanotron", only=only
+        )
+        chances.append([note for note in found.notes if "stall" in note])
+        highs.append(found.row("days")[2] / found.row("days")[0])
+    assert not chances[0]
+    assert "one in 8 like this" in chances[1][0]
+    assert highs[1] > 1.5 * highs[0]
 
 
 def test_published_counts_are_the_rates() -> None:

@@ -82,9 +82,9 @@ def held_bytes(tab: Tab, page: Served) -> dict[str, int]:
 
 
 def processor_s(page: Served) -> float:
-    """Processor seconds so far of the server and of what answers steps."""
+    """Processor seconds so far of the server and of all that answer."""
     ticks = 0
-    for pid in _answering(page):
+    for pid in (page.process.pid, *_children(page)):
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(after_name[11]) + int(after_name[12])
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -92,9 +92,12 @@ def processor_s(page: Served) -> float:
 
 def _answering(page: Served) -> tuple[int, int]:
     """The server and its first program, which answers steps."""
+    return page.process.pid, min(_children(page))
+
+
+def _children(page: Served) -> list[int]:
     pid = page.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return pid, min(map(int, children))
+    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
 def _resident_bytes(pid: int) -> int:

@@ -3,6 +3,7 @@ property must hold.
 """
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -18,7 +19,7 @@ from hybridperf.model import PerfModel
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.report.perfetto import write_traces
 from hybridperf.traces.events import Message
-from hybridperf.traces.other_ranks import other_ranks
+from hybridperf.traces.other_ranks import other_ranks, slowest_of
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import Replay, replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, WIRE
@@ -125,6 +126,66 @@ def test_groups_of_neighbours_stay_and_carry_their_share_of_the_batch():
 def test_what_cannot_be_scaled_is_refused(found, ranks, scaling, said):
     with pytest.raises(InputError, match=said):
         scaled(made(**found), ranks, scaling)
+
+
+def rounds(second_us: tuple[float, ...]) -> Replay:
+    """Ranks that reduce twice; what they compute in between takes each so many microseconds."""
+    traces, last_us = [], 500 + max(second_us)
+    for rank, own_us in enumerate(second_us):
+        host = [
+            ("mark", "ProfilerStep#1", 0, 60), ("call", "a", 5, 8), ("call", "r", 10, 15),
+            ("call", "cudaStreamWaitEvent", 16, 17), ("call", "b", 20, 25),
+            ("call", "cudaStreamWaitEvent", 26, 27), ("call", "s", 30, 35),
+        ]  # fmt: skip
+        device = [
+            ("gemm_kernel", 7, 20, 420, "a"), (REDUCE, 20, 424, 500, "r"),
+            ("gemm_kernel", 7, 500, 500 + own_us, "b"),
+            (REDUCE, 20, 500 + own_us, last_us + 300, "s"),
+        ]  # fmt: skip
+        trace = made_trace(host, device, rank=rank, world=len(second_us))
+        sizes = np.where(trace.device_events.communicates, BYTES, np.nan)
+        device_events = dataclasses.replace(trace.device_events, bytes=sizes)
+        both = dict.fromkeys(np.flatnonzero(trace.device_events.communicates).tolist(), ALL)
+        traces.append(dataclasses.replace(trace, device_events=device_events, messages=both))
+    return replay_step(traces, [steps(trace)[0] for trace in traces])
+
+
+def test_more_ranks_that_scatter_wait_longer_for_the_slowest():
+    """Deviation of 400 and 200 us: 141 us."""
+    drawn = np.random.default_rng(0).standard_normal((4, 400_000)).max(axis=0).mean()
+    of = [slowest_of(n) for n in (1, 2, 4)]
+    assert of[:2] == pytest.approx([0, np.pi**-0.5], abs=1e-4)
+    assert of[2] == pytest.approx(drawn, abs=5e-3)
+    found = rounds((400.0, 200.0))
+    wire = np.flatnonzero(found.rows.kind == WIRE)
+    change, alike = scaled(found, 4, "weak"), scaled(rounds((400.0, 400.0)), 4, "weak")
+    grown = (change.factor - alike.factor)[wire] * found.rows.busy_s[wire]
+    assert sorted(grown.round(9)) == pytest.approx([0, (of[2] - of[1]) * 141.42e-6], abs=1e-7)
+    assert change.low[wire] == pytest.approx(alike.low[wire])
+    assert (scaled(found, 2, "weak").factor == 1).all()
+
+
+def test_the_slowest_of_eight_from_two_or_four_of_them(data_dir):
+    """The eight ranks of a recorded DLRM step: what each took between collectives, the slowest each
+    time, predicted from some of the ranks; beside it, that no rank is slower than those.
+    """
+    found = replay(read_traces([data_dir / "traces" / DLRM]))
+    ended_s, own_s = None, []
+    for meeting in found.meetings:
+        if ended_s is not None:
+            own_s.append(np.maximum(meeting.collective.start_s - ended_s, 0.0))
+        ended_s = meeting.collective.end_s
+    times_s = np.array(own_s)
+    true_s = times_s.max(axis=1).sum()
+    for count in (2, 4):
+        ours, none = [], []
+        for some in itertools.combinations(range(8), count):
+            given_s = times_s[:, some]
+            later = slowest_of(8) - slowest_of(count)
+            said_s = given_s.max(axis=1).sum() + later * given_s.std(axis=1, ddof=1).sum()
+            ours.append(abs(said_s / true_s - 1))
+            none.append(abs(given_s.max(axis=1).sum() / true_s - 1))
+        assert np.median(ours) < 0.85 * np.median(none)
 
 
 @pytest.fixture(scope="module", params=[DLRM, A100])

@@ -6,15 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.validate.unequal import ends, measured, of
+from hybridperf.engine.unlike import while_both_work
+from hybridperf.validate.unequal import measured, of
 
 
 def test_two_busy_cores_by_hand() -> None:
     # 1 s of work that takes 2 s beside the other; 3 s that take 4: the first ends at 2 s, when half
     # of the other is done
-    assert ends(([1.0], [2.0]), ([3.0], [4.0])).ravel().tolist() == [2.0, 2.0 + 0.5 * 3.0]
+    longer = while_both_work([[1.0], [3.0]], [[2.0], [4.0]])
+    assert longer.ravel().tolist() == [2.0, (2.0 + 0.5 * 3.0) / 3.0]
     # cores that do not disturb each other
-    assert ends(([1.0], [1.0]), ([3.0], [3.0])).ravel().tolist() == [1.0, 3.0]
+    assert while_both_work([[1.0], [3.0]], [[1.0], [3.0]]).ravel().tolist() == [1.0, 1.0]
 
 
 def test_steps_that_were_made_are_predicted() -> None:

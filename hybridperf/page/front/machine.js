@@ -46,6 +46,21 @@ function drawRows(answer, head) {
   ].filter(Boolean);
 }
 
+// Median errors of held-out rows over how many rows were fitted on: a line for each kind of op.
+function drawCurve(answer, head) {
+  const kinds = [...new Set(answer.curve.map((one) => one.op))];
+  const lines = kinds.map((kind, at) => Object.assign(answer.curve.filter((one) => one.op === kind).map((one) => ({
+    x: one.rows, y: one.median_ape, hue: Math.min(9, at),
+    words: `${kind}, ${one.rows} rows: ${units.percent(one.median_ape)}; by knobs alone ${units.percent(one.knobs_ape)}`,
+  })), { hue: Math.min(9, at) }));
+  return [
+    scatter("A fifth of the rows is held out, parts of the others are fitted.", lines.flat(), { name: "rows fitted on", log: true, write: units.whole }, { name: "median error of held-out rows", log: true, write: units.percent }, lines),
+    legend(kinds.map((kind, at) => [kind, Math.min(9, at)])),
+    copies(head),
+    table("Learning curve", [{ name: "op", label: "op" }, { name: "rows", label: "rows fitted on", write: units.whole }, { name: "median_ape", label: "median error", write: units.percent }, { name: "knobs_ape", label: "by knobs alone", write: units.percent }, { name: "noise", label: "noise of the rows", write: units.percent }], answer.curve),
+  ];
+}
+
 function drawNext(answer, head) {
   const columns = Object.keys(answer.cases[0] ?? {}).map((name) => ({ name, label: name }));
   return [copies(head), folded(`The ${answer.cases.length} shapes`, table("What to measure", columns, answer.cases.slice(0, 200))),
@@ -56,13 +71,19 @@ export function show(root, { form }) {
   const shown = new Asked("machine", "show", drawShown);
   const rows = new Asked("machine", "rows", drawRows, { stop: true });
   const next = new Asked("machine", "next", drawNext, { stop: true });
+  const curve = new Asked("machine", "curve", drawCurve, { stop: true });
+  const learn = () => curve.ask({ rows: form.values().rows, device: form.values().name });
+  const learning = section("Learning curve", make("div", { class: "bar-of-buttons" }, make("button", { type: "button", onclick: learn }, "Fit parts of these rows")), curve.node);
+  learning.hidden = true;
   const plan = () => next.ask({ device: form.values().name, model: form.values().name, budget: form.values().budget });
-  root.append(rows.node, shown.node, section("What to measure next", make("div", { class: "bar-of-buttons" }, make("button", { type: "button", onclick: plan }, "Find the most informative shapes")), next.node));
+  root.append(rows.node, learning, shown.node, section("What to measure next", make("div", { class: "bar-of-buttons" }, make("button", { type: "button", onclick: plan }, "Find the most informative shapes")), next.node));
   return {
     refused: (words) => rows.refused(words),
     changed(values, name, done) {
       if (!done && name) return;
       if (name !== "rows") next.clear();
+      if (name !== "budget") curve.clear();
+      learning.hidden = !values.rows;
       if (name !== "rows" && name !== "budget") shown.ask({ name: values.name });
       if (values.rows) rows.ask({ rows: values.rows, model: values.name });
     },
