@@ -103,6 +103,10 @@ class StepEffects:
     input_s: Any = _effect(1e-3, 0.7,
         "each micro-batch: some 25 small ops for batch, masks, positions and the loss' mean")
     reduction: Any = _effect(1.0, 0.15, "the links' own model")
+    overlap_shown: Any = _effect(0.19, 0.5,
+        "share of the seconds of gradients and updated weights on their way by which kernels beside"
+        " them take longer: 18.9 % in the mean and 40 % at most over models on A100s, H100s, MI210s"
+        " and MI250s (Lee et al., arXiv 2507.03114)")
     optimizer: Any = _effect(1.0, 0.3,
         "the op model: bytes at the share of bandwidth that loops reach")
     fixed_s: Any = _effect(5e-3, 1.0,
@@ -143,7 +147,7 @@ KNOWN = (
         " these"),
     Known((), ("Ampere sm_80",), _CLOCKED, 1.05,
         "sustained clock: assumed from published steps of A100s"),
-    Known(("megatron", "megatron_deepspeed"), (), ("memory",), 0.85,
+    Known(("megatron", "megatron_2022", "megatron_deepspeed"), (), ("memory",), 0.85,
         "JIT-fused loops, Apex norms and fused softmax come nearer to the bandwidth than single"
         " loops: assumed, from published steps of A100s"),
     Known(("megatron_core", "megatron_core_graphs"), (), ("experts",), 2.0,
@@ -154,6 +158,9 @@ KNOWN = (
         "--tp-comm-overlap: Transformer Engine's user buffers split products and messages, so that"
         " a part of the messages hides; seven pairs of torchtitan's runs, async against plain, hide"
         " 4 to 14 % of a step"),
+    Known(("megatron_2022",), (), ("tp",), 0.75,
+        "two of a layer's six to eight messages travel beside the product of a weight's gradient"
+        " (core/tensor_parallel/layers.py of Megatron-LM), which they slow down by a fifth"),
     Known((*_GRAPHS, "xla"), (), ("launch_s",), 0.05,
         "a CUDA graph is launched once: assumed a twentieth for each of its kernels; XLA puts"
         " kernels into graphs by default (xla_gpu_enable_command_buffer)"),
@@ -219,6 +226,7 @@ ROLES: Mapping[str, Role] = {
     "gather": Role(("gather",)),
     "gather_shown": Role(("gather", "gather_shown")),
     "reduction": Role(("reduction",)),
+    "overlap_shown": Role(("reduction", "overlap_shown")),
     "p2p": Role(("p2p",)),
     # of hosts and of waiting: so many times the effect
     "launch": Role((), ("launch_s",)),

@@ -55,6 +55,9 @@ _KNOWN = (
     # Megatron-LM and Megatron-DeepSpeed of 2020-22: matmul + bias, fused softmax, JIT-fused loops,
     # Apex norms, a hook per parameter that adds its gradient to a flat buffer
     Framework("megatron", True, True, True, True, 1, 2, "always"),
+    # Megatron-LM from 2022 on (core/tensor_parallel/layers.py): products of weights' gradients add
+    # to the fp32 buffer (fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32)
+    Framework("megatron_2022", True, True, True, True, 1, 2, "never"),
     # a model written in PyTorch ops with the usual fused norm; linear layers add their bias in the
     # product
     Framework("eager", False, False, False, False, 5, 1, "repeated"),
