@@ -319,6 +319,22 @@ def test_only_the_last_micro_batch_reduces():
         assert total == pytest.approx(2.0 * GPT.parameters)
 
 
+def test_weights_of_eight_bit_products_are_made_narrow_once_a_step():
+    """All of a rank's layers, whatever it updates of them; not of a framework that narrows its
+    weights in each pass.
+    """
+
+    def narrowed(**settings):
+        c = config(settings={"attention": "fused", "dtype": "bf16"} | settings, tp=2, dp=4, zero=1)
+        return [one for one in optimizer_passes(c) if one.name == "weights narrowed"]
+
+    (one,) = narrowed(framework="compiled", quant="fp8")
+    on_rank = GPT.layers * GPT.layer_parameters / 2
+    assert one.op.rows * one.op.cols == pytest.approx(on_rank, rel=0.01)
+    assert not narrowed(framework="compiled")
+    assert not narrowed(framework="mlperf", quant="fp8")
+
+
 def test_sharded_weights_are_gathered_a_layer_ahead():
     """Fast gathers: only the first is waited for. Slow ones: as long as all of them, one after the
     other.
