@@ -153,6 +153,9 @@ KNOWN = (
     Known(("megatron_core", "megatron_core_graphs"), (), ("experts",), 2.0,
         "published steps of 27 mixtures of experts, releases 26.02 to 26.04 of Megatron-Bridge,"
         " with dense ones priced right; from 26.06 on the same layouts take 1.3 to 1.6 times less"),
+    Known(("megatron_core_26_06",), ("Hopper sm_90", "Ampere sm_80"), ("experts",), 2.0,
+        "as before: the fused kernels of experts that 26.06 brought are for MXFP8 on Blackwell"
+        " (ForwardGroupedMLP_CuTeGEMMSwiGLU_MXFP8 of Transformer Engine, SM100 and above)"),
     Known(("megatron_core", "megatron_core_26_06", "megatron_core_graphs", "torchtitan_async_tp"),
         (), ("tp",), 0.7,
         "--tp-comm-overlap: Transformer Engine's user buffers split products and messages, so that"
