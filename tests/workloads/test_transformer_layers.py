@@ -531,7 +531,7 @@ def test_a_norm_op_by_op_moves_fp32_numbers_again_and_again():
 
 def test_experts_with_biases_are_clamped_and_biased_apart():
     """As Megatron-Core does for GPT-OSS: of a rank's tokens at 4 experts each, two clamped halves
-    and what joins them, 28 bytes for the second product's bias; all of it for either of its experts.
+    and what joins them, 28 bytes for the second product's bias.
     """
     shape = load_shape("gpt-oss-20b")
     settings = {"framework": "megatron_core", "dtype": "bf16", "attention": "fused"}
