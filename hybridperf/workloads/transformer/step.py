@@ -212,8 +212,8 @@ class _Build:
         if several and self.c.overlap_shards and self.c.layout.shards_each_pass:
             return self.sharded(rank, [run for run, _ in runs for _ in range(run.count)], task)
         if several and self.c.overlap_weights and task.kind == FORWARD and first:
-            layers = [run.once for run, _ in runs for _ in range(run.count)]
-            return self.opening(rank, layers, task)
+            opened = [run.once for run, _ in runs for _ in range(run.count)]
+            return self.opening(rank, opened, task)
         beside = several and waits.reduces_beside(self.c)
         if beside and reduces and self.schedule.pipes == 1:
             layers = [(run, weights) for run, weights in runs for _ in range(run.count)]
