@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hybridperf.cli import common
-from hybridperf.cli.common import named_in, names_in, wrong
+from hybridperf.cli.common import named_in, names_in, seconds_in, wrong
 from hybridperf.cli.manner import printed
 
 

@@ -333,15 +333,32 @@ def _shown_s(xp: Any, f: StepFeatures, send_s: Array, stages: Stages, slowest: P
 
 
 def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, layer: _Block, embedding: _Block) -> Array:
-    """What of a gradient's reduction nothing hides: its last bucket at least."""
+    """What of a gradient's reduction nothing hides: its last bucket at least.
+
+    An interleaved pipeline's chunks are done one after the other, with a backward pass of each
+    stage between them: the others' gradients are reduced meanwhile.
+    """
     role = ROLES["reduction"]
     sums = (f.reduction_s, f.reduction_tail_s, f.reduction_last_s, f.tied_s)
     whole_s, tail_s, last_s, tied_s = (role.seconds(k, one, 1.0) for one in sums)
-    end_s = embedding.backward.seconds(xp)
-    hiding_s = f.hiding_layers * layer.backward.seconds(xp) + end_s
-    beside_s = xp.maximum(xp.maximum(whole_s - hiding_s, tail_s - end_s), last_s)
+    end_s, layer_s = embedding.backward.seconds(xp), layer.backward.seconds(xp)
+    chunks, held = _in_turn(xp, f)
+    others = f.layers_first - held
+    hiding_s = xp.maximum(f.hiding_layers - others, 0.0) * layer_s + end_s
+    beside_s = whole_s - f.stages * others * layer_s - hiding_s
+    beside_s = xp.maximum(beside_s, whole_s / chunks - hiding_s)
+    slower_s = k.overlap_shown * (whole_s - last_s)
+    beside_s = xp.maximum(beside_s, xp.maximum(tail_s - end_s, last_s) + slower_s)
     beside_s = xp.maximum(beside_s, tied_s)
     return xp.where(f.reduction_hidden > 0, beside_s, whole_s + tied_s)
+
+
+def _in_turn(xp: Any, f: StepFeatures) -> tuple[Array, Array]:
+    """Chunks of the first stage that follow each other in an interleaved pipeline, and layers of
+    one of them [N].
+    """
+    chunks = xp.where(f.folded > 0, 1.0, f.chunks)
+    return chunks, f.layers_first / chunks
 
 
 def _gathered_s(
@@ -350,13 +367,18 @@ def _gathered_s(
     """What nothing hides of gathering weights that were updated in shards.
 
     Beside the first forward pass each part awaits its own, one gather after the other: embedding,
-    layers, and the head of a stage that is alone.
+    layers, and the head of a stage that is alone. Those of an interleaved pipeline's later chunks
+    have a forward pass of each stage for each chunk before them.
     """
     sums = (f.updated_s, f.updated_first_s, f.updated_last_s)
     whole_s, first_s, last_s = (ROLES["reduction"].seconds(k, one, 1.0) for one in sums)
     layers_s, there_s = whole_s - first_s - last_s, layer.forward.seconds(xp)
-    begun_s, layers = embedding.forward.seconds(xp), f.layers_first
-    after_layers_s = first_s + layers_s - begun_s - (layers - 1) * there_s
-    late_s = xp.maximum(first_s, first_s + layers_s / xp.maximum(layers, 1.0) - begun_s)
+    begun_s, (chunks, held) = embedding.forward.seconds(xp), _in_turn(xp, f)
+    of_layer_s = layers_s / xp.maximum(f.layers_first, 1.0)
+    before_s = begun_s + (held - 1) * there_s
+    after_layers_s = first_s + layers_s - before_s - f.stages * (chunks - 1) * held * there_s
+    after_layers_s = xp.maximum(after_layers_s, first_s + layers_s / chunks - before_s)
+    late_s = xp.maximum(first_s, first_s + of_layer_s - begun_s)
+    late_s = late_s + k.overlap_shown * (whole_s - first_s - of_layer_s)
     late_s = xp.maximum(late_s, xp.maximum(after_layers_s, after_layers_s + last_s - there_s))
     return xp.where(f.updates_hidden > 0, late_s, whole_s)

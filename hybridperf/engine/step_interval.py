@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.model.adapted_steps import BLOCKS, OPEN_SPREAD, Adapted, beliefs, logs_of
+from hybridperf.model.adapted_steps import BLOCKS, Adapted, beliefs, logs_of
 from hybridperf.model.calls import BLOCK_LOGS, InStep
 from hybridperf.model.price import Prices
 from hybridperf.model.step_effects import NAMES, OF_OPS, in_step_s
@@ -42,7 +42,7 @@ def drawn_seconds(
     corrections, weights, open_ = adapted.of_cells(np.array([in_step.cell]))
     of_cells = moved[len(NAMES) :].reshape(BLOCKS, -1, moved.shape[1])
     drawn = corrections + np.einsum("bc,bcd->bd", weights[:, 0], of_cells)
-    drawn += (OPEN_SPREAD * np.sqrt(open_[:, 0]))[:, None] * np.array(blocks)
+    drawn += (adapted.open_spread * np.sqrt(open_[:, 0]))[:, None] * np.array(blocks)
     table = prices.table
     assert table.role is not None
     effects = np.exp(theta)

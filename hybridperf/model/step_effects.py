@@ -103,6 +103,10 @@ class StepEffects:
     input_s: Any = _effect(1e-3, 0.7,
         "each micro-batch: some 25 small ops for batch, masks, positions and the loss' mean")
     reduction: Any = _effect(1.0, 0.15, "the links' own model")
+    overlap_shown: Any = _effect(0.19, 0.5,
+        "share of the seconds of gradients and updated weights on their way by which kernels beside"
+        " them take longer: 18.9 % in the mean and 40 % at most over models on A100s, H100s, MI210s"
+        " and MI250s (Lee et al., arXiv 2507.03114)")
     optimizer: Any = _effect(1.0, 0.3,
         "the op model: bytes at the share of bandwidth that loops reach")
     fixed_s: Any = _effect(5e-3, 1.0,
@@ -143,12 +147,15 @@ KNOWN = (
         " these"),
     Known((), ("Ampere sm_80",), _CLOCKED, 1.05,
         "sustained clock: assumed from published steps of A100s"),
-    Known(("megatron", "megatron_deepspeed"), (), ("memory",), 0.85,
+    Known(("megatron", "megatron_2022", "megatron_deepspeed"), (), ("memory",), 0.85,
         "JIT-fused loops, Apex norms and fused softmax come nearer to the bandwidth than single"
         " loops: assumed, from published steps of A100s"),
     Known(("megatron_core", "megatron_core_graphs"), (), ("experts",), 2.0,
         "published steps of 27 mixtures of experts, releases 26.02 to 26.04 of Megatron-Bridge,"
         " with dense ones priced right; from 26.06 on the same layouts take 1.3 to 1.6 times less"),
+    Known(("megatron_core_26_06",), ("Hopper sm_90", "Ampere sm_80"), ("experts",), 2.0,
+        "as before: the fused kernels of experts that 26.06 brought are for MXFP8 on Blackwell"
+        " (ForwardGroupedMLP_CuTeGEMMSwiGLU_MXFP8 of Transformer Engine, SM100 and above)"),
     Known(("megatron_core", "megatron_core_26_06", "megatron_core_graphs", "torchtitan_async_tp"),
         (), ("tp",), 0.7,
         "--tp-comm-overlap: Transformer Engine's user buffers split products and messages, so that"
@@ -167,6 +174,9 @@ KNOWN = (
         "XLA's loops replay from command buffers: 1.6 to 1.8 us from kernel to kernel of two loops"
         " of 2,500 kernels on an H200 (`calibration/measured`)"),
     Known(("xla",), (), ("launch_s",), 0.6, "the same loops: the host is no slower than that"),
+    Known(("megatron_2022",), (), ("tp",), 0.75,
+        "two of a layer's six to eight messages travel beside the product of a weight's gradient"
+        " (core/tensor_parallel/layers.py of Megatron-LM), which they slow down by a fifth"),
     Known((*_GRAPHS, "xla"), (), ("launch_s",), 0.05,
         "a CUDA graph is launched once: assumed a twentieth for each of its kernels; XLA puts"
         " kernels into graphs by default (xla_gpu_enable_command_buffer)"),
@@ -232,6 +242,7 @@ ROLES: Mapping[str, Role] = {
     "gather": Role(("gather",)),
     "gather_shown": Role(("gather", "gather_shown")),
     "reduction": Role(("reduction",)),
+    "overlap_shown": Role(("reduction", "overlap_shown")),
     "p2p": Role(("p2p",)),
     # of hosts and of waiting: so many times the effect
     "launch": Role((), ("launch_s",)),

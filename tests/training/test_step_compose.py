@@ -158,6 +158,36 @@ def test_gradients_are_reduced_behind_the_backward_or_beside_it():
     assert time(long) == pytest.approx(12.0 + 4 * 5.0 - 3 * 2.0)
 
 
+def test_what_is_reduced_beside_kernels_slows_them_down():
+    sizes = {"reduction_tail_s": 0.3, "reduction_last_s": 0.3, "hiding_layers": 3}
+    f = row(reduction_s=1.2, reduction_hidden=1, **sizes)
+    # of 1.2 s the last bucket's 0.3 have nothing beside them
+    slowed = dataclasses.replace(FREE, overlap_shown=0.2)
+    assert time(f, slowed) == pytest.approx(12.3 + 0.2 * 0.9)
+
+
+def test_chunks_of_an_interleaved_pipeline_are_exchanged_while_others_run():
+    """Two stages of two chunks of two layers, of 1 s forward and 2 s backward each: between a
+    chunk's last backward pass and the next chunk's lie the other stage's and its own.
+    """
+    sizes = {"reduction_tail_s": 1.0, "reduction_last_s": 1.0, "hiding_layers": 3}
+    reduced = {"reduction_s": 4.0, "reduction_hidden": 1, **sizes}
+    gathered = {"updated_s": 4.0, "updates_hidden": 1}
+
+    def exposed_s(**changes):
+        plain, one = (
+            row(stages=2, layers=8, micro_batches=2, chunks=2, **some) for some in ({}, changes)
+        )
+        return time(one) - time(plain)
+
+    assert exposed_s(**reduced) == pytest.approx(1.0)
+    assert exposed_s(**gathered) == pytest.approx(1.0)
+    # 40 s of them: 4 layers of 2 s and of 1 s lie between the chunks' passes, one within each
+    slow = {name: 10 * seconds for name, seconds in sizes.items() if name != "hiding_layers"}
+    assert exposed_s(**reduced | slow | {"reduction_s": 40.0}) == pytest.approx(40 - 8 - 2)
+    assert exposed_s(**gathered | {"updated_s": 40.0}) == pytest.approx(40 - 4 - 1)
+
+
 def test_recomputation_is_forward_work_again():
     assert time(row(layer=block(gemm_s=(1, 1, 2)))) == pytest.approx(16.0)
 

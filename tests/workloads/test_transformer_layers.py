@@ -510,6 +510,46 @@ def test_frameworks_differ_in_launches_and_not_in_products():
     assert launches(layer_passes(config(settings=MEGATRON | {"framework": "eager"})).forward) > 15
 
 
+def test_a_norm_op_by_op_moves_fp32_numbers_again_and_again():
+    """Forward 40 bytes of each 2-byte number where one kernel moves 4; back 96, of which 16 are
+    for the weights.
+    """
+    tokens, cols = 64.0, 256.0
+    whole, parts = (
+        config(settings={"framework": name, "dtype": "bf16"}).kernels.norm(
+            "norm", "rmsnorm", tokens, cols
+        )
+        for name in ("eager", "composite")
+    )
+    (forward,), (one_kernel,) = parts.forward, whole.forward
+    assert forward.op.work().bytes == pytest.approx(40 * tokens * cols)
+    assert one_kernel.op.work().bytes < 5 * tokens * cols
+    moved = {step.weight_gradient: step.op.work().bytes for step in parts.backward}
+    assert moved == pytest.approx({True: 16 * tokens * cols, False: 80 * tokens * cols})
+    assert launches(parts.forward) > 5 * launches(whole.forward)
+
+
+def test_experts_with_biases_are_clamped_and_biased_apart():
+    """As Megatron-Core does for GPT-OSS: of a rank's tokens at 4 experts each, two clamped halves
+    and what joins them, 28 bytes for the second product's bias.
+    """
+    shape = load_shape("gpt-oss-20b")
+    settings = {"framework": "megatron_core", "dtype": "bf16", "attention": "fused"}
+    biased, plain = (
+        layer_passes(config(one, settings=settings, micro_batch=1, dp=8, ep=8))
+        for one in (shape, dataclasses.replace(shape, biases=False))
+    )
+    added = {one.name: one for one in biased.forward if one.name.startswith("experts, ")}
+    rows = added["experts, inner gated"].op.rows
+    assert added["experts, clamped"].op.work().bytes == pytest.approx(8 * rows * 2 * 2880)
+    assert added["experts, biases"].op.work().bytes == pytest.approx(28 * rows * 2880)
+    each = shape.experts // 8
+    assert added["experts, biases"].kernels == 2 * each + 2
+    names = [one.name for one in plain.forward]
+    assert not {"experts, clamped", "experts, biases"} & set(names)
+    assert launches(biased.backward) > launches(plain.backward) + 5 * each
+
+
 def test_eight_bit_products_keep_activations_wide():
     narrow = layer_passes(config(settings={"quant": "fp8"}))
     assert {step.op.quant for step in narrow.forward if isinstance(step.op, Gemm)} == {"fp8"}

@@ -39,6 +39,7 @@ GPT = TransformerShape("small", "gpt", hidden=256, heads=4, layers=8, ffn=1024, 
 BARE = dataclasses.replace(GPT, head="none", positions="rotary", tied=False)
 MEGATRON = {"framework": "megatron", "dtype": "fp16", "attention": "unfused", "dropout": True}
 FLOPS_PER_S = 1e12
+SHOWN = ("gather_shown", "overlap_shown")
 
 
 def config(shape=GPT, *, settings=MEGATRON, **layout) -> TransformerConfig:
@@ -52,11 +53,11 @@ def transformer(c: TransformerConfig, host: Host | float | None = None) -> Workl
 
 def seconds(workload: Workload, collectives: dict[str, float] | None = None) -> np.ndarray:
     """Rows priced by hand: products by their FLOPs, collectives as said, a host's as given; all
-    else takes no time, what shows of overlapped gathers included.
+    else takes no time, what shows of messages beside kernels included.
     """
     found = []
     for call, place in zip(workload.calls, workload.in_step.places, strict=True):
-        if place.role == "gather_shown":
+        if place.role in SHOWN:
             found.append(0.0)
         elif isinstance(call, GivenSeconds):
             found.append(call.value)
@@ -273,9 +274,13 @@ def test_gradients_are_reduced_in_buckets_beside_the_last_backward():
     reductions = [
         row
         for row in buckets.graph.row
-        if row and isinstance(buckets.calls[row - 1], CollectiveCall)
+        if row
+        and isinstance(buckets.calls[row - 1], CollectiveCall)
+        and buckets.in_step.places[row - 1].role not in SHOWN
     ]
     assert len(reductions) >= GPT.layers
+    slowed = [label for label in buckets.graph.labels if label.startswith("slowed by")]
+    assert len(slowed) == len(reductions) - 1  # all but the last have kernels beside them
     hidden = step_s(buckets, collectives={"all_reduce": fast})
     assert hidden == pytest.approx(alone + fast, rel=1e-4)
     first = step_s(buckets, collectives={"all_reduce": slow})
@@ -284,6 +289,20 @@ def test_gradients_are_reduced_in_buckets_beside_the_last_backward():
     )  # one after the other, from the first bucket on
     flat = transformer(config(settings=MEGATRON | {"overlap_gradients": False}, dp=4))
     assert step_s(flat, collectives={"all_reduce": slow}) == pytest.approx(alone + slow, rel=1e-4)
+
+
+def test_updated_weights_of_all_stages_are_on_their_way_at_once():
+    """Each rank of a pipeline has gathered its own by the time that its first micro-batch is
+    there; so have later chunks of an interleaved one.
+    """
+    after, beside = ({**MEGATRON, "overlap_weights": on} for on in (False, True))
+    for layout in ({"pp": 4}, {"pp": 4, "vp": 2, "schedule": "interleaved"}):
+        whole = {"accumulation": 4, "dp": 2, "zero": 1} | layout
+        alone = step_s(transformer(config(settings=after, **whole)))
+        gathers = {"all_gather": 0.2 * alone / GPT.layers}
+        shown = step_s(transformer(config(settings=beside, **whole)), collectives=gathers) - alone
+        first = 2 * gathers["all_gather"]  # of the embedding and of a layer
+        assert 0 < shown <= 1.3 * first
 
 
 def test_only_the_last_micro_batch_reduces():
@@ -295,6 +314,22 @@ def test_only_the_last_micro_batch_reduces():
         assert sum(isinstance(call, CollectiveCall) for call in rows) == 1
         total = next(call.bytes for call in rows if isinstance(call, CollectiveCall))
         assert total == pytest.approx(2.0 * GPT.parameters)
+
+
+def test_weights_of_eight_bit_products_are_made_narrow_once_a_step():
+    """All of a rank's layers, whatever it updates of them; not of a framework that narrows its
+    weights in each pass.
+    """
+
+    def narrowed(**settings):
+        c = config(settings={"attention": "fused", "dtype": "bf16"} | settings, tp=2, dp=4, zero=1)
+        return [one for one in optimizer_passes(c) if one.name == "weights narrowed"]
+
+    (one,) = narrowed(framework="compiled", quant="fp8")
+    on_rank = GPT.layers * GPT.layer_parameters / 2
+    assert one.op.rows * one.op.cols == pytest.approx(on_rank, rel=0.01)
+    assert not narrowed(framework="compiled")
+    assert not narrowed(framework="mlperf", quant="fp8")
 
 
 def test_sharded_weights_are_gathered_a_layer_ahead():

@@ -159,7 +159,7 @@ def _joint(plan: RankedLayouts, choices: list[Choice]) -> tuple[np.ndarray, np.n
         unmeasured.append(adapt.unmeasured_logs(adapted, f, value, corrections)[..., 0])
     a, x, b = np.array(slopes), np.array(cells), np.array(by_block)
     covariance = a @ adapted.covariance @ a.T
-    for block, spread in enumerate(adapted_steps.OPEN_SPREAD):
+    for block, spread in enumerate(adapted.open_spread):
         left = adapted_steps.alike_left(adapted, x, block)
         covariance = covariance + spread**2 * np.outer(b[:, block], b[:, block]) * left
     noise = adapted.noise**2 * np.eye(len(a))

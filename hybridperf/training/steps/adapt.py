@@ -46,7 +46,6 @@ from hybridperf.model.adapted_steps import (
     JITTER,
     MOST_CORRECTION,
     NOISE,
-    OPEN_SPREAD,
     SPREAD,
     WITHIN_SOURCE,
     Adapted,
@@ -106,7 +105,9 @@ def predict(
         log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
         a = np.concatenate([by_theta, *(by_block[:, :, None] * weights)], 1)
         known = np.einsum("ij,jk,ik->i", a, adapted.covariance, a)
-        deviation = np.sqrt(known + OPEN_SPREAD**2 @ (by_block**2 * left) + adapted.noise**2)
+        deviation = np.sqrt(
+            known + adapted.open_spread**2 @ (by_block**2 * left) + adapted.noise**2
+        )
     else:
         log_s = _log_s(f, adapted.theta, corrections)
         deviation = np.zeros(len(log_s))

@@ -26,9 +26,9 @@ _MEANING = {
     "schedule": "1f1b, gpipe, interleaved, chimera, zero_bubble, zb_v, dualpipe, dualpipe_v",
     "precision": "bf16, fp16, fp32, tf32, fp8, mxfp8, nvfp4",
     "framework": "megatron_core, megatron_core_26_06, megatron_core_graphs, megatron,"
-    " megatron_deepspeed, gpt_neox, nanotron, llm_foundry, torchtitan, torchtitan_eager,"
-    " torchtitan_async_tp, eager_pytorch, llm_c, flash_attention, flash_attention_1,"
-    " mlperf_bert, mlperf_bert_few",
+    " megatron_2022, megatron_deepspeed, gpt_neox, nanotron, llm_foundry, torchtitan,"
+    " torchtitan_eager, torchtitan_async_tp, eager_pytorch, llm_c, flash_attention,"
+    " flash_attention_1, mlperf_bert, mlperf_bert_few",
     "attention": "fused, unfused, or the kernel's generation: flash1, flash2",
     "overlap_gradients": "beside the last backward pass (yes, no); `overlap_weights`: gathered"
     " beside the next forward pass; `overlap_shards`: of ZeRO-3; `overlap_sends`: of a pipeline",

@@ -5,7 +5,7 @@ Launches are counted, not guessed: a layer is host-bound where kernels x launch 
 the device needs, as for most published steps of small models.
 
 Frameworks that rows of measured steps name (`habits`: megatron_core, nanotron, torchtitan ...) run
-one of three sets of kernels, and have habits that are fields of a config or a layout:
+one of a few sets of kernels, and have habits that are fields of a config or a layout:
 `TransformerConfig.run_by` takes them all.
 """
 
@@ -49,15 +49,23 @@ class Framework:
     narrow_attention: bool = False
     # norms write wide numbers, which kernels of their own narrow, and weights in each pass
     narrows_apart: bool = False
+    # a kernel for each op of a root mean square norm, in fp32
+    composite_norms: bool = False
 
 
 _KNOWN = (
     # Megatron-LM and Megatron-DeepSpeed of 2020-22: matmul + bias, fused softmax, JIT-fused loops,
     # Apex norms, a hook per parameter that adds its gradient to a flat buffer
     Framework("megatron", True, True, True, True, 1, 2, "always"),
+    # Megatron-LM from 2022 on (core/tensor_parallel/layers.py): products of weights' gradients add
+    # to the fp32 buffer (fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32)
+    Framework("megatron_2022", True, True, True, True, 1, 2, "never"),
     # a model written in PyTorch ops with the usual fused norm; linear layers add their bias in the
     # product
     Framework("eager", False, False, False, False, 5, 1, "repeated"),
+    # the same with PyTorch's own root mean square norm, before it was one kernel
+    # (rms_norm_composite of aten/src/ATen/native/layer_norm.cpp)
+    Framework("composite", False, False, False, False, 5, 1, "repeated", composite_norms=True),
     # torch.compile, Transformer Engine: neighbouring loops are one kernel; gradients are added up
     # in the product's epilogue
     Framework("compiled", False, True, True, True, 1, 1, "never"),

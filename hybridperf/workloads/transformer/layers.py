@@ -283,9 +283,11 @@ def _routed(kernels: Kernels, tokens: float, kind: LayerKind) -> Piece:
     return Piece((forward, best), (back,))
 
 
-def grouped(passes: Passes, kernels: Kernels, together: bool = False) -> Passes:
+def grouped(
+    passes: Passes, kernels: Kernels, together: bool = False, biased: bool = False
+) -> Passes:
     """Experts as products, launched one by one or `together`, and an activation between them; after
-    everything that divides experts or their tokens.
+    everything that divides experts or their tokens. `biased`: as `_expert_biases`.
     """
 
     def split(steps: Steps) -> Iterator[PassStep]:
@@ -293,14 +295,14 @@ def grouped(passes: Passes, kernels: Kernels, together: bool = False) -> Passes:
             if step.is_op and isinstance(step.op, Moe):
                 each = int(step.op.experts // step.op.moe_ep) if together else 1
                 launches = 1 + (step.kernels - 1) // each
-                yield from _products(dataclasses.replace(step, kernels=launches), kernels)
+                yield from _products(dataclasses.replace(step, kernels=launches), kernels, biased)
             else:
                 yield step
 
     return rewritten(passes, split)
 
 
-def _products(step: PassStep, kernels: Kernels) -> Steps:
+def _products(step: PassStep, kernels: Kernels, biased: bool) -> Steps:
     """Into the experts, the activation of all of them, and out of them."""
     assert isinstance(step.call, OpCall)
     op: Moe = step.op
@@ -320,6 +322,48 @@ def _products(step: PassStep, kernels: Kernels) -> Steps:
         )
 
     name, gated = f"{step.name}, inner", bool(op.gated)
-    piece = kernels.activation(name, float(routing.rows), inter, gated=gated, bias=False)
-    inner = piece.backward if "gradient" in step.name else piece.forward
-    return product("in", into), *inner, product("out", out)
+    piece, behind = (
+        kernels.activation(name, float(routing.rows), inter, gated=gated, bias=False), Piece()
+    )  # fmt: skip
+    if biased:
+        clamped, behind = _expert_biases(
+            kernels, step.name, float(routing.rows), wide, float(op.hidden),
+            int(op.experts // op.moe_ep),
+        )  # fmt: skip
+        piece += clamped
+    if "gradient" in step.name:
+        return *behind.backward, product("in", into), *piece.backward, product("out", out)
+    return product("in", into), *piece.forward, product("out", out), *behind.forward
+
+
+def _expert_biases(
+    kernels: Kernels, name: str, rows: float, wide: float, hidden: float, experts: int
+) -> tuple[Piece, Piece]:
+    """What biases of experts and a limit on what they gate add in Megatron-Core (GPT-OSS, the one
+    published mixture that has them): between the experts' products, and behind them.
+
+    Both halves are clamped and joined again by kernels of their own
+    (`fusions/fused_bias_geglu.py`). Biases of the first product are its epilogue, their gradients
+    sums. `_apply_bias` (`transformer/moe/experts.py`) adds those of the second one, times each
+    token's fp32 weight, expert by expert, joins all and narrows them: 28 bytes for each 2-byte
+    number forward, and 40 back, where the sums for biases and weights are made as well.
+
+    Args:
+        kernels: of layers.
+        name: of the pass.
+        rows: tokens of all experts of a rank.
+        wide, hidden: numbers of a token behind the first and the second product.
+        experts: of a rank.
+    """
+
+    def loop(what: str, cols: float, moved: float, launches: int) -> PassStep:
+        step = kernels.loop(f"{name}, {what}", rows, cols, moved=moved)
+        return dataclasses.replace(step, kernels=launches)
+
+    sums = kernels.column_sums(f"{name}, bias gradient", rows, wide)
+    clamped = Piece(
+        (loop("clamped", wide, 4.0, 3),), (loop("clamped gradient", wide, 5.0, 3), sums)
+    )
+    added = loop("biases", hidden, 14.0, 2 * experts + 2)
+    back = loop("biases gradient", hidden, 20.0, 5 * experts + 2)
+    return clamped, Piece((added,), (back,))

@@ -132,7 +132,8 @@ def divided(passes: Passes, config: TransformerConfig) -> Passes:
     groups = (shape.expert_groups, shape.topk_groups)
     passes = parallel.beside_attention(passes, config.layout.cp)
     passes = parallel.expert_parallel(passes, config.group("ep"), per_node, groups)
-    return grouped(passes, config.kernels, together=config.grouped_experts)
+    biased = config.shape.biases and does(config.framework, "expert_biases_apart")
+    return grouped(passes, config.kernels, config.grouped_experts, biased)
 
 
 def send_call(config: TransformerConfig) -> CollectiveCall | None:

@@ -110,6 +110,11 @@ class RankStreams:
         row = self._row(GivenSeconds(0.0, label), StepPlace(role, times))
         return self._node(rank, row, COMPUTE, label)
 
+    def slowed(self, rank: int, step: PassStep, role: str) -> int:
+        """What a rank stream loses to a message beside it, as a role says of its seconds."""
+        row = self._row(call_in_step(step.call), StepPlace(role))
+        return self._node(rank, row, EXCHANGE, f"slowed by {step.name}")
+
     def run(self, rank: int, runs: tuple[RepeatedSteps, ...], label: str) -> int:
         """Steps on a rank stream; the last node.
 

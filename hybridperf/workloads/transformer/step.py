@@ -145,6 +145,10 @@ class _Build:
         self.unsent: dict[int, tuple[list[PassStep], int]] = {}
         self.pairs: dict[int, list[int]] = {}  # of each rank: its beginning, messages beside it
         self.reductions: dict[int, list[int]] = {rank: [] for rank in range(layout.pp)}
+        self.beside: dict[int, Steps] = dict.fromkeys(range(layout.pp), ())  # what slows each rank
+        self.ends = [order[-1].stage for order in self.schedule.orders]  # with which a rank ends
+        # of each rank and stage: of each layer the nodes of updated weights that arrive
+        self.arriving: dict[tuple[int, int], list[list[int]]] = {}
 
     def units(self, stage: int) -> list[_Unit]:
         """Parts of a stage in forward order."""
@@ -164,6 +168,8 @@ class _Build:
         done: dict[Task, int] = {}
         arrived: dict[Task, int] = {}
         begun: set[tuple[str, int, int]] = set()
+        if self.c.layout.data_ranks > 1 and self.c.overlap_weights:
+            self.gather_updated()
         for task in self.schedule.issue_order():
             rank, block = self.schedule.worker_of(task), self.schedule.block(task)
             if task == block[0] and any(own in arrived for own in block):
@@ -206,8 +212,8 @@ class _Build:
         if several and self.c.overlap_shards and self.c.layout.shards_each_pass:
             return self.sharded(rank, [run for run, _ in runs for _ in range(run.count)], task)
         if several and self.c.overlap_weights and task.kind == FORWARD and first:
-            layers = [(run.once, weights) for run, weights in runs for _ in range(run.count)]
-            return self.opening(rank, layers, task)
+            opened = [run.once for run, _ in runs for _ in range(run.count)]
+            return self.opening(rank, opened, task)
         beside = several and waits.reduces_beside(self.c)
         if beside and reduces and self.schedule.pipes == 1:
             layers = [(run, weights) for run, weights in runs for _ in range(run.count)]
@@ -238,30 +244,60 @@ class _Build:
             node = self.streams.spend(rank, "slot", 0.0, "a pair ends")
         return node
 
-    def opening(self, rank: int, layers: list[tuple[RepeatedSteps, Weights]], task: Task) -> int:
+    def gather_updated(self) -> None:
+        """Updated weights on their way to each rank, in the order of its first forward passes; all
+        but those of its first layer travel beside its kernels.
+        """
+        for rank, order in enumerate(self.schedule.orders):
+            beside = False
+            for stage in dict.fromkeys(task.stage for task in order if task.kind == FORWARD):
+                self.arriving[rank, stage] = []
+                for run, weights in self.runs[FORWARD, stage]:
+                    steps = update.gathered_again(weights, self.c)
+                    for _ in range(run.count):
+                        nodes = [self.streams.overlapped(rank, one, COMM, ()) for one in steps]
+                        self.arriving[rank, stage].append(nodes)
+                        self.beside[rank] += steps * beside
+                        beside = beside or run.block == "layer"
+
+    def opening(self, rank: int, layers: list[RepeatedSteps], task: Task) -> int:
         """The first forward pass of a stage, which awaits each layer's updated weights."""
-        gathers = [update.gathered_again(weights, self.c) for _, weights in layers]
-        arriving = [
-            [self.streams.overlapped(rank, step, COMM, ()) for step in steps] for steps in gathers
-        ]
         node = -1
-        for (run, _), nodes in zip(layers, arriving, strict=True):
+        for run, nodes in zip(layers, self.arriving[rank, task.stage], strict=True):
             self.streams.wait(rank, nodes)
             node = self.streams.run(rank, (run,), str(task))
+        self.slow_down(rank)
+        return node
+
+    def slow_down(self, rank: int, node: int = -1) -> int:
+        """What a rank's kernels lose to messages beside them; its last node, else the given one.
+
+        Once the task's result is on its way, so that no other rank waits for it, too: Megatron-Core
+        has all ranks of a pipeline exchange at a time, since "asynchronous communication tends to
+        slow down compute" (pipeline_parallel/schedules.py).
+        """
+        for step in self.beside[rank]:
+            node = self.streams.slowed(rank, step, "overlap_shown")
+        self.beside[rank] = ()
         return node
 
     def in_buckets(
-        self, rank: int, layers: Iterable[tuple[RepeatedSteps, Weights]], task: Task
+        self, rank: int, layers: Sequence[tuple[RepeatedSteps, Weights]], task: Task
     ) -> int:
         """The last backward of a stage, its gradients reduced as buckets fill."""
         bucket, node = Weights(), -1
-        for run, weights in layers:
+        for at, (run, weights) in enumerate(layers, 1):
             node = self.streams.run(rank, (run.once,), str(task))
             bucket += weights
-            if bucket.total * self.c.exchanged_bytes >= waits.bucket_bytes(self.c):
-                self.reduce(rank, update.summed(self.c, bucket), [node])
-                bucket = Weights()
-        self.reduce(rank, update.summed(self.c, bucket), [node])
+            full = bucket.total * self.c.exchanged_bytes >= waits.bucket_bytes(self.c)
+            if not (full or at == len(layers)):
+                continue
+            steps, after = update.summed(self.c, bucket), node
+            if at == len(layers) and task.stage == self.ends[rank]:
+                after = self.slow_down(rank, node)
+            self.reduce(rank, steps, [after])
+            self.beside[rank] += steps
+            bucket = Weights()
         return node
 
     def sharded(self, rank: int, layers: list[RepeatedSteps], task: Task) -> int:

@@ -13,7 +13,8 @@ import math
 from typing import NamedTuple
 
 from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.ops import OpCall, OptimizerUpdate, Reduction, op_by_name
+from hybridperf.ops import OpCall, OptimizerUpdate, Quantise, Reduction, op_by_name
+from hybridperf.workloads import ratios
 from hybridperf.workloads.transformer import counts, waits, zero
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does
@@ -33,6 +34,7 @@ _WIDE = "fp32"
 _NORM_COLUMNS = 65536.0  # numbers that one block adds up
 TENSORS_PER_KERNEL = 36  # that one launch of a fused optimizer takes
 TENSORS_PER_LAYER = 12  # scales, shifts, weights and biases of a GPT's layer
+PRODUCTS_PER_LAYER = 4
 
 
 def updated_weights(config: TransformerConfig, stage: int) -> float:
@@ -60,7 +62,23 @@ def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
     return (
         PassStep(OpCall(norm), "optimizer", "gradient norm", kernels=launches),
         PassStep(OpCall(update), "optimizer", config.optimizer, kernels=launches),
+        *_narrowed_weights(config, stage),
     )
+
+
+def _narrowed_weights(config: TransformerConfig, stage: int) -> Steps:
+    """A rank's weights of layers in the products' format and both orders, once they are updated:
+    the first micro-batch makes and keeps them ("FP8 weight caching", Transformer Engine's user
+    guide, advanced_optimizations); a framework that `narrows_apart` makes them in each pass.
+    """
+    if not config.quant or config.kernels.framework.narrows_apart:
+        return ()
+    layers = list(enumerate(config.layers_of(stage)))
+    n = sum(layer_weights(config, kind).total * count for kind, count in layers)
+    op = Quantise(config.kernels.dtype, n / _NORM_COLUMNS, _NORM_COLUMNS, quant=config.quant)
+    call = OpCall(op, times=ratios.CAST_AND_TRANSPOSED)
+    launches = PRODUCTS_PER_LAYER * sum(count for _, count in layers)
+    return (PassStep(call, "optimizer", "weights narrowed", kernels=launches),)
 
 
 def gradient_reduction(config: TransformerConfig, stage: int = 0) -> Steps:
