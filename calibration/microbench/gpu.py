@@ -14,7 +14,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,7 +128,7 @@ FAMILIES = (
 )
 
 
-def gpu_cases(setting: str, only: tuple[str, ...] = (), seed: int = 0) -> list[Case]:
+def gpu_cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case]:
     """Ops of the GPU's families, half of them on data that no cache still holds."""
     made: dict[str, Case] = {}
     for family in FAMILIES:
@@ -296,9 +296,12 @@ def _argument(description: tuple, dtype: torch.dtype, generator: torch.Generator
 def _drawn(of: Lookups, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """`Lookups.draw` on the GPU."""
     count, p = (torch.as_tensor(one) for one in zipf_classes(float(of.rows), of.exponent, of.shift))
-    double = {"generator": generator, "dtype": torch.float64}
-    drawn = torch.searchsorted(torch.cumsum(count * p, 0), torch.rand(shape, **double))
+
+    def double() -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    drawn = torch.searchsorted(torch.cumsum(count * p, 0), double())
     of_class = drawn.clamp(max=len(count) - 1)
     first = torch.cumsum(count, 0) - count
-    rank = (first[of_class] + torch.rand(shape, **double) * count[of_class]).long()
+    rank = (first[of_class] + double() * count[of_class]).long()
     return spread_over(rank, of.rows)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import gc
 import json
 import os
@@ -99,7 +100,7 @@ def _torch_steps(
 
     mode = "compiled" if compiled else "eager"
     for name in only or (gpu_steps.COMPILED if compiled else gpu_steps.TORCH):
-        yield name, mode, lambda name=name: _torch_row(gpu_steps.TORCH[name], compiled)
+        yield name, mode, functools.partial(_torch_row, gpu_steps.TORCH[name], compiled)
 
 
 def _torch_row(make: Callable[[], Any], compiled: bool) -> Row:
@@ -147,7 +148,8 @@ def _torch_kernels(step: Callable[[], Any]) -> tuple[list[tuple[str, float, int]
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         step()
         torch.cuda.synchronize()
-    spans, of = [], collections.defaultdict(lambda: [0.0, 0])
+    spans: list[tuple[float, float]] = []
+    of: Any = collections.defaultdict(lambda: [0.0, 0])
     for one in seen.events() or ():
         if "CUDA" not in str(one.device_type):
             continue
@@ -174,7 +176,7 @@ def _jax_steps(only: Sequence[str], compiled: bool) -> Iterator[tuple[str, str, 
     from hybridperf.validate import gpu_jax_steps
 
     for name in only or gpu_jax_steps.JAX:
-        yield name, "jit", lambda name=name: _jax_row(gpu_jax_steps.JAX[name])
+        yield name, "jit", functools.partial(_jax_row, gpu_jax_steps.JAX[name])
 
 
 def _jax_row(make: Callable[[], Any]) -> Row:
@@ -187,7 +189,7 @@ def _jax_row(make: Callable[[], Any]) -> Row:
     start_s = time.perf_counter()
     compiled = jax.jit(fn, donate_argnums=donated).lower(*shapes).compile()
     compile_s = time.perf_counter() - start_s
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     args = list(_filled(shapes, below))
     last: list[Any] = []
 
@@ -243,7 +245,8 @@ def _jax_kernels(step: Callable[[], Any], wait: Callable[[], Any]) -> Row:
             wait()
         files = sorted(Path(folder).rglob("*.xplane.pb"))
         traces = [jax.profiler.ProfileData.from_file(str(path)) for path in files]
-    spans, of = [], collections.defaultdict(lambda: [0.0, 0])
+    spans: list[tuple[float, float]] = []
+    of: Any = collections.defaultdict(lambda: [0.0, 0])
     for trace in traces:
         for plane in trace.planes:
             if "GPU" not in plane.name:

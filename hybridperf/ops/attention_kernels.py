@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from hybridperf.hardware import DeviceSpec
 from hybridperf.ops.attention import EncoderAttention, PrefillAttention
 from hybridperf.ops.base import Op, OpCall
@@ -53,20 +55,22 @@ def published_share(kernel: str, arch: str) -> float | None:
 
 def measured_seconds(kernel: str, op: Op, device: DeviceSpec) -> float | None:
     """Seconds of a forward pass of a kernel that we measured; None where its law is not known."""
-    whole = isinstance(op, PrefillAttention | EncoderAttention)
-    if kernel != "sdpa" or device.arch != _HOPPER or not whole:
+    if not isinstance(op, PrefillAttention | EncoderAttention):
+        return None
+    if kernel != "sdpa" or device.arch != _HOPPER:
         return None
     windowed = float(getattr(op, "window", 0.0)) > 0
     if windowed or device.clock_hz is None or device.multiprocessors is None:
         return None
-    keys = getattr(op, "kv_len", op.q_len)
-    rows, cols = (math.ceil(float(n) / _CUDNN_TILE) for n in (op.q_len, keys))
+    queries = float(np.asarray(op.q_len))
+    keys = float(np.asarray(getattr(op, "kv_len", 0.0))) or queries
+    rows, cols = (math.ceil(n / _CUDNN_TILE) for n in (queries, keys))
     tiles = float(rows * cols)
     if getattr(op, "causal", False):  # of the last queries, as many keys before them as there are
         rows = min(rows, cols)
         tiles -= rows * (rows - 1) / 2
-    scores = float(op.batch) * float(op.heads) * tiles * _CUDNN_TILE**2
-    score_s = _CUDNN_SCORE_S * max(1.0, float(op.head_dim) / _CUDNN_HEAD_DIM)
+    scores = float(np.asarray(op.batch * op.heads)) * tiles * _CUDNN_TILE**2
+    score_s = _CUDNN_SCORE_S * max(1.0, float(np.asarray(op.head_dim)) / _CUDNN_HEAD_DIM)
     own = _CUDNN_CYCLES / (device.multiprocessors * device.clock_hz)
     return _CUDNN_LEAST_S + scores * score_s * own
 

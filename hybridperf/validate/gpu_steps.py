@@ -83,8 +83,8 @@ def vit_training() -> Made:
 
 def resnet50() -> Made:
     """ResNet-50, 64 images, channels last, mixed precision."""
-    module = _Resnet((3, 4, 6, 3)).to(memory_format=torch.channels_last)
-    images = torch.rand(64, 3, 224, 224).to(memory_format=torch.channels_last)
+    module = _channels_last(_Resnet((3, 4, 6, 3)))
+    images = _channels_last(torch.rand(64, 3, 224, 224))
     step = _mixed(small._Classified(module), torch.float16)
     return step, (images, small._labels(64, 1000)), _sgd(module)
 
@@ -98,9 +98,9 @@ def resnet50_single() -> Made:
 
 def resnet50_inference() -> Made:
     """ResNet-50, 128 images in inference, half precision."""
-    module = _Resnet((3, 4, 6, 3)).half().to(memory_format=torch.channels_last)
+    module = _channels_last(_Resnet((3, 4, 6, 3)).half())
     images = torch.rand(128, 3, 224, 224, dtype=torch.float16)
-    return small._inference(module), (images.to(memory_format=torch.channels_last),)
+    return small._inference(module), (_channels_last(images),)
 
 
 def unet() -> Made:
@@ -183,6 +183,11 @@ TORCH: dict[str, Callable[[], Made]] = {
 }  # fmt: skip
 # in the order of what a GPU is asked first
 COMPILED = ("llama_prompt", "bert_single", "gpt2", "dlrm", "unet", "experts", "resnet50")
+
+
+def _channels_last(made: Any) -> Any:
+    """A module or images, stored as tensor cores read them."""
+    return made.to(memory_format=torch.channels_last)
 
 
 def _adamw(module: nn.Module, **options: Any) -> torch.optim.Optimizer:
