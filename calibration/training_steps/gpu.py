@@ -1,9 +1,11 @@
 """Whole steps of PyTorch and of JAX on this machine's GPU: their times, their kernels, their
 memory.
 
-    python -m hybridperf_calibration.training_steps.gpu --library torch --out DIR
-    python -m hybridperf_calibration.training_steps.gpu --library jax --out DIR --only gpt,vit
+    python -m hybridperf_calibration.training_steps.gpu --library torch --out DIR --steps MODULE
+    python -m hybridperf_calibration.training_steps.gpu --library jax --out DIR --steps MODULE
 
+The module has steps by name: `TORCH` (and `COMPILED`, names for torch.compile) as
+`hybridperf.validate.gpu_steps`, or `JAX` and `donated` as `hybridperf.validate.gpu_jax_steps`.
 A line of JSON for each step goes to `DIR/LIBRARY_steps.jsonl` as soon as it was measured; steps
 that the file has are passed over, so a stopped run goes on. A step that fails leaves its error.
 
@@ -18,6 +20,7 @@ import argparse
 import collections
 import functools
 import gc
+import importlib
 import json
 import os
 import statistics
@@ -41,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hybridperf_calibration.training_steps.gpu")
     parser.add_argument("--library", required=True, choices=["torch", "jax"])
     parser.add_argument("--out", required=True, type=Path, help="folder")
+    parser.add_argument("--steps", required=True, help="module that has them")
     parser.add_argument("--only", default="", help="steps, separated by commas")
     parser.add_argument("--compiled", action="store_true", help="by torch.compile")
     parser.add_argument("--budget-s", type=float, default=float("inf"))
@@ -55,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = _torch_steps if options.library == "torch" else _jax_steps
     begun_s = time.perf_counter()
     complete = True
-    for name, mode, run in steps(only, options.compiled):
+    module = importlib.import_module(options.steps)
+    for name, mode, run in steps(module, only, options.compiled):
         if (name, mode) in known:
             continue
         if time.perf_counter() - begun_s > options.budget_s:
@@ -94,13 +99,11 @@ def _rounds(step: Callable[[], Any], wait: Callable[[], Any]) -> list[float]:
 
 
 def _torch_steps(
-    only: Sequence[str], compiled: bool
+    module: Any, only: Sequence[str], compiled: bool
 ) -> Iterator[tuple[str, str, Callable[[], Row]]]:
-    from hybridperf.validate import gpu_steps
-
     mode = "compiled" if compiled else "eager"
-    for name in only or (gpu_steps.COMPILED if compiled else gpu_steps.TORCH):
-        yield name, mode, functools.partial(_torch_row, gpu_steps.TORCH[name], compiled)
+    for name in only or (module.COMPILED if compiled else module.TORCH):
+        yield name, mode, functools.partial(_torch_row, module.TORCH[name], compiled)
 
 
 def _torch_row(make: Callable[[], Any], compiled: bool) -> Row:
@@ -173,16 +176,12 @@ def _union(spans: list[tuple[float, float]], unit_s: float) -> tuple[float, floa
 
 
 def _jax_steps(only: Sequence[str], compiled: bool) -> Iterator[tuple[str, str, Callable[[], Row]]]:
-    from hybridperf.validate import gpu_jax_steps
-
-    for name in only or gpu_jax_steps.JAX:
-        yield name, "jit", functools.partial(_jax_row, gpu_jax_steps.JAX[name])
+    for name in only or module.JAX:
+        yield name, "jit", functools.partial(_jax_row, module.JAX[name], module.donated)
 
 
-def _jax_row(make: Callable[[], Any]) -> Row:
+def _jax_row(make: Callable[[], Any], donated_of: Callable[[Any], tuple[int, ...]]) -> Row:
     import jax
-
-    from hybridperf.validate.gpu_jax_steps import donated as donated_of
 
     fn, shapes, below = make()
     donated = donated_of(shapes)
