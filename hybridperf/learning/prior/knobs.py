@@ -230,8 +230,9 @@ def fit_together(
     measured: Mapping[str, tuple[PriorRows, np.ndarray]], alone: Mapping[str, ImplementationKnobs],
     machines: Mapping[str, Machine],
 ) -> dict[str, ImplementationKnobs]:  # fmt: skip
-    """Knobs of prior devices that were fitted `alone`, pulled to what is usual among them (empirical
-    Bayes).
+    """Knobs of prior devices, fitted `alone` and again, pulled to what is usual among them.
+
+    `measured`: rows and seconds [N] of each. Empirical Bayes: their own scatter is the prior.
     """
     own = dict(alone)
     for _ in range(_PULLED_ROUNDS):
