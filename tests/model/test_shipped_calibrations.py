@@ -147,9 +147,7 @@ def test_families_that_are_not_asked_for_stay(
     frame = softmaxes("t4", 50, 51)
     pd.testing.assert_frame_equal(after.predict_ops(frame), before.predict_ops(frame))
     assert after.predict_ops(frame.assign(op="ln"))["note"].eq("").all()
-    assert (
-        after.provenance["rows"] == read_json(out / "t4" / "report.json", "fit-report", 1)["rows"]
-    )
+    report = read_json(out / "t4" / "report.json", "fit-report", 1)
     assert [line["op"] for line in after.provenance["fit"]["ops"]] == ["norm", FAMILY]
     assert after.provenance["rows"] == report["rows"] == 500
 
