@@ -190,14 +190,22 @@ class Population:
 
     def typical(self) -> ImplementationKnobs:
         """Knobs of a device of which nothing was measured."""
-        theta = self.mean_of(self.implementations)
-        free = [at for at, machine in enumerate(self.machines) if not machine.sustained]
-        if 0 < len(free) < len(self.machines) and not self.references:
-            # knobs of a mean over devices with and without a limit of power may pass the peak: no
-            # nearer to it than the usual device without one
-            usual = np.nanmedian(self.own[free, :, OF_THE_PEAK])
-            theta[:, OF_THE_PEAK] = np.minimum(theta[:, OF_THE_PEAK], usual)
+        theta = self.below_the_peak(self.implementations)
         return ImplementationKnobs(self.implementations, theta, theta.mean(0))
+
+    def below_the_peak(self, implementations: Sequence[str]) -> np.ndarray:
+        """`mean_of` implementations that a device did not measure: what its references did not
+        either comes no nearer to the peak than on the usual device whose power does not limit it.
+
+        A mean over devices with and without such a limit may pass the peak.
+        """
+        theta = self.mean_of(implementations)
+        free = [at for at, machine in enumerate(self.machines) if not machine.sustained]
+        if 0 < len(free) < len(self.machines):
+            usual = np.nanmedian(self.own[free, :, OF_THE_PEAK])
+            new = [unversioned(name) not in self._of_references for name in implementations]
+            theta[new, OF_THE_PEAK] = np.minimum(theta[new, OF_THE_PEAK], usual)
+        return theta
 
 
 def fit_each_implementation(
@@ -270,6 +278,9 @@ def fit_new(prior: Population, rows: PriorRows, time_s: np.ndarray) -> Implement
     names = tuple(sorted({*prior.implementations, *rows.implementation.astype(str)}))
     mean, spread = prior.mean_of(names), prior.spread_of(names)
     which = np.searchsorted(names, rows.implementation.astype(str))
+    absent = np.setdiff1d(np.arange(len(names)), which)
+    if len(absent):
+        mean[absent] = prior.below_the_peak([names[at] for at in absent])
     deviations = _deviations(names, which, rows.form.apart)
     theta = _map_fit(
         rows.form, mean, which, rows.work(), log_time, spread, _NEW_LOSS_SCALE, deviations

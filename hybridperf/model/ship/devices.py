@@ -23,7 +23,7 @@ from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import train_family
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, Prior, load_prior
 from hybridperf.model import GROUP_KNOBS, PerfModel
-from hybridperf.model.families import FAMILIES, architectures_of
+from hybridperf.model.families import FAMILIES, architectures_of, groups_of
 from hybridperf.model.files import load_model
 from hybridperf.model.fit import families as family_fit
 from hybridperf.model.fit.device import REPORT_SCHEMA_VERSION, model_of_families
@@ -139,7 +139,12 @@ def adapt_device(prior: Prior, measured: PublishedRows, device: str) -> PerfMode
 def _with_families_of(before: PerfModel, model: PerfModel) -> PerfModel:
     """A device's model with the families of an earlier one that it has no fit of its own of."""
     kept = {name: one for name, one in before.families.items() if name not in model.families}
-    groups = [group for group in before.groups if group not in model.groups]
+    served = {group for family in kept for group in groups_of(family)}
+    groups = [  # two families may serve a group: the one with more rows stands for it
+        group
+        for group, one in before.groups.items()
+        if group not in model.groups or (group in served and one.rows > model.groups[group].rows)
+    ]
     at = [GROUPS.index(group) for group in groups]
     arrays = {name: np.array(getattr(model.knobs, name)) for name in GROUP_KNOBS}
     for name, values in arrays.items():
@@ -152,7 +157,7 @@ def _with_families_of(before: PerfModel, model: PerfModel) -> PerfModel:
     return dataclasses.replace(
         model,
         knobs=dataclasses.replace(model.knobs, **arrays),
-        groups={**{group: before.groups[group] for group in groups}, **model.groups},
+        groups={**model.groups, **{group: before.groups[group] for group in groups}},
         families={**kept, **model.families},
         provenance={**new, "measured": {**rows, **new["measured"]}, "rows": count, "fit": fit},
     )
