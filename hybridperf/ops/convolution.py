@@ -1,5 +1,11 @@
 """Two-dimensional convolution, forward or either backward pass (all three multiply and add equally
 often).
+
+A library may take 3 x 3 kernels of stride 1 another way, Winograd's F(4 x 4, 3 x 3): each tile of 4
+x 4 outputs becomes 36 numbers, and the convolution 36 products of (tiles, channels in) and
+(channels in, channels out), with a quarter of the multiplications (Lavin & Gray, "Fast algorithms
+for convolutional neural networks", 2016). GPUs take it for most such ops in single precision, but
+which op is not known here.
 """
 
 from __future__ import annotations
@@ -14,9 +20,17 @@ from hybridperf.ops.base import Gpu, Op, register
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.roofline import Work, streamed
-from hybridperf.ops.tiles import product_inputs, serial_steps, tile_count
+from hybridperf.ops.tiles import (
+    product_inputs,
+    serial_steps,
+    tile_count,
+    wave_inputs,
+    whole_tiles,
+)
 
 DIRECTIONS = ("fwd", "bwd_inputs", "bwd_params")
+_WINOGRAD_TILE, _WINOGRAD_PRODUCTS = 4, 36.0
+_BLOCKS_AT_ONCE = 2.0  # of a kernel's in single precision, that a multiprocessor holds
 
 
 @register("conv", "convolution")
@@ -95,10 +109,23 @@ class Convolution(Op):
         return self.groups * tile_count(m, n)
 
     def serial_steps(self, gpu: Gpu) -> Array:
-        return serial_steps(*self._as_product(), gpu, self.groups)
+        if self.dtype != "fp32":
+            return serial_steps(*self._as_product(), gpu, self.groups)
+        wide = Gpu(_BLOCKS_AT_ONCE * gpu.sm_count, gpu.l2_bytes)
+        direct = serial_steps(*self._as_product(), wide, self.groups, cut=False)
+        products = _WINOGRAD_PRODUCTS * self.groups
+        quick = serial_steps(*self._as_winograd(), wide, products, cut=False)
+        module = array_module(direct, quick)
+        steps = module.where(self._may_winograd(), module.minimum(direct, quick), direct)
+        return _BLOCKS_AT_ONCE * steps
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         m, n, k = self._as_product()
+        tiles, outs, _ = self._as_winograd()
+        blocks = _WINOGRAD_PRODUCTS * self.groups * tile_count(tiles, outs)
+        may = self._may_winograd() * 1.0
+        winograd = wave_inputs("winograd", blocks / _BLOCKS_AT_ONCE, gpu)
+        padding = log2_ratio(_WINOGRAD_TILE**2 * tiles, self._outputs())
         kw, w_in, w_out, taps = self._widths()
         pixels_in, pixels_out = self.h_in * w_in, self.h_out * w_out
         weights = self.kh * kw * self.c_in / self.groups * self.c_out
@@ -118,7 +145,30 @@ class Convolution(Op):
             "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
             "log2_weights_per_l2": log2_ratio(weights * self.element_bytes, gpu.l2_bytes),
             **{f"pass_{name}": float(self.direction == name) for name in DIRECTIONS},
+            **{name: may * value for name, value in winograd.items()},
+            "winograd_padding": may * padding,
         }
+
+    def _outputs(self) -> Array:
+        """Pixels that a pass in their direction computes."""
+        _, w_in, w_out, _ = self._widths()
+        backwards = self.direction == "bwd_inputs"
+        return self.batch * (self.h_in * w_in if backwards else self.h_out * w_out)
+
+    def _may_winograd(self) -> Array:
+        """Whether Winograd's way is open: 3 x 3, as many pixels out as in, no weight gradients."""
+        kw, w_in, w_out, _ = self._widths()
+        square = (floats(self.kh) == 3) & (floats(kw) == 3)
+        alike = (floats(self.h_in) == self.h_out) & (floats(w_in) == w_out)
+        return square & alike & (self.direction != "bwd_params")
+
+    def _as_winograd(self) -> tuple[Array, Array, Array]:
+        """(tiles, channels out, channels in) of each of its products."""
+        _, _, w_out, _ = self._widths()
+        across = whole_tiles(w_out, _WINOGRAD_TILE)
+        tiles = self.batch * whole_tiles(self.h_out, _WINOGRAD_TILE) * across
+        ins, outs = self.c_in / self.groups, self.c_out / self.groups
+        return (tiles, ins, outs) if self.direction == "bwd_inputs" else (tiles, outs, ins)
 
     def _as_product(self) -> tuple[Array, Array, Array]:
         """(m, n, k) of the matrix product that each group's pass comes down to."""

@@ -1,10 +1,13 @@
 """What a datasheet says of knobs: taken off measured devices, put on the one asked for."""
 
+import dataclasses
+
 import numpy as np
+import pytest
 
 from hybridperf.learning.prior.family import FamilyPrior, uninformed
 from hybridperf.learning.prior.form import WAVE_ROOFLINE
-from hybridperf.learning.prior.knobs import ImplementationKnobs, Population, population
+from hybridperf.learning.prior.knobs import ImplementationKnobs, Population, fit_new, population
 from hybridperf.learning.prior.machine import NO_FACTS, Machine
 from tests.learning.test_prior import rows_of
 
@@ -41,6 +44,25 @@ def test_references_are_taken_over_by_the_same_facts() -> None:
     asked = of_two(FACTS).with_references(["slow"]).on(Machine(2e9))
     np.testing.assert_allclose(np.exp(asked.mean_of(NAMES))[:, FLOOR], 4e-6)
     np.testing.assert_allclose(np.exp(asked.mean_of(NAMES))[:, PEAK], [0.8, 0.8])
+
+
+def test_what_was_not_measured_stays_below_the_peak() -> None:
+    """The slow device sustains half its fp32 peak and reaches 1.2 of that; none other tells."""
+    devices = {"slow": knobs(8e-6, (0.8, 0.6)), "quick": knobs(4e-6, (0.8, 0.8))}
+    only = ImplementationKnobs(NAMES[:1], devices["quick"].theta[:1], devices["quick"].other)
+    usual = population(WAVE_ROOFLINE, {**devices, "quick": only}, FACTS).on(Machine(2e9))
+    assert np.exp(usual.mean_of(NAMES))[1, PEAK] > 0.9
+    at_most = pytest.approx(0.8)
+    assert np.exp(usual.typical().theta)[1, PEAK] == at_most
+    # a device of the quick one's kind with rows of the other implementation
+    rows = dataclasses.replace(rows_of("new", 60, 1), implementation=np.full(60, NAMES[0], object))
+    kin = usual.with_references(["quick"])
+    time_s = np.exp(
+        ImplementationKnobs(NAMES[:1], kin.mean_of(NAMES[:1]), only.other).closed(rows).total
+    )
+    assert np.exp(fit_new(kin, rows, time_s).theta)[1, PEAK] == pytest.approx(0.8, rel=0.05)
+    everything = dataclasses.replace(rows, implementation=np.array(NAMES * 30, object))
+    assert len(fit_new(kin, everything, time_s).implementations) == 2
 
 
 def test_without_facts_of_the_devices_none_of_another_count() -> None:

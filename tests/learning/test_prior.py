@@ -31,6 +31,7 @@ from hybridperf.learning.prior.knobs import (
     Population,
     fit_each_implementation,
     fit_new,
+    fit_together,
     population,
 )
 from hybridperf.learning.residual import Inputs
@@ -248,6 +249,23 @@ def test_the_population_is_the_mean_of_devices_and_knobs_shrink_to_it() -> None:
     )
     np.testing.assert_allclose(never[0], mean.mean(0), atol=0.15)
     assert (usual.spread > 0).all()
+
+
+def test_knobs_that_rows_do_not_tell_apart_come_together() -> None:
+    """One device's rows end where neither steps nor waves matter."""
+    rows = {"old": rows_of("old", 400, 1), "new": rows_of("new", 400, 2, (11.0, 14.0))}
+    rows = {name: dataclasses.replace(one, steps=one.blocks * 8) for name, one in rows.items()}
+    measured = {name: (one, time_of(name, one, 3, own=0.0)) for name, one in rows.items()}
+    alone = {name: fit_each_implementation(*one) for name, one in measured.items()}
+    together = fit_together(measured, alone, {})
+    apart = [np.abs(own["old"].theta - own["new"].theta).mean() for own in (alone, together)]
+    assert apart[1] < 0.8 * apart[0]
+    for name, (one, time_s) in measured.items():
+        before, after = (
+            np.median(np.abs(own[name].closed(one).total - np.log(time_s)))
+            for own in (alone, together)
+        )
+        assert after < 1.2 * before  # they tell the rows as well
 
 
 def test_kin_are_where_a_device_starts() -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from hybridperf.hardware import load_device
-from hybridperf.io import InputError
+from hybridperf.io import InputError, read_table
 from hybridperf.model.published import ops as sources
 from hybridperf.ops import Gemm, PrefillAttention
 
@@ -80,6 +80,43 @@ def test_neusight_leaves_throttled_rows_out(tmp_path) -> None:
         "the card was thermally throttled": 1,
         "the time is no number above zero": 1,
     }
+
+
+def test_the_line_by_which_a_timer_drifted_is_taken_off(tmp_path) -> None:
+    """Made-up kernels in no order, 0.4 ms more by the end of the table; quicker ones than a quarter
+    of what was measured are left out.
+    """
+    random, count = np.random.default_rng(0), 4000
+    kernel_s = 1e-4 * 2 ** random.uniform(0, 5, count)
+    drift_s = 4e-4 * np.arange(count) / count
+    size = {"batch": 8, "c_in": 64, "c_out": 64, "kernel_size": 3, "h_in": 28, "h_out": 28}
+    rows = pd.DataFrame({"device": "t4", "op": "conv", "dtype": "fp32", **size}, range(count))
+    rows = rows.assign(time_s=kernel_s + drift_s)
+    write(tmp_path, "neusight_conv", rows.to_dict("records"))
+    frame, left_out = sources.read_rows(tmp_path, "neusight_conv")
+    (reason,) = left_out
+    assert "drift" in reason
+    kept = kernel_s >= 0.25 * (kernel_s + drift_s)
+    assert left_out[reason] == pytest.approx((~kept).sum(), abs=0.01 * count)
+    late_s = frame["time_s"].to_numpy()[-500:]
+    assert np.median(late_s) == pytest.approx(np.median(kernel_s[kept][-500:]), rel=0.05)
+
+
+def test_published_convolutions_keep_no_trace_of_their_order(data_dir: Path) -> None:
+    """Of ops larger than most, which all are kept, the quickest of the last quarter of each table
+    took 17 to 46 % longer than those of the first.
+    """
+    before = read_table(sources.table_path(data_dir, "neusight_conv"))
+    after, _ = sources.read_rows(data_dir, "neusight_conv")
+
+    def later(rows: pd.DataFrame) -> float:
+        large = rows[rows["flops"] > before["flops"].median()]
+        quarters = np.array_split(large["time_s"].to_numpy(), 4)
+        return float(np.quantile(quarters[3], 0.1) / np.quantile(quarters[0], 0.1))
+
+    for device, rows in after.groupby("device"):
+        assert later(before[before["device"] == device]) > 1.15
+        assert later(rows) == pytest.approx(1, abs=0.06), device
 
 
 def test_vidur_leaves_out_what_its_clock_cannot_tell(tmp_path) -> None:

@@ -4,6 +4,7 @@ measured too little.
 
 import datetime
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,26 @@ def test_provenance_says_where_everything_is_from(made: tuple[Path, list[str]]) 
     report = read_json(out / "t4" / "report.json", "fit-report", 1)
     assert report["ops"] == model.provenance["fit"]["ops"]
     assert report["rows"] == 250
+
+
+def test_families_that_are_not_asked_for_stay(
+    made: tuple[Path, list[str]], table: pd.DataFrame, tmp_path: Path
+) -> None:
+    out, data = tmp_path / "hardware", tmp_path / "data"
+    shutil.copytree(made[0], out)
+    path = sources.table_path(data, "neusight_ln")
+    path.parent.mkdir(parents=True)
+    table.assign(op="ln").to_csv(path, index=False)
+    calibrations.run(data, out, families=["norm"], devices=["t4"], say=lambda _: None)
+    before, after = load_model(made[0] / "t4"), load_model(out / "t4")
+    assert list(after.families) == [FAMILY, "norm"]
+    assert set(after.groups) == {"softmax", "norm"}
+    frame = softmaxes("t4", 50, 51)
+    pd.testing.assert_frame_equal(after.predict_ops(frame), before.predict_ops(frame))
+    assert after.predict_ops(frame.assign(op="ln"))["note"].eq("").all()
+    report = read_json(out / "t4" / "report.json", "fit-report", 1)
+    assert [line["op"] for line in after.provenance["fit"]["ops"]] == ["norm", FAMILY]
+    assert after.provenance["rows"] == report["rows"] == 500
 
 
 def test_no_row_is_kept(made: tuple[Path, list[str]], table: pd.DataFrame) -> None:

@@ -420,6 +420,21 @@ def test_steps_along_k_by_hand() -> None:
     assert make("softmax", rows=5.0, cols=9.0).serial_steps(GPU) == 0
 
 
+def test_steps_of_a_convolution_are_those_of_the_quicker_way() -> None:
+    """100 multiprocessors with two blocks each. 14 x 14 pixels are 4 x 4 tiles of Winograd's, 36
+    products of 1,024 x 256 outputs: 576 blocks, 3 rounds of 200, each twice as long as a single
+    block, along 1,000 channels in 16 steps. Directly it is 98 x 2 blocks along 9,000 in 141.
+    """
+    sizes = {"batch": 64.0, "c_in": 1000.0, "c_out": 256.0, "h_in": 14.0, "h_out": 14.0}
+    assert make("conv", "fp32", **sizes, kh=3.0).serial_steps(GPU) == 2 * 3 * 16
+    assert make("conv", "fp32", **sizes, kh=3.0, direction="bwd_params").serial_steps(GPU) > 100
+    # kernels of 5 x 5 go the direct way alone: 391 steps in one round
+    assert make("conv", "fp32", **sizes, kh=5.0).serial_steps(GPU) == 2 * 391
+    inputs = make("conv", "fp32", **sizes, kh=3.0).gpu_inputs(GPU)
+    assert inputs["winograd_padding"] == pytest.approx(2 * np.log2(16 / 14))
+    assert make("conv", "fp32", **sizes, kh=5.0).gpu_inputs(GPU)["winograd_padding"] == 0
+
+
 # Own flops over the file's, where they count the same work. Softmax, norms, gelu and rope are
 # counted by another convention there (see test_ops.py), `pow` and `tanh` are transcendentals here,
 # lookups have none.

@@ -180,7 +180,8 @@ def train_family(
     minute for four devices.
 
     `architectures`: of each device, by which devices are references. A device of fewer than
-    `least_rows` has a say on the knobs only. `machines`: what datasheets say of each device.
+    `least_rows` has a say on the knobs only. `machines`: what datasheets say of each device, of
+    which knobs are then fitted together; none: each by itself.
     `width_by_implementation`: how wrong a prediction without rows may be is told of each.
     """
     if not devices or any(len(rows) == 0 for rows, _ in devices.values()):
@@ -191,7 +192,8 @@ def train_family(
         rows, time_s = devices[name]
         keep = np.sort(random.permutation(len(rows))[:_ROWS_PER_DEVICE])
         measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
-    own = {name: knob_fits.fit_each_implementation(*one) for name, one in measured.items()}
+    alone = {name: knob_fits.fit_each_implementation(*one) for name, one in measured.items()}
+    own = knob_fits.fit_together(measured, alone, machines) if machines else alone
     usual = knob_fits.population(next(iter(measured.values()))[0].form, own, machines)
     if any(rows.matrix() is not None for rows, _ in measured.values()):
         # networks would remember the matrices, which devices left out were measured on, too
@@ -214,7 +216,7 @@ def train_family(
     # one network per device left out adds up
     shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)
     left_out = _leave_out(
-        prior, measured, own, data, architectures or {}, shorter, seed, machines or {}
+        prior, measured, alone, data, architectures or {}, shorter, seed, machines or {}
     )
     placed, colds, knowing, implementations = zip(*left_out, strict=True)
     hyper = process.fit_hyper(hyper, placed, _HYPER_STEPS)

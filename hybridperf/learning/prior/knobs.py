@@ -41,7 +41,10 @@ _FEW_ROWS = 8
 # collectives, where they hardly matter.
 _WORD_SPREAD, _WORDS_SPREAD, _RELEASE_SPREAD = 0.7, 0.6, 0.3
 _DEVICE_SPREAD, _KNOB_NOISE = 0.5, 0.4
-_MOST_ROWS = 6000  # five knobs need no more
+_MOST_ROWS = 6000  # six knobs need no more
+# Knobs trade against each other, so devices that differ in nothing are fitted apart: twice again,
+# pulled to what is usual with this share of the spread over devices, and at least so far free.
+_PULLED_ROUNDS, _PULLED_SPREAD, _PULLED_LEAST = 2, 0.2, 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,31 +190,66 @@ class Population:
 
     def typical(self) -> ImplementationKnobs:
         """Knobs of a device of which nothing was measured."""
-        theta = self.mean_of(self.implementations)
-        free = [at for at, machine in enumerate(self.machines) if not machine.sustained]
-        if 0 < len(free) < len(self.machines) and not self.references:
-            # knobs of a mean over devices with and without a limit of power may pass the peak: no
-            # nearer to it than the usual device without one
-            usual = np.nanmedian(self.own[free, :, OF_THE_PEAK])
-            theta[:, OF_THE_PEAK] = np.minimum(theta[:, OF_THE_PEAK], usual)
+        theta = self.below_the_peak(self.implementations)
         return ImplementationKnobs(self.implementations, theta, theta.mean(0))
 
+    def below_the_peak(self, implementations: Sequence[str]) -> np.ndarray:
+        """`mean_of` implementations that a device did not measure: what its references did not
+        either comes no nearer to the peak than on the usual device whose power does not limit it.
 
-def fit_each_implementation(rows: PriorRows, time_s: np.ndarray) -> ImplementationKnobs:
-    """Knobs of one prior device, each implementation by itself; those of few rows are left out."""
+        A mean over devices with and without such a limit may pass the peak.
+        """
+        theta = self.mean_of(implementations)
+        free = [at for at, machine in enumerate(self.machines) if not machine.sustained]
+        if 0 < len(free) < len(self.machines):
+            usual = np.nanmedian(self.own[free, :, OF_THE_PEAK])
+            new = [unversioned(name) not in self._of_references for name in implementations]
+            theta[new, OF_THE_PEAK] = np.minimum(theta[new, OF_THE_PEAK], usual)
+        return theta
+
+
+def fit_each_implementation(
+    rows: PriorRows, time_s: np.ndarray, usual: Population | None = None
+) -> ImplementationKnobs:
+    """Knobs of one prior device, each implementation by itself; those of few rows are left out.
+
+    `usual`: what they are pulled to; None: a form's start.
+    """
     form, work, log_time = rows.form, rows.work(), np.log(time_s)
     found, counts = np.unique(rows.implementation.astype(str), return_counts=True)
     names = tuple(map(str, found[counts >= min(_FEW_ROWS, counts.max())]))
+    mean, spread = np.tile(form.start, (len(names), 1)), form.start_spread
+    if usual is not None:
+        mean = usual.mean_of(names)
+        spread = np.maximum(_PULLED_SPREAD * usual.spread, _PULLED_LEAST)
     theta, alone = [], np.ones((1, 1))
-    for name in names:
+    for name, start in zip(names, mean, strict=True):
         at = np.flatnonzero(rows.implementation == name)
         at = at[_spread_out(log_time[at], _MOST_ROWS)]
-        which, start = np.zeros(len(at), int), form.start[None]
+        which = np.zeros(len(at), int)
         fitted = _map_fit(
-            form, start, which, work[at], log_time[at], form.start_spread, _PRIOR_LOSS_SCALE, alone
+            form, start[None], which, work[at], log_time[at], spread, _PRIOR_LOSS_SCALE, alone
         )
         theta.append(fitted[0])
     return ImplementationKnobs(names, np.stack(theta), np.mean(theta, 0))
+
+
+def fit_together(
+    measured: Mapping[str, tuple[PriorRows, np.ndarray]], alone: Mapping[str, ImplementationKnobs],
+    machines: Mapping[str, Machine],
+) -> dict[str, ImplementationKnobs]:  # fmt: skip
+    """Knobs of prior devices, fitted `alone` and again, pulled to what is usual among them.
+
+    `measured`: rows and seconds [N] of each. Empirical Bayes: their own scatter is the prior.
+    """
+    own = dict(alone)
+    for _ in range(_PULLED_ROUNDS):
+        usual = population(next(iter(measured.values()))[0].form, own, machines)
+        own = {
+            name: fit_each_implementation(*one, usual.on(machines.get(name, NO_FACTS)))
+            for name, one in measured.items()
+        }
+    return own
 
 
 def population(
@@ -240,6 +278,9 @@ def fit_new(prior: Population, rows: PriorRows, time_s: np.ndarray) -> Implement
     names = tuple(sorted({*prior.implementations, *rows.implementation.astype(str)}))
     mean, spread = prior.mean_of(names), prior.spread_of(names)
     which = np.searchsorted(names, rows.implementation.astype(str))
+    absent = np.setdiff1d(np.arange(len(names)), which)
+    if len(absent):
+        mean[absent] = prior.below_the_peak([names[at] for at in absent])
     deviations = _deviations(names, which, rows.form.apart)
     theta = _map_fit(
         rows.form, mean, which, rows.work(), log_time, spread, _NEW_LOSS_SCALE, deviations

@@ -3,8 +3,9 @@
     hybridperf calibrations --data DIR --folder calibration/hardware
 
 `OUT/prior` is trained family by family, and what an earlier run finished is kept; `OUT/DEVICE` is
-the prior adapted to all rows of a device. Families of fewer than `LEAST_ROWS` rows of a device are
-left out: `hybridperf fit --device` without rows predicts them by the prior.
+the prior adapted to all rows of a device, next to families that were not asked for. Families of
+fewer than `LEAST_ROWS` rows of a device are left out: `hybridperf fit --device` without rows
+predicts them by the prior.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, replacing_in, unknown, write_json
 from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import train_family
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, Prior, load_prior
-from hybridperf.model import PerfModel
-from hybridperf.model.families import FAMILIES, architectures_of
+from hybridperf.model import GROUP_KNOBS, PerfModel
+from hybridperf.model.families import FAMILIES, architectures_of, groups_of
+from hybridperf.model.files import load_model
 from hybridperf.model.fit import families as family_fit
-from hybridperf.model.fit.device import REPORT_SCHEMA_VERSION, FitReport, model_of_families
+from hybridperf.model.fit.device import REPORT_SCHEMA_VERSION, model_of_families
 from hybridperf.model.machine_facts import machine_of, machines_of
 from hybridperf.model.published import ops as sources
 from hybridperf.model.published.ops import DeviceRows, PublishedRows
+from hybridperf.ops import GROUPS
 
 DEVICES = (
     "v100_pcie_32g", "v100_sxm2", "t4", "p100_pcie_16g", "p100_sxm2", "a100_pcie_40g",
@@ -39,7 +44,9 @@ def run(
     data: Path, out: Path, *, families: Sequence[str] = FAMILIES, devices: Sequence[str] = DEVICES,
     say: Callable[[str], None] = print,
 ) -> None:  # fmt: skip
-    """Train the prior, then adapt it to each device; other families and devices in `out` stay."""
+    """Train the prior, then adapt it to each device; other devices in `out` stay, and so do other
+    families of these.
+    """
     for family in families:
         if family not in FAMILIES:
             raise unknown("family", family, FAMILIES, f"known are {', '.join(FAMILIES)}")
@@ -55,16 +62,19 @@ def run(
     prior = _train_prior(measured, out / DEFAULT_PRIOR, say)
     for device in devices:
         start_s = time.perf_counter()
-        fitted = adapt_device(prior, measured, device)
-        if fitted is None:
+        model = adapt_device(prior, measured, device)
+        if model is None:
             say(f"{device}: fewer than {LEAST_ROWS} rows of every family, left to the prior")
             continue
-        model, report = fitted
+        if (out / device / "model.json").exists():
+            model = _with_families_of(load_model(out / device), model)
         with replacing_in(out / device) as new:
             model.save(new)
-            # not `report.save`, whose held-out rows hold measured times
-            write_json(new / "report.json", "fit-report", REPORT_SCHEMA_VERSION, report.summary())
-        say(f"{device}: {report.rows} rows, {time.perf_counter() - start_s:.0f} s")
+            # not a report's `save`, whose held-out rows hold measured times
+            summary = model.provenance["fit"]
+            write_json(new / "report.json", "fit-report", REPORT_SCHEMA_VERSION, summary)
+        rows = model.provenance["rows"]
+        say(f"{device}: {rows} rows, {time.perf_counter() - start_s:.0f} s")
 
 
 def _train_prior(measured: PublishedRows, folder: Path, say: Callable[[str], None]) -> Prior:
@@ -98,9 +108,7 @@ def _train_prior(measured: PublishedRows, folder: Path, say: Callable[[str], Non
     return load_prior(folder)
 
 
-def adapt_device(
-    prior: Prior, measured: PublishedRows, device: str
-) -> tuple[PerfModel, FitReport] | None:
+def adapt_device(prior: Prior, measured: PublishedRows, device: str) -> PerfModel | None:
     """The prior adapted to all rows of one device, no row kept; None where there are too few."""
     spec = load_device(device)
     found = {
@@ -125,7 +133,34 @@ def adapt_device(
         "prior": {"date": prior.provenance.get("date")},
         "fit": report.summary(),
     }
-    return dataclasses.replace(model, provenance=provenance), report
+    return dataclasses.replace(model, provenance=provenance)
+
+
+def _with_families_of(before: PerfModel, model: PerfModel) -> PerfModel:
+    """A device's model with the families of an earlier one that it has no fit of its own of."""
+    kept = {name: one for name, one in before.families.items() if name not in model.families}
+    served = {group for family in kept for group in groups_of(family)}
+    groups = [  # two families may serve a group: the one with more rows stands for it
+        group
+        for group, one in before.groups.items()
+        if group not in model.groups or (group in served and one.rows > model.groups[group].rows)
+    ]
+    at = [GROUPS.index(group) for group in groups]
+    arrays = {name: np.array(getattr(model.knobs, name)) for name in GROUP_KNOBS}
+    for name, values in arrays.items():
+        values[at] = np.asarray(getattr(before.knobs, name))[at]
+    new, old = model.provenance, before.provenance
+    rows = {name: counts for name, counts in old["measured"].items() if name in kept}
+    records = [one for one in old["fit"]["ops"] if one["op"] in kept] + new["fit"]["ops"]
+    count = new["rows"] + sum(sum(counts.values()) for counts in rows.values())
+    fit = {**new["fit"], "rows": count, "ops": sorted(records, key=lambda one: str(one["op"]))}
+    return dataclasses.replace(
+        model,
+        knobs=dataclasses.replace(model.knobs, **arrays),
+        groups={**model.groups, **{group: before.groups[group] for group in groups}},
+        families={**kept, **model.families},
+        provenance={**new, "measured": {**rows, **new["measured"]}, "rows": count, "fit": fit},
+    )
 
 
 def _provenance() -> dict[str, object]:
