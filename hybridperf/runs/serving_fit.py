@@ -149,7 +149,7 @@ class ServingFit:
 
 def fitted(rows: Served, measured: Mapping[str, np.ndarray]) -> ServingFit:
     """Effects and offsets by measured seconds [N] of each target."""
-    use = np.array([row.workers_known for row in rows.rows], bool)
+    use = np.array([row.fitted_on for row in rows.rows], bool)
     mine = [row for row, good in zip(rows.rows, use, strict=True) if good]
     if not mine:
         raise InputError(

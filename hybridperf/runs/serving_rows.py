@@ -30,6 +30,7 @@ from hybridperf.model import PerfModel
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
 from hybridperf.runs.serving_benchmarks import settings_of
+from hybridperf.runs.serving_disaggregated import points_of
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.names import Machine as StepMachine
 from hybridperf.training.steps.names import machine as step_machine
@@ -41,6 +42,9 @@ DISTRIBUTION = "power_law_1.2"  # of tokens over experts: as tables of experts d
 OWN_REDUCE = "trtllm"  # serving frameworks bring all-reduces of their own; whose were measured
 # workers where a row does not tell: those that published rows err least with
 UNTOLD_DECODERS, UNTOLD_PREFILLERS = 3.0, 1.0
+# chance that a token which a model's own further head drafts is taken, where nothing tells it: of
+# published rows of DeepSeek that draft three and of such that do not, 2.5 tokens a step
+ACCEPTANCE = 0.7
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 _TOO_WIDE = (
     "tp_size {} is a total of GPUs, or no tensor-parallel degree that is known: how they are shared"
@@ -83,6 +87,8 @@ class ServedRow:
     workers: float = 1.0  # that decode
     prefill_workers: float = 1.0
     workers_known: bool = True
+    workers_told: bool = True  # by the row itself
+    drafts_known: bool = True
     requests: float = 0.0  # of each client; 0: not told
     chunk: float = CHUNK  # tokens of prompts in a step at most
     admission: Admission = AT_ONCE
@@ -105,6 +111,11 @@ class ServedRow:
         if self.machine.steps is not None:
             return self.machine.steps.memory_bytes
         return load_device(self.machine.device).memory_bytes or math.inf
+
+    @property
+    def fitted_on(self) -> bool:
+        """Whether a measurement of the row says something of engines."""
+        return self.workers_known and self.drafts_known
 
     @property
     def gpus(self) -> float:
@@ -187,22 +198,15 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
             f" {found['clients']:g}, {found['prompt']:g}, {found['output']:g}"
         )
     if str(values.get("mode", "agg")).startswith("dis"):
-        engine = Deployment(**common, **_layout(values, "decode_", notes))
-        prefill = Deployment(**common, **_layout(values, "prefill_", notes))
-        known = {"prefill_num_workers", "decode_num_workers"} <= {*values}
-        if not known:
-            notes.append(
-                f"numbers of workers are not told: {UNTOLD_DECODERS:g} that decode and"
-                f" {UNTOLD_PREFILLERS:g} that prefill assumed, of 1 to 16"
-            )
-        found |= {
-            "prefill": prefill, "workers_known": known,
-            "workers": _number(values, "decode_num_workers", UNTOLD_DECODERS),
-            "prefill_workers": _number(values, "prefill_num_workers", UNTOLD_PREFILLERS),
-        }  # fmt: skip
+        engine, more = _apart(values, common, found, notes)
+        found |= more
     else:
         engine = Deployment(**common, **_layout(values, "", notes))
     values = {**_as_published(found, engine, values, notes), **values}
+    if not engine.drafted and (drafted := int(_number(values, "drafted", 0.0))):
+        engine = dataclasses.replace(
+            engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
+        )
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
         "chunk": max(_number(values, "max_num_batched_tokens", CHUNK), 1.0),
@@ -211,6 +215,49 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     if machine.note:
         notes.append(machine.note)
     return ServedRow(engine=engine, notes=tuple(notes), **found)
+
+
+def _apart(
+    values: Mapping[str, Any], common: Mapping[str, Any], found: Mapping[str, Any],
+    notes: list[str],
+) -> tuple[Deployment, dict[str, Any]]:  # fmt: skip
+    """(an engine that decodes, the other fields of a row whose prompts are computed apart)."""
+    told = {"prefill_num_workers", "decode_num_workers"} <= {*values}
+    sizes = {kind: [int(_number(values, f"{kind}_{one}_size", 1.0)) for one in
+                    ("tp", "attention_dp")] for kind in ("prefill", "decode")}  # fmt: skip
+    counts = tuple(_number(values, f"{kind}_num_workers", 1.0) for kind in ("prefill", "decode"))
+    words = (found["framework"], found["model"], found["system"],
+             common["expert_quant"] or common["quant"],
+             f"{found['prompt']:g}", f"{found['output']:g}")  # fmt: skip
+    gpus = ((tp * ranks, ranks) for tp, ranks in sizes.values())
+    points = points_of(words, found["clients"], *gpus, counts if told else None)
+    if not points:
+        engine = Deployment(**common, **_layout(values, "decode_", notes))
+        prefill = Deployment(**common, **_layout(values, "prefill_", notes))
+        if not told:
+            counts = UNTOLD_PREFILLERS, UNTOLD_DECODERS
+            notes.append(
+                f"numbers of workers are not told: {counts[1]:g} that decode and {counts[0]:g} that"
+                " prefill assumed, of 1 to 16"
+            )
+        more = {"prefill_workers": counts[0], "workers": counts[1], "workers_known": told}
+        return engine, {"prefill": prefill, "workers_told": told, **more}
+    point, own = points[0], dict(common)
+    if point.sequences and "max_num_seqs" not in values:
+        own["max_sequences"] = point.sequences
+    if point.drafted and "drafted" not in values:
+        own |= {"drafted": point.drafted, "acceptance": ACCEPTANCE}
+    notes.append(f"as InferenceX deploys: {point}")
+    prefill, engine = (
+        Deployment(
+            **fields, tp=one.gpus // one.ranks, attention_dp=one.ranks, expert_ep=one.expert_ep
+        )
+        for fields, one in ((common, point.prefill), (own, point.decode))
+    )
+    more = {"prefill_workers": point.prefill.workers, "workers": point.decode.workers,
+            "workers_known": len({(one.prefill, one.decode) for one in points}) == 1,
+            "drafts_known": len({one.drafted for one in points}) == 1}  # fmt: skip
+    return engine, {"prefill": prefill, "workers_told": told, **more}
 
 
 def _as_published(
