@@ -1,5 +1,5 @@
-"""Engines of published disaggregated benchmarks, where a row tells their GPUs but not how many there
-are, how many sequences each takes, or whether they draft.
+"""Engines of published disaggregated benchmarks, where a row tells their GPUs but not how many
+there are, how many sequences each takes, or whether they draft.
 
 A row fits a point of the benchmark where model, machine, format, lengths, clients and the GPUs of
 both kinds of engine do (in some tables the GPUs of a whole deployment stand in the place of both),
@@ -18,7 +18,7 @@ from hybridperf.io import shipped_toml
 _POINT = re.compile(
     r"(?P<clients>[\d ]+): (?P<prefillers>\d+) (?P<prefill>\w+?)(?P<prefill_gpus>\d+)"
     r" \+ (?P<workers>\d+) (?P<decode>\w+?)(?P<decode_gpus>\d+)"
-    r"(?: of (?P<sequences>\d+))?(?:, (?P<drafted>\d+) drafted)?"
+    r"(?: of (?P<sequences>\d+))?(?:, (?P<drafted>\d+) drafted)?(?P<balanced>, balanced)?"
 )
 
 
@@ -41,6 +41,7 @@ class Point(NamedTuple):
     decode: Engines
     sequences: int  # that an attention rank decodes at once; 0: not told
     drafted: int
+    balanced: bool  # experts of the engine that decodes
 
     def __str__(self) -> str:
         most = f", {self.sequences} sequences each at most" if self.sequences else ""
@@ -107,6 +108,8 @@ def _known() -> dict[str, tuple[tuple[frozenset[float], Point], ...]]:
             prefill = _engines(told["prefillers"], told["prefill"], told["prefill_gpus"])
             decode = _engines(told["workers"], told["decode"], told["decode_gpus"])
             sequences, drafted = int(told["sequences"] or 0), int(told["drafted"] or 0)
-            points.append((clients, Point(prefill, decode, sequences, drafted)))
+            points.append(
+                (clients, Point(prefill, decode, sequences, drafted, bool(told["balanced"])))
+            )
         out[key] = tuple(points)
     return out

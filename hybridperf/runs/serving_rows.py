@@ -27,6 +27,7 @@ from hybridperf.hardware import (
 from hybridperf.io import InputError, shipped_toml
 from hybridperf.io.errors import plain
 from hybridperf.model import PerfModel
+from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
 from hybridperf.runs.serving_benchmarks import settings_of
@@ -247,6 +248,8 @@ def _apart(
         own["max_sequences"] = point.sequences
     if point.drafted and "drafted" not in values:
         own |= {"drafted": point.drafted, "acceptance": ACCEPTANCE}
+    if point.balanced:
+        own["distribution"] = BALANCED
     notes.append(f"as InferenceX deploys: {point}")
     prefill, engine = (
         Deployment(

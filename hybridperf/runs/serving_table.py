@@ -31,7 +31,7 @@ BEYOND = {"tpot_s": (1.65, 1.3), "ttft_s": (1.4, 2.5)}
 # told; of a queue for slots, which a tenth more memory can empty
 _UNTOLD = {"tpot_s": 0.5, "ttft_s": 1.2}
 _QUEUED = 0.7
-# shorter where an engine drafts and nothing tells it: about 2.5 tokens a step at 1.3 times its seconds
+# shorter where an engine drafts and nothing tells it: 2.5 tokens a step at 1.3 times its seconds
 _DRAFTS = 0.65
 # of GPUs of which no op is measured: what steps by a reference device differ by from those of a
 # GPU's own ops, 0.17 of decoding and 0.21 of prompts (`validate serving --tasks gpus`)

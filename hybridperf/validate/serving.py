@@ -140,7 +140,7 @@ def judged(points: Points, task: str, draws: int) -> Found:
                      for row in part.rows],
             "clients": [row.clients for row in part.rows], "isl": [row.prompt for row in part.rows],
             "osl": [row.output for row in part.rows], "gpus": [row.gpus for row in part.rows],
-            "gpus_known": [row.workers_known for row in part.rows],
+            "gpus_known": [row.workers_told for row in part.rows],
             "layout": [_layout(row) for row in part.rows],
         })  # fmt: skip
         for target, short in zip(TARGETS, ("tpot", "ttft"), strict=True):
