@@ -29,7 +29,7 @@ from hybridperf.runs.served import Served, believed_effects
 from hybridperf.runs.serving_benchmarks import published
 from hybridperf.runs.serving_rows import ServedRow
 
-FILE, _KIND, _VERSION = "serving.json", "serving-effects", 2
+FILE, _KIND, _VERSION = "serving.json", "serving-effects", 3
 TARGETS = ("tpot_s", "ttft_s")
 # effects that frameworks share: apart, two models of one framework would fit what is theirs
 _SHARED = ("kernels", "step_s")
@@ -43,14 +43,14 @@ _ELSE = " else"  # of other lengths than the published benchmark's: other client
 # %, of 30 rows 5.6 in place of 5.4 %) and intervals hold 74 in place of 92 %, with double 98 %
 _LEVELS: Mapping[tuple[str, ...], tuple[float, float]] = {
     ("framework", "model"): (0.06, 0.20),
-    ("framework", "model", "scheme"): (0.12, 0.15),  # kernels of a number format are its own
+    ("framework", "model", "scheme"): (0.12, 0.15),  # a format has kernels of its own, a draft too
     ("framework", "system"): (0.08, 0.10),
     ("framework", "model", "version"): (0.12, 0.25),
     ("framework", "model", "system", "scheme"): (0.10, 0.15),
 }
 _LAYOUT = (0.10, 0.20)  # inside one layout of one engine, smooth in sizes
-_SLOPES, _NOISE = 0.7, (0.06, 0.10)
-_NOISE_APART = (0.06, 0.35)  # where prompts are computed apart: some rows begin cold, 5 to 40 s
+_SLOPES, _NOISE = 0.7, (0.08, 0.13)
+_NOISE_APART = (0.08, 0.35)  # where prompts are computed apart: some rows begin cold, 5 to 40 s
 _SMOOTH = 1.0  # length of the smooth part, in the units of `_sizes`
 
 
@@ -268,7 +268,7 @@ def _told(rows: Sequence[ServedRow]) -> tuple[tuple[tuple[str, ...], ...], np.nd
     for row in rows:
         engine = row.engine
         assert engine is not None
-        scheme = f"{engine.quant} {engine.of_experts()}"
+        scheme = f"{engine.quant} {engine.of_experts()} {engine.drafted}"
         layout = f"{engine.tp} {engine.attention_dp} {engine.expert_ep} {engine.pp}"
         words.append((kind_of(row), row.model, row.version, row.system, scheme, layout))
         sizes.append((row.clients / row.workers, row.prompt, row.output, row.gpus))
