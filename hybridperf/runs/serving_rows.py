@@ -8,7 +8,6 @@ are refused: nothing tells how they are shared out).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,30 +16,21 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.hardware import (
-    device_called,
-    device_id,
-    device_of,
     load_device,
-    load_system,
-    system_names,
 )
-from hybridperf.io import InputError, shipped_toml
+from hybridperf.io import InputError
 from hybridperf.io.errors import plain
-from hybridperf.model import PerfModel
 from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
 from hybridperf.runs.serving_benchmarks import settings_of
 from hybridperf.runs.serving_disaggregated import points_of
-from hybridperf.training.steps.batch import shared_price_cache
-from hybridperf.training.steps.names import Machine as StepMachine
-from hybridperf.training.steps.names import machine as step_machine
+from hybridperf.runs.serving_machines import Machine, known_names, machine_of
 from hybridperf.workloads.serving import Deployment, is_blackwell
 from hybridperf.workloads.transformer.zoo import load_shape
 
 MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: as tables of experts draw them
-OWN_REDUCE = "trtllm"  # serving frameworks bring all-reduces of their own; whose were measured
 # workers where a row does not tell: those that published rows err least with
 UNTOLD_DECODERS, UNTOLD_PREFILLERS = 3.0, 1.0
 # chance that a token which a model's own further head drafts is taken, where nothing tells it: of
@@ -51,27 +41,6 @@ _TOO_WIDE = (
     "tp_size {} is a total of GPUs, or no tensor-parallel degree that is known: how they are shared"
     " out is not told; give tp_size, attention_dp_size, moe_tp_size, moe_ep_size of one engine"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """What prices a row."""
-
-    device: str
-    model: str
-    system: str
-    per_node: int = 0  # GPUs of a node, where they are more than the table's system has
-    all_reduce: str = ""
-    note: str = ""
-    steps: StepMachine | None = None  # where the row's system is priced as training steps are
-
-    def load(self) -> PerfModel:
-        if self.steps is not None:
-            return shared_price_cache().prices(self.steps).model
-        return _loaded(self.model, self.system, self.per_node)
-
-    def __hash__(self) -> int:
-        return hash((self.device, self.model, self.system, self.per_node))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +71,7 @@ class ServedRow:
     @property
     def held(self) -> float:
         """Tokens that a running sequence holds in the cache, in the mean."""
-        habits = _facts()["framework"].get(self.framework, {})
+        habits = known_names()["framework"].get(self.framework, {})
         return self.prompt + habits.get("reserved", 0.5) * self.output
 
     @property
@@ -331,7 +300,7 @@ def _schemes(
             gemm = "bfloat16"
     usual_kv = "bf16"
     if gemm != "bfloat16" or experts != "bfloat16":
-        kept = _facts()["framework"].get(framework, {})
+        kept = known_names()["framework"].get(framework, {})
         usual_kv = kept.get("kv", "bf16")
         usual_kv = usual_kv if experts_in else kept.get("kv_dense", usual_kv)
     kv_dtype = str(values.get("kv_dtype", usual_kv))
@@ -352,55 +321,14 @@ def schemes_of(
 def named_model(name: str) -> tuple[str, Mapping[str, Any]]:
     """(what we call a model of a published name, habits of its weights)."""
     text = plain(name).replace("_", "-")
-    for entry in _facts()["model"]:
+    for entry in known_names()["model"]:
         if found := re.search(entry["says"], text):
             return entry["shape"].format(*found.groups()), entry
     return (name if name.endswith((".json", ".toml")) else name.rsplit("/", 1)[-1]), {}
 
 
-def machine_of(name: str, device: str = "") -> Machine:
-    """What prices a system: one of a published name, else any device or system that `steps` takes.
-
-    Args:
-        name: of a system, a device, or a .toml file of a system.
-        device: in place of the system's own: a name, or a .toml file.
-
-    Raises:
-        InputError: a name that nobody knows, a device whose links nobody tells.
-    """
-    text = plain(name).replace("_", "-")
-    a_system = name.endswith(".toml") or name in system_names()
-    if not device and not a_system:
-        for entry in _facts()["system"]:
-            if entry["says"] in text.split("-"):
-                return Machine(
-                    device_id(name) or entry["model"], entry["model"], entry["system"],
-                    entry.get("per_node", 0), entry["reduce"], entry.get("note", ""),
-                )  # fmt: skip
-    try:
-        fabric = load_system(name)
-    except InputError as unknown_system:
-        try:
-            found = step_machine(name, "", device or None)
-        except InputError:
-            known = ", ".join(entry["says"] for entry in _facts()["system"])
-            expected = f"expected a system of {known} or of `hybridperf systems`"
-            if device_id(name) or device_called(name):
-                raise InputError(
-                    f"{expected}, got the device {name}, whose links are not told; name a system,"
-                    " and the device beside it by --device"
-                ) from None
-            raise InputError(f"{expected}, got {name!r}; {unknown_system}") from None
-    else:
-        found = step_machine("", "", device_of(fabric, device or None), name)
-    said = "; ".join(found.notes)
-    return Machine(
-        found.device, found.model, found.system.id, all_reduce=OWN_REDUCE, note=said, steps=found
-    )
-
-
 def known_framework(name: str, notes: list[str]) -> str:
-    for ours, entry in _facts()["framework"].items():
+    for ours, entry in known_names()["framework"].items():
         if re.search(entry["says"], name.lower()):
             return str(ours)
     notes.append(f"framework {name or 'not given'}: nothing of it is known, usual effects assumed")
@@ -426,20 +354,3 @@ def _number(values: Mapping[str, Any], name: str, default: float | None = None) 
         expected = f"expected a number of zero or more in {name}"
         raise InputError(f"{expected}{' and below 1e9' if found >= 1e9 else ''}, got {found:g}")
     return found
-
-
-@functools.cache
-def _facts() -> dict[str, Any]:
-    return shipped_toml(__package__, "serving_names.toml")
-
-
-@functools.cache
-def _loaded(model: str, system: str, per_node: int) -> PerfModel:
-    from hybridperf.collectives.model import load_collectives
-    from hybridperf.model import model_or_datasheet
-
-    links = load_collectives(system)
-    if per_node:
-        wider = links.system.model_copy(update={"accelerators_per_node": per_node})
-        links = dataclasses.replace(links, system=wider)
-    return model_or_datasheet(model).with_collectives(links)
