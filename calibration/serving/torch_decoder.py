@@ -69,6 +69,9 @@ class TorchDecoder:
 class _Layers(torch.nn.Module):
     """All that both kinds of step have alike."""
 
+    tokens_embedding: torch.Tensor
+    positions: torch.Tensor
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config

@@ -195,12 +195,13 @@ def _apart(
     told = {"prefill_num_workers", "decode_num_workers"} <= {*values}
     sizes = {kind: [int(_number(values, f"{kind}_{one}_size", 1.0)) for one in
                     ("tp", "attention_dp")] for kind in ("prefill", "decode")}  # fmt: skip
-    counts = tuple(_number(values, f"{kind}_num_workers", 1.0) for kind in ("prefill", "decode"))
+    counts = (_number(values, "prefill_num_workers", 1.0),
+              _number(values, "decode_num_workers", 1.0))  # fmt: skip
     words = (found["framework"], found["model"], found["system"],
              common["expert_quant"] or common["quant"],
              f"{found['prompt']:g}", f"{found['output']:g}")  # fmt: skip
-    gpus = ((tp * ranks, ranks) for tp, ranks in sizes.values())
-    points = points_of(words, found["clients"], *gpus, counts if told else None)
+    prefilling, decoding = ((tp * ranks, ranks) for tp, ranks in sizes.values())
+    points = points_of(words, found["clients"], prefilling, decoding, counts if told else None)
     if not points:
         engine = Deployment(**common, **_layout(values, "decode_", notes))
         prefill = Deployment(**common, **_layout(values, "prefill_", notes))
