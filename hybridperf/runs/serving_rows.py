@@ -220,7 +220,7 @@ def _apart(
         own |= {"drafted": point.drafted, "acceptance": ACCEPTANCE}
     if point.balanced:
         own["distribution"] = BALANCED
-    notes.append(f"as InferenceX deploys: {point}")
+    notes.append("as InferenceX deploys: " + "; or ".join(map(str, points)))
     prefill, engine = (
         Deployment(
             **fields, tp=one.gpus // one.ranks, attention_dp=one.ranks, expert_ep=one.expert_ep
