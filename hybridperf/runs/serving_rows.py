@@ -172,7 +172,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         found |= more
     else:
         engine = Deployment(**common, **_layout(values, "", notes))
-    values = {**_as_published(found, engine, values, notes), **values}
+        values = {**_as_published(found, engine, values, notes), **values}
     if not engine.drafted and (drafted := int(_number(values, "drafted", 0.0))):
         engine = dataclasses.replace(
             engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
@@ -236,7 +236,9 @@ def _apart(
 def _as_published(
     found: Mapping[str, Any], engine: Deployment, values: Mapping[str, Any], notes: list[str]
 ) -> dict[str, Any]:
-    """Settings that a row does not tell, as the benchmark of its lengths sets them."""
+    """Settings that a row does not tell, as the benchmark of its lengths sets them where one engine
+    does all.
+    """
     told = (found[name] for name in ("model", "system", "version", "clients", "prompt", "output"))
     settings = settings_of(engine, *told)
     if assumed := {name: value for name, value in settings.items() if name not in values}:
