@@ -63,8 +63,12 @@ class ServedRun:
         sent_s = np.array([one["sent_s"] for one in asked])
         prompt = np.array([one["prompt"] for one in asked])
         output = np.array([len(one["token_s"]) for one in asked])
-        clients = run["clients"]
-        requests = looping(clients, prompt, output) if clients else arriving(sent_s, prompt, output)
+        requests = arriving(sent_s, prompt, output)
+        if clients := run["clients"]:  # whose turn takes long enough to miss the next step
+            after = np.arange(clients, len(asked))
+            ended_s = np.array([one["left_s"][-1] for one in asked])
+            turn_s = max(float(np.median(sent_s[after] - ended_s[after - clients])), 0.0)
+            requests = looping(clients, prompt, output, sent_s[:clients], turn_s)
 
         def latencies(clock: str) -> tuple[np.ndarray, np.ndarray]:
             first_s, last_s = (np.array([one[clock][at] for one in asked]) for at in (0, -1))
