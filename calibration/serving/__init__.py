@@ -7,7 +7,8 @@ clock says when each token came. Nothing here imports JAX by itself, so that `ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import Field, PositiveInt
@@ -40,6 +41,12 @@ class DecoderConfig:
                 raise ValueError(f"{name} must rise, got {getattr(self, name)}.")
 
     @property
+    def programs(self) -> tuple[str, ...]:
+        """Names of what runs, by its size."""
+        decodes = (f"decode {size}" for size in self.batches)
+        return (*decodes, *(f"prefill {size}" for size in self.chunks))
+
+    @property
     def longest(self) -> int:
         """Tokens of prompt and output together, at most: a padded chunk must fit behind them."""
         return self.context - self.chunks[-1]
@@ -50,9 +57,8 @@ class Decoder(Protocol):
 
     config: DecoderConfig
 
-    @property
-    def programs(self) -> Mapping[str, Any]:
-        """Compiled programs by name: decode N, prefill N; empty where ops run one by one."""
+    def write_programs(self, folder: Path) -> None:
+        """What runs of each size, as files of JAX (decode_4.json) or of PyTorch (decode_4.pt2)."""
 
     def cache(self) -> Any:
         """The empty cache of a sequence."""

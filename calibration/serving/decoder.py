@@ -8,14 +8,16 @@ place; attention looks at all of it and masks what is not there yet, so that sha
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.workloads.jax.program import program
+from hybridperf.io import write_json
+from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, program
 from hybridperf_calibration.serving import DecoderConfig, padded
 from hybridperf_calibration.training_steps.gpt import Gpt, GptConfig, initial_parameters
 
@@ -25,27 +27,33 @@ _EPSILON = 1e-6  # flax's of a layer norm
 _DONATED = 1
 
 
+def drawn_model(config: DecoderConfig) -> tuple[Gpt, Any]:
+    """(the whole model, its parameters)."""
+    gpt = GptConfig(
+        batch=1, seq=config.context, width=config.width, layers=config.layers,
+        heads=config.heads, vocab=config.vocab,
+    )  # fmt: skip
+    model = Gpt(gpt)
+    drawn = initial_parameters(model, np.random.default_rng(config.seed))
+    return model, jax.tree.map(lambda leaf: leaf * _SCALE if leaf.ndim > 1 else leaf, drawn)
+
+
 class JaxDecoder:
     """All its programs are compiled when it is made."""
 
     def __init__(self, config: DecoderConfig) -> None:
         self.config = config
-        gpt = GptConfig(
-            batch=1, seq=config.context, width=config.width, layers=config.layers,
-            heads=config.heads, vocab=config.vocab,
-        )  # fmt: skip
-        self.model = Gpt(gpt)
-        drawn = initial_parameters(self.model, np.random.default_rng(config.seed))
-        self.params = jax.tree.map(lambda leaf: leaf * _SCALE if leaf.ndim > 1 else leaf, drawn)
+        self.model, self.params = drawn_model(config)
         self._scratch = [self.cache() for _ in range(config.batches[-1])]  # of padding
         self._decode = {size: self._compiled(_decode, size) for size in config.batches}
         self._prefill = {size: self._compiled(_prefill, size) for size in config.chunks}
 
-    @property
-    def programs(self) -> Mapping[str, Any]:
-        found = {f"decode {size}": one for size, one in self._decode.items()}
-        found |= {f"prefill {size}": one for size, one in self._prefill.items()}
-        return {name: program(one, name) for name, one in found.items()}
+    def write_programs(self, folder: Path) -> None:
+        found = {f"decode_{size}": one for size, one in self._decode.items()}
+        found |= {f"prefill_{size}": one for size, one in self._prefill.items()}
+        for name, compiled in found.items():
+            content = dict(program(compiled, name.replace("_", " ")))
+            write_json(folder / f"{name}.json", "program", PROGRAM_SCHEMA_VERSION, content)
 
     def cache(self) -> Cache:
         shape = (self.config.heads, self.config.context, self.config.width // self.config.heads)

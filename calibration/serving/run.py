@@ -6,10 +6,10 @@ The same requests (prompts and outputs of unlike lengths) come in several runs: 
 from as many as there are slots, and at two shares of what those got (a Poisson process). Rounds of
 all runs follow each other, and of each run the round counts in which the loop had most of its core.
 
-SERVED.json: facts of the machine, the decoder's sizes, and for each run the requests with the
-seconds at which they were sent and at which each token left the server and came, and usual
-processor seconds of each program's call. DIR keeps the
-decoder's compiled programs, which `hybridperf.workloads.jax.program.load_program` reads.
+SERVED.json: facts of the machine, the decoder's sizes, seconds of a step of the loop around it, and
+for each run the requests with the seconds at which they were sent and at which each token left the
+server and came, and usual processor seconds of each program's call. DIR keeps the decoder's
+programs, which `hybridperf.workloads.jax.program.load_program` reads, or `torch.exported`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hybridperf_calibration.training_steps import checked
 
 # JAX is imported inside functions: the program has to pin itself first.
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LOADS = (0.5, 0.8)  # of the requests a second that all slots together get
 _LONGEST_WAIT_S = 3.0  # for a disturbed machine, before a run
 _SHORTEST = 4  # tokens of a prompt or an output
@@ -104,6 +104,50 @@ def served(
     return found["requests"], busy
 
 
+def made(library: str, config: DecoderConfig) -> Decoder:
+    """The decoder by JAX, compiled, or by PyTorch, op by op."""
+    if library == "torch":
+        from hybridperf_calibration.serving.torch_decoder import TorchDecoder
+
+        return TorchDecoder(config)
+    from hybridperf_calibration.serving.decoder import JaxDecoder
+
+    job.say("compiling the decoder")
+    return JaxDecoder(config)
+
+
+class _Nothing:
+    """A decoder that computes nothing: what is left of a step is the loop's own."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        self.config = config
+
+    def cache(self) -> None:
+        return None
+
+    def prefill(self, cache: Any, tokens: Sequence[int], start: int) -> tuple[int, Any]:
+        return 0, cache
+
+    def decode(
+        self, caches: Sequence[Any], tokens: Sequence[int], positions: Sequence[int]
+    ) -> tuple[list[int], list[Any]]:
+        return [0] * len(tokens), list(caches)
+
+    def write_programs(self, folder: Path) -> None:
+        del folder  # there are none
+
+
+def loop_of(config: DecoderConfig, requests: int, seed: int, core: int | None) -> float:
+    """Seconds of a step of the loop beside a decoder: a run whose decoder computes nothing."""
+    slots = config.batches[-1]
+    server = Server(_Nothing(config), slots, config.chunks[-1])
+    try:
+        _, busy = served(server, plan(Run("", slots), config, requests, seed), core)
+    finally:
+        server.close()
+    return busy.step_s / busy.steps
+
+
 def other_core(cores: Sequence[int]) -> int | None:
     """A core that the server does not have; None: there is none."""
     if not hasattr(os, "sched_getaffinity"):
@@ -156,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--out", type=Path, required=True, metavar="FILE.json")
     add("--programs", type=Path, metavar="DIR", help="folder to keep the compiled programs in")
     add("--cores", default="0", help="cores of the server, like 0 or 0-3")
+    add("--library", choices=("jax", "torch"), default="jax", help="that computes the decoder")
     add("--config", default="{}", help='sizes of the decoder, like {"layers": 2}')
     add("--requests", type=int, default=120, help="of each run")
     add("--rounds", type=int, default=3)
@@ -174,21 +219,16 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError(f"expected --config as JSON, got {options.config!r}: {error}") from error
     cores = machine.parse_cores(options.cores)
     machine.pin(cores)
-    from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION
-    from hybridperf_calibration.serving.decoder import JaxDecoder
-
-    job.say("compiling the decoder")
-    decoder = JaxDecoder(config)
+    decoder = made(options.library, config)
     yardstick = Yardstick()
-    runs = measured(
-        decoder, options.requests, options.rounds, options.seed, other_core(cores), yardstick
-    )
+    core = other_core(cores)
+    loop_s = loop_of(config, options.requests, options.seed, core)
+    runs = measured(decoder, options.requests, options.rounds, options.seed, core, yardstick)
     if options.programs:
-        for name, content in decoder.programs.items():
-            file = options.programs / f"{name.replace(' ', '_')}.json"
-            write_json(file, "program", PROGRAM_SCHEMA_VERSION, dict(content))
-    facts = {**machine.machine_facts("jax"), **yardstick.facts()}
-    content = {"machine": facts, "config": dataclasses.asdict(config), "runs": runs}
+        decoder.write_programs(options.programs)
+    facts = {**machine.machine_facts(options.library), **yardstick.facts()}
+    content = {"machine": facts, "library": options.library, "loop_s": loop_s,
+               "config": dataclasses.asdict(config), "runs": runs}  # fmt: skip
     write_json(options.out, "served", SCHEMA_VERSION, content)
     return 0
 

@@ -175,7 +175,10 @@ def _union(spans: list[tuple[float, float]], unit_s: float) -> tuple[float, floa
     return busy * unit_s, (last - min(one for one, _ in spans)) * unit_s if spans else 0.0
 
 
-def _jax_steps(only: Sequence[str], compiled: bool) -> Iterator[tuple[str, str, Callable[[], Row]]]:
+def _jax_steps(
+    module: Any, only: Sequence[str], compiled: bool
+) -> Iterator[tuple[str, str, Callable[[], Row]]]:
+    del compiled  # all are
     for name in only or module.JAX:
         yield name, "jit", functools.partial(_jax_row, module.JAX[name], module.donated)
 

@@ -19,6 +19,7 @@ def of_shape(
     from hybridperf.runs import open_loop
     from hybridperf.runs import serving_rows as names
     from hybridperf.runs.deployments import Question, deployments, precisions
+    from hybridperf.runs.serving_machines import machine_of
     from hybridperf.training.plans.economy import economy
     from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -37,7 +38,7 @@ def of_shape(
     recorded = open_loop.recorded(read_table(requests), trace) if requests else None
     limits = _limits(sla)
     notes: list[str] = []
-    machine = names.machine_of(system, device)
+    machine = machine_of(system, device)
     known = names.known_framework(framework, notes)
     model, sizes = machine.load(), load_shape(names.named_model(shape)[0])
     schemes = names.schemes_of(

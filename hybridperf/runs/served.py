@@ -16,7 +16,8 @@ from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import NAMES, ServingEffects, believed
 from hybridperf.runs.admission import Admission
 from hybridperf.runs.closed_loop import Latency, Loop, settled
-from hybridperf.runs.serving_rows import Machine, ServedRow
+from hybridperf.runs.serving_machines import Machine
+from hybridperf.runs.serving_rows import ServedRow
 from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
 from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
 

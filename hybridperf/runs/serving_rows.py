@@ -8,7 +8,6 @@ are refused: nothing tells how they are shared out).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,56 +16,31 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.hardware import (
-    device_called,
-    device_id,
-    device_of,
     load_device,
-    load_system,
-    system_names,
 )
-from hybridperf.io import InputError, shipped_toml
+from hybridperf.io import InputError
 from hybridperf.io.errors import plain, unknown
-from hybridperf.model import PerfModel
+from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
 from hybridperf.runs.serving_benchmarks import settings_of
-from hybridperf.training.steps.batch import shared_price_cache
-from hybridperf.training.steps.names import Machine as StepMachine
-from hybridperf.training.steps.names import machine as step_machine
+from hybridperf.runs.serving_disaggregated import points_of
+from hybridperf.runs.serving_machines import Machine, known_names, machine_of
 from hybridperf.workloads.serving import Deployment, is_blackwell
 from hybridperf.workloads.transformer.zoo import load_shape
 
 MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: as tables of experts draw them
-OWN_REDUCE = "trtllm"  # serving frameworks bring all-reduces of their own; whose were measured
 # workers where a row does not tell: those that published rows err least with
 UNTOLD_DECODERS, UNTOLD_PREFILLERS = 3.0, 1.0
+# chance that a token which a model's own further head drafts is taken, where nothing tells it: of
+# published rows of DeepSeek that draft three and of such that do not, 2.5 tokens a step
+ACCEPTANCE = 0.7
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 _TOO_WIDE = (
     "tp_size {} is a total of GPUs, or no tensor-parallel degree that is known: how they are shared"
     " out is not told; give tp_size, attention_dp_size, moe_tp_size, moe_ep_size of one engine"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """What prices a row."""
-
-    device: str
-    model: str
-    system: str
-    per_node: int = 0  # GPUs of a node, where they are more than the table's system has
-    all_reduce: str = ""
-    note: str = ""
-    steps: StepMachine | None = None  # where the row's system is priced as training steps are
-
-    def load(self) -> PerfModel:
-        if self.steps is not None:
-            return shared_price_cache().prices(self.steps).model
-        return _loaded(self.model, self.system, self.per_node)
-
-    def __hash__(self) -> int:
-        return hash((self.device, self.model, self.system, self.per_node))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +57,8 @@ class ServedRow:
     workers: float = 1.0  # that decode
     prefill_workers: float = 1.0
     workers_known: bool = True
+    workers_told: bool = True  # by the row itself
+    drafts_known: bool = True
     requests: float = 0.0  # of each client; 0: not told
     chunk: float = CHUNK  # tokens of prompts in a step at most
     admission: Admission = AT_ONCE
@@ -95,7 +71,7 @@ class ServedRow:
     @property
     def held(self) -> float:
         """Tokens that a running sequence holds in the cache, in the mean."""
-        habits = _facts()["framework"].get(self.framework, {})
+        habits = known_names()["framework"].get(self.framework, {})
         return self.prompt + habits.get("reserved", 0.5) * self.output
 
     @property
@@ -105,6 +81,11 @@ class ServedRow:
         if self.machine.steps is not None:
             return self.machine.steps.memory_bytes
         return load_device(self.machine.device).memory_bytes or math.inf
+
+    @property
+    def fitted_on(self) -> bool:
+        """Whether a measurement of the row says something of engines."""
+        return self.workers_known and self.drafts_known
 
     @property
     def gpus(self) -> float:
@@ -192,22 +173,15 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     if mode not in _APART:
         raise unknown("mode", mode, _APART, f"known are {', '.join(_APART)}")
     if _APART[mode]:
-        engine = Deployment(**common, **_layout(values, "decode_", notes))
-        prefill = Deployment(**common, **_layout(values, "prefill_", notes))
-        known = {"prefill_num_workers", "decode_num_workers"} <= {*values}
-        if not known:
-            notes.append(
-                f"numbers of workers are not told: {UNTOLD_DECODERS:g} that decode and"
-                f" {UNTOLD_PREFILLERS:g} that prefill assumed, of 1 to 16"
-            )
-        found |= {
-            "prefill": prefill, "workers_known": known,
-            "workers": _number(values, "decode_num_workers", UNTOLD_DECODERS),
-            "prefill_workers": _number(values, "prefill_num_workers", UNTOLD_PREFILLERS),
-        }  # fmt: skip
+        engine, more = _apart(values, common, found, notes)
+        found |= more
     else:
         engine = Deployment(**common, **_layout(values, "", notes))
-    values = {**_as_published(found, engine, values, notes), **values}
+        values = {**_as_published(found, engine, values, notes), **values}
+    if not engine.drafted and (drafted := int(_number(values, "drafted", 0.0))):
+        engine = dataclasses.replace(
+            engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
+        )
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
         "chunk": max(_number(values, "max_num_batched_tokens", CHUNK), 1.0),
@@ -218,10 +192,58 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     return ServedRow(engine=engine, notes=tuple(notes), **found)
 
 
+def _apart(
+    values: Mapping[str, Any], common: Mapping[str, Any], found: Mapping[str, Any],
+    notes: list[str],
+) -> tuple[Deployment, dict[str, Any]]:  # fmt: skip
+    """(an engine that decodes, the other fields of a row whose prompts are computed apart)."""
+    told = {"prefill_num_workers", "decode_num_workers"} <= {*values}
+    sizes = {kind: [int(_number(values, f"{kind}_{one}_size", 1.0)) for one in
+                    ("tp", "attention_dp")] for kind in ("prefill", "decode")}  # fmt: skip
+    counts = (_number(values, "prefill_num_workers", 1.0),
+              _number(values, "decode_num_workers", 1.0))  # fmt: skip
+    words = (found["framework"], found["model"], found["system"],
+             common["expert_quant"] or common["quant"],
+             f"{found['prompt']:g}", f"{found['output']:g}")  # fmt: skip
+    prefilling, decoding = ((tp * ranks, ranks) for tp, ranks in sizes.values())
+    points = points_of(words, found["clients"], prefilling, decoding, counts if told else None)
+    if not points:
+        engine = Deployment(**common, **_layout(values, "decode_", notes))
+        prefill = Deployment(**common, **_layout(values, "prefill_", notes))
+        if not told:
+            counts = UNTOLD_PREFILLERS, UNTOLD_DECODERS
+            notes.append(
+                f"numbers of workers are not told: {counts[1]:g} that decode and {counts[0]:g} that"
+                " prefill assumed, of 1 to 16"
+            )
+        more = {"prefill_workers": counts[0], "workers": counts[1], "workers_known": told}
+        return engine, {"prefill": prefill, "workers_told": told, **more}
+    point, own = points[0], dict(common)
+    if point.sequences and "max_num_seqs" not in values:
+        own["max_sequences"] = point.sequences
+    if point.drafted and "drafted" not in values:
+        own |= {"drafted": point.drafted, "acceptance": ACCEPTANCE}
+    if point.balanced:
+        own["distribution"] = BALANCED
+    notes.append("as InferenceX deploys: " + "; or ".join(map(str, points)))
+    prefill, engine = (
+        Deployment(
+            **fields, tp=one.gpus // one.ranks, attention_dp=one.ranks, expert_ep=one.expert_ep
+        )
+        for fields, one in ((common, point.prefill), (own, point.decode))
+    )
+    more = {"prefill_workers": point.prefill.workers, "workers": point.decode.workers,
+            "workers_known": len({(one.prefill, one.decode) for one in points}) == 1,
+            "drafts_known": len({one.drafted for one in points}) == 1}  # fmt: skip
+    return engine, {"prefill": prefill, "workers_told": told, **more}
+
+
 def _as_published(
     found: Mapping[str, Any], engine: Deployment, values: Mapping[str, Any], notes: list[str]
 ) -> dict[str, Any]:
-    """Settings that a row does not tell, as the benchmark of its lengths sets them."""
+    """Settings that a row does not tell, as the benchmark of its lengths sets them where one engine
+    does all.
+    """
     told = (found[name] for name in ("model", "system", "version", "clients", "prompt", "output"))
     settings = settings_of(engine, *told)
     if assumed := {name: value for name, value in settings.items() if name not in values}:
@@ -286,7 +308,7 @@ def _schemes(
             gemm = "bfloat16"
     usual_kv = "bf16"
     if gemm != "bfloat16" or experts != "bfloat16":
-        kept = _facts()["framework"].get(framework, {})
+        kept = known_names()["framework"].get(framework, {})
         usual_kv = kept.get("kv", "bf16")
         usual_kv = usual_kv if experts_in else kept.get("kv_dense", usual_kv)
     kv_dtype = str(values.get("kv_dtype", usual_kv))
@@ -307,55 +329,14 @@ def schemes_of(
 def named_model(name: str) -> tuple[str, Mapping[str, Any]]:
     """(what we call a model of a published name, habits of its weights)."""
     text = plain(name).replace("_", "-")
-    for entry in _facts()["model"]:
+    for entry in known_names()["model"]:
         if found := re.search(entry["says"], text):
             return entry["shape"].format(*found.groups()), entry
     return (name if name.endswith((".json", ".toml")) else name.rsplit("/", 1)[-1]), {}
 
 
-def machine_of(name: str, device: str = "") -> Machine:
-    """What prices a system: one of a published name, else any device or system that `steps` takes.
-
-    Args:
-        name: of a system, a device, or a .toml file of a system.
-        device: in place of the system's own: a name, or a .toml file.
-
-    Raises:
-        InputError: a name that nobody knows, a device whose links nobody tells.
-    """
-    text = plain(name).replace("_", "-")
-    a_system = name.endswith(".toml") or name in system_names()
-    if not device and not a_system:
-        for entry in _facts()["system"]:
-            if entry["says"] in text.split("-"):
-                return Machine(
-                    device_id(name) or entry["model"], entry["model"], entry["system"],
-                    entry.get("per_node", 0), entry["reduce"], entry.get("note", ""),
-                )  # fmt: skip
-    try:
-        fabric = load_system(name)
-    except InputError as unknown_system:
-        try:
-            found = step_machine(name, "", device or None)
-        except InputError:
-            known = ", ".join(entry["says"] for entry in _facts()["system"])
-            expected = f"expected a system of {known} or of `hybridperf systems`"
-            if device_id(name) or device_called(name):
-                raise InputError(
-                    f"{expected}, got the device {name}, whose links are not told; name a system,"
-                    " and the device beside it by --device"
-                ) from None
-            raise InputError(f"{expected}, got {name!r}; {unknown_system}") from None
-    else:
-        found = step_machine("", "", device_of(fabric, device or None), name)
-    said = "; ".join(found.notes)
-    return Machine(
-        found.device, found.model, found.system.id, all_reduce=OWN_REDUCE, note=said, steps=found
-    )
-
-
 def known_framework(name: str, notes: list[str]) -> str:
-    for ours, entry in _facts()["framework"].items():
+    for ours, entry in known_names()["framework"].items():
         if re.search(entry["says"], name.lower()):
             return str(ours)
     notes.append(f"framework {name or 'not given'}: nothing of it is known, usual effects assumed")
@@ -381,20 +362,3 @@ def _number(values: Mapping[str, Any], name: str, default: float | None = None) 
         expected = f"expected a number of zero or more in {name}"
         raise InputError(f"{expected}{' and below 1e9' if found >= 1e9 else ''}, got {found:g}")
     return found
-
-
-@functools.cache
-def _facts() -> dict[str, Any]:
-    return shipped_toml(__package__, "serving_names.toml")
-
-
-@functools.cache
-def _loaded(model: str, system: str, per_node: int) -> PerfModel:
-    from hybridperf.collectives.model import load_collectives
-    from hybridperf.model import model_or_datasheet
-
-    links = load_collectives(system)
-    if per_node:
-        wider = links.system.model_copy(update={"accelerators_per_node": per_node})
-        links = dataclasses.replace(links, system=wider)
-    return model_or_datasheet(model).with_collectives(links)

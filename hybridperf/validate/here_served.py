@@ -4,10 +4,11 @@ A real loop with continuous batching serves real requests over loopback
 (`hybridperf_calibration.serving`), by programs that the calibration has not seen. Each program is
 predicted as any other (its instructions as calls, one price, one composition), which gives the
 seconds of a step by what it holds; `runs.batching` then serves the same requests, sent at the same
-seconds. Nothing is fitted to what was served; the loop around the programs (sockets, Python) counts
-nothing in a prediction, and what it took stands beside the errors. Two clocks judge: the clients',
-and when tokens left the server; clients of a busy machine wake late. And the processor's, call by
-call, which tells a wrong price from a core that was shared.
+seconds. Nothing is fitted to what was served: what the loop around the programs takes (sockets,
+Python) is measured with a decoder that computes nothing. The decoder is JAX's, compiled, or
+PyTorch's, op by op, whichever the machine was calibrated with. Two clocks judge: the clients', and
+when tokens left the server; clients of a busy machine wake late. And the processor's, call by call,
+which tells a wrong price from a core that was shared.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from hybridperf.runs.batching import Engine, serve
 from hybridperf.runs.requests import Requests, Served, arriving, looping
 from hybridperf.validate.harness import ResultLine, model_record
 from hybridperf.workloads.jax.program import load_program
+from hybridperf.workloads.torch.exported import from_exported
 
-SERVED_SCHEMA_VERSION = 1  # of what `hybridperf_calibration.serving.run` writes
+SERVED_SCHEMA_VERSION = 2  # of what `hybridperf_calibration.serving.run` writes
 SUMMARY_SCHEMA_VERSION = 1
 PERCENTS = (50, 90)
 _NOTHING_S = 1e-12  # tables of seconds are above zero
@@ -61,8 +63,12 @@ class ServedRun:
         sent_s = np.array([one["sent_s"] for one in asked])
         prompt = np.array([one["prompt"] for one in asked])
         output = np.array([len(one["token_s"]) for one in asked])
-        clients = run["clients"]
-        requests = looping(clients, prompt, output) if clients else arriving(sent_s, prompt, output)
+        requests = arriving(sent_s, prompt, output)
+        if clients := run["clients"]:  # whose turn takes long enough to miss the next step
+            after = np.arange(clients, len(asked))
+            ended_s = np.array([one["left_s"][-1] for one in asked])
+            turn_s = max(float(np.median(sent_s[after] - ended_s[after - clients])), 0.0)
+            requests = looping(clients, prompt, output, sent_s[:clients], turn_s)
 
         def latencies(clock: str) -> tuple[np.ndarray, np.ndarray]:
             first_s, last_s = (np.array([one[clock][at] for one in asked]) for at in (0, -1))
@@ -76,7 +82,7 @@ class ServedRun:
 
 def measure(
     folder: Path, cores: str, *, config: Mapping[str, Any] | None = None, requests: int = 120,
-    rounds: int = 3,
+    rounds: int = 3, library: str = "jax",
 ) -> Mapping[str, Any]:  # fmt: skip
     """Serve here, in a process of its own.
 
@@ -86,6 +92,7 @@ def measure(
         config: sizes of the decoder; its usual ones if not given.
         requests: of each run.
         rounds: of all runs; of each the least disturbed counts.
+        library: that computes the decoder, jax or torch.
 
     Returns:
         What `hybridperf_calibration.serving.run` wrote.
@@ -94,18 +101,23 @@ def measure(
     out = folder / "served.json"
     options = ["--out", str(out), "--programs", str(folder / "programs"), "--cores", cores]
     options += ["--config", json.dumps(config or {}), "--requests", str(requests)]
+    options += ["--library", library]
     run_program("hybridperf_calibration.serving.run", [*options, "--rounds", str(rounds)])
     return read_json(out, "served", SERVED_SCHEMA_VERSION)
 
 
 def predicted_programs(model: PerfModel, folder: Path) -> dict[str, Prediction]:
     """Each program of the decoder by its name, `decode 4`: calls, price, composition."""
-    files = sorted((folder / "programs").glob("*.json"))
-    return {file.stem.replace("_", " "): predict(model, load_program(file)) for file in files}
+    made = {
+        file: load_program(file) if file.suffix == ".json" else from_exported(file, backend="cpu")
+        for file in sorted((folder / "programs").glob("*.*"))
+    }
+    return {file.stem.replace("_", " "): predict(model, one) for file, one in made.items()}
 
 
-def step_times(seconds: Mapping[str, float]) -> StepTimes:
-    """Seconds of steps by those of the decoder's programs, all of which look at a whole cache.
+def step_times(seconds: Mapping[str, float], loop_s: float = 0.0) -> StepTimes:
+    """Seconds of steps by those of the decoder's programs, all of which look at a whole cache, and
+    of the loop around each.
 
     Fewer sequences or tokens than a program has are padded: the table is flat up to its size.
     """
@@ -118,13 +130,14 @@ def step_times(seconds: Mapping[str, float]) -> StepTimes:
         tables[kind] = (np.array(held, float), seconds_of[:, None])
     one = np.ones(1)
     return StepTimes(one, one * _NOTHING_S, tables["decode"][0], one, tables["decode"][1],
-                     tables["prefill"][0], one, tables["prefill"][1])  # fmt: skip
+                     tables["prefill"][0], one, tables["prefill"][1], loop_s)  # fmt: skip
 
 
-def simulated(run: ServedRun, seconds: Mapping[str, float], config: Mapping[str, Any]) -> Served:
+def simulated(run: ServedRun, seconds: Mapping[str, float], content: Mapping[str, Any]) -> Served:
     """The run's requests through an engine with the server's settings."""
-    slots, budget = config["batches"][-1], config["chunks"][-1]
-    return serve(run.requests, [Engine(step_times(seconds), slots, budget)])
+    slots, budget = content["config"]["batches"][-1], content["config"]["chunks"][-1]
+    times = step_times(seconds, content["loop_s"])
+    return serve(run.requests, [Engine(times, slots, budget)])
 
 
 def compared(
@@ -139,7 +152,7 @@ def compared(
         sources["high"] = {name: float(one.high_s or 0) for name, one in programs.items()}
     rows = []
     for run in map(ServedRun.of, content["runs"]):
-        by_source = {name: simulated(run, one, content["config"]) for name, one in sources.items()}
+        by_source = {name: simulated(run, one, content) for name, one in sources.items()}
         for latency, percent in itertools.product(_LATENCIES, PERCENTS):
             found = {
                 f"{name}_s": float(np.nanpercentile(getattr(one, latency), percent))
@@ -202,11 +215,15 @@ def run(
     out = Path(out)
     cores = cores or str(model.provenance.get("cores") or usable_core())
     say(f"serving a decoder on core {cores}, a minute or two")
-    content = measure(out / "served", cores, config=config, requests=requests, rounds=rounds)
+    library = str(model.provenance.get("library") or "jax")
+    content = measure(
+        out / "served", cores, config=config, requests=requests, rounds=rounds, library=library
+    )
     frame, programs = compared(model, content, out / "served")
     write_table(frame, out / "served.csv")
     record = {
         "machine": content["machine"], "cores": cores, "config": content["config"],
+        "library": library, "loop_s": content["loop_s"],
         "model": model_record(model), "programs": {n: one.time_s for n, one in programs.items()},
         "percentiles": frame.to_dict("records"),
     }  # fmt: skip
@@ -285,7 +302,7 @@ def _notes(frame: pd.DataFrame) -> str:
     runs = frame.drop_duplicates("run")
     loop, core = runs["loop_share"].max(), runs["cpu_share"].min()
     said.append(
-        f"of the steps, up to {loop:.0%} passed outside the decoder, which no prediction holds;"
-        f" the loop had {core:.0%} of its core or more"
+        f"of the steps, up to {loop:.0%} passed outside the decoder; the loop had {core:.0%} of its"
+        " core or more"
     )
     return "\n".join(said)

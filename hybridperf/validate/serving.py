@@ -105,7 +105,7 @@ def splits(points: Points, task: str, draws: int) -> Iterator[Split]:
         yield Split(task, "nothing given", np.zeros(0, int), np.arange(len(rows)))
         return
     label = np.array([row.system if task == "systems" else row.model for row in rows])
-    usable = np.array([row.workers_known for row in rows])
+    usable = np.array([row.fitted_on for row in rows])
     for name in np.unique(label):
         mine = label == name
         if task != "few":
@@ -135,12 +135,12 @@ def judged(points: Points, task: str, draws: int) -> Found:
             "left_out": split.part, "model": [row.model for row in part.rows],
             "system": [row.system for row in part.rows],
             "framework": [row.framework for row in part.rows],
-            "regime": [_regime(row.prefill is not None, row.workers_known) for row in part.rows],
+            "regime": [_regime(row) for row in part.rows],
             "kind": ["MoE" if row.engine and row.engine.shape.experts else "dense"
                      for row in part.rows],
             "clients": [row.clients for row in part.rows], "isl": [row.prompt for row in part.rows],
             "osl": [row.output for row in part.rows], "gpus": [row.gpus for row in part.rows],
-            "gpus_known": [row.workers_known for row in part.rows],
+            "gpus_known": [row.workers_told for row in part.rows],
             "layout": [_layout(row) for row in part.rows],
         })  # fmt: skip
         for target, short in zip(TARGETS, ("tpot", "ttft"), strict=True):
@@ -156,10 +156,10 @@ def judged(points: Points, task: str, draws: int) -> Found:
     return Found(lines_table(lines), {task: table}, lines)
 
 
-def _regime(apart: bool, known: bool) -> str:
-    if not apart:
+def _regime(row: ServedRow) -> str:
+    if row.prefill is None:
         return "aggregated"
-    return "disaggregated" if known else "disaggregated, workers not told"
+    return "disaggregated" if row.workers_told else "disaggregated, workers not told"
 
 
 def _lines(task: str, table: pd.DataFrame) -> Iterator[ResultLine]:

@@ -27,7 +27,8 @@ from hybridperf.model import PerfModel, load_model, shipped
 from hybridperf.model.serving_effects import ServingEffects
 from hybridperf.runs.served import served
 from hybridperf.runs.serving_fit import TARGETS, fitted
-from hybridperf.runs.serving_rows import Machine, ServedRow
+from hybridperf.runs.serving_machines import Machine
+from hybridperf.runs.serving_rows import ServedRow
 from hybridperf.runs.serving_table import filled
 from hybridperf.validate.harness import ResultLine
 from hybridperf.validate.serving_trees import trees

@@ -2,15 +2,20 @@
 what its clients see is what a simulation of its programs' seconds says.
 """
 
+import dataclasses
 import json
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from hybridperf.hardware import load_device
+from hybridperf.model import PerfModel
 from hybridperf.runs.batching import Engine, serve
 from hybridperf.runs.requests import arriving, looping
+from hybridperf.validate import here_served
 from hybridperf.validate.here_served import ServedRun, simulated, step_times
 from hybridperf_calibration.serving import DecoderConfig, padded, run
 from hybridperf_calibration.serving.decoder import JaxDecoder
@@ -76,6 +81,37 @@ def test_sequences_that_share_steps_get_the_whole_models_tokens(decoder, whole) 
             assert one["sent_s"] >= seen[request["after"]]["token_s"][-1]
 
 
+def test_pytorch_serves_the_same_tokens_by_programs_that_can_be_priced(
+    decoder, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    by_torch = run.made("torch", SMALL)
+    asked = run.plan(run.Run("", clients=3), SMALL, 5, 0)
+    answers = []
+    for one in (decoder, by_torch):
+        server = Server(one, 4, 8)
+        try:
+            seen, _ = run.served(server, asked, None)
+        finally:
+            server.close()
+        answers.append([each["tokens"] for each in seen])
+    assert answers[0] == answers[1]
+    by_torch.write_programs(tmp_path / "programs")
+    model = PerfModel.datasheet(load_device("here"))
+    found = here_served.predicted_programs(model, tmp_path)
+    assert {*found} == {*SMALL.programs}
+    assert found["decode 4"].time_s > found["decode 2"].time_s > 0
+
+
+def test_a_loop_around_nothing_is_quicker_than_one_around_a_decoder(decoder) -> None:
+    asked, server = run.plan(run.Run("", clients=4), SMALL, 20, 0), Server(decoder, 4, 8)
+    try:
+        _, busy = run.served(server, asked, None)
+    finally:
+        server.close()
+    assert 0 < run.loop_of(SMALL, 20, 0, None) < busy.step_s / busy.steps
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_the_loop_takes_the_steps_of_the_simulation(decoder, seed: int) -> None:
     """All requests at once, more than there are slots: scheduling has no clock in it."""
@@ -85,7 +121,7 @@ def test_the_loop_takes_the_steps_of_the_simulation(decoder, seed: int) -> None:
         _, busy = run.served(server, asked, None)
     finally:
         server.close()
-    seconds = dict.fromkeys(decoder.programs, 1.0)
+    seconds = dict.fromkeys(SMALL.programs, 1.0)
     engine = Engine(step_times(seconds), 4, 8)
     assert busy.steps == serve(arriving(np.zeros(9), *map(np.array, server.came)), [engine]).steps
 
@@ -95,8 +131,7 @@ class Timed:
 
     def __init__(self, decoder: JaxDecoder) -> None:
         self.config, self.cache, self._decoder = decoder.config, decoder.cache, decoder
-        self.programs = decoder.programs
-        self.seconds: dict[str, list[float]] = {name: [] for name in self.programs}
+        self.seconds: dict[str, list[float]] = {name: [] for name in SMALL.programs}
 
     def _timed(self, kind: str, sizes: tuple[int, ...], count: int, *given):
         start_s = time.perf_counter()
@@ -125,7 +160,7 @@ def test_no_token_leaves_before_the_programs_could_have_made_it(decoder) -> None
         one |= {"prompt": len(request["prompt"])}
     found = ServedRun.of({"name": "", "clients": 1, "requests": seen, **vars(busy)})
     seconds = {name: min(some, default=1.0) for name, some in timed.seconds.items()}
-    least = simulated(found, seconds, {"batches": SMALL.batches, "chunks": SMALL.chunks})
+    least = simulated(found, seconds, {"config": dataclasses.asdict(SMALL), "loop_s": 0.0})
     assert (found.left_ttft_s > least.ttft_s).all()
     assert (found.left_tpot_s > least.tpot_s * (1 - 1e-9))[found.requests.output > 1].all()
     assert (found.ttft_s > found.left_ttft_s).all()  # the way to the client

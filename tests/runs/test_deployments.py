@@ -12,7 +12,7 @@ import pytest
 from hybridperf.io import InputError
 from hybridperf.runs.deployments import Question, deployments, precisions
 from hybridperf.runs.launch_lines import launch_lines
-from hybridperf.runs.serving_rows import machine_of
+from hybridperf.runs.serving_machines import machine_of
 from hybridperf.training.plans.economy import economy
 from hybridperf.workloads.transformer.zoo import load_shape
 

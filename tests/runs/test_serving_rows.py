@@ -172,6 +172,56 @@ def test_workers_that_are_not_told_widen_the_interval() -> None:
     assert known["tpot_high_s"] < unknown["tpot_high_s"]
 
 
+def apart(**columns: object) -> dict:
+    """A row of TensorRT-LLM's DeepSeek in 4 bits, whose engines' numbers are not told."""
+    sides = {"prefill_tp_size": 4, "prefill_moe_ep_size": 4, "decode_tp_size": 8,
+             "decode_moe_ep_size": 8, "moe_quant_mode": "nvfp4"}  # fmt: skip
+    return {**EXPERTS, **sides, "mode": "disagg", **columns}
+
+
+def test_published_deployments_tell_what_rows_do_not() -> None:
+    ranks, seen = {"decode_tp_size": 1, "decode_attention_dp_size": 8}, []
+    prefill = {"prefill_tp_size": 1, "prefill_attention_dp_size": 4}
+    told = {**prefill, "prefill_num_workers": 1, "decode_num_workers": 6}
+    for row in (
+        apart(concurrency=1214), apart(concurrency=450, **told), apart(concurrency=45),
+        apart(concurrency=1213), apart(concurrency=450, **told, **ranks),
+    ):  # fmt: skip
+        one = understood(table(row))[0]
+        assert one.engine is not None
+        seen.append((one.workers, one.engine.attention_dp, one.engine.drafted,
+                     one.engine.max_sequences, one.workers_known, one.drafts_known))  # fmt: skip
+    assert seen == [
+        (2, 8, 2, 64, True, True), (6, 1, 0, 64, True, True), (5, 1, 0, 32, True, False),
+        (3, 1, 0, 1024, False, True), (6, 8, 0, 1024, True, True),
+    ]  # fmt: skip
+    note = understood(table(apart(concurrency=45)))[0].notes[0]
+    assert "as InferenceX deploys: to prefill 1 of 4 GPUs" in note
+    assert note.endswith("; or " + note.split(": ")[1].split("; or ")[0] + ", 3 tokens drafted")
+
+
+def test_clients_beyond_the_sequences_of_engines_wait_for_one() -> None:
+    """450 clients on six engines of 64: (450 / 384 - 1) answers of 1,024 tokens."""
+    told = {"prefill_tp_size": 1, "prefill_attention_dp_size": 4, "prefill_num_workers": 1,
+            "decode_num_workers": 6}  # fmt: skip
+    wait, none = (
+        predict_serving(table(apart(concurrency=450, **told, max_num_seqs=most))).frame.iloc[0]
+        for most in (64, 512)
+    )
+    queue_s = (450 / 384 - 1) * 1024 * wait["predicted_tpot_s"]
+    assert wait["predicted_ttft_s"] - none["predicted_ttft_s"] == pytest.approx(queue_s, rel=0.1)
+
+
+def test_drafts_of_a_published_version_shorten_a_token() -> None:
+    drafting = engine(backend_version="1.2.0rc6.post3")
+    assert (drafting.drafted, engine(backend_version="1.2.0rc6.post2").drafted) == (3, 0)
+    assert engine(backend_version="1.2.0rc6.post3", drafted=1, acceptance=0.5).drafted == 1
+    rows = table(*({**EXPERTS, "backend_version": f"1.2.0rc6.post{one}"} for one in (2, 3)))
+    plain, drafted = predict_serving(rows).frame["predicted_tpot_s"]
+    assert drafting.tokens_per_pass == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3)
+    assert plain / drafting.tokens_per_pass < drafted < 0.8 * plain  # a step checks four tokens
+
+
 def test_command_notes_what_it_cannot_predict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

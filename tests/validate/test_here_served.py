@@ -60,7 +60,7 @@ def test_every_run_has_its_percentiles_beside_the_roofline(judged) -> None:
 
 def test_what_was_served_is_what_was_asked(judged) -> None:
     out, _, _ = judged
-    content = read_json(out / "served" / "served.json", "served", 1)
+    content = read_json(out / "served" / "served.json", "served", 2)
     runs = [here_served.ServedRun.of(one) for one in content["runs"]]
     assert [run.name for run in runs][:2] == ["1 client", "2 clients"]
     for run in runs:

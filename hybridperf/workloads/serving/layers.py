@@ -118,7 +118,10 @@ class ServedCalls:
             narrow = DTYPE_BYTES[_dtype(served.of_experts())]  # dispatched as they are multiplied
             yield self._message("alltoall", copies * h * narrow, ranks)
         elif spread:
-            yield self._message("all_gather", everyone * h * _WIDE, ranks)
+            # 4-bit values are made before they are sent, others after (TensorRT-LLM's
+            # run_post_quant_allgather, vLLM's do_post_quant_allgather)
+            sent_bytes = DTYPE_BYTES["fp4"] if served.of_experts() == "nvfp4" else _WIDE
+            yield self._message("all_gather", everyone * h * sent_bytes, ranks)
         yield self._gemm(everyone if not spread else tokens, kind.experts, h, "bfloat16")
         quant = served.of_experts()
         yield OpCall(
@@ -267,8 +270,9 @@ class ServedCalls:
             yield self._message("all_reduce", size, self.tp, self.all_reduce)
 
     def _message(self, collective: str, size: float, ranks: int, library: str = "") -> Call:
-        words = (("lib", library),) if library else ()
         nodes = -(-ranks // self.per_node)
+        # their own kernels read each other's memory: between nodes NCCL's run
+        words = (("lib", library),) if library and nodes == 1 else ()
         return CollectiveCall(collective, float(size), ranks, nodes, words=words)
 
     def _between_stages(self, size: float) -> Iterator[Call]:

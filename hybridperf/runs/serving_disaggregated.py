@@ -1,0 +1,115 @@
+"""Engines of published disaggregated benchmarks, where a row tells their GPUs but not how many
+there are, how many sequences each takes, or whether they draft.
+
+A row fits a point of the benchmark where model, machine, format, lengths, clients and the GPUs of
+both kinds of engine do (in some tables the GPUs of a whole deployment stand in the place of both),
+and whatever else it tells. Several may fit: one that drafts and one that does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hybridperf.io import shipped_toml
+
+_POINT = re.compile(
+    r"(?P<clients>[\d ]+): (?P<prefillers>\d+) (?P<prefill>\w+?)(?P<prefill_gpus>\d+)"
+    r" \+ (?P<workers>\d+) (?P<decode>\w+?)(?P<decode_gpus>\d+)"
+    r"(?: of (?P<sequences>\d+))?(?:, (?P<drafted>\d+) drafted)?(?P<balanced>, balanced)?"
+)
+
+
+class Engines(NamedTuple):
+    """Of one kind: how many, and who shares what of each."""
+
+    workers: int
+    gpus: int
+    ranks: int  # of attention
+    expert_ep: int
+
+    def __str__(self) -> str:
+        return f"{self.workers} of {self.gpus} GPUs, {self.ranks} attention ranks"
+
+
+class Point(NamedTuple):
+    """A deployment that a benchmark runs."""
+
+    prefill: Engines
+    decode: Engines
+    sequences: int  # that an attention rank decodes at once; 0: not told
+    drafted: int
+    balanced: bool  # experts of the engine that decodes
+
+    def __str__(self) -> str:
+        most = f", {self.sequences} sequences each at most" if self.sequences else ""
+        drafted = f", {self.drafted} tokens drafted" if self.drafted else ""
+        return f"to prefill {self.prefill}, to decode {self.decode}{most}{drafted}"
+
+    @property
+    def gpus(self) -> int:
+        return self.prefill.workers * self.prefill.gpus + self.decode.workers * self.decode.gpus
+
+
+def points_of(
+    words: Sequence[str], clients: float, prefill: tuple[int, int], decode: tuple[int, int],
+    workers: tuple[float, float] | None = None,
+) -> tuple[Point, ...]:  # fmt: skip
+    """Deployments that fit a row, those that draft nothing first.
+
+    Args:
+        words: framework, model, device, format of experts, tokens of a prompt and of an answer.
+        clients: that send requests.
+        prefill: GPUs and attention ranks of an engine, by the row's columns.
+        decode: the same.
+        workers: of both kinds, where the row tells them; its attention ranks then count too.
+    """
+    framework, model, device, scheme, *lengths = words
+    found: dict[Point, None] = {}
+    for key, points in _known().items():
+        of = key.split()
+        same = of[0] == framework and model.startswith(of[1]) and device.startswith(of[2])
+        if not (same and of[3] in scheme and of[4:] == list(lengths)):
+            continue
+        for sent, point in points:
+            each = (point.prefill.gpus, point.decode.gpus) == (prefill[0], decode[0])
+            if workers is None:
+                # a total of both, or columns that say nothing
+                whole = prefill[0] == decode[0] in (point.gpus, 1)
+            else:
+                whole = False
+                each &= (point.prefill.workers, point.decode.workers) == workers
+                each &= (point.prefill.ranks, point.decode.ranks) == (prefill[1], decode[1])
+            if clients in sent and (each or whole):
+                found[point] = None
+    return tuple(sorted(found, key=lambda point: point.drafted > 0))
+
+
+def _engines(workers: str, layout: str, gpus: str) -> Engines:
+    each = int(gpus)
+    return Engines(
+        int(workers), each, each if layout in ("dep", "dp") else 1,
+        each if layout in ("dep", "tep") else 1,
+    )  # fmt: skip
+
+
+@functools.cache
+def _known() -> dict[str, tuple[tuple[frozenset[float], Point], ...]]:
+    """Points of each benchmark, each with its clients."""
+    out = {}
+    for key, lines in shipped_toml(__package__, "serving_disaggregated.toml")["points"].items():
+        points = []
+        for line in lines:
+            told = _POINT.fullmatch(line)
+            assert told is not None, line
+            clients = frozenset(map(float, told["clients"].split()))
+            prefill = _engines(told["prefillers"], told["prefill"], told["prefill_gpus"])
+            decode = _engines(told["workers"], told["decode"], told["decode_gpus"])
+            sequences, drafted = int(told["sequences"] or 0), int(told["drafted"] or 0)
+            points.append(
+                (clients, Point(prefill, decode, sequences, drafted, bool(told["balanced"])))
+            )
+        out[key] = tuple(points)
+    return out
