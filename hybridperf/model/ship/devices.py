@@ -30,6 +30,7 @@ from hybridperf.model.fit.device import REPORT_SCHEMA_VERSION, model_of_families
 from hybridperf.model.machine_facts import machine_of, machines_of
 from hybridperf.model.published import ops as sources
 from hybridperf.model.published.ops import DeviceRows, PublishedRows
+from hybridperf.model.ship.own import with_own
 from hybridperf.ops import GROUPS
 
 DEVICES = (
@@ -68,6 +69,7 @@ def run(
             continue
         if (out / device / "model.json").exists():
             model = _with_families_of(load_model(out / device), model)
+        model = with_own(model)
         with replacing_in(out / device) as new:
             model.save(new)
             # not a report's `save`, whose held-out rows hold measured times

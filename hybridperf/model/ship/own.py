@@ -19,6 +19,7 @@ import numpy as np
 from hybridperf.io import read_table
 from hybridperf.io.installed import installed_hardware
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel
+from hybridperf.model.families import groups_of
 from hybridperf.model.fit.device import fit
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
@@ -44,10 +45,11 @@ def with_own(model: PerfModel) -> PerfModel:
     group = np.zeros(len(rows), int)
     for part in parse_ops(rows, model.device).parts:
         group[part.rows] = part.group
+    taught = {name for family in model.families for name in groups_of(family)}
     wanted = [
         name
         for name in OWN_GROUPS
-        if name not in model.groups and (group == GROUPS.index(name)).sum() >= LEAST_OWN_ROWS
+        if name not in taught and (group == GROUPS.index(name)).sum() >= LEAST_OWN_ROWS
     ]
     rows = rows[np.isin(group, [GROUPS.index(name) for name in wanted])]
     own, report = fit(rows, model.device, prior="none")

@@ -1,0 +1,51 @@
+"""Ops that we measured ourselves on lent GPUs, in their shipped calibrations."""
+
+import numpy as np
+import pytest
+
+import hybridperf as hp
+from hybridperf.io import read_table
+from hybridperf.model.price import price
+from hybridperf.model.reference_device import reference_device
+from hybridperf.model.ship.own import OWN_GROUPS, own_table
+from hybridperf.ops import EmbeddingBag, Softmax
+from hybridperf.ops.base import OpCall
+
+BAGS = EmbeddingBag("fp32", tables=4.0, rows=1e6, dim=64.0, batch=4096.0, pooling=16.0)
+
+
+@pytest.mark.parametrize("device", ["h100_sxm", "h200_sxm"])
+def test_a_shipped_calibration_says_which_rows_of_ours_it_has(device: str) -> None:
+    own = hp.load_model(device).provenance["own"]
+    rows = read_table(own_table(device))
+    assert own["rows"]
+    for op, count in own["rows"].items():
+        assert count == (rows["op"] == op).sum()
+    held_out = {line["op"]: line["median_ape"] for line in own["fit"]["ops"]}
+    assert set(held_out) <= set(OWN_GROUPS)
+    assert held_out["softmax"] < 0.15
+
+
+def test_lookups_of_an_unseen_row_are_near_on_the_gpu_that_was_measured() -> None:
+    """Each row by a fit that had not seen it."""
+    own = hp.load_model("h200_sxm").provenance["own"]["fit"]["ops"]
+    (bags,) = [line for line in own if line["op"] == "embedding_bag"]
+    assert bags["rows"] == 240
+    assert bags["median_ape"] < 0.1 < bags["roofline_ape"]
+    assert 0.85 < bags["coverage"] < 0.95
+
+
+def test_lookups_of_another_generation_stay_with_what_caches_show() -> None:
+    shipped = [hp.load_model(name) for name in ("h100_sxm", "h200_sxm")]
+    a100 = hp.load_device("a100_sxm4_80g")
+    assert reference_device(a100, BAGS, shipped) is None
+    found = reference_device(hp.load_device("h100_sxm"), BAGS, shipped)
+    assert found is not None
+    assert found.device.id == "h200_sxm"
+
+
+def test_a_small_softmax_takes_no_less_than_a_kernel_does() -> None:
+    small = OpCall(Softmax("bf16", 64.0, 256.0), issued_apart=True)
+    for device in ("h100_sxm", "h200_sxm"):
+        seconds = price(hp.load_model(device), [small]).seconds
+        assert np.all((seconds > 0.8e-6) & (seconds < 2e-5))
