@@ -67,7 +67,7 @@ def test_what_is_left_out_has_no_say_and_fewer_gpus_tell_less() -> None:
 def test_a_dlrm_on_a_shipped_gpu_has_an_interval_that_holds_its_lookups() -> None:
     tables = tuple(Table(f"t{i}", 1e6, 64, 100) for i in range(8))
     config = hp.DlrmConfig(2048, 512, (512, 64), (1024, 1024, 1), tables)
-    model = load_model("h100_sxm")
+    model = load_model("a100_sxm4_80g")  # whose lookups nobody measured
     step = hp.dlrm(config)
     found = hp.predict(model, step)
     of_groups = found.breakdown().set_index("group")
@@ -95,7 +95,7 @@ def test_measured_lookups_are_not_believed() -> None:
 
 
 def test_a_table_of_lookups_says_the_same_as_a_step() -> None:
-    model, op = load_model("h100_sxm"), forward(1e6)
+    model, op = load_model("a100_sxm4_80g"), forward(1e6)
     rows = [{"op": "embedding_bag", "dtype": "fp32", "batch": 4096, "pooling": 20, "rows": r,
              "dim": 64} for r in (1e3, 1e6)]  # fmt: skip
     found = model.predict_ops(pd.DataFrame(rows))
