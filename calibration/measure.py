@@ -4,7 +4,8 @@
     0 --budget-s 120 python -m hybridperf_calibration.measure --part host --out DIR/host.jsonl
     --cores 0
 
-`--library torch`: ops of PyTorch on the CPU, by the same timer, in place of JAX'.
+`--library torch`: ops of PyTorch in place of JAX', on the CPU by the same timer, on a GPU by CUDA
+graphs (`microbench/gpu.py`).
 
 Part `ops` runs with a memory allocator that keeps freed memory and with dispatch in the calling
 thread, so that an op's time is the op's; part `host` measures what both cost as users have them.
@@ -73,7 +74,8 @@ def _measure(options: argparse.Namespace) -> int:
         report = run(
             cases, store, passes=options.passes, budget_s=options.budget_s, yardstick=yardstick
         )
-        rows = pd.DataFrame(row for row in merge_passes(store.rows) if "error" not in row)
+        left_out = {"error", "not_one_op"}
+        rows = pd.DataFrame(row for row in merge_passes(store.rows) if not left_out & {*row})
         moved = drift(store.rows)
     path = Path(options.out)
     if rows.empty:

@@ -88,7 +88,7 @@ def measure(
         only: names of families of ops; default: all.
         device: facts of the device under JAX' default backend; default: this CPU, or the preset
             that JAX' device name leads to.
-        library: whose ops are measured, `jax` or, on a CPU, `torch`.
+        library: whose ops are measured, `jax` or `torch`; PyTorch's on its GPU where it has one.
 
     Raises:
         InputError: an unknown setting or library, a folder that cannot be made, or a program that
@@ -110,13 +110,15 @@ def measure(
     ops += ["--budget-s", str(budget_s)] if budget_s is not None else []
     ops += ["--only", ",".join(only)] if only else []
     complete = run_program("hybridperf_calibration.measure", ops)
-    host = ["--part", "host", "--out", str(folder / "host.jsonl"), *options]
-    run_program("hybridperf_calibration.measure", host)
     facts = read_json(folder / "ops.machine.json", "machine", 1)
+    tables = [folder / "ops.csv"]
+    if library == "jax" or facts["backend"] == "cpu":  # a GPU's ops leave PyTorch's host out
+        host = ["--part", "host", "--out", str(folder / "host.jsonl"), *options]
+        run_program("hybridperf_calibration.measure", host)
+        tables.append(folder / "host.csv")
     drift = facts.pop("drift")
     if device is None or device.id == "here":  # of this CPU, only the measured cores count
         device = _device_of(facts)
-    tables = [folder / "ops.csv", folder / "host.csv"]
     for table in tables:  # another device's fit leaves out rows that name this one
         write_table(read_table(table).assign(device=device.id, cores=int(facts["cores"])), table)
     rows = read_tables(tables)
