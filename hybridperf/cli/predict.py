@@ -22,7 +22,7 @@ _SLICES = 2500  # of a timeline in JSON; more are merged
 _MADE = "(fn, args) or (fn, args, donate_argnums)"
 _TAKES_TORCH = "--torch module:function"
 # Transformers attends by `scaled_dot_product_attention` unless told otherwise
-_HF_ATTENTION = {"attention": "fused", "attention_kernel": "flash2"}
+_HF_ATTENTION = {"attention": "fused", "attention_kernel": "sdpa"}
 _MADE_TORCH = "(module or fn, args) or (module or fn, args, optimizer)"
 
 

@@ -590,13 +590,13 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
         (
             "a,1e12,64,1",
             (
-                "2 ranks of 64 GB hold 128 GB (the largest is a with 2.56e+05 GB); use at least"
-                " 4001 ranks and split it (--split a=row:8000)"
+                "2 ranks of 68.72 GB hold 137.4 GB (the largest is a with 2.56e+05 GB); use at"
+                " least 3726 ranks and split it (--split a=row:7451)"
             ),
         ),
         (
             "a,1e30,64,1",
-            "hold 128 GB (the largest is a with 2.56e+23 GB); check the rows and columns of a",
+            "hold 137.4 GB (the largest is a with 2.56e+23 GB); check the rows and columns of a",
         ),
     ],
 )

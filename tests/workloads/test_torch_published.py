@@ -80,7 +80,7 @@ def test_a_program_and_its_shape_take_as_long() -> None:
     shape = hp.load_shape("llama2-7b").replace(layers=2)
     layout = hp.Layout(micro_batch=1)
     config = hp.TransformerConfig.run_by(
-        "eager_pytorch", shape, layout, attention="fused", attention_kernel="flash2"
+        "eager_pytorch", shape, layout, attention="fused", attention_kernel="sdpa"
     )
     given = transformers.AutoConfig.for_model(
         "llama", hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=2,

@@ -48,7 +48,7 @@ class TransformerConfig:
     gpus_per_node: int = 8
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
     # version of fused attention, FlashAttention 1 or 2; empty: as attention was measured
-    attention_kernel: Literal["", "flash1", "flash2"] = ""
+    attention_kernel: Literal["", "flash1", "flash2", "sdpa"] = ""
     # tokens are sent to each of their experts, or once to each node that holds any of them
     expert_messages: Literal["copies", "nodes"] = "copies"
     # keys and values of context parallelism travel block by block, or all at once
