@@ -162,12 +162,14 @@ class OwnOps:
 
     @functools.cached_property
     def _inputs(self) -> dict[str, tuple[np.ndarray, Inputs]]:
-        """By group that was measured, the places of its ops and their inputs."""
+        """By group that was measured, the places of its ops and their inputs; not of fused ones."""
         found: dict[str, list[tuple[OpRows, np.ndarray]]] = {}
         for part in self._parts:
-            for group in np.unique(part.group).tolist():
+            apart = ~self.fused[part.rows]
+            for group in np.unique(part.group[apart]).tolist():
                 if GROUPS[group] in self.model.groups:
-                    found.setdefault(GROUPS[group], []).append((part, part.group == group))
+                    mine = apart & (part.group == group)
+                    found.setdefault(GROUPS[group], []).append((part, mine))
         return {
             group: (
                 np.concatenate([part.rows[keep] for part, keep in some]),

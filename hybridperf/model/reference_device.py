@@ -125,9 +125,9 @@ def reference_device(
         same = as_measured(model, op)
         if is_measured(model, same) and _rate(model.device, same):
             having[model.device.id] = model
-    near = references_of(device, having)
-    if not near and not is_lookup(op):  # a share of the roofline says little of another cache
-        near = list(having)
+    if is_lookup(op):  # a share of the roofline says little of another cache
+        return None
+    near = references_of(device, having) or list(having)
     own = device.peak(op.peak_dtype, op.unit)
     rates = {name: _rate(having[name].device, as_measured(having[name], op)) for name in near}
     return having[min(near, key=lambda name: abs(np.log(rates[name] / own)))] if near else None

@@ -37,7 +37,7 @@ import numpy as np
 import scipy
 
 from hybridperf.io.errors import InputError
-from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.io.namespace import Array, array_module, reals
 from hybridperf.ops.base import Gpu, Op, OpCall, register
 from hybridperf.ops.embedding import LookupStream, Table, check_names, distances, lookups_within
 from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
@@ -81,10 +81,10 @@ class _Bags(Op):
     def access(self) -> Mapping[str, Array]:
         """`unique, distance, spread, once, hot`: as given, or of uniform access."""
         names = ("unique", "distance", "spread", "once", "hot")
-        values = [floats(getattr(self, name)) for name in names]
-        sizes = (self.batch, self.pooling, self.rows, self.tables)
-        batch, pooling, rows, tables = (floats(size) for size in sizes)
-        module = array_module(*values, batch, pooling, rows, tables)
+        given = [getattr(self, name) for name in names]
+        module, batch, pooling, rows, tables, *values = reals(
+            self.batch, self.pooling, self.rows, self.tables, *given
+        )
         each = module.maximum(rows / tables, 1.0 + 1e-9)
         mean = batch * pooling / tables / each  # lookups of a row
         seen = -module.expm1(mean * each * module.log1p(-1.0 / each))
@@ -97,16 +97,14 @@ class _Bags(Op):
             mean * module.exp(-mean) / seen,
             gammainc(HOT_LOOKUPS, mean),  # of a Poisson number of others
         )
-        given = values[0] > 0
-        chosen = (module.where(given, *pair) for pair in zip(values, uniform, strict=True))
+        known = values[0] > 0
+        chosen = (module.where(known, *pair) for pair in zip(values, uniform, strict=True))
         return dict(zip(names, chosen, strict=True))
 
     def result(self) -> Array:
         """Numbers of the pooled result."""
-        width = floats(self.width)
-        whole = self.tables * floats(self.dim)
-        where = array_module(width, self.tables, self.dim).where
-        return self.batch * where(width > 0, width, whole)
+        module, width, dim, tables = reals(self.width, self.dim, self.tables)
+        return self.batch * module.where(width > 0, width, tables * dim)
 
     def streamed_bytes(self) -> Array:
         """Bytes of bags, indices and offsets."""

@@ -121,7 +121,8 @@ def _columns(shape: Any, x: Layout) -> dict[str, Any]:
         "model": shape.name, **sizes, "n_gpus": x.ranks, **degrees,
         "seq_parallel": "yes" if x.sequence_parallel else "no", "micro_batch": x.micro_batch,
         "grad_accum": x.accumulation, "global_batch": x.global_batch, "precision": "bf16",
-        "sharding": _SHARDING[x.zero], "shard_ranks": x.data_ranks if x.zero else None, "recompute": x.recompute, "schedule": x.schedule,
+        "sharding": _SHARDING[x.zero], "shard_ranks": x.data_ranks if x.zero else None,
+        "recompute": x.recompute, "schedule": x.schedule,
     }  # fmt: skip
 
 

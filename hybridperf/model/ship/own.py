@@ -5,8 +5,9 @@ table has rows.
 
 Those of `OWN_GROUPS` are fitted by themselves, as `hybridperf fit` does with rows of no known
 family. The table has others, too, whose fits held for sizes that were measured and misled beyond
-(scattered sums, sorts, copies: a serial step that small ops show), or whose times hang on what no
-column says (convolutions: the order of an image's channels): they stay with what stands for them.
+(scattered sums, sorts, copies: a serial step that small ops show), whose times hang on what no
+column says (convolutions: the order of an image's channels), or whose interval was twofold
+(reductions): they stay with what stands for them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hybridperf.model.fit.device import fit
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 
-OWN_GROUPS = ("embedding_bag", "reduction", "window_reduction", "softmax")
+OWN_GROUPS = ("embedding_bag", "softmax")
 LEAST_OWN_ROWS = 24
 TABLE = "ops.csv.gz"
 
