@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hybridperf_calibration.microbench import machine
+
 _WATCH_S = 0.02
 _QUEUED = 8  # of calls before the host waits
 
@@ -27,6 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, type=Path, help="folder")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each kind of work")
     options = parser.parse_args(arguments)
+    return machine.exit_status(lambda: _measure(options))
+
+
+def _measure(options: argparse.Namespace) -> int:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError("expected an NVIDIA GPU that PyTorch can use, found none on this machine")
     options.out.mkdir(parents=True, exist_ok=True)
     rows = [_watched(name, call, flops, moved, options.seconds)
             for name, call, flops, moved in _works()]  # fmt: skip

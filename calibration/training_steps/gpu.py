@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hybridperf_calibration.microbench import machine
+
 _ROUND_S = 0.25
 _ROUNDS = 3
 _NAME = 110  # letters of a kernel's name
@@ -49,6 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compiled", action="store_true", help="by torch.compile")
     parser.add_argument("--budget-s", type=float, default=float("inf"))
     options = parser.parse_args(arguments)
+    return machine.exit_status(lambda: _measure(options))
+
+
+def _measure(options: argparse.Namespace) -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     options.out.mkdir(parents=True, exist_ok=True)
     only = [one for one in options.only.split(",") if one]
@@ -59,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = _torch_steps if options.library == "torch" else _jax_steps
     begun_s = time.perf_counter()
     complete = True
-    module = importlib.import_module(options.steps)
+    module = _module(options.steps, options.library)
     for name, mode, run in steps(module, only, options.compiled):
         if (name, mode) in known:
             continue
@@ -77,6 +83,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"hybridperf: {time.perf_counter() - begun_s:.0f} s {told}", file=sys.stderr)
         gc.collect()
     return 0 if complete else 4
+
+
+def _module(name: str, library: str) -> Any:
+    """The module of steps; `ValueError` where there is none, or no GPU to run them on."""
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"expected a module of steps in --steps, got {name}: {error}") from error
+    if not hasattr(module, library.upper()):
+        raise ValueError(f"expected {library.upper()} in {name}, the steps by name; it has none")
+    if library == "torch":
+        import torch
+
+        found = torch.cuda.is_available()
+    else:
+        import jax
+
+        found = jax.default_backend() == "gpu"
+    if not found:
+        raise ValueError(f"expected a GPU that {library} can use, found none on this machine")
+    return module
 
 
 def _rounds(step: Callable[[], Any], wait: Callable[[], Any]) -> list[float]:

@@ -55,11 +55,12 @@ def measured_steps() -> pd.DataFrame:
 def workload(library: str, step: str, mode: str, device: str) -> Workload:
     """A measured step, captured here."""
     if library == "torch":
-        from hybridperf.validate import gpu_steps
         from hybridperf.workloads.torch.fakes import without_memory
         from hybridperf.workloads.torch.program import from_torch
 
-        with without_memory():
+        with without_memory():  # which refuses where PyTorch is not installed
+            from hybridperf.validate import gpu_steps
+
             fn, args, *given = gpu_steps.TORCH[step]()
         optimizer = (*given, None)[0]
         options: dict[str, Any] = {"train": bool(given), "compiled": mode == "compiled"}

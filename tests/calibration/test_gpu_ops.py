@@ -62,3 +62,24 @@ def test_busy_seconds_count_what_runs_at_once_only_once() -> None:
     busy_s, span_s = _union([(0.0, 4.0), (1.0, 2.0), (3.0, 6.0), (8.0, 9.0)], 1.0)
     assert (busy_s, span_s) == (7.0, 9.0)
     assert _union([], 1.0) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        ("nowhere", "expected a module of steps in --steps, got nowhere"),
+        (
+            "hybridperf.validate.gpu_jax_steps",
+            "expected TORCH in hybridperf.validate.gpu_jax_steps",
+        ),
+        ("hybridperf.validate.gpu_steps", "expected a GPU that torch can use, found none"),
+    ],
+)
+def test_steps_that_cannot_run_are_refused_in_a_sentence(steps, sentence, tmp_path, capsys) -> None:
+    from hybridperf_calibration.training_steps.gpu import main
+
+    if torch.cuda.is_available() and "GPU" in sentence:
+        pytest.skip("there is a GPU")
+    given = ["--library", "torch", "--out", str(tmp_path), "--steps", steps]
+    assert main(given) == 2
+    assert sentence in capsys.readouterr().err
