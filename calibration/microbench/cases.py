@@ -49,31 +49,38 @@ def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0, of: str = "j
     """Ops of a library, of a setting or of the named families, for a process with a steady
     allocator.
     """
-    families: Sequence[Family] = FAMILIES
-    if of == "torch":
-        import torch
-
-        from hybridperf_calibration.microbench import torch_families
-
-        families = torch_families.FAMILIES
-        if torch.cuda.is_available():
-            from hybridperf_calibration.microbench import gpu
-
-            families = gpu.FAMILIES
+    families, on_gpu = _families(of)
     known = [family.name for family in families]
     for name in only:
         if name not in known:
             raise unknown("family of ops", name, known, f"known are {', '.join(known)}")
-    if families and of == "torch" and torch.cuda.is_available():
-        return gpu.gpu_cases(setting, only, seed)
+    wanted = [family for family in families if not only or family.name in only]
+    if on_gpu:
+        from hybridperf_calibration.microbench.gpu import gpu_cases
+
+        return gpu_cases(wanted, setting, seed)
     # an op of PyTorch is called as in a step: what a call costs is a part of it
     overhead = CallOverhead() if of == "jax" else lambda buffers: 0.0
     return [
         dataclasses.replace(case, library=library(of))
-        for family in families
-        if not only or family.name in only
+        for family in wanted
         for case in _family_cases(family, setting, seed, overhead)
     ]
+
+
+def _families(of: str) -> tuple[Sequence[Family], bool]:
+    """(families of a library's ops, whether they run on a GPU with a clock of its own)."""
+    if of != "torch":
+        return FAMILIES, False
+    import torch
+
+    from hybridperf_calibration.microbench import torch_families
+
+    if not torch.cuda.is_available():
+        return torch_families.FAMILIES, False
+    from hybridperf_calibration.microbench import gpu
+
+    return gpu.FAMILIES, True
 
 
 def host_cases(of: str = "jax") -> list[Case]:

@@ -28,6 +28,7 @@ from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.record import recorder
 from hybridperf_calibration.microbench import machine, torch_families
 from hybridperf_calibration.microbench.families import (
+    FLOAT_BYTES,
     GPU,
     Family,
     OpProgram,
@@ -118,22 +119,25 @@ def _lists(u: np.ndarray) -> OpProgram:
     return OpProgram(f"lists {which} {count}x{n}", lists[which], [floats(n)] * (count // 2 * 2))
 
 
-_ON_CPU_ALONE = ("attention", "embedding_bag", "embedding_bag_update")
+_ON_CPU_ALONE = ("attention", "embedding_bag_update")
+_MORE = {"embedding_bag": (80, 240)}  # points, quick and full
 FAMILIES = (
-    Family("embedding_bag", 8, quick=80, full=240, build=torch_families._embedding_bag),
     Family("attention", 7, quick=48, full=200, build=_attention),
     Family("bag_gradient", 8, quick=40, full=120, build=_bag_gradient),
     Family("lists", 3, quick=24, full=80, build=_lists),
-    *(one for one in torch_families.FAMILIES if one.name not in _ON_CPU_ALONE),
+    *(
+        dataclasses.replace(one, quick=points_of[0], full=points_of[1])
+        for one in torch_families.FAMILIES
+        if one.name not in _ON_CPU_ALONE
+        for points_of in (_MORE.get(one.name, (one.quick, one.full)),)
+    ),
 )
 
 
-def gpu_cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case]:
-    """Ops of the GPU's families, half of them on data that no cache still holds."""
+def gpu_cases(families: Sequence[Family], setting: str, seed: int = 0) -> list[Case]:
+    """Ops of families as a GPU runs them, half of them on data that no cache still holds."""
     made: dict[str, Case] = {}
-    for family in FAMILIES:
-        if only and family.name not in only:
-            continue
+    for family in families:
         formats = _FORMATS.get(family.name, ("float32", "bfloat16"))
         count = family.quick if setting == "quick" else family.full
         for at, u in enumerate(points(family, count, seed)):
@@ -147,44 +151,34 @@ def gpu_cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Cas
 
 def _case(key: str, family: str, program: OpProgram, dtype: str, cold: bool) -> Case:
     named = {"op": family, "dtype": NAMES["dtypes"][dtype]}
+    number: torch.dtype = getattr(torch, dtype)
+    set_bytes = max(sum(program.own_bytes()) * number.itemsize / FLOAT_BYTES, 1.0)
+    wanted = min(max(math.ceil(_COLD_BYTES / set_bytes), 2), _MOST_SETS) if cold else 1
+    sets = max(min(wanted, int(_MOST_BYTES / set_bytes)), 1)
 
-    def timed(budget: Budget, rng: np.random.Generator) -> Timing:
-        return time_on_gpu(program, dtype, named, cold, budget, int(rng.integers(2**31)))
+    def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
+        generator = torch.Generator(_DEVICE).manual_seed(int(rng.integers(2**31)))
+        made = [_argument(one, number, generator) for one in program.arguments[: program.shared]]
+        own = program.arguments[program.shared :]
+        return program.fn, [
+            (*made, *(_argument(one, number, generator) for one in own)) for _ in range(sets)
+        ]
 
-    def make(rng: np.random.Generator) -> Any:
-        raise NotImplementedError("made on the GPU")
+    def timed(case: Case, budget: Budget, rng: np.random.Generator) -> Timing:
+        with torch.device(_DEVICE), torch.no_grad():
+            fn, tuples = case.make(rng)
+            call = lambda at: fn(*tuples[at % sets])  # noqa: E731
+            described = _described(program, call, sets, set_bytes, named)
+            seconds, issue_s, recorded = _replayed(call, sets, budget)
+        usual_s = statistics.median(seconds)
+        return Timing(
+            time_s=usual_s / case.divisor, least_s=min(seconds) / case.divisor, call_s=issue_s,
+            repeats=len(seconds), settled=True, unreliable=not recorded and usual_s < issue_s,
+            compile_s=0.0, repeating_s=sum(seconds), reuse_bytes=int(sets * set_bytes),
+            load=machine.load_1min(), preemptions=0, described=described,
+        )  # fmt: skip
 
     return Case(key, named, make, divisor=program.times, timed=timed)
-
-
-def time_on_gpu(
-    program: OpProgram, dtype: str, named: Mapping[str, Any], cold: bool, budget: Budget, seed: int
-) -> Timing:
-    """Seconds of one op: the median over replays."""
-    generator = torch.Generator(_DEVICE).manual_seed(seed)
-    number = getattr(torch, dtype)
-    own = program.own_bytes()
-    set_bytes = sum(own) * number.itemsize / 4
-    sets = min(max(math.ceil(_COLD_BYTES / max(set_bytes, 1.0)), 2), _MOST_SETS) if cold else 1
-    sets = max(min(sets, int(_MOST_BYTES / max(set_bytes, 1.0))), 1)
-
-    def made(description: tuple) -> Tensor:
-        return _argument(description, number, generator)
-
-    with torch.device(_DEVICE), torch.no_grad():
-        shared = [made(one) for one in program.arguments[: program.shared]]
-        rest = program.arguments[program.shared :]
-        tuples = [(*shared, *(made(one) for one in rest)) for _ in range(sets)]
-        call = lambda at: program.fn(*tuples[at % sets])  # noqa: E731
-        described = _described(program, call, sets, set_bytes, named)
-        seconds, issue_s, recorded = _replayed(call, sets, budget)
-    call_s = statistics.median(seconds)
-    return Timing(
-        time_s=call_s / program.times, least_s=min(seconds) / program.times, call_s=issue_s,
-        repeats=len(seconds), settled=True, unreliable=not recorded and call_s < issue_s,
-        compile_s=0.0, repeating_s=sum(seconds), reuse_bytes=int(sets * set_bytes),
-        load=machine.load_1min(), preemptions=0, described=described,
-    )  # fmt: skip
 
 
 def _replayed(

@@ -68,7 +68,7 @@ class Case:
     describe: Callable[[Callable[[], Any]], Mapping[str, Any]] | None = None
     library: Library = Jax()  # noqa: RUF009 - has no state
     # how it is timed where a device has its own clock
-    timed: Callable[[Budget, np.random.Generator], Timing] | None = None
+    timed: Callable[[Case, Budget, np.random.Generator], Timing] | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def time_case(
 ) -> Timing:
     """Compile the case, warm it up, repeat it until settled; `kept` has compiled cases by key."""
     if case.timed is not None:
-        return case.timed(budget, rng)
+        return case.timed(case, budget, rng)
     import jax
 
     fn, argument_tuples = case.make(rng)

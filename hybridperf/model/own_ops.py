@@ -23,6 +23,7 @@ from hybridperf.model.group_report import GroupReport, widening
 from hybridperf.model.platform import OpTable
 from hybridperf.model.reference_device import Calibration
 from hybridperf.ops import FUSED, GROUPS, OpCall
+from hybridperf.ops.attention_kernels import BY_LAW, SHARES, measured_seconds
 from hybridperf.ops.roofline import Work
 from hybridperf.ops.stacked import stacked
 from hybridperf.ops.table import OpRows
@@ -114,12 +115,24 @@ class OwnOps:
         for name, (at, rows, assumed, _) in self._families.items():
             adapted, device = self.model.families[name], self.model.device
             out[at] = by_prior.remarks(name, adapted, device, rows, assumed)
+        out[[*self.by_law]] = BY_LAW
         return np.where(self.fused, "", out)
 
     @functools.cached_property
     def fused(self) -> np.ndarray:
         """Whether each op is priced as a framework fuses it [U]: there is nothing to measure."""
         return np.array([call.kernel == FUSED for call in self.calls], bool)
+
+    @functools.cached_property
+    def by_law(self) -> dict[int, float]:
+        """Seconds of ops, by place, whose kernel has a measured law of its own."""
+        found = {}
+        for at, call in enumerate(self.calls):
+            if call.kernel in SHARES:
+                once_s = measured_seconds(call.kernel, call.op, self.model.device)
+                if once_s is not None:
+                    found[at] = once_s * call.times
+        return found
 
     def spread(self, believed: np.ndarray) -> np.ndarray:
         """Deviations of the logs of seconds [U]: those of measured groups, else as `believed`."""

@@ -35,7 +35,7 @@ from hybridperf.model.reference_device import (
 )
 from hybridperf.model.step_effects import vector
 from hybridperf.ops import OpCall, PrefillAttention
-from hybridperf.ops.attention_kernels import SHARES, measured_seconds, published_factor
+from hybridperf.ops.attention_kernels import SHARES, published_factor
 from hybridperf.ops.roofline import RooflineKnobs
 
 
@@ -162,9 +162,7 @@ class PerfModel:
             plain = [dataclasses.replace(calls[one], kernel="") for one in apart.tolist()]
             at, seconds = priced_elsewhere(self, plain)
             self._correct(table, apart[at], seconds)
-        fused = [at for at, one in enumerate(calls) if one.kernel in SHARES]
-        own_s = [measured_seconds(calls[at].kernel, calls[at].op, self.device) for at in fused]
-        lawful = {at: s * calls[at].times for at, s in zip(fused, own_s, strict=True) if s}
+        lawful = own.by_law
         self._correct(table, np.array([*lawful], int), np.array([*lawful.values()]))
         named = [
             ("", "") if at in lawful else (call.kernel, call.op.dtype)

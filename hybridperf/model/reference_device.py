@@ -15,8 +15,8 @@ on a device that was measured in 32 are no nearer their peak than those: tensor 
 same memory and heat the same chip. Where no calibration is shipped at all, a share that devices
 commonly reach is taken.
 
-Lookups, of which no shipped calibration has any, go by caches that other GPUs show
-(`lookup_prior.py`), and so does how sure that is.
+Lookups go by caches that other GPUs show (`lookup_prior.py`), and so does how sure that is: a share
+of the roofline says little of another cache.
 
 Both 16-bit formats multiply at one rate where the datasheet says so; calibrations are of bf16, so
 fp16 attention is priced as bf16's. Products in fp16 stay with their own measurements: as bf16's,
@@ -125,7 +125,7 @@ def reference_device(
         same = as_measured(model, op)
         if is_measured(model, same) and _rate(model.device, same):
             having[model.device.id] = model
-    if is_lookup(op):  # a share of the roofline says little of another cache
+    if is_lookup(op):
         return None
     near = references_of(device, having) or list(having)
     own = device.peak(op.peak_dtype, op.unit)
@@ -211,14 +211,10 @@ def width_of(op: Op) -> float:
 
 
 def by_other_lookups(model: Calibration, op: Op) -> bool:
-    """Whether an op is a lookup that goes by what other GPUs' caches show: neither the device nor
-    any shipped calibration that would stand for it has measured one.
+    """Whether an op is a lookup that goes by what other GPUs' caches show: the device has measured
+    none.
     """
-    if not is_lookup(op) or not refers(model) or model.references is None:
-        return False
-    return not is_measured(model, op) and (
-        reference_device(model.device, op, model.references()) is None
-    )
+    return is_lookup(op) and refers(model) and not is_measured(model, op)
 
 
 def believed_by(model: Calibration, op: Op) -> str:

@@ -29,22 +29,24 @@ _AMPERE, _HOPPER = "Ampere sm_80", "Hopper sm_90"
 _FLASH_2_HOPPER = 0.35
 _OVER_FLASH_1 = 2.0  # "around 2x speedup compared to FlashAttention"
 # of the matrix units' peak, by kernel and architecture
+_FLASH_2_AMPERE = math.sqrt(0.50 * 0.73)
 SHARES: Mapping[str, Mapping[str, float]] = {
     "flash1": {_AMPERE: math.sqrt(0.25 * 0.40), _HOPPER: _FLASH_2_HOPPER / _OVER_FLASH_1},
-    "flash2": {_AMPERE: math.sqrt(0.50 * 0.73), _HOPPER: _FLASH_2_HOPPER},
+    "flash2": {_AMPERE: _FLASH_2_AMPERE, _HOPPER: _FLASH_2_HOPPER},
+    "sdpa": {_AMPERE: _FLASH_2_AMPERE},
 }
 # Head sizes that a kernel takes at most: "less than or equal to 128" (PyTorch 2.0's warning,
 # aten/src/ATen/native/transformers/cuda/sdp_utils.h). Models of wider ones ran unfused, as Pythia
 # 1B's settings, alone of theirs, have it (pythia-1b.yml of github.com/EleutherAI/pythia).
 WIDEST_HEADS: Mapping[str, int] = {"flash1": 128}
-SHARES = {**SHARES, "sdpa": {_AMPERE: SHARES["flash2"][_AMPERE]}}
 KERNELS = ("", *SHARES)  # empty: the op model's own
 
-# cuDNN's forward kernels on an H100 and an H200 (`calibration/measured`): eight shapes of PyTorch
-# steps with heads of 64 (23 to 358 us) and one of 8,192 tokens with heads of 128 lie within 10 % of
-# a least time and so much per score of a tile of 128 x 128, at the boost clock; steps with dropout
-# take twice as long. Wider heads are fed by their products.
-_CUDNN_LEAST_S, _CUDNN_SCORE_S, _CUDNN_TILE, _CUDNN_HEAD_DIM = 6e-6, 0.72e-12, 128.0, 128.0
+# cuDNN's forward kernels on an H200 (`calibration/measured`, an H100's are alike): seven shapes of
+# PyTorch's steps with heads of 64 (23 to 358 us) and one of 8,192 tokens with heads of 128 lie
+# within 14 % of a least time and so much per score of a tile of 128 x 128, at the boost clock;
+# with dropout they take twice as long. Wider heads are fed by their products.
+_CUDNN_LEAST_S, _CUDNN_SCORE_S, _CUDNN_TILE, _CUDNN_HEAD_DIM = 6e-6, 0.70e-12, 128.0, 128.0
+BY_LAW = "attention by what cuDNN's kernels took on an H100 and an H200"
 _CUDNN_CYCLES = 132 * 1.98e9  # multiprocessors x clock where that was seen
 
 
@@ -72,7 +74,8 @@ def measured_seconds(kernel: str, op: Op, device: DeviceSpec) -> float | None:
     scores = float(np.asarray(op.batch * op.heads)) * tiles * _CUDNN_TILE**2
     score_s = _CUDNN_SCORE_S * max(1.0, float(np.asarray(op.head_dim)) / _CUDNN_HEAD_DIM)
     own = _CUDNN_CYCLES / (device.multiprocessors * device.clock_hz)
-    return _CUDNN_LEAST_S + scores * score_s * own
+    arithmetic_s = float(np.asarray(op.work().flops)) / device.peak(op.dtype, "matrix")
+    return _CUDNN_LEAST_S + max(scores * score_s * own, arithmetic_s)
 
 
 # Backward over forward of fused attention: five products (scores again, and gradients of values,

@@ -23,14 +23,14 @@ BF16 = torch.bfloat16
 
 def gpt2() -> Made:
     """GPT-2 (124M), 12 x 1,024 tokens, mixed precision."""
-    module = small._Gpt(768, 12, 12, 50_304, 1024)
+    module = small.Gpt(768, 12, 12, 50_304, 1024)
     tokens = torch.randint(50_304, (12, 1024))
-    return _mixed(module, BF16), (tokens, tokens.reshape(-1)), _adamw(module)
+    return Mixed(module, BF16), (tokens, tokens.reshape(-1)), _adamw(module)
 
 
 def gpt2_medium_half() -> Made:
     """GPT-2 medium, all in bfloat16, 4 x 1,024 tokens, fused AdamW."""
-    module = small._Gpt(1024, 24, 16, 50_304, 1024).to(BF16)
+    module = small.Gpt(1024, 24, 16, 50_304, 1024).to(BF16)
     tokens = torch.randint(50_304, (4, 1024))
     return module, (tokens, tokens.reshape(-1)), _adamw(module, fused=True)
 
@@ -45,20 +45,20 @@ def llama() -> Made:
 def llama_prompt() -> Made:
     """The same reading a prompt of 1 x 2,048 tokens."""
     module = _Llama(2048, 16, 32, 8, 5632, 32_000).to(BF16)
-    return small._inference(module), (torch.randint(32_000, (1, 2048)),)
+    return small.inference(module), (torch.randint(32_000, (1, 2048)),)
 
 
 def llama_word() -> Made:
     """The same writing one word for each of 16 sequences (without what was kept)."""
     module = _Llama(2048, 16, 32, 8, 5632, 32_000).to(BF16)
-    return small._inference(module), (torch.randint(32_000, (16, 1)),)
+    return small.inference(module), (torch.randint(32_000, (16, 1)),)
 
 
 def bert() -> Made:
     """BERT-large's layers, 16 x 384 tokens, mixed precision."""
     module = _Encoder(1024, 24, 16, 30_528, 384)
     tokens = torch.randint(30_528, (16, 384))
-    return _mixed(module, BF16), (tokens, tokens.reshape(-1)), _adamw(module)
+    return Mixed(module, BF16), (tokens, tokens.reshape(-1)), _adamw(module)
 
 
 def bert_single() -> Made:
@@ -70,44 +70,44 @@ def bert_single() -> Made:
 
 def vit() -> Made:
     """ViT-B/16, 64 images in inference, half precision."""
-    module = small._Vit(768, 12, 12, 16, 224).half()
-    return small._inference(module), (torch.rand(64, 3, 224, 224, dtype=torch.float16),)
+    module = small.Vit(768, 12, 12, 16, 224).half()
+    return small.inference(module), (torch.rand(64, 3, 224, 224, dtype=torch.float16),)
 
 
 def vit_training() -> Made:
     """ViT-L/16, 32 images, mixed precision."""
-    module = small._Vit(1024, 24, 16, 16, 224)
-    step = _mixed(small._Classified(module), BF16)
-    return step, (torch.rand(32, 3, 224, 224), small._labels(32, 100)), _adamw(module)
+    module = small.Vit(1024, 24, 16, 16, 224)
+    step = Mixed(small.Classified(module), BF16)
+    return step, (torch.rand(32, 3, 224, 224), small.labels(32, 100)), _adamw(module)
 
 
 def resnet50() -> Made:
     """ResNet-50, 64 images, channels last, mixed precision."""
     module = _channels_last(_Resnet((3, 4, 6, 3)))
     images = _channels_last(torch.rand(64, 3, 224, 224))
-    step = _mixed(small._Classified(module), torch.float16)
-    return step, (images, small._labels(64, 1000)), _sgd(module)
+    step = Mixed(small.Classified(module), torch.float16)
+    return step, (images, small.labels(64, 1000)), _sgd(module)
 
 
 def resnet50_single() -> Made:
     """ResNet-50, 32 images, single precision."""
     module = _Resnet((3, 4, 6, 3))
-    step = small._Classified(module)
-    return step, (torch.rand(32, 3, 224, 224), small._labels(32, 1000)), _sgd(module)
+    step = small.Classified(module)
+    return step, (torch.rand(32, 3, 224, 224), small.labels(32, 1000)), _sgd(module)
 
 
 def resnet50_inference() -> Made:
     """ResNet-50, 128 images in inference, half precision."""
     module = _channels_last(_Resnet((3, 4, 6, 3)).half())
     images = torch.rand(128, 3, 224, 224, dtype=torch.float16)
-    return small._inference(module), (_channels_last(images),)
+    return small.inference(module), (_channels_last(images),)
 
 
 def unet() -> Made:
     """A U-Net block of 128 and 512 channels, 16 latent images of 64 x 64, mixed precision."""
-    module = small._Unet(128, 512)
+    module = small.Unet(128, 512)
     image = torch.rand(16, 128, 64, 64)
-    return _mixed(module, BF16), (image, torch.rand(16, 128, 64, 64)), _adamw(module)
+    return Mixed(module, BF16), (image, torch.rand(16, 128, 64, 64)), _adamw(module)
 
 
 def diffusion_transformer() -> Made:
@@ -120,34 +120,34 @@ def diffusion_transformer() -> Made:
 def lstm() -> Made:
     """Two recurrent layers of 1,024 over 64 x 128 words."""
     tokens = torch.randint(20_000, (64, 128))
-    module = small._Lstm(20_000, 1024)
+    module = small.Lstm(20_000, 1024)
     return module, (tokens, tokens[:, 0] % 11), _adam(module)
 
 
 def dlrm() -> Made:
     """Bags of 20 lookups in 26 tables of 200,000 x 64, 8,192 samples."""
     indices = torch.randint(200_000, (26, 8192, 20))
-    module = small._Dlrm(26, 200_000, 64)
+    module = small.Dlrm(26, 200_000, 64)
     return module, (torch.rand(8192, 13), indices, torch.rand(8192)), _sgd(module)
 
 
 def dlrm_inference() -> Made:
     """Bags of 40 lookups in 12 tables of a million x 128, 2,048 samples."""
     indices = torch.randint(1_000_000, (12, 2048, 40))
-    step = small._inference(small._Dlrm(12, 1_000_000, 128))
+    step = small.inference(small.Dlrm(12, 1_000_000, 128))
     return step, (torch.rand(2048, 13), indices, torch.rand(2048))
 
 
 def gnn() -> Made:
     """Messages along two million edges of 170,000 nodes."""
-    module = small._Gnn(128, 256)
+    module = small.Gnn(128, 256)
     edges = torch.randint(170_000, (2, 2_000_000))
-    return module, (torch.rand(170_000, 128), edges, small._labels(170_000, 6)), _adam(module)
+    return module, (torch.rand(170_000, 128), edges, small.labels(170_000, 6)), _adam(module)
 
 
 def experts() -> Made:
     """Eight experts that all see 4,096 tokens of 1,024, bfloat16."""
-    module = small._Experts(8, 1024, 4096).to(BF16)
+    module = small.Experts(8, 1024, 4096).to(BF16)
     return module, (torch.rand(4096, 1024, dtype=BF16),), _adamw(module)
 
 
@@ -163,8 +163,8 @@ def perceptron() -> Made:
     layers: list[nn.Module] = []
     for _ in range(5):
         layers += [nn.Linear(4096, 4096), nn.ReLU()]
-    step = _mixed(small._Classified(nn.Sequential(*layers)), BF16)
-    return step, (torch.rand(8192, 4096), small._labels(8192, 4096)), _adamw(step)
+    step = Mixed(small.Classified(nn.Sequential(*layers)), BF16)
+    return step, (torch.rand(8192, 4096), small.labels(8192, 4096)), _adamw(step)
 
 
 def short() -> Made:
@@ -202,7 +202,7 @@ def _sgd(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9)
 
 
-class _mixed(nn.Module):
+class Mixed(nn.Module):
     """A module under `torch.autocast`."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
@@ -353,7 +353,7 @@ class _Diffusion(nn.Module):
 class _DiffusionLayer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.mixing = small._Mixing(width, heads)
+        self.mixing = small.Mixing(width, heads)
         self.norms = nn.ModuleList(
             [nn.LayerNorm(width, elementwise_affine=False) for _ in range(2)]
         )

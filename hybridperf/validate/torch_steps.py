@@ -22,7 +22,7 @@ def mlp() -> Made:
     layers = nn.Sequential(
         nn.Linear(310, 720), nn.ReLU(), nn.Linear(720, 450), nn.ReLU(), nn.Linear(450, 12)
     )
-    return _Classified(layers), (torch.rand(180, 310), _labels(180, 12)), torch.optim.SGD
+    return Classified(layers), (torch.rand(180, 310), labels(180, 12)), torch.optim.SGD
 
 
 def cnn() -> Made:
@@ -33,29 +33,29 @@ def cnn() -> Made:
         nn.Conv2d(46, 90, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(90, 14),
     )  # fmt: skip
-    return _Classified(layers), (torch.rand(14, 3, 44, 44), _labels(14, 14)), torch.optim.Adam
+    return Classified(layers), (torch.rand(14, 3, 44, 44), labels(14, 14)), torch.optim.Adam
 
 
 def resnet() -> Made:
     """Residual blocks, one of which halves the image."""
     layers = nn.Sequential(
-        _Residual(60, 60, 1), _Residual(60, 116, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        Residual(60, 60, 1), Residual(60, 116, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(116, 9),
     )  # fmt: skip
-    module = _Classified(layers)
+    module = Classified(layers)
     momentum = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
-    return module, (torch.rand(7, 60, 26, 26), _labels(7, 9)), momentum
+    return module, (torch.rand(7, 60, 26, 26), labels(7, 9)), momentum
 
 
 def vit() -> Made:
     """Patches of an image through Transformer layers, in inference."""
-    module = _Vit(width=156, depth=4, heads=6, patch=12, side=108)
-    return _inference(module), (torch.rand(4, 3, 108, 108),)
+    module = Vit(width=156, depth=4, heads=6, patch=12, side=108)
+    return inference(module), (torch.rand(4, 3, 108, 108),)
 
 
 def gpt() -> Made:
     """A small language model."""
-    module = _Gpt(width=168, depth=3, heads=4, vocabulary=3300, tokens=116)
+    module = Gpt(width=168, depth=3, heads=4, vocabulary=3300, tokens=116)
     tokens = torch.randint(3300, (3, 116))
     return module, (tokens, tokens.reshape(-1)), torch.optim.AdamW
 
@@ -63,32 +63,32 @@ def gpt() -> Made:
 def lstm() -> Made:
     """Two recurrent layers over a sequence of words."""
     tokens = torch.randint(2900, (18, 34))
-    return _Lstm(2900, 148), (tokens, tokens[:, 0] % 11), torch.optim.Adam
+    return Lstm(2900, 148), (tokens, tokens[:, 0] % 11), torch.optim.Adam
 
 
 def dlrm() -> Made:
     """Bags of seven tables, pairs of their sums, and two perceptrons."""
     indices = torch.randint(36_000, (7, 380, 6))
     clicks = torch.rand(380)
-    return _Dlrm(7, 36_000, 28), (torch.rand(380, 13), indices, clicks), torch.optim.SGD
+    return Dlrm(7, 36_000, 28), (torch.rand(380, 13), indices, clicks), torch.optim.SGD
 
 
 def gnn() -> Made:
     """Messages along edges, added up at their ends."""
-    module = _Gnn(52, 74)
+    module = Gnn(52, 74)
     edges = torch.randint(2600, (2, 17_500))
-    return module, (torch.rand(2600, 52), edges, _labels(2600, 6)), torch.optim.Adam
+    return module, (torch.rand(2600, 52), edges, labels(2600, 6)), torch.optim.Adam
 
 
 def unet() -> Made:
     """Down, up again by interpolation, and beside what was there before."""
     image = torch.rand(3, 18, 52, 52)
-    return _Unet(18, 40), (image, torch.rand(3, 18, 52, 52)), torch.optim.AdamW
+    return Unet(18, 40), (image, torch.rand(3, 18, 52, 52)), torch.optim.AdamW
 
 
 def experts() -> Made:
     """Each token by the two experts of seven that it likes most, all of which see it."""
-    return _Experts(7, 132, 270), (torch.rand(340, 132),), torch.optim.SGD
+    return Experts(7, 132, 270), (torch.rand(340, 132),), torch.optim.SGD
 
 
 def autoencoder() -> Made:
@@ -99,19 +99,19 @@ def autoencoder() -> Made:
         nn.Sigmoid(),
     )  # fmt: skip
     image = torch.rand(9, 3, 60, 60)
-    return _Against(layers), (image, image), torch.optim.Adam
+    return Against(layers), (image, image), torch.optim.Adam
 
 
 def attention() -> Made:
     """Attention of long sequences between two projections, in inference."""
-    return _inference(_Mixing(312, 6)), (torch.rand(2, 290, 312),)
+    return inference(Mixing(312, 6)), (torch.rand(2, 290, 312),)
 
 
-def _labels(count: int, classes: int) -> torch.Tensor:
+def labels(count: int, classes: int) -> torch.Tensor:
     return torch.arange(count) % classes
 
 
-def _inference(module: nn.Module) -> Any:
+def inference(module: nn.Module) -> Any:
     module.eval()
 
     @torch.no_grad()
@@ -121,7 +121,7 @@ def _inference(module: nn.Module) -> Any:
     return inferred
 
 
-class _Classified(nn.Module):
+class Classified(nn.Module):
     """Layers and a cross entropy."""
 
     def __init__(self, layers: nn.Module) -> None:
@@ -132,14 +132,14 @@ class _Classified(nn.Module):
         return functional.cross_entropy(self.layers(x), target)
 
 
-class _Against(_Classified):
+class Against(Classified):
     """Layers and their distance from a target."""
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return functional.mse_loss(self.layers(x), target)
 
 
-class _Residual(nn.Module):
+class Residual(nn.Module):
     def __init__(self, into: int, width: int, stride: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(into, width, 3, stride, 1, bias=False)
@@ -152,7 +152,7 @@ class _Residual(nn.Module):
         return torch.relu(self.norms[1](self.second(y)) + self.short(x))
 
 
-class _Mixing(nn.Module):
+class Mixing(nn.Module):
     """Attention with its projections."""
 
     def __init__(self, width: int, heads: int, causal: bool = False) -> None:
@@ -168,12 +168,12 @@ class _Mixing(nn.Module):
         return self.out(y.transpose(1, 2).reshape(batch, tokens, width))
 
 
-class _Layer(nn.Module):
+class Layer(nn.Module):
     """A layer of a Transformer."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
-        self.mixing = _Mixing(width, heads, causal)
+        self.mixing = Mixing(width, heads, causal)
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
@@ -184,12 +184,12 @@ class _Layer(nn.Module):
         return x + self.mlp(self.norms[1](x))
 
 
-class _Vit(nn.Module):
+class Vit(nn.Module):
     def __init__(self, width: int, depth: int, heads: int, patch: int, side: int) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.places = nn.Parameter(torch.zeros((side // patch) ** 2, width))
-        self.layers = nn.Sequential(*[_Layer(width, heads, False) for _ in range(depth)])
+        self.layers = nn.Sequential(*[Layer(width, heads, False) for _ in range(depth)])
         self.last = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 100))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -197,11 +197,11 @@ class _Vit(nn.Module):
         return self.last(self.layers(x).mean(1))
 
 
-class _Gpt(nn.Module):
+class Gpt(nn.Module):
     def __init__(self, width: int, depth: int, heads: int, vocabulary: int, tokens: int) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(tokens, width)
-        self.layers = nn.Sequential(*[_Layer(width, heads, True) for _ in range(depth)])
+        self.layers = nn.Sequential(*[Layer(width, heads, True) for _ in range(depth)])
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -210,7 +210,7 @@ class _Gpt(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), target)
 
 
-class _Lstm(nn.Module):
+class Lstm(nn.Module):
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
@@ -222,7 +222,7 @@ class _Lstm(nn.Module):
         return functional.cross_entropy(self.head(y[:, -1]), target)
 
 
-class _Dlrm(nn.Module):
+class Dlrm(nn.Module):
     pairs: torch.Tensor
 
     def __init__(self, tables: int, rows: int, width: int) -> None:
@@ -245,7 +245,7 @@ class _Dlrm(nn.Module):
         return functional.binary_cross_entropy_with_logits(score, clicked)
 
 
-class _Gnn(nn.Module):
+class Gnn(nn.Module):
     def __init__(self, into: int, width: int) -> None:
         super().__init__()
         self.own = nn.ModuleList([nn.Linear(into, width), nn.Linear(width, width)])
@@ -259,7 +259,7 @@ class _Gnn(nn.Module):
         return functional.cross_entropy(self.head(x), target)
 
 
-class _Unet(nn.Module):
+class Unet(nn.Module):
     def __init__(self, width: int, wide: int) -> None:
         super().__init__()
         self.before, self.inside = _smooth(width, wide), _smooth(wide, 2 * wide)
@@ -276,7 +276,7 @@ def _smooth(into: int, out: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(into, out, 3, padding=1), nn.GroupNorm(4, out), nn.SiLU())
 
 
-class _Experts(nn.Module):
+class Experts(nn.Module):
     def __init__(self, experts: int, width: int, wide: int) -> None:
         super().__init__()
         self.router = nn.Linear(width, experts)

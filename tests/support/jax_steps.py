@@ -9,25 +9,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 import hybridperf as hp
 from hybridperf.engine.workload import Workload
 from hybridperf.ops import OpCall
+from hybridperf.validate import gpu_jax_steps
+from hybridperf.validate.gpu_jax_steps import Experts as Moe
+from hybridperf.validate.gpu_jax_steps import Mamba, classified, clicked, f32, i32, squared
 
 H100 = "h100_sxm"
-
-
-def f32(*dims: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, jnp.float32)
-
-
-def i32(*dims: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, jnp.int32)
-
-
-def bf16(*dims: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, jnp.bfloat16)
 
 
 def gpu(fn, *args, **options) -> Workload:
@@ -40,30 +30,9 @@ def ran(workload: Workload) -> list[OpCall]:
     return [call for call in calls if isinstance(call, OpCall)]
 
 
-def classified(found, labels):
-    return optax.softmax_cross_entropy_with_integer_labels(found.astype(jnp.float32), labels).mean()
-
-
-def squared(found, wanted):
-    return ((found - wanted) ** 2).mean()
-
-
-def clicked(found, labels):
-    return optax.sigmoid_binary_cross_entropy(found, labels).mean()
-
-
 def step_of(net: nn.Module, loss: Callable, x: Any, y: Any, update: Any = None) -> tuple:
     """A step of a net with AdamW, and its arguments without memory."""
-    update = update or optax.adamw(1e-3)
-    params = jax.eval_shape(lambda: net.init(jax.random.key(0), jnp.zeros(x.shape, x.dtype)))
-    state = jax.eval_shape(update.init, params)
-
-    def step(params, state, x, y):
-        value, grads = jax.value_and_grad(lambda p: loss(net.apply(p, x), y))(params)
-        changes, state = update.update(grads, state, params)
-        return optax.apply_updates(params, changes), state, value
-
-    return step, (params, state, x, y)
+    return gpu_jax_steps.step_of(net, loss, x, y, update=update)[:2]
 
 
 class Mlp(nn.Module):
@@ -159,43 +128,6 @@ class Unet(nn.Module):
         b = b + nn.MultiHeadDotProductAttention(4)(tokens).reshape(b.shape)
         up = jax.image.resize(b, (n, height * 2, width * 2, c), "nearest")
         return nn.Conv(3, (3, 3))(residual(jnp.concatenate([up, a], -1), 64))
-
-
-class Moe(nn.Module):
-    experts: int = 8
-    each: int = 2
-
-    @nn.compact
-    def __call__(self, x):
-        d = x.shape[-1]
-        weights, chosen = lax.top_k(nn.softmax(nn.Dense(self.experts)(x)), self.each)
-        order = jnp.argsort(chosen.reshape(-1))
-        token = order // self.each
-        up = self.param("up", nn.initializers.normal(), (self.experts, d, 4 * d))
-        down = self.param("down", nn.initializers.normal(), (self.experts, 4 * d, d))
-        rows = x[token].reshape(self.experts, -1, d)
-        h = nn.gelu(jnp.einsum("ecd,edf->ecf", rows, up))
-        y = jnp.einsum("ecf,efd->ecd", h, down).reshape(-1, d)
-        return jnp.zeros_like(x).at[token].add(y * weights.reshape(-1)[order][:, None])
-
-
-class Mamba(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        d, n = x.shape[-1], 16
-        u, gate = jnp.split(nn.Dense(2 * d)(x), 2, -1)
-        u = nn.silu(nn.Conv(d, (4,), padding=((3, 0),), feature_group_count=d)(u))
-        dt, b, c = nn.softplus(nn.Dense(d)(u)), nn.Dense(n)(u), nn.Dense(n)(u)
-        a = -jnp.exp(self.param("a", nn.initializers.normal(), (d, n)))
-
-        def token(h, given):
-            u, dt, b, c = given
-            h = h * jnp.exp(dt[..., None] * a) + (dt * u)[..., None] * b[:, None]
-            return h, (h * c[:, None]).sum(-1)
-
-        given = tuple(jnp.swapaxes(one, 0, 1) for one in (u, dt, b, c))
-        _, y = lax.scan(token, jnp.zeros((x.shape[0], d, n)), given)
-        return nn.Dense(d)(jnp.swapaxes(y, 0, 1) * nn.silu(gate))
 
 
 IMAGES, TOKENS = f32(32, 32, 32, 3), f32(4, 256, 128)

@@ -15,7 +15,6 @@ from support.jax_steps import (
     STEPS,
     Block,
     Mlp,
-    bf16,
     classified,
     f32,
     gpu,
@@ -37,6 +36,7 @@ from hybridperf.ops import (
     ScatterAdd,
     Sort,
 )
+from hybridperf.validate.gpu_jax_steps import bf16
 from hybridperf.workloads.ratios import FUSED_ATTENTION
 
 

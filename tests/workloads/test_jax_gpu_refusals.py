@@ -8,12 +8,13 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from support.jax_steps import H100, bf16, f32, gpu, ran
+from support.jax_steps import H100, f32, gpu, ran
 
 import hybridperf as hp
 from hybridperf.io import InputError
 from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.ops import Gemm
+from hybridperf.validate.gpu_jax_steps import bf16
 from hybridperf.workloads.jax.hlo import Instruction
 from hybridperf.workloads.jax.hlo_collectives import group_size, nodes_of
 

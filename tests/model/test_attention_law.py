@@ -1,0 +1,51 @@
+"""Attention of PyTorch on Hopper: the law beside the kernels that steps ran, and its limits."""
+
+import pytest
+
+import hybridperf as hp
+from hybridperf.io import installed_hardware, read_table
+from hybridperf.model.price import price
+from hybridperf.ops import EncoderAttention, Gemm, OpCall, PrefillAttention
+from hybridperf.ops.attention_kernels import measured_seconds
+
+MEASURED = {  # by step of `validate/gpu_steps.py`, without dropout: attention of one layer
+    "gpt2": PrefillAttention("bf16", 12.0, 1024.0, 12.0, 64.0),
+    "gpt2_medium_half": PrefillAttention("bf16", 4.0, 1024.0, 16.0, 64.0),
+    "llama": PrefillAttention("bf16", 2.0, 4096.0, 32.0, 64.0, kv_heads=8.0),
+    "llama_prompt": PrefillAttention("bf16", 1.0, 2048.0, 32.0, 64.0, kv_heads=8.0),
+    "vit": EncoderAttention("fp16", 64.0, 196.0, 12.0, 64.0),
+    "vit_training": EncoderAttention("bf16", 32.0, 196.0, 16.0, 64.0),
+    "diffusion_transformer": EncoderAttention("bf16", 32.0, 256.0, 12.0, 64.0),
+}
+
+
+@pytest.mark.parametrize("step", MEASURED)
+def test_the_law_is_near_the_kernels_of_steps(step: str) -> None:
+    kernels = read_table(installed_hardware().parent / "measured" / "h200_sxm" / "kernels.csv.gz")
+    mine = kernels[(kernels["step"] == step) & (kernels["mode"] == "eager")]
+    forward = mine[mine["kernel"].str.contains("sdpa_sm90_flash_fprop")]
+    measured_s = (forward["seconds"] / forward["count"]).item()
+    assert measured_seconds("sdpa", MEASURED[step], hp.load_device("h200_sxm")) == pytest.approx(
+        measured_s, rel=0.14
+    )
+
+
+def test_it_is_hopper_s_alone_and_whole_sequences_alone() -> None:
+    op = MEASURED["gpt2"]
+    h100 = hp.load_device("h100_sxm")
+    assert measured_seconds("sdpa", op, hp.load_device("a100_sxm4_80g")) is None
+    assert measured_seconds("flash2", op, h100) is None
+    assert measured_seconds("sdpa", Gemm("bf16", 64.0, 64.0, 64.0), h100) is None
+    windowed = PrefillAttention("bf16", 1.0, 8192.0, 8.0, 128.0, window=1024.0)
+    assert measured_seconds("sdpa", windowed, h100) is None
+
+
+def test_no_attention_is_quicker_than_its_arithmetic_and_the_law_is_named() -> None:
+    """An H20 has most of an H100's multiprocessors and a seventh of its arithmetic."""
+    h20 = hp.load_device("h20").model_copy(update={"clock_hz": 1.98e9})
+    for model in (hp.PerfModel.datasheet(h20), hp.load_model("h100_sxm")):
+        for op in (MEASURED["llama"], EncoderAttention("bf16", 8.0, 4096.0, 16.0, 256.0)):
+            found = price(model, [OpCall(op, kernel="sdpa", issued_apart=True)])
+            arithmetic_s = float(op.work().flops) / model.device.peak("bf16", "matrix")
+            assert found.seconds[0] >= arithmetic_s
+            assert "cuDNN" in found.remarks[0]
