@@ -100,14 +100,14 @@ def run_cost(
     total = number_of_tokens(tokens)
     found, counts = list[Step](), list[float]()
     for share, samples in _phases(total, ramp, batch):
-        step, tokens_of_step = _best_step(model, system, gpus, total, samples, asked)
+        step, tokens_of_step = _best_step(model, system, gpus, samples, asked)
         found.append(step)
         counts.append(share / tokens_of_step)
     return training_run(_mean_step(found, counts), sum(counts), settings)
 
 
 def _best_step(
-    model: Any, system: str, gpus: int, tokens: float, batch: int | None, asked: Mapping[str, Any]
+    model: Any, system: str, gpus: int, batch: int | None, asked: Mapping[str, Any]
 ) -> tuple[Step, int]:
     """`_planned`, kept where what it is asked by are words and numbers that name no file."""
     only = {
@@ -119,19 +119,20 @@ def _best_step(
     # what files say may change, and not everything can be looked up
     keeps = all(isinstance(one, str | int | float) and not os.path.exists(str(one)) for one in said)
     planned = _planned if keeps else _planned.__wrapped__
-    return planned(model, system, gpus, tokens, batch, tuple(only.items()), **given)
+    return planned(model, system, gpus, batch, tuple(only.items()), **given)
 
 
-@functools.lru_cache(16)
+@functools.lru_cache(64)
 def _planned(
-    model: Any, system: str, gpus: int, tokens: float, batch: int | None,
-    only: tuple[tuple[str, Any], ...], **asked: Any,
+    model: Any, system: str, gpus: int, batch: int | None, only: tuple[tuple[str, Any], ...],
+    **asked: Any,
 ) -> tuple[Step, int]:  # fmt: skip
-    """The best layout's step and its tokens; kept, since settings of a run do not change it."""
+    """The best layout's step and its tokens; kept, since neither a run's settings nor its tokens
+    change it.
+    """
     best = plan(
-        model, system, gpus, tokens=tokens, batch=batch, limit=_LAYOUTS, only=dict(only) or None,
-        **asked,
-    )  # fmt: skip
+        model, system, gpus, batch=batch, limit=_LAYOUTS, only=dict(only) or None, **asked
+    )
     case = best.cases[best.choice(0).case]
     return step_of_plan(best), case.space.global_batch * best.setup.shape.seq
 

@@ -27,7 +27,8 @@ _BINS = 512  # geometric bins for all other ranks: mean probability within 1 % o
 
 def uniform_unique_rows(lookups: Any, rows: Any) -> Any:
     """Expected different rows among `lookups` uniform draws from `rows` rows."""
-    return rows * -jnp.expm1(lookups * jnp.log1p(-1.0 / jnp.maximum(rows, 1.0 + 1e-6)))
+    module = array_module(lookups, rows)
+    return rows * -module.expm1(lookups * module.log1p(-1.0 / module.maximum(rows, 1.0 + 1e-6)))
 
 
 def zipf_classes(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:

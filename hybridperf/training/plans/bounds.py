@@ -25,6 +25,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -52,18 +53,18 @@ from hybridperf.training.plans.space import (
     PartialLayouts,
     Place,
     bounding_chunks,
+    by_rule_of_thumb,
     crossed,
     joined,
     laid_out,
     places,
-    rule_of_thumb,
     unique_rows,
 )
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.layout import Layouts
 
 REACH = 1.5  # times the memory there is: layouts that more of it would admit are bounded, too
-_PIECE = 2**16  # base layouts that are priced together
+_FIRST, _PIECE = 2**9, 2**16  # base layouts that are priced together: of the first piece, at most
 _ROUNDING = 1e-9  # of a bound: the same terms are added in another order
 _GROUPS = ("tp", "cp", "ep")
 
@@ -211,10 +212,17 @@ class Search:
 
     @functools.cached_property
     def pieces(self) -> list[np.ndarray]:
-        """Partial layouts by rising bound, cut so that their completions are priced together."""
+        """Partial layouts by rising bound, cut so that their completions are priced together.
+
+        The first piece is small, each other twice the one before: what is found soon rules out
+        most of the others.
+        """
         order = np.argsort(self.bounds, kind="stable")
         ends = np.cumsum(self.bounded.partial.completions[self.bounded.at[order]])
-        return np.split(order, np.flatnonzero(np.diff(ends // _PIECE)) + 1)
+        growing = _FIRST * (2 ** np.arange(1, math.log2(_PIECE / _FIRST) + 1) - 1)
+        later = np.maximum(ends - growing[-1], 0) // _PIECE
+        piece = np.searchsorted(growing, ends, side="right") + later
+        return np.split(order, np.flatnonzero(np.diff(piece)) + 1)
 
     def _scores(self, parts: StepParts) -> np.ndarray:
         one = self.bounded.partial
@@ -291,12 +299,14 @@ class Search:
         return price_space(setup, space, progress=self.bounded.progress), ruled_out
 
     def naive(self, most: float) -> Kept:
-        """Layouts by the rule of thumb that are worse than all that were kept."""
-        partial = self.bounded.partial
+        """Layouts nearest to the rule of thumb, where they are worse than all that were kept."""
+        partial, setup = self.bounded.partial, self.bounded.setup
         x = partial.columns
-        base = partial.bases(np.flatnonzero(rule_of_thumb(x)))
-        plain = rule_of_thumb(base) & (base.zero <= 1)
-        kept = self._kept(Layouts(*(column[plain] for column in base)), np.inf)
+        base = partial.bases(np.flatnonzero((x.cp == 1) & (x.ep == 1) & (x.micro_batch == 1)))
+        fits = bytes_of(setup, base) <= self.most_bytes
+        base = Layouts(*(column[fits] for column in base))
+        first = by_rule_of_thumb(base, partial.gpus_per_node)
+        kept = self._kept(Layouts(*(column[first] for column in base)), np.inf)
         return _where(kept, kept.score > most)
 
 

@@ -29,10 +29,9 @@ from hybridperf.training.plans import table
 from hybridperf.training.plans.intervals import step_intervals
 from hybridperf.training.plans.layout_text import field_words
 from hybridperf.training.plans.ranked import Choice, RankedLayouts
-from hybridperf.training.plans.space import rule_of_thumb
+from hybridperf.training.plans.space import by_rule_of_thumb
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.features import unmeasured_of
-from hybridperf.workloads.transformer.columns import FULL, NONE
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout, Layouts
 from hybridperf.workloads.transformer.step import transformer
@@ -118,16 +117,9 @@ def naive(plan: RankedLayouts) -> Choice | None:
     case = plan.cases[number]
     at = np.argsort(case.parts.step_s, kind="stable")  # those beyond the limit, too
     of = case.space.base_of[case.rows[at]]
-    x = {name: column[of] for name, column in case.space.base._asdict().items()}
-    plain = rule_of_thumb(Layouts(**x))
-    for mode, zero in ((FULL, 0), (FULL, 1), (NONE, 0), (NONE, 1)):
-        here = np.flatnonzero(plain & (x["recompute"] == mode) & (x["zero"] == zero))
-        if len(here):
-            tp = x["tp"][here]
-            inside = np.where(tp <= case.setup.gpus_per_node, tp, -tp)
-            best = here[np.lexsort((np.arange(len(here)), x["pp"][here], -inside))[0]]
-            return Choice(number, int(at[best]))
-    return None
+    x = Layouts(*(column[of] for column in case.space.base))
+    first = by_rule_of_thumb(x, case.setup.gpus_per_node)
+    return Choice(number, int(at[first[0]])) if len(first) else None
 
 
 def differences(a: Layout, b: Layout) -> str:

@@ -17,7 +17,7 @@ from hybridperf.model.adapted_steps import Adaptation, Adapted, Group
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.plans.space import PLANNED_SCHEDULES
 from hybridperf.training.steps.adaptation import UNNAMED
-from hybridperf.training.steps.batch import PriceCache
+from hybridperf.training.steps.batch import PriceCache, shared_price_cache
 from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.training.steps.names import Machine, aliases, machine
@@ -119,7 +119,7 @@ def training_setup(
     habits = settled(framework, found.spec, dtype, quant)
     framework = framework or ASSUMED
     template = TransformerConfig(shape, **config_fields(config_habits(habits, 1, shape.dim)))
-    cache = cache or PriceCache()
+    cache = cache or shared_price_cache()
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < capacity < math.inf:
         raise InputError(f"expected --memory-bytes above zero, such as 80e9, got {capacity:g}")

@@ -31,7 +31,9 @@ from hybridperf.training.plans.progress import Progress
 from hybridperf.workloads.transformer import TransformerShape
 from hybridperf.workloads.transformer.columns import (
     FOLDED,
+    FULL,
     INTERLEAVED,
+    NONE,
     RECOMPUTE,
     SCHEDULES,
     SPLITS_BACKWARD,
@@ -330,10 +332,17 @@ def bounding_chunks(chunks: np.ndarray, schedule: np.ndarray) -> np.ndarray:
     return np.where(np.isin(schedule, SPLITS_BACKWARD), np.inf, chunks)
 
 
-def rule_of_thumb(x: Layouts) -> np.ndarray:
-    """Whether layouts are of the rule of thumb (`explain.NAIVE`), whatever tp, pp and ZeRO."""
-    one = (x.cp == 1) & (x.ep == 1) & (x.vp == 1) & (x.micro_batch == 1)
-    return np.asarray(one & (x.sequence_parallel == 0) & (x.schedule == 0))
+def by_rule_of_thumb(x: Layouts, gpus_per_node: int) -> np.ndarray:
+    """Places of the layouts that are nearest to the rule of thumb (`explain.NAIVE`), if any are."""
+    plain = (x.cp == 1) & (x.ep == 1) & (x.vp == 1) & (x.micro_batch == 1)
+    plain = plain & (x.sequence_parallel == 0) & (x.schedule == 0)
+    for mode, zero in ((FULL, 0), (FULL, 1), (NONE, 0), (NONE, 1)):
+        here = np.flatnonzero(plain & (x.recompute == mode) & (x.zero == zero))
+        if len(here):
+            inside = np.where(x.tp[here] <= gpus_per_node, x.tp[here], -x.tp[here])
+            here = here[inside == inside.max()]
+            return here[x.pp[here] == x.pp[here].min()]
+    return np.zeros(0, int)
 
 
 def _spread(counts: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -82,7 +82,8 @@ class Prices:
     by_machine: dict[Any, Unmeasured] = dataclasses.field(default_factory=dict)
     _numbers: dict[Call, int] = dataclasses.field(default_factory=dict)
     _in_step: dict[Call, int] = dataclasses.field(default_factory=dict)
-    _seconds: list[float] = dataclasses.field(default_factory=list)  # NaN: not priced yet
+    # by number, with room for more; NaN: not priced yet
+    _seconds: np.ndarray = dataclasses.field(default_factory=lambda: np.full(1024, np.nan))
 
     @property
     def links(self) -> CollectiveModel:
@@ -95,7 +96,8 @@ class Prices:
         at = self._numbers.setdefault(call, len(self.calls))
         if at == len(self.calls):
             self.calls.append(call)
-            self._seconds.append(np.nan)
+            if at == len(self._seconds):
+                self._seconds = np.concatenate([self._seconds, np.full(at, np.nan)])
         return at
 
     def in_step(self, call: Call) -> int:
@@ -117,19 +119,18 @@ class Prices:
     def seconds(self, numbers: Any) -> np.ndarray:
         """Seconds of calls by their numbers [n]; those that are new are priced together."""
         numbers = np.asarray(numbers, int)
-        new = [at for at in np.unique(numbers).tolist() if np.isnan(self._seconds[at])]
-        if new:
-            table = step_table(self.model, [self.calls[at] for at in new])
-            for at, seconds in zip(new, alone_seconds(self.model, table).tolist(), strict=True):
-                self._seconds[at] = seconds
-        return np.array(self._seconds)[numbers]
+        new = np.unique(numbers[np.isnan(self._seconds[numbers])])
+        if len(new):
+            table = step_table(self.model, [self.calls[at] for at in new.tolist()])
+            self._seconds[new] = alone_seconds(self.model, table)
+        return self._seconds[numbers]
 
     def learn(self, calls: Iterable[Call]) -> None:
         """Price those that are new."""
         self.seconds([self.number(call) for call in calls])
 
     def __getitem__(self, call: Call) -> float:
-        return self._seconds[self._numbers[call]]
+        return float(self._seconds[self._numbers[call]])
 
 
 def _on_nodes(call: Call, nodes: int) -> Call:
@@ -146,6 +147,8 @@ class PieceTerms:
     calls: np.ndarray  # int [n] numbers of `Prices`
     groups: np.ndarray  # int [n] index into `_PLACED` of who exchanges; -1: nodes are as built
     counts: np.ndarray  # [S, F] kernels and collectives
+    # the sums [S, F] of a piece that is priced, by nodes of its tp, cp and ep groups
+    placed: dict[tuple[int, ...], np.ndarray] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -332,16 +335,19 @@ class Cells:
         for _ in _PLACED:
             known, on = np.divmod(known, radix)
             digits.append(on)
-        wanted = np.stack([*digits[::-1], 0 * known], 1)  # [K, 4]
-        terms = [pieces[at] for at in known.tolist()]
+        wanted = np.stack(digits[::-1], 1)  # [K, 3]
+        on_each = map(tuple, wanted.tolist())
+        self._each = [(pieces[at], on) for at, on in zip(known.tolist(), on_each, strict=True)]
+        self._new = [at for at, (one, on) in enumerate(self._each) if on not in one.placed]
+        terms = [self._each[at][0] for at in self._new]
         row = np.repeat(np.arange(len(terms)), [len(one.calls) for one in terms])
         places, calls, who = (
             np.concatenate([np.zeros(0, int), *(getattr(one, name) for one in terms)])
             for name in ("sums", "calls", "groups")
         )
-        self.calls = prices.on_nodes(calls, wanted[row, who])
+        nowhere = np.zeros((len(terms), 1), int)  # of calls that are no messages
+        self.calls = prices.on_nodes(calls, np.hstack([wanted[self._new], nowhere])[row, who])
         self._places = row * int(np.prod(_SUMS)) + places
-        self._counts = np.array([one.counts for one in terms], float).reshape(-1, *_SUMS)
 
     @staticmethod
     def of(configs: Sequence[TransformerConfig], prices: Prices) -> Cells:
@@ -368,9 +374,12 @@ class Cells:
 
     def pieces(self, prices: Prices) -> np.ndarray:
         """What the calls of each piece come to, by what is recomputed [modes, K, P, F]."""
-        size = self._counts.size
-        seconds = np.bincount(self._places, prices.seconds(self.calls), size)
-        found = self._counts + seconds.reshape(self._counts.shape)
+        size = len(self._new) * int(np.prod(_SUMS))
+        seconds = np.bincount(self._places, prices.seconds(self.calls), size).reshape(-1, *_SUMS)
+        for at, sums in zip(self._new, seconds, strict=True):
+            piece, on = self._each[at]
+            piece.placed[on] = piece.counts + sums
+        found = np.array([piece.placed[on] for piece, on in self._each]).reshape(-1, *_SUMS)
         plain = found[:, :2]
         out = np.stack([plain] * len(RECOMPUTE))
         for at, mode in enumerate(_REPEATED):
