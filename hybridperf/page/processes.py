@@ -1,7 +1,8 @@
 """Programs that answer commands: JSON lines to their standard input, JSON lines back.
 
-What one loads and compiles stays there for the next question. An answer that takes too long for
-its reader is stopped with its program; the next question starts another.
+What one loads and compiles stays there for the next question, so while nobody asks, a program is
+asked what a reader may ask next. An answer that takes too long for its reader is stopped with its
+program; the next question starts another.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 _LONGEST_LINE = 64 << 20  # bytes of an answer
+_QUIET_S = 0.5  # without a question, before one is asked ahead
 _ENDED = "the program that computes has ended; ask again, a new one starts"
 
 
@@ -23,12 +25,19 @@ class Answerer:
         self._program = program
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
+        self._asked = 0  # questions so far; those asked ahead do not count
 
     async def ask(self, arguments: Sequence[str]) -> AsyncGenerator[dict[str, Any], None]:
         """What the program says, line by line; the last has `answer` or `error`.
 
         Whoever stops listening before the last line stops the program.
         """
+        self._asked += 1
+        async with contextlib.aclosing(self._lines(arguments)) as lines:
+            async for said in lines:
+                yield said
+
+    async def _lines(self, arguments: Sequence[str]) -> AsyncGenerator[dict[str, Any], None]:
         if self._turn.locked():
             yield {"progress": "waits for another question"}
         async with self._turn:
@@ -53,8 +62,19 @@ class Answerer:
                 if not last:
                     await self.stop()
 
+    async def ask_ahead(self, questions: Sequence[Sequence[str]]) -> None:
+        """Ask these one after the other, once nobody has asked for a moment and until one does."""
+        mine = self._asked
+        await asyncio.sleep(_QUIET_S)
+        for arguments in questions:
+            if self._asked != mine:
+                return
+            async for _ in self._lines(arguments):
+                pass
+
     async def stop(self) -> None:
         """End the program, at once."""
+        self._asked += 1
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):

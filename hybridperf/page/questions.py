@@ -100,6 +100,18 @@ def question(view: str, name: str, values: Mapping[str, Any], found: Found) -> Q
     return Question(arguments, typed, asked["process"], asked.get("folder", ""), tuple(names))
 
 
+def beside(view: str, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Values that a reader may ask for after these: half and twice of the field that a question
+    names as `ahead`.
+    """
+    asked = views()[view]["questions"][name].get("ahead")
+    field = next((one for one in views()[view]["fields"] if one["name"] == asked), None)
+    if field is None or not str(values.get(asked, "")).isdecimal():
+        return []
+    near = (int(values[asked]) * 2, int(values[asked]) // 2)
+    return [{**values, asked: one} for one in near if field["least"] <= one <= field["most"]]
+
+
 def _argument(field: Mapping[str, Any], word: str) -> list[str]:
     """A value as its field's command takes it: NAME=VALUE, an option, or alone."""
     as_ = field.get("as", "")

@@ -28,6 +28,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -36,7 +37,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hybridperf.io import InputError
 from hybridperf.page.processes import Answerer
-from hybridperf.page.questions import Question, question, views
+from hybridperf.page.questions import Question, beside, question, views
 from hybridperf.page.uploads import Uploads
 
 HOST = "127.0.0.1"
@@ -125,7 +126,13 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
             return _lines(_said(error=str(error)))
         except (ValueError, KeyError, TypeError, AttributeError):
             return PlainTextResponse("expected a question in JSON", 400)
-        return _lines(_answers(answerers[one.process], one), one.names)
+        answerer = answerers[one.process]
+        ahead = [
+            question(asked["view"], asked["question"], values, uploads.get).arguments
+            for values in beside(asked["view"], asked["question"], asked["values"])
+        ]
+        following = BackgroundTask(answerer.ask_ahead, ahead) if ahead else None
+        return _lines(_answers(answerer, one), one.names, following)
 
     async def upload(request: Request) -> Response:
         name = unquote(request.headers.get("x-name", ""))
@@ -213,9 +220,12 @@ async def _answers(answerer: Answerer, asked: Question) -> AsyncGenerator[dict[s
 
 
 def _lines(
-    said: AsyncGenerator[dict[str, Any], None], names: Sequence[tuple[str, str]] = ()
+    said: AsyncGenerator[dict[str, Any], None], names: Sequence[tuple[str, str]] = (),
+    following: BackgroundTask | None = None,
 ) -> StreamingResponse:  # fmt: skip
-    """Lines of JSON, in which dropped files have the names that their owner knows."""
+    """Lines of JSON, in which dropped files have the names that their owner knows; `following` is
+    done once they are sent.
+    """
 
     async def lines() -> AsyncIterator[str]:
         async with contextlib.aclosing(said):
@@ -225,7 +235,7 @@ def _lines(
                     line = line.replace(here, json.dumps(theirs)[1:-1])
                 yield line + "\n"
 
-    return StreamingResponse(lines(), media_type="application/x-ndjson")
+    return StreamingResponse(lines(), media_type="application/x-ndjson", background=following)
 
 
 def serve(

@@ -130,9 +130,7 @@ def _planned(
     """The best layout's step and its tokens; kept, since neither a run's settings nor its tokens
     change it.
     """
-    best = plan(
-        model, system, gpus, batch=batch, limit=_LAYOUTS, only=dict(only) or None, **asked
-    )
+    best = plan(model, system, gpus, batch=batch, limit=_LAYOUTS, only=dict(only) or None, **asked)
     case = best.cases[best.choice(0).case]
     return step_of_plan(best), case.space.global_batch * best.setup.shape.seq
 

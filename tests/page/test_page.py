@@ -155,6 +155,16 @@ def test_a_step_is_the_commands_step_and_answers_at_once(browser: Browser, page:
             "{ shape: 'llama2-7b', system: 'h200', gpus: 1, osl: 512, sla: 'ttft=1s,tpot=30ms' }",
             "isl: 512 + 32 * at",
         ),
+        (
+            "run", "days", "run",
+            "{ shape: 'gpt2-xl', system: 'dgx_h100', gpus: 2, batch: 4 }",
+            "tokens: `${1 + at}B`",
+        ),
+        (
+            "layouts", "time of a step", "plan",
+            "{ shape: 'gpt2-xl', system: 'dgx_h100', gpus: 2, only: 'zero=0 cp=1' }",
+            "batch: 2 * 2 ** (at % 4)",
+        ),
     ],
 )  # fmt: skip
 def test_a_move_takes_less_than_a_tenth_of_a_second(

@@ -15,7 +15,7 @@ from hybridperf.cli.page import PROGRAM
 from hybridperf.io import InputError
 from hybridperf.page import uploads
 from hybridperf.page.processes import Answerer
-from hybridperf.page.questions import question, views
+from hybridperf.page.questions import beside, question, views
 from hybridperf.page.server import Guard
 from hybridperf.page.uploads import Uploads
 from hybridperf.workloads.transformer.framework import framework_habits
@@ -23,6 +23,13 @@ from hybridperf.workloads.transformer.framework import framework_habits
 STEP = {"model": "gpt2-xl", "gpu": "h100_sxm", "n_gpus": 1, "tp": 1, "pp": 1}
 MACHINE = {"model": "a100_sxm4_80g", "system": "aws_p4de_a100"}
 JSON = {"Content_Type": "application/json"}
+
+
+# answers each line with how many there have been
+_ECHO = """import sys
+for count, _ in enumerate(sys.stdin, 1):
+    print('{"answer": %d}' % count, flush=True)
+"""
 
 
 def body(**asked: object) -> bytes:
@@ -166,6 +173,28 @@ def test_a_question_that_nobody_waits_for_is_stopped() -> None:
     ended, said = asyncio.run(story())
     assert ended
     assert "systems" in said["answer"]
+
+
+def test_what_may_be_asked_next_is_asked_ahead_until_somebody_asks() -> None:
+    echo = ["python3", "-c", _ECHO]
+
+    async def asked_ahead(by_a_reader: bool) -> int:
+        answerer = Answerer(echo)
+        ahead = asyncio.ensure_future(answerer.ask_ahead([["a"], ["b"]]))
+        await asyncio.sleep(0)  # it begins
+        if by_a_reader:
+            assert [one async for one in answerer.ask(["first"])] == [{"answer": 1}]
+        await ahead
+        found = [one async for one in answerer.ask(["last"])]
+        await answerer.stop()
+        return int(found[-1]["answer"])
+
+    assert asyncio.run(asked_ahead(by_a_reader=False)) == 3
+    assert asyncio.run(asked_ahead(by_a_reader=True)) == 2
+    near = beside("run", "run", {"gpus": "8", "tokens": "1T"})
+    assert near == [{"gpus": 16, "tokens": "1T"}, {"gpus": 4, "tokens": "1T"}]
+    assert beside("run", "run", {"gpus": "1"}) == [{"gpus": 2}]
+    assert beside("tables", "shard", {"gpus": "8"}) == []
 
 
 def test_views_ask_what_commands_take() -> None:

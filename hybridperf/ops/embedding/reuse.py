@@ -16,6 +16,7 @@ different rows than lookups.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -181,11 +182,15 @@ def _mean_between(low: float, high: float, slope: float) -> float:
     return float((at * weight).sum() / weight.sum())
 
 
+@functools.lru_cache(4096)
 def _nodes(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     """(counts that stand for the whole numbers from low to high, how many each stands for)."""
     edges = np.unique(np.round(np.geomspace(low, high + 1, min(int(high - low) + 2, _NODES + 1))))
     edges[-1] = high + 1
-    return (edges[1:] + edges[:-1] - 1) / 2, np.diff(edges)
+    found = (edges[1:] + edges[:-1] - 1) / 2, np.diff(edges)
+    for one in found:  # which many share
+        one.setflags(write=False)
+    return found
 
 
 def _slopes(shares: Any, steepest: float = 4.0) -> Any:

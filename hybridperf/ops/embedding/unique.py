@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.io.namespace import array_module

@@ -242,9 +242,11 @@ class Search:
         space = laid_out(partial, Layouts(*(column[some] for column in base)))
         if not len(space):
             return Kept(space, np.zeros(0))
-        chunks = bounding_chunks(space.base.vp, space.base.schedule)
-        least = self._scores(least_parts(setup, space, chunks, threads=threads))
-        rows = np.flatnonzero(least <= most)
+        rows = np.arange(len(space))
+        if most < np.inf:
+            chunks = bounding_chunks(space.base.vp, space.base.schedule)
+            least = self._scores(least_parts(setup, space, chunks, threads=threads))
+            rows = np.flatnonzero(least <= most)
         if not len(rows):
             return Kept(joined([(space, rows)]), np.zeros(0))
         found = self._scores(times(columns_of(setup, space, rows), setup, threads=threads))

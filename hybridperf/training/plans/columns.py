@@ -17,6 +17,7 @@ space, M of them that are priced, n of a chunk of these, P passes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ from hybridperf.training.steps.cells import (
     PieceTerms,
     Prices,
     piece_numbers,
-    piece_terms,
+    pieces_alike,
     slots,
 )
 from hybridperf.training.steps.features import Sums, row_columns
@@ -185,12 +186,17 @@ def cells_of(
     one = config(int(rows[0]))
     mine, terms = slots(one.shape, one.checkpoints), list[PieceTerms]()
     of = np.empty((len(mine), len(rows)), np.int32)
+    # kernels of a row are those of its tp (`TrainingSetup.config`)
+    each_tp = dict(zip(*np.unique(x.tp, return_index=True), strict=True))
+    configs = {tp: config(int(rows[at])) for tp, at in each_tp.items()}
     for at, slot in enumerate(mine):
-        numbers = (np.broadcast_to(n, len(rows)) for n in piece_numbers(slot, one, x, nodes[2]))
+        numbers = [np.broadcast_to(n, len(rows)) for n in piece_numbers(slot, one, x, nodes[2])]
         first, which = unique_rows(*numbers)
         of[at] = len(terms) + which
-        for built, row in enumerate(rows[first].tolist(), 1):
-            terms.append(piece_terms(slot, config(row), prices))
+        alike = {tp: pieces_alike(slot, one, prices) for tp, one in configs.items()}
+        each = zip(*(column[first].tolist() for column in (x.tp, rows, *numbers)), strict=True)
+        for built, (tp, row, *own) in enumerate(each, 1):
+            terms.append(alike[tp].terms(tuple(own), functools.partial(config, row)))
             progress(f"{slot.piece} on a rank", built, len(first))
     shares = np.array([[slot.share] for slot in mine])
     blocks = [slot.block for slot in mine]

@@ -25,6 +25,8 @@ from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve, with_recompute
 from hybridperf.workloads.transformer.config import TransformerConfig
 
+_MOST_CALLS = 200_000  # of one machine, about half a gigabyte with all that hangs on them
+
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
@@ -71,8 +73,9 @@ class PriceCache:
         self._prices: dict[tuple[str, str, str], Prices] = {}
 
     def prices(self, machine: Machine) -> Prices:
-        """Prices of calls on one machine."""
-        if machine.key not in self._prices:
+        """Prices of calls on one machine; begun anew once they are very many."""
+        held = self._prices.get(machine.key)
+        if held is None or len(held.calls) > _MOST_CALLS:
             model = self._model(machine).on(machine.spec)
             priced = dataclasses.replace(model, references=shipped, collectives=_links(machine))
             self._prices[machine.key] = Prices(priced)

@@ -74,8 +74,8 @@ class Prices:
     calls: list[Call] = dataclasses.field(default_factory=list)  # by number
     # sums over the passes of a cell (`features.py`)
     cells: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    # passes of pieces, which take longer to build than to price
-    kept: dict[Any, PieceTerms] = dataclasses.field(default_factory=dict)
+    # passes of pieces, which take longer to build than to price: by kernels, then by numbers
+    kept: dict[Any, dict[tuple[int, ...], PieceTerms]] = dataclasses.field(default_factory=dict)
     # sums of what happens once a step
     once: dict[Any, Any] = dataclasses.field(default_factory=dict)
     # what was not measured, by what it depends on
@@ -273,15 +273,36 @@ def piece_numbers(
 
 def piece_terms(slot: Slot, config: TransformerConfig, prices: Prices) -> PieceTerms:
     """Terms of the piece that a slot of a config takes, built once."""
+    numbers = piece_numbers(slot, config, config.layout.columns, config.group("ep").nodes)
+    return pieces_alike(slot, config, prices).terms(numbers, lambda: config)
+
+
+class PiecesAlike(NamedTuple):
+    """Pieces of a slot that the same kernels run, by their numbers."""
+
+    slot: Slot
+    prices: Prices
+    kept: dict[tuple[int, ...], PieceTerms]
+
+    def terms(
+        self, numbers: tuple[int, ...], config: Callable[[], TransformerConfig]
+    ) -> PieceTerms:
+        """Terms of the piece with such `piece_numbers`; `config`: one that has it."""
+        if numbers not in self.kept:
+            slot, one = self.slot, config()
+            passes = _PASSES[slot.piece](one, slot.kind)
+            again = slot.block == 0
+            self.kept[numbers] = PieceTerms.of(passes, self.prices, one.checkpoints, again)
+        return self.kept[numbers]
+
+
+def pieces_alike(slot: Slot, config: TransformerConfig, prices: Prices) -> PiecesAlike:
+    """The pieces of a slot with a config's shape and kernels that were built so far."""
     shape = config.shape
     if not (shape.experts or shape.decoder_layers or shape.mixers):
         shape = _one_layer(shape)
-    numbers = piece_numbers(slot, config, config.layout.columns, config.group("ep").nodes)
-    key = (slot.piece, slot.kind, shape, *numbers, *kernels_key(config))
-    if key not in prices.kept:
-        passes = _PASSES[slot.piece](config, slot.kind)
-        prices.kept[key] = PieceTerms.of(passes, prices, config.checkpoints, slot.block == 0)
-    return prices.kept[key]
+    key = (slot.piece, slot.kind, shape, *kernels_key(config))
+    return PiecesAlike(slot, prices, prices.kept.setdefault(key, {}))
 
 
 def _of_experts(config: TransformerConfig, kind: int, messages: bool) -> Passes:
