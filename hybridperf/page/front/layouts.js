@@ -12,6 +12,15 @@ const AXES = [["memory", "memory_bytes", units.bytes], ["tensor parallel", "tp",
 
 export const layoutWords = (row) => DEGREES.filter((one) => !["1", "none", "1f1b", "0"].includes(String(row[one]))).map((one) => `${one.replaceAll("_", " ")} ${row[one]}`).join(", ") || "one rank";
 
+const ABBREVIATIONS = "tp: tensor parallel, cp: context parallel, ep: expert parallel, pp: pipeline stages, vp: chunks of a stage, dp: data parallel, zero: ZeRO stage, accumulation: micro-batches of a step; what is not named is 1 or none.";
+
+// What the winner spends less on than another layout, the largest first.
+function why(winner, other) {
+  const less = PARTS.slice(1, 5).map(([name, label]) => [label, other[name] - winner[name]]).filter(([, saved]) => saved > 0).sort((a, b) => b[1] - a[1]).slice(0, 2);
+  const because = less.map(([label, saved]) => `${units.time(saved)} less ${label}`).join(" and ");
+  return `The winner takes ${units.time(other.time_s - winner.time_s)} less than ${layoutWords(other)}${because ? `: ${because}` : ""}.`;
+}
+
 // Rows that no other beats in both columns.
 function front(rows, x, y) {
   const sorted = [...rows].sort((a, b) => a[x] - b[x] || a[y] - b[y]);
@@ -46,7 +55,7 @@ export function show(root, { form }) {
   function compared() {
     const [a, b] = picked.length === 2 ? picked : [0, picked[0] ?? 1];
     const [one, two] = [answer.layouts[a], answer.layouts[b]];
-    if (!two) return null;
+    if (!two) return make("p", {}, "There is one layout alone.");
     const rows = [{ what: "layout", a: layoutWords(one), b: layoutWords(two) }, ...PARTS.map(([name, label, write]) => ({ what: label, a: write(one[name]), b: write(two[name]) }))];
     return table(`Layout ${a + 1} beside layout ${b + 1}`, [{ name: "what", label: "" }, { name: "a", label: `layout ${a + 1}`, long: true }, { name: "b", label: `layout ${b + 1}`, long: true }], rows);
   }
@@ -71,12 +80,13 @@ export function show(root, { form }) {
         ["MFU", units.percent(first.mfu), `${units.count(first.tokens_per_s)} tokens per second`, first.mfu],
       ]),
       copies(head),
-      section("All of them",
+      make("p", { class: "remark" }, ABBREVIATIONS),
+      section("The best of them",
         make("div", { class: "bar-of-buttons" }, axis, filter),
         scatter(`Each point is a layout of the best ${answer.layouts.length}; the line joins those that no other beats in both. The circle is the best. Choose points to compare them.`, points, { name, write, log: true }, { name: "time of a step", write: units.time, log: true }, [line]),
-        table("The best layouts", [{ name: "n", label: "", write: (_, row) => answer.layouts.indexOf(row) + 1 }, { name: "layout", label: "layout", long: true, words: true, write: (_, row) => layoutWords(row) }, ...PARTS.map(([id, label, one]) => ({ name: id, label, write: one })), { name: "pick", label: "", words: true, write: button }], kept.slice(0, ROWS), { chosen: (row) => picked.includes(answer.layouts.indexOf(row)) })),
+        table("The best layouts", [{ name: "n", label: "", write: (_, row) => answer.layouts.indexOf(row) + 1 }, { name: "pick", label: "", words: true, write: button }, { name: "layout", label: "layout", long: true, words: true, write: (_, row) => layoutWords(row) }, ...PARTS.map(([id, label, one]) => ({ name: id, label, write: one }))], kept.slice(0, ROWS), { chosen: (row) => picked.includes(answer.layouts.indexOf(row)) })),
       section("Two beside each other", compared()),
-      section("Why the winner wins", table("The winner and what it is compared with", [{ name: "layout", label: "layout", long: true, words: true, write: (_, row) => layoutWords(row) }, { name: "time_s", label: "time", write: units.time }, { name: "chance", label: "chance that the winner is faster", write: (v, _, at) => (at ? units.percent(v) : units.NONE) }, { name: "overlap", label: "overlap of intervals", write: (v, _, at) => (at ? units.percent(v) : units.NONE) }, ...PARTS.slice(1, 5).map(([id, label, one]) => ({ name: id, label, write: one })), { name: "differs", label: "differs in", long: true }], answer.compared)),
+      section("Why the winner wins", ...answer.compared.slice(1).map((row) => make("p", {}, why(answer.compared[0], row))), table("The winner and what it is compared with", [{ name: "layout", label: "layout", long: true, words: true, write: (_, row) => layoutWords(row) }, { name: "time_s", label: "time", write: units.time }, { name: "chance", label: "winner faster, chance", write: (v, _, at) => (at ? units.percent(v) : units.NONE) }, { name: "overlap", label: "overlap of intervals", write: (v, _, at) => (at ? units.percent(v) : units.NONE) }, ...PARTS.slice(1, 5).map(([id, label, one]) => ({ name: id, label, write: one })), { name: "differs", label: "differs in", long: true }], answer.compared)),
       section("Launch file", make("div", { class: "bar-of-buttons" },
         make("label", { for: "target" }, `For layout ${(picked.at(-1) ?? 0) + 1}, in`),
         make("select", { id: "target" }, ...["torchtitan", "megatron", "nemo", "deepspeed", "maxtext"].map((one) => make("option", {}, one))),
@@ -88,7 +98,7 @@ export function show(root, { form }) {
     [answer, head, picked] = [found, said, []];
     draw();
     return [place];
-  }, { wait: 400, stop: true, say: (found) => `The best of ${units.whole(found.legal)} legal layouts takes ${units.time(found.layouts[0].time_s)}` });
+  }, { wait: 30, stop: true, say: (found) => `The best of ${units.whole(found.legal)} legal layouts takes ${units.time(found.layouts[0].time_s)}` });
   root.append(plan.node);
-  return { refused: (words) => plan.refused(words), changed: (values, name, done) => { if (done || name === "") plan.ask(values); } };
+  return { refused: (words) => plan.refused(words), changed: (values) => plan.ask(values) };
 }

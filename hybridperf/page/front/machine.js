@@ -17,13 +17,23 @@ function residuals(groups) {
   return scatter("Each point is a quantile of a group's held-out rows, the largest and smallest error left out: 1 is exact, above it the prediction is too slow.", lines.flat(), { name: "share of held-out rows", write: units.percent }, { name: "predicted over measured", log: true }, lines);
 }
 
+// Groups that the same rows were measured for, and so the same errors, as one.
+function alike(groups) {
+  const found = new Map();
+  for (const one of groups) {
+    const key = JSON.stringify([one.rows, one.errors]);
+    found.set(key, found.has(key) ? { ...one, group: `${found.get(key).group}, ${one.group}` } : one);
+  }
+  return [...found.values()];
+}
+
 function drawShown(answer, head) {
-  const groups = answer.groups.filter((one) => one.errors.length);
+  const groups = alike(answer.groups.filter((one) => one.errors.length));
   return [
     copies(head),
     groups.length
       ? section("Predicted against measured", residuals(groups), legend(groups.map((one, hue) => [one.group, Math.min(9, hue)])), table("Groups of ops", [
-        { name: "group", label: "group" }, { name: "rows", label: "measured rows", write: units.whole },
+        { name: "group", label: "group", long: true }, { name: "rows", label: "measured rows", write: units.whole },
         { name: "half_width", label: "90 % within", write: (v) => (units.known(v) ? `×${(1 + v).toFixed(2)}` : units.NONE) },
         { name: "median", label: "median error", write: (_, row) => times(row.errors[(row.errors.length - 1) / 2]) },
         { name: "compute_efficiency", label: "of peak", write: units.percent }, { name: "memory_efficiency", label: "of bandwidth", write: units.percent }], groups))

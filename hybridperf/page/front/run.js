@@ -10,6 +10,8 @@ const WRITE = {
   energy_j: ["energy", (v) => units.quantity(v / 3600, "Wh")], co2_kg: ["carbon dioxide", (v) => (v < 1000 ? units.quantity(v * 1000, "g") : units.quantity(v / 1000, "t"))],
 };
 
+const LOST = { useful: "useful steps", planned: "planned stops", detection: "until a failure is noticed and a node is there", restart: "starting again", redone: "work since the last checkpoint, done again", checkpoints: "writing checkpoints", evaluation: "evaluation", stalls: "stalls" };
+
 function draw(answer, head) {
   const items = answer.run.filter((one) => one.expected !== null).map((one) => {
     const [label, write] = WRITE[one.what] ?? [one.what, units.count];
@@ -23,7 +25,7 @@ function draw(answer, head) {
       ["between checkpoints", units.time(answer.interval_s), "of useful time", answer.interval_s],
       ["spare nodes", units.whole(answer.spares), "that wait for a failure", answer.spares],
     ]), make("p", {}, answer.step)),
-    section("Where the time goes", bars(lost.map(([name, share], at) => ({ label: name, parts: [[share, name === "useful" ? 2 : 1]], words: units.percent(share) })), 1)),
+    section("Where the time goes", bars(lost.map(([name, share], at) => ({ label: LOST[name] ?? name, parts: [[share, name === "useful" ? 2 : 1]], words: units.percent(share) })), 1)),
     section("What was believed", notes(answer.notes)),
   ];
 }

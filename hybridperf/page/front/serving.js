@@ -23,7 +23,14 @@ const COLUMNS = [
   { name: "joules_per_million", label: "energy per million", write: (v) => units.quantity(v, "J") },
 ];
 
-function draw(answer, head) {
+// How near the deployment comes to its limits, and what its words mean.
+function nearest(row, { ttft_s: first, tpot_s: each }) {
+  const near = [["time to first token", row.ttft_s, first], ["time per output token", row.tpot_s, each]].filter(([, , limit]) => units.known(limit)).sort((a, b) => b[1] / b[2] - a[1] / a[2]);
+  const [what, value, limit] = near[0] ?? [];
+  return what && row.within ? `The limit that holds it back is the ${what}: ${units.time(value)} of ${units.time(limit)}. ` : "";
+}
+
+function draw(answer, head, values) {
   const rows = answer.deployments;
   const best = rows[0];
   const words = (row) => `${deployment(row)}: ${units.count(row.tokens_per_s_gpu)} tokens/s and GPU, first token ${units.time(row.ttft_s)}, ${units.time(row.tpot_s)} per token`;
@@ -36,12 +43,18 @@ function draw(answer, head) {
       ["time per output token", units.time(best.tpot_s), units.interval(best.tpot_s_low, best.tpot_s_high), best.tpot_s],
       ["money", units.known(best.usd_per_million) ? `$${best.usd_per_million.toFixed(2)}` : units.NONE, "per million output tokens", best.usd_per_million],
     ]),
-    make("p", best.within ? {} : { class: "error" }, `${best.within ? "The best deployment" : "No deployment is within the limits; the nearest"}: ${deployment(best)}.`),
+    make("p", best.within ? {} : { class: "error" }, `${best.within ? "The best deployment" : "No deployment is within the limits; the nearest"}: ${deployment(best)}. ${nearest(best, limits(values.sla))}`),
+    make("p", { class: "remark" }, "3 × tp 2: three replicas of the model, each over two GPUs by tensor parallelism; prompts on: GPUs of their own read prompts; chunks: how many tokens of prompts a step takes in."),
     copies(head),
     section("All deployments",
       scatter("Each point is a deployment; green ones are within the limits, the circle is the best. The line is the front, upright lines are its 90 % intervals.", points, { name: "tokens per second of a user", log: true }, { name: "tokens per second and GPU", log: true }, [line]),
       table("The best deployments", [{ name: "d", label: "deployment", long: true, words: true, write: (_, row) => deployment(row) }, ...COLUMNS, { name: "within", label: "within limits", words: true, write: (v) => (v ? "yes" : "no") }], rows.slice(0, ROWS))),
   ];
+}
+
+function limits(sla = "") {
+  const found = Object.fromEntries(sla.split(",").filter(Boolean).map((one) => one.split("=")));
+  return { ttft_s: parseFloat(found.ttft) / 1e3, tpot_s: parseFloat(found.tpot) / 1e3 };
 }
 
 export function show(root) {
@@ -50,8 +63,8 @@ export function show(root) {
   return {
     refused: (words) => serve.refused(words),
     changed({ ttft_ms: ttft, tpot_ms: tpot, ...values }) {
-      const limits = [ttft && `ttft=${ttft}ms`, tpot && `tpot=${tpot}ms`].filter(Boolean).join(",");
-      serve.ask({ ...values, sla: limits });
+      const sla = [ttft && `ttft=${ttft}ms`, tpot && `tpot=${tpot}ms`].filter(Boolean).join(",");
+      serve.ask({ ...values, sla });
     },
   };
 }

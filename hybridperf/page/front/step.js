@@ -6,6 +6,7 @@ import * as units from "./units.js";
 import { Asked } from "./view.js";
 
 const PARTS = [["compute_s", "compute", 0], ["exposed_comm_s", "exposed communication", 1], ["bubble_s", "pipeline bubble", 4], ["host_s", "host", 7]];
+const HOLDS = { compute: "Computation", "exposed communication": "Communication that nothing hides", "pipeline bubble": "Waiting for other pipeline stages", host: "Waiting for the host's launches" };
 const HELD = [["weights_bytes", "weights", 0], ["gradients_bytes", "gradients", 1], ["optimizer_bytes", "optimizer", 2], ["activations_bytes", "activations", 3], ["embedding_head_bytes", "embedding and head", 4], ["workspace_bytes", "workspace", 5], ["overhead_bytes", "overhead", 7]];
 const PASSES = { "forward pass": 0, "backward pass": 4, "gradients of weights": 6 };
 const DRIVERS = 14; // numbers of the machine that can be dragged
@@ -27,12 +28,15 @@ function drawStep(answer, head) {
   const row = answer.rows[0];
   if (row.predicted_s === null) return [make("p", { class: "error", role: "alert" }, row.note.replace(/^row 1: /, "")), copies(head)];
   const most = Math.max(...PARTS.map(([name]) => row[name]));
+  const [held, ...others] = [...PARTS].sort(([a], [b]) => row[b] - row[a]).map(([name, label]) => [label, row[name] / row.predicted_s]);
+  const next = others.filter(([, share]) => share >= 0.01).map(([label, share]) => `${label} ${units.percent(share)}`);
   const parts = PARTS.map(([name, label, hue]) => ({ label, parts: [[row[name], hue]], words: units.time(row[name]), title: units.percent(row[name] / row.predicted_s) }));
   return [
     summary(row),
     band(`The step takes ${units.time(row.predicted_s)}; nine of ten measurements should lie in the band.`, row.predicted_s, row.low_s, row.high_s, units.time),
     copies(head),
-    section("Where the time goes", make("p", { class: "quiet" }, "Of the slowest stage; the four add up to the step."), bars(parts, most)),
+    section("Where the time goes", make("p", {}, `${HOLDS[held[0]]} holds the step up: ${units.percent(held[1])} of it${next.length ? `; then ${next.join(", ")}` : ""}.`),
+      make("p", { class: "quiet" }, "Of the slowest stage; the four add up to the step."), bars(parts, most)),
     section("What was assumed", notes(row.note)),
   ];
 }
@@ -135,7 +139,7 @@ export function show(root, { form, set }) {
         make("p", { class: "remark" }, `The red line is the device's ${units.bytes(answer.memory_bytes)}.`)));
     }
     made.push(section("Which number to improve",
-      make("p", { class: "quiet" }, dragged ? "To the left: more of it makes the step shorter. Drag a slider to see the step on a machine that has a quarter to four times of it." : "To the left: more of it makes the step shorter."),
+      make("p", { class: "quiet" }, dragged ? "To the left: more of it makes the step shorter. Drag a slider to see the step on a machine that has a quarter to four times of it. Names without a unit (gemm, attention, memory, tp) are step effects: seconds of such work in a step over the same work alone, so that less is better." : "To the left: more of it makes the step shorter."),
       dragged ? result : null,
       drivers(answer.elasticities, dragged),
       dragged ? make("div", { class: "bar-of-buttons" }, make("button", { type: "button", onclick: reset }, "Reset all")) : null,

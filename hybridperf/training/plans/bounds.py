@@ -219,9 +219,10 @@ class Search:
         """
         order = np.argsort(self.bounds, kind="stable")
         ends = np.cumsum(self.bounded.partial.completions[self.bounded.at[order]])
-        growing = _FIRST * (2 ** np.arange(1, math.log2(_PIECE / _FIRST) + 1) - 1)
-        later = np.maximum(ends - growing[-1], 0) // _PIECE
-        piece = np.searchsorted(growing, ends, side="right") + later
+        doublings = math.ceil(math.log2(max(_PIECE / _FIRST, 1)))
+        count = doublings + 1 + int(ends.max(initial=0)) // _PIECE
+        limits = np.cumsum(np.minimum(_FIRST * 2.0 ** np.arange(count), _PIECE))
+        piece = np.searchsorted(limits, ends, side="right")
         return np.split(order, np.flatnonzero(np.diff(piece)) + 1)
 
     def _scores(self, parts: StepParts) -> np.ndarray:
