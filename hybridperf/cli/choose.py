@@ -224,12 +224,8 @@ def mapa(
 
 
 def _write(frame: "pd.DataFrame", out: Path | None) -> None:
-    from hybridperf.io import write_table
-
     common.result(rows=frame)
-    if out is not None:
-        write_table(frame, out)
-        print(f"\nall {len(frame)} in {out}")
+    common.table_written(frame, out, f"\nall {len(frame)} in")
 
 
 add_commands(app, strategies, chimera, kaisa, mapa, edge, colocate)

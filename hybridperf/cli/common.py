@@ -94,14 +94,30 @@ def ready(path: Path, what: str) -> None:
         raise wrong(f"expected a file in {what}, got the folder {path}; name a file in it")
 
 
-def table_ready(out: Path | None, read: Iterable[Path | None]) -> None:
-    """See before any work that the table in --out can be written, over nothing that is read."""
+def table_ready(
+    out: Path | None, read: Iterable[Path | None], **others: Path | None
+) -> None:  # fmt: skip
+    """See before any work that the table in --out can be written, over nothing that is read, and so
+    can other files, by their options.
+    """
     from hybridperf.io.tables import check_table_name
 
+    files = {"--out": out} | {f"--{name.replace('_', '-')}": one for name, one in others.items()}
+    keep_files(files, read)
     if out is not None:
-        keep_files({"--out": out}, read)
-        ready(out, "--out")
         check_table_name(out)
+    for option, path in files.items():
+        if path is not None:
+            ready(path, option)
+
+
+def table_written(table: "pd.DataFrame", out: Path | None, words: str) -> None:
+    """Write a table to --out where that is given, and say so: "all 3 jobs in"."""
+    from hybridperf.io import write_table
+
+    if out is not None:
+        write_table(table, out)
+        print(f"{words} {out}")
 
 
 def cache_folder() -> Path:

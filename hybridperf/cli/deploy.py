@@ -13,8 +13,7 @@ def of_shape(
     requests: Path | None = None, trace: str = "",
 ) -> None:  # fmt: skip
     """Print all deployments, ranked; `hybridperf serve` has the arguments."""
-    from hybridperf.io import read_table, write_table
-    from hybridperf.io.tables import check_table_name
+    from hybridperf.io import read_table
     from hybridperf.report.serving import open_loop_report, serving_report
     from hybridperf.runs import open_loop
     from hybridperf.runs import serving_rows as names
@@ -26,13 +25,8 @@ def of_shape(
     for option, number in (("--gpus", gpus), ("--isl", isl), ("--osl", osl - 1), ("--top", top)):
         if number < 1:
             raise wrong(f"expected {option} of at least {2 if option == '--osl' else 1}")
-    for path, option in ((out, "--out"), (html, "--html")):
-        if path is not None:
-            common.ready(path, option)
-    if out is not None:
-        check_table_name(out)
     given = [Path(one) for one in (shape, system, device) if one.endswith((".toml", ".json"))]
-    common.keep_files({"--out": out, "--html": html}, [*given, prices, requests])
+    common.table_ready(out, [*given, prices, requests], html=html)
     if trace and requests is None:
         raise wrong(f"expected --requests FILE with --trace {trace}, got none")
     recorded = open_loop.recorded(read_table(requests), trace) if requests else None
@@ -64,9 +58,7 @@ def of_shape(
         served = open_loop.served_openly(asked, found.iloc[0].to_dict(), recorded)
         common.result(open_loop=served.percentiles())
         print("\n" + open_loop_report(served))
-    if out is not None:
-        write_table(found, out)
-        print(f"\n{len(found)} deployments in {out}, the best first")
+    common.table_written(found, out, f"\n{len(found)} deployments, the best first, in")
     if html is not None:
         from hybridperf.report.html import write_page
         from hybridperf.report.html.of_serving import serving_page

@@ -30,7 +30,7 @@ def jobs(
     """
     import math
 
-    from hybridperf.io import read_table, write_table
+    from hybridperf.io import read_table
     from hybridperf.report import jobs as reports
     from hybridperf.runs.job_study import study
     from hybridperf.runs.job_times import job_times, read_training_jobs
@@ -50,9 +50,7 @@ def jobs(
     found = study(listed, times, gpus, restart_s, limit)
     common.result(policies=found.policies, degrees=found.degrees, jobs=found.rows)
     print(reports.jobs_report(found, gpus))
-    if out is not None:
-        write_table(found.rows, out)
-        print(f"\nall {len(found.rows)} jobs in {out}")
+    common.table_written(found.rows, out, f"\nall {len(found.rows)} jobs in")
     unfit = found.rows.loc[found.rows["note"] != "", "note"]
     if unfit.empty:
         return 0

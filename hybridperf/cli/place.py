@@ -34,10 +34,8 @@ def place(
     """
     import math
 
-    import pandas as pd
-
     from hybridperf.hardware.topology import load_topology
-    from hybridperf.io import read_table, write_table
+    from hybridperf.io import read_table
     from hybridperf.report import placement as reports
     from hybridperf.runs.placed import broadcasts, placements
     from hybridperf.runs.placement import POLICIES, PlacedStep, Placer, place_stream
@@ -68,9 +66,7 @@ def place(
         rows = reports.jobs_frame(listed, streams)
         common.result(policies=reports.policies_frame(streams), jobs=rows)
         print(reports.policies_report(streams))
-        if out is not None:
-            write_table(rows, out)
-            print(f"\nall {len(rows)} jobs under each policy in {out}")
+        common.table_written(rows, out, f"\nall {len(rows)} jobs under each policy in")
         return
     assert gpus is not None
     taken = _gpus_in(busy, cluster.gpus)
@@ -93,9 +89,7 @@ def place(
         ways = broadcasts(placer, found, broadcast_bytes)
         common.result(broadcasts=ways)
         print("\n" + reports.broadcasts_report(ways, broadcast_bytes))
-    if out is not None:
-        write_table(pd.DataFrame(found), out)
-        print(f"\nin {out}")
+    common.table_written(found, out, "\nin")
 
 
 def _gpus_in(text: str, most: int) -> list[int]:

@@ -23,7 +23,7 @@ def pool(
     simulated, the cheapest first. Columns of TYPES: name, usd_per_hour, fixed_s (of each request),
     each_s (of each unit of its size). Columns of REQUESTS: arrival_s, size.
     """
-    from hybridperf.io import read_table, write_table
+    from hybridperf.io import read_table
     from hybridperf.runs.pools import (
         cheapest,
         homogeneous,
@@ -55,9 +55,7 @@ def pool(
     best = min((pool.usd_per_hour for pool in alone.values() if pool), default=None)
     if best is not None and best > found.usd_per_hour:
         print(f"mixed, it costs {1 - found.usd_per_hour / best:.1%} less than the best of those")
-    if out is not None:
-        write_table(pools, out)
-        print(f"these pools, written to {out}")
+    common.table_written(pools, out, "these pools, written to")
 
 
 def edge(
@@ -71,7 +69,6 @@ def edge(
     out: Path | None = None,
 ) -> None:
     """From which load on one cloud is quicker than sites near the users, for all its distance."""
-    from hybridperf.io import write_table
     from hybridperf.report import text
     from hybridperf.runs.edge import by_rate, inversion
 
@@ -103,9 +100,7 @@ def edge(
     else:
         busy = f"{rate * service_s:.1%} busy"
         print(f"from {rate:.4g} requests/s a site on ({busy}) the cloud is quicker, for {what}")
-    if out is not None:
-        write_table(rows, out)
-        print(f"{len(rows)} rows written to {out}")
+    common.table_written(rows, out, f"{len(rows)} rows written to")
 
 
 def colocate(
@@ -120,7 +115,7 @@ def colocate(
     """
     import numpy as np
 
-    from hybridperf.io import read_table, write_table
+    from hybridperf.io import read_table
     from hybridperf.report.best_rows import print_rows
     from hybridperf.runs.colocation import Interference, predicted, read_groups
 
@@ -137,6 +132,4 @@ def colocate(
     else:
         width = f"a factor of {np.exp(learned.half_width):.3g} either way"
         print(f"learned from {learned.rows} groups; 90 % of them, each left out, within {width}")
-    if out is not None:
-        write_table(found, out)
-        print(f"{len(found)} groups written to {out}")
+    common.table_written(found, out, f"{len(found)} groups written to")

@@ -55,8 +55,6 @@ def predict(
     """
     from hybridperf.collectives.fit import collectives_by_name
     from hybridperf.engine.prediction import predict as predict_step
-    from hybridperf.io import write_table
-    from hybridperf.io.tables import check_table_name
     from hybridperf.model import model_or_datasheet
     from hybridperf.report import perfetto
     from hybridperf.report.prediction import prediction_report
@@ -87,10 +85,7 @@ def predict(
     if measure and given:
         needs = "--jax or --torch module:function with --measure"
         raise wrong(f"expected {needs}, got {given}: it runs the step")
-    files = {"--out": out, "--timeline": timeline, "--html": html, "--plot": plot}
-    common.keep_files(files, [*files_read.values()])
-    if out:
-        check_table_name(out)
+    common.table_ready(out, files_read.values(), timeline=timeline, html=html, plot=plot)
     common.compilation_cache()
     if row and (model != "here" or system or ignore or measure):
         its = "gpu=NAME, system=NAME say its machine"
@@ -161,8 +156,7 @@ def predict(
         print(f"\n{table([both], noise=True)}")
         common.result(measured=both.record())
     if out:
-        write_table(result.ops(), out)
-        print(f"every op in {out}")
+        common.table_written(result.ops(), out, "every op in")
     if timeline:
         perfetto.write_timeline(result, timeline)
         print(f"timeline in {timeline} (open it at https://ui.perfetto.dev)")

@@ -41,7 +41,6 @@ def run(
     Failures by what large runs published, checkpoints by their bytes; the best interval between
     checkpoints and the cheapest number of spare nodes where none is given.
     """
-    from hybridperf.io import write_table
     from hybridperf.report.training_run import run_report
     from hybridperf.runs.run_of_plan import given_step, run_cost
     from hybridperf.runs.training_run import BELIEFS, RunSettings, training_run
@@ -110,9 +109,7 @@ def run(
     common.result(run=found.table, lost=found.lost, spares=found.spares,
                   interval_s=float(found.cycle.interval_s), notes=list(found.notes),
                   step=found.words)  # fmt: skip
-    if out is not None:
-        write_table(found.table, out)
-        print(f"\nwritten to {out}")
+    common.table_written(found.table, out, "\nwritten to")
 
 
 def _elastic_names() -> tuple[str, ...]:
@@ -125,7 +122,6 @@ def _elastic_names() -> tuple[str, ...]:
 
 def _elastic(gpus: int, given: dict[str, float], out: Path | None) -> None:
     """Workers that come and go, up to so many."""
-    from hybridperf.io import write_table
     from hybridperf.report.training_run import elastic_report
     from hybridperf.runs.elastic import Workers, elastic
 
@@ -138,9 +134,7 @@ def _elastic(gpus: int, given: dict[str, float], out: Path | None) -> None:
     found = elastic(Workers(**given), counts)
     print(elastic_report(found))
     common.result(workers=found.table, fastest=found.fastest, fastest_rigid=found.fastest_rigid)
-    if out is not None:
-        write_table(found.table, out)
-        print(f"\nwritten to {out}")
+    common.table_written(found.table, out, "\nwritten to")
 
 
 def _numbers(given: list[str], option: str, known: tuple[str, ...]) -> dict[str, float]:

@@ -78,7 +78,6 @@ def of_rows(
     import pandas as pd
 
     from hybridperf.io import read_table, write_table
-    from hybridperf.io.tables import check_table_name
     from hybridperf.runs.serving_fit import ServingFit
     from hybridperf.runs.serving_save import saved
     from hybridperf.runs.serving_table import predict_serving
@@ -87,9 +86,7 @@ def of_rows(
         raise common.wrong(
             "expected --fit-on ROWS with --save: without measured rows there is nothing to save"
         )
-    if out:
-        check_table_name(out)
-    common.keep_files({"--out": out}, [rows, *fit_on])
+    common.table_ready(out, [rows, *fit_on])
     frame = read_table(rows)
     tables = [read_table(path) for path in fit_on]
     measured = pd.concat(tables, ignore_index=True) if tables else None

@@ -44,7 +44,7 @@ def steps(
 
     from hybridperf.hardware import load_host
     from hybridperf.io import read_table, write_table
-    from hybridperf.io.tables import check_table_name, with_own_text
+    from hybridperf.io.tables import with_own_text
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.training.launch_files.read import is_launch, read_launch
     from hybridperf.training.steps.as_graph import row_of
@@ -63,15 +63,11 @@ def steps(
     if knobs and host:
         theirs = "fitted efficiencies hold their host's"
         raise common.wrong(f"expected one of --knobs and --host, got both: {theirs}")
-    if out:
-        check_table_name(out)  # before a minute of work
     if save_knobs and save_knobs.suffix != ".json":
         named = f"expected a name ending in .json in --save-knobs, got {save_knobs}"
         raise common.wrong(f"{named}; rename it")
-    common.keep_files(
-        {"--out": out, "--save-knobs": save_knobs},
-        [None if in_words else rows, knobs, *(fit_on or [])],
-    )
+    read = [None if in_words else rows, knobs, *(fit_on or [])]
+    common.table_ready(out, read, save_knobs=save_knobs)
     if in_words:
         frame = row_of(table)
     elif is_launch(rows):

@@ -21,7 +21,7 @@ def ops(
     from hybridperf.io import read_table, write_table
     from hybridperf.model import model_or_datasheet
 
-    common.keep_files({"--out": out}, [rows])
+    common.table_ready(out, [rows])
     common.compilation_cache()
     frame = read_table(rows)
     predicted = model_or_datasheet(model).predict_ops(frame)
@@ -46,7 +46,7 @@ def collectives(
     from hybridperf.collectives.logs.files import read_collectives
     from hybridperf.io import write_table
 
-    common.keep_files({"--out": out}, rows)
+    common.table_ready(out, rows)
     loaded = collectives_by_name(model) if model else None
     frame, remarks = read_collectives(rows, collective or None, n_gpus, n_nodes)
     common.warn(*remarks)

@@ -94,7 +94,6 @@ def summary(
 
 
 def _as_another_tool(tool: str, files: list[Path], out: Path | None, options: list[str]) -> None:
-    from hybridperf.io import write_table
     from hybridperf.report import trace_tables as tables
     from hybridperf.traces.as_hta import temporal_breakdown
 
@@ -106,9 +105,7 @@ def _as_another_tool(tool: str, files: list[Path], out: Path | None, options: li
     found = temporal_breakdown(files)
     common.result(rows=found)
     tables.console().print(tables.temporal_breakdown(found))
-    if out:
-        write_table(found, out)
-        print(f"{len(found)} rows in {out}")
+    common.table_written(found, out, f"{len(found)} rows in")
 
 
 def _read(files: "Sequence[Path]", communication: str) -> "tuple[RankTrace, ...]":

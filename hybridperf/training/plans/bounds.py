@@ -64,7 +64,7 @@ from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.layout import Layouts
 
 REACH = 1.5  # times the memory there is: layouts that more of it would admit are bounded, too
-_FIRST, _PIECE = 2**9, 2**16  # base layouts that are priced together: of the first piece, at most
+_FIRST, _PIECE = 2**11, 2**16  # base layouts that are priced together: of the first piece, at most
 _ROUNDING = 1e-9  # of a bound: the same terms are added in another order
 _GROUPS = ("tp", "cp", "ep")
 
