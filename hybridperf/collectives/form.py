@@ -51,7 +51,7 @@ NO_DECAY, _MOST_DECAY = 0.3, 6.0  # of the knob: d = 0, and where the form stops
 _TINY_S = 1e-12
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     """Seconds [N] of the form's parts."""
 
     floor: Array
@@ -83,10 +83,10 @@ class AlphaBeta:
     known_spread: Mapping[str, float] = {"sharpness": 0.2}
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
-        return np.asarray(np.log(_parts(theta, work, np).total))
+        return np.asarray(np.log(parts(theta, work, np).total))
 
     def closed(self, theta: np.ndarray, work: np.ndarray) -> ClosedFormValues:
-        part = _parts(theta, work, np)
+        part = parts(theta, work, np)
         carried = np.log(np.maximum(part.carried, _TINY_S))
         fixed = np.log(part.floor + np.minimum(part.fixed_small, part.fixed_large))
         soft = np.log(part.total - part.floor)
@@ -102,15 +102,11 @@ class AlphaBeta:
 
 def seconds(theta: Array, work: Array, xp: ModuleType = np) -> Array:
     """Seconds [N] at knobs theta [N, K] or [K] (logs); in JAX (`xp`) differentiable in both."""
-    return _parts(theta, work, xp).total
+    return parts(theta, work, xp).total
 
 
-def carried_seconds(theta: Array, work: Array, xp: ModuleType = np) -> Array:
-    """The seconds [N] of bytes on links, both levels together: all that the form knows of bytes."""
-    return _parts(theta, work, xp).carried
-
-
-def _parts(theta: Array, work: Array, xp: ModuleType) -> _Parts:
+def parts(theta: Array, work: Array, xp: ModuleType = np) -> Parts:
+    """What `seconds` are made of; `carried`: all that the form knows of bytes."""
     floor, hop, node_hop, ring, rendezvous, e_in, e_out, waste, decays, sharp = xp.moveaxis(
         xp.exp(theta), -1, 0
     )
@@ -132,7 +128,7 @@ def _parts(theta: Array, work: Array, xp: ModuleType) -> _Parts:
     # taken out before powers: seconds to the minus tenth would overflow
     faster = xp.minimum(small, large)
     soft = faster * ((small / faster) ** -p + (large / faster) ** -p) ** (-1 / p)
-    return _Parts(
+    return Parts(
         floor + 0 * soft, small, large, x, y, carried, fixed_small, fixed_large, floor + soft
     )
 

@@ -129,12 +129,13 @@ class AllToAll:
         """Seconds by the closed form, and as learned."""
         theta, log_s, log2_bytes = fresh_views((self.theta, self.log_s, LOG2_BYTES))
         work = self._work(*traffic, xp)
-        calibrated = form.seconds(theta, work, xp)
+        part = form.parts(theta, work, xp)
+        calibrated = part.total
         if log_s is None:
             return calibrated, calibrated
         plain, g, nodes = COLLECTIVES["alltoall"], self.ranks_per_node, self.nodes
         of_a_byte = self._work(plain.inside(g, nodes), plain.across(g, nodes), g, xp)
-        message = form.carried_seconds(theta, work, xp) / form.carried_seconds(theta, of_a_byte, xp)
+        message = part.carried / form.parts(theta, of_a_byte, xp).carried
         octaves = xp.log2(xp.maximum(message, 1.0))
         beyond = xp.maximum(octaves - log2_bytes[-1], 0.0)
         return calibrated, xp.exp(xp.interp(octaves, log2_bytes, log_s) + np.log(2.0) * beyond)

@@ -254,7 +254,7 @@ def test_the_ring_by_hand() -> None:
     assert form.seconds(theta, work) == pytest.approx(
         1e-6 + 0.5 * (56e-6 + 12e-6) + 3e-6 + longer_of(16e-6, 4e-6), rel=1e-9
     )
-    assert form.carried_seconds(theta, work) == pytest.approx(longer_of(16e-6, 4e-6), rel=1e-9)
+    assert form.parts(theta, work).carried == pytest.approx(longer_of(16e-6, 4e-6), rel=1e-9)
 
 
 def test_limits_in_bytes() -> None:
@@ -295,7 +295,7 @@ def test_bandwidth_decays_where_ranks_share_a_bus() -> None:
     flat, shared = theta_of(), theta_of(rank_decay=form.NO_DECAY + 1)
     work = np.column_stack([np.full(4, 10.0), np.zeros(4), [1, 2, 4, 16], np.ones(4)])
     np.testing.assert_allclose(
-        form.carried_seconds(shared, work) / form.carried_seconds(flat, work), [1, 1, 2, 8]
+        form.parts(shared, work).carried / form.parts(flat, work).carried, [1, 1, 2, 8]
     )
 
 

@@ -252,9 +252,16 @@ class TransformerConfig:
 
     def layers_of(self, stage: int) -> tuple[int, ...]:
         """How many layers of each kind (`shape.layer_kinds`) lie on a stage, or chunk of one."""
-        order, split = self.shape.layer_order, self.stage_split
-        found = layers_by_kind(order, self.stages, stage, split, self.shape.head_layers)
-        return tuple(map(int, found))
+        shape = self.shape
+        of = (shape.layer_order, self.stages, stage, self.stage_split, shape.head_layers)
+        return _layers_of(*of)
+
+
+@functools.lru_cache(maxsize=4096)
+def _layers_of(
+    order: tuple[int, ...], stages: int, stage: int, split: str, head_layers: float
+) -> tuple[int, ...]:
+    return tuple(map(int, layers_by_kind(order, stages, stage, split, head_layers)))
 
 
 def config_fields(habits: Mapping[str, Any]) -> dict[str, Any]:
