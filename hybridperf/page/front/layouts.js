@@ -18,7 +18,9 @@ const ABBREVIATIONS = "tp: tensor parallel, cp: context parallel, ep: expert par
 function why(winner, other) {
   const less = PARTS.slice(1, 5).map(([name, label]) => [label, other[name] - winner[name]]).filter(([, saved]) => saved > 0).sort((a, b) => b[1] - a[1]).slice(0, 2);
   const because = less.map(([label, saved]) => `${units.time(saved)} less ${label}`).join(" and ");
-  return `The winner takes ${units.time(other.time_s - winner.time_s)} less than ${layoutWords(other)}${because ? `: ${because}` : ""}.`;
+  const [apart, name] = [other.time_s - winner.time_s, layoutWords(other) === layoutWords(winner) ? other.differs : layoutWords(other)];
+  if (apart < 0) return `The winner ranks before ${name}, though a step of that takes ${units.time(-apart)} less.`;
+  return `The winner takes ${units.time(apart)} less than ${name}${because ? `: ${because}` : ""}.`;
 }
 
 // Rows that no other beats in both columns.
@@ -86,7 +88,7 @@ export function show(root, { form }) {
         scatter(`Each point is a layout of the best ${answer.layouts.length}; the line joins those that no other beats in both. The circle is the best. Choose points to compare them.`, points, { name, write, log: true }, { name: "time of a step", write: units.time, log: true }, [line]),
         table("The best layouts", [{ name: "n", label: "", write: (_, row) => answer.layouts.indexOf(row) + 1 }, { name: "pick", label: "", words: true, write: button }, { name: "layout", label: "layout", long: true, words: true, write: (_, row) => layoutWords(row) }, ...PARTS.map(([id, label, one]) => ({ name: id, label, write: one }))], kept.slice(0, ROWS), { chosen: (row) => picked.includes(answer.layouts.indexOf(row)) })),
       section("Two beside each other", compared()),
-      section("Why the winner wins", ...answer.compared.slice(1).map((row) => make("p", {}, why(answer.compared[0], row))), table("The winner and what it is compared with", [{ name: "layout", label: "layout", long: true, words: true, write: (_, row) => layoutWords(row) }, { name: "time_s", label: "time", write: units.time }, { name: "chance", label: "winner faster, chance", write: (v, _, at) => (at ? units.percent(v) : units.NONE) }, { name: "overlap", label: "overlap of intervals", write: (v, _, at) => (at ? units.percent(v) : units.NONE) }, ...PARTS.slice(1, 5).map(([id, label, one]) => ({ name: id, label, write: one })), { name: "differs", label: "differs in", long: true }], answer.compared)),
+      section("Why the winner wins", ...answer.compared.slice(1).map((row) => make("p", {}, why(answer.compared[0], row))), table("The winner and what it is compared with", [{ name: "layout", label: "layout", long: true, words: true, write: (_, row) => layoutWords(row) }, { name: "time_s", label: "time", write: units.time }, { name: "chance", label: "winner faster, chance", write: (v, _, at) => (at ? units.percent(v) : units.NONE) }, { name: "overlap", label: "overlap of intervals", write: (v, _, at) => (at ? units.percent(v) : units.NONE) }, ...PARTS.slice(1, 5).map(([id, label, one]) => ({ name: id, label, write: one }))], answer.compared)),
       section("Launch file", make("div", { class: "bar-of-buttons" },
         make("label", { for: "target" }, `For layout ${(picked.at(-1) ?? 0) + 1}, in`),
         make("select", { id: "target" }, ...["torchtitan", "megatron", "nemo", "deepspeed", "maxtext"].map((one) => make("option", {}, one))),
