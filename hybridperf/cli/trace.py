@@ -74,17 +74,14 @@ def summary(
         by_trace = [[step.steps[at] for step in chosen] for at in range(len(traces))]
         overheads = fit_host(traces, by_trace)
         overheads.save(host)
-    screen = tables.console()
     lost = tables.losses(worst(found), ranks_known=traces[0].rank is not None)
     of_ops = tables.top("top ops by device time", ops)
     of_kernels = tables.top("top kernels", kernels)
-    for one in (tables.steps(rows), tables.idle(rows), lost, of_ops, of_kernels):
-        if one.row_count:
-            screen.print(one)
+    _print(tables.steps(rows), tables.idle(rows), lost, of_ops, of_kernels)
     if out:
         print(f"{len(rows)} rows in {out}")
     if overheads and host:
-        screen.print(tables.host(overheads))
+        _print(tables.host(overheads))
         print(f"host overheads in {host / HOST_FILE}")
     if html:
         from hybridperf.report.html import trace_page, write_page
@@ -104,8 +101,13 @@ def _as_another_tool(tool: str, files: list[Path], out: Path | None, options: li
         raise wrong(f"expected no {options[0]} with --as hta: {rules}; give one of them")
     found = temporal_breakdown(files)
     common.result(rows=found)
-    tables.console().print(tables.temporal_breakdown(found))
+    _print(tables.temporal_breakdown(found))
     common.table_written(found, out, f"{len(found)} rows in")
+
+
+def _print(*tables: str) -> None:
+    """Print those that have rows."""
+    print(*filter(None, tables), sep="\n")
 
 
 def _read(files: "Sequence[Path]", communication: str) -> "tuple[RankTrace, ...]":
@@ -191,21 +193,19 @@ def replay(
     what = [change.description for change in results[0].changes]
     what += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
     common.result(steps=what_if.step_table(results, measured), changes=what)
-    screen = tables.console()
-    screen.print(tables.replayed(results, ", ".join(what), measured))
+    _print(tables.replayed(results, ", ".join(what), measured))
     for one, result in zip(measured, results, strict=True):
         of = f" in {one.steps[0].name}" if len(results) > 1 else ""
         if one.meetings:
-            screen.print(tables.waits(one, of))
+            _print(tables.waits(one, of))
         after = what_if.critical_by_op(result.after) if what else None
-        screen.print(tables.critical(what_if.critical_by_op(result.before), after, of))
+        _print(tables.critical(what_if.critical_by_op(result.before), after, of))
         if one.launched:
             savings = what_if.best_savings(result.after)
             common.result(**{f"savings of {one.steps[0].name}": savings})
-            for table in tables.savings(savings, of):
-                screen.print(table)
+            _print(tables.savings(savings, of))
         if any(change.unknown for change in result.changes):
-            screen.print(tables.unknown(result.changes, result.before.device_s, of))
+            _print(tables.unknown(result.changes, result.before.device_s, of))
     if out:
         one = measured[0]
         perfetto.write_replay((changed(one) if steady.has_backlog(one) else results[0]).after, out)

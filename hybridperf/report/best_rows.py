@@ -1,19 +1,15 @@
 """The first rows of a sweep's best points, for a look in the terminal; the file has them all."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
 from hybridperf.io import read_table
 from hybridperf.report import text
 
 SHOWN = 5
-_WIDE = 250  # characters, where nothing wraps the lines
 
 
 def print_table(path: Path, title: str) -> None:
@@ -28,14 +24,10 @@ def print_rows(rows: pd.DataFrame) -> None:
         return
     shown = rows.head(SHOWN)
     alike = [name for name in shown if len(shown) > 1 and shown[name].nunique(dropna=False) == 1]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in shown.columns.drop(alike):
-        is_text = shown[name].dtype == object
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
-    for row in shown.drop(columns=alike).to_dict("records"):
-        table.add_row(*(_cell(name, value) for name, value in row.items()))
-    width = None if sys.stdout.isatty() else _WIDE
-    Console(file=sys.stdout, width=width, highlight=False).print(table)
+    differ = shown.drop(columns=alike)
+    cells = [[_cell(*one) for one in row.items()] for row in differ.to_dict("records")]
+    if cells and cells[0]:
+        print(text.table(list(differ), cells))
     known = [name for name in alike if shown[name].notna().all()]
     same = ", ".join(f"{name} {_cell(name, shown[name].iloc[0])}" for name in known)
     lines = [f"all of these: {same}"] if same else []

@@ -194,7 +194,7 @@ m = [64, 128, 256, 512, 1024, 2048]\nn = 64\nk = 64\n[top]\ncount = 10\n"""
     assert status == 0
     lines = message.splitlines()
     head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["point", "m"])
-    assert [line.split()[0] for line in lines[head + 1 : head + 6]] == ["0", "1", "2", "3", "4"]
+    assert [line.split()[0] for line in lines[head + 2 : head + 7]] == ["0", "1", "2", "3", "4"]
     assert "op gemm" in message
     assert "and 1 more" in message
     assert "or a shipped example: small" in refused(
