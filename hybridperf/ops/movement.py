@@ -85,9 +85,8 @@ class Gather(Op):
         return {**_table_shape(self), "pooled": self.pooled}
 
     def work(self) -> Work:
-        pooled = floats(self.pooled)
         # sums are few compared with the rows: not counted
-        written = array_module(pooled).where(pooled > 0, 0.0, 1.0)
+        written = 1.0 - self.is_other()
         moved = self.rows * ((1.0 + written) * (self.cols * self.element_bytes) + INDEX_BYTES)
         return _table_work(self, moved)
 
