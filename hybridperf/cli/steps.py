@@ -66,8 +66,8 @@ def steps(
     if save_knobs and save_knobs.suffix != ".json":
         named = f"expected a name ending in .json in --save-knobs, got {save_knobs}"
         raise common.wrong(f"{named}; rename it")
-    read = [None if in_words else rows, knobs, *(fit_on or [])]
-    common.table_ready(out, read, save_knobs=save_knobs)
+    given = [None if in_words else rows, knobs, *(fit_on or [])]
+    common.table_ready(out, given, save_knobs=save_knobs)
     if in_words:
         frame = row_of(table)
     elif is_launch(rows):

@@ -81,7 +81,9 @@ def idle(rows: Sequence[StepSummaryRow]) -> str:
         + [seconds(getattr(row, f"{name}_s")) for name in reasons]
         for row in rows
     ]
-    return _titled("why idle", ["step", "rank", "idle", *map(REASONS.get, reasons)], cells)
+    return _titled(
+        "why idle", ["step", "rank", "idle", *(REASONS[name] for name in reasons)], cells
+    )
 
 
 def idle_reasons(rows: Sequence[StepSummaryRow]) -> list[str]:
