@@ -1,4 +1,5 @@
-"""A minute of twenty moves a second on the page: how long answers take, and whether memory grows.
+"""Moves on the page: how long answers of its views take; and whether memory grows in a minute of
+twenty moves a second.
 
     python benchmarks/page_moves.py [SECONDS]
 
@@ -11,25 +12,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.headless import Browser, Tab, find_browser
-from support.served_page import held_bytes, keep_moving, served
+from support.served_page import MOVED, asked_often, held_bytes, keep_moving, processor_s, served
 
 PARTS, _A_SECOND = 6, 20
 _VIEW = "#step?model=gpt2-xl&tp=1&pp=1&n_gpus=8&sharding=none"
-_ANSWERED = "Number(document.querySelector('[data-question=step]').dataset.answered)"
+_ANSWERED = "Number(document.querySelector('[data-question=step]')?.dataset.answered ?? 0)"
 _READY = "Boolean(document.querySelector('[data-knob]'))"
 _OFTEN = 20
-_TOOK = f"""(async () => {{
-    const {{ ask }} = await import('./ask.js');
-    const base = {{ model: 'gpt2-xl', gpu: 'h100_sxm', system: 'dgx_h100', n_gpus: 8, tp: 1, pp: 1,
-        micro_batch: 1 }};
-    const all = [];
-    for (let at = 0; at < {_OFTEN}; at += 1) {{
-        const start = performance.now();
-        await ask('step', 'step', {{ ...base, global_batch: 8 * 2 ** (at % 8) }});
-        all.push(performance.now() - start);
-    }}
-    return all.sort((a, b) => a - b);
-}})()"""
 
 
 def main(seconds: float) -> None:
@@ -49,8 +38,13 @@ def main(seconds: float) -> None:
             while not tab.value(_READY):
                 time.sleep(0.1)
             print(f"the graph with its elasticities after {time.monotonic() - start:.1f} s")
-            took = tab.value(_TOOK)
-            print(f"answers, ms: median {took[len(took) // 2]:.0f}, slowest {took[-1]:.0f}")
+            print("view      of a clock, ms: median  slowest  of processor, ms")
+            for view in MOVED:
+                asked_often(tab, view, _OFTEN)  # the first of each is not a move
+                before_s = processor_s(page)
+                took = asked_often(tab, view, _OFTEN)
+                each_ms = 1e3 * (processor_s(page) - before_s) / _OFTEN
+                print(f"{view:9} {took[len(took) // 2]:21.0f} {took[-1]:8.0f} {each_ms:17.0f}")
             keep_moving(tab, 100)
             print("seconds  moves  answers  page MB  server MB")
             moves = 0

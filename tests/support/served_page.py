@@ -69,6 +69,48 @@ def keep_moving(tab: Tab, moves: int) -> None:
     tab.value(script)
 
 
+# view: its question, fields that stay, the one that moves by `at` = 0, 1, ... (JavaScript)
+MOVED = {
+    "step": (
+        "step",
+        "{ model: 'gpt2-xl', gpu: 'h100_sxm', system: 'dgx_h100', n_gpus: 8, tp: 1, pp: 1,"
+        " micro_batch: 1 }",
+        "global_batch: 8 * 2 ** (at % 8)",
+    ),
+    "serving": (
+        "serve",
+        "{ shape: 'llama2-7b', system: 'h200', gpus: 1, osl: 512, sla: 'ttft=1s,tpot=30ms' }",
+        "isl: 512 + 32 * at",
+    ),
+    "run": (
+        "run",
+        "{ shape: 'gpt2-xl', system: 'dgx_h100', gpus: 2, batch: 4 }",
+        "tokens: `${1 + at}B`",
+    ),
+    "layouts": (
+        "plan",
+        "{ shape: 'gpt2-xl', system: 'dgx_h100', gpus: 2, only: 'zero=0 cp=1' }",
+        "batch: 2 * 2 ** (at % 4)",
+    ),
+}
+
+
+def asked_often(tab: Tab, view: str, times: int) -> list[float]:
+    """Milliseconds of a clock of answers to so many moves of a view, the shortest first."""
+    question, base, moved = MOVED[view]
+    script = f"""(async () => {{
+        const {{ ask }} = await import('./ask.js');
+        const [base, all] = [{base}, []];
+        for (let at = 0; at < {times}; at += 1) {{
+            const start = performance.now();
+            await ask('{view}', '{question}', {{ ...base, {moved} }});
+            all.push(performance.now() - start);
+        }}
+        return all.sort((a, b) => a - b);
+    }})()"""
+    return list(tab.value(script))
+
+
 def held_bytes(tab: Tab, page: Served) -> dict[str, int]:
     """What a page holds after its garbage is gone; of the server: all its processes but the one
     that answers `inside`, which keeps the graphs of the last few steps.
