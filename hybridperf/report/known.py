@@ -280,7 +280,8 @@ def flat(facts: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, Mapping):
             out |= {f"{key} {inner}": fact for inner, fact in flat(value).items()}
         elif isinstance(value, list | tuple):
-            out[key] = ", ".join(map(str, value))
+            plain = all(isinstance(item, str | int | float) for item in value)
+            out[key] = (", ".join(map(str, value)) or "none") if plain else f"{len(value)} entries"
         else:
             out[key] = text.quantity(value, "").strip() if isinstance(value, float) else str(value)
     return out

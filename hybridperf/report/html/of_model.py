@@ -1,6 +1,6 @@
 """Facts behind a result: device, system, fitted knobs, and where a fit comes from."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -9,7 +9,7 @@ from hybridperf.hardware import DeviceSpec, SystemSpec
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
 from hybridperf.report.html import document as doc
-from hybridperf.report.known import over_datasheet
+from hybridperf.report.known import flat, over_datasheet
 from hybridperf.report.text import percent, quantity
 
 _MOST_FACTS = 80  # of a provenance
@@ -65,22 +65,9 @@ def system_rows(spec: SystemSpec) -> list[tuple[str, str]]:
 
 def fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Nested facts as pairs of words; a long list is cut and the rest counted."""
-    rows = list(_flat(facts, ""))
+    rows = [(name.replace("_", " "), said) for name, said in flat(facts).items()]
     left = len(rows) - _MOST_FACTS
     return [*rows[:_MOST_FACTS], *([("...", f"{left} more")] if left > 0 else [])]
-
-
-def _flat(facts: Mapping[str, Any], before: str) -> Iterator[tuple[str, str]]:
-    for name, value in facts.items():
-        label = f"{before}{str(name).replace('_', ' ')}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{label}, ")
-        elif isinstance(value, list | tuple):
-            plain = all(isinstance(item, str | int | float) for item in value)
-            words = ", ".join(map(str, value)) or "none"
-            yield label, words if plain else f"{len(value)} entries"
-        else:
-            yield label, f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _groups(model: PerfModel) -> doc.Table:
