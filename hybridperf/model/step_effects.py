@@ -152,13 +152,13 @@ class Known(NamedTuple):
 _GRAPHS = ("megatron_core_graphs", "mlperf_bert", "mlperf_bert_few")
 # fmt: off
 KNOWN = (
-    Known((), ("Hopper sm_90",), CLOCKED, 1.08,
+    Known((), ("Hopper sm_90",), CLOCKED, 1.09,
         "sustained clock: long products draw more than the power limit and clocks fall below"
         " boost, which single cool products of tables do not show: assumed from published steps"),
-    Known((), ("Blackwell sm_100", "Blackwell Ultra sm_103"), CLOCKED, 1.12,
+    Known((), ("Blackwell sm_100", "Blackwell Ultra sm_103"), CLOCKED, 1.13,
         "sustained clock: assumed from published steps of B200s and GB200s, and for GB300s as for"
         " these"),
-    Known((), ("Ampere sm_80",), CLOCKED, 1.05,
+    Known((), ("Ampere sm_80",), CLOCKED, 1.03,
         "sustained clock: assumed from published steps of A100s"),
     Known(("megatron", "megatron_2022", "megatron_deepspeed"), (), ("memory",), 0.85,
         "JIT-fused loops, Apex norms and fused softmax come nearer to the bandwidth than single"
