@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from scipy.special import ndtri
 
 from hybridperf.io.namespace import Array, array_module
 
@@ -198,13 +197,20 @@ KNOWN = (
         "a CUDA graph holds a step's small ops, too: assumed a fifth"),
 )
 # fmt: on
+_DEVIATIONS = np.linspace(-10.0, 10.0, 20000)
 
 
-def slowest_of(gpus: Array) -> np.ndarray:
-    """Deviations by which the slowest of so many alike exceeds their mean: the expected largest of
-    as many normal numbers (Blom, Statistical Estimates and Transformed Beta-Variables, 1958).
-    """
-    return np.asarray(ndtri((np.asarray(gpus, float) - 0.375) / (np.asarray(gpus, float) + 0.25)))
+@functools.cache
+def slowest_of(ranks: int) -> float:
+    """Expected largest of so many independent normal numbers, in deviations."""
+    below = _normal_below() ** ranks
+    return float(np.trapezoid((_DEVIATIONS > 0) - below, _DEVIATIONS))
+
+
+@functools.cache
+def _normal_below() -> np.ndarray:
+    """Chance that a normal number lies below each of `_DEVIATIONS`."""
+    return np.array([math.erfc(-at / math.sqrt(2)) / 2 for at in _DEVIATIONS.tolist()])
 
 
 def known_factor(effect: str, framework: str, arch: str) -> float:

@@ -171,10 +171,12 @@ def test_all_wait_for_the_slowest_of_as_many_gpus():
     """Products alone take longer; the slowest of eight is 1.42 deviations slow on average, that of
     a thousand 3.24 (tables of normal order statistics).
     """
-    assert slowest_of(np.array([1, 8, 1000])) == pytest.approx([0.0, 1.424, 3.241], rel=0.01)
+    assert [slowest_of(gpus) for gpus in (1, 8, 1000)] == pytest.approx(
+        [0.0, 1.424, 3.241], rel=0.01
+    )
     alike = row(optimizer_s=2.0)
     unlike = dataclasses.replace(FREE, unlike_gpus=0.02)
-    f = dataclasses.replace(alike, slowest=slowest_of(np.array([1000])))
+    f = dataclasses.replace(alike, slowest=np.array([slowest_of(1000)]))
     assert [time(f), time(alike, unlike)] == pytest.approx([14.0, 14.0])
     assert time(f, unlike) == pytest.approx(12 * (1 + 0.02 * 3.241) + 2.0, rel=1e-3)
 

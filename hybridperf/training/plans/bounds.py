@@ -172,7 +172,7 @@ def _block_seconds(
     names = {field.name for field in dataclasses.fields(StepFeatures)} - {"pace"}
     tp = x.tp[rows[first]].astype(float)
     waiting = float(does(setup.framework, "ring_waits"))
-    slowest = slowest_of([space.gpus])
+    slowest = np.array([slowest_of(space.gpus)])
     found = np.empty((3, len(cells)))
 
     def one(piece: slice) -> None:

@@ -191,7 +191,7 @@ class _Build:
             graph=self.streams.graph.build(), calls=self.streams.calls,
             flops=self.streams.flops, notes=(*self.notes, _launch_note(self.streams.host)),
             in_step=InStep(
-                self.streams.places, c.framework, cell, probes(c), float(slowest_of(c.layout.ranks))
+                self.streams.places, c.framework, cell, probes(c), slowest_of(c.layout.ranks)
             ),
         )  # fmt: skip
 
