@@ -68,7 +68,7 @@ def step_seconds(
     xp = array_module(*vars(k).values(), gpu_log, host_log, outer_log)
     if xp is not np:
         f, k, gpu_log, host_log, outer_log = fresh_views((f, k, gpu_log, host_log, outer_log))
-    on_outer = xp.exp(outer_log)
+    k, on_outer = k.on_slowest(f.slowest), xp.exp(outer_log)
     layer = _block(xp, f, f.layer, k, xp.exp(gpu_log), xp.exp(host_log), waits=True)
     embedding = _block(xp, f, f.embedding, k, on_outer, on_outer, input_s=k.input_s)
     head = _block(xp, f, f.head, k, on_outer, on_outer)
@@ -128,7 +128,8 @@ def step_seconds(
     reduction_s = reduction_s + xp.where(alone, _ends_s(xp, embedding, layer), 0.0)
     update_s = ROLES["optimizer"].seconds(k, f.optimizer_s, 0.0)
     updating_s = xp.maximum(update_s + k.launch_s, k.launch_s * f.optimizer_kernels)
-    gathered_s = _gathered_s(xp, f, k, layer, embedding) + k.layer_gather_s * f.gathered_layers
+    singly_s = k.layer_gather_s * f.gathered_layers * (1 - f.reduction_hidden)
+    gathered_s = _gathered_s(xp, f, k, layer, embedding) + singly_s
     step_s = f.micro_batches * slowest.stage_s + bubble_s + reduction_s + updating_s
     step_s = step_s + gathered_s + k.fixed_s - slowest.hidden_s
     layer_work_s, outer_work_s = layer.work_s, slowest.embeddings * embedding.work_s
@@ -168,8 +169,8 @@ def least_seconds(
     f: StepFeatures, k: StepEffects, gpu_log: Array = 0.0, host_log: Array = 0.0,
     outer_log: Array = 0.0,
 ) -> LeastSeconds:  # fmt: skip
-    """A lower bound of what blocks take; of `f` only blocks and tp groups count, rest as above."""
-    on_outer = np.exp(outer_log)
+    """A lower bound of what blocks take; of `f` count blocks, tp groups and `slowest` alone."""
+    k, on_outer = k.on_slowest(f.slowest), np.exp(outer_log)
     layer = _block(np, f, f.layer, k, np.exp(gpu_log), np.exp(host_log))
     embedding = _block(np, f, f.embedding, k, on_outer, on_outer, input_s=k.input_s)
     head = _block(np, f, f.head, k, on_outer, on_outer)
@@ -344,10 +345,12 @@ def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, layer: _Block, embeddin
     end_s, layer_s = embedding.backward.seconds(xp), layer.backward.seconds(xp)
     chunks, held = _in_turn(xp, f)
     others = f.layers_first - held
+    slower_s = k.overlap_shown * (whole_s - last_s)
+    singly_s = k.layer_gather_s * f.gathered_layers * f.reduction_hidden
+    whole_s, tail_s = whole_s + singly_s, tail_s + singly_s / xp.maximum(f.layers_first, 1.0)
     hiding_s = xp.maximum(f.hiding_layers - others, 0.0) * layer_s + end_s
     beside_s = whole_s - f.stages * others * layer_s - hiding_s
     beside_s = xp.maximum(beside_s, whole_s / chunks - hiding_s)
-    slower_s = k.overlap_shown * (whole_s - last_s)
     beside_s = xp.maximum(beside_s, xp.maximum(tail_s - end_s, last_s) + slower_s)
     beside_s = xp.maximum(beside_s, tied_s)
     return xp.where(f.reduction_hidden > 0, beside_s, whole_s + tied_s)

@@ -127,9 +127,10 @@ class StepFeatures:
     crossing: Array  # 1: so does a pipeline over nodes
     stalls: Array  # messages of a micro-batch that surely stall
     stall_chance: Array  # of such messages where no run surely stalls
-    gathered_layers: Array  # layers of a rank, updated in shards and gathered singly, x data ranks
+    gathered_layers: Array  # layers of a rank, gathered or summed singly, x data ranks
     exchange_hidden: Array  # 1: expert messages of a pair of passes run beside its computation
     folded: Array  # 1: a pipeline turns at its last stage, so the first holds the last chunk, too
+    slowest: Array | None = None  # deviations, as `StepEffects.on_slowest` takes them
     schedule: Array | None = None  # its code; None: `fill` says all of the schedule
     # [K, N] width in logs on top of each step effect's own, where what it multiplies was not
     # measured on this machine

@@ -107,6 +107,8 @@ class InStep:
     # a call for what each step effect multiplies: where none like it was measured, an interval is
     # wider
     probes: tuple[tuple[str, OpCall | CollectiveCall], ...] = ()
+    # deviations by which the slowest of its GPUs is slower than one that tables measure
+    slowest: float = 0.0
 
 
 BLOCK_LOGS = ("", "layer", "host", "outer")  # no correction, or which of `Adapted.logs`

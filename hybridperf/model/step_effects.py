@@ -6,7 +6,8 @@ are positive and are fitted and saved as such; beliefs are log-normal: a median,
 (0.1: within 10 % in two cases of three). `source` tells where each comes from, or that it is
 assumed; one was fitted to measured steps (`gather_shown`), each source by itself.
 
-    seconds in a step = seconds of the call x product of its role's `scales`
+    seconds in a step = seconds of the call x product of its role's `scales` (those of `CLOCKED`
+                        on the slowest of the step's GPUs)
                         + kernels (of a collective: nodes, or one) x sum of its role's `added`
 
 The graph, the closed form, tables and plans all go by `ROLES`.
@@ -27,6 +28,7 @@ import numpy as np
 from hybridperf.io.namespace import Array, array_module
 
 OF_OPS = ("gemm", "experts", "attention")  # effects on what the op model prices
+CLOCKED = ("gemm", "attention")  # what a slow clock prolongs
 LAUNCH_S, LAUNCH_WIDTH = 45e-6, 0.45  # of a host that nobody measured, and its width in logs
 
 
@@ -55,6 +57,10 @@ class StepEffects:
         "16-bit products whose width is no multiple of 8: nanoGPT gained 25 % of a step on an"
         " A100 from a vocabulary of 50304 in place of 50257 (its author, 2023), whose head is"
         " about a fifth of the step: (0.2 + 0.25) / 0.2")
+    unlike_gpus: Any = _effect(0.02, 0.5,
+        "deviation of the clocks of GPUs of one kind, the slowest of which all others await: an"
+        " average range of 8 %, 22 % at most, over five centres (Sinha et al., arXiv 2208.11035),"
+        " taken for four deviations")
     experts: Any = _effect(1.0, 0.3,
         "the op model's products of even groups; ragged ones, padded to tiles and narrowed expert"
         " by expert, take longer")
@@ -113,6 +119,13 @@ class StepEffects:
         "a step's own host work: reading a batch, the loss, gradient norm, logging")
     # fmt: on
 
+    def on_slowest(self, deviations: Array | None) -> StepEffects:
+        """Effects on the GPU that is so many deviations slower than the mean (`slowest_of`)."""
+        if deviations is None:
+            return self
+        longer = 1.0 + self.unlike_gpus * deviations
+        return dataclasses.replace(self, **{name: longer * getattr(self, name) for name in CLOCKED})
+
 
 NAMES = tuple(field.name for field in dataclasses.fields(StepEffects))
 BELIEFS: Mapping[str, Belief] = {
@@ -135,17 +148,16 @@ class Known(NamedTuple):
         return of_framework and effect in self.effects and (not self.archs or arch in self.archs)
 
 
-_CLOCKED = ("gemm", "attention")
 _GRAPHS = ("megatron_core_graphs", "mlperf_bert", "mlperf_bert_few")
 # fmt: off
 KNOWN = (
-    Known((), ("Hopper sm_90",), _CLOCKED, 1.11,
+    Known((), ("Hopper sm_90",), CLOCKED, 1.09,
         "sustained clock: long products draw more than the power limit and clocks fall below"
         " boost, which single cool products of tables do not show: assumed from published steps"),
-    Known((), ("Blackwell sm_100", "Blackwell Ultra sm_103"), _CLOCKED, 1.15,
+    Known((), ("Blackwell sm_100", "Blackwell Ultra sm_103"), CLOCKED, 1.13,
         "sustained clock: assumed from published steps of B200s and GB200s, and for GB300s as for"
         " these"),
-    Known((), ("Ampere sm_80",), _CLOCKED, 1.05,
+    Known((), ("Ampere sm_80",), CLOCKED, 1.03,
         "sustained clock: assumed from published steps of A100s"),
     Known(("megatron", "megatron_2022", "megatron_deepspeed"), (), ("memory",), 0.85,
         "JIT-fused loops, Apex norms and fused softmax come nearer to the bandwidth than single"
@@ -185,6 +197,20 @@ KNOWN = (
         "a CUDA graph holds a step's small ops, too: assumed a fifth"),
 )
 # fmt: on
+_DEVIATIONS = np.linspace(-10.0, 10.0, 20000)
+
+
+@functools.cache
+def slowest_of(ranks: int) -> float:
+    """Expected largest of so many independent normal numbers, in deviations."""
+    below = _normal_below() ** ranks
+    return float(np.trapezoid((_DEVIATIONS > 0) - below, _DEVIATIONS))
+
+
+@functools.cache
+def _normal_below() -> np.ndarray:
+    """Chance that a normal number lies below each of `_DEVIATIONS`."""
+    return np.array([math.erfc(-at / math.sqrt(2)) / 2 for at in _DEVIATIONS.tolist()])
 
 
 def known_factor(effect: str, framework: str, arch: str) -> float:
@@ -287,7 +313,9 @@ def role_matrices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return scales, added, np.array([role.larger for role in roles])
 
 
-def in_step_s(xp: Any, alone_s: Array, role: Array, count: Array, effects: Array) -> Array:
+def in_step_s(
+    xp: Any, alone_s: Array, role: Array, count: Array, effects: Array, slowest: Array = 0.0
+) -> Array:
     """Seconds of calls [U] or [U, B] in a step.
 
     Args:
@@ -296,9 +324,13 @@ def in_step_s(xp: Any, alone_s: Array, role: Array, count: Array, effects: Array
         role: index into `ROLE_NAMES` [U].
         count: how often what the role adds counts [U].
         effects: step effects [K] or [K, B], in the order of `NAMES`.
+        slowest: deviations, as `StepEffects.on_slowest` takes them.
     """
     scales, added, larger = role_matrices()
-    scale = xp.exp(xp.asarray(scales, effects.dtype) @ xp.log(effects))[role]
+    longer = xp.log1p(slowest * effects[NAMES.index("unlike_gpus")])
+    clocked = scales[:, [NAMES.index(name) for name in CLOCKED]].sum(1)
+    logs = xp.asarray(scales, effects.dtype) @ xp.log(effects)
+    scale = xp.exp(logs + xp.multiply.outer(xp.asarray(clocked, effects.dtype), longer))[role]
     per_count = (xp.asarray(added, effects.dtype) @ effects)[role]
     column = (slice(None),) + (None,) * (per_count.ndim - 1)
     scaled_s = alone_s * scale

@@ -56,6 +56,7 @@ from hybridperf.ops import OpCall
         "role",
         "count",
         "block_log",
+        "slowest",
     ],
     meta_fields=[],
 )
@@ -77,6 +78,7 @@ class StepTable:
     role: Array = None
     count: Array = None
     block_log: Array = None
+    slowest: Array = None  # of the step: as `InStep` has it
 
 
 class KnownRows(NamedTuple):
@@ -139,6 +141,7 @@ def _in_step(model: PerfModel, in_step: InStep | None) -> dict[str, np.ndarray]:
         "role": np.array([ROLE_NAMES.index(one.role) for one in places], np.int32),
         "count": np.array([one.count for one in places], float),
         "block_log": np.array([logs[BLOCK_LOGS.index(one.block)] for one in places]),
+        "slowest": np.array(in_step.slowest),
     }
 
 
@@ -168,7 +171,7 @@ def step_durations(table: StepTable, platform: Platform) -> Array:
     seconds = jnp.concatenate([jnp.asarray(part, parts[0].dtype) for part in parts])[table.place]
     if table.role is not None:
         effects = jnp.asarray(platform.effects, seconds.dtype)
-        seconds = in_step_s(jnp, seconds, table.role, table.count, effects)
+        seconds = in_step_s(jnp, seconds, table.role, table.count, effects, table.slowest)
         seconds = seconds * jnp.exp(jnp.asarray(table.block_log, seconds.dtype))
     if table.exposed is not None:
         row, message, beside = table.exposed.T
@@ -208,7 +211,7 @@ def in_step_seconds(table: StepTable, alone_s: np.ndarray, effects: np.ndarray) 
     """Seconds of rows [U] or [U, B] in their step; `effects` [K] or [K, B]."""
     if table.role is None:
         return chained(table, alone_s)
-    found = in_step_s(np, alone_s, table.role, table.count, effects)
+    found = in_step_s(np, alone_s, table.role, table.count, effects, table.slowest)
     column = (slice(None),) + (None,) * (found.ndim - 1)
     return chained(table, found * np.exp(table.block_log)[column])
 

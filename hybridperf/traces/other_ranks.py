@@ -28,7 +28,6 @@ Axes: U rows of the replay.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -41,12 +40,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy
 
 from hybridperf.collectives.model import CollectiveModel, collectives_of
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.price import price
+from hybridperf.model.step_effects import slowest_of
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
 from hybridperf.traces.changes import Change, OnWire
 from hybridperf.traces.other_device import KERNEL_S, recorded_on
@@ -193,14 +192,6 @@ def _spread_s(replay: Replay) -> dict[int, float]:
             spread_s[row] = float(np.std(np.maximum(own_s, 0.0), ddof=1))
         ended_s |= dict(zip(one.trace.tolist(), one.end_s.tolist(), strict=True))
     return spread_s
-
-
-@functools.cache
-def slowest_of(ranks: int) -> float:
-    """Expected largest of so many independent normal numbers, in deviations."""
-    z = np.linspace(-10.0, 10.0, 20000)
-    below = scipy.stats.norm.cdf(z) ** ranks
-    return float(np.trapezoid((z > 0) - below, z))
 
 
 def _rescaled(one: OnWire, world: int, ranks: int, share: Fraction) -> OnWire:

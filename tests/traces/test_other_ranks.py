@@ -16,10 +16,11 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
+from hybridperf.model.step_effects import slowest_of
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.report.perfetto import write_traces
 from hybridperf.traces.events import Message
-from hybridperf.traces.other_ranks import other_ranks, slowest_of
+from hybridperf.traces.other_ranks import other_ranks
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import Replay, replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, WIRE

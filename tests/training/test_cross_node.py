@@ -13,6 +13,8 @@ from hybridperf.model.step_effects import larger_s, medians
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.cross_node import as_stalled, stalled, stalled_s, with_stalled
 from hybridperf.training.steps.predict import predict_steps
+from hybridperf.workloads.transformer.update import summed
+from hybridperf.workloads.transformer.weights import stage_weights
 
 ROW = {
     "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048,
@@ -126,7 +128,7 @@ def test_an_interval_holds_both_modes_and_the_note_says_which_is_predicted(cache
     assert "predicted as a run that stalls" in found["note"][1]
 
 
-def test_updated_weights_come_around_a_ring_of_all_data_ranks(cache) -> None:
+def test_updated_weights_or_whole_gradients_go_around_a_ring_of_all_data_ranks(cache) -> None:
     rows = batch(
         cache,
         {"tp": 1, "dp": 8},
@@ -135,7 +137,7 @@ def test_updated_weights_come_around_a_ring_of_all_data_ranks(cache) -> None:
         {"dp": 2, "sharding": "zero0"},
     )
     np.testing.assert_array_equal(
-        rows.features.gathered_layers, rows.features.layers_first * [8, 64, 0, 0]
+        rows.features.gathered_layers, rows.features.layers_first * [8, 64, 0, 2]
     )
 
 
@@ -149,6 +151,13 @@ def test_gradients_are_reduced_beside_the_backward_pass_where_no_optimizer_is_sh
         {"sharding": "zero0", "source": "vtrain_multi_node"},
     )
     assert rows.features.reduction_hidden.tolist() == [1.0, 0.0, 0.0]
+
+
+def test_nanotron_sums_whole_gradients_whatever_is_sharded(cache) -> None:
+    rows = batch(cache, {}, {"source": "vtrain_multi_node"})
+    sums = [[one.collective.collective for one in summed(config, stage_weights(config, 0))]
+            for config in rows.configs]  # fmt: skip
+    assert sums == [["all_reduce"], ["reduce_scatter"]]
 
 
 def test_latency_and_bytes_hide_each_other() -> None:

@@ -17,13 +17,14 @@ from hybridperf.model.step_effects import (
     StepEffects,
     effects_of,
     medians,
+    slowest_of,
 )
 from hybridperf.workloads.schedules import schedule
 from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer.columns import FOLDED, SCHEDULES
 
 FREE = StepEffects(
-    **{name: 1e-12 if name.endswith(("_s", "_shown")) else 1.0 for name in NAMES}
+    **{name: 1e-12 if name.endswith(("_s", "_shown", "_gpus")) else 1.0 for name in NAMES}
 )  # nothing is launched, awaited or exposed
 
 
@@ -164,6 +165,33 @@ def test_what_is_reduced_beside_kernels_slows_them_down():
     # of 1.2 s the last bucket's 0.3 have nothing beside them
     slowed = dataclasses.replace(FREE, overlap_shown=0.2)
     assert time(f, slowed) == pytest.approx(12.3 + 0.2 * 0.9)
+
+
+def test_all_wait_for_the_slowest_of_as_many_gpus():
+    """Products alone take longer; the slowest of eight is 1.42 deviations slow on average, that of
+    a thousand 3.24 (tables of normal order statistics).
+    """
+    assert [slowest_of(gpus) for gpus in (1, 8, 1000)] == pytest.approx(
+        [0.0, 1.424, 3.241], rel=0.01
+    )
+    alike = row(optimizer_s=2.0)
+    unlike = dataclasses.replace(FREE, unlike_gpus=0.02)
+    f = dataclasses.replace(alike, slowest=np.array([slowest_of(1000)]))
+    assert [time(f), time(alike, unlike)] == pytest.approx([14.0, 14.0])
+    assert time(f, unlike) == pytest.approx(12 * (1 + 0.02 * 3.241) + 2.0, rel=1e-3)
+
+
+def test_gradients_summed_layer_by_layer_wait_for_each_other():
+    """Four layers' sums of 0.3 s and as many waits of 0.5 s each, beside all backward passes but
+    the first one's: hidden, but for the last layer's.
+    """
+    sizes = {"reduction_tail_s": 0.3, "reduction_last_s": 0.3, "hiding_layers": 3}
+    f = row(reduction_s=1.2, reduction_hidden=1, gathered_layers=8, **sizes)
+    waits = dataclasses.replace(FREE, layer_gather_s=0.25)
+    assert time(f, waits) == pytest.approx(12.3 + 8 / 4 * 0.25)
+    long = dataclasses.replace(FREE, layer_gather_s=2.0)
+    assert time(f, long) == pytest.approx(12.0 + 1.2 + 8 * 2.0 - 3 * 2.0)
+    assert time(row(gathered_layers=8), waits) == pytest.approx(14.0)
 
 
 def test_chunks_of_an_interleaved_pipeline_are_exchanged_while_others_run():

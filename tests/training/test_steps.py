@@ -38,7 +38,7 @@ ROW = dict(
 
 
 ALL_ONE = StepEffects(
-    **{name: 1e-12 if name.endswith(("_s", "_shown")) else 1.0 for name in NAMES}
+    **{name: 1e-12 if name.endswith(("_s", "_shown", "_gpus")) else 1.0 for name in NAMES}
 )  # nothing is launched or exposed
 PARTS = ["compute_s", "exposed_comm_s", "bubble_s", "host_s"]
 DOUBTED = {"source": "vtrain_single_node", "recompute": "full"}

@@ -34,6 +34,7 @@ import numpy as np
 from hybridperf.engine.closed import least_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
 from hybridperf.explore.sweeps import cluster
+from hybridperf.model.step_effects import slowest_of
 from hybridperf.training.plans.columns import cells_of
 from hybridperf.training.plans.costs import (
     THREADS,
@@ -172,6 +173,7 @@ def _block_seconds(
     names = {field.name for field in dataclasses.fields(StepFeatures)} - {"pace"}
     tp = x.tp[rows[first]].astype(float)
     waiting = float(does(setup.framework, "ring_waits"))
+    slowest = np.array([slowest_of(space.gpus)])
     found = np.empty((3, len(cells)))
 
     def one(piece: slice) -> None:
@@ -179,6 +181,7 @@ def _block_seconds(
         known: dict[str, Any] = dict.fromkeys(names, np.zeros(1))
         known |= dict(zip(("layer", "embedding", "head"), blocks, strict=True))
         known |= {"tp": tp[piece], "tp_nodes": tp_nodes[piece], "waiting": waiting + 0 * tp[piece]}
+        known["slowest"] = slowest
         logs = adapted.logs(inputs[piece]) if len(adapted.cells) else ()
         found[:, piece] = least_seconds(StepFeatures(**known), adapted.effects, *logs)
 

@@ -51,7 +51,7 @@ _OF_SHARDS = ("gather_s", "scatter_s", "gather_inside_s", "gather_calls")
 _ONCE = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "updates_hidden",
     "reduction_hidden", "waiting", "crossing", "stalls", "stall_chance", "gathered_layers",
-    "gathers_hidden", "sends_hidden", "tp",
+    "gathers_hidden", "sends_hidden", "tp", "slowest",
 )  # fmt: skip
 _BLOCKS = ("layer", "embedding", "head")
 _PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart

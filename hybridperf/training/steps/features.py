@@ -22,6 +22,7 @@ import numpy as np
 
 from hybridperf.engine.step_features import BlockPrices, StepFeatures
 from hybridperf.model.calls import Call, GivenSeconds
+from hybridperf.model.step_effects import slowest_of
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
 from hybridperf.training.steps.cells import (
     Cells,
@@ -55,7 +56,7 @@ _COLUMNS = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "micro_batches", "fill",
     "chunks", "sends_hidden", "tp_nodes", "gathers_hidden", "reduction_hidden", "tp", "schedule",
     "waiting", "crossing", "stalls", "gathered_layers", "forwards_first", "updates_hidden",
-    "stall_chance", "exchange_hidden", "folded",
+    "stall_chance", "exchange_hidden", "folded", "slowest",
 )  # fmt: skip
 _OF_UPDATE = (
     "reduction_s", "reduction_tail_s", "reduction_last_s", "hiding_layers", "tied_s", "updated_s",
@@ -183,7 +184,7 @@ def _columns(config: TransformerConfig) -> tuple[float, ...]:
         waits.stall_messages(config) > 0, waits.sure_stalls(config),
         waits.layers_gathered(config, stages[0]), SCHEDULES.index(x.schedule) in FORWARDS_FIRST,
         config.overlap_weights and x.kind.pipes == 1, stall_chance(config),
-        config.hides_exchanges, x.kind.folded,
+        config.hides_exchanges, x.kind.folded, slowest_of(x.ranks),
     )  # fmt: skip
 
 

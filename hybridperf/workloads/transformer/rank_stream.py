@@ -110,6 +110,13 @@ class RankStreams:
         row = self._row(GivenSeconds(0.0, label), StepPlace(role, times))
         return self._node(rank, row, COMPUTE, label)
 
+    def spend_beside(
+        self, rank: int, role: str, times: float, label: str, after: Sequence[int]
+    ) -> int:
+        """Time that what travels next to a rank stream loses."""
+        row = self._row(GivenSeconds(0.0, label), StepPlace(role, times))
+        return self.graph.op(row, label=label, rank=rank, stream=COMM, after=list(after))
+
     def slowed(self, rank: int, step: PassStep, role: str) -> int:
         """What a rank stream loses to a message beside it, as a role says of its seconds."""
         row = self._row(call_in_step(step.call), StepPlace(role))

@@ -30,6 +30,7 @@ from hybridperf.engine.workload import Workload
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.model.calls import InStep
+from hybridperf.model.step_effects import slowest_of
 from hybridperf.workloads.schedules import BACKWARD, FORWARD, WEIGHT, Task, schedule
 from hybridperf.workloads.transformer import parts, update, waits
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -189,7 +190,9 @@ class _Build:
             name=f"{c.shape.name}, {c.layout.ranks} ranks, batch {c.layout.global_batch}",
             graph=self.streams.graph.build(), calls=self.streams.calls,
             flops=self.streams.flops, notes=(*self.notes, _launch_note(self.streams.host)),
-            in_step=InStep(self.streams.places, c.framework, cell, probes(c)),
+            in_step=InStep(
+                self.streams.places, c.framework, cell, probes(c), slowest_of(c.layout.ranks)
+            ),
         )  # fmt: skip
 
     # tasks
@@ -285,10 +288,11 @@ class _Build:
         self, rank: int, layers: Sequence[tuple[RepeatedSteps, Weights]], task: Task
     ) -> int:
         """The last backward of a stage, its gradients reduced as buckets fill."""
-        bucket, node = Weights(), -1
+        bucket, node, held = Weights(), -1, 0
         for at, (run, weights) in enumerate(layers, 1):
             node = self.streams.run(rank, (run.once,), str(task))
             bucket += weights
+            held += run.block == "layer"
             full = bucket.total * self.c.exchanged_bytes >= waits.bucket_bytes(self.c)
             if not (full or at == len(layers)):
                 continue
@@ -296,8 +300,12 @@ class _Build:
             if at == len(layers) and task.stage == self.ends[rank]:
                 after = self.slow_down(rank, node)
             self.reduce(rank, steps, [after])
+            if singly := waits.layers_gathered(self.c, held):
+                label = "gradients summed by layer"
+                found = self.streams.spend_beside(rank, "layer_gather", singly, label, [after])
+                self.reductions[rank].append(found)
             self.beside[rank] += steps
-            bucket = Weights()
+            bucket, held = Weights(), 0
         return node
 
     def sharded(self, rank: int, layers: list[RepeatedSteps], task: Task) -> int:
@@ -373,7 +381,8 @@ class _Build:
                 run = RepeatedSteps(tuple(some), 1, backward=False)
                 self.streams.run(rank, (run,), "update")
             layers = sum(sum(c.layers_of(stage)) for stage in stages)
-            if gathered := waits.layers_gathered(c, layers):
+            gathered = waits.layers_gathered(c, layers)
+            if gathered and not waits.reduces_beside(c):
                 self.streams.spend(rank, "layer_gather", gathered, "weights gathered by layer")
             self.streams.spend(rank, "fixed", 1.0, "end of step")
 

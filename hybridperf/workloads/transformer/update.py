@@ -121,7 +121,8 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
     """Sums of so many gradients, in one piece."""
     if config.layout.shards_each_pass:
         return ()
-    collective = "reduce_scatter" if config.layout.zero else "all_reduce"
+    whole = does(config.framework, "sums_whole_gradients") or not config.layout.zero
+    collective = "all_reduce" if whole else "reduce_scatter"
     steps, replicas = [], config.group("replica")
     for count, group in zero.shared_out(weights, config):
         if not count or group.ranks == 1:

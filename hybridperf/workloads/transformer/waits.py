@@ -8,7 +8,9 @@ which framework does it: `frameworks.toml`. The sweep is the Ultra-Scale Playboo
                              layer waits about 2 ms for each tensor-parallel rank, forward and
                              backward together, whatever the micro-batch
     gathers by layer         updated weights come back layer by layer around a ring: some 30 us for
-                             each layer and data rank
+                             each layer and data rank; whole gradients are summed as slowly, tensor
+                             by tensor (all_reduce_coalesced of fp32_accum_hook,
+                             optim/gradient_accumulator.py of huggingface/nanotron)
     whole gradients beside   without a sharded optimizer they are reduced during the last
                              micro-batch's backward pass
     stalls                   each message between stages takes a quarter of a second: 2 messages per
@@ -52,9 +54,12 @@ def layer_waits(config: TransformerConfig, tp_calls: float) -> tuple[tuple[str, 
 
 
 def layers_gathered(config: TransformerConfig, layers: float) -> float:
-    """Layers x data ranks of a rank whose updated weights are gathered by layer."""
+    """Layers x data ranks of a rank whose updated weights are gathered by layer, or whole gradients
+    summed so.
+    """
     layout = config.layout
-    if not does(config.framework, "gathers_by_layer") or layout.zero not in (1, 2):
+    by_layer = does(config.framework, "gathers_by_layer") and layout.zero <= 2
+    if not by_layer or (layout.zero == 0 and layout.kind.pipes > 1):
         return 0.0
     return layers * layout.data_ranks if layout.data_ranks > 1 else 0.0
 
