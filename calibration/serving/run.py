@@ -6,10 +6,11 @@ The same requests (prompts and outputs of unlike lengths) come in several runs: 
 from as many as there are slots, and at two shares of what those got (a Poisson process). Rounds of
 all runs follow each other, and of each run the round counts in which the loop had most of its core.
 
-SERVED.json: facts of the machine, the decoder's sizes, seconds of a step of the loop around it
-and of a request's way, and for each run the requests with the seconds at which they were sent and at which each token left the
-server and came, and usual processor seconds of each program's call. DIR keeps the decoder's
-programs, which `hybridperf.workloads.jax.program.load_program` reads, or `torch.exported`.
+SERVED.json: facts of the machine, the decoder's sizes, seconds of a step of the loop around it and
+of a request's way through it, and for each run the requests with the seconds at which they were
+sent and at which each token left the server and came, and usual processor seconds of each program's
+call. DIR keeps the decoder's programs, which `hybridperf.workloads.jax.program.load_program` reads,
+or `torch.exported`.
 """
 
 from __future__ import annotations
@@ -140,23 +141,25 @@ class _Nothing:
 def loop_of(
     config: DecoderConfig, requests: int, seed: int, core: int | None
 ) -> tuple[float, dict[str, float]]:
-    """Runs whose decoder computes nothing: seconds of a step of the loop; and of a request's way to
-    its first token besides, until it has `left` the server and until one client alone has `seen` it.
+    """Of runs whose decoder computes nothing: seconds of a step of the loop, and of a request's way
+    to its first token besides, until this has `left` the server and until one client has `seen` it.
     """
     slots = config.batches[-1]
     server = Server(_Nothing(config), slots, config.chunks[-1])
     try:
         _, busy = served(server, plan(Run("", slots), config, requests, seed), core)
         loop_s = busy.step_s / busy.steps
-        seen, _ = served(server, plan(Run("", 1), config, requests, seed), core)
+        alone = plan(Run("", 1), config, requests, seed)
+        seen, _ = served(server, alone, core)
     finally:
         server.close()
     # a prompt takes as many steps as it has chunks
-    waits = [(one, loop_s * -(-len(asked["prompt"]) // config.chunks[-1]))
-             for one, asked in zip(seen, plan(Run("", 1), config, requests, seed), strict=True)]
-    way_s = {name: float(np.median([one[clock][0] - one["sent_s"] - steps_s for one, steps_s in waits]))
-             for name, clock in (("left", "left_s"), ("seen", "token_s"))}
-    return loop_s, {name: max(one, 0.0) for name, one in way_s.items()}
+    steps = np.ceil([len(one["prompt"]) / config.chunks[-1] for one in alone])
+    way_s = {}
+    for name, clock in (("left", "left_s"), ("seen", "token_s")):
+        first_s = np.array([one[clock][0] - one["sent_s"] for one in seen])
+        way_s[name] = max(float(np.median(first_s - loop_s * steps)), 0.0)
+    return loop_s, way_s
 
 
 def other_core(cores: Sequence[int]) -> int | None:

@@ -36,8 +36,8 @@ TARGETS = ("tpot_s", "ttft_s")
 _SHARED = ("kernels", "step_s")
 _ROW_WIDTH = {"tpot_s": 0.2, "ttft_s": 0.35}  # of rows' logs around the law
 _MOST_ROWS = 1.0  # that a model of a framework counts for: rows of one table are neighbours
-# standard deviations from the law within which a row tells of offsets: one further off is of another
-# kind (drafts, a cap on clients, a cold start that no column tells)
+# standard deviations from the law within which a row tells of offsets: one further off is of
+# another kind (drafts, a cap on clients, a cold start that no column tells)
 _OF_A_KIND = 3.0
 _APART = " apart"  # of workers that prefill
 _ELSE = " else"  # of other lengths than the published benchmark's: other clients sent them

@@ -5,10 +5,10 @@ A real loop with continuous batching serves real requests over loopback
 predicted as any other (its instructions as calls, one price, one composition), which gives the
 seconds of a step by what it holds; `runs.batching` then serves the same requests, sent at the same
 seconds. Nothing is fitted to what was served: what the loop around the programs takes (sockets,
-Python), and a request's way through it and back, are measured with a decoder that computes nothing. The decoder is JAX's, compiled, or
-PyTorch's, op by op, whichever the machine was calibrated with. Two clocks judge: the clients', and
-when tokens left the server; clients of a busy machine wake late. And the processor's, call by call,
-which tells a wrong price from a core that was shared.
+Python) and a request's way through it are measured with a decoder that computes nothing. The
+decoder is JAX's, compiled, or PyTorch's, op by op, whichever the machine was calibrated with. Two
+clocks judge: the clients', and when tokens left the server; clients of a busy machine wake late.
+And the processor's, call by call, which tells a wrong price from a core that was shared.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def compared(
     for run in map(ServedRun.of, content["runs"]):
         by_source = {name: simulated(run, one, content) for name, one in sources.items()}
         for latency, percent in itertools.product(_LATENCIES, PERCENTS):
-            way_s = content["way_s"] if latency == "ttft_s" else dict.fromkeys(content["way_s"], 0.0)
+            way_s = {name: one * (latency == "ttft_s") for name, one in content["way_s"].items()}
             until_left = {
                 name: float(np.nanpercentile(getattr(one, latency), percent)) + way_s["left"]
                 for name, one in by_source.items()

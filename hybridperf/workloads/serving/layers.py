@@ -40,8 +40,8 @@ from hybridperf.workloads.transformer.counts import LayerKind
 
 _WIDE = DTYPE_BYTES["bf16"]
 _STATE = "fp32"  # of a scan
-# published FP8 weights come with the scales of activations (static), where tables of products look for
-# the largest activation first: aiconfigurator takes those kernels off again ("Static-FP8 GEMM is
+# published FP8 weights come with the scales of activations, where tables of products look for the
+# largest activation first: aiconfigurator takes those kernels off again ("Static-FP8 GEMM is
 # modeled from the dynamic FP8 base measurement", its operations/gemm.py)
 _STATIC = "fp8"
 # whose ops before a product write what it multiplies (TensorRT-LLM: RESIDUAL_RMS_NORM_QUANT_FP8)
@@ -269,12 +269,10 @@ class ServedCalls:
             if self.served.framework not in _NARROWS_BEFORE:
                 yield OpCall(Quantise("bf16", float(m), float(k), quant=quant))
             quant = ""
-            yield OpCall(Gemm("fp8", float(m), float(n), float(k)), framework=self.served.framework)
-        else:
-            yield self._product(m, n, k, quant)
+        yield self._product(m, n, k, quant, _dtype(quant) if quant else _STATIC)
 
-    def _product(self, m: float, n: float, k: float, quant: str) -> OpCall:
-        op = Gemm(_dtype(quant), float(m), float(n), float(k), quant=quant)
+    def _product(self, m: float, n: float, k: float, quant: str, dtype: str = "bf16") -> OpCall:
+        op = Gemm(dtype, float(m), float(n), float(k), quant=quant)
         return OpCall(op, framework=self.served.framework)
 
     def _fused(self, op: Op) -> OpCall:
