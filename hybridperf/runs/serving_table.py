@@ -99,6 +99,18 @@ def fit_of(rows: pd.DataFrame) -> ServingFit:
     return fitted(found, measured)
 
 
+def chance_within(limit_s: float, predicted_s: Any, low_s: Any, high_s: Any) -> np.ndarray:
+    """That seconds keep a limit [N], nine of ten of which lie between low and high.
+
+    By Laplace's law in logs, each side as wide as its own end says: of rows of models left out 45,
+    74 and 93 % lie within a quarter, a half and the whole of their interval, of the law 44, 68, 90.
+    """
+    above = np.log(limit_s / np.asarray(predicted_s, float))
+    ends = np.log(np.where(above > 0, high_s / predicted_s, predicted_s / low_s))
+    tail = 0.5 * 0.1 ** (np.abs(above) / ends)
+    return np.where(above > 0, 1.0 - tail, tail)
+
+
 def measured_as(row: ServedRow) -> tuple[Any, ...]:
     """What two rows of one measurement share, whatever their names and spellings."""
     sizes = row.clients, row.prompt, row.output, row.engine, row.prefill, row.workers
