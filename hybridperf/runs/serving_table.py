@@ -99,13 +99,15 @@ def fit_of(rows: pd.DataFrame) -> ServingFit:
     return fitted(found, measured)
 
 
-def chance_within(limit_s: float, predicted_s: Any, low_s: Any, high_s: Any) -> np.ndarray:
+def chance_within(
+    limit_s: float, predicted_s: np.ndarray, low_s: np.ndarray, high_s: np.ndarray
+) -> np.ndarray:
     """That seconds keep a limit [N], nine of ten of which lie between low and high.
 
     By Laplace's law in logs, each side as wide as its own end says: of rows of models left out 45,
     74 and 93 % lie within a quarter, a half and the whole of their interval, of the law 44, 68, 90.
     """
-    above = np.log(limit_s / np.asarray(predicted_s, float))
+    above = np.log(limit_s / predicted_s)
     ends = np.log(np.where(above > 0, high_s / predicted_s, predicted_s / low_s))
     tail = 0.5 * 0.1 ** (np.abs(above) / ends)
     return np.where(above > 0, 1.0 - tail, tail)
