@@ -101,7 +101,7 @@ def composed(gpus: Sequence[str] = tuple(GPUS)) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _habit(gpu: str, scheme: Mapping[str, str]) -> Mapping[str, str]:
+def _habit(gpu: str, scheme: Mapping[str, Any]) -> Mapping[str, Any]:
     """Blackwell multiplies MXFP4 experts by 8-bit activations, others by 16-bit ones."""
     narrow = {"w4a16_mxfp4": "w4a8_mxfp4_mxfp8"} if is_blackwell(gpu) else {}
     return {name: narrow.get(one, one) for name, one in scheme.items()}
