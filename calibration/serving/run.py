@@ -6,10 +6,11 @@ The same requests (prompts and outputs of unlike lengths) come in several runs: 
 from as many as there are slots, and at two shares of what those got (a Poisson process). Rounds of
 all runs follow each other, and of each run the round counts in which the loop had most of its core.
 
-SERVED.json: facts of the machine, the decoder's sizes, seconds of a step of the loop around it, and
-for each run the requests with the seconds at which they were sent and at which each token left the
-server and came, and usual processor seconds of each program's call. DIR keeps the decoder's
-programs, which `hybridperf.workloads.jax.program.load_program` reads, or `torch.exported`.
+SERVED.json: facts of the machine, the decoder's sizes, seconds of a step of the loop around it and
+of a request's way through it, and for each run the requests with the seconds at which they were
+sent and at which each token left the server and came, and usual processor seconds of each program's
+call. DIR keeps the decoder's programs, which `hybridperf.workloads.jax.program.load_program` reads,
+or `torch.exported`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from hybridperf_calibration.training_steps import checked
 
 # JAX is imported inside functions: the program has to pin itself first.
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 LOADS = (0.5, 0.8)  # of the requests a second that all slots together get
 _LONGEST_WAIT_S = 3.0  # for a disturbed machine, before a run
 _SHORTEST = 4  # tokens of a prompt or an output
@@ -137,15 +138,28 @@ class _Nothing:
         del folder  # there are none
 
 
-def loop_of(config: DecoderConfig, requests: int, seed: int, core: int | None) -> float:
-    """Seconds of a step of the loop beside a decoder: a run whose decoder computes nothing."""
+def loop_of(
+    config: DecoderConfig, requests: int, seed: int, core: int | None
+) -> tuple[float, dict[str, float]]:
+    """Of runs whose decoder computes nothing: seconds of a step of the loop, and of a request's way
+    to its first token besides, until this has `left` the server and until one client has `seen` it.
+    """
     slots = config.batches[-1]
     server = Server(_Nothing(config), slots, config.chunks[-1])
     try:
         _, busy = served(server, plan(Run("", slots), config, requests, seed), core)
+        loop_s = busy.step_s / busy.steps
+        alone = plan(Run("", 1), config, requests, seed)
+        seen, _ = served(server, alone, core)
     finally:
         server.close()
-    return busy.step_s / busy.steps
+    # a prompt takes as many steps as it has chunks
+    steps = np.ceil([len(one["prompt"]) / config.chunks[-1] for one in alone])
+    way_s = {}
+    for name, clock in (("left", "left_s"), ("seen", "token_s")):
+        first_s = np.array([one[clock][0] - one["sent_s"] for one in seen])
+        way_s[name] = max(float(np.median(first_s - loop_s * steps)), 0.0)
+    return loop_s, way_s
 
 
 def other_core(cores: Sequence[int]) -> int | None:
@@ -222,13 +236,13 @@ def _run(options: argparse.Namespace) -> int:
     decoder = made(options.library, config)
     yardstick = Yardstick()
     core = other_core(cores)
-    loop_s = loop_of(config, options.requests, options.seed, core)
+    loop_s, way_s = loop_of(config, options.requests, options.seed, core)
     runs = measured(decoder, options.requests, options.rounds, options.seed, core, yardstick)
     if options.programs:
         decoder.write_programs(options.programs)
     facts = {**machine.machine_facts(options.library), **yardstick.facts()}
     content = {"machine": facts, "library": options.library, "loop_s": loop_s,
-               "config": dataclasses.asdict(config), "runs": runs}  # fmt: skip
+               "way_s": way_s, "config": dataclasses.asdict(config), "runs": runs}  # fmt: skip
     write_json(options.out, "served", SCHEMA_VERSION, content)
     return 0
 

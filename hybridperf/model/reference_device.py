@@ -4,9 +4,9 @@ roofline as its reference device reaches.
     seconds = t + roofline(device, op) x (measured(reference, op) - t) / roofline(reference, op)
               x (power limit of the reference / own)^(1/3)
 
-`t` is what a kernel takes to fill and to empty a device (`FIXED_S`, or what it takes beyond the
-roofline, if less), which a faster memory makes no quicker: decoding steps of four GPUs left out in
-turn are 11.6 % off in the mean with it, 14.8 % without (`validate serving --tasks gpus`).
+`t` is what an op's kernels take to fill and to empty a device (`FIXED_S` each, or what the op takes
+beyond the roofline, if less), which a faster memory makes no quicker: decoding steps of four GPUs
+left out in turn are 10.0 % off in the mean with it (`validate serving --tasks gpus`).
 
 The reference device is the shipped calibration of the same architecture, or generation, that has
 such ops; where there is none, that of the nearest peak. The last factor counts within an
@@ -47,16 +47,20 @@ from hybridperf.ops import (
     EncoderAttention,
     Gemm,
     LatentAttention,
+    Moe,
     Op,
     OpCall,
     PrefillAttention,
 )
 from hybridperf.ops.latent_attention import PUBLISHED_SHARE
+from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.roofline import RooflineKnobs
 
-# of any kernel on any GPU, believed; with 2.2e-6, the least that a kernel takes, these steps are
-# 12.9 % off, with 8e-6 10.0 %, but an A100's 13.6 in place of 11.1 %
+# of any kernel on any GPU, believed
 FIXED_S = 4e-6
+# of experts: two grouped products; scores and choice of experts, three of a token's way to them,
+# activation, sum; of a quantised product: the matrix is quantised before it
+EXPERTS_KERNELS, QUANTISED_KERNELS = 8.0, 2.0
 
 
 class Calibration(Protocol):
@@ -258,7 +262,8 @@ def _believed(
         ops = [dataclasses.replace(call, op=as_measured(found, call.op)) for call in some]
         table = found.own_table(ops)
         measured_s, bare_s = found.op_seconds(table), found.roofline_seconds(table)
-        fixed_s[places] = np.minimum(FIXED_S, np.maximum(measured_s - bare_s, 0.0))
+        kernels = np.array([calls[at].times * _kernels(calls[at].op) for at in places])
+        fixed_s[places] = np.minimum(FIXED_S * kernels, np.maximum(measured_s - bare_s, 0.0))
         slower = slowed(device, found.device) if device.arch == found.device.arch else 1.0
         over[places] = np.maximum((measured_s - fixed_s[places]) / bare_s, 1.0) * slower
     believed_s = fixed_s + roofline_s * over
@@ -293,6 +298,14 @@ def _by_gathers(
             adapted = found.families[family_of(_group(call.op), call.op.dtype) or ""]
             knobs = adapted.knobs.including(adapted.prior.population, rows.implementation)
         yield at, float(np.exp(knobs.closed(rows).total[0]))
+
+
+def _kernels(op: Op) -> float:
+    """That an op runs as, in tables of ops."""
+    if isinstance(op, Moe):
+        return EXPERTS_KERNELS
+    narrowed = isinstance(op, Gemm) and op.quant and SCHEMES[op.quant].narrow_bytes
+    return QUANTISED_KERNELS if narrowed else 1.0
 
 
 def _usual_share(op: Op) -> float:

@@ -14,6 +14,8 @@ from hybridperf.runs.requests import Served
 LEGEND = (
     "sequences: of each attention rank at once; tokens/s/GPU: of output, over all GPUs given;"
     " tokens/s/user: 1 / TPOT",
+    "the first: most tokens/s/GPU of those predicted within the limits; keeps limits: the chance"
+    " that measured latencies are within them",
     "intervals: nine of ten, as wide as published operating points lie around the law without any"
     " fit; `hybridperf serve ROWS --fit-on ROWS` narrows them by your own",
 )
@@ -93,6 +95,7 @@ def _table(some: pd.DataFrame, money: str) -> str:
         "TPOT": lambda row: step_words(row.tpot_s),
         "nine of ten": lambda row: span_words(step_words, row.tpot_s_low, row.tpot_s_high),
         "tokens/s/GPU": lambda row: f"{row.tokens_per_s_gpu:,.0f}",
+        "keeps limits": lambda row: f"{row.chance:.0%}",
         "of them nine of ten": lambda row: span_words(
             "{:,.0f}".format, row.tokens_per_s_gpu_low, row.tokens_per_s_gpu_high
         ),
@@ -101,6 +104,8 @@ def _table(some: pd.DataFrame, money: str) -> str:
         f"{money} of 1M tokens": lambda row: dollars(row.usd_per_million),
         "energy of 1M": lambda row: energy(row.joules_per_million),
     }
+    if (some["chance"] == 1.0).all():
+        del columns["keeps limits"]
     if not np.isfinite(some["usd_per_million"]).any():
         del columns[f"{money} of 1M tokens"]
     return items_table(some.itertuples(), columns)

@@ -43,7 +43,7 @@ ROUTINGS = ("least_loaded", "round_robin")
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["times", "slots", "budget", "kv_tokens", "acceptance", "admission"],
-    meta_fields=["block", "drafted"],
+    meta_fields=["block", "drafted", "one_by_one"],
 )
 @dataclasses.dataclass(frozen=True)
 class Engine:
@@ -60,6 +60,7 @@ class Engine:
     drafted: int = 0  # tokens beside each one
     acceptance: Array = 0.0  # chance that a drafted token stands, given those before it do
     admission: Admission = AT_ONCE  # when prompts that came are taken
+    one_by_one: bool = False  # each prompt of a step is a call of its own, not part of one batch
 
     @property
     def tokens_a_step(self) -> Array:
@@ -222,7 +223,10 @@ class _Worker:
             first_s = float(times.seconds(sequences, keys))
             steps = int(min(steps, max((horizon_s - self.clock_s) / first_s + 2, 1)))
         context = keys + gain * np.arange(steps)
-        ends_s = self.clock_s + np.cumsum(times.seconds(sequences, context, tokens, chunk_keys))
+        each_s = times.seconds(sequences, context, tokens, chunk_keys)
+        if self.engine.one_by_one:
+            each_s = each_s + self._beside_one_batch(chunk[chunk > 0], chunk_keys)
+        ends_s = self.clock_s + np.cumsum(each_s)
         if steps > 1 and may_come:  # the step in which the horizon lies is the last
             steps = min(steps, int(np.searchsorted(ends_s, horizon_s)) + 1)
         self.clock_s = float(ends_s[steps - 1])
@@ -233,6 +237,14 @@ class _Worker:
         ended = state.known[run] >= self.total[run] - 1e-9
         self.running = run[~ended]
         return run[ended]
+
+    def _beside_one_batch(self, chunks: np.ndarray, keys: float) -> float:
+        """Seconds that prompts take one after the other beyond those of one batch of them."""
+        if len(chunks) < 2:
+            return 0.0
+        times = dataclasses.replace(self.engine.times, host_s=0.0)
+        one_by_one = times.seconds(0.0 * chunks, 1.0, chunks, keys)
+        return float(one_by_one.sum() - times.seconds(0.0, 1.0, chunks.sum(), keys))
 
     def _held_back(self, decodes: np.ndarray) -> int:
         """Steps until prompts that wait are taken; 0: now, as when nobody decodes."""

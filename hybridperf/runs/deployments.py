@@ -30,7 +30,7 @@ from hybridperf.model.serving_effects import ServingEffects, believed
 from hybridperf.runs.batching import Engine
 from hybridperf.runs.queues import mean_wait_s
 from hybridperf.runs.serving_fit import believed_deviation, sizes_of
-from hybridperf.runs.serving_table import BEYOND, UNMEASURED
+from hybridperf.runs.serving_table import BEYOND, UNMEASURED, chance_within
 from hybridperf.runs.steady_state import steady_clients
 from hybridperf.training.plans.economy import Economy
 from hybridperf.training.plans.ranked import front
@@ -137,13 +137,18 @@ def precisions(model: PerfModel) -> list[str]:
 
 
 def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame:
-    """All deployments that fit, those within the limits first, by tokens/s and GPU.
+    """All deployments that fit, those within the limits first, by tokens/s and GPU; `chance`: that
+    the limits are kept.
 
     Raises:
         InputError: no engine fits on the GPUs.
     """
     found = _without_limits(_Alike(asked)).copy()
-    found["within"] = (found["ttft_s"] <= asked.ttft_s) & (found["tpot_s"] <= asked.tpot_s)
+    found["within"], found["chance"] = True, 1.0
+    for target, limit_s in (("ttft_s", asked.ttft_s), ("tpot_s", asked.tpot_s)):
+        found["within"] &= found[target] <= limit_s
+        seconds = (found[name].to_numpy() for name in (target, f"{target}_low", f"{target}_high"))
+        found["chance"] *= chance_within(limit_s, *seconds)
     if economy is not None:
         found = found.assign(**_costs(found, economy))
     order = ["within", "tokens_per_s_gpu", "tpot_s"]

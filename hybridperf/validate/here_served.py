@@ -5,10 +5,10 @@ A real loop with continuous batching serves real requests over loopback
 predicted as any other (its instructions as calls, one price, one composition), which gives the
 seconds of a step by what it holds; `runs.batching` then serves the same requests, sent at the same
 seconds. Nothing is fitted to what was served: what the loop around the programs takes (sockets,
-Python) is measured with a decoder that computes nothing. The decoder is JAX's, compiled, or
-PyTorch's, op by op, whichever the machine was calibrated with. Two clocks judge: the clients', and
-when tokens left the server; clients of a busy machine wake late. And the processor's, call by call,
-which tells a wrong price from a core that was shared.
+Python) and a request's way through it are measured with a decoder that computes nothing. The
+decoder is JAX's, compiled, or PyTorch's, op by op, whichever the machine was calibrated with. Two
+clocks judge: the clients', and when tokens left the server; clients of a busy machine wake late.
+And the processor's, call by call, which tells a wrong price from a core that was shared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hybridperf.validate.harness import ResultLine, model_record
 from hybridperf.workloads.jax.program import load_program
 from hybridperf.workloads.torch.exported import from_exported
 
-SERVED_SCHEMA_VERSION = 2  # of what `hybridperf_calibration.serving.run` writes
+SERVED_SCHEMA_VERSION = 3  # of what `hybridperf_calibration.serving.run` writes
 SUMMARY_SCHEMA_VERSION = 1
 PERCENTS = (50, 90)
 _NOTHING_S = 1e-12  # tables of seconds are above zero
@@ -137,7 +137,7 @@ def simulated(run: ServedRun, seconds: Mapping[str, float], content: Mapping[str
     """The run's requests through an engine with the server's settings."""
     slots, budget = content["config"]["batches"][-1], content["config"]["chunks"][-1]
     times = step_times(seconds, content["loop_s"])
-    return serve(run.requests, [Engine(times, slots, budget)])
+    return serve(run.requests, [Engine(times, slots, budget, one_by_one=True)])
 
 
 def compared(
@@ -154,22 +154,25 @@ def compared(
     for run in map(ServedRun.of, content["runs"]):
         by_source = {name: simulated(run, one, content) for name, one in sources.items()}
         for latency, percent in itertools.product(_LATENCIES, PERCENTS):
-            found = {
-                f"{name}_s": float(np.nanpercentile(getattr(one, latency), percent))
+            way_s = {name: one * (latency == "ttft_s") for name, one in content["way_s"].items()}
+            until_left = {
+                name: float(np.nanpercentile(getattr(one, latency), percent)) + way_s["left"]
                 for name, one in by_source.items()
             }
+            back_s = way_s["seen"] - way_s["left"]
             rows.append(
                 {
                     "run": run.name, "latency": latency, "percent": percent,
                     "measured_s": float(np.nanpercentile(getattr(run, latency), percent)),
                     "left_s": float(np.nanpercentile(getattr(run, f"left_{latency}"), percent)),
-                    **found, "requests": len(run.requests), "loop_share": run.loop_share,
+                    **{f"{name}_s": one + back_s for name, one in until_left.items()},
+                    "back_s": back_s, "requests": len(run.requests), "loop_share": run.loop_share,
                     "cpu_share": run.cpu_share,
                 }
             )  # fmt: skip
     frame = pd.DataFrame(rows)
     frame["error"] = frame["predicted_s"] / frame["measured_s"] - 1
-    frame["left_error"] = frame["predicted_s"] / frame["left_s"] - 1
+    frame["left_error"] = (frame["predicted_s"] - frame["back_s"]) / frame["left_s"] - 1
     frame["roofline_error"] = frame["roofline_s"] / frame["measured_s"] - 1
     return frame, programs
 
@@ -244,9 +247,11 @@ def lines_of(frame: pd.DataFrame) -> list[ResultLine]:
     for latency, some in frame.groupby("latency", sort=False):
         name = f"served here, {str(latency).removesuffix('_s').upper()}"
         for clock, error in (("measured_s", "error"), ("left_s", "left_error")):
-            covered, roofline = None, some["roofline_s"] / some[clock] - 1
+            back_s = some["back_s"] * (clock == "left_s")
+            covered, roofline = None, (some["roofline_s"] - back_s) / some[clock] - 1
             if "low_s" in some:
-                covered = float(some[clock].between(some["low_s"], some["high_s"]).mean())
+                ends = (some[name] - back_s for name in ("low_s", "high_s"))
+                covered = float(some[clock].between(*ends).mean())
             found.append(ResultLine(
                 name + (" when it left" if clock == "left_s" else ""),
                 float(some[error].abs().mean()), len(some), None,

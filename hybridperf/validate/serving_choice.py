@@ -7,7 +7,9 @@ over the best of all rows measured within the limit is what counts, zero where i
 is beyond the limit by more than repeats differ. Predictions are of fits that saw no row of the
 group's model (or system), or few. Beside ours: boosted trees given the same rows; the row of most
 clients on the engine with most GPUs that is measured within the limit (it knows the measurement); a
-row at random.
+row at random; that of most expected tokens/s and GPU, the predicted times the chance to keep the
+limit, which breaks it less often: of models left out it reaches 83 % of the best in the mean in
+place of 73 %, but of groups with few rows given 80 % reach nine tenths in place of 84 %.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from hybridperf.runs.serving_table import chance_within
 from hybridperf.validate.harness import ResultLine
 
 LIMITS_S = (0.01, 0.02, 0.05)  # of TPOT: 100, 50, 20 tokens/s of a user
@@ -28,7 +31,7 @@ _GROUPS = {
     "framework given": ["left_out", "model", "system", "isl", "osl", "framework"],
     "any framework": ["left_out", "model", "system", "isl", "osl"],
 }
-_RULES = ("ours", "trees", "largest tp", "random")
+_RULES = ("ours", "trees", "largest tp", "expected", "random")
 
 
 def choices(table: pd.DataFrame) -> pd.DataFrame:
@@ -58,6 +61,9 @@ def _chosen(rows: pd.DataFrame, limit_s: float) -> dict[str, float] | None:
         fits = rows[f"{kind}tpot_s"].to_numpy() <= limit_s
         at = int(np.argmax(np.where(fits, _speed(rows, kind), -np.inf))) if fits.any() else -1
         out[rule] = float(share[at]) if at >= 0 else 0.0
+    seconds = (rows[f"{name}tpot_s"].to_numpy() for name in ("predicted_", "low_", "high_"))
+    expected = _speed(rows, "predicted_") * chance_within(limit_s, *seconds)
+    out["expected"] = float(share[np.argmax(expected)])
     widest = within & (rows["gpus"] == rows.loc[within, "gpus"].max()).to_numpy()
     out["largest tp"] = float(share[np.argmax(np.where(widest, rows["clients"], -1.0))])
     out["random"] = float((share >= REACHED).mean())

@@ -32,7 +32,7 @@ from hybridperf.runs.serving_rows import ServedRow
 from hybridperf.runs.serving_table import filled
 from hybridperf.validate.harness import ResultLine
 from hybridperf.validate.serving_trees import trees
-from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.workloads.serving import Deployment, is_blackwell, step_times
 from hybridperf.workloads.transformer.zoo import load_shape
 
 GPUS = {"a100_sxm4_80g": "aic_a100_sxm", "h100_sxm": "aic_h100_sxm", "h200_sxm": "aic_h200_sxm",
@@ -92,13 +92,19 @@ def composed(gpus: Sequence[str] = tuple(GPUS)) -> pd.DataFrame:
     for gpu in gpus:
         own = load_model(gpu).with_collectives(load_collectives(GPUS[gpu]))
         some = [
-            Deployment(load_shape(name), **layout, **scheme, framework="vllm")
+            Deployment(load_shape(name), **layout, **_habit(gpu, scheme), framework="vllm")
             for name, layout, scheme in _SERVED
             if "fp8" in own.device.peak_flops_per_s or {*scheme.values()} == {"bfloat16"}
         ]
         models = {"own_s": own, "predicted_s": unmeasured(own), "roofline_s": _bare(own)}
         parts.append(_steps(models, some).assign(gpu=gpu))
     return pd.concat(parts, ignore_index=True)
+
+
+def _habit(gpu: str, scheme: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Blackwell multiplies MXFP4 experts by 8-bit activations, others by 16-bit ones."""
+    narrow = {"w4a16_mxfp4": "w4a8_mxfp4_mxfp8"} if is_blackwell(gpu) else {}
+    return {name: narrow.get(one, one) for name, one in scheme.items()}
 
 
 def _steps(models: Mapping[str, PerfModel], some: Sequence[Deployment]) -> pd.DataFrame:

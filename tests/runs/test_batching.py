@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
 from hybridperf.runs.batching import Engine, Link, serve
 from hybridperf.runs.requests import Requests, arriving, looping, poisson
@@ -29,6 +30,16 @@ def test_a_prompt_is_cut_to_the_budget_and_decoding_goes_first() -> None:
     served = serve(requests, [Engine(constant(1.0), budget=11)])
     assert served.last_token_s[0] == pytest.approx(9, rel=1e-4)  # undisturbed
     assert served.first_token_s[1] == pytest.approx(5, rel=1e-4)  # 10 + 10 + 10 beside a token
+
+
+def test_prompts_that_are_no_batch_take_their_seconds_one_after_the_other() -> None:
+    requests = arriving(np.zeros(3), np.array([4, 4, 4]), np.array([1, 1, 1]))
+    none, each = np.full(2, 1e-9), np.ones((2, 2))  # a second for a prompt of any length
+    sizes = np.array([1.0, 64.0])
+    times = StepTimes(sizes, none, sizes, sizes, each, sizes, sizes, each, 0.5)
+    batch, apart = (serve(requests, [Engine(times, one_by_one=one)]) for one in (False, True))
+    np.testing.assert_allclose(batch.first_token_s, 1.5, rtol=1e-6)
+    np.testing.assert_allclose(apart.first_token_s, 3.5, rtol=1e-6)
 
 
 def test_the_youngest_is_preempted_and_computed_again() -> None:

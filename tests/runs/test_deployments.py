@@ -13,6 +13,7 @@ from hybridperf.io import InputError
 from hybridperf.runs.deployments import Question, deployments, precisions
 from hybridperf.runs.launch_lines import launch_lines
 from hybridperf.runs.serving_machines import machine_of
+from hybridperf.runs.serving_table import chance_within
 from hybridperf.training.plans.economy import economy
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -30,6 +31,14 @@ def asked() -> Question:
 @pytest.fixture(scope="module")
 def found(asked: Question) -> pd.DataFrame:
     return deployments(asked, economy(asked.model.device))
+
+
+def test_the_chance_to_keep_the_limits_is_laplace_s(found: pd.DataFrame) -> None:
+    predicted_s = np.array([2.0, 1.0, 4.0])
+    ends = chance_within(2.0, predicted_s, predicted_s / 2, predicted_s * 2)
+    np.testing.assert_allclose(ends, [0.5, 0.95, 0.05])
+    assert found["chance"].between(0, 1).all()
+    assert (found.loc[found["within"], "chance"] >= 0.25).all()  # a half for each of two limits
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_every_run_has_its_percentiles_beside_the_roofline(judged) -> None:
 
 def test_what_was_served_is_what_was_asked(judged) -> None:
     out, _, _ = judged
-    content = read_json(out / "served" / "served.json", "served", 2)
+    content = read_json(out / "served" / "served.json", "served", 3)
     runs = [here_served.ServedRun.of(one) for one in content["runs"]]
     assert [run.name for run in runs][:2] == ["1 client", "2 clients"]
     for run in runs:
@@ -74,6 +74,17 @@ def test_what_was_served_is_what_was_asked(judged) -> None:
     assert (half.requests.after == -1).all()
     assert half.requests.arrival_s[-1] > 1.3 * most.requests.arrival_s[-1]
     assert np.median(both.ttft_s) > np.median(alone.ttft_s) / 2
+
+
+def test_what_a_request_waits_besides_is_measured_without_a_decoder(judged) -> None:
+    out, _, _ = judged
+    content = read_json(out / "served" / "served.json", "served", 3)
+    way_s = content["way_s"]
+    assert 0 < way_s["left"] < way_s["seen"] < 1
+    frame = pd.read_csv(out / "served.csv")
+    first = frame["latency"] == "ttft_s"
+    np.testing.assert_allclose(frame["back_s"][first], way_s["seen"] - way_s["left"], rtol=1e-6)
+    assert (frame["back_s"][~first] == 0).all()
 
 
 def test_a_model_of_another_kind_is_refused(tmp_path) -> None:

@@ -55,6 +55,7 @@ def test_the_chosen_deployment_is_held_against_the_best_within_the_limit() -> No
         {"layout": "c", "clients": 8, "gpus": 1, "tpot_s": 0.04, "predicted_tpot_s": 0.03},
     ]
     table = pd.DataFrame([{**row, **one, "trees_tpot_s": 0.001} for one in found])
+    table = table.assign(low_tpot_s=table["tpot_s"] / 2, high_tpot_s=table["tpot_s"] * 2)
     kinds = choices(table).query("limit_s == 0.02")
     assert len(kinds) == 2  # with the framework given, and chosen too
     only = kinds.iloc[0]
@@ -62,6 +63,7 @@ def test_the_chosen_deployment_is_held_against_the_best_within_the_limit() -> No
     assert only["trees"] == 0.0  # c, which is too slow
     assert only["largest tp"] == 0.5
     assert only["random"] == 1 / 3
+    assert only["expected"] == 1.0
     table["predicted_tpot_s"] = 0.01 + 0.001 * np.arange(3)
     assert choices(table).query("limit_s == 0.02").iloc[0]["ours"] == 0.0  # now ours takes c
     line = chosen({"models": table}).lines[0]

@@ -9,6 +9,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import DecodeAttention, Gemm, LatentAttention, Moe, OpCall
+from hybridperf.ops.quantise import Quantise
 from hybridperf.workloads.memory.serving import WORKSPACE_BYTES, serving_memory
 from hybridperf.workloads.serving import Deployment, step_times
 from hybridperf.workloads.serving.layers import Kernel, ServedCalls
@@ -48,6 +49,18 @@ def test_products_of_a_dense_layer_are_its_matrices(llama: TransformerShape) -> 
     assert [(one.call.bytes, one.call.ranks, one.times) for one in sums] == [
         (16 * 4096 * 2.0, 2, 32)
     ] * 2
+
+
+def test_fp8_products_have_static_scales_whose_matrix_some_engines_narrow_before() -> None:
+    """Weights of published checkpoints bring their activations' scales: nothing looks for them."""
+    shape, quantised = hp.load_shape("llama3-8b"), {}
+    for framework in ("vllm", "trtllm"):
+        served = Deployment(shape, quant="fp8", framework=framework)
+        kernels = list(ServedCalls(served, 8).products(16.0))
+        assert {(op.dtype, op.quant) for op, _ in ops_of(kernels, Gemm)} == {("fp8", "")}
+        quantised[framework] = [(op.rows, op.cols) for op, _ in ops_of(kernels, Quantise)]
+    assert quantised["trtllm"] == []
+    assert quantised["vllm"] == [(16.0, 4096.0)] * 3 + [(16.0, 14336.0)]
 
 
 def test_experts_take_the_tokens_of_all_attention_ranks() -> None:

@@ -34,12 +34,18 @@ from hybridperf.ops import (
     RmsNorm,
     op_by_name,
 )
-from hybridperf.ops.quantise import scheme_dtype
+from hybridperf.ops.quantise import Quantise, scheme_dtype
 from hybridperf.workloads.serving.deployment import Deployment
 from hybridperf.workloads.transformer.counts import LayerKind
 
 _WIDE = DTYPE_BYTES["bf16"]
 _STATE = "fp32"  # of a scan
+# published FP8 weights come with the scales of activations, where tables of products look for the
+# largest activation first: aiconfigurator takes those kernels off again ("Static-FP8 GEMM is
+# modeled from the dynamic FP8 base measurement", its operations/gemm.py)
+_STATIC = "fp8"
+# whose ops before a product write what it multiplies (TensorRT-LLM: RESIDUAL_RMS_NORM_QUANT_FP8)
+_NARROWS_BEFORE = ("trtllm",)
 
 
 class Kernel(NamedTuple):
@@ -122,7 +128,7 @@ class ServedCalls:
             # run_post_quant_allgather, vLLM's do_post_quant_allgather)
             sent_bytes = DTYPE_BYTES["fp4"] if served.of_experts() == "nvfp4" else _WIDE
             yield self._message("all_gather", everyone * h * sent_bytes, ranks)
-        yield self._gemm(everyone if not spread else tokens, kind.experts, h, "bfloat16")
+        yield from self._gemm(everyone if not spread else tokens, kind.experts, h, "bfloat16")
         quant = served.of_experts()
         yield OpCall(
             Moe(
@@ -143,36 +149,36 @@ class ServedCalls:
 
     def _mlp(self, tokens: float, width: int, quant: str) -> Iterator[Call]:
         h, inner = self.shape.hidden, width / self.tp
-        yield self._gemm(tokens, (2 if self.shape.gated else 1) * inner, h, quant)
+        yield from self._gemm(tokens, (2 if self.shape.gated else 1) * inner, h, quant)
         yield self._fused(_loop("silu_mul", tokens, inner))
-        yield self._gemm(tokens, h, inner, quant)
+        yield from self._gemm(tokens, h, inner, quant)
 
     def _projections(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
         """Matrices before and after attention or a scan."""
         shape, h, t = self.shape, self.shape.hidden, self.tp
         quant, scan, latent = self.served.of_attention(), shape.scan, shape.latent
         if kind.mixer == "scan" and scan is not None:
-            yield self._gemm(tokens, scan.width / t, h, quant)
-            yield self._gemm(tokens, h, scan.inner / t, quant)
+            yield from self._gemm(tokens, scan.width / t, h, quant)
+            yield from self._gemm(tokens, h, scan.inner / t, quant)
         elif latent is not None:
             down = (latent.query_rank or 0) + latent.kv_rank + latent.rotary_dim
             indexed = latent.index_dim + latent.index_heads
-            yield self._gemm(tokens, down + indexed, h, quant)  # on each GPU, whole
+            yield from self._gemm(tokens, down + indexed, h, quant)  # on each GPU, whole
             yield self._fused(RmsNorm("bf16", tokens, down))
             source = latent.query_rank or h
-            yield self._gemm(tokens, shape.query_width / t, source, quant)
+            yield from self._gemm(tokens, shape.query_width / t, source, quant)
             if latent.selected:
-                yield self._gemm(tokens, latent.index_heads * latent.index_dim, source, quant)
-            yield self._gemm(tokens, h, shape.context_width / t, quant)
+                yield from self._gemm(tokens, latent.index_heads * latent.index_dim, source, quant)
+            yield from self._gemm(tokens, h, shape.context_width / t, quant)
         else:
             heads = shape.heads / t * (2 if shape.gated_attention else 1)
             width = (heads + 2 * max(shape.key_heads / t, 1.0)) * shape.dim
-            yield self._gemm(tokens, width, h, quant)
+            yield from self._gemm(tokens, width, h, quant)
             yield self._fused(_loop("rope", tokens, width))
-            yield self._gemm(tokens, h, shape.context_width / t, quant)
+            yield from self._gemm(tokens, h, shape.context_width / t, quant)
         if rank := self.served.lora_rank:  # one adapter of the layer's matrices before attention
-            yield self._gemm(tokens, rank, h, "bfloat16")
-            yield self._gemm(tokens, shape.query_width / t, rank, "bfloat16")
+            yield from self._gemm(tokens, rank, h, "bfloat16")
+            yield from self._gemm(tokens, shape.query_width / t, rank, "bfloat16")
 
     def _decoded(
         self, kind: LayerKind, sequences: float, keys: float, each: float
@@ -223,12 +229,12 @@ class ServedCalls:
         if kind.mixer == "scan" and shape.scan is not None:
             flops = shape.scan.flops / self.tp
             inner = shape.scan.inner / self.tp
-            yield self._gemm(batch * queries, flops / inner, inner, "bfloat16")
+            yield from self._gemm(batch * queries, flops / inner, inner, "bfloat16")
             return
         dim, kv_heads = float(shape.dim), max(shape.key_heads / self.tp, 1.0)
         if latent is not None:
             up = heads * (latent.plain_dim + latent.value_dim)
-            yield self._gemm(batch * queries, up, latent.kv_rank, self.served.of_attention())
+            yield from self._gemm(batch * queries, up, latent.kv_rank, self.served.of_attention())
             # a head's scores and values are of unlike width: as many flops by one of their mean
             dim = (latent.plain_dim + latent.rotary_dim + latent.value_dim) / 2.0
             kv_heads = heads
@@ -254,12 +260,19 @@ class ServedCalls:
         return "" if self.served.kv_dtype == "bf16" else self.served.kv_dtype
 
     def _head(self, rows: float) -> Call:
-        return self._gemm(rows, self.shape.vocab / self.tp, self.shape.hidden, "bfloat16")
+        return self._product(rows, self.shape.vocab / self.tp, self.shape.hidden, "bfloat16")
 
     # -- calls
 
-    def _gemm(self, m: float, n: float, k: float, quant: str) -> OpCall:
-        op = Gemm(_dtype(quant), float(m), float(n), float(k), quant=quant)
+    def _gemm(self, m: float, n: float, k: float, quant: str) -> Iterator[Call]:
+        if quant == _STATIC:
+            if self.served.framework not in _NARROWS_BEFORE:
+                yield OpCall(Quantise("bf16", float(m), float(k), quant=quant))
+            quant = ""
+        yield self._product(m, n, k, quant, _dtype(quant) if quant else _STATIC)
+
+    def _product(self, m: float, n: float, k: float, quant: str, dtype: str = "bf16") -> OpCall:
+        op = Gemm(dtype, float(m), float(n), float(k), quant=quant)
         return OpCall(op, framework=self.served.framework)
 
     def _fused(self, op: Op) -> OpCall:
