@@ -14,8 +14,9 @@ of the datasheet's memory, M multiprocessors at C clocks a second,
 
     t = lookup_factor x bytes x ( (1 - f) / (memory_share B) + f / (l2_bytes_per_clock M C) )
 
-forward and `update_factor` times that backward, and the log of t is as wide as its slopes by the logs of the knobs times their widths, in squares.
-No least time of a kernel is added: tables that share one would each pay it.
+forward and `update_factor` times that backward, and the log of t is as wide as its slopes by the
+logs of the knobs times their widths, in squares. No least time of a kernel is added: tables that
+share one would each pay it.
 
 The first two are the mean and the scatter over five GPUs that Lin et al. measured by
 microbenchmarks (owensgroup/ml_perf_model@5b2522a, `analysis/utils.py`) and of an H100 and an H200

@@ -69,9 +69,10 @@ def config(
         raise unknown("workload of Lin et al.", workload, _MODELS, known)
     said: dict[str, Any] = dict(_MODELS[workload])
     rows, *sizes = said.pop("tables").values()
+    tables = tuple(Table(f"t{i}", float(each), *sizes) for i, each in enumerate(rows))
     said |= {name: tuple(said[name]) for name in ("bottom_mlp", "top_mlp")}
     return DlrmConfig(
-        **said, tables=tuple(Table(f"t{i}", float(n), *sizes) for i, n in enumerate(rows)), batch=batch,
+        **said, tables=tables, batch=batch,
         duplicates="each", index_bytes=4.0, host_bytes_per_s=copy_bytes_per_s, lookup_first=False,
         reads_loss=True, eager=eager,
     )  # fmt: skip
