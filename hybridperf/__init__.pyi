@@ -3,8 +3,8 @@
 from . import studies as studies
 from .collectives.fit import fit_collectives as fit_collectives
 from .collectives.model import CollectiveModel as CollectiveModel
-from .collectives.model import collective_seconds as collective_seconds
 from .collectives.model import load_collectives as load_collectives
+from .collectives.table import collective_seconds as collective_seconds
 from .engine.batches import BatchPredictor as BatchPredictor
 from .engine.batches import gradient as gradient
 from .engine.batches import predict_batch as predict_batch

@@ -13,12 +13,8 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives import pcie, versions, widths
-from hybridperf.collectives.model import (
-    CollectiveModel,
-    MeasuredSizes,
-    find_collectives,
-    load_collectives,
-)
+from hybridperf.collectives.measured import MeasuredSizes
+from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
 from hybridperf.collectives.rows import (
     CollectiveRows,
     checked,

@@ -2,9 +2,7 @@
 
     t = t0(knobs, links) x exp(correction),   correction frozen at the calibrated links
 
-`predict` answers a table of rows. `table` and `collective_seconds` are the same in JAX, for a batch
-of systems and for gradients: rates of links, ranks and nodes are arguments, so one compiled
-function serves every scale.
+`predict` answers a table of rows; `table` gives the same as arrays (`collectives/table.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +15,12 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.collectives import curves, form, network
+from hybridperf.collectives.measured import MeasuredSizes, in_range_of, nearness
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
     CollectiveRows,
@@ -32,6 +29,7 @@ from hybridperf.collectives.rows import (
     has_knobs,
     join_remarks,
 )
+from hybridperf.collectives.table import CollectiveTable, PricedCollectives
 from hybridperf.collectives.traffic import Links, bus_bytes_per_s, link_of, shares
 from hybridperf.collectives.versions import Versions, taken_for_known
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
@@ -48,87 +46,18 @@ from hybridperf.io import (
     write_json,
 )
 from hybridperf.io.later import pd
-from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted, Predicted
-from hybridperf.learning.prior.family import SLACK_OCTAVES
 from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 
 SCHEMA_VERSION = 2  # 2: checksums
 _UNCHECKED = 1  # the last version without them
 DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
-# of ranks per node or nodes: doubling either leaves a fiftieth of the correction
-_FADING_OCTAVES = 0.5
-_SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as inside
 # whose part inside a node is the same collective of the node's own ranks, with as many bytes
 # (`collectives/traffic.py`)
 _COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 _OF_A_NODE = ("hop_s", "ring", "intra_efficiency", "rank_decay")  # knobs of a node's own links
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class CollectiveTable:
-    """N collectives as arrays: what `collective_seconds` prices. K knobs."""
-
-    inside_bytes: Array  # [N] through one rank's link
-    across_bytes: Array  # [N] through one node's network
-    talking: Array  # [N] ranks of a node that share its network
-    ranks_per_node: Array  # [N]
-    nodes: Array  # [N]
-    steps: Array  # [N, 4] see `Collective.steps`
-    theta: Array  # [N, K] logs of the form's knobs
-    correction: Array  # [N] log
-
-
-def collective_seconds(table: CollectiveTable, links: Links) -> Array:
-    """Seconds of N collectives, differentiable in link rates, knobs, bytes and ranks.
-
-    Args:
-        table: the collectives, from `CollectiveModel.table` or `CollectivePricer.table`.
-        links: rates of the system's links in bytes/s, from `CollectiveModel.links()`.
-
-    Returns:
-        Seconds [N].
-    """
-    table, links = fresh_views((table, links))
-    seconds = links.seconds(table.inside_bytes, table.across_bytes, table.talking, jnp)
-    ranks = jnp.stack([table.ranks_per_node, table.nodes], -1)
-    work = jnp.concatenate([seconds, ranks, table.steps], -1)
-    return form.seconds(table.theta, work, jnp) * jnp.exp(table.correction)
-
-
-class PricedCollectives(NamedTuple):
-    """N collectives as arrays, and how far to trust them."""
-
-    table: CollectiveTable
-    log_width: np.ndarray  # [N] of the 90 % interval of seconds; NaN without measurements
-    in_range: np.ndarray  # [N] bool
-
-
-@dataclasses.dataclass(frozen=True)
-class MeasuredSizes:
-    """Sizes of one collective, library and link that were measured on one placement of ranks."""
-
-    group: str  # a `CollectiveImplementation` as text
-    ranks_per_node: int
-    nodes: int
-    least_bytes: float
-    most_bytes: float
-
-    @staticmethod
-    def of(rows: CollectiveRows) -> tuple[MeasuredSizes, ...]:
-        """All there are among some rows."""
-        frame = pd.DataFrame({
-            "group": list(map(unversioned, rows.implementation)),
-            "g": rows.ranks_per_node.astype(int), "nodes": rows.nodes.astype(int),
-            "bytes": rows.bytes,
-        })  # fmt: skip
-        return tuple(
-            MeasuredSizes(str(group), int(g), int(nodes), float(sizes.min()), float(sizes.max()))
-            for (group, g, nodes), sizes in frame.groupby(["group", "g", "nodes"])["bytes"]
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +124,7 @@ class CollectiveModel:
                 out["predicted_s"][at] = np.exp(predicted.log_s)
                 out["low_s"][at] = np.exp(predicted.low_log_s)
                 out["high_s"][at] = np.exp(predicted.high_log_s)
-                in_range[at] = self._in_range(rows)
+                in_range[at] = in_range_of(self.measured, rows)
                 given = frame.reset_index(drop=True).loc[good.index]
                 remarks = self._remarks(given, rows, in_range[at])
             too_many = rows.ranks_per_node > self.system.accelerators_per_node
@@ -220,18 +149,7 @@ class CollectiveModel:
             return np.ones(len(rows))
         if not self.adapted.rows:
             return np.where((rows.nodes > 1) & self.believes_network, 0.0, 1.0)
-        first, kind_of_row = rows.kinds
-        octaves = []
-        for at in first:
-            group = unversioned(rows.implementation[at])
-            g, nodes = rows.ranks_per_node[at], rows.nodes[at]
-            apart = (
-                np.hypot(np.log2(g / one.ranks_per_node), np.log2(nodes / one.nodes))
-                for one in self.measured
-                if one.group == group
-            )
-            octaves.append(min(apart, default=np.inf))
-        return np.exp(-((np.array(octaves) / _FADING_OCTAVES) ** 2))[kind_of_row]
+        return nearness(self.measured, rows)
 
     def _predicted(self, good: pd.DataFrame, rows: CollectiveRows) -> Predicted:
         """Predictions; over nodes no less than a node's own part, where that alone was measured."""
@@ -270,21 +188,6 @@ class CollectiveModel:
             predicted.log_s + moved, predicted.low_log_s + moved, predicted.high_log_s + moved,
             predicted.closed_log_s + moved, predicted.outside,
         )  # fmt: skip
-
-    def _in_range(self, rows: CollectiveRows) -> np.ndarray:
-        """Whether each row's group was measured on its placement, at about its size [N]."""
-        sizes = {
-            (one.group, one.ranks_per_node, one.nodes): (one.least_bytes, one.most_bytes)
-            for one in self.measured
-        }
-        first, kind_of_row = rows.kinds
-        limits = []
-        for at in first:
-            placement = int(rows.ranks_per_node[at]), int(rows.nodes[at])
-            group = unversioned(rows.implementation[at])
-            limits.append(sizes.get((group, *placement), (np.inf, 0.0)))
-        low, high = np.array(limits)[kind_of_row].T
-        return np.asarray((rows.bytes >= low / _SLACK) & (rows.bytes <= high * _SLACK))
 
     def _remarks(
         self, given: pd.DataFrame, rows: CollectiveRows, in_range: np.ndarray
@@ -370,7 +273,7 @@ class CollectiveModel:
             predicted = self._predicted(good, rows)
             correction = predicted.log_s - np.log(form.seconds(theta, rows.work()))
             log_width = predicted.high_log_s - predicted.low_log_s
-            in_range = self._in_range(rows)
+            in_range = in_range_of(self.measured, rows)
         inside_bytes, across_bytes = rows.bytes * inside, rows.bytes * across
         table = CollectiveTable(
             inside_bytes, across_bytes, talking, g, nodes, rows.steps, theta, correction

@@ -28,7 +28,8 @@ import numpy as np
 from hybridperf.collectives import form
 from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.curves import LOG2_BYTES
-from hybridperf.collectives.model import CollectiveModel, CollectiveTable
+from hybridperf.collectives.model import CollectiveModel
+from hybridperf.collectives.table import CollectiveTable
 from hybridperf.collectives.traffic import Links
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd

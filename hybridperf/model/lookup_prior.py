@@ -6,20 +6,27 @@ known from other GPUs, each with a width, and the interval that these widths mak
                     not known, the cache's bandwidth over the memory's takes its place
     l2_share        of the L2 cache's bytes that rows stay in
     lookup_factor   seconds of lookups over what the first three make of them
+    update_factor   and of rows that are read and written back where they lie: memory turns round
+                    at random places
 
 With f the share of lookups that finds its row in L2 (`ops.roofline.level_shares`), B bytes a second
 of the datasheet's memory, M multiprocessors at C clocks a second,
 
     t = lookup_factor x bytes x ( (1 - f) / (memory_share B) + f / (l2_bytes_per_clock M C) )
 
-and the log of t is as wide as its slopes by the logs of the knobs times their widths, in squares.
-No least time of a kernel is added: tables that share one would each pay it.
+forward and `update_factor` times that backward, and the log of t is as wide as its slopes by the
+logs of the knobs times their widths, in squares. No least time of a kernel is added: tables that
+share one would each pay it.
 
 The first two are the mean and the scatter over five GPUs that Lin et al. measured by
-microbenchmarks (owensgroup/ml_perf_model@5b2522a, `analysis/utils.py`); their widths allow for so
-few by Student's t. `lookup_factor` was fitted to lookups of two DLRMs: kernels recorded on a V100,
-on two Pascals what their published active seconds leave beside other kernels (`hybridperf validate
-lin`, which leaves out each device in turn). `l2_share` is a belief: Lin et al. take 0.9.
+microbenchmarks (owensgroup/ml_perf_model@5b2522a, `analysis/utils.py`) and of an H100 and an H200
+(long loops of `calibration/measured`); their widths allow for so few by Student's t. What is usual
+of `lookup_factor`, a belief of one beside so few devices, was fitted to lookups of two DLRMs:
+kernels recorded on a V100, on two Pascals what their published active seconds leave beside other
+kernels (`hybridperf validate lin`, which leaves out each device in turn). `update_factor` is what
+sums into random rows of a large table take over reading such rows, byte for byte, on the H100 and
+the H200, and what the V100's backward kernels take over its forward ones. `l2_share` is a belief:
+Lin et al. take 0.9.
 """
 
 from __future__ import annotations
@@ -36,43 +43,47 @@ from hybridperf.hardware import LEVELS, MEMORY, Device, DeviceSpec, load_device
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.ops import Op
 from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward
-from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
+from hybridperf.ops.roofline import RooflineKnobs, op_seconds
 
-KNOBS = ("memory_share", "l2_bytes_per_clock", "l2_share", "lookup_factor")
+KNOBS = ("memory_share", "l2_bytes_per_clock", "l2_share", "lookup_factor", "update_factor")
 _L2 = LEVELS.index("l2")
 _STEP = 1e-3  # of a log, for slopes
 
 
 @dataclasses.dataclass(frozen=True)
 class Microbenchmarks:
-    """What Lin et al. measured of one GPU."""
+    """What is known of one GPU."""
 
-    l2_bytes_per_s: float
     memory_bytes_per_s: float
-    clock_hz: float  # that it was locked to
-    # log of seconds of its lookups over this form at its own numbers; None: none is public
-    log_lookup_factor: float | None = None
+    l2_bytes_per_s: float = math.nan  # as other numbers: not a number where nobody measured it
+    clock_hz: float = math.nan  # that it was locked to
+    # logs of seconds of its lookups over this form at its own numbers, and of updates over those
+    log_lookup_factor: float = math.nan
+    log_update_factor: float = math.nan
 
 
 MEASURED = {
-    "a100_sxm4_40g": Microbenchmarks(2270.9e9, 1391.1e9, 1.095e9),
-    "v100_sxm2": Microbenchmarks(2847.5e9, 817.0e9, 1.297e9, 0.00),
-    "quadro_gv100": Microbenchmarks(2466.7e9, 601.0e9, 1.297e9),
-    "titanxp": Microbenchmarks(1406.5e9, 438.7e9, 1.404e9, 0.03),
-    "p100_pcie_16g": Microbenchmarks(1591.3e9, 543.4e9, 1.189e9, 0.39),
+    "a100_sxm4_40g": Microbenchmarks(1391.1e9, 2270.9e9, 1.095e9),
+    "v100_sxm2": Microbenchmarks(817.0e9, 2847.5e9, 1.297e9, 0.01, 0.21),
+    "quadro_gv100": Microbenchmarks(601.0e9, 2466.7e9, 1.297e9),
+    "titanxp": Microbenchmarks(438.7e9, 1406.5e9, 1.404e9, -0.24),
+    "p100_pcie_16g": Microbenchmarks(543.4e9, 1591.3e9, 1.189e9, 0.13),
+    "h100_sxm": Microbenchmarks(3033e9, log_update_factor=0.29),
+    "h200_sxm": Microbenchmarks(4329e9, log_update_factor=0.44),
 }
 _L2_SHARE, _L2_SHARE_WIDTH = 0.9, 0.3
 # a belief, of as much weight as so many devices: factors of lookups scatter so much in logs over
 # devices
-_FACTOR_WIDTH, _BELIEVED_DEVICES = 0.25, 3.0
+_FACTOR_WIDTH, _BELIEVED_DEVICES = 0.2, 3.0
 # and over sizes and directions within one: as Lin et al.'s own form with hit rates errs in the mean
 # over forward lookups of one GPU
 _WITHIN_WIDTH = 0.175
+_UPDATE_WIDTH = 0.12  # as three devices scatter
 
 
 @dataclasses.dataclass(frozen=True)
 class LookupPrior:
-    """Means and widths [4] of the logs of `KNOBS`; and of the L2's bandwidth over the memory's."""
+    """Means and widths [5] of the logs of `KNOBS`; and of the L2's bandwidth over the memory's."""
 
     mean: np.ndarray
     width: np.ndarray
@@ -83,48 +94,44 @@ class LookupPrior:
         """What the GPUs show that are not left out."""
         found = {name: one for name, one in MEASURED.items() if name not in left_out}
         specs = {name: load_device(name) for name in found}
-        logs = [
+        logs = np.array([
             (
                 math.log(one.memory_bytes_per_s / specs[name].memory_bytes_per_s),
                 math.log(one.l2_bytes_per_s / one.clock_hz / (specs[name].multiprocessors or 1)),
                 math.log(one.l2_bytes_per_s / specs[name].memory_bytes_per_s),
+                one.log_lookup_factor,
+                one.log_update_factor,
             )
             for name, one in found.items()
-        ]
-        (share, share_width), (clock, clock_width), ratio = (
-            _mean_and_width(np.array(column)) for column in zip(*logs, strict=True)
-        )
-        factors = np.array([
-            one.log_lookup_factor for one in found.values() if one.log_lookup_factor is not None
-        ])  # fmt: skip
-        squares = _BELIEVED_DEVICES * _FACTOR_WIDTH**2 + float(
-            ((factors - factors.mean()) ** 2).sum()
-        )
-        over_devices = squares / (_BELIEVED_DEVICES + len(factors) - 1) * (1 + 1 / len(factors))
+        ]).T  # fmt: skip
+        *rates, factors, updates = (column[~np.isnan(column)] for column in logs)
+        (share, share_width), (clock, clock_width), ratio = map(_mean_and_width, rates)
+        seen = _BELIEVED_DEVICES + len(factors)
+        factor = float(factors.sum()) / seen
+        squares = _BELIEVED_DEVICES * (_FACTOR_WIDTH**2 + factor**2)
+        squares += float(((factors - factor) ** 2).sum())
+        over_devices = squares / (seen - 1) * (1 + 1 / seen)
         factor_width = math.sqrt(over_devices + _WITHIN_WIDTH**2)
-        mean = [share, clock, math.log(_L2_SHARE), float(factors.mean())]
-        width = [share_width, clock_width, _L2_SHARE_WIDTH, factor_width]
+        mean = [share, clock, math.log(_L2_SHARE), factor, updates.mean() if len(updates) else 0.0]
+        width = [share_width, clock_width, _L2_SHARE_WIDTH, factor_width, _UPDATE_WIDTH]
         return LookupPrior(np.array(mean), np.array(width), ratio)
 
     def log_seconds(self, device: DeviceSpec, ops: Sequence[Op]) -> tuple[np.ndarray, np.ndarray]:
         """(logs of seconds of lookups [n], their deviations [n])."""
-        found = [self.of_work(device, op.work(), device.peak(op.dtype, op.unit)) for op in ops]
-        return np.array([float(log_s) for log_s, _ in found]), np.array(
-            [float(w) for _, w in found]
-        )
-
-    def of_work(
-        self, device: DeviceSpec, work: Work, peak_flops_per_s: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The same of works [...] of lookups."""
         mean, width = self.mean.copy(), self.width.copy()
         if device.clock_hz is None or device.multiprocessors is None:
             mean[1], width[1] = self.l2_over_memory
-        at_mean = _log_seconds(device, work, peak_flops_per_s, mean)
-        steps = _STEP * np.eye(len(KNOBS))
-        moved = [_log_seconds(device, work, peak_flops_per_s, mean + one) for one in steps]
+        at_mean = _log_seconds(device, ops, mean)
+        moved = [_log_seconds(device, ops, mean + one) for one in _STEP * np.eye(len(KNOBS))]
         slopes = (np.array(moved) - at_mean) / _STEP
         return at_mean, np.sqrt(np.tensordot(width**2, slopes**2, 1))
+
+    def reading_s(self, device: DeviceSpec, op: Op, memory_bytes_per_s: float) -> float:
+        """Seconds in which lookups read their rows where memory is known to reach this rate."""
+        theta = np.zeros(len(KNOBS))
+        theta[0] = math.log(memory_bytes_per_s / device.memory_bytes_per_s)
+        theta[1:3] = self.mean[1:3]
+        return float(np.exp(_log_seconds(device, [op], theta))[0])
 
 
 @functools.cache
@@ -138,11 +145,9 @@ def is_lookup(op: Op) -> bool:
     return isinstance(op, EmbeddingBag | EmbeddingBagBackward)
 
 
-def _log_seconds(
-    device: DeviceSpec, work: Work, peak_flops_per_s: float, theta: np.ndarray
-) -> np.ndarray:
-    """Logs of seconds of lookups [...] at logs of knobs [4]."""
-    share, l2, held, factor = np.exp(theta)
+def _log_seconds(device: DeviceSpec, ops: Sequence[Op], theta: np.ndarray) -> np.ndarray:
+    """Logs of seconds of lookups [n] at logs of knobs."""
+    share, l2, held, factor, update = np.exp(theta)
     rate = device.memory_bytes_per_s
     clocks = (device.clock_hz or 0.0) * (device.multiprocessors or 0)
     speedup, capacity = np.ones(len(LEVELS)), np.ones(len(LEVELS))
@@ -152,8 +157,12 @@ def _log_seconds(
         RooflineKnobs.neutral(), memory_efficiency=share, level_speedup=speedup,
         level_capacity=capacity,
     )  # fmt: skip
-    on = Device(peak_flops_per_s, rate, device.level_bytes())
-    return np.asarray(np.log(factor * op_seconds(work, on, knobs, np)))
+    seconds = []
+    for op in ops:
+        on = Device(device.peak(op.dtype, op.unit), rate, device.level_bytes())
+        again = update if isinstance(op, EmbeddingBagBackward) else 1.0
+        seconds.append(factor * again * float(op_seconds(op.work(), on, knobs, np)))
+    return np.log(seconds)
 
 
 def _mean_and_width(logs: np.ndarray) -> tuple[float, float]:

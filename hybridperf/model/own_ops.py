@@ -68,18 +68,17 @@ class OwnOps:
         )  # fmt: skip
         for name, family in self._families.items():
             at = family.at
-            if name != by_prior.LOOPS:
+            if name not in by_prior.LOOPS:
                 table.floors[at] = 1.0  # as they are, see `kernels_alone`
             # a correction to the closed form as it stands here, so that knobs keep their meaning
             once = dataclasses.replace(table, times=np.ones(len(calls)))
             bare = jax.tree.map(lambda leaf, at=at: leaf[at], once)
             log_s = family.predicted.log_s
-            if name == by_prior.LOOPS:
-                mine = [calls[i] for i in at]
+            mine = [calls[i] for i in at]
+            if name in by_prior.LOOPS:
                 adapted = model.families[name]
-                log_s = by_prior.kernels_alone(adapted, model.device, mine, log_s)
+                log_s = by_prior.kernels_alone(name, adapted, model.device, mine, log_s)
             elif name == by_prior.PRODUCTS:
-                mine = [calls[i] for i in at]
                 log_s = by_prior.products_alone(model.families, model.device, mine, log_s)
             table.correction[at] = log_s - np.log(model.op_seconds(bare))
         return table

@@ -30,7 +30,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from hybridperf.collectives.curves import LOG2_BYTES
-from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
+from hybridperf.collectives.model import CollectiveModel
+from hybridperf.collectives.table import CollectiveTable, collective_seconds
 from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown

@@ -22,17 +22,20 @@ from hybridperf.model.families import (
     with_defaults,
     with_slots,
 )
-from hybridperf.ops import Elementwise, Gemm, Op, OpCall, Quantise
+from hybridperf.ops import Elementwise, Gemm, Norm, Op, OpCall, Quantise, RmsNorm
+from hybridperf.ops.loops import RowByRow
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.stacked import stacked
 from hybridperf.ops.table import OpRows
 
-LOOPS = "elementwise"  # the family of loops
+LOOPS = ("elementwise", "softmax", "norm")  # families of loops over rows
 PRODUCTS, QUANTISE = "matmul", "quantise"
 LEAST_PRODUCT = 0.5  # of a quantised layer: so much at least is its product
 # lower bound of a GPU's kernel: median of a V100's short elementwise kernels in the test traces of
 # facebookresearch/HolisticTraceAnalysis
 KERNEL_S = 2.2e-6
+# of a norm, which waits for sums of its rows: one in ten of PyTorch on our H100 and H200
+NORM_S = 2.8e-6
 # elements: milliseconds, far above what a launch costs, and no more than was measured
 LONG_LOOP = 2.0**27
 
@@ -131,29 +134,32 @@ def known(adapted: Adapted, rows: FamilyRows) -> np.ndarray:
 
 
 def kernels_alone(
-    adapted: Adapted, device: DeviceSpec, calls: Sequence[OpCall], log_s: np.ndarray
+    family: str, adapted: Adapted, device: DeviceSpec, calls: Sequence[OpCall], log_s: np.ndarray
 ) -> np.ndarray:
     """Log seconds of ops [N] without the launch that tables of single ops include.
 
     Only loops show it: on the V100 of NeuSight's tables none takes less than 28 us, where a
     profiler sees 2 us. Those issued apart cost the lower bound of a kernel plus what each element
-    costs in a long loop. Products take longer than their launch and stay as they are.
+    costs in a long loop over rows as long. Products take longer than their launch and stay as they
+    are.
     """
-    loops = {
+    of_rows = {
         at: call.op
         for at, call in enumerate(calls)
-        if call.issued_apart and isinstance(call.op, Elementwise)
+        if call.issued_apart and isinstance(call.op, Elementwise | RowByRow)
     }
-    if not loops or device.kind != "gpu":
+    if not of_rows or device.kind != "gpu":
         return log_s
-    rows_, cols = LONG_LOOP / 1024.0, 1024.0
-    long = [OpCall(dataclasses.replace(op, rows=rows_, cols=cols)) for op in loops.values()]
-    _, rows, _ = members({LOOPS: adapted}, device, long, stacked(long, device))[LOOPS]
+    apart, loops = list(of_rows), of_rows.values()
+    long, elements = [], np.array([float(op.rows) * float(op.cols) for op in loops])
+    for op in loops:
+        cols = 1024.0 if isinstance(op, Elementwise) else float(op.cols)
+        long.append(OpCall(dataclasses.replace(op, rows=LONG_LOOP / cols, cols=cols)))
+    _, rows, _ = members({family: adapted}, device, long, stacked(long, device))[family]
     element_s = np.exp(adapted.predict(rows).log_s) / LONG_LOOP
-    elements = np.array([float(op.rows) * float(op.cols) for op in loops.values()])
-    apart = list(loops)
     alone = np.array(log_s)
-    alone[apart] = np.minimum(alone[apart], np.log(KERNEL_S + element_s * elements))
+    least_s = np.array([NORM_S if isinstance(op, Norm | RmsNorm) else KERNEL_S for op in loops])
+    alone[apart] = np.minimum(alone[apart], np.log(least_s + element_s * elements))
     return alone
 
 

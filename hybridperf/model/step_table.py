@@ -17,12 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.collectives.model import (
-    CollectiveModel,
-    CollectiveTable,
-    PricedCollectives,
-    collective_seconds,
-)
+from hybridperf.collectives.model import CollectiveModel
+from hybridperf.collectives.table import CollectiveTable, PricedCollectives, collective_seconds
 from hybridperf.collectives.unequal import AllToAll
 from hybridperf.io import InputError
 from hybridperf.io.later import pd

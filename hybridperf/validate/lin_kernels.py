@@ -9,7 +9,8 @@ what a model says here counts
                 element of a long one, and the least that a kernel takes; those never measured move
                 their bytes as `add` does
     products    as they are; at the clock that the device ran at
-    others      (lookups, reductions, copies) their bytes at the rate of `add`, and the least that a
+    lookups     rows by the memory level that they are found in, at the rate of `add` from memory
+    others      (reductions, copies) their bytes at that rate; all of these, and the least that a
                 kernel takes
 
 Some kernels are known to be slower than their bytes, and no table of measured ops holds them. Their
@@ -43,8 +44,9 @@ import pandas as pd
 from hybridperf.io import InputError
 from hybridperf.model import KERNEL_S, LONG_LOOP, PerfModel
 from hybridperf.model.calls import Call, CallChain, CollectiveCall, Exposed, GivenSeconds
+from hybridperf.model.lookup_prior import lookup_prior
 from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, Reduction, columns
-from hybridperf.ops.embedding_bag import EmbeddingBagBackward, lookup_calls
+from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward, lookup_calls
 from hybridperf.validate import lin_data as lin
 from hybridperf.workloads.dlrm import DlrmConfig
 
@@ -105,6 +107,11 @@ class KernelPrices:
         measured = isinstance(op, Elementwise) and columns(op)["op"] in _FAMILY_LOOPS
         if isinstance(op, Gemm | BatchedGemm) or (measured and loops_known):
             return self._priced(op)
+        if isinstance(op, EmbeddingBag) and self.model.device.l2_bytes and loops_known:
+            locked = self.clock_hz or self.model.device.clock_hz
+            device = self.model.device.model_copy(update={"clock_hz": locked})
+            rate = self.streaming_bytes_per_s
+            return self.kernel_s + lookup_prior().reading_s(device, op, rate)
         moved, slowly, rate = float(op.work().bytes), 0.0, self.streaming_bytes_per_s
         if rates := self.borrowed:
             if isinstance(op, Reduction):

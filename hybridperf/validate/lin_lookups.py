@@ -46,7 +46,8 @@ def held_out(data: Path, by_gpu: Mapping[str, KernelPrices], kernels: pd.DataFra
         by_gpu: prices of kernels of the published GPUs.
         kernels: of recorded sequences, from `lin_single.kernels`.
     """
-    rows = [row for name in MEASURED for row in _bandwidths(name)]
+    by_lin = [name for name, one in MEASURED.items() if np.isfinite(one.l2_bytes_per_s)]
+    rows = [row for name in by_lin for row in _bandwidths(name)]
     device = _locked("v100_sxm2")
     found = kernels[kernels["op"].isin(DIRECTIONS)].drop_duplicates(["workload", "op"])
     for one in found.itertuples():

@@ -17,8 +17,9 @@ import pytest
 from hybridperf.collectives import curves, fit, network
 from hybridperf.collectives.fit import fit_collectives, references_of, train_prior
 from hybridperf.collectives.form import ALPHA_BETA
-from hybridperf.collectives.model import CollectiveModel, collective_seconds, load_collectives
+from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.collectives.rows import checked, collective_rows, implementations
+from hybridperf.collectives.table import collective_seconds
 from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hybridperf.collectives import form
 from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.form import ALPHA_BETA
-from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
+from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.rows import checked, collective_rows
+from hybridperf.collectives.table import CollectiveTable, collective_seconds
 from hybridperf.collectives.traffic import (
     Links,
     bus_bytes_per_s,

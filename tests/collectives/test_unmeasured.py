@@ -10,9 +10,9 @@ import pytest
 from hybridperf.collectives import widths
 from hybridperf.collectives.algorithms import COLLECTIVES, direct, ring, tree
 from hybridperf.collectives.fit import collectives_by_name, fit_collectives
-from hybridperf.collectives.model import collective_seconds
 from hybridperf.collectives.network import TREE_STEP_S
 from hybridperf.collectives.rows import collective_rows
+from hybridperf.collectives.table import collective_seconds
 from hybridperf.hardware import load_system
 
 H100 = "aic_h100_sxm"  # measured on one node alone

@@ -24,7 +24,7 @@ def forward(rows: float, batch: float = 4096.0) -> Op:
 
 def test_by_hand_from_memory_and_from_cache() -> None:
     prior = lookup_prior()
-    share, l2, _, factor = np.exp(prior.mean)
+    share, l2, _, factor, update = np.exp(prior.mean)
     large, small = forward(1e9), forward(1e3)
     (large_s, small_s), _ = np.exp(prior.log_seconds(H100, [large, small])[0]), None
     from_memory = factor * large.work().bytes / (share * H100.memory_bytes_per_s)
@@ -32,12 +32,15 @@ def test_by_hand_from_memory_and_from_cache() -> None:
     assert large_s == pytest.approx(from_memory, rel=0.01)
     assert small_s == pytest.approx(from_l2, rel=0.05)
     assert small_s < 0.7 * large_s
+    back = lookup_calls([Table("t", 1e9, 64, 20)], 4096.0, "backward").op
+    ratio = np.exp(np.diff(prior.log_seconds(H100, [forward(1e9), back])[0])[0])
+    assert ratio == pytest.approx(update * back.work().bytes / large.work().bytes, rel=0.01)
 
 
 def test_widths_are_of_the_knobs_that_a_lookup_depends_on() -> None:
     prior = lookup_prior()
     _, (large, small) = prior.log_seconds(H100, [forward(1e9), forward(1e3)])
-    memory, l2, _, factor = prior.width
+    memory, l2, _, factor, _ = prior.width
     assert large == pytest.approx(math.hypot(memory, factor), rel=0.02)
     assert small == pytest.approx(math.hypot(l2, factor), rel=0.05)
     middle = forward(H100.l2_bytes / 256)

@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 from hybridperf.collectives.algorithms import COLLECTIVES
-from hybridperf.collectives.model import CollectiveModel, collective_seconds, load_collectives
+from hybridperf.collectives.model import CollectiveModel, load_collectives
+from hybridperf.collectives.table import collective_seconds
 from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import LEVELS, load_device, load_system
 from hybridperf.io import InputError

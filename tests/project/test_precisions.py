@@ -16,7 +16,8 @@ import pandas as pd
 import pytest
 from support.made_sharding import made_cost
 
-from hybridperf.collectives.model import CollectiveModel, collective_seconds
+from hybridperf.collectives.model import CollectiveModel
+from hybridperf.collectives.table import collective_seconds
 from hybridperf.engine.batches import with_knobs
 from hybridperf.engine.closed import step_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures

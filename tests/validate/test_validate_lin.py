@@ -260,7 +260,9 @@ def test_validate_lin_needs_data(refused, tmp_path):
 
 
 def test_lookups_of_gpus_left_out_lie_inside(data_dir, prices):
-    """15 of 16; the interval says what it holds without the GPU and those of its architecture."""
+    """All 16, within a factor of 1.75 each way and nearer than by datasheets; without the GPU and
+    those of its architecture.
+    """
     others = {
         name: KernelPrices(model_or_datasheet(device), clock_hz)
         for name, (device, clock_hz) in lin.OTHERS.items()
@@ -269,6 +271,9 @@ def test_lookups_of_gpus_left_out_lie_inside(data_dir, prices):
     found = lin_lookups.held_out(data_dir, {"V100": prices, **others}, kernels)
     bandwidths, lookups = lin_lookups.result_lines(found)
     assert (bandwidths.n, lookups.n) == (10, 16)
-    assert 0.85 <= lookups.coverage <= 0.95
+    assert lookups.coverage >= 0.85
+    assert lookups.half_width < 0.75
+    assert lookups.ours < lookups.baselines["roofline"]
     assert bandwidths.ours < bandwidths.baselines["roofline"]
-    assert set(found["device"]) == set(MEASURED)
+    by_lin = {name for name, one in MEASURED.items() if np.isfinite(one.l2_bytes_per_s)}
+    assert set(found["device"]) == by_lin
