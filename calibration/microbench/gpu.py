@@ -11,6 +11,7 @@ which leaves the host time to be ahead; where it is not, the row is `unreliable`
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
@@ -32,8 +33,10 @@ from hybridperf_calibration.microbench.families import (
     GPU,
     Family,
     OpProgram,
+    Reach,
     bags,
     floats,
+    indices,
     points,
     reaching,
     size,
@@ -41,6 +44,7 @@ from hybridperf_calibration.microbench.families import (
 )
 from hybridperf_calibration.microbench.lookups import Lookups, spread_over
 from hybridperf_calibration.microbench.timer import Budget, Case, Timing
+from hybridperf_calibration.microbench.torch_images import convolved, fitting, product
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
@@ -54,8 +58,10 @@ _MAIN_SHARE = 0.8  # of a program's work that its main op must have
 _WAIT_CYCLES_PER_S = 2e9
 _ISSUE_S = 4e-5  # of one op, generously
 _FORMATS: Mapping[str, tuple[str, ...]] = {
-    "gemm": ("bfloat16", "float32", "float16"), "batched_gemm": ("bfloat16", "float32", "float16"),
-    "convolution": ("float32", "float16", "bfloat16"), "attention": ("bfloat16",),
+    "gemm": ("bfloat16", "float32", "float16"), "layer": ("bfloat16", "float16"),
+    "batched_gemm": ("bfloat16", "float32", "float16"),
+    "convolution": ("float32", "float16", "bfloat16"),
+    "large_convolution": ("bfloat16", "float16", "float32"), "attention": ("bfloat16",),
     "grouped_convolution": ("float32", "float16"), "optimizer": ("float32",),
     "embedding_bag": ("float32", "float32", "float16"), "bag_gradient": ("float32",),
     "spmm": ("float32",), "random": ("float32",), "lists": ("float32", "bfloat16"),
@@ -119,12 +125,73 @@ def _lists(u: np.ndarray) -> OpProgram:
     return OpProgram(f"lists {which} {count}x{n}", lists[which], [floats(n)] * (count // 2 * 2))
 
 
+def _large_sums(u: np.ndarray) -> OpProgram:
+    """Rows added where indices say, as many as graphs and tables have."""
+    rows, vocab = size(u[0], 20_000, 500_000, 0.9), size(u[1], 500, 250_000, 0.9)
+    width = size(u[2], 8, 64, u[3])
+    rows, width = fitting([rows, width], lambda s: product(*s), 5e6)
+    into, at, added = floats(vocab, width), indices(vocab, rows), floats(rows, width)
+    name = f"{vocab} {width} {rows}"
+    if u[4] < 0.3:  # as many lookups as a table has rows: its zeros are little beside them
+        few = min(vocab, max(rows // 2, 1))
+        fn = lambda i, g: _aten.embedding_dense_backward(g, i, few, -1, False)  # noqa: E731
+        name = f"table gradient {few} {width} {rows}"
+        return OpProgram(name, fn, [indices(few, rows), added])
+    if u[4] < 0.5:
+        put = lambda t, i, g: t.index_put_((i,), g, accumulate=True)  # noqa: E731
+        return OpProgram(f"put {name}", put, [into, at, added], shared=1)
+    if u[4] < 0.75:
+        scatter = lambda t, i, g: t.scatter_add_(0, i[:, None].expand_as(g), g)  # noqa: E731
+        return OpProgram(f"scatter each {name}", scatter, [into, at, added], shared=1)
+    add = lambda t, i, g: t.index_add_(0, i, g)  # noqa: E731
+    return OpProgram(f"scatter {name}", add, [into, at, added], shared=1)
+
+
+def _layer(u: np.ndarray) -> OpProgram:
+    """A linear layer's product or one of its two gradients; its rows begin at multiples of so many
+    numbers, which decides what kernels can load them.
+    """
+    rows, wide, narrow = (
+        size(u[0], 128, 2048, 0),
+        size(u[1], 256, 12_000, 0),
+        size(u[2], 64, 1024, 0),
+    )
+    multiple = 2 ** int(u[3] * 6)
+    wide, narrow = (wide + multiple, narrow) if u[4] < 0.7 else (wide, narrow + multiple)
+    name = f"{rows} {wide} {narrow}"
+    x, weight, y = floats(rows, narrow), floats(wide, narrow), floats(rows, wide)
+    if u[5] < 0.34:
+        return OpProgram(f"layer {name}", lambda x, w: x @ w.T, [x, weight])
+    if u[5] < 0.67:
+        return OpProgram(f"layer inputs {name}", lambda y, w: y @ w, [y, weight])
+    return OpProgram(f"layer weights {name}", lambda y, x: y.T @ x, [y, x])
+
+
+def _large_convolution(u: np.ndarray) -> OpProgram:
+    """As networks for images have them: many images, a third of them channel by channel."""
+    kernel, batch = (1, 3, 3, 5, 7)[int(u[6] * 5)], 2 ** int(3 + 7 * u[0])
+    image = (7, 14, 16, 28, 32, 56, 64, 112)[int(u[1] * 8)]
+    c_in, c_out = (int(16 * round(2 ** (6.0 * one))) for one in (u[2], u[3]))
+    with reaching(_LARGE):
+        if u[4] < 0.3:
+            most_images = max(int(2e8 / (c_in * image**2)), 1)
+            batch, kernel = min(batch, most_images), max(kernel, 3)
+            return convolved(u, batch, image, c_in, c_in, kernel, c_in)
+        return convolved(u, batch, image, c_in, c_out, kernel, 1)
+
+
+_LARGE = Reach(lengths=4.0, work=400.0)
+_CHANNELS_LAST = "channels last"
+_IMAGES = ("convolution", "grouped_convolution", "pool", "interpolation")
 _ON_CPU_ALONE = ("attention", "embedding_bag_update")
 _MORE = {"embedding_bag": (80, 240)}  # points, quick and full
 FAMILIES = (
     Family("attention", 7, quick=48, full=200, build=_attention),
     Family("bag_gradient", 8, quick=40, full=120, build=_bag_gradient),
     Family("lists", 3, quick=24, full=80, build=_lists),
+    Family("large_convolution", 9, quick=80, full=420, build=_large_convolution),
+    Family("large_sums", 5, quick=48, full=120, build=_large_sums),
+    Family("layer", 6, quick=60, full=180, build=_layer),
     *(
         dataclasses.replace(one, quick=points_of[0], full=points_of[1])
         for one in torch_families.FAMILIES
@@ -144,13 +211,17 @@ def gpu_cases(families: Sequence[Family], setting: str, seed: int = 0) -> list[C
             with reaching(GPU), torch.device(_DEVICE):
                 program = family.build(u)
             cold, dtype = at // len(formats) % 2 == 1, formats[at % len(formats)]
-            key = f"{program.name} {dtype} {'cold' if cold else 'warm'}"
-            made.setdefault(key, _case(key, family.name, program, dtype, cold))
+            last = family.name in _IMAGES and at // len(formats) // 2 % 2 == 1
+            last = last or family.name == "large_convolution"
+            words = (dtype, "cold" if cold else "warm", *[_CHANNELS_LAST] * last)
+            key = " ".join((program.name, *words))
+            made.setdefault(key, _case(key, family.name, program, dtype, cold, last))
     return list(made.values())
 
 
-def _case(key: str, family: str, program: OpProgram, dtype: str, cold: bool) -> Case:
+def _case(key: str, family: str, program: OpProgram, dtype: str, cold: bool, last: bool) -> Case:
     named = {"op": family, "dtype": NAMES["dtypes"][dtype]}
+    order = torch.channels_last if last else torch.contiguous_format
     number: torch.dtype = getattr(torch, dtype)
     set_bytes = max(sum(program.own_bytes()) * number.itemsize / FLOAT_BYTES, 1.0)
     wanted = min(max(math.ceil(_COLD_BYTES / set_bytes), 2), _MOST_SETS) if cold else 1
@@ -158,17 +229,18 @@ def _case(key: str, family: str, program: OpProgram, dtype: str, cold: bool) -> 
 
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
         generator = torch.Generator(_DEVICE).manual_seed(int(rng.integers(2**31)))
-        made = [_argument(one, number, generator) for one in program.arguments[: program.shared]]
+        argument = functools.partial(_argument, dtype=number, generator=generator, order=order)
+        made = [argument(one) for one in program.arguments[: program.shared]]
         own = program.arguments[program.shared :]
-        return program.fn, [
-            (*made, *(_argument(one, number, generator) for one in own)) for _ in range(sets)
-        ]
+        return program.fn, [(*made, *map(argument, own)) for _ in range(sets)]
 
     def timed(case: Case, budget: Budget, rng: np.random.Generator) -> Timing:
         with torch.device(_DEVICE), torch.no_grad():
             fn, tuples = case.make(rng)
             call = lambda at: fn(*tuples[at % sets])  # noqa: E731
             described = _described(program, call, sets, set_bytes, named)
+            if last:
+                described["order"] = _CHANNELS_LAST
             seconds, issue_s, recorded = _replayed(call, sets, budget)
         usual_s = statistics.median(seconds)
         return Timing(
@@ -275,15 +347,20 @@ def _effort(call: OpCall) -> float:
     return float(done.flops + 10 * done.transcendentals + 10 * done.bytes) * call.times
 
 
-def _argument(description: tuple, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def _argument(
+    description: tuple, dtype: torch.dtype, generator: torch.Generator, order: torch.memory_format
+) -> Tensor:
     kind, shape, *below = description
     if kind == "flags":
         return torch.rand(shape, generator=generator) < 0.5
     if kind == "index":
-        return torch.randint(below[0], shape, generator=generator)
+        made = torch.randint(below[0], shape, generator=generator)
+        return made.contiguous(memory_format=order) if len(shape) == 4 else made
     if kind == "lookups":
         return _drawn(below[0], shape, generator)
     made = torch.empty(shape, dtype=torch.float32 if kind == "single" else dtype)
+    if len(shape) == 4:
+        made = made.contiguous(memory_format=order)
     return made.uniform_(0.1, 1.1, generator=generator)
 
 

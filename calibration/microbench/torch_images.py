@@ -33,7 +33,7 @@ def convolution(u: np.ndarray) -> OpProgram:
     kernel = (1, 3, 3, 5, 7, 2)[int(u[6] * 6)]
     batch, image = size(u[0], 1, 32, u[4]), size(u[1], kernel, 112, u[5])
     c_in = 3 if u[2] < 0.1 else size(u[2], 4, 512, u[4])
-    return _convolved(u, batch, image, c_in, size(u[3], 8, 512, u[4]), kernel, 1)
+    return convolved(u, batch, image, c_in, size(u[3], 8, 512, u[4]), kernel, 1)
 
 
 def grouped_convolution(u: np.ndarray) -> OpProgram:
@@ -41,10 +41,10 @@ def grouped_convolution(u: np.ndarray) -> OpProgram:
     per_group = 1 if u[3] < 0.6 else size(u[3], 2, 32, 0.1)  # depthwise mostly
     groups = size(u[2], 2, max(256 // per_group, 2), u[4])
     channels = groups * per_group
-    return _convolved(u, batch, image, channels, channels, (3, 5, 7)[int(u[6] * 3)], groups)
+    return convolved(u, batch, image, channels, channels, (3, 5, 7)[int(u[6] * 3)], groups)
 
 
-def _convolved(
+def convolved(
     u: np.ndarray, batch: int, image: int, c_in: int, c_out: int, kernel: int, groups: int
 ) -> OpProgram:
     """A convolution, its gradient for inputs, or its gradient for weights."""

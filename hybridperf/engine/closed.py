@@ -289,8 +289,7 @@ def _gpu_s(part: BlockPrices, k: StepEffects) -> Array:
     """GPU seconds of one pass without communication."""
     products_s = ROLES["gemm"].seconds(k, part.gemm_s, part.kernels)
     others = {
-        "misaligned_gemm": part.misaligned_s, "experts": part.experts_s,
-        "attention": part.attention_s, "memory": part.memory_s,
+        "experts": part.experts_s, "attention": part.attention_s, "memory": part.memory_s,
     }  # fmt: skip
     return products_s + sum(ROLES[name].scale(k) * alone_s for name, alone_s in others.items())
 

@@ -25,7 +25,6 @@ class BlockPrices:
     """One micro-batch through one layer, the embedding or the LM head on one rank: [P, N] each."""
 
     gemm_s: Array
-    misaligned_s: Array  # products in 16 bits whose width is no multiple of 8
     experts_s: Array  # products of routed experts
     attention_s: Array
     memory_s: Array  # everything else that the GPU computes, at the datasheet's bandwidth
@@ -141,7 +140,7 @@ class StepFeatures:
     def weight_share(self) -> Array:
         """Share of a layer's backward that makes its weights' gradients, by the op model [N]."""
         one = self.layer
-        ops_s = one.gemm_s + one.misaligned_s + one.experts_s + one.attention_s + one.memory_s
+        ops_s = one.gemm_s + one.experts_s + one.attention_s + one.memory_s
         return one.weights_s[1] / ops_s[1]
 
 

@@ -24,6 +24,7 @@ from hybridperf.model.platform import OpTable
 from hybridperf.model.reference_device import Calibration
 from hybridperf.ops import FUSED, GROUPS, OpCall
 from hybridperf.ops.attention_kernels import BY_LAW, SHARES, measured_seconds
+from hybridperf.ops.operand_order import BY_ROWS, ROWS
 from hybridperf.ops.roofline import Work
 from hybridperf.ops.stacked import stacked
 from hybridperf.ops.table import OpRows
@@ -115,6 +116,7 @@ class OwnOps:
             adapted, device = self.model.families[name], self.model.device
             out[at] = by_prior.remarks(name, adapted, device, rows, assumed)
         out[[*self.by_law]] = BY_LAW
+        out[[call.kernel in ROWS for call in self.calls]] = BY_ROWS
         return np.where(self.fused, "", out)
 
     @functools.cached_property

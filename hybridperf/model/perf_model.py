@@ -29,6 +29,7 @@ from hybridperf.model.op_rows import predict_ops
 from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, seconds
 from hybridperf.model.reference_device import (
+    as_libraries_run,
     as_measured,
     is_measured,
     priced_elsewhere,
@@ -36,6 +37,7 @@ from hybridperf.model.reference_device import (
 from hybridperf.model.step_effects import vector
 from hybridperf.ops import OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import SHARES, published_factor
+from hybridperf.ops.operand_order import order_seconds
 from hybridperf.ops.roofline import RooflineKnobs
 
 
@@ -171,6 +173,10 @@ class PerfModel:
         for key in dict.fromkeys(one for one in named if one[0] in SHARES):
             factor = self._attention_factor(*key)
             table.correction[[one == key for one in named]] += np.log(factor)
+        more_s = np.array([order_seconds(call, self.device) for call in calls])
+        rows = np.flatnonzero(more_s)
+        if len(rows):
+            self._correct(table, rows, (self.op_seconds(table) + more_s)[rows])
         if self.stand_in is not None:
             own = OwnOps(self.stand_in, self.stand_in._as_measured(calls))
         return table, own
@@ -180,8 +186,11 @@ class PerfModel:
         return OwnOps(self, calls).table()
 
     def _as_measured(self, calls: Sequence[OpCall]) -> list[OpCall]:
-        """Calls in the 16-bit format that was measured, where the other is as fast."""
-        found = [(call, as_measured(self, call.op)) for call in calls]
+        """Calls in the format that libraries run, of 16 bits in the one that was measured, where
+        the other is as fast.
+        """
+        run = [(call, as_libraries_run(self.device, call.op)) for call in calls]
+        found = [(call, as_measured(self, op)) for call, op in run]
         return [call if op is call.op else dataclasses.replace(call, op=op) for call, op in found]
 
     def _correct(self, table: OpTable, at: np.ndarray, seconds: np.ndarray) -> None:

@@ -168,6 +168,40 @@ class Gpt(nn.Module):
         return nn.Dense(self.vocabulary, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(x))
 
 
+class Stacked(nn.Module):
+    """A language model whose layers are one loop, computed again for their gradients."""
+
+    width: int
+    depth: int
+    vocabulary: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = nn.Embed(self.vocabulary, self.width, dtype=BF16)(x)
+        layer = nn.remat(Layer, prevent_cse=False)(self.width // 64, BF16, causal=True)
+        carry = {"params": 0}
+        x, _ = nn.scan(
+            lambda net, x, _: (net(x), None), carry, split_rngs={"params": True}, length=self.depth
+        )(layer, x, None)
+        return nn.Dense(self.vocabulary, dtype=BF16)(nn.LayerNorm(dtype=BF16)(x))
+
+
+class Convnext(nn.Module):
+    """Depthwise convolutions of 7 x 7, norms and perceptrons of channels."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = nn.Conv(self.width, (4, 4), (4, 4), dtype=BF16)(x)
+        for _ in range(self.depth):
+            y = nn.Conv(self.width, (7, 7), feature_group_count=self.width, dtype=BF16)(x)
+            y = nn.Dense(4 * self.width, dtype=BF16)(nn.LayerNorm(dtype=BF16)(y))
+            x = x + nn.Dense(self.width, dtype=BF16)(nn.gelu(y))
+        return nn.Dense(10, dtype=BF16)(x.mean((1, 2)))
+
+
 class Lstm(nn.Module):
     """A recurrent layer: a loop of small products."""
 
@@ -308,5 +342,13 @@ JAX: dict[str, Callable[[], Made]] = {
     "lstm": lambda: step_of(Lstm(512), classified, i32(64, 64), i32(64, 64), 1000),
     "mamba": lambda: step_of(Mamba(), squared, f32(4, 128, 512), f32(4, 128, 512)),
     "gpt prompt": lambda: inference_of(Gpt(2048, 8, 32_000), i32(1, 2048), 32_000),
+    "gpt stacked": lambda: step_of(
+        Stacked(1024, 12, 32_000), classified, i32(4, 1024), i32(4, 1024), 32_000
+    ),
+    "convnext": lambda: step_of(Convnext(192, 6), classified, f32(64, 224, 224, 3), i32(64)),
+    "bert single": lambda: step_of(
+        Gpt(768, 6, 30_000, jnp.float32), classified, i32(32, 128), i32(32, 128), 30_000
+    ),
+    "residual inference": lambda: inference_of(Residual(128, 3), f32(512, 56, 56, 64)),
     "vit inference": lambda: inference_of(Vit(768, 12), f32(64, 224, 224, 3)),
 }  # fmt: skip

@@ -1,17 +1,18 @@
 """Programs of PyTorch and JAX captured without a GPU, beside what a real one took.
 
-    torch       op by op
-    compiled    by torch.compile
-    jax         by jax.jit
+    torch        op by op
+    compiled     by torch.compile
+    published    published architectures by Hugging Face's code, either way
+    jax          by jax.jit
 
-Steps of `gpu_steps.py` and `gpu_jax_steps.py` as an H100 and an H200 ran them
+Steps of `gpu_steps.py`, `gpu_published.py` and `gpu_jax_steps.py` as an H100 and an H200 ran them
 (`calibration/measured`). Beside ours: the roofline of the datasheet times the constant that fits
 each task best in hindsight. Memory is a line of its own: the error of the median.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from hybridperf.io.installed import installed_hardware
 from hybridperf.validate.harness import Found, ResultLine, claim, lines_table
 from hybridperf.validate.scores import scores
 
-TASKS = ("torch", "compiled", "jax")
+TASKS = ("torch", "compiled", "published", "jax")
+_PUBLISHED = "hf_"  # how their names begin
 _QUICK = 3  # steps of a task
 _MEMORY_GOAL = 0.08
 
@@ -36,6 +38,7 @@ def run(data: Path | None, tasks: Sequence[str], quick: bool) -> Iterator[Found]
     del data  # the rows are ours
     measured = measured_steps()
     kind = measured["mode"].where(measured["library"] == "torch", "jax").replace("eager", "torch")
+    kind = kind.mask(measured["step"].str.startswith(_PUBLISHED), "published")
     for task in tasks:
         yield _judged(task, measured[kind == task].head(_QUICK if quick else None))
 
@@ -59,9 +62,7 @@ def workload(library: str, step: str, mode: str, device: str) -> Workload:
         from hybridperf.workloads.torch.program import from_torch
 
         with without_memory():  # which refuses where PyTorch is not installed
-            from hybridperf.validate import gpu_steps
-
-            fn, args, *given = gpu_steps.TORCH[step]()
+            fn, args, *given = _steps_of(step)[step]()
         optimizer = (*given, None)[0]
         options: dict[str, Any] = {"train": bool(given), "compiled": mode == "compiled"}
         return from_torch(fn, *args, optimizer=optimizer, **options)
@@ -71,6 +72,22 @@ def workload(library: str, step: str, mode: str, device: str) -> Workload:
     jitted, shapes, _ = gpu_jax_steps.JAX[step]()
     donated = gpu_jax_steps.donated(shapes)
     return from_jax(jitted, *shapes, donate_argnums=donated, device=device)
+
+
+def _steps_of(step: str) -> Mapping[str, Callable[[], tuple[Any, ...]]]:
+    """Steps by name, where a step stands."""
+    if not step.startswith(_PUBLISHED):
+        from hybridperf.validate import gpu_steps
+
+        return gpu_steps.TORCH
+    try:
+        from hybridperf.validate import gpu_published
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "expected transformers, whose published architectures are judged, found none; install"
+            " it (pip install transformers) or name other tasks"
+        ) from error
+    return gpu_published.TORCH
 
 
 def _judged(task: str, rows: pd.DataFrame) -> Found:

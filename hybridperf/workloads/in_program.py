@@ -11,21 +11,16 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall, StepPlace
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
-from hybridperf.workloads.transformer.in_step import misaligned
 
 MESSAGE_LAUNCH = StepPlace("collective_launch")
 _NAMED = 12  # unknown ops that an error lists
 
 
-def role_of(call: OpCall, tokens: str = "") -> str:
-    """Which step effects count for a kernel (`model/step_effects.py`); `tokens`: the dimension of a
-    product that no row has.
-    """
+def role_of(call: OpCall) -> str:
+    """Which step effects count for a kernel (`model/step_effects.py`)."""
     if isinstance(call.op, Attention):
         return "attention"
-    if call.op.unit != "matrix":
-        return "memory"
-    return "misaligned_gemm" if misaligned(call.op, tokens) else "gemm"
+    return "gemm" if call.op.unit == "matrix" else "memory"
 
 
 def place_of(call: CollectiveCall) -> StepPlace:

@@ -225,7 +225,7 @@ def test_recomputation_is_forward_work_again():
 
 def with_weight_share(f, share):
     """The same with so much of a layer's passes for gradients of weights."""
-    names = ("gemm_s", "misaligned_s", "experts_s", "attention_s", "memory_s")
+    names = ("gemm_s", "experts_s", "attention_s", "memory_s")
     ops_s = sum(getattr(f.layer, name) for name in names)
     return dataclasses.replace(f, layer=dataclasses.replace(f.layer, weights_s=share * ops_s))
 

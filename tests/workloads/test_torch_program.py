@@ -234,3 +234,11 @@ def test_a_disabled_scaler_is_said() -> None:
 def test_arguments_go_by_name_too() -> None:
     step = hp.from_torch(Mlp(), X, kwargs={"target": TARGET})
     assert step.flops == hp.from_torch(Mlp(), X, TARGET).flops
+
+
+def test_weights_made_without_memory_are_counted_once() -> None:
+    """A product reads a turned view of its weights, which are no other memory."""
+    with hp.without_memory():
+        net, x = nn.Linear(1024, 4096, bias=False), torch.zeros(2, 1024)
+    program = hp.from_torch(net, x, train=False)
+    assert program.peak_memory.bytes == pytest.approx(4 * 1024 * 4096, rel=0.01)

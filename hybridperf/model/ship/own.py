@@ -5,9 +5,9 @@ table has rows.
 
 Those of `OWN_GROUPS` are fitted by themselves, as `hybridperf fit` does with rows of no known
 family. The table has others, too, whose fits held for sizes that were measured and misled beyond
-(scattered sums, sorts, copies: a serial step that small ops show), whose times hang on what no
-column says (convolutions: the order of an image's channels), or whose interval was twofold
-(reductions): they stay with what stands for them.
+(scattered sums, sorts, copies: a serial step that small ops show) or whose interval was twofold
+(reductions): they stay with what stands for them. Convolutions are those of images whose channels
+lie together; PyTorch ran those of single precision in TF32.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hybridperf.model.fit.device import fit
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 
-OWN_GROUPS = ("embedding_bag", "softmax")
+OWN_GROUPS = ("embedding_bag", "softmax", "convolution", "grouped_convolution")
 LEAST_OWN_ROWS = 24
 TABLE = "ops.csv.gz"
 
@@ -43,6 +43,9 @@ def with_own(model: PerfModel) -> PerfModel:
     if path is None:
         return model
     rows = read_table(path)
+    # images in another order are turned first, which is counted apart
+    turned = (rows["op"] == "conv") & (rows.get("order") != "channels last")
+    rows = rows[~turned].reset_index(drop=True)
     group = np.zeros(len(rows), int)
     for part in parse_ops(rows, model.device).parts:
         group[part.rows] = part.group

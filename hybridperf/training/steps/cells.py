@@ -34,7 +34,12 @@ from hybridperf.model.unmeasured import Unmeasured
 from hybridperf.workloads.transformer import embedding_head, layers
 from hybridperf.workloads.transformer.columns import RECOMPUTE
 from hybridperf.workloads.transformer.config import TransformerConfig
-from hybridperf.workloads.transformer.in_step import call_in_step, inside_a_node, role_of
+from hybridperf.workloads.transformer.in_step import (
+    call_in_step,
+    inside_a_node,
+    role_of,
+    step_in_step,
+)
 from hybridperf.workloads.transformer.layout import Layouts
 from hybridperf.workloads.transformer.parts import divided, layer_part_passes
 from hybridperf.workloads.transformer.passes import (
@@ -178,11 +183,11 @@ def _added(
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, float]]]:
     """What a step adds to a block: (field, call, group) of its seconds, (field, count)."""
     if step.is_op:
-        role = role_of(step)
-        field = "misaligned_s" if role == "misaligned_gemm" else f"{role}_s"
+        field = f"{role_of(step)}_s"
         launched = [(_FIELDS["kernels"], float(step.kernels))]
         fields = (field, "weights_s") if step.weight_gradient else (field,)
-        return [(_FIELDS[name], prices.in_step(step.call), -1) for name in fields], launched
+        number = prices.number(step_in_step(step))
+        return [(_FIELDS[name], number, -1) for name in fields], launched
     group = _PLACED.index(step.part) if step.part in _PLACED else -1
     called = list(_collectives(step))
     names = (_COUNTED.get(name, f"{name}_calls") for name, _ in called)

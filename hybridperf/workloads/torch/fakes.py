@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         raise InputError(_INSTALL) from error
     if ranks < 1:
         raise InputError(f"expected one rank or more, got {ranks}")
-    from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.overrides import TorchFunctionMode
 
     class OneDevice(TorchFunctionMode):
@@ -93,7 +94,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
 
     known = torch._guards.detect_fake_mode()
     with (
-        known or FakeTensorMode(allow_non_fake_inputs=True),
+        known or _mode(),
         OneDevice(),
         mock.patch.object(autocast, "__init__", here),
         mock.patch.object(torch.nn.Module, "_apply", apply),
@@ -105,6 +106,14 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         process_group(ranks) if ranks > 1 else contextlib.nullcontext(),
     ):
         yield
+
+
+@functools.cache
+def _mode() -> Any:
+    """One for all: views of a tensor that another made would have a storage of their own."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _of_known_numbers(torch: Any, func: Any, args: Any, kwargs: Any) -> bool:

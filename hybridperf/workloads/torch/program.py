@@ -41,6 +41,7 @@ from hybridperf.workloads.transformer.in_step import call_in_step
 EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
 # `scaled_dot_product_attention` on numbers of two bytes
 _ATTENTION_KERNEL, _KERNEL_BYTES = "sdpa", 2
+_ADDED_FIRST = ("aten::addmm", "aten::baddbmm")  # what is added comes before what is multiplied
 _ONE_STAGE = (
     "one rank is seen: what it waits for of other stages of a pipeline, its bubble, is not counted"
 )
@@ -103,7 +104,7 @@ def workload_of(
     if backend == "cpu":
         graph, rows = _serial_graph(placed, captured, gpus_per_node)
     else:
-        graph, rows = _graph(placed, gpus_per_node)
+        graph, rows = _graph(placed, gpus_per_node, compiled)
     works = [(call.op.work(), call.times) for _, calls in placed for call in calls]
     left_out = Counter(op.call.kind for op in captured.ops if op.call.kind in ignored)
     return Workload(
@@ -129,7 +130,7 @@ def workload_of(
 Rows = dict[tuple[Call, StepPlace], int]
 
 
-def _graph(placed: Sequence[PricedOp], gpus_per_node: int) -> tuple[Graph, Rows]:
+def _graph(placed: Sequence[PricedOp], gpus_per_node: int, compiled: bool) -> tuple[Graph, Rows]:
     """Kernels in the order issued; messages on a stream of their own, behind what they send.
 
     What reads a message's result comes after it; so does what made room for it (FSDP2's copies into
@@ -162,10 +163,10 @@ def _graph(placed: Sequence[PricedOp], gpus_per_node: int) -> tuple[Graph, Rows]
         stream = COMM if op.call.kind in COPIED_IN else COMPUTE
         for kernel in calls:
             place = StepPlace(role_in_step(op, kernel))
+            called = row(as_run(op, kernel, compiled), place)
             node = graph.op(
-                row(as_run(kernel), place), label=label_of(op), stream=stream, after=after,
-                launch_row=row(*launch),
-            )  # fmt: skip
+                called, label=label_of(op), stream=stream, after=after, launch_row=row(*launch)
+            )
             after = []
             last = node if stream == COMPUTE else last
     return graph.build(), rows
@@ -215,19 +216,24 @@ def on_host(op: CapturedOp) -> bool:
     return op.phase == OPTIMIZER and all(not tensor.shape for tensor in tensors)
 
 
-def as_run(call: OpCall) -> Call:
-    """A kernel in a step; fused attention is PyTorch's own, as in any step of torchtitan's."""
+def as_run(op: CapturedOp, call: OpCall, compiled: bool) -> Call:
+    """A kernel of an op in a step; fused attention is PyTorch's own, as in any step of
+    torchtitan's. Inductor pads operands whose rows begin anywhere, eager PyTorch does not.
+    """
     if isinstance(call.op, Attention) and call.op.element_bytes == _KERNEL_BYTES:
         call = replace(call, kernel=_ATTENTION_KERNEL)
-    return call_in_step(call)
+    if compiled:
+        return call_in_step(call)
+    left = op.call.tensor(1 if op.call.kind in _ADDED_FIRST else 0)
+    # of weights' gradients: turned, so that tokens are summed over
+    return call_in_step(call, "k" if left is not None and left.transposed else "m")
 
 
 def role_in_step(op: CapturedOp, kernel: OpCall) -> str:
     """Which step effects count for a kernel of an op."""
     if op.phase == OPTIMIZER:
         return "optimizer"
-    left = op.call.tensor(0)  # of weights' gradients: turned, so that tokens are summed over
-    return role_of(kernel, "k" if left is not None and left.transposed else "m")
+    return role_of(kernel)
 
 
 def label_of(op: CapturedOp) -> str:

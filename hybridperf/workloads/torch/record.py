@@ -179,7 +179,8 @@ def _argument(torch: Any, tally: StorageTally, value: Any) -> Argument:
         if dtype is None:
             return None
         turned = value.dim() > 1 and value.stride(-1) > 1 and value.stride(-2) == 1
-        return Tensor(shape, dtype, storage=tally.number(value), transposed=turned)
+        number_of = tally.number(value)
+        return Tensor(shape, dtype, storage=number_of, transposed=turned, strides=value.stride())
     if isinstance(value, list | tuple):
         return tuple(flat([_argument(torch, tally, one) for one in value])) or None
     return None

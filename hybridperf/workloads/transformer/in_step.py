@@ -8,15 +8,14 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.model.calls import Call, CollectiveCall, StepPlace
 from hybridperf.model.unmeasured import Probe
-from hybridperf.ops import FUSED, BatchedGemm, Gemm, Op, OpCall, PrefillAttention
+from hybridperf.ops import FUSED, BatchedGemm, Gemm, OpCall, PrefillAttention
+from hybridperf.ops.operand_order import row_kernel
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.passes import PassStep
 
-_ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
 _ROLES = {"cp": "exchange", "ep": "exchange", "zero": "gather", "dp": "reduction", "pp": "p2p"}
 
 
@@ -47,12 +46,22 @@ def probes(config: TransformerConfig) -> tuple[Probe, ...]:
 
 
 @functools.lru_cache(65536)
-def call_in_step(call: Call) -> Call:
-    """What prices a call: an op without its launch, loops, norms and copies as they are fused."""
+def call_in_step(call: Call, tokens: str | None = None) -> Call:
+    """What prices a call: an op without its launch, loops, norms and copies as they are fused.
+
+    `tokens`: the dimension of a product that no row has; None: its rows are whole.
+    """
     if not isinstance(call, OpCall):
         return call
     kernel = call.kernel if call.op.unit == "matrix" else FUSED
+    if tokens is not None:
+        kernel = kernel or row_kernel(call.op, tokens)
     return dataclasses.replace(call, issued_apart=True, kernel=kernel)
+
+
+def step_in_step(step: PassStep) -> Call:
+    """What prices a pass' step; products of a layer by how their rows begin."""
+    return call_in_step(step.call, step.tokens if step.part == "gemm" else None)
 
 
 def role_of(step: PassStep, framework: str = "") -> str:
@@ -60,8 +69,6 @@ def role_of(step: PassStep, framework: str = "") -> str:
     if step.part == "tp":
         waits = "tp_waiting" if does(framework, "ring_waits") else "tp_across"
         return "tp" if step.collective.nodes == 1 else waits
-    if step.part == "gemm" and misaligned(step.op, step.tokens):
-        return "misaligned_gemm"
     return _ROLES.get(step.part, step.part)
 
 
@@ -72,16 +79,6 @@ def place_of(step: PassStep, framework: str = "", block: str = "") -> StepPlace:
     if not step.is_op:
         count = float(step.collective.nodes) if role in ("tp_across", "tp_waiting") else 1.0
     return StepPlace(role, count, "" if step.part in ("zero", "dp") else block)
-
-
-def misaligned(op: Op, tokens: str) -> bool:
-    """Whether a 16-bit product has rows that tensor cores cannot load whole (width % 8).
-
-    `tokens`: its dimension, if any, that no row has.
-    """
-    if not isinstance(op, Gemm) or DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
-        return False
-    return any(getattr(op, name) % _ALIGNED for name in ("m", "n", "k") if name != tokens)
 
 
 def inside_a_node(call: CollectiveCall) -> CollectiveCall | None:

@@ -21,7 +21,12 @@ from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.outputs import COMPUTE
 from hybridperf.hardware import Host
 from hybridperf.model.calls import Call, CallChain, Exposed, GivenSeconds, StepPlace
-from hybridperf.workloads.transformer.in_step import call_in_step, inside_a_node, place_of
+from hybridperf.workloads.transformer.in_step import (
+    call_in_step,
+    inside_a_node,
+    place_of,
+    step_in_step,
+)
 from hybridperf.workloads.transformer.launching import launch_s
 from hybridperf.workloads.transformer.passes import PassStep, Steps, flops
 
@@ -221,7 +226,7 @@ class RankStreams:
         return self._row(Exposed(row, beside, step.collective.collective), StepPlace())
 
     def _placed(self, step: PassStep, run: RepeatedSteps) -> _Row:
-        return call_in_step(step.call), place_of(step, self.framework, run.block)
+        return step_in_step(step), place_of(step, self.framework, run.block)
 
     def _waited(self, run: RepeatedSteps) -> Iterator[_Row]:
         """What a run's host waits for."""

@@ -1,0 +1,77 @@
+"""Products and convolutions whose operands do not lie as kernels for tensor cores read them.
+
+Products in 16 bits whose rows do not begin at multiples of 16 bytes: what loads operands for the
+tensor cores cannot take such rows whole, and kernels of earlier generations run instead.
+
+    rows of 2 bytes    an odd number of them: loaded number by number
+    rows of 4 bytes    a multiple of 2 or 4 numbers: loaded asynchronously, in small parts
+
+Such a product takes as long as its arithmetic at a rate of theirs beside what an aligned one takes.
+On Hopper the rates are those of 31 and of 49 products that an H200 ran (`calibration/measured`,
+"layer"), within 18 and 14 % in the median; small products lose a factor of two, large ones of three
+and eight. On earlier devices the belief that nanoGPT's step gives: 25 % of it came from a
+vocabulary of 50304 in place of 50257 on an A100 (its author, 2023), whose head is about a fifth of
+the step, (0.2 + 0.25) / 0.2 = 2.3 times; the head's own rate is taken as four fifths of the peak.
+What is newer than Hopper runs old kernels as Hopper does, per multiprocessor and cycle: assumed.
+
+    channels first     a convolution's images are turned before (`nchwToNhwcKernel` in a trace), and
+                       its result after, unless its kernel is one pixel or it has groups
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
+from hybridperf.ops.base import Op, OpCall
+from hybridperf.ops.convolution import Convolution
+from hybridperf.ops.gemm import Product
+
+_WHOLE = 8  # numbers of 16 bits that are 16 bytes
+_EARLIER = ("Pascal", "Volta", "Turing", "Ampere", "Ada")
+_EARLIER_SHARE = 0.8 / 1.3  # of the peak
+_CYCLES = 132 * 1.98e9  # multiprocessors x clock of the H200
+# flops of a multiprocessor and cycle, by kernel
+ROWS: Mapping[str, float] = {
+    "rows of 2 bytes": 115e12 / _CYCLES,
+    "rows of 4 bytes": 270e12 / _CYCLES,
+}
+CHANNELS_FIRST = "channels first"
+_TURNING_SHARE = 0.75  # of the memory's bandwidth: as loops reach it
+BY_ROWS = "a product whose rows do not begin at multiples of 16 bytes, by what an H200 took of such"
+
+
+def row_kernel(op: Op, tokens: str) -> str:
+    """Which kernel multiplies rows as they lie; empty: the usual one.
+
+    `tokens`: the dimension, if any, that no row has.
+    """
+    if not isinstance(op, Product) or DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
+        return ""
+    widths = [float(getattr(op, name)) for name in ("m", "n", "k") if name != tokens]
+    if not any(width % _WHOLE for width in widths):
+        return ""
+    return "rows of 2 bytes" if any(width % 2 for width in widths) else "rows of 4 bytes"
+
+
+def turns_images(op: Convolution) -> bool:
+    """Whether its kernel reads the channels of a pixel together."""
+    two_bytes = DTYPE_BYTES[op.dtype] == DTYPE_BYTES["fp16"]
+    return two_bytes and float(op.groups) == 1 and float(op.kh) * (float(op.kw) or float(op.kh)) > 1
+
+
+def order_seconds(call: OpCall, device: DeviceSpec) -> float:
+    """Seconds beside those of the same op on operands that lie well; zero for all other calls."""
+    if call.kernel == CHANNELS_FIRST:
+        moved = 2 * float(np.asarray(call.op.work().bytes)) * call.times
+        return moved / (_TURNING_SHARE * device.memory_bytes_per_s)
+    if call.kernel not in ROWS:
+        return 0.0
+    peak = device.peak(call.op.dtype, "matrix")
+    rate = _EARLIER_SHARE * peak
+    newer = not device.arch.startswith(_EARLIER)
+    if newer and device.multiprocessors is not None and device.clock_hz is not None:
+        rate = min(ROWS[call.kernel] * device.multiprocessors * device.clock_hz, rate)
+    return float(np.asarray(call.op.work().flops)) * call.times / rate

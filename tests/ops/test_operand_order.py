@@ -1,0 +1,68 @@
+"""Products whose rows tensor cores cannot load whole."""
+
+import numpy as np
+import pytest
+
+import hybridperf as hp
+from hybridperf.io import read_table
+from hybridperf.model.ship.own import own_table
+from hybridperf.ops import BatchedGemm, Gemm, OpCall
+from hybridperf.ops.operand_order import order_seconds, row_kernel
+
+H200 = hp.load_model("h200_sxm")
+
+
+def seconds(model, *calls):
+    return model.op_seconds(model.table(calls))
+
+
+@pytest.mark.parametrize(
+    ("op", "tokens", "kernel"),
+    [
+        (Gemm("bf16", 4096, 50304, 768), "m", ""),
+        (Gemm("bf16", 4095, 50304, 768), "m", ""),
+        (Gemm("bf16", 4095, 50304, 768), "", "rows of 2 bytes"),
+        (Gemm("fp16", 4096, 50257, 768), "m", "rows of 2 bytes"),
+        (Gemm("fp16", 4096, 30522, 768), "m", "rows of 4 bytes"),
+        (BatchedGemm("bf16", 96, 77, 64, 77), "m", "rows of 2 bytes"),
+        (Gemm("fp32", 4096, 50257, 768), "m", ""),
+        (Gemm("fp8", 4096, 50257, 768), "m", ""),
+    ],
+)
+def test_rows_choose_their_kernel(op, tokens, kernel) -> None:
+    assert row_kernel(op, tokens) == kernel
+
+
+@pytest.mark.parametrize("kernel", ["rows of 2 bytes", "rows of 4 bytes"])
+def test_products_that_an_h200_ran(kernel) -> None:
+    """In the median as close as the module says, and nothing like the aligned product's price."""
+    path = own_table("h200_sxm")
+    assert path is not None
+    rows = read_table(path)
+    widths = rows["key"].str.extract(r"^layer (?:inputs |weights )?\d+ (\d+) (\d+) ")
+    errors, plain = [], []
+    for at in widths.dropna().index:
+        row, (wide, narrow) = rows.loc[at], widths.loc[at].astype(float)
+        op = Gemm(str(row["dtype"]), *(float(n) for n in (row.m, row.n, row.k)))
+        if row_kernel(Gemm(op.dtype, 8.0, wide, narrow), "m") != kernel:
+            continue
+        alone_s, with_s = seconds(H200, OpCall(op), OpCall(op, kernel=kernel))
+        errors.append(with_s / row.time_s - 1)
+        plain.append(alone_s / row.time_s - 1)
+    assert len(errors) > 25
+    assert np.median(np.abs(errors)) < 0.2
+    assert np.median(np.abs(plain)) > 0.5
+
+
+@pytest.mark.parametrize("device", ["v100_sxm2", "a100_sxm", "h100_sxm", "b200"])
+def test_narrower_rows_are_never_quicker(device) -> None:
+    spec = hp.load_model(device).device
+    op = Gemm("fp16", 8192.0, 50257.0, 1024.0)
+    whole, four, two = (
+        order_seconds(OpCall(op, kernel=kernel), spec)
+        for kernel in ("", "rows of 4 bytes", "rows of 2 bytes")
+    )
+    assert 0 == whole < four <= two
+    assert order_seconds(OpCall(op, times=3.0, kernel="rows of 2 bytes"), spec) == pytest.approx(
+        3 * two
+    )
