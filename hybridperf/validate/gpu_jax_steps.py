@@ -179,7 +179,7 @@ class Stacked(nn.Module):
     def __call__(self, x: Array) -> Array:
         x = nn.Embed(self.vocabulary, self.width, dtype=BF16)(x)
         layer = nn.remat(Layer, prevent_cse=False)(self.width // 64, BF16, causal=True)
-        carry = {"params": 0}
+        carry: Any = {"params": 0}
         x, _ = nn.scan(
             lambda net, x, _: (net(x), None), carry, split_rngs={"params": True}, length=self.depth
         )(layer, x, None)

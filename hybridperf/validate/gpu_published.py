@@ -15,6 +15,7 @@ import transformers
 from torch import nn
 
 Made = tuple[Any, ...]
+Sizes = dict[str, Any]  # of a config
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -88,24 +89,24 @@ def _adamw(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=1e-5)
 
 
-_SMALL_LLAMA = {
+_SMALL_LLAMA: Sizes = {
     "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
     "num_attention_heads": 32, "num_key_value_heads": 4,
 }  # fmt: skip
-_QWEN = {
+_QWEN: Sizes = {
     "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
 }  # fmt: skip
-_FEW_EXPERTS = {
+_FEW_EXPERTS: Sizes = {
     "hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 4,
     "num_local_experts": 8, "num_attention_heads": 16, "num_key_value_heads": 4,
 }  # fmt: skip
-_OPT = {
+_OPT: Sizes = {
     "hidden_size": 2048, "ffn_dim": 8192, "num_hidden_layers": 24, "num_attention_heads": 32,
     "word_embed_proj_dim": 2048,
 }  # fmt: skip
-_BLOOM = {"hidden_size": 1024, "n_layer": 24, "n_head": 16}
-_MAMBA = {"num_hidden_layers": 4, "hidden_size": 1024, "num_heads": 32, "head_dim": 64}
+_BLOOM: Sizes = {"hidden_size": 1024, "n_layer": 24, "n_head": 16}
+_MAMBA: Sizes = {"num_hidden_layers": 4, "hidden_size": 1024, "num_heads": 32, "head_dim": 64}
 _of = functools.partial
 
 TORCH: dict[str, Callable[[], Made]] = {
