@@ -150,9 +150,11 @@ class Layout:
         for name in ("expert_tp", "shard_ranks"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
-        check_whole("tp x cp x dp x pp", self.ranks)
-        check_whole("micro_batch x accumulation x dp", self.global_batch)
-        check_flag("sequence_parallel", self.sequence_parallel)
+        if max(self.ranks, self.global_batch) > LARGEST:
+            check_whole("tp x cp x dp x pp", self.ranks)
+            check_whole("micro_batch x accumulation x dp", self.global_batch)
+        if type(self.sequence_parallel) is not bool:
+            check_flag("sequence_parallel", self.sequence_parallel)
         _code("recompute", self.recompute, RECOMPUTE)
         _code("schedule", self.schedule, SCHEDULES)
         if isinstance(self.zero, bool | float) or self.zero not in (0, 1, 2, 3):
