@@ -32,7 +32,7 @@ from hybridperf.model.fit.programs import run_program, usable_core
 from hybridperf.report import text
 from hybridperf.runs.batching import Engine, serve
 from hybridperf.runs.requests import Requests, Served, arriving, looping
-from hybridperf.validate.harness import ResultLine, model_record
+from hybridperf.validate.harness import Columns, ResultLine, model_record
 from hybridperf.workloads.jax.program import load_program
 from hybridperf.workloads.torch.exported import from_exported
 
@@ -41,6 +41,7 @@ SUMMARY_SCHEMA_VERSION = 1
 PERCENTS = (50, 90)
 _NOTHING_S = 1e-12  # tables of seconds are above zero
 _LATENCIES = ("ttft_s", "tpot_s")
+_ROOFLINE = {"datasheet roofline": "roofline_s"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,16 +244,11 @@ def lines_of(frame: pd.DataFrame) -> list[ResultLine]:
     found = []
     for latency, some in frame.groupby("latency", sort=False):
         name = f"served here, {str(latency).removesuffix('_s').upper()}"
-        for clock, error in (("measured_s", "error"), ("left_s", "left_error")):
-            covered, roofline = None, some["roofline_s"] / some[clock] - 1
-            if "low_s" in some:
-                covered = float(some[clock].between(some["low_s"], some["high_s"]).mean())
-            found.append(ResultLine(
-                name + (" when it left" if clock == "left_s" else ""),
-                float(some[error].abs().mean()), len(some), None,
-                {"datasheet roofline": float(roofline.abs().mean())},
-                "mean of P50 and P90 of each run", coverage=covered,
-            ))  # fmt: skip
+        for clock, when in (("measured_s", ""), ("left_s", " when it left")):
+            interval = ("low_s", "high_s") if "low_s" in some else None
+            columns = Columns(clock, interval=interval, baselines=_ROOFLINE)
+            measure = "mean of P50 and P90 of each run"
+            found.append(columns.line(name + when, some, measure=measure))
     return found
 
 

@@ -27,7 +27,7 @@ from hybridperf.runs.training_run import RunSettings, TrainingRun, training_run
 from hybridperf.training.plans.economy import DAY_S, HOUR_S
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.validate import killed
-from hybridperf.validate.harness import Found, ResultLine, claim, facts
+from hybridperf.validate.harness import Columns, Found, ResultLine, claim, facts
 from hybridperf.workloads.memory import model_states
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -35,6 +35,9 @@ TASKS = ("published", "bills", "here")
 BILLS = "training_steps/bills_dev.csv"
 _NAIVE = "6 N at 40 % of peak"
 _YOUNG = "Young's loss alone"
+_BILLED = Columns(
+    "measured_gpu_hours", "gpu_hours", ("low", "high"), baselines={_NAIVE: "naive_gpu_hours"}
+)
 
 
 @claim("runs", TASKS)
@@ -114,14 +117,9 @@ def bills(data: Path, quick: bool = False) -> Found:
         for one in frame.itertuples()
     ]  # fmt: skip
     judged = frame[frame["stated"]]
-    ours_error = (judged["gpu_hours"] / judged["measured_gpu_hours"] - 1).abs()
-    naive_error = (judged["naive_gpu_hours"] / judged["measured_gpu_hours"] - 1).abs()
     head = ["GPU hours", "GPUs", "bill", "ours", "5 %", "95 %", _NAIVE, "inside"]
     closing = f"{int(judged['inside'].sum())} of {len(judged)} bills inside, goal {told['goal']}"
-    line = ResultLine(
-        "runs, bills of GPU hours", float(ours_error.mean()), len(judged),
-        baselines={_NAIVE: float(naive_error.mean())}, coverage=float(judged["inside"].mean()),
-    )  # fmt: skip
+    line = _BILLED.line("runs, bills of GPU hours", judged)
     return Found(f"{text.table(head, rows)}\n{closing}", {"bills": frame}, [line])
 
 

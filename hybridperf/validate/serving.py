@@ -21,7 +21,7 @@ from hybridperf.runs.served import Served, served
 from hybridperf.runs.serving_fit import TARGETS, ServingFit, fitted
 from hybridperf.runs.serving_rows import ServedRow, understood
 from hybridperf.runs.serving_table import filled, measured_as
-from hybridperf.validate.harness import Found, ResultLine, Split, claim, lines_table
+from hybridperf.validate.harness import Columns, Found, ResultLine, Split, claim, lines_table
 from hybridperf.validate.serving_choice import choice_lines, choices
 from hybridperf.validate.serving_gpus import GPUS, composed, gpu_lines, measured
 from hybridperf.validate.serving_trees import features_of, trees
@@ -165,19 +165,13 @@ def _regime(row: ServedRow) -> str:
 def _lines(task: str, table: pd.DataFrame) -> Iterator[ResultLine]:
     for target in TARGETS:
         for name, rows in _cut(table):
-            measured = rows[target].to_numpy(float)
-            inside = rows[target].between(rows[f"low_{target}"], rows[f"high_{target}"]).mean()
-            errors = {
-                kind: float(np.median(np.abs(rows[f"{kind}_{target}"] / measured - 1.0)))
-                for kind in ("predicted", "trees", "bare")
-            }
-            whole = name == "aggregated"
-            yield ResultLine(
-                f"{task}, {target.removesuffix('_s').upper()}, {name}", errors["predicted"],
-                len(rows), _GOALS.get((task, target)) if whole else None,
-                {_TREES: errors["trees"], _BARE: errors["bare"]}, "median",
-                coverage=float(inside),
+            columns = Columns(
+                target, f"predicted_{target}", (f"low_{target}", f"high_{target}"),
+                {_TREES: f"trees_{target}", _BARE: f"bare_{target}"},
             )  # fmt: skip
+            goal = _GOALS.get((task, target)) if name == "aggregated" else None
+            what = f"{task}, {target.removesuffix('_s').upper()}, {name}"
+            yield columns.line(what, rows, goal, "median")
 
 
 def _cut(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -30,7 +30,7 @@ from hybridperf.runs.serving_fit import TARGETS, fitted
 from hybridperf.runs.serving_machines import Machine
 from hybridperf.runs.serving_rows import ServedRow
 from hybridperf.runs.serving_table import filled
-from hybridperf.validate.harness import ResultLine
+from hybridperf.validate.harness import Columns, ResultLine
 from hybridperf.validate.serving_trees import trees
 from hybridperf.workloads.serving import Deployment, step_times
 from hybridperf.workloads.transformer.zoo import load_shape
@@ -162,30 +162,20 @@ def measured(
 
 def gpu_lines(steps: pd.DataFrame, points: pd.DataFrame) -> Iterator[ResultLine]:
     """Mean errors of composed steps, by GPU and phase, and of measured points."""
-    every = [("all", steps), *steps.groupby("gpu")]
-    for name, some in every:
+    bare = {_BARE: "roofline_s"}
+    composed_s = Columns("own_s", interval=None, baselines=bare)
+    for name, some in [("all", steps), *steps.groupby("gpu")]:
         for phase, rows in some.groupby("phase"):
-            yield ResultLine(
-                f"gpus, composed {phase}, {name}", _mean(rows["predicted_s"], rows["own_s"]),
-                len(rows), GOAL if name == "all" else None,
-                {_BARE: _mean(rows["roofline_s"], rows["own_s"])}, "mean",
-            )  # fmt: skip
+            goal = GOAL if name == "all" else None
+            yield composed_s.line(f"gpus, composed {phase}, {name}", rows, goal, "mean")
     for given, kinds in points.groupby("given"):
         for name, some in [("all", kinds), *kinds.groupby("gpu")]:
-            for target, rows in (
-                ("tpot_s", some),
-                ("ttft_s", some[some["clients"] <= FEW_CLIENTS]),
-            ):
-                inside = rows[target].between(rows[f"low_{target}"], rows[f"high_{target}"])
-                goal = (FEW_GOAL if given else GOAL) if name == "all" else None
-                yield ResultLine(
-                    f"gpus, measured {target.removesuffix('_s').upper()}, {name}, {given} rows",
-                    _mean(rows[f"predicted_{target}"], rows[target]), len(rows), goal,
-                    {_TREES: _mean(rows[f"trees_{target}"], rows[target]),
-                     _BARE: _mean(rows[f"bare_{target}"], rows[target])}, "mean",
-                    coverage=float(inside.mean()),
+            few = some[some["clients"] <= FEW_CLIENTS]
+            for target, rows in zip(TARGETS, (some, few), strict=True):
+                columns = Columns(
+                    target, f"predicted_{target}", (f"low_{target}", f"high_{target}"),
+                    {_TREES: f"trees_{target}", _BARE: f"bare_{target}"},
                 )  # fmt: skip
-
-
-def _mean(predicted: pd.Series, measured: pd.Series) -> float:
-    return float((predicted / measured - 1.0).abs().mean())
+                goal = (FEW_GOAL if given else GOAL) if name == "all" else None
+                what = f"gpus, measured {target.removesuffix('_s').upper()}, {name}, {given} rows"
+                yield columns.line(what, rows, goal, "mean")
