@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from pydantic.dataclasses import dataclass
 
-from hybridperf.workloads.in_program import made_by
+from hybridperf.workloads.own import made_by
 from hybridperf_calibration.training_steps import STRICT, TrainingStep
 
 

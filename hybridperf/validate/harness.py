@@ -87,10 +87,10 @@ class Columns:
 
     def scores(self, rows: pd.DataFrame) -> Scores:
         """Of some rows."""
-        ends = [rows[name] for name in self.interval or ()]
+        low, high = (rows[name] for name in self.interval) if self.interval else (None, None)
         known = {name: column for name, column in self.baselines.items() if column in rows}
         others = {name: rows[column] for name, column in known.items()}
-        return scores(rows[self.measured], rows[self.predicted], *ends, baselines=others)
+        return scores(rows[self.measured], rows[self.predicted], low, high, others)
 
     def line(
         self, name: str, rows: pd.DataFrame, goal: float | None = None, measure: str = "MAPE"

@@ -24,8 +24,8 @@ from hybridperf.model.fit.programs import run_program, usable_core
 from hybridperf.report import plots, text
 from hybridperf.validate.harness import ResultLine
 from hybridperf.validate.scores import best_factors, mape, scores
-from hybridperf.workloads.in_program import made_by
 from hybridperf.workloads.jax.program import load_program
+from hybridperf.workloads.own import made_by
 from hybridperf.workloads.torch.fakes import without_memory
 from hybridperf.workloads.torch.program import from_torch
 

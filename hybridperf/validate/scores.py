@@ -86,8 +86,9 @@ def mean_of(draws: Sequence[Scores]) -> Scores:
         return {name: float(np.mean([draw[name] for draw in of_draws])) for name in of_draws[0]}
 
     every = [dataclasses.asdict(draw) for draw in draws]
-    of_baselines = {name: [draw.pop(name) for draw in every] for name in ("baselines", "medians")}
-    found = Scores(**means(every), **{name: means(each) for name, each in of_baselines.items()})
+    baselines = means([draw.pop("baselines") for draw in every])
+    medians = means([draw.pop("medians") for draw in every])
+    found = Scores(**means(every), baselines=baselines, medians=medians)
     return dataclasses.replace(found, rows=draws[0].rows, slow=round(found.slow))
 
 

@@ -1,18 +1,11 @@
-"""Steps of a user's program, of PyTorch and of JAX alike: how one is found by its name, which line
-of it asked for something, and which step effects count for its kernels and messages (as
-`transformer/in_step.py` has it for our own steps).
+"""What kernels and messages of a user's program are in a step: which step effects count for them.
+
+Programs of PyTorch and of JAX go by it alike, as `transformer/in_step.py` has it for our own steps.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-import traceback
-import types
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall, StepPlace
@@ -58,56 +51,3 @@ def refuse_unpriced(program: str, unpriced: Mapping[str, str], otherwise: str = 
         f"{program}: cannot price {len(named)} kind(s) of op: {', '.join(named[:_NAMED])}{more};"
         f" leave them out with ignore=... (`--ignore` on the command line){otherwise}"
     )
-
-
-# wherever they are installed: folders of one environment miss what it borrows from another
-_FOREIGN = (
-    "site-packages",
-    "/lib/python",
-    "<frozen",
-    "<string>",
-    str(Path(__file__).parent.parent),
-)
-
-
-def is_foreign(file: str) -> bool:
-    """Whether a file is ours, Python's or an installed package's."""
-    return any(part in file for part in _FOREIGN)
-
-
-def user_line() -> str:
-    """`FILE line N` of who called; "" if unknown."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not is_foreign(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename} line {frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
-def line_of(error: BaseException) -> str:
-    """The same of what an error was raised by."""
-    frames = traceback.extract_tb(error.__traceback__)
-    known = [one for one in frames if not is_foreign(one.filename)]
-    return f"{known[-1].filename} line {known[-1].lineno}" if known else ""
-
-
-def labelled(kind: str, where: str) -> str:
-    """What people read of an op: its kind, and the file's name and line where that is known."""
-    file, _, line = where.rpartition(" line ")
-    return f"{kind} ({file.rsplit('/', 1)[-1]}:{line})" if file else kind
-
-
-def made_by(reference: str) -> tuple[Any, ...]:
-    """What `module:function` returns, called without arguments; modules of this folder are found.
-
-    Raises:
-        InputError: the function cannot be called, for whatever reason.
-    """
-    module, _, name = reference.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), name)()
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"cannot make the step {reference}: {what}") from error
