@@ -6,7 +6,7 @@ kept or computed again.
                                                     a pipeline sees per step
 
 `order` tells which dimension varies fastest over neighbouring ranks, hence which groups lie inside
-a node (`groups.py`). What is legal: `rules.py`. Many layouts at once: `columns.py`.
+a node (`groups.py`). Many layouts at once, and what is legal: `columns.py`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from hybridperf.io import InputError
 from hybridperf.workloads.schedules.kind import ScheduleKind
 from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import groups
-from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES, Layouts
+from hybridperf.workloads.transformer.columns import RECOMPUTE, RULES, SCHEDULES, Layouts, remarks
 from hybridperf.workloads.transformer.fields import LARGEST, check_flag, check_whole
-from hybridperf.workloads.transformer.rules import RULES, remarks
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 __all__ = ["ORDER", "Layout", "Layouts"]
