@@ -26,9 +26,8 @@ from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import Division, LayoutSpace, divisors, places
 from hybridperf.training.plans.table import write_layouts
 from hybridperf.workloads.transformer import TransformerShape, load_shape
-from hybridperf.workloads.transformer.columns import FULL, INTERLEAVED, NONE, SELECTIVE
+from hybridperf.workloads.transformer.columns import FULL, INTERLEAVED, NONE, SELECTIVE, legal
 from hybridperf.workloads.transformer.layout import Layouts
-from hybridperf.workloads.transformer.rules import legal
 
 GPUS, BATCH, PER_NODE, SYSTEM = 512, 512, 8, "aic_a100_sxm"
 CALCULON = 6_582_816

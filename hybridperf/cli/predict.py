@@ -288,7 +288,7 @@ def code_of(reference: str) -> Iterator[None]:
 
 def _line_of(error: BaseException) -> str:
     """` (in FILE line N)`: the innermost line that is neither ours nor an installed package's."""
-    from hybridperf.workloads.source_lines import line_of
+    from hybridperf.workloads.own import line_of
 
     where = line_of(error)
     if isinstance(error, SyntaxError):

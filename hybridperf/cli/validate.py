@@ -90,7 +90,7 @@ def validate(
         lin.run(data, folder, model or lin.MODEL)
     elif what == "ops" and data is not None:
         from hybridperf.validate import devices
-        from hybridperf.validate.device_splits import FAMILIES
+        from hybridperf.validate.device_judge import FAMILIES
 
         judged, left_out = names_in(families) or FAMILIES, names_in(leave) or None
         devices.run(data, folder, quick=quick, families=judged, splits=left_out)

@@ -1,9 +1,10 @@
 """Formulas that serve both: columns of numbers by NumPy, and JAX's traced numbers, from which
 gradients come.
 
-A formula asks once which module its arguments are of and goes on with that one. NumPy keeps float64
-for columns; JAX keeps what it traces. JAX's arrays that are not traced are numbers like others:
-nobody differentiates by them.
+A formula asks once which module its arguments are of and goes on with that one; what is an array
+and no number says so itself (`__array_namespace__`). NumPy keeps float64 for columns; JAX keeps
+what it traces. JAX's arrays that are not traced are numbers like others: nobody differentiates by
+them.
 
 JAX (0.9, 0.11) remembers a NumPy array that it met in a trace by its identity, in the precision it
 had there, for as long as the array and what was compiled from it live. Met again in another

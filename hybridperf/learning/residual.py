@@ -32,7 +32,7 @@ import numpy as np
 
 from hybridperf.io.arrays import flat, nested
 from hybridperf.io.later import optax
-from hybridperf.io.namespace import array_module, reals, root
+from hybridperf.io.namespace import reals, root
 from hybridperf.learning import gaussian_process
 from hybridperf.learning.ensemble import outputs
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess, under
@@ -96,7 +96,7 @@ class Inputs:
 
     def select(self, names: Sequence[str]) -> Any:
         """Values [N, len(names)] in another order; inputs these ops do not have are zero."""
-        module, values = array_module(self.values), self.values
+        module, values = self.values.__array_namespace__(), self.values
         at = {name: i for i, name in enumerate(self.names)}
         nothing = len(self.names)
         places = np.array([at.get(name, nothing) for name in names], int)
@@ -136,7 +136,7 @@ class Box:
         """Distance [N] of ops from the box in octaves, beyond the slack."""
         counted = [i for i, name in enumerate(self.names) if not name.startswith(_NOT_A_DISTANCE)]
         x = inputs.select(self.names)[:, counted]
-        maximum = array_module(x).maximum
+        maximum = x.__array_namespace__().maximum
         beyond = maximum(self.low[counted] - x, x - self.high[counted])
         return root((maximum(beyond - RANGE_SLACK_OCTAVES, 0.0) ** 2).sum(1))
 
@@ -231,7 +231,7 @@ def log_correction(residual: Residual, inputs: Inputs) -> Any:
 def network_correction(residual: Residual, inputs: Inputs) -> Any:
     """The networks' full correction [N], fading outside the range."""
     x = _standardised(residual, inputs)
-    if array_module(x) is np:
+    if isinstance(x, np.ndarray):
         said = outputs(residual.params, x, BOUND).mean(0)
     else:  # in the precision of what differentiates it
         said = _ensemble(residual.params, jnp.pad(x, ((0, 0), (0, INPUTS - x.shape[1]))))
@@ -244,12 +244,12 @@ def process_correction(residual: Residual, inputs: Inputs) -> Any:
         return np.zeros(len(inputs.values))
     x = _standardised(residual, inputs)
     added, _ = residual.process.predict(x, np.zeros(len(x)))
-    return residual.box.fade(inputs) * array_module(added).clip(added, -BOUND, BOUND)
+    return residual.box.fade(inputs) * added.clip(-BOUND, BOUND)
 
 
 def faded(outside: Any, over: float = FADE_OCTAVES) -> Any:
     """How much of what was learned counts so many octaves `outside` of what was measured."""
-    return array_module(outside).exp(-((outside / over) ** 2))
+    return outside.__array_namespace__().exp(-((outside / over) ** 2))
 
 
 def _output(params: Any, x: jax.Array) -> jax.Array:
@@ -263,10 +263,8 @@ def _ensemble(params: Any, x: jax.Array) -> jax.Array:
 
 def _standardised(residual: Residual, inputs: Inputs) -> Any:
     seen = [residual.box.names.index(name) for name in residual.names]
-    raw = inputs.select(residual.names)
-    clip = array_module(raw).clip
-    inside = clip(raw, residual.box.low[seen], residual.box.high[seen])
-    return clip((inside - residual.centre) / residual.scale, -_CLIP, _CLIP)
+    inside = inputs.select(residual.names).clip(residual.box.low[seen], residual.box.high[seen])
+    return ((inside - residual.centre) / residual.scale).clip(-_CLIP, _CLIP)
 
 
 # --- training -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,24 +86,13 @@ def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> C
 
     They run over the ranks of their group, which fill the nodes of each system in order.
     """
-    rows = replay.rows
-    wire = [OnWire.of(replay, int(row)) for row in np.flatnonzero(rows.kind == WIRE)]
-    wire = [one for one in wire if one.ranks != 1]  # one rank sends nothing
-    at = np.array([one.row for one in wire], int)
-    factor = np.ones(len(rows))
-    unknown: dict[str, float] = {}
-    if len(at):
-        listed = [(one.kind, one.bytes, float(one.ranks)) for one in wire]
-        frame = pd.DataFrame(listed, columns=["collective", "bytes", "n_gpus"])
-        predicted = []
-        for model in (old, new):
-            nodes = [float(one.nodes(model.system.accelerators_per_node)) for one in wire]
-            predicted.append(model.predict(frame.assign(n_nodes=nodes))["predicted_s"])
-        ratio = (predicted[1] / predicted[0]).to_numpy()
+    factor, unknown = np.ones(len(replay.rows)), dict[str, float]()
+    if wires := on_wires(replay):
+        at = np.array([one.row for one in wires])
+        before_s, after_s = (predicted(model, wires)["predicted_s"] for model in (old, new))
+        ratio = (after_s / before_s).to_numpy()
         factor[at] = np.where(np.isfinite(ratio), ratio, 1.0)
-        for row in at[~np.isfinite(ratio)].tolist():
-            name = replay.op_of_row(row)
-            unknown[name] = unknown.get(name, 0.0) + float(rows.busy_s[row])
+        unknown = seconds_by_op(replay, at[~np.isfinite(ratio)])
     what = f"links of {new.system.id} for those of {old.system.id}"
     return Change(what, factor, unknown, _of_links(replay))
 
@@ -154,3 +143,26 @@ class OnWire:
         if self.members:
             return len({rank // per_node for rank in self.members})
         return -(-self.ranks // per_node)
+
+
+def on_wires(replay: Replay) -> list[OnWire]:
+    """Collectives that send something: one rank sends nothing."""
+    every = (OnWire.of(replay, int(row)) for row in np.flatnonzero(replay.rows.kind == WIRE))
+    return [one for one in every if one.ranks != 1]
+
+
+def predicted(model: CollectiveModel, wires: Sequence[OnWire]) -> pd.DataFrame:
+    """What a system's links take for collectives, whose ranks fill its nodes in order."""
+    nodes = [float(one.nodes(model.system.accelerators_per_node)) for one in wires]
+    listed = [(one.kind, one.bytes, float(one.ranks)) for one in wires]
+    frame = pd.DataFrame(listed, columns=["collective", "bytes", "n_gpus"])
+    return model.predict(frame.assign(n_nodes=nodes))
+
+
+def seconds_by_op(replay: Replay, rows: np.ndarray) -> dict[str, float]:
+    """Measured seconds of some rows by what launched them."""
+    found: dict[str, float] = {}
+    for row in rows.tolist():
+        name = replay.op_of_row(row)
+        found[name] = found.get(name, 0.0) + float(replay.rows.busy_s[row])
+    return found

@@ -6,9 +6,17 @@ By what a kernel is priced, the first that tells:
     DATASHEET  one of them has none of it: both datasheets' rooflines, since the two would not err
                alike
     NAME       its op, or the op's shapes, are not known: what its kernel's name tells
-               (`kernel_kinds.py`)
     HOST       a copy out of memory that the host has not pinned: the host's work, as measured
     KEPT       nothing tells: as measured
+
+By name: libraries name products, convolutions and attention by their algorithm and number format
+(`volta_sgemm_128x64_nn`, `ampere_fp16_s16816gemm_...`, `cudnn::...::implicit_convolve_sgemm`); all
+other kernels of a training step are loops that wait for memory. On another device
+
+    seconds = floor + (measured - floor) x (old rate / new rate)
+
+with the rate a product's peak in its format, else the memory's bandwidth, and the floor what no
+kernel goes below. A copy between host and device goes over a bus that neither datasheet has.
 
 Axes: U rows of the replay.
 """
@@ -20,13 +28,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hybridperf.hardware import device_called, device_names, load_device
+from hybridperf.hardware import DeviceSpec, device_called, device_names, load_device
 from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.ops import GROUPS, OpCall
 from hybridperf.traces.changes import Change
 from hybridperf.traces.events import NONE
-from hybridperf.traces.kernel_kinds import seconds_ratio
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE
 from hybridperf.traces.row_ops import RecordedCall, op_of, our_ops, recorded_calls, rows_by_call
@@ -137,3 +144,36 @@ def _runs(model: PerfModel, ops: Sequence[OpCall]) -> bool:
     except InputError:
         return False
     return True
+
+
+_PRODUCT = re.compile(
+    r"gemm|gemv|cutlass|conv(?!ert)|winograd|fprop|dgrad|wgrad|xmma|nvjet|wgmma|fmha|flash|"
+    r"attention|s16816|s1688|h884|h16816|i8816",
+    re.I,
+)
+# Inductor calls a loop after all that it is made of, also after a product whose loop it was
+_LOOP = re.compile(r"triton_(poi|red|per)_")
+_FORMATS = (  # the first that fits
+    ("fp8", re.compile(r"e4m3|e5m2|fp8", re.I)),
+    ("bf16", re.compile(r"bf16|bfloat", re.I)),
+    ("fp16", re.compile(r"fp16|f16|half|hgemm|h884|h1688|h16816", re.I)),
+    ("int8", re.compile(r"i8816|s8_|int8", re.I)),
+    ("tf32", re.compile(r"tf32|tensorfloat|s1688", re.I)),
+    # tensor cores alone run these, mostly in a format of 16 bits; both of them have one rate
+    ("bf16", re.compile(r"nvjet|wgmma|s16816|flash|fmha", re.I)),
+)
+_SOFTMAX = re.compile(r"(?!.*(flash|fmha|gemm)).*softmax", re.I)  # also one named by its attention
+_OVER_A_BUS = re.compile(r"Memcpy (HtoD|DtoH|HtoH|PtoP)", re.I)
+
+
+def seconds_ratio(kernel: str, old: DeviceSpec, new: DeviceSpec) -> float | None:
+    """New over old seconds of a kernel beyond the floor; None where no rate tells."""
+    if not kernel or _OVER_A_BUS.search(kernel):
+        return None
+    if _LOOP.match(kernel) or _SOFTMAX.match(kernel) or not _PRODUCT.search(kernel):
+        return old.memory_bytes_per_s / new.memory_bytes_per_s
+    dtype = next((name for name, says in _FORMATS if says.search(kernel)), "fp32")
+    try:
+        return old.peak(dtype, "matrix") / new.peak(dtype, "matrix")
+    except InputError:
+        return None  # one of the devices does not have this format

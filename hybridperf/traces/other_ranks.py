@@ -47,12 +47,18 @@ from hybridperf.model import PerfModel
 from hybridperf.model.price import price
 from hybridperf.model.step_effects import slowest_of
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
-from hybridperf.traces.changes import Change, OnWire
+from hybridperf.traces.changes import Change, OnWire, on_wires, predicted, seconds_by_op
 from hybridperf.traces.other_device import KERNEL_S, recorded_on
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import Replay, replay
-from hybridperf.traces.replay_graph import DEVICE, WIRE
-from hybridperf.traces.row_ops import RecordedCall, our_ops, recorded_calls, rows_by_call
+from hybridperf.traces.replay_graph import DEVICE
+from hybridperf.traces.row_ops import (
+    RecordedCall,
+    dims_of,
+    our_ops,
+    recorded_calls,
+    rows_by_call,
+)
 from hybridperf.traces.steady import has_backlog, in_a_row
 from hybridperf.traces.what_if import step_table, what_if
 
@@ -147,15 +153,12 @@ def _collectives(
     links: tuple[CollectiveModel, CollectiveModel], found: Sequence[np.ndarray],
 ) -> dict[str, float]:  # fmt: skip
     """Sets the factors of collectives; returns seconds by op of those that nobody can price."""
-    wires = [OnWire.of(replay, int(row)) for row in np.flatnonzero(replay.rows.kind == WIRE)]
-    wires = [one for one in wires if one.ranks != 1]
+    wires = on_wires(replay)
     if not wires:
         raise InputError("expected collectives in the step, found none; nothing ties its ranks")
     after = [_rescaled(one, world, ranks, share) for one in wires]
-    predicted = [
-        _predicted(model, those) for model, those in zip(links, (wires, after), strict=True)
-    ]
-    ratio = (predicted[1]["predicted_s"] / predicted[0]["predicted_s"]).to_numpy()
+    old, new = (predicted(model, those) for model, those in zip(links, (wires, after), strict=True))
+    ratio = (new["predicted_s"] / old["predicted_s"]).to_numpy()
     known = np.isfinite(ratio)
     at = np.array([one.row for one in wires])
     same = np.array(
@@ -163,7 +166,7 @@ def _collectives(
     )
     ends = {"predicted_s": 1.0, "low_s": 1 / _UNMEASURED, "high_s": _UNMEASURED}
     for factors, (bound, unmeasured) in zip(found, ends.items(), strict=True):
-        width = (predicted[1][bound] / predicted[1]["predicted_s"]).fillna(unmeasured).to_numpy()
+        width = (new[bound] / new["predicted_s"]).fillna(unmeasured).to_numpy()
         factors[at] = np.where(known & ~same, ratio * width, 1.0)
     longer, spread_s = np.zeros(len(at)), _spread_s(replay)
     for i, (one, other) in enumerate(zip(wires, after, strict=True)):
@@ -172,11 +175,7 @@ def _collectives(
             longer[i] = later_s * spread_s[one.row] / max(replay.rows.busy_s[one.row], 1e-9)
     for factors, times in zip(found, (1.0, 0.0, 2.0), strict=True):
         factors[at] += times * longer
-    unknown: dict[str, float] = {}
-    for row in at[~known].tolist():
-        name = replay.op_of_row(row)
-        unknown[name] = unknown.get(name, 0.0) + float(replay.rows.busy_s[row])
-    return unknown
+    return seconds_by_op(replay, at[~known])
 
 
 def _spread_s(replay: Replay) -> dict[int, float]:
@@ -221,13 +220,6 @@ def _rescaled(one: OnWire, world: int, ranks: int, share: Fraction) -> OnWire:
 def _stride(members: tuple[int, ...]) -> int | None:
     apart = {int(one) for one in np.diff(sorted(members))}
     return apart.pop() if len(apart) == 1 else None
-
-
-def _predicted(model: CollectiveModel, wires: Sequence[OnWire]) -> pd.DataFrame:
-    nodes = [float(one.nodes(model.system.accelerators_per_node)) for one in wires]
-    listed = [(one.kind, one.bytes, float(one.ranks)) for one in wires]
-    frame = pd.DataFrame(listed, columns=["collective", "bytes", "n_gpus"])
-    return model.predict(frame.assign(n_nodes=nodes))
 
 
 def _computation(
@@ -305,7 +297,7 @@ class _Batch:
         # seconds by first dimension
         products, others = defaultdict[int, float](float), defaultdict[int, float](float)
         for row, call in calls.items():
-            busy_s, dims = float(replay.rows.busy_s[row]), _dims(call.shapes)
+            busy_s, dims = float(replay.rows.busy_s[row]), dims_of(call.shapes)
             if samples := bare._samples(call):
                 products[samples] += busy_s
             elif dims and len(dims[0]) > 2 and not bare._is_weight(dims[0]) and dims[0][0]:
@@ -328,7 +320,7 @@ class _Batch:
         """The ops of a call at the new batch; None where nobody knows them."""
         if call.lookup or "codegen_lookup" in call.name:
             return tuple(self._shared(one) for one in our_ops(call) or ()) or None
-        dims, kind = _dims(call.shapes), call.name.split("::")[-1]
+        dims, kind = dims_of(call.shapes), call.name.split("::")[-1]
         if kind in ("mm", "addmm"):
             self._product(dims[kind == "addmm" :])
         else:
@@ -350,7 +342,7 @@ class _Batch:
 
     def _samples(self, call: RecordedCall) -> int:
         """Rows of the batch in a product with a weight, 0 in others."""
-        dims, kind = _dims(call.shapes), call.name.split("::")[-1]
+        dims, kind = dims_of(call.shapes), call.name.split("::")[-1]
         at = {"mm": 0, "addmm": 1, "linear": 0, "cudnn_convolution": 0, "convolution": 0}.get(kind)
         if at is None or len(dims) < at + 2 or len(dims[at]) < 2:
             return 0
@@ -384,9 +376,5 @@ def _weights(replay: Replay) -> set[tuple[int, ...]]:
     for trace in replay.traces:
         named = trace.host_named(lambda name: name == _ACCUMULATED) & (trace.host.shapes >= 0)
         for shape in np.unique(trace.host.shapes[named]).tolist():
-            found |= {tuple(one) for one in _dims(trace.shapes[shape])[:1] if one}
+            found |= {tuple(one) for one in dims_of(trace.shapes[shape])[:1] if one}
     return found
-
-
-def _dims(shapes: str) -> Dims:
-    return [one if isinstance(one, list) else [] for one in json.loads(shapes)]

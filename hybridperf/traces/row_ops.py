@@ -106,10 +106,10 @@ def _of_lookup(
 ) -> RecordedCall:
     """A lookup's gradient as a call with the lookup's arguments, which it takes out of the rest."""
     gradient = _recorded(trace, op)
-    (samples, _), *_ = _dims(gradient.shapes)
+    (samples, _), *_ = dims_of(gradient.shapes)
     for at, one in reversed([(at, one) for at, one in lookups.items() if at < op]):
         dense = one.name.split("::")[-1].startswith("dense")
-        shapes = _dims(one.shapes)
+        shapes = dims_of(one.shapes)
         offsets = shapes[_OFFSETS[dense]] if len(shapes) > _OFFSETS[dense] else [0]
         tables = (offsets[0] - 1) // max(samples, 1) if offsets else 0
         widths = shapes[2 if dense else 6]
@@ -122,7 +122,8 @@ def _of_lookup(
     return gradient
 
 
-def _dims(shapes: str) -> list[list[Any]]:
+def dims_of(shapes: str) -> list[list[Any]]:
+    """Sizes of a call's tensors; of other arguments none."""
     return [one if isinstance(one, list) else [] for one in json.loads(shapes)]
 
 

@@ -25,8 +25,14 @@ from hybridperf.model.published.collectives import FEW_SHOT, FOLDER, MEASURED
 from hybridperf.report import text
 from hybridperf.validate import collective_judge, expert_alltoall, harness
 from hybridperf.validate.collective_baselines import NAMES
-from hybridperf.validate.collective_judge import TASKS, CollectiveEffort, CollectiveTask
-from hybridperf.validate.collective_rows import GROUP, MeasuredCollectives, read_groups
+from hybridperf.validate.collective_judge import (
+    GROUP,
+    TASKS,
+    CollectiveEffort,
+    CollectiveTask,
+    MeasuredCollectives,
+    read_groups,
+)
 from hybridperf.validate.scores import COLUMN, SEED, best, coverage_band, finite, scikit_learn
 
 SCHEMA_VERSION = 1

@@ -27,8 +27,16 @@ from hybridperf.learning.prior import Adapted
 from hybridperf.model.published.ops import FILES, read_families, require_data, table_path
 from hybridperf.report import plots, text
 from hybridperf.validate import device_models, harness
-from hybridperf.validate.device_judge import QUICK, DeviceEffort, Setup, fitted, judge_family
-from hybridperf.validate.device_splits import FAMILIES, SIZES, SPLITS
+from hybridperf.validate.device_judge import (
+    FAMILIES,
+    QUICK,
+    SIZES,
+    SPLITS,
+    DeviceEffort,
+    Setup,
+    fitted,
+    judge_family,
+)
 from hybridperf.validate.scores import COLUMN, SEED
 
 SCHEMA_VERSION = 1
@@ -36,7 +44,7 @@ _QUICK_SPLITS, _QUICK_FAMILIES = ("t4",), ("softmax", "norm")
 _DEPENDS_ON = (  # what a result depends on, besides the tables
     *("learning/prior", "ops", "model/families.py", "model/published/ops.py"),
     *("validate/scores.py", "validate/device_splits.toml"),
-    *(f"validate/device_{name}.py" for name in ("baselines", "judge", "splits")),
+    *(f"validate/device_{name}.py" for name in ("baselines", "judge")),
 )
 
 

@@ -24,9 +24,10 @@ from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.hardware import load_system
 from hybridperf.io import read_table
 from hybridperf.model.published.collectives import FOLDER
-from hybridperf.validate.harness import ResultLine
+from hybridperf.validate.harness import Columns, ResultLine
 from hybridperf.workloads.transformer.parallel import distinct
 
+_COLUMNS = Columns("time_s", baselines={"datasheet": "roofline_s"})
 _BYTES = {"bfloat16": 2.0, "fp8": 1 + 4 / 128, "nvfp4": 0.5 + 1 / 16}
 _LOW_LATENCY, _NORMAL, _TRTLLM = (
     f"{name}.csv.gz" for name in ("deepep_ll", "deepep_normal", "trtllm_alltoall")
@@ -37,28 +38,17 @@ def lines(data: Path) -> list[ResultLine]:
     """A line for each kernel and number of nodes whose table is there."""
     found = []
     for name, rows in _tables(data / FOLDER):
-        errors = pd.concat([_judged(str(system), part) for system, part in rows.groupby("system")])
-        for nodes, part in errors.groupby("n_nodes"):
+        judged = pd.concat([_judged(str(system), part) for system, part in rows.groupby("system")])
+        for nodes, part in judged.groupby("n_nodes"):
             where = "one node" if nodes == 1 else f"{nodes:.0f} nodes"
-            found.append(ResultLine(
-                f"experts: {name}, {where}", float(part["ours"].median()), len(part),
-                baselines={"datasheet": float(part["datasheet"].median())}, measure="median APE",
-                coverage=float(part["inside"].mean()), half_width=float(part["half"].median()),
-            ))  # fmt: skip
+            found.append(_COLUMNS.line(f"experts: {name}, {where}", part, measure="median APE"))
     return found
 
 
 def _judged(system: str, rows: pd.DataFrame) -> pd.DataFrame:
     columns = ["collective", "bytes", "n_gpus", "n_nodes"]
     said = collectives_by_name(system).predict(rows[columns].reset_index(drop=True))
-    time_s = rows["time_s"].to_numpy()
-    return pd.DataFrame({
-        "n_nodes": rows["n_nodes"].to_numpy(),
-        "ours": np.abs(said["predicted_s"] / time_s - 1),
-        "datasheet": np.abs(said["roofline_s"] / time_s - 1),
-        "inside": (said["low_s"] <= time_s) & (time_s <= said["high_s"]),
-        "half": np.sqrt(said["high_s"] / said["low_s"]) - 1,
-    })  # fmt: skip
+    return said.assign(time_s=rows["time_s"].to_numpy())
 
 
 def _tables(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -24,48 +24,41 @@ BF16 = torch.bfloat16
 def gpt2() -> Made:
     """GPT-2 (124M), 12 x 1,024 tokens, mixed precision."""
     module = small.Gpt(768, 12, 12, 50_304, 1024)
-    tokens = torch.randint(50_304, (12, 1024))
-    return Mixed(module, BF16), (tokens, tokens.reshape(-1)), _adamw(module)
+    return Mixed(module, BF16), _words(50_304, 12, 1024), _adamw(module)
 
 
 def gpt2_medium_half() -> Made:
     """GPT-2 medium, all in bfloat16, 4 x 1,024 tokens, fused AdamW."""
     module = small.Gpt(1024, 24, 16, 50_304, 1024).to(BF16)
-    tokens = torch.randint(50_304, (4, 1024))
-    return module, (tokens, tokens.reshape(-1)), _adamw(module, fused=True)
+    return module, _words(50_304, 4, 1024), _adamw(module, fused=True)
 
 
 def llama() -> Made:
     """A Llama of 16 layers of 2,048, grouped queries, 2 x 4,096 tokens, bfloat16."""
-    module = _Llama(2048, 16, 32, 8, 5632, 32_000).to(BF16)
-    tokens = torch.randint(32_000, (2, 4096))
-    return module, (tokens, tokens.reshape(-1)), _adamw(module, fused=True)
+    module = _Llama().to(BF16)
+    return module, _words(32_000, 2, 4096), _adamw(module, fused=True)
 
 
 def llama_prompt() -> Made:
     """The same reading a prompt of 1 x 2,048 tokens."""
-    module = _Llama(2048, 16, 32, 8, 5632, 32_000).to(BF16)
-    return small.inference(module), (torch.randint(32_000, (1, 2048)),)
+    return small.inference(_Llama().to(BF16)), (torch.randint(32_000, (1, 2048)),)
 
 
 def llama_word() -> Made:
     """The same writing one word for each of 16 sequences (without what was kept)."""
-    module = _Llama(2048, 16, 32, 8, 5632, 32_000).to(BF16)
-    return small.inference(module), (torch.randint(32_000, (16, 1)),)
+    return small.inference(_Llama().to(BF16)), (torch.randint(32_000, (16, 1)),)
 
 
 def bert() -> Made:
     """BERT-large's layers, 16 x 384 tokens, mixed precision."""
-    module = _Encoder(1024, 24, 16, 30_528, 384)
-    tokens = torch.randint(30_528, (16, 384))
-    return Mixed(module, BF16), (tokens, tokens.reshape(-1)), _adamw(module)
+    module = _Encoder(1024, 24, 16, 384)
+    return Mixed(module, BF16), _words(30_528, 16, 384), _adamw(module)
 
 
 def bert_single() -> Made:
     """BERT-base's layers, 8 x 128 tokens, single precision."""
-    module = _Encoder(768, 12, 12, 30_528, 128)
-    tokens = torch.randint(30_528, (8, 128))
-    return module, (tokens, tokens.reshape(-1)), _adamw(module)
+    module = _Encoder(768, 12, 12, 128)
+    return module, _words(30_528, 8, 128), _adamw(module)
 
 
 def vit() -> Made:
@@ -160,9 +153,7 @@ def autoencoder() -> Made:
 
 def perceptron() -> Made:
     """Five layers of 4,096, 8,192 rows, mixed precision."""
-    layers: list[nn.Module] = []
-    for _ in range(5):
-        layers += [nn.Linear(4096, 4096), nn.ReLU()]
+    layers = [one for _ in range(5) for one in (nn.Linear(4096, 4096), nn.ReLU())]
     step = Mixed(small.Classified(nn.Sequential(*layers)), BF16)
     return step, (torch.rand(8192, 4096), small.labels(8192, 4096)), _adamw(step)
 
@@ -183,6 +174,12 @@ TORCH: dict[str, Callable[[], Made]] = {
 }  # fmt: skip
 # in the order of what a GPU is asked first
 COMPILED = ("llama_prompt", "bert_single", "gpt2", "dlrm", "unet", "experts", "resnet50")
+
+
+def _words(vocabulary: int, batch: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of sequences, and each word as its own target."""
+    given = torch.randint(vocabulary, (batch, tokens))
+    return given, given.reshape(-1)
 
 
 def _channels_last(made: Any) -> Any:
@@ -215,14 +212,11 @@ class Mixed(nn.Module):
 
 
 class _Llama(nn.Module):
-    def __init__(
-        self, width: int, depth: int, heads: int, kv_heads: int, wide: int, vocabulary: int
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(vocabulary, width)
-        make = functools.partial(_LlamaLayer, width, heads, kv_heads, wide)
-        self.layers = nn.ModuleList([make() for _ in range(depth)])
-        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.words = nn.Embedding(32_000, 2048)
+        self.layers = nn.ModuleList([_LlamaLayer(2048, 32, 8, 5632) for _ in range(16)])
+        self.norm, self.head = nn.RMSNorm(2048), nn.Linear(2048, 32_000, bias=False)
 
     def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
         y = self.words(x)
@@ -242,12 +236,13 @@ class _LlamaLayer(nn.Module):
         self.heads, self.kv_heads, self.each = heads, kv_heads, width // heads
         into = self.each * (heads + 2 * kv_heads)
         self.norms = nn.ModuleList([nn.RMSNorm(width), nn.RMSNorm(width)])
-        self.into, self.out = (
-            nn.Linear(width, into, bias=False),
-            nn.Linear(width, width, bias=False),
+        linear = functools.partial(nn.Linear, bias=False)
+        self.into, self.out = linear(width, into), linear(width, width)
+        self.gate, self.up, self.down = (
+            linear(width, wide),
+            linear(width, wide),
+            linear(wide, width),
         )
-        self.gate, self.up = (nn.Linear(width, wide, bias=False) for _ in range(2))
-        self.down = nn.Linear(wide, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = x.shape
@@ -272,24 +267,17 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 class _Encoder(nn.Module):
-    def __init__(self, width: int, depth: int, heads: int, vocabulary: int, tokens: int) -> None:
+    def __init__(self, width: int, depth: int, heads: int, tokens: int) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(tokens, width)
+        self.words, self.places = nn.Embedding(30_528, width), nn.Embedding(tokens, width)
         self.first, self.drop = nn.LayerNorm(width), nn.Dropout(0.1)
-        layer = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, 0.1, "gelu", batch_first=True, norm_first=False
-        )
-        self.layers = nn.ModuleList([layer])
-        for _ in range(depth - 1):
-            self.layers.append(
-                nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, "gelu", batch_first=True)
-            )
-        self.head = nn.Linear(width, vocabulary)
+        sizes = (width, heads, 4 * width, 0.1, "gelu")
+        layers = [nn.TransformerEncoderLayer(*sizes, batch_first=True) for _ in range(depth)]
+        self.layers, self.head = nn.ModuleList(layers), nn.Linear(width, 30_528)
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        y = self.drop(
-            self.first(self.words(x) + self.places(torch.arange(x.shape[1], device=x.device)))
-        )
+        y = self.words(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        y = self.drop(self.first(y))
         for layer in self.layers:
             y = layer(y)
         return functional.cross_entropy(self.head(y).flatten(0, 1), target)
@@ -326,11 +314,8 @@ class _Bottleneck(nn.Module):
             nn.Conv2d(width, out, 1, bias=False),
         ])  # fmt: skip
         self.norms = nn.ModuleList([nn.BatchNorm2d(one) for one in (width, width, out)])
-        self.short: nn.Module = nn.Identity()
-        if into != out:
-            self.short = nn.Sequential(
-                nn.Conv2d(into, out, 1, stride, bias=False), nn.BatchNorm2d(out)
-            )
+        turned = [nn.Conv2d(into, out, 1, stride, bias=False), nn.BatchNorm2d(out)]
+        self.short = nn.Sequential(*turned) if into != out else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = functional.relu(self.norms[0](self.convs[0](x)), inplace=True)
@@ -354,13 +339,10 @@ class _DiffusionLayer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.mixing = small.Mixing(width, heads)
-        self.norms = nn.ModuleList(
-            [nn.LayerNorm(width, elementwise_affine=False) for _ in range(2)]
-        )
+        norms = [nn.LayerNorm(width, elementwise_affine=False) for _ in range(2)]
+        self.norms, wide = nn.ModuleList(norms), 4 * width
         self.told = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
-        )
+        self.mlp = nn.Sequential(nn.Linear(width, wide), nn.GELU("tanh"), nn.Linear(wide, width))
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         told = self.told(time)[:, None].chunk(6, -1)

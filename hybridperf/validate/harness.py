@@ -32,7 +32,7 @@ from hybridperf.io import InputError, read_json, shipped_toml, write_json, write
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.shipped import Prior, load_prior
 from hybridperf.report import text
-from hybridperf.validate.scores import COLUMN, Scores
+from hybridperf.validate.scores import COLUMN, Scores, finite, scores
 
 RESULTS, SCHEMA, SCHEMA_VERSION = "results.json", "validate-results", 1
 _PART_VERSION = 1
@@ -66,12 +66,37 @@ class ResultLine:
     half_width: float | None = None
 
     @classmethod
-    def of(cls, name: str, found: Scores, goal: float | None = None) -> Self:
-        """A line whose figure is the MAPE."""
+    def of(cls, name: str, found: Scores, goal: float | None = None, measure: str = "MAPE") -> Self:
+        """A line whose figure is the mean error, or the median one where `measure` says so."""
+        middle = measure.startswith("median")
         return cls(
-            name, found.mape, found.rows, goal, found.baselines,
-            pearson=found.pearson, coverage=found.coverage, half_width=found.half_width,
+            name, found.median if middle else found.mape, found.rows, goal,
+            found.medians if middle else found.baselines, measure,
+            found.pearson, finite(found.coverage), finite(found.half_width),
         )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Where a table of judged rows has what is compared."""
+
+    measured: str = "measured_s"
+    predicted: str = "predicted_s"
+    interval: tuple[str, str] | None = ("low_s", "high_s")
+    baselines: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by name, where there
+
+    def scores(self, rows: pd.DataFrame) -> Scores:
+        """Of some rows."""
+        low, high = (rows[name] for name in self.interval) if self.interval else (None, None)
+        known = {name: column for name, column in self.baselines.items() if column in rows}
+        others = {name: rows[column] for name, column in known.items()}
+        return scores(rows[self.measured], rows[self.predicted], low, high, others)
+
+    def line(
+        self, name: str, rows: pd.DataFrame, goal: float | None = None, measure: str = "MAPE"
+    ) -> ResultLine:
+        """Of some rows; `measure` as in `ResultLine.of`."""
+        return ResultLine.of(name, self.scores(rows), goal, measure)
 
 
 def lines_table(lines: Sequence[ResultLine], rows: str = "rows", of: str = "") -> str:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from hybridperf.engine.prediction import predict
@@ -22,11 +21,12 @@ from hybridperf.model import load_model
 from hybridperf.model.published.ops import MODEL_OPS, require_data, table_path
 from hybridperf.report import text
 from hybridperf.validate import harness
-from hybridperf.validate.harness import Found, ResultLine, lines_table
+from hybridperf.validate.harness import Columns, Found, lines_table
 
 GOAL = 0.06
 _UNMASKED = "hybridperf_unmasked"  # eager attention under a name that has no mask
 _BASELINES = ("neusight", "roofline")
+_COLUMNS = Columns(predicted="ours_s", baselines={name: f"{name}_s" for name in _BASELINES})
 _DIRECTIONS = {"inf": "inference", "train": "training"}
 _CASE = ["device", "model", "mode", "model_batch", "seqlen"]
 
@@ -120,16 +120,8 @@ def run(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found
         for one in frame.itertuples()
     ]  # fmt: skip
     head = ["device", "model", "direction", "batch", "measured", "ours", *_BASELINES]
-    lines = [_line("all", frame)]
+    lines = [_COLUMNS.line("all", frame, GOAL)]
     for by in ("direction", "device"):
-        lines += [_line(str(name), some) for name, some in frame.groupby(by)]
+        lines += [_COLUMNS.line(str(name), some, GOAL) for name, some in frame.groupby(by)]
     said = [text.table(head, table), "", lines_table(lines, "cases", "mean |error|")]
     yield Found("\n".join(said), {"cases": frame}, lines)
-
-
-def _line(name: str, some: pd.DataFrame) -> ResultLine:
-    errors = {one: float(np.abs(some[f"{one}_error"]).mean()) for one in ("ours", *_BASELINES)}
-    inside = some["measured_s"].between(some["low_s"], some["high_s"])
-    return ResultLine(
-        name, errors.pop("ours"), len(some), GOAL, errors, coverage=float(inside.mean())
-    )

@@ -13,8 +13,8 @@ import pandas as pd
 
 from hybridperf.report import text
 from hybridperf.training.steps.predict import predict_steps
-from hybridperf.validate.harness import Found, ResultLine, facts
-from hybridperf.validate.scores import best_factor, scores
+from hybridperf.validate.harness import Columns, Found, ResultLine, facts
+from hybridperf.validate.scores import best_factor
 
 _FILE, _GIVEN = "paper_steps.toml", ("rows", "passes")
 _CONSTANT, _THEIRS = "constant TFLOP/s, best", "the paper's own"
@@ -63,12 +63,12 @@ def judge() -> Found:
 
 
 def _line(name: str, rows: pd.DataFrame) -> ResultLine:
-    measured = rows["tflops_gpu"]
-    others = {_CONSTANT: pd.Series(best_factor(measured.to_numpy(float)), rows.index)}
+    rows = rows.assign(constant=best_factor(rows["tflops_gpu"].to_numpy(float)))
+    baselines = {_CONSTANT: "constant"}
     if rows["theirs_tflops_gpu"].notna().all():
-        others[_THEIRS] = rows["theirs_tflops_gpu"]
-    found = scores(measured, rows["predicted_tflops_gpu"], None, None, others)
-    return ResultLine(name, found.mape, found.rows, None, found.baselines, _MEASURE)
+        baselines[_THEIRS] = "theirs_tflops_gpu"
+    columns = Columns("tflops_gpu", "predicted_tflops_gpu", None, baselines)
+    return columns.line(name, rows, measure=_MEASURE)
 
 
 def _table(lines: list[ResultLine]) -> str:

@@ -12,6 +12,7 @@ each task best in hindsight. Memory is a line of its own: the error of the media
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,13 @@ from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError, read_table
 from hybridperf.io.installed import installed_hardware
-from hybridperf.validate.harness import Found, ResultLine, claim, lines_table
-from hybridperf.validate.scores import scores
+from hybridperf.validate.harness import Columns, Found, ResultLine, claim, lines_table
 
 TASKS = ("torch", "compiled", "published", "jax")
 _PUBLISHED = "hf_"  # how their names begin
 _QUICK = 3  # steps of a task
 _MEMORY_GOAL = 0.08
+_COLUMNS = Columns("step_s", baselines={"roofline x constant": "constant_s"})
 
 
 @claim("programs", TASKS)
@@ -104,22 +105,15 @@ def _judged(task: str, rows: pd.DataFrame) -> Found:
         })  # fmt: skip
     frame = pd.concat([rows.reset_index(drop=True), pd.DataFrame(found)], axis=1)
     times = (frame["step_s"] / frame["roofline_s"]).median()
-    own_s = (frame["step_s"], frame["predicted_s"], frame["low_s"], frame["high_s"])
-    score = scores(*own_s, {"roofline x constant": frame["roofline_s"] * times})
+    frame["constant_s"] = frame["roofline_s"] * times
     wrong = (frame["predicted_bytes"] / frame["peak_bytes"] - 1).abs()
+    apart = dataclasses.replace(_COLUMNS, interval=None)
     lines = [
-        ResultLine.of(f"steps, {task}", score),
-        ResultLine(
-            f"steps, {task}: median", score.median, score.rows,
-            baselines={"roofline x constant": _median(frame, times)}, measure="median",
-        ),
+        _COLUMNS.line(f"steps, {task}", frame),
+        apart.line(f"steps, {task}: median", frame, measure="median"),
         ResultLine(
             f"peak memory, {task}", float(wrong.median()), len(frame), _MEMORY_GOAL,
             measure="median",
         ),
     ]  # fmt: skip
     return Found(lines_table(lines, "steps"), {task: frame}, lines)
-
-
-def _median(frame: pd.DataFrame, times: float) -> float:
-    return float((frame["roofline_s"] * times / frame["step_s"] - 1).abs().median())

@@ -41,6 +41,7 @@ class Scores:
     slow: int  # rows slower than predicted by SLOW
     fast_mape: float  # of the other rows
     baselines: Mapping[str, float] = dataclasses.field(default_factory=dict)  # MAPE of each
+    medians: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of their errors
 
 
 def scores(
@@ -59,18 +60,22 @@ def scores(
         known = ~np.isnan(low)
         inside = ((low <= measured) & (measured <= high))[known]
         width = np.sqrt(high[known] / low[known]) - 1
-    others = {name: np.asarray(values, float) for name, values in (baselines or {}).items()}
+    others = {
+        name: np.abs(np.asarray(values, float) / measured - 1)
+        for name, values in (baselines or {}).items()
+    }
     return Scores(
         rows=len(measured),
         mape=mean(error),
-        median=float(np.median(error)) if len(error) else np.nan,
+        median=median(error),
         bias=mean(np.log(predicted / measured)),
         pearson=pearson_of_logs(measured, predicted),
         coverage=mean(inside),
-        half_width=float(np.median(width)) if len(width) else np.nan,
+        half_width=median(width),
         slow=int(slow.sum()),
         fast_mape=mean(error[~slow]),
-        baselines={name: mean(np.abs(value / measured - 1)) for name, value in others.items()},
+        baselines={name: mean(each) for name, each in others.items()},
+        medians={name: median(each) for name, each in others.items()},
     )
 
 
@@ -82,7 +87,8 @@ def mean_of(draws: Sequence[Scores]) -> Scores:
 
     every = [dataclasses.asdict(draw) for draw in draws]
     baselines = means([draw.pop("baselines") for draw in every])
-    found = Scores(**means(every), baselines=baselines)
+    medians = means([draw.pop("medians") for draw in every])
+    found = Scores(**means(every), baselines=baselines, medians=medians)
     return dataclasses.replace(found, rows=draws[0].rows, slow=round(found.slow))
 
 
@@ -101,6 +107,11 @@ def mape(predicted: Any, measured: Any) -> float:
 def mean(values: np.ndarray) -> float:
     """NaN of none."""
     return float(np.mean(values)) if len(values) else np.nan
+
+
+def median(values: np.ndarray) -> float:
+    """NaN of none."""
+    return float(np.median(values)) if len(values) else np.nan
 
 
 def finite(value: float) -> float | None:

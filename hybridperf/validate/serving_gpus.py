@@ -20,18 +20,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from sklearn.ensemble import HistGradientBoostingRegressor
+from threadpoolctl import threadpool_limits
 
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.model import PerfModel, load_model, shipped
 from hybridperf.model.serving_effects import ServingEffects
-from hybridperf.runs.served import served
+from hybridperf.runs.served import Served, served
 from hybridperf.runs.serving_fit import TARGETS, fitted
 from hybridperf.runs.serving_machines import Machine
 from hybridperf.runs.serving_rows import ServedRow
 from hybridperf.runs.serving_table import filled
-from hybridperf.validate.harness import ResultLine
-from hybridperf.validate.serving_trees import trees
+from hybridperf.validate.harness import Columns, ResultLine
 from hybridperf.workloads.serving import Deployment, is_blackwell, step_times
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -168,30 +169,58 @@ def measured(
 
 def gpu_lines(steps: pd.DataFrame, points: pd.DataFrame) -> Iterator[ResultLine]:
     """Mean errors of composed steps, by GPU and phase, and of measured points."""
-    every = [("all", steps), *steps.groupby("gpu")]
-    for name, some in every:
+    bare = {_BARE: "roofline_s"}
+    composed_s = Columns("own_s", interval=None, baselines=bare)
+    for name, some in [("all", steps), *steps.groupby("gpu")]:
         for phase, rows in some.groupby("phase"):
-            yield ResultLine(
-                f"gpus, composed {phase}, {name}", _mean(rows["predicted_s"], rows["own_s"]),
-                len(rows), GOAL if name == "all" else None,
-                {_BARE: _mean(rows["roofline_s"], rows["own_s"])}, "mean",
-            )  # fmt: skip
+            goal = GOAL if name == "all" else None
+            yield composed_s.line(f"gpus, composed {phase}, {name}", rows, goal, "mean")
     for given, kinds in points.groupby("given"):
         for name, some in [("all", kinds), *kinds.groupby("gpu")]:
-            for target, rows in (
-                ("tpot_s", some),
-                ("ttft_s", some[some["clients"] <= FEW_CLIENTS]),
-            ):
-                inside = rows[target].between(rows[f"low_{target}"], rows[f"high_{target}"])
-                goal = (FEW_GOAL if given else GOAL) if name == "all" else None
-                yield ResultLine(
-                    f"gpus, measured {target.removesuffix('_s').upper()}, {name}, {given} rows",
-                    _mean(rows[f"predicted_{target}"], rows[target]), len(rows), goal,
-                    {_TREES: _mean(rows[f"trees_{target}"], rows[target]),
-                     _BARE: _mean(rows[f"bare_{target}"], rows[target])}, "mean",
-                    coverage=float(inside.mean()),
+            few = some[some["clients"] <= FEW_CLIENTS]
+            for target, rows in zip(TARGETS, (some, few), strict=True):
+                columns = Columns(
+                    target, f"predicted_{target}", (f"low_{target}", f"high_{target}"),
+                    {_TREES: f"trees_{target}", _BARE: f"bare_{target}"},
                 )  # fmt: skip
+                goal = (FEW_GOAL if given else GOAL) if name == "all" else None
+                what = f"gpus, measured {target.removesuffix('_s').upper()}, {name}, {given} rows"
+                yield columns.line(what, rows, goal, "mean")
 
 
-def _mean(predicted: pd.Series, measured: pd.Series) -> float:
-    return float((predicted / measured - 1.0).abs().mean())
+def trees(
+    features: np.ndarray, seconds: np.ndarray, given: np.ndarray, judged: np.ndarray
+) -> np.ndarray:
+    """Seconds of the judged rows, by trees fitted to the logs of those given; NaN without any.
+
+    Args:
+        features: [N, F]
+        seconds: measured [N].
+        given: bool [N].
+        judged: bool [N].
+    """
+    if not given.any():
+        return np.full(int(judged.sum()), np.nan)
+    fitted = HistGradientBoostingRegressor(random_state=0)
+    with threadpool_limits(1):  # on a busy machine several threads wait for each other
+        fitted.fit(features[given], np.log(seconds[given]))
+    return np.asarray(np.exp(fitted.predict(features[judged])))
+
+
+def features_of(found: Served) -> np.ndarray:
+    """What trees see of each row: sizes, machine, framework as numbers."""
+    out = []
+    for row in found.rows:
+        engine, machine = row.engine, row.machine
+        assert engine is not None
+        assert machine is not None
+        shape, device = engine.shape, machine.load().device
+        names = (row.framework == "vllm", row.framework == "sglang", row.prefill is not None)
+        out.append([
+            np.log(shape.parameters), np.log(shape.active_parameters), shape.layers, shape.hidden,
+            shape.experts, np.log(device.memory_bytes_per_s), np.log(device.peak("bf16", "matrix")),
+            engine.tp, engine.attention_dp, engine.expert_ep, row.gpus, row.workers,
+            np.log(row.clients), np.log(row.prompt), np.log(row.output),
+            "fp4" in engine.of_experts(), engine.quant == "bfloat16", *names,
+        ])  # fmt: skip
+    return np.array(out, float)

@@ -12,6 +12,7 @@ each kernel.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -28,12 +29,13 @@ from hybridperf.model.fit.rows import parse_measured
 from hybridperf.model.published.sparse import by_device, read_spmm, read_steps
 from hybridperf.validate.device_baselines import trees
 from hybridperf.validate.gnn_steps import NOBODY, of_steps
-from hybridperf.validate.harness import Found, ResultLine, claim, lines_table
-from hybridperf.validate.scores import SEED, scores
+from hybridperf.validate.harness import Columns, Found, ResultLine, claim, lines_table
+from hybridperf.validate.scores import SEED
 
 TASKS = ("kernels", "gpus", "steps")
 FOLDS = 5
 _MEDIAN, _MEAN = 0.10, 0.15
+_COLUMNS = Columns("time_s", baselines={"trees": "trees_s", "roofline x constant": "constant_s"})
 
 
 @claim("sparse", TASKS)
@@ -142,16 +144,6 @@ def _parts(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _lines(name: str, rows: pd.DataFrame) -> list[ResultLine]:
-    names = {"trees": "trees_s", "roofline x constant": "constant_s"}
-    baselines = {label: rows[column] for label, column in names.items() if column in rows}
-    of = scores(rows["time_s"], rows["predicted_s"], rows["low_s"], rows["high_s"], baselines)
-    measured = rows["time_s"].to_numpy()
-    medians: dict[str, float | None] = {
-        label: float(np.median(np.abs(np.asarray(values) / measured - 1)))
-        for label, values in baselines.items()
-    }
-    middle = ResultLine(
-        name, of.median, of.rows, _MEDIAN, medians, "median error", of.pearson, of.coverage,
-        of.half_width,
-    )  # fmt: skip
-    return [middle, ResultLine(name, of.mape, of.rows, _MEAN, of.baselines, "mean error")]
+    middle = _COLUMNS.line(name, rows, _MEDIAN, "median error")
+    apart = dataclasses.replace(_COLUMNS, interval=None)
+    return [middle, apart.line(name, rows, _MEAN, "mean error")]

@@ -28,8 +28,8 @@ from hybridperf.training.steps.memory_fit import endings
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import ResolvedRows, resolve
 from hybridperf.validate import chimera, harness, paper_steps, published_runs, step_memory
-from hybridperf.validate.harness import Found, ResultLine
-from hybridperf.validate.scores import SLOW, Scores, mean_of, scores
+from hybridperf.validate.harness import Columns, Found, ResultLine
+from hybridperf.validate.scores import SLOW, Scores, mean_of
 from hybridperf.validate.step_baselines import NAMES, baseline_rows, fit
 from hybridperf.validate.step_splits import DRAWS, FOLDS, MEDIAN_GOALS, STEP_GOALS, splits
 
@@ -206,9 +206,10 @@ def _cells(
 
 def step_scores(frame: pd.DataFrame, baselines: Sequence[str] = ()) -> Scores:
     """Of rows with `step_time_s`, `predicted_s`, `low_s`, `high_s` and a column per baseline."""
-    others = {name: frame[name] for name in baselines if name in frame}
-    ends = frame.get("low_s"), frame.get("high_s")
-    return scores(frame["step_time_s"], frame["predicted_s"], *ends, others)
+    ends = ("low_s", "high_s") if "low_s" in frame else None
+    return Columns(
+        "step_time_s", interval=ends, baselines={name: name for name in baselines}
+    ).scores(frame)
 
 
 def _scores(part: pd.DataFrame, baselines: Sequence[str] = NAMES) -> Scores:

@@ -27,13 +27,14 @@ from hybridperf.io import InputError, read_table
 from hybridperf.report.placement import gains_over
 from hybridperf.report.text import percent, table
 from hybridperf.runs.placement import PlacedJob, PlacedStep, Placer, place_stream
-from hybridperf.validate.harness import Found, ResultLine, claim, facts
+from hybridperf.validate.harness import Columns, Found, ResultLine, claim, facts
 
 TASKS = ("bandwidth", "pairs", "streams")
 _PAIRED = "vidur_a100_pairwise_nvlink"
 _SYSTEM = "deepbench_nv_v100"  # a DGX-1V
 _ALL_REDUCE = 256e6
 _NEAR = 0.1  # of the best
+_PAIRS = Columns("time_s", baselines={"roofline": "roofline_s"})
 
 
 def dgx1v() -> Topology:
@@ -89,13 +90,10 @@ def _pairs(data: Path | None) -> Found:
     for gpus in ((0, 1), (0, 1, 2, 3)):
         some = rows[(rows["collective"] == "all_reduce") & (rows["n_gpus"] == len(gpus))]
         model = share_model(topology, share(topology, gpus))
-        predicted = model.predict(some.reset_index(drop=True))
-        error = (predicted["predicted_s"] / predicted["time_s"] - 1).abs()
-        base = (predicted["roofline_s"] / predicted["time_s"] - 1).abs()
         name = f"all-reduce over {len(gpus)} of four GPUs in pairs"
-        cells.append([name, len(some), percent(error.mean()), percent(base.mean())])
-        lines.append(ResultLine(name, float(error.mean()), len(some),
-                                baselines={"roofline": float(base.mean())}))  # fmt: skip
+        line = _PAIRS.line(name, model.predict(some.reset_index(drop=True)))
+        cells.append([name, line.n, percent(line.ours), percent(line.baselines["roofline"])])
+        lines.append(line)
     # two GPUs: in a pair, or of two pairs, which were measured as messages across
     messages = rows[rows["collective"] == "sendrecv"]
     rate = (messages["bytes"] / messages["time_s"]).groupby(messages["n_nodes"]).quantile(0.9)

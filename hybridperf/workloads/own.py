@@ -1,10 +1,15 @@
-"""A step of the user's own, where its name says that it is found."""
+"""A user's own program: a step where its name says that it is found, and which line asked for
+something: the innermost that is neither ours nor an installed package's.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+import traceback
+import types
+from pathlib import Path
 from typing import Any
 
 from hybridperf.io import InputError
@@ -23,3 +28,41 @@ def made_by(reference: str) -> tuple[Any, ...]:
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"cannot make the step {reference}: {what}") from error
+
+
+# wherever they are installed: folders of one environment miss what it borrows from another
+_FOREIGN = (
+    "site-packages",
+    "/lib/python",
+    "<frozen",
+    "<string>",
+    str(Path(__file__).parent.parent),
+)
+
+
+def is_foreign(file: str) -> bool:
+    """Whether a file is ours, Python's or an installed package's."""
+    return any(part in file for part in _FOREIGN)
+
+
+def user_line() -> str:
+    """`FILE line N` of who called; "" if unknown."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_foreign(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename} line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def line_of(error: BaseException) -> str:
+    """The same of what an error was raised by."""
+    frames = traceback.extract_tb(error.__traceback__)
+    known = [one for one in frames if not is_foreign(one.filename)]
+    return f"{known[-1].filename} line {known[-1].lineno}" if known else ""
+
+
+def labelled(kind: str, where: str) -> str:
+    """What people read of an op: its kind, and the file's name and line where that is known."""
+    file, _, line = where.rpartition(" line ")
+    return f"{kind} ({file.rsplit('/', 1)[-1]}:{line})" if file else kind

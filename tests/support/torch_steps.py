@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.drops import fused_drops
+from hybridperf.workloads.torch.on_gpu import fused_drops
 from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.program import priced_ops
 

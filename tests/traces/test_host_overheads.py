@@ -342,8 +342,8 @@ def test_an_overhead_that_was_never_seen_is_not_taken_for_none(host, missing):
     """
     from hybridperf.workloads.transformer import Layout, load_shape
     from hybridperf.workloads.transformer.config import TransformerConfig
-    from hybridperf.workloads.transformer.launching import launch_s
     from hybridperf.workloads.transformer.parts import layer_passes
+    from hybridperf.workloads.transformer.rank_stream import launch_s
 
     step = layer_passes(TransformerConfig(load_shape("gpt3-125m"), Layout())).forward[0]
     unseen = host.model_copy(update={missing: Overhead(shared=None, by_kind={})})

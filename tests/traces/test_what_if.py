@@ -19,8 +19,7 @@ from hybridperf.ops import Gemm, OpCall
 from hybridperf.report.perfetto import write_traces
 from hybridperf.traces.changes import LATENCY_S, faster, links_scaled, other_links
 from hybridperf.traces.events import Message
-from hybridperf.traces.kernel_kinds import seconds_ratio
-from hybridperf.traces.other_device import KERNEL_S, PRICED_BY, other_device
+from hybridperf.traces.other_device import KERNEL_S, PRICED_BY, other_device, seconds_ratio
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import UNRECORDED, replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, WIRE

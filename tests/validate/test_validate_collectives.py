@@ -14,8 +14,14 @@ from hybridperf.collectives.traffic import bus_factor
 from hybridperf.io import InputError
 from hybridperf.report import collective_plots
 from hybridperf.validate import collective_baselines, collective_judge, collectives
-from hybridperf.validate.collective_judge import TASKS, CollectiveEffort, OtherSystems
-from hybridperf.validate.collective_rows import GROUP, read_groups, usable
+from hybridperf.validate.collective_judge import (
+    GROUP,
+    TASKS,
+    CollectiveEffort,
+    OtherSystems,
+    read_groups,
+    usable,
+)
 from hybridperf.validate.collectives import CollectiveLine
 
 

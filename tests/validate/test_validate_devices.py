@@ -19,7 +19,6 @@ from hybridperf.validate import (
     device_baselines,
     device_judge,
     device_models,
-    device_splits,
     devices,
     scores,
 )
@@ -61,25 +60,25 @@ def predictions(
 
 
 def test_every_line_has_its_goals_under_its_name() -> None:
-    names = {line.name for line in device_splits.LINES} | {
-        f"{line.name}: {view}" for line in device_splits.LINES for view in line.views
+    names = {line.name for line in device_judge.LINES} | {
+        f"{line.name}: {view}" for line in device_judge.LINES for view in line.views
     }
-    kinds = {split.kind for split in device_splits.SPLITS}
-    for line, kind in device_splits.GOALS:
+    kinds = {split.kind for split in device_judge.SPLITS}
+    for line, kind in device_judge.GOALS:
         assert line in names
         assert kind in kinds
-    assert {line.family for line in device_splits.LINES} == set(device_splits.FAMILIES)
-    assert device_splits.GOALS["GEMM bf16", "new"]["50"] == 0.057
-    assert "20" not in device_splits.GOALS["GEMM bf16", "new"]
+    assert {line.family for line in device_judge.LINES} == set(device_judge.FAMILIES)
+    assert device_judge.GOALS["GEMM bf16", "new"]["50"] == 0.057
+    assert "20" not in device_judge.GOALS["GEMM bf16", "new"]
 
 
 def test_judged_devices_are_left_out() -> None:
-    for split in device_splits.SPLITS:
+    for split in device_judge.SPLITS:
         assert set(split.judged) <= set(split.left_out)
 
 
 def test_sizes() -> None:
-    assert [device_splits.rows_of_size(size, 1000) for size in device_splits.SIZES] == [
+    assert [device_judge.rows_of_size(size, 1000) for size in device_judge.SIZES] == [
         0,
         20,
         50,
@@ -87,8 +86,8 @@ def test_sizes() -> None:
         100,
         1000,
     ]
-    assert device_splits.rows_of_size("200", 150) is None
-    assert device_splits.rows_of_size("all", 9000) is None
+    assert device_judge.rows_of_size("200", 150) is None
+    assert device_judge.rows_of_size("all", 9000) is None
 
 
 def test_scores_by_hand() -> None:
@@ -151,7 +150,7 @@ def test_noise_is_what_repeats_differ_by() -> None:
 
 def test_rows_above_twice_the_floor() -> None:
     rows = softmax_rows("t4", 500)
-    (line,) = (line for line in device_splits.LINES if line.name == "elementwise fp32")
+    (line,) = (line for line in device_judge.LINES if line.name == "elementwise fp32")
     above = line.views["above twice the floor"](rows)
     assert np.quantile(rows.time_s, 0.01) == pytest.approx(1e-5, rel=0.1)
     assert rows.time_s[above].min() > 1.9e-5
@@ -194,7 +193,7 @@ def test_a_prior_sees_pool_rows_of_other_devices_alone(tmp_path) -> None:
         name: softmax_rows(name, 900, seed)
         for seed, name in enumerate(("t4", "v100_pcie_32g", "v100_sxm2", "p4"))
     }
-    (split,) = (split for split in device_splits.SPLITS if split.name == "v100")
+    (split,) = (split for split in device_judge.SPLITS if split.name == "v100")
     setup = device_judge.Setup(split, device_judge.DeviceEffort(), tmp_path, {})
     found = setup.prior_rows(by_device)
     assert set(found) == {"t4", "p4"}

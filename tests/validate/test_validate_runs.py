@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hybridperf.io import InputError
-from hybridperf.validate import killed, runs
+from hybridperf.validate import runs
 
 
 def test_published_shares_lie_inside() -> None:
@@ -26,8 +26,8 @@ def test_bills_need_data(tmp_path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills by Linux's CPU clocks")
 def test_a_killed_loop_is_predicted() -> None:
     """A slice of `validate runs --tasks here`: SIGKILL at fixed seconds, checkpoints on disk."""
-    effort = killed.Effort((8, 32), kills=5, mean_s=1.2)
-    found = killed.judged(effort)
+    effort = runs.Effort((8, 32), kills=5, mean_s=1.2)
+    found = runs.killed(effort)
     for line in found.lines:
         assert line.ours < 0.15, found.text
         assert line.ours < line.baselines["checkpoints alone"], found.text

@@ -7,8 +7,7 @@ import pandas as pd
 
 from hybridperf.model import load_model
 from hybridperf.ops import Gemm, OpCall
-from hybridperf.validate.serving import chosen, judged, points_of, splits
-from hybridperf.validate.serving_choice import choices
+from hybridperf.validate.serving import choices, chosen, judged, points_of, splits
 from hybridperf.validate.serving_gpus import unmeasured
 
 ROW = {

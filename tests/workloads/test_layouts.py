@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 import hybridperf as hp
 from hybridperf.io import InputError
 from hybridperf.workloads.transformer import Layout, Layouts, Scan, load_shape
-from hybridperf.workloads.transformer.columns import SCHEDULES
+from hybridperf.workloads.transformer.columns import RULES, SCHEDULES, broken_rules, legal, remarks
 from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.layout import ORDER
-from hybridperf.workloads.transformer.rules import RULES, broken_rules, legal, remarks
 from hybridperf.workloads.transformer.shape import layers_before, stage_layers
 
 GPT3 = load_shape("gpt3-175b")

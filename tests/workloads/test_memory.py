@@ -27,8 +27,8 @@ from hybridperf.workloads.memory import (
 )
 from hybridperf.workloads.schedules import NAMES, schedule
 from hybridperf.workloads.schedules.names import KINDS
-from hybridperf.workloads.transformer import Layout, Layouts, load_shape, rules
-from hybridperf.workloads.transformer.columns import SCHEDULES
+from hybridperf.workloads.transformer import Layout, Layouts, load_shape
+from hybridperf.workloads.transformer.columns import SCHEDULES, legal
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.shape import stage_layers
 from hybridperf.workloads.transformer.update import tied_reduction, updated_weights
@@ -539,13 +539,11 @@ def columns(schedules=("1f1b", "gpipe", "zero_bubble", "interleaved"), count=300
     return found
 
 
-def legal(shape, layouts):
+def runnable(shape, layouts):
     """Those that someone can run."""
     return [
         one
-        for one, yes in zip(
-            layouts, rules.legal(shape, Layouts.of(layouts), strict=False), strict=True
-        )
+        for one, yes in zip(layouts, legal(shape, Layouts.of(layouts), strict=False), strict=True)
         if yes
     ]
 
@@ -556,7 +554,7 @@ OPTIONS = {"attention": "unfused", "dropout": True, "grad_bytes": 4.0}
 @pytest.mark.parametrize("split", ["even", "cost"])
 def test_columns_are_priced_as_single_layouts_are(split):
     """On the first and the last stage only: the peak is there."""
-    layouts = legal(LLAMA, columns())
+    layouts = runnable(LLAMA, columns())
     expected = [memory(LLAMA, layout, split=split, **OPTIONS).peak_bytes for layout in layouts]
     found = memory(LLAMA, Layouts.of(layouts), split=split, **OPTIONS)
     assert found.weights_bytes.shape == (len(layouts), 2)
@@ -566,7 +564,7 @@ def test_columns_are_priced_as_single_layouts_are(split):
 @pytest.mark.parametrize("name", ["deepseek-v3", "t5-11b", "llama3-8b"])
 def test_columns_on_every_stage_where_the_peak_may_be_anywhere(name):
     shape = load_shape(name)
-    layouts = legal(shape, columns(("1f1b", "chimera"), 120))
+    layouts = runnable(shape, columns(("1f1b", "chimera"), 120))
     expected = [memory(shape, layout, **OPTIONS).peak_bytes for layout in layouts]
     np.testing.assert_allclose(
         memory(shape, Layouts.of(layouts), **OPTIONS).peak_bytes, expected, rtol=1e-12
@@ -584,7 +582,7 @@ def test_chimeras_fullest_worker_is_found(depth):
         for pp in (2, 4, 8, 10, 16, 32)
         for m in (2, 4, 16, 64)
     ]
-    layouts = legal(shape, layouts)
+    layouts = runnable(shape, layouts)
     expected = [memory(shape, layout).peak_bytes for layout in layouts]
     np.testing.assert_allclose(memory(shape, Layouts.of(layouts)).peak_bytes, expected, rtol=1e-12)
     np.testing.assert_allclose(
@@ -646,7 +644,7 @@ def test_knobs_have_gradients():
 
 
 def test_every_knob_matters_and_has_a_prior():
-    layouts = [*legal(LLAMA, columns()), Layout(accumulation=4)]
+    layouts = [*runnable(LLAMA, columns()), Layout(accumulation=4)]
     base = [memory(LLAMA, one, **OPTIONS).stage_bytes for one in layouts]
     assert set(MEMORY_PRIORS) == {field.name for field in dataclasses.fields(MemoryKnobs)}
     for name in MEMORY_PRIORS:

@@ -24,6 +24,7 @@ from hybridperf.engine.evaluate import timeline
 from hybridperf.engine.lower import lower
 from hybridperf.io import InputError
 from hybridperf.workloads import schedules as hs
+from hybridperf.workloads.schedules.names import KINDS
 
 SECONDS = st.floats(0.05, 4.0)
 EXACT = {"rel": 2e-6}  # graphs are evaluated in float32
@@ -342,7 +343,7 @@ def test_blocking_transfers_of_uniform_stages_are_bounded_by_max_and_sum() -> No
 def test_counted_activations_are_those_of_the_formula(sizes) -> None:
     name, p, m, v = sizes
     schedule = hs.schedule(name, p, m, v)
-    formula = hs.in_flight(name, np.arange(p), p, m, chunks=v)
+    formula = KINDS[name].in_flight(np.arange(p), p, m, v)
     assert (np.array(in_flight_of(schedule)) / v).tolist() == pytest.approx(formula.tolist())
     assert schedule.pipes == (2 if name in ("chimera", "dualpipe") else 1)
     assert len(schedule.stages_of(0)) == v * schedule.pipes

@@ -20,13 +20,13 @@ from hybridperf.workloads.transformer import (
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import (  # fmt: skip
     embedding_passes,
-    gradient_reduction,
     head_passes,
     layer_passes,
     optimizer_passes,
     send_call,
 )
-from hybridperf.workloads.transformer.passes import flops, launches
+from hybridperf.workloads.transformer.passes import Steps, flops, launches
+from hybridperf.workloads.transformer.update import gathered, summed, tied_reduction
 from hybridperf.workloads.transformer.weights import stage_weights
 
 GPT = TransformerShape(
@@ -54,6 +54,12 @@ def model(c: TransformerConfig, which: str) -> float:
     return (
         layers + flops(getattr(embedding_passes(c), which)) + flops(getattr(head_passes(c), which))
     )
+
+
+def gradient_reduction(c: TransformerConfig) -> Steps:
+    """What the ranks of the first stage exchange once a step."""
+    tied = () if (step := tied_reduction(c)) is None else (step,)
+    return (*tied, *summed(c, stage_weights(c, 0)), *gathered(c, 0))
 
 
 def names(steps) -> list[str]:

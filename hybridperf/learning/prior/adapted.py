@@ -192,7 +192,7 @@ class Adapted:
 
 def _wider(outside: Any) -> Any:
     """How much wider an interval is so many octaves beyond what was measured."""
-    return 1 + _WIDER_PER_OCTAVE * array_module(outside).minimum(outside, _WIDEST_OCTAVES)
+    return 1 + _WIDER_PER_OCTAVE * outside.clip(None, _WIDEST_OCTAVES)
 
 
 def adapt(

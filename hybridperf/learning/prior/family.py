@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from hybridperf.io.arrays import nested
-from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.gaussian_process import Examples, HyperParameters, under
 from hybridperf.learning.prior import knobs as knob_fits
@@ -158,13 +157,12 @@ class FamilyPrior:
 
 def unbounded(r: Any) -> Any:
     """c atanh(r / c), the inverse of `bounded`; the process adds up on this side."""
-    module = array_module(r)
-    return BOUND * module.arctanh(module.clip(r / BOUND, -0.99, 0.99))
+    return BOUND * r.__array_namespace__().arctanh((r / BOUND).clip(-0.99, 0.99))
 
 
 def bounded(u: Any) -> Any:
     """c tanh(u / c)."""
-    return BOUND * array_module(u).tanh(u / BOUND)
+    return BOUND * u.__array_namespace__().tanh(u / BOUND)
 
 
 def train_family(

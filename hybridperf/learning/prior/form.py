@@ -24,7 +24,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hybridperf.io.namespace import array_module
 from hybridperf.ops.roofline import roof_s
 
 # of a complex step: no difference is taken, so it may be as small as numbers go
@@ -105,7 +104,7 @@ class WaveRoofline:
         return np.asarray(np.log(_parts(theta, work)[2]))
 
     def closed(self, theta: np.ndarray, work: Any) -> ClosedFormValues:
-        module = array_module(work)
+        module = work.__array_namespace__()
         terms, body_s, total_s = _parts(theta, work)
         body, total = module.log(body_s), module.log(total_s)
         floor = np.broadcast_to(theta[..., 0], body.shape)
@@ -126,7 +125,7 @@ def _parts(theta: np.ndarray, work: Any) -> tuple[list[Any], Any, Any]:
     floor, compute, memory, sharpness, *serial = (theta[..., at] for at in range(theta.shape[-1]))
     terms = [work[..., 0] - compute, work[..., 1] - memory]
     terms += [work[..., 2 + at] + each for at, each in enumerate(serial)]
-    module = array_module(work)
+    module = work.__array_namespace__()
     q = 1.0 / (1.0 + np.exp(sharpness))
     body_s = roof_s(0.0, [module.exp(term) for term in terms], q, xp=module)
     return terms, body_s, np.exp(floor) + body_s

@@ -87,11 +87,11 @@ def named_arrays(params: Any) -> dict[str, np.ndarray]:
 
 def evaluate(params: Any, x: Any) -> tuple[Any, Any]:
     """(mean, standard deviation) over members at inputs x [N, d]: [N] each."""
-    if array_module(x) is not np:
-        mean, apart = _ensemble(params, x)
-        return mean, apart
-    each = outputs(params, x, BOUND)
-    return each.mean(0), each.std(0)
+    if isinstance(x, np.ndarray):
+        each = outputs(params, x, BOUND)
+        return each.mean(0), each.std(0)
+    mean, apart = _ensemble(params, x)
+    return mean, apart
 
 
 @jax.jit

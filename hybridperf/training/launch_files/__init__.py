@@ -8,6 +8,5 @@ of `steps`.
 One table for each framework, `NAME.toml` beside this file, says which of its settings mean which of
 our facts (`facts.py`), in both directions; adding one adds a framework. `target.py` reads such a
 table, `script.py` writes and reads the shell script, `write.py` and `read.py` are what a user
-calls. (`workloads/transformer/launching.py` is another noun: how long a host takes to launch
-kernels.)
+calls. (How long a host takes to launch kernels: `workloads/transformer/rank_stream.py`.)
 """

@@ -38,10 +38,10 @@ from hybridperf.workloads.transformer.columns import (
     SCHEDULES,
     SPLITS_BACKWARD,
     TWO_PIPES,
+    legal,
 )
 from hybridperf.workloads.transformer.groups import Span, span
 from hybridperf.workloads.transformer.layout import ORDER, Layout, Layouts, Order
-from hybridperf.workloads.transformer.rules import legal
 
 # Of every framework. Some need a backward pass cut in two: `schedules` of a framework that has them
 # (`frameworks.toml`), or whoever asks for them by name. Chimera, priced within 6 %, has a chooser
@@ -209,7 +209,7 @@ class PartialLayouts:
         """(ZeRO stage, over how many ranks) that layouts can have, by `_sharded_as`."""
         data_ranks, most = divmod(sharded_as, 4)
         shards = dict.fromkeys((data_ranks, math.gcd(data_ranks, self.gpus_per_node)))
-        stages = range(1, most + 1)  # as `rules.py` and `step.py` have it
+        stages = range(1, most + 1)  # as `columns.py` and `step.py` have it
         found = [(0, data_ranks), *((zero, n) for zero in stages for n in shards if n > 1)]
         zeros, ranks = self.allowed.get("zero"), self.allowed.get("shard_ranks")
         return [

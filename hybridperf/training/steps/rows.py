@@ -39,7 +39,7 @@ from hybridperf.training.steps.record import (
     without_collector,
 )
 from hybridperf.workloads.transformer import Layout, TransformerShape
-from hybridperf.workloads.transformer.columns import Layouts
+from hybridperf.workloads.transformer.columns import Layouts, Rule, broken_rules, remarks
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
 from hybridperf.workloads.transformer.framework import (
     ASSUMED,
@@ -47,7 +47,6 @@ from hybridperf.workloads.transformer.framework import (
     framework_habits,
     settled,
 )
-from hybridperf.workloads.transformer.rules import Rule, broken_rules, remarks
 from hybridperf.workloads.transformer.step import refuse_unmodelled
 
 _FAR = 2.0  # how many times beyond what was measured is said

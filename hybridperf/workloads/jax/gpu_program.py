@@ -27,7 +27,7 @@ from hybridperf.workloads.jax.gpu_ops import kind_of
 from hybridperf.workloads.jax.gpu_recompute import Settled
 from hybridperf.workloads.jax.hlo import parse
 from hybridperf.workloads.jax.hlo_collectives import collective_calls
-from hybridperf.workloads.source_lines import labelled
+from hybridperf.workloads.own import labelled
 from hybridperf.workloads.transformer.in_step import call_in_step
 
 FRAMEWORK = "xla"  # whose step effects count

@@ -18,7 +18,7 @@ from unittest import mock
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.workloads.jax.hlo import Instruction
-from hybridperf.workloads.source_lines import is_foreign, line_of
+from hybridperf.workloads.own import is_foreign, line_of
 
 _PLATFORMS = {"nvidia": "cuda", "amd": "rocm"}
 _CUDNN = "jax._src.cudnn.fused_attention_stablehlo"

@@ -20,9 +20,9 @@ ZeRO (Rajbhandari et al., 1910.02054) in mixed precision with Adam: 2 bytes of w
 gradients, 12 of the optimizer (an fp32 copy of the weights, two moments), 16 in all, each divided
 over d data ranks from its stage on: optimizer from 1, gradients from 2, weights from 3.
 
-Micro-batches in flight are those of `schedules.in_flight`. Rank s of p holds two stages of Chimera
-and DualPipe: s of one direction, p - 1 - s of the other; folded, s and 2p - 1 - s of 2p, and as
-many micro-batches of each. In one of Chimera's units of m <= p micro-batches these keep
+Micro-batches in flight are those of each schedule (`schedules/`). Rank s of p holds two stages of
+Chimera and DualPipe: s of one direction, p - 1 - s of the other; folded, s and 2p - 1 - s of 2p,
+and as many micro-batches of each. In one of Chimera's units of m <= p micro-batches these keep
 min(p - s, m/2) and min(s + 1, m/2); with more units every rank keeps p, of its stages in the same
 proportion.
 """
@@ -39,11 +39,11 @@ import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import Array, array_module
+from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.ops.quantise import known_scheme
 from hybridperf.workloads.memory.activations import layer_activations
 from hybridperf.workloads.memory.knobs import MemoryKnobs
-from hybridperf.workloads.schedules import in_flight as in_flight_of
+from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import counts
 from hybridperf.workloads.transformer.columns import (
     FOLDED,
@@ -173,29 +173,37 @@ def memory(
     check_kind("shape", shape, TransformerShape)
     if not isinstance(layout, Layout | Layouts):
         raise InputError(f"layout must be a Layout, got {layout!r}; hp.Layout() is one rank")
-    if isinstance(layout, Layout):
-        layout.check(shape, strict=False)
     check_flag("dropout", dropout)
     if grad_bytes is not None:
         check_number("grad_bytes", grad_bytes)
     if attention not in ("fused", "unfused"):
         raise InputError(f"attention must be fused or unfused, got {attention!r}")
-    columns = layout.columns if isinstance(layout, Layout) else layout
-    on_numbers = array_module(*columns) is np
-    if split != "even" and on_numbers and np.any(one_of(columns.schedule, TWO_PIPES)):
-        raise InputError(
-            "chimera's stages are split evenly over both directions, and dualpipe's, got split"
-            f" {split!r}"
-        )
+    known_scheme(quant)
     knobs = MemoryKnobs() if knobs is None else knobs
     _check_knobs(knobs)
     states = states or model_states(dtype, optimizer, grad_bytes)
-    fused = attention == "fused"
-    layer = {"element_bytes": element_bytes(dtype), "fused": fused, "dropout": dropout}
-    layer["input_bytes"] = _QUANTISED_BYTES if known_scheme(quant) else layer["element_bytes"]
+    layer = _layer(dtype, quant, attention, dropout)
+    return _used(shape, layout, layer, states, split, stages, knobs)
+
+
+def _layer(dtype: str, quant: str, attention: str, dropout: bool) -> dict[str, Any]:
+    """Arguments of `layer_activations`."""
+    size = element_bytes(dtype)
+    return {
+        "element_bytes": size, "input_bytes": _QUANTISED_BYTES if quant else size,
+        "fused": attention == "fused", "dropout": dropout,
+    }  # fmt: skip
+
+
+def _used(
+    shape: TransformerShape, layout: Layout | Layouts, layer: dict[str, Any], states: ModelStates,
+    split: str, stages: int | None, knobs: MemoryKnobs,
+) -> MemoryUse:  # fmt: skip
+    """Memory on the stages of one layout, or on those of columns where the peak may be."""
     if isinstance(layout, Layout):
+        layout.check(shape, strict=False)
         stage = np.arange(layout.pp)
-        return _StageMemory(shape, columns, stage, split, layer, knobs).use(states)
+        return _StageMemory(shape, layout.columns, stage, split, layer, knobs).use(states)
     columns = Layouts(*(column[..., None] for column in layout))
     stage = _stages(shape, layout, stages)
     priced = array_module(*layout).minimum(stage, columns.pp - 1)
@@ -227,7 +235,7 @@ def in_flight(
         here = schedule == code
         if xp is np and not np.any(here):
             continue
-        held = in_flight_of(name, stage, pp, micro_batches, chunks=vp)
+        held = KINDS[name].in_flight(*map(floats, (stage, pp, micro_batches, vp)))
         if code in FORWARDS_FIRST:
             # without stages it is gradient accumulation: a backward pass follows each forward pass
             held = xp.where(pp == 1, 1.0, held)
@@ -249,11 +257,9 @@ def memory_of(
     states = model_states(config.dtype, config.optimizer, config.gradient_bytes)
     trained = config.trained_share
     states = ModelStates(states.weight, states.gradient * trained, states.optimizer * trained)
-    return memory(
-        config.shape, layouts, dtype=config.dtype, quant=config.quant, states=states,
-        optimizer=config.optimizer, attention=config.attention, dropout=config.dropout,
-        split=config.stage_split, knobs=knobs,
-    )  # fmt: skip
+    layer = _layer(config.dtype, config.quant, config.attention, config.dropout)
+    knobs = MemoryKnobs() if knobs is None else knobs
+    return _used(config.shape, layouts, layer, states, config.stage_split, None, knobs)
 
 
 def _stages(shape: TransformerShape, layouts: Layouts, stages: int | None) -> Array:
@@ -294,6 +300,12 @@ class _StageMemory:
     def use(self, states: ModelStates) -> MemoryUse:
         """All of it, for some bytes per parameter."""
         x, knobs = self.x, self.knobs
+        uneven = self.split != "even" and array_module(*x) is np
+        if uneven and np.any(one_of(x.schedule, TWO_PIPES)):
+            raise InputError(
+                "chimera's stages are split evenly over both directions, and dualpipe's, got split"
+                f" {self.split!r}"
+            )
         dense, experts = self._parameters()
         expert_shards = array_module(*x).maximum(
             x.expert_data_ranks * x.shard_ranks / x.data_ranks, 1

@@ -1,5 +1,5 @@
 """What one pipeline schedule answers. To add a schedule: a file that makes its `ScheduleKind`, and
-its place in `names.KINDS`; rules on layouts (`transformer/rules.py`) and unlike stages
+its place in `names.KINDS`; rules on layouts (`transformer/columns.py`) and unlike stages
 (`pace.py`) only where it differs from 1F1B.
 
 Symbols: p workers, m micro-batches, v chunks per worker; F and B seconds of one worker's forward

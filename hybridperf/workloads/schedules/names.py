@@ -1,5 +1,5 @@
-"""Schedules by name: their orders, the seconds of a step whose stages are all alike, activations in
-flight, and what each asks of its sizes.
+"""Schedules by name: their orders, the seconds of a step whose stages are all alike, and what each
+asks of its sizes.
 
 The closed forms equal the graph of each schedule's order; with stages that differ they do not
 (`pace.py` tells what then).
@@ -86,14 +86,6 @@ def closed_form_s(
     joint_s = forward_s + backward_s if joint_s is None else joint_s
     seconds = StageSeconds(floats(forward_s), backward_s, weight_s, send_s, joint_s)
     return kind.step_s(floats(workers), floats(micro_batches), chunks, seconds)
-
-
-def in_flight(
-    name: str, worker: Array, workers: Array, micro_batches: Array, *, chunks: Array = 1
-) -> Array:
-    """Micro-batches that a worker keeps activations of at most, of all its layers; broadcast."""
-    sizes = floats(worker), floats(workers), floats(micro_batches), floats(chunks)
-    return known_kind(name).in_flight(*sizes)
 
 
 def known_kind(name: str) -> ScheduleKind:

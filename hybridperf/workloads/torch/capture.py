@@ -21,10 +21,9 @@ from typing import Any
 from unittest import mock
 
 from hybridperf.io import InputError
-from hybridperf.workloads.torch.drops import fused_drops
 from hybridperf.workloads.torch.fakes import Fakes, without_memory
-from hybridperf.workloads.torch.fused_norm import fused_norms
 from hybridperf.workloads.torch.messages import is_message
+from hybridperf.workloads.torch.on_gpu import fused_drops, fused_norms
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp, recorder
 
 _UNSCALED = (

@@ -22,7 +22,7 @@ from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds, InStep, S
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
 from hybridperf.workloads.in_program import MESSAGE_LAUNCH, refuse_unpriced, role_of
-from hybridperf.workloads.source_lines import labelled
+from hybridperf.workloads.own import labelled
 from hybridperf.workloads.torch.capture import Captured, capture
 from hybridperf.workloads.torch.fusion import PricedOp, fused
 from hybridperf.workloads.torch.messages import (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from hybridperf.io import InputError
-from hybridperf.workloads.source_lines import user_line
+from hybridperf.workloads.own import user_line
 from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
 from hybridperf.workloads.torch.storages import StorageTally
 

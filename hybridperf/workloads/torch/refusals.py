@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from hybridperf.io import InputError
-from hybridperf.workloads.source_lines import line_of, user_line
+from hybridperf.workloads.own import line_of, user_line
 
 # as PyTorch's errors say it
 _NEEDS_A_GPU = (

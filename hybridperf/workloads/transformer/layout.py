@@ -6,7 +6,7 @@ kept or computed again.
                                                     a pipeline sees per step
 
 `order` tells which dimension varies fastest over neighbouring ranks, hence which groups lie inside
-a node (`groups.py`). What is legal: `rules.py`. Many layouts at once: `columns.py`.
+a node (`groups.py`). Many layouts at once, and what is legal: `columns.py`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from hybridperf.io import InputError
 from hybridperf.workloads.schedules.kind import ScheduleKind
 from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import groups
-from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES, Layouts
+from hybridperf.workloads.transformer.columns import RECOMPUTE, RULES, SCHEDULES, Layouts, remarks
 from hybridperf.workloads.transformer.fields import LARGEST, check_flag, check_whole
-from hybridperf.workloads.transformer.rules import RULES, remarks
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 __all__ = ["ORDER", "Layout", "Layouts"]
@@ -150,9 +149,11 @@ class Layout:
         for name in ("expert_tp", "shard_ranks"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
-        check_whole("tp x cp x dp x pp", self.ranks)
-        check_whole("micro_batch x accumulation x dp", self.global_batch)
-        check_flag("sequence_parallel", self.sequence_parallel)
+        if max(self.ranks, self.global_batch) > LARGEST:
+            check_whole("tp x cp x dp x pp", self.ranks)
+            check_whole("micro_batch x accumulation x dp", self.global_batch)
+        if type(self.sequence_parallel) is not bool:
+            check_flag("sequence_parallel", self.sequence_parallel)
         _code("recompute", self.recompute, RECOMPUTE)
         _code("schedule", self.schedule, SCHEDULES)
         if isinstance(self.zero, bool | float) or self.zero not in (0, 1, 2, 3):

@@ -5,7 +5,6 @@ are made of.
     embedding_passes(config)     before the first layer
     head_passes(config)          behind the last: norm, logits, loss
     optimizer_passes(config)     once a step, of one stage
-    gradient_reduction(config)   once a step, of one stage
     send_call(config)            a micro-batch's activations to the next stage, as many bytes of
                                  gradients back
 
@@ -28,7 +27,7 @@ from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.layers import grouped
 from hybridperf.workloads.transformer.layout import ORDER, Layout
 from hybridperf.workloads.transformer.passes import Passes, Piece, recompute
-from hybridperf.workloads.transformer.update import gradient_reduction, optimizer_passes
+from hybridperf.workloads.transformer.update import optimizer_passes
 from hybridperf.workloads.transformer.weights import (
     Weights,
     embedding_weights,
@@ -38,8 +37,7 @@ from hybridperf.workloads.transformer.weights import (
 from hybridperf.workloads.transformer.zero import shard_parameters
 
 __all__ = [
-    "embedding_passes", "gradient_reduction", "head_passes", "layer_passes", "optimizer_passes",
-    "send_call",
+    "embedding_passes", "head_passes", "layer_passes", "optimizer_passes", "send_call",
 ]  # fmt: skip
 
 

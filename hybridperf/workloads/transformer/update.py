@@ -1,4 +1,5 @@
-"""Once a step: gradients summed over replicas, the optimizer, weights exchanged.
+"""Once a step: gradients summed over replicas, the optimizer, weights exchanged. (ZeRO-3, and
+ZeRO-2 without a pipeline, exchange theirs around each layer: `zero.py`.)
 
 Adam in mixed precision reads a gradient and fp32 weight and moments and writes the latter and the
 weight in the op's dtype: 12 + g + 12 + e bytes a number, 28 with 16-bit gradients, and the gradient
@@ -79,16 +80,6 @@ def _narrowed_weights(config: TransformerConfig, stage: int) -> Steps:
     call = OpCall(op, times=ratios.CAST_AND_TRANSPOSED)
     launches = PRODUCTS_PER_LAYER * sum(count for _, count in layers)
     return (PassStep(call, "optimizer", "weights narrowed", kernels=launches),)
-
-
-def gradient_reduction(config: TransformerConfig, stage: int = 0) -> Steps:
-    """What a stage's ranks exchange once a step: sums of gradients, updated weights from ZeRO-1 on.
-
-    ZeRO-3, and ZeRO-2 without a pipeline, exchange theirs around each layer (`zero.py`).
-    """
-    tied = tied_reduction(config)
-    first = (tied,) if tied is not None and stage in (0, config.stages - 1) else ()
-    return (*first, *summed(config, stage_weights(config, stage)), *gathered(config, stage))
 
 
 class Bucket(NamedTuple):

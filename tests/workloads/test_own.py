@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybridperf.workloads import source_lines
+from hybridperf.workloads import own
 
 
 @pytest.mark.parametrize(
@@ -14,9 +14,9 @@ from hybridperf.workloads import source_lines
         ("/elsewhere/.venv/lib/python3.11/site-packages/jax/_src/numpy/ops.py", True),
         ("/usr/lib/python3.12/contextlib.py", True),
         ("<frozen importlib._bootstrap>", True),
-        (source_lines.__file__, True),
-        (source_lines.__file__.replace("workloads/source_lines", "cli/predict"), True),
+        (own.__file__, True),
+        (own.__file__.replace("workloads/own", "cli/predict"), True),
     ],
 )
 def test_installed_packages_are_not_the_users(file, foreign) -> None:
-    assert source_lines.is_foreign(file) == foreign
+    assert own.is_foreign(file) == foreign

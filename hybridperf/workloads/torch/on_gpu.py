@@ -1,8 +1,10 @@
-"""RMSNorm as PyTorch has it on GPUs: one kernel, where a CPU runs it op by op.
+"""Ops that are one kernel on GPUs alone, as programs are captured for them: RMSNorm and dropout.
 
 `aten::_fused_rms_norm` has a kernel of its own on GPUs alone (its `dispatch` in PyTorch's
 native_functions.yaml); tensors without memory lie on the host, where it is taken apart. Here it is
-an op of ours by the same name and arguments, recorded as any other.
+an op of ours by the same name and arguments, recorded as any other. `aten::native_dropout` is what
+a GPU runs (aten/src/ATen/native/Dropout.cpp), where a CPU draws a mask, scales it and multiplies;
+fused attention of GPUs drops as it goes.
 """
 
 from __future__ import annotations
@@ -83,3 +85,31 @@ def _op() -> Any:
 
     forward.register_autograd(gradients, setup_context=keep)
     return forward
+
+
+@contextlib.contextmanager
+def fused_drops() -> Iterator[None]:
+    """`dropout` as one op, also where modules of PyTorch call it."""
+    import torch
+
+    functional = torch.nn.functional
+    apart, attend = torch.dropout, functional.scaled_dot_product_attention
+
+    def dropped(input: Any, p: float, train: bool) -> Any:
+        if train and 0.0 < p < 1.0:
+            return torch.native_dropout(input, p, True)[0]
+        return apart(input, p, train)
+
+    def attended(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        *args: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        del dropout_p
+        return attend(query, key, value, attn_mask, 0.0, *args, **kwargs)
+
+    with (
+        mock.patch.object(torch, "dropout", dropped),
+        mock.patch.object(torch._VF, "dropout", dropped, create=True),
+        mock.patch.object(functional, "scaled_dot_product_attention", attended),
+    ):
+        yield
