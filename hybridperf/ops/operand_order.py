@@ -20,7 +20,7 @@ What is newer than Hopper runs old kernels as Hopper does, per multiprocessor an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -56,10 +56,16 @@ def row_kernel(op: Op, tokens: str) -> str:
     return "rows of 2 bytes" if any(width % 2 for width in widths) else "rows of 4 bytes"
 
 
-def turns_images(op: Convolution) -> bool:
-    """Whether its kernel reads the channels of a pixel together."""
-    two_bytes = DTYPE_BYTES[op.dtype] == DTYPE_BYTES["fp16"]
-    return two_bytes and float(op.groups) == 1 and float(op.kh) * (float(op.kw) or float(op.kh)) > 1
+def image_kernel(op: Convolution, strides: Sequence[int]) -> str:
+    """Which kernel convolves images as they lie; empty: the usual one.
+
+    `strides`: of the images, elements from one to the next of each dimension; empty: not known.
+    """
+    together = len(strides) < 4 or strides[1] == 1 or float(op.c_in) == 1
+    pixels = float(op.kh) * (float(op.kw) or float(op.kh))
+    if together or pixels == 1 or float(op.groups) > 1:
+        return ""
+    return CHANNELS_FIRST if DTYPE_BYTES[op.dtype] == DTYPE_BYTES["fp16"] else ""
 
 
 def order_seconds(call: OpCall, device: DeviceSpec) -> float:

@@ -1,13 +1,15 @@
 """Products whose rows tensor cores cannot load whole."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import hybridperf as hp
 from hybridperf.io import read_table
 from hybridperf.model.ship.own import own_table
-from hybridperf.ops import BatchedGemm, Gemm, OpCall
-from hybridperf.ops.operand_order import order_seconds, row_kernel
+from hybridperf.ops import BatchedGemm, Convolution, Gemm, OpCall
+from hybridperf.ops.operand_order import image_kernel, order_seconds, row_kernel
 
 H200 = hp.load_model("h200_sxm")
 
@@ -31,6 +33,29 @@ def seconds(model, *calls):
 )
 def test_rows_choose_their_kernel(op, tokens, kernel) -> None:
     assert row_kernel(op, tokens) == kernel
+
+
+@pytest.mark.parametrize(
+    ("changes", "strides", "kernel"),
+    [
+        ({}, (802_816, 12_544, 112, 1), "channels first"),
+        ({}, (802_816, 1, 7168, 64), ""),
+        ({}, (), ""),
+        ({"kh": 1.0}, (802_816, 12_544, 112, 1), ""),
+        ({"groups": 64.0}, (802_816, 12_544, 112, 1), ""),
+        ({"dtype": "fp32"}, (802_816, 12_544, 112, 1), ""),
+    ],
+)
+def test_images_choose_their_kernel(changes, strides, kernel) -> None:
+    op = Convolution("bf16", 32.0, 64.0, 64.0, 112.0, 112.0, 3.0)
+    assert image_kernel(dataclasses.replace(op, **changes), strides) == kernel
+
+
+def test_turning_images_takes_twice_their_bytes() -> None:
+    op = Convolution("bf16", 32.0, 64.0, 64.0, 112.0, 112.0, 3.0)
+    plain_s, turned_s = seconds(H200, OpCall(op), OpCall(op, kernel="channels first"))
+    twice_s = 2 * float(op.work().bytes) / H200.device.memory_bytes_per_s
+    assert twice_s < turned_s - plain_s < 1.5 * twice_s
 
 
 @pytest.mark.parametrize("kernel", ["rows of 2 bytes", "rows of 4 bytes"])

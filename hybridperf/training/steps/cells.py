@@ -37,8 +37,8 @@ from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.in_step import (
     call_in_step,
     inside_a_node,
+    priced_call,
     role_of,
-    step_in_step,
 )
 from hybridperf.workloads.transformer.layout import Layouts
 from hybridperf.workloads.transformer.parts import divided, layer_part_passes
@@ -186,7 +186,7 @@ def _added(
         field = f"{role_of(step)}_s"
         launched = [(_FIELDS["kernels"], float(step.kernels))]
         fields = (field, "weights_s") if step.weight_gradient else (field,)
-        number = prices.number(step_in_step(step))
+        number = prices.number(priced_call(step))
         return [(_FIELDS[name], number, -1) for name in fields], launched
     group = _PLACED.index(step.part) if step.part in _PLACED else -1
     called = list(_collectives(step))

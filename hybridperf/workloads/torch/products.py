@@ -13,7 +13,6 @@ from typing import Any
 
 from hybridperf.ops import BatchedGemm, Convolution, Fused, Gemm, OpCall, Reduction, attention_of
 from hybridperf.ops.attention import Attention
-from hybridperf.ops.operand_order import CHANNELS_FIRST, turns_images
 from hybridperf.workloads import ratios
 from hybridperf.workloads.torch.calls import Tensor, TorchCall, broadcast, is_whole, needs
 from hybridperf.workloads.torch.loops import Ops, Rule, named
@@ -55,7 +54,7 @@ def convolution(call: TorchCall) -> Ops:
     if "_transpose" in kind or kind.endswith("transpose") or flagged:
         # transposed: the gradient of a convolution from the result to the input
         return (_convolution(out, weight, x.shape, x.dtype, "bwd_inputs"),)
-    return (_laid(_convolution(x.shape, weight, out, x.dtype, "fwd"), x),)
+    return (_convolution(x.shape, weight, out, x.dtype, "fwd"),)
 
 
 def convolution_backward(call: TorchCall) -> Ops:
@@ -72,8 +71,7 @@ def convolution_backward(call: TorchCall) -> Ops:
     ops: Ops = ()
     for wanted, direction in zip(mask, directions, strict=False):
         if wanted:
-            op = _convolution(source.shape, weight, result.shape, x.dtype, direction)
-            ops += (_laid(op, x),)
+            ops += (_convolution(source.shape, weight, result.shape, x.dtype, direction),)
     if mask[2] and len(gradient.shape) > 1 and gradient.elements:
         channels = float(gradient.shape[1])
         ops += (Reduction(gradient.dtype, channels, gradient.elements / channels),)
@@ -214,12 +212,6 @@ def _product(a: Tensor, b: Tensor) -> Ops:
         return (Gemm(a.dtype, float(m * math.prod(left[:-2])), float(n), float(k)),)
     batch = math.prod(broadcast(left[:-2], right[:-2]))
     return (BatchedGemm(a.dtype, float(batch), float(m), float(n), float(k)),) if batch else ()
-
-
-def _laid(op: Convolution, x: Tensor) -> OpCall:
-    """How cuDNN runs it: its kernels for tensor cores read the channels of a pixel together."""
-    first = len(x.strides) > 3 and x.shape[1] > 1 and x.strides[1] > 1
-    return OpCall(op, kernel=CHANNELS_FIRST if first and turns_images(op) else "")
 
 
 def _convolution(

@@ -19,8 +19,9 @@ from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.io import InputError, unknown
 from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds, InStep, StepPlace
-from hybridperf.ops import OpCall
+from hybridperf.ops import Convolution, OpCall
 from hybridperf.ops.attention import Attention
+from hybridperf.ops.operand_order import image_kernel
 from hybridperf.workloads.in_program import MESSAGE_LAUNCH, refuse_unpriced, role_of
 from hybridperf.workloads.own import labelled
 from hybridperf.workloads.torch.capture import Captured, capture
@@ -218,13 +219,15 @@ def on_host(op: CapturedOp) -> bool:
 
 def as_run(op: CapturedOp, call: OpCall, compiled: bool) -> Call:
     """A kernel of an op in a step; fused attention is PyTorch's own, as in any step of
-    torchtitan's. Inductor pads operands whose rows begin anywhere, eager PyTorch does not.
+    torchtitan's. Inductor orders and pads what its kernels read, eager PyTorch does not.
     """
     if isinstance(call.op, Attention) and call.op.element_bytes == _KERNEL_BYTES:
         call = replace(call, kernel=_ATTENTION_KERNEL)
     if compiled:
         return call_in_step(call)
     left = op.call.tensor(1 if op.call.kind in _ADDED_FIRST else 0)
+    if isinstance(call.op, Convolution) and left is not None:
+        call = replace(call, kernel=image_kernel(call.op, left.strides))
     # of weights' gradients: turned, so that tokens are summed over
     return call_in_step(call, "k" if left is not None and left.transposed else "m")
 

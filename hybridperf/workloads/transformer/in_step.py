@@ -59,7 +59,7 @@ def call_in_step(call: Call, tokens: str | None = None) -> Call:
     return dataclasses.replace(call, issued_apart=True, kernel=kernel)
 
 
-def step_in_step(step: PassStep) -> Call:
+def priced_call(step: PassStep) -> Call:
     """What prices a pass' step; products of a layer by how their rows begin."""
     return call_in_step(step.call, step.tokens if step.part == "gemm" else None)
 

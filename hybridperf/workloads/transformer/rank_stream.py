@@ -27,7 +27,7 @@ from hybridperf.workloads.transformer.in_step import (
     call_in_step,
     inside_a_node,
     place_of,
-    step_in_step,
+    priced_call,
 )
 from hybridperf.workloads.transformer.passes import PassStep, Steps, flops
 
@@ -227,7 +227,7 @@ class RankStreams:
         return self._row(Exposed(row, beside, step.collective.collective), StepPlace())
 
     def _placed(self, step: PassStep, run: RepeatedSteps) -> _Row:
-        return step_in_step(step), place_of(step, self.framework, run.block)
+        return priced_call(step), place_of(step, self.framework, run.block)
 
     def _waited(self, run: RepeatedSteps) -> Iterator[_Row]:
         """What a run's host waits for."""
