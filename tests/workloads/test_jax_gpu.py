@@ -317,7 +317,9 @@ def test_of_branches_the_costlier_one_counts() -> None:
 
 
 def test_memory_by_hand() -> None:
-    """Weights and input, one result and the gradient; donated weights are written over."""
+    """Weights and input, one result and the gradient; donated weights are written over, as XLA
+    plans it on a CPU, and the most is alive as their gradient is made.
+    """
     n, b = 4096, 512
 
     def step(w, x):
@@ -326,4 +328,7 @@ def test_memory_by_hand() -> None:
     kept, given = (gpu(step, f32(n, n), f32(b, n), donate_argnums=one) for one in ((), 0))
     square, rows = 4 * n * n, 4 * b * n
     assert kept.peak_memory.bytes == pytest.approx(3 * square + rows, rel=0.02)
-    assert given.peak_memory.bytes == pytest.approx(2 * square + rows, rel=0.02)
+    assert given.peak_memory.bytes == pytest.approx(2 * square + 2 * rows, rel=0.01)
+    plan = jax.jit(step, donate_argnums=0).lower(f32(n, n), f32(b, n)).compile().memory_analysis()
+    outside = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
+    assert given.peak_memory.bytes == pytest.approx(outside + plan.temp_size_in_bytes, rel=0.01)

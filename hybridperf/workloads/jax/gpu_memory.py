@@ -10,6 +10,7 @@ need less.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,19 +38,22 @@ def peak_bytes(kernels: Sequence[Settled], flow: Dataflow, fuser: Fuser) -> floa
     arguments = {fuser.owner(one) for one in arguments}
     given = fuser.storages(flow.outputs)
     results = {fuser.owner(one) for one in given}
-    donated = sum(sizes[fuser.number[node]] for node in fuser.donated if node not in split)
+    held = sum(sizes[one] for one in arguments)
+    # results that take the places of donated arguments, which lie there anyway
+    free = Counter(sizes[fuser.number[node]] for node in fuser.donated if node not in split)
+    placed = set[int]()
+    for one in sorted(results - arguments):
+        if free[sizes[one]]:
+            free[sizes[one]] -= 1
+            placed.add(one)
     uses = [
         _Use(
-            frozenset(fuser.owner(x) for x in one.read) - arguments,
-            frozenset(fuser.owner(x) for x in one.written) - arguments,
+            frozenset(fuser.owner(x) for x in one.read) - arguments - placed,
+            frozenset(fuser.owner(x) for x in one.written) - arguments - placed,
         )
         for one in kernels
     ]  # fmt: skip
-    fresh = sum(sizes[one] for one in results - arguments)
-    reused = min(donated, fresh)
-    held = sum(sizes[one] for one in arguments)
-    most = _peak(_as_in_program(uses, kernels, flow), sizes, results - arguments)
-    return held + max(most - reused, 0.0)
+    return held + _peak(_as_in_program(uses, kernels, flow), sizes, results - arguments - placed)
 
 
 def _as_in_program(
