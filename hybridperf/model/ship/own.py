@@ -4,10 +4,11 @@ table has rows.
     calibration/measured/DEVICE/ops.csv.gz
 
 Those of `OWN_GROUPS` are fitted by themselves, as `hybridperf fit` does with rows of no known
-family. The table has others, too, whose fits held for sizes that were measured and misled beyond
-(scattered sums, sorts, copies: a serial step that small ops show) or whose interval was twofold
-(reductions): they stay with what stands for them. Convolutions are those of images whose channels
-lie together; PyTorch ran those of single precision in TF32.
+family; `OWN_FAMILIES` are adapted from what other GPUs show. The table has others, too, whose fits
+held for sizes that were measured and misled beyond (scattered sums, sorts, copies: a serial step
+that small ops show) or whose interval was twofold (reductions): they stay with what stands for
+them. Convolutions are those of images whose channels lie together; PyTorch ran those of single
+precision in TF32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from hybridperf.io import read_table
 from hybridperf.io.installed import installed_hardware
@@ -25,7 +27,8 @@ from hybridperf.model.fit.device import fit
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 
-OWN_GROUPS = ("embedding_bag", "softmax", "convolution", "grouped_convolution")
+OWN_GROUPS = ("embedding_bag", "softmax")
+OWN_FAMILIES = ("convolution",)
 LEAST_OWN_ROWS = 24
 TABLE = "ops.csv.gz"
 
@@ -55,18 +58,30 @@ def with_own(model: PerfModel) -> PerfModel:
         for name in OWN_GROUPS
         if name not in taught and (group == GROUPS.index(name)).sum() >= LEAST_OWN_ROWS
     ]
-    rows = rows[np.isin(group, [GROUPS.index(name) for name in wanted])]
-    own, report = fit(rows, model.device, prior="none")
     at = [GROUPS.index(name) for name in wanted]
+    alone = rows[np.isin(group, at)]
+    own, report = fit(alone, model.device, prior="none")
     arrays = {name: np.array(getattr(model.knobs, name)) for name in GROUP_KNOBS}
     for name, values in arrays.items():
         values[at] = np.asarray(getattr(own.knobs, name))[at]
     levels = {name: getattr(own.knobs, name) for name in LEVEL_KNOBS}
-    counts = {str(name): int(n) for name, n in rows["op"].value_counts().items()}
+    families, groups, lines = dict(model.families), dict(own.groups), report.summary()["ops"]
+    for family in OWN_FAMILIES:
+        names = groups_of(family)
+        mine = rows[np.isin(group, [GROUPS.index(name) for name in names])]
+        if family in families or len(mine) < LEAST_OWN_ROWS:
+            continue
+        adapted, report = fit(mine, model.device)
+        alone = pd.concat([alone, mine])
+        families[family] = adapted.families[family]
+        groups |= {name: adapted.groups[name] for name in names if name in adapted.groups}
+        lines += report.summary()["ops"]
+    counts = {str(name): int(n) for name, n in alone["op"].value_counts().items()}
     measured = {"table": f"calibration/measured/{model.device.id}/{TABLE}", "rows": counts}
     return dataclasses.replace(
         model,
         knobs=dataclasses.replace(model.knobs, **arrays, **levels),
-        groups={**model.groups, **own.groups},
-        provenance={**model.provenance, "own": {**measured, "fit": report.summary()}},
+        families=families,
+        groups={**model.groups, **groups},
+        provenance={**model.provenance, "own": {**measured, "fit": {"ops": lines}}},
     )
