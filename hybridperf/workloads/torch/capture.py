@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from hybridperf.io import InputError
-from hybridperf.workloads.torch.fakes import Fakes, without_memory
+from hybridperf.workloads.torch.fakes import Fakes, as_made, without_memory
 from hybridperf.workloads.torch.messages import is_message
 from hybridperf.workloads.torch.on_gpu import fused_drops, fused_norms
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp, recorder
@@ -64,6 +64,7 @@ def capture(
         InputError: PyTorch is not installed, or what the program does next depends on numbers.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(as_made(fn, args, kwargs))
         stack.enter_context(without_memory())
         import torch
 

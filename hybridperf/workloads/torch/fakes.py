@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -42,7 +41,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         raise InputError(_INSTALL) from error
     if ranks < 1:
         raise InputError(f"expected one rank or more, got {ranks}")
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
     from torch.overrides import TorchFunctionMode
 
     class OneDevice(TorchFunctionMode):
@@ -94,7 +93,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
 
     known = torch._guards.detect_fake_mode()
     with (
-        known or _mode(),
+        known or FakeTensorMode(allow_non_fake_inputs=True),
         OneDevice(),
         mock.patch.object(autocast, "__init__", here),
         mock.patch.object(torch.nn.Module, "_apply", apply),
@@ -108,12 +107,24 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         yield
 
 
-@functools.cache
-def _mode() -> Any:
-    """One for all: views of a tensor that another made would have a storage of their own."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+@contextlib.contextmanager
+def as_made(*values: Any) -> Iterator[None]:
+    """Where modules or tensors among values were made in `without_memory`, the same place again: in
+    another, views of them have storages of their own.
+    """
+    if "torch" not in sys.modules:  # so nothing was made, and whether it is installed is asked next
+        yield
+        return
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    leaves = torch.utils._pytree.tree_leaves(values)
+    modules = (one for one in leaves if isinstance(one, torch.nn.Module))
+    held = (tensor for one in modules for tensor in (*one.parameters(), *one.buffers()))
+    made = (one for one in (*leaves, *held) if isinstance(one, FakeTensor))
+    mode = next((one.fake_mode for one in made), None)
+    with mode if torch._guards.detect_fake_mode() is None and mode else contextlib.nullcontext():
+        yield
 
 
 def _of_known_numbers(torch: Any, func: Any, args: Any, kwargs: Any) -> bool:
