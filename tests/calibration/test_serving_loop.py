@@ -109,7 +109,9 @@ def test_a_loop_around_nothing_is_quicker_than_one_around_a_decoder(decoder) -> 
         _, busy = run.served(server, asked, None)
     finally:
         server.close()
-    assert 0 < run.loop_of(SMALL, 20, 0, None) < busy.step_s / busy.steps
+    loop_s, way_s = run.loop_of(SMALL, 20, 0, None)
+    assert 0 < loop_s < busy.step_s / busy.steps
+    assert 0 <= way_s["left"] <= way_s["seen"]
 
 
 @pytest.mark.parametrize("seed", range(2))
