@@ -24,7 +24,7 @@ from hybridperf.model.platform import OpTable
 from hybridperf.model.reference_device import Calibration
 from hybridperf.ops import FUSED, GROUPS, OpCall
 from hybridperf.ops.attention_kernels import BY_LAW, SHARES, measured_seconds
-from hybridperf.ops.operand_order import BY_ROWS, ROWS
+from hybridperf.ops.operand_order import order_remark, order_width
 from hybridperf.ops.roofline import Work
 from hybridperf.ops.stacked import stacked
 from hybridperf.ops.table import OpRows
@@ -116,7 +116,8 @@ class OwnOps:
             adapted, device = self.model.families[name], self.model.device
             out[at] = by_prior.remarks(name, adapted, device, rows, assumed)
         out[[*self.by_law]] = BY_LAW
-        out[[call.kernel in ROWS for call in self.calls]] = BY_ROWS
+        for at, call in enumerate(self.calls):
+            out[at] = order_remark(call, self.model.device) or out[at]
         return np.where(self.fused, "", out)
 
     @functools.cached_property
@@ -143,7 +144,7 @@ class OwnOps:
             if report is not None and report.half_width is not None:
                 width = np.log1p(report.half_width) / NINE_OF_TEN
                 out[at] = width * widening(self.outside[[at]])[0]
-        return out
+        return np.hypot(out, [order_width(call, self.model.device) for call in self.calls])
 
     def report(self, at: int) -> GroupReport | None:
         """How far to trust an op's group; None where it was not measured."""

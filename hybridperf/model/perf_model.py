@@ -29,7 +29,6 @@ from hybridperf.model.op_rows import predict_ops
 from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, seconds
 from hybridperf.model.reference_device import (
-    as_libraries_run,
     as_measured,
     is_measured,
     priced_elsewhere,
@@ -189,8 +188,7 @@ class PerfModel:
         """Calls in the format that libraries run, of 16 bits in the one that was measured, where
         the other is as fast.
         """
-        run = [(call, as_libraries_run(self.device, call.op)) for call in calls]
-        found = [(call, as_measured(self, op)) for call, op in run]
+        found = [(call, as_measured(self, call.op.run_on(self.device))) for call in calls]
         return [call if op is call.op else dataclasses.replace(call, op=op) for call, op in found]
 
     def _correct(self, table: OpTable, at: np.ndarray, seconds: np.ndarray) -> None:

@@ -44,7 +44,6 @@ from hybridperf.model.platform import OpTable
 from hybridperf.ops import (
     FUSED,
     GROUPS,
-    Convolution,
     EncoderAttention,
     Gemm,
     LatentAttention,
@@ -119,16 +118,6 @@ def as_measured(model: Calibration, op: Op) -> Op:
     other = dataclasses.replace(op, dtype=twin)
     same_rate = _rate(model.device, op) == _rate(model.device, other)
     return other if same_rate and _in_slots(model, other) else op
-
-
-def as_libraries_run(device: DeviceSpec, op: Op) -> Op:
-    """The op in the number format that libraries choose: cuDNN takes TF32 for convolutions in
-    single precision where there is such (PyTorch's `torch.backends.cudnn.allow_tf32` and XLA's
-    default precision alike).
-    """
-    if isinstance(op, Convolution) and op.dtype == "fp32" and "tf32" in device.peak_flops_per_s:
-        return dataclasses.replace(op, dtype="tf32")
-    return op
 
 
 def reference_device(

@@ -15,9 +15,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from hybridperf.hardware import DTYPE_BYTES, Unit
+from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, Unit
 from hybridperf.io import unknown
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.ops.inputs import log2_ratio, log_sizes_base2
@@ -114,6 +114,17 @@ class Op(abc.ABC):
             **log_sizes_base2(self, *self.dimensions(), **counts),
             "log2_bytes_per_l2": log2_ratio(work.bytes, gpu.l2_bytes),
         }
+
+    @classmethod
+    def dtype_on(cls, dtype: str, device: DeviceSpec) -> str:
+        """The number format that libraries choose on a device for operands of `dtype`."""
+        del device
+        return dtype
+
+    def run_on(self, device: DeviceSpec) -> Self:
+        """The op in that format."""
+        dtype = self.dtype_on(self.dtype, device)
+        return self if dtype == self.dtype else dataclasses.replace(self, dtype=dtype)
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from hybridperf.hardware import Unit
+from hybridperf.hardware import DeviceSpec, Unit
 from hybridperf.io.errors import unknown
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.ops.base import Gpu, Op, register
@@ -69,6 +69,13 @@ class Convolution(Op):
             passes = f"a convolution's passes are {', '.join(DIRECTIONS)}"
             raise unknown("pass", value, DIRECTIONS, passes)
         return value
+
+    @classmethod
+    def dtype_on(cls, dtype: str, device: DeviceSpec) -> str:
+        """cuDNN takes TF32 for single precision where there is such: PyTorch's
+        `torch.backends.cudnn.allow_tf32` and XLA's default precision alike.
+        """
+        return "tf32" if dtype == "fp32" and "tf32" in device.peak_flops_per_s else dtype
 
     def work(self) -> Work:
         kw, w_in, w_out, taps = self._widths()

@@ -9,10 +9,10 @@ tensor cores cannot take such rows whole, and kernels of earlier generations run
 Such a product takes as long as its arithmetic at a rate of theirs beside what an aligned one takes.
 On Hopper the rates are those of 31 and of 49 products that an H200 ran (`calibration/measured`,
 "layer"), within 18 and 14 % in the median; small products lose a factor of two, large ones of three
-and eight. On earlier devices the belief that nanoGPT's step gives: 25 % of it came from a
-vocabulary of 50304 in place of 50257 on an A100 (its author, 2023), whose head is about a fifth of
-the step, (0.2 + 0.25) / 0.2 = 2.3 times; the head's own rate is taken as four fifths of the peak.
-What is newer than Hopper runs old kernels as Hopper does, per multiprocessor and cycle: assumed.
+and eight. Blackwell is assumed to run old kernels as Hopper does, per multiprocessor and cycle. On
+all other devices the belief that nanoGPT's step gives: 25 % of it came from a vocabulary of 50304
+in place of 50257 on an A100 (its author, 2023), whose head is about a fifth of the step, (0.2 +
+0.25) / 0.2 = 2.3 times; the head's own rate is taken as four fifths of the peak.
 
     channels first     a convolution's images are turned before (`nchwToNhwcKernel` in a trace), and
                        its result after, unless its kernel is one pixel or it has groups
@@ -30,8 +30,8 @@ from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.gemm import Product
 
 _WHOLE = 8  # numbers of 16 bits that are 16 bytes
-_EARLIER = ("Pascal", "Volta", "Turing", "Ampere", "Ada")
-_EARLIER_SHARE = 0.8 / 1.3  # of the peak
+_SEEN = ("Hopper", "Blackwell")
+_BELIEVED_SHARE = 0.8 / 1.3  # of the peak
 _CYCLES = 132 * 1.98e9  # multiprocessors x clock of the H200
 # flops of a multiprocessor and cycle, by kernel
 ROWS: Mapping[str, float] = {
@@ -40,7 +40,8 @@ ROWS: Mapping[str, float] = {
 }
 CHANNELS_FIRST = "channels first"
 _TURNING_SHARE = 0.75  # of the memory's bandwidth: as loops reach it
-BY_ROWS = "a product whose rows do not begin at multiples of 16 bytes, by what an H200 took of such"
+# standard deviations of logs: as products of the H200 scatter, and as the belief is wide
+_SEEN_WIDTH, _BELIEVED_WIDTH = 0.25, 0.35
 
 
 def row_kernel(op: Op, tokens: str) -> str:
@@ -75,9 +76,30 @@ def order_seconds(call: OpCall, device: DeviceSpec) -> float:
         return moved / (_TURNING_SHARE * device.memory_bytes_per_s)
     if call.kernel not in ROWS:
         return 0.0
-    peak = device.peak(call.op.dtype, "matrix")
-    rate = _EARLIER_SHARE * peak
-    newer = not device.arch.startswith(_EARLIER)
-    if newer and device.multiprocessors is not None and device.clock_hz is not None:
-        rate = min(ROWS[call.kernel] * device.multiprocessors * device.clock_hz, rate)
+    rate = _BELIEVED_SHARE * device.peak(call.op.dtype, "matrix")
+    if _is_seen(device):
+        cycles_per_s = float(device.multiprocessors or 0) * float(device.clock_hz or 0)
+        rate = min(ROWS[call.kernel] * cycles_per_s, rate)
     return float(np.asarray(call.op.work().flops)) * call.times / rate
+
+
+def order_width(call: OpCall, device: DeviceSpec) -> float:
+    """How wide what `order_seconds` adds makes the log of a product's seconds."""
+    if call.kernel not in ROWS:
+        return 0.0
+    return _SEEN_WIDTH if _is_seen(device) else _BELIEVED_WIDTH
+
+
+def order_remark(call: OpCall, device: DeviceSpec) -> str:
+    """What was assumed of a product's rows; empty of all other calls."""
+    if call.kernel not in ROWS:
+        return ""
+    source = (
+        "by what an H200 took of such" if _is_seen(device) else "believed from a step of nanoGPT"
+    )
+    return f"rows of a product do not begin at multiples of 16 bytes: {source}"
+
+
+def _is_seen(device: DeviceSpec) -> bool:
+    known = device.multiprocessors is not None and device.clock_hz is not None
+    return known and device.arch.startswith(_SEEN)

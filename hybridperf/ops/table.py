@@ -134,7 +134,7 @@ def _part(
     device: DeviceSpec, labels: Mapping[str, np.ndarray], problem: np.ndarray,
 ) -> OpRows:  # fmt: skip
     cls, fixed = op_by_name(name)
-    dtype = canonical_dtype(dtype)
+    dtype = cls.dtype_on(canonical_dtype(dtype), device)
     peak = device.peak(cls.arithmetic_dtype(dtype, text), cls.unit)
     columns = {}
     good = np.ones(len(at), bool)

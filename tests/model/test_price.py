@@ -10,7 +10,7 @@ import hybridperf as hp
 from hybridperf.model import PerfModel, shipped
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.model.reference_device import ATTENTION_WIDTH, PRODUCTS_WIDTH
-from hybridperf.ops import EncoderAttention, Gemm, OpCall, RmsNorm
+from hybridperf.ops import Convolution, EncoderAttention, Gemm, OpCall, RmsNorm
 from hybridperf.ops.stacked import calls_of
 from hybridperf.ops.table import parse_ops
 
@@ -61,6 +61,25 @@ def test_it_is_what_tables_say_of_ops_that_nobody_measured() -> None:
     assert product["low_s"] < product["predicted_s"] < product["high_s"]
     assert "no gemm in fp16 was measured" in product["note"]
     assert "the share of the roofline that" in product["note"]
+
+
+def test_a_convolution_in_single_precision_is_tf32_where_there_is_such() -> None:
+    """For whoever measures it, for tables and for calls: rows in fp32 teach what both say."""
+    op = Convolution("fp32", 32.0, 64.0, 64.0, 56.0, 56.0, 3.0)
+    sizes = {"op": "conv", "dtype": "fp32", "c_in": 64, "h_in": 56, "h_out": 56, "kh": 3}
+    rows = pd.DataFrame([
+        sizes | {"batch": batch, "c_out": c_out, "time_s": 1e-9 * batch * c_out * 56**2 / 100}
+        for batch in (8, 16, 32, 64, 128) for c_out in (32, 64, 96, 128, 192, 256)
+    ])  # fmt: skip
+    asked = pd.DataFrame([sizes | {"batch": 32, "c_out": 64}])
+    for device, peak in (("a100_sxm4_80g", "tf32"), ("v100_sxm2", "fp32")):
+        spec = hp.load_device(device)
+        assert op.run_on(spec).dtype == peak
+        model, _ = hp.fit(rows, device, prior="none")
+        (by_table,) = model.predict_ops(asked)["predicted_s"]
+        for dtype in ("fp32", peak):
+            call = OpCall(dataclasses.replace(op, dtype=dtype))
+            assert hp.price(model, [call]).seconds == pytest.approx([by_table], rel=1e-4)
 
 
 def test_a_fused_norm_takes_its_bytes_and_a_single_one_what_was_measured(model) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.io import read_table
+from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.ship.own import own_table
 from hybridperf.ops import BatchedGemm, Convolution, Gemm, OpCall
 from hybridperf.ops.operand_order import image_kernel, order_seconds, row_kernel
@@ -77,6 +78,16 @@ def test_products_that_an_h200_ran(kernel) -> None:
     assert len(errors) > 25
     assert np.median(np.abs(errors)) < 0.2
     assert np.median(np.abs(plain)) > 0.5
+
+
+def test_a_product_s_rows_are_told_and_widen_its_interval() -> None:
+    op = Gemm("bf16", 8192.0, 50257.0, 1024.0)
+    for device, source in (("h200_sxm", "an H200"), ("a100_sxm4_80g", "nanoGPT")):
+        model = hp.load_model(device)
+        (whole, odd) = (OwnOps(model, [OpCall(op, kernel=one)]) for one in ("", "rows of 2 bytes"))
+        assert source not in str(whole.remarks[0])
+        assert source in str(odd.remarks[0])
+        assert odd.spread(np.zeros(1)) > whole.spread(np.zeros(1))
 
 
 @pytest.mark.parametrize("device", ["v100_sxm2", "a100_sxm", "h100_sxm", "b200"])

@@ -73,7 +73,7 @@ class PriceCache:
         self._prices: dict[tuple[str, str, str], Prices] = {}
 
     def prices(self, machine: Machine) -> Prices:
-        """Prices of calls on one machine; begun anew once they are very many."""
+        """Prices of calls on one machine; dropped once they are very many."""
         held = self._prices.get(machine.key)
         if held is None or len(held.calls) > _MOST_CALLS:
             model = self._model(machine).on(machine.spec)
