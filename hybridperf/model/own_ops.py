@@ -116,8 +116,8 @@ class OwnOps:
             adapted, device = self.model.families[name], self.model.device
             out[at] = by_prior.remarks(name, adapted, device, rows, assumed)
         out[[*self.by_law]] = BY_LAW
-        for at, call in enumerate(self.calls):
-            out[at] = order_remark(call, self.model.device) or out[at]
+        told = [order_remark(call, self.model.device) for call in self.calls]
+        out = np.where(np.array(told, bool), np.array(told, object), out)
         return np.where(self.fused, "", out)
 
     @functools.cached_property
