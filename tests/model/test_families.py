@@ -157,8 +157,9 @@ def test_rows_of_two_groups_are_one_family() -> None:
             {**PREFILL, "kv_dtype": "bf16"},
             "context_attention||bf16|",
         ),  # as the op's: nothing to say
-        ({**CONV, "pass": "bwd_inputs"}, "conv||fp32|bwd_inputs"),
-        (CONV, "conv||fp32|fwd"),
+        # single precision is TF32 where there is such
+        ({**CONV, "pass": "bwd_inputs"}, "conv||tf32|bwd_inputs"),
+        (CONV, "conv||tf32|fwd"),
         ({**MOE, "framework": "trtllm", "distribution": "power_law_1.2"}, "moe|trtllm|bf16|"),
         ({**MOE, "framework": "trtllm", "distribution": "balanced"}, "moe|trtllm|bf16|"),
     ],
