@@ -9,13 +9,11 @@
     equal blocks     the larger of GPU, behind a first launch, and host; the host runs ahead among
                      equal layers and no further (`transformer/step.py`)
     stage            its blocks forward and backward, and messages to its neighbours
-    step             m max_stage + fill (sum_stages - max_stage) + exposed gradient reduction
-                     + optimizer + fixed
+    step             m max_stage + waits + exposed gradient reduction + optimizer + fixed
 
-m micro-batches per step. `fill` is how much of the pipeline's filling and draining shows: 1 for
-1F1B and GPipe, 1 / v with v chunks per stage. For GPipe and 1F1B this is (m - 1) max + sum, which
-measured steps follow to under 1 %. What a pipeline's slowest worker waits for others, by schedule,
-is the rows' own `pace` (`workloads/schedules/pace.py`), so that the engine knows no schedule.
+m micro-batches per step. For GPipe and 1F1B waits are sum_stages - max_stage, which measured steps
+follow to under 1 %. What a pipeline's slowest worker waits for others, by schedule, is the rows'
+own `pace` (`workloads/schedules/pace.py`), so that the engine knows no schedule.
 
 The step is also the sum of four parts, as the slowest stage's GPU sees it:
 
@@ -80,23 +78,23 @@ def step_seconds(
     send_s = (1 - f.sends_hidden) * p2p_s
     posted_s = f.chunks * k.slot_s + k.stall_s * f.stalls
 
-    def stage(layers: Array, *outer: _Block, sends: tuple[Array, Array]) -> Passes:
-        """A stage of a pipeline with so many layers, and with the embedding or the head."""
-        passes = []
-        for at, posted in ((0, posted_s), (1, 0.0)):
-            works = [(layers, layer[at]), *((1.0, block[at]) for block in outer)]
-            held_s = sum(_held(xp, launch_s, count, work) for count, work in works)
-            passes.append(held_s + posted + sends[at] * send_s)
-        return Passes(*passes)
+    def held(block: _Block, count: Array = 1.0) -> Passes:
+        return Passes(*(_held(xp, launch_s, count, work) for work in block[:2]))
 
-    v = f.chunks
-    first = stage(f.layers_first, embedding, sends=(v, v - 1))
-    last = stage(f.layers_last, head, sends=(v - 1, v))
+    def stage(layers: Array, *outer: Passes, sends: tuple[Array, Array]) -> Passes:
+        """A stage of a pipeline with so many layers, and with the embedding or the head."""
+        works = [held(layer, layers), *outer]
+        forward, backward = (sum(work[at] for work in works) for at in (0, 1))
+        return Passes(forward + posted_s + sends[0] * send_s, backward + sends[1] * send_s)
+
+    v, embedded, headed = f.chunks, held(embedding), held(head)
+    first = stage(f.layers_first, embedded, sends=(v, v - 1))
+    last = stage(f.layers_last, headed, sends=(v - 1, v))
     other = stage(f.layers_most, sends=(v, v))
     if f.schedule is not None:  # the first stage holds the last chunk
         turned = (v - 1, v - 1)
         both = (
-            stage(f.layers_first, embedding, head, sends=turned),
+            stage(f.layers_first, embedded, headed, sends=turned),
             stage(f.layers_last, sends=turned),
         )
         first, last = (
@@ -119,7 +117,7 @@ def step_seconds(
     )
     other = Passes(*(xp.where(f.stages > 2, one, 0.0) for one in other))
     sum_s = xp.where(alone, first.both_s, first.both_s + last.both_s + between_s)
-    stages = Stages(first, other, last, sum_s)
+    stages = Stages(first, other, last, sum_s, embedded.both_s, headed.both_s)
     assert f.pace is not None, "rows say how their schedule paces unlike stages"
     slowest = f.pace(xp, f, stages, _layer_seconds(xp, layer))
     hidden_s = f.sends_hidden * p2p_s

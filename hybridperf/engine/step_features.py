@@ -60,6 +60,8 @@ class Stages(NamedTuple):
     other: Passes  # the fullest between first and last; 0 where there is none
     last: Passes
     sum_s: Array  # of both passes of all
+    embedding_s: Array  # what it adds to the first, both passes
+    head_s: Array  # to the last
 
 
 class Pace(NamedTuple):
@@ -100,7 +102,6 @@ class StepFeatures:
     layers: Array  # of all stages
     stages: Array
     micro_batches: Array
-    fill: Array  # share of 1F1B's filling and draining that shows
     forwards_first: Array  # 1: all forwards before the first backward
     chunks: Array  # of a stage, each of which sends for itself
     sends_s: Array  # one message between neighbouring stages
@@ -130,7 +131,7 @@ class StepFeatures:
     exchange_hidden: Array  # 1: expert messages of a pair of passes run beside its computation
     folded: Array  # 1: a pipeline turns at its last stage, so the first holds the last chunk, too
     slowest: Array | None = None  # deviations, as `StepEffects.on_slowest` takes them
-    schedule: Array | None = None  # its code; None: `fill` says all of the schedule
+    schedule: Array | None = None  # its code; None: 1F1B, GPipe or interleaved
     # [K, N] width in logs on top of each step effect's own, where what it multiplies was not
     # measured on this machine
     unmeasured_widths: np.ndarray | None = None

@@ -103,8 +103,6 @@ def _exception(found: Plan, choice: Choice) -> str:
     chunks = {sum(config.layers_of(stage)) for stage in range(config.stages)}
     if config.layout.vp > 1 and (len(chunks) > 1 or config.stage_split != "even"):
         return "chunks of an interleaved pipeline differ"
-    if config.layout.vp > 1:
-        return "embedding and head of an interleaved pipeline weigh on one chunk each"
     if config.layout.pp > 1 and config.layout.zero > 1:
         return "shards are gathered beside the waits of a pipeline"
     return ""

@@ -20,6 +20,8 @@ from hybridperf.model.step_effects import (
     slowest_of,
 )
 from hybridperf.workloads.schedules import schedule
+from hybridperf.workloads.schedules.one_way import interleaved
+from hybridperf.workloads.schedules.order import BACKWARD, FORWARD
 from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer.columns import FOLDED, SCHEDULES
 
@@ -49,9 +51,7 @@ def row(**changes):
         name: np.array([value], float)
         for name, value in dict(layers_first=4, layers_last=4, layers_most=4, layers=4).items()
     }
-    fields |= {
-        name: np.ones(1) for name in ("stages", "micro_batches", "fill", "chunks", "tp_nodes", "tp")
-    }
+    fields |= {name: np.ones(1) for name in ("stages", "micro_batches", "chunks", "tp_nodes", "tp")}
     return StepFeatures(
         **fields
         | {k: v if isinstance(v, BlockPrices) else np.array([v], float) for k, v in changes.items()}
@@ -60,9 +60,8 @@ def row(**changes):
 
 def pipeline(stages, **changes):
     """The same, a layer per stage."""
-    return row(
-        stages=stages, layers_first=1, layers_last=1, layers_most=1, layers=stages, **changes
-    )
+    layers = {"layers_first": 1, "layers_last": 1, "layers_most": 1, "layers": stages}
+    return row(stages=stages, **layers | changes)
 
 
 def of_schedule(name):
@@ -86,9 +85,29 @@ def test_equal_stages_give_the_closed_form_of_1f1b(stages, m):
 
 def test_interleaving_shows_only_a_share_of_the_filling():
     """m (F + B) (1 + (p - 1) / (v m))."""
-    assert time(pipeline(4, micro_batches=8, fill=0.5, chunks=2)) == pytest.approx(
-        8 * 3 * (1 + 3 / (2 * 8))
-    )
+    assert time(pipeline(4, micro_batches=8, chunks=2)) == pytest.approx(8 * 3 * (1 + 3 / (2 * 8)))
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "batches"), [(2, 4, 2), (2, 2, 8), (4, 2, 8), (4, 3, 16), (8, 2, 16)]
+)
+@pytest.mark.parametrize("embedding_s", [0.0, 0.8])
+@pytest.mark.parametrize("head_s", [0.8, 4.0])
+def test_embedding_and_head_weigh_on_one_chunk_each(stages, chunks, batches, embedding_s, head_s):
+    """An interleaved pipeline's replay, with an embedding no longer than the head: both begin and
+    end a chunk of one stage, forward and backward.
+    """
+    schedule = interleaved(stages, batches, chunks)
+    ends_s = {0: embedding_s, schedule.stages - 1: head_s}
+    turns = {FORWARD: 1.0, BACKWARD: 2.0}
+    replayed = schedule.replay(lambda task: turns[task.kind] * (1 + ends_s.get(task.stage, 0.0)))
+    row = pipeline(
+        stages, micro_batches=batches, chunks=chunks, layers_first=chunks, layers_last=chunks,
+        layers_most=chunks, layers=stages * chunks,
+        embedding=block(gemm_s=(embedding_s, 0, 2 * embedding_s)),
+        head=block(gemm_s=(head_s, 0, 2 * head_s)),
+    )  # fmt: skip
+    assert time(row) == pytest.approx(max(done.end_s for done in replayed.values()), rel=1e-9)
 
 
 def test_the_slowest_stage_sets_the_pace():
@@ -272,7 +291,6 @@ def mixed_rows(count=2000, seed=1):
             stages == 1, held[0], held[0] + held[1] + np.maximum(stages - 2, 0) * held[2]
         ),
         "micro_batches": stages * rng.choice([2.0, 4.0], count),
-        "fill": rng.choice([1.0, 0.5], count),
         "chunks": np.ones(count),
         "sends_hidden": rng.choice([0.0, 1.0], count),
         "reduction_hidden": rng.choice([0.0, 1.0], count),
@@ -472,7 +490,7 @@ def some_row():
         return made | {"hiding_s": made["attention_s"] / 4}
 
     sizes = dict(
-        micro_batches=6, fill=1, sends_s=1e-3, tp_nodes=1, reduction_s=2e-2, tied_s=1e-3,
+        micro_batches=6, sends_s=1e-3, tp_nodes=1, reduction_s=2e-2, tied_s=1e-3,
         updated_s=1e-3, optimizer_s=1e-3, optimizer_kernels=3, tp=2, crossing=1, stalls=1,
         gathered_layers=2,
     )  # fmt: skip

@@ -102,7 +102,7 @@ class SpaceColumns:
         known |= {name: self._block(block, at) for block, name in enumerate(_BLOCKS)}
         return StepFeatures(
             **known,
-            tp_nodes=self.tp_nodes[self.cell[at]], fill=1.0 / vp, chunks=vp,
+            tp_nodes=self.tp_nodes[self.cell[at]], chunks=vp,
             forwards_first=np.isin(schedule, FORWARDS_FIRST).astype(float),
             schedule=schedule if np.isin(schedule, SPLITS_BACKWARD).any() else None, pace=pace,
             exchange_hidden=hides.astype(float), folded=np.isin(schedule, FOLDED).astype(float),

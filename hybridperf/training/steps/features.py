@@ -53,7 +53,7 @@ from hybridperf.workloads.transformer.update import (
 )
 
 _COLUMNS = (
-    "layers_first", "layers_last", "layers_most", "layers", "stages", "micro_batches", "fill",
+    "layers_first", "layers_last", "layers_most", "layers", "stages", "micro_batches",
     "chunks", "sends_hidden", "tp_nodes", "gathers_hidden", "reduction_hidden", "tp", "schedule",
     "waiting", "crossing", "stalls", "gathered_layers", "forwards_first", "updates_hidden",
     "stall_chance", "exchange_hidden", "folded", "slowest",
@@ -177,7 +177,7 @@ def _columns(config: TransformerConfig) -> tuple[float, ...]:
     """A row of `_COLUMNS`."""
     x, stages = config.layout, _stages(config)
     return (
-        *stages, config.shape.depth, x.pp, x.accumulation, _fill(config), x.vp,
+        *stages, config.shape.depth, x.pp, x.accumulation, x.vp,
         config.overlap_sends, config.group("tp").nodes, config.overlap_shards,
         waits.reduces_beside(config) and x.kind.pipes == 1, x.tp,
         SCHEDULES.index(x.schedule), does(config.framework, "ring_waits"),
@@ -340,11 +340,3 @@ def _stage_layers(
     turns = pieces.reshape(vp, pp)
     held = turns[0] + turns[1, ::-1] if folded else turns.sum(0)
     return float(held[0]), float(held[-1]), float(held[1:-1].max() if pp > 2 else held[0])
-
-
-def _fill(config: TransformerConfig) -> float:
-    """How much of a pipeline's filling and draining shows, of 1F1B's."""
-    layout = config.layout
-    if layout.schedule == "interleaved" or layout.vp > 1:
-        return 1.0 / layout.vp
-    return 1.0

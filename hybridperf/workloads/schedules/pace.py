@@ -6,11 +6,13 @@ drains, by schedule.
                                 fill what it would wait, each adds a forward and a backward pass
     GPipe                       all stages once, and m - 1 times the slowest forward and the slowest
                                 backward pass
-    interleaved                 slowest stage; waits fill (sum_stages - max_stage), `fill` as the
-                                row has it
-    zero bubble                 as interleaved, by the fill that makes it the closed form of equal
-                                stages (`schedules/names.py`), which depends on the seconds F, B, W
-                                of a layer forward, backward, and for its weights' gradients:
+    interleaved                 all micro-batches on the slowest stage, and while the pipeline fills
+                                and drains a chunk of each other stage; `_interleaved_s` says what
+                                embedding and head add, which weigh on one chunk each
+    zero bubble                 slowest stage; waits fill (sum_stages - max_stage), by the fill that
+                                makes it the closed form of equal stages (`schedules/names.py`),
+                                which depends on the seconds F, B, W of a layer forward, backward,
+                                and for its weights' gradients:
                                 fill = (closed(p, m, F, B, W) - m (F + B)) / ((p - 1) (F + B))
     ZB-V, DualPipeV             what the first worker, which has both ends, has more to do than the
                                 others fills its waits: no less than they take by themselves
@@ -61,7 +63,6 @@ def plain_pace(xp: Any, f: StepFeatures, stages: Stages) -> Pace:
     at_last = last_s >= stage_s
     at_first = xp.where(at_last, f.stages == 1, first_s >= stage_s)
     layers = xp.where(at_first, f.layers_first, xp.where(at_last, f.layers_last, f.layers_most))
-    waits_s = f.fill * xp.maximum(stages.sum_s - stage_s, 0.0)
     m = f.micro_batches
 
     def added_s(passes: Passes, ahead: Array) -> Array:
@@ -88,8 +89,30 @@ def plain_pace(xp: Any, f: StepFeatures, stages: Stages) -> Pace:
     whole_s = stages.sum_s + added
     whole_s = xp.where(f.forwards_first > 0, whole_s, xp.maximum(whole_s, turns_s))
     plain_s = xp.maximum(whole_s - m * stage_s, 0.0)
-    waits_s = xp.where(f.chunks > 1, waits_s, xp.where(f.stages > 1, plain_s, 0.0))
+    chunked_s = _interleaved_s(xp, f, stages) - m * stage_s
+    chunked_s = xp.where(f.chunks > 1, xp.maximum(chunked_s, 0.0), plain_s)
+    waits_s = xp.where(f.stages > 1, chunked_s, 0.0)
     return Pace(stage_s, waits_s, layers, at_first, at_last)
+
+
+def _interleaved_s(xp: Any, f: StepFeatures, stages: Stages) -> Array:
+    """A step of an interleaved pipeline of p stages with v chunks of c seconds each, the first with
+    an embedding of e seconds, the last with a head of h: the longest of
+
+        (m v + p - 1) c + p e + m h     down and up the first chunk, and on the last stage
+        (m v + p - 2) c + (m - p) e + min(2 p, m) h     on the first, down and up the last chunk
+        m (v c + e)                     on the first stage
+
+    Exact where the head is the longer; up to 5 % below where the embedding is, by the graphs of
+    p = 2 to 8, v = 2 to 4, which have paths besides that go between the two.
+    """
+    p, m, e, h = f.stages, f.micro_batches, stages.embedding_s, stages.head_s
+    first_s, last_s = stages.first.both_s, stages.last.both_s
+    c = (stages.sum_s - e - h) / (p * f.chunks)
+    down_s = m * last_s + (p - 1) * c + p * e
+    up_s = m * first_s + (p - 2) * c + xp.minimum(2 * p, m) * h - p * e
+    other_s = m * stages.other.both_s + (p - 1) * c
+    return functools.reduce(xp.maximum, (down_s, up_s, m * first_s, other_s))
 
 
 def scheduled_pace(
