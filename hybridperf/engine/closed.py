@@ -66,84 +66,97 @@ def step_seconds(
     xp = array_module(*vars(k).values(), gpu_log, host_log, outer_log)
     if xp is not np:
         f, k, gpu_log, host_log, outer_log = fresh_views((f, k, gpu_log, host_log, outer_log))
-    k, on_outer = k.on_slowest(f.slowest), xp.exp(outer_log)
-    layer = _block(xp, f, f.layer, k, xp.exp(gpu_log), xp.exp(host_log), waits=True)
-    embedding = _block(xp, f, f.embedding, k, on_outer, on_outer, input_s=k.input_s)
-    head = _block(xp, f, f.head, k, on_outer, on_outer)
-    alone, launch_s = f.stages == 1, k.launch_s * f.chunks
+    k = k.on_slowest(f.slowest)
+    blocks = _blocks(xp, f, k, xp.exp(gpu_log), xp.exp(host_log), xp.exp(outer_log))
+    sends = _sends(f, k)
+    stages = _stages(xp, f, k, blocks, sends)
+    assert f.pace is not None, "rows say how their schedule paces unlike stages"
+    slowest = f.pace(xp, f, stages, _layer_seconds(xp, blocks.layer))
+    bubble_s = slowest.waits_s + _shown_s(xp, f, sends, stages, slowest)
+    update_s = ROLES["optimizer"].seconds(k, f.optimizer_s, 0.0)
+    updating_s = xp.maximum(update_s + k.launch_s, k.launch_s * f.optimizer_kernels)
+    once_s = _exposed_s(xp, f, k, blocks) + _gathered_s(xp, f, k, blocks) - slowest.hidden_s
+    step_s = f.micro_batches * slowest.stage_s + bubble_s + once_s + updating_s + k.fixed_s
+    work_s, comm_s = _of_slowest(xp, f, blocks, sends, slowest)
+    compute_s = f.micro_batches * work_s + update_s
+    exposed_s = f.micro_batches * comm_s + once_s
+    # only rounding puts it below zero, and so little above; what follows likewise
+    exposed_s = xp.where(exposed_s > _ROUNDING * step_s, exposed_s, 0.0)
+    host_s = xp.maximum(step_s - (compute_s + exposed_s + bubble_s), 0.0)
+    there, back = (work.seconds(xp) for work in blocks.layer[:2])
+    return StepParts(step_s, compute_s, exposed_s, bubble_s, host_s, there + back)
 
-    there, back = layer.forward, layer.backward
-    # of one direction: a message sent on, another chunk's on its way, posting
+
+class _Sends(NamedTuple):
+    """Messages between neighbouring stages, of one micro-batch in one direction [N]."""
+
+    shown_s: Array  # that hold a stage up
+    hidden_s: Array  # that it computes beside
+    posted_s: Array  # posting those of a forward pass, and their stalls
+
+
+def _sends(f: StepFeatures, k: StepEffects) -> _Sends:
     p2p_s = ROLES["p2p"].seconds(k, f.sends_s, 1.0)
-    send_s = (1 - f.sends_hidden) * p2p_s
     posted_s = f.chunks * k.slot_s + k.stall_s * f.stalls
+    return _Sends((1 - f.sends_hidden) * p2p_s, f.sends_hidden * p2p_s, posted_s)
+
+
+def _stages(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks, sends: _Sends) -> Stages:
+    """Stages of pipelines, and of rows without one the whole model, first and last at once."""
+    v, launch_s, alone = f.chunks, k.launch_s * f.chunks, f.stages == 1
 
     def held(block: _Block, count: Array = 1.0) -> Passes:
         return Passes(*(_held(xp, launch_s, count, work) for work in block[:2]))
 
-    def stage(layers: Array, *outer: Passes, sends: tuple[Array, Array]) -> Passes:
-        """A stage of a pipeline with so many layers, and with the embedding or the head."""
-        works = [held(layer, layers), *outer]
+    def stage(layers: Array, *outer: Passes, sent: tuple[Array, Array]) -> Passes:
+        """A stage with so many layers, and with the embedding or the head."""
+        works = [held(blocks.layer, layers), *outer]
         forward, backward = (sum(work[at] for work in works) for at in (0, 1))
-        return Passes(forward + posted_s + sends[0] * send_s, backward + sends[1] * send_s)
+        forward = forward + sends.posted_s + sent[0] * sends.shown_s
+        return Passes(forward, backward + sent[1] * sends.shown_s)
 
-    v, embedded, headed = f.chunks, held(embedding), held(head)
-    first = stage(f.layers_first, embedded, sends=(v, v - 1))
-    last = stage(f.layers_last, headed, sends=(v - 1, v))
-    other = stage(f.layers_most, sends=(v, v))
+    embedding, head = held(blocks.embedding), held(blocks.head)
+    first = stage(f.layers_first, embedding, sent=(v, v - 1))
+    last = stage(f.layers_last, head, sent=(v - 1, v))
+    other = stage(f.layers_most, sent=(v, v))
     if f.schedule is not None:  # the first stage holds the last chunk
         turned = (v - 1, v - 1)
-        both = (
-            stage(f.layers_first, embedded, headed, sends=turned),
-            stage(f.layers_last, sends=turned),
-        )
-        first, last = (
-            Passes(*(xp.where(f.folded > 0, a, b) for a, b in zip(own, plain, strict=True)))
-            for own, plain in zip(both, (first, last), strict=True)
-        )
-    layer_s = there.seconds(xp) + back.seconds(xp)
-    # of a layer that the GPU is slower at, each chunk waits for its first launch
-    later_s = xp.where(there.gpu_s > there.host_s, launch_s, 0.0)
-    later_s = later_s + xp.where(back.gpu_s > back.host_s, launch_s, 0.0)
-    between = f.layers - f.layers_first - f.layers_last
-    others = xp.maximum(f.stages - 2, 0)
-    between_s = between * layer_s + others * (later_s + posted_s + 2 * v * send_s)
-    whole = _alone(xp, embedding, layer, head, f.layers_first)
-    held_s = [_held(xp, k.launch_s, 1.0, work) for work in whole]
-    whole_s = Passes(sum(held_s[:3]), sum(held_s[3:]))
-    first, last = (
-        Passes(*(xp.where(alone, a, b) for a, b in zip(whole_s, one, strict=True)))
-        for one in (first, last)
-    )
+        folded = f.folded > 0
+        first = _either(xp, folded, stage(f.layers_first, embedding, head, sent=turned), first)
+        last = _either(xp, folded, stage(f.layers_last, sent=turned), last)
+    whole = [_held(xp, k.launch_s, 1.0, work) for work in _alone(xp, blocks, f.layers_first)]
+    whole_s = Passes(sum(whole[:3]), sum(whole[3:]))
+    first, last = (_either(xp, alone, whole_s, one) for one in (first, last))
     other = Passes(*(xp.where(f.stages > 2, one, 0.0) for one in other))
+    # of a layer that the GPU is slower at, each chunk waits for its first launch
+    layer_s, later_s = 0.0, 0.0
+    for work in blocks.layer[:2]:
+        layer_s = layer_s + work.seconds(xp)
+        later_s = later_s + xp.where(work.gpu_s > work.host_s, launch_s, 0.0)
+    between = f.layers - f.layers_first - f.layers_last
+    each_s = later_s + sends.posted_s + 2 * v * sends.shown_s
+    between_s = between * layer_s + xp.maximum(f.stages - 2, 0) * each_s
     sum_s = xp.where(alone, first.both_s, first.both_s + last.both_s + between_s)
-    stages = Stages(first, other, last, sum_s, embedded.both_s, headed.both_s)
-    assert f.pace is not None, "rows say how their schedule paces unlike stages"
-    slowest = f.pace(xp, f, stages, _layer_seconds(xp, layer))
-    hidden_s = f.sends_hidden * p2p_s
-    bubble_s = slowest.waits_s + xp.where(alone, 0.0, _shown_s(xp, f, hidden_s, stages, slowest))
-    reduction_s = _exposed_s(xp, f, k, layer, embedding)
-    reduction_s = reduction_s + xp.where(alone, _ends_s(xp, embedding, layer), 0.0)
-    update_s = ROLES["optimizer"].seconds(k, f.optimizer_s, 0.0)
-    updating_s = xp.maximum(update_s + k.launch_s, k.launch_s * f.optimizer_kernels)
-    singly_s = k.layer_gather_s * f.gathered_layers * (1 - f.reduction_hidden)
-    gathered_s = _gathered_s(xp, f, k, layer, embedding) + singly_s
-    step_s = f.micro_batches * slowest.stage_s + bubble_s + reduction_s + updating_s
-    step_s = step_s + gathered_s + k.fixed_s - slowest.hidden_s
-    layer_work_s, outer_work_s = layer.work_s, slowest.embeddings * embedding.work_s
-    outer_work_s = outer_work_s + slowest.heads * head.work_s
-    compute_s = f.micro_batches * (slowest.layers * layer_work_s + outer_work_s) + update_s
-    comm_s = slowest.layers * layer.shown_s + slowest.embeddings * embedding.shown_s
-    comm_s = comm_s + slowest.heads * head.shown_s
-    alone_comm_s = sum(work.gpu_s for work in whole) - slowest.layers * layer_work_s - outer_work_s
-    comm_s = xp.where(alone, alone_comm_s, comm_s)
-    ends = slowest.embeddings + slowest.heads
-    comm_s = comm_s + xp.where(alone, 0.0, posted_s + (2 * v - ends) * send_s)
-    exposed_s = f.micro_batches * comm_s + reduction_s + gathered_s - slowest.hidden_s
-    # only rounding puts it below zero, and so little above; what follows likewise
-    exposed_s = xp.where(exposed_s > _ROUNDING * step_s, exposed_s, 0.0)
-    host_s = xp.maximum(step_s - (compute_s + exposed_s + bubble_s), 0.0)
-    return StepParts(step_s, compute_s, exposed_s, bubble_s, host_s, layer_s)
+    return Stages(first, other, last, sum_s, embedding.both_s, head.both_s)
+
+
+def _either(xp: Any, chosen: Array, one: Passes, other: Passes) -> Passes:
+    return Passes(*(xp.where(chosen, a, b) for a, b in zip(one, other, strict=True)))
+
+
+def _of_slowest(
+    xp: Any, f: StepFeatures, blocks: _Blocks, sends: _Sends, slowest: Pace
+) -> tuple[Array, Array]:
+    """Seconds of a micro-batch on the slowest worker: computing, and what nothing hides."""
+    counts = slowest.embeddings, slowest.layers, slowest.heads
+    work_s, comm_s = (
+        sum(count * seconds(block) for count, block in zip(counts, blocks, strict=True))
+        for seconds in (lambda block: block.work_s, lambda block: block.shown_s)
+    )
+    messages = 2 * f.chunks - slowest.embeddings - slowest.heads
+    comm_s = comm_s + sends.posted_s + messages * sends.shown_s
+    whole_s = sum(work.gpu_s for work in _alone(xp, blocks, f.layers_first))
+    return work_s, xp.where(f.stages == 1, whole_s - work_s, comm_s)
 
 
 def _layer_seconds(xp: Any, layer: _Block) -> LayerSeconds:
@@ -168,14 +181,13 @@ def least_seconds(
     outer_log: Array = 0.0,
 ) -> LeastSeconds:  # fmt: skip
     """A lower bound of what blocks take; of `f` count blocks, tp groups and `slowest` alone."""
-    k, on_outer = k.on_slowest(f.slowest), np.exp(outer_log)
-    layer = _block(np, f, f.layer, k, np.exp(gpu_log), np.exp(host_log))
-    embedding = _block(np, f, f.embedding, k, on_outer, on_outer, input_s=k.input_s)
-    head = _block(np, f, f.head, k, on_outer, on_outer)
-    layer_s, *outer_s = (
-        block.forward.seconds(np) + block.backward.seconds(np) for block in (layer, embedding, head)
+    k = k.on_slowest(f.slowest)
+    corrections = (np.exp(log) for log in (gpu_log, host_log, outer_log))
+    blocks = _blocks(np, f, k, *corrections, waits=False)
+    embedding_s, layer_s, head_s = (
+        block.forward.seconds(np) + block.backward.seconds(np) for block in blocks
     )
-    return LeastSeconds(layer_s, sum(outer_s), layer.work_s)
+    return LeastSeconds(layer_s, embedding_s + head_s, blocks.layer.work_s)
 
 
 class _Work(NamedTuple):
@@ -203,6 +215,23 @@ class _Block(NamedTuple):
     shown_s: Array  # communication that nothing hides
 
 
+class _Blocks(NamedTuple):
+    embedding: _Block
+    layer: _Block
+    head: _Block
+
+
+def _blocks(
+    xp: Any, f: StepFeatures, k: StepEffects, on_gpu: Array, on_host: Array, on_outer: Array,
+    waits: bool = True,
+) -> _Blocks:  # fmt: skip
+    return _Blocks(
+        _block(xp, f, f.embedding, k, on_outer, on_outer, input_s=k.input_s),
+        _block(xp, f, f.layer, k, on_gpu, on_host, waits=waits),
+        _block(xp, f, f.head, k, on_outer, on_outer),
+    )
+
+
 def _held(xp: Any, launch_s: Array, count: Array, work: _Work) -> Array:
     """Seconds of equal blocks, one after the other, until the later of GPU and host is done.
 
@@ -216,15 +245,13 @@ def _held(xp: Any, launch_s: Array, count: Array, work: _Work) -> Array:
     return most * (1 + to_8 * to_8 * to_8) ** (1 / 24)
 
 
-def _alone(
-    xp: Any, embedding: _Block, layer: _Block, head: _Block, layers: Array
-) -> tuple[_Work, ...]:
+def _alone(xp: Any, blocks: _Blocks, layers: Array) -> tuple[_Work, ...]:
     """Equal blocks together of a stage that is alone, in the order they run.
 
     While one runs, weights of the next one are gathered and gradients of the one before scattered.
     """
-    first, there, top = embedding.forward, layer.forward, head.forward
-    bottom, back, end = head.backward, layer.backward, embedding.backward
+    first, there, top = (block.forward for block in blocks)
+    end, back, bottom = (block.backward for block in blocks)
     gpu_s = (
         xp.maximum(first.busy_s, end.scatter_s + there.gather_s),
         (layers - 1) * xp.maximum(there.busy_s, there.gather_s)
@@ -244,11 +271,12 @@ def _alone(
     )
 
 
-def _ends_s(xp: Any, embedding: _Block, layer: _Block) -> Array:
+def _ends_s(xp: Any, blocks: _Blocks) -> Array:
     """Once a step of a stage that is alone: its first weights are gathered beside nothing, its last
     gradients scattered beside nothing, and neither beside what `_alone` counts.
     """
-    first, there, back, end = *embedding[:1], *layer[:2], embedding.backward
+    first, there = blocks.embedding.forward, blocks.layer.forward
+    end, back = blocks.embedding.backward, blocks.layer.backward
     before_s = xp.maximum(first.busy_s, end.scatter_s + there.gather_s)
     behind_s = xp.maximum(end.busy_s, back.scatter_s + first.gather_s)
     at_first_s = first.gather_s + xp.maximum(first.busy_s, there.gather_s)
@@ -317,21 +345,23 @@ def _waits_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Arr
     return f.crossing * xp.where(f.tp > 1, waits_s, 0.0)
 
 
-def _shown_s(xp: Any, f: StepFeatures, send_s: Array, stages: Stages, slowest: Pace) -> Array:
+def _shown_s(xp: Any, f: StepFeatures, sends: _Sends, stages: Stages, slowest: Pace) -> Array:
     """What messages that computation hides still show [N].
 
     While a pipeline fills and drains each is on the longest path, and where a round trip through
     all stages takes longer than the slowest one needs for as many micro-batches as there are
     stages, each round trip waits for it.
     """
+    send_s = sends.hidden_s
     filling_s = 2 * (f.chunks * f.stages - 1 - f.folded) * send_s  # one turn needs no message
     trips = xp.floor((f.micro_batches - 1) / f.stages)
     trip_s = stages.sum_s + 2 * (f.stages - 1) * send_s - f.stages * slowest.stage_s
-    return filling_s + xp.where(f.chunks > 1, 0.0, trips * xp.maximum(trip_s, 0.0))
+    trips_s = xp.where(f.chunks > 1, 0.0, trips * xp.maximum(trip_s, 0.0))
+    return xp.where(f.stages == 1, 0.0, filling_s + trips_s)
 
 
-def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, layer: _Block, embedding: _Block) -> Array:
-    """What of a gradient's reduction nothing hides: its last bucket at least.
+def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks) -> Array:
+    """What of gradients' reduction nothing hides: the last bucket at least.
 
     An interleaved pipeline's chunks are done one after the other, with a backward pass of each
     stage between them: the others' gradients are reduced meanwhile.
@@ -339,7 +369,7 @@ def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, layer: _Block, embeddin
     role = ROLES["reduction"]
     sums = (f.reduction_s, f.reduction_tail_s, f.reduction_last_s, f.tied_s)
     whole_s, tail_s, last_s, tied_s = (role.seconds(k, one, 1.0) for one in sums)
-    end_s, layer_s = embedding.backward.seconds(xp), layer.backward.seconds(xp)
+    end_s, layer_s = (block.backward.seconds(xp) for block in blocks[:2])
     chunks, held = _in_turn(xp, f)
     others = f.layers_first - held
     slower_s = k.overlap_shown * (whole_s - last_s)
@@ -350,7 +380,8 @@ def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, layer: _Block, embeddin
     beside_s = xp.maximum(beside_s, whole_s / chunks - hiding_s)
     beside_s = xp.maximum(beside_s, xp.maximum(tail_s - end_s, last_s) + slower_s)
     beside_s = xp.maximum(beside_s, tied_s)
-    return xp.where(f.reduction_hidden > 0, beside_s, whole_s + tied_s)
+    exposed_s = xp.where(f.reduction_hidden > 0, beside_s, whole_s + tied_s)
+    return exposed_s + xp.where(f.stages == 1, _ends_s(xp, blocks), 0.0)
 
 
 def _in_turn(xp: Any, f: StepFeatures) -> tuple[Array, Array]:
@@ -361,9 +392,7 @@ def _in_turn(xp: Any, f: StepFeatures) -> tuple[Array, Array]:
     return chunks, f.layers_first / chunks
 
 
-def _gathered_s(
-    xp: Any, f: StepFeatures, k: StepEffects, layer: _Block, embedding: _Block
-) -> Array:
+def _gathered_s(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks) -> Array:
     """What nothing hides of gathering weights that were updated in shards.
 
     Beside the first forward pass each part awaits its own, one gather after the other: embedding,
@@ -372,8 +401,9 @@ def _gathered_s(
     """
     sums = (f.updated_s, f.updated_first_s, f.updated_last_s)
     whole_s, first_s, last_s = (ROLES["reduction"].seconds(k, one, 1.0) for one in sums)
-    layers_s, there_s = whole_s - first_s - last_s, layer.forward.seconds(xp)
-    begun_s, (chunks, held) = embedding.forward.seconds(xp), _in_turn(xp, f)
+    layers_s = whole_s - first_s - last_s
+    begun_s, there_s = (block.forward.seconds(xp) for block in blocks[:2])
+    chunks, held = _in_turn(xp, f)
     of_layer_s = layers_s / xp.maximum(f.layers_first, 1.0)
     before_s = begun_s + (held - 1) * there_s
     after_layers_s = first_s + layers_s - before_s - f.stages * (chunks - 1) * held * there_s
@@ -381,4 +411,5 @@ def _gathered_s(
     late_s = xp.maximum(first_s, first_s + of_layer_s - begun_s)
     late_s = late_s + k.overlap_shown * (whole_s - first_s - of_layer_s)
     late_s = xp.maximum(late_s, xp.maximum(after_layers_s, after_layers_s + last_s - there_s))
-    return xp.where(f.updates_hidden > 0, late_s, whole_s)
+    singly_s = k.layer_gather_s * f.gathered_layers * (1 - f.reduction_hidden)
+    return xp.where(f.updates_hidden > 0, late_s, whole_s) + singly_s
