@@ -182,8 +182,8 @@ def least_seconds(
 ) -> LeastSeconds:  # fmt: skip
     """A lower bound of what blocks take; of `f` count blocks, tp groups and `slowest` alone."""
     k = k.on_slowest(f.slowest)
-    corrections = (np.exp(log) for log in (gpu_log, host_log, outer_log))
-    blocks = _blocks(np, f, k, *corrections, waits=False)
+    on_gpu, on_host, on_outer = (np.exp(log) for log in (gpu_log, host_log, outer_log))
+    blocks = _blocks(np, f, k, on_gpu, on_host, on_outer, waits=False)
     embedding_s, layer_s, head_s = (
         block.forward.seconds(np) + block.backward.seconds(np) for block in blocks
     )
