@@ -415,6 +415,17 @@ def test_experts_are_priced_as_products(model):
     assert "moe" not in set(hp.predict(model, transformer(c)).breakdown()["group"])
 
 
+@pytest.mark.parametrize("overlapped", [True, False])
+def test_gradients_of_experts_are_summed_where_other_weights_have_one_rank(overlapped):
+    """Whole experts on a tensor-parallel group of four, dealt out over two ranks: two ranks hold
+    the same ones, though no rank holds another's share of all else.
+    """
+    moe = dataclasses.replace(GPT, family="moe", experts=8, topk=2)
+    settings = {"overlap_gradients": overlapped}
+    c = config(moe, settings=settings, tp=4, sequence_parallel=True, ep=2, expert_tp=1)
+    assert any("gradients summed" in label for label in transformer(c).graph.labels)
+
+
 def test_the_graph_ranks_expert_parallelism_as_steps_do(model):
     """128 experts a layer: launches and products of all of them on each rank, or of few; by the
     row's own config and prices.

@@ -241,6 +241,12 @@ class TransformerConfig:
         return bool(self.shape.experts) and (ep > 1 or expert_tp not in (None, self.layout.tp))
 
     @property
+    def has_peers(self) -> bool:
+        """Whether other ranks hold some of a rank's weights, too: all, or its experts alone."""
+        experts = self.experts_apart and self.group("expert_data").ranks > 1
+        return self.layout.data_ranks > 1 or experts
+
+    @property
     def hides_exchanges(self) -> bool:
         """Whether experts' messages of a forward and a backward pass run beside both of them."""
         return self.layout.kind.in_pairs and self.layout.ep > 1 and self.layout.cp == 1

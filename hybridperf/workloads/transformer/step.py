@@ -169,7 +169,7 @@ class _Build:
         done: dict[Task, int] = {}
         arrived: dict[Task, int] = {}
         begun: set[tuple[str, int, int]] = set()
-        if self.c.layout.data_ranks > 1 and self.c.overlap_weights:
+        if self.c.has_peers and self.c.overlap_weights:
             self.gather_updated()
         for task in self.schedule.issue_order():
             rank, block = self.schedule.worker_of(task), self.schedule.block(task)
@@ -211,7 +211,7 @@ class _Build:
     def task(self, rank: int, task: Task, first: bool, reduces: bool) -> int:
         """A stage's work on a micro-batch; its last node."""
         runs = self.runs[task.kind, task.stage]
-        several = self.c.layout.data_ranks > 1 and bool(runs)
+        several = self.c.has_peers and bool(runs)
         if several and self.c.overlap_shards and self.c.layout.shards_each_pass:
             return self.sharded(rank, [run for run, _ in runs for _ in range(run.count)], task)
         if several and self.c.overlap_weights and task.kind == FORWARD and first:
