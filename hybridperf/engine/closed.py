@@ -30,6 +30,7 @@ Axes: N rows, P = 2 passes. Columns are NumPy's or JAX's (`io/namespace.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,7 +78,7 @@ def step_seconds(
     updating_s = xp.maximum(update_s + k.launch_s, k.launch_s * f.optimizer_kernels)
     once_s = _exposed_s(xp, f, k, blocks) + _gathered_s(xp, f, k, blocks) - slowest.hidden_s
     step_s = f.micro_batches * slowest.stage_s + bubble_s + once_s + updating_s + k.fixed_s
-    work_s, comm_s = _of_slowest(xp, f, blocks, sends, slowest)
+    work_s, comm_s = _of_slowest(xp, f, blocks, sends, stages, slowest)
     compute_s = f.micro_batches * work_s + update_s
     exposed_s = f.micro_batches * comm_s + once_s
     # only rounding puts it below zero, and so little above; what follows likewise
@@ -104,40 +105,37 @@ def _sends(f: StepFeatures, k: StepEffects) -> _Sends:
 def _stages(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks, sends: _Sends) -> Stages:
     """Stages of pipelines, and of rows without one the whole model, first and last at once."""
     v, launch_s, alone = f.chunks, k.launch_s * f.chunks, f.stages == 1
+    embedding, layer, head = blocks
 
-    def held(block: _Block, count: Array = 1.0) -> Passes:
-        return Passes(*(_held(xp, launch_s, count, work) for work in block[:2]))
+    def held(works: Iterable[_Work]) -> Array:
+        return sum(_held(xp, launch_s, work) for work in works)
 
-    def stage(layers: Array, *outer: Passes, sent: tuple[Array, Array]) -> Passes:
-        """A stage with so many layers, and with the embedding or the head."""
-        works = [held(blocks.layer, layers), *outer]
-        forward, backward = (sum(work[at] for work in works) for at in (0, 1))
-        forward = forward + sends.posted_s + sent[0] * sends.shown_s
-        return Passes(forward, backward + sent[1] * sends.shown_s)
+    def rank(layers: Array, before: tuple[_Block, ...], behind: tuple[_Block, ...]) -> Passes:
+        works = _in_order(xp, f, (*before, layer, *behind), layers, at=len(before))
+        there, back = works[: len(works) // 2], works[len(works) // 2 :]
+        return Passes(held(there), held(back), sum(work.gpu_s for work in works))
 
-    embedding, head = held(blocks.embedding), held(blocks.head)
-    first = stage(f.layers_first, embedding, sent=(v, v - 1))
-    last = stage(f.layers_last, head, sent=(v - 1, v))
-    other = stage(f.layers_most, sent=(v, v))
+    def sent(stage: Passes, forwards: Array, backwards: Array) -> Passes:
+        forward_s = stage.forward + sends.posted_s + forwards * sends.shown_s
+        return Passes(forward_s, stage.backward + backwards * sends.shown_s, stage.gpu_s)
+
+    whole = rank(f.layers_first, (embedding,), (head,))
+    first = sent(rank(f.layers_first, (embedding,), ()), v, v - 1)
+    last = sent(rank(f.layers_last, (), (head,)), v - 1, v)
+    other = sent(rank(f.layers_most, (), ()), v, v)
     if f.schedule is not None:  # the first stage holds the last chunk
-        turned = (v - 1, v - 1)
-        folded = f.folded > 0
-        first = _either(xp, folded, stage(f.layers_first, embedding, head, sent=turned), first)
-        last = _either(xp, folded, stage(f.layers_last, sent=turned), last)
-    whole = [_held(xp, k.launch_s, 1.0, work) for work in _alone(xp, blocks, f.layers_first)]
-    whole_s = Passes(sum(whole[:3]), sum(whole[3:]))
-    first, last = (_either(xp, alone, whole_s, one) for one in (first, last))
-    other = Passes(*(xp.where(f.stages > 2, one, 0.0) for one in other))
-    # of a layer that the GPU is slower at, each chunk waits for its first launch
-    layer_s, later_s = 0.0, 0.0
-    for work in blocks.layer[:2]:
-        layer_s = layer_s + work.seconds(xp)
-        later_s = later_s + xp.where(work.gpu_s > work.host_s, launch_s, 0.0)
-    between = f.layers - f.layers_first - f.layers_last
-    each_s = later_s + sends.posted_s + 2 * v * sends.shown_s
-    between_s = between * layer_s + xp.maximum(f.stages - 2, 0) * each_s
+        turned, folded = rank(f.layers_last, (), ()), f.folded > 0
+        first = _either(xp, folded, sent(whole, v - 1, v - 1), first)
+        last = _either(xp, folded, sent(turned, v - 1, v - 1), last)
+    first, last = (_either(xp, alone, whole, one) for one in (first, last))
+    others = xp.maximum(f.stages - 2, 0)
+    fewer = others * f.layers_most - (f.layers - f.layers_first - f.layers_last)
+    layer_s = sum(work.seconds(xp) for work in layer[:2])
+    between_s = others * other.both_s - xp.where(others > 0, fewer * layer_s, 0.0)
     sum_s = xp.where(alone, first.both_s, first.both_s + last.both_s + between_s)
-    return Stages(first, other, last, sum_s, embedding.both_s, head.both_s)
+    other = Passes(*(xp.where(others > 0, one, 0.0) for one in other))
+    ends_s = (held(work for work in block[:2]) for block in (embedding, head))
+    return Stages(first, other, last, sum_s, *ends_s)
 
 
 def _either(xp: Any, chosen: Array, one: Passes, other: Passes) -> Passes:
@@ -145,18 +143,19 @@ def _either(xp: Any, chosen: Array, one: Passes, other: Passes) -> Passes:
 
 
 def _of_slowest(
-    xp: Any, f: StepFeatures, blocks: _Blocks, sends: _Sends, slowest: Pace
+    xp: Any, f: StepFeatures, blocks: _Blocks, sends: _Sends, stages: Stages, slowest: Pace
 ) -> tuple[Array, Array]:
     """Seconds of a micro-batch on the slowest worker: computing, and what nothing hides."""
     counts = slowest.embeddings, slowest.layers, slowest.heads
-    work_s, comm_s = (
-        sum(count * seconds(block) for count, block in zip(counts, blocks, strict=True))
-        for seconds in (lambda block: block.work_s, lambda block: block.shown_s)
-    )
+    work_s = sum(count * block.work_s for count, block in zip(counts, blocks, strict=True))
+    both_ends = (f.stages == 1) | (f.folded > 0)  # a first stage that holds the head, too
+    as_last = xp.where(both_ends, 0.0, slowest.heads)
+    others_s = xp.where(f.folded > 0, stages.last.gpu_s, stages.other.gpu_s)
+    gpu_s = slowest.embeddings * stages.first.gpu_s + as_last * stages.last.gpu_s
+    gpu_s = gpu_s + (1 - slowest.embeddings - as_last) * others_s
     messages = 2 * f.chunks - slowest.embeddings - slowest.heads
-    comm_s = comm_s + sends.posted_s + messages * sends.shown_s
-    whole_s = sum(work.gpu_s for work in _alone(xp, blocks, f.layers_first))
-    return work_s, xp.where(f.stages == 1, whole_s - work_s, comm_s)
+    messages_s = xp.where(f.stages == 1, 0.0, sends.posted_s + messages * sends.shown_s)
+    return work_s, gpu_s - work_s + messages_s
 
 
 def _layer_seconds(xp: Any, layer: _Block) -> LayerSeconds:
@@ -205,14 +204,17 @@ class _Work(NamedTuple):
         """Of one among many alike."""
         return xp.maximum(self.gpu_s, self.host_s)
 
+    def repeated(self, times: Array) -> _Work:
+        """As many, one after the other."""
+        return self._replace(gpu_s=times * self.gpu_s, host_s=times * self.host_s)
+
 
 class _Block(NamedTuple):
-    """Both passes of a block [N], and what their GPU's seconds are made of."""
+    """Both passes of a block [N]."""
 
     forward: _Work
     backward: _Work
     work_s: Array  # without communication
-    shown_s: Array  # communication that nothing hides
 
 
 class _Blocks(NamedTuple):
@@ -232,48 +234,69 @@ def _blocks(
     )
 
 
-def _held(xp: Any, launch_s: Array, count: Array, work: _Work) -> Array:
+def _held(xp: Any, launch_s: Array, work: _Work) -> Array:
     """Seconds of equal blocks, one after the other, until the later of GPU and host is done.
 
     Smoothly, as a p-norm of 24 (3 % above the larger where both are equal, 0.05 % where one is 1.2
     times the other): fits to measured steps follow its slopes, which a maximum breaks.
     """
-    host_s, gpu_s = count * work.host_s, count * work.gpu_s + launch_s
+    host_s, gpu_s = work.host_s, work.gpu_s + launch_s
     most = xp.maximum(host_s, gpu_s) + _MIN_S
     share = xp.minimum(host_s, gpu_s) / most
     to_8 = ((share * share) ** 2) ** 2
     return most * (1 + to_8 * to_8 * to_8) ** (1 / 24)
 
 
-def _alone(xp: Any, blocks: _Blocks, layers: Array) -> tuple[_Work, ...]:
-    """Equal blocks together of a stage that is alone, in the order they run.
+def _in_order(
+    xp: Any, f: StepFeatures, blocks: Sequence[_Block], layers: Array, at: int
+) -> list[_Work]:
+    """What a rank runs in turns, forward and backward through its blocks, equal layers together:
+    block `at` is as many.
 
-    While one runs, weights of the next one are gathered and gradients of the one before scattered.
+    While a block runs, gradients of the one before it are scattered and weights of the next one
+    gathered. Passes take turns, but for schedules with all forward passes first; so do an
+    interleaved pipeline's chunks, each a run of layers.
     """
-    first, there, top = (block.forward for block in blocks)
-    end, back, bottom = (block.backward for block in blocks)
-    gpu_s = (
-        xp.maximum(first.busy_s, end.scatter_s + there.gather_s),
-        (layers - 1) * xp.maximum(there.busy_s, there.gather_s)
-        + xp.maximum(there.busy_s, top.gather_s),
-        xp.maximum(top.busy_s, bottom.gather_s),
-        xp.maximum(bottom.busy_s, back.gather_s),
-        xp.maximum(back.busy_s, bottom.scatter_s + back.gather_s)
-        + (layers - 2) * xp.maximum(back.busy_s, back.scatter_s + back.gather_s)
-        + xp.maximum(back.busy_s, back.scatter_s + end.gather_s),
-        xp.maximum(end.busy_s, back.scatter_s + first.gather_s),
-    )
-    counts = (1.0, layers, 1.0, 1.0, layers, 1.0)
-    works = (first, there, top, bottom, back, end)
-    return tuple(
-        work._replace(gpu_s=seconds, host_s=count * work.host_s)
-        for count, work, seconds in zip(counts, works, gpu_s, strict=True)
-    )
+    works = [*(one.forward for one in blocks), *(one.backward for one in reversed(blocks))]
+    counts = {at: layers, len(works) - 1 - at: layers}
+    if array_module(f.gathers_hidden) is np and not np.any(f.gathers_hidden):
+        return [work.repeated(counts.get(place, 1.0)) for place, work in enumerate(works)]
+    half, turns = len(blocks), f.forwards_first == 0
+
+    found = []
+    for place, work in enumerate(works):
+        first, last = place // half * half, place // half * half + half - 1
+        scatter_s = works[place - 1].scatter_s
+        if place == first:  # or that of the same pass of another micro-batch
+            scatter_s = xp.where(turns, scatter_s, works[last].scatter_s)
+        gather_s = works[(place + 1) % len(works)].gather_s
+        if place == last:
+            gather_s = xp.where(turns, gather_s, works[first].gather_s)
+        if place not in counts:
+            gpu_s = xp.maximum(work.busy_s, scatter_s + gather_s)
+            found.append(work._replace(gpu_s=gpu_s))
+            continue
+        other = works[len(works) - 1 - place]
+        runs_s = _run_s(xp, work, scatter_s, gather_s)
+        chunk_s = _run_s(
+            xp, work, xp.where(turns, other.scatter_s, work.scatter_s),
+            xp.where(turns, other.gather_s, work.gather_s),
+        )  # fmt: skip
+        between_s = xp.maximum(work.busy_s, work.scatter_s + work.gather_s)
+        gpu_s = runs_s + (f.chunks - 1) * chunk_s + (layers - 2 * f.chunks) * between_s
+        found.append(work.repeated(layers)._replace(gpu_s=gpu_s))
+    return found
+
+
+def _run_s(xp: Any, work: _Work, scatter_s: Array, gather_s: Array) -> Array:
+    """First and last of a run of equal blocks, by what is scattered before and gathered behind."""
+    first_s = xp.maximum(work.busy_s, scatter_s + work.gather_s)
+    return first_s + xp.maximum(work.busy_s, work.scatter_s + gather_s)
 
 
 def _ends_s(xp: Any, blocks: _Blocks) -> Array:
-    """Once a step of a stage that is alone: its first weights are gathered beside nothing, its last
-    gradients scattered beside nothing, and neither beside what `_alone` counts.
+    """Once a step: the first stage's first weights are gathered beside nothing, its last gradients
+    scattered beside nothing, and neither beside what `_in_order` counts.
     """
     first, there = blocks.embedding.forward, blocks.layer.forward
     end, back = blocks.embedding.backward, blocks.layer.backward
@@ -288,7 +311,7 @@ def _block(
     xp: Any, f: StepFeatures, block: BlockPrices, k: StepEffects, on_gpu: Array, on_host: Array,
     input_s: Array = 0.0, waits: bool = False,
 ) -> _Block:  # fmt: skip
-    works, work_s, shown_s = [], 0.0, 0.0
+    works, work_s = [], 0.0
     for at, backward in ((0, False), (1, True)):
         part = BlockPrices(**{name: leaf[at] for name, leaf in vars(block).items()})
         busy_s = _gpu_s(part, k) * on_gpu
@@ -307,8 +330,8 @@ def _block(
         exchange_s = ROLES["exchange"].seconds(k, part.exchange_s, 1.0) * on_gpu
         gathered_s, scattered_s = alongside
         works.append(_Work(held_s, host_s, rank_s, gathered_s, scattered_s, busy_s, exchange_s))
-        work_s, shown_s = work_s + busy_s, shown_s + held_s - busy_s
-    return _Block(works[0], works[1], work_s, shown_s)
+        work_s = work_s + busy_s
+    return _Block(works[0], works[1], work_s)
 
 
 def _gpu_s(part: BlockPrices, k: StepEffects) -> Array:
@@ -381,7 +404,7 @@ def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks) -> Arr
     beside_s = xp.maximum(beside_s, xp.maximum(tail_s - end_s, last_s) + slower_s)
     beside_s = xp.maximum(beside_s, tied_s)
     exposed_s = xp.where(f.reduction_hidden > 0, beside_s, whole_s + tied_s)
-    return exposed_s + xp.where(f.stages == 1, _ends_s(xp, blocks), 0.0)
+    return exposed_s + _ends_s(xp, blocks)
 
 
 def _in_turn(xp: Any, f: StepFeatures) -> tuple[Array, Array]:

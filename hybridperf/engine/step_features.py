@@ -47,6 +47,7 @@ class Passes(NamedTuple):
 
     forward: Array
     backward: Array
+    gpu_s: Array = 0.0  # of both, what blocks keep the GPU and its messages busy for
 
     @property
     def both_s(self) -> Array:
