@@ -41,7 +41,6 @@ SUMMARY_SCHEMA_VERSION = 1
 PERCENTS = (50, 90)
 _NOTHING_S = 1e-12  # tables of seconds are above zero
 _LATENCIES = ("ttft_s", "tpot_s")
-_ROOFLINE = {"datasheet roofline": "roofline_s"}
 
 
 @dataclasses.dataclass(frozen=True)
