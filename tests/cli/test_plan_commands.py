@@ -224,10 +224,9 @@ def test_tables_of_plans_say_cases_and_goals() -> None:
             pd.Series({"a on 8": 0.25, "b on 8": 0.5}),
         ),
     ]
-    text = plans.choice_table(judged)
-    assert "50 %" in text
-    assert "20.0 %" in text
-    assert "38 %" in text
+    plan, chance = plans.choice_table(judged).to_dict("records")
+    assert (plan["close_share"], plan["worst_share"]) == pytest.approx((0.5, 0.2))
+    assert chance["close_share"] == pytest.approx(0.375)
     layouts = pd.DataFrame({"graph_s": [1.1, 1.0, 2.0]})
     assert plans.slower(layouts) == pytest.approx(1.1)
 
