@@ -153,7 +153,7 @@ def predict(
         both = StepComparison(
             measured(jax or torch, cores=cores, library="jax" if jax else "torch"), result
         )
-        print(f"\n{table([both], noise=True)}")
+        print(f"\n{table([both])}")
         common.result(measured=both.record())
     if out:
         common.table_written(result.ops(), out, "every op in")

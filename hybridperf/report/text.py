@@ -10,7 +10,7 @@ import pandas as pd
 
 TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 J_PER_WH = 3600.0
-_UNIT = re.compile("_(bytes_per_)?s$")
+_SECONDS, _UNIT = re.compile("(?<!_per)_s$"), re.compile("_bytes_per_s$|(?<!_per)_s$")
 _SHARES = ("share", "error", "covered", "inside", "bias", "mape", "median", "gain")
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
@@ -67,24 +67,27 @@ def short(text: str, length: int = 90) -> str:
 def frame_table(frame: pd.DataFrame) -> str:
     """A table of a frame: units stand in its columns' names, shares are called so or errors."""
     return table([_UNIT.sub("", name).replace("_", " ") for name in map(str, frame)],
-                 [[_cell(str(name), value) for name, value in row.items()]
+                 [[cell(str(name), value) for name, value in row.items()]
                   for row in frame.to_dict("records")])  # fmt: skip
 
 
-def _cell(name: str, value: Any) -> str:
+def cell(name: str, value: Any) -> str:
+    """A value as its column's name says: seconds, bytes, a share, a plain number or word."""
     if value is None or value != value:
         return "-"
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
     if not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int | np.integer) else str(value)
-    if name.endswith(("_bytes_per_s", "_bytes")):
-        return quantity(value, "B/s" if name.endswith("_s") else "B")
-    if name.endswith("_s"):
+    if name.endswith("bytes_per_s"):
+        return quantity(value, "B/s")
+    if name.endswith("bytes"):
+        return quantity(value, "B")
+    if _SECONDS.search(name):
         return seconds(value)
     if name.endswith(_SHARES):
         return percent(value)
-    return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def items_table(items: Iterable[Any], columns: Mapping[str, Callable[[Any], Any]]) -> str:
