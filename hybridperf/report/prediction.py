@@ -2,16 +2,7 @@
 
 from hybridperf.engine.prediction import Prediction
 from hybridperf.report.known import machine_words
-from hybridperf.report.text import items_table, percent, quantity, seconds, within
-
-_COLUMNS = {
-    "group": lambda row: row.group,
-    "seconds": lambda row: seconds(row.seconds),
-    "share": lambda row: percent(row.share),
-    "roofline": lambda row: seconds(row.roofline_s),
-    "ops": lambda row: row.ops,
-    "measured range": lambda row: "yes" if row.in_range else "no",
-}
+from hybridperf.report.text import frame_table, quantity, seconds, within
 
 
 def prediction_report(result: Prediction) -> str:
@@ -23,7 +14,7 @@ def prediction_report(result: Prediction) -> str:
         f" {quantity(result.workload.flops / result.time_s, 'FLOP/s')}",
         f"model: {machine_words(result.model)}",
         "",
-        items_table(result.breakdown().itertuples(), _COLUMNS),
+        frame_table(result.breakdown()),
         *(f"note: {note}" for note in result.notes),
     ]
     return "\n".join(lines)

@@ -10,8 +10,10 @@ import pandas as pd
 
 TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 J_PER_WH = 3600.0
-_SECONDS, _UNIT = re.compile("(?<!_per)_s$"), re.compile("_bytes_per_s$|(?<!_per)_s$")
-_SHARES = ("share", "error", "covered", "inside", "bias", "mape", "median", "gain")
+_SECONDS, _UNIT = re.compile("(?<!_per)_s$|^seconds$"), re.compile("_bytes_per_s$|(?<!_per)_s$")
+_SHARES = ("share", "error", "covered", "inside", "bias", "mape", "median", "gain",
+           "blocking", "removed", "goodput", "width",
+           "utilisation", "elastic", "rigid")  # fmt: skip
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
