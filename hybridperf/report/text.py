@@ -69,7 +69,7 @@ def short(text: str, length: int = 90) -> str:
 def frame_table(frame: pd.DataFrame) -> str:
     """A table of a frame: units stand in its columns' names, shares are called so or errors."""
     return table([_UNIT.sub("", name).replace("_", " ") for name in map(str, frame)],
-                 [[cell(str(name), value) for name, value in row.items()]
+                 [[short(cell(str(name), value)) for name, value in row.items()]
                   for row in frame.to_dict("records")])  # fmt: skip
 
 
