@@ -21,6 +21,8 @@ def seconds(value: float | None) -> str:
     """`12.3 ms`."""
     if value is None or not math.isfinite(value):
         return "-"
+    if value == 0:
+        return "0 s"
     scale, unit = next(((s, u) for s, u in TIMES if abs(value) >= s), TIMES[-1])
     return f"{value:,.0f} s" if abs(value) >= 1e3 else f"{value / scale:.3g} {unit}"
 

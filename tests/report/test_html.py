@@ -25,7 +25,6 @@ from hybridperf.ops import Elementwise, Gemm, OpCall
 from hybridperf.report.html import prediction_page, render, trace_page, write_page
 from hybridperf.report.html.document import (
     Cell,
-    Column,
     Facts,
     Figure,
     Folded,
@@ -167,8 +166,8 @@ def test_a_frame_becomes_a_table():
     frame = pd.DataFrame(
         {"op": ["a", "b"], "s": [1e-3, np.nan], "share": [0.25, 0.75], "hue": [4, 2]}
     )
-    columns = [Column("op", "Op"), Column("s", "time", seconds)]
-    made = frame_table(frame, [*columns, Column("share", "share", percent, "hue")])
+    columns = {"op": "Op", "time_s": "time", "share": "share"}
+    made = frame_table(frame.rename(columns={"s": "time_s"}), columns, {"share": "hue"})
     assert made.headers == ["Op", "time", "share"]
     assert made.rows == [
         [Cell("a"), Cell("1 ms", 1e-3), Cell("25.0 %", 0.25, 0.25, 4)],

@@ -5,9 +5,10 @@ from support.headless import Browser, Tab, browser_or_skip
 from support.pages import parsed
 
 from hybridperf.report.html import write_page
-from hybridperf.report.html.document import Facts, Figure, Table, time_words
+from hybridperf.report.html.document import Facts, Figure, Table
 from hybridperf.report.html.of_plan import plan_page
 from hybridperf.report.html.page import whole_figures
+from hybridperf.report.text import seconds
 from hybridperf.training.plans.explain import compared
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.run import plan
@@ -44,7 +45,7 @@ def test_the_page_says_what_the_plan_says(planned, page):
     table = next(table for table in blocks(page, Table) if "interval" in table.headers)
     for row, one in zip(table.rows, compared(planned)[1:], strict=True):
         assert row[0].text == one.what
-        assert row[3].text == f"90 %: {time_words(one.low_s)} to {time_words(one.high_s)}"
+        assert row[3].text == f"90 %: {seconds(one.low_s)} to {seconds(one.high_s)}"
     best = next(table for table in blocks(page, Table) if table.headers[0] == "layout")
     step = list(best.headers).index("step")
     assert best.rows[0][step].value == pytest.approx(

@@ -6,15 +6,15 @@ A `colour` is a number from 0 to `COLOURS - 1`, the same hue wherever it appears
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from hybridperf.report.text import seconds
+from hybridperf.report.text import cell
 
 COLOURS = 7
 OTHER = COLOURS
@@ -108,47 +108,39 @@ class Page:
     facts: Sequence[str] = ()
 
 
-class Column(NamedTuple):
-    """A column of a frame in a table; `bar`: a bar's colour, or the frame's column of colours."""
+def frame_table(
+    frame: pd.DataFrame, columns: Mapping[str, str], bars: Mapping[str, int | str] | None = None,
+    write: Mapping[str, Callable[[Any], str]] | None = None, **options: Any,
+) -> Table:  # fmt: skip
+    """A table of some columns of a frame.
 
-    name: str
-    header: str
-    write: Callable[[Any], str] = str
-    bar: int | str | None = None
+    Args:
+        frame: a row each.
+        columns: headers by name.
+        bars: by name, a bar's colour, or the frame's column of colours.
+        write: by name, what writes a value; else what its name says (`report.text.cell`).
+        options: further fields of `Table`.
+    """
+    write, bars = write or {}, bars or {}
 
+    def made(row: dict[str, Any], name: str) -> Cell:
+        value, bar = row[name], bars.get(name)
+        known = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        number = float(value) if known and math.isfinite(value) else None
+        unknown = value is None or value != value or name not in write
+        text = cell(name, value) if unknown else write[name](value)
+        if bar is None:
+            return Cell(text, number)
+        return Cell(text, number, number, int(row[bar] if isinstance(bar, str) else bar))
 
-def frame_table(frame: pd.DataFrame, columns: Sequence[Column], **options: Any) -> Table:
-    """A table of some columns of a frame; `options` are further fields of `Table`."""
-    records = frame.to_dict("records")
-    rows = [[_cell(row, column) for column in columns] for row in records]
-    return Table([column.header for column in columns], rows, **options)
+    rows = [[made(row, name) for name in columns] for row in frame.to_dict("records")]
+    return Table(list(columns.values()), rows, **options)
 
 
 def pairs_table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
     """Names and what stands for each."""
     rows = [[Cell(name), Cell(str(value))] for name, value in pairs]
     return Table([title, ""], rows, words=2, sortable=False)
-
-
-def _cell(row: dict[str, Any], column: Column) -> Cell:
-    value = row[column.name]
-    known = isinstance(value, int | float | np.number) and math.isfinite(value)
-    number = float(value) if known else None
-    text = "-" if value is None or value != value else column.write(value)
-    if column.bar is None:
-        return Cell(text, number)
-    colour = row[column.bar] if isinstance(column.bar, str) else column.bar
-    return Cell(text, number, number, int(colour))
-
-
-def time_words(value: float | None) -> str:
-    """Seconds in words; nothing takes `0 s`."""
-    return "0 s" if value == 0 else seconds(value)
-
-
-def count_words(value: float) -> str:
-    """A number of things."""
-    return f"{value:,.0f}"
 
 
 def clean(text: Any) -> Any:

@@ -17,8 +17,8 @@ from bokeh import models
 from bokeh.models import ColumnDataSource, FixedTicker, Range1d
 from bokeh.plotting import figure
 
-from hybridperf.report.html.document import Figure, time_words
-from hybridperf.report.text import PREFIXES, TIMES
+from hybridperf.report.html.document import Figure
+from hybridperf.report.text import PREFIXES, TIMES, seconds
 
 _COLOURS = resources.files(__package__).joinpath("templates/colours.toml").read_text()
 LIGHT, DARK = tomllib.loads(_COLOURS).values()
@@ -130,7 +130,7 @@ def bars(
     for (name, colour), part in zip(parts, amounts.T, strict=True):
         if not part.any():
             continue
-        took = map(time_words, part)
+        took = map(seconds, part)
         words = [f"{row[0]}: {name} {some}" for row, some in zip(rows, took, strict=True)]
         columns = {"y": y, "left": left / scale, "right": (left + part) / scale, "words": words}
         hues = {"fill_color": HUES[colour], "line_color": LIGHT["page"]}
@@ -162,11 +162,11 @@ def intervals(rows: Sequence[Interval], caption: str) -> Figure:
     y = np.arange(len(rows))
     known = [at for at, row in enumerate(rows) if row.low is not None and row.high is not None]
     low, high = (np.array([rows[at][k] for at in known], float) / scale for k in (2, 3))
-    words = [time_words(row.value) for row in rows]
+    words = [seconds(row.value) for row in rows]
     value = np.array([row.value for row in rows]) / scale
     tips = [f"{row.label}: {value}" for row, value in zip(rows, words, strict=True)]
     for at in known:
-        tips[at] += f" (90 %: {' to '.join(map(time_words, rows[at][2:]))})"
+        tips[at] += f" (90 %: {' to '.join(map(seconds, rows[at][2:]))})"
     spans = {"y": y[known], "left": low, "right": high, "words": [tips[at] for at in known]}
     bands = drawn.hbar("y", left="left", right="right", height=0.5, source=ColumnDataSource(spans),
                        fill_alpha=0.3, fill_color=HUES[0], line_color=None)  # fmt: skip

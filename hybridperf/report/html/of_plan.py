@@ -8,8 +8,8 @@ import pandas as pd
 from hybridperf.report import plan as report
 from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import Axis, Interval, Series, bars, intervals, plot
-from hybridperf.report.html.of_model import device_rows, system_rows
-from hybridperf.report.text import J_PER_WH, amount, energy, percent, quantity
+from hybridperf.report.known import device_facts, system_facts
+from hybridperf.report.text import J_PER_WH, amount, energy, percent, quantity, seconds
 from hybridperf.training.plans.explain import NAIVE, ComparedLayout, compared, differences
 from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
 from hybridperf.training.plans.ranked import PAIRS, plan_front
@@ -70,7 +70,7 @@ def _summary(plan: Plan, first: ComparedLayout) -> list[doc.Block]:
         )
     kept = "kept" if plan.slower else "that fit"
     searched = f"Best of {len(plan):,} {kept}, of {counted(plan.legal, 'legal layout')}"
-    return [doc.Facts(facts), doc.Text(f"{searched}, found in {doc.time_words(plan.seconds)}.")]
+    return [doc.Facts(facts), doc.Text(f"{searched}, found in {seconds(plan.seconds)}.")]
 
 
 def _paid(plan: Plan, usd: float) -> str:
@@ -93,21 +93,19 @@ def _sure(plan: Plan, candidates: list[ComparedLayout]) -> list[doc.Block]:
         frame = pd.DataFrame(candidates)
         frame["step_s"], frame["span"] = step_s, [_span(one) for one in candidates]
         frame["differs"] = [differences(plan.best, plan.layout(one.choice)) for one in candidates]
-        columns = [
-            doc.Column("what", "compared with the winner"),
-            doc.Column("differs", "differs in"),
-            doc.Column("step_s", "step", report.step_words),
-            doc.Column("span", "interval"),
-            doc.Column("chance", "chance that the winner is faster", report.chance_words),
-            doc.Column("overlap", "intervals overlap by", percent),
-        ]
-        blocks += [doc.Text(explained), doc.frame_table(frame[1:], columns, words=2)]
+        columns = {
+            "what": "compared with the winner", "differs": "differs in", "step_s": "step",
+            "span": "interval", "chance": "chance that the winner is faster",
+            "overlap": "intervals overlap by",
+        }  # fmt: skip
+        write = {"step_s": report.step_words, "chance": report.chance_words, "overlap": percent}
+        blocks += [doc.Text(explained), doc.frame_table(frame[1:], columns, write=write, words=2)]
     memory = report.memory_lines(plan)
     return [*blocks, *(doc.Text(f"{line[0].upper()}{line[1:]}.") for line in memory)]
 
 
 def _span(one: ComparedLayout) -> str:
-    return f"90 %: {doc.time_words(one.low_s)} to {doc.time_words(one.high_s)}"
+    return f"90 %: {seconds(one.low_s)} to {seconds(one.high_s)}"
 
 
 def _why(plan: Plan, candidates: list[ComparedLayout]) -> list[doc.Block]:
@@ -121,12 +119,8 @@ def _why(plan: Plan, candidates: list[ComparedLayout]) -> list[doc.Block]:
     steps = map(report.step_words, frame["step_s"])
     parts = [(name, colour) for (name, _), colour in zip(report.PARTS, _PART_COLOURS, strict=True)]
     rows = list(zip(frame["what"], amounts, steps, strict=True))
-    columns = [
-        doc.Column("what", ""),
-        doc.Column("layout", "layout"),
-        *(doc.Column(field, name, doc.time_words) for name, field in report.PARTS),
-        doc.Column("step_s", "step", doc.time_words),
-    ]
+    times = {field: name for name, field in report.PARTS}
+    columns = {"what": "", "layout": "layout", **times, "step_s": "step"}
     table = doc.frame_table(frame, columns, words=2, best=0, sortable=False)
     return [bars(rows, parts, "What a step consists of."), table]
 
@@ -138,22 +132,18 @@ def _best(plan: Plan) -> doc.Table:
     frame["order"] = list(map(report.order_words, layouts))
     frame["rank"] = frame.index + 1
     several = {"gpus": "GPUs", "global_batch": "batch"} if len(plan.cases) > 1 else {}
-    money = f"{plan.economy.money}, USD"
-    columns = [
-        doc.Column("layout", "layout"),
-        doc.Column("order", "fastest first"),
-        doc.Column("rank", "rank", doc.count_words),
-        *(doc.Column(name, header, doc.count_words) for name, header in several.items()),
-        doc.Column("time_s", "step", report.step_words),
-        doc.Column("tokens_per_s", "tokens/s", doc.count_words),
-        doc.Column("mfu", "MFU", percent),
-        doc.Column("memory_bytes", "memory", lambda size: quantity(size, "B")),
-        doc.Column("energy_j", "energy", energy),
-        doc.Column("usd", money, lambda usd: report.dollars(usd).removesuffix(" USD")),
-    ]
+    columns = {
+        "layout": "layout", "order": "fastest first", "rank": "rank", **several, "time_s": "step",
+        "tokens_per_s": "tokens/s", "mfu": "MFU", "memory_bytes": "memory", "energy_j": "energy",
+        "usd": f"{plan.economy.money}, USD",
+    }  # fmt: skip
+    write = {
+        "time_s": report.step_words, "mfu": percent, "energy_j": energy,
+        "usd": lambda usd: report.dollars(usd).removesuffix(" USD"),
+    }  # fmt: skip
     copies = "without copies of better ones (their ranks are missing)"
     caption = f"The best {len(frame)} of {len(plan):,}, {copies}"
-    return doc.frame_table(frame, columns, caption=caption, words=2, best=0)
+    return doc.frame_table(frame, columns, write=write, caption=caption, words=2, best=0)
 
 
 def _front_plot(plan: Plan, one: str, other: str) -> doc.Figure:
@@ -217,16 +207,16 @@ def _levers(plan: Plan) -> list[doc.Block]:
         }
         for one in lever_effects(plan)
     ])  # fmt: skip
-    columns = [
-        doc.Column("lever", "more of"),
-        doc.Column("then", "the best layout then differs in"),
-        doc.Column("elasticity", "elasticity"),
-        doc.Column("factor", "as much"),
-        doc.Column("best_s", "best step then", report.step_words),
-    ]
+    columns = {
+        "lever": "more of", "then": "the best layout then differs in", "elasticity": "elasticity",
+        "factor": "as much", "best_s": "best step then",
+    }  # fmt: skip
     explained = f"{report.REST[0].upper()}{report.REST[1:]}."
     explained += " The step with much more is of the layout that is best then."
-    return [doc.Text(explained), doc.frame_table(frame, columns, words=2)]
+    return [
+        doc.Text(explained),
+        doc.frame_table(frame, columns, write={"best_s": report.step_words}, words=2),
+    ]
 
 
 def _provenance(plan: Plan) -> list[doc.Block]:
@@ -241,6 +231,6 @@ def _provenance(plan: Plan) -> list[doc.Block]:
     ]
     return [
         doc.pairs_table("the run", run),
-        doc.pairs_table("device", device_rows(setting.device)),
-        doc.pairs_table("system", system_rows(setting.machine.system)),
+        doc.pairs_table("device", device_facts(setting.device)),
+        doc.pairs_table("system", system_facts(setting.machine.system)),
     ]

@@ -28,8 +28,7 @@ _ROOFLINE = (
     "Each kind of op by its arithmetic per byte of compulsory traffic and its predicted rate; areas"
     " are shares of seconds, lines are the datasheet's. Ops above a line read from a cache."
 )
-_WHAT = doc.Column("label", "what (its first label)")
-_OP = [_WHAT, doc.Column("group", "group"), doc.Column("sizes", "sizes")]
+_OP = {"label": "what (its first label)", "group": "group", "sizes": "sizes"}
 
 
 def prediction_page(prediction: Prediction, title: str = "") -> doc.Page:
@@ -86,17 +85,11 @@ def _breakdown(
         launches = {"group": _LAUNCHES, "path_s": launches_s, "colour": doc.OTHER}
         groups = pd.concat([groups, pd.DataFrame([launches])], ignore_index=True)
     groups["of_step"] = groups["path_s"] / (prediction.time_s or 1.0)
-    in_range = doc.Column("in_range", "in measured range", lambda known: "yes" if known else "no")
-    columns = [
-        doc.Column("group", "group"),
-        doc.Column("seconds", "seconds", doc.time_words),
-        doc.Column("share", "share", percent, "colour"),
-        doc.Column("path_s", "on the critical path", doc.time_words),
-        doc.Column("of_step", "of the step", percent),
-        doc.Column("roofline_s", "datasheet roofline", doc.time_words),
-        doc.Column("ops", "ops", doc.count_words),
-        in_range,
-    ]
+    columns = {
+        "group": "group", "seconds": "seconds", "share": "share", "path_s": "on the critical path",
+        "of_step": "of the step", "roofline_s": "datasheet roofline", "ops": "ops",
+        "in_range": "in measured range",
+    }  # fmt: skip
     graph = prediction.workload.graph
     several = len(graph.stream_names) > 1 or bool(graph.rank.any())
     overlapped = ", added up over ranks and streams, whether they overlap or not" if several else ""
@@ -105,18 +98,15 @@ def _breakdown(
         " the time of the step: it decides when the step ends."
     )
     longest = rows.sort_values("total_s", ascending=False, kind="stable").head(_LONGEST)
-    op_columns = [
-        *_OP,
-        doc.Column("nodes", "times", doc.count_words),
-        doc.Column("seconds", "once", doc.time_words),
-        doc.Column("total_s", "all together", doc.time_words),
-        doc.Column("share", "share", percent, "colour"),
-        doc.Column("roofline_s", "datasheet roofline, once", doc.time_words),
-        in_range,
-    ]
+    op_columns = {
+        **_OP, "nodes": "times", "seconds": "once", "total_s": "all together", "share": "share",
+        "roofline_s": "datasheet roofline, once", "in_range": "in measured range",
+    }  # fmt: skip
+    bars = {"share": "colour"}
     title = f"The longest {len(longest)} of {len(rows):,} kinds of op"
-    table = doc.frame_table(longest, op_columns, words=3)
-    return [doc.Text(explained), doc.frame_table(groups, columns), doc.Folded(title, [table])]
+    table = doc.frame_table(longest, op_columns, bars, words=3)
+    by_group = doc.frame_table(groups, columns, bars, {"of_step": percent})
+    return [doc.Text(explained), by_group, doc.Folded(title, [table])]
 
 
 def _roofline(
@@ -155,16 +145,13 @@ def _roofline(
 
 def _roofline_table(drawn: pd.DataFrame, bandwidth: float) -> doc.Table:
     roof = np.minimum(drawn["peak_flops_per_s"], drawn["intensity"] * bandwidth)
-    columns = [
-        *_OP,
-        doc.Column("intensity", "flops per byte", "{:.3g}".format),
-        doc.Column("flops_per_s", "predicted rate", lambda rate: quantity(rate, "FLOP/s")),
-        doc.Column("roof", "roof there", lambda rate: quantity(rate, "FLOP/s")),
-        doc.Column("of_roof", "of the roof", percent),
-        doc.Column("total_s", "all together", doc.time_words),
-    ]
+    columns = {
+        **_OP, "intensity": "flops per byte", "flops_per_s": "predicted rate", "roof": "roof there",
+        "of_roof": "of the roof", "total_s": "all together",
+    }  # fmt: skip
+    rates = dict.fromkeys(("flops_per_s", "roof"), lambda rate: quantity(rate, "FLOP/s"))
     frame = drawn.assign(roof=roof, of_roof=drawn["flops_per_s"] / roof)
-    return doc.frame_table(frame, columns, words=3)
+    return doc.frame_table(frame, columns, write={**rates, "of_roof": percent}, words=3)
 
 
 def _roof(peak: float, bandwidth: float, span: np.ndarray, drawn: pd.DataFrame) -> Series:

@@ -8,7 +8,6 @@ from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import Axis, Series, plot
 from hybridperf.report.plan import dollars, step_words
 from hybridperf.report.serving import LEGEND, commands, layout_words, scheme_words
-from hybridperf.report.text import quantity
 
 _LISTED = 100
 
@@ -30,19 +29,14 @@ def serving_page(
     table = found.head(_LISTED).copy()
     table["deployment"] = [layout_words(row) for row in table.itertuples()]
     table["weights"] = [scheme_words(row) for row in table.itertuples()]
-    columns = [
-        doc.Column("deployment", "deployment"),
-        doc.Column("weights", "weights"),
-        doc.Column("sequences", "sequences", doc.count_words),
-        doc.Column("chunk", "chunk", doc.count_words),
-        doc.Column("ttft_s", "TTFT", step_words),
-        doc.Column("tpot_s", "TPOT", step_words),
-        doc.Column("tokens_per_s_gpu", "tokens/s/GPU", doc.count_words),
-        doc.Column("memory_bytes", "memory", lambda size: quantity(size, "B")),
-        doc.Column("usd_per_million", f"{money} of 1M tokens", dollars),
-    ]
+    columns = {
+        "deployment": "deployment", "weights": "weights", "sequences": "sequences",
+        "chunk": "chunk", "ttft_s": "TTFT", "tpot_s": "TPOT", "tokens_per_s_gpu": "tokens/s/GPU",
+        "memory_bytes": "memory", "usd_per_million": f"{money} of 1M tokens",
+    }  # fmt: skip
+    write = {"ttft_s": step_words, "tpot_s": step_words, "usd_per_million": dollars}
     caption = f"The best {len(table)} of {len(found):,}"
-    listed = doc.frame_table(table, columns, caption=caption, words=2, best=0)
+    listed = doc.frame_table(table, columns, write=write, caption=caption, words=2, best=0)
     sections = [
         doc.Section("The best deployment", [doc.Facts(facts)]), start,
         doc.Section("Throughput against speed", [_front(found), *map(doc.Text, LEGEND)]),

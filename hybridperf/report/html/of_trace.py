@@ -107,19 +107,17 @@ def _steps(rows: Sequence[summed.StepSummaryRow]) -> list[doc.Block]:
     caption = "What the device's time went into, from its first start to its last end."
     if len(drawn) > _MOST_BARS:
         caption += f" The first {_MOST_BARS} of {len(drawn):,} are drawn."
-    frame["idle"] = (frame["idle_s"] / frame["gpu_span_s"]).fillna(0.0)
-    where = [doc.Column("step", "step"), doc.Column("rank", "rank", lambda rank: f"{rank:.0f}")]
-    times = [doc.Column(name, header, doc.time_words) for name, header in _TIMES.items()]
-    counts = [doc.Column(name, header, doc.count_words) for name, header in _COUNTS.items()]
-    columns = [*where, *times, doc.Column("idle", "idle share", percent)]
+    frame["idle_share"] = (frame["idle_s"] / frame["gpu_span_s"]).fillna(0.0)
+    frame["rank"] = [rank_words(row.rank) for row in rows]
+    where = {"step": "step", "rank": "rank"}
     blocks: list[doc.Block] = [bars(drawn[:_MOST_BARS], parts, caption)]
-    blocks.append(doc.frame_table(frame, columns))
+    blocks.append(doc.frame_table(frame, where | _TIMES | {"idle_share": "idle share"}))
     if reasons:
-        why = [doc.Column(f"{reason}_s", REASONS[reason], doc.time_words) for reason in reasons]
-        idle_s = doc.Column("idle_s", "idle", doc.time_words)
-        blocks.append(doc.Folded("Why idle", [doc.frame_table(frame, [*where, idle_s, *why])]))
+        why = {f"{reason}_s": REASONS[reason] for reason in reasons}
+        table = doc.frame_table(frame, {**where, "idle_s": "idle", **why})
+        blocks.append(doc.Folded("Why idle", [table]))
     # apart: all columns at once would not fit a window
-    blocks.append(doc.Folded("How many", [doc.frame_table(frame, [*where, *counts])]))
+    blocks.append(doc.Folded("How many", [doc.frame_table(frame, where | _COUNTS)]))
     return blocks
 
 
@@ -142,14 +140,9 @@ def _losses(losses: Sequence[summed.LostTime], ranks_known: bool) -> doc.Block:
 
 
 def _top(what: str, frame: pd.DataFrame, colour: int) -> doc.Table:
-    columns = [
-        doc.Column("name", what),
-        doc.Column("device_s", "device time", doc.time_words),
-        doc.Column("share", "share", percent, colour),
-        doc.Column("events", "events", doc.count_words),
-    ]
+    columns = {"name": what, "device_s": "device time", "share": "share", "events": "events"}
     caption = f"By {what}: the {len(frame)} with the most device time"
-    return doc.frame_table(frame, columns, caption=caption)
+    return doc.frame_table(frame, columns, {"share": colour}, caption=caption)
 
 
 def _timeline(traces: Sequence[RankTrace], chosen: Sequence[CommonStep]) -> list[doc.Block]:

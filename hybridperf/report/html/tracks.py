@@ -15,7 +15,7 @@ from bokeh.models import ColumnDataSource
 
 from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import HUES, LIGHT, hover, row_axis, timeline_figure
-from hybridperf.report.text import percent, seconds
+from hybridperf.report.text import seconds
 
 _FINEST = 1e-6  # of the whole: the first resolution tried
 _NO_LABEL = -1
@@ -171,8 +171,8 @@ def _chosen(columns: dict[str, np.ndarray], some: np.ndarray) -> dict[str, np.nd
 
 
 def _took(one: Any) -> str:
-    length = doc.time_words(one.end_s - one.start_s)
-    busy = f"{one.members} slices, busy for {doc.time_words(one.busy_s)} of {length}"
+    length = seconds(one.end_s - one.start_s)
+    busy = f"{one.members} slices, busy for {seconds(one.busy_s)} of {length}"
     return length if one.members == 1 else busy
 
 
@@ -202,16 +202,15 @@ def _tables(tracks: Sequence[Track], labels: Sequence[str], whole_s: float) -> l
         pd.DataFrame({"track": at, "label": track.label, "s": track.end_s - track.start_s})
         for at, track in enumerate(tracks)
     ])  # fmt: skip
-    busy = slices.groupby("track")["s"].agg(["sum", "count"]).reset_index()
-    busy["share"] = busy["sum"] / whole_s if whole_s else 0.0
+    busy = slices.groupby("track")["s"].agg(sum_s="sum", count="count").reset_index()
+    busy["share"] = busy["sum_s"] / whole_s if whole_s else 0.0
     busy["name"] = [doc.clean(tracks[at].name) for at in busy["track"]]
-    longest = slices.groupby("label")["s"].agg(["sum", "count"]).reset_index()
-    longest = longest.sort_values("sum", ascending=False, kind="stable").head(_LONGEST)
+    longest = slices.groupby("label")["s"].agg(sum_s="sum", count="count").reset_index()
+    longest = longest.sort_values("sum_s", ascending=False, kind="stable").head(_LONGEST)
     longest["name"] = [labels[at] for at in longest["label"]]
-    taken = [doc.Column("sum", "seconds", doc.time_words)]
-    taken.append(doc.Column("count", "slices", doc.count_words))
-    share = doc.Column("share", "share of the whole", percent, doc.OTHER)
+    taken = {"sum_s": "seconds", "count": "slices"}
+    columns = {"name": "track", **taken, "share": "share of the whole"}
     return [
-        doc.frame_table(busy, [doc.Column("name", "track"), *taken, share]),
-        doc.frame_table(longest, [doc.Column("name", "longest, all tracks together"), *taken]),
+        doc.frame_table(busy, columns, {"share": doc.OTHER}),
+        doc.frame_table(longest, {"name": "longest, all tracks together", **taken}),
     ]
