@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 import hybridperf
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 _QUICK_S = 3.0  # what takes longer shows that it goes on
 _SENTENCE = 200  # characters of a command among the others: its first sentence, whole
@@ -63,8 +63,10 @@ def with_manner(command: Callable[..., Any], *, own_progress: bool) -> Callable[
                 ends.enter_context(contextlib.redirect_stdout(io.StringIO()))
             status = command(*args, **given) or 0
         if as_json:
+            from hybridperf.io import plain
+
             head = {"command": command.__name__, "hybridperf": hybridperf.__version__}
-            print(json.dumps(head | {"status": status} | _plain(found), allow_nan=False))
+            print(json.dumps(head | {"status": status} | plain(found), allow_nan=False))
         if verbose:
             took = f"{time.perf_counter() - start_s:.1f} s"
             print(f"hybridperf: took {took}; {versions()}", file=sys.stderr)
@@ -80,42 +82,6 @@ def with_manner(command: Callable[..., Any], *, own_progress: bool) -> Callable[
     run.__signature__ = both  # type: ignore[attr-defined]
     run.__annotations__ = command.__annotations__ | options
     return run
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can hold: tables as lists of rows, what is not finite as null."""
-    import numpy as np
-    import pandas as pd
-
-    if isinstance(value, pd.DataFrame):
-        columns = [_cells(column) for _, column in value.items()]
-        names = [str(name) for name in value]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, np.ndarray | list | tuple | set | frozenset):
-        return [_plain(one) for one in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    return None if value is None or value is pd.NA or value is pd.NaT else str(value)
-
-
-def _cells(column: "pd.Series") -> list[Any]:
-    """A column as JSON holds it: numbers all at once, for a table has thousands."""
-    import numpy as np
-
-    kind = getattr(column.dtype, "kind", "O")
-    if kind == "f" and isinstance(column.dtype, np.dtype):
-        finite = np.isfinite(column.to_numpy()).tolist()
-        return [one if good else None for one, good in zip(column.tolist(), finite, strict=True)]
-    cells = column.tolist()
-    if kind in "biu" and isinstance(column.dtype, np.dtype):
-        return cells
-    return [one if type(one) is str else _plain(one) for one in cells]
 
 
 @contextlib.contextmanager

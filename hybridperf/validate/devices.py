@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.io import InputError, write_json, write_table
+from hybridperf.io import InputError, plain, write_json, write_table
 from hybridperf.learning.prior import Adapted
 from hybridperf.model.published.ops import FILES, read_families, require_data, table_path
 from hybridperf.report import plots, text
@@ -107,7 +107,7 @@ def run(
     summary = {
         "version": parts.version, "left_out": left_out,
         "priors": [part["prior"] for part in done if part["prior"]],
-        "results": list(results.astype(object).where(results.notna(), None).to_dict("records")),
+        "results": plain(results),
         "met": met(results), "models": models,
     }  # fmt: skip
     write_json(out / "gpu_ops.json", "validate-gpu-ops", SCHEMA_VERSION, summary)

@@ -28,7 +28,7 @@ import pandas as pd
 
 import hybridperf
 from hybridperf.hardware import this_cpu
-from hybridperf.io import InputError, read_json, shipped_toml, write_json, write_table
+from hybridperf.io import InputError, plain, read_json, shipped_toml, write_json, write_table
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.shipped import Prior, load_prior
 from hybridperf.report import text
@@ -321,7 +321,7 @@ def write_results(out: Path, claim: str, lines: Sequence[ResultLine]) -> None:
         "claim": claim,
         "command": _command(),
         **made_by(),
-        "lines": [_plain(dataclasses.asdict(line)) for line in lines],
+        "lines": plain(list(map(dataclasses.asdict, lines))),
     }
     write_json(Path(out) / RESULTS, SCHEMA, SCHEMA_VERSION, content)
 
@@ -334,14 +334,6 @@ def made_by() -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **_versions()},
         "machine": f"{platform.machine()}, {this_cpu().name}",
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, float | np.floating):
-        return float(value) if np.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
 
 
 def _command() -> str | None:

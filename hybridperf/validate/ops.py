@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError, read_tables, write_json, write_table
+from hybridperf.io import InputError, plain, read_tables, write_json, write_table
 from hybridperf.learning.prior.shipped import NO_PRIOR
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import LEAST_ROWS_FOR_INTERVAL, fit
@@ -64,7 +64,7 @@ def run(
         f" inside their 90 % interval (chance alone: {' to '.join(band)})"
     )
     write_table(held_out, out / "ops.csv")
-    lines = table.astype(object).where(table.notna(), None).to_dict("records")
+    lines = plain(table)
     summary = {"ops": lines, "coverage": coverage}
     write_json(out / "ops.json", "validate-ops", SUMMARY_SCHEMA_VERSION, summary)
     harness.write_results(out, "ops", results)
