@@ -8,13 +8,19 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import Host, Overhead, Spread
+from hybridperf.report.slices import Track, slices_frame
 from hybridperf.report.text import frame_table, seconds
 from hybridperf.traces.changes import Change
+from hybridperf.traces.events import COPY, FILL, RankTrace
+from hybridperf.traces.overheads import outermost_op
 from hybridperf.traces.replay import Replay
+from hybridperf.traces.steps import CommonStep
 from hybridperf.traces.summary import LostTime, StepSummaryRow
 from hybridperf.traces.what_if import WhatIf
 
 Item = TypeVar("Item")
+_KERNEL, _COMMUNICATION, _COPY, _HOST = range(4)
+_KINDS = ("computation", "communication", "copies and fills", "host: ops")
 _MOST = 12  # rows of a table
 REASONS = {
     "launch_bound": "launch not called yet",
@@ -203,3 +209,36 @@ def unknown(changes: Sequence[Change], total_s: float, of: str = "") -> str:
         for name, busy_s in sorted(found.items(), key=lambda one: -one[1])[:_MOST]
     ]
     return _titled(f"keep their measured time{of}", pd.DataFrame(rows))
+
+
+def slices(traces: Sequence[RankTrace], chosen: Sequence[CommonStep], most: int) -> pd.DataFrame:
+    """Host threads (their outermost ops) and streams of every rank, on one clock."""
+    names: dict[str, int] = {}
+    tracks = []
+    first_us = min(trace.origin_us for trace in traces)
+    for at, trace in enumerate(traces):
+        zero_s = (trace.origin_us - first_us) * 1e-6
+        label = np.array([names.setdefault(name, len(names)) for name in trace.names], int)
+        before = f"rank {trace.rank if trace.rank is not None else at} " if len(traces) > 1 else ""
+        host, device = trace.host, trace.device_events
+        calls = _together([step.steps[at].host for step in chosen])
+        calls = calls[outermost_op(trace)[calls] == calls]
+        events = _together([step.steps[at].device for step in chosen])
+        copies = np.where(np.isin(device.kind, (COPY, FILL)), _COPY, _KERNEL)
+        kinds = np.where(device.communicates, _COMMUNICATION, copies)
+        sides = (
+            ("thread", host, host.thread, trace.threads, np.full(len(host), _HOST), calls),
+            ("stream", device, device.stream, None, kinds, events),
+        )
+        for what, recorded, row, row_names, kind, these in sides:
+            for number in np.unique(row[these]).tolist():
+                some = these[row[these] == number]
+                name = f"{before}{what} {row_names[number] if row_names is not None else number}"
+                edges = (zero_s + recorded.start_s[some], zero_s + recorded.end_s[some])
+                unmarked = np.zeros(len(some), bool)
+                tracks.append(Track(name, *edges, label[recorded.name[some]], kind[some], unmarked))
+    return slices_frame(tracks, list(names), _KINDS, most)
+
+
+def _together(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, int), *parts]).astype(int)

@@ -144,7 +144,7 @@ def test_show_a_model(run, two_models):
         "100.0",
         "%",
         "0",
-        "ns",
+        "s",
         "0.30",
         "12",
         "flops",
