@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from hybridperf.io import InputError, write_json
+from hybridperf.io import InputError, plain, write_json
 from hybridperf_calibration.microbench import job, machine
 from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.training_steps import (
@@ -241,7 +240,7 @@ def _run(options: argparse.Namespace) -> int:
     for number, (entry, config, step, measurement) in enumerate(every):
         taken = {name: value for name, value in vars(measurement).items() if name != "program"}
         named = {"workload": entry.workload, "config": dataclasses.asdict(config)}
-        result = {**named, "seed": entry.seed, "name": step.name, **_finite(taken)}
+        result = {**named, "seed": entry.seed, "name": step.name, **plain(taken)}
         if options.programs and measurement.program is not None:
             result["program"] = f"step{number}.json"
             file, content = options.programs / result["program"], dict(measurement.program)
@@ -251,14 +250,6 @@ def _run(options: argparse.Namespace) -> int:
     facts = {**machine.machine_facts(library), **yardstick.facts(), "steady": options.steady}
     write_json(options.out, "steps", SCHEMA_VERSION, {"machine": facts, "steps": results})
     return 0
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: a loss that is not finite becomes null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
 
 
 def _positive_int(text: str) -> int:

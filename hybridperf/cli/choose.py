@@ -192,7 +192,7 @@ def mapa(
     import pandas as pd
 
     from hybridperf.hardware.topology import load_topology
-    from hybridperf.report.text import quantity, table
+    from hybridperf.report.text import frame_table
     from hybridperf.runs.placement import Placer
     from hybridperf.studies import mapa as study
 
@@ -211,12 +211,7 @@ def mapa(
             "ours_bytes_per_s": placer.bandwidth(some, 256e6),
         })  # fmt: skip
     frame = pd.DataFrame(rows).sort_values("mapa_bytes_per_s", ascending=False)
-    cells = [
-        [row.gpus, f"{row.double} {row.single} {row.through_host}",
-         quantity(row.mapa_bytes_per_s, "B/s"), quantity(row.ours_bytes_per_s, "B/s")]
-        for row in frame.head(10).itertuples()
-    ]  # fmt: skip
-    print(table(["GPUs", "double, single, host links", "MAPA", "ours"], cells))
+    print(frame_table(frame.head(10)))
     off = max(abs(study.effective_bytes_per_s(*x) / (gb * 1e9) - 1) for *x, gb in study.VECTORS)
     print(f"its {len(study.VECTORS)} published values are met to {off:.3%}")
     common.result(largest_error=off)

@@ -62,11 +62,6 @@ def wrong(message: str) -> ValueError:
     return InputError(message)
 
 
-def page_written(path: Path) -> None:
-    """Tell where the page for a browser is."""
-    print(f"page in {path} (open it in a browser)")
-
-
 def ready(path: Path, what: str) -> None:
     """Make the folder of a file that is written after minutes of work, and print that.
 

@@ -59,12 +59,6 @@ def of_shape(
         common.result(open_loop=served.percentiles())
         print("\n" + open_loop_report(served))
     common.table_written(found, out, f"\n{len(found)} deployments, the best first, in")
-    if html is not None:
-        from hybridperf.report.html import write_page
-        from hybridperf.report.html.of_serving import serving_page
-
-        write_page(serving_page(found, head, shape, rates.money, notes), html)
-        common.page_written(html)
 
 
 def _limits(sla: str) -> dict[str, float]:

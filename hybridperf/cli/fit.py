@@ -2,7 +2,6 @@
 to measure.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,15 +152,8 @@ def plan_measurements(
     known = load_model(model) if model else None
     made = plan(spec, budget_s, ops=chosen, dtypes=dtypes, model=known)
     write_table(made.table, out)
-    columns: dict[str, Callable[[Any], Any]] = {
-        "op": lambda row: row.op,
-        "dtype": lambda row: row.dtype,
-        "cases": lambda row: row.cases,
-        "time": lambda row: f"{row.measuring_s:.0f} s",
-        "variance removed": lambda row: text.percent(row.removed),
-    }
     common.result(cases=made.table, summary=made.summary)
-    print(text.items_table(made.summary.itertuples(), columns))
+    print(text.frame_table(made.summary))
     taken = f"{made.seconds:.0f} of {budget_s:.0f} s"
     print(f"{len(made.table)} cases in {out}, the most informative first: {taken}")
     if (short := made.summary.loc[made.summary["cases"] == 0, "op"].unique()).size:
@@ -184,23 +176,9 @@ def _plan_for_workload(
     made = plan_for(read_table(path), device, budget_s, model=known)
     write_table(made.table, out)
     common.result(cases=made.table, summary=made.summary, curve=made.curve)
-    columns: dict[str, Callable[[Any], Any]] = {
-        "op": lambda row: row.op,
-        "dtype": lambda row: row.dtype,
-        "of the step": lambda row: text.percent(row.share),
-        "cases": lambda row: row.cases,
-        "time": lambda row: f"{row.measuring_s:.0f} s",
-        "variance removed": lambda row: text.percent(row.removed),
-    }
-    print(text.items_table(made.summary.itertuples(), columns))
+    print(text.frame_table(made.summary))
     rate = -6000 * made.curve["half_width"].diff() / made.curve["measuring_s"].diff()
-    steps = made.curve.assign(rate=rate)
-    columns = {
-        "measuring": lambda row: f"{row.measuring_s:.0f} s",
-        "half-width that these ops leave": lambda row: text.percent(row.half_width),
-        "points a minute": lambda row: f"{row.rate:,.1f}" if row.Index else "",
-    }
-    print(text.items_table(steps.itertuples(), columns))
+    print(text.frame_table(made.curve.assign(points_a_minute=rate)))
     taken = f"{made.seconds:.0f} of {budget_s:.0f} s"
     print(f"{len(made.table)} cases in {out}, those that narrow most a second first: {taken}")
     if made.other_share > 0.005:

@@ -11,19 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 from typer import Option
 from typer.core import TyperGroup
 
 import hybridperf
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _QUICK_S = 3.0  # what takes longer shows that it goes on
+_TITLE = 140  # characters
 _SENTENCE = 200  # characters of a command among the others: its first sentence, whole
 _RESULTS: ContextVar[dict[str, Any] | None] = ContextVar("results", default=None)
+_READ: ContextVar[bool] = ContextVar("read", default=True)
 _OPTIONS = {
     "as_json": Option("--json", help="print JSON alone: SI units, null where nothing is known"),
     "quiet": Option("--quiet", "-q", help="no progress and no remarks"),
@@ -40,7 +40,22 @@ def result(**found: Any) -> None:
 
 def printed() -> bool:
     """Whether anybody reads what a command prints: with `--json` nobody does."""
-    return _RESULTS.get() is None
+    return _READ.get()
+
+
+class _Heard(io.StringIO):
+    """What is printed, which goes on to standard output as well."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__()
+        self._out = out
+
+    def write(self, text: str) -> int:
+        self._out.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self._out.flush()
 
 
 def with_manner(command: Callable[..., Any], *, own_progress: bool) -> Callable[..., Any]:
@@ -57,14 +72,19 @@ def with_manner(command: Callable[..., Any], *, own_progress: bool) -> Callable[
             if not (quiet or own_progress):
                 ends.enter_context(_working(command.__name__.replace("_", "-")))
             found: dict[str, Any] = {}
-            if as_json:
-                reset = _RESULTS.set(found)
-                ends.callback(_RESULTS.reset, reset)
-                ends.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            said = io.StringIO() if as_json else _Heard(sys.stdout)
+            if as_json or given.get("html"):
+                ends.callback(_RESULTS.reset, _RESULTS.set(found))
+                ends.callback(_READ.reset, _READ.set(not as_json))
+                ends.enter_context(contextlib.redirect_stdout(said))
             status = command(*args, **given) or 0
+            if given.get("html"):
+                _page(given["html"], command.__name__, found, said.getvalue())
         if as_json:
+            from hybridperf.io import plain
+
             head = {"command": command.__name__, "hybridperf": hybridperf.__version__}
-            print(json.dumps(head | {"status": status} | _plain(found), allow_nan=False))
+            print(json.dumps(head | {"status": status} | plain(found), allow_nan=False))
         if verbose:
             took = f"{time.perf_counter() - start_s:.1f} s"
             print(f"hybridperf: took {took}; {versions()}", file=sys.stderr)
@@ -82,40 +102,13 @@ def with_manner(command: Callable[..., Any], *, own_progress: bool) -> Callable[
     return run
 
 
-def _plain(value: Any) -> Any:
-    """What JSON can hold: tables as lists of rows, what is not finite as null."""
-    import numpy as np
-    import pandas as pd
+def _page(path: Path, command: str, found: dict[str, Any], said: str) -> None:
+    """Write the page of an answer, under the first line of what was printed."""
+    from hybridperf.report.answer_page import write_answer_page
 
-    if isinstance(value, pd.DataFrame):
-        columns = [_cells(column) for _, column in value.items()]
-        names = [str(name) for name in value]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, np.ndarray | list | tuple | set | frozenset):
-        return [_plain(one) for one in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    return None if value is None or value is pd.NA or value is pd.NaT else str(value)
-
-
-def _cells(column: "pd.Series") -> list[Any]:
-    """A column as JSON holds it: numbers all at once, for a table has thousands."""
-    import numpy as np
-
-    kind = getattr(column.dtype, "kind", "O")
-    if kind == "f" and isinstance(column.dtype, np.dtype):
-        finite = np.isfinite(column.to_numpy()).tolist()
-        return [one if good else None for one, good in zip(column.tolist(), finite, strict=True)]
-    cells = column.tolist()
-    if kind in "biu" and isinstance(column.dtype, np.dtype):
-        return cells
-    return [one if type(one) is str else _plain(one) for one in cells]
+    first = next(filter(str.strip, said.splitlines()), "")
+    write_answer_page(path, f"{command.capitalize()}: {first}"[:_TITLE], found, said)
+    print(f"page in {path} (open it in a browser)")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from hybridperf.cli.common import Name, Shape
 from hybridperf.cli.manner import printed
 
 LIMIT = 100_000  # as `hp.plan`, whose import takes a second
+_DRAWN = 2000  # layouts on a page
 
 
 def plan(
@@ -95,7 +96,10 @@ def plan(
         # each as soon as it is known; levers take twice as long as the plan
         for part in reports.plan_sections(found, top) if printed() else ():
             print(part, flush=True)
-        common.result(layouts=best(found, top), compared=compared_table(found), legal=found.legal)
+        rows = best(found, max(top, _DRAWN) if html else top)
+        common.result(layouts=rows, compared=compared_table(found), legal=found.legal)
+        if html:
+            common.result(capacity_bytes=found.setup.capacity_bytes)
         if confirm:
             checked = confirmed(found, neighbours(found, confirm))
             print("\n" + reports.confirmed_report(found, checked))
@@ -103,12 +107,6 @@ def plan(
             kept = counted(write_layouts(found, out), "layout")
             of = "" if found.all_kept else f", of {found.legal:,} legal ones (--limit)"
             print(f"\n{kept} in {out}, those that fit first, best first{of}")
-        if html:
-            from hybridperf.report.html import write_page
-            from hybridperf.report.html.of_plan import plan_page
-
-            write_page(plan_page(found), html)
-            common.page_written(html)
         if folder is not None and write_launch:
             _launched(found, write_launch, row, folder)
     if offload and batches:

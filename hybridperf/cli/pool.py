@@ -86,12 +86,7 @@ def edge(
     rate = inversion(*asked, arrivals_cv2=arrivals_cv2, service_cv2=service_cv2)
     rows = by_rate(*asked, arrivals_cv2=arrivals_cv2, service_cv2=service_cv2)
     common.result(rate_per_s=rate, utilisation=rate * service_s, rows=rows)
-    cells = [
-        [f"{row.rate_per_s:.4g}", f"{row.utilisation:.0%}", text.seconds(row.edge_s),
-         text.seconds(row.cloud_s), row.quicker]
-        for row in rows.itertuples()
-    ]  # fmt: skip
-    print(text.table(["requests/s of a site", "busy", "edge", "cloud", "quicker"], cells))
+    print(text.frame_table(rows))
     what = f"{share:.0%} of the requests" if share else "the mean request"
     if rate == 0:
         print(f"the cloud is quicker at any load, for {what}")

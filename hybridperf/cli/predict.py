@@ -57,7 +57,7 @@ def predict(
     from hybridperf.engine.prediction import predict as predict_step
     from hybridperf.model import model_or_datasheet
     from hybridperf.report import perfetto
-    from hybridperf.report.prediction import prediction_report
+    from hybridperf.report.prediction import prediction_report, roofline
     from hybridperf.report.text import seconds
     from hybridperf.traces.readers.graphs import recorded_step
     from hybridperf.training.steps.as_graph import step_graph
@@ -137,8 +137,11 @@ def predict(
         roofline_s=result.roofline_s, in_range=result.in_range, notes=result.notes,
         breakdown=result.breakdown(),
     )  # fmt: skip
-    if why:
+    if why or html:
         _explained(result, step)
+    if html:
+        kinds = roofline(result)
+        common.result(roofline=kinds, bandwidth_bytes_per_s=loaded.device.memory_bytes_per_s)
     if step and knob:
         option = "--knob NAME=TIMES"
         times = named_in(knob, option, "memory_bytes_per_s=1.2", times_in)
@@ -153,7 +156,7 @@ def predict(
         both = StepComparison(
             measured(jax or torch, cores=cores, library="jax" if jax else "torch"), result
         )
-        print(f"\n{table([both], noise=True)}")
+        print(f"\n{table([both])}")
         common.result(measured=both.record())
     if out:
         common.table_written(result.ops(), out, "every op in")
@@ -165,17 +168,12 @@ def predict(
 
         step_plot(result, plot)
         print(f"picture in {plot}")
-    if html:
-        from hybridperf.report.html import prediction_page, write_page
-
-        write_page(prediction_page(result), html)
-        common.page_written(html)
 
 
 def _explained(result: "Prediction", step: "StepGraph | None") -> None:
     """What drives the time: elasticities; of a training step also memory and what runs when."""
     from hybridperf.engine.elasticities import elasticities
-    from hybridperf.report.html.of_prediction import critical_seconds, slices
+    from hybridperf.report.prediction import critical_seconds, slices
 
     drives = step.elasticities if step else elasticities(result)
     print("\nd log time / d log of each number of the machine:")

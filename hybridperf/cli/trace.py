@@ -25,6 +25,8 @@ app = typer.Typer(
     no_args_is_help=True, help="Read recorded runs (Kineto traces of PyTorch's profiler)."
 )
 
+_SLICES = 5000  # of a timeline on a page; more are merged
+
 Files = Annotated[list[Path], Argument()]
 _FROM_MODEL = "model of the device that the trace was recorded on"
 
@@ -84,10 +86,7 @@ def summary(
         _print(tables.host(overheads))
         print(f"host overheads in {host / HOST_FILE}")
     if html:
-        from hybridperf.report.html import trace_page, write_page
-
-        write_page(trace_page(traces, chosen, found, notes), html)
-        common.page_written(html)
+        common.result(notes=notes, timeline=tables.slices(traces, chosen, _SLICES))
 
 
 def _as_another_tool(tool: str, files: list[Path], out: Path | None, options: list[str]) -> None:

@@ -67,7 +67,6 @@ KNOWN_APART: tuple[tuple[str, float, str], ...] = (
     ("first_token_s", 0.1, "a request goes through a router to a second engine and its cache over"
      f" a link, before a token leaves: 0.1 to 0.2 s in {_ROWS}"),
 )  # fmt: skip
-FRAMEWORKS = ("vllm", "sglang", "trtllm")
 
 
 def believed(framework: str = "", apart: bool = False) -> ServingEffects:

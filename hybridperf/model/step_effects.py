@@ -217,11 +217,6 @@ def known_factor(effect: str, framework: str, arch: str) -> float:
     return math.prod(one.factor for one in KNOWN if one.concerns(effect, framework, arch))
 
 
-def medians() -> StepEffects:
-    """Beliefs as step effects."""
-    return StepEffects()
-
-
 def effects_of(theta: Array) -> StepEffects:
     """Step effects from their logs [K]; `theta` may be traced."""
     module = jax.numpy if isinstance(theta, jax.core.Tracer) else np

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import secrets
 import tempfile
-import tomllib
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -39,6 +37,7 @@ from hybridperf.io import InputError
 from hybridperf.page.processes import Answerer
 from hybridperf.page.questions import Question, beside, question, views
 from hybridperf.page.uploads import Uploads
+from hybridperf.report import answer_page
 
 HOST = "127.0.0.1"
 _MOST_QUESTION_BYTES = 1 << 16
@@ -109,7 +108,7 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
 
     async def colours(request: Request) -> Response:
         del request
-        return Response(_colours(), media_type="text/css")
+        return Response(answer_page.colours(), media_type="text/css")
 
     async def known(request: Request) -> Response:
         del request
@@ -175,19 +174,6 @@ async def _warmed(answerers: Mapping[str, Answerer]) -> None:
         first = question(view, name, values, lambda key: (Path(key), key))
         async for _ in answerers[first.process].ask(first.arguments):
             pass
-
-
-@functools.cache
-def _colours() -> str:
-    """The hues of report pages, for a reader's theme; read as a file, since their room is heavy."""
-    file = resources.files("hybridperf") / "report/html/templates/colours.toml"
-    themes = tomllib.loads(file.read_text())
-    light, dark = (
-        "".join(f"--{name}: {hue}; " for name, hue in themes[theme].items())
-        for theme in ("light", "dark")
-    )
-    both = f":root {{ color-scheme: light dark; {light}}}\n"
-    return f"{both}@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"
 
 
 async def _body(request: Request) -> bytes | None:

@@ -1,9 +1,7 @@
 """The first rows of a sweep's best points, for a look in the terminal; the file has them all."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from hybridperf.io import read_table
@@ -25,24 +23,11 @@ def print_rows(rows: pd.DataFrame) -> None:
     shown = rows.head(SHOWN)
     alike = [name for name in shown if len(shown) > 1 and shown[name].nunique(dropna=False) == 1]
     differ = shown.drop(columns=alike)
-    cells = [[_cell(*one) for one in row.items()] for row in differ.to_dict("records")]
+    cells = [[text.cell(*one) for one in row.items()] for row in differ.to_dict("records")]
     if cells and cells[0]:
         print(text.table(list(differ), cells))
     known = [name for name in alike if shown[name].notna().all()]
-    same = ", ".join(f"{name} {_cell(name, shown[name].iloc[0])}" for name in known)
+    same = ", ".join(f"{name} {text.cell(name, shown[name].iloc[0])}" for name in known)
     lines = [f"all of these: {same}"] if same else []
     lines += [f"and {len(rows) - SHOWN:,} more"] if len(rows) > SHOWN else []
     print("\n".join(lines))
-
-
-def _cell(name: str, value: Any) -> str:
-    if not isinstance(value, float):
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        return f"{value:,}" if whole else str(value)
-    if pd.isna(value):
-        return "-"
-    if name.endswith("bytes_per_s"):
-        return text.quantity(value, "B/s")
-    if name.endswith("_s") and not name.endswith("per_s"):
-        return text.seconds(value)
-    return f"{value:.6g}"

@@ -22,6 +22,7 @@ from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shi
 from hybridperf.model.explained import beyond_datasheet
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.report import text
+from hybridperf.report.text import quantity
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.zoo import load_shape, other_shape_names, shape_names
 
@@ -131,37 +132,47 @@ def collective_model(loaded: CollectiveModel) -> str:
 
 def device(spec: hardware.DeviceSpec) -> str:
     """Facts of a device in readable units."""
+    return "\n".join([f"{spec.id}: {spec.name}", *_lines(device_facts(spec)[1:])])
+
+
+def device_facts(spec: hardware.DeviceSpec) -> list[tuple[str, str]]:
+    """Facts of a device by name."""
     year = f", {spec.year}" if spec.year else ""
-    lines = [f"{spec.id}: {spec.name} ({spec.vendor}, {spec.arch}{year})"]
-    for dtype, rate in spec.peak_flops_per_s.items():
-        lines.append(f"  {dtype:12} {text.quantity(rate, 'FLOP/s')}")
-    bandwidth = text.quantity(spec.memory_bytes_per_s, "B/s")
-    lines.append(f"  {'memory':12} {text.quantity(spec.memory_bytes, 'B')} at {bandwidth}")
+    memory = f"{quantity(spec.memory_bytes, 'B')} at {quantity(spec.memory_bytes_per_s, 'B/s')}"
+    facts = [("name", spec.name), ("maker", f"{spec.vendor}, {spec.arch}{year}")]
+    peaks = spec.peak_flops_per_s.items()
+    facts += [(dtype.replace("_", " "), quantity(rate, "FLOP/s")) for dtype, rate in peaks]
+    facts.append(("memory", memory))
     for level, size in zip(hardware.LEVELS, spec.level_bytes(), strict=True):
-        if 0 < size < math.inf:
-            lines.append(f"  {level:12} {size / 2**20:.4g} MiB")
+        facts += [(level, f"{size / 2**20:.4g} MiB")] if 0 < size < math.inf else []
     if spec.multiprocessors and spec.clock_hz:
-        clock = text.quantity(spec.clock_hz, "Hz")
-        lines.append(f"  {'cores':12} {spec.multiprocessors} at {clock}")
-    lines.append(f"  source: {spec.source}" + (f"\n  note: {spec.note}" if spec.note else ""))
-    return "\n".join(lines)
+        facts.append(("cores", f"{spec.multiprocessors} at {quantity(spec.clock_hz, 'Hz')}"))
+    return [*facts, ("source", spec.source), *([("note", spec.note)] if spec.note else [])]
 
 
 def system(spec: hardware.SystemSpec) -> str:
     """Facts of a system in readable units."""
+    return "\n".join([f"{spec.id}: {spec.description}", *_lines(system_facts(spec)[1:])])
+
+
+def system_facts(spec: hardware.SystemSpec) -> list[tuple[str, str]]:
+    """Facts of a system by name."""
     rates = spec.intra_bytes_per_s, spec.host_link_bytes_per_s, spec.node_bytes_per_s
-    inside, host, across = (text.quantity(rate, "B/s") for rate in rates)
+    inside, host, across = (quantity(rate, "B/s") for rate in rates)
     reduces = ", reduces in the network" if spec.in_network_reduction else ""
-    lines = [
-        f"{spec.id}: {spec.description}",
-        f"  {spec.accelerators_per_node} x {spec.accelerator} per node",
-        f"  inside   {spec.intra_link}, {inside} per accelerator and direction{reduces}",
-        f"  host     {spec.host_link}, {host}",
-        f"  across   {spec.nics_per_node} x {spec.nic}, {across} per node",
-        f"  latency  {text.seconds(spec.latency_s)} (prior)",
-        f"  source: {spec.source} ({spec.confidence})",
+    return [
+        ("system", f"{spec.id}: {spec.description}"),
+        ("per node", f"{spec.accelerators_per_node} x {spec.accelerator}"),
+        ("inside", f"{spec.intra_link}, {inside} per accelerator and direction{reduces}"),
+        ("host", f"{spec.host_link}, {host}"),
+        ("across", f"{spec.nics_per_node} x {spec.nic}, {across} per node"),
+        ("latency", f"{text.seconds(spec.latency_s)} (prior)"),
+        ("source", f"{spec.source} ({spec.confidence})"),
     ]
-    return "\n".join(lines)
+
+
+def _lines(facts: list[tuple[str, str]]) -> list[str]:
+    return [f"  {name:12} {said}" for name, said in facts]
 
 
 def shapes_table() -> str:
@@ -176,7 +187,7 @@ def shape(one: TransformerShape) -> str:
     """One shape: counts, sizes, what departs from a plain GPT, where it was published."""
     counts = f"{text.amount(one.parameters)} parameters ({one.parameters:,})"
     active = f", {text.amount(one.active_parameters)} of them met by a token" if one.experts else ""
-    flops = text.quantity(one.model_flops(one.seq) / one.seq, "FLOP")
+    flops = quantity(one.model_flops(one.seq) / one.seq, "FLOP")
     lines = [
         f"{one.name}: {one.family}, {counts}{active}",
         f"  training takes {flops} a token of sequences of {one.seq}, attention in full",
@@ -209,7 +220,7 @@ def model(loaded: PerfModel) -> str:
     lines += [*over_datasheet(loaded), ""]
     for level, (rate, read_s) in level_rates(loaded).items():
         capacity = _capacity_words(loaded, level)
-        rates = f"{text.quantity(rate, 'B/s')}, strided read {text.seconds(read_s)}"
+        rates = f"{quantity(rate, 'B/s')}, strided read {text.seconds(read_s)}"
         lines.append(f"{level} {rates}{capacity}")
     facts = {key: v for key, v in loaded.provenance.items() if key not in ("fit", "machine")}
     for key, value in facts.items():
@@ -256,7 +267,7 @@ def _capacity_words(loaded: PerfModel, level: str) -> str:
     size, share = float(loaded.device.level_bytes()[at]), float(loaded.knobs.level_capacity[at])
     if not math.isfinite(size) or share == 1.0:
         return ""
-    return f", acts as {text.quantity(size * share, 'B')} of {text.quantity(size, 'B')}"
+    return f", acts as {quantity(size * share, 'B')} of {quantity(size, 'B')}"
 
 
 def level_rates(loaded: PerfModel) -> dict[str, tuple[float, float]]:
@@ -283,7 +294,7 @@ def flat(facts: Mapping[str, Any]) -> dict[str, str]:
             plain = all(isinstance(item, str | int | float) for item in value)
             out[key] = (", ".join(map(str, value)) or "none") if plain else f"{len(value)} entries"
         else:
-            out[key] = text.quantity(value, "").strip() if isinstance(value, float) else str(value)
+            out[key] = quantity(value, "").strip() if isinstance(value, float) else str(value)
     return out
 
 
@@ -386,7 +397,7 @@ def _levels_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
             lines += [[level, "there", *there, ""]] if "yes" in there else []
             continue
         bandwidths, reads = zip(levels[0][level], levels[1][level], strict=True)
-        found = _row("bandwidth", lambda rate: text.quantity(rate, "B/s"), *bandwidths)
+        found = _row("bandwidth", lambda rate: quantity(rate, "B/s"), *bandwidths)
         rows = (found, _row("strided read", text.seconds, *reads))
         lines += [[level, *cells] for cells in rows if cells]
     return lines

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives.subset import share, share_model
-from hybridperf.report.text import percent, quantity, seconds, short, table
+from hybridperf.report.text import frame_table, percent, quantity
 from hybridperf.runs.placement import PlacedJob, PlacedStep, PlacedStream, Placer
 
 
@@ -18,34 +18,18 @@ def shortcomings(placer: Placer) -> list[str]:
 
 def placements_report(found: pd.DataFrame, gpus: int, step: PlacedStep) -> str:
     """A line per policy."""
-    what = "a step" if step.shape is not None or step.compute_s else "an all-reduce"
-    headers = ["policy", "GPUs", "all-reduce bus", "90 %", what, "90 %", "slow-down", "90 %"]
-    rows = []
-    for row in found.itertuples():
-        band = [quantity(value, "B/s") for value in (row.bandwidth_bytes_per_s,
-                row.low_bytes_per_s, row.high_bytes_per_s)]  # fmt: skip
-        rows.append([
-            row.policy, short(row.gpus, 40), band[0], f"{band[1]} to {band[2]}",
-            seconds(row.step_s), f"{seconds(row.low_s)} to {seconds(row.high_s)}",
-            f"{row.slow_down:.3f}", f"{row.low_slow_down:.3f} to {row.high_slow_down:.3f}",
-        ])  # fmt: skip
     legend = (
         f"{gpus} GPUs, all-reduce of {quantity(step.all_reduce_bytes, 'B')}; slow-down: over the"
         " best GPUs of the empty topology, both with the same error of links; worst: of those free"
     )
-    return table(headers, rows) + "\n" + legend
+    return frame_table(found) + "\n" + legend
 
 
 def broadcasts_report(ways: pd.DataFrame, bytes: float) -> str:
     """A line per way."""
-    least = ways["time_s"].min()
-    rows = [
-        [row.way, seconds(row.time_s), f"{seconds(row.low_s)} to {seconds(row.high_s)}",
-         f"{row.time_s / least:.1f}"]
-        for row in ways.itertuples()
-    ]  # fmt: skip
-    headers = [f"{quantity(bytes, 'B')} from one to all", "time", "90 %", "over the quickest"]
-    return table(headers, rows)
+    over = ways["time_s"] / ways["time_s"].min()
+    sent = f"{quantity(bytes, 'B')} from one to all"
+    return f"{sent}\n{frame_table(ways.assign(over_the_quickest=over))}"
 
 
 def policies_frame(streams: Sequence[PlacedStream]) -> pd.DataFrame:
@@ -64,21 +48,14 @@ def policies_frame(streams: Sequence[PlacedStream]) -> pd.DataFrame:
 
 def policies_report(streams: Sequence[PlacedStream]) -> str:
     """A line per policy, and what the others gain over the naive one."""
-    frame = policies_frame(streams)
-    rows = [
-        [row.policy, seconds(row.mean_completion_s), seconds(row.mean_wait_s),
-         f"{row.mean_slow_down:.3f}", f"{row.p75_slow_down:.3f}", f"{row.worst_slow_down:.3f}"]
-        for row in frame.itertuples()
-    ]  # fmt: skip
-    headers = ["policy", "mean completion", "mean wait", "mean slow-down", "75 %", "worst"]
     gains = [
         f"{one.policy}: runs {percent(gain['mean'])} shorter in the mean than naive,"
         f" {percent(gain['p75'])} at the 75th percentile, {percent(gain['worst'])} at worst"
         for one in streams[1:]
         for gain in [gains_over(streams[0], one)]
     ]
-    return "\n".join([table(headers, rows), "slow-down: of a job's steps over the best GPUs of the"
-                      " empty topology", *gains])  # fmt: skip
+    legend = "slow down: of a job's steps over the best GPUs of the empty topology"
+    return "\n".join([frame_table(policies_frame(streams)), legend, *gains])
 
 
 def gains_over(before: PlacedStream, after: PlacedStream) -> dict[str, float]:

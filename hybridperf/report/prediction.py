@@ -1,17 +1,25 @@
 """A prediction in words: its time with the interval, and what it consists of by group of ops."""
 
-from hybridperf.engine.prediction import Prediction
-from hybridperf.report.known import machine_words
-from hybridperf.report.text import items_table, percent, quantity, seconds, within
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-_COLUMNS = {
-    "group": lambda row: row.group,
-    "seconds": lambda row: seconds(row.seconds),
-    "share": lambda row: percent(row.share),
-    "roofline": lambda row: seconds(row.roofline_s),
-    "ops": lambda row: row.ops,
-    "measured range": lambda row: "yes" if row.in_range else "no",
-}
+import numpy as np
+import pandas as pd
+
+from hybridperf.engine.prediction import Prediction
+from hybridperf.model.calls import CHAIN, KINDS, CallChain, call_columns
+from hybridperf.model.step_table import split, step_table
+from hybridperf.report.known import machine_words
+from hybridperf.report.slices import Track, slices_frame
+from hybridperf.report.text import frame_table, quantity, seconds, within
+
+_LAUNCHES = "host: launches"
+# of several kernels in a row, by what a pipeline's labels begin with: F3 of stage 0
+_PASSES = {"F": "forward pass", "B": "backward pass", "W": "gradients of weights"}
+_PASS = re.compile(r"([FBW])\d")
+_MOST_POINTS = 600  # on the roofline
 
 
 def prediction_report(result: Prediction) -> str:
@@ -23,7 +31,113 @@ def prediction_report(result: Prediction) -> str:
         f" {quantity(result.workload.flops / result.time_s, 'FLOP/s')}",
         f"model: {machine_words(result.model)}",
         "",
-        items_table(result.breakdown().itertuples(), _COLUMNS),
+        frame_table(result.breakdown()),
         *(f"note: {note}" for note in result.notes),
     ]
     return "\n".join(lines)
+
+
+def slices(prediction: Prediction, most: int) -> pd.DataFrame:
+    """What runs when (`report.slices.slices_frame`); `group` of several kernels of a pipeline's
+    pass: which pass.
+    """
+    groups = list(dict.fromkeys(KINDS[g] for g in prediction.op_group))
+    tracks, labels = _tracks(prediction, groups)
+    kinds = [*groups, _LAUNCHES, *_PASSES.values()]
+    passes = [_PASSES.get(found[1], "") if (found := _PASS.match(one)) else "" for one in labels]
+    of_label = np.array([kinds.index(one) if one else -1 for one in passes])
+    chain = kinds.index(CHAIN) if CHAIN in kinds else -1
+    for at, track in enumerate(tracks):
+        own = np.where(track.kind == chain, of_label[track.label], -1)
+        tracks[at] = dataclasses.replace(track, kind=np.where(own < 0, track.kind, own))
+    return slices_frame(tracks, labels, kinds, most)
+
+
+def _tracks(prediction: Prediction, groups: Sequence[str]) -> tuple[list[Track], list[str]]:
+    """A track for each stream of each rank and each host, and the labels they index."""
+    graph, times = prediction.workload.graph, prediction.timeline
+    label, labels = pd.factorize(np.array([name or "unnamed" for name in graph.labels], object))
+    kind = np.array([groups.index(KINDS[g]) for g in prediction.op_group], int)
+    kind_of_node = np.zeros(len(graph), int)
+    runs = graph.row > 0
+    kind_of_node[runs] = kind[graph.row[runs] - 1]
+    several = bool((graph.rank != graph.rank[0]).any())
+    launches = np.flatnonzero((graph.launch_row > 0) & (times.launch_end_s > times.launch_start_s))
+    taking = np.flatnonzero(times.end_s > times.start_s)
+    streams = len(graph.stream_names) + 1  # a rank's host first
+    host_line = graph.rank[launches] * streams
+    line = graph.rank[taking] * streams + graph.stream[taking] + 1
+    nodes = pd.concat([pd.Series(launches, host_line), pd.Series(taking, line)])
+    tracks = []
+    for number, of_line in nodes.groupby(level=0):
+        at, (rank, stream) = of_line.to_numpy(), divmod(int(number), streams)
+        where, kinds = "host", np.full(len(at), len(groups))
+        start, end = times.launch_start_s[at], times.launch_end_s[at]
+        if stream:
+            where, kinds = graph.stream_names[stream - 1], kind_of_node[at]
+            start, end = times.start_s[at], times.end_s[at]
+        marked = prediction.on_critical_path[at] & (stream > 0)
+        name = f"rank {rank} {where}" if several else where
+        tracks.append(Track(name, start, end, label[at], kinds, marked))
+    return tracks, list(labels)
+
+
+def critical_seconds(prediction: Prediction) -> tuple[dict[str, float], float]:
+    """Seconds of the critical path by group, and what of it the host's launches take."""
+    graph = prediction.workload.graph
+    on_path = np.flatnonzero(prediction.on_critical_path & (graph.row > 0))
+    calls = prediction.workload.calls
+    times = np.bincount(graph.row[on_path] - 1, minlength=len(calls)).astype(float)
+    for at in np.flatnonzero(times).tolist():
+        if isinstance(call := calls[at], CallChain):
+            for row, often in call.parts:
+                times[row - 1] += often * times[at]
+            times[at] = 0.0
+    by_kind = np.bincount(
+        prediction.op_group, weights=times * prediction.op_s, minlength=len(KINDS)
+    )
+    left_s = prediction.time_s - float(by_kind.sum())
+    launches_s = left_s if left_s > 1e-6 * prediction.time_s else 0.0
+    return {KINDS[g]: float(by_kind[g]) for g in np.flatnonzero(by_kind)}, launches_s
+
+
+def roofline(prediction: Prediction) -> pd.DataFrame:
+    """Kinds of op that do arithmetic, the longest first, and where each lies on the roofline."""
+    workload, graph = prediction.workload, prediction.workload.graph
+    nodes = np.bincount(graph.row, minlength=len(workload.calls) + 1)[1:]
+    at_node = np.full(len(workload.calls) + 1, -1)
+    backwards = np.arange(len(graph))[::-1]
+    at_node[graph.row[backwards]] = backwards  # the first node of each row is written last
+    frame = pd.DataFrame({
+        "label": [graph.labels[at] or "unnamed" if at >= 0 else "" for at in at_node[1:].tolist()],
+        "group": [KINDS[g] for g in prediction.op_group],
+        "sizes": [_sizes(call_columns(call)) for call in workload.calls], "nodes": nodes,
+        "seconds": prediction.op_s, "total_s": nodes * prediction.op_s,
+        "roofline_s": prediction.op_roofline_s, "in_range": prediction.op_in_range,
+        "intensity": np.nan, "flops_per_s": np.nan, "peak_flops_per_s": np.nan, "peak_of": "",
+    })  # fmt: skip
+    ops = split(workload.calls)[0]
+    if ops:
+        table = step_table(prediction.model, workload.calls).ops
+        at = list(ops)
+        flops = np.asarray(table.work.flops) + np.asarray(table.work.transcendentals)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            frame.loc[at, "intensity"] = flops / np.asarray(table.work.bytes)
+            frame.loc[at, "flops_per_s"] = flops * np.asarray(table.times) / prediction.op_s[at]
+        frame.loc[at, "peak_flops_per_s"] = np.asarray(table.peak_flops_per_s)
+        units = [" vector" if call.op.unit == "vector" else "" for call in ops.values()]
+        formats = [call.op.peak_dtype for call in ops.values()]
+        frame.loc[at, "peak_of"] = [f"{f}{unit}" for f, unit in zip(formats, units, strict=True)]
+    frame = frame[nodes > 0].reset_index(drop=True)
+    frame["share"] = frame["total_s"] / (float(frame["total_s"].sum()) or 1.0)
+    placed = frame[(frame["intensity"] > 0) & (frame["flops_per_s"] > 0)]
+    return placed.nlargest(_MOST_POINTS, "total_s")
+
+
+def _sizes(columns: Mapping[str, Any]) -> str:
+    known = {k: v for k, v in columns.items() if v == v and v not in (None, 0.0, "")}
+    plain = ("op", "dtype")
+    words = {
+        k: f"{v:,.6g}" if isinstance(v, int | float | np.number) else v for k, v in known.items()
+    }
+    return ", ".join(str(v) if k in plain else f"{k} {v}" for k, v in words.items())

@@ -2,7 +2,6 @@
 
 import os
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,44 +9,24 @@ import numpy as np
 from hybridperf.explore.sharding import greedy
 from hybridperf.explore.sharding.result import ShardResult
 from hybridperf.report.plots import new_figure, save_figure
-from hybridperf.report.text import items_table, percent, quantity, seconds, within
+from hybridperf.report.text import frame_table, quantity, seconds, within
 
 _MOST_RANKS, _MOST_NAMES = 64, 40  # shown
 _LINE = 170  # letters under a picture
 # a legend off the bars
 _ABOVE: dict[str, Any] = {"fontsize": 7, "loc": "lower center", "ncols": 2, "frameon": False}
 _ABOVE["bbox_to_anchor"] = (0.5, 1.0)
-_RANKS: dict[str, Callable[[Any], Any]] = {
-    "rank": lambda row: row.rank,
-    "tables": lambda row: row.tables,
-    "lookups": lambda row: f"{row.lookups:.4g}",
-    "forward": lambda row: seconds(row.forward_s),
-    "backward": lambda row: seconds(row.backward_s),
-    "sent": lambda row: quantity(row.sent_bytes, "B"),
-    "memory": lambda row: quantity(row.memory_bytes, "B"),
-    "of limit": lambda row: percent(row.memory_share),
-    "slowest": lambda row: row.slowest,
-    "which": lambda row: _short(row.names),
-}
-_CANDIDATES: dict[str, Callable[[Any], Any]] = {
-    "candidate": lambda row: row.method,
-    "step": lambda row: seconds(row.step_s),
-    "forward": lambda row: seconds(row.forward_s),
-    "backward": lambda row: seconds(row.backward_s),
-    "all-to-all": lambda row: seconds(row.alltoall_s),
-    "fullest rank": lambda row: quantity(row.fullest_bytes, "B"),
-    "note": lambda row: row.note or ("" if row.fused else "not priced as one kernel"),
-}
 
 
 def shard_report(result: ShardResult) -> str:
     """The whole answer as text."""
     took = f"{seconds(result.step_s)} of a step{within(result.low_s, result.high_s)}"
     lines = [f"placement by {result.method}: {took}", ""]
-    lines.append(items_table(result.per_rank.head(_MOST_RANKS).itertuples(), _RANKS))
+    ranks = result.per_rank.head(_MOST_RANKS)
+    lines.append(frame_table(ranks.assign(names=ranks["names"].map(_short))))
     if len(result.per_rank) > _MOST_RANKS:
         lines.append(f"... {len(result.per_rank) - _MOST_RANKS} more ranks")
-    lines += ["", items_table(result.candidates.itertuples(), _CANDIDATES), "", *result.explanation]
+    lines += ["", frame_table(result.candidates), "", *result.explanation]
     return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])
 
 

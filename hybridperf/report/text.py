@@ -1,11 +1,19 @@
 """Tables and numbers as people read them: ms and GB/s, three digits, columns aligned."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 J_PER_WH = 3600.0
+_SECONDS, _UNIT = re.compile("(?<!_per)_s$|^seconds$"), re.compile("_bytes_per_s$|(?<!_per)_s$")
+_SHARES = ("share", "error", "covered", "inside", "bias", "mape", "median", "gain",
+           "blocking", "removed", "goodput", "width",
+           "utilisation", "elastic", "rigid")  # fmt: skip
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
@@ -13,6 +21,8 @@ def seconds(value: float | None) -> str:
     """`12.3 ms`."""
     if value is None or not math.isfinite(value):
         return "-"
+    if value == 0:
+        return "0 s"
     scale, unit = next(((s, u) for s, u in TIMES if abs(value) >= s), TIMES[-1])
     return f"{value:,.0f} s" if abs(value) >= 1e3 else f"{value / scale:.3g} {unit}"
 
@@ -56,6 +66,32 @@ def whole_percent(share: float) -> str:
 def short(text: str, length: int = 90) -> str:
     """Text cut to a length."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def frame_table(frame: pd.DataFrame) -> str:
+    """A table of a frame: units stand in its columns' names, shares are called so or errors."""
+    return table([_UNIT.sub("", name).replace("_", " ") for name in map(str, frame)],
+                 [[short(cell(str(name), value)) for name, value in row.items()]
+                  for row in frame.to_dict("records")])  # fmt: skip
+
+
+def cell(name: str, value: Any) -> str:
+    """A value as its column's name says: seconds, bytes, a share, a plain number or word."""
+    if value is None or value != value:
+        return "-"
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int | np.integer) else str(value)
+    if name.endswith("bytes_per_s"):
+        return quantity(value, "B/s")
+    if name.endswith("bytes"):
+        return quantity(value, "B")
+    if _SECONDS.search(name):
+        return seconds(value)
+    if name.endswith(_SHARES):
+        return percent(value)
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def items_table(items: Iterable[Any], columns: Mapping[str, Callable[[Any], Any]]) -> str:

@@ -1,20 +1,26 @@
 """What a trace shows, its replay and what a change makes of it, as tables for a terminal."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import Host, Overhead, Spread
-from hybridperf.report.text import items_table, percent, seconds, short, table
+from hybridperf.report.slices import Track, slices_frame
+from hybridperf.report.text import frame_table, seconds
 from hybridperf.traces.changes import Change
+from hybridperf.traces.events import COPY, FILL, RankTrace
+from hybridperf.traces.overheads import outermost_op
 from hybridperf.traces.replay import Replay
+from hybridperf.traces.steps import CommonStep
 from hybridperf.traces.summary import LostTime, StepSummaryRow
 from hybridperf.traces.what_if import WhatIf
 
 Item = TypeVar("Item")
+_KERNEL, _COMMUNICATION, _COPY, _HOST = range(4)
+_KINDS = ("computation", "communication", "copies and fills", "host: ops")
 _MOST = 12  # rows of a table
 REASONS = {
     "launch_bound": "launch not called yet",
@@ -26,36 +32,25 @@ REASONS = {
 }
 
 
+_STEP = (
+    "step", "rank", "step_cpu_s", "period_s", "gpu_span_s", "gpu_busy_s", "computation_s",
+    "exposed_copy_s", "comm_s", "exposed_comm_s", "waiting_s", "other_step_s", "idle_s",
+    "idle_share", "n_kernels",
+)  # fmt: skip
+
+
 def steps(rows: Sequence[StepSummaryRow]) -> str:
     """A row per step and rank; the span is busy, other steps and idle."""
-    columns: dict[str, Callable[[StepSummaryRow], str]] = {
-        "step": lambda row: row.step,
-        "rank": lambda row: rank_words(row.rank),
-        "host": lambda row: seconds(row.step_cpu_s),
-        "period": lambda row: seconds(row.period_s),
-        "GPU span": lambda row: seconds(row.gpu_span_s),
-        "busy": lambda row: seconds(row.gpu_busy_s),
-        "computation": lambda row: seconds(row.computation_s),
-        "exposed copies": lambda row: seconds(row.exposed_copy_s),
-        "communication": lambda row: seconds(row.comm_s),
-        "exposed": lambda row: seconds(row.exposed_comm_s),
-        "of it waiting": lambda row: seconds(row.waiting_s),
-        "other steps": lambda row: seconds(row.other_step_s),
-        "idle": _idle,
-        "kernels": lambda row: str(row.n_kernels),
-    }
-    empty = {
-        "exposed copies": not any(row.exposed_copy_s for row in rows),
-        "of it waiting": all(math.isnan(row.waiting_s) for row in rows),
-        "other steps": not any(row.other_step_s for row in rows),
-    }
-    shown = {name: cell for name, cell in columns.items() if not empty.get(name)}
-    return _items(rows[0].gpu or "unnamed device" if rows else "", rows, shown)
-
-
-def _idle(row: StepSummaryRow) -> str:
-    share = percent(row.idle_s / (row.gpu_span_s or math.inf))
-    return f"{seconds(row.idle_s)} ({share})" if math.isfinite(row.idle_s) else "-"
+    frame = pd.DataFrame(rows)
+    if frame.empty:
+        return ""
+    frame["idle_share"] = frame["idle_s"] / frame["gpu_span_s"].replace(0.0, math.inf)
+    empty = [
+        name
+        for name in ("exposed_copy_s", "waiting_s", "other_step_s")
+        if not frame[name].fillna(0.0).any()
+    ]
+    return _titled(rows[0].gpu or "unnamed device", frame[[*_STEP]].drop(columns=empty))
 
 
 def temporal_breakdown(frame: pd.DataFrame) -> str:
@@ -69,21 +64,16 @@ def temporal_breakdown(frame: pd.DataFrame) -> str:
         [f"{row['rank']:.0f}", f"{row['kernel_time(us)']:,.0f} µs", *(taken(row, p) for p in parts)]
         for row in frame.to_dict("records")
     ]
-    headers = ["rank", "kernel time", *parts.values()]
-    return _titled("temporal breakdown as by HolisticTraceAnalysis", headers, rows)
+    shown = pd.DataFrame(rows, columns=["rank", "kernel time", *parts.values()])
+    return _titled("temporal breakdown as by HolisticTraceAnalysis", shown)
 
 
 def idle(rows: Sequence[StepSummaryRow]) -> str:
     """Why devices were idle, seconds by reason."""
-    reasons = idle_reasons(rows)
-    cells = [
-        [row.step, rank_words(row.rank), seconds(row.idle_s)]
-        + [seconds(getattr(row, f"{name}_s")) for name in reasons]
-        for row in rows
-    ]
-    return _titled(
-        "why idle", ["step", "rank", "idle", *(REASONS[name] for name in reasons)], cells
-    )
+    reasons = [f"{name}_s" for name in idle_reasons(rows)]
+    frame = pd.DataFrame(rows, columns=["step", "rank", "idle_s", *reasons])
+    words = {f"{name}_s": f"{said}_s" for name, said in REASONS.items()}
+    return _titled("why idle", frame.rename(columns=words))
 
 
 def idle_reasons(rows: Sequence[StepSummaryRow]) -> list[str]:
@@ -94,13 +84,12 @@ def idle_reasons(rows: Sequence[StepSummaryRow]) -> list[str]:
 
 def losses(found: Iterable[LostTime], most: int = _MOST, ranks_known: bool = True) -> str:
     """Where devices did nothing useful, the longest first."""
-    columns: dict[str, Callable[[LostTime], str]] = {
-        "why": _why_lost,
-        "rank": lambda loss: str(loss.rank) if ranks_known else "-",
-        "time": lambda loss: seconds(loss.seconds),
-        "times": lambda loss: str(loss.times),
-    }
-    return _items("most time lost", list(found)[:most], columns)
+    shown = pd.DataFrame([
+        {"why": _why_lost(one), "rank": rank_words(one.rank if ranks_known else None),
+         "time_s": one.seconds, "times": one.times}
+        for one in list(found)[:most]
+    ])  # fmt: skip
+    return _titled("most time lost", shown)
 
 
 def _why_lost(loss: LostTime) -> str:
@@ -109,18 +98,11 @@ def _why_lost(loss: LostTime) -> str:
 
 def top(title: str, frame: pd.DataFrame) -> str:
     """`name, device_s, share, events` of `summary.top_ops` or `top_kernels`."""
-    columns: dict[str, Callable[[Any], str]] = {
-        "name": lambda row: short(str(row.name)),
-        "device time": lambda row: seconds(row.device_s),
-        "share": lambda row: percent(row.share),
-        "events": lambda row: str(row.events),
-    }
-    return _items(title, frame.itertuples(), columns)
+    return _titled(title, frame)
 
 
 def host(found: Host) -> str:
     """The overheads of a host over all ops, and of how many kinds they were seen."""
-    headers = ["overhead", "mean", "standard deviation", "median", "times", "kinds"]
     overheads: dict[str, Spread | Overhead | None] = {
         "between ops": found.between_ops_s,
         "before the first launch": found.before_launch_s,
@@ -134,9 +116,11 @@ def host(found: Host) -> str:
         spread = one.shared if isinstance(one, Overhead) else one
         kinds = str(len(one.by_kind)) if isinstance(one, Overhead) else "-"
         if spread is not None:
-            times = map(seconds, (spread.mean_s, spread.std_s, spread.median_s))
-            rows.append([name, *times, spread.count, kinds])
-    return _titled("host overheads", headers, rows)
+            rows.append({
+                "overhead": name, "mean_s": spread.mean_s, "standard_deviation_s": spread.std_s,
+                "median_s": spread.median_s, "times": spread.count, "kinds": kinds,
+            })  # fmt: skip
+    return _titled("host overheads", pd.DataFrame(rows))
 
 
 def rank_words(rank: int | None) -> str:
@@ -144,17 +128,9 @@ def rank_words(rank: int | None) -> str:
     return "-" if rank is None else str(rank)
 
 
-def _titled(title: str, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def _titled(title: str, frame: pd.DataFrame) -> str:
     """A table under its title; nothing where it has no rows."""
-    return f"\n{title}\n{table(headers, rows)}" if rows else ""
-
-
-def _items(
-    title: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], str]]
-) -> str:  # fmt: skip
-    """`items_table` under its title; nothing where there is no item."""
-    listed = list(items)
-    return f"\n{title}\n{items_table(listed, columns)}" if listed else ""
+    return f"\n{title}\n{frame_table(frame)}" if len(frame) else ""
 
 
 def replayed(results: Sequence[WhatIf], changed: str, measured: Sequence[Replay]) -> str:
@@ -178,52 +154,40 @@ def replayed(results: Sequence[WhatIf], changed: str, measured: Sequence[Replay]
                 cells += [seconds(after_s[at]), f"x{before_s[at] / after_s[at]:.3f}"]
             cells += [seconds(end.step_s[at]) for end in result.ends or ()]
             rows.append([one.steps[at].name, rank_words(trace.rank), *cells])
-    return _titled("replay", headers, rows)
+    return _titled("replay", pd.DataFrame(rows, columns=headers))
 
 
 def waits(replay: Replay, of: str = "") -> str:
     """Waiting at collectives over all ranks, measured and replayed, and the largest difference."""
-    headers = ["collective", "wire time", "waiting, measured", "replayed", "largest difference"]
+    headers = ["collective", "wire_s", "waiting, measured_s", "replayed_s", "largest difference_s"]
     rows = []
     for one, measured_s, replayed_s in replay.waits_s():
         apart_s = np.round(np.abs(replayed_s - measured_s), 10)  # less than that is rounding
         times = (one.wire_s, measured_s.sum(), replayed_s.sum(), apart_s.max())
-        rows.append([one, *map(seconds, times)])
-    return _titled(f"waiting at collectives{of}", headers, rows)
+        rows.append([one, *times])
+    return _titled(f"waiting at collectives{of}", pd.DataFrame(rows, columns=headers))
 
 
 def critical(before: pd.DataFrame, after: pd.DataFrame | None, of: str = "") -> str:
     """The critical path by op, before and after a change."""
-    headers = ["op", "time", "share"]
     merged = before.set_index("op")[["seconds", "share"]]
     if after is not None:
-        headers = ["op", "before", "share", "after", "share after"]
         changed = after.set_index("op")[["seconds", "share"]].add_suffix("_after")
         merged = merged.join(changed, how="outer").fillna(0.0)
         longer = merged[["seconds", "seconds_after"]].max(axis=1)
         merged = merged.loc[longer.sort_values(ascending=False).index]
-    rows = []
-    for op, row in merged.head(_MOST).iterrows():
-        cells = [seconds(row["seconds"]), percent(row["share"])]
-        if after is not None:
-            cells += [seconds(row["seconds_after"]), percent(row["share_after"])]
-        rows.append([short(str(op)), *cells])
-    return _titled(f"critical path{of}", headers, rows)
+    shown = merged.head(_MOST).rename(columns={"share_after": "after_share"}).reset_index()
+    return _titled(f"critical path{of}", shown.rename(columns={"seconds_after": "after_s"}))
 
 
 def savings(frame: pd.DataFrame, of: str = "") -> str:
     """Ops that would help if they took no time, and those with most time that would not."""
-    columns: dict[str, Callable[[Any], str]] = {
-        "op": lambda row: short(str(row.op)),
-        "time on all ranks": lambda row: seconds(float(row.seconds)),
-        "on the critical path": lambda row: seconds(float(row.critical_s)),
-        "saves at most": lambda row: seconds(float(row.saves_s)),
-    }
     helps = frame[frame["helps"]].head(_MOST)
     others = frame[~frame["helps"]].nlargest(_MOST, "seconds")
     no_help = f"would not help{of}: less than 1 % of the step even at no time"
     by_title = {f"would help{of}": helps, no_help: others}
-    found = (_items(title, some.itertuples(), columns) for title, some in by_title.items())
+    shown = ["op", "seconds", "critical_s", "saves_s"]
+    found = (_titled(title, some[shown]) for title, some in by_title.items())
     return "\n".join(filter(None, found))
 
 
@@ -235,9 +199,46 @@ def unknown(changes: Sequence[Change], total_s: float, of: str = "") -> str:
         for op, busy_s in change.unknown.items():
             found[op] = found.get(op, 0.0) + busy_s
             why[op] = change.why.get(op, "kind or size not recorded")
-    headers = ["op or kernel", "why", "time", "share of the device's"]
     rows = [
-        [short(name), why[name], seconds(busy_s), percent(busy_s / (total_s or math.inf))]
+        {
+            "op or kernel": name,
+            "why": why[name],
+            "time_s": busy_s,
+            "device_share": busy_s / (total_s or math.inf),
+        }
         for name, busy_s in sorted(found.items(), key=lambda one: -one[1])[:_MOST]
     ]
-    return _titled(f"keep their measured time{of}", headers, rows)
+    return _titled(f"keep their measured time{of}", pd.DataFrame(rows))
+
+
+def slices(traces: Sequence[RankTrace], chosen: Sequence[CommonStep], most: int) -> pd.DataFrame:
+    """Host threads (their outermost ops) and streams of every rank, on one clock."""
+    names: dict[str, int] = {}
+    tracks = []
+    first_us = min(trace.origin_us for trace in traces)
+    for at, trace in enumerate(traces):
+        zero_s = (trace.origin_us - first_us) * 1e-6
+        label = np.array([names.setdefault(name, len(names)) for name in trace.names], int)
+        before = f"rank {trace.rank if trace.rank is not None else at} " if len(traces) > 1 else ""
+        host, device = trace.host, trace.device_events
+        calls = _together([step.steps[at].host for step in chosen])
+        calls = calls[outermost_op(trace)[calls] == calls]
+        events = _together([step.steps[at].device for step in chosen])
+        copies = np.where(np.isin(device.kind, (COPY, FILL)), _COPY, _KERNEL)
+        kinds = np.where(device.communicates, _COMMUNICATION, copies)
+        sides = (
+            ("thread", host, host.thread, trace.threads, np.full(len(host), _HOST), calls),
+            ("stream", device, device.stream, None, kinds, events),
+        )
+        for what, recorded, row, row_names, kind, these in sides:
+            for number in np.unique(row[these]).tolist():
+                some = these[row[these] == number]
+                name = f"{before}{what} {row_names[number] if row_names is not None else number}"
+                edges = (zero_s + recorded.start_s[some], zero_s + recorded.end_s[some])
+                unmarked = np.zeros(len(some), bool)
+                tracks.append(Track(name, *edges, label[recorded.name[some]], kind[some], unmarked))
+    return slices_frame(tracks, list(names), _KINDS, most)
+
+
+def _together(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, int), *parts]).astype(int)

@@ -54,19 +54,13 @@ def run_report(run: TrainingRun) -> str:
 
 def elastic_report(found: Elastic) -> str:
     """Workers that come and go, beside a job that stops for each of them."""
-    rows = [
-        [str(one.workers), text.percent(one.elastic), text.percent(one.rigid),
-         f"{one.speedup:.2f}", text.percent(one.cost_share)]
-        for one in found.table.itertuples()
-    ]  # fmt: skip
-    head = ["workers", "elastic, of ideal", "stops for each", "speed, of one", "money, of one"]
     best = (
         f"fastest with {_workers(found.fastest)} elastic, {_workers(found.fastest_rigid)} where"
         " each that leaves stops the job"
     )
     lasts, away = found.lifetime_s / DAY_S, text.seconds(found.away_s)
     life = f"a worker lasts {lasts:.3g} days, is away {away}"
-    return f"{life}\n{text.table(head, rows)}\n{best}"
+    return f"{life}\n{text.frame_table(found.table)}\n{best}"
 
 
 def _workers(count: int) -> str:

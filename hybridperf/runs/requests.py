@@ -58,16 +58,6 @@ def arriving(
     return Requests(arrival_s, prompt, output, np.full(len(prompt), -1), cached)
 
 
-def poisson(
-    rate: float, prompt: np.ndarray, output: np.ndarray, seed: int = 0, prefix_share: float = 0.0
-) -> Requests:
-    """An open loop whose requests come independently of each other, `rate` a second."""
-    if not rate > 0:
-        raise InputError(f"expected a rate above 0 requests/s, got {rate:g}")
-    gaps = np.random.default_rng(seed).exponential(1 / rate, len(prompt))
-    return arriving(np.cumsum(gaps), prompt, output, prefix_share)
-
-
 def looping(
     clients: int,
     prompt: np.ndarray,

@@ -1,7 +1,6 @@
 """Smaller choices in words: strategies per class of layers, Chimera's pipelines, KAISA's shares."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -21,15 +20,12 @@ _MEASURED_GPUS = 128
 _PUBLISHED = "67.4 ms if nothing overlapped, 82.37 % exposed, 1.2 million samples/s"
 _MEASURED_SERIAL_S, _MEASURED_PER_S = 67.4e-3, 1.2e6
 _FAR = 1.5  # times the measured rate or less of it: worth a warning
-_TIMES = ("iteration_s", "compute_s", "communication_s", "exposed_s")
-_NOT_CLASSES = (*_TIMES, "exposed_share", "memory_bytes", "fits")
 
 
 def strategies_report(
     model: str, cluster: Cluster, batch: float, found: pd.DataFrame, top: int = 10
 ) -> str:
     """The best strategies that fit; where none does, the smallest first."""
-    classes = [name for name in found if name not in _NOT_CLASSES]
     fitting = found[found["fits"]]
     nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
     where = f"{model} on {counted(cluster.gpus, 'GPU')} in {nodes}, batch {batch:,.0f}"
@@ -39,32 +35,16 @@ def strategies_report(
     else:
         shown = found.sort_values("memory_bytes", kind="stable")
         what = "the smallest ones are shown"
-    rows = [
-        [
-            *(str(row[name]) for name in classes), *(seconds(row[name]) for name in _TIMES),
-            f"{100 * row['exposed_share']:.0f} %", quantity(row["memory_bytes"], "B"),
-        ]
-        for _, row in shown.head(top).iterrows()
-    ]  # fmt: skip
-    head = [*classes, "iteration", "computing", "sending", "exposed", "of sending", "memory"]
-    return f"{where}: {len(found)} strategies, {into}; {what}\n\n{text.table(head, rows)}"
+    shown = text.frame_table(shown.drop(columns="fits").head(top))
+    return f"{where}: {len(found)} strategies, {into}; {what}\n\n{shown}"
 
 
 def transformer_report(
     model: str, system: str, gpus: int, batch: int, found: pd.DataFrame, top: int = 10
 ) -> str:
     """The best strategies of a Transformer, all of which fit."""
-    columns: dict[str, Callable[[Any], Any]] = {
-        "strategy": lambda row: row.transformer,
-        "recompute": lambda row: row.recompute,
-        "micro-batches": lambda row: f"{row.accumulation} x {row.micro_batch}",
-        "iteration": lambda row: seconds(row.iteration_s),
-        "computing": lambda row: seconds(row.compute_s),
-        "exposed": lambda row: seconds(row.exposed_s),
-        "memory": lambda row: quantity(row.memory_bytes, "B"),
-    }
     where = f"{model} on {counted(gpus, 'GPU')} of {system}, batch {batch:,}"
-    table = text.items_table(list(found.head(top).itertuples()), columns)
+    table = text.frame_table(found.head(top))
     what = "strategy inside nodes, across nodes; pipelines have `hybridperf plan`"
     return f"{where}: {len(found)} ways fit, priced as plans are; {what}\n\n{table}"
 
@@ -172,19 +152,7 @@ def pipelines_report(
     `found` has pipelines by schedule, `chimera` and `1f1b`; `alike` is 1F1B in the shape of
     Chimera's best, None where it has none such.
     """
-    columns: dict[str, Callable[[Any], Any]] = {
-        "": lambda row: row.schedule,
-        "pipelines W": lambda row: row.replicas,
-        "stages D": lambda row: row.stages,
-        "micro-batch B": lambda row: row.micro_batch,
-        "micro-batches N": lambda row: row.micro_batches,
-        "recompute": lambda row: row.recompute,
-        "memory": lambda row: quantity(row.memory_bytes, "B"),
-        "pipeline": lambda row: seconds(row.pipeline_s),
-        "sending left": lambda row: seconds(row.unoverlapped_s),
-        "step": lambda row: seconds(row.step_s),
-    }
-    table = text.items_table(pipelines_frame(found).itertuples(), columns)
+    table = text.frame_table(pipelines_frame(found))
     best = {schedule: shapes[0].step_s for schedule, shapes in found.items()}
     ratio = best["1f1b"] / best["chimera"]
     rule = (
@@ -221,24 +189,14 @@ def second_order_report(
 
     Training takes `beside_bytes` of a rank besides the inverses, `room_bytes` are left for them.
     """
-    columns: dict[str, Callable[[SecondOrder], Any]] = {
-        "share": lambda one: f"{one.share:.4g}{' *' if one in front else ''}",
-        "gradient workers": lambda one: one.grad_workers,
-        "inverses": lambda one: quantity(one.memory_bytes, "B"),
-        "received a step": lambda one: quantity(one.received_bytes, "B"),
-        "inverting": lambda one: seconds(one.invert_s),
-        "preconditioning": lambda one: seconds(one.precondition_s),
-        "sending": lambda one: seconds(one.communication_s),
-        "more per step": lambda one: seconds(one.step_s),
-        "fits": lambda one: "yes" if one.memory_bytes <= room_bytes else "no",
-    }
     beside = f"{quantity(beside_bytes, 'B')} a rank besides the inverses"
     left = f"{beside}, {quantity(max(room_bytes, 0.0), 'B')} left for them"
-    legend = "* no other share beats it in both memory and time"
+    legend = "on front: no other share beats it in both memory and time"
     if len(front) == 1 < len(every):
         legend += ": this one has least memory and least time, so there is nothing to trade here"
     where = f"K-FAC of {model} on {counted(gpus, 'rank')}"
-    return f"{where}: {left}\n\n{text.items_table(every, columns)}\n{legend}"
+    shares = text.frame_table(second_order_frame(every, front, room_bytes))
+    return f"{where}: {left}\n\n{shares}\n{legend}"
 
 
 def second_order_frame(

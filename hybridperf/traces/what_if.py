@@ -19,6 +19,7 @@ from hybridperf.engine.evaluate import last_ends
 from hybridperf.io import InputError
 from hybridperf.traces.changes import Change
 from hybridperf.traces.events import NONE
+from hybridperf.traces.idle import covered_s, merged
 from hybridperf.traces.replay import UNRECORDED, Replay
 from hybridperf.traces.replay_graph import DEVICE, IDLE, WIRE
 
@@ -184,12 +185,6 @@ def _under_collectives(replay: Replay, nodes: np.ndarray) -> np.ndarray:
         mine, theirs = replay.graph.rank[nodes] == rank, wires[replay.graph.rank[wires] == rank]
         if not mine.any() or not len(theirs):
             continue
-        theirs = theirs[np.argsort(starts_s[theirs], kind="stable")]
-        until = np.maximum.accumulate(ends_s[theirs])
-        begin = np.maximum(starts_s[theirs], np.concatenate([[-np.inf], until[:-1]]))
-        length = np.maximum(until - begin, 0.0)
-        times = np.stack([np.minimum(begin, until), until], 1).ravel()
-        covered = np.stack([np.cumsum(length) - length, np.cumsum(length)], 1).ravel()
-        until_end_s = np.interp(ends_s[nodes[mine]], times, covered)
-        out[mine] = until_end_s - np.interp(starts_s[nodes[mine]], times, covered)
+        held = merged(starts_s[theirs], ends_s[theirs])
+        out[mine] = covered_s(held, starts_s[nodes[mine]], ends_s[nodes[mine]])
     return out

@@ -24,7 +24,6 @@ import pandas as pd
 
 from hybridperf.engine.prediction import predict
 from hybridperf.io import InputError
-from hybridperf.report import text
 from hybridperf.training.plans.ranked import Choice
 from hybridperf.training.plans.run import Plan, plan
 from hybridperf.training.steps.batch import PriceCache
@@ -140,17 +139,12 @@ def run(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found
     ]
     for why, some in graph[~usual].groupby(frame["exception"]):
         lines.append(_line(f"graph, worst where {why}", some.max(), some, None))
-    head = ["one question, three ways", "layouts", _MEASURE, "goal"]
-    table = [
-        [one.name, str(one.n), f"{one.ours:.2g}", "" if one.goal is None else f"{one.goal:g}"]
-        for one in lines
-    ]
-    said = [text.table(head, table), ""]
+    said = []
     for by in ("framework", "model", "sharding", "recompute", "pp", "tp"):
         ratio = logs["graph_s"].groupby(frame[by]).median()
         parts = ", ".join(f"{name} {100 * value:+.2f} %" for name, value in ratio.items())
         said.append(f"graph over plan by {by}, median: {parts}")
-    yield Found("\n".join(said), {"layouts": frame}, lines)
+    yield Found("\n".join(said), {"layouts": frame}, lines, "layouts")
 
 
 def _line(name: str, ours: float, rows: pd.Series, goal: float | None) -> ResultLine:

@@ -25,7 +25,6 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from hybridperf.io import positive_column, require_columns
-from hybridperf.report import text
 from hybridperf.validate.chimera_layers import Layers, elsewhere, fit
 from hybridperf.validate.harness import ResultLine, Split
 
@@ -48,16 +47,6 @@ class ChimeraReport:
     # backward_null`
     lines: pd.DataFrame
     summary: pd.DataFrame  # the same per split, cells weighted by their rows
-
-    def text(self) -> str:
-        """Both tables for people."""
-        headers = ["mean |error|", "rows", "forward", "baseline", "backward", "baseline"]
-        tables = []
-        for frame in (self.lines, self.summary):
-            rows = frame.itertuples(index=False, name=None)
-            cells = [[" ".join(r[:-5]), str(r[-5]), *map(text.percent, r[-4:])] for r in rows]
-            tables.append(text.table(headers, cells))
-        return "\n\n".join(tables)
 
     def result_lines(self) -> list[ResultLine]:
         """The summary as `results.json` keeps it."""

@@ -22,7 +22,6 @@ import pandas as pd
 
 from hybridperf.io import InputError, write_json, write_table
 from hybridperf.model.published.collectives import FEW_SHOT, FOLDER, MEASURED
-from hybridperf.report import text
 from hybridperf.validate import collective_judge, expert_alltoall, harness
 from hybridperf.validate.collective_baselines import NAMES
 from hybridperf.validate.collective_judge import (
@@ -114,10 +113,11 @@ def run(
     summary = {"version": parts.version, "left_out": left_out, "lines": lines, "groups": results}
     write_json(out / "collectives.json", "validate-collectives", SCHEMA_VERSION, summary)
     write_table(long_table(results), out / "collectives.csv")
-    harness.write_results(out, "collectives", [*map(_result_line, lines), *experts])
-    say("\n" + lines_table(lines))
+    shown = list(map(_result_line, lines))
+    harness.write_results(out, "collectives", [*shown, *experts])
+    say("\n" + harness.lines_table(shown, "groups"))
     if experts:
-        say("\n" + harness.lines_table(experts, "rows"))
+        say("\n" + harness.lines_table(experts))
     where = f"collectives.json, collectives.csv and plots are in {out}"
     say("\n" + harness.left_out_text(left_out) + "\n\n" + where)
     return summary
@@ -187,40 +187,6 @@ def _result_line(line: Mapping[str, Any]) -> harness.ResultLine:
         harness.baselines_in(line), "MAPE, median over groups",
         coverage=line["covered"], half_width=line["half_width"],
     )  # fmt: skip
-
-
-def lines_table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Everything as one table, with what its signs mean."""
-    headers = [
-        "MAPE, median over groups", "goal", "ours", "95 %", "groups",
-        *(name.replace("_", " ") for name in NAMES), "best wins", "inside", "band", "half-width",
-    ]  # fmt: skip
-    cells = [
-        [
-            line["line"], "" if line["goal"] is None else f"{100 * line['goal']:.0f} %",
-            text.percent(line["ours"]),
-            f"{100 * line['ours_low']:.1f}-{100 * line['ours_high']:.1f}", str(line["groups"]),
-            *(_baseline_cell(line, name) for name in NAMES),
-            f"{line['best_null_wins']} ({line['best_null'].replace('_', ' ')})",
-            text.percent(line["covered"]) + ("" if line["covered_in_range"] else "*"),
-            f"{100 * line['band_low']:.1f}-{100 * line['band_high']:.1f}",
-            text.percent(line["half_width"]),
-        ]
-        for line in lines
-    ]  # fmt: skip
-    notes = (
-        "95 %: bootstrap over groups. (k): of the k groups that it can answer. best wins: in how"
-        " many groups the baseline of the least\nmedian has less error than ours. inside: share"
-        " of measurements in their 90 % interval, in range (*: of all, most are not)."
-    )
-    return text.table(headers, cells) + "\n" + notes
-
-
-def _baseline_cell(line: Mapping[str, Any], name: str) -> str:
-    value, answered = line[f"{COLUMN}{name}"], line[f"answered_{name}"]
-    if value is None:
-        return ""
-    return text.percent(value) + ("" if answered == line["groups"] else f" ({answered})")
 
 
 def long_table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

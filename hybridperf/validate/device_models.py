@@ -26,11 +26,8 @@ DEVICES = {  # and the split that leaves them out
 }  # fmt: skip
 _MODEL = ["device", "model", "mode", "seqlen", "model_batch"]
 _LEAST_VOCABULARY = 20_000
-_COLUMNS = {  # of a model's line, and their headings
-    "ours": "ours", "neusight": "NeuSight", "ours_without_head": "ours, no head",
-    "neusight_without_head": "NeuSight, no head", "ours_ops_median": "ours, op median",
-    "neusight_ops_median": "NeuSight, op median",
-}  # fmt: skip
+_ERRORS = [f"{whose}{of}" for of in ("", "_without_head", "_ops_median") for whose in
+           ("ours", "neusight")]  # fmt: skip
 
 Adapts = Callable[[str], Adapted | None]  # family -> what predicts it on the device
 
@@ -79,19 +76,12 @@ def summed(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Mean errors per device, and of V100 and P100 together."""
+    """Mean errors of a model's ops together per device, and of V100 and P100 together."""
     if not lines:
         return "no ops inside models were judged"
     frame = pd.DataFrame(lines)
-    columns = [*_COLUMNS]
-    frame[columns] = frame[columns].abs()
-    groups = {str(device): rows for device, rows in frame.groupby("device", sort=False)}
-    both = frame["device"].isin(["v100_pcie_32g", "p100_pcie_16g"])
-    groups["V100 and P100"] = frame[both]
-    cells = [
-        [name, len(rows), *map(text.percent, rows[columns].mean())]
-        for name, rows in groups.items()
-        if len(rows)
-    ]
-    headers = ["mean error of a model's ops together", "models", *_COLUMNS.values()]
-    return text.table(headers, cells)
+    frame[_ERRORS] = frame[_ERRORS].abs()
+    both = frame[frame["device"].isin(["v100_pcie_32g", "p100_pcie_16g"])]
+    groups = pd.concat([frame, both.assign(device="V100 and P100")])
+    means = groups.groupby("device", sort=False)[_ERRORS].mean().add_suffix("_error")
+    return text.frame_table(means.reset_index())

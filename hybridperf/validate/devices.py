@@ -19,10 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError, write_json, write_table
+from hybridperf.io import InputError, plain, write_json, write_table
 from hybridperf.learning.prior import Adapted
 from hybridperf.model.published.ops import FILES, read_families, require_data, table_path
 from hybridperf.report import plots, text
@@ -30,7 +29,6 @@ from hybridperf.validate import device_models, harness
 from hybridperf.validate.device_judge import (
     FAMILIES,
     QUICK,
-    SIZES,
     SPLITS,
     DeviceEffort,
     Setup,
@@ -109,7 +107,7 @@ def run(
     summary = {
         "version": parts.version, "left_out": left_out,
         "priors": [part["prior"] for part in done if part["prior"]],
-        "results": list(results.astype(object).where(results.notna(), None).to_dict("records")),
+        "results": plain(results),
         "met": met(results), "models": models,
     }  # fmt: skip
     write_json(out / "gpu_ops.json", "validate-gpu-ops", SCHEMA_VERSION, summary)
@@ -163,58 +161,20 @@ def _line(result: Mapping[str, Any]) -> harness.ResultLine:
 
 
 def tables(results: pd.DataFrame) -> str:
-    """Medians by rows fitted on, with goals and the best baseline; then coverage."""
-    unseen, seen = (results[results["shapes"] == kind] for kind in ("unseen", "seen"))
-    sizes = [size for size in SIZES if size in set(unseen["size"])]
-    errors, covers = [], []
-    for (split, device, line), rows in unseen.groupby(["split", "device", "line"], sort=False):
-        by_size = {row["size"]: row for row in rows.to_dict("records")}
-        name, found = f"{line}, {device} ({split})", [by_size.get(size) for size in sizes]
-        errors.append([name, *map(_error_cell, found)])
-        covers.append([name, *map(_cover_cell, found)])
-    medians = seen.groupby(["line", "size"], sort=False)["median"].median().unstack()
-    seen_rows = [
-        [str(line), *(text.percent(row.get(size)) for size in sizes)]
-        for line, row in medians.iterrows()
-    ]
-    legend = "\nours /goal [best baseline]; ! goal missed, * worse than the baseline beyond chance"
-    seen_title = "median error, shapes other devices were seen with; rows:"
-    return "\n\n".join([
-        text.table(["median error, unseen shapes; rows:", *sizes], errors) + legend,
-        text.table(["inside 90 % intervals, in range | all; rows:", *sizes], covers),
-        text.table([seen_title, *sizes], seen_rows),
-        _met_text(met(results)),
-    ])  # fmt: skip
-
-
-def _met_text(counts: Mapping[str, int]) -> str:
-    return (
-        f"{counts['goals_met']} of {counts['goals']} goals met; worse than the best baseline beyond"
-        f" chance: {counts['worse']} of {counts['compared']}; outside its range worse than its"
-        f" roofline: {counts['worse_out_of_range']} of {counts['out_of_range']}; in-range coverage"
-        f" below its band: {counts['under_covered']} of {counts['covered']}"
-    )
-
-
-def _error_cell(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    wanted, median = row["goal"], row["median"]
-    has_goal = wanted is not None and np.isfinite(wanted)
-    missed = "!" if has_goal and median > wanted else ""
-    worse = "*" if row["excess_low"] > 0 else ""
-    goal = f"/{100 * wanted:g}" if has_goal else ""
-    return f"{missed}{100 * median:.1f}{goal} [{100 * row[COLUMN + row['best_null']]:.1f}{worse}]"
-
-
-def _cover_cell(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    inside = row["covered_in_range"]
-    if inside is None:
-        return "-"
-    low = "<" if inside < row["band_low"] else ""
-    return f"{low}{100 * inside:.0f}|{100 * row['covered']:.0f} +-{100 * row['half_width']:.0f}"
+    """Figures of unseen shapes by rows fitted on, then how many goals were met."""
+    unseen = results[results["shapes"] == "unseen"]
+    unseen = unseen.assign(best=[row[COLUMN + row["best_null"]] for _, row in unseen.iterrows()])
+    figures = {
+        "median error, unseen shapes": "median", "of the best baseline": "best", "goal": "goal",
+        "inside 90 % intervals, in range": "covered_in_range",
+    }  # fmt: skip
+    said = []
+    for title, figure in figures.items():
+        by = unseen.set_index(["line", "device", "split", "size"])[figure].astype(float)
+        shares = by.unstack(sort=False).map(text.percent).reset_index()
+        said.append(f"{title}; by rows fitted on\n{text.frame_table(shares)}")
+    counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in met(results).items())
+    return "\n\n".join([*said, counts])
 
 
 def met(results: pd.DataFrame) -> dict[str, int]:

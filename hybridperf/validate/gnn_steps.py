@@ -22,7 +22,7 @@ from hybridperf.learning.prior.shipped import Prior
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.validate import lin_data
-from hybridperf.validate.harness import Columns, Found, ResultLine, lines_table
+from hybridperf.validate.harness import Columns, Found, ResultLine
 from hybridperf.workloads.gnn import gnn
 from hybridperf.workloads.gnn_config import GnnConfig, GraphShape
 
@@ -59,7 +59,7 @@ def of_steps(steps: pd.DataFrame, rows: Mapping[str, pd.DataFrame], lin: Path | 
     lines += [_line("the same, with kernels of the graph", known[known["backend"] != _UNMEASURED])]
     for column in ("graph", "model", "backend"):
         lines += [_line(f"{column} {name}", part) for name, part in frame.groupby(column)]
-    return Found(lines_table(lines), {"steps": frame}, lines)
+    return Found("", {"steps": frame}, lines)
 
 
 def _predicted(

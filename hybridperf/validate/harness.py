@@ -28,7 +28,7 @@ import pandas as pd
 
 import hybridperf
 from hybridperf.hardware import this_cpu
-from hybridperf.io import InputError, read_json, shipped_toml, write_json, write_table
+from hybridperf.io import InputError, plain, read_json, shipped_toml, write_json, write_table
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.shipped import Prior, load_prior
 from hybridperf.report import text
@@ -36,6 +36,8 @@ from hybridperf.validate.scores import COLUMN, Scores, finite, scores
 
 RESULTS, SCHEMA, SCHEMA_VERSION = "results.json", "validate-results", 1
 _PART_VERSION = 1
+_SHOWN = 40  # rows of a table that is printed; the others are in files alone
+_SMALL = 5e-4
 _LIBRARIES = ("hybridperf", "jax", "numpy", "scipy", "scikit-learn")
 
 
@@ -100,7 +102,8 @@ class Columns:
 
 
 def lines_table(lines: Sequence[ResultLine], rows: str = "rows", of: str = "") -> str:
-    """Lines as people read them: what each was taken over, ours, baselines, what intervals hold.
+    """Lines as people read them: what each was taken over, ours, goal, baselines, what intervals
+    hold.
 
     Args:
         lines: of a task; a column of measures where these differ.
@@ -109,17 +112,31 @@ def lines_table(lines: Sequence[ResultLine], rows: str = "rows", of: str = "") -
     """
     names = [*dict.fromkeys(name for line in lines for name in line.baselines)]
     columns: dict[str, Callable[[ResultLine], Any]] = {of: lambda line: line.name}
-    if len({line.measure for line in lines}) > 1:
+    measures = {line.measure for line in lines}
+    if len(measures) > 1:
         columns["measure"] = lambda line: line.measure
-    columns |= {rows: lambda line: line.n, "ours": lambda line: text.percent(line.ours)}
+    ours = "ours" if len(measures) > 1 else f"ours, {measures.pop()}"
+    columns |= {rows: lambda line: line.n, ours: lambda line: _share(line.ours)}
+    if any(line.goal is not None for line in lines):
+        columns["goal"] = lambda line: "" if line.goal is None else _share(line.goal)
 
     def of_baseline(name: str) -> Callable[[ResultLine], str]:
-        return lambda line: text.percent(line.baselines.get(name))
+        return lambda line: _share(line.baselines.get(name))
 
-    columns |= {name: of_baseline(name) for name in names}
-    if any(line.coverage is not None for line in lines):
-        columns["in interval"] = lambda line: text.percent(line.coverage)
+    columns |= {name.replace("_", " "): of_baseline(name) for name in names}
+    of_all: dict[str, Callable[[ResultLine], float | None]] = {
+        "in interval": lambda line: line.coverage, "half-width": lambda line: line.half_width,
+    }  # fmt: skip
+    for name, figure in of_all.items():
+        if any(figure(line) is not None for line in lines):
+            columns[name] = functools.partial(lambda figure, line: _share(figure(line)), figure)
     return text.items_table(lines, columns)
+
+
+def _share(value: float | None) -> str:
+    """A percentage; what would round to nothing as it is."""
+    small = value is not None and 0 < abs(value) < _SMALL
+    return f"{value:.2g}" if small else text.percent(value)
 
 
 def facts(name: str) -> dict[str, Any]:
@@ -248,11 +265,19 @@ def left_out_text(left_out: Mapping[str, Mapping[str, int]]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What one task of a claim found: what is printed, tables by name, lines."""
+    """What one task of a claim found: lines, tables by name, and what is said besides."""
 
-    text: str
+    remarks: str = ""
     tables: Mapping[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
     lines: Sequence[ResultLine] = ()
+    counts: str = "rows"  # what `n` of the lines counts
+
+    @property
+    def text(self) -> str:
+        """All of it as people read it; of the tables those of few rows."""
+        said = [lines_table(self.lines, self.counts)] if self.lines else []
+        said += [text.frame_table(one) for one in self.tables.values() if len(one) <= _SHOWN]
+        return "\n\n".join([*said, *([self.remarks] if self.remarks else [])])
 
 
 def publish(out: Path, claim: str, tasks: Iterable[Found], say: Callable[[str], None]) -> None:
@@ -296,7 +321,7 @@ def write_results(out: Path, claim: str, lines: Sequence[ResultLine]) -> None:
         "claim": claim,
         "command": _command(),
         **made_by(),
-        "lines": [_plain(dataclasses.asdict(line)) for line in lines],
+        "lines": plain(list(map(dataclasses.asdict, lines))),
     }
     write_json(Path(out) / RESULTS, SCHEMA, SCHEMA_VERSION, content)
 
@@ -309,14 +334,6 @@ def made_by() -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **_versions()},
         "machine": f"{platform.machine()}, {this_cpu().name}",
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, float | np.floating):
-        return float(value) if np.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
 
 
 def _command() -> str | None:

@@ -90,7 +90,7 @@ def _steps(
     version = measured_steps.STEPS_SCHEMA_VERSION
     machine = read_json(written / "steps.json", "steps", version)["machine"]
     summary = measured_steps.summarise(compared)
-    steps_text = measured_steps.table(compared, noise=True)
+    steps_text = measured_steps.table(compared)
     say("\n" + steps_text + "\n\n" + measured_steps.summary_text(summary))
     for note in _notes(model, machine, compared):
         say(f"note: {note}")

@@ -32,7 +32,7 @@ from hybridperf.model.fit.programs import run_program, usable_core
 from hybridperf.report import text
 from hybridperf.runs.batching import Engine, serve
 from hybridperf.runs.requests import Requests, Served, arriving, looping
-from hybridperf.validate.harness import ResultLine, model_record
+from hybridperf.validate.harness import ResultLine, lines_table, model_record
 from hybridperf.workloads.jax.program import load_program
 from hybridperf.workloads.torch.exported import from_exported
 
@@ -41,7 +41,6 @@ SUMMARY_SCHEMA_VERSION = 1
 PERCENTS = (50, 90)
 _NOTHING_S = 1e-12  # tables of seconds are above zero
 _LATENCIES = ("ttft_s", "tpot_s")
-_ROOFLINE = {"datasheet roofline": "roofline_s"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,12 +233,19 @@ def run(
     write_json(out / "served.json", "validate-here-served", SUMMARY_SCHEMA_VERSION, record)
     calls = in_the_loop(content, programs)
     write_table(calls, out / "served_programs.csv")
-    say("\n" + report(frame) + "\n\n" + calls_report(calls))
     errors = (float(calls[name].abs().mean()) for name in ("error", "roofline_error"))
     ours, roofline = errors
     baselines = {"datasheet roofline": roofline}
     line = ResultLine("served here, programs on the processor", ours, len(calls), None, baselines)
-    return [*lines_of(frame), line]
+    lines = [*lines_of(frame), line]
+    shown = frame[[name for name in frame if name not in ("back_s", "requests", "loop_share")]]
+    runs = frame.drop_duplicates("run")
+    say(
+        "\n\n".join(["", *map(text.frame_table, (shown, calls)), lines_table(lines, "percentiles")])
+        + f"\nof the steps, up to {runs['loop_share'].max():.0%} passed outside the decoder; the"
+        f" loop had {runs['cpu_share'].min():.0%} of its core or more"
+    )
+    return lines
 
 
 def lines_of(frame: pd.DataFrame) -> list[ResultLine]:
@@ -260,55 +266,3 @@ def lines_of(frame: pd.DataFrame) -> list[ResultLine]:
                 "mean of P50 and P90 of each run", coverage=covered,
             ))  # fmt: skip
     return found
-
-
-def report(frame: pd.DataFrame) -> str:
-    """What `compared` found as text: all percentiles, then mean errors."""
-    return _table(frame) + "\n\n" + _notes(frame)
-
-
-def calls_report(calls: pd.DataFrame) -> str:
-    """What `in_the_loop` found as text."""
-    columns: dict[str, Callable[[Any], str]] = {
-        "program": lambda row: row.program,
-        "processor": lambda row: text.seconds(row.measured_s),
-        "predicted": lambda row: text.seconds(row.predicted_s),
-        "error": lambda row: text.percent(row.error),
-        "roofline": lambda row: text.seconds(row.roofline_s),
-        "its error": lambda row: text.percent(row.roofline_error),
-    }
-    ours, roofline = (calls[name].abs().mean() for name in ("error", "roofline_error"))
-    mean = f"mean {text.percent(ours)}, roofline {text.percent(roofline)}"
-    return text.items_table([*calls.itertuples()], columns) + "\n" + mean
-
-
-def _table(frame: pd.DataFrame) -> str:
-    columns: dict[str, Callable[[Any], str]] = {
-        "run": lambda row: row.run,
-        "": lambda row: f"P{row.percent} {row.latency.removesuffix('_s').upper()}",
-        "measured": lambda row: text.seconds(row.measured_s),
-        "predicted": lambda row: text.seconds(row.predicted_s),
-        "error": lambda row: text.percent(row.error),
-        "left server": lambda row: text.seconds(row.left_s),
-        "error ": lambda row: text.percent(row.left_error),
-        "roofline": lambda row: text.seconds(row.roofline_s),
-        "its error": lambda row: text.percent(row.roofline_error),
-    }
-    if "low_s" in frame:
-        columns["low"] = lambda row: text.seconds(row.low_s)
-        columns["high"] = lambda row: text.seconds(row.high_s)
-    return text.items_table([*frame.itertuples()], columns)
-
-
-def _notes(frame: pd.DataFrame) -> str:
-    said = ["mean absolute error of the percentiles"]
-    for line in lines_of(frame):
-        others = ", ".join(f"{name} {text.percent(one)}" for name, one in line.baselines.items())
-        said.append(f"{line.name}: {text.percent(line.ours)} ({others})")
-    runs = frame.drop_duplicates("run")
-    loop, core = runs["loop_share"].max(), runs["cpu_share"].min()
-    said.append(
-        f"of the steps, up to {loop:.0%} passed outside the decoder; the loop had {core:.0%} of its"
-        " core or more"
-    )
-    return "\n".join(said)

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from hybridperf.report.text import percent, table
+from hybridperf.report.text import percent
 from hybridperf.runs.job_policies import blocking_by_degree
 from hybridperf.runs.job_study import cluster
 from hybridperf.runs.job_times import JobTimes, TrainingJob, job_times
@@ -68,14 +68,13 @@ def _degrees() -> Found:
                          "gain": 1 - least / most if most else 0.0})  # fmt: skip
     frame = pd.DataFrame(rows)
     by_load = frame.groupby("load")[["refused_at_most", "refused", "gain"]].mean()
-    cells = [[f"{load:g}", *map(percent, row)] for load, row in
-             zip(by_load.index, by_load.to_numpy(), strict=True)]  # fmt: skip
-    text = table(["load", "refused, largest degree", "refused, best degree", "fewer"], cells)
-    low, high = by_load["gain"].min(), by_load["gain"].max()
-    text += f"\nfewer refused: {percent(low)} to {percent(high)}; PAC-ML: up to {percent(PAC_ML)}"
-    line = ResultLine("fewer refused than by maximal parallelisation, most over loads", float(high),
-                      len(frame), baselines={"PAC-ML": PAC_ML}, measure="share")  # fmt: skip
-    return Found(text, {"degrees": frame}, [line])
+    lines = [
+        ResultLine(f"fewer refused than by maximal parallelisation, {end} over loads",
+                   float(getattr(by_load["gain"], end)()), len(frame),
+                   baselines={"PAC-ML": PAC_ML}, measure="share")
+        for end in ("max", "min")
+    ]  # fmt: skip
+    return Found("", {"degrees": frame, "degrees_by_load": by_load.reset_index()}, lines)
 
 
 def _closed(quick: bool) -> Found:
@@ -98,12 +97,9 @@ def _closed(quick: bool) -> Found:
         rows.append({"gpus": n, "simulated": found, "closed": float(erlang_b(GPUS // n, busy))})
     frame = pd.DataFrame(rows)
     off = float((frame["simulated"] - frame["closed"]).abs().max())
-    cells = [[str(row.gpus), percent(row.simulated), percent(row.closed)]
-             for row in frame.itertuples()]  # fmt: skip
-    text = table(["GPUs of each", "refused, simulated", "Erlang"], cells)
     line = ResultLine("refused, simulation against Erlang's formula", off, len(frame), 0.01,
                       measure="largest difference")  # fmt: skip
-    return Found(text, {"closed": frame}, [line])
+    return Found("", {"closed": frame}, [line])
 
 
 def stream(seed: int, count: int, load: float, times: dict[str, JobTimes]) -> list[TrainingJob]:
@@ -151,19 +147,15 @@ def elastic_gains(
 def _elastic(quick: bool) -> Found:
     frame = elastic_gains(60 if quick else 200, _ELASTIC_LOADS)
     mean = frame.drop(columns="seed").groupby(["batch", "load"]).mean()
-    cells = [[f"{batch}, {load:g}", *map(percent, row)] for (batch, load), row in
-             zip(mean.index, mean.to_numpy(), strict=True)]  # fmt: skip
-    text = table(["batch, load", "than Gittins", "than FIFO", "than SRTF"], cells)
-    text = f"elastic jobs complete sooner\n{text}\nONES: " + ", ".join(
-        f"{percent(gain)} than {name}" for name, gain in ONES.items()
-    )
+    published = ", ".join(f"{percent(gain)} than {name}" for name, gain in ONES.items())
     lines = [
         ResultLine(f"elastic sooner than {policy}, {end} over loads and batches",
                    float(getattr(mean[policy], end)()), len(frame),
                    baselines={"ONES over Tiresias": ONES["tiresias"]}, measure="share")
         for policy in ("gittins", "fifo") for end in ("min", "max")
     ]  # fmt: skip
-    return Found(text, {"elastic": frame}, lines)
+    tables = {"elastic": frame, "elastic_mean": mean.add_suffix("_gain").reset_index()}
+    return Found(f"elastic jobs complete sooner; ONES: {published}", tables, lines)
 
 
 @claim("jobs", TASKS)

@@ -31,7 +31,6 @@ import pandas as pd
 from hybridperf.io import InputError
 from hybridperf.model import load_model, model_or_datasheet
 from hybridperf.ops.embedding import lin as lin_formulas
-from hybridperf.report import text
 from hybridperf.traces.events import NONE
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import Replay, replay
@@ -59,38 +58,22 @@ def _found(data: Path, model: str) -> Iterator[Found]:
     gpu = f"Kernels of {prices.model.device.name} at {clock:.0f} MHz; loops move {rate:.0f} GB/s"
     kernels = lin_single.kernels(data, prices)
     sums = _sums(data, prices, kernels)
-    yield Found(f"{gpu}\n\n{_kernel_table(kernels)}\n{sums}", {"kernels": kernels})
-    looked_up = lookups(kernels)
-    yield Found(_lookup_table(looked_up), {"lookups": looked_up})
+    yield Found(gpu, {"kernels": kernels, "sums": sums, "lookups": lookups(kernels)})
     by_gpu = {"V100": prices}
     for name, (device, clock_hz) in OTHERS.items():
         with contextlib.suppress(InputError):  # a note stands in its cells
             by_gpu[name] = KernelPrices(model_or_datasheet(device), clock_hz)
     left_out = lin_lookups.held_out(data, by_gpu, kernels)
     lines = lin_lookups.result_lines(left_out)
-    yield Found(lin_lookups.shown(left_out), {"lookups_left_out": left_out}, lines)
+    yield Found("", {"lookups_left_out": left_out}, lines)
     plain = lin_single.cells(data, by_gpu)
     added = lin_single.cells(data, by_gpu, added_s=lin_data.ADDED_S)
     found = summary(data, by_gpu, plain, added)
-    tables = {"cells": plain, "cells_added": added}
-    shown = _cell_table(plain, added) + "\n" + _summary_table(found)
-    yield Found(shown, tables, [_result_line(one) for one in found])
+    means = pd.DataFrame(found).rename(columns={way: f"{way}_error" for way in _WAYS})
+    tables = {"cells": plain, "cells_added": added, "means": means}
+    yield Found(_NOTES, tables, [_result_line(one) for one in found], "cells")
     steps, waits = judge_ranks(data)
-    tables = {"ranks": steps, "waits": waits}
-    yield Found(_rank_tables(steps, waits), tables, [_ranks_line(steps)])
-
-
-def _kernel_table(kernels: pd.DataFrame) -> str:
-    """One line per kind of op: microseconds measured and predicted, of both models."""
-    one = kernels[kernels["date"].isin(_DATES)]
-    wide = one.pivot(index="op", columns="workload", values=["measured_s", "predicted_s"]) * 1e6
-    models = ("DLRM_default", "DLRM_MLPerf")
-    wide = wide[[(what, model) for model in models for what in ("measured_s", "predicted_s")]]
-    order = wide[("measured_s", models[0])].fillna(0.0).sort_values(ascending=False).index
-    cells = wide.loc[order].itertuples(name=None)
-    rows = [[op, *("" if np.isnan(us) else f"{us:.0f}" for us in found)] for op, *found in cells]
-    title = "kernels by op, us a step (B = 2048)"
-    return text.table([title, "default", "predicted", "MLPerf", "predicted"], rows)
+    yield Found("", {"ranks": steps, "waits": waits}, [_ranks_line(steps)], "ranks")
 
 
 def lookups(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -109,43 +92,20 @@ def lookups(kernels: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _lookup_table(found: pd.DataFrame) -> str:
-    numbers = ["measured_s", "predicted_s", *lin_formulas.FORMULAS]
-    rows = [
-        [f"{one['workload']} {one['direction']}", *(f"{one[name] * 1e6:.0f}" for name in numbers)]
-        for _, one in found.iterrows()
-    ]
-    title = "lookups, us a step (B = 2048)"
-    headers = [title, "measured", "predicted", "Lin: all from memory", "Lin: hits"]
-    return text.table(headers, rows)
-
-
-def _sums(data: Path, prices: KernelPrices, kernels: pd.DataFrame) -> str:
+def _sums(data: Path, prices: KernelPrices, kernels: pd.DataFrame) -> pd.DataFrame:
+    """Summed kernel time of each sequence: seconds, errors of ours, of ours with nothing borrowed,
+    and of the datasheet.
+    """
     datasheet = lin_single.kernels(data, lin_single.datasheet(prices), borrow=False)
     alone = lin_single.kernels(data, prices, borrow=False)
-    rows, frames = [], (kernels, alone, datasheet)
+    frames, sums = {"": kernels, "unborrowed_": alone, "datasheet_": datasheet}, []
     for (date, workload), part in kernels.groupby(["date", "workload"], sort=False):
-        sums = (frame[frame["date"] == date].sum(numeric_only=True) for frame in frames)
-        errors = [float(one["predicted_s"] / one["measured_s"] - 1) for one in sums]
-        reached = "yes" if abs(errors[0]) <= KERNEL_SUM_GOAL else "no"
-        microseconds = f"{part['measured_s'].sum() * 1e6:.0f}"
-        rows.append([f"{workload} {date}", microseconds, *map(_percent, errors), reached])
-    columns = ["us", "error", "nothing borrowed", "datasheet", f"within {KERNEL_SUM_GOAL:.0%}"]
-    return text.table(["summed kernel time", *columns], rows)
-
-
-def _cell_table(plain: pd.DataFrame, added: pd.DataFrame) -> str:
-    columns = {
-        "active": plain["active_error"], "active, 5 us more": added["active_error"],
-        "shared host": plain["shared_error"], "shared, 5 us more": added["shared_error"],
-        "own host": plain["own_error"],
-    }  # fmt: skip
-    rows = []
-    for at, one in plain.iterrows():
-        cell, took = f"{one['gpu']} {one['workload']} {one['batch_size']}", one["actual_s"] * 1e3
-        errors = [_percent(column[at]) for column in columns.values()]
-        rows.append([cell, f"{took:.2f}", *errors, one["note"]])
-    return text.table(["cell", "ms", *columns, ""], rows)
+        about = {"date": date, "workload": workload, "measured_s": part["measured_s"].sum()}
+        of = {name: one[one["date"] == date].sum(numeric_only=True) for name, one in frames.items()}
+        sums.append(about | {
+            f"{name}error": one["predicted_s"] / one["measured_s"] - 1 for name, one in of.items()
+        })  # fmt: skip
+    return pd.DataFrame(sums).assign(goal_error=KERNEL_SUM_GOAL)
 
 
 _JUDGED = {  # columns of errors, and what they are of
@@ -154,10 +114,15 @@ _JUDGED = {  # columns of errors, and what they are of
 }  # fmt: skip
 
 
-_ERRORS = {  # of a group of cells, and their headings
-    "ours": "ours", "unborrowed": "nothing borrowed", "added": "5 us more",
-    "kernels_only": "kernels only", "constant": "constant", "roofline": "roofline",
-}  # fmt: skip
+_WAYS = ("ours", "unborrowed", "added", "kernels_only", "constant", "roofline", "lin")
+_NOTES = (
+    "geometric means of |error|; unborrowed: nothing borrowed from traced sequences; added: 5 us to"
+    " every kernel, as Lin's pipeline does. Active seconds: from Lin's own errors, of one and the"
+    " same\nprediction, against them and against the step. Hosts: T1, T2 of 2022; T3, T5 of 2021,"
+    " shrunk to 2022 as each op's T2.\nShared: raw samples of all workloads pooled (for T1, T2"
+    " CNNs, too), as Lin's. DDP: how many rows a sample looks up is not\nin the data. Lin's errors"
+    " are over all 12 cells."
+)
 
 
 def summary(
@@ -189,24 +154,6 @@ def summary(
             about = {"name": f"{group}: {name}", "cells": cells, "goal": goal, "lin": lin}
             found.append({**about, **errors})
     return found
-
-
-def _summary_table(found: list[dict[str, Any]]) -> str:
-    rows = []
-    for one in found:
-        goal = "" if one["goal"] is None else f"<= {one['goal']:.1%}"
-        lin = "" if one["lin"] is None else _percent(one["lin"], signed=False)
-        errors = [_percent(one[way], signed=False) for way in _ERRORS]
-        rows.append([one["name"], str(one["cells"]), *errors, goal, lin])
-    headers = ["geometric mean of |error|", "cells", *_ERRORS.values(), "bar", "Lin"]
-    notes = (
-        "5 us more: added to every kernel, as Lin's pipeline does. Active seconds: from Lin's own"
-        " errors, of one and the same\nprediction, against them and against the step. Hosts: T1, T2"
-        " of 2022; T3, T5 of 2021, shrunk to 2022 as each op's T2.\nShared: raw samples of all"
-        " workloads pooled (for T1, T2 CNNs, too), as Lin's. DDP: how many rows a sample looks up"
-        " is not\nin the data. Lin's errors are over all 12 cells."
-    )
-    return text.table(headers, rows) + "\n" + notes
 
 
 def _result_line(one: Mapping[str, Any]) -> ResultLine:
@@ -276,24 +223,3 @@ def _keys(made: Replay, row: int) -> tuple[Hashable, ...]:
     name = trace.host_name(op) if op != NONE else ""
     kernel = trace.device_name(event) if event != NONE else "rest"
     return (name, kernel, trace.host_name(call) if call != NONE else ""), (name,), ()
-
-
-def _rank_tables(steps: pd.DataFrame, waits: pd.DataFrame) -> str:
-    rows = []
-    for one in steps.to_dict("records"):
-        seconds = [f"{one[name] * 1e3:.2f}" for name in ("measured_s", "predicted_s")]
-        reached = "yes" if abs(one["error"]) <= RANK_GOAL else "no"
-        errors = [_percent(one["error"]), reached, _percent(one["null_error"])]
-        rows.append([str(int(one["rank"])), *seconds, *errors])
-    columns = ["ms", "predicted", "error", f"within {RANK_GOAL:.0%}", "baseline: mean of others"]
-    both = zip(waits["measured_s"], waits["predicted_s"], strict=True)
-    wide = waits.assign(cell=[f"{m * 1e6:.0f} | {p * 1e6:.0f}" for m, p in both])
-    wide = wide.pivot(index="collective", columns="rank", values="cell").fillna("")
-    lines = [[str(name), *map(str, row)] for name, *row in wide.itertuples()]
-    titles = ["us waited, measured | predicted", *(f"rank {rank}" for rank in wide.columns)]
-    by_rank = text.table(["8-V100 step: rank", *columns], rows)
-    return by_rank + "\n\n" + text.table(titles, lines)
-
-
-def _percent(value: float, signed: bool = True) -> str:
-    return "" if np.isnan(value) else f"{value:+.1%}" if signed else f"{value:.1%}"

@@ -22,7 +22,6 @@ from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import lookup_prior as prior
 from hybridperf.model.lookup_prior import MEASURED, LookupPrior
 from hybridperf.ops.embedding_bag import Direction, EmbeddingBag, EmbeddingBagBackward, lookup_calls
-from hybridperf.report import text
 from hybridperf.validate import lin_data as lin
 from hybridperf.validate import lin_single
 from hybridperf.validate.harness import ResultLine
@@ -59,19 +58,6 @@ def held_out(data: Path, by_gpu: Mapping[str, KernelPrices], kernels: pd.DataFra
         rows.append(_row(_locked(_GPUS[gpu]), f"{_MODELS[0]} active {batch}", seconds, ops))
     made = pd.DataFrame(rows)
     return made.assign(inside=made["measured"].between(made["low"], made["high"]))
-
-
-def shown(found: pd.DataFrame) -> str:
-    """One line per figure, in microseconds and GB/s."""
-    rows = []
-    for one in found.itertuples():
-        scale = 1e-9 if one.what.endswith("GB/s") else 1e6
-        numbers = (one.measured, one.predicted, one.low, one.high, one.roofline)
-        cells = ["" if np.isnan(x) else f"{x * scale:.0f}" for x in numbers]
-        rows.append([f"{one.device} {one.what}", *cells, "yes" if one.inside else "no"])
-    title = "lookups of GPUs left out, us"
-    columns = [title, "measured", "predicted", "low", "high", "datasheet roofline", "inside"]
-    return text.table(columns, rows)
 
 
 def result_lines(found: pd.DataFrame) -> list[ResultLine]:

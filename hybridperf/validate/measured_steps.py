@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,28 +184,13 @@ class StepComparison:
         }  # fmt: skip
 
 
-_INSIDE = {None: "-", True: "yes", False: "no"}
-_COLUMNS: dict[str, Callable[[StepComparison], str]] = {
-    "step": lambda one: one.measured.name,
-    "measured": lambda one: text.seconds(one.measured.time_s),
-    "noise floor": lambda one: text.percent(one.measured.noise),
-    "predicted": lambda one: text.seconds(one.predicted.time_s),
-    "error": lambda one: text.percent(one.error),
-    "low": lambda one: text.seconds(one.predicted.low_s),
-    "high": lambda one: text.seconds(one.predicted.high_s),
-    "inside": lambda one: _INSIDE[one.inside],
-    "roofline": lambda one: text.seconds(one.predicted.roofline_s),
-    "its error": lambda one: text.percent(one.roofline_error),
-    "memory": lambda one: text.percent(one.memory_error),
-}
+_SHOWN = ["name", "measured_s", "noise", "predicted_s", "error", "low_s", "high_s", "inside",
+          "roofline_s", "roofline_error", "memory_error"]  # fmt: skip
 
 
-def table(compared: Sequence[StepComparison], *, noise: bool = False) -> str:
-    """A line for each step; `noise`: with the noise floor and whether it lies in the interval."""
-    left_out = {"noise floor", "inside"} if not noise else set()
-    left_out |= {"memory"} if all(one.memory_error is None for one in compared) else set()
-    kept = [name for name in _COLUMNS if name not in left_out]
-    return text.items_table(compared, {name: _COLUMNS[name] for name in kept})
+def table(compared: Sequence[StepComparison]) -> str:
+    """A line for each step."""
+    return text.frame_table(pd.DataFrame([one.record() for one in compared])[_SHOWN])
 
 
 def plot(compared: Sequence[StepComparison], path: Path, *, intervals: bool = False) -> None:
@@ -259,15 +244,12 @@ def summary_text(summary: dict[str, Any]) -> str:
     hits = "no interval: no measurements in this model"
     if intervals:
         hits = f"{summary['inside']} of {intervals} inside the 90 % interval"
-    scaled = summary["mean_scaled_roofline_error"]
-    rows = [
-        ["this model", text.percent(summary["mean_error"])],
-        ["datasheet roofline", text.percent(summary["mean_roofline_error"])],
-        ["roofline x best constant of the other steps", text.percent(scaled)],
-        ["noise floor of the measurement", text.percent(summary["mean_noise"])],
-    ]
-    memory = summary["median_memory_error"]
-    if memory is not None:
-        rows.append(["peak of allocated memory, median", text.percent(memory)])
+    means = {
+        "this model": "mean_error", "datasheet roofline": "mean_roofline_error",
+        "roofline x best constant of the other steps": "mean_scaled_roofline_error",
+        "noise floor of the measurement": "mean_noise",
+        "peak of allocated memory, median": "median_memory_error",
+    }  # fmt: skip
+    rows = [[what, text.percent(summary[name])] for what, name in means.items()]
     worst = f"worst {text.percent(summary['worst_error'])} ({summary['worst_step']}); {hits}"
     return text.table([f"mean absolute error of {steps} steps", ""], rows) + "\n" + worst

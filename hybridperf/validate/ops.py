@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError, read_tables, write_json, write_table
+from hybridperf.io import InputError, plain, read_tables, write_json, write_table
 from hybridperf.learning.prior.shipped import NO_PRIOR
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import LEAST_ROWS_FOR_INTERVAL, fit
@@ -58,15 +58,15 @@ def run(
     table = compare(held_out)
     coverage = covered(held_out)
     inside, *band = (text.percent(coverage[name]) for name in ("inside", "band_low", "band_high"))
+    results = [_result_line(line, held_out) for line in table.to_dict("records")]
     say(
-        f"\n{_text(table)}\n\n{inside} of {coverage['rows']} held-out rows lie inside their 90 %"
-        f" interval (chance alone: {' to '.join(band)})"
+        f"\n{harness.lines_table(results)}\n\n{inside} of {coverage['rows']} held-out rows lie"
+        f" inside their 90 % interval (chance alone: {' to '.join(band)})"
     )
     write_table(held_out, out / "ops.csv")
-    lines = table.astype(object).where(table.notna(), None).to_dict("records")
+    lines = plain(table)
     summary = {"ops": lines, "coverage": coverage}
     write_json(out / "ops.json", "validate-ops", SUMMARY_SCHEMA_VERSION, summary)
-    results = [_result_line(line, held_out) for line in table.to_dict("records")]
     harness.write_results(out, "ops", results)
     say(f"\nops.json and ops.csv are in {out}")
     return summary
@@ -145,14 +145,3 @@ def _result_line(line: Mapping[str, Any], held_out: pd.DataFrame) -> harness.Res
         line["op"], line["ours"], line["rows"], line["goal"], others, "median error",
         found.pearson, found.coverage, found.half_width,
     )  # fmt: skip
-
-
-def _text(table: pd.DataFrame) -> str:
-    columns, rows = ("ours", "knobs", "trees", "datasheet", "scaled", "noise", "goal"), []
-    for line in table.to_dict("records"):
-        shares = [text.percent(line[name]) for name in columns]
-        apart = f"{100 * line['excess_low']:+.1f} to {100 * line['excess_high']:+.1f}"
-        no_worse = "no" if line["excess_low"] > 0 else "yes"
-        rows.append([line["op"], str(line["rows"]), *shares, apart, no_worse])
-    titles = ["median error, held out", "rows", *columns, "ours - better baseline", "no worse"]
-    return text.table(titles, rows)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.report import text
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.validate.harness import Columns, Found, ResultLine, facts
 from hybridperf.validate.scores import best_factor
@@ -59,7 +58,7 @@ def judge() -> Found:
         ways = [(str(way or "no sharding"), rows) for way, rows in table.groupby("sharding")]
         parts = [(name, table), *((f"{name}, {way}", rows) for way, rows in ways if len(ways) > 1)]
         lines += [_line(name, rows) for name, rows in parts]
-    return Found(_table(lines), {"papers": frame}, lines)
+    return Found("steps of papers, nothing fitted", {"papers": frame}, lines)
 
 
 def _line(name: str, rows: pd.DataFrame) -> ResultLine:
@@ -69,13 +68,3 @@ def _line(name: str, rows: pd.DataFrame) -> ResultLine:
         baselines[_THEIRS] = "theirs_tflops_gpu"
     columns = Columns("tflops_gpu", "predicted_tflops_gpu", None, baselines)
     return columns.line(name, rows, measure=_MEASURE)
-
-
-def _table(lines: list[ResultLine]) -> str:
-    rows = []
-    for line in lines:
-        errors = [line.ours, line.baselines[_CONSTANT], line.baselines.get(_THEIRS)]
-        cells = ["" if error is None else text.percent(error) for error in errors]
-        rows.append([line.name, str(line.n), *cells])
-    head = ["steps of papers, nothing fitted", "rows", _MEASURE, _CONSTANT, _THEIRS]
-    return text.table(head, rows)

@@ -26,7 +26,6 @@ from hybridperf.engine.closed import step_seconds
 from hybridperf.io import InputError, read_table
 from hybridperf.model import adapted_steps
 from hybridperf.model.step_effects import effects_of
-from hybridperf.report import text
 from hybridperf.training.plans.explain import full_s
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.run import plan
@@ -96,7 +95,8 @@ def run(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found
             )
         judged = judge(read_table(data / FILE), fits=FITS[1:2] if quick else FITS)
         frame = pd.DataFrame({one.way: one.slower for one in judged})
-        tables = {"choice": frame.rename_axis("case").reset_index()}
+        cases = frame.rename_axis("case").reset_index()
+        tables = {"choice_cases": cases, "choice": choice_table(judged)}
         rules = {one.way: 1 - one.close for one in judged if one.way in RULES}
         measure = f"cases beyond {100 * (CLOSE - 1):.0f} % of the best"
         results = [
@@ -104,7 +104,7 @@ def run(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found
             for one in judged
             if one.way.startswith(("plan", "time expected"))
         ]
-        yield Found(choice_table(judged), tables, results)
+        yield Found("", tables, results, "cases")
     if "graph" in wanted:
         found, layouts = lines(CASES[:1] if quick else CASES)
         tables = {"graph": found, "graph_layouts": layouts}
@@ -116,38 +116,22 @@ def run(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found
             )
             for one in found.to_dict("records")
         ]  # fmt: skip
-        yield Found(graph_table(found), tables, results)
+        yield Found("every layout by its whole graph", tables, results, "layouts")
 
 
-def choice_table(judged: Sequence[Choice]) -> str:
-    """Ways of choosing, each with the share of cases in which its choice was close to the best."""
-    rows = []
-    for one in judged:
-        share, beyond = one.close, ["-"] * 3
-        if one.way == RANDOM:
-            share = float(one.slower.mean())
-        else:
-            losses = (one.slower.median(), one.slower.quantile(0.9), one.slower.max())
-            beyond = [f"{100 * (value - 1):.1f} %" for value in losses]
-        rows.append([one.way, f"{100 * share:.0f} %", *beyond])
-    cases = len(judged[0].slower)
-    goal = (
-        f"goal: {100 * GOAL:.0f} % of {cases} cases (a model on a number of GPUs) within"
-        f" {100 * (CLOSE - 1):.0f} % of the best measured"
-    )
-    headers = ["choice by", "close", "slower than the best: median", "9 of 10", "worst"]
-    return text.table(headers, rows) + "\n" + goal
-
-
-def graph_table(lines: pd.DataFrame) -> str:
-    """Cases of brute force: how much slower the graph finds the choice than the best."""
-    rows = []
-    for row in lines.itertuples():
-        slower = f"{100 * (row.slower - 1):.1f} %", f"{100 * (row.median_slower - 1):.0f} %"
-        rows.append([row.case, str(row.layouts), *slower, row.chosen, row.best_by_graph])
-    title, goal = "case, every layout by its whole graph", f"{100 * (WITHIN - 1):.0f} %"
-    head = ["layouts", "choice slower than the best", "median layout", "chosen", "best by graph"]
-    return text.table([title, *head], rows) + f"\ngoal: each within {goal}"
+def choice_table(judged: Sequence[Choice]) -> pd.DataFrame:
+    """Ways of choosing, a row each: the share of cases in which the choice was close to the best
+    (`RANDOM`: is at random), and what it lost in the median, in 9 of 10 and at worst.
+    """
+    return pd.DataFrame([
+        {"way": one.way, "close_share": one.slower.mean()}
+        if one.way == RANDOM
+        else {
+            "way": one.way, "close_share": one.close, "median": one.slower.median() - 1,
+            "nine_of_ten_share": one.slower.quantile(0.9) - 1, "worst_share": one.slower.max() - 1,
+        }
+        for one in judged
+    ])  # fmt: skip
 
 
 def judge(

@@ -24,7 +24,7 @@ from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError, read_table
 from hybridperf.io.installed import installed_hardware
-from hybridperf.validate.harness import Columns, Found, ResultLine, claim, lines_table
+from hybridperf.validate.harness import Columns, Found, ResultLine, claim
 
 TASKS = ("torch", "compiled", "published", "jax")
 _PUBLISHED = "hf_"  # how their names begin
@@ -116,4 +116,4 @@ def _judged(task: str, rows: pd.DataFrame) -> Found:
             measure="median",
         ),
     ]  # fmt: skip
-    return Found(lines_table(lines, "steps"), {task: frame}, lines)
+    return Found("", {task: frame}, lines, "steps")

@@ -5,6 +5,7 @@ Rows of known layout are judged; those typed from memory are never fitted on. Be
 constant share of the peak that errs least on the judged rows themselves.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import read_table
-from hybridperf.report import text
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import resolve
@@ -23,6 +23,7 @@ from hybridperf.validate.step_baselines import baseline_rows
 FILE = "training_steps/published_runs_dev.csv"
 DRAWS = 4  # of halves of the sources
 _CONSTANT = "constant MFU, best"
+_SHOWN = ["source", "rows", "mape", "median", "bias", "coverage"]
 _COMPUTE_BOUND, _EXPOSED = 0.06, 0.15  # of a step: communication and bubble below; above
 _BILL = "GPU hours"  # what `published_as` says of an average over a whole run, restarts and all
 _SIZES = ((8, "one node"), (128, "up to 128 GPUs"), (1024, "up to 1,024"), (np.inf, "more"))
@@ -44,11 +45,13 @@ def judge(data: Path, draws: int = DRAWS) -> Found:
     for at, name in enumerate(("nothing fitted", "other sources fitted")):
         drawn = [_scores(half[at].assign(measured_s=half[at]["step_time_s"])) for half in halves]
         found[f"left-out half of the sources, {name}"] = mean_of(drawn)
-    said = frame["fits"].eq(False).sum()
-    by_source = {str(source): _scores(part) for source, part in frame.groupby("source", sort=False)}
-    closing = f"{said} of {len(frame)} runs that ran are called too large\n\n{_table(by_source)}"
+    too_large = frame["fits"].eq(False).sum()
+    by_source = [{"source": source, **dataclasses.asdict(_scores(part))}
+                 for source, part in frame.groupby("source", sort=False)]  # fmt: skip
+    tables = {"published": frame, "published_sources": pd.DataFrame(by_source)[_SHOWN]}
     lines = [ResultLine.of(name, one) for name, one in found.items()]
-    return Found(f"{_table(found)}\n{closing}", {"published": frame}, lines)
+    said = f"{too_large} of {len(frame)} runs that ran are called too large"
+    return Found(said, tables, lines)
 
 
 def _regimes(frame: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
@@ -89,14 +92,3 @@ def _scores(rows: pd.DataFrame) -> Scores:
         factor = best_factor((measured_s / rows["ideal_s"]).to_numpy(float))
         others = {_CONSTANT: factor * rows["ideal_s"]}
     return scores(measured_s, rows["predicted_s"], rows["low_s"], rows["high_s"], others)
-
-
-def _table(found: dict[str, Scores]) -> str:
-    head = ["", "rows", "MAPE", "median", "bias", "in interval", _CONSTANT]
-    rows = []
-    for name, one in found.items():
-        baseline = one.baselines.get(_CONSTANT)
-        shares = (one.mape, one.median, np.expm1(one.bias), one.coverage, baseline)
-        cells = ["" if share is None else text.percent(share) for share in shares]
-        rows.append([name, str(one.rows), *cells])
-    return text.table(head, rows)

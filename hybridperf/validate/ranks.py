@@ -55,7 +55,7 @@ def run(
     measured = measured_steps.measure_ranks(out / "steps", steps, PROCESSES, rounds=rounds)
     compared = [StepComparison(step, predict(model, step.workload)) for step in measured]
     summary = measured_steps.summarise(compared)
-    say("\n" + measured_steps.table(compared, noise=True))
+    say("\n" + measured_steps.table(compared))
     say("\n" + measured_steps.summary_text(summary))
     for note in dict.fromkeys(note for one in compared for note in one.predicted.notes):
         say(f"note: {note}")

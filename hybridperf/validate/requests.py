@@ -19,7 +19,6 @@ from hybridperf.io import InputError, read_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.model.serving_effects import ServingEffects, believed
-from hybridperf.report import text
 from hybridperf.runs.batching import Engine, serve
 from hybridperf.runs.deployments import with_effects
 from hybridperf.runs.requests import arriving
@@ -50,7 +49,7 @@ def run(data: Path | None, tasks: Sequence[str], quick: bool) -> Iterator[Found]
 
 def judged(folder: Path, runs: pd.DataFrame) -> Found:
     """Errors of percentiles, signed, of each run."""
-    lines, cells, tables = [], [], []
+    lines, cells, served = [], [], []
     for row in runs.itertuples():
         measured = read_table(folder / f"serving/requests_{row.run}.csv.gz")
         if row.gpu not in _DEVICES:
@@ -61,18 +60,19 @@ def judged(folder: Path, runs: pd.DataFrame) -> Found:
         ours = _simulated(row, measured, prior, effects)
         bare = _simulated(row, measured, datasheet, _NOTHING)
         free = _simulated(row, measured, prior, effects, limits=False)
-        tables.append(ours.assign(run=row.run))
+        served.append(ours.assign(run=row.run))
         for name, goal in _GOALS.items():
             errors = [_errors(one[name], measured[name]) for one in (ours, bare, free)]
-            words = [", ".join(f"{error:+.1%}" for error in some) for some in errors]
-            cells.append([str(row.run), name, *words])
+            for percent, *of in zip(PERCENTS, *errors, strict=True):
+                cells.append([str(row.run), f"P{percent} {name}", *of])
             worst = [float(np.abs(some).max()) for some in errors]
             lines.append(ResultLine(
                 f"{row.run}, {name.removesuffix('_s').upper()}", worst[0], len(measured), goal,
                 {"datasheet": worst[1], "no limits": worst[2]}, "worst of P50, P90, P99",
             ))  # fmt: skip
-    head = ["run", "", "P50, P90, P99", "by datasheets alone", "without limits"]
-    return Found(text.table(head, cells), {"requests": pd.concat(tables)}, lines)
+    head = ["run", "of", "error", "datasheets_error", "no_limits_error"]
+    tables = {"requests": pd.concat(served), "percentiles": pd.DataFrame(cells, columns=head)}
+    return Found("", tables, lines, "requests")
 
 
 def _simulated(

@@ -32,7 +32,6 @@ import pandas as pd
 from hybridperf.hardware import device_of, load_device, load_system
 from hybridperf.io import InputError, read_json, read_table
 from hybridperf.model.fit.programs import run_program, usable_core
-from hybridperf.report import text
 from hybridperf.runs.goodput import FailureCycle, goodput, young_interval_s
 from hybridperf.runs.run_of_plan import given_step, run_cost
 from hybridperf.runs.training_run import RunSettings, TrainingRun, training_run
@@ -77,15 +76,15 @@ def published() -> Found:
         young_s = float(young_interval_s(rate, float(cycle.checkpoint_s)))
         naive = 1.0 - rate * young_s
         inside = low <= one["share"] <= high
-        rows.append([one["name"], *map(text.percent, (one["share"], ours, low, high, naive)),
-                     "yes" if inside else "no"])  # fmt: skip
+        rows.append({"share": one["name"], "published_share": one["share"], "ours_share": ours,
+                     "low_share": low, "high_share": high, "young_share": naive,
+                     "inside": inside})  # fmt: skip
         lines.append(ResultLine(
             f"runs, {one['name']}", abs(ours / one["share"] - 1), 1,
             baselines={_YOUNG: abs(naive / one["share"] - 1)}, measure="error",
             coverage=float(inside),
         ))  # fmt: skip
-    head = ["share of the time", "published", "ours", "5 %", "95 %", _YOUNG, "inside"]
-    return Found(text.table(head, rows), {"published": pd.DataFrame(rows, columns=head)}, lines)
+    return Found("", {"published": pd.DataFrame(rows)}, lines)
 
 
 def _published(one: Mapping[str, Any]) -> TrainingRun:
@@ -121,17 +120,10 @@ def bills(data: Path, quick: bool = False) -> Found:
             records.append(record | hours | {"note": found.words})
     frame = pd.DataFrame(records)
     frame["inside"] = frame["measured_gpu_hours"].between(frame["low"], frame["high"])
-    rows = [
-        [str(one.bill), f"{one.gpus:,}{'' if one.stated else ' (varied)'}",
-         *(f"{value:,.0f}" for value in (one.measured_gpu_hours, one.gpu_hours, one.low, one.high,
-                                         one.naive_gpu_hours)), "yes" if one.inside else "no"]
-        for one in frame.itertuples()
-    ]  # fmt: skip
     judged = frame[frame["stated"]]
-    head = ["GPU hours", "GPUs", "bill", "ours", "5 %", "95 %", _NAIVE, "inside"]
     closing = f"{int(judged['inside'].sum())} of {len(judged)} bills inside, goal {told['goal']}"
     line = _BILLED.line("runs, bills of GPU hours", judged)
-    return Found(f"{text.table(head, rows)}\n{closing}", {"bills": frame}, [line])
+    return Found(closing, {"bills": frame}, [line], "bills")
 
 
 def _naive_hours(model: str, tokens: float, peak_flops_per_s: float) -> float:
@@ -181,15 +173,6 @@ def killed(effort: Effort, cores: str | None = None) -> Found:
         for interval, one in zip(effort.intervals, found, strict=True)
     ]
     frame = pd.DataFrame(rows)
-    cells = [
-        [f"{one.interval_steps} steps",
-         *map(text.seconds, (one.step_s, one.checkpoint_s, one.restart_s)),
-         *map(text.percent, (one.measured, one.predicted, one.error, one.checkpoints_alone,
-                             one.first_order))]
-        for one in frame.itertuples()
-    ]  # fmt: skip
-    head = ["checkpoint every", "step", "checkpoint", "restart", "measured", "predicted", "error",
-            _CHECKPOINTS_ALONE, _FIRST_ORDER]  # fmt: skip
     lines = [
         ResultLine(
             f"runs, killed loop, {one.interval_steps} steps", abs(one.error), effort.kills, _GOAL,
@@ -199,7 +182,7 @@ def killed(effort: Effort, cores: str | None = None) -> Found:
         for one in frame.itertuples()
     ]  # fmt: skip
     closing = f"{effort.kills} kills each, one in {even.mean():.2g} s in the mean"
-    return Found(f"{text.table(head, cells)}\n{closing}", {"killed": frame}, lines)
+    return Found(closing, {"killed": frame}, lines, "kills")
 
 
 def _compared(interval: int, found: Mapping[str, Any], mean_s: float) -> dict[str, Any]:

@@ -23,8 +23,6 @@ COLUMN = "null_"  # what the columns of baselines in written tables begin with
 OTHERS_ROWS = 2000  # of each other device or system: more no longer help
 _OWN_COPIES = 10  # most copies of a row of one's own, while it has fewer rows than the others
 _LOSS_SCALE = 0.25
-# a step so many times slower than predicted belongs to the slow branch (`steps/cross_node.py`)
-SLOW = 1.7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +36,6 @@ class Scores:
     pearson: float  # correlation of the logs
     coverage: float  # share of rows inside their interval
     half_width: float  # median over rows of sqrt(high / low) - 1
-    slow: int  # rows slower than predicted by SLOW
-    fast_mape: float  # of the other rows
     baselines: Mapping[str, float] = dataclasses.field(default_factory=dict)  # MAPE of each
     medians: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of their errors
 
@@ -53,7 +49,7 @@ def scores(
 ) -> Scores:
     """Score predicted seconds [N]; intervals and seconds of baselines where there are any."""
     measured, predicted = np.asarray(measured_s, float), np.asarray(predicted_s, float)
-    error, slow = np.abs(predicted / measured - 1), measured > SLOW * predicted
+    error = np.abs(predicted / measured - 1)
     inside = width = np.zeros(0)
     if low_s is not None and high_s is not None:
         low, high = np.asarray(low_s, float), np.asarray(high_s, float)
@@ -72,8 +68,6 @@ def scores(
         pearson=pearson_of_logs(measured, predicted),
         coverage=mean(inside),
         half_width=median(width),
-        slow=int(slow.sum()),
-        fast_mape=mean(error[~slow]),
         baselines={name: mean(each) for name, each in others.items()},
         medians={name: median(each) for name, each in others.items()},
     )
@@ -89,7 +83,7 @@ def mean_of(draws: Sequence[Scores]) -> Scores:
     baselines = means([draw.pop("baselines") for draw in every])
     medians = means([draw.pop("medians") for draw in every])
     found = Scores(**means(every), baselines=baselines, medians=medians)
-    return dataclasses.replace(found, rows=draws[0].rows, slow=round(found.slow))
+    return dataclasses.replace(found, rows=draws[0].rows)
 
 
 def pearson_of_logs(measured_s: np.ndarray, predicted_s: np.ndarray) -> float:

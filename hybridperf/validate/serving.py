@@ -33,7 +33,7 @@ from hybridperf.runs.served import Served, served
 from hybridperf.runs.serving_fit import TARGETS, ServingFit, fitted
 from hybridperf.runs.serving_rows import ServedRow, understood
 from hybridperf.runs.serving_table import chance_within, filled, measured_as
-from hybridperf.validate.harness import Columns, Found, ResultLine, Split, claim, lines_table
+from hybridperf.validate.harness import Columns, Found, ResultLine, Split, claim
 from hybridperf.validate.serving_gpus import GPUS, composed, features_of, gpu_lines, measured, trees
 
 FILE = "training_steps/inference_serving_dev.csv.gz"
@@ -82,7 +82,7 @@ def left_out_gpus(points: Points, draws: int) -> Found:
     ]
     steps, judged_rows = composed(), pd.concat(frames, ignore_index=True)
     lines = [*gpu_lines(steps, judged_rows)]
-    return Found(lines_table(lines), {"gpus_composed": steps, "gpus": judged_rows}, lines)
+    return Found("", {"gpus_composed": steps, "gpus": judged_rows}, lines)
 
 
 def chosen(tables: Mapping[str, pd.DataFrame]) -> Found:
@@ -90,7 +90,7 @@ def chosen(tables: Mapping[str, pd.DataFrame]) -> Found:
     found = {split: choices(table) for split, table in tables.items()}
     lines = [line for split, frame in found.items() for line in choice_lines(split, frame)]
     whole = pd.concat([frame.assign(split=split) for split, frame in found.items()])
-    return Found(lines_table(lines, "groups"), {"chosen": whole}, lines)
+    return Found("", {"chosen": whole}, lines, "groups")
 
 
 def points_of(frame: pd.DataFrame) -> Points:
@@ -163,7 +163,7 @@ def judged(points: Points, task: str, draws: int) -> Found:
         parts.append(frame)
     table = pd.concat(parts, ignore_index=True)
     lines = [*_lines(task, table)]
-    return Found(lines_table(lines), {task: table}, lines)
+    return Found("", {task: table}, lines)
 
 
 def _regime(row: ServedRow) -> str:

@@ -29,7 +29,7 @@ import pandas as pd
 from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.explore.sharding.fused import KernelPricer
-from hybridperf.explore.sharding.greedy import GREEDY, RULES, by_rule
+from hybridperf.explore.sharding.greedy import RULES, by_rule
 from hybridperf.explore.sharding.run import shard
 from hybridperf.io import InputError, read_json, replacing, write_json, write_table
 from hybridperf.model import PerfModel
@@ -241,7 +241,7 @@ def _steps(
         row.pop("phase"): {name: finite(share) for name, share in row.items()}
         for row in split.to_dict("records")
     }
-    say("\n" + _steps_text(steps, found) + "\n\n" + sharded_scores.phase_table(split))
+    say("\n" + _steps_text(frame, found) + "\n\n" + text.frame_table(split))
     names = [f"{c['task']}: {c['tables']} tables" for c in steps]
     ends = [(c["low_s"], c["high_s"]) for c in steps]
     picture = folder.parent / "steps.png"
@@ -296,61 +296,33 @@ def _measure(folder: Path, tasks: Sequence[Task], passes: int, *, profile: bool)
     read_json(folder / "steps.machine.json", "machine", 1)  # what ran has left its facts
 
 
-def _steps_text(steps: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
-    headers = ["model", "measured", "noise floor", "programs", "error", "hp.dlrm", "error"]
-    rows = [
-        [
-            f"{c['task']}: {c['tables']} tables, batch {c['batch']}", text.seconds(c["measured_s"]),
-            text.percent(c["noise"]), text.seconds(c["predicted_s"]), text.percent(c["error"]),
-            text.seconds(c["graph_s"]), text.percent(c["graph_error"]),
-        ]
-        for c in steps
-    ]  # fmt: skip
+def _steps_text(steps: pd.DataFrame, found: Mapping[str, Any]) -> str:
     ways = {
-        "programs": "programs that ran", "graph": "hp.dlrm, sizes alone",
-        "scaled_roofline": "roofline x best constant of the others",
+        "programs that ran": found["programs"], "hp.dlrm, sizes alone": found["graph"],
+        "roofline x best constant of the others": found["scaled_roofline"],
     }  # fmt: skip
-    figures = ("mean", "geomean", "signed", "worst")
-    errors = [
-        [name, *(text.percent(found[way][figure]) for figure in figures)]
-        for way, name in ways.items()
-        if found[way] is not None
-    ]
-    ours, models, held = found["programs"], found["models"], "held" if found["held"] else "not held"
-    titles = [f"errors of {models} sharded models", "mean", "geomean", "with sign", "worst"]
-    geomean = text.percent(ours["geomean"])
-    bar = f"mean error {text.percent(ours['mean'])} against at most {text.percent(found['bar'])}"
-    inside = f"{found['inside']} of {models} inside the 90 % interval"
-    lin = text.percent(sharded_scores.LIN_GEOMEAN)
-    return "\n".join([
-        text.table(headers, rows),
-        "",
-        text.table(titles, errors),
-        f"geomean error {geomean}; Lin et al. on four GPUs {lin}",
-        f"noise floor {text.percent(found['noise'])}; {bar}: {held}; {inside}",
-    ])  # fmt: skip
+    errors = pd.DataFrame([{"errors of": name, **one} for name, one in ways.items() if one])
+    held = "held" if found["held"] else "not held"
+    shown = ["task", "tables", "batch", "measured_s", "noise", "predicted_s", "error", "graph_s"]
+    mean, bar, noise = map(text.percent, (found["programs"]["mean"], found["bar"], found["noise"]))
+    return (
+        f"{text.frame_table(steps[[*shown, 'graph_error']])}\n\n{text.frame_table(errors)}\n"
+        f"Lin et al. on four GPUs: geomean {text.percent(sharded_scores.LIN_GEOMEAN)}\n"
+        f"noise floor {noise}; mean error {mean} against at most {bar}: {held};"
+        f" {found['inside']} of {found['models']} inside the 90 % interval"
+    )
 
 
 def _placements_text(found: Mapping[str, Any]) -> str:
-    def line(name: str, score: Mapping[str, Any]) -> list[str]:
-        shares = (score["success"], score["mean_loss"], score["worst_loss"])
-        return [name, *map(text.percent, shares), str(score["models"])]
-
     ways = {"programs": "programs that ran", "graph": "hp.dlrm", "cost": "hp.shard"}
-    rules = found["rules"]
-    rows = [line(f"predicted best, {ways[way]}", score) for way, score in found["ways"].items()]
-    greedy = [rule for rule in rules if rule in GREEDY and rules[rule]["success"] is not None]
-    if greedy:
-        best = max(greedy, key=lambda rule: (rules[rule]["success"], -rules[rule]["mean_loss"]))
-        rows.append(line(f"best greedy rule ({best})", rules[best]))
-    rows += [line(rule, score) for rule, score in rules.items()]
-    rows.append(line("any of the placements", found["any"]))
-    counted = f"{found['counted']} of {found['models']} models differ by"
-    title = f"{counted} {sharded_scores.DIFFER} times"
+    chosen = {f"predicted best, {ways[way]}": score for way, score in found["ways"].items()}
+    scores = chosen | found["rules"] | {"any of the placements": found["any"]}
+    frame = pd.DataFrame([{"placement": name, **score} for name, score in scores.items()])
     lin_success, noise = text.percent(sharded_scores.LIN_SUCCESS), text.percent(found["noise"])
-    note = (
+    return (
+        f"{found['counted']} of {found['models']} models differ by {sharded_scores.DIFFER} times\n"
+        f"{text.frame_table(frame)}\n"
         f"success: fastest or within 10 % of it; Lin et al. {lin_success} of 20; steps of all"
         f" placements predicted with a mean error of {text.percent(found['programs']['mean'])},"
         f" noise floor {noise}"
     )
-    return text.table([title, "success", "mean loss", "worst loss", "models"], rows) + "\n" + note

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.engine.prediction import Prediction
-from hybridperf.report import text
 
 LIN_GEOMEAN = 0.0521  # of 20 tasks x 4 batch sizes, two platforms (TPDS 2025)
 LIN_SUCCESS = 0.85  # 17 of 20
@@ -119,14 +118,3 @@ def phase_shares(of_steps: Sequence[pd.DataFrame], step_s: Sequence[float]) -> p
     }
     out = frame.assign(**shares).groupby("phase")[[*shares]].mean()
     return out.sort_values("predicted", ascending=False).reset_index()
-
-
-def phase_table(found: pd.DataFrame) -> str:
-    """As a table for people."""
-    columns = ("predicted", "measured", "error", "size")
-    rows = [
-        [row["phase"], *(text.percent(row[name]) for name in columns)]
-        for row in found.to_dict("records")
-    ]
-    headers = ["shares of the step", "predicted", "profiled", "difference", "its size"]
-    return text.table(headers, rows)

@@ -29,7 +29,7 @@ from hybridperf.model.fit.rows import parse_measured
 from hybridperf.model.published.sparse import by_device, read_spmm, read_steps
 from hybridperf.validate.device_baselines import trees
 from hybridperf.validate.gnn_steps import NOBODY, of_steps
-from hybridperf.validate.harness import Columns, Found, ResultLine, claim, lines_table
+from hybridperf.validate.harness import Columns, Found, ResultLine, claim
 from hybridperf.validate.scores import SEED
 
 TASKS = ("kernels", "gpus", "steps")
@@ -126,7 +126,7 @@ def _found(task: str, name: str, judged: Sequence[pd.DataFrame]) -> Found:
     """Lines over all rows and by GPU: the median error, with its mean as a second line."""
     frame = pd.concat(judged, ignore_index=True)
     lines = [line for part, rows in _parts(frame) for line in _lines(f"{name}{part}", rows)]
-    return Found(lines_table(lines), {task: frame}, lines)
+    return Found("", {task: frame}, lines)
 
 
 def _parts(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

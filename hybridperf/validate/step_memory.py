@@ -10,7 +10,6 @@ Cells with both outcomes and layouts with more stages than layers are left out. 
 import numpy as np
 import pandas as pd
 
-from hybridperf.report import text
 from hybridperf.training.steps.memory_fit import USABLE, endings, fit_memory, peak_bytes, will_fail
 from hybridperf.training.steps.rows import ResolvedRows
 from hybridperf.validate.harness import ResultLine
@@ -72,31 +71,6 @@ def balanced(failed: np.ndarray, predicted: np.ndarray) -> float:
     if failed.all() or not failed.any():
         return float("nan")
     return float((predicted[failed].mean() + (~predicted[~failed]).mean()) / 2)
-
-
-def reached_text(goal: float, reached: bool) -> str:
-    """A goal and whether it was reached."""
-    return f"{text.percent(goal)} {'yes' if reached else 'NO'}"
-
-
-def table(found: pd.DataFrame) -> str:
-    """One line for each split."""
-    lines = []
-    for one in found.itertuples():
-        memory = (one.mape, one.median, one.counts_mape)
-        outcomes = (one.balanced, one.memory_alone, one.counts_balanced, one.trees_balanced)
-        small = reached_text(GOAL_MEMORY, one.mape <= GOAL_MEMORY)
-        right = reached_text(GOAL_BALANCED, one.balanced >= GOAL_BALANCED)
-        lines.append([
-            one.name, str(one.peaks), *map(text.percent, memory),
-            "" if np.isnan(one.mape) else small, str(one.outcomes),
-            *map(text.percent, outcomes), "" if np.isnan(one.balanced) else right,
-        ])  # fmt: skip
-    headers = [
-        "memory", "peaks", "MAPE", "median", "counts alone", "goal",
-        "outcomes", "balanced", "memory alone", "counts", "trees", "goal",
-    ]  # fmt: skip
-    return text.table(headers, lines)
 
 
 def result_lines(found: pd.DataFrame) -> list[ResultLine]:

@@ -97,19 +97,14 @@ def _worst_first(rows: pd.DataFrame) -> pd.DataFrame:
 
 def step_text(step: StepOps) -> str:
     """Groups of one step, its worst ops, and what has no counterpart."""
-    shown = [
-        [r.group, r.ops, *map(text.seconds, (r.predicted_s, r.measured_s)), text.percent(r.error)]
-        for r in by_group(step).itertuples()
-    ]
     worst = step.ops.dropna(subset=["measured_s"]).head(WORST)
     missing = step.without_event
     share = text.percent(step.events_s / step.step_s)
-    worst_headers = ["worst ops", "group", "predicted", "measured", "off by", "sizes"]
     lines = [
         f"{step.name}: {text.seconds(step.step_s)}, events add up to {share} of it",
-        text.table(["group", "ops", "predicted", "measured", "error of the step"], shown),
+        text.frame_table(by_group(step)),
         "",
-        text.table(worst_headers, [_worst_row(op) for _, op in worst.iterrows()]),
+        text.frame_table(pd.DataFrame([_worst(op) for _, op in worst.iterrows()])),
     ]
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -122,25 +117,23 @@ def step_text(step: StepOps) -> str:
     return "\n".join(lines)
 
 
-def _worst_row(op: pd.Series) -> list[str]:
+def _worst(op: pd.Series) -> dict[str, Any]:
     known = {name: at for name, at in op.iloc[4:].items() if isinstance(at, int | float)}
     sizes = [f"{name}={value:.7g}" for name, value in known.items() if value > 0]
-    predicted_s, measured_s = op["predicted_s"], op["measured_s"]
-    times = map(text.seconds, (predicted_s, measured_s, predicted_s - measured_s))
-    return [op["label"], op["group"], *times, " ".join(sizes[:_SIZES])]
+    leading = op[["label", "group", "predicted_s", "measured_s"]].to_dict()
+    apart_s = op["predicted_s"] - op["measured_s"]
+    return {**leading, "off_by_s": apart_s, "sizes": " ".join(sizes[:_SIZES])}
 
 
 def all_steps_text(steps: Sequence[StepOps]) -> str:
     """Errors of each group over all steps, worst first: as shares of each step's time, averaged."""
     frame = pd.concat([by_group(step) for step in steps], ignore_index=True)
     errors = frame.groupby("group")["error"]
-    # a step without ops of a group has no error there
-    size = errors.apply(lambda e: e.abs().sum() / len(steps))
-    mean = pd.DataFrame({"size": size, "sign": errors.sum() / len(steps)})
     worst = frame.loc[errors.apply(lambda e: e.abs().idxmax())].set_index("group")["error"]
-    rows: list[list[Any]] = [
-        [group, text.percent(row["size"]), text.percent(row["sign"]), text.percent(worst[group])]
-        for group, row in mean.sort_values("size", ascending=False).iterrows()
-    ]
-    headers = ["mean error of the step", "with its sign", "in the worst step"]
-    return text.table([f"all {len(steps)} steps", *headers], rows)
+    # a step without ops of a group has no error there
+    mean = pd.DataFrame({
+        "mean error": errors.apply(lambda e: e.abs().sum() / len(steps)),
+        "signed error": errors.sum() / len(steps), "worst error": worst,
+    })  # fmt: skip
+    shown = mean.sort_values("mean error", ascending=False).reset_index()
+    return f"all {len(steps)} steps, errors as shares of the step\n{text.frame_table(shown)}"

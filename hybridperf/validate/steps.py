@@ -10,7 +10,7 @@ the same rows.
 
 Nothing is fitted on a row that is judged. Rows that contradict themselves are listed, predicted and
 judged apart; rows that stalled by a rule that needs no model (`steps/cross_node.py`) are judged
-with and without, and so are rows far slower than predicted.
+with and without.
 """
 
 import dataclasses
@@ -21,7 +21,6 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import InputError, read_table
-from hybridperf.report import text
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.cross_node import stalled
 from hybridperf.training.steps.memory_fit import endings
@@ -29,7 +28,7 @@ from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import ResolvedRows, resolve
 from hybridperf.validate import chimera, harness, paper_steps, published_runs, step_memory
 from hybridperf.validate.harness import Columns, Found, ResultLine
-from hybridperf.validate.scores import SLOW, Scores, mean_of
+from hybridperf.validate.scores import Scores, mean_of
 from hybridperf.validate.step_baselines import NAMES, baseline_rows, fit
 from hybridperf.validate.step_splits import DRAWS, FOLDS, MEDIAN_GOALS, STEP_GOALS, splits
 
@@ -37,9 +36,8 @@ FILES = ("training_steps/vtrain_steps_dev.csv.gz", "training_steps/train_steps_d
 TASKS = ("splits", "sources", "published", "memory", "layers", "papers")
 QUICK_DRAWS, QUICK_FOLDS, QUICK_ROWS = 2, 1, 60
 OTHER_SOURCES_ROWS = 300  # more of other sources teach no more
-HOST_BOUND = 0.10  # share of a step that waits for the host
 _PUBLISHED: dict[str, str] = harness.facts("steps.toml")["published"]
-_THEIRS = {"calculon_pred_s": "calculon", "neusight_pred_s": "NeuSight"}
+_THEIRS = {"calculon": "calculon_pred_s", "NeuSight": "neusight_pred_s"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +75,7 @@ class MeasuredSteps:
 def run(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
     """All tables of `wanted` tasks."""
     measured = read(data)
-    yield Found(_counts(measured))
+    yield Found("", {"counts": _counts(measured)})
     if "splits" in wanted:
         judged = judge_splits(measured, quick)
         lines = [
@@ -88,19 +86,16 @@ def run(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
                 *_without_stalled(str(task), part),
             )
         ]
-        shown = split_table(judged) + "\n\n" + detail_table(judged)
-        yield Found(shown, {"splits": judged}, lines)
+        yield Found("", {"splits": judged}, lines)
     if "sources" in wanted:
         by_source = judge_sources(measured, quick)
         lines = [
             line
             for source, part in by_source[~by_source["flagged"]].groupby("source", sort=False)
-            for line in (
-                ResultLine.of(f"{source}, none given", step_scores(part, NAMES[:2])),
-                *_without_stalled(f"{source}, none given", part),
-            )
+            for line in _of_source(str(source), part)
         ]
-        yield Found(source_table(by_source), {"sources": by_source}, lines)
+        told = "; ".join(f"{source}: {said}" for source, said in _PUBLISHED.items())
+        yield Found(f"published, {told}", {"sources": by_source}, lines)
     if "published" in wanted and (data / published_runs.FILE).exists():
         yield published_runs.judge(data, 1 if quick else published_runs.DRAWS)
     if "memory" in wanted:
@@ -108,10 +103,10 @@ def run(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
         part = measured.whole.iloc[ultra].reset_index(drop=True)
         rows = ResolvedRows(tuple(measured.resolved.rows[at] for at in ultra))
         peaks = step_memory.judge(part, rows, QUICK_FOLDS + 1 if quick else FOLDS)
-        yield Found(step_memory.table(peaks), {"memory": peaks}, step_memory.result_lines(peaks))
+        yield Found("", {"memory": peaks}, step_memory.result_lines(peaks))
     if "layers" in wanted:
         report = chimera.report(read_table(data / chimera.FILE))
-        yield Found(report.text(), {"layers": report.lines}, report.result_lines())
+        yield Found("", {"layers": report.lines}, report.result_lines(), "layers")
     if "papers" in wanted:
         yield paper_steps.judge()
     yield Found(contradictions_text(measured))
@@ -171,11 +166,6 @@ def judge_sources(measured: MeasuredSteps, quick: bool = False) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _headers(baselines: Sequence[str]) -> list[str]:
-    errors = ["MAPE", "median", "bias", "in interval", *baselines]
-    return ["", "rows", *errors, "goal", f"slower than {SLOW} x", "stalled", ""]
-
-
 def _without_stalled(name: str, part: pd.DataFrame) -> Iterator[ResultLine]:
     """Of rows that did not stall, where any did: the median error."""
     if not part["stalled"].any():
@@ -185,23 +175,19 @@ def _without_stalled(name: str, part: pd.DataFrame) -> Iterator[ResultLine]:
     yield dataclasses.replace(line, ours=found.median, measure="median error", baselines={})
 
 
-def _cells(
-    name: str, part: pd.DataFrame, baselines: Sequence[str], goal: float | None, remark: str
-) -> list[str]:
-    """A row of the table that `_headers` heads."""
-    found, halted = _scores(part, baselines), ""
-    if part["stalled"].any():
-        rest = _scores(part[~part["stalled"]], baselines)
-        halted = (
-            f"{int(part['stalled'].sum())}: {text.percent(rest.mape)}, median"
-            f" {text.percent(rest.median)} without"
-        )
-    slow = f"{found.slow}: {text.percent(found.fast_mape)} without" if found.slow else ""
-    errors = [found.mape, found.median, found.bias, found.coverage]
-    errors += [found.baselines.get(baseline, np.nan) for baseline in baselines]
-    cells = ["" if np.isnan(value) else text.percent(value) for value in errors]
-    reached = "" if goal is None else step_memory.reached_text(goal, found.mape <= goal)
-    return [name, str(found.rows), *cells, reached, slow, halted, remark]
+def _of_source(source: str, part: pd.DataFrame) -> Iterator[ResultLine]:
+    """By beliefs alone, beside what was published with the rows; and with other sources given."""
+    theirs = {name: pd.to_numeric(part[column]) for name, column in _THEIRS.items()
+              if column in part and part[column].notna().all()}  # fmt: skip
+    columns = part.assign(**theirs)
+    name = f"{source}, none given"
+    yield ResultLine.of(name, step_scores(columns, (*NAMES[:2], *theirs)))
+    yield from _without_stalled(name, part)
+    if "others_s" in part and part["others_s"].notna().all():
+        others = step_scores(part.drop(columns=["low_s", "high_s"]).assign(
+            predicted_s=part["others_s"]
+        ))  # fmt: skip
+        yield ResultLine.of(f"{source}, other sources given", others)
 
 
 def step_scores(frame: pd.DataFrame, baselines: Sequence[str] = ()) -> Scores:
@@ -219,69 +205,17 @@ def _scores(part: pd.DataFrame, baselines: Sequence[str] = NAMES) -> Scores:
     return mean_of([step_scores(one, baselines) for _, one in part.groupby("part", sort=False)])
 
 
-def split_table(judged: pd.DataFrame) -> str:
-    """One line for each task, draws averaged, flagged rows out; a remark where flagged rows are."""
-    lines = []
-    for task, part in judged.groupby("task", sort=False):
-        remark, flagged = "", int(part["flagged"].sum())
-        if flagged:
-            remark = f"with {flagged} flagged {text.percent(_scores(part).mape)}"
-        clean, goal = part[~part["flagged"]], STEP_GOALS.get(str(task))
-        lines.append(_cells(str(task), clean, NAMES, goal, remark))
-    return text.table(_headers(NAMES), lines)
-
-
-def detail_table(judged: pd.DataFrame) -> str:
-    """Errors by tensor-parallel degree, stages and micro-batch; share of host-bound steps."""
-    lines = []
-    for task, part in judged[~judged["flagged"]].groupby("task", sort=False):
-        busy_s = part[["compute_s", "exposed_comm_s", "bubble_s"]].sum(axis=1)
-        waits = 1 - busy_s / part["predicted_s"]
-        cells = [text.percent(float((waits > HOST_BOUND).mean()))]
-        error = (part["predicted_s"] / part["step_time_s"] - 1).abs()
-        for field in ("tp", "pp", "micro_batch"):
-            means = error.groupby(pd.to_numeric(part[field])).mean()
-            cells.append(" ".join(f"{int(size)}:{100 * mean:.0f}" for size, mean in means.items()))
-        lines.append([str(task), *cells])
-    return text.table(["mean error in % by", "host-bound", "tp", "pp", "micro-batch"], lines)
-
-
-def source_table(by_source: pd.DataFrame) -> str:
-    """One line for each source."""
-    lines, constants = [], NAMES[:2]
-    for source, part in by_source.groupby("source", sort=False):
-        clean, others = part[~part["flagged"]], ""
-        if "others_s" in part and clean["others_s"].notna().any():
-            with_others = step_scores(clean.assign(predicted_s=clean["others_s"])).mape
-            others = "" if np.isnan(with_others) else text.percent(with_others)
-        remarks = [_PUBLISHED.get(str(source), ""), *_published(clean)]
-        remark = "; ".join(filter(None, remarks))
-        cells = _cells(str(source), clean, constants, None, remark)
-        lines.append([*cells[:3], others, *cells[3:]])
-    head = _headers(constants)
-    titles = ["by source, nothing of it given", *head[1:3], "other sources given", *head[3:-4]]
-    return text.table([*titles, "", *head[-3:]], lines)
-
-
-def _published(part: pd.DataFrame) -> list[str]:
-    """Errors of predictions that were published with the rows."""
-    found = []
-    for column, name in _THEIRS.items():
-        if column in part and part[column].notna().any():
-            some = part[part[column].notna()]
-            error = (pd.to_numeric(some[column]) / some["step_time_s"] - 1).abs().mean()
-            found.append(f"{name} {text.percent(float(error))}")
-    return found
-
-
-def _counts(measured: MeasuredSteps) -> str:
-    refused = np.array([bool(row.refused) for row in measured.resolved])
-    lines = []
-    for source, places in measured.whole.groupby("source", sort=False).indices.items():
-        predictable = int(np.isin(places, measured.at).sum())
-        counts = (len(places), predictable, int(refused[places].sum()))
-        lines.append([str(source), *map(str, counts)])
-    return text.table(["rows", "published", "measured and predictable", "refused"], lines)
+def _counts(measured: MeasuredSteps) -> pd.DataFrame:
+    """Rows of each source: published, measured and predictable, refused."""
+    resolved = list(measured.resolved)
+    return pd.DataFrame([
+        {
+            "source": source, "published": len(places),
+            "predictable": int(np.isin(places, measured.at).sum()),
+            "refused": sum(bool(resolved[at].refused) for at in places),
+        }
+        for source, places in measured.whole.groupby("source", sort=False).indices.items()
+    ])  # fmt: skip
 
 
 def contradictions_text(measured: MeasuredSteps) -> str:

@@ -20,9 +20,8 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import read_table
-from hybridperf.report import text
 from hybridperf.runs.stragglers import WorkerNoise, slow_down_at
-from hybridperf.validate.harness import Found, ResultLine, claim, lines_table
+from hybridperf.validate.harness import Found, ResultLine, claim
 
 TASKS = ("workers", "jobs", "unknown")
 GOAL, FIRST = 0.1, 30
@@ -62,16 +61,15 @@ def of_workers(rows: pd.DataFrame) -> Found:
             ours = np.quantile(noise.slow_down(count), _ENDS)
             normal = np.quantile(_normal(float(noise.cv.mean()), count), _ENDS)
             found.append(np.abs(np.stack([ours, normal, np.ones(2)]) / measured - 1))
-            words = [f"{value:.3f}" for value in (*measured, *ours)]
-            cells.append([f"job {job}, {count} workers", *words])
+            cells.append([f"job {job}", count, *measured, *ours])
         errors = np.array(found).max(axis=0)
         for at, name in enumerate(_NAMES):
             lines.append(ResultLine(
                 f"job {job}, {name} of 2 to 10 workers", float(errors[0, at]), len(found), GOAL,
                 {"normal law": float(errors[1, at]), "none": float(errors[2, at])}, "worst error",
             ))  # fmt: skip
-    head = ["slowest over mean", "measured P50", "P90", "by cv alone P50", "P90"]
-    return Found(text.table(head, cells) + "\n" + lines_table(lines, "n"), {}, lines)
+    head = ["job", "workers", "measured_p50", "measured_p90", "by_cv_p50", "by_cv_p90"]
+    return Found("", {"workers": pd.DataFrame(cells, columns=head)}, lines, "n")
 
 
 def of_jobs(cvs: dict[str, np.ndarray]) -> Found:
@@ -107,7 +105,7 @@ def of_jobs(cvs: dict[str, np.ndarray]) -> Found:
                     what, of.pop(""), len(frame), GOAL if measure == "median error" else None, of,
                     measure,
                 ))  # fmt: skip
-    return Found(lines_table(lines, "n"), {"jobs": pd.concat(tables)}, lines)
+    return Found("", {"jobs": pd.concat(tables)}, lines, "n")
 
 
 def of_unknown(cvs: dict[str, np.ndarray]) -> Found:
@@ -139,7 +137,7 @@ def of_unknown(cvs: dict[str, np.ndarray]) -> Found:
         )
         for at, name in enumerate(_NAMES)
     ]  # fmt: skip
-    return Found(lines_table(lines, "n"), {}, lines)
+    return Found("", {}, lines, "n")
 
 
 def _normal(cv: float, workers: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from hybridperf.hardware import load_system
 from hybridperf.hardware.topology import Topology, of_words
 from hybridperf.io import InputError, read_table
 from hybridperf.report.placement import gains_over
-from hybridperf.report.text import percent, table
+from hybridperf.report.text import percent
 from hybridperf.runs.placement import PlacedJob, PlacedStep, Placer, place_stream
 from hybridperf.validate.harness import Columns, Found, ResultLine, claim, facts
 
@@ -50,7 +50,7 @@ def _bandwidth(_: Path | None) -> Found:
         slowest = topology.rates[np.ix_(local, local)][~np.eye(len(local), dtype=bool)].min()
         rows.append({
             "gpus": " ".join(map(str, local)),
-            **dict(zip(("x1", "x2", "x3"), one["links"], strict=True)),
+            **dict(zip(("double", "single", "through_host"), one["links"], strict=True)),
             "ours_bytes_per_s": placer.bandwidth(local, _ALL_REDUCE),
             "mapa_bytes_per_s": one["gb_s"] * 1e9, "slowest_link_bytes_per_s": slowest,
         })  # fmt: skip
@@ -59,16 +59,9 @@ def _bandwidth(_: Path | None) -> Found:
         float((frame[name] / frame["mapa_bytes_per_s"] - 1).abs().mean())
         for name in ("ours_bytes_per_s", "slowest_link_bytes_per_s")
     )
-    cells = [
-        [row.gpus, f"{row.x1} {row.x2} {row.x3}", *(f"{value / 1e9:.1f}" for value in (
-            row.ours_bytes_per_s, row.mapa_bytes_per_s, row.slowest_link_bytes_per_s))]
-        for row in frame.itertuples()
-    ]  # fmt: skip
-    text = table(["GPUs of a DGX-1V", "NV2 NV1 host", "ours GB/s", "MAPA", "slowest link"], cells)
-    text += f"\n{percent(ours)} off MAPA in the mean, slowest link {percent(base)}"
     line = ResultLine("bandwidth of sets", ours, len(frame),
                       baselines={"slowest link": base})  # fmt: skip
-    return Found(text, {"bandwidth": frame}, [line])
+    return Found("", {"bandwidth": frame}, [line], "sets")
 
 
 def paired(system: str = _PAIRED) -> Topology:
@@ -86,14 +79,12 @@ def _pairs(data: Path | None) -> Found:
     rows = read_table(path)
     rows = rows[(rows["system"] == _PAIRED) & (rows["bytes"] >= 1e6)]
     topology = paired()
-    lines, cells = [], []
+    lines = []
     for gpus in ((0, 1), (0, 1, 2, 3)):
         some = rows[(rows["collective"] == "all_reduce") & (rows["n_gpus"] == len(gpus))]
         model = share_model(topology, share(topology, gpus))
         name = f"all-reduce over {len(gpus)} of four GPUs in pairs"
-        line = _PAIRS.line(name, model.predict(some.reset_index(drop=True)))
-        cells.append([name, line.n, percent(line.ours), percent(line.baselines["roofline"])])
-        lines.append(line)
+        lines.append(_PAIRS.line(name, model.predict(some.reset_index(drop=True))))
     # two GPUs: in a pair, or of two pairs, which were measured as messages across
     messages = rows[rows["collective"] == "sendrecv"]
     rate = (messages["bytes"] / messages["time_s"]).groupby(messages["n_nodes"]).quantile(0.9)
@@ -103,12 +94,11 @@ def _pairs(data: Path | None) -> Found:
     regret = 1 - (rate.max() if inside else rate.min()) / rate.max()
     lines.append(ResultLine("chosen pair, short of the best measured", float(regret), 2, _NEAR,
                             measure="share of bandwidth"))  # fmt: skip
-    text = table(["measured (vidur)", "rows", "ours", "roofline"], cells)
-    text += (
-        f"\nchosen of four: {chosen}; messages reach {rate.max() / 1e9:.0f} GB/s in a pair and"
+    said = (
+        f"chosen of four: {chosen}; messages reach {rate.max() / 1e9:.0f} GB/s in a pair and"
         f" {rate.min() / 1e9:.0f} beyond: {percent(float(regret))} short of the best"
     )
-    return Found(text, {"pairs": pd.DataFrame(cells)}, lines)
+    return Found(said, {}, lines)
 
 
 def job_stream(seed: int, count: int, busy: float = 0.9) -> list[PlacedJob]:
@@ -143,18 +133,12 @@ def _streams(quick: bool) -> Found:
     measures = {"mean": "mean running time", "p75": "75th percentile", "worst": "worst case",
                 "completion": "mean completion with waiting"}  # fmt: skip
     published = {"p75": paper["p75_gain"], "worst": paper["worst_gain"]}
-    cells = [
-        [words, *(percent(float(mean.loc[policy, name])) for policy in mean.index),
-         percent(published.get(name))]
-        for name, words in measures.items()
-    ]  # fmt: skip
-    text = table(["shorter than naive", *mean.index, "paper"], cells)
     lines = [
         ResultLine(f"{policy} placement, {words}", float(mean.loc[policy, name]), len(rows),
                    baselines={"paper": published.get(name)}, measure="gain over naive")
         for policy in mean.index for name, words in measures.items()
     ]  # fmt: skip
-    return Found(text, {"streams": frame}, lines)
+    return Found("", {"streams": frame}, lines, "draws")
 
 
 @claim("topology", TASKS)

@@ -27,7 +27,6 @@ from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.model.calls import Call, GivenSeconds, StepPlace
 
-MOST_CHUNKS = 4096
 _NODES = 200_000
 
 
@@ -99,39 +98,6 @@ def stages(
     return Workload(name, builder.build(), tuple(rows))
 
 
-def pipelined_s(some: Sequence[Stage], items: float, chunks: int) -> float:
-    """Closed form of `stages` with given seconds, a stream each and one worker a stage."""
-    _check(some, items, chunks)
-    if any(stage.calls or stage.workers > 1 for stage in some) or _shared(some):
-        raise InputError(
-            "expected stages of given seconds with a stream each and one worker, got others; the"
-            " graph of `hp.stages` takes all"
-        )
-    took = np.array([stage.chunk_s(items / chunks) for stage in some])
-    return float(took.sum() + (chunks - 1) * took.max())
-
-
-def bounds_s(some: Sequence[Stage], items: float, chunks: int) -> tuple[float, float]:
-    """Least and most seconds of any overlap: the busiest stream alone, and all in turn."""
-    _check(some, items, chunks)
-    busy: dict[str, float] = {}
-    for stage in some:
-        of = stage.stream or stage.name
-        all_s = chunks * stage.chunk_s(items / chunks)
-        busy[of] = busy.get(of, 0.0) + all_s / stage.workers
-    serial = sum(chunks * stage.chunk_s(items / chunks) for stage in some)
-    return max(busy.values()), serial
-
-
-def best_chunks(some: Sequence[Stage], items: float, most: int = MOST_CHUNKS) -> tuple[int, float]:
-    """The number of chunks that ends soonest by the closed form, and its seconds."""
-    if not 1 <= most <= MOST_CHUNKS:
-        raise InputError(f"expected at most 1 to {MOST_CHUNKS} chunks, got {most}")
-    found = [pipelined_s(some, items, chunks) for chunks in range(1, int(most) + 1)]
-    best = int(np.argmin(found))
-    return best + 1, found[best]
-
-
 def with_loader(
     workload: Workload, loader: Sequence[Stage], items: float = 1.0, prefetch: bool = True
 ) -> Workload:
@@ -195,11 +161,6 @@ def _in_front(first: Graph, then: Graph) -> Graph:
         after=np.concatenate([first.after, then.after + count]).astype(np.int32),
         labels=(*first.labels, *then.labels), stream_names=names,
     )  # fmt: skip
-
-
-def _shared(some: Sequence[Stage]) -> bool:
-    streams = [stage.stream or stage.name for stage in some]
-    return len({*streams}) < len(streams)
 
 
 def _check(some: Sequence[Stage], items: float, chunks: int) -> None:

@@ -144,7 +144,7 @@ def test_show_a_model(run, two_models):
         "100.0",
         "%",
         "0",
-        "ns",
+        "s",
         "0.30",
         "12",
         "flops",
@@ -181,7 +181,7 @@ def test_show_a_model_beside_a_copy_or_its_datasheet(run, two_models, tmp_path):
     assert "nothing differs" in out
     out = run("show", "a100_sxm4_40g", first)[1]
     assert any(
-        line.split() == ["gemm", "floor", "0", "ns", "10", "µs", "-"] for line in out.splitlines()
+        line.split() == ["gemm", "floor", "0", "s", "10", "µs", "-"] for line in out.splitlines()
     )
     assert "only in B: gemm, copy" in out
     out = run("show", "v100", "a100_sxm4_80g")[1]

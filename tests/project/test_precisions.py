@@ -25,7 +25,7 @@ from hybridperf.explore.sharding import relaxed
 from hybridperf.hardware import load_device, load_system
 from hybridperf.model import PerfModel, canonical, durations
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
-from hybridperf.model.step_effects import medians
+from hybridperf.model.step_effects import StepEffects
 from hybridperf.model.step_table import step_durations, step_table
 from hybridperf.ops import Elementwise, OpCall
 from hybridperf.ops.embedding import Histogram, Table, Zipf
@@ -156,7 +156,7 @@ def steps_of_transformers():
         *blocks, *rng.uniform(1, 2, (len(dataclasses.fields(StepFeatures)) - 4, 1)), pace=pace
     )
     return lambda gemm: step_seconds(
-        features, dataclasses.replace(medians(), gemm=gemm)
+        features, dataclasses.replace(StepEffects(), gemm=gemm)
     ).step_s.sum(), 1.1
 
 

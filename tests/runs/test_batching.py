@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
 from hybridperf.runs.batching import Engine, Link, serve
-from hybridperf.runs.requests import Requests, arriving, looping, poisson
+from hybridperf.runs.requests import Requests, arriving, looping
 from tests.runs.made_up import constant, engine
 
 
@@ -70,6 +70,12 @@ def test_keys_of_a_prompt_go_over_a_link_one_after_the_other() -> None:
     np.testing.assert_allclose(served.last_token_s, [5.25, 7.25], rtol=1e-4)
 
 
+def poisson(rate: float, prompt: np.ndarray, output: np.ndarray, seed: int = 0) -> Requests:
+    """Requests that come independently of each other, `rate` a second."""
+    gaps = np.random.default_rng(seed).exponential(1 / rate, len(prompt))
+    return arriving(np.cumsum(gaps), prompt, output)
+
+
 @pytest.mark.parametrize("routing", ["least_loaded", "round_robin"])
 def test_replicas_share_requests(routing: str) -> None:
     rng = np.random.default_rng(0)
@@ -121,8 +127,6 @@ def test_bad_requests_are_told() -> None:
         arriving(np.zeros(1), 0, 1)
     with pytest.raises(InputError, match="prefix_share"):
         arriving(np.zeros(1), 1, 1, prefix_share=1.0)
-    with pytest.raises(InputError, match="rate above 0"):
-        poisson(0.0, np.ones(1), np.ones(1))
     with pytest.raises(InputError, match="clients"):
         looping(3, np.ones(2), np.ones(2))
     with pytest.raises(InputError, match="routing"):

@@ -2,9 +2,6 @@
 
 from html.parser import HTMLParser
 
-from hybridperf.report.html import render
-from hybridperf.report.html.document import Page
-
 _VOID = {"meta", "link", "br", "input"}
 
 
@@ -33,18 +30,11 @@ class Elements(HTMLParser):
     def handle_data(self, data):
         self.text.append((self.open[-1] if self.open else "", data))
 
-    def all_text(self) -> str:
-        """As a reader sees it: a space that does not break is a space."""
-        return " ".join(data for tag, data in self.text if tag not in ("script", "style")).replace(
-            "\u00a0", " "
-        )
-
     def tags(self, name: str) -> list[dict[str, str | None]]:
         return [attrs for tag, attrs in self.found if tag == name]
 
 
-def parsed(page: Page) -> Elements:
-    text = render(page)
+def parsed(text: str) -> Elements:
     elements = Elements()
     elements.feed(text)
     elements.close()

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from hybridperf.engine.closed import step_seconds
-from hybridperf.model.step_effects import larger_s, medians
+from hybridperf.model.step_effects import StepEffects, larger_s
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.cross_node import as_stalled, stalled, stalled_s, with_stalled
 from hybridperf.training.steps.predict import predict_steps
@@ -42,7 +42,7 @@ def test_a_crossing_pipeline_waits_in_proportion_to_tensor_parallelism(cache) ->
         {"tp": 4, "pp": 1, "dp": 4},
     )
     knobs = dataclasses.replace(
-        medians(), crossing_tp_s=1.0, stall_s=1e-12
+        StepEffects(), crossing_tp_s=1.0, stall_s=1e-12
     )  # so long that nothing else counts
     layer_s = step_seconds(found.features, knobs).layer_s
     np.testing.assert_allclose(layer_s[:3], [2.0, 4.0, 8.0], rtol=0.02)
@@ -61,8 +61,8 @@ def test_wide_tensor_parallelism_surely_stalls_and_takes_so_much_longer(cache) -
     )
     assert rows.features.stalls.tolist() == [2.0, 4.0, 0.0]
     assert rows.features.stall_chance[:2].tolist() == [0.0, 0.0]
-    slow = step_seconds(rows.features, dataclasses.replace(medians(), stall_s=0.5)).step_s
-    fast = step_seconds(rows.features, dataclasses.replace(medians(), stall_s=0.25)).step_s
+    slow = step_seconds(rows.features, dataclasses.replace(StepEffects(), stall_s=0.5)).step_s
+    fast = step_seconds(rows.features, dataclasses.replace(StepEffects(), stall_s=0.25)).step_s
     # m + p - 1 slots of 2 or 4 messages
     np.testing.assert_allclose((slow - fast)[:2], [0.25 * 2 * 17, 0.25 * 4 * 19], rtol=1e-6)
     assert slow[2] == fast[2]
@@ -73,7 +73,7 @@ def test_stalls_by_chance_grow_with_nodes_and_need_replicas(cache) -> None:
     chance = rows.features.stall_chance
     assert 0 < chance[0] < chance[1] <= 0.5
     assert chance[2:].tolist() == [0.0, 0.0]
-    extra = stalled_s(rows.features, medians(), rows.rows)
+    extra = stalled_s(rows.features, StepEffects(), rows.rows)
     np.testing.assert_allclose(extra[0], 0.25 * 2 * (16 + 0.5))
 
 
@@ -81,7 +81,7 @@ def test_rows_nearer_to_a_stalled_step_than_to_the_expected_one_are_marked(cache
     rows = batch(
         cache, {}, {}, {"pp": 4, "dp": 1}, {"pp": 1, "dp": 4}, {"tp": 32, "n_gpus": 64, "dp": 1}
     )
-    knobs = medians()
+    knobs = StepEffects()
     expected_s = np.asarray(step_seconds(rows.features, knobs).step_s)
     stall_s = stalled_s(rows.features, knobs, rows.rows)
     measured_s = (
@@ -121,7 +121,7 @@ def test_an_interval_holds_both_modes_and_the_note_says_which_is_predicted(cache
     asked = [{**ROW, "n_gpus": 256, "dp": 32}, {**ROW, "tp": 32, "n_gpus": 64, "dp": 1}]
     found = predict_steps(pd.DataFrame(asked), cache=cache).frame
     rows = batch(cache, *asked)
-    both_s = found["predicted_s"] + [stalled_s(rows.features, medians(), rows.rows)[0], 0.0]
+    both_s = found["predicted_s"] + [stalled_s(rows.features, StepEffects(), rows.rows)[0], 0.0]
     assert (found["low_s"] < found["predicted_s"]).all()
     assert (both_s <= found["high_s"]).all()
     assert "predicted as a run that does not stall; one run in" in found["note"][0]

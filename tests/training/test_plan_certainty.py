@@ -10,7 +10,7 @@ from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.plans.explain import NAIVE, compared, naive
 from hybridperf.training.plans.run import plan
 from hybridperf.training.steps.batch import PriceCache
-from hybridperf.training.steps.plausibility import lower_bound_s
+from hybridperf.training.steps.plausibility import lower_bounds_s
 from hybridperf.training.steps.predict import predict_steps
 
 SYSTEM, FEW = (
@@ -70,7 +70,7 @@ def test_an_interval_ends_where_the_hardware_does():
     """
     found = plan("llama3-8b", "aic_a100_sxm", 64, batch=64, dtype="fp32", only=FEW)
     for one in compared(found):
-        least = lower_bound_s(found.config(one.choice), found.setup.device)
+        (least,) = lower_bounds_s([found.config(one.choice)], [found.setup.device])
         assert one.low_s >= min(least, found.step_s(one.choice)) > 0
 
 

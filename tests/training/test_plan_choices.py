@@ -11,8 +11,6 @@ import hybridperf as hp
 from hybridperf.cli.common import WORDS
 from hybridperf.io import InputError
 from hybridperf.ops import Gemm, OpCall
-from hybridperf.report.html.of_plan import plan_page
-from hybridperf.report.html.page import render
 from hybridperf.report.plan import confirmed_report, memory_lines, plan_report
 from hybridperf.training.plans.explain import Confirmed, compared, confirm, neighbours
 from hybridperf.training.plans.run import UNPLANNED, plan
@@ -204,8 +202,3 @@ def test_a_winner_near_the_limit_says_so(shape):
 def test_chances_of_memory():
     assert chance_fits(1.0) == pytest.approx(0.5)
     assert chance_fits(0.8) > SURE > chance_fits(0.95) > chance_fits(1.1)
-
-
-def test_the_limit_is_drawn(found):
-    page = render(plan_page(found))
-    assert "memory that may be used" in page

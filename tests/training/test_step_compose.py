@@ -16,7 +16,6 @@ from hybridperf.model.step_effects import (
     NAMES,
     StepEffects,
     effects_of,
-    medians,
     slowest_of,
 )
 from hybridperf.workloads.schedules import schedule
@@ -305,7 +304,7 @@ def mixed_rows(count=2000, seed=1):
 
 def test_the_parts_of_a_step_add_up_to_it():
     f, logs = mixed_rows()
-    found = step_seconds(f, medians(), *logs)
+    found = step_seconds(f, StepEffects(), *logs)
     four = [found.compute_s, found.exposed_comm_s, found.bubble_s, found.host_s]
     assert np.sum(four, 0) == pytest.approx(found.step_s, rel=1e-12)
     assert min(one.min() for one in four) >= 0
@@ -534,8 +533,8 @@ def test_slopes_over_knobs_are_those_of_differences(tp_nodes, name):
 def test_rows_are_independent():
     one, two = some_row(), row()
     both = jax.tree.map(lambda a, b: np.concatenate([a, b], -1), one, two)
-    assert step_seconds(both, medians()).step_s == pytest.approx(
-        [time(one, medians()), time(two, medians())]
+    assert step_seconds(both, StepEffects()).step_s == pytest.approx(
+        [time(one, StepEffects()), time(two, StepEffects())]
     )
 
 

@@ -276,7 +276,7 @@ def test_a_fast_slice_of_the_claim(data_dir, tmp_path) -> None:
     assert (kept["claim"], len(kept["lines"])) == ("devices", len(results))
     assert kept["lines"][0]["ours"] == summary["results"][0]["median"]
     assert (tmp_path / "learning_curve_softmax.png").stat().st_size > 10_000
-    assert "softmax fp32, t4" in said[-2]
+    assert "softmax fp32" in said[-2]
 
     again: list[str] = []  # parts that are finished are not computed again
     assert (

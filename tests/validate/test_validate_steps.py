@@ -112,7 +112,6 @@ def test_scores_by_hand() -> None:
     assert found.mape == pytest.approx((0.1 + 0.1 + 0.8) / 3)
     assert found.median == pytest.approx(0.1)
     assert found.coverage == pytest.approx(2 / 3)
-    assert (found.slow, found.fast_mape) == (1, pytest.approx(0.1))
     assert found.baselines["flat"] == pytest.approx((1.0 + 0.0 + 0.8) / 3)
 
 

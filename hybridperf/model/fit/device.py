@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import DeviceSpec
-from hybridperf.io import InputError, write_json, write_table
+from hybridperf.io import InputError, plain, write_json, write_table
 from hybridperf.io.provenance import origin
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, NO_PRIOR, Prior, load_prior
 from hybridperf.learning.residual import (
@@ -78,7 +78,7 @@ class FitReport:
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers for a JSON file."""
-        records = self.table.astype(object).where(self.table.notna(), None).to_dict("records")
+        records = plain(self.table)
         return {"rows": self.rows, "dropped": dict(self.dropped), "ops": records}
 
     def save(self, folder: str | os.PathLike) -> None:

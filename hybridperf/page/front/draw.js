@@ -113,28 +113,54 @@ export function band(words, value, low, high, write) {
 // Slices { track, start_s, end_s, label, group, critical, members } on one clock.
 export function timeline(words, slices, hues, write) {
   const tracks = [...new Set(slices.map((one) => one.track))];
-  const end = Math.max(...slices.map((one) => one.end_s));
+  const end = slices.reduce((last, one) => Math.max(last, one.end_s), 0);
   const row = 22;
-  return figure(words, (width) => {
+  let [from, until] = [0, end]; // what is seen
+  const draw = (width) => {
     const left = Math.min(150, width * 0.3);
     const height = tracks.length * row + 26;
     const svg = make("svg", { width, height });
-    const place = (at) => left + ((width - left - 8) * at) / end;
-    tracks.forEach((track, at) => {
-      const most = Math.floor(left / 6.6);
-      svg.append(make("text", { x: 0, y: at * row + 15 }, track.length > most ? `${track.slice(0, most - 1)}…` : track, make("title", {}, track)));
+    const place = (at) => left + ((width - left - 8) * (at - from)) / (until - from);
+    const inside = (at) => Math.min(width - 8, Math.max(left, place(at)));
+    const see = (a, b) => {
+      [from, until] = [Math.max(0, a), Math.min(end, b)];
+      const again = draw(width);
+      for (const name of ["role", "aria-label"]) again.setAttribute(name, svg.getAttribute(name));
+      svg.replaceWith(again);
+    };
+    const at = (event) => from + ((event.offsetX - left) / (width - left - 8)) * (until - from);
+    svg.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey) return;
+      event.preventDefault();
+      const times = event.deltaY > 0 ? 1.5 : 1 / 1.5;
+      see(at(event) - (at(event) - from) * times, at(event) + (until - at(event)) * times);
     });
-    for (const at of ticks(0, end, false, Math.max(2, (width - left) / 110))) {
-      svg.append(make("line", { class: "axis", x1: place(at), x2: place(at), y1: 0, y2: height - 18 }),
-        make("text", { class: "quiet", x: place(at), y: height - 4, "text-anchor": place(at) > width - 40 ? "end" : "middle" }, write(at)));
+    svg.addEventListener("dblclick", () => see(0, end));
+    svg.addEventListener("pointerdown", (down) => {
+      const start = at(down);
+      addEventListener("pointerup", (up) => {
+        const moved = start - (from + ((up.clientX - svg.getBoundingClientRect().left - left) / (width - left - 8)) * (until - from));
+        const kept = Math.min(Math.max(moved, -from), end - until);
+        if (Math.abs(kept) > 0.005 * (until - from)) see(from + kept, until + kept);
+      }, { once: true });
+    });
+    tracks.forEach((track, number) => {
+      const most = Math.floor(left / 6.6);
+      svg.append(make("text", { x: 0, y: number * row + 15 }, track.length > most ? `${track.slice(0, most - 1)}…` : track, make("title", {}, track)));
+    });
+    for (const one of ticks(from, until, false, Math.max(2, (width - left) / 110))) {
+      svg.append(make("line", { class: "axis", x1: place(one), x2: place(one), y1: 0, y2: height - 18 }),
+        make("text", { class: "quiet", x: place(one), y: height - 4, "text-anchor": place(one) > width - 40 ? "end" : "middle" }, write(one)));
     }
     for (const one of slices) {
+      if (one.end_s < from || one.start_s > until) continue;
       const y = tracks.indexOf(one.track) * row + 2;
-      const [x, wide] = [place(one.start_s), Math.max(0.4, place(one.end_s) - place(one.start_s))];
+      const [x, wide] = [inside(one.start_s), Math.max(0.4, inside(one.end_s) - inside(one.start_s))];
       const said = `${one.label || `${one.members} slices`} (${one.group}): ${write(one.end_s - one.start_s)} from ${write(one.start_s)}${one.critical ? ", on the critical path" : ""}`;
       svg.append(make("rect", { class: `k${hues[one.group] ?? 7}`, x, y, width: wide, height: one.critical ? row - 8 : row - 4 }, make("title", {}, said)));
       if (one.critical) svg.append(make("line", { class: "critical", x1: x, x2: x + wide, y1: y + row - 6, y2: y + row - 6 }));
     }
     return svg;
-  });
+  };
+  return figure(words, draw);
 }

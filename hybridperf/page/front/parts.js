@@ -34,12 +34,34 @@ export function table(caption, columns, rows, more = {}) {
     const cells = columns.map((one) => {
       const value = row[one.name];
       const said = one.write ? one.write(value, row, at) : value ?? NONE;
-      return make("td", { class: kind(one) }, said instanceof Node ? said : String(said));
+      return make("td", { class: kind(one), "data-value": typeof value === "number" ? value : undefined }, said instanceof Node ? said : String(said));
     });
     return make("tr", { class: more.chosen?.(row, at) ? "chosen" : undefined }, ...cells);
   });
   const made = make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
   return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, made);
+}
+
+// The same table, whose rows a click on a header sorts: by numbers where there are, else by words.
+export function sortable(node) {
+  const body = node.querySelector("tbody");
+  const heads = [...node.querySelectorAll("th")];
+  heads.forEach((head, column) => {
+    const sort = () => {
+      const down = head.getAttribute("aria-sort") !== "descending";
+      for (const one of heads) one.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const of = (row) => row.cells[column];
+      const order = (a, b) => {
+        const [x, y] = [of(a).dataset.value, of(b).dataset.value]; // what has no number comes last either way
+        if (x === undefined || y === undefined) return (x === undefined) - (y === undefined) || (down ? -1 : 1) * of(a).textContent.localeCompare(of(b).textContent);
+        return (down ? -1 : 1) * (Number(x) - Number(y));
+      };
+      body.append(...[...body.rows].sort(order));
+    };
+    head.replaceChildren(make("button", { type: "button", class: "sort", onclick: sort }, ...head.childNodes));
+  });
+  return node;
 }
 
 // Horizontal bars. Rows: { label, parts: [[amount, hue]], words, title }; `most` fills the width.

@@ -94,11 +94,6 @@ def lower_bounds_s(
     return np.divide(flops, ranks * peaks, out=np.zeros(len(configs)), where=peaks > 0)
 
 
-def lower_bound_s(config: TransformerConfig, device: DeviceSpec) -> float:
-    """Seconds below which a step on such devices cannot go; 0 where they have no such peak."""
-    return float(lower_bounds_s([config], [device])[0])
-
-
 def contradictions(
     frame: pd.DataFrame, configs: Sequence[TransformerConfig | None],
     machines: Sequence[Machine | None], global_batches: Sequence[int | None], asked: np.ndarray,

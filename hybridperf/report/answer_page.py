@@ -1,0 +1,122 @@
+"""A command's answer as one HTML file that a browser opens from disk, with nothing to fetch.
+
+The page's front end (`page/front/`) draws it: its modules stand in the file as one script beside
+the answer's JSON. The file's policy names that script by its hash, so that nothing else in it can
+run, whatever text it was given.
+"""
+
+import base64
+import datetime
+import functools
+import hashlib
+import html
+import json
+import os
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import hybridperf
+from hybridperf.io import plain, replacing
+
+PAGE_SCHEMA_VERSION = 3
+_FRONT = resources.files("hybridperf") / "page" / "front"
+_MODULES = ("units", "parts", "draw", "answer")  # each after those that it imports
+_IMPORT = re.compile(r'^import (?:\* as )?(.+?) from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const) (\w+))", re.MULTILINE)
+_SHOW = (
+    'const told = JSON.parse(document.getElementById("told").textContent);\n'
+    'answer.show(document.getElementById("answer"), told.answer, told.printed);\n'
+)
+
+
+def write_answer_page(
+    path: str | os.PathLike, title: str, answer: Mapping[str, Any], printed: str = ""
+) -> None:
+    """Write the page, whole or not at all.
+
+    Args:
+        path: the file.
+        title: of the page.
+        answer: what `--json` prints of it.
+        printed: what the command printed.
+    """
+    text = answer_page(title, answer, printed)
+    with replacing(path, "wb") as handle:
+        handle.write(text.encode())
+
+
+def answer_page(title: str, answer: Mapping[str, Any], printed: str = "") -> str:
+    """The page's HTML."""
+    told = json.dumps({"answer": plain(answer), "printed": printed}, allow_nan=False)
+    program, *arguments = sys.argv
+    command = shlex.join(["hybridperf", *arguments]) if "hybridperf" in program else ""
+    made = f"made by hybridperf {hybridperf.__version__} on {datetime.date.today().isoformat()}"
+    digest = base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()
+    policy = (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none';"
+        f" script-src 'sha256-{digest}'"
+    )
+    head, foot = (html.escape(_clean(one)) for one in (title, f"{made} {command}".strip()))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="schema" content="hybridperf/page {PAGE_SCHEMA_VERSION}">
+<link rel="icon" href="data:,">
+<title>{head}</title>
+<style>
+{colours()}{_FRONT.joinpath("page.css").read_text()}</style>
+</head>
+<body>
+<main>
+<h1>{head}</h1>
+<div id="answer"><noscript>Drawing takes JavaScript; --json prints the same.</noscript></div>
+<p class="quiet">{foot}</p>
+</main>
+<script type="application/json" id="told">{told.replace("<", chr(92) + "u003c")}</script>
+<script>{_script()}</script>
+</body>
+</html>
+"""
+
+
+def _clean(text: str) -> str:
+    """Text without controls and what turns it around."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text)
+
+
+@functools.cache
+def colours() -> str:
+    """The hues of a reader's theme, as style sheets have them."""
+    light, dark = (
+        "".join(f"--{name}: {hue}; " for name, hue in theme.items())
+        for theme in tomllib.loads(_FRONT.joinpath("colours.toml").read_text()).values()
+    )
+    both = f":root {{ color-scheme: light dark; {light}}}\n"
+    return f"{both}@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"
+
+
+@functools.cache
+def _script() -> str:
+    """The front end's modules as one script: each a function that returns what it exports."""
+    parts = ['"use strict";']
+    for name in _MODULES:
+        code = _FRONT.joinpath(f"{name}.js").read_text()
+        exported = ", ".join(_EXPORT.findall(code))
+        code = _IMPORT.sub(_bound, _EXPORT.sub("", code))
+        parts.append(f"const {name} = (() => {{\n{code}return {{ {exported} }};\n}})();")
+    return "\n".join([*parts, _SHOW])
+
+
+def _bound(found: re.Match[str]) -> str:
+    """An import as names of a module above; `* as` its own name needs nothing."""
+    names, module = found.groups()
+    return f"const {names} = {module};" if names.startswith("{") else ""
