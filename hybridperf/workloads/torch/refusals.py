@@ -13,6 +13,7 @@ _NEEDS_A_GPU = (
     "CUDA enabled", "CUDA support", "on CPU", "dummy base class", "to be on GPU", "non-CPU accel",
 )  # fmt: skip
 _NUMBERS = (".numpy()", "FakeTensor.__format__")  # asked for, as they are or as text
+_NO_GROUP = ("ProcessGroup object", "_use_python_reducer", "process group has not been initialized")
 _NO_RULE = "no rule registered for HigherOrderOperator"
 _INSTEAD = {
     "FSDP needs": "shard by torch.distributed.fsdp.fully_shard (FSDP2), which is followed",
@@ -50,7 +51,12 @@ def sentences() -> Iterator[None]:
         ) from error
     except InputError:
         raise
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if any(word in str(error) for word in _NO_GROUP):
+            raise InputError(
+                f"{_line(error)}: the program sends to other ranks, and there are none; make it and"
+                " call hp.from_torch inside one `with hp.without_memory(ranks=N):`"
+            ) from error
         if any(word in str(error) for word in _NUMBERS):
             raise InputError(
                 f"{_line(error)}: a tensor's numbers are asked for, and it has none here; return"
