@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 from hybridperf.io import InputError
+from hybridperf.workloads.own import check_call
 from hybridperf.workloads.torch.fakes import Fakes, as_made, without_memory
 from hybridperf.workloads.torch.messages import is_message
 from hybridperf.workloads.torch.on_gpu import fused_drops, fused_norms
@@ -68,6 +69,8 @@ def capture(
         stack.enter_context(without_memory())
         import torch
 
+        module = isinstance(fn, torch.nn.Module)
+        check_call(fn, args, kwargs or {}, fn.forward if module else None)
         fakes = Fakes()
         fn, given = fakes.of(fn), (fakes.of(list(args)), fakes.of(dict(kwargs or {})))
         updates = _optimizer(fakes, fn, optimizer)
@@ -185,6 +188,9 @@ def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
 
     if optimizer is None:
         return None
+    of_class = not isinstance(optimizer, type) or issubclass(optimizer, torch.optim.Optimizer)
+    if not (isinstance(optimizer, torch.optim.Optimizer) or (callable(optimizer) and of_class)):
+        raise InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
     if isinstance(optimizer, torch.optim.Optimizer):
         made = fakes.of(optimizer)
     elif isinstance(fn, torch.nn.Module):
