@@ -44,7 +44,7 @@ export function show(root, { form }) {
   let head = null;
   const place = make("div", {});
   const launch = new Asked("layouts", "launch", (found, said, values) => [
-    make("p", {}, `Layout ${values.row} in ${values.target}:`),
+    make("p", {}, `Row ${values.row} in ${values.target}:`),
     copies(said),
     ...Object.entries(found.files).map(([name, text]) => make("div", {}, make("h3", {}, name), make("pre", { tabindex: 0, "aria-label": name }, text))),
   ], { stop: true });
@@ -57,9 +57,9 @@ export function show(root, { form }) {
     draw();
   }
 
-  function writeLaunch(at) {
-    const target = root.querySelector("#target");
-    launch.ask({ ...form.values(), target: target.value, row: answer.layouts[at].row });
+  function writeLaunch() {
+    const [target, row] = ["#target", "#row"].map((one) => root.querySelector(one).value);
+    launch.ask({ ...form.values(), target, row });
   }
 
   function compared() {
@@ -98,9 +98,11 @@ export function show(root, { form }) {
       section("Two beside each other", compared()),
       section("Why the winner wins", parts(answer.compared), ...answer.compared.slice(1).map((row) => why(answer.compared[0], row)), answer.compared.some((row) => row.what === "naive") ? make("p", { class: "remark" }, `Naive: ${answer.naive}.`) : null, ...answer.memory.map((one) => make("p", {}, sentence(one)))),
       section("Launch file", make("div", { class: "bar-of-buttons" },
-        make("label", { for: "target" }, `For layout ${answer.layouts[picked.at(-1) ?? 0].row}, in`),
+        make("label", { for: "row" }, "For row"),
+        make("input", { id: "row", type: "number", min: 1, max: 400, value: answer.layouts[picked.at(-1) ?? 0].row }),
+        make("label", { for: "target" }, "in"),
         make("select", { id: "target" }, ...["torchtitan", "megatron", "nemo", "deepspeed", "maxtext"].map((one) => make("option", {}, one))),
-        make("button", { type: "button", onclick: () => writeLaunch(picked.at(-1) ?? 0) }, "Write")), launch.node),
+        make("button", { type: "button", onclick: writeLaunch }, "Write")), launch.node),
       section("What was assumed", notes(answer.notes)),
     ].filter(Boolean));
   }
