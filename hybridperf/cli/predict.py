@@ -175,7 +175,7 @@ def predict(
 def _explained(result: "Prediction", step: "StepGraph | None") -> None:
     """What drives the time: elasticities; of a training step also memory and what runs when."""
     from hybridperf.engine.elasticities import elasticities
-    from hybridperf.report.html.of_prediction import critical_seconds, slices
+    from hybridperf.report.slices import critical_seconds, slices
 
     drives = step.elasticities if step else elasticities(result)
     print("\nd log time / d log of each number of the machine:")

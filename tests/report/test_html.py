@@ -46,7 +46,8 @@ from hybridperf.report.html.figures import (
     log_ticks,
     plot,
 )
-from hybridperf.report.html.tracks import Track, lanes, merge_all, merged, timeline
+from hybridperf.report.html.tracks import timeline
+from hybridperf.report.slices import Track, lanes, merge_all, merged
 from hybridperf.report.text import percent, quantity, seconds
 from hybridperf.traces.steps import common_steps
 from hybridperf.traces.summary import summaries

@@ -1,7 +1,5 @@
 """A prediction as a page: time and interval of a step, its parts, roofline and timeline."""
 
-import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,20 +7,17 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.engine.prediction import Prediction
-from hybridperf.model.calls import CHAIN, KINDS, CallChain, call_columns
+from hybridperf.model.calls import KINDS, call_columns
 from hybridperf.model.step_table import split, step_table
 from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import Axis, Interval, Series, intervals, plot
 from hybridperf.report.html.of_model import model_facts
-from hybridperf.report.html.tracks import Track, merge_all, timeline
+from hybridperf.report.html.tracks import timeline
+from hybridperf.report.slices import LAUNCHES, critical_seconds, tracks_of
 from hybridperf.report.text import percent, quantity, seconds
 
 _LONGEST = 20  # rows of the step listed
 _MOST_POINTS = 600  # on the roofline
-_LAUNCHES = "host: launches"
-# of several kernels in a row, by what a pipeline's labels begin with: F3 of stage 0
-_PASSES = {"F": "forward pass", "B": "backward pass", "W": "gradients of weights"}
-_PASS = re.compile(r"([FBW])\d")
 _WHERE = "hybridperf predict --timeline FILE writes every one of them, for https://ui.perfetto.dev."
 _ROOFLINE = (
     "Each kind of op by its arithmetic per byte of compulsory traffic and its predicted rate; areas"
@@ -83,7 +78,7 @@ def _breakdown(
     groups["path_s"] = [critical_s.get(str(group), 0.0) for group in groups["group"]]
     groups["colour"] = groups["group"].map(colours)
     if launches_s > 0:
-        launches = {"group": _LAUNCHES, "path_s": launches_s, "colour": doc.OTHER}
+        launches = {"group": LAUNCHES, "path_s": launches_s, "colour": doc.OTHER}
         groups = pd.concat([groups, pd.DataFrame([launches])], ignore_index=True)
     groups["of_step"] = groups["path_s"] / (prediction.time_s or 1.0)
     in_range = doc.Column("in_range", "in measured range", lambda known: "yes" if known else "no")
@@ -174,69 +169,9 @@ def _roof(peak: float, bandwidth: float, span: np.ndarray, drawn: pd.DataFrame) 
     return Series(name, x, np.minimum(peak, x * bandwidth), doc.OTHER, line=True)
 
 
-def slices(prediction: Prediction, most: int) -> pd.DataFrame:
-    """What runs when, at most about so many slices: those that are short and follow each other are
-    merged.
-
-    Returns:
-        A row each: `track, start_s, end_s, label` ("" where merged), `group` (of several kernels of
-            a pipeline's pass, which pass), `critical, members`.
-    """
-    groups = dict.fromkeys((KINDS[g] for g in prediction.op_group), 0)
-    tracks, labels = _tracks(prediction, groups)
-    kinds = [*groups, _LAUNCHES, *_PASSES.values()]
-    passes = [_PASSES.get(found[1], "") if (found := _PASS.match(one)) else "" for one in labels]
-    of_label = np.array([kinds.index(one) if one else -1 for one in passes])
-    chain = kinds.index(CHAIN) if CHAIN in kinds else -1
-    for at, track in enumerate(tracks):
-        own = np.where(track.kind == chain, of_label[track.label], -1)
-        tracks[at] = dataclasses.replace(track, kind=np.where(own < 0, track.kind, own))
-    done, _ = merge_all(tracks, prediction.time_s, most)
-    names = [*labels, ""]  # -1: of several labels
-    return pd.concat([
-        pd.DataFrame({
-            "track": track.name, "start_s": one.start_s, "end_s": one.end_s,
-            "label": [names[at] for at in one.label], "group": [kinds[at] for at in one.kind],
-            "critical": one.marked, "members": one.members,
-        }) for track, one in zip(tracks, done, strict=True)
-    ], ignore_index=True)  # fmt: skip
-
-
 def _timeline(prediction: Prediction, colours: Mapping[str, int]) -> list[doc.Block]:
-    tracks, labels = _tracks(prediction, colours)
-    return timeline(tracks, labels, [*colours.items(), (_LAUNCHES, doc.OTHER)], _WHERE)
-
-
-def _tracks(
-    prediction: Prediction, colours: Mapping[str, int]
-) -> tuple[list[Track], list[str]]:  # fmt: skip
-    """A track for each stream of each rank and each host, and the labels they index."""
-    graph, times = prediction.workload.graph, prediction.timeline
-    label, labels = pd.factorize(np.array([name or "unnamed" for name in graph.labels], object))
-    groups = list(colours)
-    kind = np.array([groups.index(KINDS[g]) for g in prediction.op_group], int)
-    kind_of_node = np.zeros(len(graph), int)
-    runs = graph.row > 0
-    kind_of_node[runs] = kind[graph.row[runs] - 1]
-    several = bool((graph.rank != graph.rank[0]).any())
-    launches = np.flatnonzero((graph.launch_row > 0) & (times.launch_end_s > times.launch_start_s))
-    taking = np.flatnonzero(times.end_s > times.start_s)
-    streams = len(graph.stream_names) + 1  # a rank's host first
-    host_line = graph.rank[launches] * streams
-    line = graph.rank[taking] * streams + graph.stream[taking] + 1
-    nodes = pd.concat([pd.Series(launches, host_line), pd.Series(taking, line)])
-    tracks = []
-    for number, of_line in nodes.groupby(level=0):
-        at, (rank, stream) = of_line.to_numpy(), divmod(int(number), streams)
-        where, kinds = "host", np.full(len(at), len(groups))
-        start, end = times.launch_start_s[at], times.launch_end_s[at]
-        if stream:
-            where, kinds = graph.stream_names[stream - 1], kind_of_node[at]
-            start, end = times.start_s[at], times.end_s[at]
-        marked = prediction.on_critical_path[at] & (stream > 0)
-        name = f"rank {rank} {where}" if several else where
-        tracks.append(Track(name, start, end, label[at], kinds, marked))
-    return tracks, list(labels)
+    tracks, labels = tracks_of(prediction, colours)
+    return timeline(tracks, labels, [*colours.items(), (LAUNCHES, doc.OTHER)], _WHERE)
 
 
 def _provenance(prediction: Prediction) -> list[doc.Block]:
@@ -288,25 +223,6 @@ def _sizes(columns: Mapping[str, Any]) -> str:
         k: f"{v:,.6g}" if isinstance(v, int | float | np.number) else v for k, v in known.items()
     }
     return ", ".join(str(v) if k in plain else f"{k} {v}" for k, v in words.items())
-
-
-def critical_seconds(prediction: Prediction) -> tuple[dict[str, float], float]:
-    """Seconds of the critical path by group, and what of it the host's launches take."""
-    graph = prediction.workload.graph
-    on_path = np.flatnonzero(prediction.on_critical_path & (graph.row > 0))
-    calls = prediction.workload.calls
-    times = np.bincount(graph.row[on_path] - 1, minlength=len(calls)).astype(float)
-    for at in np.flatnonzero(times).tolist():
-        if isinstance(call := calls[at], CallChain):
-            for row, often in call.parts:
-                times[row - 1] += often * times[at]
-            times[at] = 0.0
-    by_kind = np.bincount(
-        prediction.op_group, weights=times * prediction.op_s, minlength=len(KINDS)
-    )
-    left_s = prediction.time_s - float(by_kind.sum())
-    launches_s = left_s if left_s > 1e-6 * prediction.time_s else 0.0
-    return {KINDS[g]: float(by_kind[g]) for g in np.flatnonzero(by_kind)}, launches_s
 
 
 def _colours(prediction: Prediction) -> dict[str, int]:

@@ -8,7 +8,8 @@ import pandas as pd
 
 from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import bars
-from hybridperf.report.html.tracks import Track, timeline
+from hybridperf.report.html.tracks import timeline
+from hybridperf.report.slices import Track
 from hybridperf.report.text import percent, seconds
 from hybridperf.report.trace_tables import REASONS, idle_reasons, rank_words
 from hybridperf.traces import summary as summed

@@ -1,13 +1,8 @@
-"""Timelines: slices of tracks on one clock, merged where there are more than a page should hold.
-
-Slices shorter than a resolution `r` that follow each other on one track within a cell of length `r`
-become one, which says how many it stands for. `r` is zero where all slices fit, otherwise the
-smallest power of two times a millionth of the whole with which they do.
-"""
+"""Timelines: slices of tracks (`report/slices.py`) drawn on one clock."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,95 +10,11 @@ from bokeh.models import ColumnDataSource
 
 from hybridperf.report.html import document as doc
 from hybridperf.report.html.figures import HUES, LIGHT, hover, row_axis, timeline_figure
+from hybridperf.report.slices import Merged, Track, lanes, merge_all
 from hybridperf.report.text import percent, seconds
 
-_FINEST = 1e-6  # of the whole: the first resolution tried
-_NO_LABEL = -1
-_CLOCK_S = 2e-6  # recorded slices that cross by less do so because of the clock's resolution
 _LONGEST = 12  # labels listed beneath
 _MOST_SLICES, _MOST_TRACKS = 20_000, 96
-
-
-@dataclass(frozen=True, eq=False)
-class Track:
-    """Slices in one row of a timeline, N of them; where some overlap, the row becomes several."""
-
-    name: str
-    start_s: np.ndarray  # [N]
-    end_s: np.ndarray  # [N]
-    label: np.ndarray  # int [N] index into the timeline's labels
-    kind: np.ndarray  # int [N] index into its kinds
-    marked: np.ndarray  # bool [N] on the critical path
-
-
-class Merged(NamedTuple):
-    """A track after merging, M slices."""
-
-    start_s: np.ndarray
-    end_s: np.ndarray
-    label: np.ndarray  # _NO_LABEL where slices with different labels are one
-    kind: np.ndarray  # the one with the most seconds
-    marked: np.ndarray  # any of them
-    members: np.ndarray  # how many slices it stands for
-    busy_s: np.ndarray
-
-
-def lanes(track: Track) -> list[Track]:
-    """The track itself; one whose slices overlap as several, each of slices that do not."""
-    order = np.argsort(track.start_s, kind="stable")
-    start, end = track.start_s[order], track.end_s[order].copy()
-    crosses = np.flatnonzero((end[:-1] > start[1:]) & (end[:-1] <= start[1:] + _CLOCK_S))
-    end[crosses] = start[crosses + 1]
-    columns = [start, end, *(column[order] for column in (track.label, track.kind, track.marked))]
-    if not (start[1:] < np.maximum.accumulate(end)[:-1]).any():
-        return [Track(track.name, *columns)]
-    ends: list[float] = []
-    lane = np.zeros(len(order), int)
-    for at, (begins, stops) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        free = next((i for i, until in enumerate(ends) if until <= begins), len(ends))
-        ends[free:] = [stops, *ends[free + 1 :]]
-        lane[at] = free
-    return [
-        Track(f"{track.name} ({i + 1})" if i else track.name, *(c[lane == i] for c in columns))
-        for i in range(len(ends))
-    ]
-
-
-def merged(track: Track, resolution_s: float) -> Merged:
-    """A track in order of start with slices shorter than the resolution merged."""
-    start, end, label, kind = track.start_s, track.end_s, track.label, track.kind
-    n, length = len(start), end - start
-    small = length < resolution_s
-    cell = np.floor(start / resolution_s) if resolution_s > 0 else np.arange(n)
-    apart = np.ones(n, bool)
-    apart[1:] = ~(small[1:] & small[:-1] & (cell[1:] == cell[:-1]))
-    first = np.flatnonzero(apart)
-    count = np.diff(np.append(first, n))
-    if len(first) == n:
-        return Merged(start, end, label, kind, track.marked, count, length)
-    group, kinds = np.repeat(np.arange(len(first)), count), int(kind.max()) + 1
-    by_kind = np.bincount(group * kinds + kind, weights=length, minlength=len(first) * kinds)
-    most = by_kind.reshape(-1, kinds).argmax(axis=1)
-    same = np.minimum.reduceat(label, first) == np.maximum.reduceat(label, first)
-    return Merged(
-        start[first],
-        np.maximum.reduceat(end, first),
-        np.where(same, label[first], _NO_LABEL),
-        np.where(count > 1, most, kind[first]),
-        np.logical_or.reduceat(track.marked, first),
-        count,
-        np.add.reduceat(length, first),
-    )
-
-
-def merge_all(tracks: Sequence[Track], whole_s: float, most: int) -> tuple[list[Merged], float]:
-    """All tracks at the finest resolution [s] that leaves at most `most` slices, if one does."""
-    resolution_s = 0.0
-    done = [merged(track, resolution_s) for track in tracks]
-    while sum(len(one.start_s) for one in done) > most and resolution_s < whole_s:
-        resolution_s = resolution_s * 2 or whole_s * _FINEST
-        done = [merged(track, resolution_s) for track in tracks]
-    return done, resolution_s
 
 
 def timeline(
