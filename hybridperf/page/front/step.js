@@ -11,8 +11,8 @@ const HOLDS = { compute: "Computation", "exposed communication": "Communication 
 const HELD = [["weights_bytes", "weights", 0], ["gradients_bytes", "gradients", 1], ["optimizer_bytes", "optimizer", 2], ["activations_bytes", "activations", 3], ["embedding_head_bytes", "embedding and head", 4], ["workspace_bytes", "workspace", 5], ["overhead_bytes", "overhead", 7]];
 const PASSES = { "forward pass": 0, "backward pass": 4, "gradients of weights": 6 };
 const DRIVERS = 14; // numbers of the machine that can be dragged
-const FILES = ["hf", "program", "export"];
-const PROGRAM = [...FILES, "machine", "batch", "tokens"];
+const FILES = ["program", "export"];
+const PROGRAM = [...FILES, "machine"];
 const REACH = 2; // powers of two that a slider goes to either side
 
 function summary(row) {
