@@ -211,7 +211,10 @@ def test_a_launch_file_is_of_the_row_that_is_shown(browser: Browser, page: Serve
     wanted = answer_of(command_of(tab, "plan"))["layouts"][: len(rows)]
     assert rows == [(one["row"], one["layout"]) for one in wanted]
     at = next(at for at, (row, _) in enumerate(rows) if row != at + 1)
-    tab.value(f"document.querySelectorAll('table[data-name=layouts] tbody button')[{at}].click()")
+    button = f"document.querySelectorAll('table[data-name=layouts] tbody button')[{at}]"
+    tab.value(f"(() => {{ const one = {button}; one.focus(); one.click(); }})()")
+    assert tab.value(f"{button} === document.activeElement")  # though it was drawn again
+    assert tab.value(f"{button}.getAttribute('aria-pressed')") == "true"
     tab.value("(() => { document.querySelector('#target').value = 'megatron'; })()")
     tab.value(
         "[...document.querySelectorAll('button')].find(b => b.textContent == 'Write').click()"

@@ -48,13 +48,22 @@ export function show(root, { form }) {
     copies(said),
     ...Object.entries(found.files).map(([name, text]) => make("div", {}, make("h3", {}, name), make("pre", { tabindex: 0, "aria-label": name }, text))),
   ], { stop: true });
-  const axis = make("select", { "aria-label": "Axis of the scatter", onchange: () => draw() }, ...AXES.map(([name], at) => make("option", { value: at }, `time over ${name}`)));
-  const filter = make("select", { "aria-label": "Which layouts are shown", onchange: () => draw() }, ...["all", "no recomputation", "one node's tensor parallelism at most", "without pipeline"].map((one) => make("option", {}, one)));
+  const axis = make("select", { "aria-label": "Axis of the scatter", onchange: () => redraw() }, ...AXES.map(([name], at) => make("option", { value: at }, `time over ${name}`)));
+  const filter = make("select", { "aria-label": "Which layouts are shown", onchange: () => redraw() }, ...["all", "no recomputation", "one node's tensor parallelism at most", "without pipeline"].map((one) => make("option", {}, one)));
   const FILTERS = { "no recomputation": (r) => r.recompute === "none", "one node's tensor parallelism at most": (r) => r.tp <= 8, "without pipeline": (r) => r.pp === 1 };
 
   function pick(at) {
     picked = picked.includes(at) ? picked.filter((one) => one !== at) : [...picked.slice(-1), at];
+    redraw();
+  }
+
+  // Whoever moves by keyboard stays where they are, and so does the table.
+  function redraw() {
+    const held = document.activeElement?.getAttribute("aria-label");
+    const scrolled = place.querySelector(".scroll")?.scrollTop ?? 0;
     draw();
+    place.querySelector(".scroll").scrollTop = scrolled;
+    if (held) place.querySelector(`[aria-label="${held}"]`)?.focus({ preventScroll: true });
   }
 
   function writeLaunch() {

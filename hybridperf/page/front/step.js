@@ -121,6 +121,7 @@ export function show(root, { form, set }) {
     Object.assign(hues, PASSES);
     const made = [
       section(dragged ? "Inside the step" : "The program's step",
+        dragged ? null : make("p", { class: "quiet" }, "Of the program that was dropped, on the accelerator beside it: the model, the GPUs and the layout above do not count."),
         cards([
           [dragged ? "by its graph" : "time of a step", units.time(answer.time_s), units.interval(answer.low_s, answer.high_s), answer.time_s],
           ["datasheet roofline", units.time(answer.roofline_s), `${units.percent(answer.roofline_s / answer.time_s)} of the prediction`, answer.roofline_s],
