@@ -47,12 +47,11 @@ def plan(
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.report import plan as reports
     from hybridperf.training.plans.arguments import number_of_tokens
-    from hybridperf.training.plans.explain import compared_table, neighbours
     from hybridperf.training.plans.explain import confirm as confirmed
+    from hybridperf.training.plans.explain import neighbours
     from hybridperf.training.plans.layout_text import counted
     from hybridperf.training.plans.run import plan as run_plan
     from hybridperf.training.plans.table import check_name, write_layouts
-    from hybridperf.training.plans.table import top as best
 
     if out is not None:  # before a minute of work
         check_name(out)
@@ -96,8 +95,7 @@ def plan(
         # each as soon as it is known; levers take twice as long as the plan
         for part in reports.plan_sections(found, top) if printed() else ():
             print(part, flush=True)
-        rows = best(found, max(top, _DRAWN) if html else top)
-        common.result(layouts=rows, compared=compared_table(found), legal=found.legal)
+        common.result(**_found(found, max(top, _DRAWN) if html else top))
         if html:
             common.result(capacity_bytes=found.setup.capacity_bytes)
         if confirm:
@@ -130,6 +128,25 @@ def _offloaded(
         beside = out.with_stem(f"{out.stem}_offload")
         write_table(offloaded_frame(found), beside)
         print(f"\n{len(found)} of them in {beside}")
+
+
+def _found(plan: Any, top: int) -> dict[str, Any]:
+    """What `--json` prints; `row`: as --row takes it."""
+    from hybridperf.report.plan import memory_lines
+    from hybridperf.training.plans.explain import NAIVE, compared_table
+    from hybridperf.training.plans.layout_text import layout_words
+    from hybridperf.training.plans.table import top as best
+
+    layouts, compared = best(plan, top), compared_table(plan)
+    words = [layout_words(plan.layout(plan.choice(rank))) for rank in layouts.index]
+    return {
+        "layouts": layouts.assign(row=layouts.index + 1, layout=words),
+        "compared": compared.assign(what=compared.index),
+        "legal": plan.legal,
+        "memory": memory_lines(plan),
+        "naive": NAIVE,
+        "notes": [*plan.notes, *plan.economy.notes],
+    }
 
 
 def _launched(found: Any, framework: str, row: int, folder: Path) -> None:

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 from textwrap import indent
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
 from hybridperf.cli import common
 from hybridperf.training.steps.read_columns import READ, read_columns_help
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def steps(
@@ -44,13 +47,11 @@ def steps(
 
     from hybridperf.hardware import load_host
     from hybridperf.io import read_table, write_table
-    from hybridperf.io.tables import with_own_text
     from hybridperf.model.adapted_steps import Adaptation
-    from hybridperf.training.launch_files.read import is_launch, read_launch
-    from hybridperf.training.steps.as_graph import row_of
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
     from hybridperf.training.steps.record import misspelt
     from hybridperf.training.steps.saved import saved_model
+    from hybridperf.training.steps.words import row_of
 
     rows, in_words = (
         Path(table[0]),
@@ -68,15 +69,7 @@ def steps(
         raise common.wrong(f"{named}; rename it")
     given = [None if in_words else rows, knobs, *(fit_on or [])]
     common.table_ready(out, given, save_knobs=save_knobs)
-    if in_words:
-        frame = row_of(table)
-    elif is_launch(rows):
-        read = read_launch(rows)
-        frame = pd.DataFrame([read.row])
-        if read.unread:
-            common.warn(f"settings of {rows} that are not read: {', '.join(read.unread)}")
-    else:
-        frame = with_own_text(read_table(rows), rows, READ)
+    frame = row_of(table) if in_words else _read(rows)
     tables = [read_table(path) for path in fit_on or []]
     for path, one in zip(fit_on or [], tables, strict=True):
         if "step_time_s" not in one:
@@ -105,6 +98,22 @@ def steps(
         saved = saved_model(save, found.adaptation, measured, device or None, system or None)
         print(f"a model of {saved.device.id} with these efficiencies in {save}")
     return common.say_predicted(found.frame, out)
+
+
+def _read(rows: Path) -> "pd.DataFrame":
+    """A table of rows, or the row that a launch file starts."""
+    import pandas as pd
+
+    from hybridperf.io import read_table
+    from hybridperf.io.tables import with_own_text
+    from hybridperf.training.launch_files.read import is_launch, read_launch
+
+    if not is_launch(rows):
+        return with_own_text(read_table(rows), rows, READ)
+    read = read_launch(rows)
+    if read.unread:
+        common.warn(f"settings of {rows} that are not read: {', '.join(read.unread)}")
+    return pd.DataFrame([read.row])
 
 
 steps.__doc__ = (steps.__doc__ or "").replace("    COLUMNS", indent(read_columns_help(), "    "))

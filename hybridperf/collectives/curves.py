@@ -11,7 +11,6 @@ Axes: N rows, C curves, G sizes.
 from __future__ import annotations
 
 import numpy as np
-import scipy
 
 from hybridperf.collectives import widths
 from hybridperf.collectives.rows import CollectiveRows
@@ -39,7 +38,7 @@ def predict(adapted: Adapted, rows: CollectiveRows, weight: np.ndarray) -> Predi
         half = share * half + (1 - share) * np.maximum(half, without) if adapted.rows else none
     closed = predicted.closed_log_s.reshape(-1, sizes)
     raw = closed + share * (predicted.log_s.reshape(-1, sizes) - closed)
-    rising = np.stack([scipy.optimize.isotonic_regression(curve).x for curve in raw])
+    rising = np.stack([_never_falling(curve) for curve in raw])
     at = np.log2(rows.bytes)
     log_s, half_width, closed_log_s = np.empty((3, len(at)))
     for kind in range(len(first)):
@@ -50,3 +49,23 @@ def predict(adapted: Adapted, rows: CollectiveRows, weight: np.ndarray) -> Predi
     log_s, closed_log_s = log_s + beyond, closed_log_s + beyond
     outside = adapted.sizes.outside(rows.inputs)
     return Predicted(log_s, log_s - half_width, log_s + half_width, closed_log_s, outside)
+
+
+def _never_falling(curve: np.ndarray) -> np.ndarray:
+    """The nearest curve [G] that does not fall, in least squares: neighbours that fall are pooled
+    to their mean (de Leeuw, Hornik, Mair 2009, Isotone Optimization in R). As
+    `scipy.optimize.isotonic_regression`, whose import is a sixth of the first prediction's time.
+    """
+    if (np.diff(curve) >= 0).all():
+        return curve
+    means: list[float] = []
+    counts: list[int] = []
+    for mean in curve.tolist():
+        count = 1
+        while means and means[-1] > mean:
+            before = counts.pop()
+            mean = (means.pop() * before + mean * count) / (before + count)
+            count += before
+        means.append(mean)
+        counts.append(count)
+    return np.repeat(means, counts)

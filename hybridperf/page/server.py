@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import tempfile
 from collections.abc import (
@@ -36,7 +37,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hybridperf.io import InputError
 from hybridperf.page.processes import Answerer
 from hybridperf.page.questions import Question, beside, question, views
-from hybridperf.page.uploads import Uploads
+from hybridperf.page.uploads import FOLDER, Uploads
 from hybridperf.report import answer_page
 
 HOST = "127.0.0.1"
@@ -140,7 +141,8 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
         try:
             return JSONResponse({"file": await uploads.add(name, request.stream())})
         except InputError as error:
-            return JSONResponse({"error": str(error)}, 413)
+            # an answer, as of a question: browsers write other kinds to their console
+            return JSONResponse({"error": str(error)})
 
     @contextlib.asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
@@ -195,7 +197,7 @@ async def _said(**said: Any) -> AsyncGenerator[dict[str, Any], None]:
 async def _answers(answerer: Answerer, asked: Question) -> AsyncGenerator[dict[str, Any], None]:
     """The words to copy, then what the program says; files that it wrote as text."""
     yield {"command": asked.command, "python": asked.python}
-    with tempfile.TemporaryDirectory(prefix="hybridperf-page-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder:
         more = [f"{asked.folder_option}={folder}"] if asked.folder_option else []
         async with contextlib.aclosing(answerer.ask([*asked.arguments, *more])) as lines:
             async for said in lines:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from hybridperf.io import InputError
 
+FOLDER = "hybridperf-page-"  # then the server's process, whose end may leave it behind
 MOST_BYTES = 512 << 20  # of one file
 _MOST_FILES = 32  # the oldest goes first
 _ENDINGS = (".json.gz", ".csv.gz", ".json", ".csv", ".parquet", ".pt2", ".toml", ".zip", ".gz")
@@ -20,7 +23,8 @@ class Uploads:
     """The files of one server."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="hybridperf-page-")
+        _remove_left()
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-")
         self._files: dict[str, tuple[Path, str]] = {}
 
     async def add(self, name: str, chunks: AsyncIterator[bytes]) -> str:
@@ -67,3 +71,21 @@ class Uploads:
     def close(self) -> None:
         """Remove all of them."""
         self._folder.cleanup()
+
+
+def _remove_left() -> None:
+    """Remove what servers that were killed have left: folders of processes that are no more."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
+        number = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if number.isdecimal() and not _runs(int(number)):
+            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

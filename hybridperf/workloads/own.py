@@ -5,10 +5,12 @@ something: the innermost that is neither ours nor an installed package's.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
 import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,33 @@ def made_by(reference: str) -> tuple[Any, ...]:
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"cannot make the step {reference}: {what}") from error
+
+
+def check_call(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], takes: Any = None
+) -> None:  # fmt: skip
+    """Raises `InputError` where a function cannot be called so.
+
+    Args:
+        fn: the function, or the module.
+        args: what it is given.
+        kwargs: what it is given by name.
+        takes: whose arguments count, if not its own: a module's `forward`.
+    """
+    if not callable(fn):
+        raise InputError(f"{user_line()}: expected a function or a module, got {fn!r}")
+    try:
+        signature = inspect.signature(takes or fn)
+    except (TypeError, ValueError):  # of C
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise InputError(
+            f"{user_line()}: expected the arguments of {name}{signature}, got others ({error});"
+            " give what it takes, in its order"
+        ) from error
 
 
 # wherever they are installed: folders of one environment miss what it borrows from another

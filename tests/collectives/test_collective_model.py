@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy
 
 from hybridperf.collectives import curves, fit, network
 from hybridperf.collectives.fit import fit_collectives, references_of, train_prior
@@ -668,3 +669,12 @@ def test_share_of_a_line_rate_by_kind_of_network(nic, share) -> None:
     few, many = network.share(system, np.array([2.0, 1024.0]))
     assert few == pytest.approx(share)
     assert many == pytest.approx(share * 0.98**6)
+
+
+def test_a_curve_that_falls_is_pooled_as_by_isotonic_regression() -> None:
+    rng = np.random.default_rng(0)
+    for scale in (0.0, 0.1, 3.0):
+        curve = np.linspace(-12, 0, len(curves.LOG2_BYTES)) + rng.normal(0, scale, 164)
+        found = curves._never_falling(curve)
+        np.testing.assert_allclose(found, scipy.optimize.isotonic_regression(curve).x, rtol=1e-12)
+        assert (np.diff(found) >= 0).all()

@@ -199,6 +199,34 @@ def test_a_view_shows_the_commands_number(
     tab.close()
 
 
+def test_a_launch_file_is_of_the_row_that_is_shown(browser: Browser, page: Served) -> None:
+    """Rows that are copies of better ones are not shown, and count all the same."""
+    tab = Tab(browser, page.address + "#layouts?shape=llama2-7b&gpus=8&batch=64&only=pp%3D2")
+    wait_for(tab, "document.querySelector('[data-name=\"the best layout\"]')")
+    shown_rows = (
+        "[...document.querySelectorAll('table[data-name=layouts] tbody tr')].map(row =>"
+        " [row.children[0].textContent, row.children[2].textContent])"
+    )
+    rows = [(int(row), words) for row, words in tab.value(shown_rows)]
+    wanted = answer_of(command_of(tab, "plan"))["layouts"][: len(rows)]
+    assert rows == [(one["row"], one["layout"]) for one in wanted]
+    at = next(at for at, (row, _) in enumerate(rows) if row != at + 1)
+    button = f"document.querySelectorAll('table[data-name=layouts] tbody button')[{at}]"
+    tab.value(f"(() => {{ const one = {button}; one.focus(); one.click(); }})()")
+    assert tab.value(f"{button} === document.activeElement")  # though it was drawn again
+    assert tab.value(f"{button}.getAttribute('aria-pressed')") == "true"
+    tab.value("(() => { document.querySelector('#target').value = 'megatron'; })()")
+    tab.value(
+        "[...document.querySelectorAll('button')].find(b => b.textContent == 'Write').click()"
+    )
+    wait_for(tab, "document.querySelector('[data-question=launch] pre[aria-label=\"launch.sh\"]')")
+    script = "document.querySelector('[data-question=launch] pre[aria-label=\"launch.sh\"]')"
+    assert f"llama2-7b, {rows[at][1]}" in tab.value(f"{script}.textContent")
+    assert f"--row={rows[at][0]}" in command_of(tab, "launch")
+    legible(tab)
+    tab.close()
+
+
 @pytest.mark.parametrize("view", list(SMALL))
 def test_every_view_is_legible(browser: Browser, page: Served, view: str) -> None:
     tab = opened(browser, page, view)
@@ -267,6 +295,33 @@ def drop(tab: Tab, field: str, path: object) -> None:
     root = tab.call("DOM.getDocument")["root"]["nodeId"]
     node = tab.call("DOM.querySelector", nodeId=root, selector=f"#field-{field}")["nodeId"]
     tab.call("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
+
+
+def test_a_dropped_config_is_a_model_in_every_layout(
+    browser: Browser, page: Served, tmp_path: Path
+) -> None:
+    path = tmp_path / "<img src=x onerror=document.title=1>.json"
+    path.write_text(
+        '{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "vocab_size": 32000,'
+        ' "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 8192}'
+    )
+    tab = opened(browser, page, "step")
+    named = "document.querySelector('[data-name=\"time of a step\"]')"
+    wait_for(tab, named)
+    before = shown(tab, "time of a step")
+    drop(tab, "model ~ details input", path)
+    wait_for(tab, f"{named} && {named}.dataset.value != {before}")
+    wait_for(tab, _SETTLED)
+    command = command_of(tab, "step")
+    assert "onerror" in command
+    row = answer_of(command.replace(f"model={path.name}", f"model={path}"))["rows"][0]
+    assert row["predicted_s"] == pytest.approx(shown(tab, "time of a step"), rel=1e-12)
+    assert "file" not in tab.value("location.hash")
+    assert tab.value("document.querySelectorAll('#answer img').length") == 0
+    legible(tab)
+    move(tab, "model", "gpt2-xl")  # a name counts again
+    wait_for(tab, f"{named} && {named}.dataset.value == {before}")
+    tab.close()
 
 
 def test_a_dropped_trace_shows_where_its_time_went(

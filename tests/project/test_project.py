@@ -207,6 +207,21 @@ print(*sys.modules)
     assert not loaded & {*slow, "hybridperf.workloads.dlrm", "hybridperf.workloads.transformer"}
 
 
+def test_a_first_answer_of_a_step_imports_no_library_that_it_can_do_without() -> None:
+    """The page's first answer: a fifth of its time went into parts of SciPy that only fits use."""
+    code = """
+import sys
+from hybridperf.cli.ask import ask
+row = "model=llama2-7b gpu=h100_sxm system=dgx_h100 n_gpus=8 tp=2 pp=2 global_batch=16".split()
+assert ask("steps", *row)["rows"][0]["predicted_s"] > 0
+print(*sys.modules)
+"""
+    loaded = set(fresh(code).split())
+    slow = {f"scipy.{part}" for part in ("linalg", "optimize", "special", "sparse", "stats")}
+    slow |= {"optax", "flax", "matplotlib", "hybridperf.engine.batches"}
+    assert not loaded & {*slow, "hybridperf.training.launch_files.read"}
+
+
 @pytest.mark.parametrize(
     "first",
     [

@@ -11,7 +11,7 @@ from hybridperf.io import InputError
 from hybridperf.report.plan import dollars
 from hybridperf.training.plans.economy import economy
 from hybridperf.training.plans.explain import NAIVE, compared, differences
-from hybridperf.training.plans.layout_text import counted
+from hybridperf.training.plans.layout_text import counted, layout_words
 from hybridperf.training.plans.ranked import plan_front
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.workloads.transformer import Layout, load_shape
@@ -169,3 +169,12 @@ def test_habits_are_those_of_published_models(name, tmp_path):
     for field, value in _HABITS.get(shape.family, {}).items():
         assert getattr(shape, field) == value
     assert name in shape_names()
+
+
+def test_a_schedule_that_chunks_do_not_tell_is_named():
+    folded = {"pp": 2, "vp": 2, "dp": 4, "accumulation": 8}
+    names = ("interleaved", "zb_v", "dualpipe_v")
+    words = [layout_words(Layout(**folded, schedule=one)) for one in names]
+    assert words[0] == "pp 2, vp 2, dp 4, 8 x micro-batch 1"
+    assert words[1] == "pp 2, vp 2, dp 4, schedule zb_v, 8 x micro-batch 1"
+    assert len(set(words)) == 3

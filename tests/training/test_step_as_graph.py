@@ -5,8 +5,9 @@ import pytest
 
 from hybridperf.cli.ask import ask
 from hybridperf.io import InputError
-from hybridperf.training.steps.as_graph import row_of, step_graph
+from hybridperf.training.steps.as_graph import step_graph
 from hybridperf.training.steps.predict import predict_steps
+from hybridperf.training.steps.words import row_of
 
 WORDS = ("model=llama2-7b", "gpu=h100_sxm", "system=dgx_h100", "n_gpus=4", "tp=2", "pp=2",
          "micro_batch=1", "global_batch=16", "sharding=none", "precision=bf16",

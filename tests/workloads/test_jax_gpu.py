@@ -231,6 +231,27 @@ def test_plain_programs_are_captured_soon(name: str) -> None:
     assert step.peak_memory.bytes > sum(one.size * 4 for one in jax.tree.leaves(args[0]))
 
 
+def test_what_is_computed_again_for_memory_is_computed_again() -> None:
+    """`jax.checkpoint`: four products of a forward pass (nobody reads the fifth), its five once
+    more, and nine gradients.
+    """
+
+    def layer(x: Any, w: Any) -> Any:
+        return jax.nn.gelu(x @ w)
+
+    def step(again: bool) -> Workload:
+        def loss(weights: Any, x: Any) -> Any:
+            for w in weights:
+                x = (jax.checkpoint(layer) if again else layer)(x, w)
+            return x.sum()
+
+        return gpu(jax.grad(loss), [f32(512, 512)] * 5, f32(1024, 512))
+
+    product = 2 * 1024 * 512 * 512
+    assert matrix_flops(step(False)) == pytest.approx((5 + 9) * product)
+    assert matrix_flops(step(True)) == pytest.approx((4 + 5 + 9) * product)
+
+
 def test_a_llama_layer_is_what_pytorch_compiles() -> None:
     """The same layer by both doors: products and attention alike, kernels around them nearly."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")

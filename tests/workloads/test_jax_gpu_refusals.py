@@ -115,6 +115,35 @@ def test_what_needs_the_gpu_to_be_lowered_is_said_with_its_line() -> None:
         gpu(lambda x: jax.pure_callback(lambda y: y, x, x), f32(8, 8))
 
 
+@pytest.mark.parametrize("device", ["h100_sxm", None])
+@pytest.mark.parametrize(
+    "step",
+    [lambda x: x if x.sum() > 0 else -x, lambda x: x[x > 0].sum(), lambda x: x * float(x[0])],
+)
+def test_what_depends_on_a_number_is_said_with_its_line(step, device) -> None:
+    says = r"test_jax_gpu_refusals\.py line \d+: what the program does depends on a number"
+    with pytest.raises(InputError, match=says) as error:
+        hp.from_jax(step, jnp.zeros(8), device=device)
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_function_cannot_take_is_said_in_a_sentence() -> None:
+    mesh = AbstractMesh((8,), ("data",), axis_types=AUTO)
+    mean = jax.shard_map(
+        lambda x: lax.pmean(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P(),
+        check_vma=False,
+    )  # fmt: skip
+    says = r"py line \d+: the mesh does not divide an argument \(array axis 0 \(of size 1001\)"
+    with pytest.raises(InputError, match=says) as error:
+        gpu(mean, f32(1001, 4))
+    assert "\n" not in str(error.value)
+    for given in ((), (f32(4, 4),) * 3):
+        with pytest.raises(InputError, match=r"py line \d+: expected the arguments of \S+\(x, y\)"):
+            gpu(lambda x, y: x @ y, *given)
+    with pytest.raises(InputError, match="expected a function or a module, got 3"):
+        gpu(3)
+
+
 def test_an_op_can_be_left_out() -> None:
     step = gpu(lambda x: jnp.fft.fft(jnp.tanh(x)).real.sum(), f32(64, 64), ignore=["fft"])
     assert step.notes == ("ignored fft, 1 of them",)

@@ -95,6 +95,21 @@ def test_a_function_that_does_the_whole_step_is_followed() -> None:
     assert all(type(one) is nn.Parameter and one.grad is None for one in net.parameters())
 
 
+@pytest.mark.parametrize("scale", [None, 0.25])
+def test_a_loss_that_is_returned_to_be_logged_has_its_gradients(scale) -> None:
+    net = Mlp()
+
+    def step(x, target, logged):
+        loss = net(x, target)
+        (loss if scale is None else loss * scale).backward()
+        return loss if logged else loss.detach()
+
+    for logged in (True, False):
+        captured = capture(step, (X, TARGET, logged))
+        assert len(matrix_ops(captured, "backward")) == 3
+        assert captured.notes == ()
+
+
 def test_words_of_cuda_are_understood_without_it() -> None:
     def step():
         net = Mlp(torch.float32).cuda()

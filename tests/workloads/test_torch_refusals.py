@@ -94,3 +94,40 @@ def test_numbers_that_are_asked_for_as_they_are_are_named() -> None:
     assert refusal in refused(lambda: lambda x: f"{x[0, 0]:.3f}", X)
     either = lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))  # noqa: E731
     assert "cond chooses by numbers what comes next" in refused(lambda: either, X, train=False)
+
+
+def test_ranks_that_are_gone_and_meshes_that_do_not_divide_are_said_with_their_line() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+    from torch.distributed.tensor.parallel import parallelize_module as divided
+
+    line, ways = r"test_torch_refusals\.py line \d+: ", (ColwiseParallel(), RowwiseParallel())
+    with hp.without_memory(ranks=8):
+        net = torch.nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda())
+    with pytest.raises(InputError, match=line + "the program sends to other ranks"):
+        hp.from_torch(net, torch.zeros(4, 8))
+    with (
+        pytest.raises(InputError, match=line + "the mesh does not divide this"),
+        hp.without_memory(ranks=8),
+    ):
+        init_device_mesh("cuda", (3, 4))
+    with hp.without_memory(ranks=8):
+        pair = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
+        divided(pair, init_device_mesh("cuda", (8,)), dict(zip("01", ways, strict=True)))
+        with pytest.raises(InputError, match=line + "the mesh does not divide this"):
+            hp.from_torch(pair, torch.zeros(4, 10))
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "options", "says"),
+    [
+        (nn.Linear(8, 8), (), {}, r"expected the arguments of Linear\(input"),
+        (nn.Linear(8, 8), (X, X), {}, r"expected the arguments of Linear\(input"),
+        (nn.Linear(8, 8), (X,), {"kwargs": {"mask": X}}, "unexpected keyword argument 'mask'"),
+        ("net", (X,), {}, "expected a function or a module, got 'net'"),
+        (nn.Linear(8, 8), (X,), {"optimizer": "adamw"}, "its class, got 'adamw'"),
+    ],
+)
+def test_what_cannot_be_called_is_said_in_a_sentence(fn, args, options, says) -> None:
+    with pytest.raises(InputError, match=says):
+        hp.from_torch(fn, *args, **options)

@@ -24,13 +24,13 @@ export function figure(words, draw, ...after) {
 }
 
 function ticks(low, high, log, most) {
-  const found = [];
   if (log && high / low > 4) {
-    const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
-    const kept = last - first > 2 ? [1] : last - first > 1 ? [1, 3] : [1, 2, 3, 5];
-    for (let power = first; power <= last; power += 1) for (const one of kept) found.push(one * 10 ** power);
-    const inside = found.filter((one) => one >= low * 0.999 && one <= high * 1.001);
-    if (inside.length > 1) return inside;
+    for (const kept of [[1], [1, 3], [1, 2, 5], [1, 2, 3, 5, 7]]) {
+      const inside = [];
+      for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power += 1) for (const one of kept) inside.push(one * 10 ** power);
+      const found = inside.filter((one) => one >= low * 0.999 && one <= high * 1.001);
+      if (found.length > Math.min(3, most / 2)) return found;
+    }
   }
   const raw = (high - low) / most || 1;
   const unit = 10 ** Math.floor(Math.log10(raw));
@@ -117,7 +117,7 @@ export function timeline(words, slices, hues, write) {
   const row = 22;
   let [from, until] = [0, end]; // what is seen
   const draw = (width) => {
-    const left = Math.min(150, width * 0.3);
+    const left = Math.min(8 + 6.6 * Math.max(...tracks.map((one) => one.length)), width * 0.3);
     const height = tracks.length * row + 26;
     const svg = make("svg", { width, height });
     const place = (at) => left + ((width - left - 8) * (at - from)) / (until - from);

@@ -36,6 +36,7 @@ export class Form {
     this.inputs = {};
     this.files = {};
     this.sliders = {};
+    this.configs = {}; // files of models, that count in place of a name
     this.changed = changed;
     const folds = {};
     root.replaceChildren();
@@ -45,7 +46,7 @@ export class Form {
       if (!made) continue;
       if (group === "main") root.append(made);
       else {
-        folds[group] ??= make("details", { class: "fold" }, make("summary", {}, group === "more" ? "More" : "A config.json or a program instead"));
+        folds[group] ??= make("details", { class: "fold" }, make("summary", {}, group === "more" ? "More" : "A program instead"));
         folds[group].append(made);
       }
     }
@@ -70,12 +71,17 @@ export class Form {
       input.addEventListener("change", () => tell(true));
     } else {
       input = make("input", { id, type: "text", list: field.known ? `known-${field.known}` : undefined, autocomplete: "off", spellcheck: "false" });
-      input.addEventListener("change", () => tell(true));
+      input.addEventListener("change", () => { this.#without(field); tell(true); });
       if (field.known) suggested(field.known);
     }
     this.inputs[field.name] = input;
     const wide = !["whole", "number", "choice"].includes(field.kind) || field.choices.some((one) => one.length > NARROW);
     const made = make("div", { class: wide ? "field wide" : "field" }, label, input);
+    if (field.known === "models") {
+      const config = make("input", { type: "file", accept: ".json,.toml", "aria-label": "or the model's config.json", onchange: () => this.#file(field, config, tell) });
+      this.configs[field.name] = config;
+      made.append(make("details", {}, make("summary", {}, "or its config.json"), config));
+    }
     if (field.scale && field.default !== undefined) {
       const list = stops(field);
       const slider = make("input", { type: "range", min: 0, max: list.length - 1, step: 1, "aria-label": field.label });
@@ -99,6 +105,11 @@ export class Form {
     found.slider.setAttribute("aria-valuetext", `${value} ${field.unit ?? ""}`.trim());
   }
 
+  #without(field) {
+    this.files[field.name] = "";
+    if (this.configs[field.name]) this.configs[field.name].value = "";
+  }
+
   async #file(field, input, tell) {
     this.files[field.name] = "";
     if (input.files.length) {
@@ -116,7 +127,7 @@ export class Form {
   values() {
     const found = {};
     for (const field of this.fields) {
-      const value = field.kind === "file" ? this.files[field.name] : this.inputs[field.name]?.value.trim() ?? this.extra[field.name];
+      const value = field.kind === "file" || this.files[field.name] ? this.files[field.name] : this.inputs[field.name]?.value.trim() ?? this.extra[field.name];
       if (value !== undefined && value !== "") found[field.name] = value;
     }
     return found;
@@ -125,7 +136,7 @@ export class Form {
   fill(values) {
     for (const field of this.fields) {
       const value = values[field.name] ?? (field.name in values ? "" : field.default ?? "");
-      if (field.kind === "file") continue;
+      if (field.kind === "file" || String(value).startsWith("file:")) continue;
       const input = this.inputs[field.name];
       if (!input) this.extra[field.name] = String(value);
       else {

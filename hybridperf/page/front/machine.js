@@ -14,7 +14,7 @@ function residuals(groups) {
     x: at / (one.errors.length - 1), y: Math.exp(error), hue: Math.min(9, hue), size: 3,
     words: `${one.group}: ${units.percent(at / (one.errors.length - 1))} of held-out rows lie below ${times(error)}`,
   })).slice(1, -1), { hue: Math.min(9, hue) }));
-  return scatter("Each point is a quantile of a group's held-out rows, the largest and smallest error left out: 1 is exact, above it the prediction is too slow.", lines.flat(), { name: "share of held-out rows", write: units.percent }, { name: "predicted over measured", log: true }, lines);
+  return scatter("Each point is a quantile of a group's held-out rows, the largest and smallest error left out: 1 is exact, above it the prediction is too slow.", lines.flat(), { name: "share of held-out rows", write: units.percent }, { name: "prediction by measurement", log: true }, lines);
 }
 
 // Groups that the same rows were measured for, and so the same errors, as one.

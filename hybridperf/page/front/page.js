@@ -38,7 +38,7 @@ function remember(view, values) {
   const kept = new URLSearchParams();
   for (const field of views[view].fields) {
     const value = values[field.name] ?? "";
-    if (field.kind !== "file" && String(value) !== String(field.default ?? "")) kept.set(field.name, value);
+    if (!String(value).startsWith("file:") && String(value) !== String(field.default ?? "")) kept.set(field.name, value);
   }
   const query = kept.toString();
   history.replaceState(null, "", `#${view}${query ? `?${query}` : ""}`);

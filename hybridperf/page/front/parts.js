@@ -38,7 +38,7 @@ export function table(caption, columns, rows, more = {}) {
     });
     return make("tr", { class: more.chosen?.(row, at) ? "chosen" : undefined }, ...cells);
   });
-  const made = make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
+  const made = make("table", { "data-name": more.name }, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
   return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, made);
 }
 

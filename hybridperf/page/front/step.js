@@ -1,6 +1,7 @@
 // A training step: time, interval, parts; inside it a timeline, memory, and numbers to drag.
 
 import { band, timeline } from "./draw.js";
+import { described } from "./knobs.js";
 import { bars, cards, copies, legend, make, notes, section, table } from "./parts.js";
 import * as units from "./units.js";
 import { Asked } from "./view.js";
@@ -10,8 +11,8 @@ const HOLDS = { compute: "Computation", "exposed communication": "Communication 
 const HELD = [["weights_bytes", "weights", 0], ["gradients_bytes", "gradients", 1], ["optimizer_bytes", "optimizer", 2], ["activations_bytes", "activations", 3], ["embedding_head_bytes", "embedding and head", 4], ["workspace_bytes", "workspace", 5], ["overhead_bytes", "overhead", 7]];
 const PASSES = { "forward pass": 0, "backward pass": 4, "gradients of weights": 6 };
 const DRIVERS = 14; // numbers of the machine that can be dragged
-const FILES = ["hf", "program", "export"];
-const PROGRAM = [...FILES, "machine", "batch", "tokens"];
+const FILES = ["program", "export"];
+const PROGRAM = [...FILES, "machine"];
 const REACH = 2; // powers of two that a slider goes to either side
 
 function summary(row) {
@@ -84,19 +85,21 @@ export function show(root, { form, set }) {
       const share = (50 * Math.abs(one.elasticity)) / most;
       part.style.width = `${share}%`;
       part.style.marginLeft = one.elasticity < 0 ? `${50 - share}%` : "50%";
-      const track = make("div", { class: "track signed", title: `1 % more: ${units.digits(one.elasticity)} % of the time; now ${units.digits(one.value)}` }, part);
-      const name = make("span", {}, one.knob.replaceAll("__", ": ").replaceAll("_", " "));
-      if (!dragged) return make("div", { class: "row" }, name, track, make("span", { class: "number" }, units.digits(one.elasticity)));
+      const { label, whose, value } = described(one);
+      const track = make("div", { class: "track signed" }, part);
+      const more = `1${units.GAP}% more: ${one.elasticity > 0 ? "+" : "\u2212"}${units.digits(Math.abs(one.elasticity))}${units.GAP}% of the time`;
+      const name = make("span", { title: one.knob }, label, make("span", { class: "remark" }, `of ${whose}, now ${value}; ${more}`));
+      if (!dragged) return make("div", { class: "row knob" }, name, track);
       const factor = Number(given[one.knob] ?? 1);
       const said = make("span", { class: "number" }, `×${units.digits(factor)}`);
-      const slider = make("input", { type: "range", min: -REACH, max: REACH, step: 0.05, value: Math.log2(factor), "aria-label": `${one.knob}, times`, "aria-valuetext": `×${units.digits(factor)}`, "data-knob": one.knob });
+      const slider = make("input", { type: "range", min: -REACH, max: REACH, step: 0.05, value: Math.log2(factor), "aria-label": `${label}, times`, "aria-valuetext": `×${units.digits(factor)}`, "data-knob": one.knob });
       slider.addEventListener("input", () => {
         const times = 2 ** Number(slider.value);
         said.textContent = `×${units.digits(times)}`;
         slider.setAttribute("aria-valuetext", said.textContent);
         drag(one.knob, times);
       });
-      return make("div", { class: "row knob", title: one.knob }, name, track, slider, said);
+      return make("div", { class: "row knob" }, name, track, slider, said);
     }));
   }
 
@@ -118,6 +121,7 @@ export function show(root, { form, set }) {
     Object.assign(hues, PASSES);
     const made = [
       section(dragged ? "Inside the step" : "The program's step",
+        dragged ? null : make("p", { class: "quiet" }, "Of the program that was dropped, on the accelerator beside it: the model, the GPUs and the layout above do not count."),
         cards([
           [dragged ? "by its graph" : "time of a step", units.time(answer.time_s), units.interval(answer.low_s, answer.high_s), answer.time_s],
           ["datasheet roofline", units.time(answer.roofline_s), `${units.percent(answer.roofline_s / answer.time_s)} of the prediction`, answer.roofline_s],
@@ -125,10 +129,10 @@ export function show(root, { form, set }) {
         ]),
         copies(head),
         make("h3", {}, "Timeline and critical path"),
-        timeline("What runs when on each stream; the red line underneath marks the critical path.", slices, hues, units.time),
+        timeline("What runs when on each stream of one rank of each pipeline stage; the red line underneath marks the critical path, which alone makes the step longer. Chain: ops one after the other.", slices, hues, units.time),
         legend([...new Set(slices.map((one) => one.group))].map((one) => [one, hues[one] ?? 7])),
         table("What the critical path is made of", [{ name: "what", label: "group" }, { name: "seconds", label: "seconds", write: units.time }, { name: "share", label: "of the step", write: units.percent }], answer.critical.map((one) => ({ ...one, share: one.seconds / answer.time_s })))),
-      section("By group of ops", make("p", { class: "quiet" }, "Added up over ranks and streams, whether they overlap or not."),
+      section("By group of ops", make("p", { class: "quiet" }, "Added up over ranks and streams, whether they overlap or not. Given: times of no op or message, as posting messages and the end of a step; gemm: matrix products; prefill_attention: attention over whole sequences."),
         bars(answer.breakdown.slice(0, 12).map((one) => ({ label: one.group, parts: [[one.seconds, hues[one.group]]], words: units.time(one.seconds), title: `${units.percent(one.share)}, datasheet ${units.time(one.roofline_s)}` })), most)),
     ];
     if (dragged) {
@@ -139,7 +143,7 @@ export function show(root, { form, set }) {
         make("p", { class: "remark" }, `The red line is the device's ${units.bytes(answer.memory_bytes)}.`)));
     }
     made.push(section("Which number to improve",
-      make("p", { class: "quiet" }, dragged ? "To the left: more of it makes the step shorter. Drag a slider to see the step on a machine that has a quarter to four times of it. Names without a unit (gemm, attention, memory, tp) are step effects: seconds of such work in a step over the same work alone, so that less is better." : "To the left: more of it makes the step shorter."),
+      make("p", { class: "quiet" }, dragged ? "The strongest first. A bar to the left: more of it makes the step shorter. Numbers of the machine can be bought; those of its kernels are how near they come to it, of what was measured; those of the training software are what a step adds to an op alone, so that less is better. Drag a slider to see the step with a quarter to four times of a number." : "To the left: more of it makes the step shorter."),
       dragged ? result : null,
       drivers(answer.elasticities, dragged),
       dragged ? make("div", { class: "bar-of-buttons" }, make("button", { type: "button", onclick: reset }, "Reset all")) : null,

@@ -3,7 +3,7 @@
 const PREFIXES = [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
 const TIMES = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
 
-const GAP = "\u00a0"; // keeps a number and its unit on one line
+export const GAP = "\u00a0"; // keeps a number and its unit on one line
 
 export const NONE = "–";
 

@@ -9,6 +9,7 @@ _NAMES = {
     "sequence_parallel": "sequence parallel",
     "expert_tp": "expert tp",
 }
+_BY_CHUNKS = ("1f1b", "interleaved")  # what vp says
 LEGEND = (
     "layout: how many ranks share what: tp matrices, cp the sequence, pp layers (in vp chunks a"
     " stage), dp samples, ep experts; ZeRO-1 deals out states of the optimizer, -2 gradients, too,"
@@ -33,6 +34,7 @@ def layout_words(layout: Layout) -> str:
     if layout.zero:
         over = f" over {layout.shard_ranks} ranks" if layout.shard_ranks else ""
         words.append(f"ZeRO-{layout.zero}{over}")
+    words += [f"schedule {layout.schedule}"] if layout.schedule not in _BY_CHUNKS else []
     words.append(f"{layout.accumulation} x micro-batch {layout.micro_batch}")
     words += [f"recompute {layout.recompute}"] if layout.recompute != "none" else []
     return ", ".join(words)

@@ -34,7 +34,7 @@ from collections.abc import Mapping
 
 import jax
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+import scipy
 
 from hybridperf.engine.closed import step_seconds
 from hybridperf.engine.step_features import StepFeatures
@@ -206,8 +206,8 @@ def _fit(
     for block, place in enumerate(places):
         alike = correlation(known, known, block) + JITTER * np.eye(some)
         prior[np.ix_(place, place)] = (limits.corrections * SPREAD[block]) ** 2 * alike
-    factor = cho_factor(prior, lower=True)
-    pull = cho_solve(factor, np.eye(len(prior)))
+    factor = scipy.linalg.cho_factor(prior, lower=True)
+    pull = scipy.linalg.cho_solve(factor, np.eye(len(prior)))
     log_measured = np.log(measured_s)
     z_0 = np.concatenate([theta_0, np.zeros(len(prior) - effects)])
     z, rows, damping, least = z_0.copy(), np.arange(len(of)), _DAMPING, np.inf

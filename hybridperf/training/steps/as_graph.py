@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -20,29 +19,13 @@ from hybridperf.engine.prediction import Prediction, predict
 from hybridperf.io import InputError, unknown
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.memory_fit import memory_knobs
-from hybridperf.training.steps.read_columns import READ
+from hybridperf.training.steps.words import row_of
 from hybridperf.workloads.memory import memory_of
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.step import transformer
 
 _KEPT = 4  # steps whose graphs stay in memory
 _LEAST = 1e-4  # elasticity of a knob that can be varied
-
-
-def row_of(words: Sequence[str]) -> pd.DataFrame:
-    """A table of one row from NAME=VALUE; numbers as a CSV file would have them."""
-    named = dict(word.partition("=")[::2] for word in words)
-    for word in words:
-        name = word.partition("=")[0]
-        if "=" not in word or not name:
-            raise InputError(f"expected NAME=VALUE such as tp=2, got {word!r}; mend it")
-        if name not in READ:
-            raise unknown("column", name, READ, "`hybridperf steps --help` lists them")
-    if len(named) < len(words):
-        raise InputError("expected each column once, got one twice; keep one of them")
-    written = io.StringIO()
-    pd.DataFrame([named]).to_csv(written, index=False)
-    return pd.read_csv(io.StringIO(written.getvalue()), dtype={"id": str, "name": str})
 
 
 @functools.lru_cache(_KEPT)

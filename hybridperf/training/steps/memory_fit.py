@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
+import scipy
 
 from hybridperf.io import InputError, shipped_toml
 from hybridperf.training.steps.rows import ResolvedRow, with_recompute
@@ -135,7 +135,9 @@ def fit_memory(configs: Sequence[TransformerConfig], measured_bytes: np.ndarray)
 
     start = np.where(_FROM_ZERO, 0.1, 0.0)  # no slope at the bound itself
     lowest = np.where(_FROM_ZERO, 0.0, -np.inf)
-    return _moved(least_squares(residuals, start, bounds=(lowest, np.inf), max_nfev=60).x)
+    return _moved(
+        scipy.optimize.least_squares(residuals, start, bounds=(lowest, np.inf), max_nfev=60).x
+    )
 
 
 def _moved(moved: np.ndarray) -> MemoryKnobs:

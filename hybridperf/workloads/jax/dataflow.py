@@ -165,7 +165,7 @@ class _Reader:
         if opcode == "get-tuple-element":
             source, at = taken[0], int(one.word("index"))
             return source[at] if isinstance(source, list) else Value(source.node, at)
-        if opcode == "optimization-barrier":
+        if opcode == "opt-barrier":
             return taken[0]
         if opcode == "call":
             called = self.module.called(one, "to_apply")

@@ -18,7 +18,7 @@ from unittest import mock
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.workloads.jax.hlo import Instruction
-from hybridperf.workloads.own import is_foreign, line_of
+from hybridperf.workloads.own import check_call, is_foreign, line_of, user_line
 
 _PLATFORMS = {"nvidia": "cuda", "amd": "rocm"}
 _CUDNN = "jax._src.cudnn.fused_attention_stablehlo"
@@ -40,7 +40,8 @@ def lower_program(
             f"expected a GPU of NVIDIA or AMD for a JAX program that is not compiled, got"
             f" {device.id} of {device.vendor}; leave device out for this machine's CPU"
         )
-    with _told_of(device), _sentences(device):
+    check_call(fn, args, {})
+    with _told_of(device), sentences(device.id):
         traced = jitted(fn, donate_argnums).trace(*args)
         lowered = traced.lower(lowering_platforms=(platform,))
         text = lowered.as_text(dialect="hlo", debug_info=True)
@@ -65,19 +66,44 @@ def jitted(fn: Callable, donate_argnums: int | tuple[int, ...]) -> Any:
 
 
 @contextlib.contextmanager
-def _sentences(device: DeviceSpec) -> Iterator[None]:
-    """What JAX cannot lower without the GPU, as one sentence that names the program's line."""
+def sentences(device: str) -> Iterator[None]:
+    """What JAX cannot trace or lower, as one sentence that names the program's line."""
+    import jax
+
+    numbers = jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError
     try:
         yield
+    except (*numbers, jax.errors.NonConcreteBooleanIndexError) as error:
+        raise InputError(
+            f"{_where(error)}: what the program does depends on a number, and none are here"
+            f" ({_first_line(error)}); choose by jnp.where, or give the number as a constant"
+        ) from error
     except (NotImplementedError, ValueError) as error:
+        if "not evenly divisible" in str(error):
+            raise InputError(
+                f"{_where(error)}: the mesh does not divide an argument"
+                f" ({_undivided(str(error))}); expected sizes that are multiples of its axes"
+            ) from error
         if isinstance(error, ValueError) and "lowering platform" not in str(error):
             raise
-        what = (str(error).splitlines() or ["not implemented"])[0]
-        where = line_of(error.__cause__ or error) or "the program"
         raise InputError(
-            f"{where}: JAX cannot lower this for {device.id} without the GPU ({what}); leave it out"
-            " of the step"
+            f"{_where(error.__cause__ or error)}: JAX cannot lower this for {device} without the"
+            f" GPU ({_first_line(error)}); leave it out of the step"
         ) from error
+
+
+def _where(error: BaseException) -> str:
+    return line_of(error) or user_line() or "the program"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or ["not implemented"])[0].rstrip(".")
+
+
+def _undivided(text: str) -> str:
+    """Which size, in JAX's own words."""
+    found = re.search(r"which maps (array axis .*? evenly divide \d+)", text)
+    return found.group(1) if found else text.splitlines()[0]
 
 
 @contextlib.contextmanager

@@ -33,8 +33,9 @@ from hybridperf.ops import Allocation, Call, Gather, LoopTrip, OpCall, ScatterAd
 from hybridperf.workloads.jax import hlo_collectives, hlo_ops
 from hybridperf.workloads.jax.hlo import NAME, TABLES, Computation, Instruction, Module, parse
 from hybridperf.workloads.jax.hlo_cost import KNOWN, Costs, Count
-from hybridperf.workloads.jax.lowered import jitted, lower_program
+from hybridperf.workloads.jax.lowered import jitted, lower_program, sentences
 from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, rounded, with_reuse
+from hybridperf.workloads.own import check_call
 
 # glibc serves larger blocks by fresh pages from the operating system at every call (its dynamic
 # mmap threshold ends at 32 MiB); smaller ones come back from its own free lists, already touched.
@@ -86,7 +87,9 @@ def compile_program(
     fn: Callable, *args: Any, donate_argnums: int | tuple[int, ...] = (), name: str | None = None
 ) -> dict[str, Any]:
     """`program` of `fn(*args)`: all that runs the caller's own code."""
-    lowered = jitted(fn, donate_argnums).lower(*args)
+    check_call(fn, args, {})
+    with sentences("this machine"):
+        lowered = jitted(fn, donate_argnums).lower(*args)
     return program(lowered.compile(), name or str(getattr(fn, "__name__", "step")))
 
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 from hybridperf.io import InputError
+from hybridperf.workloads.own import check_call
 from hybridperf.workloads.torch.fakes import Fakes, as_made, without_memory
 from hybridperf.workloads.torch.messages import is_message
 from hybridperf.workloads.torch.on_gpu import fused_drops, fused_norms
@@ -55,8 +56,8 @@ def capture(
             of them.
         kwargs: what it takes by name, alike.
         optimizer: one of the module's parameters, or its class; None: gradients are not used.
-        train: whether gradients are computed, of the loss that `fn` returns; a function that does
-            so itself does not return one that still needs it.
+        train: whether gradients are computed, of the loss that `fn` returns, unless `fn` has done
+            so itself.
         name: of the step; None: that of `fn`.
         backend: kind of device that it is for, "gpu" or "cpu".
 
@@ -68,6 +69,8 @@ def capture(
         stack.enter_context(without_memory())
         import torch
 
+        module = isinstance(fn, torch.nn.Module)
+        check_call(fn, args, kwargs or {}, fn.forward if module else None)
         fakes = Fakes()
         fn, given = fakes.of(fn), (fakes.of(list(args)), fakes.of(dict(kwargs or {})))
         updates = _optimizer(fakes, fn, optimizer)
@@ -112,8 +115,9 @@ def run_step(
     """
     import torch
 
-    result = fn(*args, **(kwargs or {}))
-    loss = _loss(torch, result, notes if notes is not None else []) if train else None
+    with _roots(torch) as roots:
+        result = fn(*args, **(kwargs or {}))
+    loss = _loss(torch, result, notes if notes is not None else [], roots) if train else None
     if loss is None:
         return
     loss.backward()
@@ -136,17 +140,44 @@ def _scaled(torch: Any, notes: list[str]) -> Iterator[None]:
         yield
 
 
-def _loss(torch: Any, result: Any, notes: list[str]) -> Any:
-    """What gradients are taken of; None where the program has taken them."""
+@contextlib.contextmanager
+def _roots(torch: Any) -> Iterator[list[Any]]:
+    """What a program itself calls `backward` on, as nodes of autograd."""
+    backward, found = torch.autograd.backward, []
+
+    def seen(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        given = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
+        found.extend(one.grad_fn for one in given if one.grad_fn is not None)
+        backward(tensors, *args, **kwargs)
+
+    with mock.patch.object(torch.autograd, "backward", seen):
+        yield found
+
+
+def _behind(nodes: Iterable[Any]) -> set[Any]:
+    """These nodes of autograd and all that they lead to, without those of parameters."""
+    found, open_ = set(), [*nodes]
+    while open_:
+        node = open_.pop()
+        if node is not None and node not in found and not hasattr(node, "variable"):
+            found.add(node)
+            open_ += [one for one, _ in node.next_functions]
+    return found
+
+
+def _loss(torch: Any, result: Any, notes: list[str], roots: Sequence[Any]) -> Any:
+    """What gradients are taken of; None where the program has taken them: a loss that it returns to
+    be logged leads to what it called `backward` on.
+    """
     given = getattr(result, "loss", None)
     if given is None and isinstance(result, Mapping):
         given = result.get("loss")
     tensors = [given] if given is not None else torch.utils._pytree.tree_leaves(result)
     open_ = [one for one in tensors if isinstance(one, torch.Tensor) and one.requires_grad]
+    if not open_ or (roots and _behind(roots) & _behind(one.grad_fn for one in open_)):
+        return None
     if len(open_) == 1 and open_[0].numel() == 1:
         return open_[0]
-    if not open_:
-        return None
     notes.append("gradients of the sum of all that the program returns, which is no loss")
     return sum(one.float().sum() for one in open_)
 
@@ -157,6 +188,9 @@ def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
 
     if optimizer is None:
         return None
+    of_class = not isinstance(optimizer, type) or issubclass(optimizer, torch.optim.Optimizer)
+    if not (isinstance(optimizer, torch.optim.Optimizer) or (callable(optimizer) and of_class)):
+        raise InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
     if isinstance(optimizer, torch.optim.Optimizer):
         made = fakes.of(optimizer)
     elif isinstance(fn, torch.nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 from hybridperf.io import InputError
@@ -13,6 +14,8 @@ _NEEDS_A_GPU = (
     "CUDA enabled", "CUDA support", "on CPU", "dummy base class", "to be on GPU", "non-CPU accel",
 )  # fmt: skip
 _NUMBERS = (".numpy()", "FakeTensor.__format__")  # asked for, as they are or as text
+_NO_GROUP = ("ProcessGroup object", "_use_python_reducer", "process group has not been initialized")
+_UNDIVIDED = ("Mesh should not be bigger", "Sharding propagation failed")
 _NO_RULE = "no rule registered for HigherOrderOperator"
 _INSTEAD = {
     "FSDP needs": "shard by torch.distributed.fsdp.fully_shard (FSDP2), which is followed",
@@ -32,6 +35,9 @@ def sentences() -> Iterator[None]:
         UnsupportedOperatorException,
     )
 
+    quiet = logging.getLogger("torch._subclasses.fake_tensor")  # writes a traceback of its own
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL)
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -50,7 +56,18 @@ def sentences() -> Iterator[None]:
         ) from error
     except InputError:
         raise
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if any(word in str(error) for word in _NO_GROUP):
+            raise InputError(
+                f"{_line(error)}: the program sends to other ranks, and there are none; make it and"
+                " call hp.from_torch inside one `with hp.without_memory(ranks=N):`"
+            ) from error
+        if any(word in str(error) for word in _UNDIVIDED):
+            raise InputError(
+                f"{_line(error)}: the mesh does not divide this ({str(error).splitlines()[0]});"
+                " expected a mesh of as many ranks as hp.without_memory(ranks=N) makes, and sizes"
+                " that are multiples of its own"
+            ) from error
         if any(word in str(error) for word in _NUMBERS):
             raise InputError(
                 f"{_line(error)}: a tensor's numbers are asked for, and it has none here; return"
@@ -70,6 +87,8 @@ def sentences() -> Iterator[None]:
             f"{_line(error)}: PyTorch does this on a GPU only, and none is here ({does});"
             f" {instead or 'leave it out of the step'}"
         ) from error
+    finally:
+        quiet.setLevel(level)
 
 
 def _line(error: BaseException) -> str:

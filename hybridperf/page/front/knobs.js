@@ -1,0 +1,71 @@
+// Numbers of a machine in words: what one is, whose it is, and its value with unit.
+
+import * as units from "./units.js";
+
+const rate = (value) => units.quantity(value, "B/s");
+const times = (value) => `×${units.digits(value)}`;
+const MACHINE = "the machine";
+const KERNELS = "its kernels";
+const STEP = "the training software";
+
+const OWN = {
+  peak_flops_scale: ["peak FLOP/s of the accelerator", times],
+  memory_bytes_per_s: ["memory bandwidth", rate],
+  intra_bytes_per_s: ["bandwidth of a GPU to others of its node", rate],
+  rank_bytes_per_s: ["bandwidth of a GPU to other nodes", rate],
+  node_bytes_per_s: ["bandwidth of a node to other nodes", rate],
+};
+
+// of a group of ops, as in gemm__floor_s
+const GROUP = {
+  floor_s: ["least time of an op", units.time],
+  compute_efficiency: ["share of peak FLOP/s", units.percent],
+  memory_efficiency: ["share of memory bandwidth", units.percent],
+  transcendental_flops: ["FLOPs of an exp or a log", units.count],
+  strided_factor: ["cost of strided reads", times],
+  step_s: ["time of a serial step", units.time],
+  smoothing: ["compute and memory time add up (0: the longer counts, 1: their sum)", units.count],
+  level_bytes: ["size of the cache", units.bytes],
+  level_speedup: ["bandwidth over the memory's", times],
+  level_capacity: ["usable share of the cache", units.percent],
+  line_s: ["time of a cache line", units.time],
+};
+
+// What a step adds to an op or a message alone; those without a unit are factors on its time.
+const EFFECTS = {
+  gemm: "matrix products in a step over alone",
+  experts: "products of experts in a step over alone",
+  attention: "attention in a step over alone",
+  memory: "loops, norms, softmax in a step over alone",
+  unlike_gpus: "scatter of the clocks of GPUs of one kind",
+  launch_s: "host time between two launches",
+  backward_launch: "launch of the backward pass over one of the forward",
+  collective_launch_s: "host time to issue a message",
+  exposed_kernel_s: "gap between two kernels",
+  tp: "tensor-parallel messages in a step over alone",
+  tp_arrival_s: "wait for the last GPU of a tensor-parallel message",
+  tp_across: "tensor-parallel messages between nodes over alone",
+  exchange: "context- and expert-parallel messages over alone",
+  gather: "gathers of sharded weights over alone",
+  gather_shown: "share of such gathers that computation does not hide",
+  p2p: "messages between pipeline stages over alone",
+  slot_s: "posting the messages of a micro-batch",
+  input_s: "preparing a micro-batch",
+  reduction: "reduction of gradients over alone",
+  overlap_shown: "slow-down of kernels beside messages",
+  optimizer: "the optimizer in a step over alone",
+  fixed_s: "host work once a step",
+};
+
+// { label, whose, value } of a row of elasticities
+export function described({ knob, value }) {
+  const [group, own] = knob.split("__");
+  if (OWN[knob]) return { label: OWN[knob][0], whose: MACHINE, value: OWN[knob][1](value) };
+  if (own) {
+    const [label, write] = GROUP[own] ?? [own.replaceAll("_", " "), units.count];
+    const cache = group === "memory" || own.startsWith("level_") || own === "line_s";
+    return { label: `${group.replaceAll("_", " ")}: ${label}`, whose: cache ? MACHINE : KERNELS, value: write(value) };
+  }
+  const write = knob.endsWith("_s") ? units.time : times;
+  return { label: EFFECTS[knob] ?? knob.replaceAll("_", " "), whose: STEP, value: write(value) };
+}
