@@ -95,9 +95,10 @@ def framework_habits() -> Mapping[str, Mapping[str, Any]]:
 
 
 @functools.cache
-def does(framework: str, habit: str) -> bool:
-    """Whether a framework has a habit."""
-    return framework_habits().get(framework, {}).get(habit) is True
+def does(framework: str, habit: str, dtype: str = "") -> bool:
+    """Whether a framework has a habit, in any number format or in one."""
+    habits = framework_habits().get(framework, {})
+    return (habits | habits.get(f"in_{dtype}", {})).get(habit) is True
 
 
 def settled(
@@ -128,12 +129,15 @@ def settled(
 
 
 def config_habits(habits: Mapping[str, Any], tp: int, head_dim: int) -> dict[str, Any]:
-    """A framework's habits at a tensor-parallel degree, which decides how the vocabulary is padded,
-    and for heads of a size, which decides whether its attention's kernel takes them.
+    """A framework's habits in their number format, which decides how gradients are summed, at a
+    tensor-parallel degree, which decides how the vocabulary is padded, and for heads of a size,
+    which decides whether its attention's kernel takes them.
     """
     found = dict(habits)
     if tp > 1 and "vocab_multiple_tp" in habits:
         found["vocab_multiple"] = habits["vocab_multiple_tp"]
+    if found["dtype"] == "bf16":
+        found |= habits.get("in_bf16", {})
     if head_dim > WIDEST_HEADS.get(habits.get("attention_kernel", ""), math.inf):
         found["attention"] = "unfused"
     return found
