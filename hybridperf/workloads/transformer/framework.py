@@ -60,6 +60,9 @@ _KNOWN = (
     # Megatron-LM from 2022 on (core/tensor_parallel/layers.py): products of weights' gradients add
     # to the fp32 buffer (fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32)
     Framework("megatron_2022", True, True, True, True, 1, 2, "never"),
+    # GPT-NeoX turns a part of queries and keys by scripted loops and joins it with the rest
+    # (megatron/model/transformer.py: cat forward; backward, a slice's gradient fills what it lacks)
+    Framework("gpt_neox", True, True, True, True, 3, 2, "always"),
     # a model written in PyTorch ops with the usual fused norm; linear layers add their bias in the
     # product
     Framework("eager", False, False, False, False, 5, 1, "repeated"),
