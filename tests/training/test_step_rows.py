@@ -165,7 +165,6 @@ def test_megatron_sums_gradients_of_bf16_in_fp32(framework: str, wide: int, narr
     assert step.call.collective == "reduce_scatter"
 
 
-
 def test_words_that_say_nothing_fall_to_habits_and_the_note_says_so() -> None:
     assert one(family="LLaMA").config == one().config
     assert (
