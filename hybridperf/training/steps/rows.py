@@ -61,7 +61,7 @@ _NAMED = (
 )  # fmt: skip
 _SWITCHED = (
     "overlap_gradients", "overlap_weights", "overlap_shards", "overlap_sends", "dropout",
-    "fused_loss", "grouped_experts",
+    "fused_loss", "grouped_experts", "fp8_param_gather",
 )  # fmt: skip
 _OF_ONE_ROW = ("id", "status", "step_time_s")
 _WORDS = tuple(name for name in READ if name not in (*_NUMBERS, *_OF_ONE_ROW))
