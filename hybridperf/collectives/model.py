@@ -176,7 +176,7 @@ class CollectiveModel:
         between nodes was measured.
         """
         assert self.adapted is not None
-        if self.learned_on is None and self._network_measured:
+        if self.learned_on is None and self.network_measured:
             return curves.predict(self.adapted, rows, self.correction_weight(rows))
         there = rows
         if self.learned_on is not None:
@@ -312,7 +312,7 @@ class CollectiveModel:
         return form.plain(self.adapted.knobs.theta[mine].mean(0))
 
     @functools.cached_property
-    def _network_measured(self) -> bool:
+    def network_measured(self) -> bool:
         """Whether any collective between nodes was measured."""
         return not self.believes_network or any(one.nodes > 1 for one in self.measured)
 
@@ -339,7 +339,7 @@ class CollectiveModel:
             return np.tile(_datasheet_theta(self.system), (len(rows), 1))
         found = np.array(self._usual_theta(rows))
         across = np.flatnonzero(rows.nodes > 1)
-        if len(across) and not self._network_measured:
+        if len(across) and not self.network_measured:
             found[across] = self._over_nodes(rows.rows(across), found[across])
         if self.learned_on is not None:
             fixed = np.array([name in form.FIXED for name in form.ALPHA_BETA.knobs])
@@ -359,7 +359,9 @@ class CollectiveModel:
         theta[:, of_node] = self._usual_theta(inside)[:, of_node]
         theta[:, hop] = np.maximum(theta[:, hop], np.log(network.RING_STEP_S) - theta[:, ring])
         theta[:, across] = np.log(network.share(self.system, rows.nodes))
-        reduces = [str(name).startswith("all_reduce|") for name in rows.implementation]
+        reduces = np.array([str(name).startswith("all_reduce|") for name in rows.implementation])
+        of_sums = network.all_reduce_share(self.system, rows.nodes[reduces])
+        theta[reduces, across] = np.log(of_sums)
         node_hop = names.index("node_hop_s")
         theta[reduces, node_hop] = np.maximum(theta[reduces, node_hop], np.log(network.TREE_STEP_S))
         return theta

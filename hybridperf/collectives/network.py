@@ -21,6 +21,18 @@ RING_STEP_S = 4.5e-6  # of large messages: the middle of 3 to 6 us
 # (NVIDIA/nccl, src/graph/tuning.cc)
 TREE_STEP_S = 10e-6
 _FEW_NODES, _PER_DOUBLING = 16.0, 0.98
+# Over two nodes trees would carry twice a ring's buffer, if a library takes them and a node's
+# links keep up. Eight A100s a node carried 0.40 of a buffer per second and rate (NCCL 2.7), 0.57
+# (2.10, the mean over sizes) and 0.79 (AWS): in the mean 0.63 of what trees at `share` would
+# (NVIDIA/nccl issues 495 and 837, aws-samples' logs)
+_OF_TWO = 0.63
+WIDTH = 0.15  # in logs, of `share`, as those measured scatter
+
+
+def all_reduce_share(system: SystemSpec, nodes: Array) -> np.ndarray:
+    """`share` of all-reduces, whose trees fall short of it on two nodes [N]."""
+    short = (1.0 - _OF_TWO) * np.clip(3.0 - np.asarray(nodes, float), 0.0, 1.0)
+    return share(system, nodes) * (1.0 - short)
 
 
 def share(system: SystemSpec, nodes: Array) -> np.ndarray:

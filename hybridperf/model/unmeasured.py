@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from hybridperf.collectives import network
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.model.perf_model import PerfModel
@@ -68,9 +69,18 @@ def _of_op(model: PerfModel, call: OpCall) -> tuple[float, str]:
 
 
 def _of_collective(model: PerfModel, call: CollectiveCall) -> tuple[float, str]:
-    """(width in logs, sentence) of a collective on a fabric that was not measured at all."""
+    """(width in logs, sentence) of a collective on a fabric, or over a network, that was not
+    measured at all.
+    """
     links = model.collectives
-    if links is None or links.adapted is None or links.adapted.rows:
+    if links is None or links.adapted is None:
         return 0.0, ""
-    width = float(links.priced(collective_frame([call])).log_width[0]) / 2 / NINE_OF_TEN
+    believed = call.nodes > 1 and not links.network_measured
+    if links.adapted.rows:
+        note = f"no network of {links.system.id} was measured: a share of its rate is believed"
+        return (network.WIDTH, note) if believed else (0.0, "")
+    width = network.WIDTH
+    if not believed:
+        priced = links.priced(collective_frame([call]))
+        width = float(priced.log_width[0]) / 2 / NINE_OF_TEN
     return width, f"collectives by the prior alone: none of {links.system.id} was measured"

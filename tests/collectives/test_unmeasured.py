@@ -60,6 +60,17 @@ def test_over_a_network_nobody_measured_a_nodes_links_carry_what_they_do_alone()
     assert rate > 0.8 * 8 * 0.9 * 50e9  # of eight NICs at the share of RDMA
 
 
+def test_over_two_nodes_nobody_measured_trees_fall_short_of_twice_a_ring() -> None:
+    """Between what a ring carries of a buffer (16/30 of the rate) and what trees would (all)."""
+    model, size = collectives_by_name(H100), np.array([2.0**34])
+    seconds = [
+        model.predict(asked("all_reduce", size, nodes))["predicted_s"].item() for nodes in (2, 3, 4)
+    ]
+    rate = size.item() / seconds[0] / (8 * 50e9)
+    assert 0.9 * 16 / 30 < rate < 0.75 * 0.9
+    assert seconds == sorted(seconds)
+
+
 def test_over_a_network_nobody_measured_closed_forms_count_and_trees_step_as_nccl_says() -> None:
     model, size = fit_collectives(None, "marenostrum5_h100")[0], np.array([256.0])
     few, many = (

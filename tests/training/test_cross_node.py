@@ -11,7 +11,13 @@ import pytest
 from hybridperf.engine.closed import step_seconds
 from hybridperf.model.step_effects import StepEffects, larger_s
 from hybridperf.training.steps.batch import PriceCache
-from hybridperf.training.steps.cross_node import as_stalled, stalled, stalled_s, with_stalled
+from hybridperf.training.steps.cross_node import (
+    as_stalled,
+    beyond_by_stalls,
+    stalled,
+    stalled_s,
+    with_stalled,
+)
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.workloads.transformer.update import summed
 from hybridperf.workloads.transformer.weights import stage_weights
@@ -75,6 +81,19 @@ def test_stalls_by_chance_grow_with_nodes_and_need_replicas(cache) -> None:
     assert chance[2:].tolist() == [0.0, 0.0]
     extra = stalled_s(rows.features, StepEffects(), rows.rows)
     np.testing.assert_allclose(extra[0], 0.25 * 2 * (16 + 0.5))
+
+
+def test_an_interval_ends_where_one_step_in_twenty_does_in_the_branch_that_stalls(cache) -> None:
+    """Drawn by hand: a stalled step or none, its log as unsure as another's."""
+    rows = batch(cache, {"n_gpus": 256, "dp": 32}, {"pp": 1, "dp": 4})
+    f, step_s, deviation = rows.features, np.array([0.5, 0.5]), np.array([0.1, 0.1])
+    found = beyond_by_stalls(f, medians(), step_s, deviation)
+    chance, extra = f.stall_chance[0], stalled_s(f, medians(), rows.rows)[0]
+    random = np.random.default_rng(0)
+    stalls = random.random(100_000) < chance
+    logs = np.log(step_s[0] + extra * stalls) + deviation[0] * random.standard_normal(100_000)
+    assert found[0] == pytest.approx(np.quantile(logs, 0.95) - np.log(step_s[0]), abs=0.01)
+    assert found[1] == 0.0
 
 
 def test_rows_nearer_to_a_stalled_step_than_to_the_expected_one_are_marked(cache) -> None:
@@ -154,7 +173,7 @@ def test_gradients_are_reduced_beside_the_backward_pass_where_no_optimizer_is_sh
 
 
 def test_nanotron_sums_whole_gradients_whatever_is_sharded(cache) -> None:
-    rows = batch(cache, {}, {"source": "vtrain_multi_node"})
+    rows = batch(cache, {}, {"source": "vtrain_multi_node", "precision": "fp16"})
     sums = [[one.collective.collective for one in summed(config, stage_weights(config, 0))]
             for config in rows.configs]  # fmt: skip
     assert sums == [["all_reduce"], ["reduce_scatter"]]

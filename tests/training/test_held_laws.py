@@ -2,6 +2,7 @@
 measured: each a ratio between two questions that differ in one thing.
 """
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -26,6 +27,7 @@ def ask():
         assert found["predicted_s"].notna().all(), found["note"].tolist()
         return found
 
+    asked.cache = cache
     return asked
 
 
@@ -119,3 +121,59 @@ def test_more_processors_for_a_given_batch_take_less_time(ask):
         "predicted_s"
     ]
     assert few > 7 * some > 40 * many
+
+
+FRAMEWORKS = ("megatron_core", "megatron", "megatron_deepspeed", "torchtitan", "gpt_neox")
+MODELS = ("llama2-7b", "llama3-8b", "gpt3-175b", "qwen3-30b-a3b")
+
+
+@pytest.fixture(scope="module")
+def layouts():
+    """Forty layouts drawn at random, of those that run."""
+    random, drawn = np.random.default_rng(0), []
+    while len(drawn) < 40:
+        tp, pp, dp, accumulations = (
+            int(random.choice(one)) for one in ((1, 2, 4, 8), (1, 2, 4), (1, 2, 8, 16), (1, 2, 4))
+        )
+        row = {"model": random.choice(MODELS), "framework": random.choice(FRAMEWORKS)}
+        row |= {"tp": tp, "pp": pp, "dp": dp, "n_gpus": tp * pp * dp, "vp": 1}
+        row |= {"micro_batch": int(random.choice((1, 2))), "grad_accum": pp * accumulations}
+        shape = load_shape(row["model"])
+        if shape.key_heads % tp == 0 and (row["n_gpus"] <= 8 or row["n_gpus"] % 8 == 0):
+            drawn.append(row)
+    fixed = {"gpu": "h100_sxm", "precision": "bf16", "sharding": "zero1", "recompute": "none"}
+    return pd.DataFrame(drawn).assign(**fixed, seq_parallel=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "less", "column", "most"),
+    [  # links of a B200's box and of a rack of GB200s were measured apart: see below
+        ({"schedule": "gpipe"}, {"schedule": "1f1b"}, "memory_bytes", np.inf),
+        ({"schedule": "1f1b"}, {"schedule": "zero_bubble"}, "predicted_s", 1.5),
+        ({"sharding": "none"}, {"sharding": "zero1"}, "memory_bytes", np.inf),
+        ({"sharding": "zero1"}, {"sharding": "zero2"}, "memory_bytes", np.inf),
+        ({"recompute": "full"}, {"recompute": "none"}, "predicted_s", 1.45),
+        ({"recompute": "none"}, {"recompute": "full"}, "memory_bytes", np.inf),
+        ({"seq_parallel": False}, {"seq_parallel": True}, "memory_bytes", np.inf),
+        ({"gpu": "h800_sxm"}, {"gpu": "h100_sxm"}, "predicted_s", 3.0),
+        ({"gpu": "h200_sxm"}, {"gpu": "b200_sxm"}, "predicted_s", 3.0),
+        ({"gpu": "b200_sxm"}, {"gpu": "gb200"}, "predicted_s", 3.0),
+        ({"gpu": "a100_sxm_80gb"}, {"gpu": "h100_sxm"}, "predicted_s", 3.0),
+    ],
+)
+def test_what_costs_more_does_so_in_every_layout(ask, layouts, more, less, column, most):
+    """Parts of each step add up to it, inside its interval."""
+    frames = [layouts.assign(**one).to_dict("records") for one in (more, less)]
+    found = [predict_steps(pd.DataFrame(one), cache=ask.cache).frame for one in frames]
+    both = found[0][column].notna() & found[1][column].notna()
+    assert both.sum() >= 10
+    ratio = (found[0][column] / found[1][column])[both]
+    least = 0.98 if less.get("gpu") == "gb200" else 1 - 1e-4
+    assert (ratio > least).all(), layouts[both][ratio <= least].to_dict("records")
+    assert (ratio < most).all()
+    parts = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
+    for one in found:
+        some = one[one["predicted_s"].notna()]
+        assert sum(some[part] for part in parts).to_numpy() == pytest.approx(some["predicted_s"])
+        assert (some["low_s"] <= some["predicted_s"]).all()
+        assert (some["predicted_s"] <= some["high_s"]).all()

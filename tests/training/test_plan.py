@@ -330,6 +330,7 @@ def test_a_users_prices_come_first(tmp_path, found):
         ({"gpus": [8, None]}, "in gpus, or several, got None"),
         ({"gpus": float("inf")}, "in gpus, or several, got inf"),
         ({"batch": [0]}, "in batch, or several, got 0"),
+        ({"batch": 10**12}, "expected batch of a billion or less, got 1000000000000"),
         (
             {"model": "gpt3-13b", "gpus": 1, "only": {"cp": 1}},
             "no layout of gpt3-13b fits on 1 GPU with",

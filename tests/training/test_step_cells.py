@@ -57,6 +57,7 @@ CONFIGS = {
     "dropout": (False, True), "fused_loss": (False, True), "vocab_multiple": (1, 128),
     "optimizer": ("adam", "sgd"), "gradient_bytes": (None, 4), "overlap_gradients": (False, True),
     "overlap_shards": (False, True), "overlap_weights": (False, True),
+    "fp8_param_gather": (False, True),
     "checkpoints": ("blocks", "ops"),
     "overlap_sends": (False, True), "scatter_gather": (False, True),
     "stage_split": ("even", "cost"), "grouped_experts": (False, True),

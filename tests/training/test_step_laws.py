@@ -344,6 +344,19 @@ def test_rows_say_how_their_step_is_run(cache):
         assert step_s > usual * (1 + 1e-6), one
 
 
+def test_weights_of_products_in_8_bits_may_travel_so(cache):
+    """Half of the bytes of a gather that nothing hides; in 16 bits the switch changes nothing."""
+    row = LLAMA | {"framework": "megatron_core", "overlap_weights": "no", "precision": "fp8"}
+    row |= {"fp8_param_gather": "no"}
+    wide, narrow = seconds(cache, row, row | {"fp8_param_gather": "yes"})
+    assert narrow < wide
+    plain = row | {"precision": "bf16"}
+    assert len(set(seconds(cache, plain, plain | {"fp8_param_gather": "yes"}))) == 1
+    shards = row | {"sharding": "zero3", "overlap_shards": "no"}
+    wide, narrow = seconds(cache, shards, shards | {"fp8_param_gather": "yes"})
+    assert narrow < wide
+
+
 def test_a_source_names_the_program_that_ran(cache):
     """llm.c and FlashAttention's scripts, which tables give as the nearest framework, fuse their
     loss, Megatron-Core by default does not; recipes of Megatron-Bridge ask for it.

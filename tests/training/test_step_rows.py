@@ -10,7 +10,7 @@ from hybridperf.io import InputError
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.steps import names
 from hybridperf.training.steps.rows import resolve
-from hybridperf.workloads.transformer import load_shape
+from hybridperf.workloads.transformer import load_shape, update
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import framework_habits
 
@@ -146,6 +146,23 @@ def test_what_submissions_have_otherwise_is_theirs_alone() -> None:
     configs = [row.config for row in resolve(pd.DataFrame([{**layout, **one} for one in sources]))]
     assert [one.layout.vp for one in configs] == [6, 1, 1]
     assert [one.gradient_bytes for one in configs] == [2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("framework", "wide", "narrow"),
+    [("megatron", 4, 2), ("megatron_deepspeed", 4, 2), ("gpt_neox", 4, 2), ("megatron_2022", 4, 4)],
+)
+def test_megatron_sums_gradients_of_bf16_in_fp32(framework: str, wide: int, narrow: int) -> None:
+    """And DeepSpeed sums them whole, whatever is sharded; a row's own word counts before both."""
+    row = {"framework": framework, "sharding": "zero1"}
+    bf16, fp16 = (one(**row, precision=name).config for name in ("bf16", "fp16"))
+    assert (bf16.gradient_bytes, fp16.gradient_bytes) == (wide, narrow)
+    assert one(**row, precision="bf16", gradient_bytes=2).config.gradient_bytes == 2
+    (step,) = update.summed(bf16, update.stage_weights(bf16, 0))
+    whole = framework in ("megatron_deepspeed", "gpt_neox")
+    assert step.call.collective == ("all_reduce" if whole else "reduce_scatter")
+    (step,) = update.summed(fp16, update.stage_weights(fp16, 0))
+    assert step.call.collective == "reduce_scatter"
 
 
 def test_words_that_say_nothing_fall_to_habits_and_the_note_says_so() -> None:

@@ -157,6 +157,15 @@ PUBLISHED = {  # model: (parameters of the published weights, its config)
         "minimax", 6144, 64, 80, 9216, 200064, num_key_value_heads=8, head_dim=128,
         num_local_experts=32, num_experts_per_tok=2, block_size=256, tie_word_embeddings=False,
         layer_types=10 * [*7 * ["linear_attention"], "full_attention"])),
+    "MiniMax-M1": (456e9, config(
+        "minimax_m1", 6144, 64, 80, 9216, 200064, num_key_value_heads=8, head_dim=128,
+        num_local_experts=32, num_experts_per_tok=2, attn_type_list=10 * [0, 0, 0, 0, 0, 0, 0, 1],
+        shared_intermediate_size=0, max_position_embeddings=10240000)),
+    # of 109e9 with its vision model
+    "Llama-4-Scout": (107.77e9, {"model_type": "llama4", "text_config": config(
+        "llama4_text", 5120, 40, 48, 8192, 202048, num_key_value_heads=8, head_dim=128,
+        interleave_moe_layer_step=1, intermediate_size_mlp=16384, num_local_experts=16,
+        num_experts_per_tok=1, attention_chunk_size=8192, tie_word_embeddings=False)}),
     "c4ai-command-r": (34980831232, config(
         "cohere", 8192, 64, 40, 22528, 256000, num_key_value_heads=64, use_qk_norm=False)),
 }  # fmt: skip
@@ -205,12 +214,13 @@ def test_a_config_gives_the_shape_that_is_shipped(tmp_path, model, name):
 
 
 def test_every_architecture_has_a_published_model_here():
-    """`granite` has the layers of a llama, `glm` those of a `glm4` with two norms fewer. The rest
-    is counted by Hugging Face's own code alone, below.
+    """`granite` has the layers of a llama, `glm` those of a `glm4` with two norms fewer,
+    `minimax_text_01` is `minimax_m1` under its older name. The rest is counted by Hugging Face's
+    own code alone, below.
     """
     tested = {one.get("text_config", one)["model_type"] for _, one in PUBLISHED.values()}
     by_code = {"deepseek_v32", "glm_moe_dsa", "minimax_m2"}
-    assert set(architectures()) - tested == {"granite", "glm", *by_code}
+    assert set(architectures()) - tested == {"granite", "glm", "minimax_text_01", *by_code}
 
 
 def test_what_a_config_leaves_open_is_said(tmp_path):
@@ -329,8 +339,10 @@ def test_layers_of_a_nemotron_as_transformers_saves_them():
     assert fields_of(saved) == fields_of(with_pattern)
 
 
-# of these no sizes are given where a config says nothing: `for_model` makes no model
-_WITHOUT_SIZES = ("nemotron", "nemotron_h", "deepseek_v2", "kimi_k2")
+# of these no sizes are given where a config says nothing, or only their publisher's code knows them
+_WITHOUT_SIZES = (
+    "nemotron", "nemotron_h", "deepseek_v2", "kimi_k2", "minimax_text_01", "minimax_m1",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [one for one in architectures() if one not in _WITHOUT_SIZES])

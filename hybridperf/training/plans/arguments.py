@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hybridperf.io import InputError
+from hybridperf.workloads.transformer.fields import LARGEST
 
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _MOST_TOKENS = 1e20
@@ -30,6 +31,8 @@ def whole_numbers(name: str, given: Any) -> list[int]:
         real = isinstance(one, numbers.Real) and not isinstance(one, bool)
         if not real or one < 1 or one % 1:  # the remainder of what is not finite is NaN
             raise InputError(f"{expected}, got {one!r}")
+        if one > LARGEST:
+            raise InputError(f"expected {name} of a billion or less, got {one!r}")
     if not found:
         raise InputError(f"{expected}, got none")
     return [int(one) for one in found]

@@ -94,8 +94,10 @@ class TrainingSetup:
 
     def config(self, layout: Layout) -> TransformerConfig:
         """The step with a layout."""
-        habits = config_habits(framework_habits()[self.framework], layout.tp, self.shape.dim)
-        template, padded = self.template, habits.get("vocab_multiple", self.template.vocab_multiple)
+        template = self.template
+        habits = {**framework_habits()[self.framework], "dtype": template.dtype}
+        found = config_habits(habits, layout.tp, self.shape.dim)
+        padded = found.get("vocab_multiple", template.vocab_multiple)
         if padded != template.vocab_multiple:
             template = template.replace(vocab_multiple=int(padded))
         return template.with_layout(layout, min(self.gpus_per_node, layout.ranks))

@@ -113,7 +113,7 @@ def predict(
         deviation = np.zeros(len(log_s))
     beyond = np.sqrt((unmeasured_logs(adapted, f, log_s, corrections) ** 2).sum(1))
     if np.any(f.stall_chance):
-        stalled = beyond_by_stalls(f, adapted.effects, np.exp(log_s))
+        stalled = beyond_by_stalls(f, adapted.effects, np.exp(log_s), deviation)
         beyond[1] = np.hypot(beyond[1], stalled)
     return StepPrediction(log_s + adapted.offset, deviation, logs_of(corrections), beyond)
 

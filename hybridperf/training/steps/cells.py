@@ -65,7 +65,7 @@ _BLOCKS = 3  # layer, embedding, head
 _KERNEL_FIELDS = operator.attrgetter(
     "dtype", "quant", "attention", "attention_kernel", "framework", "grouped_experts", "routing",
     "adapters", "dropout", "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes",
-    "checkpoints", "context_messages",
+    "checkpoints", "context_messages", "fp8_param_gather",
 )  # fmt: skip
 _COUNTED = {"scatter": "gather_calls", "ring": "exchange_calls"}
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend

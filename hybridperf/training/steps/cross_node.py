@@ -19,6 +19,7 @@ import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
+from scipy.special import ndtri
 
 from hybridperf.engine.step_features import StepFeatures
 from hybridperf.model.step_effects import StepEffects
@@ -87,13 +88,18 @@ def stall_chance(config: TransformerConfig) -> float:
     return 1 / (1 + math.exp(-_LOG_ODDS - _LOG_ODDS_PER_DOUBLING * doublings * narrow))
 
 
-def beyond_by_stalls(f: StepFeatures, k: StepEffects, step_s: np.ndarray) -> np.ndarray:
-    """Log of a stalled step's seconds over the expected ones [N]; 0 where fewer than one step in
-    twenty stalls: an interval of nine in ten ends before that branch.
+def beyond_by_stalls(
+    f: StepFeatures, k: StepEffects, step_s: np.ndarray, deviation: np.ndarray | float = 0.0
+) -> np.ndarray:
+    """Log of what one step in twenty exceeds, over the expected seconds [N], where more than that
+    stall, else 0: a share of 0.05 / chance of stalled steps, which are as unsure as others are
+    (`deviation`, of the log).
     """
     messages = np.where(np.asarray(f.stages) == 2, waits.TWO_STAGES, waits.MORE_STAGES)
     longer = np.log1p(_stalls_s(f, k, messages) / step_s)
-    return np.where(np.asarray(f.stall_chance) > LIKELY_STALL, longer, 0.0)
+    chance = np.maximum(np.asarray(f.stall_chance), LIKELY_STALL)
+    beyond = longer + ndtri(1.0 - LIKELY_STALL / chance).clip(-1.0, None) * deviation
+    return np.where(chance > LIKELY_STALL, np.maximum(beyond, 0.0), 0.0)
 
 
 def stalled_s(f: StepFeatures, k: StepEffects, rows: Sequence[ResolvedRow]) -> np.ndarray:

@@ -34,8 +34,8 @@ _MEANING = {
     " beside the next forward pass; `overlap_shards`: of ZeRO-3; `overlap_sends`: of a pipeline",
     "gradient_bytes": "2 or 4, of a number that is reduced; `dropout` (yes, no); `optimizer` (adam,"
     " lamb, sgd); `expert_messages` (copies, nodes); `context_messages` (gather, ring); `routing`"
-    " (balanced, power_law_1.2); `fused_loss`, `grouped_experts` (yes, no); `checkpoints` (blocks,"
-    " ops)",
+    " (balanced, power_law_1.2); `fused_loss`, `grouped_experts`, `fp8_param_gather` (yes, no: of"
+    " products in 8 bits, weights travel so); `checkpoints` (blocks, ops)",
     "adapters": "rank of low-rank adapters beside attention, which alone are trained (LoRA)",
     "release": "year and month of the framework's release, as 26.06, else by `section`",
     "note": "of torchtitan: the words eager, or async TP; of megatron_core: GPT-NeoX, CUDA graphs",

@@ -61,7 +61,7 @@ _NAMED = (
 )  # fmt: skip
 _SWITCHED = (
     "overlap_gradients", "overlap_weights", "overlap_shards", "overlap_sends", "dropout",
-    "fused_loss", "grouped_experts",
+    "fused_loss", "grouped_experts", "fp8_param_gather",
 )  # fmt: skip
 _OF_ONE_ROW = ("id", "status", "step_time_s")
 _WORDS = tuple(name for name in READ if name not in (*_NUMBERS, *_OF_ONE_ROW))
@@ -337,8 +337,7 @@ class _Words:
 
     def _config(self, row: Record, tp: int) -> tuple[TransformerConfig, list[str]]:
         """(a config of any layout with a tensor-parallel degree like this, what is assumed)."""
-        habits = config_habits(self.habits, tp, self.model.dim)
-        given, assumed = row.text("precision"), list[str]()
+        habits, given, assumed = dict(self.habits), row.text("precision"), list[str]()
         if plain(given) in ("", "submission"):
             assumed.append(f"precision {habits['precision']} assumed")
         else:
@@ -349,7 +348,7 @@ class _Words:
             habits |= {"dtype": dtype, "quant": quant}
             if note := names.word("precision_note", given):
                 assumed.append(note)
-        habits |= _switches(row)
+        habits = config_habits(habits, tp, self.model.dim) | _switches(row)
         config = _config(self.model, tuple(config_fields(habits).items()))
         if config.attention != self.habits["attention"] and not row.text("attention"):
             assumed.append(

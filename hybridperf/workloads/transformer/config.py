@@ -22,7 +22,7 @@ from hybridperf.workloads.transformer.shape import SPLITS, TransformerShape, lay
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 _FLAGS = (
     "dropout", "fused_loss", "overlap_gradients", "overlap_shards", "overlap_weights",
-    "overlap_sends", "scatter_gather", "grouped_experts",
+    "overlap_sends", "scatter_gather", "grouped_experts", "fp8_param_gather",
 )  # fmt: skip
 _WORDS = {
     "attention": ("fused", "unfused"),
@@ -74,6 +74,8 @@ class TransformerConfig:
     overlap_shards: bool = True
     # weights that were updated in shards are gathered during the next step's first forward pass
     overlap_weights: bool = False
+    # weights of products in 8 bits travel so: Megatron's switch of that name
+    fp8_param_gather: bool = False
     overlap_sends: bool = False  # a stage computes while its result travels to the next
     # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
     scatter_gather: bool = False
@@ -183,6 +185,11 @@ class TransformerConfig:
     def reduced_bytes(self) -> float:
         """Of one gradient as ranks exchange it."""
         return self.element_bytes if self.gradient_bytes is None else float(self.gradient_bytes)
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Of one weight as shards are gathered; those of embeddings and norms are taken along."""
+        return 1.0 if self.fp8_param_gather and self.quant else self.element_bytes
 
     @property
     def trained_share(self) -> float:

@@ -60,6 +60,9 @@ _KNOWN = (
     # Megatron-LM from 2022 on (core/tensor_parallel/layers.py): products of weights' gradients add
     # to the fp32 buffer (fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32)
     Framework("megatron_2022", True, True, True, True, 1, 2, "never"),
+    # GPT-NeoX turns a part of queries and keys by scripted loops and joins it with the rest
+    # (megatron/model/transformer.py: cat forward; backward, a slice's gradient fills what it lacks)
+    Framework("gpt_neox", True, True, True, True, 3, 2, "always"),
     # a model written in PyTorch ops with the usual fused norm; linear layers add their bias in the
     # product
     Framework("eager", False, False, False, False, 5, 1, "repeated"),
@@ -95,9 +98,10 @@ def framework_habits() -> Mapping[str, Mapping[str, Any]]:
 
 
 @functools.cache
-def does(framework: str, habit: str) -> bool:
-    """Whether a framework has a habit."""
-    return framework_habits().get(framework, {}).get(habit) is True
+def does(framework: str, habit: str, dtype: str = "") -> bool:
+    """Whether a framework has a habit, in any number format or in one."""
+    habits = framework_habits().get(framework, {})
+    return (habits | habits.get(f"in_{dtype}", {})).get(habit) is True
 
 
 def settled(
@@ -128,12 +132,15 @@ def settled(
 
 
 def config_habits(habits: Mapping[str, Any], tp: int, head_dim: int) -> dict[str, Any]:
-    """A framework's habits at a tensor-parallel degree, which decides how the vocabulary is padded,
-    and for heads of a size, which decides whether its attention's kernel takes them.
+    """A framework's habits in their number format, which decides how gradients are summed, at a
+    tensor-parallel degree, which decides how the vocabulary is padded, and for heads of a size,
+    which decides whether its attention's kernel takes them.
     """
     found = dict(habits)
     if tp > 1 and "vocab_multiple_tp" in habits:
         found["vocab_multiple"] = habits["vocab_multiple_tp"]
+    if found["dtype"] == "bf16":
+        found |= habits.get("in_bf16", {})
     if head_dim > WIDEST_HEADS.get(habits.get("attention_kernel", ""), math.inf):
         found["attention"] = "unfused"
     return found

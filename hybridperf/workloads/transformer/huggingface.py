@@ -191,6 +191,8 @@ def _experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if shared := config.get("n_shared_experts"):
         found["shared_ffn"] = shared * fields["ffn"]
+    if step := config.get("interleave_moe_layer_step"):
+        found["dense_layers"] = fields["layers"] - fields["layers"] // step
     if (config.get("n_group") or 0) > 1:
         found |= {"expert_groups": config["n_group"], "topk_groups": config.get("topk_group")}
     if "kv_lora_rank" in config:
@@ -213,7 +215,8 @@ def _mixers(
     name: str, config: dict[str, Any], fields: dict[str, Any], longest: int | None
 ) -> dict[str, Any]:
     """What hybrids have before their MLPs, layer by layer, and the sizes of windows and scans."""
-    layers, window = fields["layers"], config.get("sliding_window")
+    layers, chunk = fields["layers"], config.get("attention_chunk_size")
+    window = config.get("sliding_window") or chunk
     experts: dict[str, Any] = {}
     if not config.get("use_sliding_window", True) or (longest and window and window >= longest):
         window = None
@@ -225,6 +228,8 @@ def _mixers(
         words = ["attention" if at in attending else "mamba" for at in range(layers)]
     else:
         words = config.get("layer_types") or config.get("layers_block_type") or []
+    if kinds := config.get("attn_type_list"):
+        words = ["full_attention" if one else "linear_attention" for one in kinds]
     if not words and (interval := config.get("full_attention_interval")):
         kinds = ("linear_attention", "full_attention")
         words = [kinds[(at + 1) % interval == 0] for at in range(layers)]
@@ -240,6 +245,8 @@ def _mixers(
             f"expected a word or letter for each of the {layers} layers of a {name}"
             f" (hybrid_override_pattern, layer_types), got {len(words)}"
         )
+    if chunk:  # taken for a window
+        words = ["sliding_attention" if one == "chunked_attention" else one for one in words]
     for word in words:
         if word not in _MIXERS:
             raise InputError(f"a {name} with {word!r} layers is not modelled; {_KNOWN_MIXERS} are")
@@ -249,7 +256,7 @@ def _mixers(
     if not set(mixers) - {"attention"}:
         return {}
     found: dict[str, Any] = {"mixers": mixers, "window": window or 0, **experts}
-    if "scan" in mixers and name == "minimax":  # lightning attention, arXiv 2501.08313
+    if "scan" in mixers and name.startswith("minimax"):  # lightning attention, arXiv 2501.08313
         heads, dim = fields["heads"], fields.get("head_dim") or fields["hidden"] // fields["heads"]
         own = {"chunk": config.get("block_size", 256), "rates": 0}
         found["scan"] = {"heads": heads, "groups": heads, "head_dim": dim, "state": dim, **own}

@@ -94,6 +94,10 @@ def self_attention(
         window = float(s.window) if windowed and s.window < length else 0.0
         sizes = (samples, attended, s.heads, s.dim, s.key_heads)
         core = kernels.fused_attention(*sizes, causal, window=window)
+        if does(config.framework, "packs_attention"):
+            for what in ("in another order", "joined"):
+                into += kernels.copy(f"queries, keys and values {what}", tokens, width)
+            core += kernels.copy("context", tokens, s.context_width)
     else:
         core = Piece()
         if s.key_heads != s.heads:

@@ -64,7 +64,7 @@ def head_passes(config: TransformerConfig) -> Passes:
 _OF_PASSES = (
     "dtype", "quant", "gpus_per_node", "attention", "attention_kernel", "framework", "dropout",
     "fused_loss", "vocab_multiple", "gradient_bytes", "expert_messages", "grouped_experts",
-    "routing", "adapters", "checkpoints", "context_messages",
+    "routing", "adapters", "checkpoints", "context_messages", "fp8_param_gather",
 )  # fmt: skip
 
 

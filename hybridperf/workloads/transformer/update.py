@@ -13,7 +13,7 @@ import itertools
 import math
 from typing import NamedTuple
 
-from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.ops import OpCall, OptimizerUpdate, Quantise, Reduction, op_by_name
 from hybridperf.workloads import ratios
 from hybridperf.workloads.transformer import counts, waits, zero
@@ -112,8 +112,8 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
     """Sums of so many gradients, in one piece."""
     if config.layout.shards_each_pass:
         return ()
-    whole = does(config.framework, "sums_whole_gradients") or not config.layout.zero
-    collective = "all_reduce" if whole else "reduce_scatter"
+    whole = does(config.framework, "sums_whole_gradients", canonical_dtype(config.dtype))
+    collective = "all_reduce" if whole or not config.layout.zero else "reduce_scatter"
     steps, replicas = [], config.group("replica")
     for count, group in zero.shared_out(weights, config):
         if not count or group.ranks == 1:

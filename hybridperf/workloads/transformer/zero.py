@@ -42,7 +42,7 @@ def shard_parameters(passes: Passes, weights: Weights, config: TransformerConfig
 def gathered(weights: Weights, config: TransformerConfig, part: Part) -> Steps:
     """Weights in shards on their way to all ranks that use them."""
     return tuple(
-        group.step("all_gather", count * config.element_bytes, part, "weights gathered")
+        group.step("all_gather", count * config.gathered_bytes, part, "weights gathered")
         for count, group in shared_out(weights, config)
         if count and group.ranks > 1
     )
