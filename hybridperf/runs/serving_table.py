@@ -158,10 +158,18 @@ def filled(found: Served, fit: ServingFit) -> Mapping[str, Any]:
     least = zip(found.memory, found.capacity, whole, strict=True)
     out["fits"] = np.array([one.sequences(gpu, tokens) >= 1.0 for one, gpu, tokens in least])
     columns = (rows, out["fits"], found.loops.slots, waits, found.memory, found.capacity)
-    whose = [fit.note_of(row) for row in rows]
+    whose = [
+        "; ".join(filter(None, (unmeasured_note(row.system) if bare else "", fit.note_of(row))))
+        for row, bare in zip(rows, found.unmeasured, strict=True)
+    ]
     parts = zip(*columns, whose, strict=True)
     out["note"] = np.array([_note(*part) for part in parts], object)
     return out
+
+
+def unmeasured_note(device: str) -> str:
+    """Of a GPU that no calibration is shipped of."""
+    return f"no op of {device} was measured: shares of the roofline that other GPUs reach"
 
 
 def _note(
