@@ -6,14 +6,15 @@ roofline as its reference device reaches.
 
 `t` is what an op's kernels take to fill and to empty a device (`FIXED_S` each, or what the op takes
 beyond the roofline, if less), which a faster memory makes no quicker: decoding steps of four GPUs
-left out in turn are 10.0 % off in the mean with it (`validate serving --tasks gpus`).
+left out in turn are 7.1 % off in the mean with it (`validate serving --tasks gpus`).
 
 The reference device is the shipped calibration of the same architecture, or generation, that has
-such ops; where there is none, that of the nearest peak. The last factor counts within an
-architecture alone and is never below 1: what more power gains nobody measured. Products in 16 bits
-on a device that was measured in 32 are no nearer their peak than those: tensor cores are fed by the
-same memory and heat the same chip. Where no calibration is shipped at all, a share that devices
-commonly reach is taken.
+such ops; where there is none, that of the nearest peak, and of equal ones that of the nearest
+memory. An op in FP4 takes the share of one in FP8 where no device has it. The last factor counts
+within an architecture alone and is never below 1: what more power gains nobody measured. Products
+in 16 bits on a device that was measured in 32 are no nearer their peak than those: tensor cores are
+fed by the same memory and heat the same chip. Where no calibration is shipped at all, a share that
+devices commonly reach is taken.
 
 Lookups go by caches that other GPUs show (`lookup_prior.py`), and so does how sure that is: a share
 of the roofline says little of another cache.
