@@ -91,6 +91,11 @@ def fit_of(rows: pd.DataFrame) -> ServingFit:
     good = np.logical_and.reduce(
         [(values > 0) & np.isfinite(values) for values in seconds.values()]
     )
+    if not good.any():
+        raise InputError(
+            f"expected seconds above zero in ttft_s and tpot_s of measured rows, got none in"
+            f" {len(rows)} rows"
+        )
     kept = rows[good].reset_index(drop=True)
     told = understood(kept)
     # one measurement under several names, or in two spellings of its layout, counts once

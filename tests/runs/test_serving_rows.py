@@ -125,6 +125,11 @@ def test_a_fit_learns_what_rows_share_and_is_kept(measured: pd.DataFrame, tmp_pa
     np.testing.assert_allclose(again["predicted_ttft_s"], found["predicted_ttft_s"])
 
 
+def test_measured_rows_without_seconds_are_refused(measured: pd.DataFrame) -> None:
+    with pytest.raises(InputError, match="seconds above zero in ttft_s and tpot_s"):
+        fit_of(measured.assign(ttft_s=-1.0))
+
+
 def test_columns_pass_through_in_order(measured: pd.DataFrame) -> None:
     rows = measured.drop(columns=["tpot_s", "ttft_s"]).assign(mine="x")
     found = predict_serving(rows).frame
