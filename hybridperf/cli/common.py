@@ -246,7 +246,7 @@ def times_in(text: str) -> float:
 
 def seconds_in(text: str) -> float:
     """A time such as `100ms` or `20m` in seconds."""
-    units = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    units = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
     unit = next((one for one in units if text.endswith(one)), "")
     scale, number = units.get(unit), text.removesuffix(unit)
     try:

@@ -19,14 +19,16 @@ def of_shape(
     from hybridperf.runs import serving_rows as names
     from hybridperf.runs.deployments import Question, deployments, precisions
     from hybridperf.runs.serving_machines import machine_of
+    from hybridperf.runs.serving_table import unmeasured_note
     from hybridperf.training.plans.economy import economy
     from hybridperf.workloads.transformer.zoo import load_shape
 
     for option, number in (("--gpus", gpus), ("--isl", isl), ("--osl", osl - 1), ("--top", top)):
         if number < 1:
-            raise wrong(f"expected {option} of at least {2 if option == '--osl' else 1}")
-    given = [Path(one) for one in (shape, system, device) if one.endswith((".toml", ".json"))]
-    common.table_ready(out, [*given, prices, requests], html=html)
+            least, given = (2, number + 1) if option == "--osl" else (1, number)
+            raise wrong(f"expected {option} of at least {least}, got {given}")
+    files = [Path(one) for one in (shape, system, device) if one.endswith((".toml", ".json"))]
+    common.table_ready(out, [*files, prices, requests], html=html)
     if trace and requests is None:
         raise wrong(f"expected --requests FILE with --trace {trace}, got none")
     recorded = open_loop.recorded(read_table(requests), trace) if requests else None
@@ -47,7 +49,8 @@ def of_shape(
         asked = open_loop.with_lengths_of(asked, recorded)
     rates = economy(model.device, prices)
     found = deployments(asked, rates)
-    notes += [one for one in (machine.note, *rates.notes) if one]
+    bare = "" if model.measured.families else unmeasured_note(model.device.id)
+    notes += [one for one in (machine.note, bare, *rates.notes) if one]
     limit = f", {sla}" if sla else ""
     lengths = f"{asked.prompt} + {asked.output} tokens"
     head = f"{sizes.name}: {lengths} on {gpus} x {model.device.name}{limit}"

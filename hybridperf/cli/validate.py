@@ -119,8 +119,7 @@ def validate(
         some = of if steps == "all" else of[: int(steps)]
         if ops and of is here.TORCH_STEPS:
             raise wrong("expected no --ops with a model of PyTorch, whose steps are not profiled")
-        known = here.TASKS if of is here.STEPS else here.TASKS[:1]  # the decoder is JAX'
-        asked = harness.tasks_of(names_in(tasks), known)
+        asked = harness.tasks_of(names_in(tasks), here.TASKS)
         here.run(loaded, folder, cores=cores, steps=some, ops=ops, tasks=asked)
     _found(folder)
 

@@ -108,7 +108,8 @@ class DeviceSpec(Spec):
         if rate is None:
             unknown_peak = f"device {self.id} has no known {dtype} peak ({unit} unit)"
             have = ", ".join(sorted(peaks))
-            raise InputError(f"{unknown_peak}, only {have}; give it in a device file")
+            how = "choose one of these, or give it in a device file"
+            raise InputError(f"{unknown_peak}, only {have}; {how}")
         return float(rate)
 
     def device(self, dtype: str = "fp32", unit: Unit = "vector") -> Device:

@@ -6,14 +6,15 @@ roofline as its reference device reaches.
 
 `t` is what an op's kernels take to fill and to empty a device (`FIXED_S` each, or what the op takes
 beyond the roofline, if less), which a faster memory makes no quicker: decoding steps of four GPUs
-left out in turn are 10.0 % off in the mean with it (`validate serving --tasks gpus`).
+left out in turn are 7.1 % off in the mean with it (`validate serving --tasks gpus`).
 
 The reference device is the shipped calibration of the same architecture, or generation, that has
-such ops; where there is none, that of the nearest peak. The last factor counts within an
-architecture alone and is never below 1: what more power gains nobody measured. Products in 16 bits
-on a device that was measured in 32 are no nearer their peak than those: tensor cores are fed by the
-same memory and heat the same chip. Where no calibration is shipped at all, a share that devices
-commonly reach is taken.
+such ops; where there is none, that of the nearest peak, and of equal ones that of the nearest
+memory. An op in FP4 takes the share of one in FP8 where no device has it. The last factor counts
+within an architecture alone and is never below 1: what more power gains nobody measured. Products
+in 16 bits on a device that was measured in 32 are no nearer their peak than those: tensor cores are
+fed by the same memory and heat the same chip. Where no calibration is shipped at all, a share that
+devices commonly reach is taken.
 
 Lookups go by caches that other GPUs show (`lookup_prior.py`), and so does how sure that is: a share
 of the roofline says little of another cache.
@@ -44,6 +45,7 @@ from hybridperf.model.platform import OpTable
 from hybridperf.ops import (
     FUSED,
     GROUPS,
+    DecodeAttention,
     EncoderAttention,
     Gemm,
     LatentAttention,
@@ -57,10 +59,12 @@ from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.roofline import RooflineKnobs
 
 # of any kernel on any GPU, believed
-FIXED_S = 4e-6
+FIXED_S = 5e-6
 # of experts: two grouped products; scores and choice of experts, three of a token's way to them,
-# activation, sum; of a quantised product: the matrix is quantised before it
-EXPERTS_KERNELS, QUANTISED_KERNELS = 8.0, 2.0
+# activation, sum; of a quantised product: the matrix is quantised before it; of one in FP8, whose
+# few tokens leave a device empty: parts of the inner dimension, and their sum; of attention that
+# decodes: the new keys and values on their way into the cache, parts of the keys, and their merge
+EXPERTS_KERNELS, QUANTISED_KERNELS, DECODE_KERNELS = 8.0, 2.0, 3.0
 
 
 class Calibration(Protocol):
@@ -120,6 +124,17 @@ def as_measured(model: Calibration, op: Op) -> Op:
     return other if same_rate and _in_slots(model, other) else op
 
 
+def _wider(op: Op) -> Op | None:
+    """A product of the next wider format, whose share of the roofline one in FP4 is believed to
+    reach where no device has measured such.
+    """
+    if isinstance(op, Gemm) and op.quant == "nvfp4":
+        return dataclasses.replace(op, dtype="fp8", quant="")
+    if isinstance(op, Moe) and op.quant == "nvfp4":
+        return dataclasses.replace(op, dtype="fp8", quant="fp8_block")
+    return None
+
+
 def reference_device(
     device: DeviceSpec, op: Op, models: Sequence[Calibration]
 ) -> Calibration | None:
@@ -132,9 +147,15 @@ def reference_device(
     if is_lookup(op):
         return None
     near = references_of(device, having) or list(having)
-    own = device.peak(op.peak_dtype, op.unit)
-    rates = {name: _rate(having[name].device, as_measured(having[name], op)) for name in near}
-    return having[min(near, key=lambda name: abs(np.log(rates[name] / own)))] if near else None
+    own = device.peak(op.peak_dtype, op.unit), device.memory_bytes_per_s
+
+    def apart(name: str) -> tuple[float, float]:
+        there = having[name].device
+        rates = _rate(there, as_measured(having[name], op)), there.memory_bytes_per_s
+        peak, bandwidth = np.abs(np.log(np.divide(rates, own)))
+        return round(peak, 2), bandwidth
+
+    return having[min(near, key=apart)] if near else None
 
 
 def priced_elsewhere(model: Calibration, calls: Sequence[OpCall]) -> tuple[np.ndarray, np.ndarray]:
@@ -245,11 +266,15 @@ def _believed(
     roofline_s = bare.op_seconds(bare.own_table(calls))
     over, fixed_s = np.ones(len(calls)), np.zeros(len(calls))
     by_reference: dict[str, tuple[Calibration | None, list[int]]] = {}
+    asked = list(calls)
     for at, call in enumerate(calls):
         found = reference_device(device, call.op, models)
+        if found is None and (wider := _wider(call.op)) is not None:
+            found = reference_device(device, wider, models)
+            asked[at] = dataclasses.replace(call, op=call.op if found is None else wider)
         by_reference.setdefault("" if found is None else found.device.id, (found, []))[1].append(at)
     for found, places in by_reference.values():
-        some = [calls[one] for one in places]
+        some = [asked[one] for one in places]
         if found is None:
             looked_up = [at for at in places if is_lookup(calls[at].op)]
             places = [at for at in places if not is_lookup(calls[at].op)]
@@ -304,7 +329,11 @@ def _kernels(op: Op) -> float:
     """That an op runs as, in tables of ops."""
     if isinstance(op, Moe):
         return EXPERTS_KERNELS
-    narrowed = isinstance(op, Gemm) and op.quant and SCHEMES[op.quant].narrow_bytes
+    if isinstance(op, DecodeAttention):
+        return DECODE_KERNELS
+    if not isinstance(op, Gemm):
+        return 1.0
+    narrowed = SCHEMES[op.quant].narrow_bytes if op.quant else op.dtype == "fp8"
     return QUANTISED_KERNELS if narrowed else 1.0
 
 

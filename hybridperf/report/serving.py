@@ -47,7 +47,12 @@ def serving_report(
     within = int(found["within"].sum())
     lines = [head, f"{len(found):,} deployments fit, {within:,} within the limits"]
     if not within:
-        lines.append("none is within the limits: those with most tokens/s/GPU follow")
+        least = (f"{name} {step_words(found[f'{name.lower()}_s'].min())}"
+                 for name in ("TTFT", "TPOT"))  # fmt: skip
+        lines.append(
+            f"none is within the limits: the least that any reaches is {' or '.join(least)}, alone;"
+            " the nearest to the limits follow"
+        )
     lines += ["", _table(found.head(count), money), *LEGEND]
     front = found[found["front"]].sort_values("tokens_per_s_user")
     lines += ["", "Front: none is better in both tokens/s/GPU and tokens/s/user"]

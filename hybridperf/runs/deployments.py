@@ -137,20 +137,23 @@ def precisions(model: PerfModel) -> list[str]:
 
 
 def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame:
-    """All deployments that fit, those within the limits first, by tokens/s and GPU; `chance`: that
-    the limits are kept.
+    """All deployments that fit, those within the limits first, by tokens/s and GPU; where none is,
+    the nearest to them first. `chance`: that the limits are kept.
 
     Raises:
         InputError: no engine fits on the GPUs.
     """
     found = _without_limits(_Alike(asked)).copy()
-    found["within"], found["chance"] = True, 1.0
+    beyond, found["chance"] = np.zeros(len(found)), 1.0
     for target, limit_s in (("ttft_s", asked.ttft_s), ("tpot_s", asked.tpot_s)):
-        found["within"] &= found[target] <= limit_s
+        beyond = np.maximum(beyond, found[target] / limit_s)
         seconds = (found[name].to_numpy() for name in (target, f"{target}_low", f"{target}_high"))
         found["chance"] *= chance_within(limit_s, *seconds)
     if economy is not None:
         found = found.assign(**_costs(found, economy))
+    found["within"] = beyond <= 1.0
+    if not found["within"].any():
+        return found.iloc[np.argsort(beyond, kind="stable")].reset_index(drop=True)
     order = ["within", "tokens_per_s_gpu", "tpot_s"]
     return found.sort_values(order, ascending=[False, False, True], ignore_index=True)
 

@@ -293,8 +293,13 @@ def _covariance(
     slopes = 1.0 + _SLOPES**2 * sizes[:, :2] @ other_sizes[:, :2].T
     out = np.zeros((len(mine), len(theirs)))
     same = {name: mine[:, at][:, None] == theirs[:, at] for at, name in enumerate(_WORDS)}
+    # a first token that two engines make waits for routers and links of its own system: of systems
+    # left out, what rows of others share makes its error 31 % in place of 27 %
+    own = np.array([TARGETS[here] == "ttft_s" and _APART in one[0] for one in words], bool)
     for level, width in _LEVELS.items():
         shared = np.logical_and.reduce([same[name] for name in level])
+        if "system" not in level:
+            shared &= ~own[:, None]
         out += width[here] ** 2 * shared * (slopes if "model" in level else 1.0)
     apart = ((sizes[:, None] - other_sizes[None]) ** 2).sum(-1)
     alike = np.logical_and.reduce(list(same.values()))

@@ -38,8 +38,9 @@ UNTOLD_DECODERS, UNTOLD_PREFILLERS = 3.0, 1.0
 ACCEPTANCE = 0.7
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 _TOO_WIDE = (
-    "tp_size {} is a total of GPUs, or no tensor-parallel degree that is known: how they are shared"
-    " out is not told; give tp_size, attention_dp_size, moe_tp_size, moe_ep_size of one engine"
+    "expected tp_size of 1, 2, 4, 8 or 16, GPUs that split each layer of one engine, got {}, a"
+    " total of GPUs: how they are shared out is not told; give tp_size, attention_dp_size,"
+    " moe_tp_size, moe_ep_size of one engine"
 )
 
 
@@ -154,8 +155,8 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         **_schemes(values, habits, machine, framework, bool(shape.experts)),
     }  # fmt: skip
     if "max_num_seqs" in values:
-        common["max_sequences"] = int(_number(values, "max_num_seqs"))
-    common |= {"drafted": int(_number(values, "drafted", 0.0)),
+        common["max_sequences"] = _count(values, "max_num_seqs", 1)
+    common |= {"drafted": _count(values, "drafted", 0, 0),
                "acceptance": _number(values, "acceptance", 0.0),
                "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
     found: dict[str, Any] = {
@@ -164,10 +165,11 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         "model": shape_name, "system": machine.device, "framework": framework,
         "version": str(values.get("backend_version", "")),
     }  # fmt: skip
-    if min(found["clients"], found["prompt"], found["output"]) < 1:
+    sizes = found["clients"], found["prompt"], found["output"]
+    if min(sizes) < 1:
+        given = ", ".join(f"{one:g}" for one in sizes)
         raise InputError(
-            "expected concurrency, isl and osl of at least 1 in a row of serving, got"
-            f" {found['clients']:g}, {found['prompt']:g}, {found['output']:g}"
+            f"expected concurrency, isl and osl of at least 1 in a row of serving, got {given}"
         )
     mode = str(values.get("mode", "agg"))
     if mode not in _APART:
@@ -178,13 +180,13 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     else:
         engine = Deployment(**common, **_layout(values, "", notes))
         values = {**_as_published(found, engine, values, notes), **values}
-    if not engine.drafted and (drafted := int(_number(values, "drafted", 0.0))):
+    if not engine.drafted and (drafted := _count(values, "drafted", 0, 0)):
         engine = dataclasses.replace(
             engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
         )
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
-        "chunk": max(_number(values, "max_num_batched_tokens", CHUNK), 1.0),
+        "chunk": float(_count(values, "max_num_batched_tokens", int(CHUNK))),
         "admission": _admission(values, engine),
     }  # fmt: skip
     if machine.note:
@@ -198,7 +200,7 @@ def _apart(
 ) -> tuple[Deployment, dict[str, Any]]:  # fmt: skip
     """(an engine that decodes, the other fields of a row whose prompts are computed apart)."""
     told = {"prefill_num_workers", "decode_num_workers"} <= {*values}
-    sizes = {kind: [int(_number(values, f"{kind}_{one}_size", 1.0)) for one in
+    sizes = {kind: [_count(values, f"{kind}_{one}_size") for one in
                     ("tp", "attention_dp")] for kind in ("prefill", "decode")}  # fmt: skip
     counts = (_number(values, "prefill_num_workers", 1.0),
               _number(values, "decode_num_workers", 1.0))  # fmt: skip
@@ -268,7 +270,7 @@ def _admission(values: Mapping[str, Any], engine: Deployment) -> Admission:
 def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str, Any]:
     """Who shares what of an engine, by its five columns."""
     names = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
-    tp, pp, dp, moe_tp, moe_ep = (int(_number(values, f"{kind}{one}", 1.0)) for one in names)
+    tp, pp, dp, moe_tp, moe_ep = (_count(values, f"{kind}{one}") for one in names)
     if moe_tp == moe_ep > 1 and moe_tp * moe_ep in (tp, dp) and min(tp, dp) == 1:
         notes.append(f"{moe_tp} x {moe_ep} experts on {tp * dp} are {moe_ep} GPUs")
         tp, dp = (moe_ep, 1) if tp > 1 else (1, moe_ep)
@@ -350,13 +352,26 @@ def _text(values: Mapping[str, Any], *names: str) -> str:
     raise InputError(f"expected a column {names[0]} in a row of serving, got none")
 
 
+def _count(values: Mapping[str, Any], name: str, default: int = 1, least: int = 1) -> int:
+    """A whole number."""
+    found = _number(values, name, float(default))
+    if found != int(found) or found < least:
+        raise InputError(f"expected a whole number of {least} or more in {name}, got {found:g}")
+    return int(found)
+
+
 def _number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    if name not in values and default is not None:
-        return default
+    if name not in values:
+        if default is not None:
+            return default
+        raise InputError(
+            f"expected a number in the column {name}, got none; `hybridperf serve --help` lists"
+            " the columns"
+        )
     try:
         found = float(values[name])
-    except (KeyError, TypeError, ValueError):
-        given = repr(values.get(name, "nothing"))
+    except (TypeError, ValueError):
+        given = repr(values[name])
         raise InputError(f"expected a number of zero or more in {name}, got {given}") from None
     if not 0 <= found < 1e9:
         expected = f"expected a number of zero or more in {name}"

@@ -36,9 +36,10 @@ _QUEUED = 0.7
 _COLD = {"sglang": 2.0}
 # shorter where an engine drafts and nothing tells it: 2.5 tokens a step at 1.3 times its seconds
 _DRAFTS = 0.65
-# of GPUs of which no op is measured: what steps by a reference device differ by from those of a
-# GPU's own ops, 0.13 of decoding and 0.17 of prompts (`validate serving --tasks gpus`)
-UNMEASURED = 0.2
+# of GPUs of which no op is measured: steps by a reference device differ from those of a GPU's own
+# ops by 0.07 of decoding and 0.10 of prompts in the mean (`validate serving --tasks gpus`), a new
+# generation's by twice that
+UNMEASURED = 0.12
 _MEAN = "ttft is the mean of a run{} in which all clients start at once"
 
 
@@ -91,6 +92,11 @@ def fit_of(rows: pd.DataFrame) -> ServingFit:
     good = np.logical_and.reduce(
         [(values > 0) & np.isfinite(values) for values in seconds.values()]
     )
+    if not good.any():
+        raise InputError(
+            f"expected seconds above zero in ttft_s and tpot_s of measured rows, got none in"
+            f" {len(rows)} rows"
+        )
     kept = rows[good].reset_index(drop=True)
     told = understood(kept)
     # one measurement under several names, or in two spellings of its layout, counts once
@@ -158,10 +164,18 @@ def filled(found: Served, fit: ServingFit) -> Mapping[str, Any]:
     least = zip(found.memory, found.capacity, whole, strict=True)
     out["fits"] = np.array([one.sequences(gpu, tokens) >= 1.0 for one, gpu, tokens in least])
     columns = (rows, out["fits"], found.loops.slots, waits, found.memory, found.capacity)
-    whose = [fit.note_of(row) for row in rows]
+    whose = [
+        "; ".join(filter(None, (unmeasured_note(row.system) if bare else "", fit.note_of(row))))
+        for row, bare in zip(rows, found.unmeasured, strict=True)
+    ]
     parts = zip(*columns, whose, strict=True)
     out["note"] = np.array([_note(*part) for part in parts], object)
     return out
+
+
+def unmeasured_note(device: str) -> str:
+    """Of a GPU that no calibration is shipped of."""
+    return f"no op of {device} was measured: shares of the roofline that other GPUs reach"
 
 
 def _note(

@@ -107,6 +107,13 @@ def test_those_within_the_limits_come_first_by_throughput(
     assert (found["tpot_s"] < found["tpot_s_high"]).all()
 
 
+def test_where_none_is_within_the_limits_the_nearest_comes_first(asked: Question) -> None:
+    found = deployments(dataclasses.replace(asked, ttft_s=1e-4, tpot_s=1e-5))
+    assert not found["within"].any()
+    beyond = np.maximum(found["ttft_s"] / 1e-4, found["tpot_s"] / 1e-5)
+    assert (np.diff(beyond) >= 0).all()
+
+
 def test_the_front_is_what_no_other_beats(found: pd.DataFrame) -> None:
     both = found[["tokens_per_s_gpu", "tokens_per_s_user"]].to_numpy()
     beaten = [((both >= one).all(1) & (both > one).any(1)).any() for one in both]

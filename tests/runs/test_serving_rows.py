@@ -50,7 +50,29 @@ def test_names_of_one_model_are_one() -> None:
 @pytest.mark.parametrize("tp", [12, 28, 36, 72])
 def test_totals_of_gpus_are_refused(tp: int) -> None:
     row = understood(table({**EXPERTS, "tp_size": tp, "moe_tp_size": tp}))[0]
-    assert "is a total of GPUs" in row.refused
+    assert "a total of GPUs" in row.refused
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"tp_size": 2.5}, "whole number of 1 or more in tp_size, got 2.5"),
+        ({"max_num_seqs": 0}, "whole number of 1 or more in max_num_seqs, got 0"),
+        ({"isl": None}, "expected a number in the column isl, got none"),
+        ({"osl": "many"}, "number of zero or more in osl, got 'many'"),
+    ],
+)
+def test_what_no_engine_has_is_refused_by_its_column(columns: dict, says: str) -> None:
+    assert says in understood(table({**DENSE, **columns}))[0].refused
+
+
+def test_a_gpu_that_nobody_measured_is_told() -> None:
+    here, there = (
+        predict_serving(table({**DENSE, "system": system})).frame["note"][0]
+        for system in ("h100_sxm", "l40s")
+    )
+    assert "was measured" not in here
+    assert "no op of l40s was measured" in there
 
 
 def test_kernels_follow_scheme_and_machine() -> None:
@@ -101,6 +123,11 @@ def test_a_fit_learns_what_rows_share_and_is_kept(measured: pd.DataFrame, tmp_pa
     fit.save(tmp_path / "serving.json")
     again = predict_serving(rows, fit=ServingFit.load(tmp_path)).frame
     np.testing.assert_allclose(again["predicted_ttft_s"], found["predicted_ttft_s"])
+
+
+def test_measured_rows_without_seconds_are_refused(measured: pd.DataFrame) -> None:
+    with pytest.raises(InputError, match="seconds above zero in ttft_s and tpot_s"):
+        fit_of(measured.assign(ttft_s=-1.0))
 
 
 def test_columns_pass_through_in_order(measured: pd.DataFrame) -> None:

@@ -87,8 +87,8 @@ def test_an_interval_ends_where_one_step_in_twenty_does_in_the_branch_that_stall
     """Drawn by hand: a stalled step or none, its log as unsure as another's."""
     rows = batch(cache, {"n_gpus": 256, "dp": 32}, {"pp": 1, "dp": 4})
     f, step_s, deviation = rows.features, np.array([0.5, 0.5]), np.array([0.1, 0.1])
-    found = beyond_by_stalls(f, medians(), step_s, deviation)
-    chance, extra = f.stall_chance[0], stalled_s(f, medians(), rows.rows)[0]
+    found = beyond_by_stalls(f, StepEffects(), step_s, deviation)
+    chance, extra = f.stall_chance[0], stalled_s(f, StepEffects(), rows.rows)[0]
     random = np.random.default_rng(0)
     stalls = random.random(100_000) < chance
     logs = np.log(step_s[0] + extra * stalls) + deviation[0] * random.standard_normal(100_000)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.model import load_model
+from hybridperf.model.reference_device import reference_device
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.validate.serving import choices, chosen, judged, points_of, splits
 from hybridperf.validate.serving_gpus import unmeasured
@@ -79,3 +80,20 @@ def test_a_gpu_left_out_is_priced_by_others_alone() -> None:
     assert bare < seconds[1] != seconds[0]
     alone = dataclasses.replace(left, references=None)
     assert float(alone.op_seconds(alone.table([call]))[0]) == bare
+
+
+def test_the_reference_of_a_new_gpu_has_the_nearest_peak_and_then_the_nearest_memory() -> None:
+    left = unmeasured(load_model("b200_sxm"))
+    found = reference_device(left.device, Gemm("bf16", 1.0, 1.0, 1.0), left.references())
+    assert found is not None
+    assert found.device.id == "h200_sxm"  # whose peak is that of h100_sxm
+    # a format that no other has takes the share of the next wider one: half the bytes, no floor
+    narrow, wide = (
+        OpCall(Gemm(dtype, 8.0, 65536.0, 8192.0, quant=quant))
+        for dtype, quant in (("fp4", "nvfp4"), ("fp8", ""))
+    )
+    four_s, eight_s = (float(left.op_seconds(left.table([one]))[0]) for one in (narrow, wide))
+    four_bare, eight_bare = (float(left.roofline_seconds(left.table([one]))[0])
+                             for one in (narrow, wide))  # fmt: skip
+    assert 0.5 < four_bare / eight_bare < 0.6
+    assert four_bare / eight_bare < four_s / eight_s < 1.0  # kernels' fixed time stays

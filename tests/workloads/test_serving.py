@@ -63,6 +63,16 @@ def test_fp8_products_have_static_scales_whose_matrix_some_engines_narrow_before
     assert quantised["vllm"] == [(16.0, 4096.0)] * 3 + [(16.0, 14336.0)]
 
 
+def test_fp4_products_of_few_tiles_share_out_their_inner_dimension() -> None:
+    served = Deployment(hp.load_shape("llama3-70b"), tp=8, quant="nvfp4")
+    for tokens, down in ((16.0, (16.0, 8192.0 * 2, 1792.0)), (2048.0, (2048.0, 8192.0, 3584.0))):
+        products = ops_of(list(ServedCalls(served, 8).products(tokens)), Gemm)
+        sizes = [(op.m, op.n, op.k) for op, _ in products]
+        # of 64 tiles on 148 SMs two halves of k, of 16 x 64 tiles the whole; as many flops
+        assert sizes[-1] == down
+        assert np.prod(sizes[-1]) == tokens * 8192 * 3584
+
+
 def test_experts_take_the_tokens_of_all_attention_ranks() -> None:
     served = Deployment(hp.load_shape("deepseek-v3"), attention_dp=8, expert_ep=8)
     kernels = list(ServedCalls(served, 8).products(4.0))

@@ -46,6 +46,10 @@ _STATE = "fp32"  # of a scan
 _STATIC = "fp8"
 # whose ops before a product write what it multiplies (TensorRT-LLM: RESIDUAL_RMS_NORM_QUANT_FP8)
 _NARROWS_BEFORE = ("trtllm",)
+# engines choose the kernel of each FP4 product when they start (TensorRT-LLM's AutoTuner,
+# FlashInfer's), where tables have one whose tiles walk along all of k, 1.7 us per 1,024 of it: few
+# tiles share k out to the other SMs (split-K), in pieces of 1,024 at least. B200's SMs
+_TUNED, _TILE, _SMS, _LEAST_K = "nvfp4", 128, 148, 1024
 
 
 class Kernel(NamedTuple):
@@ -269,6 +273,9 @@ class ServedCalls:
             if self.served.framework not in _NARROWS_BEFORE:
                 yield OpCall(Quantise("bf16", float(m), float(k), quant=quant))
             quant = ""
+        if quant == _TUNED:
+            pieces = max(min(_SMS // (-(-m // _TILE) * -(-n // _TILE)), k // _LEAST_K), 1.0)
+            n, k = n * pieces, k / pieces
         yield self._product(m, n, k, quant, _dtype(quant) if quant else _STATIC)
 
     def _product(self, m: float, n: float, k: float, quant: str, dtype: str = "bf16") -> OpCall:
