@@ -296,7 +296,8 @@ def _deviations(names: Sequence[str], which: np.ndarray, apart: int | None) -> n
     """
     here = {names[at] for at in np.unique(which)}
     bare = [unversioned(name) for name in names]
-    parts = ["" if apart is None else Implementation.parse(name).words[apart] for name in names]
+    words = [Implementation.parse(name).words for name in names]
+    parts = ["" if apart is None else "".join(each[apart : apart + 1]) for each in words]
     versioned = [name for name in sorted(here) if Implementation.parse(name).version]
     members = [(parts, 1.0, part) for part in dict.fromkeys(parts)]
     members += [(bare, 1.0, name) for name in sorted({unversioned(name) for name in here})]
