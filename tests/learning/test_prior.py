@@ -23,6 +23,7 @@ from hybridperf.learning.prior import (
     concatenate,
     family,
     train_family,
+    uninformed,
     trunk,
 )
 from hybridperf.learning.prior.form import WAVE_ROOFLINE, ClosedFormValues, slopes
@@ -195,6 +196,42 @@ def test_steps_one_after_the_other_bound_a_product_and_older_knobs_know_none() -
     older = WAVE_ROOFLINE.closed(theta[None, :5], work[None])
     assert np.exp(older.total[0]) < 1.1e-9
     assert older.position.shape == (1, len(WAVE_ROOFLINE.position))
+
+
+def test_decode_on_a_new_architecture_stands_half_way_to_whose_kernels_it_takes() -> None:
+    """Two devices where vLLM is twice as quick: elsewhere by the root, until it has rows of its own
+    or a reference, and never the other way.
+    """
+    ours, theirs = "generation_attention|vllm|bf16|", "generation_attention|trtllm|bf16|"
+    theta = np.tile(WAVE_ROOFLINE.start, (2, 1)) + np.log([[0.5], [1.0]]) * (np.arange(KNOBS) == 1)
+    knobs = ImplementationKnobs((ours, theirs), theta, theta.mean(0))
+    usual = population(WAVE_ROOFLINE, {"one": knobs, "two": knobs})
+    own, other = usual.mean_of((ours, theirs))
+    assert usual.taking == {ours: theirs}
+    start = usual.typical()
+    np.testing.assert_allclose(start.theta[start.implementations.index(ours)], (own + other) / 2)
+    np.testing.assert_allclose(start.theta[start.implementations.index(theirs)], other)
+    assert usual.with_references(["one"]).taking == {}
+    flagged = Inputs(("framework=trtllm", "framework=vllm"), np.tile([0.0, 1.0], (40, 1)))
+    rows = dataclasses.replace(
+        rows_of("new", 40, 2), implementation=np.full(40, ours, object), inputs=flagged, sizes=()
+    )
+    prior = dataclasses.replace(uninformed(rows), population=usual)
+    np.testing.assert_array_equal(prior.in_place_of_sources(rows).inputs.values[:, 0], 1.0)
+    time_s = np.exp(WAVE_ROOFLINE.log_s(own, rows.work()))
+    found = fit_new(usual, rows, time_s).of(np.array([ours], object))[0]
+    np.testing.assert_allclose(found, own, atol=0.02)
+
+
+def test_rows_of_one_framework_leave_the_knobs_of_another() -> None:
+    names = ("gemm|eager|bf16", "gemm|served|bf16")
+    knobs = ImplementationKnobs(names, np.tile(WAVE_ROOFLINE.start, (2, 1)), WAVE_ROOFLINE.start)
+    usual = population(WAVE_ROOFLINE, {"one": knobs, "two": knobs})
+    rows = dataclasses.replace(rows_of("new", 60, 3), implementation=np.full(60, names[0], object))
+    slow_s = 2 * np.exp(knobs.closed(rows).total)
+    moved = np.abs(fit_new(usual, rows, slow_s).theta - usual.mean_of(names)).max(1)
+    assert moved[0] > 0.3
+    assert moved[1] == 0
 
 
 def test_a_cache_serves_what_fits_and_older_knobs_know_none() -> None:

@@ -155,7 +155,9 @@ def _with_hits(memory: Any, odds: Any, cached: Any, module: Any) -> Any:
     """
     missed = 1.0 / (1.0 + module.exp(odds))
     # no log of a sum: knobs are complex where slopes are asked for
-    seconds = module.exp(memory) * missed + module.exp(module.minimum(memory, cached)) * (1 - missed)
+    seconds = module.exp(memory) * missed + module.exp(module.minimum(memory, cached)) * (
+        1 - missed
+    )
     return module.log(seconds)
 
 
