@@ -23,8 +23,8 @@ from hybridperf.learning.prior import (
     concatenate,
     family,
     train_family,
-    uninformed,
     trunk,
+    uninformed,
 )
 from hybridperf.learning.prior.form import WAVE_ROOFLINE, ClosedFormValues, slopes
 from hybridperf.learning.prior.knobs import (

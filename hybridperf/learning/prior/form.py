@@ -80,7 +80,7 @@ def slopes(form: ClosedForm, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
 
 
 STEP_S = 20e-9  # a usual step of a block on matrix units
-# of the bytes that load units take in: 18 a cycle and multiprocessor, as `gather_form` finds both on
+# of the bytes that load units take in: 18 a cycle and multiprocessor, which `gather_form` finds on
 # an RTX 3090 (L2 of 6 MiB) and on an RTX 4090 (72 MiB)
 _L2_SHARE = 0.28
 _SERIAL, _ODDS = 2, 4  # knobs of waves and steps; the first column of `work` that tells of L2

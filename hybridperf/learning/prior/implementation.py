@@ -53,9 +53,9 @@ class OpImplementation(NamedTuple):
         return (self.op, self.framework, self.dtype, *self.text)
 
 
-# Kernels that a library takes from another's as soon as an architecture has them: vLLM's decode and
-# experts are TensorRT-LLM's, by way of FlashInfer (vllm-project/vllm pull requests 19825 of Blackwell
-# and 43232 of Hopper). Its prompts are not, on any GPU measured.
+# Whose kernels a library takes where an architecture has them: vLLM's decode is TensorRT-LLM's by
+# way of FlashInfer (vllm-project/vllm pull requests 19825 of Blackwell, 43232 of Hopper). Of its
+# experts measured times say so; prompts take other kernels on every GPU measured.
 _TAKES_FROM = {("generation_attention", "vllm"): "trtllm", ("moe", "vllm"): "trtllm"}
 
 
