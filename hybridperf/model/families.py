@@ -52,7 +52,7 @@ _UNQUANTISED = {"bfloat16": "bf16", "float16": "fp16"}
 # accuracy without rows, and bring none with.
 _WITHOUT_WAVES = frozenset({"moe"})
 # Groups whose tables repeat an op on its data, so that L2 holds what fits. Cards of GDDR memory
-# gain most: six to seven times its rate on L40S and L4.
+# gain most: seven times its rate on L40S and L4.
 _CACHED = frozenset({
     "gemm", "gemm_transposed", "batched_gemm", "batched_gemm_transposed", "prefill_attention",
     "decode_attention",
