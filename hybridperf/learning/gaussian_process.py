@@ -249,8 +249,8 @@ def fit_hyper(start: HyperParameters, devices: Sequence[Examples], steps: int) -
     # a length of exp(4) times the start is as good as none
     near = [(at - 4.0, at + 4.0) for at in origin]
     options = {"maxiter": steps}
-    # several threads wait for each other on a busy machine: 200 rows took 101 s of processor time, 8
-    # since
+    # several threads wait for each other on a busy machine: 200 rows took 101 s of processor time
+    # with them, 8 without
     with threadpool_limits(1, user_api="blas"):
         found = scipy.optimize.minimize(
             objective, origin, jac=True, method="L-BFGS-B", bounds=near, options=options

@@ -174,11 +174,13 @@ class AlphaBytes:
 
     knobs = ("latency_s", "efficiency")
     position = ("bytes_over_latency",)
-    apart: int | None = None
     start = np.log([1e-5, 0.5])
     start_spread = np.array([1.0, 1.0])
     least_spread = np.array([0.1, 0.1])
     known_spread: Mapping[str, float] = {}
+
+    def shared(self, words: tuple[str, ...]) -> str:
+        return words[0]
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         return np.log(np.exp(theta[..., 0]) + work[..., 0] / np.exp(theta[..., 1]))
@@ -223,15 +225,20 @@ def test_decode_on_a_new_architecture_stands_half_way_to_whose_kernels_it_takes(
     np.testing.assert_allclose(found, own, atol=0.02)
 
 
-def test_rows_of_one_framework_leave_the_knobs_of_another() -> None:
-    names = ("gemm|eager|bf16", "gemm|served|bf16")
-    knobs = ImplementationKnobs(names, np.tile(WAVE_ROOFLINE.start, (2, 1)), WAVE_ROOFLINE.start)
+@pytest.mark.parametrize(("op", "alike"), [("gemm", 0), ("moe", 1)])
+def test_rows_move_what_shares_a_format_or_a_framework(op: str, alike: int) -> None:
+    """Rows of the first: products move with those of their format, others by their framework."""
+    names = tuple(f"{op}|{rest}" for rest in ("eager|bf16", "served|bf16", "eager|fp8"))
+    knobs = ImplementationKnobs(names, np.tile(WAVE_ROOFLINE.start, (3, 1)), WAVE_ROOFLINE.start)
     usual = population(WAVE_ROOFLINE, {"one": knobs, "two": knobs})
     rows = dataclasses.replace(rows_of("new", 60, 3), implementation=np.full(60, names[0], object))
     slow_s = 2 * np.exp(knobs.closed(rows).total)
-    moved = np.abs(fit_new(usual, rows, slow_s).theta - usual.mean_of(names)).max(1)
-    assert moved[0] > 0.3
-    assert moved[1] == 0
+    found = fit_new(usual, rows, slow_s)
+    mean = usual.mean_of(found.implementations)
+    moved = dict(zip(found.implementations, np.abs(found.theta - mean).max(1), strict=True))
+    assert moved[names[0]] > 0.3
+    assert moved[names[1 + alike]] > 0.1
+    assert moved[names[2 - alike]] == 0
 
 
 def test_a_cache_serves_what_fits_and_older_knobs_know_none() -> None:

@@ -54,8 +54,8 @@ class OpImplementation(NamedTuple):
 
 
 # Whose kernels a library takes where an architecture has them: vLLM's decode is TensorRT-LLM's by
-# way of FlashInfer (vllm-project/vllm pull requests 19825 of Blackwell, 43232 of Hopper). Of its
-# experts measured times say so; prompts take other kernels on every GPU measured.
+# way of FlashInfer (vllm-project/vllm, pull requests 19825 of Blackwell and 43232 of Hopper). Of
+# its experts measured times say so; prompts take other kernels on every GPU measured.
 _TAKES_FROM = {("generation_attention", "vllm"): "trtllm", ("moe", "vllm"): "trtllm"}
 
 

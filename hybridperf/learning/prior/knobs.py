@@ -311,7 +311,8 @@ def fit_new(prior: Population, rows: PriorRows, time_s: np.ndarray) -> Implement
     absent = np.setdiff1d(np.arange(len(names)), which)
     if len(absent):
         mean[absent] = prior.below_the_peak([names[at] for at in absent])
-    deviations = _deviations(names, which, rows.form.apart)
+    parts = [rows.form.shared(Implementation.parse(name).words) for name in names]
+    deviations = _deviations(names, which, parts)
     theta = _map_fit(
         rows.form, mean, which, rows.work(), log_time, spread, _NEW_LOSS_SCALE, deviations
     )
@@ -319,16 +320,14 @@ def fit_new(prior: Population, rows: PriorRows, time_s: np.ndarray) -> Implement
     return ImplementationKnobs(names, theta, theta.mean(0))
 
 
-def _deviations(names: Sequence[str], which: np.ndarray, apart: int | None) -> np.ndarray:
+def _deviations(names: Sequence[str], which: np.ndarray, parts: Sequence[str]) -> np.ndarray:
     """How implementations [G] deviate together [G, deviations], in units of the spread.
 
-    Deviations are of the device (by the word `apart`), and of the implementations and versions that
-    have rows.
+    Deviations are of the device (each of its `parts` [G] by itself), and of the implementations and
+    versions that have rows.
     """
     here = {names[at] for at in np.unique(which)}
     bare = [unversioned(name) for name in names]
-    words = [Implementation.parse(name).words for name in names]
-    parts = ["" if apart is None else "".join(each[apart : apart + 1]) for each in words]
     versioned = [name for name in sorted(here) if Implementation.parse(name).version]
     members = [(parts, 1.0, part) for part in dict.fromkeys(parts)]
     members += [(bare, 1.0, name) for name in sorted({unversioned(name) for name in here})]
