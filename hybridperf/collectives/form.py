@@ -76,11 +76,14 @@ class AlphaBeta:
         "bytes_over_fixed", "small_over_large", "body_over_floor", "inside_over_across",
         "large_bound", "total_over_floor",
     )  # fmt: skip
-    apart: int | None = 2  # the link
     start = np.log([8e-6, 1.5e-6, 5e-6, 0.7, 5e-6, 0.7, 0.7, 1.5, 0.3, 1.5])
     start_spread = np.array([1.0, 1.0, 1.0, 0.7, 1.0, 0.4, 0.5, 0.7, 0.7, 0.5])
     least_spread = np.array([0.2, 0.25, 0.3, 0.25, 0.3, 0.1, 0.15, 0.2, 0.2, 0.1])
     known_spread: Mapping[str, float] = {"sharpness": 0.2}
+
+    def shared(self, words: tuple[str, ...]) -> str:
+        """The link."""
+        return words[2]
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         return np.asarray(np.log(parts(theta, work, np).total))

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import scipy
+from threadpoolctl import threadpool_limits
 
 from hybridperf.io.namespace import array_module, floats, put, root
 
@@ -248,9 +249,12 @@ def fit_hyper(start: HyperParameters, devices: Sequence[Examples], steps: int) -
     # a length of exp(4) times the start is as good as none
     near = [(at - 4.0, at + 4.0) for at in origin]
     options = {"maxiter": steps}
-    found = scipy.optimize.minimize(
-        objective, origin, jac=True, method="L-BFGS-B", bounds=near, options=options
-    )
+    # several threads wait for each other on a busy machine: 200 rows took 101 s of processor time
+    # with them, 8 without
+    with threadpool_limits(1, user_api="blas"):
+        found = scipy.optimize.minimize(
+            objective, origin, jac=True, method="L-BFGS-B", bounds=near, options=options
+        )
     return HyperParameters.of(found.x)
 
 

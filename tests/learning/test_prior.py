@@ -24,6 +24,7 @@ from hybridperf.learning.prior import (
     family,
     train_family,
     trunk,
+    uninformed,
 )
 from hybridperf.learning.prior.form import WAVE_ROOFLINE, ClosedFormValues, slopes
 from hybridperf.learning.prior.knobs import (
@@ -71,10 +72,10 @@ def rows_of(
 
 def true_theta(device: str, implementation: np.ndarray) -> np.ndarray:
     at = list(SPEEDS).index(device)
-    scatter = 0.15 * np.sin(np.arange(KNOBS) + at) * np.array([1, 1, 1, 0, 1, 0])
-    theta = np.log([4e-6, 0.6, 0.75, 2.0, 4e-7, 2e-8]) + scatter
+    scatter = 0.15 * np.sin(np.arange(KNOBS) + at) * np.array([1, 1, 1, 0, 1, 0, 0])
+    theta = np.log([4e-6, 0.6, 0.75, 2.0, 4e-7, 2e-8, 0.3]) + scatter
     return theta + np.where(implementation == "fused", 0.2, 0.0)[:, None] * np.array(
-        [-1.0, 1, 0, 0, 0, 0]
+        [-1.0, 1, 0, 0, 0, 0, 0]
     )
 
 
@@ -127,17 +128,19 @@ def test_the_closed_form_by_hand() -> None:
 
 def test_the_closed_form_is_monotone_in_work() -> None:
     random = np.random.default_rng(0)
-    theta, log_work = random.normal(size=(200, KNOBS)), random.normal(0, 4, (200, 4))
+    theta, log_work = random.normal(size=(200, KNOBS)), random.normal(0, 4, (200, 6))
     base = WAVE_ROOFLINE.log_s(theta, log_work)
     for column in range(4):
         more = log_work.copy()
         more[:, column] += 0.5
+        if column == 1:  # more bytes: L2 takes longer for them, too, and holds a smaller share
+            more[:, 4:] += 0.5 * np.array([-4.0, 1.0])
         assert (WAVE_ROOFLINE.log_s(theta, more) >= base).all()
 
 
 def test_derivatives_of_the_closed_form_are_those_of_differences() -> None:
     random = np.random.default_rng(1)
-    theta, log_work, step = random.normal(size=(20, KNOBS)), random.normal(0, 2, (20, 4)), 1e-6
+    theta, log_work, step = random.normal(size=(20, KNOBS)), random.normal(0, 2, (20, 6)), 1e-6
     for knob in range(KNOBS):
         moved = np.eye(KNOBS)[knob] * step
         difference = (
@@ -171,11 +174,13 @@ class AlphaBytes:
 
     knobs = ("latency_s", "efficiency")
     position = ("bytes_over_latency",)
-    apart: int | None = None
     start = np.log([1e-5, 0.5])
     start_spread = np.array([1.0, 1.0])
     least_spread = np.array([0.1, 0.1])
     known_spread: Mapping[str, float] = {}
+
+    def shared(self, words: tuple[str, ...]) -> str:
+        return words[0]
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         return np.log(np.exp(theta[..., 0]) + work[..., 0] / np.exp(theta[..., 1]))
@@ -193,6 +198,69 @@ def test_steps_one_after_the_other_bound_a_product_and_older_knobs_know_none() -
     older = WAVE_ROOFLINE.closed(theta[None, :5], work[None])
     assert np.exp(older.total[0]) < 1.1e-9
     assert older.position.shape == (1, len(WAVE_ROOFLINE.position))
+
+
+def test_decode_on_a_new_architecture_stands_half_way_to_whose_kernels_it_takes() -> None:
+    """Two devices where vLLM is twice as quick: elsewhere by the root, until it has rows of its own
+    or a reference, and never the other way.
+    """
+    ours, theirs = "generation_attention|vllm|bf16|", "generation_attention|trtllm|bf16|"
+    theta = np.tile(WAVE_ROOFLINE.start, (2, 1)) + np.log([[0.5], [1.0]]) * (np.arange(KNOBS) == 1)
+    knobs = ImplementationKnobs((ours, theirs), theta, theta.mean(0))
+    usual = population(WAVE_ROOFLINE, {"one": knobs, "two": knobs})
+    own, other = usual.mean_of((ours, theirs))
+    assert usual.taking == {ours: theirs}
+    start = usual.typical()
+    np.testing.assert_allclose(start.theta[start.implementations.index(ours)], (own + other) / 2)
+    np.testing.assert_allclose(start.theta[start.implementations.index(theirs)], other)
+    assert usual.with_references(["one"]).taking == {}
+    flagged = Inputs(("framework=trtllm", "framework=vllm"), np.tile([0.0, 1.0], (40, 1)))
+    rows = dataclasses.replace(
+        rows_of("new", 40, 2), implementation=np.full(40, ours, object), inputs=flagged, sizes=()
+    )
+    prior = dataclasses.replace(uninformed(rows), population=usual)
+    np.testing.assert_array_equal(prior.in_place_of_sources(rows).inputs.values[:, 0], 1.0)
+    time_s = np.exp(WAVE_ROOFLINE.log_s(own, rows.work()))
+    found = fit_new(usual, rows, time_s).of(np.array([ours], object))[0]
+    np.testing.assert_allclose(found, own, atol=0.02)
+
+
+@pytest.mark.parametrize(("op", "alike"), [("gemm", 0), ("moe", 1)])
+def test_rows_move_what_shares_a_format_or_a_framework(op: str, alike: int) -> None:
+    """Rows of the first: products move with those of their format, others by their framework."""
+    names = tuple(f"{op}|{rest}" for rest in ("eager|bf16", "served|bf16", "eager|fp8"))
+    knobs = ImplementationKnobs(names, np.tile(WAVE_ROOFLINE.start, (3, 1)), WAVE_ROOFLINE.start)
+    usual = population(WAVE_ROOFLINE, {"one": knobs, "two": knobs})
+    rows = dataclasses.replace(rows_of("new", 60, 3), implementation=np.full(60, names[0], object))
+    slow_s = 2 * np.exp(knobs.closed(rows).total)
+    found = fit_new(usual, rows, slow_s)
+    mean = usual.mean_of(found.implementations)
+    moved = dict(zip(found.implementations, np.abs(found.theta - mean).max(1), strict=True))
+    assert moved[names[0]] > 0.3
+    assert moved[names[1 + alike]] > 0.1
+    assert moved[names[2 - alike]] == 0
+
+
+def test_a_cache_serves_what_fits_and_older_knobs_know_none() -> None:
+    """By hand: all in L2, all in memory, half of it; L2 is never slower than memory."""
+    theta = np.log([1e-12, 1.0, 0.5, 9.0, 1e-9, 1e-12, 0.25])
+    nothing, even, memory_s, l2_s = 1e-30, 0.0, np.log(8e-6), np.log(1e-6)
+    work = np.array([[np.log(nothing), memory_s, -69, -69, odds, l2_s] for odds in (40, -40, even)])
+    seconds = np.exp(WAVE_ROOFLINE.log_s(theta, work))
+    assert seconds == pytest.approx([4e-6, 16e-6, 10e-6], rel=1e-4)
+    slow = WAVE_ROOFLINE.log_s(theta - np.eye(7)[6] * 5, work)
+    assert np.exp(slow) == pytest.approx(16e-6, rel=1e-4)
+    assert np.exp(WAVE_ROOFLINE.log_s(theta[:6], work)) == pytest.approx(16e-6, rel=1e-4)
+
+
+def test_rows_repeated_on_their_data_find_them_in_the_cache() -> None:
+    """Bytes at 0.8 of L2 hit by half; a cache that is not told holds nothing."""
+    rows = rows_of("new", 3, 0)
+    moved = np.array([4e7, 1e3, 1e12])
+    cached = dataclasses.replace(rows, bytes=moved, l2_bytes=5e7, l2_bytes_per_s=1e12).work()
+    np.testing.assert_allclose(cached[:, 4], [0, 4 * np.log(4e4), 4 * np.log(4e-5)], atol=1e-9)
+    np.testing.assert_allclose(cached[:, 5], np.log(moved / 1e12))
+    assert (dataclasses.replace(rows, bytes=moved).work()[:, 4] < -60).all()
 
 
 def test_a_new_form_is_fitted_without_a_derivative_by_hand() -> None:

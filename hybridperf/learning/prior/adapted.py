@@ -109,7 +109,8 @@ class Adapted:
         """As if the prediction without rows had no share."""
         knobs = self.knobs.including(self.prior.population, rows.implementation)
         on = knobs.closed(rows)
-        x, f, apart = self.prior.trunk(rows, on, self.params)
+        seen = rows if self.rows else self.prior.in_place_of_sources(rows)
+        x, f, apart = self.prior.trunk(seen, on, self.params)
         outside = self.sizes.outside(rows.inputs)
         beyond_prior = self.prior.sizes.outside(rows.inputs)
         module = array_module(outside, f)

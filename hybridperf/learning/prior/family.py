@@ -18,16 +18,18 @@ import jax
 import numpy as np
 
 from hybridperf.io.arrays import nested
+from hybridperf.io.namespace import array_module, put
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.gaussian_process import Examples, HyperParameters, under
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
 from hybridperf.learning.prior.form import ClosedFormValues
+from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.knobs import ImplementationKnobs, Population
 from hybridperf.learning.prior.machine import NO_FACTS, Machine
-from hybridperf.learning.prior.rows import PriorRows
+from hybridperf.learning.prior.rows import FamilyRows, PriorRows
 from hybridperf.learning.prior.trunk import BOUND, Standardiser
-from hybridperf.learning.residual import RANGE_SLACK_OCTAVES, Box
+from hybridperf.learning.residual import RANGE_SLACK_OCTAVES, Box, Inputs
 
 NOMINAL = 0.9  # share of measurements that an interval is to hold
 SLACK_OCTAVES = RANGE_SLACK_OCTAVES
@@ -98,6 +100,24 @@ class FamilyPrior:
         output, apart = trunk.evaluate(self.params if params is None else params, x)
         fade = self.sizes.fade(rows.inputs)
         return x, fade * unbounded(output), fade * apart
+
+    def in_place_of_sources(self, rows: PriorRows) -> PriorRows:
+        """Rows whose flags name the framework whose kernels they may run (`Population.taking`)."""
+        taking, names = self.population.taking, rows.inputs.names
+        if not taking or not isinstance(rows, FamilyRows):
+            return rows
+        found = {str(name) for name in rows.implementation} & taking.keys()
+        values = rows.inputs.values.copy()
+        for name in found:
+            mine = rows.implementation == name
+            for slot, raised in ((name, 0.0), (taking[name], 1.0)):
+                flag = f"framework={OpImplementation.parse(slot).framework}"
+                if flag not in names:  # of a table that has one framework alone
+                    names = (*names, flag)
+                    wider = [values, np.zeros((len(values), 1))]
+                    values = array_module(values).concatenate(wider, 1)
+                values = put(values, (mine, names.index(flag)), raised)
+        return dataclasses.replace(rows, inputs=Inputs(names, values))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file."""
@@ -320,7 +340,8 @@ def _cold_examples(
     prior: FamilyPrior, params: Any, rows: PriorRows, time_s: np.ndarray, usual: Population
 ) -> Examples:
     knobs = usual.typical().including(usual, rows.implementation)
-    return _examples(prior, params, rows, time_s, knobs)
+    prior = dataclasses.replace(prior, population=usual)
+    return _examples(prior, params, prior.in_place_of_sources(rows), time_s, knobs)
 
 
 def _quantile_without_rows(hyper: HyperParameters, rows: Examples) -> float:

@@ -63,11 +63,15 @@ class GatherRoofline:
     position: tuple[str, ...] = (
         "hit", "again_over_traffic", "longest_over_traffic", "floor_over_traffic", "above_floor",
     )  # fmt: skip
-    apart: int | None = None
     start = np.log([5e-6, 0.6, 0.8, 3.5, 1.0, 1.0, 100.0, 20e-9, 40e-9, 0.8, 1.0, 1.0])
     start_spread = np.array([0.4, 0.4, 0.15, 0.25, 0.2, 0.2, 0.5, 1.0, 1.0, 0.35, 0.35, 0.4])
     least_spread = np.array([0.2, 0.1, 0.1, 0.15, 0.2, 0.2, 0.3, 0.4, 0.4, 0.2, 0.2, 0.1])
     known_spread: Mapping[str, float] = {}
+
+    def shared(self, words: tuple[str, ...]) -> str:
+        """Nothing: all kernels of a device move together."""
+        del words
+        return ""
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         return np.asarray(np.log(_parts(theta, work)["total"]))

@@ -53,6 +53,20 @@ class OpImplementation(NamedTuple):
         return (self.op, self.framework, self.dtype, *self.text)
 
 
+# Whose kernels a library takes where an architecture has them: vLLM's decode is TensorRT-LLM's by
+# way of FlashInfer (vllm-project/vllm, pull requests 19825 of Blackwell and 43232 of Hopper). Of
+# its experts measured times say so; prompts take other kernels on every GPU measured.
+_TAKES_FROM = {("generation_attention", "vllm"): "trtllm", ("moe", "vllm"): "trtllm"}
+
+
+@functools.cache
+def taken_from(text: str) -> str:
+    """The implementation whose kernels this one may run on a new architecture; "" for none."""
+    words, version = Implementation.parse(text)
+    source = _TAKES_FROM.get(words[:2]) if len(words) > 1 else None  # type: ignore[call-overload]
+    return str(Implementation((words[0], source, *words[2:]), version)) if source else ""
+
+
 class CollectiveImplementation(NamedTuple):
     """How a collective was run: the words of its `Implementation`."""
 

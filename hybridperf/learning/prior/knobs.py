@@ -24,7 +24,7 @@ import numpy as np
 import scipy
 
 from hybridperf.learning.prior.form import ClosedForm, ClosedFormValues, slopes
-from hybridperf.learning.prior.implementation import Implementation, unversioned
+from hybridperf.learning.prior.implementation import Implementation, taken_from, unversioned
 from hybridperf.learning.prior.machine import NO_FACTS, OF_THE_PEAK, Machine
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.robust import huber_data_only
@@ -191,7 +191,37 @@ class Population:
     def typical(self) -> ImplementationKnobs:
         """Knobs of a device of which nothing was measured."""
         theta = self.below_the_peak(self.implementations)
+        theta = self.halfway(self.implementations, theta)
         return ImplementationKnobs(self.implementations, theta, theta.mean(0))
+
+    @functools.cached_property
+    def taking(self) -> dict[str, str]:
+        """Implementations that may run another's kernels on a device whose references show neither,
+        and which.
+
+        Devices left out: vLLM's decode on A100, B200, H100, H200 15.1, 38.1, 22.6, 23.1 % by its
+        own knobs and 14.8, 25.7, 19.4, 20.1 by half way to TensorRT-LLM's and the other's place in
+        the networks; experts 28.5, 63.0, 33.1, 32.5 and 30.2, 54.9, 30.4, 28.7 %.
+        """
+        pairs = ((name, taken_from(name)) for name in self.implementations)
+        return {
+            name: source
+            for name, source in pairs
+            if source in self.implementations and unversioned(name) not in self._of_references
+        }
+
+    def halfway(
+        self, names: Sequence[str], theta: np.ndarray, which: Sequence[int] | None = None
+    ) -> np.ndarray:
+        """Knobs [len(names), K] of which those `which` may run another's kernels, all if not given,
+        stand half way to the other's.
+        """
+        at = {name: place for place, name in enumerate(names)}
+        out = theta.copy()
+        for place in range(len(names)) if which is None else which:
+            if (source := self.taking.get(names[place])) in at:
+                out[place] = (theta[place] + theta[at[source]]) / 2
+        return out
 
     def below_the_peak(self, implementations: Sequence[str]) -> np.ndarray:
         """`mean_of` implementations that a device did not measure: what its references did not
@@ -281,22 +311,23 @@ def fit_new(prior: Population, rows: PriorRows, time_s: np.ndarray) -> Implement
     absent = np.setdiff1d(np.arange(len(names)), which)
     if len(absent):
         mean[absent] = prior.below_the_peak([names[at] for at in absent])
-    deviations = _deviations(names, which, rows.form.apart)
+    parts = [rows.form.shared(Implementation.parse(name).words) for name in names]
+    deviations = _deviations(names, which, parts)
     theta = _map_fit(
         rows.form, mean, which, rows.work(), log_time, spread, _NEW_LOSS_SCALE, deviations
     )
+    theta = prior.halfway(names, theta, absent.tolist())
     return ImplementationKnobs(names, theta, theta.mean(0))
 
 
-def _deviations(names: Sequence[str], which: np.ndarray, apart: int | None) -> np.ndarray:
+def _deviations(names: Sequence[str], which: np.ndarray, parts: Sequence[str]) -> np.ndarray:
     """How implementations [G] deviate together [G, deviations], in units of the spread.
 
-    Deviations are of the device (by the word `apart`), and of the implementations and versions that
-    have rows.
+    Deviations are of the device (each of its `parts` [G] by itself), and of the implementations and
+    versions that have rows.
     """
     here = {names[at] for at in np.unique(which)}
     bare = [unversioned(name) for name in names]
-    parts = ["" if apart is None else Implementation.parse(name).words[apart] for name in names]
     versioned = [name for name in sorted(here) if Implementation.parse(name).version]
     members = [(parts, 1.0, part) for part in dict.fromkeys(parts)]
     members += [(bare, 1.0, name) for name in sorted({unversioned(name) for name in here})]
