@@ -170,8 +170,8 @@ KNOWN = (
         " a part of the messages hides; seven pairs of torchtitan's runs, async against plain, hide"
         " 4 to 14 % of a step"),
     Known(("eager_pytorch", "torchtitan"), ("Hopper sm_90",), ("launch_s",), 0.54,
-        "hosts of Hopper cards are quicker than those of the traces: 24 us for an op of 52 eager"
-        " steps on an H100 and an H200 (`calibration/measured`; workloads/torch/launches.py)"),
+        "hosts of Hopper cards are quicker than those of the traces: 24 us for an op in the mean of"
+        " 52 eager steps on an H100 and an H200 (`calibration/measured`)"),
     Known(("eager_pytorch",), ("Hopper sm_90",), ("backward_launch",), 1.6,
         "of layouts, whose updated tensors are not counted: the same hosts take 25 to 45 us for an"
         " op of a step that trains, its optimizer's 2 ms apart"),

@@ -175,6 +175,10 @@ def _graph(
             )
             after = []
             last = node if stream == COMPUTE else last
+    if any(op.phase == OPTIMIZER for op, _ in placed):
+        nothing, host = GivenSeconds(0.0, "launch"), launches.of_update
+        done = row(nothing, StepPlace())
+        graph.op(done, label="update", stream=COMPUTE, launch_row=row(nothing, host))
     return graph.build(), rows
 
 
