@@ -30,7 +30,7 @@ def test_a_host_issues_ops_and_updates_tensors() -> None:
     x = torch.zeros(8, 64)
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     run = capture(net, (x,), train=False)
-    assert launches(run) == pytest.approx(3)  # an op each
+    assert launches(run) == pytest.approx(2 * 1.65 + 0.75)  # two products, a loop
     assert launches(run, compiled=True) < 3
     plain = capture(lambda x: net(x).sum(), (x,))
     sgd = torch.optim.SGD(net.parameters(), lr=1e-3)
@@ -39,7 +39,7 @@ def test_a_host_issues_ops_and_updates_tensors() -> None:
     few = capture(lambda x: net[0](x).sum(), (x,), optimizer=torch.optim.SGD(net[0].parameters()))
     alone = capture(lambda x: net[0](x).sum(), (x,))
     more = launches(updated) - launches(plain) - launches(few) + launches(alone)
-    assert more == pytest.approx(2 * 2.7)  # of two more tensors, whatever else an update does
+    assert more == pytest.approx(2 * 2.15)  # of two more tensors, whatever else an update does
 
 
 def test_a_norm_of_turned_words_copies_them_first() -> None:
@@ -134,3 +134,33 @@ def test_channels_of_a_bilinear_image_come_one_after_the_other() -> None:
     assert np.abs(wrong).max() < np.log(2.5)
     assert np.abs(wrong).mean() < np.log(1.7)
     assert op(4, 64, 16).op.work().bytes > 10 * op(4, 64, 16, last=True).op.work().bytes
+
+
+def test_known_statistics_scale_an_image_number_by_number() -> None:
+    """In inference, as an H200 took it: numbers of two bytes are no quicker than those of four."""
+
+    def op(shape, dtype, last=False):
+        form = torch.channels_last if last else torch.contiguous_format
+        norm = nn.BatchNorm2d(shape[1]).to(dtype).eval()
+        x = torch.zeros(shape, dtype=dtype).to(memory_format=form)
+        (one,) = (
+            one for one in capture(norm, (x,), train=False).ops if "batch_norm" in one.call.kind
+        )
+        return kernels(one.call)[0]
+
+    half, single = (op((8, 32, 64, 64), one) for one in (torch.bfloat16, torch.float32))
+    assert half.op.work().bytes == single.op.work().bytes
+    assert op((8, 32, 64, 64), torch.float32, last=True).op.work().bytes < single.op.work().bytes
+
+    rows = measured("batch norm 0", "h200_sxm")
+    rows = rows[~rows["key"].str.contains("last") & (rows["rows"] * rows["cols"] > 2e6)]
+    assert len(rows) >= 4
+    formats = {"bf16": torch.bfloat16, "fp32": torch.float32}
+    sizes = [[int(size) for size in one.split()[3:6]] for one in rows["key"]]
+    calls = [
+        call_in_step(op((images, channels, side, side), formats[dtype]))
+        for (images, channels, side), dtype in zip(sizes, rows["dtype"], strict=True)
+    ]
+    ours = 1.25 * np.asarray(price(hp.load_model("h200_sxm"), calls).seconds)
+    wrong = np.log(ours / rows["time_s"].to_numpy())
+    assert np.abs(np.median(wrong)) < 0.2

@@ -45,6 +45,10 @@ _REGISTERED = ((1, 1, 0), (2, 1, 0), (1, 0, 1), (2, 0, 1), (1, 2, 1), (1, 8, 1),
 # two sums of products (4), the difference of three terms scaled (6)
 LAYER_NORM_BACKWARD_FLOPS = 10
 _GRADIENT_FIRST = ("native_batch_norm_backward", "native_group_norm_backward")
+# Of a number that is read and written by itself (aten/src/ATen/native/cuda/Normalization.cuh):
+# known means and variances scale an image's channels on an H200 by 1.3 times the bytes of four-byte
+# numbers, and numbers of two bytes no quicker (6 large ones in `calibration/measured`)
+_SINGLY_BYTES = 10.0
 _BATCH_NORM_BACKWARD_FLOPS = 11  # the same, with the scale's and shift's gradients as by-products
 
 _LIKELIHOODS = ("nll_loss_forward", "nll_loss2d_forward")  # of rows, of pixels
@@ -201,6 +205,8 @@ def norm(call: TorchCall) -> Ops:
         needs(len(x.shape) > 1)
         if backward:
             return loop(x, 2 * x.bytes, _BATCH_NORM_BACKWARD_FLOPS, 0)
+        if call.value(5) is False and not _channels_last(x):
+            return loop(x, _SINGLY_BYTES * x.elements - x.bytes, 2, 0)
         return in_rows(ops.Norm, x, x.shape[1])
     if "group_norm" in kind:
         if backward:
