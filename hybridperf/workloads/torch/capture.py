@@ -42,6 +42,7 @@ class Captured:
     peak_bytes: float  # the most that was alive at once
     kept_bytes: float  # of that, what is there before a step and after it
     notes: tuple[str, ...] = ()
+    updated: int = 0  # tensors that the optimizer updates
 
 
 def capture(
@@ -90,8 +91,9 @@ def capture(
                 run_step(fn, given[0], updates, train, kwargs=given[1])
         kept_bytes = seen.tally.alive_bytes
         return Captured(
-            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, kept_bytes, tuple(notes)
-        )
+            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, kept_bytes, tuple(notes),
+            seen.updated,
+        )  # fmt: skip
 
 
 def _name(fn: Any) -> str:

@@ -36,6 +36,7 @@ from hybridperf.workloads.torch.loops import (
 )
 from hybridperf.workloads.torch.ops import RULES, kernels
 from hybridperf.workloads.torch.products import recurrent_on_cpu
+from hybridperf.workloads.torch.tables import added_rows, sorted_keys
 
 # flops per element; those that also say where they found it are not vectorised
 _SUMMED_FLOPS = {"var": 3, "std": 3, "var_mean": 3, "std_mean": 3, "norm": 2}
@@ -72,8 +73,13 @@ def _without(kind: type) -> Rule:
 def _table_gradient(call: TorchCall) -> Ops:
     """Zeros as large as the table, then rows added."""
     needs(call.written)
-    zeros = loop(call.written[0], 0.0, 0, 0)
-    return zeros + _without(Sort)(call)[-1:]
+    return (*loop(call.written[0], 0.0, 0, 0), added_rows(call))
+
+
+def _bags_gradient(call: TorchCall) -> Ops:
+    """The same, sorted before."""
+    rows = added_rows(call)
+    return (*loop(call.written[0], 0.0, 0, 0), sorted_keys(rows), rows)
 
 
 def _put(call: TorchCall) -> Ops:
@@ -162,6 +168,7 @@ _RULES: dict[str, Rule] = {
     "_local_scalar_dense": lambda call: (),  # a number is at hand
     "convolution_backward": _without(Reduction),
     "embedding_dense_backward": _table_gradient,
+    **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _bags_gradient),
     "native_layer_norm_backward": _layer_norm_gradient,
     **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), recurrent_on_cpu),
 }

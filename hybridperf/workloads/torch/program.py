@@ -26,6 +26,7 @@ from hybridperf.workloads.in_program import MESSAGE_LAUNCH, refuse_unpriced, rol
 from hybridperf.workloads.own import labelled
 from hybridperf.workloads.torch.capture import Captured, capture
 from hybridperf.workloads.torch.fusion import PricedOp, fused
+from hybridperf.workloads.torch.launches import Launches
 from hybridperf.workloads.torch.messages import (
     COPIED_IN,
     GATHERED,
@@ -35,8 +36,9 @@ from hybridperf.workloads.torch.messages import (
 )
 from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
 from hybridperf.workloads.torch.ops import kernels
-from hybridperf.workloads.torch.record import BACKWARD, DISPATCHED, OPTIMIZER, WRAPPED, CapturedOp
+from hybridperf.workloads.torch.record import DISPATCHED, OPTIMIZER, WRAPPED, CapturedOp
 from hybridperf.workloads.torch.serial import calls_in_order
+from hybridperf.workloads.torch.stored_order import in_stored_order
 from hybridperf.workloads.transformer.in_step import call_in_step
 
 EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
@@ -102,10 +104,12 @@ def workload_of(
         raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
     if compiled:
         placed = fused(placed)
+    elif backend == "gpu":
+        placed = [(op, in_stored_order(op.call, calls)) for op, calls in placed]
     if backend == "cpu":
         graph, rows = _serial_graph(placed, captured, gpus_per_node)
     else:
-        graph, rows = _graph(placed, gpus_per_node, compiled)
+        graph, rows = _graph(placed, captured.updated, gpus_per_node, compiled)
     works = [(call.op.work(), call.times) for _, calls in placed for call in calls]
     left_out = Counter(op.call.kind for op in captured.ops if op.call.kind in ignored)
     return Workload(
@@ -131,7 +135,9 @@ def workload_of(
 Rows = dict[tuple[Call, StepPlace], int]
 
 
-def _graph(placed: Sequence[PricedOp], gpus_per_node: int, compiled: bool) -> tuple[Graph, Rows]:
+def _graph(
+    placed: Sequence[PricedOp], updated: int, gpus_per_node: int, compiled: bool
+) -> tuple[Graph, Rows]:
     """Kernels in the order issued; messages on a stream of their own, behind what they send.
 
     What reads a message's result comes after it; so does what made room for it (FSDP2's copies into
@@ -139,6 +145,7 @@ def _graph(placed: Sequence[PricedOp], gpus_per_node: int, compiled: bool) -> tu
     """
     graph, rows = GraphBuilder(), Rows()
     written: dict[int, int] = {}  # by storage, the message that wrote it last
+    launches = Launches(compiled, updated)
 
     def row(call: Call, place: StepPlace) -> int:
         return rows.setdefault((call, place), len(rows) + 1)
@@ -158,18 +165,20 @@ def _graph(placed: Sequence[PricedOp], gpus_per_node: int, compiled: bool) -> tu
             elif after:  # what waits hands on what it waited for
                 written |= {one.storage: after[-1] for one in op.call.written}
             continue
-        launch = GivenSeconds(0.0, "launch"), StepPlace("launch")
-        if op.phase == BACKWARD:  # an effect that multiplies: of one launch
-            launch = GivenSeconds(1.0, "launch"), StepPlace("backward_launch")
         stream = COMM if op.call.kind in COPIED_IN else COMPUTE
-        for kernel in calls:
+        for at, kernel in enumerate(calls):
             place = StepPlace(role_in_step(op, kernel))
+            launch = GivenSeconds(0.0, "launch"), launches.of(op, at > 0, kernel.times)
             called = row(as_run(op, kernel, compiled), place)
             node = graph.op(
                 called, label=label_of(op), stream=stream, after=after, launch_row=row(*launch)
             )
             after = []
             last = node if stream == COMPUTE else last
+    if any(op.phase == OPTIMIZER for op, _ in placed):
+        nothing, host = GivenSeconds(0.0, "launch"), launches.of_update
+        done = row(nothing, StepPlace())
+        graph.op(done, label="update", stream=COMPUTE, launch_row=row(nothing, host))
     return graph.build(), rows
 
 

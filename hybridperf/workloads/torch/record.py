@@ -52,7 +52,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             self.ops: list[CapturedOp] = []
             self.tally = StorageTally()
             self.again: list[Callable[[], Any]] = []
-            self.updating = 0
+            self.updating = self.updated = 0
             self.hooks: list[Any] = []
 
         def __enter__(self) -> Any:
@@ -69,6 +69,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
 
         def restart(self) -> None:
             self.ops.clear()
+            self.updated = 0
             self.tally.restart()
 
         def _begin_update(self, optimizer: Any, *_: Any) -> None:
@@ -80,6 +81,8 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             if backend == "gpu":
                 _as_on_gpus(optimizer)
             self.updating += 1
+            for group in optimizer.param_groups:
+                self.updated += sum(one.grad is not None for one in group["params"])
 
         def _end_update(self, *_: Any) -> None:
             self.updating -= 1
