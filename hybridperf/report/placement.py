@@ -29,8 +29,11 @@ def placements_report(found: pd.DataFrame, gpus: int, step: PlacedStep) -> str:
             seconds(row.step_s), f"{seconds(row.low_s)} to {seconds(row.high_s)}",
             f"{row.slow_down:.3f}", f"{row.low_slow_down:.3f} to {row.high_slow_down:.3f}",
         ])  # fmt: skip
+    size = f"all-reduce of {quantity(step.all_reduce_bytes, 'B')}"
+    if step.shape is not None:
+        size = f"steps of {step.shape.name}, {step.micro_batch} samples a GPU; bus of an {size}"
     legend = (
-        f"{gpus} GPUs, all-reduce of {quantity(step.all_reduce_bytes, 'B')}; slow-down: over the"
+        f"{gpus} GPUs, {size}; slow-down: over the"
         " best GPUs of the empty topology, both with the same error of links; worst: of those free"
     )
     return table(headers, rows) + "\n" + legend
