@@ -93,9 +93,8 @@ class UnlikeStep:
 
     @functools.cached_property
     def worker_waits_s(self) -> np.ndarray:
-        """Seconds that each worker waits for the others: of the step, what it would be shorter by if
-        their own work took no time; what it waits for by itself (launches, messages) does not count
-        [workers].
+        """Seconds that each worker waits for the others: by how much the step would be shorter if
+        their own work took no time; its own launches and messages do not count [workers].
         """
         many = len(self.names)
         alone = np.where(np.eye(many, dtype=bool), 1.0, _NO_TIME)
