@@ -71,11 +71,19 @@ def _slowest(times: Path | None, step: "UnlikeStep") -> dict[str, float]:
         seconds = number_columns(
             frame, {"time_s": Numbers(1e-12, 1e12)}, "time", ("iteration", "worker")
         )
-        wide = (
-            frame.assign(time_s=seconds["time_s"])
-            .pivot_table(index="iteration", columns="worker", values="time_s")
-            .dropna()
+        wide = frame.assign(time_s=seconds["time_s"]).pivot_table(
+            index="iteration", columns="worker", values="time_s"
         )
-        noise = WorkerNoise.of_times(wide.to_numpy(float))
+        whole = wide.dropna().to_numpy(float)
+        if whole.shape[1] < 2 or not len(whole):
+            raise common.wrong(
+                "expected an iteration with the times of all of two workers or more in"
+                f" {times}, got {len(wide)} iterations of {wide.shape[1]} workers, none of them"
+                " whole; leave out workers that were not always there"
+            )
+        if len(whole) < len(wide):
+            common.warn(f"{len(wide) - len(whole)} of {len(wide)} iterations of {times} lack the"
+                        " time of a worker and do not count")  # fmt: skip
+        noise = WorkerNoise.of_times(whole)
     drawn = noise.step_s(step)
     return {f"p{100 * end:.0f}_s": float(np.quantile(drawn, end)) for end in _ENDS}

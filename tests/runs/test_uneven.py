@@ -25,6 +25,11 @@ def test_like_workers_keep_even_shares_and_a_slow_one_gets_less() -> None:
     assert found.even.time_s == pytest.approx(3 * like.even.time_s, rel=0.05)
     assert found.best.time_s < 0.6 * found.even.time_s
     assert found.rows.wait_s[0] > found.rows.best_wait_s[0]
+    # alike workers wait for nobody, the slow one neither, the others for what it takes longer
+    assert like.rows.wait_s.tolist() == [0, 0]
+    assert found.rows.wait_s[1] < 0.01 * found.even.time_s
+    longer_s = found.even.time_s - like.even.time_s
+    assert found.rows.wait_s[0] == pytest.approx(longer_s, rel=0.02)
 
 
 def test_a_hopeless_worker_is_left_out_with_a_note() -> None:
@@ -67,3 +72,7 @@ def test_the_command(tmp_path, run) -> None:
     status, _, error = run(*words, "--times", tmp_path / "times.csv")
     assert status == 2
     assert "in time_s of time 1, got 'soon'" in error
+    (tmp_path / "times.csv").write_text("iteration,worker,time_s\n0,0,1\n1,1,2\n")
+    status, _, error = run(*words, "--times", tmp_path / "times.csv")
+    assert status == 2
+    assert "2 iterations of 2 workers, none of them whole" in error
