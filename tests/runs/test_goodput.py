@@ -76,8 +76,8 @@ def test_memory_that_loses_everything_is_storage_alone() -> None:
     assert goodput(kept).useful == pytest.approx(goodput(near).useful, rel=1e-6)
 
 
-# cases and failures of each; 2,500 tell a run with copies in memory to 0.6 %, so that 200 cases by as
-# many would not all be within 1 % of their own mean
+# cases and failures of each; 2,500 tell a run with copies in memory to 0.6 %, so that of 200 cases
+# by as many some would be 1 % off their own mean
 FEW, ALL = (70, 2500), pytest.param((200, 20_000), marks=pytest.mark.slow)
 
 

@@ -198,6 +198,8 @@ def test_multigrid_cycles_cost_what_their_levels_do() -> None:
     [
         (lambda: stages([], 1), "one stage or more"),
         (lambda: stages([Stage("a", -1.0)], 1), "zero or more"),
+        (lambda: stages([Stage("a", "soon")], 1), "zero or more"),
+        (lambda: stages([Stage("a", 1.0, workers=1.5)], 1), "one worker or more"),
         (lambda: stages([Stage("a", 1.0)], 0), "above zero"),
         (lambda: stages([Stage("a", 1.0)], 1, 10**6), "fewer chunks"),
         (lambda: stages([Stage("a", 1.0)], 1, buffers=0), "1 buffer"),
