@@ -1,6 +1,7 @@
 """Goodput and spares: cases by hand, limits, slopes, and closed forms against events."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -78,7 +79,11 @@ def test_memory_that_loses_everything_is_storage_alone() -> None:
 
 # cases and failures of each; 2,500 tell a run with copies in memory to 0.6 %, so that of 200 cases
 # by as many some would be 1 % off their own mean
-FEW, ALL = (70, 2500), pytest.param((200, 20_000), marks=pytest.mark.slow)
+FEW = 70, 2500
+
+
+def all_cases(failures: int) -> Any:
+    return pytest.param((200, failures), marks=pytest.mark.slow)
 
 
 def close(apart: list[float]) -> bool:
@@ -94,7 +99,7 @@ def test_closed_form_of_storage_is_what_events_say() -> None:
     assert close(apart)
 
 
-@pytest.mark.parametrize("effort", [FEW, ALL])
+@pytest.mark.parametrize("effort", [FEW, all_cases(20_000)])
 def test_closed_form_of_copies_in_memory_is_what_events_say(effort: tuple[int, int]) -> None:
     rng, apart = np.random.default_rng(7), []
     for seed in range(effort[0]):
@@ -103,7 +108,7 @@ def test_closed_form_of_copies_in_memory_is_what_events_say(effort: tuple[int, i
     assert close(apart)
 
 
-@pytest.mark.parametrize("effort", [FEW, ALL])
+@pytest.mark.parametrize("effort", [FEW, all_cases(5000)])
 def test_spares_are_what_events_say(effort: tuple[int, int]) -> None:
     """Detection up to a twentieth of the time between failures: while the job lies nothing fails,
     and Erlang's arrivals without memory become too bursty (1.5 % of goodput at a fifth).
