@@ -19,6 +19,8 @@ def workers(
     system: str,
     batch: Annotated[int, Option(min=1)],
     micro_batch: Annotated[int, Option(min=1)] = 1,
+    dtype: str = "bf16",
+    zero: Annotated[int, Option(min=0, max=3)] = 0,
     times: Path | None = None,
     production: bool = False,
     out: Path | None = None,
@@ -37,7 +39,9 @@ def workers(
         raise common.wrong("expected --times or --production, got both; drop one of them")
     common.table_ready(out, [table, times])
     common.compilation_cache()
-    found = uneven(read_table(table), load_shape(shape), system, batch, micro_batch)
+    found = uneven(
+        read_table(table), load_shape(shape), system, batch, micro_batch, dtype=dtype, zero=zero
+    )
     even, best = found.even, found.best
     slowest = {}
     if times is not None or production:

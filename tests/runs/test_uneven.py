@@ -38,6 +38,14 @@ def test_a_hopeless_worker_is_left_out_with_a_note() -> None:
     assert "without it" in found.rows.note[1]
 
 
+def test_what_does_not_fit_is_noted_and_old_devices_go_by_fp16() -> None:
+    large = uneven(table(device=["a100_sxm4_80g"] * 2), hp.load_shape("llama3-8b"), "dgx_a100", 2)
+    assert "does not fit: needs" in large.rows.note[0]
+    old = uneven(table(device=["t4", "v100_sxm2"]), SHAPE, "dgx_a100", 8, dtype="fp16", zero=1)
+    assert old.rows.note.tolist() == ["", ""]
+    assert old.rows.best_share[0] < old.rows.best_share[1]
+
+
 @pytest.mark.parametrize(
     ("frame", "batch", "said"),
     [
