@@ -1,7 +1,7 @@
 """`hybridperf workers`: a step on workers that differ."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from typer import Argument, Option
 
@@ -39,8 +39,9 @@ def workers(
         raise common.wrong("expected --times or --production, got both; drop one of them")
     common.table_ready(out, [table, times])
     common.compilation_cache()
+    stage = cast(Literal[0, 1, 2, 3], zero)
     found = uneven(
-        read_table(table), load_shape(shape), system, batch, micro_batch, dtype=dtype, zero=zero
+        read_table(table), load_shape(shape), system, batch, micro_batch, dtype=dtype, zero=stage
     )
     even, best = found.even, found.best
     slowest = {}

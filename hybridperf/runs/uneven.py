@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -53,7 +54,7 @@ class _Replicas:
     micro_batch: int
     gpus_per_node: int
     dtype: str = "bf16"
-    zero: int = 0
+    zero: Literal[0, 1, 2, 3] = 0
 
     def layout(self, accumulation: int = 1) -> Layout:
         return Layout(
@@ -77,7 +78,7 @@ class _Replicas:
 
 def uneven(
     workers: pd.DataFrame, shape: TransformerShape, system: str, batch: int, micro_batch: int = 1,
-    *, dtype: str = "bf16", zero: int = 0,
+    *, dtype: str = "bf16", zero: Literal[0, 1, 2, 3] = 0,
 ) -> Uneven:  # fmt: skip
     """What workers that differ take for a step.
 
