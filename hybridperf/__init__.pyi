@@ -56,6 +56,7 @@ from .runs.stragglers import WorkerNoise as WorkerNoise
 from .runs.training_run import RunSettings as RunSettings
 from .runs.training_run import training_run as training_run
 from .runs.updates import best_shares as best_shares
+from .runs.updates import iterations as iterations
 from .traces.other_ranks import rescale_trace as rescale_trace
 from .training.launch_files.read import read_launch as read_launch
 from .training.launch_files.write import write_launch as write_launch

@@ -10,6 +10,7 @@ from hybridperf.cli import common
 _SETTINGS = ("evaluation_share", "stalls_per_day", "stall_s", "warmup_s")
 _MOST_GPUS = 10_000_000
 _STEP = ("state_bytes", "gpus_per_node", "width")
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def run(
@@ -66,6 +67,11 @@ def run(
             )
         _elastic(gpus, given, out)
         return
+    if of_workers := [name for name in given if name not in (*BELIEFS, *_SETTINGS, *_STEP)]:
+        raise common.wrong(
+            f"expected no {of_workers[0]} in --set without --elastic, got"
+            f" {given[of_workers[0]]:g}; known are {', '.join((*BELIEFS, *_SETTINGS, *_STEP))}"
+        )
     settings = RunSettings(
         checkpoint, common.seconds_in(interval) if interval else None, spares, _mtbf(mtbf or []),
         by_hand=by_hand,
@@ -158,12 +164,12 @@ def _ramp(given: list[str]) -> list[tuple[str, int]]:
 
 
 def _mtbf(given: list[str]) -> dict[str, float]:
-    def hours(text: str) -> float:
-        if not text.endswith("h"):
+    def seconds(text: str) -> float:
+        if text[-1:] not in _UNITS:
             raise ValueError
-        return 3600.0 * common.number_in(text[:-1])
+        return _UNITS[text[-1]] * common.number_in(text[:-1])
 
-    return common.named_in(given, "--mtbf COMPONENT=HOURSh", "gpu=50000h", hours)
+    return common.named_in(given, "--mtbf COMPONENT=TIME", "gpu=50000h, 90m or 2d", seconds)
 
 
 def _only(given: list[str]) -> dict[str, list[Any]] | None:

@@ -1,7 +1,7 @@
 """`hybridperf workers`: a step on workers that differ."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from typer import Argument, Option
 
@@ -19,6 +19,8 @@ def workers(
     system: str,
     batch: Annotated[int, Option(min=1)],
     micro_batch: Annotated[int, Option(min=1)] = 1,
+    dtype: str = "bf16",
+    zero: Annotated[int, Option(min=0, max=3)] = 0,
     times: Path | None = None,
     production: bool = False,
     out: Path | None = None,
@@ -37,7 +39,10 @@ def workers(
         raise common.wrong("expected --times or --production, got both; drop one of them")
     common.table_ready(out, [table, times])
     common.compilation_cache()
-    found = uneven(read_table(table), load_shape(shape), system, batch, micro_batch)
+    stage = cast(Literal[0, 1, 2, 3], zero)
+    found = uneven(
+        read_table(table), load_shape(shape), system, batch, micro_batch, dtype=dtype, zero=stage
+    )
     even, best = found.even, found.best
     slowest = {}
     if times is not None or production:
@@ -71,11 +76,19 @@ def _slowest(times: Path | None, step: "UnlikeStep") -> dict[str, float]:
         seconds = number_columns(
             frame, {"time_s": Numbers(1e-12, 1e12)}, "time", ("iteration", "worker")
         )
-        wide = (
-            frame.assign(time_s=seconds["time_s"])
-            .pivot_table(index="iteration", columns="worker", values="time_s")
-            .dropna()
+        wide = frame.assign(time_s=seconds["time_s"]).pivot_table(
+            index="iteration", columns="worker", values="time_s"
         )
-        noise = WorkerNoise.of_times(wide.to_numpy(float))
+        whole = wide.dropna().to_numpy(float)
+        if whole.shape[1] < 2 or not len(whole):
+            raise common.wrong(
+                "expected an iteration with the times of all of two workers or more in"
+                f" {times}, got {len(wide)} iterations of {wide.shape[1]} workers, none of them"
+                " whole; leave out workers that were not always there"
+            )
+        if len(whole) < len(wide):
+            common.warn(f"{len(wide) - len(whole)} of {len(wide)} iterations of {times} lack the"
+                        " time of a worker and do not count")  # fmt: skip
+        noise = WorkerNoise.of_times(whole)
     drawn = noise.step_s(step)
     return {f"p{100 * end:.0f}_s": float(np.quantile(drawn, end)) for end in _ENDS}

@@ -38,6 +38,7 @@ from hybridperf.model.step_table import in_step_seconds
 _MEETING = ("reduction", "gather")  # roles of messages among data-parallel ranks
 _DRAWS = 256
 _ENDS = 0.05, 0.95
+_NO_TIME = 1e-9  # of a worker's own, where only the others count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +91,15 @@ class UnlikeStep:
         low, high = np.quantile(times, _ENDS)
         return min(float(low), self.time_s), max(float(high), self.time_s)
 
-    @property
+    @functools.cached_property
     def worker_waits_s(self) -> np.ndarray:
-        """Least seconds that a rank of each worker computes nothing [workers]."""
-        return np.array([
-            self.waits_s[self.rank_worker == at].min() for at in range(len(self.names))
-        ])  # fmt: skip
+        """Seconds that each worker waits for the others: by how much the step would be shorter if
+        their own work took no time; its own launches and messages do not count [workers].
+        """
+        many = len(self.names)
+        alone = np.where(np.eye(many, dtype=bool), 1.0, _NO_TIME)
+        ends_s = self.times(np.hstack([alone, np.ones((many, 1))]))
+        return np.maximum(ends_s[-1] - ends_s[:-1], 0.0)
 
     def times(self, factors: ArrayLike) -> np.ndarray:
         """Seconds of the step [B] where each worker's own work takes so many times as long.

@@ -131,6 +131,8 @@ def of_words(words: Sequence[Sequence[str]], system: SystemSpec) -> Topology:
     for i, row in enumerate(words):
         for j, given in enumerate(row):
             word = _SPELT.get(given.strip().upper(), given.strip().upper())
+            if i == j and word in ("", "0"):  # of a matrix of rates
+                word = SELF
             if (i == j) != (word == SELF):
                 raise InputError(
                     f"expected {SELF} for a GPU and itself and a link elsewhere, got {given!r}"

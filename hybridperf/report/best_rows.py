@@ -26,7 +26,7 @@ def print_rows(rows: pd.DataFrame) -> None:
     cells = [[text.cell(*one) for one in row.items()] for row in differ.to_dict("records")]
     if cells and cells[0]:
         print(text.table(list(differ), cells))
-    known = [name for name in alike if shown[name].notna().all()]
+    known = [name for name in alike if shown[name].notna().all() and shown[name].iloc[0] != ""]
     same = ", ".join(f"{name} {text.cell(name, shown[name].iloc[0])}" for name in known)
     lines = [f"all of these: {same}"] if same else []
     lines += [f"and {len(rows) - SHOWN:,} more"] if len(rows) > SHOWN else []

@@ -18,8 +18,13 @@ def shortcomings(placer: Placer) -> list[str]:
 
 def placements_report(found: pd.DataFrame, gpus: int, step: PlacedStep) -> str:
     """A line per policy."""
+    size = f"all-reduce of {quantity(step.all_reduce_bytes, 'B')}"
+    if step.shape is not None:
+        size = f"steps of {step.shape.name}, {step.micro_batch} samples a GPU; bus of an {size}"
+    elif not step.compute_s:
+        size = f"steps of one {size}"
     legend = (
-        f"{gpus} GPUs, all-reduce of {quantity(step.all_reduce_bytes, 'B')}; slow-down: over the"
+        f"{gpus} GPUs, {size}; slow-down: over the"
         " best GPUs of the empty topology, both with the same error of links; worst: of those free"
     )
     return frame_table(found) + "\n" + legend

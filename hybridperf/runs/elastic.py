@@ -110,16 +110,14 @@ def elastic(like: Workers, counts: list[int]) -> Elastic:
 
 def fastest(speed: Callable[[Array, Workers], Array], like: Workers) -> int:
     """How many workers are fastest, by gradient from several starts; the most that is looked at
-    where more are always faster.
+    where more are always faster, however flat it is there.
     """
 
     def of(_: None, free: dict[str, Array]) -> Array:
         return speed(free["n"], like)
 
     bounds = {"n": (1.0, float(MOST_WORKERS))}
-    found = max(
-        (best(of, None, {"n": start}, bounds)["n"] for start in (4.0, 1e3, 1e5)),
-        key=lambda n: float(speed(n, like)),
-    )
+    climbed = [best(of, None, {"n": start}, bounds)["n"] for start in (4.0, 1e3, 1e5)]
+    found = max(*climbed, float(MOST_WORKERS), key=lambda n: float(speed(n, like)))
     low = min(int(found), MOST_WORKERS - 1)
     return max((low, low + 1), key=lambda n: float(speed(float(n), like)))

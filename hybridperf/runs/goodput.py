@@ -198,7 +198,7 @@ def _useful(cycle: FailureCycle, chosen: dict[str, Array]) -> Array:
 
 def best_interval(
     cycle: FailureCycle, also: Sequence[str] = (),
-    bounds: dict[str, tuple[float, float]] | None = None,
+    bounds: dict[str, tuple[float, float]] | None = None, step_s: float = 0.0,
 ) -> FailureCycle:  # fmt: skip
     """The cycle with the interval between checkpoints at which goodput is largest, by gradient.
 
@@ -207,10 +207,11 @@ def best_interval(
         also: other fields that are free, such as `checkpoints_per_write`.
         bounds: least and most of a field that is free; of the interval a thousandth of the mean
             time between failures, or the lag of a checkpoint, to ten times it.
+        step_s: of a step, at whose end checkpoints are: no interval is shorter.
     """
     rate = max(float(cycle.failures_per_s), _NEVER_PER_S)
     pause_s = float(cycle.checkpoint_s) + float(cycle.write_s) / float(cycle.checkpoints_per_write)
-    least_s = max(float(cycle.lag_s), 1e-3 * min(1.0 / rate, 1e9), 1e-6)
+    least_s = max(float(cycle.lag_s), 1e-3 * min(1.0 / rate, 1e9), step_s, 1e-6)
     limits = {"interval_s": (least_s, max(10.0 / rate, 2.0 * least_s)), **(bounds or {})}
     low, high = limits["interval_s"]
     start: dict[str, float] = {

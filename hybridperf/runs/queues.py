@@ -24,6 +24,7 @@ from scipy.optimize import brentq
 from hybridperf.io.namespace import Array, array_module, floats
 
 _POISSON_CV2 = 1.0
+_FAR, _TERMS = 8.0, 6  # standard deviations of a load above the places; terms that are enough there
 _SMALL = 1e-6  # below which (1 - exp(-x)) / x is taken as 1 - x / 2
 
 
@@ -42,15 +43,24 @@ def erlang_b(servers: int, busy: Array) -> Array:
 
 
 def erlang_b_between(places: Array, load: Array) -> Array:
-    """`erlang_b` of any number of places, whole or not, with slopes by both; of loads below 700.
+    """`erlang_b` of any number of places, whole or not, with slopes by both.
 
-    A ratio of Poisson's law: B(k, a) = a^k e^-a / Gamma(k + 1, a).
+    A ratio of Poisson's law: B(k, a) = a^k e^-a / Gamma(k + 1, a). Where the load is far above the
+    places both vanish; their ratio is Legendre's continued fraction of the incomplete gamma
+    function (Abramowitz and Stegun, 6.5.31).
     """
     module = array_module(places, load)
     k, a = (floats(places), floats(load)) if module is np else (places, load)
     a, of = module.maximum(a, 1e-30), scipy.special if module is np else jax.scipy.special
-    log_b = k * module.log(a) - a - of.gammaln(k + 1.0)
-    return module.exp(log_b) / module.maximum(of.gammaincc(k + 1.0, a), 1e-300)
+    far = a > k + _FAR * (1.0 + module.sqrt(a))
+    near_a = module.where(far, k + 1.0, a)
+    log_b = k * module.log(near_a) - near_a - of.gammaln(k + 1.0)
+    near = module.exp(log_b) / module.maximum(of.gammaincc(k + 1.0, near_a), 1e-300)
+    above = module.where(far, a, k + _FAR) - k
+    fraction = above + 2.0 * _TERMS
+    for n in range(_TERMS, 0, -1):
+        fraction = above + 2.0 * (n - 1) + n * (k + 1.0 - n) / fraction
+    return module.where(far, fraction / a, near)
 
 
 def erlang_c(servers: int, busy: Array) -> Array:

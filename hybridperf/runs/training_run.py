@@ -156,7 +156,7 @@ def training_run(step: Step, steps: float, settings: RunSettings | None = None) 
     if settings.interval_s is None:
         free = ("checkpoints_per_write",) if settings.checkpoint == "memory" else ()
         bounds = {"checkpoints_per_write": (1.0, _MOST_PER_WRITE)} if free else {}
-        cycle = best_interval(cycle, free, bounds)
+        cycle = best_interval(cycle, free, bounds, step.step_s * middle["step_longer"])
     elif settings.interval_s < cycle.lag_s:
         raise InputError(
             f"expected an interval of at least the {cycle.lag_s:.3g} s that writing a checkpoint"
@@ -185,6 +185,8 @@ def training_run(step: Step, steps: float, settings: RunSettings | None = None) 
     ])  # fmt: skip
     notes = [f"{name} {value:g} ({told[name]['source']})"
              for name, value in middle.items() if name not in settings.given]  # fmt: skip
+    if not step.state_bytes:
+        notes.insert(0, "state_bytes 0 (not given: checkpoints and their loading cost nothing)")
     if set(settings.mtbf_s) != {JOB}:
         notes.append(f"failures by {' '.join(facts()['source'].split())}")
     if step.stall_chance > 0:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,8 @@ from hybridperf.hardware import load_system
 from hybridperf.io import ABOVE_ZERO, InputError, number_columns
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.runs.updates import best_shares, updates_per_s
+from hybridperf.training.steps.memory_fit import USABLE
+from hybridperf.workloads.memory import memory
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.shape import TransformerShape
@@ -50,16 +53,33 @@ class _Replicas:
     count: int
     micro_batch: int
     gpus_per_node: int
+    dtype: str = "bf16"
+    zero: Literal[0, 1, 2, 3] = 0
+
+    def layout(self, accumulation: int = 1) -> Layout:
+        return Layout(
+            dp=self.count, micro_batch=self.micro_batch, accumulation=accumulation, zero=self.zero
+        )
 
     @functools.cache  # noqa: B019  (a few steps, which live as long as the question)
     def step(self, accumulation: int) -> Workload:
-        layout = Layout(dp=self.count, micro_batch=self.micro_batch, accumulation=accumulation)
-        return transformer(TransformerConfig(self.shape, layout, gpus_per_node=self.gpus_per_node))
+        layout = self.layout(accumulation)
+        return transformer(TransformerConfig(
+            self.shape, layout, dtype=self.dtype, gpus_per_node=self.gpus_per_node
+        ))  # fmt: skip
+
+    def too_large(self, model: PerfModel) -> str:
+        """What a replica needs where that does not fit into a machine; "" where it does."""
+        needed = float(memory(self.shape, self.layout(), dtype=self.dtype).peak_bytes)
+        room = float(model.device.memory_bytes)
+        fits = needed <= USABLE * room
+        return "" if fits else f"does not fit: needs {needed / 1e9:.3g} GB of {room / 1e9:.3g} GB"
 
 
 def uneven(
-    workers: pd.DataFrame, shape: TransformerShape, system: str, batch: int, micro_batch: int = 1
-) -> Uneven:
+    workers: pd.DataFrame, shape: TransformerShape, system: str, batch: int, micro_batch: int = 1,
+    *, dtype: str = "bf16", zero: Literal[0, 1, 2, 3] = 0,
+) -> Uneven:  # fmt: skip
     """What workers that differ take for a step.
 
     Args:
@@ -69,6 +89,8 @@ def uneven(
         system: whose links connect them.
         batch: samples of a step of all workers.
         micro_batch: samples that go through a layer together.
+        dtype: number format of activations.
+        zero: stage of ZeRO over the workers, 0 to 3.
 
     Raises:
         InputError: a table without devices, slow-downs that are none, or a batch that is no whole
@@ -86,7 +108,7 @@ def uneven(
         name: model_or_datasheet(name).with_collectives(links) for name in dict.fromkeys(devices)
     }
     of = [models[name] for name in devices]
-    replicas = _Replicas(shape, count, micro_batch, per_node)
+    replicas = _Replicas(shape, count, micro_batch, per_node, dtype, zero)
     took = {
         name: [predict(model, replicas.step(many)).time_s for many in (1, 2)]
         for name, model in models.items()
@@ -105,10 +127,13 @@ def uneven(
         step, best, at_work = even, np.full(count, float(share)), np.arange(count)
     waits = np.full(count, np.nan)
     waits[at_work] = step.worker_waits_s
+    large = {name: replicas.too_large(model) for name, model in models.items()}
+    notes = [large[name] or ("" if some > 0 else "the step ends sooner without it")
+             for name, some in zip(devices, best, strict=True)]  # fmt: skip
     rows = workers.assign(
         device=devices, slower=slower, micro_batch_s=each, share=share * micro_batch,
         wait_s=even.worker_waits_s, best_share=(best * micro_batch).astype(int), best_wait_s=waits,
-        note=np.where(best > 0, "", "the step ends sooner without it"),
+        note=notes,
     )  # fmt: skip
     alone = np.array([
         predict(models[name], replicas.step(share)).time_s for name in dict.fromkeys(devices)

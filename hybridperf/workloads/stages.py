@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -168,10 +169,11 @@ def _check(some: Sequence[Stage], items: float, chunks: int) -> None:
         raise InputError("expected one stage or more, got none")
     for stage in some:
         sizes = (stage.fixed_s, stage.item_s)
-        if not all(math.isfinite(one) and one >= 0 for one in sizes) or stage.workers < 1:
+        known = all(isinstance(one, Real) and 0 <= one < math.inf for one in sizes)
+        if not (known and isinstance(stage.workers, Integral) and stage.workers >= 1):
             raise InputError(
                 f"expected seconds of zero or more and one worker or more of stage {stage.name!r},"
-                f" got fixed_s {stage.fixed_s:g}, item_s {stage.item_s:g}, workers {stage.workers}"
+                f" got fixed_s {stage.fixed_s}, item_s {stage.item_s}, workers {stage.workers}"
             )
     if not (math.isfinite(items) and items > 0) or chunks < 1:
         raise InputError(f"expected items above zero in one chunk or more, got {items:g}, {chunks}")

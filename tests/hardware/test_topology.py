@@ -41,12 +41,15 @@ def test_many_links_to_all_are_a_switch() -> None:
     assert topology.rates[0, 1] == 300e9
 
 
-@pytest.mark.parametrize("name", ["csv", "headed csv", "json", "rates"])
+@pytest.mark.parametrize("name", ["csv", "headed csv", "json", "rates", "zeros"])
 def test_the_same_matrix_in_other_files(tmp_path: Path, name: str) -> None:
     words = smi_words(SMI)
-    if name == "rates":
-        reference = of_words(words, load_system(V100)).rates
-        words = [["X" if not rate else str(rate) for rate in row] for row in reference]
+    if name in ("rates", "zeros"):
+        reference, itself = (
+            of_words(words, load_system(V100)).rates,
+            "X" if name == "rates" else "0",
+        )
+        words = [[itself if not rate else str(rate) for rate in row] for row in reference]
     lines = [",".join(row) for row in words]
     if name == "headed csv":
         lines = ["gpu,0,1,2,3", *(f"GPU{at},{line}" for at, line in enumerate(lines))]

@@ -10,7 +10,7 @@ import pytest
 import hybridperf as hp
 from hybridperf.cli.app import main
 from hybridperf.io import InputError
-from hybridperf.runs.elastic import elastic_speed, rigid_speed
+from hybridperf.runs.elastic import MOST_WORKERS, elastic_speed, rigid_speed
 from hybridperf.runs.failures import components, job_rate
 from hybridperf.runs.training_run import BELIEFS, RunSettings
 
@@ -160,6 +160,16 @@ def test_a_ramp_is_its_phases() -> None:
     assert "\n715 steps" in ramped.words
 
 
+def test_checkpoints_are_at_the_ends_of_steps_and_free_ones_are_said() -> None:
+    """Checkpoints of no bytes would best be taken all the time."""
+    step = hp.given_step(60.0, 64)
+    found = hp.training_run(step, 1e4, RunSettings(mtbf_s={"job": 3600.0}, given=NOTHING))
+    assert found.cycle.interval_s == pytest.approx(60.0)
+    assert "state_bytes 0 (not given" in found.notes[0]
+    known = hp.training_run(hp.given_step(60.0, 64, state_bytes=1e12), 1e4)
+    assert not any("state_bytes" in note for note in known.notes)
+
+
 def test_no_spare_is_said(capsys: pytest.CaptureFixture) -> None:
     code, said = command("--gpus 64 --step-time 5s --steps 1e6 --spares 0 --mtbf gpu=900h", capsys)
     assert code == 0
@@ -182,6 +192,8 @@ def test_no_spare_is_said(capsys: pytest.CaptureFixture) -> None:
         ("--gpus 8 --step-time 5s --steps 9 --mtbf fan=3h", "fan"),
         ("--gpus 8 --step-time 5s --steps 9 --set restart_s=-2", "restart_s of 0 or more, got -2"),
         ("--gpus 8 --step-time 5s --steps 9 --set restart=2", "restart_s"),
+        ("--gpus 8 --step-time 5s --steps 9 --set checkpoint_s=60", "no checkpoint_s in --set"),
+        ("--gpus 8 --step-time 5s --steps 9 --mtbf job=300s", "gpu=50000h, 90m or 2d"),
         ("--gpus 8 --step-time 5s --steps 1e5 --mtbf job=0.01h", "a run that gets on"),
         ("--gpus 8 --step-time 5s --steps 9 --interval 1s", "an interval of a step or longer"),
         ("--gpus 8 --step-time 5s --steps 9 --spares 3", "at most as many spares"),
@@ -244,6 +256,9 @@ def test_the_fastest_number_of_workers_is_the_best_of_all() -> None:
     assert found.fastest_rigid == 1 + int(np.argmax(each))
     assert (found.table["elastic"] > found.table["rigid"]).all()
     assert float(elastic_speed(64.0, like)) < 64.0
+    # speed grows to a limit, flat long before it is reached: more are faster all the same
+    for limited in (hp.Workers(10.0, change_s=1000.0), hp.Workers(3e4)):
+        assert hp.elastic(limited, [8]).fastest == MOST_WORKERS
 
 
 def test_no_lifetime_no_elastic() -> None:

@@ -25,12 +25,25 @@ def test_like_workers_keep_even_shares_and_a_slow_one_gets_less() -> None:
     assert found.even.time_s == pytest.approx(3 * like.even.time_s, rel=0.05)
     assert found.best.time_s < 0.6 * found.even.time_s
     assert found.rows.wait_s[0] > found.rows.best_wait_s[0]
+    # alike workers wait for nobody, the slow one neither, the others for what it takes longer
+    assert like.rows.wait_s.tolist() == [0, 0]
+    assert found.rows.wait_s[1] < 0.01 * found.even.time_s
+    longer_s = found.even.time_s - like.even.time_s
+    assert found.rows.wait_s[0] == pytest.approx(longer_s, rel=0.02)
 
 
 def test_a_hopeless_worker_is_left_out_with_a_note() -> None:
     found = uneven(table(device=["a100_sxm4_80g"] * 2, slower=[1, 50]), SHAPE, "dgx_a100", 16)
     assert found.rows.best_share.tolist() == [16, 0]
     assert "without it" in found.rows.note[1]
+
+
+def test_what_does_not_fit_is_noted_and_old_devices_go_by_fp16() -> None:
+    large = uneven(table(device=["a100_sxm4_80g"] * 2), hp.load_shape("llama3-8b"), "dgx_a100", 2)
+    assert "does not fit: needs" in large.rows.note[0]
+    old = uneven(table(device=["t4", "v100_sxm2"]), SHAPE, "dgx_a100", 8, dtype="fp16", zero=1)
+    assert old.rows.note.tolist() == ["", ""]
+    assert old.rows.best_share[0] < old.rows.best_share[1]
 
 
 @pytest.mark.parametrize(
@@ -67,3 +80,7 @@ def test_the_command(tmp_path, run) -> None:
     status, _, error = run(*words, "--times", tmp_path / "times.csv")
     assert status == 2
     assert "in time_s of time 1, got 'soon'" in error
+    (tmp_path / "times.csv").write_text("iteration,worker,time_s\n0,0,1\n1,1,2\n")
+    status, _, error = run(*words, "--times", tmp_path / "times.csv")
+    assert status == 2
+    assert "2 iterations of 2 workers, none of them whole" in error

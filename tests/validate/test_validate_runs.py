@@ -23,6 +23,14 @@ def test_bills_need_data(tmp_path) -> None:
         runs.run(None, tmp_path, say=lambda _: None)
 
 
+@pytest.mark.slow  # plans of six models, half a minute
+def test_five_of_six_bills_lie_inside(data_dir) -> None:
+    """Each at one stated number of GPUs; that of Llama 3 8B has more in it than training."""
+    bills = runs.bills(data_dir, quick=True).tables["bills"].set_index("bill")
+    assert bills["inside"].sum() >= 5, bills
+    assert not bills["inside"]["bill-llama3-8b"]
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills by Linux's CPU clocks")
 def test_a_killed_loop_is_predicted() -> None:
     """A slice of `validate runs --tasks here`: SIGKILL at fixed seconds, checkpoints on disk."""
