@@ -199,11 +199,11 @@ def _apart(
     notes: list[str],
 ) -> tuple[Deployment, dict[str, Any]]:  # fmt: skip
     """(an engine that decodes, the other fields of a row whose prompts are computed apart)."""
-    told = {"prefill_num_workers", "decode_num_workers"} <= {*values}
     sizes = {kind: [_count(values, f"{kind}_{one}_size") for one in
                     ("tp", "attention_dp")] for kind in ("prefill", "decode")}  # fmt: skip
-    counts = (_number(values, "prefill_num_workers", 1.0),
-              _number(values, "decode_num_workers", 1.0))  # fmt: skip
+    names = ("prefill_num_workers", "decode_num_workers")
+    told = {*names} <= {*values}
+    counts: tuple[float, float] = (_count(values, names[0]), _count(values, names[1]))
     words = (found["framework"], found["model"], found["system"],
              common["expert_quant"] or common["quant"],
              f"{found['prompt']:g}", f"{found['output']:g}")  # fmt: skip

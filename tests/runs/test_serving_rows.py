@@ -58,6 +58,7 @@ def test_totals_of_gpus_are_refused(tp: int) -> None:
     [
         ({"tp_size": 2.5}, "whole number of 1 or more in tp_size, got 2.5"),
         ({"max_num_seqs": 0}, "whole number of 1 or more in max_num_seqs, got 0"),
+        ({"mode": "disagg", "decode_num_workers": 0}, "1 or more in decode_num_workers, got 0"),
         ({"isl": None}, "expected a number in the column isl, got none"),
         ({"osl": "many"}, "number of zero or more in osl, got 'many'"),
     ],
