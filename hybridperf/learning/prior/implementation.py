@@ -63,7 +63,7 @@ _TAKES_FROM = {("generation_attention", "vllm"): "trtllm", ("moe", "vllm"): "trt
 def taken_from(text: str) -> str:
     """The implementation whose kernels this one may run on a new architecture; "" for none."""
     words, version = Implementation.parse(text)
-    source = _TAKES_FROM.get(words[:2]) if len(words) > 1 else None  # type: ignore[call-overload]
+    source = _TAKES_FROM.get((words[0], words[1])) if len(words) > 1 else None
     return str(Implementation((words[0], source, *words[2:]), version)) if source else ""
 
 
