@@ -223,9 +223,10 @@ def test_messages_need_links_and_a_group_is_made_once() -> None:
     assert not torch.distributed.is_initialized()
 
 
-def test_a_mesh_larger_than_its_group_is_refused_by_pytorch() -> None:
+def test_a_mesh_larger_than_its_group_is_refused_with_its_line() -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
-    with pytest.raises(RuntimeError, match="world size"), hp.without_memory(ranks=6):
+    says = r"test_torch_ranks\.py line \d+: the mesh does not divide this .*world size 6"
+    with pytest.raises(InputError, match=says), hp.without_memory(ranks=6):
         init_device_mesh("cuda", (2, 4))
     assert not torch.distributed.is_initialized()

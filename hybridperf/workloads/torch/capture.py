@@ -70,8 +70,8 @@ def capture(
         stack.enter_context(without_memory())
         import torch
 
-        module = isinstance(fn, torch.nn.Module)
-        check_call(fn, args, kwargs or {}, fn.forward if module else None)
+        takes = fn.forward if isinstance(fn, torch.nn.Module) else None
+        check_call(fn, args, kwargs or {}, takes)
         fakes = Fakes()
         fn, given = fakes.of(fn), (fakes.of(list(args)), fakes.of(dict(kwargs or {})))
         updates = _optimizer(fakes, fn, optimizer)
@@ -145,7 +145,7 @@ def _scaled(torch: Any, notes: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _roots(torch: Any) -> Iterator[list[Any]]:
     """What a program itself calls `backward` on, as nodes of autograd."""
-    backward, found = torch.autograd.backward, []
+    backward, found = torch.autograd.backward, list[Any]()
 
     def seen(tensors: Any, *args: Any, **kwargs: Any) -> None:
         given = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
