@@ -13,12 +13,12 @@ own and those of published architectures give the same two rates by themselves, 
 from __future__ import annotations
 
 from hybridperf.model.calls import StepPlace
+from hybridperf.ops import OpCall
+from hybridperf.workloads.in_program import role_of
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp
 
 _LOOP, _LIBRARY = 0.75, 1.65
-_LIBRARIES = (  # parts of names
-    "mm", "linear", "conv", "norm", "attention", "rnn", "embedding_", "sort", "index_put",
-)  # fmt: skip
+_LIBRARIES = ("norm", "rnn", "embedding_", "sort", "index_put")  # parts of names, besides products
 _ANOTHER = 0.2  # a further kernel of the same op: 5 us, fitted with them
 _COMPILED = 0.67  # a kernel that Inductor's code launches: 16.3 us in two prompts on an H200
 _UPDATED, _OPTIMIZER = 2.15, 96.0  # a tensor that is updated; an optimizer's step
@@ -31,12 +31,13 @@ class Launches:
         """`updated`: tensors that the optimizer updates."""
         self._compiled, self._updated = compiled, updated
 
-    def of(self, op: CapturedOp, another: bool, times: float) -> StepPlace:
-        """Of an op's first kernel, or of another one of it, that runs so many times."""
-        library = any(one in op.call.kind for one in _LIBRARIES)
+    def of(self, op: CapturedOp, kernel: OpCall, another: bool) -> StepPlace:
+        """Of an op's first kernel, or of another one of it."""
+        named = any(one in op.call.kind for one in _LIBRARIES)
+        library = named or role_of(kernel) in ("gemm", "attention")
         eager = _LIBRARY if library and op.phase != OPTIMIZER else _LOOP
         own = _COMPILED if self._compiled and op.phase != OPTIMIZER else eager
-        return StepPlace("launch", (_ANOTHER if another else own) + _ANOTHER * (times - 1.0))
+        return StepPlace("launch", (_ANOTHER if another else own) + _ANOTHER * (kernel.times - 1.0))
 
     @property
     def of_update(self) -> StepPlace:

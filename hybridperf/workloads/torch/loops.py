@@ -81,7 +81,7 @@ def in_rows(op: Callable[..., ops.Op], tensor: Tensor, cols: int) -> Ops:
 def loop(
     result: Tensor, read_bytes: float, flops: float, transcendentals: float,
     written_bytes: float | None = None, **more: Any,
-) -> Ops:  # fmt: skip
+) -> tuple[ops.Fused, ...]:  # fmt: skip
     """One pass over a result; flops and transcendentals are per element of it.
 
     `more`: further fields of `Fused`.

@@ -168,7 +168,7 @@ def _graph(
         stream = COMM if op.call.kind in COPIED_IN else COMPUTE
         for at, kernel in enumerate(calls):
             place = StepPlace(role_in_step(op, kernel))
-            launch = GivenSeconds(0.0, "launch"), launches.of(op, at > 0, kernel.times)
+            launch = GivenSeconds(0.0, "launch"), launches.of(op, kernel, at > 0)
             called = row(as_run(op, kernel, compiled), place)
             node = graph.op(
                 called, label=label_of(op), stream=stream, after=after, launch_row=row(*launch)
