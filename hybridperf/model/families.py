@@ -51,13 +51,6 @@ _UNQUANTISED = {"bfloat16": "bf16", "float16": "fp16"}
 # Groups whose time is not told by waves: on devices left out, experts' blocks cost 8 points of
 # accuracy without rows, and bring none with.
 _WITHOUT_WAVES = frozenset({"moe"})
-# Groups whose tables repeat an op on its data, so that L2 holds what fits. Cards of GDDR memory
-# gain most: seven times its rate on L40S and L4.
-_CACHED = frozenset({
-    "gemm", "gemm_transposed", "batched_gemm", "batched_gemm_transposed", "prefill_attention",
-    "decode_attention",
-})  # fmt: skip
-_LOAD_BYTES = 64.0  # that the load units of a multiprocessor take in per cycle
 
 
 def family_of(group: str, dtype: str) -> str | None:
@@ -122,7 +115,7 @@ def _arch(name: str) -> str | None:
 
 
 def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRows:
-    """Rows `keep` (a mask [R]) of a part as the prior sees them, repeated on the same data."""
+    """Rows `keep` (a mask [R]) of a part as the prior sees them."""
     gpu = gpu_of(device)
     if gpu is None:
         raise InputError(
@@ -136,7 +129,6 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
 
     own = {name: whole(value) for name, value in part.op.gpu_inputs(gpu).items()}
     flags = _flags(part, n)
-    cached = part.op.group in _CACHED and device.clock_hz is not None
     values = array_module(*own.values()).stack([*own.values(), *flags.values()], 1)
     return FamilyRows(
         flops=whole(part.work.flops)[keep], bytes=whole(part.work.bytes)[keep],
@@ -146,8 +138,6 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
         implementation=_slots(part, n)[keep], inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
         gathers=_gathers(part, keep, device, gpu, whole), steps=whole(_steps(part, gpu))[keep],
-        l2_bytes=gpu.l2_bytes if cached else 0.0,
-        l2_bytes_per_s=_LOAD_BYTES * gpu.sm_count * (device.clock_hz or 1.0),
     )  # fmt: skip
 
 

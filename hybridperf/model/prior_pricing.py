@@ -58,12 +58,6 @@ def members(
                 if family in families and (keep := keep & run).any():
                     slots = families[family].prior.population.implementations
                     rows = _of_framework(part, keep, device, framework, slots)
-                    if not families[family].rows:
-                        # In a step others fill the cache meanwhile. Where ops were measured, what
-                        # steps add to them was fitted on repeated ones.
-                        apart = [calls[at].issued_apart for at in part.rows[keep]]
-                        cached = np.where(apart, 0.0, rows.l2_bytes)
-                        rows = dataclasses.replace(rows, l2_bytes=cached)
                     found.setdefault(family, []).append((part.rows[keep], rows))
     out = {}
     for family, some in found.items():

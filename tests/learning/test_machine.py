@@ -17,7 +17,7 @@ FLOOR, PEAK = KNOBS.index("floor_s"), KNOBS.index("compute_efficiency")
 
 
 def knobs(floor_s: float, efficiency: tuple[float, float]) -> ImplementationKnobs:
-    theta = np.log([[floor_s, share, 0.75, 2.0, 4e-7, 2e-8, 0.3] for share in efficiency])
+    theta = np.log([[floor_s, share, 0.75, 2.0, 4e-7, 2e-8] for share in efficiency])
     return ImplementationKnobs(NAMES, theta, theta.mean(0))
 
 

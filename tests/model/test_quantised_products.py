@@ -6,9 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.hardware import load_device
 from hybridperf.model import load_model
-from hybridperf.model.fit.device import fit
 from hybridperf.model.step_table import alone_seconds, step_table
 from hybridperf.ops import Gemm, OpCall, Quantise
 
@@ -54,16 +52,3 @@ def test_measured_layers_are_met(h100, data_dir):
     ratio = seconds(h100, ops) / rows["time_s"].to_numpy(float)
     assert len(rows) > 50
     assert np.median(ratio) == pytest.approx(1.0, abs=0.05)
-
-
-def test_a_card_of_gddr_repeats_a_product_from_its_cache_and_a_step_does_not():
-    """33 MB of weights: 39 us from the L40S' memory, 8 us from its L2 of 96 MiB at 18 bytes a cycle
-    and multiprocessor, with 4 us to start; ten times as many come from memory either way.
-    """
-    l40s, _ = fit(None, load_device("l40s"))
-    small, large = Gemm("bf16", 16.0, 4096.0, 4096.0), Gemm("bf16", 16.0, 4096.0, 40960.0)
-    memory_s = small.work().bytes / 864e9
-    repeated_s, far_s = seconds(l40s, [small, large])
-    assert repeated_s < 0.5 * memory_s
-    assert far_s > 9 * memory_s
-    assert seconds(l40s, [small], issued_apart=True)[0] > memory_s

@@ -2,18 +2,15 @@
 waves, the form of ops on a GPU.
 
     t0   = floor + body
-    body = ( (F / (e_P P))^p + T^p + (tau W)^p + (sigma S)^p )^(1/p)
-    T    = B ( (1 - h) / (e_B BW) + h / max(e_B BW, e_C C) )
+    body = ( (F / (e_P P))^p + (B / (e_B BW))^p + (tau W)^p + (sigma S)^p )^(1/p)
 
 That is the roofline of `ops.roofline`, added up by its `roof_s`, with two more resources: F, B are
 flops and bytes of the op; P, BW the datasheet's peaks; W waves, thread blocks per SM; S the steps
-that the busiest SM takes one after the other. A share h of the bytes is found in L2, which an op
-that is timed again and again fills itself, and comes at C, bytes that SMs take in per second. Seven
-knobs per device and implementation, kept as logs: floor (s), e_P, e_B and e_C (shares of the
-peaks), p - 1 (how sharp the roof's corner is), tau (s, one wave's latency), sigma (s, one step).
-Knobs of older files are six and leave L2 out, or five and leave the steps out, too. It is monotone
-in F, B, W and S for any knobs. Strided reads and transcendentals are not among its terms: measured
-GPUs tell little of them.
+that the busiest SM takes one after the other. Six knobs per device and implementation, kept as
+logs: floor (s), e_P and e_B (shares of the peaks), p - 1 (how sharp the roof's corner is), tau (s,
+one wave's latency), sigma (s, one step). Knobs of files from before sigma are five, and leave its
+term out. It is monotone in F, B, W and S for any knobs. Memory levels, strided reads and
+transcendentals are not among its terms: measured GPUs tell little of them.
 
 Axes: N rows, K knobs.
 """
@@ -81,34 +78,26 @@ def slopes(form: ClosedForm, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
 
 
 STEP_S = 20e-9  # a usual step of a block on matrix units
-# of the bytes that load units take in: 18 a cycle and multiprocessor, which `gather_form` finds on
-# an RTX 3090 (L2 of 6 MiB) and on an RTX 4090 (72 MiB)
-_L2_SHARE = 0.28
 _PRODUCTS = frozenset({"gemm", "matmul", "linear", "bmm", "mla_gen_pre", "mla_gen_post"})
-_SERIAL, _ODDS = 2, 4  # knobs of waves and steps; the first column of `work` that tells of L2
 # logs of ratios of times end here: a term that is absent is not a thousand octaves away
 FAR = 12.0
 
 
 class WaveRoofline:
-    """The roofline with waves; `work` [N, 6]: logs of arithmetic s, traffic s, waves and steps, of
-    the odds h / (1 - h) that L2 holds a byte, and of traffic s at C. Columns may end before those
-    of L2, or of the steps.
-    """
+    """The roofline with waves; `work` [N, 4]: logs of arithmetic s, traffic s, waves and steps."""
 
     knobs = (
         "floor_s", "compute_efficiency", "memory_efficiency", "sharpness", "wave_s", "step_s",
-        "l2_efficiency",
     )  # fmt: skip
     position: tuple[str, ...] = (
         "compute_over_memory", "compute_bound", "body_over_floor", "compute_over_floor",
         "memory_over_floor", "total_over_floor", "above_floor", "waves_over_floor",
         "waves_over_total",
     )  # fmt: skip
-    start = np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6, STEP_S, _L2_SHARE])  # sharpness is p - 1
-    start_spread = np.array([1.5, 0.5, 0.5, 0.5, 1.5, 1.5, 0.3])
+    start = np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6, STEP_S])  # sharpness is p - 1
+    start_spread = np.array([1.5, 0.5, 0.5, 0.5, 1.5, 1.5])
     # three devices that happen to agree do not make a law
-    least_spread = np.array([0.15, 0.1, 0.1, 0.1, 0.2, 0.2, 0.15])
+    least_spread = np.array([0.15, 0.1, 0.1, 0.1, 0.2, 0.2])
     # few rows say little of the corner, and it trades against the efficiencies
     known_spread: Mapping[str, float] = {"sharpness": 0.1}
 
@@ -145,28 +134,12 @@ def _parts(theta: np.ndarray, work: Any) -> tuple[list[Any], Any, Any]:
     floor).
     """
     floor, compute, memory, sharpness, *serial = (theta[..., at] for at in range(theta.shape[-1]))
-    serial, cached = serial[:_SERIAL], serial[_SERIAL:]
-    module = work.__array_namespace__()
-    traffic = work[..., 1] - memory
-    if cached and work.shape[-1] > _ODDS:
-        traffic = _with_hits(traffic, work[..., _ODDS], work[..., _ODDS + 1] - cached[0], module)
-    terms = [work[..., 0] - compute, traffic]
+    terms = [work[..., 0] - compute, work[..., 1] - memory]
     terms += [work[..., 2 + at] + each for at, each in enumerate(serial)]
+    module = work.__array_namespace__()
     q = 1.0 / (1.0 + np.exp(sharpness))
     body_s = roof_s(0.0, [module.exp(term) for term in terms], q, xp=module)
     return terms, body_s, np.exp(floor) + body_s
-
-
-def _with_hits(memory: Any, odds: Any, cached: Any, module: Any) -> Any:
-    """Log of seconds of traffic [N], of which L2 holds a share at such odds: logs of seconds of all
-    of it from memory and from L2, and of the odds [N] each.
-    """
-    missed = 1.0 / (1.0 + module.exp(odds))
-    # no log of a sum: knobs are complex where slopes are asked for
-    seconds = module.exp(memory) * missed + module.exp(module.minimum(memory, cached)) * (
-        1 - missed
-    )
-    return module.log(seconds)
 
 
 WAVE_ROOFLINE = WaveRoofline()

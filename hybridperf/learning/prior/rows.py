@@ -24,11 +24,6 @@ from hybridperf.learning.residual import concatenate as concatenate_inputs
 
 # inputs that tell one sparse matrix from another
 MATRIX = ("log2_rows", "log2_degree", "longest", "cv_degree", "aspect")
-# An op that is repeated on its data finds most of them in L2 up to this share of it, next to none
-# from twice that on. The share is what gathers on an RTX 3090 and 4090 use (`gather_form`, 0.6 to
-# 1.1). Products in 16 bits of an H100 reach 0.9 of their memory's bandwidth up to half of L2 and
-# 0.75 from there on, which powers of 2 and 4 tell alike.
-_L2_USED, _L2_POWER = 0.8, 4.0
 NOTHING = 1e-30  # seconds, waves or bytes: stands for zero where a log is taken
 
 
@@ -81,9 +76,6 @@ class FamilyRows:
     gathers: Any = None
     # [N] that the busiest multiprocessor takes one after the other; zero: no term of steps
     steps: Any = 0.0
-    # [N] or one number: of a cache that holds what the op touched the last time; zero: none does
-    l2_bytes: Any = 0.0
-    l2_bytes_per_s: np.ndarray | float = 1.0  # that multiprocessors take in
 
     def __len__(self) -> int:
         return len(self.implementation)
@@ -93,16 +85,14 @@ class FamilyRows:
         return WAVE_ROOFLINE if self.gathers is None else GATHER_ROOFLINE
 
     def work(self) -> Any:
-        """[N, 6], as `form.WaveRoofline` has it, at datasheet rates; of ops that gather, as
-        `gather_form.WORK` names it.
+        """[N, 4]: logs of arithmetic and traffic seconds at datasheet rates, of waves and steps; of
+        ops that gather, as `gather_form.WORK` names it.
         """
         amounts = (
             floats(self.flops) / self.peak_flops_per_s,
             floats(self.bytes) / self.memory_bytes_per_s,
             floats(self.blocks) / self.sm_count,
             floats(self.steps),
-            (_L2_USED * floats(self.l2_bytes) / (floats(self.bytes) + NOTHING)) ** _L2_POWER,
-            floats(self.bytes) / self.l2_bytes_per_s,
         )
         module = array_module(*amounts)
         columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
@@ -135,7 +125,7 @@ class FamilyRows:
             some(self.memory_bytes_per_s), some(self.sm_count), self.implementation[keep],
             self.inputs.rows(keep), self.sizes,
             None if self.gathers is None else self.gathers[keep],
-            some(self.steps), some(self.l2_bytes), some(self.l2_bytes_per_s),
+            some(self.steps),
         )  # fmt: skip
 
 
