@@ -32,6 +32,7 @@ _SINGLE = frozenset({"matmul_fp32", "convolution"})
 _SINGLE_FLOPS_PER_J = 57e9
 # first year of a process, and how much more work a joule does than with 16 and 12 nm
 _BETTER_SINCE = ((2022, 3.4), (2020, 2.0))
+_TAKES_KERNELS = ("sm_90", "sm_100", "sm_103")  # for which TensorRT-LLM's are made
 # bytes of bandwidth per multiprocessor and cycle of H100 and A100, and the most that cards with a
 # narrow memory gain: from the 0.45 of it that both use to 0.9
 _USUAL_BYTES, _MEMORY_POWER, _MOST_MEMORY = 13.0, 0.5, 2.0
@@ -46,6 +47,7 @@ def machine_of(device: DeviceSpec, family: str) -> Machine:
         device.clock_hz if family in _BY_CLOCK else None,
         {"fp32": share} if share < 1 else {},
         _memory_share(device) if family == _PROMPTS else 1.0,
+        any(one in device.arch for one in _TAKES_KERNELS),
     )
 
 

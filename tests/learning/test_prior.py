@@ -35,6 +35,7 @@ from hybridperf.learning.prior.knobs import (
     fit_together,
     population,
 )
+from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.residual import Inputs
 from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
 
@@ -205,7 +206,9 @@ def test_decode_on_a_new_architecture_stands_half_way_to_whose_kernels_it_takes(
     ours, theirs = "generation_attention|vllm|bf16|", "generation_attention|trtllm|bf16|"
     theta = np.tile(WAVE_ROOFLINE.start, (2, 1)) + np.log([[0.5], [1.0]]) * (np.arange(KNOBS) == 1)
     knobs = ImplementationKnobs((ours, theirs), theta, theta.mean(0))
-    usual = population(WAVE_ROOFLINE, {"one": knobs, "two": knobs})
+    anywhere = population(WAVE_ROOFLINE, {"one": knobs, "two": knobs})
+    assert anywhere.taking == {}
+    usual = anywhere.on(Machine(takes_kernels=True))
     own, other = usual.mean_of((ours, theirs))
     assert usual.taking == {ours: theirs}
     start = usual.typical()

@@ -1,5 +1,7 @@
 """Facts of a device's datasheet that move the knobs it starts with."""
 
+import dataclasses
+
 import pytest
 
 from hybridperf.hardware import load_device
@@ -9,7 +11,17 @@ from hybridperf.model.machine_facts import machine_of, machines_of
 
 @pytest.mark.parametrize("device", ["v100_pcie_32g", "p100_pcie_16g", "h100_sxm", "a100_pcie_40g"])
 def test_large_boards_hold_their_peak(device: str) -> None:
-    assert machine_of(load_device(device), "matmul_fp32") == NO_FACTS
+    found = machine_of(load_device(device), "matmul_fp32")
+    assert dataclasses.replace(found, takes_kernels=False) == NO_FACTS
+
+
+@pytest.mark.parametrize(
+    ("device", "takes"),
+    [("h100_sxm", True), ("b300_sxm", True), ("rtx_pro_6000_server", False), ("l40s", False)],
+)
+def test_kernels_of_another_library_are_made_for_servers(device: str, takes: bool) -> None:
+    """TensorRT-LLM's of Hopper and of Blackwell in data centres; not of workstations' Blackwell."""
+    assert machine_of(load_device(device), "decode_attention").takes_kernels is takes
 
 
 def test_small_cards_do_not_and_more_power_is_never_less() -> None:

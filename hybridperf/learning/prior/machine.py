@@ -31,6 +31,7 @@ class Machine:
     # share of its datasheet peak that its power limit lets it hold, by number format; 1 elsewhere
     sustained: Mapping[str, float] = dataclasses.field(default_factory=dict)
     memory_share: float = 1.0  # of the memory's bandwidth, against a usual machine's
+    takes_kernels: bool = False  # libraries take others' on it (`implementation.taken_from`)
 
     def moves(self, implementations: Sequence[str], knobs: int) -> np.ndarray:
         """[len(implementations), knobs] how far logs of knobs lie from those of a usual machine."""
@@ -49,7 +50,7 @@ class Machine:
         """As plain numbers."""
         return {
             "clock_hz": self.clock_hz, "sustained": dict(self.sustained),
-            "memory_share": self.memory_share,
+            "memory_share": self.memory_share, "takes_kernels": self.takes_kernels,
         }  # fmt: skip
 
     @classmethod
@@ -60,6 +61,7 @@ class Machine:
             None if clock_hz is None else float(clock_hz),
             {str(dtype): float(share) for dtype, share in sustained.items()},
             float(document["memory_share"]),
+            bool(document.get("takes_kernels", False)),  # of older files: none
         )
 
 
