@@ -19,7 +19,6 @@ import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-from scipy.special import ndtri
 
 from hybridperf.engine.step_features import StepFeatures
 from hybridperf.model.step_effects import StepEffects
@@ -95,9 +94,13 @@ def beyond_by_stalls(
     stall, else 0: a share of 0.05 / chance of stalled steps, which are as unsure as others are
     (`deviation`, of the log).
     """
+    chance = np.maximum(np.asarray(f.stall_chance), LIKELY_STALL)
+    if (chance == LIKELY_STALL).all():
+        return 0.0 * step_s
+    from scipy.special import ndtri  # which most tables do without
+
     messages = np.where(np.asarray(f.stages) == 2, waits.TWO_STAGES, waits.MORE_STAGES)
     longer = np.log1p(_stalls_s(f, k, messages) / step_s)
-    chance = np.maximum(np.asarray(f.stall_chance), LIKELY_STALL)
     beyond = longer + ndtri(1.0 - LIKELY_STALL / chance).clip(-1.0, None) * deviation
     return np.where(chance > LIKELY_STALL, np.maximum(beyond, 0.0), 0.0)
 
