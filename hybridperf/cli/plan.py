@@ -140,8 +140,8 @@ def _found(plan: Any, top: int) -> dict[str, Any]:
     layouts, compared = best(plan, top), compared_table(plan)
     words = [layout_words(plan.layout(plan.choice(rank))) for rank in layouts.index]
     return {
-        "layouts": layouts.assign(row=layouts.index + 1, layout=words),
-        "compared": compared.assign(what=compared.index),
+        "layouts": layouts.assign(row=layouts.index + 1, layout=words)[["row", "layout", *layouts]],
+        "compared": compared.rename_axis("what").reset_index(),
         "legal": plan.legal,
         "memory": memory_lines(plan),
         "naive": NAIVE,

@@ -16,6 +16,14 @@ _NEEDS_A_GPU = (
 _NUMBERS = (".numpy()", "FakeTensor.__format__")  # asked for, as they are or as text
 _NO_GROUP = ("ProcessGroup object", "_use_python_reducer", "process group has not been initialized")
 _UNDIVIDED = ("Mesh should not be bigger", "Sharding propagation failed")
+_SENTENCES = {
+    _NO_GROUP: "the program sends to other ranks, and there are none; make it and call"
+    " hp.from_torch inside one `with hp.without_memory(ranks=N):`",
+    _UNDIVIDED: "the mesh does not divide this ({does}); expected a mesh of as many ranks as"
+    " hp.without_memory(ranks=N) makes, and sizes that are multiples of its own",
+    _NUMBERS: "a tensor's numbers are asked for, and it has none here; return the tensor and read"
+    " it after the step",
+}
 _NO_RULE = "no rule registered for HigherOrderOperator"
 _INSTEAD = {
     "FSDP needs": "shard by torch.distributed.fsdp.fully_shard (FSDP2), which is followed",
@@ -57,31 +65,19 @@ def sentences() -> Iterator[None]:
     except InputError:
         raise
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        if any(word in str(error) for word in _NO_GROUP):
-            raise InputError(
-                f"{_line(error)}: the program sends to other ranks, and there are none; make it and"
-                " call hp.from_torch inside one `with hp.without_memory(ranks=N):`"
-            ) from error
-        if any(word in str(error) for word in _UNDIVIDED):
-            raise InputError(
-                f"{_line(error)}: the mesh does not divide this ({str(error).splitlines()[0]});"
-                " expected a mesh of as many ranks as hp.without_memory(ranks=N) makes, and sizes"
-                " that are multiples of its own"
-            ) from error
-        if any(word in str(error) for word in _NUMBERS):
-            raise InputError(
-                f"{_line(error)}: a tensor's numbers are asked for, and it has none here; return"
-                " the tensor and read it after the step"
-            ) from error
-        if _NO_RULE in str(error):
-            name = str(error).partition(_NO_RULE)[2].split()[0]
+        told = str(error)
+        does = told.splitlines()[0].rstrip(".") if told else ""
+        for words, sentence in _SENTENCES.items():
+            if any(word in told for word in words):
+                raise InputError(f"{_line(error)}: {sentence.format(does=does)}") from error
+        if _NO_RULE in told:
+            name = told.partition(_NO_RULE)[2].split()[0]
             raise InputError(
                 f"{_line(error)}: {name} chooses by numbers what comes next, and none are here;"
                 " call the branch that counts"
             ) from error
-        if not any(word in str(error) for word in _NEEDS_A_GPU):
+        if not any(word in told for word in _NEEDS_A_GPU):
             raise
-        does = str(error).splitlines()[0].rstrip(".")
         instead = next((one for word, one in _INSTEAD.items() if word in does), None)
         raise InputError(
             f"{_line(error)}: PyTorch does this on a GPU only, and none is here ({does});"
