@@ -3,15 +3,14 @@ a power limit. By hand.
 """
 
 import dataclasses
-from pathlib import Path
 
-import hybridperf_calibration as calibration
 import numpy as np
 import pandas as pd
 import pytest
 
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.hardware import load_device, load_system
+from hybridperf.io import installed_hardware
 from hybridperf.model import PerfModel, model_or_datasheet, shipped
 from hybridperf.model.step_effects import SUSTAINED, sustained_s
 from hybridperf.model.step_table import alone_seconds, step_table, sustained_seconds
@@ -90,7 +89,7 @@ def test_power_limits_what_was_measured_to_be_limited(name):
     """Products and attention that went on for seconds, from what their first calls took: 26 us
     products lost nothing, others 10 to 15 %. (Zeros draw less: no step has them.)
     """
-    rows = pd.read_csv(Path(calibration.__file__).parent / "measured" / name / "clocks.csv")
+    rows = pd.read_csv(installed_hardware().parent / "measured" / name / "clocks.csv")
     rows = rows[rows["work"].str.contains("product|attention") & ~rows["work"].str.contains("zero")]
     wide, narrow = SUSTAINED["Hopper sm_90"]
     for row in rows.to_dict("records"):
