@@ -145,7 +145,8 @@ def _power_s(model: PerfModel, table: OpTable) -> np.ndarray:
     faster = table.peak_flops_per_s / peak  # than 16 bits: fewer; slower ones do not reach a limit
     attention = np.array([name.endswith("attention") for name in GROUPS])[table.group]
     rates = table.peak_flops_per_s * np.where((faster > 1) | attention, narrow, wide)
-    longer = slowed(model.device, model.measured.device) * (faster >= 1)
+    measured = model.stand_in or model
+    longer = slowed(model.device, measured.device) * (faster >= 1)
     return np.asarray(longer * table.times * table.work.flops / rates)
 
 
