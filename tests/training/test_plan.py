@@ -317,6 +317,7 @@ def test_a_users_prices_come_first(tmp_path, found):
         ({"model": "gpt3-175b", "gpus": 8}, "GPUs would do"),
         ({"model": "gpt3-175b", "gpus": 8, "batch": 7}, "would do"),
         ({"gpus": 64, "batch": 1, "only": {"tp": [1], "pp": [1], "cp": [1]}}, "without --only"),
+        ({"gpus": 8, "batch": 8, "only": {"tp": [8], "zero": [1]}}, "zero 1; without --only"),
         ({"objective": "joy"}, "time, tokens_per_s, cost, energy"),
         ({"only": {"tpp": [1]}}, "tp"),
         ({"system": "cscs_alps_gh200"}, "--device"),

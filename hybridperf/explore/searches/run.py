@@ -12,13 +12,12 @@ import jax
 import numpy as np
 import pandas as pd
 
+from hybridperf.explore.searches.around import active_constraints, plateaus, poles, stopped
 from hybridperf.explore.searches.descent import FEASIBLE, DescentResult, descend, violation
 from hybridperf.explore.searches.integers import better, rounded
-from hybridperf.explore.searches.plateaus import plateaus, poles
 from hybridperf.explore.searches.polish import MARGIN, Optimum, polish
 from hybridperf.explore.searches.problem import FREE, SearchProblem, columns_at, trust_at
 from hybridperf.explore.searches.result import OptimalKnob, SearchResult
-from hybridperf.explore.searches.shadow_prices import active_constraints, stopped
 from hybridperf.explore.searches.spec import Constraint, SearchSpec, read_search, with_method
 from hybridperf.io import InputError
 

@@ -2,8 +2,17 @@
 step (ZeRO-Infinity, Rajbhandari et al. 2021).
 """
 
-from hybridperf.training.offload.step import KINDS, Movable, Offload, StageOffload, movable, offload
-from hybridperf.training.offload.tier import Tier, node_tiers, system_tiers
+from hybridperf.training.offload.step import (
+    KINDS,
+    Movable,
+    Offload,
+    StageOffload,
+    Tier,
+    movable,
+    node_tiers,
+    offload,
+    system_tiers,
+)
 
 __all__ = [
     "KINDS", "Movable", "Offload", "StageOffload", "Tier", "movable", "node_tiers", "offload",

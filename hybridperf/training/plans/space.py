@@ -199,6 +199,11 @@ class PartialLayouts:
         one["zero"], one["shard_ranks"] = states.T
         return Layouts(**one)
 
+    @property
+    def all_bases(self) -> Layouts:
+        """The base layouts that complete any of them."""
+        return self.bases(np.arange(len(self)))
+
     def _sharded_as(self, rows: np.ndarray, schedule: np.ndarray) -> np.ndarray:
         """What decides how partial layouts with such schedules can be sharded, as one number."""
         most = np.where(np.isin(schedule, SPLITS_BACKWARD), 2, 3)
@@ -281,7 +286,7 @@ def space(
     is told how far this is; `schedules` of the framework, to which `only` adds those it names.
     """
     found = partial_layouts(shape, gpus, gpus_per_node, global_batch, only, strict, schedules)
-    return laid_out(found, found.bases(np.arange(len(found))), progress)
+    return laid_out(found, found.all_bases, progress)
 
 
 def laid_out(

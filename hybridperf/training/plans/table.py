@@ -17,8 +17,7 @@ from hybridperf.io import InputError, is_stream, replacing
 from hybridperf.training.plans.arguments import whole_numbers
 from hybridperf.training.plans.costs import PricedSpace
 from hybridperf.training.plans.economy import DAY_S
-from hybridperf.training.plans.intervals import with_intervals
-from hybridperf.training.plans.ranked import RankedLayouts, tokens_of
+from hybridperf.training.plans.ranked import RankedLayouts, tokens_of, with_intervals
 from hybridperf.training.plans.space import LayoutSpace
 from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES
 
