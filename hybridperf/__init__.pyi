@@ -17,7 +17,7 @@ from .engine.unlike import unlike as unlike
 from .engine.workload import Workload as Workload
 from .explore.crossover import Crossover as Crossover
 from .explore.crossover import sparse_crossover as sparse_crossover
-from .explore.searches.result import SearchResult as SearchResult
+from .explore.searches.run import SearchResult as SearchResult
 from .explore.searches.run import search as search
 from .explore.sharding.run import shard as shard
 from .explore.sweeps.run import sweep as sweep

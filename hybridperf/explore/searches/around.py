@@ -8,6 +8,7 @@ both sides there is no such number, and the constraint is loosened by 1 %.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy as np
 from hybridperf.explore.searches.integers import stops
 from hybridperf.explore.searches.polish import Optimum, excess, multipliers, polish
 from hybridperf.explore.searches.problem import SearchProblem, columns_at
-from hybridperf.explore.searches.result import ActiveConstraint, BlockingConstraint
 
 _ACTIVE = 1e-4  # logs: nearer to its limit than that a constraint may hold us back
 _WORTH = 1e-6  # a smaller multiplier is none
@@ -25,6 +25,35 @@ _WIDE = 1e-2  # of logs: narrower ranges are a flat minimum's and not worth a wo
 _PROBED = 17  # values of a knob, then again between the last that does and the first that does not
 _NEAR = 1e-4  # of the cube's side
 _POLE = 1e3  # times as large as so near
+
+
+@dataclasses.dataclass(frozen=True)
+class ActiveConstraint:
+    """A constraint that holds the optimum back."""
+
+    name: str
+    text: str
+    less: float  # its two sides at the optimum
+    more: float
+    # the side that no knob moves; None where knobs move both, or where it is zero
+    limit: str | None
+    what_if: str  # one percent more of the limit, or a constraint loosened by one percent
+    multiplier: float  # percent of the objective (its scale, where it can be zero or less) for that
+    objective_then: float  # with that, searched again from here
+    knobs_then: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockingConstraint:
+    """A constraint that forbids a better whole number, the other knobs as they are."""
+
+    name: str
+    text: str
+    less: float  # its two sides with that number
+    more: float
+    knob: str
+    value: float  # the nearest number that would be better
+    objective: float  # with it
 
 
 def active_constraints(

@@ -1,32 +1,5 @@
-"""A search, read from a spec (`explore/sweeps/written.py` has the dialect):
-
-schema = "hybridperf/spec"
-schema_version = 1
-
-[target]                                        # as in a sweep; optional: "step" or "program"
-kind = "program"
-program = "step.json"
-model = "h100_sxm"
-
-[parameters]
-memory_bytes_per_s = { min = 1e12, max = 8e12 } # ranges are searched, in log space
-batch = { min = 1, max = 512, integer = true }
-tokens = 4096                                   # numbers are constants
-[prices]                                        # names of `prices.toml` can stand in any formula
-file = "mine.toml"                              # optional: replaces and adds; so do numbers here
-usd_per_kwh = 0.2
-[derived]
-cost_usd = "usd_per_bytes_per_s * memory_bytes_per_s"
-[constraints]                                   # <=, >=, == and their `and`
-fast = "time_s <= 0.1"
-[objective]
-minimise = "cost_usd"                           # or maximise; a name or a formula
-[method]                                        # all optional
-starts = 16
-seed = 0
-rounds = 6                                      # of the multipliers
-steps = 40                                      # of descent in each round
-smoothing = 0.1                                 # first temperature of maxima; else they are exact
+"""A search, read from a spec (`explore/sweeps/written.py` has the dialect): ranges are searched, and
+numbers are constants; a target is optional.
 
 Whether constraints can hold together is found out before anything is compiled: the knobs' box is
 halved again and again (in log space), and a part where some constraint cannot hold is thrown away.
@@ -114,9 +87,9 @@ class SearchSpec:
         return [*([] if self.target is None else self.target.remarks()), *self.notes]
 
 
-def read_search(source: SpecSource, folder: str | Path = ".") -> SearchSpec:
-    """A spec from a file, the name of a shipped example, or a dict (its files are in `folder`)."""
-    return _spec(read_spec_document(source, folder, "search", SHIPPED))
+def read_search(source: SpecSource) -> SearchSpec:
+    """A spec from a file, the name of a shipped example, or a dict."""
+    return _spec(read_spec_document(source, ".", "search", SHIPPED))
 
 
 def with_method(spec: SearchSpec, **given: int | None) -> SearchSpec:

@@ -217,8 +217,9 @@ def renewed(document: Mapping[str, Any], faults: Faults) -> tuple[dict[str, Any]
             if twice := next((name for name in inside if name in whole), None):
                 mend = "call one of them something else"
                 raise InputError(f"{twice!r} is a knob and a constant; {mend}")
-            if section == "knobs":
-                _check_ranges(inside)
+            for name, given in inside.items() if section == "knobs" else ():
+                if not isinstance(given, Mapping):
+                    raise InputError(f"knob {name} needs {{ min = ..., max = ... }}, got {given!r}")
             whole |= inside
         new["parameters"] = whole
         said.append(f"[parameters] for {' and '.join(f'[{one}]' for one in old)}")
@@ -231,12 +232,6 @@ def renewed(document: Mapping[str, Any], faults: Faults) -> tuple[dict[str, Any]
             said.append("{ min = ..., max = ... } for ranges such as { log = [...] }")
         new["parameters"] = ranges
     return new, said
-
-
-def _check_ranges(knobs: Mapping[str, Any]) -> None:
-    for name, given in knobs.items():
-        if not isinstance(given, Mapping):
-            raise InputError(f"knob {name} needs {{ min = ..., max = ... }}, got {given!r}")
 
 
 def _range(name: str, given: Any) -> Any:

@@ -253,14 +253,14 @@ class PricedSpace:
 
 def price_space(
     setup: TrainingSetup, space: LayoutSpace, memory_bytes: np.ndarray | None = None,
-    threads: int = THREADS, progress: Progress | None = None,
+    progress: Progress | None = None,
 ) -> PricedSpace:  # fmt: skip
     """Price the layouts of a space that fit; there must be one."""
     if memory_bytes is None:
-        memory_bytes = bytes_of(setup, space.base, threads)
+        memory_bytes = bytes_of(setup, space.base)
     rows = np.flatnonzero((memory_bytes <= setup.capacity_bytes)[space.base_of])
     columns = columns_of(setup, space, rows, progress)
-    parts = times(columns, setup, threads=threads, progress=progress)
+    parts = times(columns, setup, progress=progress)
     return PricedSpace(setup, columns, parts, memory_bytes)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.training.plans.bounds import BoundedLayouts
@@ -152,14 +153,6 @@ def ranking(cases: Sequence[PricedSpace], objective: str, rates: Economy) -> np.
     return np.concatenate(parts)[order]
 
 
-def front(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Places on the front of two columns [N], by rising `first`; of equal points the earliest."""
-    order = np.lexsort((np.arange(len(first)), second, first))
-    along = second[order]
-    best_before = np.concatenate([[np.inf], np.minimum.accumulate(along)[:-1]])
-    return np.asarray(order[along < best_before])
-
-
 def plan_front(plan: RankedLayouts, one: str, other: str) -> np.ndarray:
     """Ranks of the layouts on the front of two of time (per token), memory, energy and cost."""
     for name in (one, other):
@@ -170,15 +163,15 @@ def plan_front(plan: RankedLayouts, one: str, other: str) -> np.ndarray:
             f"expected a price for a front of cost, got none of {plan.setup.device.id};"
             f" {plan.economy.unknown}"
         )
-    columns = [np.empty(len(plan)) for _ in range(2)]
+    columns = np.empty((len(plan), 2))
     for number, case in enumerate(plan.cases):
         here, at = plan.ranked[:, 0] == number, plan.ranked_in(number)
-        for column, name in zip(columns, (one, other), strict=True):
+        for column, name in enumerate((one, other)):
             objective = "tokens_per_s" if name == "time" else name
             memory = name == "memory"
             values = case.row_memory_bytes if memory else scores(case, objective, plan.economy)
-            column[here] = values[at]
-    return front(*columns)
+            columns[here, column] = values[at]
+    return undominated(columns)
 
 
 def step_intervals(
