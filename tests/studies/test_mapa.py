@@ -9,15 +9,9 @@ import pytest
 
 from hybridperf.collectives.subset import ring
 from hybridperf.runs.placement import PlacedStep, Placer
-from hybridperf.studies.mapa import effective_bytes_per_s, ring_links
+from hybridperf.studies.mapa import VECTORS, effective_bytes_per_s, ring_links
 from hybridperf.validate.harness import facts
 from hybridperf.validate.topology import dgx1v, paired
-
-# double, single NVLinks, ways through the host, GB/s: what the published program gives
-VECTORS = (
-    (1, 0, 0, 39.08), (0, 1, 0, 21.61), (0, 0, 1, 10.08), (2, 1, 0, 57.86), (1, 1, 1, 24.11),
-    (3, 0, 0, 77.05), (0, 2, 1, 9.03), (2, 2, 1, 20.91),
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("vector", VECTORS)

@@ -1,5 +1,5 @@
-"""A search, read from a spec (`explore/sweeps/written.py` has the dialect): ranges are searched, and
-numbers are constants; a target is optional.
+"""A search, read from a spec (`explore/sweeps/written.py` has the dialect): ranges are searched,
+numbers are constants, and a target is optional.
 
 Whether constraints can hold together is found out before anything is compiled: the knobs' box is
 halved again and again (in log space), and a part where some constraint cannot hold is thrown away.
