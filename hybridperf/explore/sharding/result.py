@@ -13,10 +13,8 @@ import pandas as pd
 from hybridperf.engine.prediction import Prediction
 from hybridperf.explore.sharding import greedy
 from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost, PlacementParts
-from hybridperf.explore.sharding.fused import KernelPricer
-from hybridperf.explore.sharding.splits import SplitAdvice
+from hybridperf.explore.sharding.splits import SplitAdvice, SplitTables
 from hybridperf.io import replacing_in, write_json, write_table
-from hybridperf.ops.embedding import Table
 
 SCHEMA_VERSION = 1
 _NOTABLE = 0.01  # of a step, from which on a difference is worth a sentence
@@ -91,10 +89,9 @@ class ShardResult:
         return path
 
 
-def result(
-    cost: PlacementCost, fused: KernelPricer, tables: Sequence[Table], owners: Sequence[str],
-    found: Sequence[Candidate], few: Sequence[Candidate], best: Candidate, proven: bool,
-    split_helps: Callable[[str, float], SplitAdvice | None], predicted: Prediction,
+def shard_result(
+    made: SplitTables, found: Sequence[Candidate], few: Sequence[Candidate], best: Candidate,
+    proven: bool, split_helps: Callable[[str, float], SplitAdvice | None], predicted: Prediction,
     remarks: Sequence[str],
 ) -> ShardResult:  # fmt: skip
     """Everything about the best of some candidates, of which `few` were priced kernel by kernel.
@@ -102,10 +99,11 @@ def result(
     `split_helps`: seconds saved by splitting each table further. `predicted`: the best one as a
     step, for its interval. `remarks`: further notes.
     """
+    tables, owners, cost, fused = made
     placement = tuple(int(rank) for rank in best.placement)
     owner_of = {table.name: owner for table, owner in zip(tables, owners, strict=True)}
-    per_rank = _per_rank(cost, fused, tables, placement)
-    listed = _candidates(cost, fused, found, few)
+    per_rank = _per_rank(made, placement)
+    listed = _candidates(made, found, few)
     parts = fused.parts(placement)
     alone = cost.lookup_seconds(cost.tables)
     apart = cost.step_s(placement) / cost.bound_s() - 1
@@ -145,9 +143,8 @@ def result(
     )
 
 
-def _per_rank(
-    cost: PlacementCost, fused: KernelPricer, tables: Sequence[Table], placement: Sequence[int]
-) -> pd.DataFrame:
+def _per_rank(made: SplitTables, placement: Sequence[int]) -> pd.DataFrame:
+    tables, _, cost, fused = made
     sums = cost.sums(placement)
     forward_s, backward_s = fused.lookup_seconds(placement)
     slowest = np.full(cost.ranks, "", object)
@@ -168,9 +165,9 @@ def _per_rank(
 
 
 def _candidates(
-    cost: PlacementCost, fused: KernelPricer, found: Sequence[Candidate], few: Sequence[Candidate]
+    made: SplitTables, found: Sequence[Candidate], few: Sequence[Candidate]
 ) -> pd.DataFrame:
-    rows = []
+    cost, fused, rows = made.cost, made.fused, []
     priced = {tuple(one.placement) for one in few}
     for one in found:
         if one.placement is None:
