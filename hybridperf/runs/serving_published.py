@@ -1,10 +1,10 @@
 """What a published benchmark deploys where a row does not tell it: engines, settings of servers.
 
 A row of disaggregated engines tells their GPUs, not how many there are, how many sequences each
-takes, or whether they draft. It fits a point of the benchmark where model, machine, format, lengths,
-clients and the GPUs of both kinds of engine do (in some tables the GPUs of a whole deployment stand
-in the place of both), and whatever else it tells. Several may fit: one that drafts and one that
-does not. A row of prompts and answers of other lengths than the benchmark's gets engines' defaults.
+takes, or whether they draft. It fits a point of the benchmark where model, machine, format,
+lengths, clients and the GPUs of both kinds of engine do (in some tables the GPUs of a whole
+deployment stand in the place of both), and whatever else it tells. Several may fit: one that
+drafts and one that does not. A row of other lengths than the benchmark's gets engines' defaults.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ events of the process that launched on it.
 A file has several where ranks were merged into one timeline, or where one process feeds several
 devices. Never do two devices count as one: what would be idle time of one is work of the other.
 
-A kernel's name tells whether it communicates, and copies that run as kernels. Libraries write their own name into that of a kernel, mostly as its namespace or in the types of its
-arguments. Kernels that belong to no library are known by the collective that they are named after.
+A kernel's name tells whether it communicates, and copies that run as kernels. Libraries write
+their own name into it, mostly as its namespace or in the types of its arguments; kernels of no
+library are known by the collective that they are named after.
 """
 
 from __future__ import annotations
