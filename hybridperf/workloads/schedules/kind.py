@@ -1,6 +1,5 @@
 """What one pipeline schedule answers. To add a schedule: a file that makes its `ScheduleKind`, and
-its place in `names.KINDS`; rules on layouts (`transformer/columns.py`) and unlike stages
-(`pace.py`) only where it differs from 1F1B.
+its place in `names.KINDS`; unlike stages (`pace.py`) only where it differs from 1F1B.
 
 Symbols: p workers, m micro-batches, v chunks per worker; F and B seconds of one worker's forward
 and backward of one micro-batch, W the part of B that makes the weights' gradients. All formulas
@@ -26,6 +25,22 @@ class StageSeconds(NamedTuple):
     joint: Array  # a forward and a backward pass beside each other, as far as they overlap
 
 
+class Need(NamedTuple):
+    """What a schedule asks of its sizes."""
+
+    holds: Callable[[Array, Array], Array]  # (p, m)
+    words: str  # behind "NAME needs"
+
+
+BOTH_WAYS = (
+    Need(lambda p, m: p % 2 == 0, "an even number of stages, got pp {p}"),
+    Need(
+        lambda p, m: m % 2 == 0,
+        "an even number of micro-batches, half for each direction, got accumulation {m}",
+    ),
+)
+
+
 class ScheduleKind(NamedTuple):
     """A schedule's order, closed form, activations and limits."""
 
@@ -42,5 +57,4 @@ class ScheduleKind(NamedTuple):
     # no backward begins before all forwards: the last stage keeps every micro-batch's loss, and a
     # single worker accumulates gradients instead, a backward after each forward
     forwards_first: bool = False
-    unsuitable: Callable[[Array, Array], Array] | None = None  # (p, m): sizes that it cannot have
-    refusal: Callable[[int, int], str] = lambda p, m: ""  # (p, m): the sentence on such sizes
+    needs: tuple[Need, ...] = ()

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
+from hybridperf.workloads.schedules.kind import Need, ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, WEIGHT, Schedule, Task
 
 
@@ -153,9 +153,11 @@ INTERLEAVED = ScheduleKind(
     _interleaved_s,
     _interleaved_in_flight,
     has_chunks=True,
-    unsuitable=lambda p, m: m % p != 0,
-    refusal=lambda p, m: (
-        f"expected micro-batches as a multiple of {p} workers in schedule 'interleaved', got {m}"
+    needs=(
+        Need(
+            lambda p, m: m % p == 0,
+            "accumulation divisible by pp, got accumulation {m}, pp {p}",
+        ),
     ),
 )
 # activations are kept until the weights' gradients are made
