@@ -55,8 +55,8 @@ from hybridperf.workloads.transformer.weights import (
     embedding_weights,
     head_weights,
     layer_weights,
+    shard_parameters,
 )
-from hybridperf.workloads.transformer.zero import shard_parameters
 
 _FIELDS = {field.name: at for at, field in enumerate(dataclasses.fields(BlockPrices))}
 _REPEATED: tuple[Recompute, ...] = ("selective", "full")

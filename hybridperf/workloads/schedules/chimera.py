@@ -16,9 +16,15 @@ the units before it leave idle.
 from __future__ import annotations
 
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.schedules.kind import BOTH_WAYS, Need, ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.one_way import both_ways
-from hybridperf.workloads.schedules.order import Schedule, Task
+from hybridperf.workloads.schedules.order import (
+    BOTH_WAYS,
+    Need,
+    Schedule,
+    ScheduleKind,
+    StageSeconds,
+    Task,
+)
 
 DOWN, UP = 0, 1
 Queue = tuple[Task, ...]

@@ -28,8 +28,17 @@ from collections import deque
 from typing import Any
 
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.schedules.kind import BOTH_WAYS, Need, ScheduleKind, StageSeconds
-from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, WEIGHT, Schedule, Task
+from hybridperf.workloads.schedules.order import (
+    BACKWARD,
+    BOTH_WAYS,
+    FORWARD,
+    WEIGHT,
+    Need,
+    Schedule,
+    ScheduleKind,
+    StageSeconds,
+    Task,
+)
 
 Pass = tuple[str, int]  # a kind of task and which of a worker's two chunks it is of
 

@@ -16,9 +16,8 @@ from hybridperf.io import InputError, closest, unknown
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.workloads.schedules.chimera import CHIMERA
 from hybridperf.workloads.schedules.dualpipe import DUALPIPE, DUALPIPE_V
-from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.one_way import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
-from hybridperf.workloads.schedules.order import Schedule
+from hybridperf.workloads.schedules.order import Schedule, ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.zb_v import ZB_V
 
 # a schedule's place is its code in columns of layouts (`transformer/columns.py`): append new ones

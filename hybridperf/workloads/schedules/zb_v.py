@@ -23,8 +23,16 @@ from __future__ import annotations
 import functools
 
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.schedules.kind import Need, ScheduleKind, StageSeconds
-from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, WEIGHT, Schedule, Task
+from hybridperf.workloads.schedules.order import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    Need,
+    Schedule,
+    ScheduleKind,
+    StageSeconds,
+    Task,
+)
 
 CHUNKS = 2
 

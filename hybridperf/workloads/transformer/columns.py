@@ -18,8 +18,8 @@ import numpy as np
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.schedules import NAMES as SCHEDULES
-from hybridperf.workloads.schedules.kind import Need, ScheduleKind
 from hybridperf.workloads.schedules.names import KINDS
+from hybridperf.workloads.schedules.order import Need, ScheduleKind
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 RECOMPUTE = ("none", "selective", "full")

@@ -13,9 +13,9 @@ from hybridperf.ops.moe import BALANCED, Moe
 from hybridperf.ops.quantise import known_scheme
 from hybridperf.workloads.transformer import fields
 from hybridperf.workloads.transformer import framework as frameworks
+from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.layout import Layout
-from hybridperf.workloads.transformer.parallel import RankGroup
 from hybridperf.workloads.transformer.shape import TransformerShape, layers_by_kind
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
@@ -211,10 +211,9 @@ class TransformerConfig:
         gradient_bytes, micro_batches = self.reduced_bytes, self.layout.accumulation
         return Kernels(dtype, framework, self.dropout, gradient_bytes, micro_batches)
 
-    def group(self, dim: str) -> RankGroup:
+    def group(self, dim: str) -> Span:
         """Ranks and nodes of a dimension's collectives."""
-        span = self.layout.group(dim, self.gpus_per_node)
-        return RankGroup(span.ranks, span.nodes)
+        return self.layout.group(dim, self.gpus_per_node)
 
     @property
     def experts_apart(self) -> bool:

@@ -33,8 +33,8 @@ from hybridperf.workloads.transformer.weights import (
     embedding_weights,
     head_weights,
     layer_weights,
+    shard_parameters,
 )
-from hybridperf.workloads.transformer.zero import shard_parameters
 
 __all__ = [
     "embedding_passes", "head_passes", "layer_passes", "optimizer_passes", "send_call",
