@@ -13,7 +13,7 @@ from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.lower import lower
 from hybridperf.io import InputError
 from hybridperf.validate import chimera
-from hybridperf.validate.chimera_layers import USUAL_LAUNCH_S, LayerKnobs, Layers, elsewhere, fit
+from hybridperf.validate.chimera import USUAL_LAUNCH_S, LayerKnobs, Layers, elsewhere, fit
 
 KNOBS = LayerKnobs(0.7, 0.9, 0.8, 4e8, 5e-5, 4e-5)
 
@@ -108,7 +108,7 @@ def test_what_is_left_out_is_not_seen() -> None:
     changed = frame.copy()
     out = (frame["device"] == "v100") & (frame["model"] == "bert-large")
     changed.loc[out, ["f_s", "b_s"]] *= 3
-    here, there = (chimera.report(each).rows for each in (frame, changed))
+    here, there = (chimera.judge(each).tables["layer_rows"] for each in (frame, changed))
     for split, known in (
         (chimera.MODEL, (here["model"] == "bert-large") & (here["device"] == "v100")),
         (chimera.DEVICE, here["device"] == "v100"),
@@ -124,34 +124,34 @@ def test_what_is_left_out_is_not_seen() -> None:
 
 
 def test_splits_that_a_table_lacks_are_left_out() -> None:
-    report = chimera.report(made_up(devices=("v100",), models=("bert-base",)))
-    assert report.summary["split"].tolist() == [chimera.IN_SAMPLE]
-    assert ("in sample", "v100") in set(report.lines[["split", "device"]].itertuples(index=False))
+    found = chimera.judge(made_up(devices=("v100",), models=("bert-base",)))
+    assert [line.name for line in found.lines] == [
+        f"layers, {chimera.IN_SAMPLE}, {direction}" for direction in chimera.DIRECTIONS
+    ]
+    cells = found.tables["layers"][["split", "device"]]
+    assert set(cells.itertuples(index=False)) == {(chimera.IN_SAMPLE, "v100")}
 
 
 def test_tables_that_cannot_be_judged() -> None:
     frame = made_up()
     with pytest.raises(InputError, match="needs a column 'b_s'"):
-        chimera.report(frame.drop(columns="b_s"))
+        chimera.judge(frame.drop(columns="b_s"))
     with pytest.raises(InputError, match="unknown model 'bert-huge'"):
-        chimera.report(frame.assign(model="bert-huge"))
+        chimera.judge(frame.assign(model="bert-huge"))
     with pytest.raises(InputError, match="row 2"):
-        chimera.report(frame.assign(f_s=[1.0, -1.0, *frame["f_s"][2:]]))
+        chimera.judge(frame.assign(f_s=[1.0, -1.0, *frame["f_s"][2:]]))
 
 
 def test_held_out_errors_are_below_the_smooth_roofline(data_dir) -> None:
     """The claim: mean |error| forward and backward per split, against a smooth roofline fitted on
     the same rows.
     """
-    summary = chimera.report(pd.read_csv(data_dir / chimera.FILE)).summary.set_index("split")
-    for split in chimera.SPLITS:
-        for direction in chimera.DIRECTIONS:
-            assert summary.loc[split, direction] < summary.loc[split, f"{direction}_null"], (
-                split,
-                direction,
-            )
-    assert (
-        summary.loc[chimera.MODEL, "forward"] < 0.034
-    )  # held out; the baseline's 2.8 to 3.9 % are in sample
-    assert summary.loc[chimera.MODEL, "backward"] < 0.045
-    assert summary.loc[chimera.DEVICE, "backward"] < 0.045
+    lines = chimera.judge(pd.read_csv(data_dir / chimera.FILE)).lines
+    ours = {line.name: line.ours for line in lines}
+    assert len(lines) == len(chimera.SPLITS) * len(chimera.DIRECTIONS)
+    for line in lines:
+        assert line.ours < line.baselines["smooth roofline"], line.name
+    # held out; the baseline's 2.8 to 3.9 % are in sample
+    assert ours[f"layers, {chimera.MODEL}, forward"] < 0.034
+    assert ours[f"layers, {chimera.MODEL}, backward"] < 0.045
+    assert ours[f"layers, {chimera.DEVICE}, backward"] < 0.045

@@ -9,9 +9,7 @@ import pytest
 from hybridperf.training.steps.memory_fit import endings
 from hybridperf.training.steps.rows import resolve
 from hybridperf.validate import (
-    paper_steps,
     published_runs,
-    step_baselines,
     step_memory,
     step_splits,
     steps,
@@ -74,7 +72,7 @@ def test_unseen_models_and_scales_are_unseen(measured) -> None:
 def test_constants_are_the_best_of_their_kind() -> None:
     random = np.random.default_rng(0)
     ideal_s, measured_s = np.ones(501), np.exp(random.standard_normal(501))
-    median, best = (step_baselines.constant(ideal_s, measured_s, best) for best in (False, True))
+    median, best = (step_splits.constant(ideal_s, measured_s, best) for best in (False, True))
 
     def error(factor):
         return np.abs(factor / measured_s - 1).mean()
@@ -91,11 +89,11 @@ def test_trees_learn_what_a_layout_does() -> None:
         for h in (1024, 2048, 4096)
     ]
     rows = resolve(pd.DataFrame(sizes)).rows
-    known = step_baselines.baseline_rows(rows)
+    known = step_splits.baseline_rows(rows)
     slow = np.where([row["micro_batch"] == 1 for row in sizes], 5.0, 2.0)
-    learned = step_baselines.fit("trees", known, slow * known.ideal_s)
+    learned = step_splits.fit("trees", known, slow * known.ideal_s)
     assert np.abs(learned(known) / (slow * known.ideal_s) - 1).mean() < 0.1
-    assert step_baselines.fit("trees", known[:5], known.ideal_s[:5]) is None
+    assert step_splits.fit("trees", known[:5], known.ideal_s[:5]) is None
 
 
 def test_scores_by_hand() -> None:
@@ -168,11 +166,11 @@ def test_what_cannot_be_judged_is_said(refused, tmp_path) -> None:
 
 
 def test_steps_of_papers_stand_beside_their_own_baselines() -> None:
-    frame = paper_steps.paper_steps()
+    frame = published_runs.paper_steps()
     gpt = frame[frame["source"] == "megatron_sc21_tab2"]
     days = 300e9 / (gpt["global_batch"] * gpt["seq"]) * gpt["step_time_s"] / 86400
     assert days.round().tolist() == [90, 74, 74, 85, 44, 23], "84 and 43 in the paper"
-    found = paper_steps.judge()
+    found = published_runs.judge_papers()
     lines = {line.name: line for line in found.lines}
     recalled = "megatron_sc21_tab2, 4 passes counted, recalled, not read"
     whole = lines[recalled]
