@@ -4,7 +4,7 @@ the same rows.
     splits       what is given and what is judged: `step_splits.py`
     sources      every published row, by beliefs alone and with rows of all other sources given
     memory       peaks and failures of the ultra-scale sweep: `step_memory.py`
-    layers       Chimera's profiles: `chimera.py`
+    layers       Chimera's profiles: `published_runs.py`
     published    famous runs, by regime: `published_runs.py`
     papers       tables of two papers: `published_runs.py`
 
@@ -26,7 +26,7 @@ from hybridperf.training.steps.cross_node import stalled
 from hybridperf.training.steps.memory_fit import endings
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import ResolvedRows, resolve
-from hybridperf.validate import chimera, harness, published_runs, step_memory
+from hybridperf.validate import harness, published_runs, step_memory
 from hybridperf.validate.harness import Columns, Found, ResultLine
 from hybridperf.validate.scores import Scores, mean_of
 from hybridperf.validate.step_splits import (
@@ -113,7 +113,7 @@ def run(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
         peaks = step_memory.judge(part, rows, QUICK_FOLDS + 1 if quick else FOLDS)
         yield Found("", {"memory": peaks}, step_memory.result_lines(peaks))
     if "layers" in wanted:
-        yield chimera.judge(read_table(data / chimera.FILE))
+        yield published_runs.judge_layers(read_table(data / published_runs.LAYERS))
     if "papers" in wanted:
         yield published_runs.judge_papers()
     yield Found(contradictions_text(measured))
