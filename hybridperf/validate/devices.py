@@ -72,9 +72,9 @@ def run(
     effort, names = DeviceEffort(tuple(sizes)), list(splits or [split.name for split in SPLITS])
     if quick:
         effort, names, families = QUICK, list(_QUICK_SPLITS), _QUICK_FAMILIES
-    if unknown := sorted({*names} - {split.name for split in SPLITS} | {*families} - {*FAMILIES}):
+    if nowhere := sorted({*names} - {split.name for split in SPLITS} | {*families} - {*FAMILIES}):
         raise InputError(
-            f"unknown split or family {unknown[0]!r}; splits are"
+            f"unknown split or family {nowhere[0]!r}; splits are"
             f" {', '.join(s.name for s in SPLITS)}, families {', '.join(FAMILIES)}"
         )
     require_data(data)
