@@ -13,7 +13,7 @@ own and those of published architectures give the same two rates by themselves, 
 from __future__ import annotations
 
 from hybridperf.model.calls import StepPlace
-from hybridperf.ops import OpCall
+from hybridperf.ops import OpCall, Reduction
 from hybridperf.workloads.in_program import role_of
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp
 
@@ -36,7 +36,9 @@ class Launches:
         named = any(one in op.call.kind for one in _LIBRARIES)
         library = named or role_of(kernel) in ("gemm", "attention")
         eager = _LIBRARY if library and op.phase != OPTIMIZER else _LOOP
-        own = _COMPILED if self._compiled and op.phase != OPTIMIZER else eager
+        inductor = self._compiled and op.phase != OPTIMIZER
+        own = _COMPILED if inductor else eager
+        another &= not (inductor and isinstance(kernel.op, Reduction))  # which has its own launch
         return StepPlace("launch", (_ANOTHER if another else own) + _ANOTHER * (kernel.times - 1.0))
 
     @property
