@@ -41,6 +41,7 @@ def validate(
     quick: bool = False,
     families: str = "",
     leave: str = "",
+    sizes: str = "",
     tasks: str = "",
     placements: Annotated[int, Option(min=0)] = 28,
     passes: Annotated[int, Option(min=1)] = 2,
@@ -93,7 +94,8 @@ def validate(
         from hybridperf.validate.device_judge import FAMILIES
 
         judged, left_out = names_in(families) or FAMILIES, names_in(leave) or None
-        devices.run(data, folder, quick=quick, families=judged, splits=left_out)
+        rows = {"sizes": names_in(sizes)} if sizes else {}
+        devices.run(data, folder, quick=quick, families=judged, splits=left_out, **rows)
     elif what == "ops":
         from hybridperf.validate import ops as held_out
 

@@ -5,11 +5,11 @@ ops too (`parent`), on the threads that ran them; what an op waits for follows f
 reads. Chakra records ops flat, with the kernels they launch next to them, and names what each waits
 for.
 
-Arguments become tensors. PyTorch's execution traces write a type as `Tensor(float)` or `GenericList[Tensor(float),Int]`, its
-profiler as `float` or `TensorList`; numbers and flags are `Int`, `Bool`, `Scalar` and the like.
-Shapes are lists, of lists where the argument is a list. Values, where recorded, are `[tensor,
-storage, offset, elements, bytes per element, device]` for a tensor and the number itself for a
-number.
+Arguments become tensors. PyTorch's execution traces write a type as `Tensor(float)` or
+`GenericList[Tensor(float),Int]`, its profiler as `float` or `TensorList`; numbers and flags are
+`Int`, `Bool`, `Scalar` and the like. Shapes are lists, of lists where the argument is a list.
+Values, where recorded, are `[tensor, storage, offset, elements, bytes per element, device]` for a
+tensor and the number itself for a number.
 """
 
 from __future__ import annotations
