@@ -1,6 +1,7 @@
 """Settings that a published benchmark starts its servers with, where a row does not tell them.
 
-A row of prompts and answers of other lengths than the benchmark's gets none: engines' defaults.
+A rule tells of the lengths that it names, else of the benchmark's; a row of other prompts and
+answers than any gets none: engines' defaults.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ def settings_of(
         output: tokens.
     """
     out: dict[str, Any] = {}
-    if not published(prompt, output):
-        return out
     told = {
         "framework": engine.framework, "model": model, "system": system, "version": version,
         "scheme": engine.of_experts(), "prompt": prompt, "output": output, "clients": clients,
@@ -56,7 +55,8 @@ def published(prompt: float, output: float) -> bool:
 
 def _fits(rule: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
     return (
-        all(re.search(rule[name], told[name]) for name in _SEARCHED if name in rule)
+        [told["prompt"], told["output"]] in rule.get("lengths", _known()["lengths"])
+        and all(re.search(rule[name], told[name]) for name in _SEARCHED if name in rule)
         and all(rule[name] == told[name] for name in _EQUAL if name in rule)
         and all(rule[name][0] <= told[name] <= rule[name][1] for name in _WITHIN if name in rule)
     )

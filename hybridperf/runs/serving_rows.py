@@ -23,7 +23,7 @@ from hybridperf.io.errors import plain, unknown
 from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
-from hybridperf.runs.serving_benchmarks import settings_of
+from hybridperf.runs.serving_benchmarks import published, settings_of
 from hybridperf.runs.serving_disaggregated import points_of
 from hybridperf.runs.serving_machines import Machine, known_names, machine_of
 from hybridperf.workloads.serving import Deployment, is_blackwell
@@ -184,6 +184,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         engine = dataclasses.replace(
             engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
         )
+    engine = dataclasses.replace(engine, cached_share=_number(values, "cached_share", 0.0))
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
         "chunk": float(_count(values, "max_num_batched_tokens", int(CHUNK))),
@@ -250,7 +251,8 @@ def _as_published(
     settings = settings_of(engine, *told)
     if assumed := {name: value for name, value in settings.items() if name not in values}:
         said = ", ".join(f"{name} {value:g}" for name, value in assumed.items())
-        notes.append(f"as InferenceX's scripts set: {said}")
+        whose = "InferenceX's" if published(found["prompt"], found["output"]) else "aiconfigurator's"
+        notes.append(f"as {whose} scripts set: {said}")
     return settings
 
 
