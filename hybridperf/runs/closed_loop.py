@@ -66,18 +66,20 @@ class Loop(NamedTuple):
     next_launches: Array = 0.0  # that a prompt adds among others
     beside_s: Array = 0.0  # that a prompt adds to steps of sequences that decode
     beside_steps: Array = 1.0  # that it adds to
+    eager: Array = 0.0  # 1: steps of decoding are no CUDA graphs either
 
     def latency(self, effects: ServingEffects, host_s: Array = 0.0) -> Latency:
         """The formula of the module's docstring; `host_s`: of each step."""
         module = array_module(*self)
         added_s = effects.step_s + host_s
-        step_s = effects.kernels * self.step_s + added_s
+        launched_s = effects.launch_s * self.step_launches
+        kernels_s = module.maximum(effects.kernels * self.step_s, self.eager * launched_s)
+        step_s = kernels_s + added_s
         launched_by = effects.launch_s * self.next_launches
         next_s = module.maximum(effects.kernels * self.next_s, launched_by)
         others = self.interferes * (self.decoding - 1.0)
-        kernels_s = effects.kernels * self.step_s
-        launched_s = effects.launch_s * self.step_launches - kernels_s
-        beside_s = module.maximum(effects.kernels * self.beside_s, launched_s * self.beside_steps)
+        both_s = effects.kernels * (self.step_s + self.beside_s / self.beside_steps)
+        beside_s = (module.maximum(both_s, launched_s) - kernels_s) * self.beside_steps
         tpot_s = step_s + others * beside_s / self.output
         waiting_s = module.maximum(self.clients / self.slots - 1.0, 0.0) * self.output * tpot_s
         alone_s = effects.kernels * self.alone_s
@@ -96,7 +98,7 @@ def settled(
     times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array,
     effects: ServingEffects, chunk: Array = CHUNK, ranks: Array = 1.0,
     prefill: tuple[StepTimes, Array] | None = None, admission: Admission = AT_ONCE,
-    launches: Array = 0.0, cached: Array = 0.0,
+    launches: Array = 0.0, cached: Array = 0.0, eager: Array = 0.0,
 ) -> Loop:  # fmt: skip
     """The loop at the number of sequences that decode once it has run for long; NumPy, or
     differentiable in JAX.
@@ -115,6 +117,7 @@ def settled(
         admission: when prompts that came are taken.
         launches: of a step with prompts, if it is no CUDA graph.
         cached: tokens of the prompt that are found in the cache of prefixes, and looked at.
+        eager: 1 where steps of decoding are no CUDA graphs either.
     """
     prompt, output = floats(prompt), floats(output)
     module = array_module(clients, prompt, output, slots, times.products_s)
@@ -133,6 +136,7 @@ def settled(
         clients, slots, output, kernels.seconds(held, keys), alone_s,
         prompt_seconds(first, prompt, chunk, cached), prompts, held, interferes, 0.0,
         launches, launches * module.ceil(prompt / chunk), launches * prompt / chunk,
+        eager=eager,
     )  # fmt: skip
     for _ in range(_ROUNDS):
         # one that decodes alone is not waited for, and prompts of workers apart stop nobody

@@ -100,6 +100,7 @@ def served(
         loop = settled(
             times[key], clients, prompt, output / engine.tokens_per_pass, slots, own, chunk, ranks,
             apart, admission, launches, prompt * engine.cached_share,
+            float(engine.launches == "eager"),
         )  # fmt: skip
         for name, value in loop._asdict().items():
             fields[name][at] = value

@@ -123,7 +123,7 @@ _USED = (
     "model_path", "model", "system", "backend", "framework", "backend_version", "precision", "mode",
     "gemm_quant_mode", "moe_quant_mode", "kv_dtype", "isl", "osl", "concurrency", "max_num_seqs",
     "max_num_batched_tokens", "requests_per_client", "drafted", "acceptance", "cached_share",
-    "scheduler_recv_interval", "attention_dp_timeout_iters", "batch_wait_timeout_iters",
+    "enforce_eager", "scheduler_recv_interval", "attention_dp_timeout_iters", "batch_wait_timeout_iters",
     "batch_wait_max_tokens_ratio",
     *(f"{kind}{name}" for kind in ("", "prefill_", "decode_") for name in _SIZES),
 )  # fmt: skip
@@ -184,7 +184,10 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         engine = dataclasses.replace(
             engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
         )
-    engine = dataclasses.replace(engine, cached_share=_number(values, "cached_share", 0.0))
+    engine = dataclasses.replace(
+        engine, cached_share=_number(values, "cached_share", 0.0),
+        launches="eager" if _number(values, "enforce_eager", 0.0) else "graph",
+    )  # fmt: skip
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
         "chunk": float(_count(values, "max_num_batched_tokens", int(CHUNK))),
