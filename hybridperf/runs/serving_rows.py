@@ -126,8 +126,8 @@ _USED = (
     "model_path", "model", "system", "backend", "framework", "backend_version", "precision", "mode",
     "gemm_quant_mode", "moe_quant_mode", "kv_dtype", "isl", "osl", "concurrency", "max_num_seqs",
     "max_num_batched_tokens", "requests_per_client", "drafted", "acceptance", "cached_share",
-    "enforce_eager", "scheduler_recv_interval", "attention_dp_timeout_iters", "batch_wait_timeout_iters",
-    "batch_wait_max_tokens_ratio",
+    "enforce_eager", "scheduler_recv_interval", "attention_dp_timeout_iters",
+    "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
     *(f"{kind}{name}" for kind in ("", "prefill_", "decode_") for name in _SIZES),
 )  # fmt: skip
 
@@ -257,8 +257,8 @@ def _as_published(
     settings = settings_of(engine, *told)
     if assumed := {name: value for name, value in settings.items() if name not in values}:
         said = ", ".join(f"{name} {value:g}" for name, value in assumed.items())
-        whose = "InferenceX's" if published(found["prompt"], found["output"]) else "aiconfigurator's"
-        notes.append(f"as {whose} scripts set: {said}")
+        ours = published(found["prompt"], found["output"])
+        notes.append(f"as {'InferenceX' if ours else 'aiconfigurator'}'s scripts set: {said}")
     return settings
 
 
