@@ -159,7 +159,7 @@ def published(prompt: float, output: float) -> bool:
 
 def _fits(rule: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
     return (
-        [told["prompt"], told["output"]] in rule.get("lengths", _known()["lengths"])
+        [told["prompt"], told["output"]] in rule.get("lengths", _published_settings()["lengths"])
         and all(re.search(rule[name], told[name]) for name in _SEARCHED if name in rule)
         and all(rule[name] == told[name] for name in _EQUAL if name in rule)
         and all(rule[name][0] <= told[name] <= rule[name][1] for name in _WITHIN if name in rule)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -25,14 +25,14 @@ def check_fields(of: Any, name: str = "", zero: tuple[str, ...] = ()) -> None:
     or more, of 0 where that is its default or `zero` lists it, a flag, one of some words, or of a
     class; lists and other numbers are not looked at. `name`: of what the fields are.
     """
-    for field, optional, check in _checks(type(of), zero):
+    for field, optional, check in _checks(cast(Hashable, type(of)), zero):
         value = getattr(of, field)
         if not (optional and value is None):
             check(f"{field} of {name}" if name else field, value)
 
 
 @functools.cache
-def _checks(of: type, zero: tuple[str, ...]) -> list[tuple[str, bool, Callable[[str, Any], None]]]:
+def _checks(of: Any, zero: tuple[str, ...]) -> list[tuple[str, bool, Callable[[str, Any], None]]]:
     """(field, whether it may be None, what checks it)."""
     found: list[tuple[str, bool, Callable[[str, Any], None]]] = []
     hints = get_type_hints(of)
