@@ -55,8 +55,8 @@ from hybridperf.workloads.transformer.weights import (
     embedding_weights,
     head_weights,
     layer_weights,
+    shard_parameters,
 )
-from hybridperf.workloads.transformer.zero import shard_parameters
 
 _FIELDS = {field.name: at for at, field in enumerate(dataclasses.fields(BlockPrices))}
 _REPEATED: tuple[Recompute, ...] = ("selective", "full")
@@ -320,8 +320,8 @@ def _of_experts(config: TransformerConfig, kind: int, messages: bool) -> Passes:
 
 
 _PASSES: Mapping[str, Callable[[TransformerConfig, int], Passes]] = {
-    "embedding": lambda config, _: divided(embedding_head.embedding(config).passes(), config),
-    "head": lambda config, _: divided(embedding_head.head(config).passes(), config),
+    "embedding": lambda config, _: divided(embedding_head.embedding(config), config),
+    "head": lambda config, _: divided(embedding_head.head(config), config),
     "attention": lambda config, kind: layer_part_passes(config, kind, layers.attention),
     "mlp": lambda config, kind: layer_part_passes(config, kind, layers.all_but_experts),
     "experts": lambda config, kind: _of_experts(config, kind, messages=False),

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.ops import OpCall, OptimizerUpdate, Quantise, Reduction, op_by_name
 from hybridperf.workloads import ratios
-from hybridperf.workloads.transformer import counts, waits, zero
+from hybridperf.workloads.transformer import counts, waits
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does
-from hybridperf.workloads.transformer.parallel import RankGroup
+from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.passes import PassStep, Steps
 from hybridperf.workloads.transformer.weights import (
     Weights,
@@ -28,7 +28,9 @@ from hybridperf.workloads.transformer.weights import (
     head_weights,
     layer_weights,
     on_rank,
+    shared_out,
     stage_weights,
+    weights_gathered,
 )
 
 _WIDE = "fp32"
@@ -44,7 +46,7 @@ def updated_weights(config: TransformerConfig, stage: int) -> float:
     weights = stage_weights(config, stage) * config.trained_share
     if not config.layout.zero:
         return weights.total
-    return sum(count / group.ranks for count, group in zero.shared_out(weights, config))
+    return sum(count / group.ranks for count, group in shared_out(weights, config))
 
 
 def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
@@ -130,7 +132,7 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
     whole = does(config.framework, "sums_whole_gradients", canonical_dtype(config.dtype))
     collective = "all_reduce" if whole or not config.layout.zero else "reduce_scatter"
     steps, replicas = [], config.group("replica")
-    for count, group in zero.shared_out(weights, config):
+    for count, group in shared_out(weights, config):
         if not count or group.ranks == 1:
             continue
         size = count * config.exchanged_bytes
@@ -141,20 +143,20 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
     return tuple(steps)
 
 
-def _summed_shards(config: TransformerConfig, replicas: RankGroup, size: float) -> PassStep:
+def _summed_shards(config: TransformerConfig, replicas: Span, size: float) -> PassStep:
     """Sum of a shard over its replicas: by ranks, or by switches, to which each rank sends its
     numbers while sums come back (SHARP: Graham et al., COM-HPC 2016), as long as one message takes.
     """
     name = "shards of gradients summed"
     if replicas.nodes > 1 and does(config.framework, "sums_in_switches"):
-        return RankGroup(2, 2).step("sendrecv", size, "dp", name)
+        return Span(2, 2).step("sendrecv", size, "dp", name)
     return replicas.step("all_reduce", size, "dp", name)
 
 
 def summed_over_pipes(config: TransformerConfig, stage: int) -> PassStep:
     """Sum of a stage's gradients where two pipes hold it, on two ranks and their data peers."""
     data = config.group("data")
-    group = RankGroup(2 * data.ranks, max(data.nodes, 2 if config.group("pp").nodes > 1 else 1))
+    group = Span(2 * data.ranks, max(data.nodes, 2 if config.group("pp").nodes > 1 else 1))
     size = stage_weights(config, stage).total * config.exchanged_bytes
     return group.step("all_reduce", size, "dp", "gradients summed")
 
@@ -169,7 +171,7 @@ def gathered_again(weights: Weights, config: TransformerConfig) -> Steps:
     layout = config.layout
     if not layout.zero or layout.shards_each_pass:
         return ()
-    return zero.gathered(weights * config.trained_share, config, "dp")
+    return weights_gathered(weights * config.trained_share, config, "dp")
 
 
 def gathered_by_part(config: TransformerConfig, stage: int) -> tuple[Steps, Steps, Steps]:
@@ -190,4 +192,4 @@ def tied_reduction(config: TransformerConfig) -> PassStep | None:
     vocab = counts.ParameterCounts(vocab=config.padded_vocab * config.shape.hidden)
     size = on_rank(vocab, config).shared * config.reduced_bytes
     nodes = 2 if config.group("pp").nodes > 1 else 1
-    return RankGroup(2, nodes).step("all_reduce", size, "dp", "tied embedding's gradient summed")
+    return Span(2, nodes).step("all_reduce", size, "dp", "tied embedding's gradient summed")
