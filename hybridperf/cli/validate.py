@@ -91,11 +91,11 @@ def validate(
         lin.run(data, folder, model or lin.MODEL)
     elif what == "ops" and data is not None:
         from hybridperf.validate import devices
-        from hybridperf.validate.device_judge import FAMILIES
+        from hybridperf.validate.device_judge import FAMILIES, FEW_SIZES
 
         judged, left_out = names_in(families) or FAMILIES, names_in(leave) or None
-        rows = {"sizes": names_in(sizes)} if sizes else {}
-        devices.run(data, folder, quick=quick, families=judged, splits=left_out, **rows)
+        rows = names_in(sizes) or FEW_SIZES
+        devices.run(data, folder, quick=quick, families=judged, splits=left_out, sizes=rows)
     elif what == "ops":
         from hybridperf.validate import ops as held_out
 

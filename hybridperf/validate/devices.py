@@ -79,9 +79,11 @@ def run(
         )
     require_data(data)
     paths = {name: table_path(data, name) for name in FILES}
-    sizes = sorted((name, path.stat().st_size) for name, path in paths.items() if path.is_file())
+    table_bytes = sorted(
+        (name, path.stat().st_size) for name, path in paths.items() if path.is_file()
+    )
     made_by = {"seed": SEED, "effort": repr(effort)}
-    known = repr(sizes).encode()
+    known = repr(table_bytes).encode()
     parts = harness.Parts.of(out, "validate-gpu-part", _DEPENDS_ON, known, **made_by)
     setups = [
         Setup(split, effort, out / "priors", parts.version)
