@@ -94,8 +94,10 @@ def validate(
         from hybridperf.validate.device_judge import FAMILIES, FEW_SIZES
 
         judged, left_out = names_in(families) or FAMILIES, names_in(leave) or None
-        rows = names_in(sizes) or FEW_SIZES
-        devices.run(data, folder, quick=quick, families=judged, splits=left_out, sizes=rows)
+        devices.run(
+            data, folder, quick=quick, families=judged, splits=left_out,
+            sizes=names_in(sizes) or FEW_SIZES,
+        )  # fmt: skip
     elif what == "ops":
         from hybridperf.validate import ops as held_out
 

@@ -8,8 +8,8 @@ from support.torch_steps import functional, nn, torch
 import hybridperf as hp
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import OpCall
+from hybridperf.workloads.torch.as_run import _OF_PARTS, fused
 from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.fusion import _OF_PARTS, fused
 from hybridperf.workloads.torch.program import priced_ops
 
 
