@@ -23,9 +23,8 @@ from hybridperf.io.errors import plain, unknown
 from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
-from hybridperf.runs.serving_benchmarks import published, settings_of
-from hybridperf.runs.serving_disaggregated import points_of
 from hybridperf.runs.serving_machines import Machine, known_names, machine_of
+from hybridperf.runs.serving_published import points_of, published, settings_of
 from hybridperf.workloads.serving import Deployment, is_blackwell
 from hybridperf.workloads.transformer.zoo import load_shape
 
