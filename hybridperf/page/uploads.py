@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -83,9 +84,8 @@ def _remove_left() -> None:
 
 def _runs(process: int) -> bool:
     try:
-        os.kill(process, 0)
+        with contextlib.suppress(PermissionError, OverflowError):
+            os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):
-        return True
     return True

@@ -12,6 +12,7 @@ Axes: T tables, R ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -122,3 +123,12 @@ class KernelPricer:
         np.add.at(out, tuple(np.array(owner).T), seconds)
         for some, (forward_s, backward_s) in zip(held, out.tolist(), strict=True):
             self._known[some] = forward_s, backward_s
+
+
+class SplitTables(NamedTuple):
+    """Tables in pieces, and what placements of them cost."""
+
+    pieces: Sequence[Table]
+    owners: Sequence[str]
+    cost: PlacementCost
+    fused: KernelPricer

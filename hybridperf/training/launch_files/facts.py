@@ -121,7 +121,8 @@ def model_facts(shape: TransformerShape) -> Facts:
     dense = f"([0]*{s.dense_layers}+[1]*{s.layers - s.dense_layers})"
     return found | latent | {
         "depth": s.depth, "kv_heads": s.key_heads, "head_dim": None if s.latent else s.dim,
-        "grouped_heads": s.key_heads != s.heads, "key_groups": _unless(s.heads, s.key_heads),
+        "grouped_heads": s.key_heads != s.heads,
+        "key_groups": None if s.key_heads == s.heads else s.key_heads,
         "untied": not s.tied, "no_biases": not s.biases, "latent": s.latent is not None,
         "qkv_biases_alone": s.qkv_biases is True and not s.biases,
         "experts": s.experts or None, "topk": s.topk or None, "shared_ffn": s.shared_ffn or None,
@@ -259,10 +260,6 @@ def _order(layout: Layout, rank_order: str) -> tuple[str, ...]:
     if wide == _wide(layout):
         return ORDER
     return (*wide, *(one for one in ORDER if one not in wide))
-
-
-def _unless(usual: int, value: int) -> int | None:
-    return None if value == usual else value
 
 
 def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -34,6 +34,7 @@ import numpy as np
 from hybridperf.engine.closed import least_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
 from hybridperf.explore.sweeps import cluster
+from hybridperf.explore.sweeps.progress import Progress
 from hybridperf.model.step_effects import slowest_of
 from hybridperf.training.plans.costs import (
     THREADS,
@@ -46,7 +47,6 @@ from hybridperf.training.plans.costs import (
     times,
 )
 from hybridperf.training.plans.economy import Economy, score
-from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import (
     Division,

@@ -29,8 +29,8 @@ import numpy as np
 
 from hybridperf.engine.closed import step_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
+from hybridperf.explore.sweeps.progress import Progress
 from hybridperf.model.step_effects import StepEffects
-from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import LayoutSpace, Place, unique_rows
 from hybridperf.training.steps.cells import (

@@ -20,13 +20,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
 from hybridperf.engine.prediction import predict
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, adapted_steps
-from hybridperf.training.plans import table
-from hybridperf.training.plans.layout_text import field_words, layout_words
+from hybridperf.training.plans.layout_text import field_words
 from hybridperf.training.plans.ranked import Choice, RankedLayouts, step_intervals
 from hybridperf.training.plans.space import by_rule_of_thumb
 from hybridperf.training.steps import adapt
@@ -66,21 +64,6 @@ def compared(plan: RankedLayouts) -> list[ComparedLayout]:
         if found is not None and found not in [choice for _, choice in named]:
             named.append((what, found))
     return with_chances(plan, named)
-
-
-def compared_table(plan: RankedLayouts) -> pd.DataFrame:
-    """The compared layouts with columns of `Plan.top`, intervals, chance, overlap, `differs` and
-    `layout`, in words.
-    """
-    found = compared(plan)
-    rows = [
-        table.rows_of(plan, plan.cases[one.choice.case], np.array([one.choice.at])) for one in found
-    ]
-    frame = pd.concat(rows).set_index(pd.Index([one.what for one in found]))
-    frame["layout"] = [layout_words(plan.layout(one.choice)) for one in found]
-    for name in ("low_s", "high_s", "chance", "overlap"):
-        frame[name] = [getattr(one, name) for one in found]
-    return frame.assign(differs=[differences(plan.best, plan.layout(one.choice)) for one in found])
 
 
 def with_chances(plan: RankedLayouts, named: list[tuple[str, Choice]]) -> list[ComparedLayout]:
