@@ -70,7 +70,6 @@ class Uploads:
         return self._files[key]
 
     def close(self) -> None:
-        """Remove all of them."""
         self._folder.cleanup()
 
 

@@ -89,7 +89,6 @@ class KernelPricer:
         return Workload(name, build.build(), tuple(calls), peak_memory=held)
 
     def _held(self, placement: Sequence[int] | np.ndarray) -> list[tuple[int, ...]]:
-        """Tables of each rank."""
         at = np.asarray(placement)
         return [tuple(np.flatnonzero(at == rank).tolist()) for rank in range(self._cost.ranks)]
 

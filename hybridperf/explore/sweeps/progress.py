@@ -49,7 +49,6 @@ class SweepProgress:
         print(line, end=end, file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """The last word."""
         if not self._quiet and self._done:
             self._show("\n")
 

@@ -71,7 +71,7 @@ class LaunchedStep:
             **({"model": self.model} if self.model else own),
             "seq": s.seq, "gpu": self.gpu or None, "system": self.system or None,
             "gpus_per_node": self.gpus_per_node, "n_gpus": x.ranks,
-            "tp": x.tp, "pp": x.pp, "dp": x.dp, "cp": x.cp, "ep": x.ep, "vp": x.vp,
+            **{name: getattr(x, name) for name in ("tp", "pp", "dp", "cp", "ep", "vp")},
             "expert_tp": (x.expert_tp or x.tp) if s.experts else None,
             "seq_parallel": "yes" if x.sequence_parallel else "no",
             "micro_batch": x.micro_batch, "grad_accum": x.accumulation,
@@ -83,7 +83,6 @@ class LaunchedStep:
 
     @property
     def facts(self) -> Facts:
-        """All facts of it."""
         x, shards = self.layout, self.layout.shard_ranks or self.layout.data_ranks
         shards = shards if x.zero else 1
         dp_shard = shards // x.cp if x.zero >= 2 and shards % x.cp == 0 else 1

@@ -178,7 +178,6 @@ class Target:
 
 @functools.cache
 def targets() -> Mapping[str, Target]:
-    """The frameworks by name."""
     found = {}
     for file in sorted(resources.files(__package__).iterdir(), key=lambda one: one.name):
         if file.name.endswith(".toml"):

@@ -109,12 +109,10 @@ class RankedLayouts:
         return Choice(int(case), int(at))
 
     def layout(self, choice: Choice) -> Layout:
-        """The layout of a choice."""
         case = self.cases[choice.case]
         return case.space.layout(int(case.rows[choice.at]))
 
     def config(self, choice: Choice) -> TransformerConfig:
-        """The whole step of a choice."""
         return self.cases[choice.case].setup.config(self.layout(choice))
 
     def ranked_in(self, case: int) -> np.ndarray:
@@ -123,7 +121,6 @@ class RankedLayouts:
 
     @property
     def best(self) -> Layout:
-        """The winner."""
         return self.layout(self.choice(0))
 
     def step_s(self, choice: Choice) -> float:
@@ -137,7 +134,6 @@ def scores(case: PricedSpace, objective: str, rates: Economy) -> np.ndarray:
 
 
 def tokens_of(case: PricedSpace) -> float:
-    """Tokens of one step."""
     return float(case.space.global_batch * case.setup.shape.seq)
 
 

@@ -130,7 +130,6 @@ class LayoutSpace:
         return len(self.base_of)
 
     def layout(self, row: int) -> Layout:
-        """One of the N."""
         x = {name: int(column[self.base_of[row]]) for name, column in self.base._asdict().items()}
         whole = x["shard_ranks"] == x["dp"] * x["cp"]
         words: dict[str, Any] = {
