@@ -62,7 +62,7 @@ _ONCE = (
     "gathers_hidden", "sends_hidden", "tp", "slowest",
 )  # fmt: skip
 _BLOCKS = ("layer", "embedding", "head")
-_PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart
+PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart
 _ROWS = 16_384  # at a time: what one piece needs stays in a core's cache
 THREADS = 2
 
@@ -161,7 +161,7 @@ def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndar
         return tuple(p.spans[name].nodes for name in names)
 
     ranks = ("tp", "cp", "ep", "expert_tp")
-    cell = of_places(lambda p: (*divided(p, *ranks), *nodes(p, *_PLACED)))
+    cell = of_places(lambda p: (*divided(p, *ranks), *nodes(p, *PLACED)))
     experts, shared = ("ep", "expert_tp"), ("shard", "replica", "expert_data")
     shards = of_places(
         lambda p: (p.division.pp > 1, *divided(p, "tp", *experts), *spans(p, *shared))
@@ -191,8 +191,7 @@ def cells_of(
     progress = progress or Progress()
     base = space.base_of[rows]
     x = Layouts(*(column[base] for column in space.base))
-    spans = [[place.spans[name].nodes for name in _PLACED] for place in space.places]
-    nodes = np.array(spans, int)[space.place_of[rows]].T
+    nodes = space.nodes(PLACED, rows)
     one = config(int(rows[0]))
     mine, terms = slots(one.shape, one.checkpoints), list[PieceTerms]()
     of = np.empty((len(mine), len(rows)), np.int32)

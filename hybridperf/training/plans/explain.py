@@ -87,13 +87,18 @@ def with_chances(plan: RankedLayouts, named: list[tuple[str, Choice]]) -> list[C
 
 def other_division(plan: RankedLayouts) -> Choice | None:
     """The best layout that divides ranks differently from the winner."""
+    number = plan.choice(0).case
+    at = plan.ranked_in(number)
+    differs = np.any([_differs(plan, name) for name in _DIVISION], 0)
+    return Choice(number, int(at[np.argmax(differs)])) if differs.any() else None
+
+
+def _differs(plan: RankedLayouts, name: str) -> np.ndarray:
+    """Which ranked layouts of the winner's case have another value of a field [k]."""
     first = plan.choice(0)
-    case = plan.cases[first.case]
-    columns = [getattr(case.space.base, name)[case.space.base_of] for name in _DIVISION]
-    at = plan.ranked_in(first.case)
-    rows, winner = case.rows[at], case.rows[first.at]
-    differs = np.any([column[rows] != column[winner] for column in columns], 0)
-    return Choice(first.case, int(at[np.argmax(differs)])) if differs.any() else None
+    case, at = plan.cases[first.case], plan.ranked_in(first.case)
+    column = case.space.column(name)
+    return np.asarray(column[case.rows[at]] != column[case.rows[first.at]])
 
 
 def naive(plan: RankedLayouts) -> Choice | None:
@@ -156,15 +161,10 @@ def neighbours(plan: RankedLayouts, count: int) -> list[Choice]:
     """The best layouts that differ from the winner in one field; dp and ranks count as one."""
     first = plan.choice(0)
     case, at = plan.cases[first.case], plan.ranked_in(first.case)
-    space, rows, winner = case.space, case.rows[at], case.rows[first.at]
-
-    def differs(name: str) -> np.ndarray:
-        column = space.column(name)
-        return np.asarray(column[rows] != column[winner])
-
-    changes = sum(differs(name).astype(int) for name in (*_DIVIDED, *_OTHER))
-    placed = space.place_of[rows] != space.place_of[winner]
-    near = (changes == 1) | ((changes == 0) & placed & ~differs("shard_ranks"))
+    changes = sum(_differs(plan, name).astype(int) for name in (*_DIVIDED, *_OTHER))
+    place_of = case.space.place_of
+    placed = place_of[case.rows[at]] != place_of[case.rows[first.at]]
+    near = (changes == 1) | ((changes == 0) & placed & ~_differs(plan, "shard_ranks"))
     return [Choice(first.case, int(one)) for one in at[np.flatnonzero(near)[:count]]]
 
 

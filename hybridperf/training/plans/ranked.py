@@ -139,14 +139,11 @@ def tokens_of(case: PricedSpace) -> float:
 
 def ranking(cases: Sequence[PricedSpace], objective: str, rates: Economy) -> np.ndarray:
     """[K, 2] of all priced layouts, best first; of equal ones that with less memory."""
-    parts, score, memory = [], [], []
-    for number, case in enumerate(cases):
-        at = np.arange(len(case.rows))
-        parts.append(np.stack([np.full(len(at), number), at], 1))
-        score.append(scores(case, objective, rates)[at])
-        memory.append(case.row_memory_bytes[at])
-    order = np.lexsort((np.concatenate(memory), np.concatenate(score)))
-    return np.concatenate(parts)[order]
+    of = np.repeat(np.arange(len(cases)), [len(case.rows) for case in cases])
+    at = np.concatenate([np.arange(len(case.rows)) for case in cases])
+    score = np.concatenate([scores(case, objective, rates) for case in cases])
+    memory = np.concatenate([case.row_memory_bytes for case in cases])
+    return np.stack([of, at], 1)[np.lexsort((memory, score))]
 
 
 def plan_front(plan: RankedLayouts, one: str, other: str) -> np.ndarray:

@@ -142,6 +142,11 @@ class LayoutSpace:
         }
         return Layout(**{**x, **words})
 
+    def nodes(self, groups: Sequence[str], rows: Any = slice(None)) -> np.ndarray:
+        """On how many nodes groups of some layouts lie, int [groups, n]."""
+        spans = [[place.spans[name].nodes for name in groups] for place in self.places]
+        return np.array(spans, int)[self.place_of[rows]].T
+
     def column(self, name: str) -> np.ndarray:
         """A field of the base layouts, for all layouts [N]."""
         return np.asarray(getattr(self.base, name))[self.base_of]
@@ -288,9 +293,10 @@ def space(
 
 
 def laid_out(
-    partial: PartialLayouts, base: Layouts, progress: Progress | None = None
-) -> LayoutSpace:
-    """Base layouts that complete some partial ones, in every order that differs."""
+    partial: PartialLayouts, base: Layouts, progress: Progress | None = None,
+    groups: tuple[str, ...] = _GROUPS,
+) -> LayoutSpace:  # fmt: skip
+    """Base layouts that complete some partial ones, in every order that differs for some groups."""
     progress, per_node = progress or Progress(), partial.gpus_per_node
     names = [name for name in Division._fields if name != "zero"]
     columns = [*(getattr(base, name) for name in names), base.zero > 0]
@@ -299,7 +305,7 @@ def laid_out(
     starts, counts = [], []
     for row in first.tolist():
         divided_by = {name: int(getattr(base, name)[row]) for name in names}
-        found = places(Division(**divided_by, zero=bool(base.zero[row] > 0)), per_node)
+        found = places(Division(**divided_by, zero=bool(base.zero[row] > 0)), per_node, groups)
         starts.append(len(known))
         counts.append(len(found))
         progress("divisions laid out on nodes", len(starts), len(first))
