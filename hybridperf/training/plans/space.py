@@ -48,12 +48,11 @@ from hybridperf.workloads.transformer.layout import ORDER, Layout, Layouts, Orde
 # of its own (`studies/chimera.py`)
 PLANNED_SCHEDULES = ("1f1b", "gpipe", "interleaved")
 _BY_NAME = (*PLANNED_SCHEDULES, *(SCHEDULES[code] for code in SPLITS_BACKWARD))
-FREE = (
+# what may be narrowed; the last four follow from the others
+DIMENSIONS = (
     "tp", "cp", "ep", "pp", "vp", "zero", "micro_batch", "recompute", "schedule",
-    "sequence_parallel",
+    "sequence_parallel", "dp", "expert_tp", "shard_ranks", "accumulation",
 )  # fmt: skip
-# narrowed once the free ones are put together
-FOLLOWING = ("dp", "expert_tp", "shard_ranks", "accumulation")
 _DENSE = 2**32
 _WORDS = {"recompute": RECOMPUTE, "schedule": _BY_NAME}
 
@@ -412,10 +411,10 @@ def divisors(number: int) -> list[int]:
 def _allowed(only: Mapping[str, Sequence[Any]]) -> dict[str, set[Any]]:
     """Values by field; words as their codes."""
     found: dict[str, set[Any]] = {}
-    known = (*FREE, *FOLLOWING)
     for name, values in only.items():
-        if name not in known:
-            raise unknown("dimension of a layout", name, known, f"known are {', '.join(known)}")
+        if name not in DIMENSIONS:
+            known = f"known are {', '.join(DIMENSIONS)}"
+            raise unknown("dimension of a layout", name, DIMENSIONS, known)
         words = _WORDS.get(name)
         codes = SCHEDULES if name == "schedule" else RECOMPUTE
         lowest = 0 if name in ("zero", "sequence_parallel") else 1
