@@ -98,13 +98,12 @@ class DeviceSpec(Spec):
         """FLOP/s of one dtype; vector work at the fp32 rate unless `<dtype>_vector` is given."""
         dtype = canonical_dtype(dtype)
         peaks = self.peak_flops_per_s
+        names = _MATRIX_PEAKS.get(dtype, (dtype, f"{dtype}_vector"))
         if unit == "vector":
             names = ("fp64",) if dtype == "fp64" else (f"{dtype}_vector", "fp32")
         elif dtype == "int8" and self.kind == "cpu":
             # without an instruction for them, bytes are widened into the vector lanes
             names = ("int8", "fp32")
-        else:
-            names = _MATRIX_PEAKS.get(dtype, (dtype, f"{dtype}_vector"))
         rate = next((peaks[name] for name in names if name in peaks), None)
         if rate is None:
             unknown_peak = f"device {self.id} has no known {dtype} peak ({unit} unit)"
