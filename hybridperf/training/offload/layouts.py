@@ -22,7 +22,7 @@ from hybridperf.io import InputError
 from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.offload.step import Offload, Tier, offload
 from hybridperf.training.plans.arguments import narrowed
-from hybridperf.training.plans.costs import bytes_of, columns_of, times
+from hybridperf.training.plans.costs import SpaceColumns, bytes_of, times
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import space
@@ -83,7 +83,7 @@ def offloaded_layouts(
         return []
     found: list[OffloadedLayout] = []
     if len(rows):
-        parts = times(columns_of(setup, legal, rows), setup)
+        parts = times(SpaceColumns.of(setup, legal, rows), setup)
         order = np.argsort(parts.step_s, kind="stable")
         _, quickest = np.unique(legal.base_of[rows[order]], return_index=True)
         for at in order[np.sort(quickest)][:_TRIED]:

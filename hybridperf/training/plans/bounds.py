@@ -40,9 +40,9 @@ from hybridperf.training.plans.costs import (
     PLACED,
     THREADS,
     PricedSpace,
+    SpaceColumns,
     bytes_of,
     cells_of,
-    columns_of,
     in_pieces,
     price_space,
     times,
@@ -139,9 +139,7 @@ def _block_seconds(
         np.minimum(x.accumulation, 2)[rows],
         *space.nodes(PLACED),
     )
-    cells, inputs, tp_nodes = cells_of(
-        space, first, lambda row: setup.config(space.layout(row)), setup.prices, progress
-    )
+    cells, inputs, tp_nodes = cells_of(setup, space, first, progress)
     setup.prices.seconds(cells.calls)
     pieces, adapted = cells.pieces(setup.prices), setup.adapted
     names = {field.name for field in dataclasses.fields(StepFeatures)} - {"pace"}
@@ -227,7 +225,7 @@ class Search:
             rows = np.flatnonzero(least <= most)
         if not len(rows):
             return Kept(joined([(space, rows)]), np.zeros(0))
-        found = self._scores(times(columns_of(setup, space, rows), setup, threads=threads))
+        found = self._scores(times(SpaceColumns.of(setup, space, rows), setup, threads=threads))
         near = found <= most
         return Kept(joined([(space, rows[near])]), found[near])
 
