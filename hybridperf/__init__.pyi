@@ -78,7 +78,7 @@ from .workloads.gnn_config import GraphShape as GraphShape
 from .workloads.jax.program import from_jax as from_jax
 from .workloads.jax.program import load_program as load_program
 from .workloads.memory import memory as memory
-from .workloads.memory.knobs import MemoryKnobs as MemoryKnobs
+from .workloads.memory.activations import MemoryKnobs as MemoryKnobs
 from .workloads.memory.use import MemoryUse as MemoryUse
 from .workloads.placement import Placement as Placement
 from .workloads.stages import Stage as Stage
