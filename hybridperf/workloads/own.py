@@ -12,12 +12,16 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from hybridperf.engine.graph import Graph
+from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
-from hybridperf.model.calls import CollectiveCall, StepPlace
+from hybridperf.model.calls import Call, CollectiveCall, InStep, StepPlace
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
 
@@ -102,6 +106,7 @@ def labelled(kind: str, where: str) -> str:
     return f"{kind} ({file.rsplit('/', 1)[-1]}:{line})" if file else kind
 
 
+Rows = dict[tuple[Call, StepPlace], int]
 MESSAGE_LAUNCH = StepPlace("collective_launch")
 _NAMED = 12  # unknown ops that an error lists
 
@@ -118,6 +123,38 @@ def place_of(call: CollectiveCall) -> StepPlace:
     if call.collective in ("alltoall", "sendrecv"):
         return StepPlace("exchange" if call.collective == "alltoall" else "p2p")
     return StepPlace("tp") if call.nodes == 1 else StepPlace("tp_across", float(call.nodes))
+
+
+def program_workload(
+    name: str, graph: Graph, rows: Rows, kernels: Iterable[OpCall], framework: str, **more: Any
+) -> Workload:
+    """A program's graph with what it computes.
+
+    Args:
+        name: of the program.
+        graph: of its step.
+        rows: its calls with their places.
+        kernels: all that run.
+        framework: whose step effects count; "": none.
+        more: further fields.
+    """
+    works = [(call.op.work(), call.times) for call in kernels]
+    places = tuple(place for _, place in rows)
+    return Workload(
+        name=name, graph=graph, calls=tuple(call for call, _ in rows),
+        flops=float(sum(work.flops * times for work, times in works)),
+        transcendentals=float(sum(work.transcendentals * times for work, times in works)),
+        in_step=InStep(places, framework, (0.0,) * 4) if framework else None, **more,
+    )  # fmt: skip
+
+
+def most_alive_bytes(spans: Iterable[tuple[float, int, int]], steps: int) -> float:
+    """The most bytes alive at once, of (bytes, first step, last step) of each storage."""
+    change = np.zeros(steps + 1)
+    for size, first, last in spans:
+        change[first] += size
+        change[last + 1] -= size
+    return float(change.cumsum().max())
 
 
 def refuse_unpriced(program: str, unpriced: Mapping[str, str], otherwise: str = "") -> None:

@@ -27,43 +27,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import hybridperf.ops as ops
 from hybridperf.model.calls import StepPlace
-from hybridperf.ops import (
-    Copy,
-    Elementwise,
-    Fused,
-    Gather,
-    Norm,
-    OpCall,
-    Reduction,
-    RmsNorm,
-    Softmax,
-)
 from hybridperf.workloads.fusion import Kernel, Piece, as_one, joined, readers_of
 from hybridperf.workloads.own import role_of
 from hybridperf.workloads.torch.calls import Tensor, TorchCall
 from hybridperf.workloads.torch.loops import loop
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp
 
-_LOOPS = (Elementwise, Fused, Copy, Gather, Norm, RmsNorm, Reduction, Softmax)
+_LOOPS = (
+    ops.Elementwise,
+    ops.Fused,
+    ops.Copy,
+    ops.Gather,
+    ops.Norm,
+    ops.RmsNorm,
+    ops.Reduction,
+    ops.Softmax,
+)
 
-PricedOp = tuple[CapturedOp, tuple[OpCall, ...]]
+PricedOp = tuple[CapturedOp, tuple[ops.OpCall, ...]]
 
 
-def fused(ops: Sequence[PricedOp]) -> list[PricedOp]:
+def fused(placed: Sequence[PricedOp]) -> list[PricedOp]:
     """Kernels of a compiled step; each stands for its last op."""
-    kernels = joined([_piece(op, calls) for op, calls in ops])
+    kernels = joined([_piece(op, calls) for op, calls in placed])
     needed = readers_of(kernels)
     return [_one(kernel, needed) for kernel in kernels]
 
 
-def _piece(op: CapturedOp, calls: tuple[OpCall, ...]) -> Piece:
+def _piece(op: CapturedOp, calls: tuple[ops.OpCall, ...]) -> Piece:
     size = 0  # elements over which it loops, if it is compiled
     if op.phase != OPTIMIZER and len(calls) == 1 and isinstance(calls[0].op, _LOOPS):
         # of a lookup only what it makes: its table is not read
-        read = [] if isinstance(calls[0].op, Gather) else op.call.read
+        read = [] if isinstance(calls[0].op, ops.Gather) else op.call.read
         size = max((one.elements for one in (*read, *op.call.written)), default=0)
-    summed = bool(size) and isinstance(calls[0].op, Reduction)
+    summed = bool(size) and isinstance(calls[0].op, ops.Reduction)
     tensors = op.call.read or op.call.written
     return Piece(
         op, calls, _read(op, calls), {one.storage: one.bytes for one in _written(op)},
@@ -72,9 +71,9 @@ def _piece(op: CapturedOp, calls: tuple[OpCall, ...]) -> Piece:
     )  # fmt: skip
 
 
-def _read(op: CapturedOp, calls: tuple[OpCall, ...]) -> dict[int, float]:
+def _read(op: CapturedOp, calls: tuple[ops.OpCall, ...]) -> dict[int, float]:
     """Bytes of what an op reads, by storage; of a table that is looked up as many as are found."""
-    looked_up = len(calls) == 1 and isinstance(calls[0].op, Gather)
+    looked_up = len(calls) == 1 and isinstance(calls[0].op, ops.Gather)
     found: dict[int, float] = {}
     for at, one in enumerate(op.call.read):
         moved = op.call.made.bytes if looked_up and not at else one.bytes
@@ -107,18 +106,18 @@ _COPIES = ("native_layer_norm", "native_layer_norm_backward", "_softmax", "_log_
 _LARGE = 65536  # numbers; smaller tensors stay in the caches
 
 
-def in_stored_order(call: TorchCall, calls: tuple[OpCall, ...]) -> tuple[OpCall, ...]:
+def in_stored_order(call: TorchCall, calls: tuple[ops.OpCall, ...]) -> tuple[ops.OpCall, ...]:
     """An op's kernels with what the order of its tensors adds."""
     kind = call.kind.rpartition("::")[2].rstrip("_")
     if kind in _COPIES:
         x = max(call.read, key=lambda one: one.elements, default=None)
         turned = [one for one in call.read if x and one.shape == x.shape and not _in_order(one)]
         copies = [
-            OpCall(op) for one in turned
+            ops.OpCall(op) for one in turned
             for op in loop(one, one.bytes + _SECTOR_BYTES * one.elements, 0, 0)
         ]  # fmt: skip
         return (*copies, *calls)
-    if len(calls) != 1 or not isinstance(calls[0].op, Elementwise | Fused | Copy):
+    if len(calls) != 1 or not isinstance(calls[0].op, ops.Elementwise | ops.Fused | ops.Copy):
         return calls
     if not call.written or getattr(calls[0].op, "loop", "elementwise") != "elementwise":
         return calls
@@ -129,7 +128,7 @@ def in_stored_order(call: TorchCall, calls: tuple[OpCall, ...]) -> tuple[OpCall,
     work, n = calls[0].op.work(), result.elements
     read_bytes = float(work.bytes) - result.bytes + crossed * _SECTOR_BYTES * n
     each = float(work.flops) / n, float(work.transcendentals) / n
-    return tuple(OpCall(op) for op in loop(result, read_bytes, *each))
+    return tuple(ops.OpCall(op) for op in loop(result, read_bytes, *each))
 
 
 def _crossed(one: Tensor, result: Tensor) -> bool:
@@ -163,7 +162,7 @@ _COMPILED = 0.67  # a kernel that Inductor's code launches: 16.3 us in two promp
 _UPDATED, _OPTIMIZER = 2.15, 96.0  # a tensor that is updated; an optimizer's step
 
 
-def launch_of(op: CapturedOp, kernel: OpCall, another: bool, compiled: bool) -> StepPlace:
+def launch_of(op: CapturedOp, kernel: ops.OpCall, another: bool, compiled: bool) -> StepPlace:
     """The place of a launch: of an op's first kernel, or of another one of it."""
     named = any(one in op.call.kind for one in _LIBRARIES)
     library = named or role_of(kernel) in ("gemm", "attention")

@@ -190,12 +190,13 @@ def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
 
     if optimizer is None:
         return None
-    of_class = not isinstance(optimizer, type) or issubclass(optimizer, torch.optim.Optimizer)
-    if not (isinstance(optimizer, torch.optim.Optimizer) or (callable(optimizer) and of_class)):
-        raise InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
+    wrong = InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
     if isinstance(optimizer, torch.optim.Optimizer):
-        made = fakes.of(optimizer)
-    elif isinstance(fn, torch.nn.Module):
+        return fakes.of(optimizer)
+    another = isinstance(optimizer, type) and not issubclass(optimizer, torch.optim.Optimizer)
+    if another or not callable(optimizer):
+        raise wrong
+    if isinstance(fn, torch.nn.Module):
         made = optimizer([one for one in fn.parameters() if one.requires_grad])
     else:
         raise InputError(
@@ -204,5 +205,5 @@ def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
             " the module"
         )
     if not isinstance(made, torch.optim.Optimizer):
-        raise InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
+        raise wrong
     return made
