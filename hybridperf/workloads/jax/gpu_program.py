@@ -50,17 +50,7 @@ FRAMEWORK = "xla"  # whose step effects count
 def from_lowered(
     content: Mapping[str, Any], *, ignore: Collection[str] = (), gpus_per_node: int = 8
 ) -> Workload:
-    """Workload of what `lower_program` made.
-
-    Args:
-        content: the program.
-        ignore: HLO opcodes or custom-call targets to leave out.
-        gpus_per_node: of a program for many devices, which count from 0.
-
-    Raises:
-        InputError: an op that nobody can price, or arithmetic that a compiler has yet to divide
-            among devices; each is named with its line.
-    """
+    """Workload of what `lower_program` made; further arguments and errors as of `from_jax`."""
     if gpus_per_node < 1:
         raise InputError(f"expected one GPU per node or more, got {gpus_per_node}")
     text, name = content["hlo"], content["name"]

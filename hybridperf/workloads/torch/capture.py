@@ -49,21 +49,10 @@ def capture(
     fn: Callable, args: Sequence[Any], *, kwargs: Mapping[str, Any] | None = None,
     optimizer: Any = None, train: bool = True, name: str | None = None, backend: str = "gpu",
 ) -> Captured:  # fmt: skip
-    """Run a step of a program on tensors without memory.
+    """Run a step of a program on tensors without memory; arguments as `from_torch` has them.
 
-    Args:
-        fn: a module, or a function; what it closes over is replaced as `args` are.
-        args: what it takes: tensors (real ones are not touched, their numbers not read), or trees
-            of them.
-        kwargs: what it takes by name, alike.
-        optimizer: one of the module's parameters, or its class; None: gradients are not used.
-        train: whether gradients are computed, of the loss that `fn` returns, unless `fn` has done
-            so itself.
-        name: of the step; None: that of `fn`.
-        backend: kind of device that it is for, "gpu" or "cpu".
-
-    Raises:
-        InputError: PyTorch is not installed, or what the program does next depends on numbers.
+    What `fn` closes over is replaced as `args` are; real tensors are not touched, their numbers not
+    read. Gradients are those of the loss that `fn` returns, unless it has taken them itself.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(as_made(fn, args, kwargs))
@@ -105,15 +94,8 @@ def run_step(
     fn: Callable, args: Sequence[Any], updates: Any = None, train: bool = True,
     notes: list[str] | None = None, kwargs: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """One step, on tensors of either kind: forward, and where there is a loss backward and update.
-
-    Args:
-        fn: a module, or a function.
-        args: what it takes.
-        updates: the optimizer; None: none.
-        train: whether gradients are taken.
-        notes: takes what was assumed.
-        kwargs: what it takes by name.
+    """One step, on tensors of either kind: forward, and where there is a loss backward and update
+    by `updates`; `notes` takes what was assumed.
     """
     import torch
 

@@ -56,6 +56,13 @@ def _checks(of: type, zero: tuple[str, ...]) -> list[tuple[str, bool, Callable[[
     return found
 
 
+def check_each(of: Any, names: Sequence[str], holds: Callable[[Any], object], words: str) -> None:
+    """`InputError`, "NAME WORDS, got VALUE", for the first of some fields that does not hold."""
+    for name in names:
+        if not holds(value := getattr(of, name)):
+            raise InputError(f"{name} {words}, got {value!r}")
+
+
 def check_whole(name: str, value: Any, minimum: int = 1) -> None:
     """`InputError` for anything but a whole number of `minimum` to a billion."""
     if type(value) is int and minimum <= value <= LARGEST:
@@ -79,6 +86,11 @@ def is_number(value: Any) -> bool:
     if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0:
         value = value.item()
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether something is a number above zero."""
+    return is_number(value) and value > 0
 
 
 def check_flag(name: str, value: Any) -> None:
