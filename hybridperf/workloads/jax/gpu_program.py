@@ -26,22 +26,22 @@ from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model.calls import Call, CallChain, GivenSeconds, StepPlace
-from hybridperf.workloads.jax.dataflow import Dataflow, dataflow
-from hybridperf.workloads.jax.gpu_fusion import MESSAGES, Fuser
-from hybridperf.workloads.jax.gpu_ops import kind_of
-from hybridperf.workloads.jax.gpu_recompute import Settled
-from hybridperf.workloads.jax.hlo import parse
-from hybridperf.workloads.jax.hlo_collectives import collective_calls
-from hybridperf.workloads.own import (
+from hybridperf.workloads.in_program import (
     MESSAGE_LAUNCH,
     Rows,
-    labelled,
     most_alive_bytes,
     place_of,
     program_workload,
     refuse_unpriced,
     role_of,
 )
+from hybridperf.workloads.jax.dataflow import Dataflow, dataflow
+from hybridperf.workloads.jax.gpu_fusion import MESSAGES, Fuser
+from hybridperf.workloads.jax.gpu_ops import kind_of
+from hybridperf.workloads.jax.gpu_recompute import Settled
+from hybridperf.workloads.jax.hlo import parse
+from hybridperf.workloads.jax.hlo_collectives import collective_calls
+from hybridperf.workloads.own import labelled
 from hybridperf.workloads.transformer.in_step import call_in_step
 
 FRAMEWORK = "xla"  # whose step effects count

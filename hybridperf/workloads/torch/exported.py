@@ -24,7 +24,8 @@ from typing import Any
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import FLOAT_DTYPES
 from hybridperf.io import InputError
-from hybridperf.workloads.own import is_foreign, most_alive_bytes
+from hybridperf.workloads.in_program import most_alive_bytes
+from hybridperf.workloads.own import is_foreign
 from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
 from hybridperf.workloads.torch.capture import Captured
 from hybridperf.workloads.torch.composites import is_view, parts

@@ -30,16 +30,16 @@ from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds, StepPlace
 from hybridperf.ops import Allocation, Convolution, EagerOp, Gather, OpCall
 from hybridperf.ops.attention import Attention
 from hybridperf.ops.operand_order import image_kernel
-from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES
-from hybridperf.workloads.jax.reuse import HloStep, Touch, rounded, with_reuse
-from hybridperf.workloads.own import (
+from hybridperf.workloads.in_program import (
     MESSAGE_LAUNCH,
     Rows,
-    labelled,
     program_workload,
     refuse_unpriced,
     role_of,
 )
+from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES
+from hybridperf.workloads.jax.reuse import HloStep, Touch, rounded, with_reuse
+from hybridperf.workloads.own import labelled
 from hybridperf.workloads.torch.as_run import (
     PricedOp,
     fused,

@@ -25,7 +25,8 @@ def check_fields(of: Any, name: str = "", zero: tuple[str, ...] = ()) -> None:
     or more, of 0 where that is its default or `zero` lists it, a flag, one of some words, or of a
     class; lists and other numbers are not looked at. `name`: of what the fields are.
     """
-    for field, optional, check in _checks(type(of), zero):
+    kind: Any = type(of)
+    for field, optional, check in _checks(kind, zero):
         value = getattr(of, field)
         if not (optional and value is None):
             check(f"{field} of {name}" if name else field, value)
