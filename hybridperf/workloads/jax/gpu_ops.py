@@ -134,7 +134,7 @@ def _window(node: Node, costs: Costs, _: DeviceSpec) -> _Found:
 
 def _running(node: Node, *_: Any) -> _Found:
     """A running sum, product or maximum as JAX 0.12 lowers it; None of any other scan."""
-    source, (along, *_) = _shapes(node)[0], node.instruction.dims("dimensions")
+    source, along = _shapes(node)[0], node.instruction.dims("dimensions")[0]
     if "is_associative=true" not in node.instruction.attributes:
         return None
     cols = float(max(source.dims[along], 1))
