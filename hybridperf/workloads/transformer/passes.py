@@ -2,7 +2,7 @@
 table.
 
 A `PassStep` is a call with what transformations must know of it. A layer is written for one device,
-and parallelism rewrites its passes (`parallel.py`, `zero.py`, `recompute`); so a step names
+and parallelism rewrites its passes (`parallel.py`, `weights.py`, `recompute`); so a step names
 the field of its op that tensor parallelism divides, and the one that counts tokens.
 
 `Passes` pairs steps with their own backward: adding them lines up their forwards, and their
