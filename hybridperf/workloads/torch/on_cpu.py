@@ -9,6 +9,7 @@ pass. Batch norm reads its input twice where it takes the batch's statistics
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ from hybridperf.workloads.torch.loops import (
     reduction,
 )
 from hybridperf.workloads.torch.ops import RULES, kernels
-from hybridperf.workloads.torch.products import recurrent_on_cpu
+from hybridperf.workloads.torch.products import recurrent
 from hybridperf.workloads.torch.tables import added_rows, sorted_keys
 
 # flops per element; those that also say where they found it are not vectorised
@@ -163,5 +164,7 @@ _RULES: dict[str, Rule] = {
     "embedding_dense_backward": _table_gradient,
     **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _bags_gradient),
     "native_layer_norm_backward": _layer_norm_gradient,
-    **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), recurrent_on_cpu),
+    **dict.fromkeys(
+        ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), functools.partial(recurrent, formats={})
+    ),
 }
