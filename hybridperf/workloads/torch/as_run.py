@@ -4,7 +4,10 @@ and what a launch costs.
 Compiled. Inductor (torch/_inductor/scheduler.py) fuses as `workloads/fusion.py` has it: an op joins
 the loop that made one of its inputs in the same pass. What the backward pass reads of the forward
 pass is written, as in an eager step: Inductor computes some of it again instead, which saves memory
-more than time. The optimizer is not compiled.
+more than time. The optimizer is not compiled. Few channels with many numbers each are summed in
+parts, so that all multiprocessors work: each pass of a batch norm has two kernels more, of the
+parts and of their sums (`num_splits` of Inductor's reductions; a ResNet-50 on an H100 had 2.5
+forward and 2.9 backward).
 
 Eager. A loop goes in the order of its result (`TensorIterator` of PyTorch). A tensor of the same
 size whose fastest dimension is another one (patches of an image, turned into words; channels last
@@ -27,42 +30,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import hybridperf.ops as ops
 from hybridperf.model.calls import StepPlace
+from hybridperf.ops import (
+    Copy,
+    Elementwise,
+    Fused,
+    Gather,
+    Norm,
+    OpCall,
+    Reduction,
+    RmsNorm,
+    Softmax,
+)
 from hybridperf.workloads.fusion import Kernel, Piece, as_one, joined, readers_of
 from hybridperf.workloads.in_program import role_of
 from hybridperf.workloads.torch.calls import Tensor, TorchCall
 from hybridperf.workloads.torch.loops import loop
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp
 
-_LOOPS = (
-    ops.Elementwise,
-    ops.Fused,
-    ops.Copy,
-    ops.Gather,
-    ops.Norm,
-    ops.RmsNorm,
-    ops.Reduction,
-    ops.Softmax,
-)
+_LOOPS = (Elementwise, Fused, Copy, Gather, Norm, RmsNorm, Reduction, Softmax)
 
-PricedOp = tuple[CapturedOp, tuple[ops.OpCall, ...]]
+_OF_PARTS = OpCall(Reduction("fp32", rows=512.0, cols=64.0))  # a launch more than anything
+
+PricedOp = tuple[CapturedOp, tuple[OpCall, ...]]
 
 
-def fused(placed: Sequence[PricedOp]) -> list[PricedOp]:
+def fused(ops: Sequence[PricedOp]) -> list[PricedOp]:
     """Kernels of a compiled step; each stands for its last op."""
-    kernels = joined([_piece(op, calls) for op, calls in placed])
+    kernels = joined([_piece(op, calls) for op, calls in ops])
     needed = readers_of(kernels)
     return [_one(kernel, needed) for kernel in kernels]
 
 
-def _piece(op: CapturedOp, calls: tuple[ops.OpCall, ...]) -> Piece:
+def _piece(op: CapturedOp, calls: tuple[OpCall, ...]) -> Piece:
     size = 0  # elements over which it loops, if it is compiled
     if op.phase != OPTIMIZER and len(calls) == 1 and isinstance(calls[0].op, _LOOPS):
         # of a lookup only what it makes: its table is not read
-        read = [] if isinstance(calls[0].op, ops.Gather) else op.call.read
+        read = [] if isinstance(calls[0].op, Gather) else op.call.read
         size = max((one.elements for one in (*read, *op.call.written)), default=0)
-    summed = bool(size) and isinstance(calls[0].op, ops.Reduction)
+    summed = bool(size) and isinstance(calls[0].op, Reduction)
     tensors = op.call.read or op.call.written
     return Piece(
         op, calls, _read(op, calls), {one.storage: one.bytes for one in _written(op)},
@@ -71,9 +77,9 @@ def _piece(op: CapturedOp, calls: tuple[ops.OpCall, ...]) -> Piece:
     )  # fmt: skip
 
 
-def _read(op: CapturedOp, calls: tuple[ops.OpCall, ...]) -> dict[int, float]:
+def _read(op: CapturedOp, calls: tuple[OpCall, ...]) -> dict[int, float]:
     """Bytes of what an op reads, by storage; of a table that is looked up as many as are found."""
-    looked_up = len(calls) == 1 and isinstance(calls[0].op, ops.Gather)
+    looked_up = len(calls) == 1 and isinstance(calls[0].op, Gather)
     found: dict[int, float] = {}
     for at, one in enumerate(op.call.read):
         moved = op.call.made.bytes if looked_up and not at else one.bytes
@@ -89,13 +95,20 @@ def _written(op: CapturedOp) -> list[Tensor]:
 def _one(kernel: Kernel, needed: dict[int, set[Kernel]]) -> PricedOp:
     """A kernel as its last op with what all of it reads, computes and writes."""
     op, calls = kernel.last.what, kernel.last.calls
+    summed = (_OF_PARTS,) * (2 * sum(map(_in_parts, kernel.pieces)))
     if len(kernel.pieces) == 1:
-        return op, calls
+        return op, calls + summed
     written = (
         size for one, size in kernel.written.items()
         if not one or needed.get(one, set()) - {kernel} or one not in needed
     )  # fmt: skip
-    return op, (as_one(kernel, sum(kernel.read.values()), sum(written)),)
+    return op, (as_one(kernel, sum(kernel.read.values()), sum(written)), *summed)
+
+
+def _in_parts(piece: Piece) -> bool:
+    """Whether a piece sums over all images of a batch."""
+    kind = piece.what.call.kind
+    return "batch_norm" in kind and (isinstance(piece.calls[0].op, Norm) or "backward" in kind)
 
 
 # Of the 32 bytes of a sector, what is moved for one number: neighbours find a part in the caches.
@@ -106,18 +119,18 @@ _COPIES = ("native_layer_norm", "native_layer_norm_backward", "_softmax", "_log_
 _LARGE = 65536  # numbers; smaller tensors stay in the caches
 
 
-def in_stored_order(call: TorchCall, calls: tuple[ops.OpCall, ...]) -> tuple[ops.OpCall, ...]:
+def in_stored_order(call: TorchCall, calls: tuple[OpCall, ...]) -> tuple[OpCall, ...]:
     """An op's kernels with what the order of its tensors adds."""
     kind = call.kind.rpartition("::")[2].rstrip("_")
     if kind in _COPIES:
         x = max(call.read, key=lambda one: one.elements, default=None)
         turned = [one for one in call.read if x and one.shape == x.shape and not _in_order(one)]
         copies = [
-            ops.OpCall(op) for one in turned
+            OpCall(op) for one in turned
             for op in loop(one, one.bytes + _SECTOR_BYTES * one.elements, 0, 0)
         ]  # fmt: skip
         return (*copies, *calls)
-    if len(calls) != 1 or not isinstance(calls[0].op, ops.Elementwise | ops.Fused | ops.Copy):
+    if len(calls) != 1 or not isinstance(calls[0].op, Elementwise | Fused | Copy):
         return calls
     if not call.written or getattr(calls[0].op, "loop", "elementwise") != "elementwise":
         return calls
@@ -128,7 +141,7 @@ def in_stored_order(call: TorchCall, calls: tuple[ops.OpCall, ...]) -> tuple[ops
     work, n = calls[0].op.work(), result.elements
     read_bytes = float(work.bytes) - result.bytes + crossed * _SECTOR_BYTES * n
     each = float(work.flops) / n, float(work.transcendentals) / n
-    return tuple(ops.OpCall(op) for op in loop(result, read_bytes, *each))
+    return tuple(OpCall(op) for op in loop(result, read_bytes, *each))
 
 
 def _crossed(one: Tensor, result: Tensor) -> bool:
@@ -162,12 +175,14 @@ _COMPILED = 0.67  # a kernel that Inductor's code launches: 16.3 us in two promp
 _UPDATED, _OPTIMIZER = 2.15, 96.0  # a tensor that is updated; an optimizer's step
 
 
-def launch_of(op: CapturedOp, kernel: ops.OpCall, another: bool, compiled: bool) -> StepPlace:
+def launch_of(op: CapturedOp, kernel: OpCall, another: bool, compiled: bool) -> StepPlace:
     """The place of a launch: of an op's first kernel, or of another one of it."""
     named = any(one in op.call.kind for one in _LIBRARIES)
     library = named or role_of(kernel) in ("gemm", "attention")
     eager = _LIBRARY if library and op.phase != OPTIMIZER else _LOOP
-    own = _COMPILED if compiled and op.phase != OPTIMIZER else eager
+    inductor = compiled and op.phase != OPTIMIZER
+    own = _COMPILED if inductor else eager
+    another &= not (inductor and isinstance(kernel.op, Reduction))  # which has its own launch
     return StepPlace("launch", (_ANOTHER if another else own) + _ANOTHER * (kernel.times - 1.0))
 
 

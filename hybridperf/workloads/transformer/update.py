@@ -38,6 +38,7 @@ _NORM_COLUMNS = 65536.0  # numbers that one block adds up
 TENSORS_PER_KERNEL = 36  # that one launch of a fused optimizer takes
 TENSORS_PER_LAYER = 12  # scales, shifts, weights and biases of a GPT's layer
 PRODUCTS_PER_LAYER = 4
+TENSORS_BY_ONE = 6  # of a Llama's layer, one by one: weights of four products, scales of two norms
 
 
 def updated_weights(config: TransformerConfig, stage: int) -> float:
@@ -58,15 +59,29 @@ def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
     tensors_moved = touched["reads"] + touched["writes"]
     moved = (wide * (tensors_moved - 1) + config.reduced_bytes + copy) / (wide * tensors_moved)
     update = OptimizerUpdate(_WIDE, n * moved, **touched)
-    tensors = TENSORS_PER_LAYER * sum(config.layers_of(stage))
-    launches = max(1, math.ceil(tensors / TENSORS_PER_KERNEL))
-    rows = max(1.0, n * config.reduced_bytes / wide / _NORM_COLUMNS)
+    layers = sum(config.layers_of(stage))
+    launches = max(1, math.ceil(TENSORS_PER_LAYER * layers / TENSORS_PER_KERNEL))
+    normed, tensors = n, launches
+    if by_tensor := does(config.framework, "updates_by_tensor"):
+        normed, tensors = stage_weights(config, stage).total, TENSORS_BY_ONE * layers
+    rows = max(1.0, normed * config.reduced_bytes / wide / _NORM_COLUMNS)
     norm = Reduction(_WIDE, rows, _NORM_COLUMNS)
     return (
-        PassStep(OpCall(norm), "optimizer", "gradient norm", kernels=launches),
+        PassStep(OpCall(norm), "optimizer", "gradient norm", kernels=tensors),
+        *(_scaled(normed, config, 2 * tensors) if by_tensor else ()),
         PassStep(OpCall(update), "optimizer", config.optimizer, kernels=launches),
         *_narrowed_weights(config, stage),
     )
+
+
+def _scaled(count: float, config: TransformerConfig, kernels: int) -> Steps:
+    """Gradients clipped and cleared, those of other ranks' shards too, and new weights copied,
+    tensor by tensor, as nanotron does (optim/clip_grads.py; `step` and `zero_grad` of
+    optim/gradient_accumulator.py): read once and written twice.
+    """
+    moved = count * config.reduced_bytes / DTYPE_BYTES[_WIDE]
+    op = OptimizerUpdate(_WIDE, moved, reads=1.0, writes=2.0)
+    return (PassStep(OpCall(op), "optimizer", "gradients scaled", kernels=kernels),)
 
 
 def _narrowed_weights(config: TransformerConfig, stage: int) -> Steps:
