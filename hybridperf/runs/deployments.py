@@ -34,8 +34,8 @@ from hybridperf.runs.serving_fit import believed_deviation, sizes_of
 from hybridperf.runs.serving_table import BEYOND, UNMEASURED, chance_within
 from hybridperf.runs.steady_state import steady_clients
 from hybridperf.training.plans.economy import Economy
-from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
 from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
+from hybridperf.workloads.serving.deployment import ServingMemory, serving_memory
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 SEQUENCES = tuple(2**power for power in range(11))  # of an attention rank

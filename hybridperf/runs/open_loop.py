@@ -20,8 +20,8 @@ from hybridperf.runs.batching import Engine, Link, serve
 from hybridperf.runs.deployments import Question, with_effects
 from hybridperf.runs.launch_lines import prefill_row
 from hybridperf.runs.requests import Requests, Served, arriving
-from hybridperf.workloads.memory.serving import serving_memory
 from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.workloads.serving.deployment import serving_memory
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 

@@ -18,8 +18,8 @@ from hybridperf.runs.admission import Admission
 from hybridperf.runs.closed_loop import Latency, Loop, settled
 from hybridperf.runs.serving_machines import Machine
 from hybridperf.runs.serving_rows import ServedRow
-from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
 from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
+from hybridperf.workloads.serving.deployment import ServingMemory, serving_memory
 
 _Engine = tuple[Machine, Deployment]
 

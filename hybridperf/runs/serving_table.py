@@ -19,7 +19,7 @@ from hybridperf.model import load_model
 from hybridperf.runs.served import Served, served
 from hybridperf.runs.serving_fit import FILE, TARGETS, ServingFit, fitted
 from hybridperf.runs.serving_rows import ServedRow, understood
-from hybridperf.workloads.memory.serving import USABLE
+from hybridperf.workloads.serving.deployment import USABLE
 
 COLUMNS = (
     "predicted_ttft_s", "ttft_low_s", "ttft_high_s", "predicted_tpot_s", "tpot_low_s",

@@ -24,8 +24,8 @@ from hybridperf.runs.deployments import with_effects
 from hybridperf.runs.requests import arriving
 from hybridperf.runs.serving_rows import named_model
 from hybridperf.validate.harness import Found, ResultLine, claim
-from hybridperf.workloads.memory.serving import serving_memory
 from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.workloads.serving.deployment import serving_memory
 from hybridperf.workloads.transformer.zoo import load_shape
 
 RUNS = "serving/requests_runs.csv"

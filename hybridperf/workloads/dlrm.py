@@ -11,8 +11,7 @@ an eager framework runs it.
 R ranks, B samples over all of them, b = B / R each. Streams of a rank: compute, comm (collectives,
 in the same order on all), copy. An op that needs what a collective brings waits for it; the bottom
 MLP runs while bags and their gradients travel. Sizes: `dlrm_config.py`; where tables may lie:
-`placement.py`; how the framework cuts layers into kernels: `eager.py`; what issuing costs:
-`issue.py`.
+`placement.py`; how the framework cuts layers into kernels, and what issuing costs: `eager.py`.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table, table_bytes
 from hybridperf.ops.embedding_bag import Direction, lookup_calls
 from hybridperf.workloads.dlrm_config import DlrmConfig
-from hybridperf.workloads.eager import Eager, Parameter, loop
-from hybridperf.workloads.issue import COMPUTE, HostOp, StepIssuer
+from hybridperf.workloads.eager import COMPUTE, Eager, HostOp, Parameter, StepIssuer, loop
 from hybridperf.workloads.placement import Placement, plain, shards, traffic
 
 _LOOKUP = (

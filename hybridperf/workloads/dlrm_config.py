@@ -12,7 +12,13 @@ from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
 from hybridperf.ops.embedding import Table, check_names
 from hybridperf.workloads.eager import Eager
 from hybridperf.workloads.placement import Placement, require
-from hybridperf.workloads.transformer.fields import check_word, is_count, is_number
+from hybridperf.workloads.transformer.fields import (
+    check_each,
+    check_word,
+    is_count,
+    is_number,
+    is_positive,
+)
 
 _WORDS = {
     "interaction": ("dot", "cat"),
@@ -105,10 +111,8 @@ class DlrmConfig:
 
     def check(self) -> None:
         """`InputError` for sizes that make no model."""
-        for name in ("batch", "dense_features", "ranks", "nodes"):
-            value = getattr(self, name)
-            whole = f"{name} must be a whole number of 1 or more"
-            require(is_count(value), f"{whole}, got {value!r}")
+        counts = ("batch", "dense_features", "ranks", "nodes")
+        check_each(self, counts, is_count, "must be a whole number of 1 or more")
         for name, kind in (("tables", Table), ("placement", Placement)):
             value = getattr(self, name)
             listed = isinstance(value, Sequence) and all(isinstance(one, kind) for one in value)
@@ -132,17 +136,14 @@ class DlrmConfig:
                 f' {self.bottom_mlp[-1]}; dot products need as many, interaction="cat" does not',
             )
         self._check_load()
-        for name in ("bucket_bytes", "index_bytes", "host_bytes_per_s"):
-            value, may_be_none = getattr(self, name), name == "host_bytes_per_s"
-            too_large = name == "index_bytes" and value == np.inf
-            positive = is_number(value) and value > 0 and not too_large
-            limit = f"above zero{' or None' if may_be_none else ''}"
-            none = may_be_none and value is None
-            require(none or positive, f"{name} must be {limit}, got {value!r}")
-        for name in ("blocking_copies", "lookup_first", "exchange_indices", "reads_loss"):
-            value = getattr(self, name)
-            flag = isinstance(value, bool | np.bool_)
-            require(flag, f"{name} must be True or False, got {value!r}")
+        check_each(self, ("bucket_bytes",), is_positive, "must be above zero")
+        finite = ("index_bytes",)
+        check_each(self, finite, lambda x: is_positive(x) and x != np.inf, "must be above zero")
+        rate = ("host_bytes_per_s",)
+        wanted = "must be above zero or None"
+        check_each(self, rate, lambda x: x is None or is_positive(x), wanted)
+        flags = ("blocking_copies", "lookup_first", "exchange_indices", "reads_loss")
+        check_each(self, flags, lambda x: isinstance(x, bool | np.bool_), "must be True or False")
         known = self.eager is None or isinstance(self.eager, Eager)
         require(known, f"eager must be an Eager(...) or None, got {self.eager!r}")
 

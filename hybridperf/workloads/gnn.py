@@ -42,9 +42,8 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.ops import Gather, Gemm, OpCall, OptimizerUpdate, Reduction, Softmax, SpMM
 from hybridperf.ops.embedding import uniform_unique_rows
-from hybridperf.workloads.eager import Eager, Parameter, loop
+from hybridperf.workloads.eager import Eager, HostOp, Parameter, StepIssuer, loop
 from hybridperf.workloads.gnn_config import GnnConfig, GraphShape
-from hybridperf.workloads.issue import HostOp, StepIssuer
 
 _LOSS_THREADS = 32.0
 _GATES = 4  # of an LSTM

@@ -12,7 +12,13 @@ from scipy.special import ndtri
 from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.ops import SpMM
-from hybridperf.workloads.transformer.fields import check_word, is_count, is_number
+from hybridperf.workloads.transformer.fields import (
+    check_each,
+    check_word,
+    is_count,
+    is_number,
+    is_positive,
+)
 
 _WORDS = {"model": ("gcn", "graphsage", "gin"), "cut": ("vertex", "edge")}
 
@@ -105,12 +111,8 @@ class GnnConfig:
         for name, allowed in _WORDS.items():
             check_word(name, getattr(self, name), allowed)
         _require(isinstance(self.graph, GraphShape), "graph must be a GraphShape(...)", self.graph)
-        for name in ("nodes", "edges"):
-            value = getattr(self.graph, name)
-            _require(_positive(value), f"{name} of the graph must be above zero", value)
-        for name in ("cv_degree", "max_degree"):
-            value = getattr(self.graph, name)
-            _require(is_number(value) and value >= 0, f"{name} must be zero or more", value)
+        check_each(self.graph, ("nodes", "edges"), _finite, "of the graph must be above zero")
+        check_each(self.graph, ("cv_degree", "max_degree"), _from_zero, "must be zero or more")
         longest, mean = self.graph.max_degree, self.graph.mean_degree
         good = longest == 0 or longest + 1.0 > mean
         _require(good, f"max_degree must be at least the mean degree, {mean:.4g}", longest)
@@ -119,9 +121,7 @@ class GnnConfig:
         _require(
             wide, "widths must be two or more whole numbers, (features, ..., classes)", self.widths
         )
-        for name in ("ranks", "nodes"):
-            value = getattr(self, name)
-            _require(is_count(value), f"{name} must be a whole number of 1 or more", value)
+        check_each(self, ("ranks", "nodes"), is_count, "must be a whole number of 1 or more")
         _require(self.nodes <= self.ranks, "there must be a rank on every node", self.nodes)
         layers = len(self.widths) - 1
         if self.fanouts:
@@ -135,13 +135,11 @@ class GnnConfig:
             good = is_count(self.snapshots) and self.snapshots % self.ranks == 0
             _require(good, "snapshots must be a whole multiple of ranks", self.snapshots)
         rate = self.host_bytes_per_s
-        _require(rate is None or _positive(rate), "host_bytes_per_s must be above zero", rate)
+        _require(rate is None or _finite(rate), "host_bytes_per_s must be above zero", rate)
         given = self.replication
         good = is_number(given) and (given == 0 or 1 <= given <= self.ranks)
         _require(good, "replication must lie from 1 to the number of ranks", given)
-        for name in ("loss_wait_s", "delay"):
-            value = getattr(self, name)
-            _require(is_number(value) and value >= 0, f"{name} must be zero or more", value)
+        check_each(self, ("loss_wait_s", "delay"), _from_zero, "must be zero or more")
         for dtype in (self.dtype, self.aggregate_dtype or self.dtype):
             known = canonical_dtype(dtype) in FLOAT_DTYPES
             _require(known, f"dtype must be one of {', '.join(FLOAT_DTYPES)}", dtype)
@@ -159,5 +157,9 @@ def _require(good: bool, expected: str, got: Any) -> None:
         raise InputError(f"{expected}, got {got!r}")
 
 
-def _positive(value: Any) -> bool:
-    return bool(is_number(value) and 0 < value < math.inf)
+def _finite(value: Any) -> bool:
+    return is_positive(value) and value < math.inf
+
+
+def _from_zero(value: Any) -> bool:
+    return is_number(value) and value >= 0

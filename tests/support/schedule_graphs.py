@@ -34,7 +34,7 @@ def stage_seconds(schedule, forward_s, backward_s, weight_s=0.0, send_s=0.0) -> 
     and ignored by others.
     """
     size = schedule.stages
-    split = schedule.splits_backward
+    split = schedule.kind.splits_backward
     parts = [forward_s, np.subtract(backward_s, weight_s if split else 0.0)]
     parts += [weight_s] if split else []
     of_stages = [np.broadcast_to(part, (size,)) for part in parts]
@@ -89,7 +89,7 @@ def checked(schedule: Schedule) -> Schedule:
         for task in order:
             known = task.kind in schedule.kinds and 0 <= task.micro_batch < schedule.micro_batches
             known = known and 0 <= task.stage < schedule.stages
-            if not (known and 0 <= task.pipe < schedule.pipes):
+            if not (known and 0 <= task.pipe < schedule.kind.pipes):
                 raise _wrong(
                     schedule, f"has a task {task} on worker {worker}, which it has no place for"
                 )
@@ -109,14 +109,14 @@ def checked(schedule: Schedule) -> Schedule:
 
 
 def _wrong(schedule: Schedule, sentence: str) -> InputError:
-    return InputError(f"schedule {schedule.name!r} {sentence}")
+    return InputError(f"schedule {schedule.kind.name!r} {sentence}")
 
 
 def in_flight_of(schedule: Schedule) -> list[int]:
     """Most (micro-batch, stage) pairs whose activations each worker keeps at a time: from the
     forward task to the last that needs them; [workers].
     """
-    last = WEIGHT if schedule.splits_backward else BACKWARD
+    last = WEIGHT if schedule.kind.splits_backward else BACKWARD
     most = []
     for order in schedule.orders:
         kept, peak = 0, 0

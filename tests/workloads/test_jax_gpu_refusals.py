@@ -15,8 +15,8 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.ops import Gemm
 from hybridperf.validate.gpu_jax_steps import bf16
-from hybridperf.workloads.jax.hlo import Instruction
-from hybridperf.workloads.jax.hlo_collectives import group_size, nodes_of
+from hybridperf.workloads.jax.hlo import Instruction, Shape
+from hybridperf.workloads.jax.hlo_collectives import collective_calls
 
 AUTO = (AxisType.Auto,)  # newer versions of JAX assume another
 
@@ -68,8 +68,8 @@ def test_groups_of_ranks_are_understood_in_every_spelling(groups, size, nodes) -
     said = Instruction(
         "r", "all-reduce", (), (), f"replica_groups={groups}, to_apply=add", False, ""
     )
-    assert group_size(said) == size
-    assert nodes_of(said, 2) == nodes
+    (call,) = collective_calls(said, [Shape("fp32", (8,), (0,))], 6, "gpu", 2)
+    assert (call.ranks, call.nodes) == (size, nodes)
 
 
 def test_what_a_compiler_has_yet_to_divide_is_refused() -> None:

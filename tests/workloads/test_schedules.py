@@ -34,7 +34,7 @@ def replayed_s(schedule, forward_s, backward_s, weight_s=0.0):
     """Independently of graphs: tasks of stages that are all alike, one after the other."""
     of_kind = {
         "F": forward_s,
-        "B": backward_s - (weight_s if schedule.splits_backward else 0.0),
+        "B": backward_s - (weight_s if schedule.kind.splits_backward else 0.0),
         "W": weight_s,
     }
     return max(
@@ -345,8 +345,8 @@ def test_counted_activations_are_those_of_the_formula(sizes) -> None:
     schedule = hs.schedule(name, p, m, v)
     formula = KINDS[name].in_flight(np.arange(p), p, m, v)
     assert (np.array(in_flight_of(schedule)) / v).tolist() == pytest.approx(formula.tolist())
-    assert schedule.pipes == (2 if name in ("chimera", "dualpipe") else 1)
-    assert len(schedule.stages_of(0)) == v * schedule.pipes
+    assert schedule.kind.pipes == (2 if name in ("chimera", "dualpipe") else 1)
+    assert len(schedule.stages_of(0)) == v * schedule.kind.pipes
 
 
 def test_published_numbers_in_flight() -> None:

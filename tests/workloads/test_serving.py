@@ -10,8 +10,8 @@ from hybridperf.model import PerfModel
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import DecodeAttention, Gemm, LatentAttention, Moe, OpCall
 from hybridperf.ops.quantise import Quantise
-from hybridperf.workloads.memory.serving import WORKSPACE_BYTES, serving_memory
 from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.workloads.serving.deployment import WORKSPACE_BYTES, serving_memory
 from hybridperf.workloads.serving.layers import Kernel, ServedCalls
 from hybridperf.workloads.serving.times import Sizes
 from hybridperf.workloads.transformer.shape import TransformerShape

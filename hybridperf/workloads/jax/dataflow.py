@@ -16,12 +16,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from hybridperf.io import InputError
-from hybridperf.workloads.jax.hlo import Computation, Instruction, Module, Shape, names_in
+from hybridperf.workloads.jax.hlo import ENDLESS, Computation, Instruction, Module, Shape
 from hybridperf.workloads.jax.hlo_collectives import partitions
 from hybridperf.workloads.jax.hlo_cost import Costs
 from hybridperf.workloads.jax.lowered import Lines
 
-ENDLESS = "while with an unknown trip count"
 CARRIED, CARRIED_OUT = "carried", "carried_out"
 # a value between all devices and each of them, and how it lies on them
 _TO_DEVICES, _FROM_DEVICES = "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"
@@ -252,13 +251,8 @@ class _Reader:
         return out if isinstance(taken, list) else out[0]
 
     def _conditional(self, one: Instruction, taken: list[Values], place: _Place) -> Values:
-        listed = re.search(r"branch_computations=\{([^}]*)\}", one.attributes)
-        names = names_in(listed.group(1)) if listed else ()
-        computations = [self.module.computations[name] for name in names] or [
-            self.module.called(one, side) for side in ("true_computation", "false_computation")
-        ]
         before, branches = len(self.nodes), list[tuple[float, str, list[Node], Values]]()
-        for computation, value in zip(computations, taken, strict=True):
+        for computation, value in zip(self.module.branches(one), taken, strict=True):
             result = self.read(computation, [value], place)
             nodes = self.nodes[before:]
             del self.nodes[before:]

@@ -18,6 +18,7 @@ transforms/priority_fusion.cc, softmax_rewriter_triton.cc in openxla/xla):
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 from hybridperf.hardware import DeviceSpec
@@ -70,8 +71,12 @@ class Fuser:
         """In an order in which each comes after those that it reads from."""
         pieces = [one for node in self.flow.nodes for one in self._pieces(node)]
         ends = [node.result_of_loop for node in self.flow.nodes if node.result_of_loop is not None]
-        kept = {one for value in (*self.flow.outputs, *ends) for one in self._read_of(value)}
-        return settled(joined(pieces, wide=True), kept, self._is_computed_again, self.balance)
+        kept = self.storages((*self.flow.outputs, *ends))
+
+        def is_computed_again(piece: Piece) -> bool:
+            return piece.what.opcode in _EACH or piece.what in self.real
+
+        return settled(joined(pieces, wide=True), kept, is_computed_again, self.balance)
 
     def works(self, node: Node) -> bool:
         """Whether a node is a kernel, or a part of one, or a message."""
@@ -79,7 +84,7 @@ class Fuser:
 
     def storages(self, values: Sequence[Value]) -> set[int]:
         """Where values lie, or what they are read from."""
-        return {one for value in values for one in self._read_of(value)}
+        return set(self._reads(values))
 
     # --- what is in memory, and what is computed where it is read -----------------------------
 
@@ -125,10 +130,6 @@ class Fuser:
             for one, size in self._read_of(value, by_loop).items():
                 found[one] = max(found.get(one, 0.0), size)
         return found
-
-    def _is_computed_again(self, piece: Piece) -> bool:
-        """Whether others may compute what a piece makes, rather than read it."""
-        return piece.what.opcode in _EACH or piece.what in self.real
 
     # --- nodes as pieces ------------------------------------------------------------------------
 
@@ -242,9 +243,7 @@ class Fuser:
             count = Count()
         if node.opcode == "gather":
             sizes = node.instruction.dims("slice_sizes") or (1,)
-            table, cols = node.taken[0].shape.elements, 1
-            for size in sizes:
-                cols *= max(size, 1)
+            table, cols = node.taken[0].shape.elements, math.prod(max(size, 1) for size in sizes)
             op = Gather(dtype, max(shape.elements / cols, 1.0), cols * each, max(table / cols, 1.0))
             call = OpCall(op, node.times)
         else:

@@ -14,19 +14,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from typing import Any
 
+import hybridperf.ops as ops
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
-from hybridperf.ops import (
-    BatchedGemm,
-    Cumulative,
-    Fused,
-    Gemm,
-    Op,
-    OpCall,
-    Random,
-    Sort,
-    attention_of,
-)
 from hybridperf.ops.loops import FOURIER_FLOPS
 from hybridperf.workloads import ratios
 from hybridperf.workloads.jax import hlo_cost, hlo_ops
@@ -48,7 +39,7 @@ def number_format(shape: Shape) -> tuple[str, float]:
     return (shape.dtype if shape.dtype in DTYPE_BYTES else "int8"), 1.0
 
 
-def library_calls(node: Node, costs: Costs, device: DeviceSpec) -> tuple[OpCall, ...] | None:
+def library_calls(node: Node, costs: Costs, device: DeviceSpec) -> tuple[ops.OpCall, ...] | None:
     """Kernels of a node that is no loop; None where nobody knows it."""
     rule = _RULES.get(node.opcode)
     if rule is None:
@@ -57,8 +48,8 @@ def library_calls(node: Node, costs: Costs, device: DeviceSpec) -> tuple[OpCall,
     if found is None:
         return None
     return tuple(
-        OpCall(one.op, one.times * node.times) if isinstance(one, OpCall)
-        else OpCall(one, node.times)
+        ops.OpCall(one.op, one.times * node.times) if isinstance(one, ops.OpCall)
+        else ops.OpCall(one, node.times)
         for one in found
     )  # fmt: skip
 
@@ -70,7 +61,7 @@ def kind_of(node: Node) -> str:
     return found.group(1) if found and target else target or node.opcode
 
 
-_Found = tuple[Op | OpCall, ...] | None
+_Found = tuple[ops.Op | ops.OpCall, ...] | None
 
 
 def _shapes(node: Node) -> list[Shape]:
@@ -90,28 +81,25 @@ def product_format(node: Node, device: DeviceSpec) -> str:
     return "fp32" if precise or "tf32" not in device.peak_flops_per_s else "tf32"
 
 
-def _product(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
-    del costs
+def _product(node: Node, _: Costs, device: DeviceSpec) -> _Found:
     sizes = hlo_cost.dot_sizes(node.instruction, _shapes(node)[0])
     batch, m, n, k = (float(max(size, 1)) for size in sizes)
     dtype = product_format(node, device)
     k *= 4.0 if node.instruction.shape.dtype in _COMPLEX else 1.0  # of real numbers, four
-    return (Gemm(dtype, m, n, k) if batch == 1 else BatchedGemm(dtype, batch, m, n, k),)
+    return (ops.Gemm(dtype, m, n, k) if batch == 1 else ops.BatchedGemm(dtype, batch, m, n, k),)
 
 
-def _grouped(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
+def _grouped(node: Node, _: Costs, device: DeviceSpec) -> _Found:
     """Groups of rows, each times its own matrix; rows are spread evenly."""
-    del costs
     left, right = _shapes(node)[:2]
     if len(left.dims) != 2 or len(right.dims) != 3:
         return None
     groups, k, n = right.dims
     rows = max(left.dims[0] / groups, 1.0)
-    return (BatchedGemm(product_format(node, device), float(groups), rows, float(n), float(k)),)
+    return (ops.BatchedGemm(product_format(node, device), float(groups), rows, float(n), float(k)),)
 
 
-def _convolution(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
-    del costs
+def _convolution(node: Node, _: Costs, device: DeviceSpec) -> _Found:
     attributes, shapes = node.instruction.attributes, _shapes(node)
     labels = re.search(r"dim_labels=(\w+)_", attributes)
     image = labels.group(1) if labels else "bf"
@@ -128,50 +116,44 @@ def _convolution(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
     return (hlo_ops.convolution(node.instruction, shapes, direction),)
 
 
-def _sort(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
-    del costs, device
+def _sort(node: Node, *_: Any) -> _Found:
     shape = _shapes(node)[0]
     along = node.instruction.dims("dimensions") or (len(shape.dims) - 1,)
     cols = float(max(shape.dims[along[0]] if shape.dims else 1, 1))
-    return (Sort(number_format(shape)[0], max(shape.elements / cols, 1.0), cols),)
+    return (ops.Sort(number_format(shape)[0], max(shape.elements / cols, 1.0), cols),)
 
 
-def _scatter(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
-    del device
+def _scatter(node: Node, costs: Costs, _: DeviceSpec) -> _Found:
     return (hlo_ops.standalone(costs, node.instruction, _shapes(node), node.within),)
 
 
-def _window(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
+def _window(node: Node, costs: Costs, _: DeviceSpec) -> _Found:
     """Pooling, its gradient, or a running sum."""
-    del device
     return tuple(hlo_ops.windowed(costs, node.instruction, _shapes(node), node.within))
 
 
-def _running(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
+def _running(node: Node, *_: Any) -> _Found:
     """A running sum, product or maximum as JAX 0.12 lowers it; None of any other scan."""
-    del costs, device
-    source, (along, *_) = _shapes(node)[0], node.instruction.dims("dimensions")
+    source, along = _shapes(node)[0], node.instruction.dims("dimensions")[0]
     if "is_associative=true" not in node.instruction.attributes:
         return None
     cols = float(max(source.dims[along], 1))
-    return (Cumulative(number_format(source)[0], max(source.elements / cols, 1.0), cols),)
+    return (ops.Cumulative(number_format(source)[0], max(source.elements / cols, 1.0), cols),)
 
 
-def _random(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
-    del costs, device
+def _random(node: Node, *_: Any) -> _Found:
     made = node.instruction.shapes[-1]
-    return (Random(number_format(made)[0], 1.0, float(max(made.elements, 1))),)
+    return (ops.Random(number_format(made)[0], 1.0, float(max(made.elements, 1))),)
 
 
-def _fourier(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
+def _fourier(node: Node, *_: Any) -> _Found:
     """A pass along each dimension."""
-    del costs, device
     shape = max((node.instruction.shape, _shapes(node)[0]), key=lambda one: one.bytes)
     dtype, each = number_format(shape)
     n = shape.elements * each
     sizes = node.instruction.dims("fft_length")
     return tuple(
-        Fused(
+        ops.Fused(
             dtype, elements=n, flops=FOURIER_FLOPS * math.log2(max(size, 2)) * n,
             transcendentals=0.0, bytes_read=shape.bytes, bytes_written=shape.bytes,
         )
@@ -179,10 +161,10 @@ def _fourier(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
     )  # fmt: skip
 
 
-def _custom(node: Node, costs: Costs, device: DeviceSpec) -> _Found:
+def _custom(node: Node, *_: Any) -> _Found:
     kind = kind_of(node)
     if kind in _TOP_K:
-        return _sort(node, costs, device)
+        return _sort(node)
     return _attention(node, kind) if kind.startswith(_ATTENTION) else None
 
 
@@ -203,11 +185,11 @@ def _attention(node: Node, kind: str) -> _Found:
     length = float(window.group(1)) if window else 0.0
     causal = "CAUSAL" in mask.group(1)
     others = 0 if keys == queries and (length or not causal) else keys
-    op = attention_of(
+    op = ops.attention_of(
         number_format(q)[0], batch, queries, others, heads, size, kv_heads, causal, length
     )
     times = ratios.FUSED_ATTENTION if _BACKWARD in kind else 1.0
-    return (OpCall(op, times, kernel=_KERNEL),)
+    return (ops.OpCall(op, times, kernel=_KERNEL),)
 
 
 _RULES: dict[str, Callable[[Node, Costs, DeviceSpec], _Found]] = {

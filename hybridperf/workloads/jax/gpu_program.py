@@ -18,21 +18,30 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
-from hybridperf.model.calls import Call, CallChain, GivenSeconds, InStep, StepPlace
+from hybridperf.model.calls import Call, CallChain, GivenSeconds, StepPlace
+from hybridperf.workloads.in_program import (
+    MESSAGE_LAUNCH,
+    Rows,
+    most_alive_bytes,
+    place_of,
+    program_workload,
+    refuse_unpriced,
+    role_of,
+)
 from hybridperf.workloads.jax.dataflow import Dataflow, dataflow
 from hybridperf.workloads.jax.gpu_fusion import MESSAGES, Fuser
 from hybridperf.workloads.jax.gpu_ops import kind_of
 from hybridperf.workloads.jax.gpu_recompute import Settled
 from hybridperf.workloads.jax.hlo import parse
 from hybridperf.workloads.jax.hlo_collectives import collective_calls
-from hybridperf.workloads.own import MESSAGE_LAUNCH, labelled, place_of, refuse_unpriced, role_of
+from hybridperf.workloads.own import labelled
 from hybridperf.workloads.transformer.in_step import call_in_step
 
 FRAMEWORK = "xla"  # whose step effects count
@@ -41,17 +50,7 @@ FRAMEWORK = "xla"  # whose step effects count
 def from_lowered(
     content: Mapping[str, Any], *, ignore: Collection[str] = (), gpus_per_node: int = 8
 ) -> Workload:
-    """Workload of what `lower_program` made.
-
-    Args:
-        content: the program.
-        ignore: HLO opcodes or custom-call targets to leave out.
-        gpus_per_node: of a program for many devices, which count from 0.
-
-    Raises:
-        InputError: an op that nobody can price, or arithmetic that a compiler has yet to divide
-            among devices; each is named with its line.
-    """
+    """Workload of what `lower_program` made; further arguments and errors as of `from_jax`."""
     if gpus_per_node < 1:
         raise InputError(f"expected one GPU per node or more, got {gpus_per_node}")
     text, name = content["hlo"], content["name"]
@@ -64,12 +63,10 @@ def from_lowered(
     if not any(one.calls for one in kernels):
         raise InputError(f"{name}: no op of it launches a kernel; expected a step")
     graph, rows = _graph(kernels, flow.devices, gpus_per_node)
-    works = [(call.op.work(), call.times) for one in kernels for call in one.calls]
     left_out = fuser.ignored_times.items()
-    return Workload(
-        name=name, graph=graph, calls=tuple(call for call, _ in rows), backend="gpu",
-        flops=float(sum(work.flops * times for work, times in works)),
-        transcendentals=float(sum(work.transcendentals * times for work, times in works)),
+    calls = (call for one in kernels for call in one.calls)
+    return program_workload(
+        name, graph, rows, calls, FRAMEWORK, backend="gpu",
         notes=(
             *dict.fromkeys(flow.notes),
             *(f"ignored {kind}, {times} of them" for kind, times in left_out),
@@ -77,7 +74,6 @@ def from_lowered(
         peak_memory=PeakMemory(
             peak_bytes(kernels, flow, fuser), "arguments, results and what lies between of"
         ),
-        in_step=InStep(tuple(place for _, place in rows), FRAMEWORK, (0.0,) * 4),
     )  # fmt: skip
 
 
@@ -103,9 +99,6 @@ def _check(name: str, flow: Dataflow, fuser: Fuser) -> None:
                 " put the whole step into jax.shard_map, whose parts and messages are in the"
                 " program"
             )
-
-
-Rows = dict[tuple[Call, StepPlace], int]
 
 
 def _graph(kernels: Sequence[Settled], devices: int, gpus_per_node: int) -> tuple[Graph, Rows]:
@@ -150,13 +143,6 @@ def _graph(kernels: Sequence[Settled], devices: int, gpus_per_node: int) -> tupl
     return graph.build(), rows
 
 
-class _Use(NamedTuple):
-    """What one kernel does to memory."""
-
-    reads: frozenset[int]
-    writes: frozenset[int]
-
-
 def peak_bytes(kernels: Sequence[Settled], flow: Dataflow, fuser: Fuser) -> float:
     """The most bytes alive at once."""
     sizes: dict[int, float] = {}
@@ -177,54 +163,37 @@ def peak_bytes(kernels: Sequence[Settled], flow: Dataflow, fuser: Fuser) -> floa
         if free[sizes[one]]:
             free[sizes[one]] -= 1
             placed.add(one)
-    uses = [
-        _Use(
-            frozenset(fuser.owner(x) for x in one.read) - arguments - placed,
-            frozenset(fuser.owner(x) for x in one.written) - arguments - placed,
-        )
-        for one in kernels
-    ]  # fmt: skip
-    return held + _peak(_as_in_program(uses, kernels, flow), sizes, results - arguments - placed)
+    spans = _lives(kernels, flow, fuser)
+    end = len(kernels) - 1
+    return held + most_alive_bytes(
+        (
+            (sizes.get(one, 0.0), first, end if one in results else last)
+            for one, (first, last) in spans.items()
+            if one not in arguments | placed
+        ),
+        len(kernels),
+    )
 
 
-def _as_in_program(
-    uses: Sequence[_Use], kernels: Sequence[Settled], flow: Dataflow
-) -> list[tuple[_Use, frozenset[int]]]:
-    """Each kernel's use, and what nobody reads after it."""
+def _lives(kernels: Sequence[Settled], flow: Dataflow, fuser: Fuser) -> dict[int, tuple[int, int]]:
+    """By storage that kernels write: the first that does, and the last that needs it."""
+    made: dict[int, int] = {}
+    last: dict[int, int] = {}
     ends: dict[int, int] = {}  # of each loop, its last kernel
     for at, one in enumerate(kernels):
         loop = one.node.loop
         while loop:
             ends[loop] = at
             loop = flow.loop_around.get(loop, 0)
-    made_in: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for at, (one, use) in enumerate(zip(kernels, uses, strict=True)):
-        for storage in use.writes:
-            made_in.setdefault(storage, one.node.loop)
+    for at, one in enumerate(kernels):
+        for storage in map(fuser.owner, one.written):
+            made.setdefault(storage, at)
             last[storage] = max(last.get(storage, 0), at)
-        for storage in use.reads:
+        for storage in map(fuser.owner, one.read):
             loop, end = one.node.loop, at
-            while loop and loop != made_in.get(storage, 0):
+            made_in = kernels[made[storage]].node.loop if storage in made else 0
+            while loop and loop != made_in:
                 end = ends[loop]
                 loop = flow.loop_around.get(loop, 0)
             last[storage] = max(last.get(storage, 0), end)
-    dead: dict[int, set[int]] = {}
-    for storage, at in last.items():
-        dead.setdefault(at, set()).add(storage)
-    return [(use, frozenset(dead.get(at, ()))) for at, use in enumerate(uses)]
-
-
-def _peak(
-    order: Sequence[tuple[_Use, frozenset[int]]], sizes: dict[int, float], kept: set[int]
-) -> float:
-    alive, most, now = set[int](), 0.0, 0.0
-    for use, dead in order:
-        for one in use.writes - alive:
-            alive.add(one)
-            now += sizes.get(one, 0.0)
-        most = max(most, now)
-        for one in dead & alive - kept:
-            alive.discard(one)
-            now -= sizes.get(one, 0.0)
-    return most
+    return {storage: (at, last[storage]) for storage, at in made.items()}

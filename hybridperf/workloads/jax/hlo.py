@@ -15,11 +15,13 @@ from collections.abc import Iterator
 
 from hybridperf.io import InputError, shipped_toml
 
+# why a loop has no price
+ENDLESS = "while with an unknown trip count"
 TABLES = shipped_toml(__package__, "hlo.toml")
 _DTYPES, _SIZES = TABLES["dtypes"], TABLES["bytes"]
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([\d,]*)[^}]*\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) (?:\(.*\) -> .* )?\{$")
-NAME = re.compile(r"%([\w.\-~$]+)")
+_NAME = re.compile(r"%([\w.\-~$]+)")
 _PLAIN_NAME = re.compile(r"(?:^|,)\s*(?:/\*.*?\*/)?\s*([\w.\-~$]+)")  # before it is optimised
 
 
@@ -120,6 +122,14 @@ class Module:
             raise InputError(f"{named} names no {' or '.join(attributes)} computation")
         return self.computations[name]
 
+    def branches(self, conditional: Instruction) -> list[Computation]:
+        """The computations that a conditional chooses from."""
+        listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.attributes)
+        if listed:
+            return [self.computations[name] for name in names_in(listed.group(1))]
+        sides = ("true_computation", "false_computation")
+        return [self.called(conditional, side) for side in sides]
+
 
 def parse(text: str) -> Module:
     """Read the text that `compiled.as_text()` or `lowered.as_text("hlo")` prints."""
@@ -180,7 +190,7 @@ def _instruction(line: str) -> Instruction:
 
 def names_in(listed: str) -> tuple[str, ...]:
     """The names that stand in a list; XLA marks them by % where it has optimised the program."""
-    return tuple((NAME if "%" in listed else _PLAIN_NAME).findall(listed))
+    return tuple((_NAME if "%" in listed else _PLAIN_NAME).findall(listed))
 
 
 def _shape(dtype: str, dims: str, layout: str | None) -> Shape:

@@ -46,7 +46,8 @@ def collective_calls(
         per_node: ranks on each node; 0: all on one.
     """
     name = _NAMES[instruction.opcode.removesuffix("-start")]
-    ranks = group_size(instruction) or ranks
+    group = _first_group(instruction)
+    ranks = ranks if group is None else len(group)
     if ranks < 2:
         return []  # a collective of one rank moves nothing
     sizes = [shape.bytes for shape in operands]
@@ -55,25 +56,15 @@ def collective_calls(
     if name == "alltoall" or backend != "cpu":
         sizes = [sum(sizes)]
     words = _CPU_WORDS if backend == "cpu" else ()
-    nodes = nodes_of(instruction, per_node) if per_node else 1
-    return [CollectiveCall(name, float(max(size, 1)), ranks, nodes, words=words) for size in sizes]
-
-
-def nodes_of(instruction: Instruction, per_node: int) -> int:
-    """How many nodes the first group of ranks lies on, with so many ranks on each."""
-    ranks = _first_group(instruction)
-    if ranks is None:  # of a permutation, the pair that lies farthest apart
+    nodes = 1
+    if per_node and group is not None:
+        nodes = len({one // per_node for one in group})
+    elif per_node:  # of a permutation, the pair that lies farthest apart
         text = instruction.attributes.partition("source_target_pairs=")[2]
         pairs = re.findall(r"\{(\d+),(\d+)\}", text)
         lie = ({int(a) // per_node, int(b) // per_node} for a, b in pairs)
-        return max(map(len, lie), default=1)
-    return len({one // per_node for one in ranks})
-
-
-def group_size(instruction: Instruction) -> int | None:
-    """Ranks of a group; None where all take part, or pairs are named."""
-    ranks = _first_group(instruction)
-    return None if ranks is None else len(ranks)
+        nodes = max(map(len, lie), default=1)
+    return [CollectiveCall(name, float(max(size, 1)), ranks, nodes, words=words) for size in sizes]
 
 
 def _first_group(instruction: Instruction) -> list[int] | None:

@@ -107,9 +107,13 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[o
         elements = max(operands(i)[0].elements for i in by_opcode["reduce"])
     elif fused.root.opcode == "dynamic-update-slice":  # in place: only the slice is written
         elements = float(operands(fused.root)[1].elements)
+    # maximum or minimum: several instructions, for NaN
+    reductions = (*by_opcode.get("reduce", ()), *by_opcode.get("reduce-window", ()))
+    roots = (costs.module.called(i, "to_apply").root.opcode for i in reductions)
+    compared = any(opcode in ("maximum", "minimum", "select") for opcode in roots)
     columns = {
-        "strided_reads": float(reads), "strided_bytes": float(span),
-        "compared": float(_compares(costs, fused)), **loop_shape(fused),
+        "strided_reads": float(reads), "strided_bytes": float(span), "compared": float(compared),
+        **loop_shape(fused),
     }  # fmt: skip
     written = bytes_written(fused)
     return [_fused(dtype, elements, count, read, written, loop=loop, **columns)]
@@ -265,13 +269,6 @@ def _fused(
         transcendentals=float(count.transcendentals), bytes_read=float(read),
         bytes_written=float(max(written, 1)), **more,
     )  # fmt: skip
-
-
-def _compares(costs: Costs, fused: Computation) -> bool:
-    """Whether a fusion's reduction is a maximum or minimum: several instructions, for NaN."""
-    reductions = (i for i in fused.instructions if i.opcode in ("reduce", "reduce-window"))
-    roots = (costs.module.called(i, "to_apply").root.opcode for i in reductions)
-    return any(opcode in ("maximum", "minimum", "select") for opcode in roots)
 
 
 def _is_running(window: Instruction, source: Shape) -> bool:

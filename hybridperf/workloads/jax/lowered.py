@@ -80,9 +80,11 @@ def sentences(device: str) -> Iterator[None]:
         ) from error
     except (NotImplementedError, ValueError) as error:
         if "not evenly divisible" in str(error):
+            found = re.search(r"which maps (array axis .*? evenly divide \d+)", str(error))
+            size = found.group(1) if found else str(error).splitlines()[0]  # in JAX's own words
             raise InputError(
-                f"{_where(error)}: the mesh does not divide an argument"
-                f" ({_undivided(str(error))}); expected sizes that are multiples of its axes"
+                f"{_where(error)}: the mesh does not divide an argument ({size}); expected sizes"
+                " that are multiples of its axes"
             ) from error
         if isinstance(error, ValueError) and "lowering platform" not in str(error):
             raise
@@ -98,12 +100,6 @@ def _where(error: BaseException) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or ["not implemented"])[0].rstrip(".")
-
-
-def _undivided(text: str) -> str:
-    """Which size, in JAX's own words."""
-    found = re.search(r"which maps (array axis .*? evenly divide \d+)", text)
-    return found.group(1) if found else text.splitlines()[0]
 
 
 @contextlib.contextmanager

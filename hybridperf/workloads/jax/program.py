@@ -31,7 +31,7 @@ from hybridperf.model.calls import Call as Row
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Allocation, Call, Gather, LoopTrip, OpCall, ScatterAdd
 from hybridperf.workloads.jax import hlo_collectives, hlo_ops
-from hybridperf.workloads.jax.hlo import NAME, TABLES, Computation, Instruction, Module, parse
+from hybridperf.workloads.jax.hlo import ENDLESS, TABLES, Computation, Instruction, Module, parse
 from hybridperf.workloads.jax.hlo_cost import KNOWN, Costs, Count
 from hybridperf.workloads.jax.lowered import jitted, lower_program, sentences
 from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, rounded, with_reuse
@@ -45,7 +45,6 @@ PROGRAM_SCHEMA_VERSION = 1
 _FREE = frozenset(TABLES["of_opcodes"]["free"])
 # XLA's CPU backend compiles the loops of such a call into one kernel
 _SMALL_CALL = 'xla_cpu_small_call="true"'
-_ENDLESS = "while with an unknown trip count"
 
 
 def from_jax(
@@ -236,7 +235,11 @@ class _HloReader:
                 steps += self._while(instruction, times)
             elif opcode == "call":
                 called = self.read(self.module.called(instruction, "to_apply"), times)
-                steps += _as_one_kernel(called) if _SMALL_CALL in instruction.attributes else called
+                if _SMALL_CALL in instruction.attributes:
+                    # compiled whole: a loop in it is a jump, and nothing is launched
+                    own = (step for step in called if not isinstance(step.op, LoopTrip))
+                    called = [dataclasses.replace(step, inlined=True) for step in own]
+                steps += called
             elif opcode == "conditional":
                 steps += self._conditional(instruction, times)
             elif opcode in hlo_collectives.OPCODES:
@@ -261,11 +264,11 @@ class _HloReader:
 
     def _while(self, instruction: Instruction, times: float) -> list[HloStep]:
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', instruction.attributes)
-        if not found and _ENDLESS in self.ignore:
-            self.notes.append(f"ignored {_ENDLESS} ({instruction.name})")
+        if not found and ENDLESS in self.ignore:
+            self.notes.append(f"ignored {ENDLESS} ({instruction.name})")
             return []
         if not found:
-            self.unknown.setdefault(_ENDLESS, instruction.name)
+            self.unknown.setdefault(ENDLESS, instruction.name)
             return []
         per_loop = int(found.group(1))
         trips = times * per_loop
@@ -279,16 +282,9 @@ class _HloReader:
         return [HloStep(instruction.name, LoopTrip("int32", trips=float(per_loop)), times), *inside]
 
     def _conditional(self, instruction: Instruction, times: float) -> list[HloStep]:
-        listed = re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes)
-        if listed:
-            names = NAME.findall(listed.group(1))
-            computations = [self.module.computations[name] for name in names]
-        else:
-            sides = ("true_computation", "false_computation")
-            computations = [self.module.called(instruction, side) for side in sides]
         before = self.count
         branches = []
-        for computation in computations:
+        for computation in self.module.branches(instruction):
             self.count = Count()
             branch = self.read(computation, times)
             moved = sum(
@@ -378,9 +374,3 @@ class _HloReader:
                 return f"{source.name}{instruction.word('index')}"
             instruction = source
         return self.views.get(instruction.name, instruction.name)
-
-
-def _as_one_kernel(steps: list[HloStep]) -> list[HloStep]:
-    """Steps whose caller is compiled whole: a loop in it is a jump, and nothing is launched."""
-    own = (step for step in steps if not isinstance(step.op, LoopTrip))
-    return [dataclasses.replace(step, inlined=True) for step in own]

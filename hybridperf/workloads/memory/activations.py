@@ -89,19 +89,22 @@ class LayerActivations(NamedTuple):
     def kept(self, recompute: Array, knobs: MemoryKnobs) -> Array:
         """Bytes from forward to backward under a recompute code."""
         xp = array_module(*self, recompute, *vars(knobs).values())
-        scores = knobs.scores * self.scores
+        others, scores = self._stored(knobs)
         if self.recomputable:
             scores = xp.where(recompute == SELECTIVE, 0.0, scores)
-        stored = knobs.hidden * (self.hidden + self.heads) + knobs.ffn * self.ffn + scores
-        return xp.where(recompute == FULL, self.input, stored)
+        return xp.where(recompute == FULL, self.input, others + scores)
 
     def recomputed(self, recompute: Array, knobs: MemoryKnobs) -> Array:
         """Bytes that are back while one layer is computed again."""
         xp = array_module(*self, recompute, *vars(knobs).values())
-        scores = knobs.scores * self.scores
+        others, scores = self._stored(knobs)
         selective = xp.where(recompute == SELECTIVE, scores, 0.0) if self.recomputable else 0.0
-        everything = knobs.hidden * (self.hidden + self.heads) + knobs.ffn * self.ffn + scores
-        return xp.where(recompute == FULL, everything, selective)
+        return xp.where(recompute == FULL, others + scores, selective)
+
+    def _stored(self, knobs: MemoryKnobs) -> tuple[Array, Array]:
+        """(all but attention's scores, the scores)."""
+        others = knobs.hidden * (self.hidden + self.heads) + knobs.ffn * self.ffn
+        return others, knobs.scores * self.scores
 
 
 def layer_activations(

@@ -16,7 +16,7 @@ the units before it leave idle.
 from __future__ import annotations
 
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.schedules.one_way import both_ways
+from hybridperf.workloads.schedules.one_way import Orders, both_ways
 from hybridperf.workloads.schedules.order import (
     BOTH_WAYS,
     Need,
@@ -27,17 +27,15 @@ from hybridperf.workloads.schedules.order import (
 )
 
 DOWN, UP = 0, 1
-Queue = tuple[Task, ...]
 
 
-def chimera(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
+def chimera(workers: int, micro_batches: int, chunks: int = 1) -> Orders:
     """Both pipes interleaved."""
-    empty = Schedule("chimera", workers, micro_batches, ((),) * workers, pipes=2)
     queues = [_queues(worker, workers, micro_batches) for worker in range(workers)]
-    return Schedule("chimera", workers, micro_batches, _merged(empty, queues), pipes=2)
+    return _merged(Schedule(CHIMERA, workers, micro_batches, ()), queues)
 
 
-def _queues(worker: int, workers: int, micro_batches: int) -> list[Queue]:
+def _queues(worker: int, workers: int, micro_batches: int) -> Orders:
     """A worker's tasks, one queue per pipe of the first unit, of the second, and so on."""
     queues = []
     for first in range(0, micro_batches, workers):
@@ -48,16 +46,16 @@ def _queues(worker: int, workers: int, micro_batches: int) -> list[Queue]:
     return queues
 
 
-def _merged(schedule: Schedule, queues: list[list[Queue]]) -> tuple[Queue, ...]:
+def _merged(schedule: Schedule, queues: list[Orders]) -> Orders:
     """The greedy list schedule, slot by slot: of the earliest unit the deepest ready stage."""
     done: set[Task] = set()
     at = [[0] * len(mine) for mine in queues]
-    orders: list[list[Task]] = [[] for _ in queues]
+    orders: Orders = [[] for _ in queues]
     while any(len(order) < sum(map(len, mine)) for order, mine in zip(orders, queues, strict=True)):
         taken = []
         for worker, mine in enumerate(queues):
             ready = [
-                (i // schedule.pipes, -queue[n].stage, i)
+                (i // CHIMERA.pipes, -queue[n].stage, i)
                 for i, (queue, n) in enumerate(zip(mine, at[worker], strict=True))
                 if n < len(queue) and done.issuperset(schedule.needs(queue[n]))
             ]
@@ -68,7 +66,7 @@ def _merged(schedule: Schedule, queues: list[list[Queue]]) -> tuple[Queue, ...]:
             done.add(task)
             orders[worker].append(task)
             at[worker][i] += 1
-    return tuple(map(tuple, orders))
+    return orders
 
 
 def _chimera_s(d: Array, m: Array, v: Array, seconds: StageSeconds) -> Array:

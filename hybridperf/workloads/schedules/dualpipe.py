@@ -23,9 +23,7 @@ Every worker keeps activations of 2 h + 1 stages, the paper's p + 1.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from typing import Any
 
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.schedules.order import (
@@ -34,16 +32,16 @@ from hybridperf.workloads.schedules.order import (
     FORWARD,
     WEIGHT,
     Need,
-    Schedule,
     ScheduleKind,
     StageSeconds,
     Task,
 )
 
+Blocks = list[list[tuple[Task, ...]]]  # of each worker
 Pass = tuple[str, int]  # a kind of task and which of a worker's two chunks it is of
 
 
-def dualpipe(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
+def dualpipe(workers: int, micro_batches: int, chunks: int = 1) -> Blocks:
     """Two pipes: a worker's first chunk is of the pipe that begins on its side."""
     half, each = workers // 2, micro_batches // 2
     placed = []
@@ -52,28 +50,16 @@ def dualpipe(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
         # the second pipe's micro-batches count on
         stages = (near, pipe, pipe * each), (workers - 1 - near, 1 - pipe, (1 - pipe) * each)
         placed.append(_placed(_blocks(near, half, each), stages))
-    return _scheduled("dualpipe", workers, micro_batches, placed, pipes=2)
+    return placed
 
 
-def dualpipe_v(workers: int, micro_batches: int, chunks: int = 2) -> Schedule:
+def dualpipe_v(workers: int, micro_batches: int, chunks: int = 2) -> Blocks:
     """One pipe, folded."""
     placed = []
     for worker in range(workers):
         stages = (worker, 0, 0), (2 * workers - 1 - worker, 0, 0)
         placed.append(_placed(_blocks(worker, workers, micro_batches), stages))
-    return _scheduled("dualpipe_v", workers, micro_batches, placed, chunks=2, folded=True)
-
-
-def _scheduled(
-    name: str, workers: int, micro_batches: int, placed: list[list[tuple[Task, ...]]],
-    **options: Any,
-) -> Schedule:  # fmt: skip
-    orders = tuple(tuple(itertools.chain.from_iterable(blocks)) for blocks in placed)
-    blocks = itertools.chain.from_iterable(placed)
-    joint = {task: block for block in blocks if len(block) > 1 for task in block}
-    return Schedule(
-        name, workers, micro_batches, orders, splits_backward=True, joint=joint, **options
-    )
+    return placed
 
 
 def _blocks(worker: int, half: int, each: int) -> list[tuple[Pass, ...]]:

@@ -50,7 +50,7 @@ def schedule(name: str, workers: int, micro_batches: int, chunks: int | None = N
             " the one with any number"
         )
     _check_needs(kind, workers, micro_batches)
-    return kind.order(workers, micro_batches, chunks)
+    return kind.schedule(workers, micro_batches, chunks)
 
 
 def closed_form_s(

@@ -24,28 +24,27 @@ from hybridperf.workloads.schedules.order import (
     FORWARD,
     WEIGHT,
     Need,
-    Schedule,
     ScheduleKind,
     StageSeconds,
     Task,
 )
 
+Orders = list[list[Task]]  # of each worker
 
-def gpipe(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
+
+def gpipe(workers: int, micro_batches: int, chunks: int = 1) -> Orders:
     """All forwards, then all backwards."""
     batches = range(micro_batches)
-    orders = [both_ways(worker, batches, micro_batches) for worker in range(workers)]
-    return Schedule("gpipe", workers, micro_batches, tuple(orders))
+    return [both_ways(worker, batches, micro_batches) for worker in range(workers)]
 
 
-def one_forward_one_backward(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
+def one_forward_one_backward(workers: int, micro_batches: int, chunks: int = 1) -> Orders:
     """1F1B."""
     batches = range(micro_batches)
-    orders = [both_ways(worker, batches, workers - worker) for worker in range(workers)]
-    return Schedule("1f1b", workers, micro_batches, tuple(orders))
+    return [both_ways(worker, batches, workers - worker) for worker in range(workers)]
 
 
-def interleaved(workers: int, micro_batches: int, chunks: int) -> Schedule:
+def interleaved(workers: int, micro_batches: int, chunks: int) -> Orders:
     """1F1B over chunks: p micro-batches go through a worker's first chunk, then its second, ..."""
     turns = [
         (chunk, group * workers + m)
@@ -62,10 +61,10 @@ def interleaved(workers: int, micro_batches: int, chunks: int) -> Schedule:
         # through all chunks but the last before
         ahead = 2 * (workers - 1 - worker) + (chunks - 1) * workers + 1
         orders.append(alternated(forwards, backwards, ahead if chunks > 1 else workers - worker))
-    return Schedule("interleaved", workers, micro_batches, tuple(orders), chunks=chunks)
+    return orders
 
 
-def zero_bubble(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
+def zero_bubble(workers: int, micro_batches: int, chunks: int = 1) -> Orders:
     """ZB-H1: worker w puts off the weights' gradients by w micro-batches."""
     orders = []
     for worker in range(workers):
@@ -78,26 +77,24 @@ def zero_bubble(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
             if m + ahead < micro_batches:
                 order.append(Task(FORWARD, m + ahead, worker))
         put_off = range(max(0, micro_batches - worker), micro_batches)
-        orders.append((*order, *(Task(WEIGHT, m, worker) for m in put_off)))
-    return Schedule("zero_bubble", workers, micro_batches, tuple(orders), splits_backward=True)
+        orders.append([*order, *(Task(WEIGHT, m, worker) for m in put_off)])
+    return orders
 
 
-def both_ways(
-    stage: int, micro_batches: Sequence[int], ahead: int, pipe: int = 0
-) -> tuple[Task, ...]:
+def both_ways(stage: int, micro_batches: Sequence[int], ahead: int, pipe: int = 0) -> list[Task]:
     """A stage's forwards and backwards, `alternated`."""
     forwards = [Task(FORWARD, m, stage, pipe) for m in micro_batches]
     return alternated(forwards, [task._replace(kind=BACKWARD) for task in forwards], ahead)
 
 
-def alternated(forwards: list[Task], backwards: list[Task], ahead: int) -> tuple[Task, ...]:
+def alternated(forwards: list[Task], backwards: list[Task], ahead: int) -> list[Task]:
     """`ahead` forwards, then a backward and a forward in turn, then what backwards are left."""
     ahead = min(ahead, len(forwards))
-    order = list(forwards[:ahead])
+    order = forwards[:ahead]
     for at, backward in enumerate(backwards):
         order.append(backward)
         order += forwards[at + ahead : at + ahead + 1]
-    return tuple(order)
+    return order
 
 
 # seconds and activations

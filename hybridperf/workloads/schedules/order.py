@@ -29,8 +29,9 @@ that makes the weights' gradients. All formulas take NumPy columns and numbers t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array
@@ -62,14 +63,11 @@ class TaskTime(NamedTuple):
 class Schedule:
     """Ordered tasks per worker."""
 
-    name: str
+    kind: ScheduleKind
     workers: int
     micro_batches: int
-    orders: tuple[tuple[Task, ...], ...]  # [workers]
+    orders: Sequence[Sequence[Task]]  # [workers]
     chunks: int = 1  # stages per worker and pipe
-    pipes: int = 1  # 2: a second one runs from the last worker to the first
-    splits_backward: bool = False  # B leaves the weights' gradients to W
-    folded: bool = False  # chunks go down the workers and up again
     joint: Mapping[Task, tuple[Task, ...]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -80,17 +78,17 @@ class Schedule:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of tasks that it has."""
-        return (FORWARD, BACKWARD, WEIGHT) if self.splits_backward else (FORWARD, BACKWARD)
+        return (FORWARD, BACKWARD, WEIGHT) if self.kind.splits_backward else (FORWARD, BACKWARD)
 
     def worker_of(self, task: Task) -> int:
         """The worker that holds the task's stage."""
         turn, place = divmod(task.stage, self.workers)
-        return self.workers - 1 - place if task.pipe or (self.folded and turn) else place
+        return self.workers - 1 - place if task.pipe or (self.kind.folded and turn) else place
 
     def stages_of(self, worker: int) -> tuple[int, ...]:
         """Stages that a worker holds, those of its second pipe behind those of its first."""
-        firsts = (worker, self.workers - 1 - worker)[: self.pipes]
-        if self.folded:
+        firsts = (worker, self.workers - 1 - worker)[: self.kind.pipes]
+        if self.kind.folded:
             return (worker, self.stages - 1 - worker)
         return tuple(first + at * self.workers for first in firsts for at in range(self.chunks))
 
@@ -138,7 +136,7 @@ class Schedule:
         for worker, task in waiting:
             missing = next(each for each in self.needs(task) if each not in done)
             waits = f"worker {worker} waits before {task} for {missing}; mend the orders"
-            raise InputError(f"schedule {self.name!r} never ends: {waits}")
+            raise InputError(f"schedule {self.kind.name!r} never ends: {waits}")
         return done
 
     def issue_order(self) -> list[Task]:
@@ -192,7 +190,8 @@ class ScheduleKind(NamedTuple):
     """A schedule's order, closed form, activations and limits."""
 
     name: str
-    order: Callable[[int, int, int], Schedule]  # (p, m, v)
+    # (p, m, v): tasks of each worker; of one with passes beside each other blocks of them
+    order: Callable[[int, int, int], list[list[Any]]]
     step_s: Callable[[Array, Array, Array, StageSeconds], Array]  # (p, m, v, seconds)
     in_flight: Callable[[Array, Array, Array, Array], Array]  # (worker, p, m, v)
     prices_sends: bool = False  # whether `step_s` knows what transfers add
@@ -205,3 +204,13 @@ class ScheduleKind(NamedTuple):
     # single worker accumulates gradients instead, a backward after each forward
     forwards_first: bool = False
     needs: tuple[Need, ...] = ()
+
+    def schedule(self, workers: int, micro_batches: int, chunks: int) -> Schedule:
+        """The order of tasks for some sizes."""
+        orders = self.order(workers, micro_batches, chunks)
+        joint: dict[Task, tuple[Task, ...]] = {}
+        if self.in_pairs:
+            blocks = itertools.chain.from_iterable(orders)
+            joint = {task: block for block in blocks if len(block) > 1 for task in block}
+            orders = [list(itertools.chain.from_iterable(mine)) for mine in orders]
+        return Schedule(self, workers, micro_batches, orders, chunks, joint)

@@ -23,12 +23,12 @@ from __future__ import annotations
 import functools
 
 from hybridperf.io.namespace import Array, array_module
+from hybridperf.workloads.schedules.one_way import Orders
 from hybridperf.workloads.schedules.order import (
     BACKWARD,
     FORWARD,
     WEIGHT,
     Need,
-    Schedule,
     ScheduleKind,
     StageSeconds,
     Task,
@@ -37,7 +37,7 @@ from hybridperf.workloads.schedules.order import (
 CHUNKS = 2
 
 
-def zb_v(workers: int, micro_batches: int, chunks: int = CHUNKS) -> Schedule:
+def zb_v(workers: int, micro_batches: int, chunks: int = CHUNKS) -> Orders:
     """Each worker's order: numbers of its chunks' passes count up."""
     orders = []
     for worker in range(workers):
@@ -47,11 +47,8 @@ def zb_v(workers: int, micro_batches: int, chunks: int = CHUNKS) -> Schedule:
         for kind, chunk in _passes(worker, workers, micro_batches):
             number = numbers[kind, chunk] = numbers.get((kind, chunk), -1) + 1
             order.append(Task(kind, number, stages[chunk]))
-        orders.append(tuple(order))
-    return Schedule(
-        "zb_v", workers, micro_batches, tuple(orders), chunks=CHUNKS, splits_backward=True,
-        folded=True,
-    )  # fmt: skip
+        orders.append(order)
+    return orders
 
 
 def _passes(worker: int, workers: int, micro_batches: int) -> list[tuple[str, int]]:

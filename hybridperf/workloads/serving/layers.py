@@ -69,12 +69,13 @@ class ServedCalls:
     def products(self, tokens: float) -> Iterator[Kernel]:
         """Of `tokens` on each attention rank; of a pipeline, split over its stages."""
         tokens = tokens / self.served.pp if tokens > self.served.pp else 1.0
-        h = self.shape.hidden
         for kind in self.shape.layer_kinds:
             for call in self._layer(kind, tokens):
                 yield Kernel(call, kind.count)
-        for call in self._between_stages(tokens * h * _WIDE):
-            yield Kernel(call, self.served.pp - 1)
+        if self.served.pp > 1:
+            nodes = 2 if self.served.gpus > self.per_node else 1
+            size = float(tokens * self.shape.hidden * _WIDE)
+            yield Kernel(CollectiveCall("sendrecv", size, 2, nodes), self.served.pp - 1)
 
     def decode(self, sequences: float, keys: float) -> Iterator[Kernel]:
         """Of each attention rank's sequences, `keys` of each in the cache."""
@@ -230,9 +231,8 @@ class ServedCalls:
     def _latent(
         self, sequences: float, keys: float, heads: float, cached: float, valued: float
     ) -> Call:
-        kept = self._kept()
-        op = LatentAttention("bf16", sequences, keys, heads, cached, cached, valued, kept)
-        return OpCall(op)
+        sizes = (sequences, keys, heads, cached, cached, valued)
+        return OpCall(LatentAttention("bf16", *sizes, self._kept()))
 
     def _prompts(
         self, kind: LayerKind, batch: float, queries: float, keys: float
@@ -304,11 +304,6 @@ class ServedCalls:
         # their own kernels read each other's memory: between nodes NCCL's run
         words = (("lib", library),) if library and nodes == 1 else ()
         return CollectiveCall(collective, float(size), ranks, nodes, words=words)
-
-    def _between_stages(self, size: float) -> Iterator[Call]:
-        if self.served.pp > 1:
-            apart = self.served.gpus > self.per_node
-            yield CollectiveCall("sendrecv", float(size), 2, 2 if apart else 1)
 
 
 def _loop(name: str, rows: float, cols: float) -> Op:

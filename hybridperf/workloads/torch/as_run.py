@@ -43,7 +43,7 @@ from hybridperf.ops import (
     Softmax,
 )
 from hybridperf.workloads.fusion import Kernel, Piece, as_one, joined, readers_of
-from hybridperf.workloads.own import role_of
+from hybridperf.workloads.in_program import role_of
 from hybridperf.workloads.torch.calls import Tensor, TorchCall
 from hybridperf.workloads.torch.loops import loop
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp

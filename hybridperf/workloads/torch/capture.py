@@ -49,21 +49,10 @@ def capture(
     fn: Callable, args: Sequence[Any], *, kwargs: Mapping[str, Any] | None = None,
     optimizer: Any = None, train: bool = True, name: str | None = None, backend: str = "gpu",
 ) -> Captured:  # fmt: skip
-    """Run a step of a program on tensors without memory.
+    """Run a step of a program on tensors without memory; arguments as `from_torch` has them.
 
-    Args:
-        fn: a module, or a function; what it closes over is replaced as `args` are.
-        args: what it takes: tensors (real ones are not touched, their numbers not read), or trees
-            of them.
-        kwargs: what it takes by name, alike.
-        optimizer: one of the module's parameters, or its class; None: gradients are not used.
-        train: whether gradients are computed, of the loss that `fn` returns, unless `fn` has done
-            so itself.
-        name: of the step; None: that of `fn`.
-        backend: kind of device that it is for, "gpu" or "cpu".
-
-    Raises:
-        InputError: PyTorch is not installed, or what the program does next depends on numbers.
+    What `fn` closes over is replaced as `args` are; real tensors are not touched, their numbers not
+    read. Gradients are those of the loss that `fn` returns, unless it has taken them itself.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(as_made(fn, args, kwargs))
@@ -105,15 +94,8 @@ def run_step(
     fn: Callable, args: Sequence[Any], updates: Any = None, train: bool = True,
     notes: list[str] | None = None, kwargs: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """One step, on tensors of either kind: forward, and where there is a loss backward and update.
-
-    Args:
-        fn: a module, or a function.
-        args: what it takes.
-        updates: the optimizer; None: none.
-        train: whether gradients are taken.
-        notes: takes what was assumed.
-        kwargs: what it takes by name.
+    """One step, on tensors of either kind: forward, and where there is a loss backward and update
+    by `updates`; `notes` takes what was assumed.
     """
     import torch
 
@@ -190,12 +172,13 @@ def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
 
     if optimizer is None:
         return None
-    of_class = not isinstance(optimizer, type) or issubclass(optimizer, torch.optim.Optimizer)
-    if not (isinstance(optimizer, torch.optim.Optimizer) or (callable(optimizer) and of_class)):
-        raise InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
+    wrong = InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
     if isinstance(optimizer, torch.optim.Optimizer):
-        made = fakes.of(optimizer)
-    elif isinstance(fn, torch.nn.Module):
+        return fakes.of(optimizer)
+    another = isinstance(optimizer, type) and not issubclass(optimizer, torch.optim.Optimizer)
+    if another or not callable(optimizer):
+        raise wrong
+    if isinstance(fn, torch.nn.Module):
         made = optimizer([one for one in fn.parameters() if one.requires_grad])
     else:
         raise InputError(
@@ -204,5 +187,5 @@ def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
             " the module"
         )
     if not isinstance(made, torch.optim.Optimizer):
-        raise InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
+        raise wrong
     return made

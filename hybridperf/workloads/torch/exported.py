@@ -24,6 +24,7 @@ from typing import Any
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import FLOAT_DTYPES
 from hybridperf.io import InputError
+from hybridperf.workloads.in_program import most_alive_bytes
 from hybridperf.workloads.own import is_foreign
 from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
 from hybridperf.workloads.torch.capture import Captured
@@ -81,7 +82,9 @@ def exported(path: str | os.PathLike, *, name: str | None = None) -> Captured:
     signature = program.graph_module.signature
     graph = program.graph_module.graph
     reader = _Reader(graph, str(path))
-    losses = [at for at, one in enumerate(signature.output_specs) if one.loss_output is not None]
+    losses = [
+        at for at, one in enumerate(signature.output_specs) if one.get("loss_output") is not None
+    ]
     loss = None
     if losses and losses[0] < len(graph.outputs) and (held := graph.outputs[losses[0]].as_tensor):
         loss = held.name
@@ -302,18 +305,12 @@ def _memory(
     ops: tuple[CapturedOp, ...], inputs: list[Tensor], results: list[Tensor]
 ) -> tuple[float, float]:
     """(most bytes alive at once, those of weights and inputs)."""
+    steps = max(len(ops), 1)
+    spans = {one.storage: (block_bytes(one.bytes), 0, steps - 1) for one in inputs}
+    kept_bytes = sum(size for size, *_ in spans.values())
     kept = {one.storage for one in (*inputs, *results)}
-    last = {
-        one.storage: at for at, op in enumerate(ops) for one in (*op.call.read, *op.call.written)
-    }
-    sizes = {one.storage: block_bytes(one.bytes) for one in inputs}
-    alive = peak = kept_bytes = sum(sizes.values())
     for at, op in enumerate(ops):
-        touched = {one.storage: one for one in (*op.call.read, *op.call.written)}
-        for storage, one in touched.items():
-            if storage not in sizes:
-                sizes[storage] = block_bytes(one.bytes)
-                alive += sizes[storage]
-        peak = max(peak, alive)
-        alive -= sum(sizes[one] for one in touched if last[one] == at and one not in kept)
-    return peak, kept_bytes
+        for one in {one.storage: one for one in (*op.call.read, *op.call.written)}.values():
+            size, first, _ = spans.get(one.storage, (block_bytes(one.bytes), at, at))
+            spans[one.storage] = size, first, steps - 1 if one.storage in kept else at
+    return most_alive_bytes(spans.values(), steps), kept_bytes

@@ -9,20 +9,11 @@ pass. Batch norm reads its input twice where it takes the batch's statistics
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
-from hybridperf.ops import (
-    BatchedGemm,
-    Copy,
-    Fused,
-    Gemm,
-    OpCall,
-    Reduction,
-    ScatterAdd,
-    Sort,
-    Transpose,
-)
+import hybridperf.ops as ops
 from hybridperf.workloads.torch.calls import NAMES, Tensor, TorchCall, flat, needs
 from hybridperf.workloads.torch.loops import (
     LAYER_NORM_BACKWARD_FLOPS,
@@ -35,7 +26,7 @@ from hybridperf.workloads.torch.loops import (
     reduction,
 )
 from hybridperf.workloads.torch.ops import RULES, kernels
-from hybridperf.workloads.torch.products import recurrent_on_cpu
+from hybridperf.workloads.torch.products import recurrent
 from hybridperf.workloads.torch.tables import added_rows, sorted_keys
 
 # flops per element; those that also say where they found it are not vectorised
@@ -46,7 +37,7 @@ _NORM_FLOPS, _SCALE_FLOPS = 7, 2
 _ROOTS = ("sqrt", "rsqrt", "pow")
 
 
-def kernels_on_cpu(call: TorchCall) -> tuple[OpCall, ...] | None:
+def kernels_on_cpu(call: TorchCall) -> tuple[ops.OpCall, ...] | None:
     """As `ops.kernels`, on a CPU."""
     return kernels(call, _RULES)
 
@@ -55,7 +46,7 @@ def _product(call: TorchCall) -> Ops:
     """Operands as they are stored."""
     (op,), first = RULES[call.kind](call), int("add" in call.kind)
     a, b = call.tensor(first), call.tensor(first + 1)
-    if not (isinstance(op, Gemm | BatchedGemm) and a and b):
+    if not (isinstance(op, ops.Gemm | ops.BatchedGemm) and a and b):
         return (op,)
     return (replace(op, transposed_a=float(a.transposed), transposed_b=float(b.transposed)),)
 
@@ -64,7 +55,10 @@ def _without(kind: type) -> Rule:
     """A rule without what a CPU does not do apart."""
 
     def rule(call: TorchCall) -> Ops:
-        found = [one if isinstance(one, OpCall) else OpCall(one) for one in RULES[call.kind](call)]
+        found = [
+            one if isinstance(one, ops.OpCall) else ops.OpCall(one)
+            for one in RULES[call.kind](call)
+        ]
         return tuple(one for one in found if not isinstance(one.op, kind))
 
     return rule
@@ -89,15 +83,15 @@ def _put(call: TorchCall) -> Ops:
     rows = max((one.elements for one in index), default=0)
     cols = math.prod(table.shape[len(index) :])
     if not (rows and cols) or rows * cols != source.elements:
-        return _without(Sort)(call)
-    return (ScatterAdd(table.dtype, float(rows), float(cols), table.elements / cols),)
+        return _without(ops.Sort)(call)
+    return (ops.ScatterAdd(table.dtype, float(rows), float(cols), table.elements / cols),)
 
 
 def _reduction(call: TorchCall) -> Ops:
     """A loop over what is summed."""
     found = reduction(call)
     (x,), op = call.single(0), found[0]
-    if not isinstance(op, Reduction) or not x.shape:
+    if not isinstance(op, ops.Reduction) or not x.shape:
         return found
     kind, n = call.kind, float(x.elements)
     placed = len(call.written) == 2 and kind in ("max", "min")
@@ -106,7 +100,7 @@ def _reduction(call: TorchCall) -> Ops:
     along = dimensions(call.value(1), len(x.shape))
     inner = along is None or not along or len(x.shape) - 1 in along or op.rows == 1
     written = sum(one.bytes for one in call.written) or op.rows * x.bytes / n
-    made = Fused(
+    made = ops.Fused(
         x.dtype, elements=n, flops=flops * n, transcendentals=0.0, bytes_read=x.bytes,
         bytes_written=written, inner=1.0 if inner else float(x.shape[-1]), summed=n / op.rows,
         summed_inner=float(inner), compared=float(kind in _LARGEST), loop="reduction",
@@ -125,7 +119,7 @@ def _elementwise(call: TorchCall) -> Ops:
     across = sum(one.elements for one in call.read if _turned(one, made))
     if not across:
         return found
-    work = found[0].op.work() if isinstance(found[0], OpCall) else found[0].work()
+    work = found[0].op.work() if isinstance(found[0], ops.OpCall) else found[0].work()
     return loop(
         made, sum(one.bytes for one in call.read), work.flops / made.elements,
         work.transcendentals / made.elements, strided_reads=float(across),
@@ -141,9 +135,9 @@ def _copied(call: TorchCall) -> Ops:
     if to is None or source is None or not _turned(source, to) or len(found) != 1:
         return found
     rows, cols = to.shape[-2:]
-    if not isinstance(found[0], Copy):
+    if not isinstance(found[0], ops.Copy):
         return found
-    return (Transpose(to.dtype, float(rows), float(cols), float(math.prod(to.shape[:-2]))),)
+    return (ops.Transpose(to.dtype, float(rows), float(cols), float(math.prod(to.shape[:-2]))),)
 
 
 def _layer_norm_gradient(call: TorchCall) -> Ops:
@@ -166,9 +160,11 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("index_put", "_index_put_impl"), _put),
     **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     "_local_scalar_dense": lambda call: (),  # a number is at hand
-    "convolution_backward": _without(Reduction),
+    "convolution_backward": _without(ops.Reduction),
     "embedding_dense_backward": _table_gradient,
     **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _bags_gradient),
     "native_layer_norm_backward": _layer_norm_gradient,
-    **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), recurrent_on_cpu),
+    **dict.fromkeys(
+        ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), functools.partial(recurrent, formats={})
+    ),
 }

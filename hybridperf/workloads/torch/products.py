@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hybridperf.ops import BatchedGemm, Convolution, Fused, Gemm, OpCall, Reduction, attention_of
@@ -139,21 +140,15 @@ def grouped(call: TorchCall) -> Ops:
     return (BatchedGemm(a.dtype, float(groups), max(rows, 1.0), float(n), max(float(k), 1.0)),)
 
 
-def recurrent(call: TorchCall) -> Ops:
+def recurrent(
+    call: TorchCall, formats: Mapping[str, str] = MappingProxyType({"fp32": "tf32"})
+) -> Ops:
     """A layer of an LSTM or GRU: all inputs' products at once, then a product and a loop per token.
 
     Its gradient has two products for each, weights' gradients over all tokens at once. Products of
-    single precision are TF32's: `torch.backends.cudnn.allow_tf32` is true unless told otherwise.
+    single precision are TF32's on GPUs: `torch.backends.cudnn.allow_tf32` is true unless told
+    otherwise.
     """
-    return _recurrent(call, {"fp32": "tf32"})
-
-
-def recurrent_on_cpu(call: TorchCall) -> Ops:
-    """The same in full precision."""
-    return _recurrent(call, {})
-
-
-def _recurrent(call: TorchCall, formats: Mapping[str, str]) -> Ops:
     x, into, own = call.single(0, 1, 2)
     dtype = formats.get(x.dtype, x.dtype)
     needs(len(x.shape) == 3 and len(into.shape) == len(own.shape) == 2)

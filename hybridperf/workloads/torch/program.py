@@ -26,13 +26,20 @@ from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.io import InputError, unknown
-from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds, InStep, StepPlace
+from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds, StepPlace
 from hybridperf.ops import Allocation, Convolution, EagerOp, Gather, OpCall
 from hybridperf.ops.attention import Attention
 from hybridperf.ops.operand_order import image_kernel
+from hybridperf.workloads.in_program import (
+    MESSAGE_LAUNCH,
+    Rows,
+    program_workload,
+    refuse_unpriced,
+    role_of,
+)
 from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES
 from hybridperf.workloads.jax.reuse import HloStep, Touch, rounded, with_reuse
-from hybridperf.workloads.own import MESSAGE_LAUNCH, labelled, refuse_unpriced, role_of
+from hybridperf.workloads.own import labelled
 from hybridperf.workloads.torch.as_run import (
     PricedOp,
     fused,
@@ -51,7 +58,7 @@ from hybridperf.workloads.torch.messages import (
     place_of,
 )
 from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
-from hybridperf.workloads.torch.ops import kernels
+from hybridperf.workloads.torch.ops import kernels as kernels_on_gpu
 from hybridperf.workloads.torch.record import (
     BACKWARD,
     DISPATCHED,
@@ -69,7 +76,7 @@ _ADDED_FIRST = ("aten::addmm", "aten::baddbmm")  # what is added comes before wh
 _ONE_STAGE = (
     "one rank is seen: what it waits for of other stages of a pipeline, its bubble, is not counted"
 )
-_KERNELS = {"gpu": kernels, "cpu": kernels_on_cpu}
+_KERNELS = {"gpu": kernels_on_gpu, "cpu": kernels_on_cpu}
 
 
 def from_torch(
@@ -131,29 +138,19 @@ def workload_of(
         graph, rows = _serial_graph(placed, captured, gpus_per_node)
     else:
         graph, rows = _graph(placed, captured.updated, gpus_per_node, compiled)
-    works = [(call.op.work(), call.times) for _, calls in placed for call in calls]
+    framework = "" if backend == "cpu" else COMPILED if compiled else EAGER
+    kernels = (call for _, calls in placed for call in calls)
     left_out = Counter(op.call.kind for op in captured.ops if op.call.kind in ignored)
-    return Workload(
-        name=captured.name,
-        graph=graph,
-        calls=tuple(call for call, _ in rows),
-        backend=backend,
+    return program_workload(
+        captured.name, graph, rows, kernels, framework, backend=backend,
         library="torch" if backend == "cpu" else "",
-        flops=float(sum(work.flops * times for work, times in works)),
-        transcendentals=float(sum(work.transcendentals * times for work, times in works)),
         notes=(
             *captured.notes,
             *([_ONE_STAGE] if any(place.role == "p2p" for _, place in rows) else []),
             *(f"ignored {kind}, {times} of them" for kind, times in left_out.items()),
         ),
         peak_memory=PeakMemory(captured.peak_bytes, "parameters, activations and states of"),
-        in_step=None if backend == "cpu" else InStep(
-            tuple(place for _, place in rows), COMPILED if compiled else EAGER, (0.0,) * 4
-        ),
     )  # fmt: skip
-
-
-Rows = dict[tuple[Call, StepPlace], int]
 
 
 def _graph(
@@ -287,7 +284,7 @@ def _calls_in_order(
     fresh_bytes = _fresh_bytes(placed, activation_bytes)
     steps = [HloStep("", Allocation("fp32", bytes=fresh_bytes))] if fresh_bytes else []
     owners = [0] * len(steps)
-    for at, (op, own) in enumerate(placed):
+    for at, (op, kernels) in enumerate(placed):
         if is_message(op):
             if (sent := collective(op, gpus_per_node)) is not None:
                 read, written = (_touches(of, sent.bytes) for of in (op.call.read, op.call.written))
@@ -295,7 +292,7 @@ def _calls_in_order(
                 owners.append(at)
             continue
         found = [HloStep("", EagerOp("fp32", phase)) for phase in _overheads(op)]
-        for one in own:
+        for one in kernels:
             moved = float(one.op.work().bytes)  # of a table only the rows that are looked up
             reads, writes = _touches(op.call.read, moved), _touches(op.call.written, moved)
             table = None

@@ -33,17 +33,11 @@ class Named(msgspec.Struct):
     name: str
 
 
-class Hint(msgspec.Struct):
-    """What a size that may vary was when the program was exported."""
-
-    as_int: int | None = None
-
-
 class Expression(msgspec.Struct):
     """A size that may vary."""
 
     expr_str: str
-    hint: Hint | None = None
+    hint: Size | None = None  # what it was when the program was exported
 
 
 class Size(msgspec.Struct):
@@ -115,36 +109,27 @@ class Submodule(msgspec.Struct):
     graph: Graph
 
 
-class Output(msgspec.Struct):
+class Signature(msgspec.Struct):
     """What the whole program returns; the loss and gradients of a joint graph are told apart."""
 
-    loss_output: Any = None
-
-
-class Signature(msgspec.Struct):
-    output_specs: list[Output]
+    output_specs: list[dict[str, Any]]
 
 
 class GraphModule(msgspec.Struct):
+    """A graph, and what its inputs and outputs are."""
+
     graph: Graph
     signature: Signature
-
-
-class Version(msgspec.Struct):
-    major: int
-    minor: int
 
 
 class Program(msgspec.Struct):
     """A whole program."""
 
     graph_module: GraphModule
-    schema_version: Version
-    torch_version: str = ""
 
 
-class _Which(msgspec.Struct):
-    schema_version: Version
+class _Version(msgspec.Struct):
+    schema_version: dict[str, int]
     torch_version: str = "before 2.5"
 
 
@@ -164,9 +149,10 @@ def read_program(path: str | os.PathLike) -> Program:
         raise InputError(f"expected a program of torch.export (.pt2) at {path}, found no ZIP"
             f" archive that can be read ({_first_line(error)}); {_SAVE}") from error  # fmt: skip
     try:
-        which = msgspec.json.decode(text, type=_Which)
-        if which.schema_version.major != _MAJOR:
-            written = f"version {which.schema_version.major}, of PyTorch {which.torch_version}"
+        which = msgspec.json.decode(text, type=_Version)
+        major = which.schema_version.get("major", 0)
+        if major != _MAJOR:
+            written = f"version {major}, of PyTorch {which.torch_version}"
             raise InputError(
                 f"expected a program of version {_MAJOR} of torch.export's schema, got {written}"
                 f" in {path}; save it again by PyTorch 2.13"

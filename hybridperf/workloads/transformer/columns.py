@@ -9,6 +9,7 @@ DeepSpeed but run by others with unequal shares; `note` runs, but is seldom what
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
@@ -214,12 +215,6 @@ def broken_rules(shape: TransformerShape, layouts: Layouts) -> list[list[Rule]]:
 
 def legal(shape: TransformerShape, layouts: Layouts, strict: bool = True) -> Array:
     """True where a layout breaks no rule, for columns of layouts."""
-    xp = array_module(*layouts)
-    result, *others = [
-        rule.holds(shape, layouts)
-        for rule in RULES
-        if rule.grade == "never" or (strict and rule.grade == "strict")
-    ]
-    for one in others:
-        result = xp.logical_and(result, one)
-    return result
+    grades = ("never", "strict") if strict else ("never",)
+    held = (rule.holds(shape, layouts) for rule in RULES if rule.grade in grades)
+    return functools.reduce(array_module(*layouts).logical_and, held)

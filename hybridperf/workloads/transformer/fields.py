@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -25,14 +25,15 @@ def check_fields(of: Any, name: str = "", zero: tuple[str, ...] = ()) -> None:
     or more, of 0 where that is its default or `zero` lists it, a flag, one of some words, or of a
     class; lists and other numbers are not looked at. `name`: of what the fields are.
     """
-    for field, optional, check in _checks(cast(Hashable, type(of)), zero):
+    kind: Any = type(of)
+    for field, optional, check in _checks(kind, zero):
         value = getattr(of, field)
         if not (optional and value is None):
             check(f"{field} of {name}" if name else field, value)
 
 
 @functools.cache
-def _checks(of: Any, zero: tuple[str, ...]) -> list[tuple[str, bool, Callable[[str, Any], None]]]:
+def _checks(of: type, zero: tuple[str, ...]) -> list[tuple[str, bool, Callable[[str, Any], None]]]:
     """(field, whether it may be None, what checks it)."""
     found: list[tuple[str, bool, Callable[[str, Any], None]]] = []
     hints = get_type_hints(of)
@@ -54,6 +55,13 @@ def _checks(of: Any, zero: tuple[str, ...]) -> list[tuple[str, bool, Callable[[s
             continue
         found.append((field.name, optional, check))
     return found
+
+
+def check_each(of: Any, names: Sequence[str], holds: Callable[[Any], object], words: str) -> None:
+    """`InputError`, "NAME WORDS, got VALUE", for the first of some fields that does not hold."""
+    for name in names:
+        if not holds(value := getattr(of, name)):
+            raise InputError(f"{name} {words}, got {value!r}")
 
 
 def check_whole(name: str, value: Any, minimum: int = 1) -> None:
@@ -79,6 +87,11 @@ def is_number(value: Any) -> bool:
     if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0:
         value = value.item()
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether something is a number above zero."""
+    return is_number(value) and value > 0
 
 
 def check_flag(name: str, value: Any) -> None:

@@ -2,7 +2,7 @@
 table.
 
 A `PassStep` is a call with what transformations must know of it. A layer is written for one device,
-and parallelism rewrites its passes (`parallel.py`, `zero.py`, `recompute`); so a step names
+and parallelism rewrites its passes (`parallel.py`, `weights.py`, `recompute`); so a step names
 the field of its op that tensor parallelism divides, and the one that counts tokens.
 
 `Passes` pairs steps with their own backward: adding them lines up their forwards, and their
@@ -134,21 +134,19 @@ def recompute(passes: Passes, mode: Recompute, checkpoints: Checkpoints = "block
         again = tuple(
             step
             for at, step in enumerate(steps)
-            if step.part == "memory" or at in repeated or _gathers_tokens(step)
+            if step.part == "memory"
+            or at in repeated
+            or (step.part == "tp" and step.collective.collective == "all_gather")
         )
     return dataclasses.replace(passes, recomputed=again)
 
 
-def _gathers_tokens(step: PassStep) -> bool:
-    return step.part == "tp" and step.collective.collective == "all_gather"
-
-
-def flops(steps: Iterable[PassStep], parts: tuple[str, ...] = (*PRODUCTS, "attention")) -> float:
+def flops(steps: Iterable[PassStep]) -> float:
     """FLOPs of the products among steps, loops left out, what is computed again included."""
     return sum(
         float(step.op.work().flops) * step.call.times
         for step in steps
-        if isinstance(step.call, OpCall) and step.part in parts
+        if isinstance(step.call, OpCall) and step.part in (*PRODUCTS, "attention")
     )
 
 

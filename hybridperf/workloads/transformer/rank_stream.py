@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import hybridperf.ops as ops
 from hybridperf.engine.graph import GraphBuilder
@@ -206,7 +206,11 @@ class RankStreams:
                 found.append(self._chain(mine, run, label))
             rows = [self._launch_row(step, run) for step in run.steps]
             first = next(filter(None, rows), 0)
-            rows += [self._row(*waited) for waited in self._waited(run)]
+            block = "host" if run.block == "layer" else run.block
+            rows += [
+                self._row(GivenSeconds(0.0), StepPlace(role, times, block))
+                for role, times in (run.waits if self.host is not None else ())
+            ]
             found += [first, self._chain(filter(None, rows), run, "launched", but=first)]
             self._composed[run] = tuple(found)
         return self._composed[run]
@@ -228,12 +232,6 @@ class RankStreams:
 
     def _placed(self, step: PassStep, run: RepeatedSteps) -> _Row:
         return priced_call(step), place_of(step, self.framework, run.block)
-
-    def _waited(self, run: RepeatedSteps) -> Iterator[_Row]:
-        """What a run's host waits for."""
-        block = "host" if run.block == "layer" else run.block
-        for role, times in run.waits if self.host is not None else ():
-            yield GivenSeconds(0.0), StepPlace(role, times, block)
 
     def _launch_row(self, step: PassStep, run: RepeatedSteps) -> int:
         block = "host" if run.block == "layer" else run.block

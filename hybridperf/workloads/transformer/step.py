@@ -120,7 +120,7 @@ class _Build:
         refuse_unmodelled(config)
         self.send = parts.send_call(config)
         units = [self.units(stage) for stage in range(config.stages)]
-        split = self.schedule.splits_backward
+        split = self.schedule.kind.splits_backward
         self.runs = {  # by kind of task and stage, in the order they run
             (kind, stage): tuple(
                 (unit.run(kind, split, config), unit.weights)
@@ -201,7 +201,7 @@ class _Build:
     def last_tasks(self) -> dict[Task, int]:
         """The tasks that leave the last gradients of a stage behind, with their stage."""
         last: dict[tuple[int, int], Task] = {}
-        kind = WEIGHT if self.schedule.splits_backward else BACKWARD
+        kind = WEIGHT if self.schedule.kind.splits_backward else BACKWARD
         for order in self.schedule.orders:
             for task in order:
                 if task.kind == kind:
@@ -218,7 +218,7 @@ class _Build:
             opened = [run.once for run, _ in runs for _ in range(run.count)]
             return self.opening(rank, opened, task)
         beside = several and waits.reduces_beside(self.c)
-        if beside and reduces and self.schedule.pipes == 1:
+        if beside and reduces and self.schedule.kind.pipes == 1:
             layers = [(run, weights) for run, weights in runs for _ in range(run.count)]
             return self.in_buckets(rank, layers, task)
         if self.c.hides_exchanges and any(
@@ -362,7 +362,7 @@ class _Build:
         """Gradients summed that are not yet, then the optimizer, then weights exchanged."""
         c, layout = self.c, self.c.layout
         stages_of = {rank: self.schedule.stages_of(rank) for rank in range(layout.pp)}
-        if self.schedule.pipes > 1:
+        if self.schedule.kind.pipes > 1:
             self.reduce_pairs(done, last_of)
         elif not waits.reduces_beside(c):
             for rank, stages in stages_of.items():

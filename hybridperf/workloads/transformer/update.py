@@ -1,5 +1,5 @@
 """Once a step: gradients summed over replicas, the optimizer, weights exchanged. (ZeRO-3, and
-ZeRO-2 without a pipeline, exchange theirs around each layer: `zero.py`.)
+ZeRO-2 without a pipeline, exchange theirs around each layer: `weights.py`.)
 
 Adam in mixed precision reads a gradient and fp32 weight and moments and writes the latter and the
 weight in the op's dtype: 12 + g + 12 + e bytes a number, 28 with 16-bit gradients, and the gradient

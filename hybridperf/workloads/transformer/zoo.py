@@ -32,6 +32,8 @@ _HABITS: dict[str, dict[str, Any]] = {
     "bert": {"head": "mlm", "token_types": 2, "embedding_norm": True, "pooler": True},
     "vit": {"head": "classes"},
 }
+_PARTS: dict[str, Callable[..., Any]] = {"latent": Latent, "scan": Scan, "diffusion": Diffusion}
+_ABSENT = {"latent": {"query_rank": None}}  # what a part may leave out
 _FIELDS = {field.name for field in dataclasses.fields(TransformerShape)}
 _NEEDED = [
     one.name for one in dataclasses.fields(TransformerShape) if one.default is dataclasses.MISSING
@@ -148,20 +150,13 @@ def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
         if field not in _FIELDS:
             known = "the fields are those of TransformerShape"
             raise unknown(f"{where}field", field, sorted(_FIELDS), known)
-    if isinstance(fields.get("latent"), dict):
-        try:
-            fields["latent"] = Latent(**{"query_rank": None, **fields["latent"]})
-        except TypeError as error:
-            message = f"{where}latent of {name} has the fields of Latent: {error}"
-            raise InputError(message) from error
-    parts: dict[str, Callable[..., Any]] = {"scan": Scan, "diffusion": Diffusion}
-    for part, kind in parts.items():
+    for part, kind in _PARTS.items():
         if isinstance(given := fields.get(part), dict):
             listed = {
                 key: tuple(one) if isinstance(one, list) else one for key, one in given.items()
             }
             try:
-                fields[part] = kind(**listed)
+                fields[part] = kind(**{**_ABSENT.get(part, {}), **listed})
             except (TypeError, InputError) as error:
                 sentence = f"{where}{part} of {name} has the fields of {part.capitalize()}: {error}"
                 raise InputError(sentence) from error
@@ -192,7 +187,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _own_sizes(path: Path, content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     nested = {name: one for name, one in content.items() if isinstance(one, dict)}
-    for part in ("latent", "scan", "diffusion"):
+    for part in _PARTS:
         nested.pop(part, None)
     if len(nested) > 1:
         raise InputError(
