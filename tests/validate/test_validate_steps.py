@@ -2,8 +2,6 @@
 published rows.
 """
 
-import dataclasses
-
 import numpy as np
 import pandas as pd
 import pytest
