@@ -124,7 +124,7 @@ def _adamw(module: nn.Module, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=1e-5, **options)
 
 
-_fused = functools.partial(_adamw, fused=True)
+_fused: Optimizer = functools.partial(_adamw, fused=True)
 
 
 def _adam(module: nn.Module) -> torch.optim.Optimizer:
