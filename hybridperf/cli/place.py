@@ -39,8 +39,14 @@ def place(
     from hybridperf.hardware.topology import load_topology
     from hybridperf.io import read_table
     from hybridperf.report import placement as reports
-    from hybridperf.runs.placed import broadcasts, placements
-    from hybridperf.runs.placement import POLICIES, PlacedStep, Placer, place_stream
+    from hybridperf.runs.placement import (
+        POLICIES,
+        PlacedStep,
+        Placer,
+        broadcasts,
+        place_stream,
+        placements,
+    )
     from hybridperf.runs.placement import read_placed_jobs as read_jobs
     from hybridperf.workloads.transformer import load_shape
 
@@ -126,7 +132,7 @@ def jobs(
 
     from hybridperf.io import read_table
     from hybridperf.report.placement import jobs_report
-    from hybridperf.runs.job_study import study
+    from hybridperf.runs.job_policies import study
     from hybridperf.runs.job_times import job_times, read_training_jobs
 
     if not (0 <= restart_s < 1e7 and math.isfinite(restart_s)):

@@ -37,6 +37,7 @@ def validate(
     quick: bool = False,
     families: str = "",
     leave: str = "",
+    sizes: str = "",
     tasks: str = "",
     placements: Annotated[int, Option(min=0)] = 28,
     passes: Annotated[int, Option(min=1)] = 2,
@@ -85,8 +86,10 @@ def validate(
     elif what == "lin":
         claim.run(data, folder, model or claim.MODEL)
     elif of_gpus:
-        judged, left_out = names_in(families) or claim.FAMILIES, names_in(leave) or None
-        claim.run(data, folder, quick=quick, families=judged, splits=left_out)
+        claim.run(
+            data, folder, quick=quick, families=names_in(families) or claim.FAMILIES,
+            splits=names_in(leave) or None, sizes=names_in(sizes) or claim.FEW_SIZES,
+        )  # fmt: skip
     elif what == "ops":
         claim.run(loaded, Path(model), folder)
     elif what == "ranks":

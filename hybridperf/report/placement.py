@@ -9,7 +9,7 @@ import pandas as pd
 
 from hybridperf.collectives.subset import share, share_model
 from hybridperf.report.text import frame_table, percent, quantity
-from hybridperf.runs.job_study import JobStudy
+from hybridperf.runs.job_policies import JobStudy
 from hybridperf.runs.placement import PlacedJob, PlacedStep, PlacedStream, Placer
 
 
