@@ -45,7 +45,7 @@ _ALLOCATION_MB = (40, 64, 96, 160)
 _CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
 
 
-def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0, of: str = "jax") -> list[Case]:
+def op_cases(setting: str, only: Sequence[str] = (), of: str = "jax") -> list[Case]:
     """Ops of a library, of a setting or of the named families, for a process with a steady
     allocator.
     """
@@ -58,13 +58,13 @@ def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0, of: str = "j
     if on_gpu:
         from hybridperf_calibration.microbench.gpu import gpu_cases
 
-        return gpu_cases(wanted, setting, seed)
+        return gpu_cases(wanted, setting)
     # an op of PyTorch is called as in a step: what a call costs is a part of it
-    overhead = CallOverhead() if of == "jax" else lambda buffers: 0.0
+    overhead = call_s if of == "jax" else lambda buffers: 0.0
     return [
         dataclasses.replace(case, library=library(of))
         for family in wanted
-        for case in _family_cases(family, setting, seed, overhead)
+        for case in _family_cases(family, setting, overhead)
     ]
 
 
@@ -97,31 +97,28 @@ def host_cases(of: str = "jax") -> list[Case]:
     return calls + [_allocation_case(megabytes, library(of)) for megabytes in _ALLOCATION_MB]
 
 
-class CallOverhead:
-    """Seconds of a call besides its ops: a + b * buffers, measured once when first asked for."""
-
-    def __call__(self, buffers: float) -> float:
-        fixed_s, per_buffer_s = self._measured()
-        return fixed_s + per_buffer_s * buffers
-
-    @functools.cache  # noqa: B019 - one per calibration, lives as long as the process
-    def _measured(self) -> tuple[float, float]:
-        counts = (2, 16, 64)
-        rng = np.random.default_rng(0)
-        budget = Budget(cap_s=0.4, min_s=0.1)
-        times = [time_case(dispatch_case(n // 2, n // 2), budget, rng).time_s for n in counts]
-        per_buffer_s = max((times[-1] - times[0]) / (counts[-1] - counts[0]), 0.0)
-        return max(times[0] - per_buffer_s * counts[0], 0.0), per_buffer_s
+def call_s(buffers: float) -> float:
+    """Seconds of a call besides its ops: a + b * buffers."""
+    fixed_s, per_buffer_s = _call_costs()
+    return fixed_s + per_buffer_s * buffers
 
 
-def _family_cases(
-    family: Family, setting: str, seed: int, overhead: Callable[[float], float]
-) -> list[Case]:
+@functools.cache
+def _call_costs() -> tuple[float, float]:
+    counts = (2, 16, 64)
+    rng = np.random.default_rng(0)
+    budget = Budget(cap_s=0.4, min_s=0.1)
+    times = [time_case(dispatch_case(n // 2, n // 2), budget, rng).time_s for n in counts]
+    per_buffer_s = max((times[-1] - times[0]) / (counts[-1] - counts[0]), 0.0)
+    return max(times[0] - per_buffer_s * counts[0], 0.0), per_buffer_s
+
+
+def _family_cases(family: Family, setting: str, overhead: Callable[[float], float]) -> list[Case]:
     count = family.quick if setting == "quick" else family.full
     # quick points are the first of the full ones: a later full run goes on where a quick one
     # stopped
     found = {}
-    for at, u in enumerate(sobol_points(family, count, seed)):
+    for at, u in enumerate(sobol_points(family, count)):
         program = family.build(u)
         # in a step, rows of a table larger than the caches come back after many batches
         cold = program.shared_bytes() > _COLD_TABLE_BYTES

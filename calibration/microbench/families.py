@@ -522,7 +522,7 @@ FAMILIES = (
 )
 
 
-def points(family: Family, count: int, seed: int) -> np.ndarray:
+def points(family: Family, count: int, seed: int = 0) -> np.ndarray:
     """`count` points of a scrambled Sobol sequence [count, dimensions]."""
     from scipy.stats import qmc
 

@@ -201,13 +201,13 @@ FAMILIES = (
 )
 
 
-def gpu_cases(families: Sequence[Family], setting: str, seed: int = 0) -> list[Case]:
+def gpu_cases(families: Sequence[Family], setting: str) -> list[Case]:
     """Ops of families as a GPU runs them, half of them on data that no cache still holds."""
     made: dict[str, Case] = {}
     for family in families:
         formats = _FORMATS.get(family.name, ("float32", "bfloat16"))
         count = family.quick if setting == "quick" else family.full
-        for at, u in enumerate(points(family, count, seed)):
+        for at, u in enumerate(points(family, count)):
             with reaching(GPU), torch.device(_DEVICE):
                 program = family.build(u)
             cold, dtype = at // len(formats) % 2 == 1, formats[at % len(formats)]

@@ -7,53 +7,31 @@ before it is asked for: the process pins itself first.
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 
-class Library(abc.ABC):
-    """What the timer needs of a library."""
-
-    name: str
-
-    @abc.abstractmethod
-    def placed(self, arrays: Sequence[Any]) -> list[Any]:
-        """Arrays, or numbers, where the library works on them."""
-
-    @abc.abstractmethod
-    def ready(self, results: Any) -> Any:
-        """The results, once they are there."""
-
-    @abc.abstractmethod
-    def on_cpu(self) -> bool:
-        """Whether it runs on a CPU here."""
-
-    @abc.abstractmethod
-    def compiled(
-        self, fn: Callable[..., Any], arguments: tuple[Any, ...], carried: tuple[int, ...]
-    ) -> tuple[Callable[..., Any], Callable[[], Any]]:
-        """(what to call, what tells which ops it runs) of a function of such arguments."""
-
-
-class Jax(Library):
+class Jax:
     """Compiled by XLA; told by the text of its program."""
 
     name = "jax"
 
     def placed(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays, or numbers, where the library works on them."""
         import jax
 
         return jax.device_put(list(arrays))
 
     def ready(self, results: Any) -> Any:
+        """The results, once they are there."""
         import jax
 
         return jax.block_until_ready(results)
 
     def on_cpu(self) -> bool:
+        """Whether it runs on a CPU here."""
         import jax
 
         return jax.default_backend() == "cpu"
@@ -61,13 +39,14 @@ class Jax(Library):
     def compiled(
         self, fn: Callable[..., Any], arguments: tuple[Any, ...], carried: tuple[int, ...]
     ) -> tuple[Callable[..., Any], Callable[[], Any]]:
+        """(what to call, what tells which ops it runs) of a function of such arguments."""
         import jax
 
         call = jax.jit(fn, donate_argnums=carried).lower(*arguments).compile()
         return call, lambda: call.as_text() or ""
 
 
-class Torch(Library):
+class Torch:
     """Op by op on the CPU; told by the ops below autograd that a call makes."""
 
     name = "torch"
@@ -75,7 +54,11 @@ class Torch(Library):
     def placed(self, arrays: Sequence[Any]) -> list[Any]:
         import torch
 
-        return [torch.as_tensor(_wide(one)) for one in arrays]
+        made = (np.asarray(one) for one in arrays)
+        # indices of tables are 64-bit numbers in PyTorch
+        return [
+            torch.as_tensor(one.astype(np.int64) if one.dtype == np.int32 else one) for one in made
+        ]
 
     def ready(self, results: Any) -> Any:
         return results
@@ -99,11 +82,9 @@ class Torch(Library):
         return fn, seen
 
 
+Library = Jax | Torch
+
+
 def library(name: str) -> Library:
     """A library by its name."""
-    return {"jax": Jax, "torch": Torch}[name]()
-
-
-def _wide(array: Any) -> Any:
-    """Indices of tables are 64-bit numbers in PyTorch."""
-    return np.asarray(array, np.int64) if np.asarray(array).dtype == np.int32 else array
+    return Torch() if name == "torch" else Jax()

@@ -12,16 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from hybridperf.cli.calibrate import calibrate, demo
 from hybridperf.cli.choose import app as choose
 from hybridperf.cli.common import WORDS, add_commands, warn
 from hybridperf.cli.explore import search, shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
-from hybridperf.cli.fit import calibrations, fit, plan_measurements
-from hybridperf.cli.jobs import jobs
+from hybridperf.cli.fit import calibrate, calibrations, demo, fit, plan_measurements
 from hybridperf.cli.manner import by_task, renewed, versions
 from hybridperf.cli.page import page
-from hybridperf.cli.place import place
+from hybridperf.cli.place import jobs, place
 from hybridperf.cli.plan import plan
 from hybridperf.cli.pool import pool
 from hybridperf.cli.predict import predict

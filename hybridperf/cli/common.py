@@ -171,16 +171,19 @@ def inside(folder: Path | None, names: Iterable[str], option: str = "--folder") 
 
 
 def say_predicted(predicted: "pd.DataFrame", out: Path | None, column: str = "predicted_s") -> int:
-    """Print how many rows were predicted, and why the first other was not; the exit status.
-
-    Without a file to write, the first rows are shown.
+    """Write predicted rows, or show the first ones where there is no file; print how many were
+    predicted, and why the first other was not. Returns the exit status.
     """
     result(rows=predicted)
-    without = predicted.loc[predicted[column].isna(), "note"]
-    if out is None:
-        from hybridperf.report.best_rows import print_rows
+    if out is not None:
+        from hybridperf.io import write_table
+
+        write_table(predicted, out)
+    else:
+        from hybridperf.report.text import print_rows
 
         print_rows(predicted)
+    without = predicted.loc[predicted[column].isna(), "note"]
     written = (
         f", written to {out}" if out else "; --out FILE writes all columns, --json prints them"
     )

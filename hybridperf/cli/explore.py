@@ -27,7 +27,7 @@ def sweep(
     from hybridperf.explore.sweeps import sweep as run_sweep
     from hybridperf.explore.sweeps.spec import SHIPPED
     from hybridperf.io import read_table
-    from hybridperf.report import best_rows
+    from hybridperf.report.text import print_table
 
     if example:
         return _print_example(SHIPPED / "collectives_h100.toml")
@@ -49,7 +49,7 @@ def sweep(
     common.result(rows=done.rows, points=done.points, out=done.out)
     for path, what in ((done.top, "top points"), (done.front, "Pareto front")):
         if path:
-            best_rows.print_table(path, f"{what} in {path}")
+            print_table(path, f"{what} in {path}")
             common.result(**{what.replace(" ", "_").lower(): read_table(path)})
     if done.empty_because:
         warn(f"{done.empty_because}; the file has its columns and no row")

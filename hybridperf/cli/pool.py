@@ -111,7 +111,7 @@ def colocate(
     import numpy as np
 
     from hybridperf.io import read_table
-    from hybridperf.report.best_rows import print_rows
+    from hybridperf.report.text import print_rows
     from hybridperf.runs.colocation import Interference, predicted, read_groups
 
     common.table_ready(out, [rows, fit_on])

@@ -1,4 +1,6 @@
-"""`hybridperf serve`: operating points of servers, predicted row by row."""
+"""`hybridperf serve`: operating points of servers, predicted row by row, or with --shape the best
+deployment of a model on some GPUs.
+"""
 
 from pathlib import Path
 from textwrap import indent, wrap
@@ -7,6 +9,8 @@ from typing import Annotated
 from typer import Argument
 
 from hybridperf.cli import common
+from hybridperf.cli.common import named_in, names_in, seconds_in, wrong
+from hybridperf.cli.manner import printed
 
 
 def serve(
@@ -62,8 +66,6 @@ def serve(
         )
     if not system:
         raise common.wrong("expected --system with --shape, such as h200, got none")
-    from hybridperf.cli.deploy import of_shape
-
     of_shape(
         shape, system, device, gpus, isl, osl, sla, framework, precision, prices, top, out, html,
         requests, trace,
@@ -77,7 +79,7 @@ def of_rows(
     """A table, predicted; the exit status."""
     import pandas as pd
 
-    from hybridperf.io import read_table, write_table
+    from hybridperf.io import read_table
     from hybridperf.runs.serving_fit import ServingFit
     from hybridperf.runs.serving_table import predict_serving, saved
 
@@ -91,8 +93,6 @@ def of_rows(
     measured = pd.concat(tables, ignore_index=True) if tables else None
     common.compilation_cache()
     found = predict_serving(frame, measured, ServingFit.load(model) if model else None)
-    if out:
-        write_table(found.frame, out)
     if save:
         assert measured is not None
         print(f"a model of {saved(save, found.fit, measured)} with these effects in {save}")
@@ -110,3 +110,71 @@ def _columns() -> str:
 
 
 serve.__doc__ = (serve.__doc__ or "").replace("    COLUMNS", indent(_columns(), "    "))
+
+
+def of_shape(
+    shape: str, system: str, device: str, gpus: int, isl: int, osl: int, sla: str, framework: str,
+    precision: str, prices: Path | None, top: int, out: Path | None, html: Path | None,
+    requests: Path | None = None, trace: str = "",
+) -> None:  # fmt: skip
+    """Print all deployments, ranked; `hybridperf serve` has the arguments."""
+    from hybridperf.io import read_table
+    from hybridperf.report.serving import open_loop_report, serving_report
+    from hybridperf.runs import open_loop
+    from hybridperf.runs import serving_rows as names
+    from hybridperf.runs.deployments import Question, deployments, precisions
+    from hybridperf.runs.serving_machines import machine_of
+    from hybridperf.runs.serving_table import unmeasured_note
+    from hybridperf.training.plans.economy import economy
+    from hybridperf.workloads.transformer.zoo import load_shape
+
+    for option, number in (("--gpus", gpus), ("--isl", isl), ("--osl", osl - 1), ("--top", top)):
+        if number < 1:
+            least, given = (2, number + 1) if option == "--osl" else (1, number)
+            raise wrong(f"expected {option} of at least {least}, got {given}")
+    files = [Path(one) for one in (shape, system, device) if one.endswith((".toml", ".json"))]
+    common.table_ready(out, [*files, prices, requests], html=html)
+    if trace and requests is None:
+        raise wrong(f"expected --requests FILE with --trace {trace}, got none")
+    recorded = open_loop.recorded(read_table(requests), trace) if requests else None
+    limits = _limits(sla)
+    notes: list[str] = []
+    machine = machine_of(system, device)
+    known = names.known_framework(framework, notes)
+    model, sizes = machine.load(), load_shape(names.named_model(shape)[0])
+    schemes = names.schemes_of(
+        shape, names_in(precision) or precisions(model), machine, known, bool(sizes.experts)
+    )
+    common.compilation_cache()
+    asked = Question(
+        sizes, model, gpus, isl, osl, known, limits.get("ttft", float("inf")),
+        limits.get("tpot", float("inf")), schemes, all_reduce=machine.all_reduce,
+    )  # fmt: skip
+    if recorded is not None:
+        asked = open_loop.with_lengths_of(asked, recorded)
+    rates = economy(model.device, prices)
+    found = deployments(asked, rates)
+    bare = "" if model.measured.families else unmeasured_note(model.device.id)
+    notes += [one for one in (machine.note, bare, *rates.notes) if one]
+    limit = f", {sla}" if sla else ""
+    lengths = f"{asked.prompt} + {asked.output} tokens"
+    head = f"{sizes.name}: {lengths} on {gpus} x {model.device.name}{limit}"
+    common.result(deployments=found.head(top))
+    if printed():
+        print(serving_report(found, head, shape, top, rates.money, notes))
+    if recorded is not None:
+        served = open_loop.served_openly(asked, found.iloc[0].to_dict(), recorded)
+        common.result(open_loop=served.percentiles())
+        print("\n" + open_loop_report(served))
+    common.table_written(found, out, f"\n{len(found)} deployments, the best first, in")
+
+
+def _limits(sla: str) -> dict[str, float]:
+    """Seconds by what is limited."""
+    from hybridperf.io import unknown
+
+    found = named_in(names_in(sla), "--sla", "ttft=1s,tpot=30ms", seconds_in)
+    for name in found:
+        if name not in ("ttft", "tpot"):
+            raise unknown("limit", name, ("ttft", "tpot"), "known are ttft, tpot")
+    return found

@@ -46,7 +46,7 @@ def steps(
     import pandas as pd
 
     from hybridperf.hardware import load_host
-    from hybridperf.io import read_table, write_table
+    from hybridperf.io import read_table
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
     from hybridperf.training.steps.record import misspelt
@@ -81,8 +81,6 @@ def steps(
     if knobs:
         adapted = Adaptation.load(knobs)
     found = predict_steps(frame, device or None, system or None, overheads, measured, adapted)
-    if out:
-        write_table(found.frame, out)
     for path, one in ((rows, frame), *zip(fit_on or [], tables, strict=True)):
         for wrong, right in misspelt(one.columns).items():
             common.warn(f"column {wrong!r} of {path} is not read (did you mean {right!r}?)")

@@ -18,16 +18,13 @@ def ops(
     out: Path | None = None,
 ) -> int:
     """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note."""
-    from hybridperf.io import read_table, write_table
+    from hybridperf.io import read_table
     from hybridperf.model import model_or_datasheet
 
     common.table_ready(out, [rows])
     common.compilation_cache()
     frame = read_table(rows)
-    predicted = model_or_datasheet(model).predict_ops(frame)
-    if out:
-        write_table(predicted, out)
-    return common.say_predicted(predicted, out)
+    return common.say_predicted(model_or_datasheet(model).predict_ops(frame), out)
 
 
 def collectives(
@@ -64,10 +61,7 @@ def collectives(
         )
         return 0
     common.compilation_cache()
-    predicted = loaded.predict(frame)
-    if out:
-        write_table(predicted, out)
-    return common.say_predicted(predicted, out)
+    return common.say_predicted(loaded.predict(frame), out)
 
 
 def _slow(frame: "pd.DataFrame", out: Path | None) -> int:

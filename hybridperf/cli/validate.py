@@ -17,15 +17,11 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
     "sparse": "measured sparse products",
     "traces": "recorded traces", "models": "measured ops of whole models",
 }  # fmt: skip
-_CLAIMS = (
-    "here", "ranks", "sharded", "ops", "collectives", "lin", "steps", "serving", "requests",
-    "plans", "agreement", "traces", "models", "topology", "jobs", "stragglers", "runs", "sparse",
-    "programs", "page",
-)  # fmt: skip
 _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
     "topology", "jobs", "stragglers", "runs", "sparse", "programs",
 )  # fmt: skip
+_CLAIMS = ("here", "ranks", "sharded", "ops", "lin", *_BY_DATA, "page")
 
 
 def validate(
@@ -82,49 +78,37 @@ def validate(
     common.compilation_cache()
     from hybridperf.model import model_or_datasheet
 
+    of_gpus = what == "ops" and not by_model
+    claim = importlib.import_module(f"hybridperf.validate.{'devices' if of_gpus else what}")
+    loaded = model_or_datasheet(model) if by_model else None
     if what in _BY_DATA:
-        claim = importlib.import_module(f"hybridperf.validate.{what}")
         claim.run(data, folder, quick=quick, tasks=names_in(tasks) or None)
-    elif what == "lin" and data is not None:
-        from hybridperf.validate import lin
-
-        lin.run(data, folder, model or lin.MODEL)
-    elif what == "ops" and data is not None:
-        from hybridperf.validate import devices
-        from hybridperf.validate.device_judge import FAMILIES, FEW_SIZES
-
-        judged, left_out = names_in(families) or FAMILIES, names_in(leave) or None
-        devices.run(
-            data, folder, quick=quick, families=judged, splits=left_out,
-            sizes=names_in(sizes) or FEW_SIZES,
+    elif what == "lin":
+        claim.run(data, folder, model or claim.MODEL)
+    elif of_gpus:
+        claim.run(
+            data, folder, quick=quick, families=names_in(families) or claim.FAMILIES,
+            splits=names_in(leave) or None, sizes=names_in(sizes) or claim.FEW_SIZES,
         )  # fmt: skip
     elif what == "ops":
-        from hybridperf.validate import ops as held_out
-
-        held_out.run(model_or_datasheet(model), Path(model), folder)
+        claim.run(loaded, Path(model), folder)
     elif what == "ranks":
-        from hybridperf.validate import ranks
-
-        ranks.run(model_or_datasheet(model), folder)
+        claim.run(loaded, folder)
     elif what == "sharded":
-        from hybridperf.validate import sharded
-
         if tasks and not tasks.isdecimal():
             raise wrong(f"expected --tasks as a number of models, such as 30, got {tasks!r}")
-        loaded, count = model_or_datasheet(model), int(tasks or 30)
-        sharded.run(loaded, folder, tasks=count, to_shard=placements, passes=passes)
+        claim.run(loaded, folder, tasks=int(tasks or 30), to_shard=placements, passes=passes)
     else:
-        from hybridperf.validate import harness, here
+        from hybridperf.validate import harness
 
-        if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
-            raise wrong(f"expected --steps from 1 to {len(here.STEPS)} or all, got {steps!r}")
-        loaded = model_or_datasheet(model)
-        of = here.steps_of(loaded)
+        if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(claim.STEPS)):
+            raise wrong(f"expected --steps from 1 to {len(claim.STEPS)} or all, got {steps!r}")
+        of = claim.steps_of(loaded)
         some = of if steps == "all" else of[: int(steps)]
-        if ops and of is here.TORCH_STEPS:
+        if ops and of is claim.TORCH_STEPS:
             raise wrong("expected no --ops with a model of PyTorch, whose steps are not profiled")
-        asked = harness.tasks_of(names_in(tasks), here.TASKS)
-        here.run(loaded, folder, cores=cores, steps=some, ops=ops, tasks=asked)
+        asked = harness.tasks_of(names_in(tasks), claim.TASKS)
+        claim.run(loaded, folder, cores=cores, steps=some, ops=ops, tasks=asked)
     _found(folder)
 
 

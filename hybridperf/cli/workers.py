@@ -53,7 +53,7 @@ def workers(
                   **slowest)  # fmt: skip
     if out:
         write_table(found.rows, out)
-    from hybridperf.report.best_rows import print_rows
+    from hybridperf.report.text import print_rows
 
     print_rows(found.rows)
     sure = f" ({interval[0]:.4g} to {interval[1]:.4g})" if best.interval_s else ""

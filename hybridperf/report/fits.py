@@ -81,8 +81,8 @@ def coverage(held_out: pd.DataFrame) -> str:
     return f"{percent(inside / n)} of {n} rows in their interval, {verdict} ({band})"
 
 
-def binomial_band(n: int, p: float, level: float = 0.99) -> tuple[int, int]:
-    """Counts that `n` events of probability `p` stay between with probability `level`."""
+def binomial_band(n: int, p: float) -> tuple[int, int]:
+    """Counts that `n` events of probability `p` stay between with a chance of 99 %."""
     at_most = bdtr(np.arange(n + 1), n, p)
-    tail = (1 - level) / 2
+    tail = (1 - 0.99) / 2
     return int(np.searchsorted(at_most, tail)), int(np.searchsorted(at_most, 1 - tail))

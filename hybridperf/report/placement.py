@@ -1,4 +1,6 @@
-"""Placements in words: which GPUs, what bandwidth they have, how much slower steps are there."""
+"""Placements in words: which GPUs, what bandwidth they have, how much slower steps are there;
+and schedulers of a stream of jobs.
+"""
 
 from collections.abc import Sequence
 
@@ -7,6 +9,7 @@ import pandas as pd
 
 from hybridperf.collectives.subset import share, share_model
 from hybridperf.report.text import frame_table, percent, quantity
+from hybridperf.runs.job_policies import JobStudy
 from hybridperf.runs.placement import PlacedJob, PlacedStep, PlacedStream, Placer
 
 
@@ -85,3 +88,14 @@ def jobs_frame(jobs: Sequence[PlacedJob], streams: Sequence[PlacedStream]) -> pd
         })
         for one in streams
     ], ignore_index=True)  # fmt: skip
+
+
+def jobs_report(found: JobStudy, gpus: int) -> str:
+    """A line per scheduler, then one per degree of the loss system."""
+    least = found.degrees[found.degrees["blocking"] == found.degrees["blocking"].min()]
+    best = least["gpus"].iloc[-1]
+    return "\n".join([
+        f"{(found.rows['note'] == '').sum()} jobs on {gpus} GPUs", frame_table(found.policies), "",
+        "where a job is refused if its GPUs are not free at once (closed form: Erlang's)",
+        frame_table(found.degrees), f"fewest are refused with {best} GPUs each",
+    ])  # fmt: skip

@@ -3,10 +3,13 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from hybridperf.io import read_table
 
 TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 J_PER_WH = 3600.0
@@ -108,3 +111,29 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         numbers = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
         lines.append("  ".join([first.ljust(widths[0]), *numbers]).rstrip())
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+SHOWN = 5
+
+
+def print_table(path: Path, title: str) -> None:
+    """Print a title and the rows of a file as `print_rows` does."""
+    print(title)
+    print_rows(read_table(path))
+
+
+def print_rows(rows: pd.DataFrame) -> None:
+    """Print the first rows by columns in which they differ, and what all rows share."""
+    if rows.empty:
+        return
+    shown = rows.head(SHOWN)
+    alike = [name for name in shown if len(shown) > 1 and shown[name].nunique(dropna=False) == 1]
+    differ = shown.drop(columns=alike)
+    cells = [[cell(*one) for one in row.items()] for row in differ.to_dict("records")]
+    if cells and cells[0]:
+        print(table(list(differ), cells))
+    known = [name for name in alike if shown[name].notna().all() and shown[name].iloc[0] != ""]
+    same = ", ".join(f"{name} {cell(name, shown[name].iloc[0])}" for name in known)
+    lines = [f"all of these: {same}"] if same else []
+    lines += [f"and {len(rows) - SHOWN:,} more"] if len(rows) > SHOWN else []
+    print("\n".join(lines))

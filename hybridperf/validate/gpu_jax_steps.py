@@ -336,9 +336,6 @@ JAX: dict[str, Callable[[], Made]] = {
     "experts": lambda: step_of(
         Experts(8, 2, BF16), squared, f32(8192, 1024), f32(8192, 1024)
     ),
-    "gpt single": lambda: step_of(
-        Gpt(512, 4, 8000, jnp.float32), classified, i32(4, 256), i32(4, 256), 8000
-    ),
     "lstm": lambda: step_of(Lstm(512), classified, i32(64, 64), i32(64, 64), 1000),
     "mamba": lambda: step_of(Mamba(), squared, f32(4, 128, 512), f32(4, 128, 512)),
     "gpt prompt": lambda: inference_of(Gpt(2048, 8, 32_000), i32(1, 2048), 32_000),

@@ -36,13 +36,13 @@ class LinStep:
 
     @property
     def node_s(self) -> np.ndarray:
-        """GivenSeconds of each node on the device [N]."""
+        """Seconds of each node on the device [N]."""
         row = self.workload.graph.row
         return np.where(row > 0, self.row_s[row - 1], 0.0)
 
     @property
     def active_s(self) -> float:
-        """GivenSeconds in which the device is busy; nothing overlaps copies of the batch."""
+        """Seconds in which the device is busy; nothing overlaps copies of the batch."""
         return float(self.node_s.sum())
 
     @property
@@ -50,7 +50,7 @@ class LinStep:
         return float(timeline(lower(self.workload.graph), self.row_s).end_s.max())
 
     def by_op(self) -> pd.Series:
-        """GivenSeconds by the framework's op."""
+        """Seconds by the framework's op."""
         ops = [lin.plain(label) for label in self.workload.graph.labels]
         return pd.Series(self.node_s, ops).groupby(level=0).sum()
 

@@ -205,11 +205,11 @@ def step_scores(frame: pd.DataFrame, baselines: Sequence[str] = ()) -> Scores:
     ).scores(frame)
 
 
-def _scores(part: pd.DataFrame, baselines: Sequence[str] = NAMES) -> Scores:
+def _scores(part: pd.DataFrame) -> Scores:
     """Of one task: the mean over the draws of the same rows, where there are any."""
     if "part" not in part or not part["part"].str.startswith("draw").all():
-        return step_scores(part, baselines)
-    return mean_of([step_scores(one, baselines) for _, one in part.groupby("part", sort=False)])
+        return step_scores(part, NAMES)
+    return mean_of([step_scores(one, NAMES) for _, one in part.groupby("part", sort=False)])
 
 
 def _counts(measured: MeasuredSteps) -> pd.DataFrame:

@@ -34,6 +34,7 @@ _PAIRED = "vidur_a100_pairwise_nvlink"
 _SYSTEM = "deepbench_nv_v100"  # a DGX-1V
 _ALL_REDUCE = 256e6
 _NEAR = 0.1  # of the best
+_BUSY = 0.9  # of a node's GPU hours, if no job waited
 _PAIRS = Columns("time_s", baselines={"roofline": "roofline_s"})
 
 
@@ -64,12 +65,12 @@ def _bandwidth(_: Path | None) -> Found:
     return Found("", {"bandwidth": frame}, [line], "sets")
 
 
-def paired(system: str = _PAIRED) -> Topology:
+def paired() -> Topology:
     """Four GPUs with NVLink in pairs."""
     word, far = "NV12", "SYS"
     rows = [["X" if i == j else word if i // 2 == j // 2 else far for j in range(4)]
             for i in range(4)]  # fmt: skip
-    return of_words(rows, load_system(system))
+    return of_words(rows, load_system(_PAIRED))
 
 
 def _pairs(data: Path | None) -> Found:
@@ -101,15 +102,15 @@ def _pairs(data: Path | None) -> Found:
     return Found(said, {}, lines)
 
 
-def job_stream(seed: int, count: int, busy: float = 0.9) -> list[PlacedJob]:
-    """Jobs of 1 to 5 GPUs for a node of eight; `busy`: share of its GPU hours, if none waited."""
+def job_stream(seed: int, count: int) -> list[PlacedJob]:
+    """Jobs of 1 to 5 GPUs for a node of eight, which they keep busy for `_BUSY` of its hours."""
     rng = np.random.default_rng(seed)
     gpus, steps = rng.integers(1, 6, count), rng.integers(200, 2000, count)
     compute_s = rng.choice([0.03, 0.1, 0.2], count)
     # fp32 gradients of GoogLeNet, ResNet-50, AlexNet, VGG-16 (7, 25.6, 61, 138 million weights)
     sizes = rng.choice([27e6, 102e6, 244e6, 553e6], count)
     hours = float((gpus * steps * compute_s).mean())
-    arrival_s = np.cumsum(rng.exponential(hours / 8 / busy, count))
+    arrival_s = np.cumsum(rng.exponential(hours / 8 / _BUSY, count))
     return [
         PlacedJob(f"job {at}", float(arrival_s[at]), int(gpus[at]), float(steps[at]),
                   PlacedStep(float(compute_s[at]), float(sizes[at])))

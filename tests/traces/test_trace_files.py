@@ -134,7 +134,7 @@ def test_what_cannot_be_opened_is_said(tmp_path):
 
 @pytest.mark.parametrize("layers", ["gzip", "gzip in gzip", "tar.gz", "zip", "zips in a tar"])
 def test_archives_that_unpack_into_too_much_are_refused(tmp_path, monkeypatch, layers):
-    monkeypatch.setattr("hybridperf.io.unpacked._ALWAYS_BYTES", 2**20)
+    monkeypatch.setattr("hybridperf.io.tables._ALWAYS_BYTES", 2**20)
     large, path = b" " * 2**23, tmp_path / "a.gz"
     packed = {
         "gzip": lambda: gzip.compress(large),

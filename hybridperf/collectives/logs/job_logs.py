@@ -21,7 +21,7 @@ import pandas as pd
 
 from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.io import InputError
-from hybridperf.io.unpacked import TooLarge, Unpacked, most_unpacked
+from hybridperf.io.tables import TooLarge, Unpacked, most_unpacked
 
 COLUMNS = [
     "collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node", "time_s", "dtype", "in_place",

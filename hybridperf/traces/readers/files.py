@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from hybridperf.io import InputError
-from hybridperf.io.unpacked import TooLarge, Unpacked, most_unpacked
+from hybridperf.io.tables import TooLarge, Unpacked, most_unpacked
 
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _TAR_MARK = slice(257, 262)  # "ustar" stands there in the header of the first member
