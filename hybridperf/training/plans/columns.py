@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.engine.step_features import BlockPrices, StepFeatures
+from hybridperf.engine.step_features import SHARED, Alike, BlockPrices, StepFeatures
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.space import LayoutSpace, Place, unique_rows
 from hybridperf.training.steps.cells import (
@@ -46,14 +46,12 @@ from hybridperf.workloads.transformer.columns import (
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layouts
 
-_OF_SHARDS = ("gather_s", "scatter_s", "gather_inside_s", "gather_calls")
 # columns of rows that are known of what happens once a step
 _ONCE = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "updates_hidden",
     "reduction_hidden", "waiting", "crossing", "stalls", "stall_chance", "gathered_layers",
     "gathers_hidden", "sends_hidden", "tp", "slowest",
 )  # fmt: skip
-_BLOCKS = ("layer", "embedding", "head")
 _PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart
 
 
@@ -92,33 +90,33 @@ class SpaceColumns:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def features(self, at: Any) -> StepFeatures:
-        """Features of some of the M [n]; `at` a slice or indices."""
+    @functools.cached_property
+    def gathers(self) -> np.ndarray:
+        """Whether weights of each row are sharded and gathered [M]."""
+        return self.sums.shards.any((0, 1, 2))[self.sums.shard_of[self.shards]]
+
+    def features(self, at: np.ndarray) -> StepFeatures:
+        """Features of some of the M [n]."""
         once, base = self.once[at], self.space.base_of[self.rows[at]]
         x = self.space.base
         vp, schedule = x.vp[base].astype(float), x.schedule[base]
         hides = np.isin(schedule, IN_PAIRS) & (x.ep[base] > 1) & (x.cp[base] == 1)
         known: dict[str, Any] = {name: values[once] for name, values in self.columns.items()}
-        known |= {name: self._block(block, at) for block, name in enumerate(_BLOCKS)}
+        cell, shards = self.cell[at], self.sums.shard_of[self.shards[at]]
+        tp_nodes = self.tp_nodes[cell]
+        shared = (known.get(name, tp_nodes) for name in SHARED)
+        alike = Alike.of_keys(cell, shards, *shared)
+        blocks = self.sums.cells.take(cell[alike.first], -1)
+        blocks += self.sums.shards.take(shards[alike.first], -1)
         return StepFeatures(
-            **known,
-            tp_nodes=self.tp_nodes[self.cell[at]], chunks=vp,
+            *(BlockPrices(*fields) for fields in blocks), **known, alike=alike,
+            tp_nodes=tp_nodes, chunks=vp,
             forwards_first=np.isin(schedule, FORWARDS_FIRST).astype(float),
             schedule=schedule if np.isin(schedule, SPLITS_BACKWARD).any() else None, pace=pace,
             exchange_hidden=hides.astype(float), folded=np.isin(schedule, FOLDED).astype(float),
             micro_batches=x.accumulation[base].astype(float),
             sends_s=self.sums.sends_s[self.message[at]],
         )  # fmt: skip
-
-    def _block(self, block: int, at: Any) -> BlockPrices:
-        """A block of some rows [P, n]: what is sharded from other unique things than the rest."""
-        cell, shards = self.cell[at], self.shards[at]
-        sources = {False: (self.sums.cells, cell), True: (self.sums.shards, shards)}
-        fields = {}
-        for field, one in enumerate(dataclasses.fields(BlockPrices)):
-            values, of = sources[one.name in _OF_SHARDS]
-            fields[one.name] = values[block, field][:, of]
-        return BlockPrices(**fields)
 
 
 def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndarray, ...]:

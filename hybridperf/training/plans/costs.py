@@ -85,18 +85,20 @@ def times(
     effects = effects or adapted.effects
     corrected = bool(len(adapted.cells))
     corrections = np.stack(adapted.logs(columns.cells))  # [3, R]
-    count = len(columns) if at is None else len(at)
-    out = StepParts(*(np.empty(count) for _ in StepParts._fields))
+    at = np.arange(len(columns)) if at is None else at
+    out = StepParts(*(np.empty(len(at)) for _ in StepParts._fields))
+    # together those that gather weights beside their computation, which takes twice as many terms
+    order = np.argsort(columns.gathers[at], kind="stable")
 
     def one(piece: slice) -> None:
-        chosen = piece if at is None else at[piece]
-        cell = columns.cell[chosen]
-        logs = corrections[:, cell] if corrected else ()
+        into = order[piece]
+        chosen = at[into]
+        logs = corrections.take(columns.cell[chosen], -1) if corrected else ()
         steps = step_seconds(columns.features(chosen), effects, *logs)
-        for into, values in zip(out, steps, strict=True):
-            into[piece] = values
+        for part, values in zip(out, steps, strict=True):
+            part[into] = values
 
-    in_pieces(one, count, threads, "times of layouts", progress)
+    in_pieces(one, len(at), threads, "times of layouts", progress)
     return out
 
 

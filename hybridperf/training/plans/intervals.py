@@ -17,6 +17,7 @@ from hybridperf.training.plans.ranked import RankedLayouts
 from hybridperf.training.steps import adapt, cross_node
 from hybridperf.training.steps.features import unmeasured_of
 from hybridperf.training.steps.plausibility import lower_bounds_s
+from hybridperf.workloads.transformer.config import Configs
 
 _WITH_STEPS = ("usd", "days", "total_usd")
 
@@ -42,7 +43,9 @@ def step_intervals(
             f = dataclasses.replace(f, stall_chance=np.zeros(len(at)))
         found = adapt.predict(adapted, f, columns.cells[columns.cell[at]])
         step_s, spread = case.parts.step_s[at], NINE_OF_TEN * found.deviation
-        least_s = np.minimum(lower_bounds_s(configs, [device] * len(configs)), step_s)
+        least_s = np.minimum(
+            lower_bounds_s(Configs.of_rows(configs), [device] * len(configs)), step_s
+        )
         low[here] = np.maximum(step_s * np.exp(-np.hypot(spread, found.beyond[0])), least_s)
         up = np.hypot(np.hypot(spread, found.beyond[1]), plan.setup.unnamed)
         high[here] = step_s * np.exp(up)
