@@ -40,6 +40,7 @@ from hybridperf.workloads.transformer.columns import (
     FOLDED,
     FORWARDS_FIRST,
     IN_PAIRS,
+    SCHEDULES,
     SPLITS_BACKWARD,
     TWO_PIPES,
 )
@@ -52,6 +53,11 @@ _ONCE = (
     "reduction_hidden", "waiting", "crossing", "stalls", "stall_chance", "gathered_layers",
     "gathers_hidden", "sends_hidden", "tp", "slowest",
 )  # fmt: skip
+# by schedule, whether it is so: 1 or 0
+_FORWARDS_FIRST, _FOLDED, _SPLITS_BACKWARD, _IN_PAIRS = (
+    np.isin(np.arange(len(SCHEDULES)), codes).astype(float)
+    for codes in (FORWARDS_FIRST, FOLDED, SPLITS_BACKWARD, IN_PAIRS)
+)
 _PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart
 
 
@@ -100,20 +106,22 @@ class SpaceColumns:
         once, base = self.once[at], self.space.base_of[self.rows[at]]
         x = self.space.base
         vp, schedule = x.vp[base].astype(float), x.schedule[base]
-        hides = np.isin(schedule, IN_PAIRS) & (x.ep[base] > 1) & (x.cp[base] == 1)
+        hides = _IN_PAIRS[schedule] * (x.ep[base] > 1) * (x.cp[base] == 1)
         known: dict[str, Any] = {name: values[once] for name, values in self.columns.items()}
         cell, shards = self.cell[at], self.sums.shard_of[self.shards[at]]
         tp_nodes = self.tp_nodes[cell]
         shared = (known.get(name, tp_nodes) for name in SHARED)
-        alike = Alike.of_keys(cell, shards, *shared)
+        gathers = self.gathers[at]
+        alike = Alike.of_keys(cell, shards * gathers, *shared)
         blocks = self.sums.cells.take(cell[alike.first], -1)
-        blocks += self.sums.shards.take(shards[alike.first], -1)
+        if gathers.any():
+            blocks += self.sums.shards.take(shards[alike.first], -1)
         return StepFeatures(
             *(BlockPrices(*fields) for fields in blocks), **known, alike=alike,
             tp_nodes=tp_nodes, chunks=vp,
-            forwards_first=np.isin(schedule, FORWARDS_FIRST).astype(float),
-            schedule=schedule if np.isin(schedule, SPLITS_BACKWARD).any() else None, pace=pace,
-            exchange_hidden=hides.astype(float), folded=np.isin(schedule, FOLDED).astype(float),
+            forwards_first=_FORWARDS_FIRST[schedule], exchange_hidden=hides,
+            schedule=schedule if _SPLITS_BACKWARD[schedule].any() else None, pace=pace,
+            folded=_FOLDED[schedule],
             micro_batches=x.accumulation[base].astype(float),
             sends_s=self.sums.sends_s[self.message[at]],
         )  # fmt: skip
