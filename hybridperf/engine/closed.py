@@ -295,17 +295,20 @@ class _Blocks(NamedTuple):
 
     def by_row(self, f: StepFeatures) -> _Blocks:
         """What stages are made of, of the rows that have these blocks."""
-        names = ("gpu_s", "host_s", "alone_s")
-        names += ("busy_s", "gather_s", "scatter_s") if self.gathered else ()
+        beside = ("busy_s", "gather_s", "scatter_s") if self.gathered else ()
+        names = ("gpu_s", "host_s", "alone_s", *beside)
 
         def rows(block: _Block) -> _Block:
-            passes = (
+            there, back = (
                 one._replace(**{name: f.by_row(getattr(one, name)) for name in names})
                 for one in block[:2]
             )
-            return _Block(*passes, f.by_row(block.work_s))
+            return _Block(there, back, f.by_row(block.work_s))
 
-        return self if f.alike is None else _Blocks(*map(rows, self[:3]), self.gathered)
+        if f.alike is None:
+            return self
+        embedding, layer, head = map(rows, self[:3])
+        return _Blocks(embedding, layer, head, self.gathered)
 
 
 def _blocks(

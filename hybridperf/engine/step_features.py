@@ -183,50 +183,54 @@ class StepFeatures:
     @functools.cached_property
     def of_blocks(self) -> StepFeatures:
         """A row for each of the blocks [C], its blocks at the same place."""
-        blocks, others = self._apart()
-        others = {name: self.by_block(leaf) for name, leaf in others.items()}
-        return StepFeatures(*blocks, **others, pace=self.pace)
+        rows = {name: self.by_block(leaf) for name, leaf in self.columns.items()}
+        return dataclasses.replace(self, **rows, alike=None)
 
     def picked(self, rows: np.ndarray) -> StepFeatures:
         """Some of the rows: their places, or whether each is one of them."""
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows
-        (blocks, others), alike, which = self._apart(), None, rows
+        alike, which = None, rows
         if self.alike is not None:
             which, of = np.unique(self.alike.of[rows], return_inverse=True)
             alike = Alike.of_keys(of.reshape(-1))
-        blocks = [jax.tree.map(lambda leaf: leaf.take(which, -1), one) for one in blocks]
-        others = {name: leaf.take(rows, -1) for name, leaf in others.items()}
-        return StepFeatures(*blocks, **others, pace=self.pace, alike=alike)
+        blocks = (
+            jax.tree.map(lambda leaf: leaf.take(which, -1), one)
+            for one in (self.layer, self.embedding, self.head)
+        )
+        found: dict[str, Any] = {name: leaf.take(rows, -1) for name, leaf in self.columns.items()}
+        found |= zip(_BLOCKS, blocks, strict=True)
+        return dataclasses.replace(self, **found, alike=alike)
 
     @staticmethod
     def joined(parts: Sequence[tuple[StepFeatures, np.ndarray]], rows: int) -> StepFeatures:
         """Features of all rows, from those of some with the places that they take."""
-        of, first, blocks, columns, held = np.empty(rows, int), [], [], {}, 0
+        of, held = np.empty(rows, int), 0
+        first: list[np.ndarray] = []
+        found: dict[str, Any] = {}
         for f, at in parts:
-            own, others = f._apart()
             alike = f.alike or Alike(np.arange(len(at)), np.arange(len(at)))
             of[at] = held + alike.of
             first.append(at[alike.first])
             held += len(alike.first)
-            blocks.append(own)
-            for name, leaf in others.items():
+            for name, leaf in f.columns.items():
                 shape = (*leaf.shape[:-1], rows)
-                columns.setdefault(name, np.ones(shape))[..., at] = leaf
-        whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, -1), *blocks)
-        alike = Alike(of, np.concatenate(first))
-        return StepFeatures(*whole, **columns, pace=parts[0][0].pace, alike=alike)
+                found.setdefault(name, np.ones(shape))[..., at] = leaf
+        for name in _BLOCKS:
+            each = (getattr(f, name) for f, _ in parts)
+            found[name] = jax.tree.map(lambda *leaves: np.concatenate(leaves, -1), *each)
+        return dataclasses.replace(parts[0][0], **found, alike=Alike(of, np.concatenate(first)))
 
-    def _apart(self) -> tuple[list[BlockPrices], dict[str, Array]]:
-        """(blocks, the columns of rows that there are)."""
-        blocks = [self.layer, self.embedding, self.head]
-        named = {name: getattr(self, name) for name in _COLUMNS}
-        return blocks, {name: column for name, column in named.items() if column is not None}
+    @property
+    def columns(self) -> dict[str, Array]:
+        """What there is of each row besides its blocks, by name."""
+        return {name: one for name in _COLUMNS if (one := getattr(self, name)) is not None}
 
 
+_BLOCKS = ("layer", "embedding", "head")
 _COLUMNS = tuple(
     field.name
     for field in dataclasses.fields(StepFeatures)
-    if field.name not in ("layer", "embedding", "head", "pace", "alike")
+    if field.name not in (*_BLOCKS, "pace", "alike")
 )
 
 
