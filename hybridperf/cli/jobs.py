@@ -32,7 +32,7 @@ def jobs(
 
     from hybridperf.io import read_table
     from hybridperf.report import jobs as reports
-    from hybridperf.runs.job_study import study
+    from hybridperf.runs.job_policies import study
     from hybridperf.runs.job_times import job_times, read_training_jobs
 
     if not (0 <= restart_s < 1e7 and math.isfinite(restart_s)):

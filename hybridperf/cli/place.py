@@ -37,8 +37,14 @@ def place(
     from hybridperf.hardware.topology import load_topology
     from hybridperf.io import read_table
     from hybridperf.report import placement as reports
-    from hybridperf.runs.placed import broadcasts, placements
-    from hybridperf.runs.placement import POLICIES, PlacedStep, Placer, place_stream
+    from hybridperf.runs.placement import (
+        POLICIES,
+        PlacedStep,
+        Placer,
+        broadcasts,
+        place_stream,
+        placements,
+    )
     from hybridperf.runs.placement import read_placed_jobs as read_jobs
     from hybridperf.workloads.transformer import load_shape
 

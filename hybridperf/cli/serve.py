@@ -79,8 +79,7 @@ def of_rows(
 
     from hybridperf.io import read_table, write_table
     from hybridperf.runs.serving_fit import ServingFit
-    from hybridperf.runs.serving_save import saved
-    from hybridperf.runs.serving_table import predict_serving
+    from hybridperf.runs.serving_table import predict_serving, saved
 
     if save and not fit_on:
         raise common.wrong(

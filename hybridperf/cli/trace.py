@@ -11,10 +11,10 @@ from hybridperf.cli import common
 from hybridperf.cli.common import Out, named_in, names_in, times_in, warn, wrong
 
 if TYPE_CHECKING:
-    from hybridperf.traces.changes import Change
     from hybridperf.traces.events import RankTrace
     from hybridperf.traces.replay import Replay
     from hybridperf.traces.steps import CommonStep
+    from hybridperf.traces.what_if import Change
 
 _NO_LAUNCHES = (
     "no launch is recorded: each kernel starts when it did, and what a change would save is not"
@@ -155,9 +155,8 @@ def replay(
     """A recorded step replayed: does its time match, what limits it, what if something changed."""
     from hybridperf.report import perfetto
     from hybridperf.report import trace_tables as tables
-    from hybridperf.traces import changes as changes_of
-    from hybridperf.traces import steady, what_if
-    from hybridperf.traces.replay import replay as replay_one
+    from hybridperf.traces import replay as replays
+    from hybridperf.traces import what_if
     from hybridperf.traces.steps import common_steps
 
     _checked_options(device, model, from_model, links, from_links, ranks, scaling)
@@ -171,7 +170,7 @@ def replay(
         raise wrong(f"expected one step with --out, got {len(names)}: {of_one}")
 
     def changed(before: "Replay") -> what_if.WhatIf:
-        changes = [changes_of.faster(before, pattern, times) for pattern, times in wanted]
+        changes = [what_if.faster(before, pattern, times) for pattern, times in wanted]
         if ranks:
             changes += _other_ranks(before, ranks, scaling, links, from_links, from_model)
         elif links:
@@ -179,14 +178,14 @@ def replay(
         changes += _other_device(before, device, model, from_model) if device or model else []
         return what_if.what_if(before, changes, overlap_slowdown)
 
-    measured = [replay_one(traces, name) for name in names]
+    measured = [replays.replay(traces, name) for name in names]
     # where work of the step before is in the measured time, what the step itself takes is told by
     # several in a row
-    alone = [steady.in_a_row(one) if steady.has_backlog(one) else one for one in measured]
+    alone = [replays.in_a_row(one) if replays.has_backlog(one) else one for one in measured]
     results = list(map(changed, alone))
-    off = [note for both in zip(measured, alone, strict=True) for note in steady.off_notes(*both)]
+    off = [note for both in zip(measured, alone, strict=True) for note in replays.off_notes(*both)]
     notes = [note for one in results for note in (*one.before.notes, *one.notes)]
-    notes += [steady.backlog_note(one) for one in measured if steady.has_backlog(one)]
+    notes += [replays.backlog_note(one) for one in measured if replays.has_backlog(one)]
     notes += [_NO_LAUNCHES for one in measured if not one.launched]
     warn(*dict.fromkeys([*notes, *off]))
     what = [change.description for change in results[0].changes]
@@ -207,7 +206,7 @@ def replay(
             _print(tables.unknown(result.changes, result.before.device_s, of))
     if out:
         one = measured[0]
-        perfetto.write_replay((changed(one) if steady.has_backlog(one) else results[0]).after, out)
+        perfetto.write_replay((changed(one) if replays.has_backlog(one) else results[0]).after, out)
         print(f"timeline of {one.steps[0].name} in {out} (open it at https://ui.perfetto.dev)")
 
 
@@ -266,7 +265,7 @@ def _checked_options(
 
 def _other_links(before: "Replay", links: str, from_links: str) -> "list[Change]":
     from hybridperf.collectives.model import collectives_of
-    from hybridperf.traces.changes import links_scaled, other_links
+    from hybridperf.traces.what_if import links_scaled, other_links
 
     try:
         times = float(links.removesuffix("x"))

@@ -20,8 +20,7 @@ from hybridperf.io.process import check_not_forked
 from hybridperf.model import PerfModel, model_or_datasheet, widening
 from hybridperf.model.adapted_steps import Adapted
 from hybridperf.model.calls import KINDS, call_columns, kind_of
-from hybridperf.model.explained import WIDE, below_roofline, narrowed_by
-from hybridperf.model.group_report import GroupReport
+from hybridperf.model.group_report import WIDE, GroupReport, below_roofline, narrowed_by
 from hybridperf.model.price import Prices, price
 from hybridperf.model.reference_device import believed_by
 from hybridperf.model.step_effects import vector

@@ -15,9 +15,8 @@ from hybridperf.io.process import check_not_forked
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.residual import inputs_of
 from hybridperf.model import prior_pricing as by_prior
-from hybridperf.model.explained import WIDE, below_roofline, narrowed_by
 from hybridperf.model.families import by_family, family_rows, with_defaults
-from hybridperf.model.group_report import widened
+from hybridperf.model.group_report import WIDE, below_roofline, narrowed_by, widened
 from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.platform import OpTable, op_table
 from hybridperf.model.reference_device import (

@@ -1,7 +1,7 @@
 """Schedulers of a stream of jobs in words."""
 
 from hybridperf.report.text import frame_table
-from hybridperf.runs.job_study import JobStudy
+from hybridperf.runs.job_policies import JobStudy
 
 
 def jobs_report(found: JobStudy, gpus: int) -> str:

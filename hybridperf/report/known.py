@@ -19,7 +19,7 @@ from hybridperf.explore.sweeps.written import json_schema
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models
-from hybridperf.model.explained import beyond_datasheet
+from hybridperf.model.group_report import beyond_datasheet
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.report import text
 from hybridperf.report.text import quantity

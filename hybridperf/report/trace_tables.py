@@ -10,13 +10,12 @@ import pandas as pd
 from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.report.slices import Track, slices_frame
 from hybridperf.report.text import frame_table, seconds
-from hybridperf.traces.changes import Change
 from hybridperf.traces.events import COPY, FILL, RankTrace
 from hybridperf.traces.overheads import outermost_op
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.steps import CommonStep
 from hybridperf.traces.summary import LostTime, StepSummaryRow
-from hybridperf.traces.what_if import WhatIf
+from hybridperf.traces.what_if import Change, WhatIf
 
 Item = TypeVar("Item")
 _KERNEL, _COMMUNICATION, _COPY, _HOST = range(4)

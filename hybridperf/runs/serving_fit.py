@@ -27,7 +27,7 @@ from hybridperf.io import InputError, read_json, write_json
 from hybridperf.model.serving_effects import BELIEFS, NAMES, ServingEffects, effects_of, logs_of
 from hybridperf.runs.closed_loop import Latency, Loop
 from hybridperf.runs.served import Served, believed_effects
-from hybridperf.runs.serving_benchmarks import published
+from hybridperf.runs.serving_published import published
 from hybridperf.runs.serving_rows import ServedRow
 
 FILE, _KIND, _VERSION = "serving.json", "serving-effects", 3

@@ -28,8 +28,14 @@ from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.runs.failures import JOB, components, facts, job_rate
-from hybridperf.runs.goodput import FailureCycle, Goodput, best_interval
-from hybridperf.runs.spares import Spares, best_spares, with_spares
+from hybridperf.runs.goodput import (
+    FailureCycle,
+    Goodput,
+    Spares,
+    best_interval,
+    best_spares,
+    with_spares,
+)
 from hybridperf.training.plans.economy import DAY_S, HOUR_S, J_PER_KWH, Economy
 
 CHECKPOINTS = ("sync", "async", "memory")

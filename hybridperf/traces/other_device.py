@@ -32,11 +32,11 @@ from hybridperf.hardware import DeviceSpec, device_called, device_names, load_de
 from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.ops import GROUPS, OpCall
-from hybridperf.traces.changes import Change
 from hybridperf.traces.events import NONE
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE
 from hybridperf.traces.row_ops import RecordedCall, op_of, our_ops, recorded_calls, rows_by_call
+from hybridperf.traces.what_if import Change
 
 KERNEL_S = 2e-6  # no kernel takes less, whatever a datasheet's rates make of few bytes
 MEASURED, DATASHEET, NAME, HOST, KEPT = (

@@ -47,10 +47,9 @@ from hybridperf.model import PerfModel
 from hybridperf.model.price import price
 from hybridperf.model.step_effects import slowest_of
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
-from hybridperf.traces.changes import Change, OnWire, on_wires, predicted, seconds_by_op
 from hybridperf.traces.other_device import KERNEL_S, recorded_on
 from hybridperf.traces.readers.kineto import read_traces
-from hybridperf.traces.replay import Replay, replay
+from hybridperf.traces.replay import Replay, has_backlog, in_a_row, replay
 from hybridperf.traces.replay_graph import DEVICE
 from hybridperf.traces.row_ops import (
     RecordedCall,
@@ -59,8 +58,15 @@ from hybridperf.traces.row_ops import (
     recorded_calls,
     rows_by_call,
 )
-from hybridperf.traces.steady import has_backlog, in_a_row
-from hybridperf.traces.what_if import step_table, what_if
+from hybridperf.traces.what_if import (
+    Change,
+    OnWire,
+    on_wires,
+    predicted,
+    seconds_by_op,
+    step_table,
+    what_if,
+)
 
 SCALINGS = ("weak", "strong")
 KNOWN = 0.5  # of the device's time, without which its answer would be a guess

@@ -19,7 +19,7 @@ import numpy as np
 from hybridperf.io import InputError
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
 from hybridperf.traces.events import NONE, RankTrace
-from hybridperf.traces.recorded.arguments import RecordedArguments, arguments, recorded_op
+from hybridperf.traces.recorded.graph import RecordedArguments, arguments, recorded_op
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE
 from hybridperf.workloads.torch.calls import flat

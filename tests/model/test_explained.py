@@ -10,7 +10,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.hardware.this_machine import this_cpu
-from hybridperf.model.explained import below_roofline
+from hybridperf.model.group_report import below_roofline
 from hybridperf.report.known import machine_words, over_datasheet
 from hybridperf.report.prediction import prediction_report
 

@@ -9,7 +9,7 @@ import hybridperf as hp
 from hybridperf.io import read_table
 from hybridperf.model.price import price
 from hybridperf.model.reference_device import reference_device
-from hybridperf.model.ship.own import OWN_FAMILIES, OWN_GROUPS, own_table
+from hybridperf.model.ship.devices import OWN_FAMILIES, OWN_GROUPS, own_table
 from hybridperf.ops import EmbeddingBag, Softmax
 from hybridperf.ops.base import OpCall
 from hybridperf.ops.stacked import calls_of

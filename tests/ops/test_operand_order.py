@@ -8,7 +8,7 @@ import pytest
 import hybridperf as hp
 from hybridperf.io import read_table
 from hybridperf.model.own_ops import OwnOps
-from hybridperf.model.ship.own import own_table
+from hybridperf.model.ship.devices import own_table
 from hybridperf.ops import BatchedGemm, Convolution, Gemm, OpCall
 from hybridperf.ops.operand_order import image_kernel, order_seconds, row_kernel
 

@@ -12,12 +12,14 @@ from support.run_events import Run
 from hybridperf.runs.goodput import (
     SHARES,
     FailureCycle,
+    Spares,
     best_interval,
+    best_spares,
     goodput,
+    with_spares,
     young_interval_s,
 )
 from hybridperf.runs.queues import erlang_b, erlang_b_between, erlang_c
-from hybridperf.runs.spares import Spares, best_spares, with_spares
 
 HOUR_S = 3600.0
 USUAL = FailureCycle(

@@ -16,13 +16,13 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.model.price import price
 from hybridperf.runs.broadcast import broadcast
-from hybridperf.runs.placed import placements
 from hybridperf.runs.placement import (
     PlacedJob,
     PlacedStep,
     Placer,
     candidates,
     place_stream,
+    placements,
     read_placed_jobs,
 )
 from hybridperf.validate.topology import dgx1v, job_stream

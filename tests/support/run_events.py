@@ -10,8 +10,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 import simpy
 
-from hybridperf.runs.goodput import FailureCycle
-from hybridperf.runs.spares import Spares
+from hybridperf.runs.goodput import FailureCycle, Spares
 
 Steps = Generator[simpy.Event, None, bool]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hybridperf.traces.events import COPY, FILL, KERNEL
-from hybridperf.traces.readers.kernel_names import communicates, kind_of_kernel
+from hybridperf.traces.readers.kineto_devices import communicates, kind_of_kernel
 
 
 @pytest.mark.parametrize(

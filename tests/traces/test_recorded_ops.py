@@ -25,8 +25,8 @@ from hybridperf.ops import (
     columns,
 )
 from hybridperf.ops.base import Op
-from hybridperf.traces.recorded.arguments import RecordedArguments
-from hybridperf.traces.recorded.arguments import recorded_op as ours
+from hybridperf.traces.recorded.graph import RecordedArguments
+from hybridperf.traces.recorded.graph import recorded_op as ours
 from hybridperf.workloads.torch.ops import NO_KERNEL, RULES, by_parts
 
 F = "Tensor(float)"

@@ -17,15 +17,21 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.report.perfetto import write_traces
-from hybridperf.traces.changes import LATENCY_S, faster, links_scaled, other_links
 from hybridperf.traces.events import Message
 from hybridperf.traces.other_device import KERNEL_S, PRICED_BY, other_device, seconds_ratio
 from hybridperf.traces.readers.kineto import read_traces
-from hybridperf.traces.replay import UNRECORDED, replay, replay_step
+from hybridperf.traces.replay import UNRECORDED, has_backlog, in_a_row, replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, WIRE
-from hybridperf.traces.steady import has_backlog, in_a_row
 from hybridperf.traces.steps import steps
-from hybridperf.traces.what_if import best_savings, critical_by_op, what_if
+from hybridperf.traces.what_if import (
+    LATENCY_S,
+    best_savings,
+    critical_by_op,
+    faster,
+    links_scaled,
+    other_links,
+    what_if,
+)
 
 REDUCE = "ncclKernel_AllReduce"
 DLRM, A100 = "param_dlrm_8xV100_kineto.tar.gz", "hta_trace_diff_control_A100_rank3of8.json.gz"

@@ -21,8 +21,14 @@ from typing import Any
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
-from hybridperf.traces.recorded.arguments import RecordedArguments, dtype_of
-from hybridperf.traces.recorded.graph import CPU, RecordedGraph, RecordedNode, identity
+from hybridperf.traces.recorded.graph import (
+    CPU,
+    RecordedArguments,
+    RecordedGraph,
+    RecordedNode,
+    dtype_of,
+    identity,
+)
 from hybridperf.workloads.torch.calls import flat, is_whole
 
 _SCHEMA = re.compile(r"1\.[01]\.\d+(-chakra\..*)?")

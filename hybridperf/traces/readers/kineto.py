@@ -24,8 +24,14 @@ from hybridperf.io import InputError
 from hybridperf.traces import events
 from hybridperf.traces.events import CALL, COPY, FILL, KERNEL, MARK, NONE, OP, RankTrace
 from hybridperf.traces.readers.files import trace_files
-from hybridperf.traces.readers.kernel_names import communicates, kind_of_kernel
-from hybridperf.traces.readers.kineto_devices import RankEvents, correlation, device_number, parts
+from hybridperf.traces.readers.kineto_devices import (
+    RankEvents,
+    communicates,
+    correlation,
+    device_number,
+    kind_of_kernel,
+    parts,
+)
 from hybridperf.traces.readers.kineto_json import (
     Document,
     Event,

@@ -23,8 +23,15 @@ from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
-from hybridperf.traces.recorded.arguments import recorded_op
-from hybridperf.traces.recorded.graph import CPU, GPU, RecordedGraph, RecordedNode, read, written
+from hybridperf.traces.recorded.graph import (
+    CPU,
+    GPU,
+    RecordedGraph,
+    RecordedNode,
+    read,
+    recorded_op,
+    written,
+)
 from hybridperf.workloads.torch.calls import flat
 from hybridperf.workloads.torch.ops import by_parts
 

@@ -93,16 +93,14 @@ def lower_bounds_s(
     peaks = peaks_flops_per_s(configs, devices) if peaks is None else peaks
     unquantised = _peaks(configs, devices, lambda one: one.dtype)
     peaks = np.fmax(np.fmax(unquantised, peaks), 0.0)
-    by_mode = [
-        configs.each(
-            lambda one, mode=mode: one.shape.hardware_flops(
-                1.0, mode, causal=one.attention == "fused"
-            )
+
+    def of(mode: str) -> np.ndarray:
+        return configs.each(
+            lambda one: one.shape.hardware_flops(1.0, mode, causal=one.attention == "fused")
         )
-        for mode in RECOMPUTE
-    ]
+
     x = configs.layouts
-    flops = configs.tokens * np.choose(x.recompute, by_mode)
+    flops = configs.tokens * np.choose(x.recompute, [*map(of, RECOMPUTE)])
     return np.divide(flops, x.ranks * peaks, out=np.zeros(len(flops)), where=peaks > 0)
 
 

@@ -280,8 +280,8 @@ def _fill(
     host_shares = times.parts["host_s"] / step_s
     surely = np.asarray(batch.features.stalls) > 0
     shares = [_share_of(config) for config in batch.columns.templates]
-    columns = (at, batch.rows, configs, times.remarks, chances, surely, host_shares)
-    columns += (batch.columns.of,)
+    columns: tuple[Any, ...] = (at, batch.rows, configs, times.remarks, chances, surely)
+    columns += (host_shares, batch.columns.of)
     assumed = []
     for place, row, config, remark, chance, sure, waiting, of in zip(
         *(one if isinstance(one, list | tuple) else one.tolist() for one in columns), strict=True

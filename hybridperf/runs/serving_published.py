@@ -1,19 +1,22 @@
-"""Engines of published disaggregated benchmarks, where a row tells their GPUs but not how many
-there are, how many sequences each takes, or whether they draft.
+"""What a published benchmark deploys where a row does not tell it: engines, settings of servers.
 
-A row fits a point of the benchmark where model, machine, format, lengths, clients and the GPUs of
-both kinds of engine do (in some tables the GPUs of a whole deployment stand in the place of both),
-and whatever else it tells. Several may fit: one that drafts and one that does not.
+A row of disaggregated engines tells their GPUs, not how many there are, how many sequences each
+takes, or whether they draft. It fits a point of the benchmark where model, machine, format,
+lengths, clients and the GPUs of both kinds of engine do (in some tables the GPUs of a whole
+deployment stand in the place of both), and whatever else it tells. Several may fit: one that
+drafts and one that does not. A rule of settings tells of the lengths that it names, else of the
+benchmark's; a row of other prompts and answers than any gets engines' defaults.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from hybridperf.io import shipped_toml
+from hybridperf.workloads.serving import Deployment
 
 _POINT = re.compile(
     r"(?P<clients>[\d ]+): (?P<prefillers>\d+) (?P<prefill>\w+?)(?P<prefill_gpus>\d+)"
@@ -113,3 +116,56 @@ def _known() -> dict[str, tuple[tuple[frozenset[float], Point], ...]]:
             )
         out[key] = tuple(points)
     return out
+
+
+_SEARCHED = ("framework", "model", "system", "version", "scheme")
+_EQUAL = ("prompt", "output", "attention_dp")
+_WITHIN = ("clients", "tp")
+
+
+def settings_of(
+    engine: Deployment, model: str, system: str, version: str, clients: float, prompt: float,
+    output: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Columns of `serving_columns.READ` by their values; empty: no benchmark of these lengths.
+
+    Args:
+        engine: that takes the prompts.
+        model: as we call it.
+        system: the device.
+        version: of the framework.
+        clients: that send requests.
+        prompt: tokens.
+        output: tokens.
+    """
+    out: dict[str, Any] = {}
+    told = {
+        "framework": engine.framework, "model": model, "system": system, "version": version,
+        "scheme": engine.of_experts(), "prompt": prompt, "output": output, "clients": clients,
+        "tp": engine.tp, "attention_dp": engine.attention_dp > 1,
+    }  # fmt: skip
+    for rule in _published_settings()["rule"]:
+        if _fits(rule, told):
+            out |= rule["set"]
+    if out.pop("one_prompt_a_step", False):
+        out["max_num_batched_tokens"] = prompt + clients + 64
+    return out
+
+
+def published(prompt: float, output: float) -> bool:
+    """Whether the benchmark sends prompts and answers of such lengths."""
+    return [prompt, output] in _published_settings()["lengths"]
+
+
+def _fits(rule: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+    return (
+        [told["prompt"], told["output"]] in rule.get("lengths", _published_settings()["lengths"])
+        and all(re.search(rule[name], told[name]) for name in _SEARCHED if name in rule)
+        and all(rule[name] == told[name] for name in _EQUAL if name in rule)
+        and all(rule[name][0] <= told[name] <= rule[name][1] for name in _WITHIN if name in rule)
+    )
+
+
+@functools.cache
+def _published_settings() -> dict[str, Any]:
+    return shipped_toml(__package__, "serving_benchmarks.toml")
