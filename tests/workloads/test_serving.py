@@ -161,3 +161,15 @@ def test_what_no_engine_has_is_one_sentence(llama: TransformerShape) -> None:
         Deployment(llama, tp=3)
     with pytest.raises(InputError, match="acceptance of a deployment is a share"):
         Deployment(llama, drafted=1, acceptance=1.0)
+
+
+def test_an_indexer_norms_turns_and_narrows_what_it_scores() -> None:
+    counts = {
+        name: sum(
+            times
+            for call, times in ServedCalls(Deployment(hp.load_shape(name)), 8).products(4.0)
+            if isinstance(getattr(call, "op", None), Quantise)
+        )
+        for name in ("glm-5", "deepseek-v3")
+    }
+    assert counts == {"glm-5": 2 * hp.load_shape("glm-5").layers, "deepseek-v3": 0}
