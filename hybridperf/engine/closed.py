@@ -30,7 +30,7 @@ Axes: N rows, P = 2 passes. Columns are NumPy's or JAX's (`io/namespace.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,28 +64,71 @@ def step_seconds(
         host_log: the same of its host's seconds [N].
         outer_log: the same of embedding and LM head [N].
     """
-    xp = array_module(*vars(k).values(), gpu_log, host_log, outer_log)
-    if xp is not np:
-        f, k, gpu_log, host_log, outer_log = fresh_views((f, k, gpu_log, host_log, outer_log))
-    k = k.on_slowest(f.slowest)
-    blocks = _blocks(xp, f, k, xp.exp(gpu_log), xp.exp(host_log), xp.exp(outer_log))
-    sends = _sends(f, k)
-    stages = _stages(xp, f, k, blocks, sends)
-    assert f.pace is not None, "rows say how their schedule paces unlike stages"
-    slowest = f.pace(xp, f, stages, _layer_seconds(xp, blocks.layer))
-    bubble_s = slowest.waits_s + _shown_s(xp, f, sends, stages, slowest)
-    update_s = ROLES["optimizer"].seconds(k, f.optimizer_s, 0.0)
-    updating_s = xp.maximum(update_s + k.launch_s, k.launch_s * f.optimizer_kernels)
-    once_s = _exposed_s(xp, f, k, blocks) + _gathered_s(xp, f, k, blocks) - slowest.hidden_s
-    step_s = f.micro_batches * slowest.stage_s + bubble_s + once_s + updating_s + k.fixed_s
-    work_s, comm_s = _of_slowest(xp, f, blocks, sends, stages, slowest)
-    compute_s = f.micro_batches * work_s + update_s
-    exposed_s = f.micro_batches * comm_s + once_s
-    # only rounding puts it below zero, and so little above; what follows likewise
-    exposed_s = xp.where(exposed_s > _ROUNDING * step_s, exposed_s, 0.0)
-    host_s = xp.maximum(step_s - (compute_s + exposed_s + bubble_s), 0.0)
-    there, back = (work.seconds(xp) for work in blocks.layer[:2])
-    return StepParts(step_s, compute_s, exposed_s, bubble_s, host_s, there + back)
+    step = _Step.of(f, k, (gpu_log, host_log, outer_log))
+    compute_s, exposed_s, bubble_s, host_s = step.parts
+    return StepParts(step.step_s, compute_s, exposed_s, bubble_s, host_s, step.layer_s)
+
+
+def whole_seconds(
+    f: StepFeatures, k: StepEffects, gpu_log: Array = 0.0, host_log: Array = 0.0,
+    outer_log: Array = 0.0,
+) -> Array:  # fmt: skip
+    """`step_seconds` without the parts [N]."""
+    return _Step.of(f, k, (gpu_log, host_log, outer_log)).step_s
+
+
+class _Step(NamedTuple):
+    """A step's seconds [N], and what its parts come from."""
+
+    xp: Any
+    f: StepFeatures
+    blocks: _Blocks
+    sends: _Sends
+    stages: Stages
+    slowest: Pace
+    bubble_s: Array
+    update_s: Array
+    once_s: Array
+    step_s: Array
+    layer_s: Array
+
+    @staticmethod
+    def of(f: StepFeatures, k: StepEffects, logs: tuple[Array, Array, Array]) -> _Step:
+        """Of features, effects and corrections, as `step_seconds` takes them."""
+        xp = array_module(*vars(k).values(), *logs)
+        if xp is not np:
+            f, k, logs = fresh_views((f, k, logs))
+        of_blocks = f.of_blocks
+        once = StepEffects(**{name: f.by_block(one) for name, one in vars(k).items()})
+        factors = (xp.exp(f.by_block(one)) for one in logs)
+        unique = _blocks(xp, of_blocks, once.on_slowest(of_blocks.slowest), *factors)
+        layer_s = f.by_row(unique.layer.forward.alone_s + unique.layer.backward.alone_s)
+        blocks, ends_s = unique.by_row(f), f.by_row(_ends_s(xp, unique))
+        sends = _sends(f, k)
+        stages = _stages(xp, f, k, blocks, sends)
+        assert f.pace is not None, "rows say how their schedule paces unlike stages"
+        slowest = f.pace(xp, f, stages, _layer_seconds(xp, f, unique.layer))
+        bubble_s = slowest.waits_s + _shown_s(xp, f, sends, stages, slowest)
+        update_s = ROLES["optimizer"].seconds(k, f.optimizer_s, 0.0)
+        updating_s = xp.maximum(update_s + k.launch_s, k.launch_s * f.optimizer_kernels)
+        once_s = _exposed_s(xp, f, k, blocks) + ends_s
+        once_s = once_s + _gathered_s(xp, f, k, blocks) - slowest.hidden_s
+        step_s = f.micro_batches * slowest.stage_s + bubble_s + once_s + updating_s + k.fixed_s
+        return _Step(
+            xp, f, blocks, sends, stages, slowest, bubble_s, update_s, once_s, step_s, layer_s
+        )
+
+    @property
+    def parts(self) -> tuple[Array, Array, Array, Array]:
+        """Seconds of computing, exposed communication, waiting for stages and for the host."""
+        xp, m, step_s = self.xp, self.f.micro_batches, self.step_s
+        work_s, comm_s = _of_slowest(xp, self.f, self.blocks, self.sends, self.stages, self.slowest)
+        compute_s = m * work_s + self.update_s
+        exposed_s = m * comm_s + self.once_s
+        # only rounding puts it below zero, and so little above; what follows likewise
+        exposed_s = xp.where(exposed_s > _ROUNDING * step_s, exposed_s, 0.0)
+        host_s = xp.maximum(step_s - (compute_s + exposed_s + self.bubble_s), 0.0)
+        return compute_s, exposed_s, self.bubble_s, host_s
 
 
 class _Sends(NamedTuple):
@@ -105,37 +148,66 @@ def _sends(f: StepFeatures, k: StepEffects) -> _Sends:
 def _stages(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks, sends: _Sends) -> Stages:
     """Stages of pipelines, and of rows without one the whole model, first and last at once."""
     v, launch_s, alone = f.chunks, k.launch_s * f.chunks, f.stages == 1
-    embedding, layer, head = blocks
-
-    def held(works: Iterable[_Work]) -> Array:
-        return sum(_held(xp, launch_s, work) for work in works)
+    embedding, layer, head, _ = blocks
+    held = _Once(lambda work: _held(xp, launch_s, work))  # several ranks have the same work
+    repeated = _Once(_Work.repeated)
 
     def rank(layers: Array, before: tuple[_Block, ...], behind: tuple[_Block, ...]) -> Passes:
-        works = _in_order(xp, f, (*before, layer, *behind), layers, at=len(before))
-        there, back = works[: len(works) // 2], works[len(works) // 2 :]
-        return Passes(held(there), held(back), sum(work.gpu_s for work in works))
+        run = (*before, layer, *behind)
+        if blocks.gathered:
+            works = _in_order(xp, f, run, layers, at=len(before))
+        else:
+            works = _passes(run)
+            for at in (len(before), -1 - len(before)):
+                works[at] = repeated(works[at], layers)
+        there, back = works[: len(run)], works[len(run) :]
+        gpu_s = sum(work.gpu_s for work in works)
+        return Passes(sum(map(held, there)), sum(map(held, back)), gpu_s)
 
     def sent(stage: Passes, forwards: Array, backwards: Array) -> Passes:
         forward_s = stage.forward + sends.posted_s + forwards * sends.shown_s
         return Passes(forward_s, stage.backward + backwards * sends.shown_s, stage.gpu_s)
 
-    whole = rank(f.layers_first, (embedding,), (head,))
-    first = sent(rank(f.layers_first, (embedding,), ()), v, v - 1)
-    last = sent(rank(f.layers_last, (), (head,)), v - 1, v)
-    other = sent(rank(f.layers_most, (), ()), v, v)
-    if f.schedule is not None:  # the first stage holds the last chunk
-        turned, folded = rank(f.layers_last, (), ()), f.folded > 0
-        first = _either(xp, folded, sent(whole, v - 1, v - 1), first)
-        last = _either(xp, folded, sent(turned, v - 1, v - 1), last)
-    first, last = (_either(xp, alone, whole, one) for one in (first, last))
+    on_first, on_last, most = _equal(f.layers_first, f.layers_last, f.layers_most)
+    first = sent(rank(on_first, (embedding,), ()), v, v - 1)
+    last = sent(rank(on_last, (), (head,)), v - 1, v)
+    other = sent(rank(most, (), ()), v, v)
+    folded = f.folded > 0 if f.schedule is not None else np.zeros(1, bool)
+    if _some(alone) or _some(folded):
+        whole = rank(on_first, (embedding,), (head,))
+        if _some(folded):  # the first stage holds the last chunk
+            turned = rank(on_last, (), ())
+            first = _either(xp, folded, sent(whole, v - 1, v - 1), first)
+            last = _either(xp, folded, sent(turned, v - 1, v - 1), last)
+        first, last = (_either(xp, alone, whole, one) for one in (first, last))
     others = xp.maximum(f.stages - 2, 0)
     fewer = others * f.layers_most - (f.layers - f.layers_first - f.layers_last)
-    layer_s = sum(work.seconds(xp) for work in layer[:2])
+    layer_s = layer.forward.alone_s + layer.backward.alone_s
     between_s = others * other.both_s - xp.where(others > 0, fewer * layer_s, 0.0)
     sum_s = xp.where(alone, first.both_s, first.both_s + last.both_s + between_s)
     other = Passes(*(xp.where(others > 0, one, 0.0) for one in other))
-    ends_s = (held(work for work in block[:2]) for block in (embedding, head))
+    ends_s = (held(block.forward) + held(block.backward) for block in (embedding, head))
     return Stages(first, other, last, sum_s, *ends_s)
+
+
+class _Once:
+    """A function that is asked once for the same objects."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
+        self._known: dict[tuple[int, ...], tuple[Any, Any]] = {}  # objects stay, and so their ids
+
+    def __call__(self, *of: Any) -> Any:
+        key = tuple(map(id, of))
+        if key not in self._known:
+            self._known[key] = of, self._function(*of)
+        return self._known[key][1]
+
+
+def _equal(first: Array, *others: Array) -> list[Array]:
+    """The same columns; those that say what the first one says are that object."""
+    known = array_module(first, *others) is np
+    return [first, *(first if known and np.array_equal(one, first) else one for one in others)]
 
 
 def _either(xp: Any, chosen: Array, one: Passes, other: Passes) -> Passes:
@@ -147,7 +219,7 @@ def _of_slowest(
 ) -> tuple[Array, Array]:
     """Seconds of a micro-batch on the slowest worker: computing, and what nothing hides."""
     counts = slowest.embeddings, slowest.layers, slowest.heads
-    work_s = sum(count * block.work_s for count, block in zip(counts, blocks, strict=True))
+    work_s = sum(count * block.work_s for count, block in zip(counts, blocks[:3], strict=True))
     both_ends = (f.stages == 1) | (f.folded > 0)  # a first stage that holds the head, too
     as_last = xp.where(both_ends, 0.0, slowest.heads)
     others_s = xp.where(f.folded > 0, stages.last.gpu_s, stages.other.gpu_s)
@@ -158,11 +230,12 @@ def _of_slowest(
     return work_s, gpu_s - work_s + messages_s
 
 
-def _layer_seconds(xp: Any, layer: _Block) -> LayerSeconds:
-    there, back = (work.seconds(xp) for work in layer[:2])
+def _layer_seconds(xp: Any, f: StepFeatures, layer: _Block) -> LayerSeconds:
+    """Of rows, from a layer of their blocks."""
+    there, back = layer.forward.alone_s, layer.backward.alone_s
     worked = layer.backward.work_s / xp.maximum(layer.backward.gpu_s, _MIN_S)
     exchange_s = layer.forward.exchange_s + layer.backward.exchange_s
-    return LayerSeconds(there, back, worked * back, exchange_s)
+    return LayerSeconds(*map(f.by_row, (there, back, worked * back, exchange_s)))
 
 
 class LeastSeconds(NamedTuple):
@@ -184,7 +257,7 @@ def least_seconds(
     on_gpu, on_host, on_outer = (np.exp(log) for log in (gpu_log, host_log, outer_log))
     blocks = _blocks(np, f, k, on_gpu, on_host, on_outer, waits=False)
     embedding_s, layer_s, head_s = (
-        block.forward.seconds(np) + block.backward.seconds(np) for block in blocks
+        block.forward.alone_s + block.backward.alone_s for block in blocks[:3]
     )
     return LeastSeconds(layer_s, embedding_s + head_s, blocks.layer.work_s)
 
@@ -194,15 +267,12 @@ class _Work(NamedTuple):
 
     gpu_s: Array  # with what nothing hides, and gathers if they take longer
     host_s: Array
+    alone_s: Array  # of one among many alike: the larger of both
     busy_s: Array  # without gathers
     gather_s: Array  # of sharded weights, alongside
     scatter_s: Array  # of their gradients
     work_s: Array  # of the GPU alone, without communication
     exchange_s: Array  # messages that hold the rank up
-
-    def seconds(self, xp: Any) -> Array:
-        """Of one among many alike."""
-        return xp.maximum(self.gpu_s, self.host_s)
 
     def repeated(self, times: Array) -> _Work:
         """As many, one after the other."""
@@ -221,17 +291,44 @@ class _Blocks(NamedTuple):
     embedding: _Block
     layer: _Block
     head: _Block
+    gathered: bool  # whether weights of some are gathered beside others
+
+    def by_row(self, f: StepFeatures) -> _Blocks:
+        """What stages are made of, of the rows that have these blocks."""
+        beside = ("busy_s", "gather_s", "scatter_s") if self.gathered else ()
+        names = ("gpu_s", "host_s", "alone_s", *beside)
+
+        def rows(block: _Block) -> _Block:
+            there, back = (
+                one._replace(**{name: f.by_row(getattr(one, name)) for name in names})
+                for one in block[:2]
+            )
+            return _Block(there, back, f.by_row(block.work_s))
+
+        if f.alike is None:
+            return self
+        embedding, layer, head = map(rows, self[:3])
+        return _Blocks(embedding, layer, head, self.gathered)
 
 
 def _blocks(
     xp: Any, f: StepFeatures, k: StepEffects, on_gpu: Array, on_host: Array, on_outer: Array,
     waits: bool = True,
 ) -> _Blocks:  # fmt: skip
+    blocks = f.embedding, f.layer, f.head
+    beside = (leaf for block in blocks for leaf in (block.gather_s, block.scatter_s))
+    gathered = any(map(_some, beside)) and _some(f.gathers_hidden)
     return _Blocks(
         _block(xp, f, f.embedding, k, on_outer, on_outer, input_s=k.input_s),
         _block(xp, f, f.layer, k, on_gpu, on_host, waits=waits),
         _block(xp, f, f.head, k, on_outer, on_outer),
+        gathered,
     )
+
+
+def _some(column: Array) -> bool:
+    """Whether a column may have numbers other than zero."""
+    return array_module(column) is not np or bool(np.any(column))
 
 
 def _held(xp: Any, launch_s: Array, work: _Work) -> Array:
@@ -251,16 +348,13 @@ def _in_order(
     xp: Any, f: StepFeatures, blocks: Sequence[_Block], layers: Array, at: int
 ) -> list[_Work]:
     """What a rank runs in turns, forward and backward through its blocks, equal layers together:
-    block `at` is as many.
+    block `at` is as many, and weights of some blocks are gathered beside others.
 
     While a block runs, gradients of the one before it are scattered and weights of the next one
     gathered. Passes take turns, but for schedules with all forward passes first; so do an
     interleaved pipeline's chunks, each a run of layers.
     """
-    works = [*(one.forward for one in blocks), *(one.backward for one in reversed(blocks))]
-    counts = {at: layers, len(works) - 1 - at: layers}
-    if array_module(f.gathers_hidden) is np and not np.any(f.gathers_hidden):
-        return [work.repeated(counts.get(place, 1.0)) for place, work in enumerate(works)]
+    works = _passes(blocks)
     half, turns = len(blocks), f.forwards_first == 0
 
     found = []
@@ -272,11 +366,11 @@ def _in_order(
         gather_s = works[(place + 1) % len(works)].gather_s
         if place == last:
             gather_s = xp.where(turns, gather_s, works[first].gather_s)
-        if place not in counts:
+        other = works[len(works) - 1 - place]
+        if place not in (at, len(works) - 1 - at):
             gpu_s = xp.maximum(work.busy_s, scatter_s + gather_s)
             found.append(work._replace(gpu_s=gpu_s))
             continue
-        other = works[len(works) - 1 - place]
         runs_s = _run_s(xp, work, scatter_s, gather_s)
         chunk_s = _run_s(
             xp, work, xp.where(turns, other.scatter_s, work.scatter_s),
@@ -286,6 +380,11 @@ def _in_order(
         gpu_s = runs_s + (f.chunks - 1) * chunk_s + (layers - 2 * f.chunks) * between_s
         found.append(work.repeated(layers)._replace(gpu_s=gpu_s))
     return found
+
+
+def _passes(blocks: Sequence[_Block]) -> list[_Work]:
+    """Forward passes of blocks in their order, then backward ones in the other."""
+    return [*(one.forward for one in blocks), *(one.backward for one in reversed(blocks))]
 
 
 def _run_s(xp: Any, work: _Work, scatter_s: Array, gather_s: Array) -> Array:
@@ -313,7 +412,9 @@ def _block(
 ) -> _Block:  # fmt: skip
     works, work_s = [], 0.0
     for at, backward in ((0, False), (1, True)):
-        part = BlockPrices(**{name: leaf[at] for name, leaf in vars(block).items()})
+        part = BlockPrices(
+            **{name: leaf[at] if _some(leaf[at]) else 0.0 for name, leaf in vars(block).items()}
+        )
         busy_s = _gpu_s(part, k) * on_gpu
         comm_s = _comm_s(xp, f, part, k) * on_gpu
         gathers_s = ROLES["gather"].seconds(k, part.gather_s, 1.0)
@@ -329,7 +430,10 @@ def _block(
         host_s = (host_s + (0.0 if backward else input_s)) * on_host
         exchange_s = ROLES["exchange"].seconds(k, part.exchange_s, 1.0) * on_gpu
         gathered_s, scattered_s = alongside
-        works.append(_Work(held_s, host_s, rank_s, gathered_s, scattered_s, busy_s, exchange_s))
+        alone_s = xp.maximum(held_s, host_s)
+        works.append(
+            _Work(held_s, host_s, alone_s, rank_s, gathered_s, scattered_s, busy_s, exchange_s)
+        )
         work_s = work_s + busy_s
     return _Block(works[0], works[1], work_s)
 
@@ -352,10 +456,10 @@ def _comm_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Arra
     exchange_s = exchange_s + xp.maximum(ring_s - ROLES["attention"].scale(k) * part.hiding_s, 0.0)
     # waiting for a network takes nothing from computing: only the part inside a node shows
     shown_s = f.gathers_hidden * ROLES["gather_shown"].seconds(k, part.gather_inside_s, 1.0)
-    if array_module(f.tp_nodes) is np and not np.any(f.tp_nodes > 1):
+    if not _some(f.tp_nodes > 1):
         return inside_s + exchange_s + shown_s
     across_s = ROLES["tp_across"].seconds(k, part.tp_s, nodes)
-    if array_module(f.waiting) is not np or np.any(f.waiting):
+    if _some(f.waiting):
         waiting_s = ROLES["tp_waiting"].seconds(k, part.tp_s, nodes)
         across_s = xp.where(f.waiting > 0, waiting_s, across_s)
     return xp.where(f.tp_nodes > 1, across_s, inside_s) + exchange_s + shown_s
@@ -392,7 +496,7 @@ def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks) -> Arr
     role = ROLES["reduction"]
     sums = (f.reduction_s, f.reduction_tail_s, f.reduction_last_s, f.tied_s)
     whole_s, tail_s, last_s, tied_s = (role.seconds(k, one, 1.0) for one in sums)
-    end_s, layer_s = (block.backward.seconds(xp) for block in blocks[:2])
+    end_s, layer_s = (block.backward.alone_s for block in blocks[:2])
     chunks, held = _in_turn(xp, f)
     others = f.layers_first - held
     slower_s = k.overlap_shown * (whole_s - last_s)
@@ -403,8 +507,7 @@ def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks) -> Arr
     beside_s = xp.maximum(beside_s, whole_s / chunks - hiding_s)
     beside_s = xp.maximum(beside_s, xp.maximum(tail_s - end_s, last_s) + slower_s)
     beside_s = xp.maximum(beside_s, tied_s)
-    exposed_s = xp.where(f.reduction_hidden > 0, beside_s, whole_s + tied_s)
-    return exposed_s + _ends_s(xp, blocks)
+    return xp.where(f.reduction_hidden > 0, beside_s, whole_s + tied_s)
 
 
 def _in_turn(xp: Any, f: StepFeatures) -> tuple[Array, Array]:
@@ -425,7 +528,7 @@ def _gathered_s(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks) -> Ar
     sums = (f.updated_s, f.updated_first_s, f.updated_last_s)
     whole_s, first_s, last_s = (ROLES["reduction"].seconds(k, one, 1.0) for one in sums)
     layers_s = whole_s - first_s - last_s
-    begun_s, there_s = (block.forward.seconds(xp) for block in blocks[:2])
+    begun_s, there_s = (block.forward.alone_s for block in blocks[:2])
     chunks, held = _in_turn(xp, f)
     of_layer_s = layers_s / xp.maximum(f.layers_first, 1.0)
     before_s = begun_s + (held - 1) * there_s

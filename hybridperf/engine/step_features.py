@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from hybridperf.io.namespace import Array
+from hybridperf.io.namespace import Array, array_module
 
 _STATIC = {"static": True}
+# columns of rows by which their blocks take longer
+SHARED = ("tp", "tp_nodes", "gathers_hidden", "waiting", "crossing", "slowest")
 
 
 @functools.partial(jax.tree_util.register_dataclass)
@@ -85,6 +87,24 @@ class LayerSeconds(NamedTuple):
     exchange_s: Array  # messages of both passes that hold the rank up
 
 
+class Alike(NamedTuple):
+    """Rows that have the same blocks: C of them stand for all N."""
+
+    of: Array  # int [N] which blocks each row has
+    first: Array  # int [C] a row that has them
+
+    @staticmethod
+    def of_keys(*keys: np.ndarray) -> Alike:
+        """Of rows for which all of some numbers [N] are the same."""
+        key = np.zeros(len(keys[0]), np.int64)
+        for one in keys:
+            if (one != one[:1]).any():
+                whole = one if one.dtype.kind == "i" else np.unique(one, return_inverse=True)[1]
+                key = key * (int(whole.max()) + 1) + whole.reshape(-1)
+        _, first, of = np.unique(key, return_index=True, return_inverse=True)
+        return Alike(of.reshape(-1), first)
+
+
 # (array module, rows, stages, seconds of a layer) -> pace, by each row's schedule
 PaceOf = Callable[[Any, "StepFeatures", Stages, LayerSeconds], Pace]
 
@@ -92,7 +112,9 @@ PaceOf = Callable[[Any, "StepFeatures", Stages, LayerSeconds], Pace]
 @functools.partial(jax.tree_util.register_dataclass)
 @dataclasses.dataclass(frozen=True)
 class StepFeatures:
-    """What the composition knows of each row: [N] each, blocks [P, N]."""
+    """What the composition knows of each row: [N] each, blocks [P, N], or [P, C] of rows that are
+    `alike`, which also have the same columns `SHARED`.
+    """
 
     layer: BlockPrices  # the mean of a stage's layers, where they differ
     embedding: BlockPrices
@@ -137,13 +159,86 @@ class StepFeatures:
     # measured on this machine
     unmeasured_widths: np.ndarray | None = None
     pace: PaceOf | None = dataclasses.field(default=None, metadata=_STATIC)
+    alike: Alike | None = None  # None: each row has blocks of its own
 
     @property
     def weight_share(self) -> Array:
         """Share of a layer's backward that makes its weights' gradients, by the op model [N]."""
         one = self.layer
         ops_s = one.gemm_s + one.experts_s + one.attention_s + one.memory_s
-        return one.weights_s[1] / ops_s[1]
+        return self.by_row(one.weights_s[1] / ops_s[1])
+
+    def by_row(self, of_blocks: Array) -> Array:
+        """What blocks have [..., C] by the rows that have them [..., N]; a number as it is."""
+        if self.alike is None:
+            return of_blocks
+        return _at(of_blocks, len(self.alike.first), self.alike.of)
+
+    def by_block(self, of_rows: Array) -> Array:
+        """What rows of the same blocks share [..., N], once [..., C]; a number as it is."""
+        if self.alike is None:
+            return of_rows
+        return _at(of_rows, len(self.alike.of), self.alike.first)
+
+    @functools.cached_property
+    def of_blocks(self) -> StepFeatures:
+        """A row for each of the blocks [C], its blocks at the same place."""
+        rows = {name: self.by_block(leaf) for name, leaf in self.columns.items()}
+        return dataclasses.replace(self, **rows, alike=None)
+
+    def picked(self, rows: np.ndarray) -> StepFeatures:
+        """Some of the rows: their places, or whether each is one of them."""
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows
+        alike, which = None, rows
+        if self.alike is not None:
+            which, of = np.unique(self.alike.of[rows], return_inverse=True)
+            alike = Alike.of_keys(of.reshape(-1))
+        blocks = (
+            jax.tree.map(lambda leaf: leaf.take(which, -1), one)
+            for one in (self.layer, self.embedding, self.head)
+        )
+        found: dict[str, Any] = {name: leaf.take(rows, -1) for name, leaf in self.columns.items()}
+        found |= zip(_BLOCKS, blocks, strict=True)
+        return dataclasses.replace(self, **found, alike=alike)
+
+    @staticmethod
+    def joined(parts: Sequence[tuple[StepFeatures, np.ndarray]], rows: int) -> StepFeatures:
+        """Features of all rows, from those of some with the places that they take."""
+        of, held = np.empty(rows, int), 0
+        first: list[np.ndarray] = []
+        found: dict[str, Any] = {}
+        for f, at in parts:
+            alike = f.alike or Alike(np.arange(len(at)), np.arange(len(at)))
+            of[at] = held + alike.of
+            first.append(at[alike.first])
+            held += len(alike.first)
+            for name, leaf in f.columns.items():
+                shape = (*leaf.shape[:-1], rows)
+                found.setdefault(name, np.ones(shape))[..., at] = leaf
+        for name in _BLOCKS:
+            each = (getattr(f, name) for f, _ in parts)
+            found[name] = jax.tree.map(lambda *leaves: np.concatenate(leaves, -1), *each)
+        return dataclasses.replace(parts[0][0], **found, alike=Alike(of, np.concatenate(first)))
+
+    @property
+    def columns(self) -> dict[str, Array]:
+        """What there is of each row besides its blocks, by name."""
+        return {name: one for name in _COLUMNS if (one := getattr(self, name)) is not None}
+
+
+_BLOCKS = ("layer", "embedding", "head")
+_COLUMNS = tuple(
+    field.name
+    for field in dataclasses.fields(StepFeatures)
+    if field.name not in (*_BLOCKS, "pace", "alike")
+)
+
+
+def _at(values: Array, size: int, places: Array) -> Array:
+    """Some of the last axis, where there is one of this size."""
+    if np.ndim(values) == 0 or np.shape(values)[-1] != size:
+        return values
+    return array_module(values, places).take(values, places, axis=-1)
 
 
 class StepParts(NamedTuple):

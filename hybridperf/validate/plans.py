@@ -33,7 +33,6 @@ from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import chosen
 from hybridperf.training.steps.batch import Batch, PriceCache
 from hybridperf.training.steps.cross_node import as_stalled, stalled, stalled_s
-from hybridperf.training.steps.features import picked
 from hybridperf.validate import harness
 from hybridperf.validate.harness import Found, ResultLine
 from hybridperf.workloads.transformer import load_shape
@@ -181,10 +180,10 @@ def _predicted_s(
     adapted = adapted_steps.Adapted.before(group=group)
     if fit_on is not None:
         marks = stalled([batch.configs[at] for at in np.flatnonzero(fit_on)], measured_s[fit_on])
-        known = as_stalled(picked(batch.features, fit_on), marks)
+        known = as_stalled(batch.features.picked(fit_on), marks)
         limits = adapt.FitLimits(group=group)
         adapted = adapt.fit(known, batch.cells[fit_on], measured_s[fit_on], limits=limits)
-    f = picked(batch.features, here)
+    f = batch.features.picked(here)
     rows = [row for row, mine in zip(batch.rows, here, strict=True) if mine]
     corrections = adapted.logs(batch.cells[here])
     knobs = effects_of(adapted.theta)

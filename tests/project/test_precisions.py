@@ -153,7 +153,7 @@ def steps_of_transformers():
         for _ in range(3)
     ]
     features = StepFeatures(
-        *blocks, *rng.uniform(1, 2, (len(dataclasses.fields(StepFeatures)) - 4, 1)), pace=pace
+        *blocks, *rng.uniform(1, 2, (len(dataclasses.fields(StepFeatures)) - 5, 1)), pace=pace
     )
     return lambda gemm: step_seconds(
         features, dataclasses.replace(StepEffects(), gemm=gemm)

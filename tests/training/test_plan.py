@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridperf.engine.closed import step_seconds
-from hybridperf.engine.step_features import StepParts
+from hybridperf.engine.step_features import StepFeatures, StepParts
 from hybridperf.explore.sweeps import progress
 from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError
@@ -26,7 +26,7 @@ from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import Division, places, space
 from hybridperf.training.plans.table import write_layouts
 from hybridperf.training.steps.cells import Prices
-from hybridperf.training.steps.features import features, joined
+from hybridperf.training.steps.features import features
 from hybridperf.workloads.memory import memory
 from hybridperf.workloads.transformer import load_shape
 from hybridperf.workloads.transformer.layout import ORDER, Layout
@@ -147,7 +147,7 @@ def test_columns_say_what_features_of_one_layout_say(which, request):
         (features([config], Prices(prices.model)), np.array([at]))
         for at, config in enumerate(configs)
     ]
-    f = joined(alone, len(configs))
+    f = StepFeatures.joined(alone, len(configs))
     alone = step_seconds(f, case.setup.adapted.effects)
     for name in ("step_s", "compute_s", "exposed_comm_s", "bubble_s", "host_s"):
         # networks count in float32, whose rounding hangs on how many rows they are given (JAX 0.11)

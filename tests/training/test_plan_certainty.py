@@ -12,6 +12,7 @@ from hybridperf.training.plans.run import plan
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.plausibility import lower_bounds_s
 from hybridperf.training.steps.predict import predict_steps
+from hybridperf.workloads.transformer.config import Configs
 
 SYSTEM, FEW = (
     "oci_bm_gpu_h100_8",
@@ -70,7 +71,7 @@ def test_an_interval_ends_where_the_hardware_does():
     """
     found = plan("llama3-8b", "aic_a100_sxm", 64, batch=64, dtype="fp32", only=FEW)
     for one in compared(found):
-        (least,) = lower_bounds_s([found.config(one.choice)], [found.setup.device])
+        (least,) = lower_bounds_s(Configs.of_rows([found.config(one.choice)]), [found.setup.device])
         assert one.low_s >= min(least, found.step_s(one.choice)) > 0
 
 

@@ -13,7 +13,6 @@ from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.model import adapted_steps
 from hybridperf.model.step_effects import NAMES, effects_of
 from hybridperf.training.steps import adapt
-from hybridperf.training.steps.features import picked
 from hybridperf.workloads.transformer.columns import FOLDED, SCHEDULES
 
 GEMM, LAUNCH = NAMES.index("gemm"), NAMES.index("launch_s")
@@ -92,7 +91,7 @@ def test_what_no_knob_explains_becomes_the_correction_of_a_cell(made):
 def test_slopes_of_all_effects_at_once_are_those_of_one_after_the_other(made):
     """Also of rows of every schedule, and of so many that not all effects move at once."""
     features, _ = made
-    many = with_weight_share(picked(features, np.tile(np.arange(240), 4)), 0.4)
+    many = with_weight_share(features.picked(np.tile(np.arange(240), 4)), 0.4)
     codes = np.arange(960) % len(SCHEDULES)
     many = dataclasses.replace(
         many, schedule=codes.astype(float), folded=np.isin(codes, list(FOLDED)).astype(float),
@@ -118,7 +117,7 @@ def test_slopes_of_all_effects_at_once_are_those_of_one_after_the_other(made):
 
 def test_no_rows_have_no_slopes(made):
     theta, none = adapted_steps.beliefs()[0], np.arange(0)
-    found = adapt.slopes(picked(made[0], none), theta, np.zeros((adapt.BLOCKS, 0)))
+    found = adapt.slopes(made[0].picked(none), theta, np.zeros((adapt.BLOCKS, 0)))
     assert [one.shape for one in found] == [(0,), (0, len(theta)), (adapt.BLOCKS, 0)]
 
 
@@ -175,7 +174,7 @@ def test_unseen_cells_are_less_sure_than_seen_ones_and_nothing_is_surer_without_
     features, cells = made
     seen = cells[:, 1] == 0
     seconds = measured(features, adapted_steps.beliefs()[0], noise=0.005)
-    found = adapt.fit(picked(features, seen), cells[seen], seconds[seen])
+    found = adapt.fit(features.picked(seen), cells[seen], seconds[seen])
     before, after = (
         adapt.predict(one, features, cells).deviation
         for one in (adapted_steps.Adapted.before(), found)
@@ -205,7 +204,7 @@ def test_nine_of_ten_rows_of_unseen_cells_lie_in_their_interval(made):
         )
         train = np.isin(of.reshape(-1), rng.choice(len(known), 8, replace=False))
         said = adapt.predict(
-            adapt.fit(picked(features, train), cells[train], seconds[train]), features, cells
+            adapt.fit(features.picked(train), cells[train], seconds[train]), features, cells
         )
         away = np.abs(said.log_s - np.log(seconds)) / said.deviation
         inside.append((away[~train] < 1.645).mean())

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.schedule_graphs import graph_seconds
 
-from hybridperf.engine.closed import step_seconds
-from hybridperf.engine.step_features import BlockPrices, StepFeatures
+from hybridperf.engine.closed import step_seconds, whole_seconds
+from hybridperf.engine.step_features import Alike, BlockPrices, StepFeatures
 from hybridperf.model.adapted_steps import beliefs
 from hybridperf.model.step_effects import (
     BELIEFS,
@@ -44,7 +44,7 @@ def block(**amounts):
 def row(**changes):
     """Four layers of 1 s forward and 2 s backward, nothing else."""
     fields = {field.name: np.zeros(1) for field in dataclasses.fields(StepFeatures)}
-    fields["pace"] = pace
+    fields |= {"pace": pace, "alike": None}
     fields |= {"layer": block(gemm_s=(1, 0, 2)), "embedding": block(), "head": block()}
     fields |= {
         name: np.array([value], float)
@@ -298,7 +298,9 @@ def mixed_rows(count=2000, seed=1):
         "tp_nodes": rng.choice([1.0, 2.0], count),
         "crossing": np.zeros(count),
     }
-    f = with_weight_share(StepFeatures(**columns | {"pace": pace}), rng.uniform(0.3, 0.6, count))
+    f = with_weight_share(
+        StepFeatures(**columns | {"pace": pace, "alike": None}), rng.uniform(0.3, 0.6, count)
+    )
     return f, rng.normal(0, 0.3, (3, count))
 
 
@@ -544,3 +546,21 @@ def test_every_belief_says_where_it_comes_from():
         assert belief.median > 0, name
         assert 0 < belief.width <= 2, name
         assert len(belief.source) > 5, name
+
+
+def test_rows_with_the_same_blocks_take_what_each_takes_by_itself():
+    """Also some of them, and put together again; seconds alone are those of all parts."""
+    f, logs = mixed_rows(40)
+    places = np.arange(120) % 40
+    logs, every = logs[:, places], f.picked(places)
+    every = dataclasses.replace(every, micro_batches=every.micro_batches * (1 + np.arange(120) % 7))
+    blocks = {"layer": f.layer, "embedding": f.embedding, "head": f.head}
+    shared = dataclasses.replace(every, **blocks, alike=Alike.of_keys(places))
+    parts = [(shared.picked(some), some) for some in (places > 30, places <= 30)]
+    again = StepFeatures.joined([(one, np.flatnonzero(some)) for one, some in parts], 120)
+    expected = step_seconds(every, StepEffects(), *logs)
+    for one in (shared, again):
+        found = step_seconds(one, StepEffects(), *logs)
+        for name, values in expected._asdict().items():
+            np.testing.assert_allclose(getattr(found, name), values, rtol=1e-12, err_msg=name)
+        np.testing.assert_array_equal(whole_seconds(one, StepEffects(), *logs), found.step_s)

@@ -28,7 +28,13 @@ from typing import Any
 import numpy as np
 
 from hybridperf.engine.closed import step_seconds
-from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
+from hybridperf.engine.step_features import (
+    SHARED,
+    Alike,
+    BlockPrices,
+    StepFeatures,
+    StepParts,
+)
 from hybridperf.explore.sweeps.progress import Progress
 from hybridperf.model.step_effects import StepEffects
 from hybridperf.training.plans.setup import TrainingSetup
@@ -47,20 +53,24 @@ from hybridperf.workloads.transformer.columns import (
     FOLDED,
     FORWARDS_FIRST,
     IN_PAIRS,
+    SCHEDULES,
     SPLITS_BACKWARD,
     TWO_PIPES,
 )
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layouts
 
-_OF_SHARDS = ("gather_s", "scatter_s", "gather_inside_s", "gather_calls")
 # columns of rows that are known of what happens once a step
 _ONCE = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "updates_hidden",
     "reduction_hidden", "waiting", "crossing", "stalls", "stall_chance", "gathered_layers",
     "gathers_hidden", "sends_hidden", "tp", "slowest",
 )  # fmt: skip
-_BLOCKS = ("layer", "embedding", "head")
+# by schedule, whether it is so: 1 or 0
+_FORWARDS_FIRST, _FOLDED, _SPLITS_BACKWARD, _IN_PAIRS = (
+    np.isin(np.arange(len(SCHEDULES)), codes).astype(float)
+    for codes in (FORWARDS_FIRST, FOLDED, SPLITS_BACKWARD, IN_PAIRS)
+)
 PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart
 _ROWS = 16_384  # at a time: what one piece needs stays in a core's cache
 THREADS = 2
@@ -101,33 +111,36 @@ class SpaceColumns:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def features(self, at: Any) -> StepFeatures:
-        """Features of some of the M [n]; `at` a slice or indices."""
+    @functools.cached_property
+    def gathers(self) -> np.ndarray:
+        """Whether weights of each row are sharded and gathered [M]."""
+        some = np.asarray(self.sums.shards.any((0, 1, 2)))
+        return some[self.sums.shard_of[self.shards]]
+
+    def features(self, at: np.ndarray) -> StepFeatures:
+        """Features of some of the M [n]."""
         once, base = self.once[at], self.space.base_of[self.rows[at]]
         x = self.space.base
         vp, schedule = x.vp[base].astype(float), x.schedule[base]
-        hides = np.isin(schedule, IN_PAIRS) & (x.ep[base] > 1) & (x.cp[base] == 1)
+        hides = _IN_PAIRS[schedule] * (x.ep[base] > 1) * (x.cp[base] == 1)
         known: dict[str, Any] = {name: values[once] for name, values in self.columns.items()}
-        known |= {name: self._block(block, at) for block, name in enumerate(_BLOCKS)}
+        cell, shards = self.cell[at], self.sums.shard_of[self.shards[at]]
+        tp_nodes = self.tp_nodes[cell]
+        shared = (known.get(name, tp_nodes) for name in SHARED)
+        gathers = self.gathers[at]
+        alike = Alike.of_keys(cell, shards * gathers, *shared)
+        blocks = self.sums.cells.take(cell[alike.first], -1)
+        if gathers.any():
+            blocks += self.sums.shards.take(shards[alike.first], -1)
+        layer, embedding, head = (BlockPrices(*fields) for fields in blocks)
         return StepFeatures(
-            **known,
-            tp_nodes=self.tp_nodes[self.cell[at]], chunks=vp,
-            forwards_first=np.isin(schedule, FORWARDS_FIRST).astype(float),
-            schedule=schedule if np.isin(schedule, SPLITS_BACKWARD).any() else None, pace=pace,
-            exchange_hidden=hides.astype(float), folded=np.isin(schedule, FOLDED).astype(float),
+            layer, embedding, head, **known, alike=alike, tp_nodes=tp_nodes, chunks=vp,
+            forwards_first=_FORWARDS_FIRST[schedule], exchange_hidden=hides,
+            schedule=schedule if _SPLITS_BACKWARD[schedule].any() else None, pace=pace,
+            folded=_FOLDED[schedule],
             micro_batches=x.accumulation[base].astype(float),
             sends_s=self.sums.sends_s[self.message[at]],
         )  # fmt: skip
-
-    def _block(self, block: int, at: Any) -> BlockPrices:
-        """A block of some rows [P, n]: what is sharded from other unique things than the rest."""
-        cell, shards = self.cell[at], self.shards[at]
-        sources = {False: (self.sums.cells, cell), True: (self.sums.shards, shards)}
-        fields = {}
-        for field, one in enumerate(dataclasses.fields(BlockPrices)):
-            values, of = sources[one.name in _OF_SHARDS]
-            fields[one.name] = values[block, field][:, of]
-        return BlockPrices(**fields)
 
 
 def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndarray, ...]:
@@ -275,18 +288,20 @@ def times(
     effects = effects or adapted.effects
     corrected = bool(len(adapted.cells))
     corrections = np.stack(adapted.logs(columns.cells))  # [3, R]
-    count = len(columns) if at is None else len(at)
-    out = StepParts(*(np.empty(count) for _ in StepParts._fields))
+    at = np.arange(len(columns)) if at is None else at
+    out = StepParts(*(np.empty(len(at)) for _ in StepParts._fields))
+    # together those that gather weights beside their computation, which takes twice as many terms
+    order = np.argsort(columns.gathers[at], kind="stable")
 
     def one(piece: slice) -> None:
-        chosen = piece if at is None else at[piece]
-        cell = columns.cell[chosen]
-        logs = corrections[:, cell] if corrected else ()
+        into = order[piece]
+        chosen = at[into]
+        logs = corrections.take(columns.cell[chosen], -1) if corrected else ()
         steps = step_seconds(columns.features(chosen), effects, *logs)
-        for into, values in zip(out, steps, strict=True):
-            into[piece] = values
+        for part, values in zip(out, steps, strict=True):
+            part[into] = values
 
-    in_pieces(one, count, threads, "times of layouts", progress)
+    in_pieces(one, len(at), threads, "times of layouts", progress)
     return out
 
 

@@ -28,7 +28,7 @@ from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.steps import adapt, cross_node
 from hybridperf.training.steps.features import unmeasured_of
 from hybridperf.training.steps.plausibility import lower_bounds_s
-from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.config import Configs, TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout
 
 OBJECTIVES = ("time", "tokens_per_s", "cost", "energy")
@@ -188,7 +188,8 @@ def step_intervals(
             f = dataclasses.replace(f, stall_chance=np.zeros(len(at)))
         found = adapt.predict(adapted, f, columns.cells[columns.cell[at]])
         step_s, spread = case.parts.step_s[at], NINE_OF_TEN * found.deviation
-        least_s = np.minimum(lower_bounds_s(configs, [device] * len(configs)), step_s)
+        bounds_s = lower_bounds_s(Configs.of_rows(configs), [device] * len(configs))
+        least_s = np.minimum(bounds_s, step_s)
         low[here] = np.maximum(step_s * np.exp(-np.hypot(spread, found.beyond[0])), least_s)
         up = np.hypot(np.hypot(spread, found.beyond[1]), plan.setup.unnamed)
         high[here] = step_s * np.exp(up)

@@ -32,11 +32,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import jax
 import numpy as np
 import scipy
 
-from hybridperf.engine.closed import step_seconds
+from hybridperf.engine.closed import whole_seconds
 from hybridperf.engine.step_features import StepFeatures
 from hybridperf.hardware import Host
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
@@ -130,15 +129,14 @@ def unmeasured_logs(
     if widths is None or not widths.any():
         return found
     at = np.flatnonzero(widths.any(0))
-    some = jax.tree.map(lambda leaf: leaf[..., at], f)
+    some = f.picked(at)
     left = np.sqrt(np.diag(adapted.covariance)[: len(NAMES)]) / beliefs()[1]
     shift = NINE_OF_TEN * (np.minimum(left, 1.0) * widths[:, at].T).T
     of_ops = np.isin(NAMES, OF_OPS)[:, None]
     for way, sign in enumerate((-1, 1)):
         for kind, chosen in enumerate((of_ops, ~of_ops)):
             theta = adapted.theta[:, None] + sign * np.where(chosen, shift, 0.0)
-            step_s = step_seconds(some, effects_of(theta), *logs_of(corrections[:, at])).step_s
-            found[way, kind, at] = np.log(np.asarray(step_s, float)) - log_s[at]
+            found[way, kind, at] = _log_s(some, theta, corrections[:, at]) - log_s[at]
     return found
 
 
@@ -261,7 +259,9 @@ def slopes(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(log seconds [N], slopes over theta [N, K] and over each block's correction [B, N])."""
     knobs = len(theta)
-    steps = np.vstack([np.zeros(knobs + BLOCKS), _STEP * np.eye(knobs + BLOCKS)])  # first: none
+    # first: none; what no row has anything of moves none
+    some = np.flatnonzero([True, *_counting(f), *[True] * BLOCKS])
+    steps = np.vstack([np.zeros(knobs + BLOCKS), _STEP * np.eye(knobs + BLOCKS)])[some]
     at_once = max(1, _AT_ONCE // max(1, corrections.shape[-1]))
     parts = [
         _log_s(
@@ -272,10 +272,34 @@ def slopes(
         for some in np.split(steps, range(at_once, len(steps), at_once))
     ]
     here, *moved = np.concatenate(parts)
-    slope = (np.stack(moved) - here) / _STEP
+    slope = np.zeros((knobs + BLOCKS, len(here)))
+    slope[some[1:] - 1] = (np.stack(moved) - here) / _STEP
     return here, slope[:knobs].T, slope[knobs:]
 
 
+# Columns of rows or blocks without which an effect changes no second; others always count
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "experts": ("experts_s",), "tp": ("tp_s",), "tp_arrival_s": ("tp_calls",),
+    "exchange": ("exchange_s", "ring_s"), "gather": ("gather_s", "scatter_s", "gather_inside_s"),
+    "gather_shown": ("gather_inside_s",), "p2p": ("sends_s",), "stall_s": ("stalls",),
+    "crossing_tp_s": ("crossing",), "layer_gather_s": ("gathered_layers",),
+}  # fmt: skip
+_ACROSS = ("tp_across", "tp_across_node_s", "ring_wait_s")  # of groups on several nodes
+
+
+def _counting(f: StepFeatures) -> list[bool]:
+    """Of each step effect, by `NAMES`, whether it may change the seconds of some row."""
+
+    def any_of(name: str) -> bool:
+        owners = (f.layer, f.embedding, f.head) if hasattr(f.layer, name) else (f,)
+        return any(np.any(getattr(one, name)) for one in owners)
+
+    across = bool(np.any(f.tp_nodes > 1))
+    return [
+        across if name in _ACROSS else name not in _NEEDED or any(map(any_of, _NEEDED[name]))
+        for name in NAMES
+    ]
+
+
 def _log_s(f: StepFeatures, theta: np.ndarray, corrections: np.ndarray) -> np.ndarray:
-    steps = step_seconds(f, effects_of(theta), *logs_of(corrections))
-    return np.log(np.asarray(steps.step_s, float))
+    return np.log(whole_seconds(f, effects_of(theta), *logs_of(corrections)))

@@ -24,7 +24,6 @@ from hybridperf.model.adapted_steps import MODES, Adaptation, Adapted
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.batch import Batch, PriceCache, relabelled
 from hybridperf.training.steps.cross_node import as_stalled, stalled
-from hybridperf.training.steps.features import picked
 from hybridperf.training.steps.memory_fit import endings, fitting
 from hybridperf.training.steps.rows import ResolvedRows
 
@@ -135,7 +134,7 @@ def _fit_groups(
         if here.sum() < _LEAST_ROWS:
             few[name] = int(here.sum())
             continue
-        f, cells = as_stalled(picked(batch.features, here), marks[here]), batch.cells[here]
+        f, cells = as_stalled(batch.features.picked(here), marks[here]), batch.cells[here]
         sources = tuple(row.source for row in itertools.compress(batch.rows, here))
         limits = adapt.FitLimits(group=name, sources=sources)
         groups[name] = adapt.fit(f, cells, measured_s[here], host, limits)
@@ -187,8 +186,8 @@ def chosen(batch: Batch, rows: np.ndarray) -> Batch:
     """Some of a batch's rows (bool [N])."""
     assert batch.features is not None
     kept = tuple(row for row, keep in zip(batch.rows, rows, strict=True) if keep)
-    features, cells = picked(batch.features, rows), batch.cells[rows]
-    return dataclasses.replace(batch, at=batch.at[rows], rows=kept, features=features, cells=cells)
+    features = batch.features.picked(rows)
+    return dataclasses.replace(batch, at=batch.at[rows], rows=kept, features=features)
 
 
 def doubtful(batch: Batch) -> list[str]:

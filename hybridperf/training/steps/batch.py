@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,10 +21,10 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet, shipped
 from hybridperf.model.adapted_steps import Group
 from hybridperf.training.steps.cells import Prices
-from hybridperf.training.steps.features import features, joined
+from hybridperf.training.steps.features import features
 from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve, with_recompute
-from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.config import Configs, TransformerConfig
 
 _MOST_CALLS = 200_000  # of one machine, about half a gigabyte with all that hangs on them
 
@@ -36,7 +37,6 @@ class Batch:
     at: np.ndarray  # int [N]
     rows: tuple[ResolvedRow, ...]  # [N]
     features: StepFeatures | None  # [N]; None without rows
-    cells: np.ndarray  # [N, X]
     problems: Mapping[int, str]  # by place: why a row that was understood cannot be priced
 
     def __len__(self) -> int:
@@ -46,6 +46,18 @@ class Batch:
     def configs(self) -> list[TransformerConfig]:
         """Of the rows that can be predicted [N]."""
         return [row.config for row in self.rows if row.config is not None]
+
+    @functools.cached_property
+    def cells(self) -> np.ndarray:
+        """Inputs of a correction [N, X]: log2 of hidden, tp, tokens of a micro-batch, sequence."""
+        one, x = self.columns, self.columns.layouts
+        hidden, seq = (one.each(operator.attrgetter(f"shape.{name}")) for name in ("hidden", "seq"))
+        return np.log2(np.stack([hidden, x.tp, x.micro_batch * seq / x.cp, seq], 1))
+
+    @functools.cached_property
+    def columns(self) -> Configs:
+        """The same configs in columns."""
+        return Configs.of_rows(self.configs)
 
     @functools.cached_property
     def devices(self) -> list[DeviceSpec]:
@@ -111,9 +123,8 @@ class PriceCache:
         rows, whole = tuple(resolved.rows[place] for place in priced), None
         if parts:
             placed = [(part, np.searchsorted(priced, places)) for part, places in parts]
-            whole = joined(placed, len(priced))
-        configs = [row.config for row in rows if row.config is not None]
-        return Batch(resolved, priced, rows, whole, cells_of(configs), problems)
+            whole = StepFeatures.joined(placed, len(priced))
+        return Batch(resolved, priced, rows, whole, problems)
 
     def _features(
         self, rows: Sequence[ResolvedRow], places: list[int]
@@ -131,12 +142,6 @@ class PriceCache:
             first, failed = self._features(rows, places[:half])
             second, also = self._features(rows, places[half:])
             return first + second, failed | also
-
-
-def cells_of(configs: list[TransformerConfig]) -> np.ndarray:
-    """Inputs of a correction [N, X]: log2 of hidden, tp, tokens of a micro-batch, sequence."""
-    sizes = np.array([config.cell_sizes for config in configs], float)
-    return np.log2(sizes).reshape(-1, 4)
 
 
 def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:

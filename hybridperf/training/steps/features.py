@@ -17,10 +17,9 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from hybridperf.engine.step_features import BlockPrices, StepFeatures
+from hybridperf.engine.step_features import SHARED, Alike, BlockPrices, StepFeatures
 from hybridperf.model.calls import Call, GivenSeconds
 from hybridperf.model.step_effects import slowest_of
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
@@ -70,14 +69,11 @@ _NOTHING = GivenSeconds(0.0)
 def features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatures:
     """Features [N] of rows on one device and its links; `InputError` for a call without price."""
     rows = _Unique(map(_but_micro_batches, configs), configs)
-    found = picked(_features(rows.unique, prices), rows.of)
+    found = _features(rows.unique, prices).picked(rows.of)
     micro_batches = np.array([config.layout.accumulation for config in configs], float)
     return dataclasses.replace(found, micro_batches=micro_batches)
 
 
-_SHAPED = operator.attrgetter(
-    *(one.name for one in dataclasses.fields(TransformerConfig) if one.name != "layout")
-)
 _LAID_OUT = operator.attrgetter(
     *(one.name for one in dataclasses.fields(Layout) if one.name != "accumulation")
 )
@@ -85,9 +81,10 @@ _LAID_OUT = operator.attrgetter(
 
 def _but_micro_batches(config: TransformerConfig) -> tuple[Any, ...]:
     """All that features depend on but the number of micro-batches, of which many rows differ alone:
-    of it counts whether there are several.
+    of it counts whether there are several. Equal templates that are two objects stay apart.
     """
-    return _SHAPED(config), _LAID_OUT(config.layout), config.layout.accumulation > 1
+    x = config.layout
+    return id(config.template), config.gpus_per_node, _LAID_OUT(x), x.accumulation > 1
 
 
 def _features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatures:
@@ -95,14 +92,17 @@ def _features(configs: Sequence[TransformerConfig], prices: Prices) -> StepFeatu
     new = cells.not_in(prices.cells)
     priced = Sums.of(Cells.of([*new.values()], prices), configs, configs, configs, prices)
     prices.cells.update(zip(new, np.moveaxis(priced.cells, -1, 0), strict=True))
-    computed = np.stack([prices.cells[key] for key in cells.keys], -1)[..., cells.of]
-    # [blocks, fields, P, N]
-    layer, embedding, head = (BlockPrices(*fields) for fields in computed + priced.shards)
     widths = np.stack([unmeasured_of(config, prices).widths for config in configs], -1)
     values = row_columns(configs) | priced.of_update
+    alike = Alike.of_keys(cells.of, priced.shard_of, *(values[name] for name in SHARED))
+    computed = np.stack([prices.cells[key] for key in cells.keys], -1)
+    # [blocks, fields, P, C]
+    blocks = computed.take(cells.of[alike.first], -1)
+    blocks += priced.shards.take(priced.shard_of[alike.first], -1)
+    layer, embedding, head = (BlockPrices(*fields) for fields in blocks)
     return StepFeatures(
         layer, embedding, head, unmeasured_widths=widths, sends_s=priced.sends_s, pace=pace,
-        **values,
+        **values, alike=alike,
     )  # fmt: skip
 
 
@@ -126,7 +126,8 @@ class Sums(NamedTuple):
     """What unique things come to, their calls priced together."""
 
     cells: np.ndarray  # [3 blocks, F, P, C]
-    shards: np.ndarray  # gathers of sharded weights, likewise
+    shards: np.ndarray  # gathers of sharded weights, likewise, each once
+    shard_of: np.ndarray  # int [n] which of them each config has
     once: np.ndarray  # [n, `_OF_UPDATE`] of what happens once a step
     sends_s: np.ndarray  # [n] of messages to the next stage
 
@@ -155,7 +156,8 @@ class Sums(NamedTuple):
         )
         return Sums(
             cells.sums(cells.pieces(prices)),
-            np.stack([prices.cells[key] for key in sharded.keys], -1)[..., sharded.of],
+            np.stack([prices.cells[key] for key in sharded.keys], -1),
+            sharded.of,
             of_update[updated.of],
             np.array([prices.once[key] for key in sent.keys])[sent.of],
         )
@@ -213,23 +215,6 @@ def _measured_by(config: TransformerConfig) -> tuple[Any, ...]:
     """All that `unmeasured_of` depends on."""
     groups = (config.group(dim) for dim in GROUP_EFFECTS)
     return (config.dtype, config.quant, config.attention, config.layout.shards_each_pass, *groups)
-
-
-def joined(parts: Sequence[tuple[StepFeatures, np.ndarray]], rows: int) -> StepFeatures:
-    """Features of all rows, from those of some with the places that they take."""
-
-    def put(*leaves: np.ndarray) -> np.ndarray:
-        out = np.ones((*leaves[0].shape[:-1], rows))
-        for leaf, (_, at) in zip(leaves, parts, strict=True):
-            out[..., at] = leaf
-        return out
-
-    return jax.tree.map(put, *(part for part, _ in parts))
-
-
-def picked(f: StepFeatures, rows: Any) -> StepFeatures:
-    """The features of some rows."""
-    return jax.tree.map(lambda leaf: leaf[..., rows], f)
 
 
 @functools.lru_cache(65536)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,10 +23,12 @@ import pandas as pd
 import scipy
 
 from hybridperf.io import InputError, shipped_toml
-from hybridperf.training.steps.rows import ResolvedRow, with_recompute
+from hybridperf.training.steps.plausibility import places_by
+from hybridperf.training.steps.rows import ResolvedRow
 from hybridperf.workloads.memory import MEMORY_PRIORS, MemoryKnobs, memory_of
 from hybridperf.workloads.transformer import Layouts
-from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.columns import RECOMPUTE
+from hybridperf.workloads.transformer.config import Configs, TransformerConfig
 from hybridperf.workloads.transformer.framework import framework_habits
 
 # of the bytes that a device's driver shows: what its context, communicators and gaps between blocks
@@ -43,10 +44,6 @@ _NAMES = tuple(field.name for field in dataclasses.fields(MemoryKnobs))
 _DEFAULTS = np.array([getattr(MemoryKnobs(), name) for name in _NAMES], float)
 _WIDTHS = np.array([MEMORY_PRIORS[name] for name in _NAMES], float)
 _FROM_ZERO = _DEFAULTS == 0
-_Alike = tuple[np.ndarray, TransformerConfig, Layouts]
-_SAME = operator.attrgetter(
-    "shape", "dtype", "quant", "attention", "optimizer", "gradient_bytes", "dropout", "stage_split"
-)
 
 
 @functools.cache
@@ -57,25 +54,36 @@ def memory_knobs(framework: str) -> MemoryKnobs:
 
 
 def peak_bytes(
-    configs: Sequence[TransformerConfig], knobs: MemoryKnobs | None = None
+    configs: Configs | Sequence[TransformerConfig], knobs: MemoryKnobs | Sequence[str] | None = None
 ) -> np.ndarray:
-    """Bytes on the fullest rank of each config [N]."""
-    return _peak_bytes(_grouped(configs), knobs or MemoryKnobs())
-
-
-def fitting(rows: Sequence[ResolvedRow], mode: str) -> np.ndarray:
-    """Whether each row fits in its device's memory with this recompute mode (bool [N])."""
-    out = np.zeros(len(rows), bool)
-    by_framework: dict[str, list[tuple[int, TransformerConfig, float]]] = {}
-    for at, row in enumerate(rows):
-        if row.config is not None and row.machine is not None:
-            one = (at, with_recompute(row.config, mode), row.machine.memory_bytes)
-            by_framework.setdefault(row.framework, []).append(one)
-    for framework, found in by_framework.items():
-        places, configs, room = zip(*found, strict=True)
-        needed = peak_bytes(configs, memory_knobs(framework))
-        out[list(places)] = needed <= USABLE * np.array(room)
+    """Bytes on the fullest rank of each config [N]; `knobs` of all, or those of the framework that
+    each is said to be of [N].
+    """
+    if not isinstance(configs, Configs):
+        configs = Configs.of_rows(configs)
+    whose = itertools.repeat(knobs) if knobs is None or isinstance(knobs, MemoryKnobs) else knobs
+    out = np.empty(len(configs.of))
+    for (number, one), here in places_by(zip(configs.of.tolist(), whose, strict=False)):
+        layouts = Layouts(*(column[here] for column in configs.layouts))
+        known = memory_knobs(one) if isinstance(one, str) else one
+        out[here] = memory_of(configs.templates[number], layouts, known).peak_bytes
     return out
+
+
+def fitting(rows: Sequence[ResolvedRow], mode: str, configs: Configs | None = None) -> np.ndarray:
+    """Whether each row fits in its device's memory with this recompute mode (bool [N]).
+
+    `configs`: of these rows, which can all be predicted, if they are known in columns.
+    """
+    known = configs or Configs.of_rows([row.config for row in rows if row.config is not None])
+    recompute = np.full(len(rows), RECOMPUTE.index(mode))
+    known = known._replace(layouts=known.layouts._replace(recompute=recompute))
+    return peak_bytes(known, [row.framework for row in rows]) <= _usable_bytes(rows)
+
+
+def _usable_bytes(rows: Sequence[ResolvedRow]) -> np.ndarray:
+    """Of each row's device [N]."""
+    return USABLE * np.array([row.machine.memory_bytes for row in rows if row.machine is not None])
 
 
 def will_fail(
@@ -99,24 +107,6 @@ def starved(config: TransformerConfig) -> str:
     return ""
 
 
-def _grouped(configs: Sequence[TransformerConfig]) -> list[_Alike]:
-    """Configs by what a formula of memory takes once: their places, one of them, their layouts."""
-    places: dict[tuple[object, ...], list[int]] = {}
-    for at, config in enumerate(configs):
-        places.setdefault(_SAME(config), []).append(at)
-    return [
-        (np.array(at), configs[at[0]], Layouts.of([configs[one].layout for one in at]))
-        for at in places.values()
-    ]
-
-
-def _peak_bytes(groups: Sequence[_Alike], knobs: MemoryKnobs) -> np.ndarray:
-    out = np.empty(sum(len(at) for at, _, _ in groups))
-    for at, one, layouts in groups:
-        out[at] = memory_of(one, layouts, knobs).peak_bytes
-    return out
-
-
 def fit_memory(configs: Sequence[TransformerConfig], measured_bytes: np.ndarray) -> MemoryKnobs:
     """Knobs that explain measured peaks [N]; `InputError` where there are none."""
     positive = (np.asarray(measured_bytes) > 0).all()
@@ -125,10 +115,10 @@ def fit_memory(configs: Sequence[TransformerConfig], measured_bytes: np.ndarray)
             f"expected as many peaks above zero as configs, got {len(measured_bytes)} for"
             f" {len(configs)}"
         )
-    groups, target = _grouped(configs), np.log(measured_bytes)
+    columns, target = Configs.of_rows(configs), np.log(measured_bytes)
 
     def residuals(moved: np.ndarray) -> np.ndarray:
-        error = (np.log(_peak_bytes(groups, _moved(moved))) - target) / _SCALE
+        error = (np.log(peak_bytes(columns, _moved(moved))) - target) / _SCALE
         # Cauchy's loss as a sum of squares, beliefs not among it
         robust = np.sign(error) * np.sqrt(2 * np.log1p(error**2 / 2))
         return np.concatenate([robust, moved])
@@ -154,40 +144,29 @@ def endings(frame: pd.DataFrame) -> pd.Series:
     return frame["status"].fillna("ok").astype(str).str.strip().str.lower()
 
 
-def failures(rows: Sequence[ResolvedRow], needed_bytes: np.ndarray) -> list[str]:
-    """Why each row would not run, by the bytes its fullest rank needs [N]; "" where it would."""
-    return [
-        "; ".join(filter(None, (_too_large(row, float(needed)), _ruled_out(row))))
-        for row, needed in zip(rows, needed_bytes, strict=True)
-    ]
-
-
-def unsure(rows: Sequence[ResolvedRow], needed_bytes: np.ndarray) -> list[str]:
-    """Why it is not sure that each row is too large for its device [N]; "" where it is sure, or the
-    row is not too large, or cannot run for another reason.
+def failures(rows: Sequence[ResolvedRow], needed_bytes: np.ndarray) -> tuple[list[str], list[str]]:
+    """Why each row would not run, by the bytes its fullest rank needs [N], "" where it would; and
+    why that is not sure of one that is too large, "" where it is.
     """
-    found, left_open = [""] * len(rows), []
-    for at, (row, needed) in enumerate(zip(rows, needed_bytes.tolist(), strict=True)):
-        if row.machine is None or needed <= USABLE * row.machine.memory_bytes or _ruled_out(row):
+    usable_bytes, left_open = _usable_bytes(rows), []
+    why, doubts = [_ruled_out(row) for row in rows], [""] * len(rows)
+    for at in np.flatnonzero(needed_bytes > usable_bytes).tolist():
+        row, needed, usable = rows[at], float(needed_bytes[at]), float(usable_bytes[at])
+        too_large = (
+            f"does not fit: the fullest rank needs {needed / 1e9:.4g} GB, {usable / 1e9:.4g} GB of"
+            f" {usable / USABLE / 1e9:.4g} GB are usable"
+        )
+        if why[at]:
+            why[at] = f"{too_large}; {why[at]}"
             continue
-        room, knobs = USABLE * row.machine.memory_bytes, memory_knobs(row.framework)
-        if needed <= _UNSURE * room and knobs == MemoryKnobs():
-            found[at] = f"no measured peaks of {row.framework}: counts of bytes may be 12 % off"
+        why[at] = too_large
+        if needed <= _UNSURE * usable and memory_knobs(row.framework) == MemoryKnobs():
+            doubts[at] = f"no measured peaks of {row.framework}: counts of bytes may be 12 % off"
         elif row.question.recompute_open:
             left_open.append(at)
     for at in itertools.compress(left_open, fitting([rows[at] for at in left_open], "full")):
-        found[at] = "it fits with full recomputation, and the row leaves that open"
-    return found
-
-
-def _too_large(row: ResolvedRow, needed_bytes: float) -> str:
-    if row.machine is None or needed_bytes <= USABLE * row.machine.memory_bytes:
-        return ""
-    usable_gb = USABLE * row.machine.memory_bytes / 1e9
-    return (
-        f"does not fit: the fullest rank needs {needed_bytes / 1e9:.4g} GB, {usable_gb:.4g} GB of"
-        f" {row.machine.memory_bytes / 1e9:.4g} GB are usable"
-    )
+        doubts[at] = "it fits with full recomputation, and the row leaves that open"
+    return why, doubts
 
 
 def _ruled_out(row: ResolvedRow) -> str:

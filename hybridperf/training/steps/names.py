@@ -87,16 +87,18 @@ def machine(
         system: in place of the row's own.
         row_system: what the row calls its system.
     """
-    contents = _content(device), _content(system)
-    return _machine(gpu, context, device, system, row_system, *contents)
+    return _machine(gpu, context, device, system, row_system, *contents(device, system))
 
 
-def _content(name: str | None) -> bytes:
-    """A user's file, which may change between two calls; nothing of a name or an unread file."""
-    try:
-        return Path(name).read_bytes() if name and name.endswith(".toml") else b""
-    except OSError:
-        return b""
+def contents(*names: str | None) -> list[bytes]:
+    """Users' files, which may change between two calls; nothing of a name or an unread file."""
+    found = []
+    for name in names:
+        try:
+            found.append(Path(name).read_bytes() if name and name.endswith(".toml") else b"")
+        except OSError:
+            found.append(b"")
+    return found
 
 
 @functools.lru_cache(4096)
@@ -106,9 +108,9 @@ def _machine(
     device: str | None,
     system: str | None,
     row_system: str,
-    *contents: bytes,
+    *files: bytes,
 ) -> Machine:
-    del contents  # what is remembered is of them, too
+    del files  # what is remembered is of them, too
     notes: list[str] = []
     found = _of_device(device) if device else _of_gpu(gpu)
     spec = load_device(device or found["device"])

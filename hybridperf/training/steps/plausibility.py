@@ -26,7 +26,7 @@ for MFU how differently people count. Axes: N steps; R rows, U questions that th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -37,7 +37,8 @@ from hybridperf.io import InputError
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.record import positive_numbers
-from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.columns import RECOMPUTE
+from hybridperf.workloads.transformer.config import Configs, TransformerConfig
 
 RATE_TOLERANCE = 0.02
 MFU_TOLERANCE = 0.07
@@ -55,43 +56,52 @@ def places_by(keys: Iterable[_Key]) -> Iterator[tuple[_Key, np.ndarray]]:
     return ((key, np.array(at)) for key, at in places.items())
 
 
-def peaks_flops_per_s(
-    configs: Sequence[TransformerConfig], devices: Sequence[DeviceSpec]
-) -> np.ndarray:
+def peaks_flops_per_s(configs: Configs, devices: Sequence[DeviceSpec]) -> np.ndarray:
     """Of the matrix units of each step's device [N], in the format of its layers' products; NaN
     where it has none of it.
     """
-    return _peaks([(one.dtype, one.quant) for one in configs], devices)
+    return _peaks(configs, devices, lambda one: scheme_dtype(one.dtype, one.quant))
 
 
-def _peaks(formats: Sequence[tuple[str, str]], devices: Sequence[DeviceSpec]) -> np.ndarray:
-    known: dict[tuple[int, tuple[str, str]], float] = {}
+def _peaks(
+    configs: Configs, devices: Sequence[DeviceSpec], dtype: Callable[[TransformerConfig], str]
+) -> np.ndarray:
     found = np.empty(len(devices))
-    for at, (device, one) in enumerate(zip(devices, formats, strict=True)):
-        key = (id(device), one)
-        if key not in known:
-            try:
-                known[key] = device.peak(scheme_dtype(*one), "matrix")
-            except InputError:
-                known[key] = np.nan
-        found[at] = known[key]
+    known = {id(device): device for device in devices}
+    for (number, device), here in places_by(
+        zip(configs.of.tolist(), map(id, devices), strict=True)
+    ):
+        try:
+            found[here] = known[device].peak(dtype(configs.templates[number]), "matrix")
+        except InputError:
+            found[here] = np.nan
     return found
 
 
+def model_flops(configs: Configs) -> np.ndarray:
+    """FLOPs that each step needs, nothing computed twice [N]."""
+    return configs.tokens * configs.each(lambda one: one.shape.model_flops(1.0))
+
+
 def lower_bounds_s(
-    configs: Sequence[TransformerConfig], devices: Sequence[DeviceSpec]
+    configs: Configs, devices: Sequence[DeviceSpec], peaks: np.ndarray | None = None
 ) -> np.ndarray:
-    """Seconds below which no step on such devices can go [N]; 0 where they have no such peak."""
-    unquantised = _peaks([(one.dtype, "") for one in configs], devices)
-    peaks = np.fmax(np.fmax(unquantised, peaks_flops_per_s(configs, devices)), 0.0)
-    flops, causal = np.empty(len(configs)), [one.attention == "fused" for one in configs]
-    modes = [one.layout.recompute for one in configs]
-    alike = zip((one.shape for one in configs), modes, causal, strict=True)
-    tokens = np.array([one.layout.global_batch * one.shape.seq for one in configs], float)
-    for (shape, mode, half), at in places_by(alike):
-        flops[at] = shape.hardware_flops(tokens[at], mode, causal=half)
-    ranks = np.array([one.layout.ranks for one in configs], float)
-    return np.divide(flops, ranks * peaks, out=np.zeros(len(configs)), where=peaks > 0)
+    """Seconds below which no step on such devices can go [N]; 0 where they have no such peak.
+
+    `peaks`: `peaks_flops_per_s` of these, where they are known.
+    """
+    peaks = peaks_flops_per_s(configs, devices) if peaks is None else peaks
+    unquantised = _peaks(configs, devices, lambda one: one.dtype)
+    peaks = np.fmax(np.fmax(unquantised, peaks), 0.0)
+
+    def of(mode: str) -> np.ndarray:
+        return configs.each(
+            lambda one: one.shape.hardware_flops(1.0, mode, causal=one.attention == "fused")
+        )
+
+    x = configs.layouts
+    flops = configs.tokens * np.choose(x.recompute, [*map(of, RECOMPUTE)])
+    return np.divide(flops, x.ranks * peaks, out=np.zeros(len(flops)), where=peaks > 0)
 
 
 def contradictions(
@@ -115,19 +125,10 @@ def contradictions(
             found.setdefault(int(at), []).append(sentence)
 
     known = [at for at, config in enumerate(configs) if config is not None]
-    some = [config for config in configs if config is not None]
+    some = Configs.of_rows([config for config in configs if config is not None])
     sizes = np.full((4, len(configs)), np.nan)
-    sizes[:, known] = (
-        np.array(
-            [
-                (c.layout.global_batch, c.shape.seq, c.shape.parameters, _trained_flops(c))
-                for c in some
-            ],
-            float,
-        )
-        .reshape(-1, 4)
-        .T
-    )
+    of_shape = (lambda one: one.shape.seq, lambda one: one.shape.parameters, _trained_flops)
+    sizes[:, known] = (some.samples, *map(some.each, of_shape))
     batch, seq, parameters, least_flops = sizes
     given = np.array([np.nan if one is None else one for one in global_batches], float)
     for at in np.flatnonzero((batch[asked] != given[asked]) & ~np.isnan((batch + given)[asked])):
@@ -183,15 +184,12 @@ def _nearest_mfu(
     step_s: np.ndarray, percent: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
     """FLOPs / (time x peak) of rows, attention and parameters counted as is nearest to theirs."""
-    counts = np.empty((5, len(configs)))
-    for shape, at in places_by(config.shape for config in configs):
-        matrices = shape.model_flops(tokens[at], causal=True)
-        attention = shape.model_flops(tokens[at]) - matrices
-        six = 6 * shape.active_parameters * tokens[at]
-        counts[:, at] = (
-            matrices, matrices + attention, six, six + attention, six + 2 * attention
-        )  # fmt: skip
-    peaks = peaks_flops_per_s(configs, [one.spec for one in machines])
-    ours = counts / (step_s * np.array([one.layout.ranks for one in configs]) * peaks)
+    columns = Configs.of_rows(configs)
+    matrices = tokens * columns.each(lambda one: one.shape.model_flops(1.0, causal=True))
+    attention = tokens * columns.each(lambda one: one.shape.model_flops(1.0)) - matrices
+    six = 6 * tokens * columns.each(lambda one: one.shape.active_parameters)
+    counts = np.array([matrices, matrices + attention, six, six + attention, six + 2 * attention])
+    peaks = peaks_flops_per_s(columns, [one.spec for one in machines])
+    ours = counts / (step_s * columns.layouts.ranks * peaks)
     nearest = np.abs(np.log(ours * 100 / percent)).argmin(0)
     return ours[nearest, np.arange(len(configs))]

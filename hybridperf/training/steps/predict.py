@@ -46,19 +46,23 @@ from hybridperf.training.steps.batch import (
     shared_price_cache,
 )
 from hybridperf.training.steps.cross_node import LIKELY_STALL
-from hybridperf.training.steps.features import experts_note, picked, unmeasured_of
+from hybridperf.training.steps.features import experts_note, unmeasured_of
 from hybridperf.training.steps.memory_fit import (
     failures,
     fitting,
-    memory_knobs,
     peak_bytes,
-    unsure,
 )
 from hybridperf.training.steps.names import of_source
-from hybridperf.training.steps.plausibility import lower_bounds_s, peaks_flops_per_s, places_by
+from hybridperf.training.steps.plausibility import (
+    lower_bounds_s,
+    model_flops,
+    peaks_flops_per_s,
+    places_by,
+)
 from hybridperf.training.steps.record import without_collector
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.layout import Layouts
 
 COLUMNS = (
     "predicted_s", "low_s", "high_s", "tokens_per_s", "mfu", "memory_bytes", "fits", "compute_s",
@@ -171,7 +175,9 @@ def _doubtful(batch: Batch, known: Adaptation) -> list[int]:
 def _fitting(batch: Batch, chosen: Sequence[bool], mode: str) -> list[int]:
     """Those of some chosen rows of a batch (bool [N]) that fit with a recompute mode."""
     at = np.flatnonzero(chosen)
-    found: list[int] = at[fitting([batch.rows[one] for one in at], mode)].tolist()
+    of, layouts = batch.columns.of[at], Layouts(*(one[at] for one in batch.columns.layouts))
+    some = batch.columns._replace(of=of, layouts=layouts)
+    found: list[int] = at[fitting([batch.rows[one] for one in at], mode, some)].tolist()
     return found
 
 
@@ -196,7 +202,7 @@ class _Times:
         )
         for (group, source), here in places_by(zip(batch.groups, sources, strict=True)):
             adapted, whose = known.of(group, source)
-            f, cells = picked(batch.features, here), batch.cells[here]
+            f, cells = batch.features.picked(here), batch.cells[here]
             one = adapt.predict(adapted, f, cells, deviates)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
             found.beyond[:, here] = one.beyond
@@ -262,32 +268,34 @@ def _fill(
     out["predicted_s"][at] = step_s
     for name, sign, beyond in (("low_s", -1, times.beyond[0]), ("high_s", 1, times.beyond[1])):
         out[name][at] = np.exp(times.log_s + sign * np.hypot(NINE_OF_TEN * times.deviation, beyond))
-    bounds_s = lower_bounds_s(configs, batch.devices)
+    peaks = peaks_flops_per_s(batch.columns, batch.devices)
+    bounds_s = lower_bounds_s(batch.columns, batch.devices, peaks)
     out["low_s"][at] = np.maximum(out["low_s"][at], np.minimum(bounds_s, step_s))
     for name, values in times.parts.items():
         out[name][at] = values
-    tokens = np.array([config.layout.global_batch * config.shape.seq for config in configs], float)
-    out["tokens_per_s"][at] = tokens / step_s
-    flops, ranks = np.empty(len(batch)), np.array([config.layout.ranks for config in configs])
-    for shape, alike in places_by(config.shape for config in configs):
-        flops[alike] = shape.model_flops(tokens[alike])
-    out["mfu"][at] = flops / (step_s * ranks * peaks_flops_per_s(configs, batch.devices))
+    out["tokens_per_s"][at] = batch.columns.tokens / step_s
+    flops, ranks = model_flops(batch.columns), batch.columns.layouts.ranks
+    out["mfu"][at] = flops / (step_s * ranks * peaks)
     failed, chances = _fill_memory(out, batch), np.asarray(batch.features.stall_chance)
     host_shares = times.parts["host_s"] / step_s
     surely = np.asarray(batch.features.stalls) > 0
-    columns = (at, batch.rows, configs, times.remarks, chances, surely, host_shares)
+    shares = [_share_of(config) for config in batch.columns.templates]
+    columns: tuple[Any, ...] = (at, batch.rows, configs, times.remarks, chances, surely)
+    columns += (host_shares, batch.columns.of)
     assumed = []
-    for place, row, config, remark, chance, sure, waiting in zip(*map(list, columns), strict=True):
+    for place, row, config, remark, chance, sure, waiting, of in zip(
+        *(one if isinstance(one, list | tuple) else one.tolist() for one in columns), strict=True
+    ):
         stall = "predicted as a run that stalls: every one like this did" if sure else ""
         if chance > LIKELY_STALL:
             stall = (
                 "predicted as a run that does not stall; one run in"
                 f" {round(1 / chance)} like this stalls and takes far longer, up to high_s"
             )
-        launched = experts_note(config, float(waiting)) if config.shape.experts else ""
+        launched = experts_note(config, waiting) if config.shape.experts else ""
         unmeasured = unmeasured_of(config, cache.prices(row.machine)).notes
-        remarks = (notes.get(place, ""), remark, *unmeasured, stall, launched, _share_of(config))
-        assumed.append("; ".join(filter(None, (*row.notes, *remarks))))
+        remarks = (notes.get(place, ""), remark, *unmeasured, stall, launched, shares[of])
+        assumed.append("; ".join(filter(None, (*row.question.notes, *remarks))))
     return failed, assumed
 
 
@@ -306,17 +314,11 @@ def _remarks(whose: str, adapted: adapted_steps.Adapted | None, cells: np.ndarra
 
 def _fill_memory(out: dict[str, Any], batch: Batch) -> list[str]:
     """Why each row would not run [N]."""
-    frameworks = np.array([row.framework for row in batch.rows])
-    configs, needed = batch.configs, np.empty(len(batch))
-    for framework in dict.fromkeys(frameworks.tolist()):
-        here = np.flatnonzero(frameworks == framework)
-        needed[here] = peak_bytes([configs[at] for at in here], memory_knobs(framework))
+    needed = peak_bytes(batch.columns, [row.framework for row in batch.rows])
     out["memory_bytes"][batch.at] = needed
-    failed, doubts = failures(batch.rows, needed), unsure(batch.rows, needed)
-    out["fits"][batch.at] = [
-        np.nan if doubt else not why for why, doubt in zip(failed, doubts, strict=True)
-    ]
-    pairs = zip(failed, doubts, strict=True)
+    failed, doubts = failures(batch.rows, needed)
+    pairs = [*zip(failed, doubts, strict=True)]
+    out["fits"][batch.at] = [np.nan if doubt else not why for why, doubt in pairs]
     return [f"{why}; not sure: {doubt}" if doubt else why for why, doubt in pairs]
 
 

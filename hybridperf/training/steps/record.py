@@ -71,18 +71,18 @@ def without_collector() -> Iterator[None]:
 class Record:
     """One record with typed values. `notes` fills as things are assumed."""
 
-    said: Mapping[str, str]  # by column; nothing of an empty cell
+    said: Mapping[str, Any]  # by column: text, or its whole number; nothing of an empty cell
     notes: list[str] = dataclasses.field(default_factory=list)
     assumed: set[str] = dataclasses.field(default_factory=set)  # columns
 
     def text(self, field: str) -> str:
         """What stands there, "" for nothing."""
-        return self.said.get(field, "")
+        return str(self.said.get(field, ""))
 
     def count(self, field: str) -> int | None:
         """A whole number of 1 or more, None for nothing."""
-        text = self.said.get(field)
-        return None if text is None else _whole(field, text)
+        said = self.said.get(field)
+        return _whole(field, said) if type(said) is str else said
 
     def yes(self, field: str) -> bool | None:
         """Yes or no, None for nothing."""
@@ -128,6 +128,19 @@ def unique_records(
             if code >= 0 and texts[code]:
                 record[name] = texts[code]
     return found, of
+
+
+def whole_numbers(record: dict[str, str]) -> dict[str, Any]:
+    """A record with cells that are counts read as such, once for all rows that say them."""
+    return {name: _counted(name, text) for name, text in record.items()}
+
+
+@functools.lru_cache(65536)
+def _counted(field: str, text: str) -> Any:
+    try:
+        return _whole(field, text)
+    except Refused:  # said of the row
+        return text
 
 
 def row_names(frame: pd.DataFrame) -> list[str]:

@@ -36,6 +36,7 @@ from hybridperf.training.steps.record import (
     row_names,
     row_shape,
     unique_records,
+    whole_numbers,
     without_collector,
 )
 from hybridperf.workloads.transformer import Layout, TransformerShape
@@ -67,7 +68,7 @@ _OF_ONE_ROW = ("id", "status", "step_time_s")
 _WORDS = tuple(name for name in READ if name not in (*_NUMBERS, *_OF_ONE_ROW))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)  # frozen ones take four times as long to make
 class Question:
     """What rows ask, understood. `refused` says why it has no answer; then `config` is None."""
 
@@ -161,9 +162,11 @@ def resolve(
     if system:
         load_system(system)
     words, of_words = unique_records(frame, _WORDS)
-    numbers, of_numbers = unique_records(frame, _NUMBERS)
+    said, of_numbers = unique_records(frame, _NUMBERS)
+    numbers = [*map(whole_numbers, said)]
     of, pairs = pd.factorize(of_words * len(numbers) + of_numbers)
-    understood = [_Words.of(one, device, system) for one in words]
+    files = names.contents(device, system)
+    understood = [_understood(tuple(one.items()), device, system, *files) for one in words]
     at = [divmod(pair, len(numbers)) for pair in pairs.tolist()]
     questions = _questions([(understood[one], numbers[other]) for one, other in at])
     flags = contradictions(
@@ -179,7 +182,7 @@ def resolve(
     )
 
 
-def _questions(asked: Sequence[tuple[_Words, Mapping[str, str]]]) -> list[Question]:
+def _questions(asked: Sequence[tuple[_Words, Mapping[str, Any]]]) -> list[Question]:
     """Questions of pairs of words and numbers [U]; layouts of one model are checked together."""
     found: dict[int, Question] = {}
     alike: dict[TransformerShape, list[tuple[int, _Words, Record, Layout]]] = {}
@@ -201,6 +204,15 @@ def _questions(asked: Sequence[tuple[_Words, Mapping[str, str]]]) -> list[Questi
             except (Refused, InputError) as error:
                 found[at] = words.refused(error)
     return [found[at] for at in range(len(asked))]
+
+
+@functools.lru_cache(4096)
+def _understood(
+    said: tuple[tuple[str, str], ...], device: str | None, system: str | None, *files: bytes
+) -> _Words:
+    """What words mean, once for all tables; `files`: what lies in those that are named."""
+    del files  # what is remembered is of them, too
+    return _Words.of(dict(said), device, system)
 
 
 @dataclasses.dataclass
@@ -300,7 +312,7 @@ class _Words:
     def layout(self, row: Record) -> Layout:
         """The layout of a record with these words, its numbers checked."""
         if self.wrong is not None:
-            raise self.wrong
+            raise self.wrong.with_traceback(None)  # or each time would add to it
         row.notes += self.notes
         gpus_per_node, whole = self.nodes
         layout = row_layout(row, self.habits, gpus_per_node, self.model)

@@ -110,11 +110,14 @@ def _divides(part: Array, whole: Array) -> Array:
 
 
 def _size_rule(code: int, kind: ScheduleKind, need: Need) -> Rule:
+    def holds(_: TransformerShape, x: Layouts) -> Array:
+        others = x.schedule != code
+        if array_module(x.schedule) is np and np.all(others):
+            return others
+        return others | need.holds(x.pp, x.accumulation)
+
     words = need.words.format(p="{x.pp}", m="{x.accumulation}")
-    return Rule(
-        "never", lambda s, x: (x.schedule != code) | need.holds(x.pp, x.accumulation),
-        f"{kind.name} needs {words}",
-    )  # fmt: skip
+    return Rule("never", holds, f"{kind.name} needs {words}")
 
 
 # what schedules ask of stages and micro-batches

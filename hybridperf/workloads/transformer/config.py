@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, Literal
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
@@ -15,7 +18,7 @@ from hybridperf.workloads.transformer import fields
 from hybridperf.workloads.transformer import framework as frameworks
 from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.kernels import Kernels
-from hybridperf.workloads.transformer.layout import Layout
+from hybridperf.workloads.transformer.layout import Layout, Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape, layers_by_kind
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
@@ -119,8 +122,14 @@ class TransformerConfig:
     def with_layout(self, layout: Layout, gpus_per_node: int) -> TransformerConfig:
         """The same step with a layout that was checked: ten times as quick as `replace`."""
         other = object.__new__(TransformerConfig)
-        other.__dict__.update(self.__getstate__(), layout=layout, gpus_per_node=gpus_per_node)
+        known = {"layout": layout, "gpus_per_node": gpus_per_node, "template": self.template}
+        other.__dict__.update(self.__getstate__(), **known)
         return other
+
+    @functools.cached_property
+    def template(self) -> TransformerConfig:
+        """The step that this one is `with_layout`: one object for all its layouts."""
+        return self
 
     def __hash__(self) -> int:
         """Of what configs of a table differ by most, once: thousands a second are looked up."""
@@ -132,7 +141,8 @@ class TransformerConfig:
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields: in another process words have another hash."""
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+        apart = ("_hash", "template")
+        return {name: value for name, value in self.__dict__.items() if name not in apart}
 
     # sizes
     # ----------------------------------------------------------------------------------------------
@@ -249,6 +259,53 @@ def _layers_of(
     order: tuple[int, ...], stages: int, stage: int, split: str, head_layers: float
 ) -> tuple[int, ...]:
     return tuple(map(int, layers_by_kind(order, stages, stage, split, head_layers)))
+
+
+_BUT_LAYOUT = operator.attrgetter(
+    *(
+        field.name
+        for field in dataclasses.fields(TransformerConfig)
+        if field.name not in ("layout", "gpus_per_node")
+    )
+)
+
+
+class Configs(NamedTuple):
+    """Many configs [N] in columns: what differs is their layout, of each of some templates."""
+
+    templates: tuple[TransformerConfig, ...]  # any config of each, [T]
+    of: np.ndarray  # int [N] whose template each has
+    layouts: Layouts  # [N]
+
+    @staticmethod
+    def of_rows(configs: Sequence[TransformerConfig]) -> Configs:
+        """Of configs by themselves."""
+        number: dict[int, int] = {}
+        of = [number.setdefault(id(config.template), len(number)) for config in configs]
+        some = dict(zip(reversed(of), reversed(configs), strict=True))  # the first of each
+        alike: dict[Any, list[int]] = {}
+        for at in range(len(number)):
+            alike.setdefault(_BUT_LAYOUT(some[at]), []).append(at)
+        which = np.empty(len(number), int)
+        for one, those in enumerate(alike.values()):
+            which[those] = one
+        templates = tuple(some[those[0]] for those in alike.values())
+        layouts = Layouts.of([config.layout for config in configs])
+        return Configs(templates, which[np.array(of, int)], layouts)
+
+    def each(self, value: Callable[[TransformerConfig], float]) -> np.ndarray:
+        """A number of templates, whatever the layout, by row [N]."""
+        return np.array([value(one) for one in self.templates], float)[self.of]
+
+    @property
+    def samples(self) -> np.ndarray:
+        """Of a step [N]."""
+        return self.layouts.global_batch.astype(float)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Of a step [N]."""
+        return self.samples * self.each(lambda one: one.shape.seq)
 
 
 def config_fields(habits: Mapping[str, Any]) -> dict[str, Any]:
