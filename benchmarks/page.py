@@ -17,6 +17,7 @@ COMMANDS = {  # section: what is run
     "evaluator": "bench_evaluator.py --quick",
     "plan": "bench_plan.py",
     "steps": "bench_steps.py",
+    "moves": "bench_moves.py",
     "search": "bench_search.py",
     "sweep": "bench_sweep.py",
     "shard": "bench_shard.py",

@@ -151,7 +151,7 @@ def test_a_step_is_the_commands_step_and_answers_at_once(browser: Browser, page:
 def test_a_move_takes_less_than_a_tenth_of_a_second(
     browser: Browser, page: Served, view: str, shown_first: str
 ) -> None:
-    """Of processor time, since others may share the machine; `benchmarks/page_moves.py` has
+    """Of processor time, since others may share the machine; `benchmarks/bench_moves.py` has
     seconds of a clock.
     """
     tab = opened(browser, page, view)
@@ -247,7 +247,7 @@ def test_every_view_is_legible(browser: Browser, page: Served, view: str) -> Non
 
 
 def test_many_moves_leave_no_memory_behind(browser: Browser, page: Served) -> None:
-    """`benchmarks/page_moves.py` does it for a minute."""
+    """`benchmarks/bench_moves.py` does it for a minute."""
     tab = opened(browser, page, "step")
     wait_for(tab, "document.querySelector('[data-knob]')", "the graph")
     step = "document.querySelector('[data-question=step]').dataset"

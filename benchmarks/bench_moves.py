@@ -1,7 +1,7 @@
 """Moves on the page: how long answers of its views take; and whether memory grows in a minute of
 twenty moves a second.
 
-    python benchmarks/page_moves.py [SECONDS]
+    python benchmarks/bench_moves.py [SECONDS]
 
 Needs a headless Chromium, as `tests/page` does.
 """
