@@ -20,6 +20,7 @@ refused, whatever the law of their sizes:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -279,7 +280,7 @@ def _degrees(clusters: dict[str, Cluster], gpus: int, limit: float) -> pd.DataFr
     most = max(x.quickest for x in one.times)
     degrees = [n for n in one.times[0].gpus.tolist() if n <= most]
     wanted: dict[str, Callable[[JobTimes], int | None]] = {
-        str(n): lambda times, n=n: min(n, times.quickest) for n in degrees
+        str(n): functools.partial(_at_most, n) for n in degrees
     }
     wanted["just enough"] = lambda times: just_enough(times, limit)
     rows = []
@@ -290,6 +291,10 @@ def _degrees(clusters: dict[str, Cluster], gpus: int, limit: float) -> pd.DataFr
             "high_blocking": max(shares.values()), "closed_form": closed.get(name),
         })  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _at_most(n: int, times: JobTimes) -> int:
+    return min(n, times.quickest)
 
 
 def _lossy(one: Cluster, wants: Callable[[JobTimes], int | None], limit: float) -> float:
