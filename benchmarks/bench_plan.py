@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridperf.cli.common import compilation_cache
-from hybridperf.training.plans.columns import SpaceColumns
-from hybridperf.training.plans.costs import memory_of, times
+from hybridperf.training.plans.costs import SpaceColumns, bytes_of, times
 from hybridperf.training.plans.run import plan
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import Division, LayoutSpace, divisors, places
@@ -120,7 +119,7 @@ def calculon() -> None:
     space, overlap = calculons_space(shape)
     assert len(space) == CALCULON, len(space)
     shared = training_setup(shape, SYSTEM)
-    runs = legal(shape, space.base) & (memory_of(shared, space) <= shared.capacity_bytes)
+    runs = legal(shape, space.base) & (bytes_of(shared, space.base) <= shared.capacity_bytes)
     step_s = np.full(len(space), np.inf)
     for hidden in (0, 1):
         rows = np.flatnonzero(runs[space.base_of] & (overlap == hidden))

@@ -63,7 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--sizes", default="", help="bytes, separated by commas, instead of the setting's")
     add("--coordinator", default="", help="host:port of process 0, for a job on several machines")
     add("--process-ids", default="", help="those to start here, such as 8-15; all if not given")
-    add("--unpinned", action="store_true", help="let every process use all cores")
     add("--cores-each", type=int, default=CORES_EACH, help="of every process, where it is pinned")
     # how this program starts itself
     parser.add_argument("--local-device", type=int, default=None, help=argparse.SUPPRESS)
@@ -89,8 +88,7 @@ def _start_all(options: argparse.Namespace) -> int:
     names = _names(options.only)
     collective_cases(options.processes, "cpu", _sizes(options), names, options.library)
     logs = job.make_folders(Path(options.out), "collectives_logs")
-    unpinned, each = options.unpinned, options.cores_each
-    cores, remark = job.cores_of_processes(len(ranks), each, unpinned=unpinned)
+    cores, remark = job.cores_of_processes(len(ranks), options.cores_each)
     job.say(remark, job.busy_remark("collectives"))
     budget_s = BUDGET_S[options.setting] if options.budget_s is None else options.budget_s
     start_s = time.perf_counter()

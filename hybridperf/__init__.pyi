@@ -17,7 +17,7 @@ from .engine.unlike import unlike as unlike
 from .engine.workload import Workload as Workload
 from .explore.crossover import Crossover as Crossover
 from .explore.crossover import sparse_crossover as sparse_crossover
-from .explore.searches.result import SearchResult as SearchResult
+from .explore.searches.run import SearchResult as SearchResult
 from .explore.searches.run import search as search
 from .explore.sharding.run import shard as shard
 from .explore.sweeps.run import sweep as sweep
@@ -61,10 +61,10 @@ from .traces.other_ranks import rescale_trace as rescale_trace
 from .training.launch_files.read import read_launch as read_launch
 from .training.launch_files.write import write_launch as write_launch
 from .training.offload.layouts import offloaded_layouts as offloaded_layouts
+from .training.offload.step import Tier as Tier
+from .training.offload.step import node_tiers as node_tiers
 from .training.offload.step import offload as offload
-from .training.offload.tier import Tier as Tier
-from .training.offload.tier import node_tiers as node_tiers
-from .training.offload.tier import system_tiers as system_tiers
+from .training.offload.step import system_tiers as system_tiers
 from .training.plans.run import Plan as Plan
 from .training.plans.run import plan as plan
 from .validate.measured_steps import measure as measure
@@ -78,7 +78,7 @@ from .workloads.gnn_config import GraphShape as GraphShape
 from .workloads.jax.program import from_jax as from_jax
 from .workloads.jax.program import load_program as load_program
 from .workloads.memory import memory as memory
-from .workloads.memory.knobs import MemoryKnobs as MemoryKnobs
+from .workloads.memory.activations import MemoryKnobs as MemoryKnobs
 from .workloads.memory.use import MemoryUse as MemoryUse
 from .workloads.placement import Placement as Placement
 from .workloads.stages import Stage as Stage

@@ -196,9 +196,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def cores_of_processes(n: int, each: int = 1, *, unpinned: bool = False) -> tuple[list[str], str]:
+def cores_of_processes(n: int, each: int = 1) -> tuple[list[str], str]:
     """Cores of each of `n` processes here, as `machine.parse_cores` reads them, and a remark."""
-    if unpinned or not hasattr(os, "sched_getaffinity"):
+    if not hasattr(os, "sched_getaffinity"):
         return [""] * n, "the processes are not pinned to cores"
     usable = sorted(os.sched_getaffinity(0))
     crowded = f"{n} processes share {len(usable)} cores here"

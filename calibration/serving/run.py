@@ -63,7 +63,7 @@ def drawn(config: DecoderConfig, count: int, seed: int) -> tuple[np.ndarray, np.
     return prompt, output
 
 
-def plan(run: Run, config: DecoderConfig, count: int, seed: int) -> list[dict[str, Any]]:
+def plan(run: Run, config: DecoderConfig, count: int, seed: int = 0) -> list[dict[str, Any]]:
     """The run's requests, as clients take them."""
     rng = np.random.default_rng([seed, 1])
     at_s = np.zeros(count)
@@ -139,7 +139,7 @@ class _Nothing:
 
 
 def loop_of(
-    config: DecoderConfig, requests: int, seed: int, core: int | None
+    config: DecoderConfig, requests: int, core: int | None
 ) -> tuple[float, dict[str, float]]:
     """Of runs whose decoder computes nothing: seconds of a step of the loop, and of a request's way
     to its first token besides, until this has `left` the server and until one client has `seen` it.
@@ -147,9 +147,9 @@ def loop_of(
     slots = config.batches[-1]
     server = Server(_Nothing(config), slots, config.chunks[-1])
     try:
-        _, busy = served(server, plan(Run("", slots), config, requests, seed), core)
+        _, busy = served(server, plan(Run("", slots), config, requests), core)
         loop_s = busy.step_s / busy.steps
-        alone = plan(Run("", 1), config, requests, seed)
+        alone = plan(Run("", 1), config, requests)
         seen, _ = served(server, alone, core)
     finally:
         server.close()
@@ -170,7 +170,7 @@ def other_core(cores: Sequence[int]) -> int | None:
 
 
 def measured(
-    decoder: Decoder, requests: int, rounds: int, seed: int, core: int | None, yardstick: Yardstick
+    decoder: Decoder, requests: int, rounds: int, core: int | None, yardstick: Yardstick
 ) -> list[dict[str, Any]]:
     """The best round of each run."""
     config = decoder.config
@@ -178,7 +178,7 @@ def measured(
     try:
         slots = config.batches[-1]
         all_slots = Run(f"{slots} clients", slots)
-        seen, _ = served(server, plan(all_slots, config, requests, seed), core)
+        seen, _ = served(server, plan(all_slots, config, requests), core)
         per_s = requests / max(one["token_s"][-1] for one in seen)
         runs = [Run("1 client", 1), all_slots]
         runs += [Run(f"open, load {load:g}", per_s=load * per_s) for load in LOADS]
@@ -186,7 +186,7 @@ def measured(
         for number in range(1, rounds + 1):
             for run in runs:
                 yardstick.wait(_LONGEST_WAIT_S)
-                asked = plan(run, config, requests, seed)
+                asked = plan(run, config, requests)
                 seen, busy = served(server, asked, core)
                 for one, request in zip(seen, asked, strict=True):
                     one |= {"prompt": len(request["prompt"]), "after": request["after"]}
@@ -218,7 +218,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--config", default="{}", help='sizes of the decoder, like {"layers": 2}')
     add("--requests", type=int, default=120, help="of each run")
     add("--rounds", type=int, default=3)
-    add("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     return machine.exit_status(lambda: _run(options))
 
@@ -236,8 +235,8 @@ def _run(options: argparse.Namespace) -> int:
     decoder = made(options.library, config)
     yardstick = Yardstick()
     core = other_core(cores)
-    loop_s, way_s = loop_of(config, options.requests, options.seed, core)
-    runs = measured(decoder, options.requests, options.rounds, options.seed, core, yardstick)
+    loop_s, way_s = loop_of(config, options.requests, core)
+    runs = measured(decoder, options.requests, options.rounds, core, yardstick)
     if options.programs:
         decoder.write_programs(options.programs)
     facts = {**machine.machine_facts(options.library), **yardstick.facts()}

@@ -209,8 +209,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--programs", type=Path, metavar="DIR", help="folder to keep the compiled programs in")
     add("--profile", action="store_true", help="also keep what each instruction of a step took")
     add("--cores", help="cores to run on, like 0 or 0-3; all if not given")
-    steady = "with the settings that single ops are measured under"
-    add("--steady", action="store_true", help=steady)
     add("--rounds", type=_positive_int, default=4, help="times that every step has its turn")
     add("--repeats", type=_positive_int, default=5, help="calls per turn, at least")
     add("--seconds", type=float, default=0.3, help="seconds per turn, at least")
@@ -225,8 +223,6 @@ def _run(options: argparse.Namespace) -> int:
     spec = read_spec(options.spec)
     if options.cores is not None:
         machine.pin(machine.parse_cores(options.cores))
-    if options.steady:
-        machine.steady_cpu()
     configs, steps = zip(*build_steps(spec, options.spec), strict=True)
     yardstick = Yardstick(allowance_s=_WAITED_PER_STEP_S * len(steps))
     measured = measure_steps(
@@ -247,7 +243,7 @@ def _run(options: argparse.Namespace) -> int:
             write_json(file, "program", PROGRAM_SCHEMA_VERSION, content)
         results.append(result)
     library = "torch" if any(entry.workload == "own_torch" for entry in spec) else "jax"
-    facts = {**machine.machine_facts(library), **yardstick.facts(), "steady": options.steady}
+    facts = {**machine.machine_facts(library), **yardstick.facts()}
     write_json(options.out, "steps", SCHEMA_VERSION, {"machine": facts, "steps": results})
     return 0
 

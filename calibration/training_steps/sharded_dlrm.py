@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--tasks", type=Path, required=True, metavar="FILE", help="JSON or CSV, see sharded_tasks")
+    add("--tasks", type=Path, required=True, metavar="FILE", help="JSON, see sharded_tasks")
     add("--processes", type=int, default=2)
     add("--out", type=Path, required=True, metavar="DIR", help="created or resumed")
     add("--passes", type=int, default=2)

@@ -6,9 +6,7 @@ A file of tasks is JSON, a list of
      "tables": [{"name": "t0", "rows": 100000, "dim": 32, "pooling": 8, "skew": 0.9}, ...],
      "placements": [[0, 1, ...], ...]}
 
-or CSV with a line for each table: `task, batch, dense_features, bottom_mlp, top_mlp, table, rows,
-dim, pooling, skew, rank`, where widths are written like 64-32 and `rank` is the table's process.
-`batch` is that of all processes together.
+where `batch` is that of all processes together.
 
 A batch looks a table's rows up with Zipf-Mandelbrot probabilities p_k ~ (k + shift)^-skew, k = 1 ..
 rows (skew 0: all alike), the popular rows scattered over the table.
@@ -16,9 +14,7 @@ rows (skew 0: all alike), the popular rows scattered over the table.
 
 from __future__ import annotations
 
-import csv
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,8 +24,6 @@ from pydantic.dataclasses import dataclass
 from hybridperf.io import InputError
 from hybridperf_calibration.training_steps import STRICT, Widths, checked, read_objects
 
-_SHARED = ("batch", "dense_features", "bottom_mlp", "top_mlp")
-_NEEDED = ("task", *_SHARED, "table", "rows", "dim", "pooling", "skew", "rank")  # columns
 _OfZipf = Annotated[float, Field(ge=0, lt=1e9)]
 
 
@@ -104,10 +98,9 @@ def read_tasks(path: Path, processes: int) -> list[ShardedTask]:
     Raises: InputError: names the task and what is wrong with it.
     """
     example = "tasks, each with name, batch, tables and placements; see `--help`"
-    entries = _of_csv(path) if path.suffix == ".csv" else read_objects(path, example)
     tasks = [
         task
-        for number, entry in enumerate(entries, start=1)
+        for number, entry in enumerate(read_objects(path, example), start=1)
         for task in _tasks(entry, f"task {number} of {path} ({entry.get('name')})", processes)
     ]
     keys = [task.key for task in tasks]
@@ -116,46 +109,6 @@ def read_tasks(path: Path, processes: int) -> list[ShardedTask]:
         advice = "give each model its own name and each placement once"
         raise InputError(f"{path} has task {twice[0]} twice; {advice}")
     return tasks
-
-
-def _of_csv(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}; give a file of tasks") from error
-    missing = [name for name in _NEEDED if not lines or name not in lines[0]]
-    if missing:
-        expected = f"expected a line for each table with {', '.join(_NEEDED)}"
-        raise InputError(f"{path} has no column {missing[0]!r}; {expected}")
-    of_tasks = itertools.groupby(lines, key=lambda line: line["task"])
-    return [_of_lines(name, list(rows), path) for name, rows in of_tasks]
-
-
-def _of_lines(name: str, rows: Sequence[Mapping[str, str]], path: Path) -> dict[str, Any]:
-    """One task as JSON has it."""
-    first = rows[0]
-    for field in _SHARED:
-        if len({row[field] for row in rows}) > 1:
-            disagree = f"the tables of task {name} disagree in {field}"
-            raise InputError(f"{path}: {disagree}; it belongs to the task, write it alike")
-    try:
-        task = {field: int(first[field]) for field in ("batch", "dense_features")}
-        widths = {mlp: [*map(int, first[mlp].split("-"))] for mlp in ("bottom_mlp", "top_mlp")}
-        tables = [
-            {
-                "name": row["table"],
-                "skew": float(row["skew"]),
-                "shift": float(row.get("shift") or 0),
-            }
-            | {size: int(row[size]) for size in ("rows", "dim", "pooling")}
-            for row in rows
-        ]
-        ranks = [int(row["rank"]) for row in rows]
-    except (TypeError, ValueError) as error:
-        no_number = f"task {name} has something that is no number ({error})"
-        raise InputError(f"{path}: {no_number}; mend it") from error
-    more = {"interaction": first["interaction"]} if first.get("interaction") else {}
-    return {"name": name, **task, **widths, "tables": tables, "placements": [ranks], **more}
 
 
 def _tasks(entry: Mapping[str, Any], where: str, processes: int) -> list[ShardedTask]:

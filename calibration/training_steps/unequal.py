@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 WIDTHS = (256, 256, 256, 16)  # few parameters for the work: messages are short beside it
+_SAMPLES = 2048  # of each process
 PERIOD_S = 0.004  # of stopping and continuing
 _PRIORITY = -10
 _POLL_S = 3e-4
@@ -40,7 +41,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def measure(
-    workers: int, share: float, rounds: int, steps: int, samples: int
+    workers: int, share: float, rounds: int, steps: int
 ) -> list[tuple[str, int, int, float]]:
     """Rows of the table: phase, worker, round, seconds of a step."""
     os.environ |= dict.fromkeys(_THREADS, "1")  # of the processes that start now
@@ -56,7 +57,7 @@ def measure(
         for rank in range(workers):
             here, there = context.Pipe()
             core = cores[-1] if rank == workers - 1 else cores[0]
-            settings = (rank, workers, core, samples, memory.name, there)
+            settings = (rank, workers, core, memory.name, there)
             processes.append(context.Process(target=_train, args=settings, daemon=True))
             processes[-1].start()
             ends.append(here)
@@ -140,7 +141,7 @@ def _raise_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
 
 
-def _train(rank: int, workers: int, core: int, samples: int, memory: str, orders: Any) -> None:
+def _train(rank: int, workers: int, core: int, memory: str, orders: Any) -> None:
     """A process: trains when it is told to."""
     import numpy as np
 
@@ -157,8 +158,8 @@ def _train(rank: int, workers: int, core: int, samples: int, memory: str, orders
         met[:] = 0
     rng = np.random.default_rng(0)
     flat = (0.05 * rng.standard_normal(parameters)).astype(np.float32)
-    x = np.random.default_rng(rank).standard_normal((samples, WIDTHS[0])).astype(np.float32)
-    y = np.random.default_rng(rank).standard_normal((samples, WIDTHS[-1])).astype(np.float32)
+    x = np.random.default_rng(rank).standard_normal((_SAMPLES, WIDTHS[0])).astype(np.float32)
+    y = np.random.default_rng(rank).standard_normal((_SAMPLES, WIDTHS[-1])).astype(np.float32)
 
     def layers() -> Iterator[tuple[int, int, int]]:
         start = 0
@@ -178,7 +179,7 @@ def _train(rank: int, workers: int, core: int, samples: int, memory: str, orders
             values.append(
                 np.maximum(values[-1] @ weights + flat[start + a * b : start + (a + 1) * b], 0)
             )
-        slope = (values[-1] - y) / samples
+        slope = (values[-1] - y) / _SAMPLES
         for (start, a, b), before in zip(
             reversed(list(layers())), reversed(values[:-1]), strict=True
         ):
@@ -212,12 +213,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--share", type=float, default=0.25)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--samples", type=int, default=2048)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     if given.workers < 2 or not 0 < given.share < 1:
         parser.error("expected --workers of 2 or more and a --share between 0 and 1")
-    rows = measure(given.workers, given.share, given.rounds, given.steps, given.samples)
+    rows = measure(given.workers, given.share, given.rounds, given.steps)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -118,8 +118,8 @@ def _offloaded(
     """Layouts that fit with state in CPU memory; `fitting_s`: of the best that fits without."""
     from hybridperf.io import write_table
     from hybridperf.report import plan as reports
-    from hybridperf.training.offload import system_tiers
     from hybridperf.training.offload.layouts import offloaded_frame, offloaded_layouts
+    from hybridperf.training.offload.step import system_tiers
 
     tiers = system_tiers(system, cpu_bytes=cpu_bytes)
     found = offloaded_layouts(model, system, gpus, tiers, batch=batch, count=top, **asked)

@@ -41,6 +41,7 @@ def validate(
     quick: bool = False,
     families: str = "",
     leave: str = "",
+    sizes: str = "",
     tasks: str = "",
     placements: Annotated[int, Option(min=0)] = 28,
     passes: Annotated[int, Option(min=1)] = 2,
@@ -90,10 +91,13 @@ def validate(
         lin.run(data, folder, model or lin.MODEL)
     elif what == "ops" and data is not None:
         from hybridperf.validate import devices
-        from hybridperf.validate.device_judge import FAMILIES
+        from hybridperf.validate.device_judge import FAMILIES, FEW_SIZES
 
         judged, left_out = names_in(families) or FAMILIES, names_in(leave) or None
-        devices.run(data, folder, quick=quick, families=judged, splits=left_out)
+        devices.run(
+            data, folder, quick=quick, families=judged, splits=left_out,
+            sizes=names_in(sizes) or FEW_SIZES,
+        )  # fmt: skip
     elif what == "ops":
         from hybridperf.validate import ops as held_out
 

@@ -47,7 +47,7 @@ def drawn_seconds(
     assert table.role is not None
     effects = np.exp(theta)
     alone_s = prices.seconds[:, None]
-    seconds = in_step_s(np, alone_s, table.role, table.count, effects, table.slowest)
+    seconds = in_step_s(np, alone_s, table.role, table.count, effects, table.slowest, table.power_s)
     logs = np.stack([np.zeros(moved.shape[1]), *logs_of(drawn)])
     block_of = [BLOCK_LOGS.index(place.block) for place in in_step.places]
     return chained(table, seconds * np.exp(logs[block_of])), adapted.noise

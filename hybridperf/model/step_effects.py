@@ -7,7 +7,8 @@ are positive and are fitted and saved as such; beliefs are log-normal: a median,
 assumed; one was fitted to measured steps (`gather_shown`), each source by itself.
 
     seconds in a step = seconds of the call x product of its role's `scales` (those of `CLOCKED`
-                        on the slowest of the step's GPUs)
+                        on the slowest of the step's GPUs; of long products first what power
+                        sustains, `sustained_s`)
                         + kernels (of a collective: nodes, or one) x sum of its role's `added`
 
 The graph, the closed form, tables and plans all go by `ROLES`.
@@ -53,7 +54,8 @@ class StepEffects:
 
     # fmt: off
     gemm: Any = effect(1.0, 0.1,
-        "the op model is fitted to measured products; a clock that long products slow down")
+        "the op model is fitted to measured products, power's limit is measured (`SUSTAINED`) or,"
+        " on other architectures, assumed (`KNOWN`)")
     unlike_gpus: Any = effect(0.02, 0.5,
         "deviation of the clocks of GPUs of one kind, the slowest of which all others await: an"
         " average range of 8 %, 22 % at most, over five centres (Sinha et al., arXiv 2208.11035),"
@@ -87,12 +89,14 @@ class StepEffects:
     tp_across: Any = effect(1.0, 0.3, "the links' own model, between nodes")
     tp_across_node_s: Any = effect(10e-6, 1.0,
         "for each node of a collective: twice NCCL's own network latency")
-    ring_wait_s: Any = effect(3e-4, 1.0,
-        "the same where hosts wait: order of magnitude in the sweep of nanotron, whose rows alone"
-        " have it")
-    crossing_tp_s: Any = effect(1e-3, 1.0, "the same")
-    layer_gather_s: Any = effect(20e-6, 1.0, "the same")
-    stall_s: Any = effect(0.25, 0.5, "the same")
+    ring_wait_s: Any = effect(4e-4, 0.4,
+        "the same where hosts wait; nanotron's sweep alone has it, fits of its three models, each"
+        " by itself, say 0.46, 0.40 and 0.38 ms")
+    crossing_tp_s: Any = effect(2.2e-3, 0.3, "likewise: 2.22, 2.20 and 2.26 ms")
+    layer_gather_s: Any = effect(30e-6, 0.5,
+        "likewise: 25 and 36 us; six tensors of a layer are cut into a slice for each data rank by"
+        " Python (`_all_gather_params` of optim/zero.py)")
+    stall_s: Any = effect(0.25, 0.5, "likewise: 0.21, 0.24 and 0.25 s")
     exchange: Any = effect(1.0, 0.3, "context and expert parallel messages: the links' own model")
     gather: Any = effect(1.2, 0.3,
         "gathers of sharded parameters overlap with kernels that use the same memory")
@@ -151,9 +155,6 @@ class Known(NamedTuple):
 _GRAPHS = ("megatron_core_graphs", "mlperf_bert", "mlperf_bert_few")
 # fmt: off
 KNOWN = (
-    Known((), ("Hopper sm_90",), CLOCKED, 1.09,
-        "sustained clock: long products draw more than the power limit and clocks fall below"
-        " boost, which single cool products of tables do not show: assumed from published steps"),
     Known((), ("Blackwell sm_100", "Blackwell Ultra sm_103"), CLOCKED, 1.13,
         "sustained clock: assumed from published steps of B200s and GB200s, and for GB300s as for"
         " these"),
@@ -185,6 +186,14 @@ KNOWN = (
     Known(("eager_pytorch",), ("Hopper sm_90",), ("memory",), 1.25,
         "loops, norms, softmax and copies of 39 steps that an H200 ran took 1.28 times the bytes at"
         " this bandwidth (`calibration/measured`)"),
+    Known(("nanotron",), (), ("launch_s",), 1.3,
+        "fits of the two smaller models of its sweep, each by itself: 60 and 60 us"),
+    Known(("nanotron",), (), ("tp_across",), 2.0, "likewise: 2.1 and 2.0; why is not known"),
+    Known(("nanotron",), (), ("fixed_s",), 8.0,
+        "likewise: 40 and 43 ms; a barrier, a synchronisation and numbers read back end each step"
+        " (`train_step_logs` of trainer.py), so that the next one finds an idle GPU"),
+    Known(("nanotron",), (), ("optimizer",), 2.3,
+        "likewise: 1.8 and 3.1 times the bytes that its code is known to move"),
     Known(("xla",), (), ("exposed_kernel_s",), 0.25,
         "XLA's loops replay from command buffers: 1.6 to 1.8 us from kernel to kernel of two loops"
         " of 2,500 kernels on an H200 (`calibration/measured`)"),
@@ -200,6 +209,13 @@ KNOWN = (
         "a CUDA graph holds a step's small ops, too: assumed a fifth"),
 )
 # fmt: on
+# Share of a format's peak that products of 16 bits, and those of fewer or attention, keep up for
+# seconds at the power limit, by architecture; cool, they reach up to 0.81 of it. Hopper: an H100
+# and an H200 at 700 W (`calibration/measured`, `clocks.csv`), the mean of cards and formats.
+# Products that stay below, as those of 2,048 in 26 us, lose nothing
+SUSTAINED = {"Hopper sm_90": (0.68, 0.63)}
+# by hand: products at 0.97 of that share lost nothing, by half as sharp a limit they would lose 7 %
+_POWER_SHARPNESS = 16.0
 _DEVIATIONS = np.linspace(-10.0, 10.0, 20000)
 
 
@@ -294,6 +310,16 @@ def larger_s(links_s: Array, latency_s: Array) -> Array:
     return most * powers ** (1 / _SHARPNESS)
 
 
+def sustained_s(xp: Any, alone_s: Array, power_s: Array) -> Array:
+    """Seconds of ops in the long run [U] or [U, B]: those of a cool card or, smoothly, those that
+    its power limit allows [U], if longer: flops over the rate that it sustains (the energy roofline
+    of Choi et al., IPDPS 2013, at a fixed power); 0: of no op that it limits.
+    """
+    column = (slice(None),) + (None,) * (alone_s.ndim - 1)
+    ratio = xp.clip(xp.asarray(power_s)[column] / xp.maximum(alone_s, 1e-12), 0.0, 100.0)
+    return alone_s * (1.0 + ratio**_POWER_SHARPNESS) ** (1.0 / _POWER_SHARPNESS)
+
+
 def vector(k: StepEffects) -> Array:
     """Effects as one array [K], in the order of `NAMES`."""
     values = [getattr(k, name) for name in NAMES]
@@ -311,8 +337,9 @@ def role_matrices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def in_step_s(
-    xp: Any, alone_s: Array, role: Array, count: Array, effects: Array, slowest: Array = 0.0
-) -> Array:
+    xp: Any, alone_s: Array, role: Array, count: Array, effects: Array, slowest: Array,
+    power_s: Array,
+) -> Array:  # fmt: skip
     """Seconds of calls [U] or [U, B] in a step.
 
     Args:
@@ -322,7 +349,9 @@ def in_step_s(
         count: how often what the role adds counts [U].
         effects: step effects [K] or [K, B], in the order of `NAMES`.
         slowest: deviations, as `StepEffects.on_slowest` takes them.
+        power_s: as `sustained_s` takes it [U].
     """
+    alone_s = sustained_s(xp, alone_s, power_s)
     scales, added, larger = role_matrices()
     longer = xp.log1p(slowest * effects[NAMES.index("unlike_gpus")])
     clocked = scales[:, [NAMES.index(name) for name in CLOCKED]].sum(1)

@@ -9,6 +9,7 @@ of the platform, the rates of its links included; a step of ops alone is priced 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.table import CollectiveTable, PricedCollectives, collective_seconds
 from hybridperf.collectives.unequal import AllToAll
+from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
@@ -34,9 +36,10 @@ from hybridperf.model.calls import (
 from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, canonical, durations, padded
-from hybridperf.model.step_effects import ROLE_NAMES, in_step_s
+from hybridperf.model.reference_device import slowed
+from hybridperf.model.step_effects import ROLE_NAMES, SUSTAINED, in_step_s, sustained_s
 from hybridperf.ops import Call as StartProgram
-from hybridperf.ops import OpCall
+from hybridperf.ops import Op, OpCall
 
 
 @jax.tree_util.register_dataclass
@@ -59,6 +62,7 @@ class StepTable:
     count: Array = None
     block_log: Array = None
     slowest: Array = None  # of the step: as `InStep` has it
+    power_s: Array = None  # [U] of ops in the long run, as `step_effects.sustained_s` takes it
 
 
 class KnownRows(NamedTuple):
@@ -84,7 +88,7 @@ def priced_rows(
     composed = [*chains, *exposed]
     if not collectives and not given and not composed and in_step is None:
         table, own = model.priced(op_calls)
-        return StepTable(table), KnownRows(own, None)
+        return StepTable(table, power_s=_power_s(model, op_calls, table)), KnownRows(own, None)
     table, own = model.priced(op_calls or [OpCall(StartProgram("fp32", 0.0))])
     count = max(len(ops), 1)
     place = {at: i for i, at in enumerate(ops)}
@@ -96,6 +100,8 @@ def priced_rows(
         fabric = fabric_of(model, next(iter(collectives.values())))
         carried = _priced_collectives(fabric, list(collectives.values()))
     seconds = [*(call.value for call in given.values()), *([0.0] if composed else [])]
+    power_s = np.zeros(len(calls))
+    power_s[list(ops)] = _power_s(model, op_calls, table)
     parts = [(at, row - 1, often) for at, chain in chains.items() for row, often in chain.parts]
     left = [(at, one.message - 1, one.beside - 1) for at, one in exposed.items()]
     rows = StepTable(
@@ -105,9 +111,31 @@ def priced_rows(
         place=np.array([place[at] for at in range(len(calls))], np.int32),
         parts=np.array(parts, np.int32) if chains else None,
         exposed=np.array(left, np.int32) if exposed else None,
+        power_s=power_s,
         **_in_step(model, in_step),
     )
     return rows, KnownRows(own, carried)
+
+
+def _power_s(model: PerfModel, calls: Sequence[OpCall], table: OpTable) -> np.ndarray:
+    """Seconds of ops at the rate that the device's power limit sustains [O]; 0 where none is known.
+
+    A card with less power than the one that was measured sustains less, by its clock.
+    """
+    shares = SUSTAINED.get(model.device.arch)
+    if shares is None or not calls:
+        return np.zeros(len(calls))
+    wide, narrow = shares
+
+    def share(op: Op) -> float:
+        if op.unit != "matrix" or (width := DTYPE_BYTES[op.peak_dtype]) > 2:
+            return math.inf
+        return narrow if width < 2 or op.group.endswith("attention") else wide
+
+    known = {call.op: share(call.op) for call in calls}
+    rates = table.peak_flops_per_s * [known[call.op] for call in calls]
+    longer = slowed(model.device, model.measured.device)
+    return np.asarray(longer * table.times * table.work.flops / rates)
 
 
 def _in_step(model: PerfModel, in_step: InStep | None) -> dict[str, np.ndarray]:
@@ -151,7 +179,8 @@ def step_durations(table: StepTable, platform: Platform) -> Array:
     seconds = jnp.concatenate([jnp.asarray(part, parts[0].dtype) for part in parts])[table.place]
     if table.role is not None:
         effects = jnp.asarray(platform.effects, seconds.dtype)
-        seconds = in_step_s(jnp, seconds, table.role, table.count, effects, table.slowest)
+        power_s = table.power_s / platform.peak_flops_scale  # of a card with more power to match
+        seconds = in_step_s(jnp, seconds, table.role, table.count, effects, table.slowest, power_s)
         seconds = seconds * jnp.exp(jnp.asarray(table.block_log, seconds.dtype))
     if table.exposed is not None:
         row, message, beside = table.exposed.T
@@ -187,11 +216,16 @@ def alone_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
     return _placed(table, model.op_seconds(table.ops), links)
 
 
+def sustained_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
+    """`alone_seconds` of ops that go on for long."""
+    return sustained_s(np, alone_seconds(model, table), table.power_s)
+
+
 def in_step_seconds(table: StepTable, alone_s: np.ndarray, effects: np.ndarray) -> np.ndarray:
     """Seconds of rows [U] or [U, B] in their step; `effects` [K] or [K, B]."""
     if table.role is None:
         return chained(table, alone_s)
-    found = in_step_s(np, alone_s, table.role, table.count, effects, table.slowest)
+    found = in_step_s(np, alone_s, table.role, table.count, effects, table.slowest, table.power_s)
     column = (slice(None),) + (None,) * (found.ndim - 1)
     return chained(table, found * np.exp(table.block_log)[column])
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.explore.searches.result import ActiveConstraint, BlockingConstraint, SearchResult
+from hybridperf.explore.searches.around import ActiveConstraint, BlockingConstraint
+from hybridperf.explore.searches.run import SearchResult
 from hybridperf.report.plots import new_figure, save_figure
 from hybridperf.report.text import items_table, table
 

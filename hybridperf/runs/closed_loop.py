@@ -66,18 +66,20 @@ class Loop(NamedTuple):
     next_launches: Array = 0.0  # that a prompt adds among others
     beside_s: Array = 0.0  # that a prompt adds to steps of sequences that decode
     beside_steps: Array = 1.0  # that it adds to
+    eager: Array = 0.0  # 1: steps of decoding are no CUDA graphs either
 
     def latency(self, effects: ServingEffects, host_s: Array = 0.0) -> Latency:
         """The formula of the module's docstring; `host_s`: of each step."""
         module = array_module(*self)
         added_s = effects.step_s + host_s
-        step_s = effects.kernels * self.step_s + added_s
+        launched_s = effects.launch_s * self.step_launches
+        kernels_s = module.maximum(effects.kernels * self.step_s, self.eager * launched_s)
+        step_s = kernels_s + added_s
         launched_by = effects.launch_s * self.next_launches
         next_s = module.maximum(effects.kernels * self.next_s, launched_by)
         others = self.interferes * (self.decoding - 1.0)
-        kernels_s = effects.kernels * self.step_s
-        launched_s = effects.launch_s * self.step_launches - kernels_s
-        beside_s = module.maximum(effects.kernels * self.beside_s, launched_s * self.beside_steps)
+        both_s = effects.kernels * (self.step_s + self.beside_s / self.beside_steps)
+        beside_s = (module.maximum(both_s, launched_s) - kernels_s) * self.beside_steps
         tpot_s = step_s + others * beside_s / self.output
         waiting_s = module.maximum(self.clients / self.slots - 1.0, 0.0) * self.output * tpot_s
         alone_s = effects.kernels * self.alone_s
@@ -96,7 +98,7 @@ def settled(
     times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array,
     effects: ServingEffects, chunk: Array = CHUNK, ranks: Array = 1.0,
     prefill: tuple[StepTimes, Array] | None = None, admission: Admission = AT_ONCE,
-    launches: Array = 0.0,
+    launches: Array = 0.0, cached: Array = 0.0, eager: Array = 0.0,
 ) -> Loop:  # fmt: skip
     """The loop at the number of sequences that decode once it has run for long; NumPy, or
     differentiable in JAX.
@@ -114,6 +116,8 @@ def settled(
             them have.
         admission: when prompts that came are taken.
         launches: of a step with prompts, if it is no CUDA graph.
+        cached: tokens of the prompt that are found in the cache of prefixes, and looked at.
+        eager: 1 where steps of decoding are no CUDA graphs either.
     """
     prompt, output = floats(prompt), floats(output)
     module = array_module(clients, prompt, output, slots, times.products_s)
@@ -121,15 +125,18 @@ def settled(
     clients = module.maximum(every / ranks, 1.0)
     slots = module.maximum(floats(slots) / ranks, 1.0)
     keys, held = prompt + output / 2.0, module.minimum(clients, slots)
+    prompt, seen = prompt - cached, cached + (prompt - cached) / 2.0
     kernels, prompts, interferes = dataclasses.replace(times, host_s=0.0), held, 1.0
     first = kernels
     if prefill is not None:
         first = dataclasses.replace(prefill[0], host_s=0.0)
         prompts, interferes = module.maximum(every / prefill[1], 1.0), 0.0
+    alone_s = prefill_seconds(first, prompt, chunk, cached)
     loop = Loop(
-        clients, slots, output, kernels.seconds(held, keys), prefill_seconds(first, prompt, chunk),
-        prompt_seconds(first, prompt, chunk), prompts, held, interferes, 0.0,
+        clients, slots, output, kernels.seconds(held, keys), alone_s,
+        prompt_seconds(first, prompt, chunk, cached), prompts, held, interferes, 0.0,
         launches, launches * module.ceil(prompt / chunk), launches * prompt / chunk,
+        eager=eager,
     )  # fmt: skip
     for _ in range(_ROUNDS):
         # one that decodes alone is not waited for, and prompts of workers apart stop nobody
@@ -137,7 +144,7 @@ def settled(
         wait = admission.wait(loop.decoding / output, prompt, loop.decoding)
         steps = module.ceil(prompt / chunk)
         together = module.clip(loop.decoding / output, 1.0, module.maximum(chunk / prompt, 1.0))
-        beside_s = kernels.seconds(loop.decoding, keys, prompt * together / steps, prompt / 2.0)
+        beside_s = kernels.seconds(loop.decoding, keys, prompt * together / steps, seen)
         beside_s = (beside_s - loop.step_s) * steps / together
         loop = loop._replace(
             held_back=others * wait, beside_s=beside_s, beside_steps=steps / together
@@ -149,17 +156,21 @@ def settled(
     return loop
 
 
-def prefill_seconds(times: StepTimes, prompt: Array, chunk: Array = CHUNK) -> Array:
-    """Of one prompt alone, chunk after chunk: each looks at those before it."""
+def prefill_seconds(
+    times: StepTimes, prompt: Array, chunk: Array = CHUNK, cached: Array = 0.0
+) -> Array:
+    """Of one prompt alone, chunk after chunk: each looks at those before it and at `cached`."""
     module = array_module(prompt, chunk)
     chunks = module.ceil(floats(prompt) / chunk)
-    return chunks * times.seconds(0.0 * chunks, 1.0, prompt / chunks, prompt / 2.0)
+    return chunks * times.seconds(0.0 * chunks, 1.0, prompt / chunks, cached + prompt / 2.0)
 
 
-def prompt_seconds(times: StepTimes, prompt: Array, chunk: Array = CHUNK) -> Array:
+def prompt_seconds(
+    times: StepTimes, prompt: Array, chunk: Array = CHUNK, cached: Array = 0.0
+) -> Array:
     """That a prompt adds among others: its share of full chunks, or its own chunks."""
     module = array_module(prompt, chunk)
     most = module.maximum(floats(prompt), chunk)
     chunks = module.ceil(most / chunk)
-    full_s = chunks * times.seconds(0.0 * most, 1.0, most / chunks, floats(prompt) / 2.0)
+    full_s = chunks * times.seconds(0.0 * most, 1.0, most / chunks, cached + floats(prompt) / 2.0)
     return full_s * prompt / most

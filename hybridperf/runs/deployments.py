@@ -23,6 +23,7 @@ import pandas as pd
 
 from hybridperf.engine.step_features import StepParts
 from hybridperf.engine.step_times import StepTimes, chain_seconds
+from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CallChain, CollectiveCall
@@ -33,7 +34,6 @@ from hybridperf.runs.serving_fit import believed_deviation, sizes_of
 from hybridperf.runs.serving_table import BEYOND, UNMEASURED, chance_within
 from hybridperf.runs.steady_state import steady_clients
 from hybridperf.training.plans.economy import Economy
-from hybridperf.training.plans.ranked import front
 from hybridperf.workloads.memory.serving import ServingMemory, serving_memory
 from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
 from hybridperf.workloads.transformer.shape import TransformerShape
@@ -214,7 +214,7 @@ def _without_limits(alike: _Keyed) -> pd.DataFrame:
             found["tokens_per_s_gpu_low"] = speed / high
             found["tokens_per_s_gpu_high"] = speed * low
     found["tokens_per_s_user"] = 1.0 / found["tpot_s"]
-    best = front(-found["tokens_per_s_user"].to_numpy(), -found["tokens_per_s_gpu"].to_numpy())
+    best = undominated(-found[["tokens_per_s_user", "tokens_per_s_gpu"]].to_numpy())
     found["front"] = np.isin(np.arange(len(found)), best)
     return found
 

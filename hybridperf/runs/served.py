@@ -91,7 +91,6 @@ def served(
         ranks = workers * engine.attention_dp
         slots = ranks * np.clip(held, 1.0, engine.max_sequences)
         own = ServingEffects(**{name: getattr(effects, name)[at] for name in NAMES})
-        prompt = prompt * (1.0 - engine.cached_share)
         apart = None
         if first is not None:
             apart = times[first], prefillers * first[1].attention_dp
@@ -100,7 +99,8 @@ def served(
         admission = Admission(*np.array([row.admission for row in some]).T)
         loop = settled(
             times[key], clients, prompt, output / engine.tokens_per_pass, slots, own, chunk, ranks,
-            apart, admission, launches,
+            apart, admission, launches, prompt * engine.cached_share,
+            float(engine.launches == "eager"),
         )  # fmt: skip
         for name, value in loop._asdict().items():
             fields[name][at] = value

@@ -30,4 +30,5 @@ READ: Mapping[str, str] = {
     "requests_per_client": "of a run, 10 if not given: one of them meets the opening burst",
     "drafted, acceptance": "tokens that a draft proposes, and the chance that each is taken",
     "cached_share": "of a prompt's tokens, found in the cache of prefixes",
+    "enforce_eager": "1: steps of decoding are launched kernel by kernel, no CUDA graphs",
 }

@@ -4,7 +4,8 @@ A row of disaggregated engines tells their GPUs, not how many there are, how man
 takes, or whether they draft. It fits a point of the benchmark where model, machine, format,
 lengths, clients and the GPUs of both kinds of engine do (in some tables the GPUs of a whole
 deployment stand in the place of both), and whatever else it tells. Several may fit: one that
-drafts and one that does not. A row of other lengths than the benchmark's gets engines' defaults.
+drafts and one that does not. A rule of settings tells of the lengths that it names, else of the
+benchmark's; a row of other prompts and answers than any gets engines' defaults.
 """
 
 from __future__ import annotations
@@ -138,8 +139,6 @@ def settings_of(
         output: tokens.
     """
     out: dict[str, Any] = {}
-    if not published(prompt, output):
-        return out
     told = {
         "framework": engine.framework, "model": model, "system": system, "version": version,
         "scheme": engine.of_experts(), "prompt": prompt, "output": output, "clients": clients,
@@ -160,7 +159,8 @@ def published(prompt: float, output: float) -> bool:
 
 def _fits(rule: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
     return (
-        all(re.search(rule[name], told[name]) for name in _SEARCHED if name in rule)
+        [told["prompt"], told["output"]] in rule.get("lengths", _published_settings()["lengths"])
+        and all(re.search(rule[name], told[name]) for name in _SEARCHED if name in rule)
         and all(rule[name] == told[name] for name in _EQUAL if name in rule)
         and all(rule[name][0] <= told[name] <= rule[name][1] for name in _WITHIN if name in rule)
     )

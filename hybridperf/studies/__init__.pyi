@@ -10,6 +10,7 @@ from .kaisa import second_order as second_order
 from .kaisa import second_order_front as second_order_front
 from .kaisa import second_orders as second_orders
 from .strategies.cluster import Cluster as Cluster
+from .strategies.cluster import Priced as Priced
 from .strategies.layer import Layer as Layer
 from .strategies.layer import dense_layers as dense_layers
 from .strategies.layer import embedding_tables as embedding_tables
@@ -21,7 +22,6 @@ from .strategies.mad_max import zionex as zionex
 from .strategies.mapping import Strategy as Strategy
 from .strategies.mapping import mapping as mapping
 from .strategies.planned import transformer_strategies as transformer_strategies
-from .strategies.priced import Priced as Priced
 from .strategies.search import search_strategies as search_strategies
 from .strategies.search import strategies_of as strategies_of
 from .strategies.timeline import Iteration as Iteration

@@ -174,7 +174,7 @@ def second_order_front(
     """Shares on the Pareto front of memory and step time, the one with least memory first."""
     found = second_orders(layers, world, costs)
     values = np.array([[one.memory_bytes, one.step_s] for one in found])
-    return [found[at] for at in undominated(values, np.arange(len(found)))]
+    return [found[at] for at in undominated(values)]
 
 
 def balanced(costs: Sequence[float] | np.ndarray, bins: int) -> np.ndarray:

@@ -20,10 +20,11 @@ picture holds. Times are seconds from the earliest start of the step on any rank
 collective ties to each other begin together. Axes: N nodes, U rows of the duration table, R ranks
 (traces).
 
-Several in a row (`in_a_row`): when the host launches a step while the device still works on the one
-before, the time from the step's first call to its last kernel holds both. What a step costs, and
-what a change saves, is how much later a row of such steps ends for each one more: the work of the
-step before is then that of the same step, changed like it. The row begins with idle devices.
+Several in a row (`in_a_row`): when the host launches a step while the device still works on the
+one before, the time from the step's first call to its last kernel holds both. What a step costs,
+and what a change saves, is how much later a row of such steps ends for each one more: the work of
+the step before is then that of the same step, changed like it. The row begins with idle devices,
+so nothing in it keeps times of before a change.
 """
 
 from __future__ import annotations

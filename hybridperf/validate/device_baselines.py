@@ -42,11 +42,16 @@ def fit_all(
     others: Sequence[TimedRows],
     own: TimedRows | None,
     only: Sequence[str] = NAMES,
+    rates: np.ndarray | None = None,
 ) -> dict[str, Predicts]:
-    """Every baseline that these rows allow; `own` is None where nothing was measured there."""
+    """Every baseline that these rows allow; `own` is None where nothing was measured there.
+
+    `rates`: `usual_rates` of the others, where they are known.
+    """
+    rates = usual_rates(others) if rates is None else rates
     out: dict[str, Predicts] = {
         "roofline": log_roofline,
-        "floor_and_rates": floor_and_rates(others, own),
+        "floor_and_rates": floor_and_rates(rates, own),
     }
     for name, on_residual in (("trees", False), ("residual_trees", True)):
         if name in only:
@@ -61,9 +66,14 @@ def log_roofline(rows: FamilyRows) -> np.ndarray:
     return rows.log_roofline_s()
 
 
-def floor_and_rates(others: Sequence[TimedRows], own: TimedRows | None) -> Predicts:
-    """Least squares of logs; without rows the median of the other devices' numbers."""
-    usual = np.median([_fit_rates(rows, _START) for rows in others], 0) if others else _START
+def usual_rates(others: Sequence[TimedRows]) -> np.ndarray:
+    """[3] medians of the other devices' logs of floor and efficiencies."""
+    found = [_fit_rates(rows, _START) for rows in others]
+    return np.asarray(np.median(found, 0)) if found else _START
+
+
+def floor_and_rates(usual: np.ndarray, own: TimedRows | None) -> Predicts:
+    """Least squares of logs, pulled to usual numbers; without rows these."""
     theta = usual if own is None else _fit_rates(own, usual)
     return lambda rows: _rates(theta, rows.work())
 

@@ -36,7 +36,7 @@ from hybridperf.validate.scores import COLUMN, SEED, best, coverage_band, excess
 Chooses = Callable[[DeviceRows], np.ndarray]  # mask [N]
 
 SIZES: tuple[str, ...] = ("0", "20", "50", "200", "10%", "all")  # rows of the new device to fit on
-FEW_SIZES = ("0", "50", "200")  # of lines without a goal
+FEW_SIZES = ("0", "50", "200")  # of lines without a goal, and what is computed unless more is asked
 _ALL_IS_CHEAP = 3000  # rows
 
 
@@ -114,7 +114,7 @@ _DRAWS = {"20": 2, "50": 2}  # few rows: which ones matters
 class DeviceEffort:
     """How much is computed."""
 
-    sizes: tuple[str, ...] | None = None  # None: those of each line
+    sizes: tuple[str, ...] = FEW_SIZES  # of those that a line has
     most_tested: int = MOST_TESTED
     prior_rows: int | None = None  # of each other device
     prior_devices: int | None = None
@@ -186,6 +186,7 @@ class Elsewhere:
     prior: FamilyPrior
     rows: Sequence[device_baselines.TimedRows]
     baselines: Mapping[str, device_baselines.Predicts]  # without a row of the new device
+    rates: np.ndarray  # usual numbers of `floor_and_rates`
 
 
 def judge_family(devices: Mapping[str, DeviceRows], family: str, setup: Setup) -> dict[str, Any]:
@@ -206,13 +207,14 @@ def judge_family(devices: Mapping[str, DeviceRows], family: str, setup: Setup) -
         return {"prior": None, "results": []}
     trained = setup.prior(others, family)
     prior, pooled = trained.families[family], [(rows.rows, rows.time_s) for rows in others.values()]
-    without_rows = device_baselines.fit_all(pooled, None, effort.baselines)
+    rates = device_baselines.usual_rates(pooled)
+    without_rows = device_baselines.fit_all(pooled, None, effort.baselines, rates)
     results = []
     for device, line in judged:
         # the prior as the device takes it: of its architecture, where there are any
         references = references_of(load_device(device), prior.population.devices)
         known = prior.with_references(references).on(machine_of(load_device(device), family))
-        elsewhere = Elsewhere(setup, known, pooled, without_rows)
+        elsewhere = Elsewhere(setup, known, pooled, without_rows, rates)
         about = {"split": split.name, "kind": split.kind, "family": family, "device": device}
         found = judge_line(elsewhere, devices[device], device, line)
         results += [{**about, **result} for result in found]
@@ -250,7 +252,7 @@ def judge_line(
     results = []
     for size in line.sizes:
         count = rows_of_size(size, len(pool))
-        if count is None or (effort.sizes is not None and size not in effort.sizes):
+        if count is None or size not in effort.sizes:
             continue
         draws = []
         for draw in range(_DRAWS.get(size, 1)):
@@ -310,7 +312,7 @@ def _draw(
     baselines = elsewhere.baselines
     if len(own):
         names = setup.effort.baselines
-        baselines = device_baselines.fit_all(elsewhere.rows, timed, names)
+        baselines = device_baselines.fit_all(elsewhere.rows, timed, names, elsewhere.rates)
         out["held_out"] = float(np.median(np.abs(np.expm1(adapted.held_out))))
     for kind, some in shapes.items():
         counts = ~fitted_on if kind == "seen" else np.ones(len(some), bool)

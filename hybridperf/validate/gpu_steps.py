@@ -1,8 +1,8 @@
 """Steps of PyTorch at the sizes that GPUs run: what `calibration/` ran on a GPU, and what
 `validate programs` captures without one.
 
-Each function returns what `predict --torch` takes, (module or fn, args) or (module or fn, args,
-optimizer).
+Each is a function that returns what `predict --torch` takes, (module or fn, args) or (module or fn,
+args, optimizer).
 """
 
 from __future__ import annotations
@@ -18,159 +18,82 @@ from torch.nn import functional
 from hybridperf.validate import torch_steps as small
 
 Made = tuple[Any, ...]
+Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
 BF16 = torch.bfloat16
 
 
-def gpt2() -> Made:
-    """GPT-2 (124M), 12 x 1,024 tokens, mixed precision."""
-    module = small.Gpt(768, 12, 12, 50_304, 1024)
-    return Mixed(module, BF16), _words(50_304, 12, 1024), _adamw(module)
-
-
-def gpt2_medium_half() -> Made:
-    """GPT-2 medium, all in bfloat16, 4 x 1,024 tokens, fused AdamW."""
-    module = small.Gpt(1024, 24, 16, 50_304, 1024).to(BF16)
-    return module, _words(50_304, 4, 1024), _adamw(module, fused=True)
-
-
-def llama() -> Made:
-    """A Llama of 16 layers of 2,048, grouped queries, 2 x 4,096 tokens, bfloat16."""
-    module = _Llama().to(BF16)
-    return module, _words(32_000, 2, 4096), _adamw(module, fused=True)
-
-
-def llama_prompt() -> Made:
-    """The same reading a prompt of 1 x 2,048 tokens."""
-    return small.inference(_Llama().to(BF16)), (torch.randint(32_000, (1, 2048)),)
-
-
-def llama_word() -> Made:
-    """The same writing one word for each of 16 sequences (without what was kept)."""
-    return small.inference(_Llama().to(BF16)), (torch.randint(32_000, (16, 1)),)
-
-
-def bert() -> Made:
-    """BERT-large's layers, 16 x 384 tokens, mixed precision."""
-    module = _Encoder(1024, 24, 16, 384)
-    return Mixed(module, BF16), _words(30_528, 16, 384), _adamw(module)
-
-
-def bert_single() -> Made:
-    """BERT-base's layers, 8 x 128 tokens, single precision."""
-    module = _Encoder(768, 12, 12, 128)
-    return module, _words(30_528, 8, 128), _adamw(module)
-
-
-def vit() -> Made:
-    """ViT-B/16, 64 images in inference, half precision."""
-    module = small.Vit(768, 12, 12, 16, 224).half()
-    return small.inference(module), (torch.rand(64, 3, 224, 224, dtype=torch.float16),)
-
-
-def vit_training() -> Made:
-    """ViT-L/16, 32 images, mixed precision."""
-    module = small.Vit(1024, 24, 16, 16, 224)
-    step = Mixed(small.Classified(module), BF16)
-    return step, (torch.rand(32, 3, 224, 224), small.labels(32, 100)), _adamw(module)
-
-
-def resnet50() -> Made:
-    """ResNet-50, 64 images, channels last, mixed precision."""
-    module = _channels_last(_Resnet((3, 4, 6, 3)))
-    images = _channels_last(torch.rand(64, 3, 224, 224))
-    step = Mixed(small.Classified(module), torch.float16)
-    return step, (images, small.labels(64, 1000)), _sgd(module)
-
-
-def resnet50_single() -> Made:
-    """ResNet-50, 32 images, single precision."""
-    module = _Resnet((3, 4, 6, 3))
-    step = small.Classified(module)
-    return step, (torch.rand(32, 3, 224, 224), small.labels(32, 1000)), _sgd(module)
-
-
-def resnet50_inference() -> Made:
-    """ResNet-50, 128 images in inference, half precision."""
-    module = _channels_last(_Resnet((3, 4, 6, 3)).half())
-    images = torch.rand(128, 3, 224, 224, dtype=torch.float16)
-    return small.inference(module), (_channels_last(images),)
-
-
-def unet() -> Made:
-    """A U-Net block of 128 and 512 channels, 16 latent images of 64 x 64, mixed precision."""
-    module = small.Unet(128, 512)
-    image = torch.rand(16, 128, 64, 64)
-    return Mixed(module, BF16), (image, torch.rand(16, 128, 64, 64)), _adamw(module)
-
-
-def diffusion_transformer() -> Made:
-    """DiT-B/2's layers, 32 latent images, bfloat16."""
-    module = _Diffusion(768, 12, 12).to(BF16)
-    args = (torch.rand(32, 256, 768, dtype=BF16), torch.rand(32, 768, dtype=BF16))
-    return module, args, _adamw(module)
-
-
-def lstm() -> Made:
-    """Two recurrent layers of 1,024 over 64 x 128 words."""
-    tokens = torch.randint(20_000, (64, 128))
-    module = small.Lstm(20_000, 1024)
-    return module, (tokens, tokens[:, 0] % 11), _adam(module)
-
-
-def dlrm() -> Made:
-    """Bags of 20 lookups in 26 tables of 200,000 x 64, 8,192 samples."""
-    indices = torch.randint(200_000, (26, 8192, 20))
-    module = small.Dlrm(26, 200_000, 64)
-    return module, (torch.rand(8192, 13), indices, torch.rand(8192)), _sgd(module)
-
-
-def dlrm_inference() -> Made:
-    """Bags of 40 lookups in 12 tables of a million x 128, 2,048 samples."""
-    indices = torch.randint(1_000_000, (12, 2048, 40))
-    step = small.inference(small.Dlrm(12, 1_000_000, 128))
-    return step, (torch.rand(2048, 13), indices, torch.rand(2048))
-
-
-def gnn() -> Made:
-    """Messages along two million edges of 170,000 nodes."""
-    module = small.Gnn(128, 256)
-    edges = torch.randint(170_000, (2, 2_000_000))
-    return module, (torch.rand(170_000, 128), edges, small.labels(170_000, 6)), _adam(module)
-
-
-def experts() -> Made:
-    """Eight experts that all see 4,096 tokens of 1,024, bfloat16."""
-    module = small.Experts(8, 1024, 4096).to(BF16)
-    return module, (torch.rand(4096, 1024, dtype=BF16),), _adamw(module)
-
-
-def autoencoder() -> Made:
-    """Strided and transposed convolutions, 64 images of 256 x 256."""
-    made = small.autoencoder()[0]
-    image = torch.rand(64, 3, 256, 256)
-    return made, (image, image), _adam(made)
-
-
-def perceptron() -> Made:
-    """Five layers of 4,096, 8,192 rows, mixed precision."""
-    layers = [one for _ in range(5) for one in (nn.Linear(4096, 4096), nn.ReLU())]
-    step = Mixed(small.Classified(nn.Sequential(*layers)), BF16)
-    return step, (torch.rand(8192, 4096), small.labels(8192, 4096)), _adamw(step)
-
-
-def short() -> Made:
-    """A step that the host holds up: many small kernels."""
-    module, args, _ = small.gpt()
-    return module, args, _adamw(module)
-
-
 TORCH: dict[str, Callable[[], Made]] = {
-    one.__name__: one
-    for one in (
-        gpt2, llama, bert, vit, resnet50, dlrm, short, gpt2_medium_half, resnet50_single, unet,
-        llama_prompt, lstm, gnn, bert_single, vit_training, resnet50_inference, experts,
-        diffusion_transformer, llama_word, dlrm_inference, autoencoder, perceptron,
-    )
+    # GPT-2 (124M)
+    "gpt2": lambda: _mixed(small.Gpt(768, 12, 12, 50_304, 1024), _words(50_304, 12, 1024)),
+    # a Llama of 16 layers of 2,048, grouped queries
+    "llama": lambda: _trained(_Llama().to(BF16), _words(32_000, 2, 4096), _fused),
+    # BERT-large's layers
+    "bert": lambda: _mixed(_Encoder(1024, 24, 16, 384), _words(30_528, 16, 384)),
+    # ViT-B/16
+    "vit": lambda: _inferred(small.Vit(768, 12, 12, 16, 224).half(), _images(64, 224).half()),
+    "resnet50": lambda: _mixed(
+        small.Classified(_channels_last(_Resnet((3, 4, 6, 3)))),
+        (_channels_last(_images(64, 224)), small.labels(64, 1000)), _sgd, torch.float16,
+    ),
+    # bags of 20 lookups
+    "dlrm": lambda: _trained(
+        small.Dlrm(26, 200_000, 64),
+        (torch.rand(8192, 13), torch.randint(200_000, (26, 8192, 20)), torch.rand(8192)), _sgd,
+    ),
+    # a step that the host holds up: many small kernels
+    "short": lambda: _trained(*small.gpt()[:2]),
+    "gpt2_medium_half": lambda: _trained(
+        small.Gpt(1024, 24, 16, 50_304, 1024).to(BF16), _words(50_304, 4, 1024), _fused
+    ),
+    "resnet50_single": lambda: _trained(
+        small.Classified(_Resnet((3, 4, 6, 3))), (_images(32, 224), small.labels(32, 1000)), _sgd
+    ),
+    # a block on latent images
+    "unet": lambda: _mixed(
+        small.Unet(128, 512), (torch.rand(16, 128, 64, 64), torch.rand(16, 128, 64, 64))
+    ),
+    "llama_prompt": lambda: _inferred(_Llama().to(BF16), torch.randint(32_000, (1, 2048))),
+    # two recurrent layers
+    "lstm": lambda: _trained(small.Lstm(20_000, 1024), _sentences(20_000, 64, 128), _adam),
+    # messages along two million edges
+    "gnn": lambda: _trained(
+        small.Gnn(128, 256),
+        (torch.rand(170_000, 128), torch.randint(170_000, (2, 2_000_000)),
+         small.labels(170_000, 6)), _adam,
+    ),
+    # BERT-base's layers
+    "bert_single": lambda: _trained(_Encoder(768, 12, 12, 128), _words(30_528, 8, 128)),
+    # ViT-L/16
+    "vit_training": lambda: _mixed(
+        small.Classified(small.Vit(1024, 24, 16, 16, 224)),
+        (_images(32, 224), small.labels(32, 100)),
+    ),
+    "resnet50_inference": lambda: _inferred(
+        _channels_last(_Resnet((3, 4, 6, 3)).half()), _channels_last(_images(128, 224).half())
+    ),
+    # eight experts that all see all tokens
+    "experts": lambda: _trained(
+        small.Experts(8, 1024, 4096).to(BF16), (torch.rand(4096, 1024, dtype=BF16),)
+    ),
+    # DiT-B/2's layers on latent images
+    "diffusion_transformer": lambda: _trained(
+        _Diffusion(768, 12, 12).to(BF16),
+        (torch.rand(32, 256, 768, dtype=BF16), torch.rand(32, 768, dtype=BF16)),
+    ),
+    # a word for each of 16 sequences, without what was kept
+    "llama_word": lambda: _inferred(_Llama().to(BF16), torch.randint(32_000, (16, 1))),
+    # bags of 40 lookups
+    "dlrm_inference": lambda: _inferred(
+        small.Dlrm(12, 1_000_000, 128), torch.rand(2048, 13),
+        torch.randint(1_000_000, (12, 2048, 40)), torch.rand(2048),
+    ),
+    # strided and transposed convolutions
+    "autoencoder": lambda: _trained(small.autoencoder()[0], (_images(64, 256),) * 2, _adam),
+    "perceptron": lambda: _mixed(
+        small.Classified(nn.Sequential(
+            *[one for _ in range(5) for one in (nn.Linear(4096, 4096), nn.ReLU())]
+        )), (torch.rand(8192, 4096), small.labels(8192, 4096)),
+    ),
 }  # fmt: skip
 # in the order of what a GPU is asked first
 COMPILED = ("llama_prompt", "bert_single", "gpt2", "dlrm", "unet", "experts", "resnet50")
@@ -187,8 +110,21 @@ def _channels_last(made: Any) -> Any:
     return made.to(memory_format=torch.channels_last)
 
 
+def _images(count: int, side: int) -> torch.Tensor:
+    return torch.rand(count, 3, side, side)
+
+
+def _sentences(vocabulary: int, batch: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences, and a class for each."""
+    given = torch.randint(vocabulary, (batch, tokens))
+    return given, given[:, 0] % 11
+
+
 def _adamw(module: nn.Module, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=1e-5, **options)
+
+
+_fused: Optimizer = functools.partial(_adamw, fused=True)
 
 
 def _adam(module: nn.Module) -> torch.optim.Optimizer:
@@ -197,6 +133,23 @@ def _adam(module: nn.Module) -> torch.optim.Optimizer:
 
 def _sgd(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9)
+
+
+def _trained(
+    step: nn.Module, args: tuple[Any, ...], optimizer: Optimizer = _adamw
+) -> Made:  # fmt: skip
+    return step, args, optimizer(step)
+
+
+def _mixed(
+    step: nn.Module, args: tuple[Any, ...], optimizer: Optimizer = _adamw,
+    dtype: torch.dtype = BF16,
+) -> Made:  # fmt: skip
+    return _trained(Mixed(step, dtype), args, optimizer)
+
+
+def _inferred(module: nn.Module, *args: torch.Tensor) -> Made:
+    return small.inference(module), args
 
 
 class Mixed(nn.Module):

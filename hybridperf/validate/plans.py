@@ -177,11 +177,13 @@ def _predicted_s(
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(seconds of the judged rows, seconds expected with stalls), fitted on some other rows."""
     assert batch.features is not None
-    adapted = adapted_steps.Adapted.before()
+    group = batch.groups[0]  # all rows are of one framework on one architecture
+    adapted = adapted_steps.Adapted.before(group=group)
     if fit_on is not None:
         marks = stalled([batch.configs[at] for at in np.flatnonzero(fit_on)], measured_s[fit_on])
         known = as_stalled(picked(batch.features, fit_on), marks)
-        adapted = adapt.fit(known, batch.cells[fit_on], measured_s[fit_on])
+        limits = adapt.FitLimits(group=group)
+        adapted = adapt.fit(known, batch.cells[fit_on], measured_s[fit_on], limits=limits)
     f = picked(batch.features, here)
     rows = [row for row, mine in zip(batch.rows, here, strict=True) if mine]
     corrections = adapted.logs(batch.cells[here])

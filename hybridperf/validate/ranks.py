@@ -1,5 +1,5 @@
 """Training steps of PyTorch that two processes of this machine share, joined by gloo, predicted and
-run for real: replicated by DDP, or sharded by FSDP2 (`torch_ranks.py`).
+run for real: replicated by DDP, or sharded by FSDP2 (`torch_steps.py`).
 
 Each process runs on a core of its own. A step is predicted from what one rank is captured to call,
 its messages priced by collectives measured between two such processes: `hybridperf calibrate

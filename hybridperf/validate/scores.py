@@ -3,7 +3,7 @@ baselines share. Every claim gives these the same rows as our model.
 
 device_baselines      ops of a device: roofline, three numbers, trees, a Gaussian process
 collective_baselines  collectives of a system: alpha-beta, ring and tree, interpolation, trees
-step_baselines        training steps: a constant share of the peak, trees
+step_splits           training steps: a constant share of the peak, trees
 """
 
 import dataclasses

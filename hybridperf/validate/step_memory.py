@@ -13,8 +13,14 @@ import pandas as pd
 from hybridperf.training.steps.memory_fit import USABLE, endings, fit_memory, peak_bytes, will_fail
 from hybridperf.training.steps.rows import ResolvedRows
 from hybridperf.validate.harness import ResultLine
-from hybridperf.validate.step_baselines import baseline_rows, failure_trees
-from hybridperf.validate.step_splits import CELL, FOLDS, by_cell, by_model
+from hybridperf.validate.step_splits import (
+    CELL,
+    FOLDS,
+    baseline_rows,
+    by_cell,
+    by_model,
+    failure_trees,
+)
 from hybridperf.workloads.memory import MemoryKnobs
 
 GOAL_BALANCED, GOAL_MEMORY = 0.96, 0.10

@@ -4,9 +4,9 @@ the same rows.
     splits       what is given and what is judged: `step_splits.py`
     sources      every published row, by beliefs alone and with rows of all other sources given
     memory       peaks and failures of the ultra-scale sweep: `step_memory.py`
-    layers       Chimera's profiles: `chimera.py`
+    layers       Chimera's profiles: `published_runs.py`
     published    famous runs, by regime: `published_runs.py`
-    papers       tables of two papers: `paper_steps.py`
+    papers       tables of two papers: `published_runs.py`
 
 Nothing is fitted on a row that is judged. Rows that contradict themselves are listed, predicted and
 judged apart; rows that stalled by a rule that needs no model (`steps/cross_node.py`) are judged
@@ -26,11 +26,19 @@ from hybridperf.training.steps.cross_node import stalled
 from hybridperf.training.steps.memory_fit import endings
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import ResolvedRows, resolve
-from hybridperf.validate import chimera, harness, paper_steps, published_runs, step_memory
+from hybridperf.validate import harness, published_runs, step_memory
 from hybridperf.validate.harness import Columns, Found, ResultLine
 from hybridperf.validate.scores import Scores, mean_of
-from hybridperf.validate.step_baselines import NAMES, baseline_rows, fit
-from hybridperf.validate.step_splits import DRAWS, FOLDS, MEDIAN_GOALS, STEP_GOALS, splits
+from hybridperf.validate.step_splits import (
+    DRAWS,
+    FOLDS,
+    MEDIAN_GOALS,
+    NAMES,
+    STEP_GOALS,
+    baseline_rows,
+    fit,
+    splits,
+)
 
 FILES = ("training_steps/vtrain_steps_dev.csv.gz", "training_steps/train_steps_dev.csv.gz")
 TASKS = ("splits", "sources", "published", "memory", "layers", "papers")
@@ -105,10 +113,9 @@ def run(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
         peaks = step_memory.judge(part, rows, QUICK_FOLDS + 1 if quick else FOLDS)
         yield Found("", {"memory": peaks}, step_memory.result_lines(peaks))
     if "layers" in wanted:
-        report = chimera.report(read_table(data / chimera.FILE))
-        yield Found("", {"layers": report.lines}, report.result_lines(), "layers")
+        yield published_runs.judge_layers(read_table(data / published_runs.LAYERS))
     if "papers" in wanted:
-        yield paper_steps.judge()
+        yield published_runs.judge_papers()
     yield Found(contradictions_text(measured))
 
 

@@ -50,61 +50,45 @@ def of_workers(rows: pd.DataFrame) -> Found:
     for job, of_job in rows.groupby("job"):
         table = of_job.pivot_table(index="iteration", columns="worker", values="time_relative")
         times = table.dropna().to_numpy(float)
-        noise = WorkerNoise.of_times(times)
-        found = []
+        noise, found = WorkerNoise.of_times(times), []
         for count in range(2, times.shape[1] + 1):
             some = [rng.permutation(times.shape[1])[:count] for _ in range(_SUBSETS)]
-            true = np.concatenate([
-                times[:, one].max(axis=1) / times[:, one].mean(axis=1) for one in some
-            ])  # fmt: skip
-            measured = np.quantile(true, _ENDS)
-            ours = np.quantile(noise.slow_down(count), _ENDS)
-            normal = np.quantile(_normal(float(noise.cv.mean()), count), _ENDS)
-            found.append(np.abs(np.stack([ours, normal, np.ones(2)]) / measured - 1))
+            true = [times[:, one].max(axis=1) / times[:, one].mean(axis=1) for one in some]
+            measured, ours = _ends(np.concatenate(true)), _ends(noise.slow_down(count))
+            others = _ends(_normal(float(noise.cv.mean()), count)), np.ones(2)
+            found.append(np.abs(np.stack([ours, *others]) / measured - 1))
             cells.append([f"job {job}", count, *measured, *ours])
-        errors = np.array(found).max(axis=0)
-        for at, name in enumerate(_NAMES):
-            lines.append(ResultLine(
-                f"job {job}, {name} of 2 to 10 workers", float(errors[0, at]), len(found), GOAL,
-                {"normal law": float(errors[1, at]), "none": float(errors[2, at])}, "worst error",
-            ))  # fmt: skip
+        what, errors = f"job {job}, {{}} of 2 to 10 workers", np.max(found, axis=0)
+        lines += _lines(what, errors, len(found), ("normal law", "none"), "worst error")
     head = ["job", "workers", "measured_p50", "measured_p90", "by_cv_p50", "by_cv_p90"]
     return Found("", {"workers": pd.DataFrame(cells, columns=head)}, lines, "n")
 
 
 def of_jobs(cvs: dict[str, np.ndarray]) -> Found:
     """Each job by iterations of its own."""
-    lines, tables = [], []
+    lines, tables, others = [], [], ("normal law", "constant")
     slow = {job: slow_down_at(cv) for job, cv in cvs.items()}
+    ends = {job: _ends(one) for job, one in slow.items()}
     for how in ("first", "spread"):
-        rows = []
+        rows, found = [], []
         for job, cv in cvs.items():
             given = np.arange(FIRST)
             if how == "spread":
                 given = np.linspace(0, len(cv) - 1, FIRST).astype(int)
-            rest = np.quantile(np.delete(slow[job], given), _ENDS)
-            ours = np.quantile(slow[job][given], _ENDS)
-            normal = np.quantile(_normal(float(cv[given].mean()), 10), _ENDS)
-            others = [np.quantile(one, _ENDS) for other, one in slow.items() if other != job]
-            errors = np.stack([ours, normal, np.median(others, axis=0)]) / rest - 1
-            rows.append((job, how, *rest, *ours, *errors.ravel()))
-        frame = pd.DataFrame(rows, columns=[
+            rest, ours = _ends(np.delete(slow[job], given)), _ends(slow[job][given])
+            normal = _ends(_normal(float(cv[given].mean()), 10))
+            constant = np.median([one for other, one in ends.items() if other != job], axis=0)
+            found.append(np.stack([ours, normal, constant]) / rest - 1)
+            rows.append((job, how, *rest, *ours, *found[-1].ravel()))
+        tables.append(pd.DataFrame(rows, columns=[
             "job", "given", "p50", "p90", "predicted_p50", "predicted_p90", "error_p50",
             "error_p90", "normal_error_p50", "normal_error_p90", "constant_error_p50",
             "constant_error_p90",
-        ])  # fmt: skip
-        tables.append(frame)
-        for name in ("p50", "p90"):
-            prefixes = {"": "", "normal law": "normal_", "constant": "constant_"}
-            errors = {key: frame[f"{prefix}error_{name}"].abs() for key, prefix in prefixes.items()}
-            middle = {key: float(one.median()) for key, one in errors.items()}
-            within = {key: float((one > GOAL).mean()) for key, one in errors.items()}
-            what = f"{name.upper()} by {FIRST} {'first' if how == 'first' else 'spread'} iterations"
-            for measure, of in (("median error", middle), (f"jobs off by > {GOAL:.0%}", within)):
-                lines.append(ResultLine(
-                    what, of.pop(""), len(frame), GOAL if measure == "median error" else None, of,
-                    measure,
-                ))  # fmt: skip
+        ]))  # fmt: skip
+        what, errors = f"{{}} by {FIRST} {how} iterations", np.abs(found)
+        middle = _lines(what, np.median(errors, axis=0), len(rows), others, "median error")
+        beyond = (errors > GOAL).mean(axis=0), len(rows), others, f"jobs off by > {GOAL:.0%}", None
+        lines += [one for both in zip(middle, _lines(what, *beyond), strict=True) for one in both]
     return Found("", {"jobs": pd.concat(tables)}, lines, "n")
 
 
@@ -115,29 +99,35 @@ def of_unknown(cvs: dict[str, np.ndarray]) -> Found:
     parts = (np.arange(200) + 0.5) / 200  # each job as likely
     each = {job: np.quantile(slow_down_at(cv), parts) for job, cv in cvs.items()}
     mean = {job: float(cv.mean()) for job, cv in cvs.items()}
-    every = np.quantile(np.concatenate(list(each.values())), _ENDS)
+    every = _ends(np.concatenate(list(each.values())))
     for _ in range(_HALVES):
         some = rng.permutation(jobs)
         given, judged = some[: len(jobs) // 2], some[len(jobs) // 2 :]
-        true = np.quantile(np.concatenate([each[job] for job in judged]), _ENDS)
-        ours = np.quantile(slow_down_at(WorkerNoise.of_jobs([cvs[job] for job in given]).cv), _ENDS)
-        as_recorded = np.quantile(np.concatenate([each[job] for job in given]), _ENDS)
-        normal = np.quantile(_normal(float(np.mean([mean[job] for job in given])), 10), _ENDS)
+        true = _ends(np.concatenate([each[job] for job in judged]))
+        ours = _ends(slow_down_at(WorkerNoise.of_jobs([cvs[job] for job in given]).cv))
+        as_recorded = _ends(np.concatenate([each[job] for job in given]))
+        normal = _ends(_normal(float(np.mean([mean[job] for job in given])), 10))
         constant = np.full(2, np.median([each[job][len(parts) // 2] for job in given]))
         errors.append(np.abs(np.stack([ours, normal, constant, as_recorded, every]) / true - 1))
-    found = np.median(errors, axis=0)
-    lines = [
-        ResultLine(
-            f"{name} of unknown jobs, by others", float(found[0, at]), _HALVES, GOAL,
-            {
-                "normal law": float(found[1, at]), "constant": float(found[2, at]),
-                "jobs as recorded": float(found[3, at]),
-                "all jobs, the judged among them": float(found[4, at]),
-            }, "median error",
-        )
-        for at, name in enumerate(_NAMES)
-    ]  # fmt: skip
-    return Found("", {}, lines, "n")
+    others = "normal law", "constant", "jobs as recorded", "all jobs, the judged among them"
+    what, found = "{} of unknown jobs, by others", np.median(errors, axis=0)
+    return Found("", {}, _lines(what, found, _HALVES, others, "median error"), "n")
+
+
+def _lines(
+    what: str, errors: np.ndarray, n: int, others: Sequence[str], measure: str,
+    goal: float | None = GOAL,
+) -> list[ResultLine]:  # fmt: skip
+    """A line of P50 and one of P90; `errors`: ours, then those of the others [1 + others, 2]."""
+    return [
+        ResultLine(what.format(name), ours, n, goal, dict(zip(others, rest, strict=True)), measure)
+        for name, (ours, *rest) in zip(_NAMES, errors.T.tolist(), strict=True)
+    ]
+
+
+def _ends(values: np.ndarray) -> np.ndarray:
+    """Their P50 and P90."""
+    return np.quantile(values, _ENDS)
 
 
 def _normal(cv: float, workers: int) -> np.ndarray:

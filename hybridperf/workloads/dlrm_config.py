@@ -12,7 +12,7 @@ from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
 from hybridperf.ops.embedding import Table, check_names
 from hybridperf.workloads.eager import Eager
 from hybridperf.workloads.placement import Placement, require
-from hybridperf.workloads.transformer.fields import check_word
+from hybridperf.workloads.transformer.fields import check_word, is_count, is_number
 
 _WORDS = {
     "interaction": ("dot", "cat"),
@@ -108,7 +108,7 @@ class DlrmConfig:
         for name in ("batch", "dense_features", "ranks", "nodes"):
             value = getattr(self, name)
             whole = f"{name} must be a whole number of 1 or more"
-            require(_is_count(value), f"{whole}, got {value!r}")
+            require(is_count(value), f"{whole}, got {value!r}")
         for name, kind in (("tables", Table), ("placement", Placement)):
             value = getattr(self, name)
             listed = isinstance(value, Sequence) and all(isinstance(one, kind) for one in value)
@@ -135,7 +135,7 @@ class DlrmConfig:
         for name in ("bucket_bytes", "index_bytes", "host_bytes_per_s"):
             value, may_be_none = getattr(self, name), name == "host_bytes_per_s"
             too_large = name == "index_bytes" and value == np.inf
-            positive = _is_number(value) and value > 0 and not too_large
+            positive = is_number(value) and value > 0 and not too_large
             limit = f"above zero{' or None' if may_be_none else ''}"
             none = may_be_none and value is None
             require(none or positive, f"{name} must be {limit}, got {value!r}")
@@ -148,7 +148,7 @@ class DlrmConfig:
 
     def _check_mlps(self) -> None:
         for name, widths in (("bottom_mlp", self.bottom_mlp), ("top_mlp", self.top_mlp)):
-            listed = isinstance(widths, Sequence) and widths and all(map(_is_count, widths))
+            listed = isinstance(widths, Sequence) and widths and all(map(is_count, widths))
             needed = f"{name} needs at least one width, each a whole number of 1 or more"
             require(listed, f"{needed}, got {widths!r}")
         last = f"top_mlp must end in 1, the logit of a sample, got {self.top_mlp!r}"
@@ -163,16 +163,6 @@ class DlrmConfig:
         load_s: Any = self.load_s if each else (self.load_s,)
         for one in load_s:
             wanted = "load_s must be seconds of 0 or more, of all ranks or of each"
-            require(_is_number(one) and 0 <= one < np.inf, f"{wanted}, got {one!s:.40}")
+            require(is_number(one) and 0 <= one < np.inf, f"{wanted}, got {one!s:.40}")
         wanted = f"expected load_s of one number or of each of {self.ranks} ranks"
         require(not each or len(load_s) == self.ranks, f"{wanted}, got {len(load_s)}")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0:
-        value = value.item()
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.ops import SpMM
-from hybridperf.workloads.transformer.fields import check_word
+from hybridperf.workloads.transformer.fields import check_word, is_count, is_number
 
 _WORDS = {"model": ("gcn", "graphsage", "gin"), "cut": ("vertex", "edge")}
 
@@ -110,38 +110,38 @@ class GnnConfig:
             _require(_positive(value), f"{name} of the graph must be above zero", value)
         for name in ("cv_degree", "max_degree"):
             value = getattr(self.graph, name)
-            _require(_number(value) and value >= 0, f"{name} must be zero or more", value)
+            _require(is_number(value) and value >= 0, f"{name} must be zero or more", value)
         longest, mean = self.graph.max_degree, self.graph.mean_degree
         good = longest == 0 or longest + 1.0 > mean
         _require(good, f"max_degree must be at least the mean degree, {mean:.4g}", longest)
         wide = isinstance(self.widths, tuple) and len(self.widths) > 1
-        wide = wide and all(_count(one) for one in self.widths)
+        wide = wide and all(is_count(one) for one in self.widths)
         _require(
             wide, "widths must be two or more whole numbers, (features, ..., classes)", self.widths
         )
         for name in ("ranks", "nodes"):
             value = getattr(self, name)
-            _require(_count(value), f"{name} must be a whole number of 1 or more", value)
+            _require(is_count(value), f"{name} must be a whole number of 1 or more", value)
         _require(self.nodes <= self.ranks, "there must be a rank on every node", self.nodes)
         layers = len(self.widths) - 1
         if self.fanouts:
-            good = len(self.fanouts) == layers and all(_count(one) for one in self.fanouts)
+            good = len(self.fanouts) == layers and all(is_count(one) for one in self.fanouts)
             _require(good, f"fanouts must be {layers} whole numbers, one a layer", self.fanouts)
-            _require(_count(self.batch), "batch must be a whole number of 1 or more", self.batch)
+            _require(is_count(self.batch), "batch must be a whole number of 1 or more", self.batch)
             _require(not self.snapshots, "expected fanouts or snapshots, not both", self.snapshots)
         else:
             _require(self.batch == 0, "batch needs fanouts, the neighbours drawn", self.batch)
         if self.snapshots:
-            good = _count(self.snapshots) and self.snapshots % self.ranks == 0
+            good = is_count(self.snapshots) and self.snapshots % self.ranks == 0
             _require(good, "snapshots must be a whole multiple of ranks", self.snapshots)
         rate = self.host_bytes_per_s
         _require(rate is None or _positive(rate), "host_bytes_per_s must be above zero", rate)
         given = self.replication
-        good = _number(given) and (given == 0 or 1 <= given <= self.ranks)
+        good = is_number(given) and (given == 0 or 1 <= given <= self.ranks)
         _require(good, "replication must lie from 1 to the number of ranks", given)
         for name in ("loss_wait_s", "delay"):
             value = getattr(self, name)
-            _require(_number(value) and value >= 0, f"{name} must be zero or more", value)
+            _require(is_number(value) and value >= 0, f"{name} must be zero or more", value)
         for dtype in (self.dtype, self.aggregate_dtype or self.dtype):
             known = canonical_dtype(dtype) in FLOAT_DTYPES
             _require(known, f"dtype must be one of {', '.join(FLOAT_DTYPES)}", dtype)
@@ -159,14 +159,5 @@ def _require(good: bool, expected: str, got: Any) -> None:
         raise InputError(f"{expected}, got {got!r}")
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
-
-
 def _positive(value: Any) -> bool:
-    return bool(_number(value) and 0 < value < math.inf)
-
-
-def _count(value: Any) -> bool:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return bool(whole and value >= 1)
+    return bool(is_number(value) and 0 < value < math.inf)

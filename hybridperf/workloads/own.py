@@ -1,5 +1,7 @@
-"""A user's own program: a step where its name says that it is found, and which line asked for
-something: the innermost that is neither ours nor an installed package's.
+"""A user's own program: a step where its name says that it is found; which line asked for
+something, the innermost that is neither ours nor an installed package's; and which step effects
+count for its kernels and messages, of PyTorch and of JAX alike, as `transformer/in_step.py` has it
+for our own steps.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hybridperf.io import InputError
+from hybridperf.model.calls import CollectiveCall, StepPlace
+from hybridperf.ops import OpCall
+from hybridperf.ops.attention import Attention
 
 
 def made_by(reference: str) -> tuple[Any, ...]:
@@ -95,3 +100,39 @@ def labelled(kind: str, where: str) -> str:
     """What people read of an op: its kind, and the file's name and line where that is known."""
     file, _, line = where.rpartition(" line ")
     return f"{kind} ({file.rsplit('/', 1)[-1]}:{line})" if file else kind
+
+
+MESSAGE_LAUNCH = StepPlace("collective_launch")
+_NAMED = 12  # unknown ops that an error lists
+
+
+def role_of(call: OpCall) -> str:
+    """Which step effects count for a kernel (`model/step_effects.py`)."""
+    if isinstance(call.op, Attention):
+        return "attention"
+    return "gemm" if call.op.unit == "matrix" else "memory"
+
+
+def place_of(call: CollectiveCall) -> StepPlace:
+    """Of a message that whoever reads it waits for."""
+    if call.collective in ("alltoall", "sendrecv"):
+        return StepPlace("exchange" if call.collective == "alltoall" else "p2p")
+    return StepPlace("tp") if call.nodes == 1 else StepPlace("tp_across", float(call.nodes))
+
+
+def refuse_unpriced(program: str, unpriced: Mapping[str, str], otherwise: str = "") -> None:
+    """`InputError` that names what has no price.
+
+    Args:
+        program: its name.
+        unpriced: the line that asked for it, by kind of op.
+        otherwise: what else than leaving it out can be done.
+    """
+    if not unpriced:
+        return
+    named = [kind + (f" ({where})" if where else "") for kind, where in unpriced.items()]
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    raise InputError(
+        f"{program}: cannot price {len(named)} kind(s) of op: {', '.join(named[:_NAMED])}{more};"
+        f" leave them out with ignore=... (`--ignore` on the command line){otherwise}"
+    )

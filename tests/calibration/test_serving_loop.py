@@ -109,7 +109,7 @@ def test_a_loop_around_nothing_is_quicker_than_one_around_a_decoder(decoder) -> 
         _, busy = run.served(server, asked, None)
     finally:
         server.close()
-    loop_s, way_s = run.loop_of(SMALL, 20, 0, None)
+    loop_s, way_s = run.loop_of(SMALL, 20, None)
     assert 0 < loop_s < busy.step_s / busy.steps
     assert 0 <= way_s["left"] <= way_s["seen"]
 

@@ -19,7 +19,7 @@ import hybridperf as hp
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.batches import predict_batch
 from hybridperf.explore.sweeps import run as sweep_run
-from hybridperf.explore.sweeps.old_spec import renewed
+from hybridperf.explore.sweeps.document import renewed
 from hybridperf.explore.sweeps.programs import batch_size
 from hybridperf.explore.sweeps.store import SweepStore
 from hybridperf.explore.sweeps.written import Faults

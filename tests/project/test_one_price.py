@@ -10,7 +10,8 @@ import hybridperf
 ROOT = Path(hybridperf.__file__).parent
 # what gives seconds of calls
 PRICING = {
-    "op_seconds", "roofline_seconds", "alone_seconds", "in_step_seconds", "row_seconds",
+    "op_seconds", "roofline_seconds", "alone_seconds", "sustained_seconds",
+    "in_step_seconds", "row_seconds",
     "row_roofline_seconds", "collective_seconds", "step_durations", "durations",
 }  # fmt: skip
 HOME = ("model", "engine", "collectives", "ops", "learning")
@@ -20,7 +21,7 @@ JUDGES = ("validate",)
 ASKS = {
     "training/steps/cells.py": "keeps the price of each unique call of a batch of steps",
     "traces/other_device.py": "prices ops of a trace on two machines, for their ratio",
-    "studies/strategies/priced.py": "MAD-Max's search over layers, by our price",
+    "studies/strategies/cluster.py": "MAD-Max's search over layers, by our price",
     "explore/sharding/fused.py": "lookups of all tables of a rank, priced together",
     "explore/sweeps/steps.py": "ops of a step written in TOML, by pricers of `model/`",
 }

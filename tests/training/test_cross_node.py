@@ -19,7 +19,8 @@ from hybridperf.training.steps.cross_node import (
     with_stalled,
 )
 from hybridperf.training.steps.predict import predict_steps
-from hybridperf.workloads.transformer.update import summed
+from hybridperf.workloads.transformer.passes import launches
+from hybridperf.workloads.transformer.update import optimizer_passes, summed
 from hybridperf.workloads.transformer.weights import stage_weights
 
 ROW = {
@@ -177,6 +178,22 @@ def test_nanotron_sums_whole_gradients_whatever_is_sharded(cache) -> None:
     sums = [[one.collective.collective for one in summed(config, stage_weights(config, 0))]
             for config in rows.configs]  # fmt: skip
     assert sums == [["all_reduce"], ["reduce_scatter"]]
+
+
+def test_nanotron_clips_and_clears_what_is_no_shard_tensor_by_tensor(cache) -> None:
+    """With ZeRO-1 on two ranks: norms of all gradients, of which another optimizer norms half, and
+    12 bytes a number read, scaled and cleared besides; 18 launches a layer.
+    """
+    row = {"n_gpus": 2, "sharding": "zero1", "dp": 2, "tp": 1, "pp": 1}
+    rows = batch(cache, row, {**row, "framework": "eager_pytorch"})
+    ours, plain = (optimizer_passes(config) for config in rows.configs)
+    assert [step.name for step in ours] == ["gradient norm", "gradients scaled", "adam"]
+    assert [step.name for step in plain] == ["gradient norm", "adam"]
+    layers = rows.configs[0].shape.layers
+    assert launches(ours) - launches(plain[1:]) == 18 * layers
+    weights = stage_weights(rows.configs[0], 0).total
+    assert float(ours[1].op.work().bytes) == pytest.approx(12.0 * weights)
+    assert float(ours[0].op.work().bytes) == pytest.approx(4.0 * weights, rel=1e-3)
 
 
 def test_latency_and_bytes_hide_each_other() -> None:

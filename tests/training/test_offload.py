@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hybridperf.cli.app import main
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError
-from hybridperf.training import offload as tiers
+from hybridperf.training.offload import step as tiers
 from hybridperf.training.offload.layouts import offloaded_layouts
 from hybridperf.training.offload.step import Movable, StageOffload, stage_offload
 from hybridperf.training.plans.run import plan

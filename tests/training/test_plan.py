@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from hybridperf.engine.closed import step_seconds
 from hybridperf.engine.step_features import StepParts
+from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError
 from hybridperf.training.plans import progress
 from hybridperf.training.plans.costs import price_space, times
 from hybridperf.training.plans.economy import economy
 from hybridperf.training.plans.explain import compared, naive
-from hybridperf.training.plans.ranked import front, plan_front
+from hybridperf.training.plans.ranked import plan_front
 from hybridperf.training.plans.run import plan
 from hybridperf.training.plans.sensitivity import changed, lever_effects
 from hybridperf.training.plans.setup import training_setup
@@ -228,7 +229,7 @@ def test_several_numbers_of_devices_are_ranked_together(shape):
 
 def test_a_front_keeps_what_nothing_beats():
     first, second = np.array([3.0, 1.0, 2.0, 2.0, 1.0]), np.array([1.0, 5.0, 2.0, 3.0, 6.0])
-    assert front(first, second).tolist() == [1, 2, 0]
+    assert undominated(np.stack([first, second], 1)).tolist() == [1, 2, 0]
 
 
 def test_the_naive_layout_is_the_rule_of_thumb(found):
@@ -317,6 +318,7 @@ def test_a_users_prices_come_first(tmp_path, found):
         ({"model": "gpt3-175b", "gpus": 8}, "GPUs would do"),
         ({"model": "gpt3-175b", "gpus": 8, "batch": 7}, "would do"),
         ({"gpus": 64, "batch": 1, "only": {"tp": [1], "pp": [1], "cp": [1]}}, "without --only"),
+        ({"gpus": 8, "batch": 8, "only": {"tp": [8], "zero": [1]}}, "zero 1; without --only"),
         ({"objective": "joy"}, "time, tokens_per_s, cost, energy"),
         ({"only": {"tpp": [1]}}, "tp"),
         ({"system": "cscs_alps_gh200"}, "--device"),

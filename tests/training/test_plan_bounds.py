@@ -11,7 +11,7 @@ import pytest
 from hybridperf.io import InputError
 from hybridperf.training.plans import bounds
 from hybridperf.training.plans.bounds import BoundedLayouts
-from hybridperf.training.plans.costs import memory_of, price_space
+from hybridperf.training.plans.costs import bytes_of, price_space
 from hybridperf.training.plans.explain import naive
 from hybridperf.training.plans.run import plan
 from hybridperf.training.plans.sensitivity import lever_effects, memory_headroom
@@ -48,7 +48,7 @@ def test_no_completion_is_below_its_bound(which):
     assert partial.completions.sum() == len(everything.tp)
     alike = np.array([place.alike for place in whole.places])
     assert partial.orders == alike[whole.place_of].sum()
-    bounded, needed = BoundedLayouts(setup, partial), memory_of(setup, whole)
+    bounded, needed = BoundedLayouts(setup, partial), bytes_of(setup, whole.base)
     of_base = np.repeat(np.arange(len(partial)), partial.completions)
     may_fit = np.isin(of_base, bounded.at)
     assert (needed[~may_fit] > bounds.REACH * setup.capacity_bytes).all()

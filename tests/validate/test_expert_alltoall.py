@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from hybridperf.collectives.fit import collectives_by_name
-from hybridperf.validate import expert_alltoall
+from hybridperf.validate.collectives import expert_lines
 from hybridperf.workloads.transformer.parallel import distinct
 
 
@@ -33,7 +33,7 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
     }  # fmt: skip
     fewer = {**normal, "dispatch_sms": 4, "combine_sms": 4, "dispatch_transmit_s": 1.0}
     pd.DataFrame([fewer, normal]).to_csv(folder / "deepep_normal.csv.gz", index=False)
-    found = {line.name: line for line in expert_alltoall.lines(tmp_path)}
+    found = {line.name: line for line in expert_lines(tmp_path)}
     assert found["experts: DeepEP low latency, dispatch, 2 nodes"].ours == pytest.approx(0)
     assert found["experts: DeepEP low latency, combine, 2 nodes"].ours == pytest.approx(1)
     most = found["experts: DeepEP, dispatch, one node"]
@@ -45,7 +45,7 @@ def test_low_latency_kernels_of_one_node_take_about_as_long_as_an_all_to_all(
 ) -> None:
     if not (data_dir / "collectives/deepep_ll.csv.gz").is_file():
         pytest.skip("no table of DeepEP's kernels")
-    for line in expert_alltoall.lines(data_dir):
+    for line in expert_lines(data_dir):
         if "low latency" in line.name and line.name.endswith("one node"):
             assert line.ours is not None
             assert line.ours < 0.2

@@ -272,21 +272,6 @@ def test_other_mistakes_are_sentences_too(tmp_path, capfd):
     assert said.count("\n") == 1, said
 
 
-def test_tables_in_csv_are_the_same_tasks(tmp_path):
-    (given,) = read_tasks(written(tmp_path, {**TASK, "placements": [[0, 1, 0]]}), 2)
-    lines = ["task,batch,dense_features,bottom_mlp,top_mlp,table,rows,dim,pooling,skew,shift,rank"]
-    for table, rank in zip(given.tables, given.placement, strict=True):
-        lines.append(
-            f"a,16,3,8-4,8-1,{table.name},{table.rows},{table.dim},{table.pooling},{table.skew},{table.shift},{rank}"
-        )
-    path = tmp_path / "tasks.csv"
-    path.write_text("\n".join(lines))
-    assert read_tasks(path, 2) == [given]
-    path.write_text("\n".join([*lines[:2], lines[2].replace("a,16", "a,32")]))
-    with pytest.raises(InputError, match="disagree in batch"):
-        read_tasks(path, 2)
-
-
 def test_rows_are_looked_up_as_often_as_the_law_says(tmp_path):
     (task,) = read_tasks(written(tmp_path, {**TASK, "batch": 4096, "placements": [[0, 0, 0]]}), 2)
     drawn = np.concatenate([batch.ravel() for batch in sharded_step.looked_up(task, 0, 8)])

@@ -18,7 +18,6 @@ from hybridperf.report import plots
 from hybridperf.validate import (
     device_baselines,
     device_judge,
-    device_models,
     devices,
     scores,
 )
@@ -219,11 +218,11 @@ def test_sums_over_models_with_and_without_the_head() -> None:
             },
         ]
     )
-    (line,) = device_models.summed(frame)
+    (line,) = devices.summed(frame)
     assert line["has_head"]
     assert (line["ours"], line["ours_without_head"]) == pytest.approx((3.2 / 4 - 1, 0.1))
     assert (line["neusight"], line["neusight_without_head"]) == pytest.approx((0.25, 0.0))
-    assert "20.0 %" in device_models.table([line])
+    assert "20.0 %" in devices.models_table([line])
 
 
 class Seconds:
@@ -234,14 +233,14 @@ class Seconds:
 
 
 def test_ops_inside_models_are_predicted_where_they_stand(data_dir) -> None:
-    lines = device_models.judge(
-        data_dir, "t4", lambda family: Seconds() if family in device_models.FAMILIES else None
+    lines = devices.judge_models(
+        data_dir, "t4", lambda family: Seconds() if family in devices.MODEL_FAMILIES else None
     )  # type: ignore[arg-type,return-value]
     assert sum(line["ops"] for line in lines) == 64
     assert {line["model"] for line in lines} == {"bert_large", "gpt2_large"}
     for line in lines:
         assert (1 + line["ours"]) * line["measured_s"] == pytest.approx(line["ops"])
-    without = device_models.judge(
+    without = devices.judge_models(
         data_dir, "t4", lambda family: Seconds() if family == "softmax" else None
     )  # type: ignore[arg-type,return-value]
     assert sum(line["ops"] for line in without) == 4

@@ -256,7 +256,7 @@ def test_in_flight_by_hand():
 def test_in_flight_is_what_the_orders_of_schedules_keep(name, p, m):
     kind = KINDS[name]
     v = 3 if name == "interleaved" else 1 + kind.folded
-    if kind.unsuitable is not None and kind.unsuitable(p, m):
+    if not all(need.holds(p, m) for need in kind.needs):
         return
     own, second = in_flight(SCHEDULES.index(name), p, v, m, np.arange(p))
     found = own if kind.folded else own + second  # folded: as many of each chunk

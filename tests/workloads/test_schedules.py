@@ -435,22 +435,28 @@ def test_names_and_sizes_that_do_not_suit() -> None:
         hs.schedule("gpipe", 0, 2)
     with pytest.raises(InputError, match=r"1 or more micro-batches in schedule '1f1b', got 2\.5"):
         hs.schedule("1f1b", 2, 2.5)
-    with pytest.raises(InputError, match="multiple of 4 workers in schedule 'interleaved', got 6"):
+    with pytest.raises(
+        InputError,
+        match="'interleaved' needs accumulation divisible by pp, got accumulation 6, pp 4",
+    ):
         hs.schedule("interleaved", 4, 6, 2)
     with pytest.raises(InputError, match="1 chunk per worker in schedule '1f1b', got 2"):
         hs.schedule("1f1b", 4, 4, 2)
-    with pytest.raises(
-        InputError, match="even number of workers in schedule 'chimera', half for each way, got 3"
-    ):
+    with pytest.raises(InputError, match="'chimera' needs an even number of stages, got pp 3"):
         hs.schedule("chimera", 3, 4)
     with pytest.raises(
-        InputError, match="up to 4 micro-batches in schedule 'chimera', or a multiple of 4, got 6"
+        InputError,
+        match="needs up to pp micro-batches or a multiple of pp, got accumulation 6, pp 4",
     ):
         hs.schedule("chimera", 4, 6)
-    with pytest.raises(InputError, match="multiple of 4 workers in schedule 'interleaved', got 6"):
+    with pytest.raises(
+        InputError,
+        match="'interleaved' needs accumulation divisible by pp, got accumulation 6, pp 4",
+    ):
         hs.closed_form_s("interleaved", 4, np.array([4, 6]), 1.0, 1.0, chunks=2)
     with pytest.raises(
-        InputError, match="up to 4 micro-batches in schedule 'chimera', or a multiple of 4, got 6"
+        InputError,
+        match="needs up to pp micro-batches or a multiple of pp, got accumulation 6, pp 4",
     ):
         hs.closed_form_s("chimera", [4, 4, 8], [2, 6, 6], 1.0, 1.0)
     with pytest.raises(InputError, match="no closed form with transfers"):

@@ -8,8 +8,8 @@ from support.torch_steps import functional, nn, torch
 import hybridperf as hp
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import OpCall
+from hybridperf.workloads.torch.as_run import _OF_PARTS, fused
 from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.fusion import fused
 from hybridperf.workloads.torch.program import priced_ops
 
 
@@ -71,6 +71,15 @@ def test_a_compiled_step_is_quicker_and_has_the_same_products() -> None:
     assert products[0] == products[1]
     # what the backward pass reads is written all the same
     assert len(compiled_loops(Gated(), x, train=True)) > len(compiled_loops(Gated(), x))
+
+
+@pytest.mark.parametrize(("train", "parts"), [(True, 4), (False, 0)])
+def test_batch_norms_of_training_are_summed_in_parts(train, parts) -> None:
+    """Two kernels more in each pass."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train(train)
+    placed = priced_ops(capture(net, (torch.zeros(2, 3, 16, 16),), train=train), frozenset())
+    kernels = [call for _, calls in fused(placed) for call in calls]
+    assert kernels.count(_OF_PARTS) == parts
 
 
 def test_memory_and_kernels_grow_as_the_program_does() -> None:

@@ -11,10 +11,10 @@ import hybridperf as hp
 from hybridperf.io.installed import installed_hardware
 from hybridperf.model.price import price
 from hybridperf.ops import Fused, Norm, ScatterAdd
+from hybridperf.workloads.torch.as_run import in_stored_order
 from hybridperf.workloads.torch.capture import capture
 from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.program import workload_of
-from hybridperf.workloads.torch.stored_order import in_stored_order
 from hybridperf.workloads.torch.tables import sorted_gradient
 from hybridperf.workloads.transformer.in_step import call_in_step
 

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hybridperf.explore.searches.result import TargetTrust
 from hybridperf.explore.searches.spec import SearchSpec
 from hybridperf.explore.sweeps.smooth import SoftModule
 from hybridperf.io import InputError
@@ -112,7 +111,7 @@ class SearchProblem:
         spec, sides = self.spec, self.constraints[at - 1].sides if at else None
         formulas = [sides.less, sides.more] if sides else [spec.objective]
         names = (knob.name for knob in spec.knobs)
-        columns = _columns_before(spec, dict(zip(names, self.knob_values(u, FREE).T, strict=True)))
+        columns = columns_before(spec, dict(zip(names, self.knob_values(u, FREE).T, strict=True)))
         for formula in (*formulas, *spec.before.values(), *spec.after.values()):
             for divisor in formula.divisors():
                 if divisor.names <= set(columns) and not divisor(columns, len(u)).any():
@@ -196,7 +195,7 @@ class SearchProblem:
 
 def columns_at(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, float]:
     """Every column at one point, by the same exact functions as a sweep."""
-    columns = _columns_before(spec, knobs)
+    columns = columns_before(spec, knobs)
     if spec.target is not None:
         columns |= spec.target.evaluate(columns)
     for name, formula in spec.after.items():
@@ -205,7 +204,7 @@ def columns_at(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, float]
     return {name: float(value[0]) for name, value in numbers.items()}
 
 
-def _columns_before(spec: SearchSpec, knobs: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+def columns_before(spec: SearchSpec, knobs: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
     """Columns that need no result, at one point or several."""
     columns = {name: np.atleast_1d(value) for name, value in knobs.items()}
     points = len(next(iter(columns.values())))
@@ -213,13 +212,3 @@ def _columns_before(spec: SearchSpec, knobs: Mapping[str, ArrayLike]) -> dict[st
     for name, formula in spec.before.items():
         columns[name] = formula(columns, points)
     return columns
-
-
-def trust_at(spec: SearchSpec, knobs: Mapping[str, float]) -> TargetTrust:
-    """How far to trust the target at one point."""
-    assert spec.target is not None
-    of_target = spec.target.trust(_columns_before(spec, knobs))
-    trust = {name: values[0] for name, values in of_target.items()}
-    ends = (trust["low_s"], trust["high_s"])
-    low_s, high_s = (float(end) if np.isfinite(end) else None for end in ends)
-    return TargetTrust(low_s, high_s, bool(trust["in_range"]), str(trust["note"]))

@@ -1,30 +1,132 @@
-"""A whole search: probe, descend, polish, make numbers whole, evaluate again, price the limits."""
+"""A whole search: probe, descend, polish, make numbers whole, evaluate again, price the limits;
+what it found, and how sure one can be of it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pandas as pd
 
+from hybridperf.explore.searches.around import (
+    ActiveConstraint,
+    BlockingConstraint,
+    active_constraints,
+    plateaus,
+    poles,
+    stopped,
+)
 from hybridperf.explore.searches.descent import FEASIBLE, DescentResult, descend, violation
 from hybridperf.explore.searches.integers import better, rounded
-from hybridperf.explore.searches.plateaus import plateaus, poles
 from hybridperf.explore.searches.polish import MARGIN, Optimum, polish
-from hybridperf.explore.searches.problem import FREE, SearchProblem, columns_at, trust_at
-from hybridperf.explore.searches.result import OptimalKnob, SearchResult
-from hybridperf.explore.searches.shadow_prices import active_constraints, stopped
+from hybridperf.explore.searches.problem import FREE, SearchProblem, columns_at, columns_before
 from hybridperf.explore.searches.spec import Constraint, SearchSpec, read_search, with_method
-from hybridperf.io import InputError
+from hybridperf.explore.sweeps.prices import UnitPrice
+from hybridperf.io import InputError, write_json
 
+SCHEMA_VERSION = 1
 _PROBES = 256
 _POLISHED = 4  # starts, the best and far from each other
 _APART = 0.02  # of the cube's side: nearer ones are the same
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimalKnob:
+    """One knob at the optimum."""
+
+    name: str
+    value: float
+    least: float
+    most: float
+    integer: bool
+    # d log objective / d log knob (of a whole number: as if it were not); d objective where that
+    # can be zero or less
+    elasticity: float
+
+    @property
+    def at(self) -> str:
+        """Which of its bounds it stands at, or the empty string."""
+        close = 1e-6
+        if self.value <= self.least * (1 + close):
+            return "min"
+        return "max" if self.value >= self.most * (1 - close) else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetTrust:
+    """How far to trust the target's seconds at the optimum."""
+
+    low_s: float | None  # 90 % interval; None where nothing measured tells its width
+    high_s: float | None
+    in_range: bool
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+    """The optimum of a search, and what holds it back; what `hp.search` returns."""
+
+    objective_name: str
+    maximise: bool
+    objective: float  # exact, as evaluated at `knobs`
+    knobs: tuple[OptimalKnob, ...]  # values, bounds and elasticities at the optimum
+    # every column at the optimum, evaluated by the exact functions that a sweep uses
+    columns: dict[str, float]
+    active: tuple[ActiveConstraint, ...]  # constraints that hold continuous knobs back
+    stops: tuple[BlockingConstraint, ...]  # constraints that hold whole-number knobs back
+    # range of each knob over which the objective stays the same, other knobs as they are
+    plateaus: dict[str, tuple[float, float]]
+    trust: TargetTrust | None  # None: no target
+    notes: tuple[str, ...]  # what to know before trusting the optimum
+    # before knobs were rounded to whole numbers; None where none had to be
+    relaxed_objective: float | None
+    # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
+    convergence: pd.DataFrame
+    prices: dict[str, UnitPrice]  # rates that formulas named
+    evaluations: int  # points that were predicted, with or without gradient
+    seconds: float  # that the search took
+
+    def __repr__(self) -> str:
+        sense = "most" if self.maximise else "least"
+        at = ", ".join(f"{knob.name} {knob.value:.4g}" for knob in self.knobs)
+        return f"<SearchResult: {sense} {self.objective_name} {self.objective:.4g} at {at}>"
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `search.json` into a folder, atomically; its path."""
+        path = Path(folder) / "search.json"
+        write_json(path, "search-result", SCHEMA_VERSION, self.document())
+        return path
+
+    def document(self) -> dict[str, Any]:
+        """What `search.json` says."""
+        knobs: dict[str, dict[str, Any]] = {}
+        for one in self.knobs:
+            knobs[one.name] = dataclasses.asdict(one) | {"at": one.at}
+            del knobs[one.name]["name"]
+        rows = self.convergence.to_dict(orient="records")
+        objective = {"name": self.objective_name, "maximise": self.maximise}
+        found = {"value": self.objective, "relaxed": self.relaxed_objective}
+        return {
+            "objective": objective | found,
+            "knobs": knobs,
+            "columns": self.columns,
+            "active": [dataclasses.asdict(one) for one in self.active],
+            "stops": [dataclasses.asdict(one) for one in self.stops],
+            "plateaus": {n: {"from": low, "to": high} for n, (low, high) in self.plateaus.items()},
+            "trust": None if self.trust is None else dataclasses.asdict(self.trust),
+            "notes": list(self.notes),
+            "prices": {name: price.model_dump() for name, price in self.prices.items()},
+            "evaluations": self.evaluations,
+            "convergence": [{k: None if pd.isna(v) else v for k, v in r.items()} for r in rows],
+        }
 
 
 def search(
@@ -121,7 +223,7 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         active=active_constraints(problem, best, columns),
         stops=stopped(problem, best),
         plateaus={} if at_pole else plateaus(problem, best),
-        trust=None if spec.target is None else trust_at(spec, here),
+        trust=None if spec.target is None else _trust_at(spec, here),
         notes=tuple(notes),
         relaxed_objective=float(problem.objective(relaxed.f)) if was_relaxed else None,
         convergence=_convergence(history, problem),
@@ -129,6 +231,16 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         evaluations=problem.evaluations,
         seconds=time.monotonic() - begun_s,
     )
+
+
+def _trust_at(spec: SearchSpec, knobs: Mapping[str, float]) -> TargetTrust:
+    """How far to trust the target at one point."""
+    assert spec.target is not None
+    of_target = spec.target.trust(columns_before(spec, knobs))
+    trust = {name: values[0] for name, values in of_target.items()}
+    ends = (trust["low_s"], trust["high_s"])
+    low_s, high_s = (float(end) if np.isfinite(end) else None for end in ends)
+    return TargetTrust(low_s, high_s, bool(trust["in_range"]), str(trust["note"]))
 
 
 def _starts(problem: SearchProblem, probes: np.ndarray) -> np.ndarray:

@@ -11,10 +11,10 @@ import numpy as np
 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.prediction import predict
-from hybridperf.explore.sharding import exact, explain, greedy, local, relaxed
+from hybridperf.explore.sharding import exact, greedy, local, relaxed
 from hybridperf.explore.sharding.cost import PlacementCost, cost_of
 from hybridperf.explore.sharding.fused import KernelPricer
-from hybridperf.explore.sharding.result import Candidate, ShardResult
+from hybridperf.explore.sharding.result import Candidate, ShardResult, shard_result
 from hybridperf.explore.sharding.splits import (
     SplitAdvice,
     SplitTables,
@@ -99,7 +99,8 @@ def shard(
     def split_helps(owner: str, step_s: float) -> SplitAdvice | None:
         return better_split(cut, splits or {}, owner, owners.count(owner), batch, step_s)
 
-    pieces, owners, cost, fused = cut(splits or {})
+    made = cut(splits or {})
+    pieces, owners, cost, fused = made
     found, proven = candidates(cost, pieces, batch, method, seed)
     few = final_few(cost, found)
     if not few:
@@ -109,9 +110,7 @@ def shard(
         found, few = [*found, *scaled], [*few, *scaled]
     best = min(few, key=lambda one: float(fused.parts(one.placement).step_s))
     step = predict(priced, fused.workload(best.placement))
-    return explain.result(
-        cost, fused, pieces, owners, found, few, best, proven, split_helps, step, remarks
-    )
+    return shard_result(made, found, few, best, proven, split_helps, step, remarks)
 
 
 def _check_choices(

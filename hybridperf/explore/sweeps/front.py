@@ -84,13 +84,13 @@ class BestPoints:
             self.front = best.front(front)
 
 
-def undominated(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+def undominated(values: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
     """Positions of rows of `values` [n, objectives] that no other row dominates, smallest first.
 
-    Smaller is better. Of equal rows the one lowest in `order` [n] stays. Once sorted, a row can
-    only be dominated by an earlier one.
+    Smaller is better. Of equal rows the one lowest in `order` [n] stays, their own if None. Once
+    sorted, a row can only be dominated by an earlier one.
     """
-    rows = np.lexsort((order, *values.T[::-1]))
+    rows = np.lexsort((np.arange(len(values)) if order is None else order, *values.T[::-1]))
     if values.shape[1] <= 2:  # the least second objective so far tells
         last = values[rows, -1]
         least_before = np.concatenate([[np.inf], np.minimum.accumulate(last)[:-1]])

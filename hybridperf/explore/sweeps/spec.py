@@ -1,38 +1,4 @@
-"""A sweep, read from a spec (`written.py` has the dialect): names looked up, points laid out.
-
-schema = "hybridperf/spec"
-schema_version = 1
-chunk = 65536                                   # points done together; optional
-
-[target]
-kind = "collectives"                            # or "ops", "program", "step"
-model = "dgx_a100"                              # a model's folder or name, or a datasheet's
-# outputs = ["busy_s", "critical_s"]            # of a program: columns besides time_s
-
-[parameters]                                    # grids multiply; the last varies fastest
-collective = ["all_reduce", "all_gather"]       # a list of numbers or words
-n_nodes = 1                                     # a constant
-n_gpus = { min = 2, max = 8, scale = "powers_of_two" }           # 2, 4, 8
-bytes = { min = 1e3, max = 1e9, count = 100 }   # in logs, or scale = "lin"; also integer = true
-x = { min = 1, max = 9 }                        # those without count are one design: Sobol points
-y = { min = 1, max = 9, sample = "random" }
-tp = { table = "layouts.csv", column = "tp" }   # a column of a file; its columns vary together
-
-[design]                                        # of sampled parameters
-count = 1024
-seed = 0
-
-[derived]                                       # more columns, from parameters, results and prices
-bytes_per_gpu = "bytes / n_gpus"
-[constraints]                                   # points where one fails are left out
-large_enough = "bytes_per_gpu >= 1024"
-
-[objective]                                     # the Pareto front of these columns is written, too
-minimise = ["time_s", "n_gpus"]                 # and maximise = [...]
-[top]
-count = 10
-by = "time_s"
-"""
+"""A sweep, read from a spec (`written.py` has the dialect): names looked up, points laid out."""
 
 from __future__ import annotations
 

@@ -3,15 +3,45 @@ checks (all that is wrong at once) and its JSON schema (`hybridperf show spec`).
 
 schema = "hybridperf/spec"
 schema_version = 1
+chunk = 65536                                   # points of a sweep done together; optional
 
 [target]                                        # what is asked at each point; see `target.py`
-[parameters]                                    # what varies, and what does not
-tokens = 4096                                   # one number or word
-tp = [1, 2, 4]                                  # a list: a sweep takes each
-batch = { min = 1, max = 512, integer = true }  # a range, in logs unless scale = "lin"
-[prices] [derived] [constraints] [objective]
-[design] [top]                                  # of a sweep alone
-[method]                                        # of a search alone
+kind = "collectives"                            # or "ops", "program", "step"
+model = "dgx_a100"                              # a model's folder or name, or a datasheet's
+# outputs = ["busy_s", "critical_s"]            # of a program: columns besides time_s
+
+[parameters]                                    # of a sweep grids multiply; the last varies fastest
+collective = ["all_reduce", "all_gather"]       # a sweep takes each of a list of numbers or words
+n_nodes = 1                                     # a constant
+n_gpus = { min = 2, max = 8, scale = "powers_of_two" }           # 2, 4, 8
+bytes = { min = 1e3, max = 1e9, count = 100 }   # in logs, or scale = "lin"; also integer = true
+x = { min = 1, max = 9 }                        # a search goes everywhere between, in log space; of
+y = { min = 1, max = 9, sample = "random" }     # a sweep those without count are one design: Sobol
+tp = { table = "layouts.csv", column = "tp" }   # a column of a file; its columns vary together
+
+[design]                                        # of a sweep's sampled parameters
+count = 1024
+seed = 0
+
+[prices]                                        # names of `prices.toml` can stand in any formula
+file = "mine.toml"                              # optional: replaces and adds; so do numbers here
+usd_per_kwh = 0.2
+[derived]                                       # more columns, from parameters, results and prices
+bytes_per_gpu = "bytes / n_gpus"
+[constraints]                                   # <=, >=, == and their `and`; a sweep takes any
+large_enough = "bytes_per_gpu >= 1024"          # condition, and leaves out points where one fails
+
+[objective]                                     # of a sweep columns, whose Pareto front is written
+minimise = ["time_s", "n_gpus"]                 # and maximise = [...]; a search has one formula
+[top]                                           # of a sweep
+count = 10
+by = "time_s"
+[method]                                        # of a search; all optional
+starts = 16
+seed = 0
+rounds = 6                                      # of the multipliers
+steps = 40                                      # of descent in each round
+smoothing = 0.1                                 # first temperature of maxima; else they are exact
 
 What versions before wrote otherwise is rewritten (`renewed`), with a remark.
 """

@@ -12,10 +12,9 @@ import pandas as pd
 from hybridperf.hardware import device_of, load_device, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.studies.strategies import mad_max
-from hybridperf.studies.strategies.cluster import Cluster, CostModel
+from hybridperf.studies.strategies.cluster import Cluster, CostModel, Priced
 from hybridperf.studies.strategies.layer import Layer, transformer_layers
 from hybridperf.studies.strategies.mapping import OF_KIND, Strategy, layer_costs, mapping
-from hybridperf.studies.strategies.priced import Priced
 from hybridperf.studies.strategies.timeline import iteration
 from hybridperf.workloads.transformer.zoo import load_shape
 

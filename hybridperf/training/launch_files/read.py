@@ -26,6 +26,10 @@ SCRIPT = "launch.sh"
 _LONGEST = 100_000  # characters of a script
 ENDINGS = (".sh", ".sbatch", ".slurm")
 _SIZES = ("hidden", "heads", "layers", "vocab", "seq")
+# of settings that may change what a step takes
+_TELLS = re.compile(
+    r"parallel|pipeline|recompute|remat|checkpoint_policy|batch|moe|layout|fsdp|shard|offload"
+)
 _MORE = ("kv_heads", "head_dim", "experts", "topk")
 
 
@@ -65,7 +69,7 @@ def read_launch(path: str | os.PathLike) -> ReadLaunch:
     target, settings = script.target, dict(script.settings)
     if target.config:
         name = str(settings.get("--deepspeed_config", target.config))
-        settings |= _flattened(_json(path.parent / name))
+        settings |= _flattened(read_text(path.parent / name, "file of settings", parse_json))
     try:
         return _understood(script, settings, path)
     except InputError as error:
@@ -189,9 +193,7 @@ def _unread(target: Target, settings: Settings) -> Iterator[str]:
     known |= {key for one in target.also for key in one.get("settings", {})}
     known |= {key for one in target.model for key in one["settings"]}
     known |= {name.format(axis) for axis in target.axes for name in (target.inside, target.across)}
-    for name in settings:
-        if name not in known and _tells(name):
-            yield name
+    return (name for name in settings if name not in known and _TELLS.search(name))
 
 
 def _unmeant(target: Target, settings: Settings, x: Facts, fact: str) -> Iterator[str]:
@@ -203,18 +205,6 @@ def _unmeant(target: Target, settings: Settings, x: Facts, fact: str) -> Iterato
         of_no_choice = name not in chosen and given != target.default.get(name)
         if of_no_choice and not isinstance(given, bool) and name not in target.settings:
             yield f"{name} {given}"
-
-
-def _tells(name: str) -> bool:
-    """Whether a setting may change what a step takes."""
-    return re.search(_WORDS, name) is not None
-
-
-_WORDS = r"parallel|pipeline|recompute|remat|checkpoint_policy|batch|moe|layout|fsdp|shard|offload"
-
-
-def _json(path: Path) -> Any:
-    return read_text(path, "file of settings", parse_json)
 
 
 def _flattened(content: Any, before: str = "") -> Settings:

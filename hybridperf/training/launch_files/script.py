@@ -119,7 +119,7 @@ def _words(settings: Settings) -> list[str]:
         if name in last or (name.startswith("--") and value is False):
             continue
         if name.startswith("--"):
-            words.append(name if value is True else f"{name} {_quoted(value)}")
+            words.append(name if value is True else f"{name} {shlex.quote(_text(value))}")
         else:
             words.append(shlex.quote(f"{name}={_text(value)}"))
     return words + last
@@ -129,10 +129,6 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value) if isinstance(value, float) else str(value)
-
-
-def _quoted(value: Any) -> str:
-    return shlex.quote(_text(value))
 
 
 def _wrapped(words: Sequence[str]) -> list[str]:

@@ -143,7 +143,7 @@ class Target:
     def _with_defaults(self, given: Mapping[str, Any]) -> Settings:
         """What is given, and the defaults of what is not, by this name or another of it."""
         named = {_stem(name) for name in given}
-        default = {**self.default, **self.model_default(given)}
+        default = {**self.default, **(self.model_of(given) or {}).get("default", {})}
         return {name: one for name, one in default.items() if _stem(name) not in named} | {**given}
 
     def model_of(self, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -152,10 +152,6 @@ class Target:
             if one["settings"].keys() <= given.keys() and alike(one["settings"], given):
                 return one
         return None
-
-    def model_default(self, given: Mapping[str, Any]) -> Settings:
-        """Settings that come with the model that a file names."""
-        return dict((self.model_of(given) or {}).get("default", {}))
 
     def named(self, model: str, precision: str) -> Mapping[str, Any] | None:
         """The framework's own settings of a published model, None where it has none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,7 @@ def write_launch(
     with replacing_in(folder) as new:
         for name, text in files.items():
             (new / name).write_text(text)
-    if (back := _row_of(folder)) != step.row:
-        remarks.append(_unlike(step.row, back))
+    remarks += _read_back(folder, step.row)
     return [Path(folder) / name for name in files], remarks
 
 
@@ -102,7 +102,8 @@ def launch_files(
     end = [f"gpu: {step.gpu}", f"system: {step.system}", *origin]
     files = {
         SCRIPT: script_text(
-            target, in_command, step.nodes, step.gpus_per_node, _job(step),
+            target, in_command, step.nodes, step.gpus_per_node,
+            re.sub(r"[^\w.-]", "-", step.shape.name),
             target.environment(facts), head, end,
         )
     }  # fmt: skip
@@ -153,10 +154,6 @@ def _nearest(plan: RankedLayouts, target: Target) -> str:
     return f"; row {first} is the best that {target.name} can run"
 
 
-def _job(step: LaunchedStep) -> str:
-    return "".join(one if one.isalnum() or one in ".-_" else "-" for one in step.shape.name)
-
-
 def _nested(settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in settings.items():
@@ -168,15 +165,12 @@ def _nested(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _row_of(folder: str | os.PathLike) -> dict[str, Any] | str:
+def _read_back(folder: str | os.PathLike, written: dict[str, Any]) -> list[str]:
+    """A remark where `steps` reads another row in the files than was written; else none."""
     try:
-        return read_launch(Path(folder) / SCRIPT).row
+        back = read_launch(Path(folder) / SCRIPT).row
     except InputError as error:
-        return str(error)
-
-
-def _unlike(written: dict[str, Any], back: dict[str, Any] | str) -> str:
-    if isinstance(back, str):
-        return f"`hybridperf steps` cannot read this file back: {back}"
+        return [f"`hybridperf steps` cannot read this file back: {error}"]
     names = [name for name in {**written, **back} if written.get(name) != back.get(name)]
-    return f"read back, {', '.join(names)} of the row are others: the file has no place for them"
+    others = f"read back, {', '.join(names)} of the row are others: the file has no place for them"
+    return [others] if names else []

@@ -20,10 +20,9 @@ import pandas as pd
 
 from hybridperf.io import InputError
 from hybridperf.model.adapted_steps import Adaptation, Adapted
-from hybridperf.training.offload.step import Offload, offload
-from hybridperf.training.offload.tier import Tier
+from hybridperf.training.offload.step import Offload, Tier, offload
 from hybridperf.training.plans.arguments import narrowed
-from hybridperf.training.plans.costs import columns_of, memory_of, times
+from hybridperf.training.plans.costs import bytes_of, columns_of, times
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.setup import TrainingSetup, training_setup
 from hybridperf.training.plans.space import space
@@ -78,7 +77,7 @@ def offloaded_layouts(
     ).for_gpus(gpus)  # fmt: skip
     narrow = None if only is None else narrowed(only)
     legal = space(shape, gpus, setup.gpus_per_node, batch, narrow, setup.strict)
-    needed, room = memory_of(setup, legal), sum(tier.bytes for tier in tiers)
+    needed, room = bytes_of(setup, legal.base), sum(tier.bytes for tier in tiers)
     small = needed <= setup.capacity_bytes
     rows = np.flatnonzero((~small & (needed <= setup.capacity_bytes + room))[legal.base_of])
     if not len(rows) and small.all():

@@ -35,11 +35,11 @@ from hybridperf.engine.closed import least_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
 from hybridperf.explore.sweeps import cluster
 from hybridperf.model.step_effects import slowest_of
-from hybridperf.training.plans.columns import cells_of
 from hybridperf.training.plans.costs import (
     THREADS,
     PricedSpace,
     bytes_of,
+    cells_of,
     columns_of,
     in_pieces,
     price_space,

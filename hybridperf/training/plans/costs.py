@@ -1,31 +1,230 @@
-"""Time and memory of every layout of a space: the closed composition of a step and the counts of
-memory, chunk by chunk on a few threads.
+"""Time and memory of all layouts of a space: what is unique is priced once and put together by
+index, then the closed composition of a step and the counts of memory, chunk by chunk on a few
+threads.
 
-Both are columns of NumPy, whose loops let go of Python's lock: two threads keep two cores busy.
-Axes: N layouts, B base layouts.
+Some things make up a row's features, each with a key of small whole numbers, and one representative
+layout for each key:
+
+    cell      a layer, embedding and head: tp, cp, ep, sequence parallelism, micro-batch, recompute,
+              and on how many nodes its groups lie; put together of pieces that many cells share
+    shards    gathers of sharded weights: ZeRO stage, tp, ep, and where the shards lie; of one
+              number of GPUs this tells pp, too
+    once      once a step: reductions, optimizer, stages
+    message   from stage to stage: micro-batch, and whether stages lie on several nodes
+
+`steps.features` prices the representatives, all of them together. Columns are NumPy's, whose loops
+let go of Python's lock: two threads keep two cores busy. Axes: C cells, N layouts of a space, B
+base layouts, M layouts that are priced, n of a chunk of these, P passes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from hybridperf.engine.closed import step_seconds
-from hybridperf.engine.step_features import StepParts
+from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
 from hybridperf.model.step_effects import StepEffects
-from hybridperf.training.plans.columns import SpaceColumns
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
-from hybridperf.training.plans.space import LayoutSpace
-from hybridperf.workloads.memory import memory_of as step_memory
+from hybridperf.training.plans.space import LayoutSpace, Place, unique_rows
+from hybridperf.training.steps.cells import (
+    Cells,
+    PieceTerms,
+    Prices,
+    piece_numbers,
+    pieces_alike,
+    slots,
+)
+from hybridperf.training.steps.features import Sums, row_columns
+from hybridperf.workloads.memory import memory_of
+from hybridperf.workloads.schedules.pace import pace
+from hybridperf.workloads.transformer.columns import (
+    FOLDED,
+    FORWARDS_FIRST,
+    IN_PAIRS,
+    SPLITS_BACKWARD,
+    TWO_PIPES,
+)
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layouts
 
+_OF_SHARDS = ("gather_s", "scatter_s", "gather_inside_s", "gather_calls")
+# columns of rows that are known of what happens once a step
+_ONCE = (
+    "layers_first", "layers_last", "layers_most", "layers", "stages", "updates_hidden",
+    "reduction_hidden", "waiting", "crossing", "stalls", "stall_chance", "gathered_layers",
+    "gathers_hidden", "sends_hidden", "tp", "slowest",
+)  # fmt: skip
+_BLOCKS = ("layer", "embedding", "head")
+_PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart
 _ROWS = 16_384  # at a time: what one piece needs stays in a core's cache
 THREADS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class SpaceColumns:
+    """Rows of a space whose unique things are priced. Indices are int32 [M]."""
+
+    space: LayoutSpace
+    rows: np.ndarray  # [M] places in the space
+    cells: np.ndarray  # [C, X] inputs of corrections
+    sums: Sums  # of cells, of shards, of what happens once, of messages
+    columns: Mapping[str, np.ndarray]  # `row_columns` of what happens once
+    tp_nodes: np.ndarray  # of cells
+    cell: np.ndarray
+    shards: np.ndarray
+    once: np.ndarray
+    message: np.ndarray
+
+    @staticmethod
+    def of(
+        space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
+        prices: Prices, progress: Progress | None = None,
+    ) -> SpaceColumns:  # fmt: skip
+        """Price the unique things of rows of a space [M]; `config` gives a row's config."""
+        by_chunk = config(int(rows[0])).stage_split != "even"  # deals out chunks unevenly
+        found, index = zip(*map(_unique, _keys(space, rows, by_chunk)), strict=True)
+        cells, inputs, tp_nodes = cells_of(space, rows[found[0]], config, prices, progress)
+        shards, once, messages = (
+            [config(row) for row in rows[first].tolist()] for first in found[1:]
+        )
+        # `explain.py` asks for what was not measured of the layouts that it shows
+        sums = Sums.of(cells, shards, once, messages, prices)
+        columns = {name: values for name, values in row_columns(once).items() if name in _ONCE}
+        return SpaceColumns(space, rows, inputs, sums, columns | sums.of_update, tp_nodes, *index)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def features(self, at: Any) -> StepFeatures:
+        """Features of some of the M [n]; `at` a slice or indices."""
+        once, base = self.once[at], self.space.base_of[self.rows[at]]
+        x = self.space.base
+        vp, schedule = x.vp[base].astype(float), x.schedule[base]
+        hides = np.isin(schedule, IN_PAIRS) & (x.ep[base] > 1) & (x.cp[base] == 1)
+        known: dict[str, Any] = {name: values[once] for name, values in self.columns.items()}
+        known |= {name: self._block(block, at) for block, name in enumerate(_BLOCKS)}
+        return StepFeatures(
+            **known,
+            tp_nodes=self.tp_nodes[self.cell[at]], chunks=vp,
+            forwards_first=np.isin(schedule, FORWARDS_FIRST).astype(float),
+            schedule=schedule if np.isin(schedule, SPLITS_BACKWARD).any() else None, pace=pace,
+            exchange_hidden=hides.astype(float), folded=np.isin(schedule, FOLDED).astype(float),
+            micro_batches=x.accumulation[base].astype(float),
+            sends_s=self.sums.sends_s[self.message[at]],
+        )  # fmt: skip
+
+    def _block(self, block: int, at: Any) -> BlockPrices:
+        """A block of some rows [P, n]: what is sharded from other unique things than the rest."""
+        cell, shards = self.cell[at], self.shards[at]
+        sources = {False: (self.sums.cells, cell), True: (self.sums.shards, shards)}
+        fields = {}
+        for field, one in enumerate(dataclasses.fields(BlockPrices)):
+            values, of = sources[one.name in _OF_SHARDS]
+            fields[one.name] = values[block, field][:, of]
+        return BlockPrices(**fields)
+
+
+def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndarray, ...]:
+    """Whole numbers of rows [M] that tell cells, shards, once-a-step work, messages apart."""
+    base, of, place_of = space.base, space.base_of[rows], space.place_of[rows]
+    micro = np.unique(base.micro_batch, return_inverse=True)[1].reshape(-1)
+
+    def of_places(facts: Callable[[Place], tuple[Any, ...]]) -> np.ndarray:
+        numbers: dict[tuple[Any, ...], int] = {}
+        return np.array(
+            [numbers.setdefault(facts(place), len(numbers)) for place in space.places], np.int64
+        )[place_of]
+
+    def of_base(*columns: np.ndarray) -> np.ndarray:
+        key = np.zeros(len(base.tp), np.int64)
+        for column in columns:
+            key = key * (int(column.max()) + 1) + column
+        return key
+
+    def both(place: np.ndarray, key: np.ndarray) -> np.ndarray:
+        return place * (int(key.max()) + 1) + key[of]
+
+    def spans(place: Place, *names: str) -> tuple[Any, ...]:
+        return tuple(place.spans.get(name) for name in names)
+
+    def divided(p: Place, *names: str) -> tuple[Any, ...]:
+        return tuple(getattr(p.division, name) for name in names)
+
+    def nodes(p: Place, *names: str) -> tuple[Any, ...]:
+        return tuple(p.spans[name].nodes for name in names)
+
+    ranks = ("tp", "cp", "ep", "expert_tp")
+    cell = of_places(lambda p: (*divided(p, *ranks), *nodes(p, *_PLACED)))
+    experts, shared = ("ep", "expert_tp"), ("shard", "replica", "expert_data")
+    shards = of_places(
+        lambda p: (p.division.pp > 1, *divided(p, "tp", *experts), *spans(p, *shared))
+    )
+    once = of_places(
+        lambda p: (*divided(p, "tp", "pp", *experts), *spans(p, "tp", "data", *shared, "pp"))
+    )
+    message = of_places(
+        lambda p: (p.division.tp, p.division.cp, p.division.pp > 1, p.spans["pp"].nodes > 1)
+    )
+    zero, accumulated = base.zero, np.minimum(base.accumulation, 2)
+    twice = np.isin(base.schedule, FOLDED) + 2 * np.isin(base.schedule, TWO_PIPES)
+    of_layer = of_base(base.sequence_parallel, micro, accumulated, base.recompute)
+    return (
+        both(cell, of_layer),
+        np.where(zero[of] < 2, 0, both(shards, of_base(zero))),
+        both(once, of_base(zero, base.vp if by_chunk else 0 * zero, twice)),
+        both(message, of_base(base.sequence_parallel, micro)),
+    )
+
+
+def cells_of(
+    space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
+    prices: Prices, progress: Progress | None = None,
+) -> tuple[Cells, np.ndarray, np.ndarray]:  # fmt: skip
+    """Cells of rows of a space [C], inputs of their corrections [C, X], nodes of tp groups [C]."""
+    progress = progress or Progress()
+    base = space.base_of[rows]
+    x = Layouts(*(column[base] for column in space.base))
+    spans = [[place.spans[name].nodes for name in _PLACED] for place in space.places]
+    nodes = np.array(spans, int)[space.place_of[rows]].T
+    one = config(int(rows[0]))
+    mine, terms = slots(one.shape, one.checkpoints), list[PieceTerms]()
+    of = np.empty((len(mine), len(rows)), np.int32)
+    # kernels of a row are those of its tp (`TrainingSetup.config`)
+    each_tp = dict(zip(*np.unique(x.tp, return_index=True), strict=True))
+    configs = {tp: config(int(rows[at])) for tp, at in each_tp.items()}
+    for at, slot in enumerate(mine):
+        numbers = [np.broadcast_to(n, len(rows)) for n in piece_numbers(slot, one, x, nodes[2])]
+        first, which = unique_rows(*numbers)
+        of[at] = len(terms) + which
+        alike = {tp: pieces_alike(slot, one, prices) for tp, one in configs.items()}
+        each = zip(*(column[first].tolist() for column in (x.tp, rows, *numbers)), strict=True)
+        for built, (tp, row, *own) in enumerate(each, 1):
+            terms.append(alike[tp].terms(tuple(own), functools.partial(config, row)))
+            progress(f"{slot.piece} on a rank", built, len(first))
+    shares = np.array([[slot.share] for slot in mine])
+    blocks = [slot.block for slot in mine]
+    seq, tokens = one.shape.seq, x.micro_batch * one.shape.seq / x.cp
+    sizes = np.broadcast_arrays(float(one.shape.hidden), x.tp, tokens, float(seq))
+    cells = Cells(blocks, terms, of, shares, x.recompute, nodes, prices)
+    return cells, np.log2(np.array(sizes, float)).T, nodes[0].astype(float)
+
+
+def _unique(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(a row of each key, which key each row has): np.unique without sorting, for small keys."""
+    size = int(key.max()) + 1
+    row = np.full(size, -1, np.int64)
+    row[key] = np.arange(len(key))
+    present = np.flatnonzero(row >= 0)
+    number = np.empty(size, np.int32)
+    number[present] = np.arange(len(present))
+    return row[present], number[key]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +253,14 @@ class PricedSpace:
 
 def price_space(
     setup: TrainingSetup, space: LayoutSpace, memory_bytes: np.ndarray | None = None,
-    threads: int = THREADS, progress: Progress | None = None,
+    progress: Progress | None = None,
 ) -> PricedSpace:  # fmt: skip
     """Price the layouts of a space that fit; there must be one."""
     if memory_bytes is None:
-        memory_bytes = memory_of(setup, space, threads)
+        memory_bytes = bytes_of(setup, space.base)
     rows = np.flatnonzero((memory_bytes <= setup.capacity_bytes)[space.base_of])
     columns = columns_of(setup, space, rows, progress)
-    parts = times(columns, setup, threads=threads, progress=progress)
+    parts = times(columns, setup, progress=progress)
     return PricedSpace(setup, columns, parts, memory_bytes)
 
 
@@ -100,14 +299,6 @@ def times(
     return out
 
 
-def memory_of(
-    setup: TrainingSetup, space: LayoutSpace, threads: int = THREADS,
-    progress: Progress | None = None,
-) -> np.ndarray:  # fmt: skip
-    """Bytes on the fullest rank of each base layout [B]."""
-    return bytes_of(setup, space.base, threads, progress)
-
-
 def bytes_of(
     setup: TrainingSetup, base: Layouts, threads: int = THREADS, progress: Progress | None = None
 ) -> np.ndarray:
@@ -116,7 +307,7 @@ def bytes_of(
 
     def one(piece: slice) -> None:
         layouts = Layouts(*(column[piece] for column in base))
-        out[piece] = step_memory(setup.template, layouts, setup.memory_knobs).peak_bytes
+        out[piece] = memory_of(setup.template, layouts, setup.memory_knobs).peak_bytes
 
     what = "memory of layouts, whatever their order on nodes"
     in_pieces(one, len(out), threads, what, progress)

@@ -26,9 +26,8 @@ from hybridperf.engine.prediction import predict
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, adapted_steps
 from hybridperf.training.plans import table
-from hybridperf.training.plans.intervals import step_intervals
 from hybridperf.training.plans.layout_text import field_words, layout_words
-from hybridperf.training.plans.ranked import Choice, RankedLayouts
+from hybridperf.training.plans.ranked import Choice, RankedLayouts, step_intervals
 from hybridperf.training.plans.space import by_rule_of_thumb
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.features import unmeasured_of

@@ -1,5 +1,9 @@
 """The ranked layouts of a plan: what was priced, and the order by an objective.
 
+Intervals are those of 90 %: of seconds as a row of a table of steps has them, of the days and the
+money of a run, which are so many steps. Money goes with the seconds: rent is paid by the hour, and
+electricity for the mean power of the layout.
+
 Objectives: `time` (seconds of a step), `tokens_per_s`, `cost` (money per token), `energy` (joules
 per token); for one number of devices and one batch the first three agree. Axes: M priced layouts of
 a case, K of all cases.
@@ -11,13 +15,19 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
+from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError, unknown
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.training.plans.bounds import BoundedLayouts
 from hybridperf.training.plans.costs import PricedSpace
 from hybridperf.training.plans.economy import Economy, score
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.setup import TrainingSetup
+from hybridperf.training.steps import adapt, cross_node
+from hybridperf.training.steps.features import unmeasured_of
+from hybridperf.training.steps.plausibility import lower_bounds_s
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout
 
@@ -26,6 +36,7 @@ _DISTINCT = (
     "tp", "cp", "pp", "vp", "ep", "expert_tp", "sequence_parallel", "zero", "shard_ranks",
     "micro_batch",
 )  # fmt: skip
+_WITH_STEPS = ("usd", "days", "total_usd")
 _NAMES = ("time", "memory", "energy", "cost")
 PAIRS = (("time", "memory"), ("time", "energy"), ("time", "cost"))
 
@@ -142,14 +153,6 @@ def ranking(cases: Sequence[PricedSpace], objective: str, rates: Economy) -> np.
     return np.concatenate(parts)[order]
 
 
-def front(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Places on the front of two columns [N], by rising `first`; of equal points the earliest."""
-    order = np.lexsort((np.arange(len(first)), second, first))
-    along = second[order]
-    best_before = np.concatenate([[np.inf], np.minimum.accumulate(along)[:-1]])
-    return np.asarray(order[along < best_before])
-
-
 def plan_front(plan: RankedLayouts, one: str, other: str) -> np.ndarray:
     """Ranks of the layouts on the front of two of time (per token), memory, energy and cost."""
     for name in (one, other):
@@ -160,12 +163,67 @@ def plan_front(plan: RankedLayouts, one: str, other: str) -> np.ndarray:
             f"expected a price for a front of cost, got none of {plan.setup.device.id};"
             f" {plan.economy.unknown}"
         )
-    columns = [np.empty(len(plan)) for _ in range(2)]
+    columns = np.empty((len(plan), 2))
     for number, case in enumerate(plan.cases):
         here, at = plan.ranked[:, 0] == number, plan.ranked_in(number)
-        for column, name in zip(columns, (one, other), strict=True):
+        for column, name in enumerate((one, other)):
             objective = "tokens_per_s" if name == "time" else name
             memory = name == "memory"
             values = case.row_memory_bytes if memory else scores(case, objective, plan.economy)
-            column[here] = values[at]
-    return front(*columns)
+            columns[here, column] = values[at]
+    return undominated(columns)
+
+
+def step_intervals(
+    plan: RankedLayouts, chosen: np.ndarray, stalls: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Low and high seconds of layouts [n, 2] (case, place among its priced ones), [n] each.
+
+    `stalls`: whether high seconds reach to those of a run that stalls, where that is likely.
+    """
+    low, high = np.empty(len(chosen)), np.empty(len(chosen))
+    adapted, device = plan.setup.adapted, plan.setup.device
+    for number, case in enumerate(plan.cases):
+        here = np.flatnonzero(chosen[:, 0] == number)
+        if not len(here):
+            continue
+        at, columns, setup = chosen[here, 1], case.columns, case.setup
+        configs = [setup.config(case.space.layout(row)) for row in case.rows[at].tolist()]
+        widths = np.stack([unmeasured_of(one, setup.prices).widths for one in configs], -1)
+        f = dataclasses.replace(columns.features(at), unmeasured_widths=widths)
+        if not stalls:
+            f = dataclasses.replace(f, stall_chance=np.zeros(len(at)))
+        found = adapt.predict(adapted, f, columns.cells[columns.cell[at]])
+        step_s, spread = case.parts.step_s[at], NINE_OF_TEN * found.deviation
+        least_s = np.minimum(lower_bounds_s(configs, [device] * len(configs)), step_s)
+        low[here] = np.maximum(step_s * np.exp(-np.hypot(spread, found.beyond[0])), least_s)
+        up = np.hypot(np.hypot(spread, found.beyond[1]), plan.setup.unnamed)
+        high[here] = step_s * np.exp(up)
+    return low, high
+
+
+def stalled_steps(plan: RankedLayouts, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(how many runs of layouts [n, 2] stall, as a share; seconds of a step of one that does) [n];
+    0 and a usual step's where fewer than one in twenty would.
+    """
+    chance, stalled_s = np.zeros(len(chosen)), np.empty(len(chosen))
+    for at, (number, place) in enumerate(chosen.tolist()):
+        case = plan.cases[number]
+        f, step_s = case.columns.features(np.array([place])), case.parts.step_s[[place]]
+        longer = cross_node.beyond_by_stalls(f, plan.setup.adapted.effects, step_s)
+        stalled_s[at] = (step_s * np.exp(longer)).item()
+        chance[at] = np.asarray(f.stall_chance).item() * (longer.item() > 0)
+    return chance, stalled_s
+
+
+def with_intervals(plan: RankedLayouts, chosen: np.ndarray, frame: pd.DataFrame) -> pd.DataFrame:
+    """A table of layouts with low and high columns behind their seconds, days and money."""
+    low_s, high_s = step_intervals(plan, chosen)
+    frame = frame.copy()
+    for name in ("time_s", *(name for name in _WITH_STEPS if name in frame)):
+        at = frame.columns.get_loc(name)
+        names = ("low_s", "high_s") if name == "time_s" else (f"{name}_low", f"{name}_high")
+        ends = (frame[name] * end_s / frame["time_s"] for end_s in (low_s, high_s))
+        for behind, (end, values) in enumerate(zip(names, ends, strict=True), 1):
+            frame.insert(at + behind, end, values)
+    return frame

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,14 +33,13 @@ from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.plans import explain, table
 from hybridperf.training.plans.arguments import narrowed, number_of_tokens, whole_numbers
 from hybridperf.training.plans.bounds import BoundedLayouts, Search
-from hybridperf.training.plans.costs import PricedSpace, bytes_of, memory_of, price_space
+from hybridperf.training.plans.costs import PricedSpace, bytes_of, price_space
 from hybridperf.training.plans.economy import economy
-from hybridperf.training.plans.infeasible import nothing_fits, nothing_legal
 from hybridperf.training.plans.layout_text import counted
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.ranked import OBJECTIVES, RankedLayouts, plan_front, ranking
-from hybridperf.training.plans.setup import training_setup
-from hybridperf.training.plans.space import LayoutSpace, laid_out, partial_layouts
+from hybridperf.training.plans.setup import TrainingSetup, training_setup
+from hybridperf.training.plans.space import laid_out
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.features import experts_note, unmeasured_of
 from hybridperf.training.steps.record import without_collector
@@ -53,6 +53,8 @@ UNPLANNED = (
 )
 LIMIT = 100_000  # layouts that a plan keeps
 _USUAL_TOKENS = 2**22  # of a batch, where none is given
+_DOUBLINGS = 8  # of devices, that are tried where nothing fits
+_NEAREST_BATCHES = 64
 
 
 class Plan(RankedLayouts):
@@ -157,23 +159,12 @@ def plan(
             samples_of = _usual_batch(shape, count, notes) if batches is None else batches
             notes += mine.notes
             for samples in samples_of:
-                one = BoundedLayouts(
-                    mine,
-                    partial_layouts(
-                        shape,
-                        count,
-                        mine.gpus_per_node,
-                        samples,
-                        narrow,
-                        mine.strict,
-                        mine.schedules,
-                    ),
-                    progress,
-                )
-                if not len(one.partial):
+                one = BoundedLayouts(mine, mine.partial(count, samples, narrow), progress)
+                bases = int(one.partial.completions.sum())
+                if not bases:
                     refused.append(functools.partial(nothing_legal, mine, count, samples, narrow))
                     continue
-                bases, orders = int(one.partial.completions.sum()), orders + one.partial.orders
+                orders += one.partial.orders
                 if most is None or bases <= most:
                     priced, of_case = _all(one)
                 else:
@@ -182,7 +173,7 @@ def plan(
                     of_case, slower = bases, slower + ruled_out
                 legal += of_case
                 if priced is None:
-                    refused.append(functools.partial(_nothing_fits, one, narrow))
+                    refused.append(functools.partial(nothing_fits, one, narrow))
                     continue
                 cases.append(priced)
                 bounded.append(one)
@@ -209,21 +200,11 @@ def plan(
 def _all(one: BoundedLayouts) -> tuple[PricedSpace | None, int]:
     """(all layouts priced that fit, None where none does; how many are legal)."""
     partial, setup, progress = one.partial, one.setup, one.progress
-    whole = laid_out(partial, partial.bases(np.arange(len(partial))), progress)
-    needed = memory_of(setup, whole, progress=progress)
+    whole = laid_out(partial, partial.all_bases, progress)
+    needed = bytes_of(setup, whole.base, progress=progress)
     if not (needed <= setup.capacity_bytes).any():
         return None, len(whole)
     return price_space(setup, whole, needed, progress=progress), len(whole)
-
-
-def _nothing_fits(one: BoundedLayouts, narrow: Mapping[str, Any] | None) -> str:
-    partial, setup = one.partial, one.setup
-    base, none = partial.bases(np.arange(len(partial))), np.zeros(0, int)
-    tried = LayoutSpace(
-        partial.shape, partial.gpus, partial.gpus_per_node, partial.global_batch, base, (), none,
-        none,
-    )  # fmt: skip
-    return nothing_fits(setup, tried, bytes_of(setup, base), narrow)
 
 
 def _usual_batch(shape: TransformerShape, gpus: int, notes: list[str]) -> list[int]:
@@ -234,3 +215,54 @@ def _usual_batch(shape: TransformerShape, gpus: int, notes: list[str]) -> list[i
         f" {_USUAL_TOKENS / 1e6:.1f} million tokens, give --batch"
     )
     return [samples]
+
+
+def nothing_legal(
+    setup: TrainingSetup, gpus: int, batch: int, only: Mapping[str, Sequence[Any]] | None
+) -> str:
+    """No layout is legal: because of what was pinned, or of the batch."""
+    where = f"{setup.shape.name} on {counted(gpus, 'GPU')} with a global batch of {batch}"
+
+    def legal(samples: int, narrowed: Mapping[str, Sequence[Any]] | None) -> bool:
+        return setup.partial(gpus, samples, narrowed).completions.sum() > 0
+
+    if only and legal(batch, None):
+        pinned = ", ".join(f"{name} {'/'.join(map(str, values))}" for name, values in only.items())
+        return f"no layout of {where} is legal with {pinned}; without --only there are some"
+    steps = range(1, max(_NEAREST_BATCHES, batch))
+    others = (other for step in steps for other in (batch - step, batch + step) if other >= 1)
+    near = itertools.islice(others, 4 * _NEAREST_BATCHES)  # nearest first
+    nearest = next((samples for samples in near if legal(samples, only)), None)
+    if nearest is not None:
+        batch_words = f"a global batch of {nearest} is the nearest that has one"
+        return f"no layout of {where} is legal; {batch_words}"
+    return (
+        f"no layout of {where} is legal: fewer GPUs than heads x layers x samples of a batch are"
+        " needed; take a larger batch"
+    )
+
+
+def nothing_fits(one: BoundedLayouts, only: Mapping[str, Sequence[Any]] | None) -> str:
+    """No layout has room: what the smallest needs, and how many devices would do."""
+    tried, setup, per_node = one.partial, one.setup, one.setup.gpus_per_node
+    base = tried.all_bases
+    needed = bytes_of(setup, base)
+    smallest = int(np.argmin(needed))
+    x = {name: int(column[smallest]) for name, column in base._asdict().items()}
+    ranks = ", ".join(f"{name} {x[name]}" for name in ("tp", "pp", "cp", "dp"))
+    why = (
+        f"no layout of {setup.shape.name} fits on {counted(tried.gpus, 'GPU')} with"
+        f" {setup.capacity_bytes / 1e9:.0f} GB to use each: the smallest needs"
+        f" {needed[smallest] / 1e9:.0f} GB ({ranks}, ZeRO-{x['zero']}, micro-batch"
+        f" {x['micro_batch']})"
+    )
+    for doubling in range(1, _DOUBLINGS + 1):
+        gpus = tried.gpus * 2**doubling
+        whole = gpus if gpus <= per_node else -(-gpus // per_node) * per_node
+        batch = max(tried.global_batch, whole)
+        batch = -(-batch // whole) * whole if tried.global_batch % whole else tried.global_batch
+        more = setup.for_gpus(whole).partial(whole, batch, only)
+        if (bytes_of(setup, more.all_bases) <= setup.capacity_bytes).any():
+            with_batch = "" if batch == tried.global_batch else f" with a global batch of {batch}"
+            return f"{why}; {whole} GPUs{with_batch} would do"
+    return f"{why}; not even {whole} GPUs would do, take devices with more memory"

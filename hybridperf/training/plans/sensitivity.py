@@ -133,11 +133,6 @@ def _more_memory(plan: RankedLayouts, first: Choice, now_s: float) -> LeverEffec
     return LeverEffect("memory", elasticity, REACH, layout, best_s, best is None)
 
 
-def _shares(case: PricedSpace) -> np.ndarray:
-    """Memory of each layout [N] over what may be used."""
-    return (case.memory_bytes / case.setup.capacity_bytes)[case.space.base_of]
-
-
 class _TooLarge(NamedTuple):
     step_s: float
     layout: Layout
@@ -184,7 +179,8 @@ def memory_headroom(plan: RankedLayouts) -> MemoryHeadroom:
     """How near the winner is to the memory there is."""
     first = plan.choice(0)
     case = plan.cases[first.case]
-    shares = _shares(case)
+    # memory of each layout [N] over what may be used
+    shares = (case.memory_bytes / case.setup.capacity_bytes)[case.space.base_of]
     share = float(shares[case.rows[first.at]])
     surely = next(share for share in np.arange(1.0, 0.5, -0.005) if chance_fits(share) >= SURE)
     at = plan.ranked_in(first.case)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.model.adapted_steps import Adaptation, Adapted, Group
 from hybridperf.ops.quantise import scheme_dtype
-from hybridperf.training.plans.space import PLANNED_SCHEDULES
+from hybridperf.training.plans.space import PLANNED_SCHEDULES, PartialLayouts, partial_layouts
 from hybridperf.training.steps.adaptation import UNNAMED
 from hybridperf.training.steps.batch import PriceCache, shared_price_cache
 from hybridperf.training.steps.cells import Prices
@@ -91,6 +93,14 @@ class TrainingSetup:
             prices = Prices(prices.model.with_collectives(links))
         note = f"{each} GPUs of a rack count as a node: one switch joins them"
         return dataclasses.replace(self, machine=taken, prices=prices, notes=(*self.notes, note))
+
+    def partial(
+        self, gpus: int, batch: int, only: Mapping[str, Sequence[Any]] | None
+    ) -> PartialLayouts:
+        """Its partial layouts on so many devices, as `partial_layouts`."""
+        return partial_layouts(
+            self.shape, gpus, self.gpus_per_node, batch, only, self.strict, self.schedules
+        )
 
     def config(self, layout: Layout) -> TransformerConfig:
         """The step with a layout."""

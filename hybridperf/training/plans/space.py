@@ -199,6 +199,11 @@ class PartialLayouts:
         one["zero"], one["shard_ranks"] = states.T
         return Layouts(**one)
 
+    @property
+    def all_bases(self) -> Layouts:
+        """The base layouts that complete any of them."""
+        return self.bases(np.arange(len(self)))
+
     def _sharded_as(self, rows: np.ndarray, schedule: np.ndarray) -> np.ndarray:
         """What decides how partial layouts with such schedules can be sharded, as one number."""
         most = np.where(np.isin(schedule, SPLITS_BACKWARD), 2, 3)
@@ -224,7 +229,11 @@ def partial_layouts(
     only: Mapping[str, Sequence[Any]] | None = None, strict: bool = True,
     schedules: Sequence[str] = PLANNED_SCHEDULES,
 ) -> PartialLayouts:  # fmt: skip
-    """All partial layouts, perhaps none; arguments and errors as those of `space`."""
+    """All partial layouts, perhaps none; `InputError` for numbers that fit no cluster.
+
+    `only` narrows fields of a layout to some values; `strict`: heads must divide by tp; `schedules`
+    of the framework, to which `only` adds those it names.
+    """
     check_cluster(gpus, gpus_per_node)
     if global_batch < 1:
         raise InputError(f"expected a global batch of 1 sample or more, got {global_batch}")
@@ -273,15 +282,10 @@ def partial_layouts(
 def space(
     shape: TransformerShape, gpus: int, gpus_per_node: int, global_batch: int,
     only: Mapping[str, Sequence[Any]] | None = None, strict: bool = True,
-    progress: Progress | None = None, schedules: Sequence[str] = PLANNED_SCHEDULES,
 ) -> LayoutSpace:  # fmt: skip
-    """All legal layouts, perhaps none; `InputError` for numbers that fit no cluster.
-
-    `only` narrows fields of a layout to some values; `strict`: heads must divide by tp; `progress`
-    is told how far this is; `schedules` of the framework, to which `only` adds those it names.
-    """
-    found = partial_layouts(shape, gpus, gpus_per_node, global_batch, only, strict, schedules)
-    return laid_out(found, found.bases(np.arange(len(found))), progress)
+    """All legal layouts, perhaps none; arguments and errors as those of `partial_layouts`."""
+    found = partial_layouts(shape, gpus, gpus_per_node, global_batch, only, strict)
+    return laid_out(found, found.all_bases)
 
 
 def laid_out(

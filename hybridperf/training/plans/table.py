@@ -17,8 +17,7 @@ from hybridperf.io import InputError, is_stream, replacing
 from hybridperf.training.plans.arguments import whole_numbers
 from hybridperf.training.plans.costs import PricedSpace
 from hybridperf.training.plans.economy import DAY_S
-from hybridperf.training.plans.intervals import with_intervals
-from hybridperf.training.plans.ranked import RankedLayouts, tokens_of
+from hybridperf.training.plans.ranked import RankedLayouts, tokens_of, with_intervals
 from hybridperf.training.plans.space import LayoutSpace
 from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES
 
@@ -111,7 +110,9 @@ def _table(
         out[name] = _coded(np.asarray(getattr(base, name))[base_of], words)
     out["order"] = _orders(space, rows)
     if at is None:
-        nothing = dict.fromkeys(_taken(plan), pa.nulls(len(rows), pa.float64()))
+        run = () if plan.tokens is None else ("days", "total_usd", "total_energy_j")
+        taken = ("memory_bytes", "tokens_per_s", "mfu", "energy_j", "usd", *run)
+        nothing = dict.fromkeys(("time_s", *_SECONDS, *taken), pa.nulls(len(rows), pa.float64()))
         return pa.table(out | nothing | {"memory_bytes": memory})
     parts = StepParts(*(part[at] for part in case.parts))
     step_s, tokens, gpus = parts.step_s, tokens_of(case), space.gpus
@@ -125,12 +126,6 @@ def _table(
         out |= {"days": steps * step_s / DAY_S, "total_usd": steps * usd}
         out |= {"total_energy_j": steps * energy}
     return pa.table(out)
-
-
-def _taken(plan: RankedLayouts) -> tuple[str, ...]:
-    """Names of what a layout takes, in their order."""
-    run = () if plan.tokens is None else ("days", "total_usd", "total_energy_j")
-    return ("time_s", *_SECONDS, "memory_bytes", "tokens_per_s", "mfu", "energy_j", "usd", *run)
 
 
 def _orders(space: LayoutSpace, rows: np.ndarray) -> pa.Array:

@@ -29,7 +29,7 @@ from hybridperf.engine.step_features import BlockPrices
 from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import Call, CollectiveCall
-from hybridperf.model.step_table import alone_seconds, step_table
+from hybridperf.model.step_table import step_table, sustained_seconds
 from hybridperf.model.unmeasured import Unmeasured
 from hybridperf.workloads.transformer import embedding_head, layers
 from hybridperf.workloads.transformer.columns import RECOMPUTE
@@ -55,8 +55,8 @@ from hybridperf.workloads.transformer.weights import (
     embedding_weights,
     head_weights,
     layer_weights,
+    shard_parameters,
 )
-from hybridperf.workloads.transformer.zero import shard_parameters
 
 _FIELDS = {field.name: at for at, field in enumerate(dataclasses.fields(BlockPrices))}
 _REPEATED: tuple[Recompute, ...] = ("selective", "full")
@@ -127,7 +127,7 @@ class Prices:
         new = np.unique(numbers[np.isnan(self._seconds[numbers])])
         if len(new):
             table = step_table(self.model, [self.calls[at] for at in new.tolist()])
-            self._seconds[new] = alone_seconds(self.model, table)
+            self._seconds[new] = sustained_seconds(self.model, table)
         return self._seconds[numbers]
 
     def learn(self, calls: Iterable[Call]) -> None:
@@ -320,8 +320,8 @@ def _of_experts(config: TransformerConfig, kind: int, messages: bool) -> Passes:
 
 
 _PASSES: Mapping[str, Callable[[TransformerConfig, int], Passes]] = {
-    "embedding": lambda config, _: divided(embedding_head.embedding(config).passes(), config),
-    "head": lambda config, _: divided(embedding_head.head(config).passes(), config),
+    "embedding": lambda config, _: divided(embedding_head.embedding(config), config),
+    "head": lambda config, _: divided(embedding_head.head(config), config),
     "attention": lambda config, kind: layer_part_passes(config, kind, layers.attention),
     "mlp": lambda config, kind: layer_part_passes(config, kind, layers.all_but_experts),
     "experts": lambda config, kind: _of_experts(config, kind, messages=False),

@@ -6,8 +6,8 @@ so that one stage has none. Of 858 runs that failed in the sweep this was first 
 alone tells 89 %, both together 95 %. Such rules are a framework's own habits (`starves` in
 `transformer/frameworks.toml`): nanotron ends there, others run such layouts slowly.
 
-Knobs are fitted to logs of peaks: robust, and held near counts by the beliefs of `memory/knobs.py`.
-A framework's fitted ones lie in `memory_knobs.toml` with what they were fitted on. Axes: N configs,
+Knobs are fitted to logs of peaks: robust, and held near counts by beliefs (`MEMORY_PRIORS`). A
+framework's fitted ones lie in `memory_knobs.toml` with what they were fitted on. Axes: N configs,
 K knobs.
 """
 

@@ -5,13 +5,20 @@ Nothing here was measured on a GPU: which loops XLA fuses is taken from its sour
 (`gpu_fusion.py`), step effects are believed ones. XLA launches a program's kernels in CUDA graphs
 by default (`xla_gpu_enable_command_buffer`: fusions, cuBLAS, cuDNN and custom calls, not
 collectives), so that a launch costs what it costs a framework with graphs.
+
+Its memory is what is alive at once. Arguments lie there from the beginning; a donated one is handed
+to the result that takes its place. What a kernel writes is alive from there to the last kernel that
+reads it, in a loop to the loop's end if it was made outside; what goes round a loop is one buffer.
+XLA looks for an order of kernels that needs little; here it is the program's own, so that XLA may
+need less.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.engine.outputs import COMM, COMPUTE
@@ -19,15 +26,13 @@ from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model.calls import Call, CallChain, GivenSeconds, InStep, StepPlace
-from hybridperf.workloads.in_program import MESSAGE_LAUNCH, place_of, refuse_unpriced, role_of
 from hybridperf.workloads.jax.dataflow import Dataflow, dataflow
 from hybridperf.workloads.jax.gpu_fusion import MESSAGES, Fuser
-from hybridperf.workloads.jax.gpu_memory import peak_bytes
 from hybridperf.workloads.jax.gpu_ops import kind_of
 from hybridperf.workloads.jax.gpu_recompute import Settled
 from hybridperf.workloads.jax.hlo import parse
 from hybridperf.workloads.jax.hlo_collectives import collective_calls
-from hybridperf.workloads.own import labelled
+from hybridperf.workloads.own import MESSAGE_LAUNCH, labelled, place_of, refuse_unpriced, role_of
 from hybridperf.workloads.transformer.in_step import call_in_step
 
 FRAMEWORK = "xla"  # whose step effects count
@@ -143,3 +148,83 @@ def _graph(kernels: Sequence[Settled], devices: int, gpus_per_node: int) -> tupl
         if not one.calls and after:  # what only hands on hands on what it waits for
             written |= dict.fromkeys(one.written, after[-1])
     return graph.build(), rows
+
+
+class _Use(NamedTuple):
+    """What one kernel does to memory."""
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+
+
+def peak_bytes(kernels: Sequence[Settled], flow: Dataflow, fuser: Fuser) -> float:
+    """The most bytes alive at once."""
+    sizes: dict[int, float] = {}
+    for node, at in fuser.number.items():
+        owner = fuser.owner(at)
+        sizes[owner] = max(sizes.get(owner, 0.0), node.instruction.bytes)
+    split = {one.taken[0].node for one in flow.nodes if one.opcode == "shard"}
+    arguments = {fuser.number[one] for one in flow.parameters if one not in split}
+    arguments |= {at for node, at in fuser.number.items() if node.opcode == "shard"}
+    arguments = {fuser.owner(one) for one in arguments}
+    given = fuser.storages(flow.outputs)
+    results = {fuser.owner(one) for one in given}
+    held = sum(sizes[one] for one in arguments)
+    # results that take the places of donated arguments, which lie there anyway
+    free = Counter(sizes[fuser.number[node]] for node in fuser.donated if node not in split)
+    placed = set[int]()
+    for one in sorted(results - arguments):
+        if free[sizes[one]]:
+            free[sizes[one]] -= 1
+            placed.add(one)
+    uses = [
+        _Use(
+            frozenset(fuser.owner(x) for x in one.read) - arguments - placed,
+            frozenset(fuser.owner(x) for x in one.written) - arguments - placed,
+        )
+        for one in kernels
+    ]  # fmt: skip
+    return held + _peak(_as_in_program(uses, kernels, flow), sizes, results - arguments - placed)
+
+
+def _as_in_program(
+    uses: Sequence[_Use], kernels: Sequence[Settled], flow: Dataflow
+) -> list[tuple[_Use, frozenset[int]]]:
+    """Each kernel's use, and what nobody reads after it."""
+    ends: dict[int, int] = {}  # of each loop, its last kernel
+    for at, one in enumerate(kernels):
+        loop = one.node.loop
+        while loop:
+            ends[loop] = at
+            loop = flow.loop_around.get(loop, 0)
+    made_in: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at, (one, use) in enumerate(zip(kernels, uses, strict=True)):
+        for storage in use.writes:
+            made_in.setdefault(storage, one.node.loop)
+            last[storage] = max(last.get(storage, 0), at)
+        for storage in use.reads:
+            loop, end = one.node.loop, at
+            while loop and loop != made_in.get(storage, 0):
+                end = ends[loop]
+                loop = flow.loop_around.get(loop, 0)
+            last[storage] = max(last.get(storage, 0), end)
+    dead: dict[int, set[int]] = {}
+    for storage, at in last.items():
+        dead.setdefault(at, set()).add(storage)
+    return [(use, frozenset(dead.get(at, ()))) for at, use in enumerate(uses)]
+
+
+def _peak(
+    order: Sequence[tuple[_Use, frozenset[int]]], sizes: dict[int, float], kept: set[int]
+) -> float:
+    alive, most, now = set[int](), 0.0, 0.0
+    for use, dead in order:
+        for one in use.writes - alive:
+            alive.add(one)
+            now += sizes.get(one, 0.0)
+        most = max(most, now)
+        for one in dead & alive - kept:
+            alive.discard(one)
+            now -= sizes.get(one, 0.0)
+    return most

@@ -1,7 +1,11 @@
 """Bytes on each rank of a training step by what they hold; does it fit, and by how much."""
 
-from hybridperf.workloads.memory.activations import LayerActivations, layer_activations
-from hybridperf.workloads.memory.knobs import MEMORY_PRIORS, MemoryKnobs
+from hybridperf.workloads.memory.activations import (
+    MEMORY_PRIORS,
+    LayerActivations,
+    MemoryKnobs,
+    layer_activations,
+)
 from hybridperf.workloads.memory.use import (
     MemoryUse,
     ModelStates,

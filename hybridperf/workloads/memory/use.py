@@ -41,8 +41,7 @@ from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.ops.quantise import known_scheme
-from hybridperf.workloads.memory.activations import layer_activations
-from hybridperf.workloads.memory.knobs import MemoryKnobs
+from hybridperf.workloads.memory.activations import MemoryKnobs, layer_activations
 from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import counts
 from hybridperf.workloads.transformer.columns import (

@@ -16,9 +16,15 @@ the units before it leave idle.
 from __future__ import annotations
 
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.one_way import both_ways
-from hybridperf.workloads.schedules.order import Schedule, Task
+from hybridperf.workloads.schedules.order import (
+    BOTH_WAYS,
+    Need,
+    Schedule,
+    ScheduleKind,
+    StageSeconds,
+    Task,
+)
 
 DOWN, UP = 0, 1
 Queue = tuple[Task, ...]
@@ -92,16 +98,10 @@ def _in_flight(w: Array, p: Array, m: Array, v: Array) -> Array:
     return xp.where(m > p, p, one_unit)
 
 
-def _refusal(p: int, m: int) -> str:
-    for what, size in (("workers", p), ("micro-batches", m)):
-        if size % 2:
-            even = f"expected an even number of {what} in schedule 'chimera', half for each way"
-            return f"{even}, got {size}"
-    return f"expected up to {p} micro-batches in schedule 'chimera', or a multiple of {p}, got {m}"
-
-
 CHIMERA = ScheduleKind(
     "chimera", chimera, _chimera_s, _in_flight, pipes=2,
-    unsuitable=lambda p, m: (p % 2 != 0) | (m % 2 != 0) | ((m % p != 0) & (m > p)),
-    refusal=_refusal,
+    needs=(*BOTH_WAYS, Need(
+        lambda p, m: (m <= p) | (m % p == 0),
+        "up to pp micro-batches or a multiple of pp, got accumulation {m}, pp {p}",
+    )),
 )  # fmt: skip

@@ -28,8 +28,17 @@ from collections import deque
 from typing import Any
 
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
-from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, WEIGHT, Schedule, Task
+from hybridperf.workloads.schedules.order import (
+    BACKWARD,
+    BOTH_WAYS,
+    FORWARD,
+    WEIGHT,
+    Need,
+    Schedule,
+    ScheduleKind,
+    StageSeconds,
+    Task,
+)
 
 Pass = tuple[str, int]  # a kind of task and which of a worker's two chunks it is of
 
@@ -136,16 +145,7 @@ def _dual_s(h: Array, n: Array, s: StageSeconds) -> Array:
     return fills_s + (2 * n - h - 2) * pair_s + waits_s
 
 
-def _refusal(p: int, m: int) -> str:
-    for what, size in (("workers", p), ("micro-batches", m)):
-        if size % 2:
-            return (
-                f"expected an even number of {what} in schedule 'dualpipe', half for each way, got"
-                f" {size}"
-            )
-    return f"expected {2 * p} micro-batches or more in schedule 'dualpipe' of {p} workers, got {m}"
-
-
+_FILLED = Need(lambda p, m: m >= 2 * p, "2 pp micro-batches or more, got accumulation {m}, pp {p}")
 DUALPIPE = ScheduleKind(
     "dualpipe",
     dualpipe,
@@ -154,8 +154,7 @@ DUALPIPE = ScheduleKind(
     pipes=2,
     in_pairs=True,
     splits_backward=True,
-    unsuitable=lambda p, m: (p % 2 != 0) | (m % 2 != 0) | (m < 2 * p),
-    refusal=_refusal,
+    needs=(*BOTH_WAYS, _FILLED),
 )
 DUALPIPE_V = ScheduleKind(
     "dualpipe_v",
@@ -165,8 +164,5 @@ DUALPIPE_V = ScheduleKind(
     folded=True,
     in_pairs=True,
     splits_backward=True,
-    unsuitable=lambda p, m: m < 2 * p,
-    refusal=lambda p, m: (
-        f"expected {2 * p} micro-batches or more in schedule 'dualpipe_v' of {p} workers, got {m}"
-    ),
+    needs=(_FILLED,),
 )

@@ -16,9 +16,8 @@ from hybridperf.io import InputError, closest, unknown
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.workloads.schedules.chimera import CHIMERA
 from hybridperf.workloads.schedules.dualpipe import DUALPIPE, DUALPIPE_V
-from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.one_way import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
-from hybridperf.workloads.schedules.order import Schedule
+from hybridperf.workloads.schedules.order import Schedule, ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.zb_v import ZB_V
 
 # a schedule's place is its code in columns of layouts (`transformer/columns.py`): append new ones
@@ -50,8 +49,7 @@ def schedule(name: str, workers: int, micro_batches: int, chunks: int | None = N
             f"expected {expected} per worker in schedule {name!r}, got {chunks}; 'interleaved' is"
             " the one with any number"
         )
-    if kind.unsuitable is not None and kind.unsuitable(workers, micro_batches):
-        raise InputError(kind.refusal(workers, micro_batches))
+    _check_needs(kind, workers, micro_batches)
     return kind.order(workers, micro_batches, chunks)
 
 
@@ -77,7 +75,7 @@ def closed_form_s(
         InputError: no such schedule or none of these sizes, or transfers that it has no form for.
     """
     kind = known_kind(name)
-    _check_columns(kind, workers, micro_batches)
+    _check_needs(kind, workers, micro_batches)
     if not kind.prices_sends and (array_module(send_s) is not np or np.any(send_s)):
         raise InputError(
             f"schedule {name!r} has no closed form with transfers; use its graph, or add send_s to"
@@ -100,15 +98,15 @@ def known_kind(name: str) -> ScheduleKind:
     return KINDS[name]
 
 
-def _check_columns(kind: ScheduleKind, workers: Array, micro_batches: Array) -> None:
+def _check_needs(kind: ScheduleKind, workers: Array, micro_batches: Array) -> None:
     """`InputError` for sizes that a schedule cannot have; what JAX traces is not looked at."""
-    if kind.unsuitable is None or array_module(workers, micro_batches) is not np:
+    if array_module(workers, micro_batches) is not np:
         return
-    p, m = np.broadcast_arrays(workers, micro_batches)
-    wrong = np.asarray(kind.unsuitable(p, m))
-    if wrong.any():
-        at = np.unravel_index(int(wrong.argmax()), wrong.shape)
-        raise InputError(kind.refusal(int(p[at]), int(m[at])))
+    p, m = map(np.ravel, np.broadcast_arrays(workers, micro_batches))
+    for need in kind.needs:
+        for at in np.flatnonzero(~need.holds(p, m))[:1]:
+            words = need.words.format(p=p[at], m=m[at])
+            raise InputError(f"schedule {kind.name!r} needs {words}")
 
 
 def _whole(size: Any) -> int:

@@ -11,7 +11,7 @@
                  m (F + B) + (p - 1) (F + B - 2 W) where W is below F and B - W; no more in flight
                  than 1F1B's first worker has
 
-Symbols as in `kind.py`.
+Symbols as in `order.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
-from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, WEIGHT, Schedule, Task
+from hybridperf.workloads.schedules.order import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    Need,
+    Schedule,
+    ScheduleKind,
+    StageSeconds,
+    Task,
+)
 
 
 def gpipe(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -153,9 +161,11 @@ INTERLEAVED = ScheduleKind(
     _interleaved_s,
     _interleaved_in_flight,
     has_chunks=True,
-    unsuitable=lambda p, m: m % p != 0,
-    refusal=lambda p, m: (
-        f"expected micro-batches as a multiple of {p} workers in schedule 'interleaved', got {m}"
+    needs=(
+        Need(
+            lambda p, m: m % p == 0,
+            "accumulation divisible by pp, got accumulation {m}, pp {p}",
+        ),
     ),
 )
 # activations are kept until the weights' gradients are made

@@ -23,8 +23,16 @@ from __future__ import annotations
 import functools
 
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
-from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, WEIGHT, Schedule, Task
+from hybridperf.workloads.schedules.order import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    Need,
+    Schedule,
+    ScheduleKind,
+    StageSeconds,
+    Task,
+)
 
 CHUNKS = 2
 
@@ -77,8 +85,10 @@ ZB_V = ScheduleKind(
     lambda w, p, m, v: p + 0 * (w + m),
     folded=True,
     splits_backward=True,
-    unsuitable=lambda p, m: m < 2 * p - 1,
-    refusal=lambda p, m: (
-        f"expected {2 * p - 1} micro-batches or more in schedule 'zb_v' of {p} workers, got {m}"
+    needs=(
+        Need(
+            lambda p, m: m >= 2 * p - 1,
+            "2 pp - 1 micro-batches or more, got accumulation {m}, pp {p}",
+        ),
     ),
 )

@@ -15,13 +15,8 @@ from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.ops.moe import BALANCED
 from hybridperf.ops.quantise import SCHEMES, known_scheme
-from hybridperf.workloads.transformer.fields import check_whole
+from hybridperf.workloads.transformer.fields import check_fields
 from hybridperf.workloads.transformer.shape import TransformerShape
-
-_WHOLE = (
-    "tp", "pp", "attention_dp", "expert_ep", "max_sequences", "drafted",
-    "lora_rank",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +36,8 @@ class Deployment:
     kv_dtype: str = "bf16"
     framework: str = ""  # vllm, sglang, trtllm: whose kernels run; empty: any
     max_sequences: int = 1024  # that run at once, on each attention rank
-    launches: Literal["graph", "eager"] = (
-        "graph"  # decoding steps as CUDA graphs, or kernel by kernel
-    )
+    # decoding steps as CUDA graphs, or kernel by kernel
+    launches: Literal["graph", "eager"] = "graph"
     # tokens that a draft proposes in a step (by the model's own further head, as in multi-token
     # prediction), and the chance that each is taken where those before it are
     drafted: int = 0
@@ -54,9 +48,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         """`InputError`, one sentence, for what no engine has."""
-        for name in _WHOLE:
-            least = 0 if name in ("drafted", "lora_rank") else 1
-            check_whole(f"{name} of a deployment", getattr(self, name), least)
+        check_fields(self, "a deployment")
         for name in ("quant", "expert_quant", "attention_quant"):
             known_scheme(getattr(self, name))
         canonical_dtype(self.kv_dtype)

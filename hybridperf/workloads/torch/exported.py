@@ -31,8 +31,7 @@ from hybridperf.workloads.torch.composites import is_view, parts
 from hybridperf.workloads.torch.products import CAUSAL_AT, PRODUCTS
 from hybridperf.workloads.torch.program import workload_of
 from hybridperf.workloads.torch.pt2 import Graph, Meta, Node, Size, Value, read_program
-from hybridperf.workloads.torch.record import BACKWARD, FORWARD, CapturedOp
-from hybridperf.workloads.torch.storages import block_bytes
+from hybridperf.workloads.torch.record import BACKWARD, FORWARD, CapturedOp, block_bytes
 
 # codes of torch/_export/serde/schema.py; a complex number is two real ones
 _DTYPES = {

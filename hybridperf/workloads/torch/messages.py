@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall, StepPlace
-from hybridperf.workloads import in_program
+from hybridperf.workloads import own
 from hybridperf.workloads.torch.calls import flat
 from hybridperf.workloads.torch.record import CapturedOp
 
@@ -83,4 +83,4 @@ def place_of(op: CapturedOp, call: CollectiveCall) -> StepPlace:
         return StepPlace(_SHARDED[op.call.kind])
     if op.call.kind == _REDUCED:
         return StepPlace("reduction")
-    return in_program.place_of(call)
+    return own.place_of(call)

@@ -1,10 +1,18 @@
 """A captured PyTorch program -> `Workload`: its kernels one after the other, each launched by the
-host; on a CPU its ops back to back (`serial.py`).
+host; on a CPU its ops one after the other, each with what is spent around it.
 
-Two ways to run it. Eager: a kernel or so for each op, and a launch for each kernel. Compiled: as
-Inductor fuses them (`fusion.py`). Each kernel has its place in a step, so that the step effects of
-PyTorch count for it as for any other step: sustained clocks of products, the share of the bandwidth
-that loops reach, what a host needs for a launch.
+Two ways to run it on a GPU. Eager: a kernel or so for each op, and a launch for each kernel.
+Compiled: as Inductor fuses them (`as_run.py`). Each kernel has its place in a step, so that the
+step effects of PyTorch count for it as for any other step: sustained clocks of products, the share
+of the bandwidth that loops reach, what a host needs for a launch.
+
+A CPU calls ops back to back: what a module, a record of gradients or a loop over parameters takes
+is not beside the op but before it (`ops.EagerOp`, of which a view is all there is). How long ago an
+op's data was last touched follows from which storages the ops of a step use. So do messages between
+processes of a machine: gloo copies and adds on the same core, and what another process does
+meanwhile is the same step. First of all comes memory that the operating system hands out again in
+each step. glibc's `malloc` keeps what is freed but for two kinds (its malloc.c): blocks larger than
+32 MiB, and the top of the heap where more than twice the largest other block is free there.
 """
 
 from __future__ import annotations
@@ -19,15 +27,23 @@ from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.io import InputError, unknown
 from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds, InStep, StepPlace
-from hybridperf.ops import Convolution, OpCall
+from hybridperf.ops import Allocation, Convolution, EagerOp, Gather, OpCall
 from hybridperf.ops.attention import Attention
 from hybridperf.ops.operand_order import image_kernel
-from hybridperf.workloads.in_program import MESSAGE_LAUNCH, refuse_unpriced, role_of
-from hybridperf.workloads.own import labelled
+from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES
+from hybridperf.workloads.jax.reuse import HloStep, Touch, rounded, with_reuse
+from hybridperf.workloads.own import MESSAGE_LAUNCH, labelled, refuse_unpriced, role_of
+from hybridperf.workloads.torch.as_run import (
+    PricedOp,
+    fused,
+    in_stored_order,
+    launch_of,
+    launch_of_update,
+)
+from hybridperf.workloads.torch.calls import Tensor
 from hybridperf.workloads.torch.capture import Captured, capture
-from hybridperf.workloads.torch.fusion import PricedOp, fused
-from hybridperf.workloads.torch.launches import Launches
 from hybridperf.workloads.torch.messages import (
+    COPIED,
     COPIED_IN,
     GATHERED,
     collective,
@@ -36,9 +52,14 @@ from hybridperf.workloads.torch.messages import (
 )
 from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
 from hybridperf.workloads.torch.ops import kernels
-from hybridperf.workloads.torch.record import DISPATCHED, OPTIMIZER, WRAPPED, CapturedOp
-from hybridperf.workloads.torch.serial import calls_in_order
-from hybridperf.workloads.torch.stored_order import in_stored_order
+from hybridperf.workloads.torch.record import (
+    BACKWARD,
+    DISPATCHED,
+    FORWARD,
+    OPTIMIZER,
+    WRAPPED,
+    CapturedOp,
+)
 from hybridperf.workloads.transformer.in_step import call_in_step
 
 EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
@@ -145,7 +166,6 @@ def _graph(
     """
     graph, rows = GraphBuilder(), Rows()
     written: dict[int, int] = {}  # by storage, the message that wrote it last
-    launches = Launches(compiled, updated)
 
     def row(call: Call, place: StepPlace) -> int:
         return rows.setdefault((call, place), len(rows) + 1)
@@ -168,7 +188,7 @@ def _graph(
         stream = COMM if op.call.kind in COPIED_IN else COMPUTE
         for at, kernel in enumerate(calls):
             place = StepPlace(role_in_step(op, kernel))
-            launch = GivenSeconds(0.0, "launch"), launches.of(op, kernel, at > 0)
+            launch = GivenSeconds(0.0, "launch"), launch_of(op, kernel, at > 0, compiled)
             called = row(as_run(op, kernel, compiled), place)
             node = graph.op(
                 called, label=label_of(op), stream=stream, after=after, launch_row=row(*launch)
@@ -176,7 +196,7 @@ def _graph(
             after = []
             last = node if stream == COMPUTE else last
     if any(op.phase == OPTIMIZER for op, _ in placed):
-        nothing, host = GivenSeconds(0.0, "launch"), launches.of_update
+        nothing, host = GivenSeconds(0.0, "launch"), launch_of_update(updated)
         done = row(nothing, StepPlace())
         graph.op(done, label="update", stream=COMPUTE, launch_row=row(nothing, host))
     return graph.build(), rows
@@ -188,7 +208,7 @@ def _serial_graph(
     """One node after the other."""
     graph, rows = GraphBuilder(), Rows()
     activation_bytes = captured.peak_bytes - captured.kept_bytes
-    for at, call in calls_in_order(placed, activation_bytes, gpus_per_node):
+    for at, call in _calls_in_order(placed, activation_bytes, gpus_per_node):
         row = rows.setdefault((call, StepPlace()), len(rows) + 1)
         label = label_of(placed[at][0])
         if isinstance(call, CollectiveCall):
@@ -252,3 +272,74 @@ def label_of(op: CapturedOp) -> str:
     """What people read: the op, and the file's name and line that asked for it."""
     kind = op.call.kind.removeprefix("aten::")
     return labelled(kind, op.where) if op.where else f"{kind} of {op.phase}"
+
+
+_PHASE = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "update"}
+_KEPT_BLOCKS, _LEAST_KEPT_BYTES = 2, 2**17  # free at the top of the heap
+
+
+def _calls_in_order(
+    placed: list[PricedOp], activation_bytes: float, gpus_per_node: int
+) -> list[tuple[int, Call]]:
+    """(place of the op, call) of a step, in order; `activation_bytes`: that it makes and frees
+    again: results lie there by turns.
+    """
+    fresh_bytes = _fresh_bytes(placed, activation_bytes)
+    steps = [HloStep("", Allocation("fp32", bytes=fresh_bytes))] if fresh_bytes else []
+    owners = [0] * len(steps)
+    for at, (op, own) in enumerate(placed):
+        if is_message(op):
+            if (sent := collective(op, gpus_per_node)) is not None:
+                read, written = (_touches(of, sent.bytes) for of in (op.call.read, op.call.written))
+                steps.append(HloStep("", sent, 1.0, read, written))
+                owners.append(at)
+            continue
+        found = [HloStep("", EagerOp("fp32", phase)) for phase in _overheads(op)]
+        for one in own:
+            moved = float(one.op.work().bytes)  # of a table only the rows that are looked up
+            reads, writes = _touches(op.call.read, moved), _touches(op.call.written, moved)
+            table = None
+            if isinstance(one.op, Gather):
+                table = str(op.call.read[0].storage), op.call.read[0].bytes
+            found.append(HloStep("", one.op, one.times, reads, writes, table))
+        steps += found
+        owners += [at] * len(found)
+    calls = list[tuple[int, Call]]()
+    for at, step in zip(owners, with_reuse(steps, activation_bytes), strict=True):
+        if isinstance(step.op, CollectiveCall):
+            calls.append((at, step.op))
+            continue
+        reuse_bytes = rounded(step.reuse_bytes) if step.reads else None
+        calls.append((at, OpCall(step.op, step.times, reuse_bytes)))
+    return calls
+
+
+def _overheads(op: CapturedOp) -> list[str]:
+    """What is spent around an op, by phase."""
+    if op.call.kind in (DISPATCHED, WRAPPED):
+        return ["dispatched", *["wrapped"] * (op.call.kind == WRAPPED)]
+    found = [_PHASE[op.phase]]
+    if op.call.kind in COPIED:
+        found += ["gathered", *["parameter"] * len(op.call.lists[0])]
+    return found
+
+
+def _fresh_bytes(placed: list[PricedOp], activation_bytes: float) -> float:
+    """That a step touches for the first time."""
+    found: dict[int, float] = {}
+    known: set[int] = set()
+    for op, _ in placed:
+        known |= {one.storage for one in op.call.read if one.storage not in found}
+        for one in op.call.written:
+            if one.storage not in known:
+                found[one.storage] = max(one.bytes, found.get(one.storage, 0.0))
+    own_bytes = sum(size for size in found.values() if size >= FRESH_BLOCK_BYTES)
+    largest = max((size for size in found.values() if size < FRESH_BLOCK_BYTES), default=0.0)
+    kept_bytes = max(_KEPT_BLOCKS * largest, _LEAST_KEPT_BYTES)
+    return own_bytes + max(activation_bytes - own_bytes - kept_bytes, 0.0)
+
+
+def _touches(tensors: list[Tensor], most_bytes: float) -> tuple[Touch, ...]:
+    """Each storage once."""
+    named = {str(one.storage): one.bytes for one in tensors}
+    return tuple(Touch(name, min(size, most_bytes), size) for name, size in named.items())

@@ -19,13 +19,13 @@ from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.schedules import NAMES as SCHEDULES
 from hybridperf.workloads.schedules.names import KINDS
+from hybridperf.workloads.schedules.order import Need, ScheduleKind
 from hybridperf.workloads.transformer.shape import TransformerShape
 
 RECOMPUTE = ("none", "selective", "full")
 NONE, SELECTIVE, FULL = range(len(RECOMPUTE))
 INTERLEAVED = SCHEDULES.index("interleaved")
-CHIMERA, DUALPIPE = SCHEDULES.index("chimera"), SCHEDULES.index("dualpipe")
-ZB_V, DUALPIPE_V = SCHEDULES.index("zb_v"), SCHEDULES.index("dualpipe_v")
+CHIMERA = SCHEDULES.index("chimera")
 # codes of schedules that are alike in something
 FORWARDS_FIRST, TWO_PIPES, FOLDED, SPLITS_BACKWARD, IN_PAIRS = (
     tuple(code for code, kind in enumerate(KINDS.values()) if alike(kind))
@@ -108,6 +108,18 @@ def _divides(part: Array, whole: Array) -> Array:
     return whole % part == 0
 
 
+def _size_rule(code: int, kind: ScheduleKind, need: Need) -> Rule:
+    words = need.words.format(p="{x.pp}", m="{x.accumulation}")
+    return Rule(
+        "never", lambda s, x: (x.schedule != code) | need.holds(x.pp, x.accumulation),
+        f"{kind.name} needs {words}",
+    )  # fmt: skip
+
+
+# what schedules ask of stages and micro-batches
+_SIZES = [
+    _size_rule(code, kind, need) for code, kind in enumerate(KINDS.values()) for need in kind.needs
+]
 # fmt: off
 RULES = (
     Rule("strict", lambda s, x: _divides(x.tp, s.heads),
@@ -131,25 +143,7 @@ RULES = (
          "schedules zb_v and dualpipe_v have vp 2, got vp {x.vp}"),
     Rule("never", lambda s, x: (x.vp == 1) | (x.pp > 1),
          "interleaving needs a pipeline of 2 stages or more, got pp {x.pp}, vp {x.vp}"),
-    Rule("never", lambda s, x: (x.schedule != INTERLEAVED) | _divides(x.pp, x.accumulation),
-         "interleaving needs accumulation divisible by pp, got accumulation {x.accumulation}, pp"
-         " {x.pp}"),
-    Rule("never", lambda s, x: (one_of(x.schedule, TWO_PIPES) == 0) | (x.pp % 2 == 0),
-         "{name} needs an even number of stages, got pp {x.pp}"),
-    Rule("never", lambda s, x: (one_of(x.schedule, TWO_PIPES) == 0) | (x.accumulation % 2 == 0),
-         "{name} needs an even number of micro-batches, half for each direction, got"
-         " accumulation {x.accumulation}"),
-    Rule("never", lambda s, x: (one_of(x.schedule, (DUALPIPE, DUALPIPE_V)) == 0)
-         | (x.accumulation >= 2 * x.pp),
-         "{name} needs 2 pp micro-batches or more, got accumulation"
-         " {x.accumulation}, pp {x.pp}"),
-    Rule("never", lambda s, x: (x.schedule != ZB_V) | (x.accumulation >= 2 * x.pp - 1),
-         "zb_v needs 2 pp - 1 micro-batches or more, got accumulation {x.accumulation}, pp"
-         " {x.pp}"),
-    Rule("never", lambda s, x: ((x.schedule != CHIMERA) | (x.accumulation <= x.pp)
-         | _divides(x.pp, x.accumulation)),
-         "chimera needs up to pp micro-batches or a multiple of pp, got accumulation"
-         " {x.accumulation}, pp {x.pp}"),
+    *_SIZES,
     Rule("never", lambda s, x: (one_of(x.schedule, SPLITS_BACKWARD) == 0) | (x.zero < 3),
          "schedule {name!r} with ZeRO-3 is not modelled: take zero 0, 1 or 2"),
     Rule("never", lambda s, x: (one_of(x.schedule, SPLITS_BACKWARD) == 0) | (x.recompute == NONE),

@@ -9,31 +9,16 @@ from typing import Any, Literal
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
-from hybridperf.ops.attention_kernels import KERNELS as ATTENTION_KERNELS
 from hybridperf.ops.moe import BALANCED, Moe
 from hybridperf.ops.quantise import known_scheme
 from hybridperf.workloads.transformer import fields
 from hybridperf.workloads.transformer import framework as frameworks
+from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.layout import Layout
-from hybridperf.workloads.transformer.parallel import RankGroup
-from hybridperf.workloads.transformer.shape import SPLITS, TransformerShape, layers_by_kind
+from hybridperf.workloads.transformer.shape import TransformerShape, layers_by_kind
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
-_FLAGS = (
-    "dropout", "fused_loss", "overlap_gradients", "overlap_shards", "overlap_weights",
-    "overlap_sends", "scatter_gather", "grouped_experts", "fp8_param_gather",
-)  # fmt: skip
-_WORDS = {
-    "attention": ("fused", "unfused"),
-    "attention_kernel": ATTENTION_KERNELS,
-    "optimizer": ("adam", "lamb", "sgd"),
-    "expert_messages": ("copies", "nodes"),
-    "context_messages": ("gather", "ring"),
-    "framework": frameworks.framework_names(),
-    "checkpoints": ("blocks", "ops"),
-    "stage_split": SPLITS,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,29 +69,19 @@ class TransformerConfig:
     stage_split: Literal["even", "cost"] = "even"  # "cost" weighs the LM head as layers
 
     def __post_init__(self) -> None:
-        hint = ""
         if isinstance(self.shape, str):
             hint = f"hp.load_shape({self.shape!r}) gives that of a published model"
-        fields.check_kind("shape", self.shape, TransformerShape, hint)
-        fields.check_kind("layout", self.layout, Layout)
+            fields.check_kind("shape", self.shape, TransformerShape, hint)
+        fields.check_fields(self)
         self.layout.check_numbers()
-        for name in _FLAGS:
-            fields.check_flag(name, getattr(self, name))
-        for name, allowed in _WORDS.items():
-            fields.check_word(name, getattr(self, name), allowed)
-        for name in ("dtype", "quant"):
-            fields.check_kind(name, getattr(self, name), str)
+        fields.check_word("framework", self.framework, frameworks.framework_names())
         if canonical_dtype(self.dtype) not in _DTYPES:
             raise InputError(
                 f"dtype is that of activations, one of {', '.join(_DTYPES)}, got {self.dtype};"
                 ' quant="fp8" multiplies in 8 bits'
             )
         known_scheme(self.quant)
-        fields.check_kind("routing", self.routing, str)
         Moe.read_text("distribution", self.routing, self.dtype)
-        for name in ("gpus_per_node", "vocab_multiple"):
-            fields.check_whole(name, getattr(self, name))
-        fields.check_whole("adapters", self.adapters, 0)
         if self.adapters and self.shape.latent is not None:
             raise InputError(f"adapters of latent attention are not modelled ({self.shape.name})")
         fields.check_number("bucket_bytes", self.bucket_bytes, infinite=True)
@@ -236,10 +211,9 @@ class TransformerConfig:
         gradient_bytes, micro_batches = self.reduced_bytes, self.layout.accumulation
         return Kernels(dtype, framework, self.dropout, gradient_bytes, micro_batches)
 
-    def group(self, dim: str) -> RankGroup:
+    def group(self, dim: str) -> Span:
         """Ranks and nodes of a dimension's collectives."""
-        span = self.layout.group(dim, self.gpus_per_node)
-        return RankGroup(span.ranks, span.nodes)
+        return self.layout.group(dim, self.gpus_per_node)
 
     @property
     def experts_apart(self) -> bool:

@@ -19,12 +19,12 @@ import dataclasses
 
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.counts import MODULATION, LayerKind
-from hybridperf.workloads.transformer.passes import Piece
+from hybridperf.workloads.transformer.passes import Passes
 
 Streams = tuple[tuple[str, float], ...]
 
 
-def attention(config: TransformerConfig, kind: LayerKind) -> Piece:
+def attention(config: TransformerConfig, kind: LayerKind) -> Passes:
     """A layer up to its MLP; of a parallel one all of it."""
     s, kernels, batch = config.shape, config.layer_kernels, config.layout.micro_batch
     parallel = kind.mixer == "parallel"
@@ -59,9 +59,9 @@ def attention(config: TransformerConfig, kind: LayerKind) -> Piece:
     return into
 
 
-def mlp(config: TransformerConfig, kind: LayerKind) -> Piece:
+def mlp(config: TransformerConfig, kind: LayerKind) -> Passes:
     """The MLP of each stream; a parallel layer has it in its attention."""
-    s, kernels, into = config.shape, config.layer_kernels, Piece()
+    s, kernels, into = config.shape, config.layer_kernels, Passes()
     if kind.mixer == "parallel":
         return into
     for name, tokens in _streams(config, kind):
@@ -74,7 +74,7 @@ def mlp(config: TransformerConfig, kind: LayerKind) -> Piece:
     return into
 
 
-def modulation(config: TransformerConfig, vectors: int) -> Piece:
+def modulation(config: TransformerConfig, vectors: int) -> Passes:
     """So many vectors made of each sample's: products of as many rows as there are samples, which
     all ranks of a group have.
     """
@@ -82,31 +82,31 @@ def modulation(config: TransformerConfig, vectors: int) -> Piece:
     return once_a_sample(config.kernels.linear("modulation", samples, h, vectors * h, bias=True))
 
 
-def once_a_sample(piece: Piece) -> Piece:
+def once_a_sample(piece: Passes) -> Passes:
     """Steps that no rank of a group has less of, whatever it has of a sample's tokens."""
     there, back = (
         tuple(dataclasses.replace(step, tokens="") for step in steps)
         for steps in (piece.forward, piece.backward)
     )
-    return Piece(there, back)
+    return Passes(there, back)
 
 
-def modulated_norm(config: TransformerConfig, name: str, tokens: float) -> Piece:
+def modulated_norm(config: TransformerConfig, name: str, tokens: float) -> Passes:
     """A norm, and what shifts and scales it: a loop, also on the way back."""
     s, kernels = config.shape, config.layer_kernels
     loop = kernels.loop(f"{name} shifted and scaled", tokens, s.hidden, like="mulu")
     back = dataclasses.replace(loop, name=f"{loop.name}, gradient")
-    return kernels.norm(name, s.norm, tokens, s.hidden) + Piece((loop,), (back,))
+    return kernels.norm(name, s.norm, tokens, s.hidden) + Passes((loop,), (back,))
 
 
-def _gated(config: TransformerConfig, name: str, tokens: float) -> Piece:
+def _gated(config: TransformerConfig, name: str, tokens: float) -> Passes:
     """A branch's result times its gate, added to what came past it; back, the gate's gradient is a
     sum over the sample's tokens.
     """
     h, kernels = config.shape.hidden, config.layer_kernels
     back = kernels.loop(f"{name} gate gradient", tokens, h, like="mul")
     sums = kernels.column_sums(f"{name} gate gradient summed", tokens, h)
-    return Piece((), (back, sums)) + kernels.residual(name, tokens, h, True)
+    return Passes((), (back, sums)) + kernels.residual(name, tokens, h, True)
 
 
 def _streams(config: TransformerConfig, kind: LayerKind) -> Streams:
@@ -119,7 +119,7 @@ def _streams(config: TransformerConfig, kind: LayerKind) -> Streams:
     return (("image ", tokens - text), ("text ", text))
 
 
-def embedding(config: TransformerConfig) -> Piece:
+def embedding(config: TransformerConfig) -> Passes:
     """Patches and text brought to the hidden width, and the sample's vectors added up."""
     s, kernels, told = config.shape, config.kernels, config.shape.diffusion
     assert told is not None
@@ -136,11 +136,11 @@ def embedding(config: TransformerConfig) -> Piece:
     return found
 
 
-def head(config: TransformerConfig) -> Piece:
+def head(config: TransformerConfig) -> Passes:
     """The last norm, its shift and scale, the numbers of each patch, and their squared error."""
     s, kernels = config.shape, config.kernels
     tokens = float(config.layout.micro_batch * s.image_tokens)
     found = modulation(config, 2) + modulated_norm(config, "final norm", tokens)
     found += kernels.linear("patches out", tokens, s.hidden, s.vocab, bias=True)
     error = kernels.loop("squared error", tokens, s.vocab, like="mul")
-    return found + Piece((error,), (dataclasses.replace(error, name="squared error gradient"),))
+    return found + Passes((error,), (dataclasses.replace(error, name="squared error gradient"),))

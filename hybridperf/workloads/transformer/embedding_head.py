@@ -15,7 +15,7 @@ from hybridperf.workloads.transformer import diffusion
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.kernels import Kernels
-from hybridperf.workloads.transformer.passes import PassStep, Piece, Steps
+from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
 
 _WIDE = "fp32"  # a loss' number format
 # Megatron's on a number per token: targets masked and shifted, logarithm, difference, mask, sums,
@@ -24,7 +24,7 @@ LOSS_KERNELS = 10
 LOSS_BACKWARD_KERNELS = 4  # and back: mean, mask, the target's share
 
 
-def embedding(config: TransformerConfig) -> Piece:
+def embedding(config: TransformerConfig) -> Passes:
     """Up to the first layer; of two stacks both of theirs."""
     s, kernels = config.shape, config.kernels
     if s.diffusion:
@@ -38,7 +38,7 @@ def embedding(config: TransformerConfig) -> Piece:
     return found + _embedded(config, config.decoder_tokens) if s.decoder_layers else found
 
 
-def _embedded(config: TransformerConfig, tokens: float) -> Piece:
+def _embedded(config: TransformerConfig, tokens: float) -> Passes:
     s, kernels = config.shape, config.kernels
     found = _looked_up(kernels, "words", tokens, s.hidden, config.padded_vocab, split=True)
     if s.positions == "learned":
@@ -51,20 +51,20 @@ def _embedded(config: TransformerConfig, tokens: float) -> Piece:
         moved = 2 + kernels.mask
         dropped = kernels.loop("embedding dropout", tokens, s.hidden, like="mulu", moved=moved)
         back = dataclasses.replace(dropped, name="embedding dropout gradient")
-        found += Piece((dropped,), (back,))
+        found += Passes((dropped,), (back,))
     return found
 
 
-def _added(config: TransformerConfig, name: str, tokens: float, rows: int) -> Piece:
+def _added(config: TransformerConfig, name: str, tokens: float, rows: int) -> Passes:
     """A table of one vector per position, looked up and added."""
     kernels, h = config.kernels, config.shape.hidden
-    added = Piece((kernels.loop(f"{name} added", tokens, h),))
+    added = Passes((kernels.loop(f"{name} added", tokens, h),))
     return _looked_up(kernels, name, tokens, h, rows) + added
 
 
 def _looked_up(
     kernels: Kernels, name: str, tokens: float, cols: float, rows: float, split: bool = False
-) -> Piece:
+) -> Passes:
     """Rows of a table; backward the table's gradient, of which most rows are zero."""
     numbers = (kernels.dtype, float(tokens), float(cols), float(rows))
     tensor, over = (("vocab",), "rows") if split else ((), "")
@@ -72,16 +72,16 @@ def _looked_up(
     zeros = kernels.loop(f"{name} gradient zeroed", rows, cols, like="fill", tensor=over, tokens="")
     back = dataclasses.replace(forward, call=OpCall(ScatterAdd(*numbers)), name=f"{name} gradient")
     gradient = tuple(dataclasses.replace(step, weight_gradient=True) for step in (zeros, back))
-    return Piece((forward,), (*gradient, *kernels.keep(name, rows, cols, over)))
+    return Passes((forward,), (*gradient, *kernels.keep(name, rows, cols, over)))
 
 
-def head(config: TransformerConfig) -> Piece:
+def head(config: TransformerConfig) -> Passes:
     """From the last layer to the loss."""
     s, kernels, tokens = config.shape, config.kernels, config.decoder_tokens
     batch = float(config.layout.micro_batch)
     if s.diffusion:
         return diffusion.head(config)
-    found = Piece() if s.family == "bert" else kernels.norm("final norm", s.norm, tokens, s.hidden)
+    found = Passes() if s.family == "bert" else kernels.norm("final norm", s.norm, tokens, s.hidden)
     if s.pooler:
         found += kernels.linear("pooler", batch, s.hidden, s.hidden, bias=True)
     if s.head == "none":
@@ -95,20 +95,20 @@ def head(config: TransformerConfig) -> Piece:
         found += kernels.linear("transform", tokens, s.hidden, s.hidden, bias=True)
         gelu = kernels.loop("transform gelu", tokens, s.hidden, like="gelu")
         back = kernels.loop("transform gelu gradient", tokens, s.hidden, like="gelu", moved=3)
-        found += Piece((gelu,), (back,))
+        found += Passes((gelu,), (back,))
         found += kernels.norm("transform norm", s.norm, tokens, s.hidden)
     vocab = config.padded_vocab
     found += kernels.linear("logits", tokens, s.hidden, vocab, split="outputs")
     return found + loss(config, tokens, vocab)
 
 
-def loss(config: TransformerConfig, tokens: float, vocab: float) -> Piece:
+def loss(config: TransformerConfig, tokens: float, vocab: float) -> Passes:
     """Cross-entropy of logits tokens x vocab."""
     kernels = config.kernels
     if config.fused_loss:  # logits read and their gradients written in place; backward scales them
         op = Softmax(kernels.dtype, float(tokens), float(vocab))
         once = PassStep(OpCall(op), "memory", "loss", tensor=("cols",), tokens="rows")
-        return Piece((once,), (_rows(kernels, "loss gradient", tokens, vocab, moved=2.0),))
+        return Passes((once,), (_rows(kernels, "loss gradient", tokens, vocab, moved=2.0),))
     by_kernels = does(config.framework, "loss_by_kernels")
     if config.kernels.framework.name != "megatron" and not by_kernels:
         return _plain_loss(kernels, tokens, vocab, tensor=True)
@@ -131,16 +131,16 @@ def loss(config: TransformerConfig, tokens: float, vocab: float) -> Piece:
     )
     small = _small(wide, "loss gradient of tokens", tokens, LOSS_BACKWARD_KERNELS)
     gradient = _rows(wide, "loss gradient", tokens, vocab, moved=2.0)
-    return Piece(forward, (small, gradient, *narrowed))
+    return Passes(forward, (small, gradient, *narrowed))
 
 
-def _plain_loss(kernels: Kernels, tokens: float, vocab: float, tensor: bool = False) -> Piece:
+def _plain_loss(kernels: Kernels, tokens: float, vocab: float, tensor: bool = False) -> Passes:
     """Cast to fp32, log-softmax, loss; and back."""
     wide, widened, narrowed = _casts(kernels, tokens, vocab, tensor)
     op, split = Softmax(_WIDE, float(tokens), float(vocab)), ("cols",) if tensor else ()
     log_softmax = PassStep(OpCall(op), "memory", "log-softmax", tensor=split, tokens="rows")
     back = _rows(wide, "log-softmax gradient", tokens, vocab, moved=3.0, tensor=tensor)
-    return Piece((*widened, log_softmax, _small(wide, "loss", tokens, 1)), (back, *narrowed))
+    return Passes((*widened, log_softmax, _small(wide, "loss", tokens, 1)), (back, *narrowed))
 
 
 def _casts(

@@ -6,15 +6,54 @@ here none of them passes.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from hybridperf.io import InputError, unknown
 
 LARGEST = 10**9  # of any size or degree: beyond it products leave 64 bits, and nobody's machine
+
+
+def check_fields(of: Any, name: str = "", zero: tuple[str, ...] = ()) -> None:
+    """`InputError` for a dataclass' field that is not what its annotation says: a whole number of 1
+    or more, of 0 where that is its default or `zero` lists it, a flag, one of some words, or of a
+    class; lists and other numbers are not looked at. `name`: of what the fields are.
+    """
+    for field, optional, check in _checks(cast(Hashable, type(of)), zero):
+        value = getattr(of, field)
+        if not (optional and value is None):
+            check(f"{field} of {name}" if name else field, value)
+
+
+@functools.cache
+def _checks(of: Any, zero: tuple[str, ...]) -> list[tuple[str, bool, Callable[[str, Any], None]]]:
+    """(field, whether it may be None, what checks it)."""
+    found: list[tuple[str, bool, Callable[[str, Any], None]]] = []
+    hints = get_type_hints(of)
+    for field in dataclasses.fields(of):
+        hint = hints[field.name]
+        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        optional, kind = NoneType in kinds, kinds[0]
+        check: Callable[[str, Any], None]
+        if get_origin(kind) is Literal:
+            check = functools.partial(check_word, allowed=get_args(kind))
+        elif kind is bool:
+            check = check_flag
+        elif kind is int:
+            least = int(field.default != 0 and field.name not in zero)
+            check = functools.partial(check_whole, minimum=least)
+        elif isinstance(kind, type) and kind is not float:
+            check = functools.partial(check_kind, kind=kind)
+        else:
+            continue
+        found.append((field.name, optional, check))
+    return found
 
 
 def check_whole(name: str, value: Any, minimum: int = 1) -> None:
@@ -28,6 +67,18 @@ def check_whole(name: str, value: Any, minimum: int = 1) -> None:
         raise InputError(f"{name} must be a whole number of {minimum} or more, got {value!r}{hint}")
     if value > LARGEST:
         raise InputError(f"{name} must be a billion or less, got {value}")
+
+
+def is_count(value: Any) -> bool:
+    """Whether something is a whole number of 1 or more, NumPy's too."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
+
+
+def is_number(value: Any) -> bool:
+    """Whether something is one number, NumPy's too."""
+    if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0:
+        value = value.item()
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_flag(name: str, value: Any) -> None:

@@ -66,7 +66,10 @@ _KNOWN = (
     # a model written in PyTorch ops with the usual fused norm; linear layers add their bias in the
     # product
     Framework("eager", False, False, False, False, 5, 1, "repeated"),
-    # the same with PyTorch's own root mean square norm, before it was one kernel
+    # the same, its gradients added to a cleared buffer of fp32 from the first micro-batch on
+    # (_accumulate_grad of optim/gradient_accumulator.py)
+    Framework("nanotron", False, False, False, False, 5, 1, "always"),
+    # "eager" with PyTorch's own root mean square norm, before it was one kernel
     # (rms_norm_composite of aten/src/ATen/native/layer_norm.cpp)
     Framework("composite", False, False, False, False, 5, 1, "repeated", composite_norms=True),
     # torch.compile, Transformer Engine: neighbouring loops are one kernel; gradients are added up

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridperf.io import InputError, unknown
+from hybridperf.model.calls import CollectiveCall
+from hybridperf.workloads.transformer.passes import Part, PassStep
 
 DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "data", "expert_data", "shard", "replica")
 
@@ -30,7 +32,11 @@ class Span(NamedTuple):
 
     ranks: int
     nodes: int
-    ranks_per_node: int  # most that lie on one
+    ranks_per_node: int = 0  # most that lie on one; 0: not asked
+
+    def step(self, collective: str, size: float, part: Part, name: str) -> PassStep:
+        """A collective among them; `size` in bytes, as in tables of collectives."""
+        return PassStep(CollectiveCall(collective, float(size), self.ranks, self.nodes), part, name)
 
 
 def span(layout: Any, dim: str, gpus_per_node: int, order: tuple[str, ...]) -> Span:

@@ -16,7 +16,7 @@ from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.workloads import ratios
 from hybridperf.workloads.transformer.framework import Framework
-from hybridperf.workloads.transformer.passes import Passes, PassStep, Piece, Steps
+from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
 
 # of a linear layer: which dimension of its weight tensor parallelism divides
 Split = Literal["", "outputs", "inputs"]
@@ -99,7 +99,7 @@ class Kernels:
     def linear(
         self, name: str, tokens: float, i: float, o: float, *, split: Split = "",
         bias: bool = False, comes: float | None = None, returns: float | None = None,
-    ) -> Piece:  # fmt: skip
+    ) -> Passes:  # fmt: skip
         """A linear layer of i inputs and o outputs.
 
         Args:
@@ -142,7 +142,7 @@ class Kernels:
             *self.keep(name, o, i, on("rows", "cols")),
             *self._bias_kept(name, o, bias, columns),
         )
-        return Piece(forward, backward)
+        return Passes(forward, backward)
 
     @property
     def _sums_apart(self) -> bool:
@@ -166,7 +166,7 @@ class Kernels:
 
     def adapter(
         self, name: str, tokens: float, i: float, o: float, rank: int, split: Split
-    ) -> Piece:
+    ) -> Passes:
         """A product of low rank beside a linear layer, its result added in the second product."""
         narrow = dataclasses.replace(self, quant="")
         down = narrow.linear(
@@ -177,9 +177,9 @@ class Kernels:
         )
         found = down + up
         trained = (dataclasses.replace(one, weight_gradient=False) for one in found.backward)
-        return Piece(found.forward, tuple(trained))
+        return Passes(found.forward, tuple(trained))
 
-    def norm(self, name: str, kind: str, tokens: float, cols: float) -> Piece:
+    def norm(self, name: str, kind: str, tokens: float, cols: float) -> Passes:
         """A norm over each token."""
         if kind == "rmsnorm" and self.framework.composite_norms:
             return self._composite_norm(name, tokens, cols)
@@ -202,9 +202,9 @@ class Kernels:
         if kind != "rmsnorm":
             kept += self.keep(f"{name} shift", 1, cols)
         back = of(f"{name} input gradient", ratios.NORM_INPUT)
-        return Piece((of(name, 1.0),), (*parameters, back, *kept))
+        return Passes((of(name, 1.0),), (*parameters, back, *kept))
 
-    def _composite_norm(self, name: str, tokens: float, cols: float) -> Piece:
+    def _composite_norm(self, name: str, tokens: float, cols: float) -> Passes:
         """A root mean square norm op by op in fp32: bytes that each reads and writes of a 2-byte
         number.
 
@@ -222,13 +222,13 @@ class Kernels:
             loop(f"{name} input gradient", 40.0, 14),
             *self.keep(f"{name} scale", 1, cols),
         )
-        return Piece((loop(name, 20.0, 8),), back)
+        return Passes((loop(name, 20.0, 8),), back)
 
-    def branch(self, tokens: float, cols: float) -> Piece:
+    def branch(self, tokens: float, cols: float) -> Passes:
         """Where a residual leaves: two gradients meet there on the way back."""
-        return Piece((), (self.loop("residual gradients added", tokens, cols),))
+        return Passes((), (self.loop("residual gradients added", tokens, cols),))
 
-    def residual(self, name: str, tokens: float, cols: float, bias: bool) -> Piece:
+    def residual(self, name: str, tokens: float, cols: float, bias: bool) -> Passes:
         """Bias, dropout and what came past the block, added."""
 
         def loop(what: str, like: str = "add", moved: float | None = None) -> PassStep:
@@ -236,20 +236,20 @@ class Kernels:
 
         apart = bias and self.framework.bias_sums_apart
         sums = (self.column_sums(f"{name} bias gradient", tokens, cols),) if apart else ()
-        into = Piece((), (*sums, *self._bias_kept(name, cols, bias)))
+        into = Passes((), (*sums, *self._bias_kept(name, cols, bias)))
         mask = self.mask if self.dropout else 0.0
         dropped, back = (
             (loop(what, "mulu", 2 + mask),) if self.dropout else ()
             for what in ("dropout", "dropout gradient")
         )
         if self.framework.fused_residual:
-            return into + Piece((loop("residual", moved=3 + mask),), back)
+            return into + Passes((loop("residual", moved=3 + mask),), back)
         biases = (loop("bias", "addu"),) if bias and self.framework.bias_apart else ()
-        return into + Piece((*biases, *dropped, loop("residual")), back)
+        return into + Passes((*biases, *dropped, loop("residual")), back)
 
     def activation(
         self, name: str, tokens: float, cols: float, *, gated: bool, bias: bool
-    ) -> Piece:
+    ) -> Passes:
         """Between an MLP's products: `cols` wide behind it, twice as wide before it if gated."""
         wide = cols * (2.0 if gated else 1.0)
         sums = self.column_sums(f"{name} bias gradient", tokens, wide, tensor=True)
@@ -265,13 +265,13 @@ class Kernels:
             biases = (loop("bias", "addu"),) if biased else ()
             back = loop("gelu gradient", "gelu", 3)
             if not self.framework.gelu_apart:
-                return Piece((), ((back,) if self.quant else ()) + kept)
-            return Piece((*biases, loop("gelu", "gelu")), (back, *kept))
+                return Passes((), ((back,) if self.quant else ()) + kept)
+            return Passes((*biases, loop("gelu", "gelu")), (back, *kept))
         if fused:  # backward: gate, value and gradient read, two gradients written
             back = loop("gated gradient", "silu_mul", 5)
-            return Piece((loop("gated", "silu_mul"),), (back, *kept))
+            return Passes((loop("gated", "silu_mul"),), (back, *kept))
         products = loop("gate gradient", "mul"), loop("value gradient", "mul")
-        return Piece(
+        return Passes(
             (loop("silu", "sigmoid"), loop("gate", "mul")),
             (*products, loop("silu gradient", "silu_mul"), *kept),
         )
@@ -279,61 +279,61 @@ class Kernels:
     def _bias_kept(self, name: str, cols: float, bias: bool, tensor: str = "") -> Steps:
         return self.keep(f"{name} bias", 1, cols, tensor) if bias else ()
 
-    def rope(self, name: str, tokens: float, cols: float) -> Piece:
+    def rope(self, name: str, tokens: float, cols: float) -> Passes:
         """Queries or keys turned by their positions; back by the opposite angle."""
         likes = ("rope", *["mulu"] * (self.framework.rope_kernels - 1))
         turned = tuple(
             self.loop(f"{name} turned", tokens, cols, like=like, tensor="cols") for like in likes
         )
-        return Piece(turned, turned)
+        return Passes(turned, turned)
 
-    def copy(self, name: str, tokens: float, cols: float) -> Piece:
+    def copy(self, name: str, tokens: float, cols: float) -> Passes:
         """Numbers put in order for what comes next, and their gradients on the way back."""
         there, back = (self._copied(what, tokens, cols) for what in (name, f"{name} back"))
-        return Piece((there,), (back,))
+        return Passes((there,), (back,))
 
-    def split(self, name: str, tokens: float, cols: float) -> Piece:
+    def split(self, name: str, tokens: float, cols: float) -> Passes:
         """Slices of one result, as queries, keys and values: their gradients are joined."""
-        return Piece((), (self._copied(f"{name} gradients joined", tokens, cols),))
+        return Passes((), (self._copied(f"{name} gradients joined", tokens, cols),))
 
     def _copied(self, name: str, rows: float, cols: float, tensor: bool = True) -> PassStep:
         call = ops.OpCall(ops.Copy(self.dtype, float(rows), float(cols)))
         return PassStep(call, "memory", name, tensor=("cols",) if tensor else (), tokens="rows")
 
-    def moved(self, name: str, rows: float, cols: float) -> Piece:
+    def moved(self, name: str, rows: float, cols: float) -> Passes:
         """Tokens sorted by where they go."""
         there = self._copied(name, rows, cols, tensor=False)
-        return Piece((there,), (dataclasses.replace(there, name=f"{name} back"),))
+        return Passes((there,), (dataclasses.replace(there, name=f"{name} back"),))
 
-    def weighted(self, name: str, tokens: float, cols: float, terms: float) -> Piece:
+    def weighted(self, name: str, tokens: float, cols: float, terms: float) -> Passes:
         """Each token's sum of so many results; back: gradients of results and weights."""
         back = self.loop(f"{name} back", tokens * terms, cols, moved=2 + 1 / terms)
-        return Piece((self.loop(name, tokens, cols, moved=terms + 1),), (back,))
+        return Passes((self.loop(name, tokens, cols, moved=terms + 1),), (back,))
 
-    def head_norm(self, name: str, tokens: float, heads: float, dim: float) -> Piece:
+    def head_norm(self, name: str, tokens: float, heads: float, dim: float) -> Passes:
         """A norm over each head of each token."""
         op = ops.RmsNorm(self.dtype, float(tokens * heads), float(dim))
         ratio = ratios.NORM_INPUT + ratios.NORM_PARAMETERS
         forward = PassStep(ops.OpCall(op), "memory", name, tensor=("rows",))
         call = ops.OpCall(op, times=ratio)
         back = PassStep(call, "memory", f"{name} gradients", kernels=2, tensor=("rows",))
-        return Piece((forward,), (back,))
+        return Passes((forward,), (back,))
 
     def repeated(
         self, name: str, tokens: float, heads: float, kv_heads: float, each: float
-    ) -> Piece:
+    ) -> Passes:
         """Vectors of each group copied for all its heads, for products that know no groups."""
         moved, cols = 1 + kv_heads / heads, heads * each
         there, back = (
             self.loop(f"{name} {what}", tokens, cols, like="cast", moved=moved, tensor="cols")
             for what in ("repeated", "gradients of a group added")
         )
-        return Piece((there,), (back,))
+        return Passes((there,), (back,))
 
     def fused_attention(
         self, batch: float, seq: float, heads: float, head_dim: float, kv_heads: float,
         causal: bool, keys: float = 0.0, window: float = 0.0,
-    ) -> Piece:  # fmt: skip
+    ) -> Passes:  # fmt: skip
         """Scores, softmax and weighted values in one kernel.
 
         Args:
@@ -350,9 +350,9 @@ class Kernels:
             forward, call=dataclasses.replace(call, times=ratios.FUSED_ATTENTION),
             name="attention gradient", kernels=FUSED_ATTENTION_BACKWARD_KERNELS,
         )  # fmt: skip
-        return Piece((forward,), (back,))
+        return Passes((forward,), (back,))
 
-    def state_product(self, name: str, batch: float, m: float, n: float, k: float) -> Piece:
+    def state_product(self, name: str, batch: float, m: float, n: float, k: float) -> Passes:
         """A product within chunks of a sequence, of so many chunks and heads."""
 
         def one(what: str, m: float, n: float, k: float) -> PassStep:
@@ -360,13 +360,13 @@ class Kernels:
             return PassStep(call, "attention", what, tensor=("batch",), tokens="batch")
 
         gradients = one(f"{name}, left gradient", m, k, n), one(f"{name}, right gradient", k, n, m)
-        return Piece((one(name, m, n, k),), gradients)
+        return Passes((one(name, m, n, k),), gradients)
 
-    def handed_on(self, name: str, rows: float, cols: float) -> Piece:
+    def handed_on(self, name: str, rows: float, cols: float) -> Passes:
         """States in 4 bytes, each added to what the chunks before left, and back."""
         moved = 3 * _STATE_BYTES / self.element_bytes
         step = self.loop(name, rows, cols, moved=moved, tensor="rows")
-        return Piece((step,), (dataclasses.replace(step, name=f"{name} back"),))
+        return Passes((step,), (dataclasses.replace(step, name=f"{name} back"),))
 
     def _core_loop(
         self, name: str, rows: float, cols: float, like: str, moved: float | None = None
@@ -378,11 +378,11 @@ class Kernels:
 
     def unfused_attention(
         self, batch: float, queries: float, keys: float, heads: float, head_dim: float
-    ) -> Piece:
+    ) -> Passes:
         """Scores, softmax, dropout and weighted values, each written to memory."""
         pairs = batch * heads
 
-        def products(name: str, m: float, n: float, k: float) -> Piece:
+        def products(name: str, m: float, n: float, k: float) -> Passes:
             def one(what: str, m: float, n: float, k: float) -> PassStep:
                 call = ops.OpCall(
                     ops.BatchedGemm(self.dtype, float(pairs), float(m), float(n), float(k))
@@ -390,16 +390,16 @@ class Kernels:
                 return PassStep(call, "attention", what, tensor=("batch",), core=True)
 
             left = one(f"{name} left gradient", m, k, n)
-            return Piece((one(name, m, n, k),), (left, one(f"{name} right gradient", k, n, m)))
+            return Passes((one(name, m, n, k),), (left, one(f"{name} right gradient", k, n, m)))
 
-        attention = Piece()
+        attention = Passes()
         if self.framework.fused_softmax:
             # a factor of the forward's product: free only there
             scaled = (
                 self._core_loop("scale gradient", pairs * length, head_dim, "mulu")
                 for length in (queries, keys)
             )
-            attention = Piece((), tuple(scaled))
+            attention = Passes((), tuple(scaled))
         attention += products("scores", queries, keys, head_dim)
         attention += self.softmax(pairs, queries, keys)
         if self.dropout:
@@ -407,10 +407,10 @@ class Kernels:
                 self._core_loop(name, pairs * queries, keys, "mulu", 2 + self.mask)
                 for name in ("attention dropout", "attention dropout gradient")
             )
-            attention += Piece((dropped,), (back,))
+            attention += Passes((dropped,), (back,))
         return attention + products("values", queries, head_dim, keys)
 
-    def softmax(self, pairs: float, queries: float, keys: float) -> Piece:
+    def softmax(self, pairs: float, queries: float, keys: float) -> Passes:
         """Of scores: one kernel with scale and mask, or three."""
         rows = pairs * queries
         op = ops.Softmax(self.dtype, float(rows), float(keys))
@@ -420,12 +420,12 @@ class Kernels:
             PassStep(ops.OpCall(op, times=times), "memory", name, tensor=("rows",), core=True)
             for name, times in ((SOFTMAX, 1.0), (SOFTMAX_GRADIENT, ratio))
         )
-        alone = Piece((there,), (back,))
+        alone = Passes((there,), (back,))
         if fused:
             return alone
         scale = self._core_loop("scale", rows, keys, "mulu")
         mask = self._core_loop("mask", rows, keys, "addu")
-        return Piece((scale, mask), (dataclasses.replace(scale, name="scale gradient"),)) + alone
+        return Passes((scale, mask), (dataclasses.replace(scale, name="scale gradient"),)) + alone
 
     def fallback(self, passes: Passes, queries: float) -> Passes:
         """Casts to fp32, scale and mask apart where the fused softmax has no kernel for a rank."""

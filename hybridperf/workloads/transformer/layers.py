@@ -32,26 +32,26 @@ from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.parallel import rewritten
-from hybridperf.workloads.transformer.passes import Passes, PassStep, Piece, Steps
+from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
 
 # of each expert; what stands between the products is one kernel for all: Transformer Engine
 # multiplies expert by expert, on some streams
 EXPERT_PRODUCTS, EXPERT_BACKWARD_PRODUCTS = 2, 4
 
 
-def layer(config: TransformerConfig, kind: LayerKind) -> Piece:
+def layer(config: TransformerConfig, kind: LayerKind) -> Passes:
     """A layer of a kind (`shape.layer_kinds`) before anything is shared out."""
     return attention(config, kind) + mlp(config, kind)
 
 
-def attention(config: TransformerConfig, kind: LayerKind) -> Piece:
+def attention(config: TransformerConfig, kind: LayerKind) -> Passes:
     """A layer up to its MLP."""
     if config.shape.diffusion:
         return diffusion.attention(config, kind)
     tokens, family = _tokens(config, kind), config.shape.family
     causal = family not in ("bert", "vit") and (kind.cross or family != "t5")
     if kind.mixer == "mlp":
-        return Piece()
+        return Passes()
     if kind.mixer == "scan":
         return state_space(config, tokens)
     parts = self_attention(config, tokens, causal, kind.mixer == "window")
@@ -64,7 +64,7 @@ def _tokens(config: TransformerConfig, kind: LayerKind) -> float:
 
 def self_attention(
     config: TransformerConfig, tokens: float, causal: bool, windowed: bool = False
-) -> Piece:
+) -> Passes:
     """Attention of a sequence to itself, or to a window of it."""
     s, kernels, batch = config.shape, config.layer_kernels, config.layout.micro_batch
     length = tokens / batch
@@ -99,7 +99,7 @@ def self_attention(
                 into += kernels.copy(f"queries, keys and values {what}", tokens, width)
             core += kernels.copy("context", tokens, s.context_width)
     else:
-        core = Piece()
+        core = Passes()
         if s.key_heads != s.heads:
             core += kernels.repeated("keys and values", tokens, s.heads, s.key_heads, 2 * s.dim)
         core += kernels.unfused_attention(samples, attended, attended, s.heads, s.dim)
@@ -111,7 +111,7 @@ def self_attention(
     return into + core + _out(config, tokens)
 
 
-def cross_attention(config: TransformerConfig, tokens: float) -> Piece:
+def cross_attention(config: TransformerConfig, tokens: float) -> Passes:
     """Attention of a decoder's sequence to the encoder's output."""
     s, kernels, batch = config.shape, config.layer_kernels, config.layout.micro_batch
     length = tokens / batch
@@ -122,7 +122,7 @@ def cross_attention(config: TransformerConfig, tokens: float) -> Piece:
         core = kernels.unfused_attention(batch, length, s.seq, s.heads, s.dim)
         core += kernels.copy("context", tokens, s.context_width)
 
-    def linear(name: str, tokens: float, width: int) -> Piece:
+    def linear(name: str, tokens: float, width: int) -> Passes:
         return kernels.linear(name, tokens, s.hidden, width, split="outputs", bias=s.biases)
 
     into = kernels.branch(tokens, s.hidden)
@@ -132,7 +132,7 @@ def cross_attention(config: TransformerConfig, tokens: float) -> Piece:
     return into + core + _out(config, tokens)
 
 
-def _out(config: TransformerConfig, tokens: float) -> Piece:
+def _out(config: TransformerConfig, tokens: float) -> Passes:
     s, kernels = config.shape, config.layer_kernels
     name = "attention output"
     comes = 1.0 if kernels.narrow_attention else None
@@ -143,7 +143,7 @@ def _out(config: TransformerConfig, tokens: float) -> Piece:
     return product + kernels.residual(name, tokens, s.hidden, s.biases)
 
 
-def state_space(config: TransformerConfig, tokens: float) -> Piece:
+def state_space(config: TransformerConfig, tokens: float) -> Passes:
     """A scan with what stands around it: the kernels of Mamba-2's own implementation
     (github.com/state-spaces/mamba, `mamba_chunk_scan_combined`).
 
@@ -164,14 +164,14 @@ def state_space(config: TransformerConfig, tokens: float) -> Piece:
             "convolution", tokens, scan.inner + scan.keys, gated=False, bias=False
         )
 
-    def product(name: str, batch: float, m: float, n: float, k: float) -> Piece:
+    def product(name: str, batch: float, m: float, n: float, k: float) -> Passes:
         return kernels.state_product(name, chunks * batch, m, n, k)
 
     states = product("states of chunks", scan.heads, dim, state, chunk)
     states += kernels.handed_on("states handed on", chunks * scan.heads, dim * state)
     scores = product("scores of keys", scan.groups, chunk, chunk, state)
     results = product("results of chunks", scan.heads, chunk, dim, chunk + state)
-    again = Piece((), (*states.forward, *scores.forward))
+    again = Passes((), (*states.forward, *scores.forward))
     into += states + scores + results + again
     into += kernels.head_norm("gated norm", tokens, scan.heads, scan.head_dim)
     if scan.gated:
@@ -180,7 +180,7 @@ def state_space(config: TransformerConfig, tokens: float) -> Piece:
     return into + product_out + kernels.residual("scan", tokens, s.hidden, False)
 
 
-def _latent(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
+def _latent(config: TransformerConfig, tokens: float, causal: bool) -> Passes:
     """Multi-head latent attention: down to small vectors on every rank, and up to the heads."""
     s, kernels, latent = config.shape, config.layer_kernels, config.shape.latent
     assert latent is not None
@@ -207,13 +207,13 @@ def _latent(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
     return into + kernels.fused_attention(batch, tokens / batch, s.heads, width, s.heads, causal)
 
 
-def mlp(config: TransformerConfig, kind: LayerKind) -> Piece:
+def mlp(config: TransformerConfig, kind: LayerKind) -> Passes:
     """The MLP, or the experts and the MLP that all tokens take as well."""
     s, kernels, tokens = config.shape, config.layer_kernels, _tokens(config, kind)
     if s.diffusion:
         return diffusion.mlp(config, kind)
     if not kind.ffn:
-        return Piece()
+        return Passes()
     into = kernels.branch(tokens, s.hidden) + kernels.norm("mlp norm", s.norm, tokens, s.hidden)
     for at in range(s.norms_per_layer - 2):
         into += kernels.norm(f"norm {at + 3}", s.norm, tokens, s.hidden)
@@ -223,11 +223,11 @@ def mlp(config: TransformerConfig, kind: LayerKind) -> Piece:
     into += experts(config, kind, tokens)
     if kind.shared_ffn:
         into += _dense(config, kind.shared_ffn, tokens, False)
-        into += Piece((kernels.loop("shared result added", tokens, s.hidden),))
+        into += Passes((kernels.loop("shared result added", tokens, s.hidden),))
     return into + kernels.residual("mlp", tokens, s.hidden, False)
 
 
-def _dense(config: TransformerConfig, ffn: int, tokens: float, bias: bool) -> Piece:
+def _dense(config: TransformerConfig, ffn: int, tokens: float, bias: bool) -> Passes:
     s, kernels = config.shape, config.layer_kernels
     wide = ffn * (2 if s.gated else 1)
     narrow = kernels.narrow_gelu and not s.gated
@@ -237,7 +237,7 @@ def _dense(config: TransformerConfig, ffn: int, tokens: float, bias: bool) -> Pi
     return into + kernels.linear("mlp out", tokens, ffn, s.hidden, split="inputs", comes=comes)
 
 
-def experts(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:
+def experts(config: TransformerConfig, kind: LayerKind, tokens: float) -> Passes:
     """Router, tokens sorted by expert, the experts, and each token's results added up."""
     s, kernels = config.shape, config.layer_kernels
     into = config.kernels.linear("router", tokens, s.hidden, kind.experts, bias=s.router_bias)
@@ -247,7 +247,7 @@ def experts(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:
     return into + kernels.weighted("results added up", tokens, s.hidden, kind.topk)
 
 
-def expert_products(config: TransformerConfig, kind: LayerKind) -> Piece:
+def expert_products(config: TransformerConfig, kind: LayerKind) -> Passes:
     """All that a layer does of whose experts are spread over ranks."""
     s, kernels = config.shape, config.layer_kernels
     op = Moe(
@@ -264,27 +264,27 @@ def expert_products(config: TransformerConfig, kind: LayerKind) -> Piece:
 
     forward = product("experts", 1.0, EXPERT_PRODUCTS)
     back = product("experts gradient", ratios.EXPERTS, EXPERT_BACKWARD_PRODUCTS)
-    return Piece((forward,), (back,))
+    return Passes((forward,), (back,))
 
 
-def all_but_experts(config: TransformerConfig, kind: LayerKind) -> Piece:
+def all_but_experts(config: TransformerConfig, kind: LayerKind) -> Passes:
     """The MLP without `expert_products`."""
     whole = mlp(config, kind)
     steps = (
         tuple(step for step in one if not isinstance(step.op, Moe))
         for one in (whole.forward, whole.backward)
     )
-    return Piece(*steps)
+    return Passes(*steps)
 
 
-def _routed(kernels: Kernels, tokens: float, kind: LayerKind) -> Piece:
+def _routed(kernels: Kernels, tokens: float, kind: LayerKind) -> Passes:
     """Probabilities of the experts and the best of them."""
     op = Softmax(kernels.dtype, float(tokens), float(kind.experts))
     forward = PassStep(OpCall(op), "memory", "router softmax", tokens="rows")
     best = kernels.loop("experts chosen", tokens, kind.experts, like="cast")
     call = OpCall(op, times=ratios.SOFTMAX)
     back = PassStep(call, "memory", "router softmax gradient", tokens="rows")
-    return Piece((forward, best), (back,))
+    return Passes((forward, best), (back,))
 
 
 def grouped(
@@ -327,7 +327,7 @@ def _products(step: PassStep, kernels: Kernels, biased: bool) -> Steps:
 
     name, gated = f"{step.name}, inner", bool(op.gated)
     piece, behind = (
-        kernels.activation(name, float(routing.rows), inter, gated=gated, bias=False), Piece()
+        kernels.activation(name, float(routing.rows), inter, gated=gated, bias=False), Passes()
     )  # fmt: skip
     if biased:
         clamped, behind = _expert_biases(
@@ -342,7 +342,7 @@ def _products(step: PassStep, kernels: Kernels, biased: bool) -> Steps:
 
 def _expert_biases(
     kernels: Kernels, name: str, rows: float, wide: float, hidden: float, experts: int
-) -> tuple[Piece, Piece]:
+) -> tuple[Passes, Passes]:
     """What biases of experts and a limit on what they gate add in Megatron-Core (GPT-OSS, the one
     published mixture that has them): between the experts' products, and behind them.
 
@@ -365,9 +365,9 @@ def _expert_biases(
         return dataclasses.replace(step, kernels=launches)
 
     sums = kernels.column_sums(f"{name}, bias gradient", rows, wide)
-    clamped = Piece(
+    clamped = Passes(
         (loop("clamped", wide, 4.0, 3),), (loop("clamped gradient", wide, 5.0, 3), sums)
     )
     added = loop("biases", hidden, 14.0, 2 * experts + 2)
     back = loop("biases gradient", hidden, 20.0, 5 * experts + 2)
-    return clamped, Piece((added,), (back,))
+    return clamped, Passes((added,), (back,))

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from hybridperf.io import InputError
-from hybridperf.workloads.schedules.kind import ScheduleKind
 from hybridperf.workloads.schedules.names import KINDS
+from hybridperf.workloads.schedules.order import ScheduleKind
 from hybridperf.workloads.transformer import groups
 from hybridperf.workloads.transformer.columns import RECOMPUTE, RULES, SCHEDULES, Layouts, remarks
 from hybridperf.workloads.transformer.fields import LARGEST, check_flag, check_whole

@@ -23,31 +23,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 import hybridperf.ops as ops
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
-from hybridperf.model.calls import CollectiveCall
-from hybridperf.workloads.transformer.passes import Part, Passes, PassStep, Steps
+from hybridperf.workloads.transformer.groups import Span
+from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
 
 _COPIED = 4096.0  # numbers of a row that is copied: of so long ones only the bytes count
 _BESIDE = "keys and values"  # what messages beside attention carry first
 SUM_BYTES = 4.0  # of a loss' sum over a divided vocabulary: fp32
-
-
-class RankGroup(NamedTuple):
-    """Ranks that talk to each other, and the nodes they lie on."""
-
-    ranks: int
-    nodes: int
-
-    def call(self, collective: str, size: float) -> CollectiveCall:
-        """A collective among them; `size` as in tables of collectives."""
-        return CollectiveCall(collective, float(size), self.ranks, self.nodes)
-
-    def step(self, collective: str, size: float, part: Part, name: str) -> PassStep:
-        return PassStep(self.call(collective, size), part, name)
 
 
 def rewritten(passes: Passes, change: Callable[[Steps], Iterable[PassStep]]) -> Passes:
@@ -76,7 +61,7 @@ def partial_sums_bytes(step: PassStep) -> float:
     return 0.0
 
 
-def split_tensor(passes: Passes, group: RankGroup) -> Passes:
+def split_tensor(passes: Passes, group: Span) -> Passes:
     """Tensor parallelism over a group."""
     if group.ranks == 1:
         return passes
@@ -105,7 +90,7 @@ def split_tensor(passes: Passes, group: RankGroup) -> Passes:
     return rewritten(passes, split)
 
 
-def sequence_parallel(passes: Passes, group: RankGroup, copies: str = "") -> Passes:
+def sequence_parallel(passes: Passes, group: Span, copies: str = "") -> Passes:
     """Sequence parallelism of passes that `split_tensor` has split.
 
     `copies`: number format of what a framework copies before each scatter and behind each gather,
@@ -153,7 +138,7 @@ def _gathered_bytes(step: PassStep) -> float:
     return float(op.rows * op.cols * size) if isinstance(op, ops.ScatterAdd) else 0.0
 
 
-def context_parallel(passes: Passes, group: RankGroup, ring: bool = False) -> Passes:
+def context_parallel(passes: Passes, group: Span, ring: bool = False) -> Passes:
     """Tokens divided over a group; before tensor parallelism. `ring`: blocks travel one by one."""
     if group.ranks == 1:
         return passes
@@ -169,7 +154,7 @@ def context_parallel(passes: Passes, group: RankGroup, ring: bool = False) -> Pa
     return rewritten(passes, split)
 
 
-def _context_core(step: PassStep, group: RankGroup, ring: bool) -> Iterator[PassStep]:
+def _context_core(step: PassStep, group: Span, ring: bool) -> Iterator[PassStep]:
     op = step.op
     if not isinstance(op, ops.PrefillAttention | ops.EncoderAttention):
         raise InputError(
@@ -188,7 +173,7 @@ def _context_core(step: PassStep, group: RankGroup, ring: bool) -> Iterator[Pass
         return dataclasses.replace(one, tensor=heads, core=True)
 
     back, n = "gradient" in step.name, group.ranks
-    among = RankGroup(2, min(group.nodes, 2)) if ring else group
+    among = Span(2, min(group.nodes, 2)) if ring else group
     own = step.on(_share_of_attention(op, n))
     if not ring:
         yield exchange("all_gather", kv_bytes, f"{_BESIDE} gathered")
@@ -245,7 +230,7 @@ def _share_of_attention(
 
 
 def expert_parallel(
-    passes: Passes, group: RankGroup, once_per_node: bool = False,
+    passes: Passes, group: Span, once_per_node: bool = False,
     groups: tuple[int, int] = (0, 0),
 ) -> Passes:  # fmt: skip
     """Experts divided over a group, after all that divides tokens.

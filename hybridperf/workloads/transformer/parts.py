@@ -26,15 +26,15 @@ from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.layers import grouped
 from hybridperf.workloads.transformer.layout import ORDER, Layout
-from hybridperf.workloads.transformer.passes import Passes, Piece, recompute
+from hybridperf.workloads.transformer.passes import Passes, recompute
 from hybridperf.workloads.transformer.update import optimizer_passes
 from hybridperf.workloads.transformer.weights import (
     Weights,
     embedding_weights,
     head_weights,
     layer_weights,
+    shard_parameters,
 )
-from hybridperf.workloads.transformer.zero import shard_parameters
 
 __all__ = [
     "embedding_passes", "head_passes", "layer_passes", "optimizer_passes", "send_call",
@@ -91,7 +91,7 @@ def _layer_passes(config: TransformerConfig, kind: int) -> Passes:
 
 
 def layer_part_passes(
-    config: TransformerConfig, kind: int, part: Callable[[TransformerConfig, LayerKind], Piece]
+    config: TransformerConfig, kind: int, part: Callable[[TransformerConfig, LayerKind], Passes]
 ) -> Passes:
     """Of a layer or a part of it (`layers.attention`, `layers.mlp`), nothing recomputed or sharded.
 
@@ -99,7 +99,7 @@ def layer_part_passes(
     the next takes it.
     """
     layer_kind = config.shape.layer_kinds[kind]
-    passes = divided(part(config, layer_kind).passes(), config)
+    passes = divided(part(config, layer_kind), config)
     if config.attention == "unfused" and config.kernels.framework.fused_softmax:
         tokens = config.decoder_tokens if layer_kind.cross else config.tokens
         passes = config.kernels.fallback(passes, tokens / config.layout.micro_batch)
@@ -108,10 +108,10 @@ def layer_part_passes(
 
 @functools.lru_cache(maxsize=8192)
 def _outer_passes(
-    config: TransformerConfig, piece: Callable[[TransformerConfig], Piece],
+    config: TransformerConfig, piece: Callable[[TransformerConfig], Passes],
     weights: Callable[[TransformerConfig], Weights],
 ) -> Passes:  # fmt: skip
-    return shard_parameters(divided(piece(config).passes(), config), weights(config), config)
+    return shard_parameters(divided(piece(config), config), weights(config), config)
 
 
 def divided(passes: Passes, config: TransformerConfig) -> Passes:

@@ -5,8 +5,8 @@ A `PassStep` is a call with what transformations must know of it. A layer is wri
 and parallelism rewrites its passes (`parallel.py`, `zero.py`, `recompute`); so a step names
 the field of its op that tensor parallelism divides, and the one that counts tokens.
 
-`Piece` pairs steps with their own backward: adding pieces lines up their forwards and lines up
-their backwards from the last to the first.
+`Passes` pairs steps with their own backward: adding them lines up their forwards, and their
+backwards from the last to the first.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ Steps = tuple[PassStep, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """One part of a model (a layer, the embedding, the head) on one rank for one micro-batch."""
+    """What one part of a model (a layer, the embedding, the head) runs for one micro-batch."""
 
     forward: Steps = ()
     backward: Steps = ()  # gradients of inputs and of weights, without what is recomputed
@@ -110,20 +110,6 @@ class Passes:
             behind.backward + self.backward,
             behind.recomputed + self.recomputed,
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """Steps with their backward."""
-
-    forward: Steps = ()
-    backward: Steps = ()
-
-    def __add__(self, behind: Piece) -> Piece:
-        return Piece(self.forward + behind.forward, behind.backward + self.backward)
-
-    def passes(self) -> Passes:
-        return Passes(self.forward, self.backward)
 
 
 def recompute(passes: Passes, mode: Recompute, checkpoints: Checkpoints = "blocks") -> Passes:

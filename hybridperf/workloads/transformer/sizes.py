@@ -24,28 +24,8 @@ from typing import Literal
 from hybridperf.io import InputError
 from hybridperf.workloads.transformer import fields
 
-_WORDS = {
-    "family": ("gpt", "llama", "bert", "t5", "vit", "moe", "dit"),
-    "positions": ("learned", "rotary", "alibi", "relative", "none"),
-    "norm": ("layernorm", "rmsnorm"),
-    "head": ("lm", "mlm", "classes", "patches", "none"),
-}
 MIXERS = ("attention", "window", "scan", "mlp", "joint", "parallel")
 _MOST_LAYERS = 100_000
-_POSITIVE = (
-    "hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "max_positions",
-    "channels", "norms_per_layer",
-)  # fmt: skip
-_ZERO_OR_MORE = (
-    "experts", "topk", "expert_groups", "topk_groups", "shared_ffn", "dense_layers", "dense_ffn",
-    "decoder_layers", "decoder_seq", "token_types", "image", "patch", "relative_buckets", "window",
-    "attended",
-)  # fmt: skip
-_FLAGS = (
-    "gated", "tied", "biases", "head_bias", "qk_norm", "sinks", "gated_attention", "router_bias",
-    "embedding_norm", "pooler", "norm_bias", "qkv_biases",
-)  # fmt: skip
-_MAY_BE_NONE = ("kv_heads", "head_dim", "max_positions", "norm_bias", "qkv_biases")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +44,7 @@ class Latent:
 
     def __post_init__(self) -> None:
         sparse = ("selected", "index_heads", "index_dim")
-        for field in dataclasses.fields(self):
-            what, value = f"{field.name} of a latent", getattr(self, field.name)
-            if field.name != "query_rank" or value is not None:
-                fields.check_whole(what, value, 0 if field.name in sparse else 1)
+        fields.check_fields(self, "a latent")
         if len({bool(getattr(self, name)) for name in sparse}) > 1:
             raise InputError(
                 f"sparse attention has all of {', '.join(sparse)}, or none, got {self.selected},"
@@ -92,12 +69,7 @@ class Scan:
     rates: int = 1  # numbers of a head and token besides: Mamba-2's step size
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            what, value = f"{field.name} of a scan", getattr(self, field.name)
-            if field.name == "gated":
-                fields.check_flag(what, value)
-            else:
-                fields.check_whole(what, value, 0 if field.name in ("conv", "rates") else 1)
+        fields.check_fields(self, "a scan", zero=("rates",))
         if self.heads % self.groups:
             raise InputError(
                 f"heads of a scan must be a multiple of its groups, got {self.heads}, {self.groups}"
@@ -147,8 +119,7 @@ class Diffusion:
     def __post_init__(self) -> None:
         for width in self.vectors:
             fields.check_whole("a width in vectors of a diffusion", width)
-        for name in ("classes", "text_tokens", "text_width"):
-            fields.check_whole(f"{name} of a diffusion", getattr(self, name), 0)
+        fields.check_fields(self, "a diffusion")
         if bool(self.text_tokens) != bool(self.text_width):
             raise InputError(
                 "text of a diffusion has tokens and a width, or neither, got text_tokens"
@@ -227,30 +198,11 @@ class ModelSizes:
     def __post_init__(self) -> None:
         """`InputError`, one sentence, for sizes that make no model."""
         fields.check_kind("name of a model", self.name, str)
-        for name in ("published", "source", "note"):
-            fields.check_kind(f"{name} of {self.name}", getattr(self, name), str)
-        for name, value in vars(self).items():
-            if value is None and name in _MAY_BE_NONE:
-                continue
-            what = f"{name} of {self.name}"
-            if name in _FLAGS:
-                fields.check_flag(what, value)
-            elif name in _WORDS:
-                fields.check_word(what, value, _WORDS[name])
-            elif name in _POSITIVE:
-                fields.check_whole(what, value)
-            elif name in _ZERO_OR_MORE:
-                fields.check_whole(what, value, 0)
+        fields.check_fields(self, self.name, zero=("relative_buckets",))
         share = f"predicted_share of {self.name}"
         fields.check_number(share, self.predicted_share)
         if self.predicted_share > 1:
             raise InputError(f"{share} must be at most 1, got {self.predicted_share}")
-        if self.latent is not None:
-            fields.check_kind(f"latent of {self.name}", self.latent, Latent)
-        if self.scan is not None:
-            fields.check_kind(f"scan of {self.name}", self.scan, Scan)
-        if self.diffusion is not None:
-            fields.check_kind(f"diffusion of {self.name}", self.diffusion, Diffusion)
         self._check_mixers()
         self._check_together()
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.ops import OpCall, OptimizerUpdate, Quantise, Reduction, op_by_name
 from hybridperf.workloads import ratios
-from hybridperf.workloads.transformer import counts, waits, zero
+from hybridperf.workloads.transformer import counts, waits
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does
-from hybridperf.workloads.transformer.parallel import RankGroup
+from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.passes import PassStep, Steps
 from hybridperf.workloads.transformer.weights import (
     Weights,
@@ -28,7 +28,9 @@ from hybridperf.workloads.transformer.weights import (
     head_weights,
     layer_weights,
     on_rank,
+    shared_out,
     stage_weights,
+    weights_gathered,
 )
 
 _WIDE = "fp32"
@@ -36,6 +38,7 @@ _NORM_COLUMNS = 65536.0  # numbers that one block adds up
 TENSORS_PER_KERNEL = 36  # that one launch of a fused optimizer takes
 TENSORS_PER_LAYER = 12  # scales, shifts, weights and biases of a GPT's layer
 PRODUCTS_PER_LAYER = 4
+TENSORS_BY_ONE = 6  # of a Llama's layer, one by one: weights of four products, scales of two norms
 
 
 def updated_weights(config: TransformerConfig, stage: int) -> float:
@@ -43,7 +46,7 @@ def updated_weights(config: TransformerConfig, stage: int) -> float:
     weights = stage_weights(config, stage) * config.trained_share
     if not config.layout.zero:
         return weights.total
-    return sum(count / group.ranks for count, group in zero.shared_out(weights, config))
+    return sum(count / group.ranks for count, group in shared_out(weights, config))
 
 
 def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
@@ -56,15 +59,29 @@ def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
     tensors_moved = touched["reads"] + touched["writes"]
     moved = (wide * (tensors_moved - 1) + config.reduced_bytes + copy) / (wide * tensors_moved)
     update = OptimizerUpdate(_WIDE, n * moved, **touched)
-    tensors = TENSORS_PER_LAYER * sum(config.layers_of(stage))
-    launches = max(1, math.ceil(tensors / TENSORS_PER_KERNEL))
-    rows = max(1.0, n * config.reduced_bytes / wide / _NORM_COLUMNS)
+    layers = sum(config.layers_of(stage))
+    launches = max(1, math.ceil(TENSORS_PER_LAYER * layers / TENSORS_PER_KERNEL))
+    normed, tensors = n, launches
+    if by_tensor := does(config.framework, "updates_by_tensor"):
+        normed, tensors = stage_weights(config, stage).total, TENSORS_BY_ONE * layers
+    rows = max(1.0, normed * config.reduced_bytes / wide / _NORM_COLUMNS)
     norm = Reduction(_WIDE, rows, _NORM_COLUMNS)
     return (
-        PassStep(OpCall(norm), "optimizer", "gradient norm", kernels=launches),
+        PassStep(OpCall(norm), "optimizer", "gradient norm", kernels=tensors),
+        *(_scaled(normed, config, 2 * tensors) if by_tensor else ()),
         PassStep(OpCall(update), "optimizer", config.optimizer, kernels=launches),
         *_narrowed_weights(config, stage),
     )
+
+
+def _scaled(count: float, config: TransformerConfig, kernels: int) -> Steps:
+    """Gradients clipped and cleared, those of other ranks' shards too, and new weights copied,
+    tensor by tensor, as nanotron does (optim/clip_grads.py; `step` and `zero_grad` of
+    optim/gradient_accumulator.py): read once and written twice.
+    """
+    moved = count * config.reduced_bytes / DTYPE_BYTES[_WIDE]
+    op = OptimizerUpdate(_WIDE, moved, reads=1.0, writes=2.0)
+    return (PassStep(OpCall(op), "optimizer", "gradients scaled", kernels=kernels),)
 
 
 def _narrowed_weights(config: TransformerConfig, stage: int) -> Steps:
@@ -115,7 +132,7 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
     whole = does(config.framework, "sums_whole_gradients", canonical_dtype(config.dtype))
     collective = "all_reduce" if whole or not config.layout.zero else "reduce_scatter"
     steps, replicas = [], config.group("replica")
-    for count, group in zero.shared_out(weights, config):
+    for count, group in shared_out(weights, config):
         if not count or group.ranks == 1:
             continue
         size = count * config.exchanged_bytes
@@ -126,20 +143,20 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
     return tuple(steps)
 
 
-def _summed_shards(config: TransformerConfig, replicas: RankGroup, size: float) -> PassStep:
+def _summed_shards(config: TransformerConfig, replicas: Span, size: float) -> PassStep:
     """Sum of a shard over its replicas: by ranks, or by switches, to which each rank sends its
     numbers while sums come back (SHARP: Graham et al., COM-HPC 2016), as long as one message takes.
     """
     name = "shards of gradients summed"
     if replicas.nodes > 1 and does(config.framework, "sums_in_switches"):
-        return RankGroup(2, 2).step("sendrecv", size, "dp", name)
+        return Span(2, 2).step("sendrecv", size, "dp", name)
     return replicas.step("all_reduce", size, "dp", name)
 
 
 def summed_over_pipes(config: TransformerConfig, stage: int) -> PassStep:
     """Sum of a stage's gradients where two pipes hold it, on two ranks and their data peers."""
     data = config.group("data")
-    group = RankGroup(2 * data.ranks, max(data.nodes, 2 if config.group("pp").nodes > 1 else 1))
+    group = Span(2 * data.ranks, max(data.nodes, 2 if config.group("pp").nodes > 1 else 1))
     size = stage_weights(config, stage).total * config.exchanged_bytes
     return group.step("all_reduce", size, "dp", "gradients summed")
 
@@ -154,7 +171,7 @@ def gathered_again(weights: Weights, config: TransformerConfig) -> Steps:
     layout = config.layout
     if not layout.zero or layout.shards_each_pass:
         return ()
-    return zero.gathered(weights * config.trained_share, config, "dp")
+    return weights_gathered(weights * config.trained_share, config, "dp")
 
 
 def gathered_by_part(config: TransformerConfig, stage: int) -> tuple[Steps, Steps, Steps]:
@@ -175,4 +192,4 @@ def tied_reduction(config: TransformerConfig) -> PassStep | None:
     vocab = counts.ParameterCounts(vocab=config.padded_vocab * config.shape.hidden)
     size = on_rank(vocab, config).shared * config.reduced_bytes
     nodes = 2 if config.group("pp").nodes > 1 else 1
-    return RankGroup(2, nodes).step("all_reduce", size, "dp", "tied embedding's gradient summed")
+    return Span(2, nodes).step("all_reduce", size, "dp", "tied embedding's gradient summed")
