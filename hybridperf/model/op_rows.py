@@ -5,8 +5,8 @@ and where it measured none by the one price of calls (`price.py`), each size onc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -17,23 +17,28 @@ from hybridperf.learning.residual import inputs_of
 from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.families import by_family, family_rows, with_defaults
 from hybridperf.model.group_report import WIDE, below_roofline, narrowed_by, widened
-from hybridperf.model.platform import op_table
+from hybridperf.model.own_ops import OwnOps
+from hybridperf.model.platform import OpTable, op_table
 from hybridperf.model.reference_device import (
+    Calibration,
     as_measured,
     believed_by,
     believed_spread,
     refers,
 )
-from hybridperf.ops import GROUPS
+from hybridperf.ops import GROUPS, OpCall
 from hybridperf.ops.table import OpRows, calls_of, parse_ops
-
-if TYPE_CHECKING:
-    from hybridperf.model.perf_model import PerfModel
 
 _PREDICTED = ("predicted_s", "low_s", "high_s", "roofline_s")
 
 
-def predict_ops(model: PerfModel, frame: pd.DataFrame) -> pd.DataFrame:
+class Machine(Calibration, Protocol):
+    """What is asked of a `PerfModel`."""
+
+    def priced(self, calls: Sequence[OpCall]) -> tuple[OpTable, OwnOps]: ...
+
+
+def predict_ops(model: Machine, frame: pd.DataFrame) -> pd.DataFrame:
     """See `PerfModel.predict_ops`."""
     check_not_forked()
     parsed = parse_ops(frame, model.device)
@@ -100,7 +105,7 @@ def predict_ops(model: PerfModel, frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**out, in_range=in_range, note=notes)
 
 
-def _as_measured(model: PerfModel, part: OpRows) -> OpRows:
+def _as_measured(model: Machine, part: OpRows) -> OpRows:
     """Rows in the 16-bit format that was measured, where the other is as fast."""
     first = calls_of(part, np.arange(1))[0][0].op
     op = as_measured(model, first)
@@ -110,7 +115,7 @@ def _as_measured(model: PerfModel, part: OpRows) -> OpRows:
 
 
 def _elsewhere(
-    model: PerfModel, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray],
+    model: Machine, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray],
     in_range: np.ndarray,
 ) -> str:  # fmt: skip
     """Fill in the rows `here` (a mask) of a part that was not measured, by the one price.
@@ -133,7 +138,7 @@ def _elsewhere(
 
 
 def _by_prior(
-    model: PerfModel, family: str, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray],
+    model: Machine, family: str, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray],
     in_range: np.ndarray, note: np.ndarray,
 ) -> None:  # fmt: skip
     """Fill in the rows `here` (a mask) of a part by an adapted prior."""

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,14 +21,12 @@ from hybridperf.learning.residual import Inputs, concatenate, inputs_of
 from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.group_report import GroupReport, widening
 from hybridperf.model.platform import OpTable
+from hybridperf.model.reference_device import Calibration
 from hybridperf.ops import FUSED, GROUPS, OpCall
 from hybridperf.ops.attention_kernels import BY_LAW, SHARES, measured_seconds
 from hybridperf.ops.operand_order import order_remark, order_width
 from hybridperf.ops.roofline import Work
 from hybridperf.ops.table import OpRows, stacked
-
-if TYPE_CHECKING:
-    from hybridperf.model.perf_model import PerfModel
 
 # an implementation never met counts as so far outside what was measured
 _UNKNOWN_SLOT_OCTAVES = 1.0
@@ -47,7 +45,7 @@ class _Family(NamedTuple):
 class OwnOps:
     """Some ops on a calibrated device."""
 
-    def __init__(self, model: PerfModel, calls: Sequence[OpCall]):
+    def __init__(self, model: Calibration, calls: Sequence[OpCall]):
         self.model, self.calls = model, calls
         self._parts = stacked(calls, model.device)
         self.group = np.zeros(len(calls), np.int32)

@@ -29,17 +29,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.io import InputError
-from hybridperf.learning.prior import uninformed_knobs
+from hybridperf.learning.prior import Adapted, uninformed_knobs
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.families import family_of, gpu_of, op_rows, references_of
+from hybridperf.model.group_report import GroupReport
 from hybridperf.model.lookup_prior import is_lookup, lookup_prior
+from hybridperf.model.platform import OpTable
 from hybridperf.ops import (
     FUSED,
     GROUPS,
@@ -54,9 +56,7 @@ from hybridperf.ops import (
 )
 from hybridperf.ops.latent_attention import PUBLISHED_SHARE
 from hybridperf.ops.quantise import SCHEMES
-
-if TYPE_CHECKING:
-    from hybridperf.model.perf_model import PerfModel
+from hybridperf.ops.roofline import RooflineKnobs
 
 # of any kernel on any GPU, believed
 FIXED_S = 5e-6
@@ -65,6 +65,28 @@ FIXED_S = 5e-6
 # few tokens leave a device empty: parts of the inner dimension, and their sum; of attention that
 # decodes: the new keys and values on their way into the cache, parts of the keys, and their merge
 EXPERTS_KERNELS, QUANTISED_KERNELS, DECODE_KERNELS = 8.0, 2.0, 3.0
+
+
+class Calibration(Protocol):
+    """What is asked of a `PerfModel`."""
+
+    @property
+    def device(self) -> DeviceSpec: ...
+    @property
+    def knobs(self) -> RooflineKnobs: ...
+    @property
+    def groups(self) -> Mapping[str, GroupReport]: ...
+    @property
+    def families(self) -> Mapping[str, Adapted]: ...
+    @property
+    def stand_in(self) -> Any: ...
+    @property
+    def references(self) -> Callable[[], Sequence[Any]] | None: ...
+    @staticmethod
+    def datasheet(device: DeviceSpec) -> Any: ...
+    def own_table(self, calls: Sequence[OpCall]) -> OpTable: ...
+    def op_seconds(self, table: OpTable) -> np.ndarray: ...
+    def roofline_seconds(self, table: OpTable) -> np.ndarray: ...
 
 
 # A clock follows the cube root of the power that it needs; what memory, leakage and the board draw
@@ -82,7 +104,7 @@ PRODUCTS_WIDTH, ATTENTION_WIDTH = 0.2, 0.4
 _TWINS = {"fp16": "bf16", "bf16": "fp16"}
 
 
-def is_measured(model: PerfModel, op: Op) -> bool:
+def is_measured(model: Calibration, op: Op) -> bool:
     """Whether a calibration has such ops in such numbers."""
     group = _group(op)
     adapted = model.families.get(family_of(group, op.dtype) or "")
@@ -92,7 +114,7 @@ def is_measured(model: PerfModel, op: Op) -> bool:
     )
 
 
-def as_measured(model: PerfModel, op: Op) -> Op:
+def as_measured(model: Calibration, op: Op) -> Op:
     """The op in the 16-bit format that a calibration has, where both multiply at one rate."""
     twin = _TWINS.get(op.dtype)
     if twin is None or not _rate(model.device, op) or _in_slots(model, op):
@@ -113,7 +135,9 @@ def _wider(op: Op) -> Op | None:
     return None
 
 
-def reference_device(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) -> PerfModel | None:
+def reference_device(
+    device: DeviceSpec, op: Op, models: Sequence[Calibration]
+) -> Calibration | None:
     """The calibration whose share of the roofline is believed of a device's op, if any has such."""
     having = {}
     for model in models:
@@ -134,7 +158,7 @@ def reference_device(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) ->
     return having[min(near, key=apart)] if near else None
 
 
-def priced_elsewhere(model: PerfModel, calls: Sequence[OpCall]) -> tuple[np.ndarray, np.ndarray]:
+def priced_elsewhere(model: Calibration, calls: Sequence[OpCall]) -> tuple[np.ndarray, np.ndarray]:
     """(places of ops that a model has no measurements of its own of, their believed seconds).
 
     A device that another one's calibration stands for takes that one's seconds, at its own clock,
@@ -156,7 +180,7 @@ def priced_elsewhere(model: PerfModel, calls: Sequence[OpCall]) -> tuple[np.ndar
     return at, seconds[at]
 
 
-def _longer(model: PerfModel, calls: Sequence[OpCall]) -> np.ndarray:
+def _longer(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
     """Seconds of a device over those of the one whose calibration stands for it [N].
 
     Shorter where its peak or bandwidth is larger, by no more than its power limit gives it.
@@ -168,14 +192,14 @@ def _longer(model: PerfModel, calls: Sequence[OpCall]) -> np.ndarray:
     return np.asarray(np.maximum(here_s / there_s, slowed(own, other) / slowed(other, own)))
 
 
-def refers(model: PerfModel) -> bool:
+def refers(model: Calibration) -> bool:
     """Whether calibrations of other devices say anything of a model's: those that are shipped are
     GPUs, which tell nothing of a CPU.
     """
     return model.references is not None and model.device.kind == "gpu"
 
 
-def believed_spread(model: PerfModel, calls: Sequence[OpCall]) -> np.ndarray:
+def believed_spread(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
     """Deviations of the logs of believed seconds [N]; NaN for ops that were measured, and for those
     of which only a datasheet tells.
     """
@@ -211,14 +235,14 @@ def width_of(op: Op) -> float:
     return ATTENTION_WIDTH if is_long_attention(op) else PRODUCTS_WIDTH
 
 
-def by_other_lookups(model: PerfModel, op: Op) -> bool:
+def by_other_lookups(model: Calibration, op: Op) -> bool:
     """Whether an op is a lookup that goes by what other GPUs' caches show: the device has measured
     none.
     """
     return is_lookup(op) and refers(model) and not is_measured(model, op)
 
 
-def believed_by(model: PerfModel, op: Op) -> str:
+def believed_by(model: Calibration, op: Op) -> str:
     """In words, what prices an op that a model has no measurements of."""
     if not refers(model) or model.references is None:
         return "datasheet roofline"
@@ -235,13 +259,13 @@ def believed_by(model: PerfModel, op: Op) -> str:
 
 
 def _believed(
-    model: PerfModel, device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[PerfModel]
+    model: Calibration, device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[Calibration]
 ) -> np.ndarray:
     """Believed seconds of ops [n] that `model`, otherwise the device's, has not measured."""
     bare = model.datasheet(device)
     roofline_s = bare.op_seconds(bare.own_table(calls))
     over, fixed_s = np.ones(len(calls)), np.zeros(len(calls))
-    by_reference: dict[str, tuple[PerfModel | None, list[int]]] = {}
+    by_reference: dict[str, tuple[Calibration | None, list[int]]] = {}
     asked = list(calls)
     for at, call in enumerate(calls):
         found = reference_device(device, call.op, models)
@@ -282,7 +306,7 @@ def _believed(
 
 
 def _by_gathers(
-    device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[PerfModel]
+    device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[Calibration]
 ) -> Iterator[tuple[int, float]]:
     """(place, seconds) of ops that gather rows, by their own form at this device's bandwidth and
     cache: a share of the roofline would not carry over to a cache of another size. The knobs are
@@ -343,7 +367,7 @@ def _rate(device: DeviceSpec, op: Op) -> float:
         return 0.0
 
 
-def _in_slots(model: PerfModel, op: Op) -> bool:
+def _in_slots(model: Calibration, op: Op) -> bool:
     """Whether an adapted prior has met ops of this family and number format."""
     adapted = model.families.get(family_of(_group(op), op.dtype) or "")
     return adapted is not None and any(

@@ -71,6 +71,18 @@ def test_prompts_wait_for_engines_apart_that_are_busy_throughout() -> None:
     assert idle.latency(NOTHING).ttft_s < 0.1
 
 
+def test_prompts_wait_for_engines_apart_that_are_busy_throughout() -> None:
+    """Of 300 clients 299 wait or decode while a prompt takes 0.02 s: 300 of them a round."""
+    first = engine(step_s=0.01, token_s=1e-5)
+    p_s = float(prompt_seconds(first, 1024.0))
+    loop = settled(engine(), 300.0, 1024.0, 100.0, np.inf, NOTHING, prefill=(first, 1.0))
+    found = loop.latency(NOTHING)
+    assert found.ttft_s == pytest.approx(300.0 * p_s - 100.0 * found.tpot_s, rel=1e-6)
+    assert found.decoding == pytest.approx(100.0 * found.tpot_s / p_s, rel=1e-3)
+    idle = settled(engine(), 300.0, 1024.0, 100.0, np.inf, NOTHING, prefill=(first, 100.0))
+    assert idle.latency(NOTHING).ttft_s < 0.1
+
+
 def test_attention_ranks_share_clients() -> None:
     whole = closed_loop(engine(), 16.0, 1024.0, 100.0, effects=NOTHING)
     shared = closed_loop(engine(), 64.0, 1024.0, 100.0, effects=NOTHING, ranks=4.0)
