@@ -126,12 +126,7 @@ def calculon() -> None:
         config = shared.template.replace(overlap_gradients=bool(hidden))
         one = training_setup(shape, SYSTEM)
         one = type(one)(**{**vars(one), "template": config, "prices": shared.prices})
-        columns = SpaceColumns.of(
-            space,
-            rows,
-            lambda row, one=one: one.config(space.layout(row)),
-            one.prices,
-        )
+        columns = SpaceColumns.of(one, space, rows)
         step_s[rows] = times(columns, one).step_s
     took_s = time.perf_counter() - began
     priced = int(np.isfinite(step_s).sum())

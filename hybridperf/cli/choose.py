@@ -1,7 +1,7 @@
 """`hybridperf choose`: smaller choices that papers made."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -44,7 +44,7 @@ def strategies(
     """Which of ddp, fsdp, tp and mp for which class of layers, in and across nodes (MAD-Max)."""
     from hybridperf.studies import report as reports
     from hybridperf.studies.strategies import search
-    from hybridperf.studies.strategies.planned import transformer_strategies
+    from hybridperf.studies.strategies.search import transformer_strategies
 
     common.compilation_cache()
     layers, local = search.named_layers(model)
@@ -88,27 +88,18 @@ def chimera(
     out: Path | None = None,
 ) -> None:
     """How many pipelines, stages, and samples of a micro-batch: Chimera compared with 1F1B."""
-    import dataclasses
 
     from hybridperf.studies import report as reports
     from hybridperf.studies.chimera import pipeline_like, pipelines, planned
     from hybridperf.training.plans.setup import training_setup
     from hybridperf.workloads.memory import memory
-    from hybridperf.workloads.transformer import load_shape
 
     common.compilation_cache()
-    shape = load_shape(model)
-    if seq is not None:
-        shape = dataclasses.replace(shape, seq=seq)
     shared = training_setup(
-        shape, system, device=device or None, dtype=dtype, memory_bytes=memory_bytes
+        model, system, seq=seq, device=device or None, dtype=dtype, memory_bytes=memory_bytes
     )
-    template, law, capacity = shared.template, planned(shared), shared.capacity_bytes
-    counted: dict[str, Any] = {
-        "dtype": template.dtype, "grad_bytes": template.gradient_bytes,
-        "optimizer": template.optimizer, "attention": template.attention,
-        "dropout": template.dropout, "split": template.stage_split, "knobs": shared.memory_knobs,
-    }  # fmt: skip
+    shape = shared.shape
+    law, capacity, counted = planned(shared), shared.capacity_bytes, shared.memory_terms
     found = {
         schedule: pipelines(
             shape, gpus, batch, capacity, law=law, schedule=schedule, largest=False, **counted

@@ -133,11 +133,10 @@ def _offloaded(
 def _found(plan: Any, top: int) -> dict[str, Any]:
     """What `--json` prints; `row`: as --row takes it."""
     from hybridperf.report.plan import memory_lines
-    from hybridperf.training.plans.explain import NAIVE, compared_table
+    from hybridperf.training.plans.explain import NAIVE
     from hybridperf.training.plans.layout_text import layout_words
-    from hybridperf.training.plans.table import top as best
 
-    layouts, compared = best(plan, top), compared_table(plan)
+    layouts, compared = plan.top(top), plan.compared()
     words = [layout_words(plan.layout(plan.choice(rank))) for rank in layouts.index]
     return {
         "layouts": layouts.assign(row=layouts.index + 1, layout=words)[["row", "layout", *layouts]],

@@ -25,6 +25,15 @@ _DTYPE_ALIASES = {
 LEVELS = ("l1", "l2", "l3", "memory")
 MEMORY = LEVELS.index("memory")
 Unit = Literal["matrix", "vector"]  # which part of a processor an op keeps busy
+# whose peak a matrix unit works at, the first that is known; others: their own, else vector units'
+_MATRIX_PEAKS: dict[str, tuple[str, ...]] = {
+    "fp32": ("fp32",),
+    "tf32": ("tf32", "fp32"),  # units without it work in fp32, as libraries do there
+    # half storage, single arithmetic: matrix units take it, plain cores run at fp32
+    "fp16in_fp32math": ("fp16", "fp32"),
+    # no matrix unit takes them; they run on lanes next to the fp32 ones
+    **dict.fromkeys(("int64", "int32", "int16", "bool"), ("fp32",)),
+}
 
 
 def canonical_dtype(name: str) -> str:
@@ -88,23 +97,14 @@ class DeviceSpec(Spec):
     def peak(self, dtype: str, unit: Unit) -> float:
         """FLOP/s of one dtype; vector work at the fp32 rate unless `<dtype>_vector` is given."""
         dtype = canonical_dtype(dtype)
-        peaks, fp32 = self.peak_flops_per_s, self.peak_flops_per_s.get("fp32")
+        peaks = self.peak_flops_per_s
+        names = _MATRIX_PEAKS.get(dtype, (dtype, f"{dtype}_vector"))
         if unit == "vector":
-            rate = peaks.get("fp64") if dtype == "fp64" else peaks.get(f"{dtype}_vector", fp32)
-        elif dtype == "fp32":
-            rate = fp32
-        elif dtype == "tf32":  # units without it work in fp32, as libraries do there
-            rate = peaks.get(dtype, fp32)
-        elif dtype == "fp16in_fp32math":
-            # half storage, single arithmetic: matrix units take it, plain cores run at fp32
-            rate = peaks.get("fp16", fp32)
-        elif dtype in ("int32", "int64", "int16", "bool"):
-            rate = fp32  # no matrix unit takes them; they run on lanes next to the fp32 ones
+            names = ("fp64",) if dtype == "fp64" else (f"{dtype}_vector", "fp32")
         elif dtype == "int8" and self.kind == "cpu":
             # without an instruction for them, bytes are widened into the vector lanes
-            rate = peaks.get("int8", fp32)
-        else:
-            rate = peaks.get(dtype, peaks.get(f"{dtype}_vector"))
+            names = ("int8", "fp32")
+        rate = next((peaks[name] for name in names if name in peaks), None)
         if rate is None:
             unknown_peak = f"device {self.id} has no known {dtype} peak ({unit} unit)"
             have = ", ".join(sorted(peaks))

@@ -58,12 +58,10 @@ class Question:
 
     @property
     def command(self) -> str:
-        """For a shell."""
         return shlex.join(["hybridperf", *self.typed])
 
     @property
     def python(self) -> str:
-        """For Python."""
         words = ", ".join(repr(word) for word in self.typed)
         return f"from hybridperf.cli.ask import ask\n\nanswer = ask({words})"
 

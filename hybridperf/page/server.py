@@ -42,6 +42,7 @@ from hybridperf.report import answer_page
 
 HOST = "127.0.0.1"
 _MOST_QUESTION_BYTES = 1 << 16
+_LINES = "application/x-ndjson"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _FIRST = (("step", "step"), ("serving", "serve"))  # of those that answer other views, too
 _HEADERS = {
@@ -107,12 +108,10 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
             return PlainTextResponse("not found", 404)
         return Response(file.read_bytes(), media_type=_KINDS[ending])
 
-    async def colours(request: Request) -> Response:
-        del request
+    async def colours(_: Request) -> Response:
         return Response(answer_page.colours(), media_type="text/css")
 
-    async def known(request: Request) -> Response:
-        del request
+    async def known(_: Request) -> Response:
         return JSONResponse(views())
 
     async def ask(request: Request) -> Response:
@@ -123,7 +122,7 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
             asked = json.loads(body)
             one = question(asked["view"], asked["question"], asked["values"], uploads.get)
         except InputError as error:
-            return _lines(_said(error=str(error)))
+            return Response(json.dumps({"error": str(error)}) + "\n", media_type=_LINES)
         except (ValueError, KeyError, TypeError, AttributeError):
             return PlainTextResponse("expected a question in JSON", 400)
         answerer = answerers[one.process]
@@ -145,8 +144,7 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
             return JSONResponse({"error": str(error)})
 
     @contextlib.asynccontextmanager
-    async def life(app: Starlette) -> AsyncIterator[None]:
-        del app
+    async def life(_: Starlette) -> AsyncIterator[None]:
         warming = asyncio.ensure_future(_warmed(answerers))
         yield
         warming.cancel()
@@ -190,10 +188,6 @@ async def _body(request: Request) -> bytes | None:
     return found
 
 
-async def _said(**said: Any) -> AsyncGenerator[dict[str, Any], None]:
-    yield said
-
-
 async def _answers(answerer: Answerer, asked: Question) -> AsyncGenerator[dict[str, Any], None]:
     """The words to copy, then what the program says; files that it wrote as text."""
     yield {"command": asked.command, "python": asked.python}
@@ -223,7 +217,7 @@ def _lines(
                     line = line.replace(here, json.dumps(theirs)[1:-1])
                 yield line + "\n"
 
-    return StreamingResponse(lines(), media_type="application/x-ndjson", background=following)
+    return StreamingResponse(lines(), media_type=_LINES, background=following)
 
 
 def serve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -69,7 +70,6 @@ class Uploads:
         return self._files[key]
 
     def close(self) -> None:
-        """Remove all of them."""
         self._folder.cleanup()
 
 
@@ -83,9 +83,8 @@ def _remove_left() -> None:
 
 def _runs(process: int) -> bool:
     try:
-        os.kill(process, 0)
+        with contextlib.suppress(PermissionError, OverflowError):
+            os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):
-        return True
     return True

@@ -13,7 +13,6 @@ from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
 from hybridperf.training.plans.ranked import PAIRS, Choice, plan_front
 from hybridperf.training.plans.run import Plan
 from hybridperf.training.plans.sensitivity import SURE, LeverEffect, lever_effects, memory_headroom
-from hybridperf.training.plans.table import top
 from hybridperf.workloads.transformer import Layout
 
 _FRONT_ROWS = 6
@@ -77,7 +76,7 @@ def _head(plan: Plan) -> str:
 
 
 def _best(plan: Plan, count: int) -> str:
-    frame = top(plan, count)
+    frame = plan.top(count)
     layouts = {rank: plan.layout(plan.choice(rank)) for rank in frame.index}
     columns: dict[str, Callable[[Any], Any]] = {
         "GPUs": lambda row: row.gpus,

@@ -21,8 +21,8 @@ from .strategies.mad_max import dlrm_a as dlrm_a
 from .strategies.mad_max import zionex as zionex
 from .strategies.mapping import Strategy as Strategy
 from .strategies.mapping import mapping as mapping
-from .strategies.planned import transformer_strategies as transformer_strategies
 from .strategies.search import search_strategies as search_strategies
 from .strategies.search import strategies_of as strategies_of
+from .strategies.search import transformer_strategies as transformer_strategies
 from .strategies.timeline import Iteration as Iteration
 from .strategies.timeline import iteration as iteration

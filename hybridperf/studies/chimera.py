@@ -57,7 +57,6 @@ class Pipeline(NamedTuple):
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step."""
         return self.pipeline_s + self.unoverlapped_s
 
     def layout(self, schedule: str) -> Layout:

@@ -42,19 +42,6 @@ def test_stacked_engines_take_what_each_does() -> None:
         assert found[row] == pytest.approx(expected, rel=1e-12)
 
 
-def test_stacked_engines_take_what_each_does() -> None:
-    one = power_laws()
-    other = dataclasses.replace(one, products_s=3.0 * one.products_s, decode_s=one.decode_s**0.9)
-    both = StepTimes.stacked([one, other]).of(np.array([1, 0, 1]))
-    sizes = np.array([3.0, 7.0, 90.0]), 1000.0, np.array([[10.0], [0.0], [50.0]]), 700.0
-    sequences, keys, chunk, chunk_keys = sizes
-    found = both.seconds(sequences[:, None], keys, chunk * [1.0, 2.0], chunk_keys)
-    for row, times in enumerate((other, one, other)):
-        alone = dataclasses.replace(times, host_s=0.0)
-        expected = alone.seconds(sequences[row], keys, chunk[row] * [1.0, 2.0], chunk_keys)
-        assert found[row] == pytest.approx(expected, rel=1e-12)
-
-
 def test_an_empty_step_takes_no_time() -> None:
     assert power_laws().seconds(0.0, 100.0) == 0.0
 

@@ -23,7 +23,7 @@ from hybridperf.explore.sharding.cost import (
     cost_of,
     placement_seconds,
 )
-from hybridperf.explore.sharding.splits import pieces, split
+from hybridperf.explore.sharding.tables import pieces, split
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel

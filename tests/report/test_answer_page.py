@@ -31,9 +31,7 @@ from hybridperf.report.plan import plan_report
 from hybridperf.report.text import seconds
 from hybridperf.traces.steps import common_steps
 from hybridperf.traces.summary import summaries
-from hybridperf.training.plans.explain import compared_table
 from hybridperf.training.plans.run import plan
-from hybridperf.training.plans.table import top
 
 HOSTILE = (
     "</script><script>alert('x')</script> <!--<b onmouseover=\"alert(1)\">&amp; \u202e\x00\ud800 µ"
@@ -177,7 +175,7 @@ def of_traces(traces) -> dict:
 
 def of_a_plan(found) -> dict:
     capacity_bytes = found.setup.capacity_bytes
-    rows, compared = top(found, 300), compared_table(found)
+    rows, compared = found.top(300), found.compared()
     return {"layouts": rows, "compared": compared, "capacity_bytes": capacity_bytes}
 
 

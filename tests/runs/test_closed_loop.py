@@ -71,16 +71,28 @@ def test_prompts_wait_for_engines_apart_that_are_busy_throughout() -> None:
     assert idle.latency(NOTHING).ttft_s < 0.1
 
 
-def test_prompts_wait_for_engines_apart_that_are_busy_throughout() -> None:
-    """Of 300 clients 299 wait or decode while a prompt takes 0.02 s: 300 of them a round."""
-    first = engine(step_s=0.01, token_s=1e-5)
-    p_s = float(prompt_seconds(first, 1024.0))
-    loop = settled(engine(), 300.0, 1024.0, 100.0, np.inf, NOTHING, prefill=(first, 1.0))
-    found = loop.latency(NOTHING)
-    assert found.ttft_s == pytest.approx(300.0 * p_s - 100.0 * found.tpot_s, rel=1e-6)
-    assert found.decoding == pytest.approx(100.0 * found.tpot_s / p_s, rel=1e-3)
-    idle = settled(engine(), 300.0, 1024.0, 100.0, np.inf, NOTHING, prefill=(first, 100.0))
-    assert idle.latency(NOTHING).ttft_s < 0.1
+def test_cached_tokens_are_looked_at_but_not_computed() -> None:
+    times = dataclasses.replace(engine(), decode_s=np.array([[1e-6, 8192e-6]] * 3))
+    computed, found = (
+        settled(times, 1.0, 1024.0, 100.0, np.inf, NOTHING, cached=cached).latency(NOTHING)
+        for cached in (0.0, 1000.0)
+    )
+    assert computed.tpot_s == pytest.approx(0.01 + 1074e-6, rel=1e-3)
+    assert found.tpot_s == pytest.approx(float(computed.tpot_s))
+    assert computed.ttft_s - found.ttft_s == pytest.approx(1000e-5, rel=0.01)
+
+
+def test_steps_without_graphs_last_as_long_as_their_launches() -> None:
+    """0.01 s of decoding and as much of a prompt hide behind 3,000 launches of 10 us."""
+    effects = dataclasses.replace(NOTHING, launch_s=1e-5)
+    graph, eager = (
+        settled(engine(), 8.0, 1024.0, 100.0, np.inf, effects, launches=3e3, eager=how).latency(
+            effects
+        )
+        for how in (0.0, 1.0)
+    )
+    assert eager.tpot_s == pytest.approx(0.03, rel=1e-3)
+    assert 0.01 < graph.tpot_s < 0.012
 
 
 def test_attention_ranks_share_clients() -> None:

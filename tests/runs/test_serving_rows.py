@@ -10,7 +10,8 @@ from hybridperf.cli.app import main
 from hybridperf.io import InputError
 from hybridperf.runs.admission import NO_LIMIT
 from hybridperf.runs.serving_fit import ServingFit
-from hybridperf.runs.serving_rows import understood
+from hybridperf.runs.serving_machines import machine_of
+from hybridperf.runs.serving_rows import DISTRIBUTION, schemes_of, understood
 from hybridperf.runs.serving_table import COLUMNS, fit_of, predict_serving
 from hybridperf.workloads.serving import Deployment
 
@@ -171,6 +172,32 @@ def test_settings_of_published_benchmarks_are_taken_unless_told(row: dict, told:
     said = understood(table({**row, **own}))[0]
     assert (*said.admission, said.chunk) == pytest.approx((5, 0, NO_LIMIT, 4096))
     assert not any("InferenceX" in note for note in said.notes)
+
+
+def test_runs_of_other_lengths_have_settings_of_their_own() -> None:
+    own = {**DENSE, "isl": 4000, "osl": 100, "backend_version": "0.12.0"}
+    eager = {"backend": "trtllm", "osl": 1000, "backend_version": "1.3.0rc1"}
+    rows = understood(
+        table(
+            own, {**own, "backend_version": None}, {**own, "cached_share": 0.5},
+            {**own, **eager}, {**DENSE, "enforce_eager": 1},
+        )
+    )  # fmt: skip
+    engines = [row.engine for row in rows if row.engine]
+    assert [one.cached_share for one in engines] == [0.75, 0.0, 0.5, 0.0, 0.0]
+    assert [one.launches for one in engines] == ["graph"] * 3 + ["eager"] * 2
+    assert "as aiconfigurator's scripts set: cached_share 0.75" in rows[0].notes
+
+
+def test_routers_of_groups_fill_few_experts_in_rows_and_in_deployments() -> None:
+    assert engine().distribution == "power_law_1.2"
+    assert engine(model_path="zai-org/GLM-5").distribution == DISTRIBUTION
+    machine = machine_of("b200_sxm")
+    found = {
+        name: schemes_of(name, ("fp4",), machine, "vllm", True)[0]["distribution"]
+        for name in ("deepseek-ai/DeepSeek-R1", "moonshotai/Kimi-K2.5")
+    }
+    assert [*found.values()] == ["power_law_1.2", DISTRIBUTION]
 
 
 def test_prompts_that_are_held_back_wait_longer() -> None:

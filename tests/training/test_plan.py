@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from hybridperf.engine.closed import step_seconds
 from hybridperf.engine.step_features import StepParts
+from hybridperf.explore.sweeps import progress
 from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError
-from hybridperf.training.plans import progress
 from hybridperf.training.plans.costs import price_space, times
 from hybridperf.training.plans.economy import economy
 from hybridperf.training.plans.explain import compared, naive
@@ -24,7 +24,7 @@ from hybridperf.training.plans.run import plan
 from hybridperf.training.plans.sensitivity import changed, lever_effects
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import Division, places, space
-from hybridperf.training.plans.table import top, write_layouts
+from hybridperf.training.plans.table import write_layouts
 from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.features import features, joined
 from hybridperf.workloads.memory import memory
@@ -185,7 +185,7 @@ def test_ranks_are_by_time_and_only_of_what_fits(found):
 
 
 def test_top_table_adds_up(found):
-    frame = top(found, 5)
+    frame = found.top(5)
     assert len(frame) == 5
     tokens = 32 * found.setup.shape.seq
     np.testing.assert_allclose(frame["tokens_per_s"], tokens / frame["time_s"])
@@ -218,7 +218,7 @@ def test_several_numbers_of_devices_are_ranked_together(shape):
         only={"cp": [1], "zero": [1], "recompute": ["none"]},
     )
     assert {case.space.gpus for case in both.cases} == {8, 16}
-    frame = top(both, len(both))
+    frame = both.top(len(both))
     per_token = frame["usd"] / (32 * shape.seq)
     assert (np.diff(per_token) >= -1e-18).all()
     ranks = plan_front(both, "time", "cost")

@@ -17,7 +17,7 @@ from hybridperf.training.plans.run import plan
 from hybridperf.training.plans.sensitivity import lever_effects, memory_headroom
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import laid_out, partial_layouts
-from hybridperf.training.plans.table import top, write_layouts
+from hybridperf.training.plans.table import write_layouts
 from hybridperf.workloads.transformer import load_shape
 
 SYSTEM = "aic_a100_sxm"
@@ -106,7 +106,7 @@ def test_layouts_that_more_memory_would_admit_are_found():
 
 def test_days_and_money_carry_the_interval_of_the_step():
     found = plan(DENSE, SYSTEM, 16, batch=32, tokens="1B", only=NARROW, limit=50)
-    frame = top(found, 5)
+    frame = found.top(5)
     assert (frame["low_s"] < frame["time_s"]).all()
     assert (frame["time_s"] < frame["high_s"]).all()
     for name in ("usd", "days", "total_usd"):
@@ -135,7 +135,7 @@ def test_workers_find_the_same(monkeypatch):
     shared = plan(EXPERTS, SYSTEM, 16, workers=1, **asked)
     assert done
     assert alone.slower == shared.slower > 0
-    pd.testing.assert_frame_equal(top(alone, 150), top(shared, 150), check_exact=True)
+    pd.testing.assert_frame_equal(alone.top(150), shared.top(150), check_exact=True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hybridperf.training.plans.explain import Confirmed, compared, confirm, neig
 from hybridperf.training.plans.run import UNPLANNED, plan
 from hybridperf.training.plans.sensitivity import SURE, chance_fits, memory_headroom
 from hybridperf.training.plans.setup import training_setup
-from hybridperf.training.plans.space import FOLLOWING, FREE, space
+from hybridperf.training.plans.space import DIMENSIONS, space
 from hybridperf.training.steps.memory_fit import USABLE
 from hybridperf.workloads.transformer import load_shape
 
@@ -180,7 +180,7 @@ def test_what_follows_can_be_narrowed_too(shape):
 
 
 def test_help_names_what_can_be_narrowed():
-    assert all(f" {name}" in WORDS["plan"]["only"] for name in (*FREE, *FOLLOWING))
+    assert all(f" {name}" in WORDS["plan"]["only"] for name in DIMENSIONS)
 
 
 def test_a_winner_near_the_limit_says_so(shape):

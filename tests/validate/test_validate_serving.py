@@ -97,38 +97,3 @@ def test_the_reference_of_a_new_gpu_has_the_nearest_peak_and_then_the_nearest_me
                              for one in (narrow, wide))  # fmt: skip
     assert 0.5 < four_bare / eight_bare < 0.6
     assert four_bare / eight_bare < four_s / eight_s < 1.0  # kernels' fixed time stays
-
-
-def test_the_chosen_deployment_is_held_against_the_best_within_the_limit() -> None:
-    """Three layouts under 20 ms: 100, 50 tokens/s/GPU within it and 200 beyond it."""
-    row = {"left_out": "x", "model": "m", "system": "s", "framework": "f", "isl": 1, "osl": 1000,
-           "ttft_s": 0.0, "predicted_ttft_s": 0.0, "trees_ttft_s": 0.0, "gpus_known": True}  # fmt: skip
-    found = [
-        {"layout": "a", "clients": 1, "gpus": 1, "tpot_s": 0.01, "predicted_tpot_s": 0.011},
-        {"layout": "b", "clients": 2, "gpus": 4, "tpot_s": 0.01, "predicted_tpot_s": 0.009},
-        {"layout": "c", "clients": 8, "gpus": 1, "tpot_s": 0.04, "predicted_tpot_s": 0.03},
-    ]
-    table = pd.DataFrame([{**row, **one, "trees_tpot_s": 0.001} for one in found])
-    kinds = choices(table).query("limit_s == 0.02")
-    assert len(kinds) == 2  # with the framework given, and chosen too
-    only = kinds.iloc[0]
-    assert only["ours"] == 1.0
-    assert only["trees"] == 0.0  # c, which is too slow
-    assert only["largest tp"] == 0.5
-    assert only["random"] == 1 / 3
-    table["predicted_tpot_s"] = 0.01 + 0.001 * np.arange(3)
-    assert choices(table).query("limit_s == 0.02").iloc[0]["ours"] == 0.0  # now ours takes c
-    line = chosen({"models": table}).lines[0]
-    assert (line.ours, line.goal) == (1.0, 1.0 - 0.8)
-
-
-def test_a_gpu_left_out_is_priced_by_others_alone() -> None:
-    own = load_model("h100_sxm")
-    call = OpCall(Gemm("bf16", 4096.0, 4096.0, 4096.0))
-    left = unmeasured(own)
-    assert "h100_sxm" not in {one.device.id for one in left.references()}
-    seconds = [float(one.op_seconds(one.table([call]))[0]) for one in (own, left)]
-    bare = float(left.roofline_seconds(left.table([call]))[0])
-    assert bare < seconds[1] != seconds[0]
-    alone = dataclasses.replace(left, references=None)
-    assert float(alone.op_seconds(alone.table([call]))[0]) == bare

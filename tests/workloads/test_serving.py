@@ -105,25 +105,6 @@ def test_tokens_go_to_their_experts_alone_where_these_are_on_more_ranks_than_a_t
         assert sizes == pytest.approx([there, 2 * there])
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [(8, {"all_gather", "reduce_scatter"}), (32, {"alltoall"})],  # of 8 experts a token
-)
-def test_tokens_go_to_their_experts_alone_where_these_are_on_more_ranks_than_a_token_has(
-    ranks: int, expected: set[str]
-) -> None:
-    served = Deployment(
-        hp.load_shape("deepseek-v3"), attention_dp=ranks, expert_ep=ranks, quant="fp8_block"
-    )
-    calls = [one.call for one in ServedCalls(served, 64).products(16.0)]
-    messages = [call for call in calls if isinstance(call, CollectiveCall)]
-    assert {call.collective for call in messages} == expected
-    if ranks == 32:  # a token of 7,168 reaches 32 (1 - (31/32)^8) = 7.2 ranks: bytes there, 16 bits back
-        sizes = {call.bytes for call in messages}
-        there = 16 * 32 * (1 - (31 / 32) ** 8) * 7168
-        assert sizes == {pytest.approx(there), pytest.approx(2 * there)}
-
-
 def test_layers_with_a_window_look_at_no_more() -> None:
     served = Deployment(hp.load_shape("gpt-oss-20b"))
     decoded = ops_of(list(ServedCalls(served, 8).decode(2.0, 5000.0)), DecodeAttention)
@@ -180,3 +161,15 @@ def test_what_no_engine_has_is_one_sentence(llama: TransformerShape) -> None:
         Deployment(llama, tp=3)
     with pytest.raises(InputError, match="acceptance of a deployment is a share"):
         Deployment(llama, drafted=1, acceptance=1.0)
+
+
+def test_an_indexer_norms_turns_and_narrows_what_it_scores() -> None:
+    counts = {
+        name: sum(
+            times
+            for call, times in ServedCalls(Deployment(hp.load_shape(name)), 8).products(4.0)
+            if isinstance(getattr(call, "op", None), Quantise)
+        )
+        for name in ("glm-5", "deepseek-v3")
+    }
+    assert counts == {"glm-5": 2 * hp.load_shape("glm-5").layers, "deepseek-v3": 0}

@@ -71,7 +71,6 @@ class SearchProblem:
 
     @property
     def knobs(self) -> int:
-        """How many knobs."""
         return len(self.spec.knobs)
 
     def knob_values(self, u: np.ndarray, held: ArrayLike) -> np.ndarray:

@@ -194,30 +194,27 @@ def _parameters(document: Document) -> tuple[tuple[SearchKnob, ...], dict[str, f
     for name, given in document.written.parameters.items():
         document.wrong.add(name)  # until it is read
         with document.faults.kept():
+            what = f"parameter {name}"
             if isinstance(given, Range):
-                knobs.append(_knob(name, given))
+                if given.scale != "log":
+                    mend = f"got scale {given.scale!r}; leave scale out, or sweep it"
+                    raise InputError(f"{what} is searched in logs, {mend}")
+                if given.min == given.max:
+                    mend = f"write {name} = {given.min:g}"
+                    raise InputError(f"{what} can only be {given.min:g}; {mend}")
+                knobs.append(SearchKnob(name, given.min, given.max, given.integer))
             elif not isinstance(given, TableColumn) and is_finite(given):
                 constants[name] = float(given)
             else:
                 got = "a column" if isinstance(given, TableColumn) else repr(given)
                 needs = "must be a finite number, or a range { min = ..., max = ... }"
-                raise InputError(f"parameter {name} of a search {needs}, got {got}")
+                raise InputError(f"{what} of a search {needs}, got {got}")
             document.wrong.discard(name)
     if not knobs and not document.wrong:
         example = "batch = { min = 1, max = 512, integer = true }"
         lacking = f"a search needs at least one range under [parameters], such as {example}"
         document.faults.said.append(lacking)
     return tuple(knobs), constants
-
-
-def _knob(name: str, given: Range) -> SearchKnob:
-    what = f"parameter {name}"
-    if given.scale != "log":
-        mend = "leave scale out, or sweep it"
-        raise InputError(f"{what} is searched in logs, got scale {given.scale!r}; {mend}")
-    if given.min == given.max:
-        raise InputError(f"{what} can only be {given.min:g}; write {name} = {given.min:g}")
-    return SearchKnob(name, given.min, given.max, given.integer)
 
 
 def _objective(written: Objective, known: Sequence[str]) -> tuple[Expression, bool]:

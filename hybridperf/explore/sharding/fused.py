@@ -12,6 +12,7 @@ Axes: T tables, R ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -88,7 +89,6 @@ class KernelPricer:
         return Workload(name, build.build(), tuple(calls), peak_memory=held)
 
     def _held(self, placement: Sequence[int] | np.ndarray) -> list[tuple[int, ...]]:
-        """Tables of each rank."""
         at = np.asarray(placement)
         return [tuple(np.flatnonzero(at == rank).tolist()) for rank in range(self._cost.ranks)]
 
@@ -122,3 +122,12 @@ class KernelPricer:
         np.add.at(out, tuple(np.array(owner).T), seconds)
         for some, (forward_s, backward_s) in zip(held, out.tolist(), strict=True):
             self._known[some] = forward_s, backward_s
+
+
+class SplitTables(NamedTuple):
+    """Tables in pieces, and what placements of them cost."""
+
+    pieces: Sequence[Table]
+    owners: Sequence[str]
+    cost: PlacementCost
+    fused: KernelPricer

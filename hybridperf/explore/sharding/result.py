@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ import pandas as pd
 from hybridperf.engine.prediction import Prediction
 from hybridperf.explore.sharding import greedy
 from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost, PlacementParts
-from hybridperf.explore.sharding.splits import SplitAdvice, SplitTables
+from hybridperf.explore.sharding.fused import SplitTables
 from hybridperf.io import replacing_in, write_json, write_table
 
 SCHEMA_VERSION = 1
@@ -31,6 +31,13 @@ class Candidate:
 
     method: str
     placement: Any  # [T]
+
+
+class SplitAdvice(NamedTuple):
+    """A split that makes the step shorter, as `--split` takes it."""
+
+    how: str
+    step_s: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +13,9 @@ from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.prediction import predict
 from hybridperf.explore.sharding import exact, greedy, local, relaxed
 from hybridperf.explore.sharding.cost import PlacementCost, cost_of
-from hybridperf.explore.sharding.fused import KernelPricer
-from hybridperf.explore.sharding.result import Candidate, ShardResult, shard_result
-from hybridperf.explore.sharding.splits import (
-    SplitAdvice,
-    SplitTables,
-    better_split,
-    least_pieces,
-    split,
-)
-from hybridperf.explore.sharding.tables import read_embedding_tables
+from hybridperf.explore.sharding.fused import KernelPricer, SplitTables
+from hybridperf.explore.sharding.result import Candidate, ShardResult, SplitAdvice, shard_result
+from hybridperf.explore.sharding.tables import KINDS, least_pieces, read_embedding_tables, split
 from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel, model_or_datasheet
@@ -33,6 +26,8 @@ METHODS = ("best", *greedy.RULES, CHUNKS, RELAXED, EXACT)
 # of a device that tables may take by default: Lin's tasks leave a fifth for the rest
 MEMORY_SHARE = 0.8
 _STARTS = 8  # descents
+_FINER = (2, 4)  # times as many pieces of a table as now
+_WORTHWHILE = 0.98  # of the step as it is
 _MOST_NUMBERS = 4e6  # of all descents' logits together
 _GREEDY_PRICED = 2
 _ALIKE = 0.01  # ranks whose kernels take so nearly the same share of the sums
@@ -238,6 +233,34 @@ def relaxed_and_polished(
     work = len(cost.tables) * (len(cost.tables) + cost.ranks)
     kicks = int(np.clip(_KICKS_WORK / work, 2, _MOST_KICKS))
     return local.polish(cost, best.placement, kicks=kicks, seed=seed)
+
+
+def better_split(
+    cut: Callable[[Mapping[str, str]], SplitTables], splits: Mapping[str, str], owner: str,
+    pieces: int, batch: float, step_s: float,
+) -> SplitAdvice | None:  # fmt: skip
+    """The best finer split of a table now in `pieces`; None where none helps noticeably."""
+    found = []
+    for kind in KINDS:
+        for finer in _FINER:
+            how = f"{kind}:{finer * pieces}"
+            try:
+                step = _step_s(cut({**splits, owner: how}), batch)
+            except InputError:  # more pieces than it has rows or columns
+                continue
+            if step is not None and step < _WORTHWHILE * step_s:
+                found.append(SplitAdvice(f"{owner}={how}", step))
+    return min(found, key=lambda one: one.step_s, default=None)
+
+
+def _step_s(made: SplitTables, batch: float) -> float | None:
+    """Seconds of the best greedy placement, polished; None where none has room."""
+    ruled = (greedy.by_rule(rule, made.cost, made.pieces, batch) for rule in greedy.GREEDY)
+    starts = [one for one in ruled if one is not None]
+    if not starts:
+        return None
+    best = local.polish(made.cost, min(starts, key=made.cost.step_s))
+    return None if best.over_bytes else float(made.fused.parts(best.placement).step_s)
 
 
 def _nodes(model: PerfModel, ranks: int, nodes: int | None) -> tuple[int, list[str]]:

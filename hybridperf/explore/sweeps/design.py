@@ -38,7 +38,6 @@ class ListAxis:
         return len(next(iter(self.held.values())))
 
     def names(self) -> list[str]:
-        """Its parameters."""
         return list(self.held)
 
     def columns(self, place: np.ndarray) -> dict[str, np.ndarray]:

@@ -56,7 +56,6 @@ class Comparison:
 
     @property
     def names(self) -> frozenset[str]:
-        """Those in both sides."""
         return self.less.names | self.more.names
 
     def cannot_hold(self, boxes: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:

@@ -75,7 +75,6 @@ class BestPoints:
             self.see(table.take(np.unique(np.concatenate(found))).to_pandas())
 
     def see(self, frame: pd.DataFrame) -> None:
-        """More points."""
         best = self.best
         if best.count:
             self.top = best.top(frame if self.top is None else pd.concat([self.top, frame]))

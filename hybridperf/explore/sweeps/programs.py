@@ -88,8 +88,7 @@ class ProgramTarget(Target):
             check_positive(name, extremes[name])
 
     def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
-        names = sorted(self.known() & set(columns))
-        knobs = {name: np.asarray(columns[name], np.float64) for name in names}
+        knobs = self.taken(columns)
         rows = len(next(iter(knobs.values())))
         padding = (0, batch_size(rows) - rows)
         answers = self._predictor(**{n: np.pad(v, padding, mode="edge") for n, v in knobs.items()})

@@ -45,7 +45,6 @@ class StepOp:
     price: Callable[..., Any]  # of the platform or of links, and the sizes by name
 
     def names(self) -> set[str]:
-        """Parameters in its formulas."""
         return set().union(*(formula.names for formula in (self.times, *self.sizes.values())))
 
     def sizes_at(self, values: Mapping[str, Any]) -> dict[str, Array]:

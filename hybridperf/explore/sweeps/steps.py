@@ -103,7 +103,7 @@ class StepTarget(Target):
         return [*remarks, *self._system.shortcomings()]
 
     def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
-        rows, values = len(next(iter(columns.values()))), self._values(columns)
+        rows, values = len(next(iter(columns.values()))), self.taken(columns)
         time_s = self._times(values, rows)
         in_range, note, _ = self._coverage(values, rows)
         return {"time_s": time_s, "in_range": in_range, "note": note}
@@ -112,12 +112,8 @@ class StepTarget(Target):
     def _program(self) -> StepProgram:
         return contracted(lower(self._graph).program)
 
-    def _values(self, columns: Columns) -> dict[str, np.ndarray]:
-        names = sorted(self.known() & set(columns))
-        return {name: np.asarray(columns[name], np.float64) for name in names}
-
     def trust(self, columns: Columns) -> dict[str, np.ndarray]:
-        rows, values = len(next(iter(columns.values()))), self._values(columns)
+        rows, values = len(next(iter(columns.values()))), self.taken(columns)
         in_range, note, seconds = self._coverage(values, rows)
         same, _ = trust.of_platform(self._model, self._system, values, rows)
         times = np.stack([op.times(values, rows) for op in self._ops], 1)

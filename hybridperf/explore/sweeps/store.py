@@ -100,11 +100,9 @@ class SweepStore:
         return {chunk for chunk in found if chunk < chunks}
 
     def part(self, chunk: int) -> bytes:
-        """A finished chunk."""
         return self._part(chunk).read_bytes()
 
     def write(self, chunk: int, part: bytes) -> None:
-        """Keep a finished chunk."""
         with self._kept(), replacing(self._part(chunk), "wb") as handle:
             handle.write(part)
 

@@ -51,6 +51,11 @@ class Target(abc.ABC):
     def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
         """Results [n] by name at n points; `columns` may hold more than it reads."""
 
+    def taken(self, columns: Columns) -> dict[str, np.ndarray]:
+        """Numbers [n] of the parameters that it reads."""
+        names = sorted(self.known() & set(columns))
+        return {name: np.asarray(columns[name], np.float64) for name in names}
+
     def remarks(self) -> list[str]:
         """Notes before any result is read, such as that a datasheet stands in for measurements."""
         return [note for model in self.models for note in model.shortcomings()]

@@ -302,13 +302,12 @@ def validated(document: Mapping[str, Any], faults: Faults) -> tuple[Written, set
                 elif section == "target":
                     wrong.add("target")
                 inside = left.get(section)
-                if section in _OF_ENTRIES and isinstance(inside, Mapping) and entry:
+                if section in _SINGULAR and isinstance(inside, Mapping) and entry:
                     left[section] = {k: v for k, v in inside.items() if k != entry}
                 else:
                     left.pop(section, None)
 
 
-_OF_ENTRIES = ("parameters", "prices", "derived", "constraints")
 _SINGULAR = {"parameters": "parameter", "derived": "derived", "constraints": "constraint",
              "prices": "price"}  # fmt: skip
 _MUST_BE = {

@@ -71,7 +71,7 @@ class LaunchedStep:
             **({"model": self.model} if self.model else own),
             "seq": s.seq, "gpu": self.gpu or None, "system": self.system or None,
             "gpus_per_node": self.gpus_per_node, "n_gpus": x.ranks,
-            "tp": x.tp, "pp": x.pp, "dp": x.dp, "cp": x.cp, "ep": x.ep, "vp": x.vp,
+            **{name: getattr(x, name) for name in ("tp", "pp", "dp", "cp", "ep", "vp")},
             "expert_tp": (x.expert_tp or x.tp) if s.experts else None,
             "seq_parallel": "yes" if x.sequence_parallel else "no",
             "micro_batch": x.micro_batch, "grad_accum": x.accumulation,
@@ -83,7 +83,6 @@ class LaunchedStep:
 
     @property
     def facts(self) -> Facts:
-        """All facts of it."""
         x, shards = self.layout, self.layout.shard_ranks or self.layout.data_ranks
         shards = shards if x.zero else 1
         dp_shard = shards // x.cp if x.zero >= 2 and shards % x.cp == 0 else 1
@@ -121,7 +120,8 @@ def model_facts(shape: TransformerShape) -> Facts:
     dense = f"([0]*{s.dense_layers}+[1]*{s.layers - s.dense_layers})"
     return found | latent | {
         "depth": s.depth, "kv_heads": s.key_heads, "head_dim": None if s.latent else s.dim,
-        "grouped_heads": s.key_heads != s.heads, "key_groups": _unless(s.heads, s.key_heads),
+        "grouped_heads": s.key_heads != s.heads,
+        "key_groups": None if s.key_heads == s.heads else s.key_heads,
         "untied": not s.tied, "no_biases": not s.biases, "latent": s.latent is not None,
         "qkv_biases_alone": s.qkv_biases is True and not s.biases,
         "experts": s.experts or None, "topk": s.topk or None, "shared_ffn": s.shared_ffn or None,
@@ -259,10 +259,6 @@ def _order(layout: Layout, rank_order: str) -> tuple[str, ...]:
     if wide == _wide(layout):
         return ORDER
     return (*wide, *(one for one in ORDER if one not in wide))
-
-
-def _unless(usual: int, value: int) -> int | None:
-    return None if value == usual else value
 
 
 def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

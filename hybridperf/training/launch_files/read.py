@@ -97,11 +97,14 @@ def _understood(script: Script, settings: Settings, path: Path) -> ReadLaunch:
         raise InputError(
             f"expected a precision that is priced ({known}), got {', '.join(wrong)}; mend it"
         )
-    model, shape = _model(target, settings, x, script.said.get("job-name", ""), path)
-    layout = layout_of(x, gpus, shape.depth)
-    precision = str(x["precision"])
+    precision, job = str(x["precision"]), script.said.get("job-name", "")
     if target.model:
-        precision = _precision(target, settings, precision)
+        model, precision = _named(target, settings, precision)
+        shape = load_shape(model)
+        shape = shape.replace(seq=x.get("seq", shape.seq))
+    else:
+        model, shape = _described(target, settings, x, job, path)
+    layout = layout_of(x, gpus, shape.depth)
     step = LaunchedStep(
         shape, layout, precision, str(x["framework"]), model, script.gpus_per_node,
         script.said.get("gpu", ""), script.said.get("system", ""),
@@ -110,14 +113,10 @@ def _understood(script: Script, settings: Settings, path: Path) -> ReadLaunch:
     return ReadLaunch(step, (*_unread(target, settings), *unmeant))
 
 
-def _model(
+def _described(
     target: Target, settings: Settings, x: Facts, job: str, path: Path
 ) -> tuple[str, TransformerShape]:
     """(name of the published model, "" of nobody's; its sizes)."""
-    if target.model:
-        name = _named(target, settings)
-        shape = load_shape(name)
-        return name, shape.replace(seq=x.get("seq", shape.seq))
     if target.model_file:
         file = path.parent / str(settings.get("--config_name", target.model_file))
         own = load_shape(file)
@@ -161,28 +160,19 @@ def flavour(name: str, precision: str) -> str:
     return re.sub(r"\W+", "_", name) + ("" if precision == "bf16" else f"_{precision}")
 
 
-def _named(target: Target, settings: Settings) -> str:
-    """The published model that a framework's own settings name."""
+def _named(target: Target, settings: Settings, otherwise: str) -> tuple[str, str]:
+    """(the published model that a framework's own settings name, what it multiplies in)."""
     if one := target.model_of(settings):
-        return str(one["name"])
+        return str(one["name"]), str(one.get("precision", otherwise))
     config = str(settings.get("--config", ""))
     for precision in target.choose["precision"]:
         for name in shape_names():
             if flavour(name, precision) == config:
-                return name
+                return name, otherwise if precision == "bf16" else precision
     known = ", ".join(dict.fromkeys(str(one["settings"]["--config"]) for one in target.model))
     raise InputError(
         f"expected a --config of {known}, or a published model's name, got {config!r}; name one"
     )
-
-
-def _precision(target: Target, settings: Settings, otherwise: str) -> str:
-    """What a configuration multiplies in; else as the settings say."""
-    if one := target.model_of(settings):
-        return str(one.get("precision", otherwise))
-    config = str(settings.get("--config", ""))
-    ends = (one for one in target.choose["precision"] if config.endswith(f"_{one}"))
-    return next(ends, otherwise)
 
 
 def _unread(target: Target, settings: Settings) -> Iterator[str]:

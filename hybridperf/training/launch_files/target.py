@@ -90,18 +90,15 @@ class Target:
                 found[setting] = value
         for fact, values in self.choose.items():
             found |= values[word_of(facts[fact])]
-        for one in self.also:
-            if _holds(one["when"], facts):
-                found |= one.get("settings", {})
-        return found | (self._split(facts) or {})
+        return found | self._also("settings", facts) | (self._split(facts) or {})
 
     def environment(self, facts: Facts) -> dict[str, str]:
         """Variables that are set before it starts."""
-        found: dict[str, str] = {}
-        for one in self.also:
-            if _holds(one["when"], facts):
-                found |= one.get("env", {})
-        return found
+        return self._also("env", facts)
+
+    def _also(self, kind: str, facts: Facts) -> Settings:
+        holding = (one.get(kind, {}) for one in self.also if _holds(one["when"], facts))
+        return {name: value for one in holding for name, value in one.items()}
 
     def in_our_words(self, given: Settings) -> Settings:
         """Settings with what stands for others replaced by them."""
@@ -178,7 +175,6 @@ class Target:
 
 @functools.cache
 def targets() -> Mapping[str, Target]:
-    """The frameworks by name."""
     found = {}
     for file in sorted(resources.files(__package__).iterdir(), key=lambda one: one.name):
         if file.name.endswith(".toml"):

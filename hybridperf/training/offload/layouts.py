@@ -22,11 +22,11 @@ from hybridperf.io import InputError
 from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.offload.step import Offload, Tier, offload
 from hybridperf.training.plans.arguments import narrowed
-from hybridperf.training.plans.costs import bytes_of, columns_of, times
+from hybridperf.training.plans.costs import SpaceColumns, bytes_of, times
 from hybridperf.training.plans.layout_text import layout_words
-from hybridperf.training.plans.setup import TrainingSetup, training_setup
+from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import space
-from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
+from hybridperf.workloads.transformer import Layout, TransformerShape
 
 _TRIED = 1000  # layouts, at some milliseconds a stage
 
@@ -69,13 +69,12 @@ def offloaded_layouts(
     Raises:
         InputError: when there are layouts that do not fit and none of them can be made to.
     """
-    shape = model if isinstance(model, TransformerShape) else load_shape(model)
-    shape = shape if seq is None else dataclasses.replace(shape, seq=seq)
     setup = training_setup(
-        shape, system, device=device, framework=framework, dtype=dtype, quant=quant,
+        model, system, seq=seq, device=device, framework=framework, dtype=dtype, quant=quant,
         memory_bytes=memory_bytes, adapted=adapted,
     ).for_gpus(gpus)  # fmt: skip
     narrow = None if only is None else narrowed(only)
+    shape = setup.shape
     legal = space(shape, gpus, setup.gpus_per_node, batch, narrow, setup.strict)
     needed, room = bytes_of(setup, legal.base), sum(tier.bytes for tier in tiers)
     small = needed <= setup.capacity_bytes
@@ -84,7 +83,7 @@ def offloaded_layouts(
         return []
     found: list[OffloadedLayout] = []
     if len(rows):
-        parts = times(columns_of(setup, legal, rows), setup)
+        parts = times(SpaceColumns.of(setup, legal, rows), setup)
         order = np.argsort(parts.step_s, kind="stable")
         _, quickest = np.unique(legal.base_of[rows[order]], return_index=True)
         for at in order[np.sort(quickest)][:_TRIED]:
@@ -92,7 +91,10 @@ def offloaded_layouts(
             if parts.step_s[at] >= last_s:
                 break
             layout = legal.layout(int(rows[at]))
-            moved = _offload(setup, layout, tiers, float(parts.compute_s[at]), overlap)
+            moved = offload(
+                shape, layout, setup.capacity_bytes, tiers, float(parts.compute_s[at]),
+                overlap=overlap, **setup.memory_terms,
+            )  # fmt: skip
             if moved.fits:
                 one = OffloadedLayout(layout, moved, float(parts.step_s[at]))
                 bisect.insort(found, one, key=lambda known: known.step_s)
@@ -103,19 +105,6 @@ def offloaded_layouts(
             " more GPUs, a smaller batch or more memory beside them"
         )
     return found[:count]
-
-
-def _offload(
-    setup: TrainingSetup, layout: Layout, tiers: Sequence[Tier], compute_s: float, overlap: float
-) -> Offload:
-    """The cheapest of a layout, its memory counted as the plan's is."""
-    config = setup.template
-    return offload(
-        setup.shape, layout, setup.capacity_bytes, tiers, compute_s, overlap=overlap,
-        split=config.stage_split, dtype=config.dtype, grad_bytes=config.gradient_bytes,
-        optimizer=config.optimizer, attention=config.attention, dropout=config.dropout,
-        knobs=setup.memory_knobs,
-    )  # fmt: skip
 
 
 def offloaded_frame(found: Sequence[OffloadedLayout]) -> pd.DataFrame:

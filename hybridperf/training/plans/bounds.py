@@ -34,31 +34,28 @@ import numpy as np
 from hybridperf.engine.closed import least_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
 from hybridperf.explore.sweeps import cluster
+from hybridperf.explore.sweeps.progress import Progress
 from hybridperf.model.step_effects import slowest_of
 from hybridperf.training.plans.costs import (
+    PLACED,
     THREADS,
     PricedSpace,
+    SpaceColumns,
     bytes_of,
     cells_of,
-    columns_of,
     in_pieces,
     price_space,
     times,
 )
 from hybridperf.training.plans.economy import Economy, score
-from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import (
-    Division,
     LayoutSpace,
     PartialLayouts,
-    Place,
     bounding_chunks,
     by_rule_of_thumb,
-    crossed,
     joined,
     laid_out,
-    places,
     unique_rows,
 )
 from hybridperf.workloads.transformer.framework import does
@@ -67,7 +64,6 @@ from hybridperf.workloads.transformer.layout import Layouts
 REACH = 1.5  # times the memory there is: layouts that more of it would admit are bounded, too
 _FIRST, _PIECE = 2**11, 2**16  # base layouts that are priced together: of the first piece, at most
 _ROUNDING = 1e-9  # of a bound: the same terms are added in another order
-_GROUPS = ("tp", "cp", "ep")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +86,8 @@ class BoundedLayouts:
         x = Layouts(*(column[self.at] for column in self.partial.columns))
         if not len(self.at):
             return StepParts(*[np.zeros(0)] * len(StepParts._fields))
-        space = _on_nodes(self.partial, x, self.progress)
+        # with all nodes that groups of their layers can lie on, in rows
+        space = laid_out(self.partial, x, self.progress, PLACED)
         begin = np.flatnonzero(np.diff(space.base_of, prepend=-1))
         found = least_parts(self.setup, space, self.partial.most_chunks[self.at], self.progress)
         return StepParts(*(np.minimum.reduceat(one, begin) for one in found))
@@ -131,43 +128,18 @@ def _least_bytes(setup: TrainingSetup, partial: PartialLayouts, progress: Progre
     return found
 
 
-def _on_nodes(partial: PartialLayouts, x: Layouts, progress: Progress) -> LayoutSpace:
-    """Partial layouts with all nodes that groups of their layers can lie on, in rows."""
-    first, of = unique_rows(x.tp, x.cp, x.dp, x.pp, x.ep, x.expert_tp)
-    known: list[Place] = []
-
-    def differing(at: int) -> list[tuple[int]]:
-        row = first[at]
-        tp, cp, dp, pp, ep, cut = (
-            int(one[row]) for one in (x.tp, x.cp, x.dp, x.pp, x.ep, x.expert_tp)
-        )
-        division = Division(tp, cp, dp, pp, ep, cut, False, dp * cp)
-        found = places(division, partial.gpus_per_node, _GROUPS)
-        known.extend(found)
-        progress("divisions laid out on nodes", at + 1, len(first))
-        return [(len(known) - n,) for n in range(len(found), 0, -1)]
-
-    rows, place = crossed(of, differing, 1)
-    return LayoutSpace(
-        partial.shape, partial.gpus, partial.gpus_per_node, partial.global_batch, x, tuple(known),
-        rows, place[:, 0],
-    )  # fmt: skip
-
-
 def _block_seconds(
     setup: TrainingSetup, space: LayoutSpace, progress: Progress, threads: int
 ) -> tuple[np.ndarray, ...]:
     """`compose.LeastSeconds` of all rows of a space [N]."""
     x, rows = space.base, space.base_of
-    spans = [[place.spans[name].nodes for name in _GROUPS] for place in space.places]
-    nodes = np.array(spans)[space.place_of].T
     of_layer = (x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, x.recompute)
     first, of = unique_rows(
-        *(column[rows] for column in of_layer), np.minimum(x.accumulation, 2)[rows], *nodes
+        *(column[rows] for column in of_layer),
+        np.minimum(x.accumulation, 2)[rows],
+        *space.nodes(PLACED),
     )
-    cells, inputs, tp_nodes = cells_of(
-        space, first, lambda row: setup.config(space.layout(row)), setup.prices, progress
-    )
+    cells, inputs, tp_nodes = cells_of(setup, space, first, progress)
     setup.prices.seconds(cells.calls)
     pieces, adapted = cells.pieces(setup.prices), setup.adapted
     names = {field.name for field in dataclasses.fields(StepFeatures)} - {"pace"}
@@ -253,7 +225,7 @@ class Search:
             rows = np.flatnonzero(least <= most)
         if not len(rows):
             return Kept(joined([(space, rows)]), np.zeros(0))
-        found = self._scores(times(columns_of(setup, space, rows), setup, threads=threads))
+        found = self._scores(times(SpaceColumns.of(setup, space, rows), setup, threads=threads))
         near = found <= most
         return Kept(joined([(space, rows[near])]), found[near])
 

@@ -29,14 +29,13 @@ import numpy as np
 
 from hybridperf.engine.closed import step_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
+from hybridperf.explore.sweeps.progress import Progress
 from hybridperf.model.step_effects import StepEffects
-from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import LayoutSpace, Place, unique_rows
 from hybridperf.training.steps.cells import (
     Cells,
     PieceTerms,
-    Prices,
     piece_numbers,
     pieces_alike,
     slots,
@@ -62,7 +61,7 @@ _ONCE = (
     "gathers_hidden", "sends_hidden", "tp", "slowest",
 )  # fmt: skip
 _BLOCKS = ("layer", "embedding", "head")
-_PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart
+PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart
 _ROWS = 16_384  # at a time: what one piece needs stays in a core's cache
 THREADS = 2
 
@@ -84,18 +83,18 @@ class SpaceColumns:
 
     @staticmethod
     def of(
-        space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
-        prices: Prices, progress: Progress | None = None,
-    ) -> SpaceColumns:  # fmt: skip
-        """Price the unique things of rows of a space [M]; `config` gives a row's config."""
+        setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray, progress: Progress | None = None
+    ) -> SpaceColumns:
+        """Price the unique things of rows of a space [M] on the setup's machine."""
+        config = functools.partial(_config, setup, space)
         by_chunk = config(int(rows[0])).stage_split != "even"  # deals out chunks unevenly
         found, index = zip(*map(_unique, _keys(space, rows, by_chunk)), strict=True)
-        cells, inputs, tp_nodes = cells_of(space, rows[found[0]], config, prices, progress)
+        cells, inputs, tp_nodes = cells_of(setup, space, rows[found[0]], progress)
         shards, once, messages = (
             [config(row) for row in rows[first].tolist()] for first in found[1:]
         )
         # `explain.py` asks for what was not measured of the layouts that it shows
-        sums = Sums.of(cells, shards, once, messages, prices)
+        sums = Sums.of(cells, shards, once, messages, setup.prices)
         columns = {name: values for name, values in row_columns(once).items() if name in _ONCE}
         return SpaceColumns(space, rows, inputs, sums, columns | sums.of_update, tp_nodes, *index)
 
@@ -161,7 +160,7 @@ def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndar
         return tuple(p.spans[name].nodes for name in names)
 
     ranks = ("tp", "cp", "ep", "expert_tp")
-    cell = of_places(lambda p: (*divided(p, *ranks), *nodes(p, *_PLACED)))
+    cell = of_places(lambda p: (*divided(p, *ranks), *nodes(p, *PLACED)))
     experts, shared = ("ep", "expert_tp"), ("shard", "replica", "expert_data")
     shards = of_places(
         lambda p: (p.division.pp > 1, *divided(p, "tp", *experts), *spans(p, *shared))
@@ -183,16 +182,19 @@ def _keys(space: LayoutSpace, rows: np.ndarray, by_chunk: bool) -> tuple[np.ndar
     )
 
 
+def _config(setup: TrainingSetup, space: LayoutSpace, row: int) -> TransformerConfig:
+    return setup.config(space.layout(row))
+
+
 def cells_of(
-    space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
-    prices: Prices, progress: Progress | None = None,
-) -> tuple[Cells, np.ndarray, np.ndarray]:  # fmt: skip
+    setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray, progress: Progress | None = None
+) -> tuple[Cells, np.ndarray, np.ndarray]:
     """Cells of rows of a space [C], inputs of their corrections [C, X], nodes of tp groups [C]."""
+    config, prices = functools.partial(_config, setup, space), setup.prices
     progress = progress or Progress()
     base = space.base_of[rows]
     x = Layouts(*(column[base] for column in space.base))
-    spans = [[place.spans[name].nodes for name in _PLACED] for place in space.places]
-    nodes = np.array(spans, int)[space.place_of[rows]].T
+    nodes = space.nodes(PLACED, rows)
     one = config(int(rows[0]))
     mine, terms = slots(one.shape, one.checkpoints), list[PieceTerms]()
     of = np.empty((len(mine), len(rows)), np.int32)
@@ -259,20 +261,9 @@ def price_space(
     if memory_bytes is None:
         memory_bytes = bytes_of(setup, space.base)
     rows = np.flatnonzero((memory_bytes <= setup.capacity_bytes)[space.base_of])
-    columns = columns_of(setup, space, rows, progress)
+    columns = SpaceColumns.of(setup, space, rows, progress)
     parts = times(columns, setup, progress=progress)
     return PricedSpace(setup, columns, parts, memory_bytes)
-
-
-def columns_of(
-    setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray, progress: Progress | None = None
-) -> SpaceColumns:
-    """Some rows of a space [M], their representatives priced on the setup's machine."""
-
-    def config(row: int) -> TransformerConfig:
-        return setup.config(space.layout(row))
-
-    return SpaceColumns.of(space, rows, config, setup.prices, progress)
 
 
 def times(

@@ -129,7 +129,10 @@ def economy(device: DeviceSpec, file: Path | None = None) -> Economy:
                 f"expected a {name} {range_}, got {price.value:g} ({price.source}); mend it in"
                 " --prices"
             )
-    notes = [_sentence(name, price) for name, price in used.items()]
+    notes = []
+    for name, price in used.items():
+        when = "" if price.date in price.source else f", {price.date}"
+        notes.append(f"{name} {price.value:g} ({price.unit}; {price.source}{when})")
     if usd_per_hour == 0:
         notes.append(
             "a rent of 0: devices of one's own, money is electricity alone, without what they cost"
@@ -148,9 +151,3 @@ def economy(device: DeviceSpec, file: Path | None = None) -> Economy:
         usd_per_hour, full_w, min(idle_w, full_w), host_w, pue, usd_per_kwh, message_share,
         tuple(notes),
     )  # fmt: skip
-
-
-def _sentence(name: str, price: UnitPrice) -> str:
-    """A rate with its unit, source and date, once each."""
-    when = "" if price.date in price.source else f", {price.date}"
-    return f"{name} {price.value:g} ({price.unit}; {price.source}{when})"

@@ -20,13 +20,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
 from hybridperf.engine.prediction import predict
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, adapted_steps
-from hybridperf.training.plans import table
-from hybridperf.training.plans.layout_text import field_words, layout_words
+from hybridperf.training.plans.layout_text import field_words
 from hybridperf.training.plans.ranked import Choice, RankedLayouts, step_intervals
 from hybridperf.training.plans.space import by_rule_of_thumb
 from hybridperf.training.steps import adapt
@@ -68,21 +66,6 @@ def compared(plan: RankedLayouts) -> list[ComparedLayout]:
     return with_chances(plan, named)
 
 
-def compared_table(plan: RankedLayouts) -> pd.DataFrame:
-    """The compared layouts with columns of `Plan.top`, intervals, chance, overlap, `differs` and
-    `layout`, in words.
-    """
-    found = compared(plan)
-    rows = [
-        table.rows_of(plan, plan.cases[one.choice.case], np.array([one.choice.at])) for one in found
-    ]
-    frame = pd.concat(rows).set_index(pd.Index([one.what for one in found]))
-    frame["layout"] = [layout_words(plan.layout(one.choice)) for one in found]
-    for name in ("low_s", "high_s", "chance", "overlap"):
-        frame[name] = [getattr(one, name) for one in found]
-    return frame.assign(differs=[differences(plan.best, plan.layout(one.choice)) for one in found])
-
-
 def with_chances(plan: RankedLayouts, named: list[tuple[str, Choice]]) -> list[ComparedLayout]:
     """Intervals of layouts, and how each compares with the first."""
     choices = [choice for _, choice in named]
@@ -104,13 +87,18 @@ def with_chances(plan: RankedLayouts, named: list[tuple[str, Choice]]) -> list[C
 
 def other_division(plan: RankedLayouts) -> Choice | None:
     """The best layout that divides ranks differently from the winner."""
+    number = plan.choice(0).case
+    at = plan.ranked_in(number)
+    differs = np.any([_differs(plan, name) for name in _DIVISION], 0)
+    return Choice(number, int(at[np.argmax(differs)])) if differs.any() else None
+
+
+def _differs(plan: RankedLayouts, name: str) -> np.ndarray:
+    """Which ranked layouts of the winner's case have another value of a field [k]."""
     first = plan.choice(0)
-    case = plan.cases[first.case]
-    columns = [getattr(case.space.base, name)[case.space.base_of] for name in _DIVISION]
-    at = plan.ranked_in(first.case)
-    rows, winner = case.rows[at], case.rows[first.at]
-    differs = np.any([column[rows] != column[winner] for column in columns], 0)
-    return Choice(first.case, int(at[np.argmax(differs)])) if differs.any() else None
+    case, at = plan.cases[first.case], plan.ranked_in(first.case)
+    column = case.space.column(name)
+    return np.asarray(column[case.rows[at]] != column[case.rows[first.at]])
 
 
 def naive(plan: RankedLayouts) -> Choice | None:
@@ -173,15 +161,10 @@ def neighbours(plan: RankedLayouts, count: int) -> list[Choice]:
     """The best layouts that differ from the winner in one field; dp and ranks count as one."""
     first = plan.choice(0)
     case, at = plan.cases[first.case], plan.ranked_in(first.case)
-    space, rows, winner = case.space, case.rows[at], case.rows[first.at]
-
-    def differs(name: str) -> np.ndarray:
-        column = space.column(name)
-        return np.asarray(column[rows] != column[winner])
-
-    changes = sum(differs(name).astype(int) for name in (*_DIVIDED, *_OTHER))
-    placed = space.place_of[rows] != space.place_of[winner]
-    near = (changes == 1) | ((changes == 0) & placed & ~differs("shard_ranks"))
+    changes = sum(_differs(plan, name).astype(int) for name in (*_DIVIDED, *_OTHER))
+    place_of = case.space.place_of
+    placed = place_of[case.rows[at]] != place_of[case.rows[first.at]]
+    near = (changes == 1) | ((changes == 0) & placed & ~_differs(plan, "shard_ranks"))
     return [Choice(first.case, int(one)) for one in at[np.flatnonzero(near)[:count]]]
 
 

@@ -109,12 +109,10 @@ class RankedLayouts:
         return Choice(int(case), int(at))
 
     def layout(self, choice: Choice) -> Layout:
-        """The layout of a choice."""
         case = self.cases[choice.case]
         return case.space.layout(int(case.rows[choice.at]))
 
     def config(self, choice: Choice) -> TransformerConfig:
-        """The whole step of a choice."""
         return self.cases[choice.case].setup.config(self.layout(choice))
 
     def ranked_in(self, case: int) -> np.ndarray:
@@ -123,7 +121,6 @@ class RankedLayouts:
 
     @property
     def best(self) -> Layout:
-        """The winner."""
         return self.layout(self.choice(0))
 
     def step_s(self, choice: Choice) -> float:
@@ -137,20 +134,16 @@ def scores(case: PricedSpace, objective: str, rates: Economy) -> np.ndarray:
 
 
 def tokens_of(case: PricedSpace) -> float:
-    """Tokens of one step."""
     return float(case.space.global_batch * case.setup.shape.seq)
 
 
 def ranking(cases: Sequence[PricedSpace], objective: str, rates: Economy) -> np.ndarray:
     """[K, 2] of all priced layouts, best first; of equal ones that with less memory."""
-    parts, score, memory = [], [], []
-    for number, case in enumerate(cases):
-        at = np.arange(len(case.rows))
-        parts.append(np.stack([np.full(len(at), number), at], 1))
-        score.append(scores(case, objective, rates)[at])
-        memory.append(case.row_memory_bytes[at])
-    order = np.lexsort((np.concatenate(memory), np.concatenate(score)))
-    return np.concatenate(parts)[order]
+    of = np.repeat(np.arange(len(cases)), [len(case.rows) for case in cases])
+    at = np.concatenate([np.arange(len(case.rows)) for case in cases])
+    score = np.concatenate([scores(case, objective, rates) for case in cases])
+    memory = np.concatenate([case.row_memory_bytes for case in cases])
+    return np.stack([of, at], 1)[np.lexsort((memory, score))]
 
 
 def plan_front(plan: RankedLayouts, one: str, other: str) -> np.ndarray:

@@ -15,7 +15,6 @@ Several numbers of devices or batches make several spaces, ranked together by an
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import os
@@ -28,6 +27,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.explore.sweeps import cluster
+from hybridperf.explore.sweeps.progress import Progress
 from hybridperf.io import InputError, unknown
 from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.plans import explain, table
@@ -35,15 +35,20 @@ from hybridperf.training.plans.arguments import narrowed, number_of_tokens, whol
 from hybridperf.training.plans.bounds import BoundedLayouts, Search
 from hybridperf.training.plans.costs import PricedSpace, bytes_of, price_space
 from hybridperf.training.plans.economy import economy
-from hybridperf.training.plans.layout_text import counted
-from hybridperf.training.plans.progress import Progress
-from hybridperf.training.plans.ranked import OBJECTIVES, RankedLayouts, plan_front, ranking
+from hybridperf.training.plans.layout_text import counted, layout_words
+from hybridperf.training.plans.ranked import (
+    OBJECTIVES,
+    RankedLayouts,
+    plan_front,
+    ranking,
+    with_intervals,
+)
 from hybridperf.training.plans.setup import TrainingSetup, training_setup
 from hybridperf.training.plans.space import laid_out
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.features import experts_note, unmeasured_of
 from hybridperf.training.steps.record import without_collector
-from hybridperf.workloads.transformer import TransformerShape, load_shape
+from hybridperf.workloads.transformer import TransformerShape
 
 UNPLANNED = (
     "of schedules 1F1B, GPipe and interleaved 1F1B are planned, and ZB-V and DualPipeV of"
@@ -61,11 +66,12 @@ class Plan(RankedLayouts):
     """Ranked layouts of a model on a cluster, with tables of them; what `hp.plan` returns."""
 
     def top(self, count: int = 10) -> pd.DataFrame:
-        """A table of the best layouts: their fields, `time_s` and its parts, memory, tokens/s,
-        money, and days where `tokens` were given; `low_s, high_s` and other low and high columns
-        are 90 % intervals.
+        """A table of the best layouts, without copies of better ones: fields, `time_s` and its
+        parts, memory, tokens/s, money, and days where `tokens` were given; `low_s, high_s` and
+        other low and high columns are 90 % intervals.
         """
-        return table.top(self, count)
+        ranks = np.array(self.distinct(whole_numbers("top", count)[0]))
+        return with_intervals(self, self.ranked[ranks], table.at_ranks(self, ranks))
 
     def front(self, one: str = "time", other: str = "memory") -> pd.DataFrame:
         """Layouts on the Pareto front of two of "time", "memory", "energy" and "cost", as `top`."""
@@ -74,10 +80,19 @@ class Plan(RankedLayouts):
     def compared(self) -> pd.DataFrame:
         """The winner next to the runner-up, the best different layout and a naive one.
 
-        Columns of `top`, and `low_s, high_s` (90 % interval), `chance` (probability that the winner
-        is the faster one), `differs` (in words).
+        Columns of `top`, and `layout` (in words), `low_s, high_s` (90 % interval), `chance`
+        (probability that the winner is the faster one), `overlap` (share of the narrower interval
+        that both cover), `differs` (in words).
         """
-        return explain.compared_table(self)
+        found, best = explain.compared(self), self.best
+        at = [(self.cases[one.choice.case], np.array([one.choice.at])) for one in found]
+        frame = pd.concat([table.rows_of(self, *each) for each in at])
+        frame = frame.set_index(pd.Index([one.what for one in found]))
+        frame["layout"] = [layout_words(self.layout(one.choice)) for one in found]
+        for name in ("low_s", "high_s", "chance", "overlap"):
+            frame[name] = [getattr(one, name) for one in found]
+        differs = [explain.differences(best, self.layout(one.choice)) for one in found]
+        return frame.assign(differs=differs)
 
     def write(self, path: str | os.PathLike) -> int:
         """Write the layouts that are kept to .parquet or .csv, the best first; returns how many."""
@@ -138,11 +153,8 @@ def plan(
     with without_collector():
         if objective not in OBJECTIVES:
             raise unknown("objective", objective, OBJECTIVES, f"known are {', '.join(OBJECTIVES)}")
-        shape = model if isinstance(model, TransformerShape) else load_shape(model)
-        if seq is not None:
-            shape = dataclasses.replace(shape, seq=seq)
         shared = training_setup(
-            shape, system, device=device, framework=framework, dtype=dtype, quant=quant,
+            model, system, seq=seq, device=device, framework=framework, dtype=dtype, quant=quant,
             memory_bytes=memory_bytes, adapted=adapted, cache=cache,
         )  # fmt: skip
         rates = economy(shared.device, None if prices is None else Path(prices))
@@ -156,7 +168,7 @@ def plan(
         refused: list[Callable[[], str]] = []  # why nothing runs; asked for when nothing does
         for count in counts:
             mine = shared.for_gpus(count)
-            samples_of = _usual_batch(shape, count, notes) if batches is None else batches
+            samples_of = _usual_batch(shared.shape, count, notes) if batches is None else batches
             notes += mine.notes
             for samples in samples_of:
                 one = BoundedLayouts(mine, mine.partial(count, samples, narrow), progress)

@@ -27,7 +27,7 @@ import numpy as np
 from hybridperf.hardware import DeviceSpec
 from hybridperf.model.step_effects import StepEffects
 from hybridperf.training.plans.bounds import REACH, Search
-from hybridperf.training.plans.costs import PricedSpace, bytes_of, columns_of, times
+from hybridperf.training.plans.costs import PricedSpace, SpaceColumns, bytes_of, times
 from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.steps.cells import Prices
@@ -119,7 +119,7 @@ def _best(case: PricedSpace, at: np.ndarray, lever: str, factor: float) -> tuple
     if lever == "launches":
         parts = times(case.columns, setup, effects, at, threads=1)
     else:
-        parts = times(columns_of(setup, case.space, case.rows[at]), setup, effects, threads=1)
+        parts = times(SpaceColumns.of(setup, case.space, case.rows[at]), setup, effects, threads=1)
     place = int(np.argmin(parts.step_s))
     return float(parts.step_s[place]), place
 

@@ -24,7 +24,7 @@ from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.training.steps.names import Machine, aliases, machine
 from hybridperf.workloads.memory import MemoryKnobs
-from hybridperf.workloads.transformer import Layout, TransformerShape
+from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
 from hybridperf.workloads.transformer.framework import (
     ASSUMED,
@@ -72,6 +72,16 @@ class TrainingSetup:
         """Pipeline schedules that the framework has."""
         return (*PLANNED_SCHEDULES, *framework_habits()[self.framework].get("schedules", ()))
 
+    @property
+    def memory_terms(self) -> dict[str, Any]:
+        """What `memory` counts a layout by, besides the shape."""
+        one = self.template
+        return {
+            "dtype": one.dtype, "grad_bytes": one.gradient_bytes, "optimizer": one.optimizer,
+            "attention": one.attention, "dropout": one.dropout, "split": one.stage_split,
+            "knobs": self.memory_knobs,
+        }  # fmt: skip
+
     def for_gpus(self, gpus: int) -> TrainingSetup:
         """The setup for so many devices: of racks as few as hold them, with whole trays each."""
         old, tray = self.machine.system, self.machine.whole
@@ -114,15 +124,18 @@ class TrainingSetup:
 
 
 def training_setup(
-    shape: TransformerShape, system: str, *, device: str | None = None, framework: str = "",
-    dtype: str | None = None, quant: str = "", memory_bytes: float | None = None,
-    adapted: Adaptation | Adapted | None = None, cache: PriceCache | None = None,
+    model: str | TransformerShape, system: str, *, seq: int | None = None,
+    device: str | None = None, framework: str = "", dtype: str | None = None, quant: str = "",
+    memory_bytes: float | None = None, adapted: Adaptation | Adapted | None = None,
+    cache: PriceCache | None = None,
 ) -> TrainingSetup:  # fmt: skip
     """The setup of a model on a system; arguments as those of `plan`.
 
     Raises:
         InputError: for a system without a known device, or a framework nobody knows.
     """
+    shape = model if isinstance(model, TransformerShape) else load_shape(model)
+    shape = shape if seq is None else dataclasses.replace(shape, seq=seq)
     known, unnamed = framework_habits(), 0.0 if framework else UNNAMED
     if framework and framework not in known:
         raise unknown("framework", framework, known, f"known are {', '.join(known)}")

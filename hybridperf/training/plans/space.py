@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hybridperf.explore.sweeps.progress import Progress
 from hybridperf.io import InputError, unknown
-from hybridperf.training.plans.progress import Progress
 from hybridperf.workloads.transformer import TransformerShape
 from hybridperf.workloads.transformer.columns import (
     FOLDED,
@@ -48,12 +48,11 @@ from hybridperf.workloads.transformer.layout import ORDER, Layout, Layouts, Orde
 # of its own (`studies/chimera.py`)
 PLANNED_SCHEDULES = ("1f1b", "gpipe", "interleaved")
 _BY_NAME = (*PLANNED_SCHEDULES, *(SCHEDULES[code] for code in SPLITS_BACKWARD))
-FREE = (
+# what may be narrowed; the last four follow from the others
+DIMENSIONS = (
     "tp", "cp", "ep", "pp", "vp", "zero", "micro_batch", "recompute", "schedule",
-    "sequence_parallel",
+    "sequence_parallel", "dp", "expert_tp", "shard_ranks", "accumulation",
 )  # fmt: skip
-# narrowed once the free ones are put together
-FOLLOWING = ("dp", "expert_tp", "shard_ranks", "accumulation")
 _DENSE = 2**32
 _WORDS = {"recompute": RECOMPUTE, "schedule": _BY_NAME}
 
@@ -130,7 +129,6 @@ class LayoutSpace:
         return len(self.base_of)
 
     def layout(self, row: int) -> Layout:
-        """One of the N."""
         x = {name: int(column[self.base_of[row]]) for name, column in self.base._asdict().items()}
         whole = x["shard_ranks"] == x["dp"] * x["cp"]
         words: dict[str, Any] = {
@@ -142,6 +140,11 @@ class LayoutSpace:
             "order": self.places[self.place_of[row]].order,
         }
         return Layout(**{**x, **words})
+
+    def nodes(self, groups: Sequence[str], rows: Any = slice(None)) -> np.ndarray:
+        """On how many nodes groups of some layouts lie, int [groups, n]."""
+        spans = [[place.spans[name].nodes for name in groups] for place in self.places]
+        return np.array(spans, int)[self.place_of[rows]].T
 
     def column(self, name: str) -> np.ndarray:
         """A field of the base layouts, for all layouts [N]."""
@@ -289,9 +292,10 @@ def space(
 
 
 def laid_out(
-    partial: PartialLayouts, base: Layouts, progress: Progress | None = None
-) -> LayoutSpace:
-    """Base layouts that complete some partial ones, in every order that differs."""
+    partial: PartialLayouts, base: Layouts, progress: Progress | None = None,
+    groups: tuple[str, ...] = _GROUPS,
+) -> LayoutSpace:  # fmt: skip
+    """Base layouts that complete some partial ones, in every order that differs for some groups."""
     progress, per_node = progress or Progress(), partial.gpus_per_node
     names = [name for name in Division._fields if name != "zero"]
     columns = [*(getattr(base, name) for name in names), base.zero > 0]
@@ -300,7 +304,7 @@ def laid_out(
     starts, counts = [], []
     for row in first.tolist():
         divided_by = {name: int(getattr(base, name)[row]) for name in names}
-        found = places(Division(**divided_by, zero=bool(base.zero[row] > 0)), per_node)
+        found = places(Division(**divided_by, zero=bool(base.zero[row] > 0)), per_node, groups)
         starts.append(len(known))
         counts.append(len(found))
         progress("divisions laid out on nodes", len(starts), len(first))
@@ -407,10 +411,10 @@ def divisors(number: int) -> list[int]:
 def _allowed(only: Mapping[str, Sequence[Any]]) -> dict[str, set[Any]]:
     """Values by field; words as their codes."""
     found: dict[str, set[Any]] = {}
-    known = (*FREE, *FOLLOWING)
     for name, values in only.items():
-        if name not in known:
-            raise unknown("dimension of a layout", name, known, f"known are {', '.join(known)}")
+        if name not in DIMENSIONS:
+            known = f"known are {', '.join(DIMENSIONS)}"
+            raise unknown("dimension of a layout", name, DIMENSIONS, known)
         words = _WORDS.get(name)
         codes = SCHEDULES if name == "schedule" else RECOMPUTE
         lowest = 0 if name in ("zero", "sequence_parallel") else 1

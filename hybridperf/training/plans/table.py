@@ -14,10 +14,9 @@ import pyarrow.parquet
 
 from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError, is_stream, replacing
-from hybridperf.training.plans.arguments import whole_numbers
 from hybridperf.training.plans.costs import PricedSpace
 from hybridperf.training.plans.economy import DAY_S
-from hybridperf.training.plans.ranked import RankedLayouts, tokens_of, with_intervals
+from hybridperf.training.plans.ranked import RankedLayouts, tokens_of
 from hybridperf.training.plans.space import LayoutSpace
 from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES
 
@@ -27,15 +26,6 @@ _COUNTS = (
 )  # fmt: skip
 _WORDS = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
 _SECONDS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
-
-
-def top(plan: RankedLayouts, count: int) -> pd.DataFrame:
-    """The best layouts with what each takes, one row each, without copies of better ones; seconds,
-    days and money with their 90 % intervals.
-    """
-    count = whole_numbers("top", count)[0]
-    ranks = np.array(plan.distinct(count))
-    return with_intervals(plan, plan.ranked[ranks], at_ranks(plan, ranks))
 
 
 def at_ranks(plan: RankedLayouts, ranks: np.ndarray) -> pd.DataFrame:

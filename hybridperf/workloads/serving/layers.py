@@ -173,6 +173,7 @@ class ServedCalls:
             yield from self._gemm(tokens, shape.query_width / t, source, quant)
             if latent.selected:
                 yield from self._gemm(tokens, latent.index_heads * latent.index_dim, source, quant)
+                yield from self._indexed(tokens, float(latent.index_heads), latent.index_dim)
             yield from self._gemm(tokens, h, shape.context_width / t, quant)
         else:
             heads = shape.heads / t * (2 if shape.gated_attention else 1)
@@ -183,6 +184,15 @@ class ServedCalls:
         if rank := self.served.lora_rank:  # one adapter of the layer's matrices before attention
             yield from self._gemm(tokens, rank, h, "bfloat16")
             yield from self._gemm(tokens, shape.query_width / t, rank, "bfloat16")
+
+    def _indexed(self, tokens: float, heads: float, dim: float) -> Iterator[Call]:
+        """What an indexer does to its key and its queries: kernels of their own, as SGLang's
+        (nsa_indexer.py) has them.
+        """
+        yield OpCall(RmsNorm("bf16", tokens, dim))
+        yield OpCall(_loop("rope", tokens, (heads + 1.0) * dim))
+        for rows in (tokens * heads, tokens):
+            yield OpCall(Quantise("bf16", rows, dim, quant="fp8_block"))
 
     def _decoded(
         self, kind: LayerKind, sequences: float, keys: float, each: float
