@@ -9,7 +9,6 @@ of the platform, the rates of its links included; a step of ops alone is priced 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ import numpy as np
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.table import CollectiveTable, PricedCollectives, collective_seconds
 from hybridperf.collectives.unequal import AllToAll
-from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
@@ -38,8 +36,8 @@ from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, canonical, durations, padded
 from hybridperf.model.reference_device import slowed
 from hybridperf.model.step_effects import ROLE_NAMES, SUSTAINED, in_step_s, sustained_s
+from hybridperf.ops import GROUPS, OpCall
 from hybridperf.ops import Call as StartProgram
-from hybridperf.ops import Op, OpCall
 
 
 @jax.tree_util.register_dataclass
@@ -88,7 +86,7 @@ def priced_rows(
     composed = [*chains, *exposed]
     if not collectives and not given and not composed and in_step is None:
         table, own = model.priced(op_calls)
-        return StepTable(table, power_s=_power_s(model, op_calls, table)), KnownRows(own, None)
+        return StepTable(table, power_s=_power_s(model, table)), KnownRows(own, None)
     table, own = model.priced(op_calls or [OpCall(StartProgram("fp32", 0.0))])
     count = max(len(ops), 1)
     place = {at: i for i, at in enumerate(ops)}
@@ -101,7 +99,7 @@ def priced_rows(
         carried = _priced_collectives(fabric, list(collectives.values()))
     seconds = [*(call.value for call in given.values()), *([0.0] if composed else [])]
     power_s = np.zeros(len(calls))
-    power_s[list(ops)] = _power_s(model, op_calls, table)
+    power_s[list(ops)] = _power_s(model, table)[: len(ops)]
     parts = [(at, row - 1, often) for at, chain in chains.items() for row, often in chain.parts]
     left = [(at, one.message - 1, one.beside - 1) for at, one in exposed.items()]
     rows = StepTable(
@@ -117,24 +115,21 @@ def priced_rows(
     return rows, KnownRows(own, carried)
 
 
-def _power_s(model: PerfModel, calls: Sequence[OpCall], table: OpTable) -> np.ndarray:
+def _power_s(model: PerfModel, table: OpTable) -> np.ndarray:
     """Seconds of ops at the rate that the device's power limit sustains [O]; 0 where none is known.
 
     A card with less power than the one that was measured sustains less, by its clock.
     """
     shares = SUSTAINED.get(model.device.arch)
-    if shares is None or not calls:
-        return np.zeros(len(calls))
+    if shares is None:
+        return np.zeros(len(table.group))
     wide, narrow = shares
-
-    def share(op: Op) -> float:
-        if op.unit != "matrix" or (width := DTYPE_BYTES[op.peak_dtype]) > 2:
-            return math.inf
-        return narrow if width < 2 or op.group.endswith("attention") else wide
-
-    known = {call.op: share(call.op) for call in calls}
-    rates = table.peak_flops_per_s * [known[call.op] for call in calls]
-    longer = slowed(model.device, model.measured.device)
+    peak = model.device.peak_flops_per_s["bf16"]
+    faster = table.peak_flops_per_s / peak  # than 16 bits: fewer; slower ones do not reach a limit
+    attention = np.array([name.endswith("attention") for name in GROUPS])[table.group]
+    rates = table.peak_flops_per_s * np.where((faster > 1) | attention, narrow, wide)
+    measured = model.stand_in or model
+    longer = slowed(model.device, measured.device) * (faster >= 1)
     return np.asarray(longer * table.times * table.work.flops / rates)
 
 

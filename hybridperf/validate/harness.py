@@ -208,7 +208,8 @@ class Parts:
         say: Callable[[str], None],
         again: Collection[tuple[str, str]] = (),
     ) -> list[dict[str, Any]]:
-        """The part of each job, with its `results`; says how long the jobs left may take.
+        """The part of each job, with its `results` and `processor_s`, which other programs on the
+        machine do not change; says how long the jobs left may take.
 
         `unit`: what results are called; `again`: jobs to compute even where their part is kept.
         """
@@ -216,9 +217,12 @@ class Parts:
         for done, (job, compute) in enumerate(jobs.items(), start=1):
             part = None if job in again else self.kept("_".join(job))
             if part is None:
-                part = self.keep("_".join(job), compute())
+                worked_s = time.process_time()
+                made = compute()
+                worked_s = time.process_time() - worked_s
+                part = self.keep("_".join(job), {**made, "processor_s": worked_s})
                 left_s = (time.monotonic() - begun_s) / done * (len(jobs) - done)
-                count = f"{len(part['results'])} {unit}"
+                count = f"{len(part['results'])} {unit}, {worked_s:.0f} s of the processor"
                 say(f"{' '.join(job)}: {count}; about {left_s / 60:.0f} min left")
             found.append(part)
         return found

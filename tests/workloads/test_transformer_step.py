@@ -651,8 +651,9 @@ def test_fused_attention_of_an_older_kernel_takes_its_published_share(model):
     rows = zip(plain.calls, plain.in_step.places, plain.times_run(), strict=True)
     kernels = sum(times * place.count for _, place, times in rows if place.role == "attention")
     gaps_s = kernels * BELIEFS["exposed_kernel_s"].median
+    # another size than the factor's, so as many millionths more or less of power's limit
     assert shown_older_s["prefill_attention"] - gaps_s == pytest.approx(
-        factor * (shown_s["prefill_attention"] - gaps_s)
+        factor * (shown_s["prefill_attention"] - gaps_s), rel=1e-5
     )
     assert shown_older_s["gemm"] == pytest.approx(shown_s["gemm"])
     assert other.roofline_s == pytest.approx(one.roofline_s)
