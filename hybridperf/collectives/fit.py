@@ -1,4 +1,10 @@
-"""Fit a system's collectives: the prior over systems, adapted to none or thousands of rows."""
+"""Fit a system's collectives: the prior over systems, adapted to none or thousands of rows.
+
+A box on PCIe that nobody measured takes the latencies of a measured one, bandwidths of nobody's:
+what a library waits for (launches, flags, hops) is its own and the bus's, so another box tells it;
+what the links carry is the host's doing (switches, sockets, host memory), so efficiency and its
+decay with ranks stay what is usual over all systems.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives import pcie, versions, widths
+from hybridperf.collectives import versions, widths
+from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.measured import MeasuredSizes
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
 from hybridperf.collectives.rows import (
@@ -55,23 +62,22 @@ class CollectiveReport:
 
     def by_collective(self) -> pd.DataFrame:
         """Rows and errors of the fit and of baselines, per collective, implementation and link."""
-        lines: list[dict[str, Any]] = []
         if self.held_out.empty:
-            return pd.DataFrame(lines)
-        keys = ["collective", "implementation", "link"]
-        for key, part in self.held_out.groupby(keys, sort=True):
-            errors = {
-                name: np.abs(part[f"{name}_s"] / part["measured_s"] - 1)
-                for name in ("predicted", "knobs", "roofline")
-            }
-            inside = (part["low_s"] <= part["measured_s"]) & (part["measured_s"] <= part["high_s"])
-            lines.append({
-                **dict(zip(keys, key, strict=True)), "rows": len(part),
-                "median_ape": errors["predicted"].median(),
-                "mean_ape": errors["predicted"].mean(), "knobs_ape": errors["knobs"].median(),
-                "roofline_ape": errors["roofline"].median(), "inside": inside.mean(),
-            })  # fmt: skip
-        return pd.DataFrame(lines)
+            return pd.DataFrame()
+        rows, measured = self.held_out, self.held_out["measured_s"]
+        errors = {
+            name: (rows[f"{name}_s"] / measured - 1).abs()
+            for name in ("predicted", "knobs", "roofline")
+        }
+        inside = measured.between(rows["low_s"], rows["high_s"])
+        grouped = rows.assign(**errors, inside=inside).groupby(
+            ["collective", "implementation", "link"], sort=True
+        )
+        return grouped.agg(
+            rows=("predicted", "size"), median_ape=("predicted", "median"),
+            mean_ape=("predicted", "mean"), knobs_ape=("knobs", "median"),
+            roofline_ape=("roofline", "median"), inside=("inside", "mean"),
+        ).reset_index()  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers, for provenance."""
@@ -114,7 +120,7 @@ def fit_collectives(
     if rows is None or rows.empty:
         if known is None:
             return CollectiveModel(spec, None, about), CollectiveReport()
-        known, boxes = pcie.with_latencies(known, spec)
+        known, boxes = with_latencies(known, spec)
         references = boxes or references_of(spec, known.population.devices)
         adapted = adapt(_tuned(known, references), references=references)
         there, met = _learned_on(spec, known.population.devices), versions.of_prior(adapted.prior)
@@ -280,3 +286,29 @@ def collectives_by_name(name: str) -> CollectiveModel:
             raise
         return load_collectives(name)  # raises, and lists what there is
     return fit_collectives(None, system)[0]
+
+
+_CARRIED = ("intra_efficiency", "inter_efficiency", "rank_decay")
+_LINK = "pcie"
+
+
+def with_latencies(prior: FamilyPrior, system: SystemSpec) -> tuple[FamilyPrior, list[str]]:
+    """(a prior whose measured box keeps its latencies alone, the names of such boxes: one or none).
+
+    Of the prior's boxes on PCIe the one that was measured in most ways counts. The prior as it is
+    for a system on another link.
+    """
+    usual = prior.population
+    if link_of(system) != _LINK:
+        return prior, []
+    boxes = [at for at, name in enumerate(usual.devices) if link_of(load_system(name)) == _LINK]
+    if not boxes:
+        return prior, []
+    ways = [np.isfinite(usual.own[at, :, 0]).sum() for at in boxes]
+    box, own = boxes[int(np.argmax(ways))], usual.own.copy()
+    carried = [ALPHA_BETA.knobs.index(name) for name in _CARRIED]
+    own[box][:, carried] = np.where(
+        np.isfinite(own[box][:, carried]), usual.mean_of(usual.implementations)[:, carried], np.nan
+    )
+    population = dataclasses.replace(usual, own=own)
+    return dataclasses.replace(prior, population=population), [usual.devices[box]]

@@ -126,9 +126,11 @@ def collective_rows(
         "log2_link_rate": np.full(n, np.log2(system.intra_bytes_per_s)),
         "log2_network_rate": np.full(n, np.log2(network_share)),
     }
+    spelt = (word.lower() for word in _text(frame, "dtype", ""))
+    dtype = np.array([_DTYPES.get(word, word) for word in spelt], object)
     flags = {
         "collective": names, "implementation": implementation, "link": link, "version": version,
-        "dtype": _dtypes(frame), "in_place": _text(frame, "in_place", "0"),
+        "dtype": dtype, "in_place": _text(frame, "in_place", "0"),
     }  # fmt: skip
     for label, of_row in flags.items():
         values |= {f"{label}={word}": of_row == word for word in dict.fromkeys(of_row) if word}
@@ -181,11 +183,6 @@ def usual_versions(rows: CollectiveRows) -> dict[str, str]:
     return {group: version for group, version in usual.items() if version}
 
 
-def _dtypes(frame: pd.DataFrame) -> np.ndarray:
-    words = _text(frame, "dtype", "")
-    return np.array([_DTYPES.get(word.lower(), word.lower()) for word in words], object)
-
-
 def _text(frame: pd.DataFrame, column: str, absent: str) -> np.ndarray:
     if column not in frame:
         return np.full(len(frame), absent, object)
@@ -219,7 +216,7 @@ def checked(
             missing = frame["collective"].isna() & pd.isna(name)
             named = ((frame["collective"] == name) | missing).to_numpy()
             refuse(named, "{}", [str(error)] * n)
-    bytes_, ranks = _numbers(frame, "bytes"), _numbers(frame, "n_gpus")
+    bytes_, ranks = real_numbers(frame["bytes"]), real_numbers(frame["n_gpus"])
     text = "expected bytes above zero, got {!r}; mend or drop the row"
     refuse(~(np.isfinite(bytes_) & (bytes_ > 0)), text, frame["bytes"].tolist())
     text = f"expected bytes from 1 to {LARGEST_BYTES:g}, got {{:g}}; mend or drop the row"
@@ -230,9 +227,9 @@ def checked(
         ranks > MOST_RANKS, f"expected n_gpus up to {MOST_RANKS:g}, got {{:g}}; mend the row", ranks
     )
     if "n_nodes" in frame:
-        nodes = _numbers(frame, "n_nodes")
+        nodes = real_numbers(frame["n_nodes"])
     elif "gpus_per_node" in frame:
-        nodes = ranks / _numbers(frame, "gpus_per_node")
+        nodes = ranks / real_numbers(frame["gpus_per_node"])
     else:
         nodes, assumed[:] = np.ones(n), "no n_nodes given: one node"
     text = "expected n_nodes of 1 or more, a whole number; mend n_nodes or gpus_per_node"
@@ -241,7 +238,7 @@ def checked(
         uneven = ranks % np.where(nodes >= 1, nodes, 1) != 0
     refuse(uneven, "{:g} ranks do not divide into {:g} nodes; mend n_gpus or n_nodes", ranks, nodes)
     if "gpus_per_node" in frame:
-        g = _numbers(frame, "gpus_per_node")
+        g = real_numbers(frame["gpus_per_node"])
         text = "n_gpus is not n_nodes times gpus_per_node; mend one of them"
         refuse(np.isfinite(g) & (g * nodes != ranks), text)
     if system is not None and "system" in frame:
@@ -261,10 +258,6 @@ def join_remarks(remarks: Sequence[tuple[str, np.ndarray]]) -> np.ndarray:
         "; ".join(text for at, (text, _) in enumerate(remarks) if one >> at & 1) for one in found
     ]
     return np.array(joined, object)[of_row]
-
-
-def _numbers(frame: pd.DataFrame, column: str) -> np.ndarray:
-    return real_numbers(frame[column])
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

@@ -42,7 +42,9 @@ class SlowHosts(NamedTuple):
             of_hosts = self.hosts.merge(sets[[*_QUESTION]].drop_duplicates(), on=[*_QUESTION])
             bad = of_hosts[of_hosts.slow].sort_values("slow_down", ascending=False)
             words = [f"host {one.host} ({one.slow_down:.2f} x)" for one in bad.itertuples()]
-            alone = sets[sets.slow & ~_with_any(sets.hosts, set(bad.host))]
+            named = set(bad.host)
+            others = [named.isdisjoint(names.split()) for names in sets.hosts]
+            alone = sets[sets.slow & np.array(others)]
             alone = alone.sort_values("slow_down", ascending=False)
             words += [
                 f"{' and '.join(one.hosts.split())} ({one.slow_down:.2f} x)"
@@ -89,22 +91,15 @@ def find_slow(frame: pd.DataFrame, least: float = LEAST) -> SlowHosts:
         log=("log", "median"), sets=("log", "size"), limit=("limit", "first")
     )
     hosts = hosts.assign(slow=(hosts.log > hosts.limit) & (hosts.sets > 1)).reset_index()
-    return SlowHosts(*(_in_times(one) for one in (sets, hosts)))
+    for found in (sets, hosts):
+        found.insert(found.columns.get_loc("log"), "slow_down", np.exp(found["log"]))
+    return SlowHosts(*(found.drop(columns=["log", "limit"]) for found in (sets, hosts)))
 
 
 def _limit(log: pd.Series, least: float) -> float:
     middle = log.median()
     sigma = _TO_SIGMA * (log - middle).abs().median()
     return float(middle + max(np.log(least), _DEVIATIONS * sigma))
-
-
-def _in_times(found: pd.DataFrame) -> pd.DataFrame:
-    found.insert(found.columns.get_loc("log"), "slow_down", np.exp(found["log"]))
-    return found.drop(columns=["log", "limit"])
-
-
-def _with_any(hosts: pd.Series, named: set[str]) -> pd.Series:
-    return hosts.map(lambda names: bool(named & {*names.split()}))
 
 
 def _hosts(frame: pd.DataFrame) -> pd.Series:
@@ -114,13 +109,10 @@ def _hosts(frame: pd.DataFrame) -> pd.Series:
     if "src" not in frame:
         return pd.Series("", frame.index)
     numbers = pd.to_numeric(frame["n_nodes"], "coerce").fillna(0).astype(int)
-    return pd.Series(
-        [_named(str(src), nodes) for src, nodes in zip(frame["src"], numbers, strict=True)],
-        frame.index,
-    )
-
-
-def _named(src: str, nodes: int) -> str:
-    """The last words of a log's name, as many as nodes; "" where they are not different names."""
-    words = re.sub(r"\.\w+$", "", src.rsplit("/", 1)[-1]).split("_")[-nodes:] if nodes > 1 else []
-    return " ".join(sorted(words)) if len(set(words)) == nodes else ""
+    found = []
+    for src, nodes in zip(frame["src"].astype(str), numbers, strict=True):
+        # the last words of a log's name, as many as nodes; no names where they are not different
+        words = re.sub(r"\.\w+$", "", src.rsplit("/", 1)[-1]).split("_")[-nodes:]
+        known = nodes > 1 and len(set(words)) == nodes
+        found.append(" ".join(sorted(words)) if known else "")
+    return pd.Series(found, frame.index)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -118,29 +119,18 @@ def ring(topology: Topology, local: Sequence[int]) -> Ring:
         pair = topology.rates[local[0], local[-1]] if len(local) > 1 else np.inf
         host = bool(topology.through_host[local[0], local[-1]])
         return Ring(float(min(pair, topology.rates.max(initial=np.inf))), host)
-    return _best_ring(_Links(topology), tuple(sorted(local)))
-
-
-class _Links:
-    """A topology's links as a key of caches."""
-
-    def __init__(self, topology: Topology):
-        self.rates, self.host = topology.rates, topology.through_host
-        self._key = self.rates.tobytes(), self.host.tobytes()
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Links) and self._key == other._key
+    at = np.ix_(sorted(local), sorted(local))
+    return _best_ring(topology.rates[at].tobytes(), topology.through_host[at].tobytes())
 
 
 @functools.lru_cache(100_000)
-def _best_ring(links: _Links, local: tuple[int, ...]) -> Ring:
-    n, at = len(local), np.ix_(local, local)
+def _best_ring(rates_kept: bytes, host_kept: bytes) -> Ring:
+    """Of n GPUs, by their links' rates [n, n] and which go through the host, as bytes."""
+    host = np.frombuffer(host_kept, bool)
+    n = math.isqrt(len(host))
+    rates, host = np.frombuffer(rates_kept).reshape(n, n), host.reshape(n, n)
     if n == 1:
         return Ring(np.inf, False)
-    rates, host = np.array(links.rates[at]), links.host[at]
     if n == 2:
         return Ring(float(rates[0, 1]), bool(host[0, 1]))
     widest, cycle = widest_cycle(rates)

@@ -44,9 +44,8 @@ _ELSEWHERE = 0.06
 # layer 0.07 or 0.15, of the GPU 0.05 or 0.15, of the LM head 0.1 or 0.3, and one LENGTH 0.6 or 1.6
 # times as long each move it by 0.2 points or less
 NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
-SPREAD = np.array(
-    [0.1, 0.1, 0.2]
-)  # s of a layer, of its GPU beyond that, of embedding and LM head [B]
+# s of a layer, of its GPU beyond that, of embedding and LM head [B]
+SPREAD = np.array([0.1, 0.1, 0.2])
 # The same of cells that no row tells of, to predict by: a fit is free to correct more than steps of
 # a source that nobody measured are off. With 0.07 of a layer and of its GPU nine tenths of the rows
 # of 25 published sources, each left out in turn and none counting for more than ten rows, lie
@@ -162,11 +161,8 @@ class Adaptation:
 
         def strangeness(name: str) -> tuple[bool, bool, bool, int]:
             known = Group(name)
-            other_framework, other_arch = (
-                known.framework != asked.framework,
-                known.arch != asked.arch,
-            )
-            return known != asked, other_framework, other_arch, -self.groups[name].rows
+            other = known.framework != asked.framework, known.arch != asked.arch
+            return known != asked, *other, -self.groups[name].rows
 
         known = min(self.groups, key=strangeness, default="")
         if not known or all(strangeness(known)[:3]):

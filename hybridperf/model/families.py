@@ -11,6 +11,7 @@ never met have no effect.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -90,7 +91,7 @@ def references_of(device: DeviceSpec, names: Iterable[str]) -> list[str]:
     They have its architecture, or where none has, its generation: an architecture's first word and
     the first part of its number, so Blackwell sm_103 refers to sm_100 and not to sm_120.
     """
-    arches = {name: arch for name in names if (arch := _arch(name)) is not None}
+    arches = architectures_of(names)
     same = [name for name, arch in arches.items() if arch == device.arch]
     return same or [
         name for name, arch in arches.items() if _generation(arch) == _generation(device.arch)
@@ -99,19 +100,16 @@ def references_of(device: DeviceSpec, names: Iterable[str]) -> list[str]:
 
 def architectures_of(names: Iterable[str]) -> dict[str, str]:
     """The architecture of each device whose facts are known."""
-    return {name: arch for name in names if (arch := _arch(name)) is not None}
+    found = {}
+    for name in names:
+        with contextlib.suppress(InputError):
+            found[name] = load_device(name).arch
+    return found
 
 
 def _generation(arch: str) -> tuple[str, str]:
     words = arch.split()
     return words[0], words[-1][:-1]
-
-
-def _arch(name: str) -> str | None:
-    try:
-        return load_device(name).arch
-    except InputError:
-        return None
 
 
 def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRows:
@@ -209,13 +207,10 @@ def _known_slot(slot: str, known: tuple[str, ...]) -> str:
     """
     mine = OpImplementation.parse(slot)
     fitting = [one for one in map(OpImplementation.parse, known) if _means(mine, one)]
-    return str(min(fitting, key=lambda one: _differs(mine, one), default=_first_named(mine)))
-
-
-def _first_named(mine: OpImplementation) -> OpImplementation:
-    if mine.op not in op_names() or mine.op in _NOT_A_SPELLING:
-        return mine
-    return mine._replace(op=next(name for name in op_names() if _one_op(name, mine.op)))
+    itself = mine
+    if mine.op in op_names() and mine.op not in _NOT_A_SPELLING:
+        itself = mine._replace(op=next(one for one in op_names() if _one_op(one, mine.op)))
+    return str(min(fitting, key=lambda one: _differs(mine, one), default=itself))
 
 
 def _means(mine: OpImplementation, other: OpImplementation) -> bool:
@@ -232,7 +227,7 @@ def _arithmetic(one: OpImplementation) -> str:
     """The number format in which its scheme multiplies, by which tables name quantised ops; a step
     names what goes in.
     """
-    texts = dict(zip(_text_named(one.op), one.text, strict=True))
+    texts = dict(zip(_text_of(op_by_name(one.op)[0]), one.text, strict=True))
     quant = texts.get("quant", "")
     return scheme_dtype(one.dtype, quant) if quant in SCHEMES else one.dtype
 
@@ -262,8 +257,7 @@ def _same_op(name: str, other: str) -> bool:
 
 
 def _one_op(name: str, other: str) -> bool:
-    (kind, fixed), (other_kind, other_fixed) = op_by_name(name), op_by_name(other)
-    return (kind, fixed) == (other_kind, other_fixed)
+    return op_by_name(name) == op_by_name(other)
 
 
 def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
@@ -274,7 +268,7 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
         here = (before == old) & (rows.implementation == new)
         slot, was_slot = OpImplementation.parse(new), OpImplementation.parse(old)
         # what each word is, as flags name it
-        labels = ["op", "framework", "dtype", *_text_named(slot.op)]
+        labels = ["op", "framework", "dtype", *_text_of(op_by_name(slot.op)[0])]
         words = zip(labels, was_slot.words, slot.words, strict=True)
         for label, was, word in words:
             if was == word:
@@ -292,11 +286,6 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
 def _text_of(op: Op | type[Op]) -> list[str]:
     """Fields of an op whose words name an implementation."""
     return [field for field in op.text if field not in _NOT_AN_IMPLEMENTATION]
-
-
-def _text_named(op: str) -> list[str]:
-    """The same of an op by its name in tables."""
-    return _text_of(op_by_name(op)[0])
 
 
 def _slots(part: OpRows, n: int) -> np.ndarray:

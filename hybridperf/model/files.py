@@ -32,6 +32,7 @@ from hybridperf.io import (
     unknown,
 )
 from hybridperf.io.process import check_not_forked
+from hybridperf.learning.gaussian_process import under
 from hybridperf.learning.prior import Adapted
 from hybridperf.learning.residual import Box, Residual
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
@@ -43,9 +44,8 @@ from hybridperf.model.platform import GROUP_KNOBS, LEVEL_KNOBS, neutral_knobs
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import RooflineKnobs, Work
 
-_LATER_FIELDS = frozenset(
-    {"reuse_spread"}
-)  # models from before it had rows of one distance only: zero, wherever they were measured
+# models from before it had rows of one distance only: zero, wherever they were measured
+_LATER_FIELDS = frozenset({"reuse_spread"})
 
 
 def load_model(name: str | Path) -> PerfModel:
@@ -190,7 +190,12 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         if not np.isfinite([*lowest.values(), *highest.values(), *errors, half_width or 0.0]).all():
             raise ValueError(f"the entry of {group} holds a number that is not finite")
         if residual is not None:
-            residual = _residual_from(residual, Box.between(lowest, highest), group, stored)
+            centre, scale = (np.array(residual[name], float) for name in ("centre", "scale"))
+            residual = Residual.read(
+                Box.between(lowest, highest), list(residual["names"]), centre, scale,
+                float(residual["share"]), under(stored, f"{group}/"),
+                float(residual["process_share"]),
+            )  # fmt: skip
         reports[group] = GroupReport(
             rows=int(entry["rows"]), half_width=half_width, lowest=lowest, highest=highest,
             dtypes=tuple(entry["dtypes"]), errors=errors, residual=residual,
@@ -206,24 +211,10 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
     if not np.isfinite(drift).all():
         raise ValueError("the drift holds a number that is not finite")
     families = {
-        family: Adapted.read(_under(f"{FAMILY}{family}/", stored), entry)
+        family: Adapted.read(under(stored, f"{FAMILY}{family}/"), entry)
         for family, entry in document["families"].items()
     }
     device, provenance = DeviceSpec(**document["device"]), dict(document["provenance"])
     return PerfModel(
         device, RooflineKnobs(**arrays, **levels), reports, provenance, families, drift
     )
-
-
-def _residual_from(
-    entry: Mapping[str, Any], box: Box, group: str, stored: Mapping[str, np.ndarray]
-) -> Residual:
-    arrays = _under(f"{group}/", stored)
-    centre, scale = np.array(entry["centre"], float), np.array(entry["scale"], float)
-    share, process_share = float(entry["share"]), float(entry["process_share"])
-    return Residual.read(box, list(entry["names"]), centre, scale, share, arrays, process_share)
-
-
-def _under(folder: str, stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    inside = {name: leaf for name, leaf in stored.items() if name.startswith(folder)}
-    return {name.removeprefix(folder): leaf for name, leaf in inside.items()}

@@ -27,8 +27,7 @@ from hybridperf.model.reference_device import (
     refers,
 )
 from hybridperf.ops import GROUPS, OpCall
-from hybridperf.ops.stacked import calls_of
-from hybridperf.ops.table import OpRows, parse_ops
+from hybridperf.ops.table import OpRows, calls_of, parse_ops
 
 _PREDICTED = ("predicted_s", "low_s", "high_s", "roofline_s")
 

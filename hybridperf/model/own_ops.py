@@ -26,8 +26,7 @@ from hybridperf.ops import FUSED, GROUPS, OpCall
 from hybridperf.ops.attention_kernels import BY_LAW, SHARES, measured_seconds
 from hybridperf.ops.operand_order import order_remark, order_width
 from hybridperf.ops.roofline import Work
-from hybridperf.ops.stacked import stacked
-from hybridperf.ops.table import OpRows
+from hybridperf.ops.table import OpRows, stacked
 
 # an implementation never met counts as so far outside what was measured
 _UNKNOWN_SLOT_OCTAVES = 1.0

@@ -107,18 +107,13 @@ class PerfModel:
 
     def adapted(self, framework: str = "") -> Adapted:
         """What is known of a framework's step effects on this device."""
-        return self._steps.of(self._group(framework))[0]
+        group = Group.of(framework, self.device.arch)
+        return (self.steps or Adaptation({})).of(group)[0]
 
     def steps_note(self, framework: str) -> str:
         """Whose measured steps a framework's effects come from; "" where from its own."""
-        return self._steps.note_of(self._group(framework))
-
-    @property
-    def _steps(self) -> Adaptation:
-        return self.steps or Adaptation({})
-
-    def _group(self, framework: str) -> Group:
-        return Group.of(framework, self.device.arch)
+        group = Group.of(framework, self.device.arch)
+        return (self.steps or Adaptation({})).note_of(group)
 
     def with_steps(self, steps: Adaptation) -> PerfModel:
         """The same machine with step effects that were fitted to measured training steps."""

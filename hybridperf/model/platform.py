@@ -10,6 +10,7 @@ leaf of the platform may carry a batch axis behind its own.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -75,6 +76,16 @@ def neutral_knobs() -> RooflineKnobs:
     one = RooflineKnobs.neutral()
     every = {name: np.full(len(GROUPS), float(getattr(one, name))) for name in GROUP_KNOBS}
     return dataclasses.replace(one, **every)
+
+
+def with_group_knobs(
+    knobs: RooflineKnobs, other: RooflineKnobs, at: Sequence[int], **more: Array
+) -> RooflineKnobs:
+    """Knobs of which those of the groups `at` are another's, with `more` fields replaced."""
+    arrays = {name: np.array(getattr(knobs, name)) for name in GROUP_KNOBS}
+    for name, values in arrays.items():
+        values[list(at)] = np.asarray(getattr(other, name))[list(at)]
+    return dataclasses.replace(knobs, **arrays, **more)
 
 
 def durations(table: OpTable, platform: Platform, xp: ModuleType = jnp) -> Array:

@@ -25,8 +25,7 @@ from hybridperf.model.families import (
 from hybridperf.ops import Elementwise, Gemm, Norm, Op, OpCall, Quantise, RmsNorm
 from hybridperf.ops.loops import RowByRow
 from hybridperf.ops.quantise import SCHEMES
-from hybridperf.ops.stacked import stacked
-from hybridperf.ops.table import OpRows
+from hybridperf.ops.table import OpRows, stacked
 
 LOOPS = ("elementwise", "softmax", "norm")  # families of loops over rows
 PRODUCTS, QUANTISE = "matmul", "quantise"

@@ -9,7 +9,7 @@ Beliefs are log-normal, a median and a width in logs, as those of training steps
 (`step_effects.py`). `KNOWN` has what differs between frameworks.
 """
 
-# ruff: noqa: RUF009  (`_effect` makes a dataclass field)
+# ruff: noqa: RUF009  (`effect` makes a dataclass field)
 from __future__ import annotations
 
 import dataclasses
@@ -18,13 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.model.step_effects import LAUNCH_S, Belief
+from hybridperf.model.step_effects import LAUNCH_S, beliefs_of, effect
 
 _ROWS = "published rows of aiconfigurator's operating points"
-
-
-def _effect(median: float, width: float, source: str) -> Any:
-    return dataclasses.field(default=median, metadata={"belief": Belief(median, width, source)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,30 +28,28 @@ class ServingEffects:
     """One number each; arrays for a batch of rows."""
 
     # fmt: off
-    kernels: Any = _effect(0.93, 0.1,
+    kernels: Any = effect(0.93, 0.1,
         "kernels of a CUDA graph start before the last one ends, where tables of single ops wait:"
         f" 0.94 in {_ROWS}")
-    step_s: Any = _effect(0.7e-3, 0.7,
+    step_s: Any = effect(0.7e-3, 0.7,
         "scheduling, sampling and sending of tokens that kernels do not hide: 0.6 to 2.4 ms in"
         f" {_ROWS}")
-    prefill: Any = _effect(1.2, 0.3,
+    prefill: Any = effect(1.2, 0.3,
         "prompts of a burst are cut into chunks of unlike length: assumed; fits say 0.9 to 1.6")
-    waited_steps: Any = _effect(2.0, 0.7,
+    waited_steps: Any = effect(2.0, 0.7,
         f"a prompt waits for the step that runs, its token for the next: 0 to 3 in {_ROWS}")
-    first_token_s: Any = _effect(20e-3, 0.8,
+    first_token_s: Any = effect(20e-3, 0.8,
         "tokenizing, HTTP and the first token's way out: assumed; fits say 10 to 60 ms")
-    launch_s: Any = _effect(LAUNCH_S, 0.5,
+    launch_s: Any = effect(LAUNCH_S, 0.5,
         "of the host, each kernel of a step with prompts: assumed, as of any host that launches one"
         " kernel after the other; SGLang's pull request 12160 has 83 ms for DeepSeek-V3's")
-    burst: Any = _effect(0.1, 0.5,
+    burst: Any = effect(0.1, 0.5,
         "share of requests that wait in the opening burst: one of ten, where each client sends ten")
     # fmt: on
 
 
-NAMES = tuple(field.name for field in dataclasses.fields(ServingEffects))
-BELIEFS: Mapping[str, Belief] = {
-    field.name: field.metadata["belief"] for field in dataclasses.fields(ServingEffects)
-}
+BELIEFS = beliefs_of(ServingEffects)
+NAMES = tuple(BELIEFS)
 # of a framework, in place of the usual median: (effect, median, source)
 KNOWN: Mapping[str, tuple[tuple[str, float, str], ...]] = {
     "vllm": (("launch_s", 10e-6, "assumed: torch.compile joins kernels and their launches"),),

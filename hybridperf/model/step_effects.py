@@ -14,7 +14,7 @@ assumed; one was fitted to measured steps (`gather_shown`), each source by itsel
 The graph, the closed form, tables and plans all go by `ROLES`.
 """
 
-# ruff: noqa: RUF009  (`_effect` makes a dataclass field)
+# ruff: noqa: RUF009  (`effect` makes a dataclass field)
 from __future__ import annotations
 
 import dataclasses
@@ -42,80 +42,81 @@ class Belief:
     source: str
 
 
-def _effect(median: float, width: float, source: str) -> Any:
+def effect(median: float, width: float, source: str) -> Any:
+    """A field whose default is the median that is believed."""
     return dataclasses.field(default=median, metadata={"belief": Belief(median, width, source)})
 
 
-@functools.partial(jax.tree_util.register_dataclass)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepEffects:
     """One number each for a batch of rows; leaves may be traced by JAX or carry a batch."""
 
     # fmt: off
-    gemm: Any = _effect(1.0, 0.1,
+    gemm: Any = effect(1.0, 0.1,
         "the op model is fitted to measured products, power's limit is measured (`SUSTAINED`) or,"
         " on other architectures, assumed (`KNOWN`)")
-    unlike_gpus: Any = _effect(0.02, 0.5,
+    unlike_gpus: Any = effect(0.02, 0.5,
         "deviation of the clocks of GPUs of one kind, the slowest of which all others await: an"
         " average range of 8 %, 22 % at most, over five centres (Sinha et al., arXiv 2208.11035),"
         " taken for four deviations")
-    experts: Any = _effect(1.0, 0.3,
+    experts: Any = effect(1.0, 0.3,
         "the op model's products of even groups; ragged ones, padded to tiles and narrowed expert"
         " by expert, take longer")
-    attention: Any = _effect(1.0, 0.3,
+    attention: Any = effect(1.0, 0.3,
         "the op model, slower by what is published of a framework's own generation of kernels;"
         " few backward passes are measured")
-    memory: Any = _effect(1.25, 0.15,
+    memory: Any = effect(1.25, 0.15,
         "measured loops, norms and softmax of an A100 reach 75 to 86 % of its bandwidth"
         " (NeuSight's tables)")
-    launch_s: Any = _effect(LAUNCH_S, LAUNCH_WIDTH,
+    launch_s: Any = effect(LAUNCH_S, LAUNCH_WIDTH,
         "host seconds between launches in shared PyTorch traces: A100 45 and 30 (forward,"
         " backward), V100 47 and 93, 42 and 36, 30 and 22, RTX 2080 Ti 82 and 60: geometric mean"
         " 44; the five hosts' own, 37, 65, 39, 26 and 70, scatter by 0.41 in logs, so 0.45 for a"
         " sixth")
-    backward_launch: Any = _effect(1.0, 0.2,
+    backward_launch: Any = effect(1.0, 0.2,
         "a launch of the backward pass over one of the forward in those traces: 0.5 to 2, mean"
         " 0.9")
-    collective_launch_s: Any = _effect(60e-6, 0.7,
+    collective_launch_s: Any = effect(60e-6, 0.7,
         "assumed: issuing a collective is a launch and some ops of its framework around it")
-    exposed_kernel_s: Any = _effect(5e-6, 1.5,
+    exposed_kernel_s: Any = effect(5e-6, 1.5,
         "the least that a kernel of measured tables takes, and the gap between two in a trace"
         " that never waits for its host: 2 to 6 us")
-    tp: Any = _effect(1.0, 0.15, "the links' own model, inside a node")
-    tp_arrival_s: Any = _effect(40e-6, 1.2,
+    tp: Any = effect(1.0, 0.15, "the links' own model, inside a node")
+    tp_arrival_s: Any = effect(40e-6, 1.2,
         "tables start with all ranks ready; in a step each is fed by its own host, about one"
         " launch apart")
-    tp_across: Any = _effect(1.0, 0.3, "the links' own model, between nodes")
-    tp_across_node_s: Any = _effect(10e-6, 1.0,
+    tp_across: Any = effect(1.0, 0.3, "the links' own model, between nodes")
+    tp_across_node_s: Any = effect(10e-6, 1.0,
         "for each node of a collective: twice NCCL's own network latency")
-    ring_wait_s: Any = _effect(4e-4, 0.4,
+    ring_wait_s: Any = effect(4e-4, 0.4,
         "the same where hosts wait; nanotron's sweep alone has it, fits of its three models, each"
         " by itself, say 0.46, 0.40 and 0.38 ms")
-    crossing_tp_s: Any = _effect(2.2e-3, 0.3, "likewise: 2.22, 2.20 and 2.26 ms")
-    layer_gather_s: Any = _effect(30e-6, 0.5,
+    crossing_tp_s: Any = effect(2.2e-3, 0.3, "likewise: 2.22, 2.20 and 2.26 ms")
+    layer_gather_s: Any = effect(30e-6, 0.5,
         "likewise: 25 and 36 us; six tensors of a layer are cut into a slice for each data rank by"
         " Python (`_all_gather_params` of optim/zero.py)")
-    stall_s: Any = _effect(0.25, 0.5, "likewise: 0.21, 0.24 and 0.25 s")
-    exchange: Any = _effect(1.0, 0.3, "context and expert parallel messages: the links' own model")
-    gather: Any = _effect(1.2, 0.3,
+    stall_s: Any = effect(0.25, 0.5, "likewise: 0.21, 0.24 and 0.25 s")
+    exchange: Any = effect(1.0, 0.3, "context and expert parallel messages: the links' own model")
+    gather: Any = effect(1.2, 0.3,
         "gathers of sharded parameters overlap with kernels that use the same memory")
-    gather_shown: Any = _effect(0.7, 0.5,
+    gather_shown: Any = effect(0.7, 0.5,
         "share of their part inside a node that shows despite the computation: fits of three"
         " sources, each by itself, held toward 0.5, say 0.58 (MosaicML: A100 0.43, H100 0.79),"
         " 0.57 (torchtitan) and 0.91 (Megatron-Bridge); any two of them 0.58 to 0.73")
-    p2p: Any = _effect(1.0, 0.2, "the links' own model")
-    slot_s: Any = _effect(100e-6, 1.0,
+    p2p: Any = effect(1.0, 0.2, "the links' own model")
+    slot_s: Any = effect(100e-6, 1.0,
         "each micro-batch of a pipeline: posting and awaiting its messages")
-    input_s: Any = _effect(1e-3, 0.7,
+    input_s: Any = effect(1e-3, 0.7,
         "each micro-batch: some 25 small ops for batch, masks, positions and the loss' mean")
-    reduction: Any = _effect(1.0, 0.15, "the links' own model")
-    overlap_shown: Any = _effect(0.19, 0.5,
+    reduction: Any = effect(1.0, 0.15, "the links' own model")
+    overlap_shown: Any = effect(0.19, 0.5,
         "share of the seconds of gradients and updated weights on their way by which kernels beside"
         " them take longer: 18.9 % in the mean and 40 % at most over models on A100s, H100s, MI210s"
         " and MI250s (Lee et al., arXiv 2507.03114)")
-    optimizer: Any = _effect(1.0, 0.3,
+    optimizer: Any = effect(1.0, 0.3,
         "the op model: bytes at the share of bandwidth that loops reach")
-    fixed_s: Any = _effect(5e-3, 1.0,
+    fixed_s: Any = effect(5e-3, 1.0,
         "a step's own host work: reading a batch, the loss, gradient norm, logging")
     # fmt: on
 
@@ -127,10 +128,13 @@ class StepEffects:
         return dataclasses.replace(self, **{name: longer * getattr(self, name) for name in CLOCKED})
 
 
-NAMES = tuple(field.name for field in dataclasses.fields(StepEffects))
-BELIEFS: Mapping[str, Belief] = {
-    field.name: field.metadata["belief"] for field in dataclasses.fields(StepEffects)
-}
+def beliefs_of(effects: type) -> dict[str, Belief]:
+    """What is believed of each field that is an `effect`."""
+    return {field.name: field.metadata["belief"] for field in dataclasses.fields(effects)}
+
+
+BELIEFS = beliefs_of(StepEffects)
+NAMES = tuple(BELIEFS)
 
 
 class Known(NamedTuple):

@@ -9,7 +9,6 @@ of the platform, the rates of its links included; a step of ops alone is priced 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -41,23 +40,7 @@ from hybridperf.ops import GROUPS, OpCall
 from hybridperf.ops import Call as StartProgram
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "ops",
-        "collectives",
-        "given_s",
-        "place",
-        "parts",
-        "exposed",
-        "role",
-        "count",
-        "block_log",
-        "slowest",
-        "power_s",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepTable:
     """The rows of a step."""

@@ -31,8 +31,8 @@ _HEAD_SIZES = (64, 128, 256)  # kernels are written for these; others are padded
 _TRUE_WORDS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
 
 
-class Attention(Op):
-    """Any of them: keys and values may be kept in a number format of their own."""
+class WithCache(Op):
+    """What was seen before may be kept in a number format of its own, `kv_dtype`."""
 
     unit: ClassVar[Unit] = "matrix"
 
@@ -42,6 +42,10 @@ class Attention(Op):
         del name
         cached = canonical_dtype(value) if value else dtype
         return "" if cached == dtype else cached
+
+
+class Attention(WithCache):
+    """Any of those that keep keys and values of their own."""
 
 
 @register("context_attention", "prefill_attention")

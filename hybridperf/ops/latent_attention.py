@@ -16,9 +16,10 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from hybridperf.hardware import DTYPE_BYTES, Unit, canonical_dtype
+from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io.namespace import Array
-from hybridperf.ops.base import Op, register
+from hybridperf.ops.attention import WithCache
+from hybridperf.ops.base import register
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.ops.inputs import log_sizes
 from hybridperf.ops.roofline import Work, streamed
@@ -28,10 +29,9 @@ PUBLISHED_SHARE = 2 / 3  # of the roofline: FlashMLA's of the peak
 
 @register("latent_attention")
 @dataclasses.dataclass(frozen=True)
-class LatentAttention(Op):
+class LatentAttention(WithCache):
     """`batch` tokens, each against the `kv_len` vectors of its own sequence."""
 
-    unit: ClassVar[Unit] = "matrix"
     zero_allowed: ClassVar = frozenset({"valued"})
 
     batch: Array
@@ -41,13 +41,6 @@ class LatentAttention(Op):
     scored: Array  # of them, that a query is multiplied with
     valued: Array  # of them, that make the result; 0: scores are all
     kv_dtype: str = ""  # of the cache; empty: the op's dtype
-
-    @classmethod
-    def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A number format; empty where it is the op's."""
-        del name
-        kept = canonical_dtype(value) if value else dtype
-        return "" if kept == dtype else kept
 
     def work(self) -> Work:
         scores = self.batch * self.heads * self.kv_len

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import heapq
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,11 +40,12 @@ _LONGEST = 4096  # steps taken at once: arrays of them stay in the cache
 ROUTINGS = ("least_loaded", "round_robin")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["times", "slots", "budget", "kv_tokens", "acceptance", "admission"],
-    meta_fields=["block", "drafted", "one_by_one"],
-)
+def _static(default: Any) -> Any:
+    """A field that decides what is computed, not a number in it."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Engine:
     """Settings of one engine, and what its steps take; arrays of settings in `steady_state` alone.
@@ -56,11 +57,12 @@ class Engine:
     slots: Array = 256  # sequences at once (vLLM: max_num_seqs)
     budget: Array = 8192  # tokens of a step (max_num_batched_tokens)
     kv_tokens: Array = math.inf  # that the cache holds
-    block: int = 16  # tokens of a block of the cache
-    drafted: int = 0  # tokens beside each one
+    block: int = _static(16)  # tokens of a block of the cache
+    drafted: int = _static(0)  # tokens beside each one
     acceptance: Array = 0.0  # chance that a drafted token stands, given those before it do
     admission: Admission = AT_ONCE  # when prompts that came are taken
-    one_by_one: bool = False  # each prompt of a step is a call of its own, not part of one batch
+    # each prompt of a step is a call of its own, not part of one batch
+    one_by_one: bool = _static(False)
 
     @property
     def tokens_a_step(self) -> Array:
@@ -109,8 +111,9 @@ def serve(
     followers: dict[int, list[int]] = collections.defaultdict(list)
     for follower in np.flatnonzero(requests.after >= 0).tolist():
         followers[int(requests.after[follower])].append(follower)
-    ahead = [(float(requests.arrival_s[one]), int(one), 0) for one in _first(requests)]
-    state.arrival_s[_first(requests)] = requests.arrival_s[_first(requests)]
+    first = np.flatnonzero(requests.after < 0)
+    ahead = [(float(requests.arrival_s[one]), int(one), 0) for one in first]
+    state.arrival_s[first] = requests.arrival_s[first]
     heapq.heapify(ahead)
     while True:
         busy = [worker for worker in workers if worker.load]
@@ -148,10 +151,6 @@ def serve(
         requests, state.arrival_s, state.scheduled_s, state.first_s, state.last_s,
         sum(worker.preemptions for worker in workers), sum(worker.steps for worker in workers),
     )  # fmt: skip
-
-
-def _first(requests: Requests) -> np.ndarray:
-    return np.flatnonzero(requests.after < 0)
 
 
 class _Sequences:

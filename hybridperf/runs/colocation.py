@@ -109,15 +109,6 @@ def read_groups(frame: pd.DataFrame) -> list[Group]:
     return found
 
 
-def _place(groups: Sequence[Group]) -> np.ndarray:
-    """Logit of where between its bounds each measured group ended [N]."""
-    least_s, most_s = np.array([one.bounds_s for one in groups]).T
-    measured_s = np.array([one.together_s for one in groups])
-    share = (measured_s - least_s) / np.maximum(most_s - least_s, 1e-300)
-    share = np.clip(share, _EDGE, 1 - _EDGE)
-    return np.log(share / (1 - share))
-
-
 @dataclasses.dataclass(frozen=True)
 class Interference:
     """Where between their bounds groups end, learned from measured ones."""
@@ -155,7 +146,13 @@ class Interference:
         scale = np.where(scale > 1e-9, scale, 1.0)
         rows = np.column_stack([(features - centre) / scale, np.ones(len(groups))])
         shrink = _SHRINKAGE * np.diag([*np.ones(len(centre)), 0.0])
-        weights = np.linalg.solve(rows.T @ rows + shrink, rows.T @ _place(groups))
+        # where between its bounds each group ended
+        least_s, most_s = np.array([one.bounds_s for one in groups]).T
+        measured_s = np.array([one.together_s for one in groups])
+        share = (measured_s - least_s) / np.maximum(most_s - least_s, 1e-300)
+        share = np.clip(share, _EDGE, 1 - _EDGE)
+        logit = np.log(share / (1 - share))
+        weights = np.linalg.solve(rows.T @ rows + shrink, rows.T @ logit)
         return cls(centre, scale, weights, np.inf, len(groups))
 
     def seconds(self, group: Group) -> float:

@@ -80,8 +80,7 @@ class _Priced:
         return np.array([getattr(one, name) for one in self.engines])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Space:
+class _Space(NamedTuple):
     """Deployments before any effect of a framework; [N] each."""
 
     decode: np.ndarray  # int, place of the engine that decodes, or does all
@@ -90,11 +89,6 @@ class _Space:
     chunk: np.ndarray
     replicas: np.ndarray  # engines that decode
     prompting: np.ndarray  # engines that compute prompts
-
-    def joined(self, other: _Space) -> _Space:
-        names = [field.name for field in dataclasses.fields(self)]
-        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
-        return _Space(*(np.concatenate(pair) for pair in pairs))
 
 
 class _Latency(NamedTuple):
@@ -143,7 +137,7 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
     Raises:
         InputError: no engine fits on the GPUs.
     """
-    found = _without_limits(_Alike(asked)).copy()
+    found = _without_limits(_alike(asked)).copy()
     beyond, found["chance"] = np.zeros(len(found)), 1.0
     for target, limit_s in (("ttft_s", asked.ttft_s), ("tpot_s", asked.tpot_s)):
         beyond = np.maximum(beyond, found[target] / limit_s)
@@ -158,30 +152,27 @@ def deployments(asked: Question, economy: Economy | None = None) -> pd.DataFrame
     return found.sort_values(order, ascending=[False, False, True], ignore_index=True)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Alike:
-    """A question whose limits do not count; its machine is the same object."""
+@dataclasses.dataclass(frozen=True)
+class _Keyed:
+    """What a cache is asked for: the same where the keys are equal and the machine is one object,
+    which this keeps alive.
+    """
 
-    asked: Question
+    key: tuple[Any, ...]  # with the machine's id
+    asked: Any = dataclasses.field(compare=False)
 
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        q = self.asked
-        schemes = tuple(tuple(sorted(one.items())) for one in q.schemes)
-        lengths = (q.gpus, q.prompt, q.output, q.cached_share, q.drafted, q.acceptance)
-        return (id(q.model), q.shape, lengths, q.framework, schemes, q.all_reduce)
 
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Alike) and self._key == other._key
+def _alike(q: Question) -> _Keyed:
+    """A question whose limits do not count."""
+    schemes = tuple(tuple(sorted(one.items())) for one in q.schemes)
+    lengths = (q.gpus, q.prompt, q.output, q.cached_share, q.drafted, q.acceptance)
+    return _Keyed((id(q.model), q.shape, lengths, q.framework, schemes, q.all_reduce), q)
 
 
 @functools.lru_cache(4)
-def _without_limits(alike: _Alike) -> pd.DataFrame:
+def _without_limits(alike: _Keyed) -> pd.DataFrame:
     """All deployments that fit, whatever the limits; the last few are kept."""
-    asked = alike.asked
+    asked: Question = alike.asked
     some = list(engines(asked))
     capacity = asked.model.device.memory_bytes or np.inf
     context = asked.prompt + asked.output / 2.0
@@ -203,7 +194,10 @@ def _without_limits(alike: _Alike) -> pd.DataFrame:
     launches = np.array([prompt_launches(one, blackwell) for one in fitting])
     priced = _Priced(tuple(fitting), kept, held, times, _transfer_s(asked, kept), launches)
     usual = believed(asked.framework)
-    space = _aggregated(asked, priced).joined(_apart(asked, priced, usual))
+    fill = asked.gpus // priced.each("gpus")
+    replicas = [(at, -1, chunk, many, 0) for at, many in enumerate(fill) for chunk in CHUNKS]
+    both = _crossed(priced, replicas), _crossed(priced, _apart(asked, priced, usual))
+    space = _Space(*map(np.concatenate, zip(*both, strict=True)))
     latency = _latency(asked, priced, space, usual)
     found = _frame(asked, priced, space, latency)
     context_sizes = np.column_stack([
@@ -225,32 +219,15 @@ def _without_limits(alike: _Alike) -> pd.DataFrame:
     return found
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Machine:
-    """A machine, the same object, and the library of its all-reduce."""
-
-    model: PerfModel
-    all_reduce: str
-
-    def __hash__(self) -> int:
-        return hash((id(self.model), self.all_reduce))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Machine) and self.model is other.model
-            and self.all_reduce == other.all_reduce
-        )  # fmt: skip
-
-
 @functools.lru_cache(4)
-def _known_times(machine: _Machine) -> dict[Deployment, StepTimes]:
+def _known_times(machine: _Keyed) -> dict[Deployment, StepTimes]:
     """Of engines that were asked for: lengths and limits move, their steps stay."""
     del machine
     return {}
 
 
 def _step_times(asked: Question, some: Sequence[Deployment]) -> list[StepTimes]:
-    known = _known_times(_Machine(asked.model, asked.all_reduce))
+    known = _known_times(_Keyed((id(asked.model), asked.all_reduce), asked.model))
     if len(known) > _MOST_KNOWN:
         known.clear()
     missing = [one for one in some if one not in known]
@@ -266,16 +243,11 @@ def with_effects(times: StepTimes, effects: ServingEffects) -> StepTimes:
     return dataclasses.replace(times, host_s=times.host_s + effects.step_s, **scaled)
 
 
-def _sequences(holds: float) -> np.ndarray:
-    """Numbers of sequences of a rank that are tried: powers of two, and all that fit."""
-    most = int(min(holds, SEQUENCES[-1]))
-    return np.unique([*(count for count in SEQUENCES if count < most), most]).astype(float)
-
-
 def _crossed(priced: _Priced, rows: Sequence[tuple[int, int, int, int, int]]) -> _Space:
     """(decode, first, chunk, replicas, prompting), each with all numbers of sequences."""
     decode, first, chunk, replicas, prompting = np.array(rows, int).reshape(-1, 5).T
-    tried = [_sequences(one) for one in priced.holds]
+    most = np.minimum(priced.holds, SEQUENCES[-1]).astype(int)
+    tried = [np.unique(np.minimum(SEQUENCES, one)).astype(float) for one in most]
     counts = np.array([len(one) for one in tried], int)[decode]
     held = np.concatenate([np.zeros(0), *(tried[at] for at in decode)])
     return _Space(
@@ -284,23 +256,19 @@ def _crossed(priced: _Priced, rows: Sequence[tuple[int, int, int, int, int]]) ->
     )  # fmt: skip
 
 
-def _aggregated(asked: Question, priced: _Priced) -> _Space:
-    """Replicas of one engine."""
-    fill = asked.gpus // priced.each("gpus")
-    return _crossed(
-        priced, [(at, -1, chunk, many, 0) for at, many in enumerate(fill) for chunk in CHUNKS]
-    )
-
-
-def _apart(asked: Question, priced: _Priced, usual: ServingEffects) -> _Space:
-    """Engines of prompts beside engines that decode, of one quantisation.
+def _apart(
+    asked: Question, priced: _Priced, usual: ServingEffects
+) -> list[tuple[int, int, int, int, int]]:
+    """Engines of prompts beside engines that decode, of one quantisation, as `_crossed` takes them.
 
     Of prompts' engines the one with most prompts a second and GPU within the limit, by what is
     usually believed: all effects are then of the same deployments.
     """
     prompt_s, gpus = _prompt_s(asked, priced, usual), priced.each("gpus")
     speed = priced.each("attention_dp") / prompt_s / gpus
-    keys = [_kept(one) for one in priced.engines]
+    # how weights and cache are kept: engines that share keys are alike in it
+    keys = [(one.quant, one.expert_quant, one.attention_quant, one.kv_dtype)
+            for one in priced.engines]  # fmt: skip
     kept = np.array([keys.index(key) for key in keys])
     rows = []
     for decode, size in enumerate(gpus.tolist()):
@@ -315,12 +283,7 @@ def _apart(asked: Question, priced: _Priced, usual: ServingEffects) -> _Space:
             if count & (count - 1) and others > 1:
                 continue  # powers of two, and all but one engine
             rows.append((decode, first, CHUNKS[-1], others, count))
-    return _crossed(priced, rows)
-
-
-def _kept(engine: Deployment) -> tuple[str, ...]:
-    """How weights and cache are kept: engines that share keys are alike in it."""
-    return engine.quant, engine.expert_quant, engine.attention_quant, engine.kv_dtype
+    return rows
 
 
 def _prompt_s(asked: Question, priced: _Priced, effects: ServingEffects) -> np.ndarray:
@@ -338,8 +301,7 @@ def _latency(asked: Question, priced: _Priced, space: _Space, effects: ServingEf
     out = _Latency(*np.zeros((3, len(space.held))))
     together = space.first < 0
     for chosen, of in ((together, _together), (~together, _split)):
-        names = [field.name for field in dataclasses.fields(space)]
-        part = _Space(*(getattr(space, name)[chosen] for name in names))
+        part = _Space(*(one[chosen] for one in space))
         for into, values in zip(out, of(asked, priced, part, effects), strict=True):
             into[chosen] = values
     return out

@@ -20,6 +20,7 @@ refused, whatever the law of their sizes:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -47,9 +48,10 @@ class Cluster:
 
     def run(self, policy: str) -> StreamResult:
         """The stream under one of `POLICIES`."""
+        rate = lambda job: self.times[job].rate(int(self.asked[job]))  # noqa: E731
         schedules: dict[str, Callable[[], Schedule]] = {
             "fifo": lambda: self._in_order(None),
-            "srtf": lambda: self._in_order(self._remaining_s),
+            "srtf": lambda: self._in_order(lambda job, left: left(job) / rate(job)),
             "gittins": self._gittins,
             "elastic": lambda: self._elastic,
         }
@@ -80,9 +82,6 @@ class Cluster:
 
     def _rates(self, given: Mapping[int, Given]) -> Mapping[int, float]:
         return {job: self.times[job].rate(_gpus(has)) for job, has in given.items()}
-
-    def _remaining_s(self, job: int, left: _Left) -> float:
-        return left(job) / self.times[job].rate(int(self.asked[job]))
 
     def _in_order(self, rank: Callable[[int, _Left], float] | None) -> Schedule:
         """Jobs on the GPUs they ask for, the lowest rank first; None: as they came."""
@@ -280,7 +279,9 @@ def _degrees(clusters: dict[str, Cluster], gpus: int, limit: float) -> pd.DataFr
         closed = {str(n): share for n, share in found.items()}
     most = max(x.quickest for x in one.times)
     degrees = [n for n in one.times[0].gpus.tolist() if n <= most]
-    wanted: dict[str, Callable[[JobTimes], int | None]] = {str(n): _at_most(n) for n in degrees}
+    wanted: dict[str, Callable[[JobTimes], int | None]] = {
+        str(n): functools.partial(_at_most, n) for n in degrees
+    }
     wanted["just enough"] = lambda times: just_enough(times, limit)
     rows = []
     for name, wants in wanted.items():
@@ -292,8 +293,8 @@ def _degrees(clusters: dict[str, Cluster], gpus: int, limit: float) -> pd.DataFr
     return pd.DataFrame(rows)
 
 
-def _at_most(gpus: int) -> Callable[[JobTimes], int]:
-    return lambda times: min(gpus, times.quickest)
+def _at_most(n: int, times: JobTimes) -> int:
+    return min(n, times.quickest)
 
 
 def _lossy(one: Cluster, wants: Callable[[JobTimes], int | None], limit: float) -> float:

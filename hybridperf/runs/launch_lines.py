@@ -12,16 +12,55 @@ Read in: docs.vllm.ai (engine arguments; vLLM's data-parallel ranks are attentio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-_VLLM_KV = {"bf16": "auto", "fp8": "fp8"}
+_VLLM_KV = {"bf16": "auto"}
 _SGLANG_KV = {"bf16": "auto", "fp8": "fp8_e4m3"}
+# pieces of a command, each with the column that it needs to be above 1; of `row`, `ranks` of
+# attention and `all_gpus` of an engine
+_LINES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "vllm": (
+        ("", "vllm serve {model} --tensor-parallel-size {row[tp]}"),
+        ("pp", "--pipeline-parallel-size {row[pp]}"),
+        ("attention_dp", "--data-parallel-size {ranks}"),
+        ("expert_ep", "--enable-expert-parallel"),
+        ("", "--max-num-seqs {row[sequences]} --max-num-batched-tokens {row[chunk]}"
+         " --kv-cache-dtype {vllm_kv}"),
+    ),
+    "sglang": (
+        ("", "python -m sglang.launch_server --model-path {model} --tp-size {all_gpus}"),
+        ("pp", "--pp-size {row[pp]}"),
+        ("attention_dp", "--dp-size {ranks} --enable-dp-attention"),
+        ("expert_ep", "--ep-size {row[expert_ep]}"),
+        ("", "--max-running-requests {all_sequences} --chunked-prefill-size {all_tokens}"
+         " --kv-cache-dtype {sglang_kv}"),
+    ),
+    "trtllm": (
+        ("", "trtllm-serve {model} --tp_size {all_gpus} --pp_size {row[pp]}"),
+        ("expert_ep", "--ep_size {row[expert_ep]}"),
+        ("", "--max_batch_size {row[sequences]} --max_num_tokens {row[chunk]}"
+         " --config <(printf '{trtllm_options}')"),
+    ),
+}  # fmt: skip
 
 
 def launch_lines(row: Mapping[str, Any], model: str) -> dict[str, str]:
     """Commands by framework, for an engine that decodes (or does all) of a row of `deployments`."""
-    return {name: " ".join(line(row, model)) for name, line in _LINES.items()}
+    ranks, kv = row["attention_dp"], row["kv_dtype"]
+    options = ["enable_chunked_prefill: true"]
+    options += ["enable_attention_dp: true"] if ranks > 1 else []
+    options += [f"kv_cache_config: {{dtype: {kv}}}"] if kv != "bf16" else []
+    words = {
+        "model": model, "row": row, "ranks": ranks, "all_gpus": row["tp"] * ranks,
+        "all_sequences": row["sequences"] * ranks, "all_tokens": row["chunk"] * ranks,
+        "vllm_kv": _VLLM_KV.get(kv, kv), "sglang_kv": _SGLANG_KV.get(kv, kv),
+        "trtllm_options": "".join(f"{option}\\n" for option in options),
+    }  # fmt: skip
+    return {
+        name: " ".join(part.format(**words) for at, part in parts if not at or row[at] > 1)
+        for name, parts in _LINES.items()
+    }
 
 
 def prefill_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,52 +68,3 @@ def prefill_row(row: Mapping[str, Any]) -> dict[str, Any]:
     own = {"tp": "prefill_tp", "pp": "prefill_pp", "attention_dp": "prefill_dp",
            "expert_ep": "prefill_ep"}  # fmt: skip
     return {**row, **{name: int(row[theirs]) for name, theirs in own.items()}}
-
-
-def _vllm(row: Mapping[str, Any], model: str) -> list[str]:
-    line = [f"vllm serve {model}", f"--tensor-parallel-size {row['tp']}"]
-    if row["pp"] > 1:
-        line.append(f"--pipeline-parallel-size {row['pp']}")
-    if row["attention_dp"] > 1:
-        line.append(f"--data-parallel-size {row['attention_dp']}")
-    if row["expert_ep"] > 1:
-        line.append("--enable-expert-parallel")
-    return [*line, f"--max-num-seqs {row['sequences']}", f"--max-num-batched-tokens {row['chunk']}",
-            f"--kv-cache-dtype {_VLLM_KV.get(row['kv_dtype'], row['kv_dtype'])}"]  # fmt: skip
-
-
-def _sglang(row: Mapping[str, Any], model: str) -> list[str]:
-    ranks = row["attention_dp"]
-    line = [
-        f"python -m sglang.launch_server --model-path {model}",
-        f"--tp-size {row['tp'] * ranks}",
-    ]
-    if row["pp"] > 1:
-        line.append(f"--pp-size {row['pp']}")
-    if ranks > 1:
-        line.append(f"--dp-size {ranks} --enable-dp-attention")
-    if row["expert_ep"] > 1:
-        line.append(f"--ep-size {row['expert_ep']}")
-    return [*line, f"--max-running-requests {row['sequences'] * ranks}",
-            f"--chunked-prefill-size {row['chunk'] * ranks}",
-            f"--kv-cache-dtype {_SGLANG_KV.get(row['kv_dtype'], row['kv_dtype'])}"]  # fmt: skip
-
-
-def _trtllm(row: Mapping[str, Any], model: str) -> list[str]:
-    ranks = row["attention_dp"]
-    line = [f"trtllm-serve {model}", f"--tp_size {row['tp'] * ranks}", f"--pp_size {row['pp']}"]
-    if row["expert_ep"] > 1:
-        line.append(f"--ep_size {row['expert_ep']}")
-    line += [f"--max_batch_size {row['sequences']}", f"--max_num_tokens {row['chunk']}"]
-    options = ["enable_chunked_prefill: true"]
-    if ranks > 1:
-        options.append("enable_attention_dp: true")
-    if row["kv_dtype"] != "bf16":
-        options.append(f"kv_cache_config: {{dtype: {row['kv_dtype']}}}")
-    written = "".join(f"{option}\\n" for option in options)
-    return [*line, f"--config <(printf '{written}')"]
-
-
-_LINES: Mapping[str, Callable[[Mapping[str, Any], str], list[str]]] = {
-    "vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm,
-}  # fmt: skip

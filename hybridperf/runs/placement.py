@@ -154,13 +154,13 @@ class Placer:
     def left_over(self, free: Iterable[int], taken: Sequence[int]) -> float:
         """Bytes/s of links that the other free GPUs have to each other."""
         rest = by_node(self.topology, [one for one in free if one not in set(taken)])
-        return sum(self._links_of(local) for local in rest.values())
-
-    def _links_of(self, local: tuple[int, ...]) -> float:
         rates = np.where(self.topology.through_host, 0.0, self.topology.rates)
         # squares: a whole node that is left is worth more than two halves
-        whole = len(local) ** 2 * 1e-3 * float(rates.max(initial=0.0))
-        return float(rates[np.ix_(local, local)].sum()) / 2 + whole
+        most = float(rates.max(initial=0.0))
+        return sum(
+            float(rates[np.ix_(local, local)].sum()) / 2 + len(local) ** 2 * 1e-3 * most
+            for local in rest.values()
+        )
 
 
 def candidates(topology: Topology, free: Sequence[int], count: int) -> list[tuple[int, ...]]:

@@ -192,7 +192,9 @@ def believed_deviation(sizes: np.ndarray, target: str) -> np.ndarray:
     """
     here = TARGETS.index(target)
     own = sum(width[here] ** 2 for width in _LEVELS.values()) + _LAYOUT[here] ** 2
-    return np.sqrt(own + _slope_variance(sizes, here) + _NOISE[here] ** 2)
+    sloped = sum(width[here] ** 2 for level, width in _LEVELS.items() if "model" in level)
+    slopes = sloped * _SLOPES**2 * (sizes[:, :2] ** 2).sum(1)
+    return np.sqrt(own + slopes + _NOISE[here] ** 2)
 
 
 def sizes_of(sizes: np.ndarray) -> np.ndarray:
@@ -321,22 +323,13 @@ def _noise(words: Sequence[Sequence[str]], here: int) -> np.ndarray:
     return np.array([(_NOISE_APART if _APART in one[0] else _NOISE)[here] for one in words])
 
 
-def _among(words: Sequence[Sequence[str]], sizes: np.ndarray, here: int) -> np.ndarray:
-    among = _covariance(words, sizes, words, sizes, here)
-    return np.asarray(among + np.diag(_noise(words, here) ** 2))
-
-
-def _slope_variance(sizes: np.ndarray, here: int) -> np.ndarray:
-    widths = sum(width[here] ** 2 for level, width in _LEVELS.items() if "model" in level)
-    return np.asarray(widths * _SLOPES**2 * (sizes[:, :2] ** 2).sum(1))
-
-
 def _offsets(
     words: tuple[tuple[str, ...], ...], sizes: np.ndarray,
     left: Mapping[str, np.ndarray] | None = None, weights: Mapping[str, np.ndarray] | None = None,
 ) -> Offsets:  # fmt: skip
     factors, found = {}, {}
     for here, target in enumerate(TARGETS):
-        factors[target] = np.linalg.inv(_among(words, sizes, here))
+        among = _covariance(words, sizes, words, sizes, here) + np.diag(_noise(words, here) ** 2)
+        factors[target] = np.linalg.inv(among)
         found[target] = weights[target] if left is None else factors[target] @ left[target]  # type: ignore[index]
     return Offsets(words, sizes, found, factors)

@@ -15,9 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.hardware import (
-    load_device,
-)
+from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.io.errors import plain, unknown
 from hybridperf.ops.moe import BALANCED

@@ -20,7 +20,6 @@ engines and loads.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -33,12 +32,7 @@ _TERMS = 6  # numbers of prompts that are told apart; the rest counts by its mea
 _HALVINGS = 24  # by arithmetic alone
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["ttft_s", "tpot_s", "rate", "tokens_per_s", "sequences", "waiting_s",
-                 "prompts", "certain"],
-    meta_fields=[],
-)  # fmt: skip
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Steady:
     """What requests see in the mean; any shape."""
@@ -104,7 +98,10 @@ def steady_clients(
     how = case.engine.admission  # prompts that are taken together stay together for a while
     certain = (floats(how.gather) == 0.0) & ((how.every <= 1.0) | (how.every < 0.1 * case.steps))
     certain = certain & (together < module.where(shared, 0.05, 0.5)) & (present < case.holds)
-    return case.steady(ttft_s, step_s, rate, ttft_s - own_s, arrivals * size, certain)
+    return Steady(
+        ttft_s, step_s / case.gain, rate, rate * case.output, rate * case.steps * step_s,
+        ttft_s - own_s, arrivals * size, certain,
+    )  # fmt: skip
 
 
 class _Case:
@@ -114,6 +111,8 @@ class _Case:
         self.engine = engine = fresh_views(engine)
         self.prompt, self.output, self.cached = map(floats, (prompt, output, cached))
         self.new = self.prompt - self.cached
+        # that a token of an answer sees in the mean, and one of a prompt
+        self.keys, self.chunk_keys = self.prompt + 0.5 * self.output, self.cached + 0.5 * self.new
         self.gain = gain = engine.tokens_a_step
         # drafts that stand overshoot the last token by half of them
         self.steps = (self.output - 1.0) / gain + (gain - 1.0) / (2.0 * gain)
@@ -141,14 +140,12 @@ class _Case:
         return self.new / self.room(decoding)
 
     def seconds(self, decoding: Array, chunk: Array) -> Array:
-        keys, chunk_keys = self.prompt + 0.5 * self.output, self.cached + 0.5 * self.new
-        return self.engine.times.seconds(decoding, keys, chunk, chunk_keys)
+        return self.engine.times.seconds(decoding, self.keys, chunk, self.chunk_keys)
 
     def many_s(self, decoding: Array, chunks: Array) -> Array:
         """Seconds of steps that differ in their chunk alone, [..., chunks]."""
-        keys, chunk_keys = self.prompt + 0.5 * self.output, self.cached + 0.5 * self.new
         decoding, keys, chunk_keys = (
-            floats(one)[..., None] for one in (decoding, keys, chunk_keys)
+            floats(one)[..., None] for one in (decoding, self.keys, self.chunk_keys)
         )
         return self.engine.times.seconds(decoding, keys, chunks, chunk_keys)
 
@@ -193,15 +190,6 @@ class _Case:
             self.size(decoding) > 1.0, whole * full_s + last_s, (chance * each_s).sum(-1)
         )
 
-    def steady(
-        self, ttft_s: Array, step_s: Array, rate: Array, waiting_s: Array, prompts: Array,
-        certain: Array,
-    ) -> Steady:  # fmt: skip
-        return Steady(
-            ttft_s, step_s / self.gain, rate, rate * self.output, rate * self.steps * step_s,
-            waiting_s, prompts, certain,
-        )  # fmt: skip
-
 
 def _behind(module: Array, arrivals: Array, size: Array) -> Array:
     """Steps that a prompt waits for those before it: mean work left by batches that come each step
@@ -225,17 +213,15 @@ def _polished(module: Array, gap: Callable[[Array], Array], at: Array) -> Array:
 
 
 def _binomial(module: Array, trials: Array, share: Array) -> tuple[Array, Array]:
-    """Also of fractional `trials`."""
+    """Chances and numbers [..., terms + 1] of successes in `trials`, which may be fractional; the
+    last stands for all larger numbers by their mean.
+    """
     share = module.clip(share, 0.0, 0.999)
     chance = [(1.0 - share) ** trials]
     for count in range(1, _TERMS):
         left = module.maximum(trials - (count - 1), 0.0)
         chance.append(chance[-1] * left / count * share / (1.0 - share))
-    return _with_rest(module, chance, trials * share)
-
-
-def _with_rest(module: Array, chance: list[Array], mean: Array) -> tuple[Array, Array]:
-    """Chances and numbers [..., terms + 1], the last all larger numbers by their mean."""
+    mean = trials * share
     rest = module.maximum(1.0 - sum(chance), 1e-9)
     told = sum(count * one for count, one in enumerate(chance))
     beyond = module.maximum((mean - told) / rest, float(_TERMS))

@@ -69,7 +69,11 @@ def host_sequence(
         carried: launched before the step [L].
     """
     blocking, pageable = _copies(launched)
-    copy_latency_s = _copy_latency_s(launched, blocking)
+    # median from a blocking copy's call to the copy on an idle stream
+    idle = blocking & (launched.stream_free_s < launched.begin_s)
+    copy_latency_s = _USUAL_COPY_LATENCY_S
+    if idle.any():
+        copy_latency_s = float(np.median((launched.start_s - launched.begin_s)[idle]))
     queue_of, queue = _queue(launched)
     host = launched.trace.host
     # what they are ordered by, then call, launched place or NONE, when the host is done, target
@@ -114,14 +118,6 @@ def _copies(launched: LaunchedEvents) -> tuple[np.ndarray, np.ndarray]:
     late_s = np.where(pageable, np.maximum(_LAST_PIECE_S, _LAST_PIECE * copy_s), 0.0)
     within = launched.start_s < launched.return_s
     return copies & within & (launched.end_s <= launched.return_s + late_s), pageable
-
-
-def _copy_latency_s(launched: LaunchedEvents, blocking: np.ndarray) -> float:
-    """Median seconds from a blocking copy's call to the copy on an idle stream."""
-    idle = blocking & (launched.stream_free_s < launched.begin_s)
-    if not idle.any():
-        return _USUAL_COPY_LATENCY_S
-    return float(np.median((launched.start_s - launched.begin_s)[idle]))
 
 
 def _queue(launched: LaunchedEvents) -> tuple[list[int], int]:

@@ -211,9 +211,9 @@ def _rescaled(one: OnWire, world: int, ranks: int, share: Fraction) -> OnWire:
         groups = f"groups of {size} of {world} ranks without saying which"
         mend = "record with PyTorch 2.4 or later, which names them"
         raise InputError(f"expected the ranks of each group, got {groups}; {mend}")
-    elif (stride := _stride(members)) == 1:
+    elif (strides := {int(apart) for apart in np.diff(sorted(members))}) == {1}:
         carries = True
-    elif stride and stride * size == world and ranks % stride == 0:
+    elif len(strides) == 1 and (stride := strides.pop()) * size == world and ranks % stride == 0:
         size = ranks // stride
         members = tuple(members[0] % stride + stride * at for at in range(size))
     else:
@@ -221,11 +221,6 @@ def _rescaled(one: OnWire, world: int, ranks: int, share: Fraction) -> OnWire:
         raise InputError(f"expected {known} that {ranks} ranks can have, got one of {members}")
     size_bytes = one.bytes * float(share) if carries else one.bytes
     return dataclasses.replace(one, ranks=size, members=members, bytes=size_bytes)
-
-
-def _stride(members: tuple[int, ...]) -> int | None:
-    apart = {int(one) for one in np.diff(sorted(members))}
-    return apart.pop() if len(apart) == 1 else None
 
 
 def _computation(

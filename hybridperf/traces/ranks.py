@@ -165,7 +165,10 @@ def match(traces: Sequence[RankTrace], steps: Sequence[RecordedStep]) -> Matched
             notes.append(f"{who} ran collectives of {groups}: what they waited is not known")
         elif len(alike) > 1:
             ran = [(_ranks(ranks[at].tolist()), members[at[0]].kinds) for at in alike.values()]
-            parts = [f"{ranks_of} ran {_counted(kinds)}" for ranks_of, kinds in ran]
+            parts = [
+                f"{who} ran " + ", ".join(f"{n} {kind}" for kind, n in Counter(kinds).items())
+                for who, kinds in ran
+            ]
             rule = "only ranks that ran the same collectives in the same order are matched"
             notes.append(f"{rule}: in {key.where} {'; '.join(parts)}")
         for those in alike.values():
@@ -174,7 +177,10 @@ def match(traces: Sequence[RankTrace], steps: Sequence[RecordedStep]) -> Matched
             matched = [
                 _collective(traces, ranks, those, kind, event, size, group) for kind, event in kinds
             ]
-            apart_s = float(np.median([_end_spread_s(traces, one) for _, one in matched]))
+            # how far apart the ranks end them by their clocks
+            origin_us = np.array([traces[at].origin_us for at in those])
+            later_s = (origin_us - origin_us[0]) * 1e-6
+            apart_s = float(np.median([np.ptp(one.end_s + later_s) for _, one in matched]))
             if apart_s > _APART_S and key.by == "stream":
                 ends = f"{_ranks(ranks[those].tolist())} end their collectives"
                 why = "their clocks disagree, which does no harm, or they are of several groups"
@@ -182,7 +188,8 @@ def match(traces: Sequence[RankTrace], steps: Sequence[RecordedStep]) -> Matched
                 notes.append(f"{ends} {1e3 * apart_s:.3g} ms apart: {why}, {mend}")
             found += matched
     found.sort(key=lambda one: one[0])
-    numbered = tuple(_numbered(one for _, one in found))
+    count = defaultdict[bytes, Iterator[int]](itertools.count)
+    numbered = tuple(replace(one, order=next(count[one.trace.tobytes()])) for _, one in found)
     missing = _missing(traces, ranks, world, by_key, numbered)
     return MatchedCollectives(numbered, (*_silent(traces, ranks, world), *missing, *notes))
 
@@ -259,18 +266,6 @@ def _collective(
     return of[0].origin_us * 1e-6 + float(when), found
 
 
-def _end_spread_s(traces: Sequence[RankTrace], one: RecordedCollective) -> float:
-    """How far apart the ranks end it by their clocks."""
-    origin_us = np.array([traces[at].origin_us for at in one.trace])
-    return float(np.ptp(one.end_s + (origin_us - origin_us[0]) * 1e-6))
-
-
-def _numbered(found: Iterable[RecordedCollective]) -> Iterator[RecordedCollective]:
-    count = defaultdict[bytes, Iterator[int]](itertools.count)
-    for one in found:
-        yield replace(one, order=next(count[one.trace.tobytes()]))
-
-
 def _silent(traces: Sequence[RankTrace], ranks: np.ndarray, world: int) -> list[str]:
     """Ranks of several that run kernels, none of which is known to communicate: one sentence."""
     if max(world, len(traces)) < 2:
@@ -313,10 +308,6 @@ def _missing(
     of = f" of {world}" if world else ""
     effect = f": {', and '.join(means)}" if means else ""
     return [f"no traces of {_ranks(sorted(absent))}{of}{effect}"]
-
-
-def _counted(kinds: Sequence[str]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).items())
 
 
 def _ranks(numbers: Sequence[int]) -> str:

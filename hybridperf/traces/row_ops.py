@@ -17,9 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridperf.io import InputError
-from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
+from hybridperf.ops import OpCall
 from hybridperf.traces.events import NONE, RankTrace
-from hybridperf.traces.recorded.graph import RecordedArguments, arguments, recorded_op
+from hybridperf.traces.recorded.graph import (
+    RecordedArguments,
+    arguments,
+    lookup_update,
+    recorded_op,
+)
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE
 from hybridperf.workloads.torch.calls import flat
@@ -47,7 +52,11 @@ def op_of(replay: Replay, row: int) -> int:
 def recorded_calls(replay: Replay) -> dict[int, RecordedCall]:
     """By row of computation, the op that launched it, where its shapes are recorded."""
     found: dict[int, RecordedCall] = {}
-    lookups = [_lookups(trace) for trace in replay.traces]
+    lookups = []  # of each trace, its pooled lookups by their host event, in order
+    for trace in replay.traces:
+        pooled = trace.host_named(lambda name: "codegen_lookup" in name)
+        at_events = np.flatnonzero(pooled & (trace.host.shapes != NONE)).tolist()
+        lookups.append({op: _recorded(trace, op) for op in at_events})
     gradients: dict[tuple[int, int], RecordedCall] = {}
     device_rows = np.flatnonzero(replay.rows.kind == DEVICE).tolist()
     for row in sorted(device_rows, key=lambda row: int(replay.rows.call[row])):
@@ -64,14 +73,13 @@ def recorded_calls(replay: Replay) -> dict[int, RecordedCall]:
 def our_ops(call: RecordedCall) -> tuple[OpCall, ...] | None:
     """What a recorded op is to us; None where nobody knows it, or its shapes say too little."""
     try:
-        given = _arguments(call.shapes, call.types)
+        given = RecordedArguments(
+            json.loads(call.shapes), json.loads(call.types) if call.types else ()
+        )
         if not call.lookup:
             return recorded_op(call.name, given)
         result = RecordedArguments((json.loads(call.gradient)[0],), ("float",))
-        for one in recorded_op(call.lookup, given, result) or ():
-            if isinstance(op := one.op, Gather):
-                update = ScatterAdd(op.dtype, op.rows, op.cols, op.vocab)
-                return OpCall(Sort("int64", 1.0, op.rows)), OpCall(update)
+        return lookup_update(recorded_op(call.lookup, given, result))
     except (ValueError, TypeError, KeyError, IndexError, InputError):
         pass  # shapes that do not fit the op
     return None
@@ -89,16 +97,6 @@ def _recorded(trace: RankTrace, op: int) -> RecordedCall:
     shape = int(trace.host.shapes[op])
     types = trace.types[shape] if shape < len(trace.types) else ""
     return RecordedCall(trace.host_name(op), trace.shapes[shape], types)
-
-
-def _arguments(shapes: str, types: str) -> RecordedArguments:
-    return RecordedArguments(json.loads(shapes), json.loads(types) if types else ())
-
-
-def _lookups(trace: RankTrace) -> dict[int, RecordedCall]:
-    """Pooled lookups of a trace by their host event, in order."""
-    named = trace.host_named(lambda name: "codegen_lookup" in name) & (trace.host.shapes != NONE)
-    return {op: _recorded(trace, op) for op in np.flatnonzero(named).tolist()}
 
 
 def _of_lookup(

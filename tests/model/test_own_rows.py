@@ -12,8 +12,7 @@ from hybridperf.model.reference_device import reference_device
 from hybridperf.model.ship.devices import OWN_FAMILIES, OWN_GROUPS, own_table
 from hybridperf.ops import EmbeddingBag, Softmax
 from hybridperf.ops.base import OpCall
-from hybridperf.ops.stacked import calls_of
-from hybridperf.ops.table import parse_ops
+from hybridperf.ops.table import calls_of, parse_ops
 
 BAGS = EmbeddingBag("fp32", tables=4.0, rows=1e6, dim=64.0, batch=4096.0, pooling=16.0)
 

@@ -11,8 +11,7 @@ from hybridperf.model import PerfModel, shipped
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.model.reference_device import ATTENTION_WIDTH, PRODUCTS_WIDTH
 from hybridperf.ops import Convolution, EncoderAttention, Gemm, OpCall, RmsNorm
-from hybridperf.ops.stacked import calls_of
-from hybridperf.ops.table import parse_ops
+from hybridperf.ops.table import calls_of, parse_ops
 
 PRODUCT = Gemm("bf16", 4096.0, 4096.0, 4096.0)
 NORM = RmsNorm("bf16", 8192.0, 4096.0)

@@ -6,7 +6,7 @@ import numpy as np
 
 from hybridperf.model import load_model
 from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Norm, OpCall, PrefillAttention
-from hybridperf.ops.stacked import alike
+from hybridperf.ops.table import alike
 
 OPS = [
     Gemm(m=512, n=1024, k=1024, dtype="bf16"),

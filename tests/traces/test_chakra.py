@@ -128,10 +128,8 @@ def test_a_protobuf_file_by_hand(metadata: bytes) -> None:
         "void at::native::kernel<float>(int)",
         "aten::add",
     ]
-    assert graph.by_id[8].runtime_s == pytest.approx(4e-6)
     assert graph.by_id[8].thread == 7
-    assert graph.by_id[11].runtime_s is None
-    assert (graph.by_id[11].comm_type, graph.by_id[11].comm_bytes) == ("all_reduce", 256.0)
+    assert graph.by_id[11].comm_type == "all_reduce"
     assert graph.by_id[11].data == (10, 8)
     assert any("1 dependencies on nodes that the trace lacks" in note for note in graph.notes)
     with pytest.raises(InputError, match="collectives"):
@@ -212,9 +210,8 @@ def test_json_in_both_spellings() -> None:
     graph = json_graph([other, one])
     assert [node.name for node in graph.nodes] == ["aten::mul", "ncclKernel"]
     assert [node.kind for node in graph.nodes] == [CPU, COMM]
-    assert graph.by_id[216].runtime_s == pytest.approx(318e-6)
     assert graph.by_id[217].data == graph.by_id[217].control == (216,)
-    assert (graph.by_id[217].comm_type, graph.by_id[217].comm_bytes) == ("all_gather", 64.0)
+    assert graph.by_id[217].comm_type == "all_gather"
     with pytest.raises(InputError, match="no shapes"):
         workload_from(graph)
 

@@ -23,13 +23,8 @@ import numpy as np
 from hybridperf.collectives.algorithms import ring, tree
 from hybridperf.io.namespace import Array
 
-
-def _chained_tree(ranks_per_node: Array, nodes: Array) -> tuple[Array, Array]:
-    return ranks_per_node - 1.0, tree.steps(ranks_per_node, nodes)[1]
-
-
 ALGORITHMS: dict[str, Callable[[Array, Array], tuple[Array, Array]]] = {
-    "ring": ring.steps, "tree": _chained_tree,
+    "ring": ring.steps, "tree": lambda g, nodes: (g - 1.0, tree.steps(g, nodes)[1]),
 }  # fmt: skip
 
 

@@ -81,6 +81,16 @@ class PrintedNumber(NamedTuple):
         off = 0.5 * 10.0 ** (int(match[3] or 0) - len(match[2] or ""))
         return PrintedNumber(float(token), off)
 
+    @staticmethod
+    def of(value: Any) -> PrintedNumber:
+        """A number of a file in JSON or CSV, of six decimals, as the tests print them with %lf."""
+        return PrintedNumber.parse(f"{float(value):.6f}")
+
+
+def known_redop(name: str | None) -> str | None:
+    """An operation as the tests name it; None for none."""
+    return None if name in ("", "none") else name
+
 
 @dataclasses.dataclass(frozen=True)
 class NcclTiming:
@@ -234,12 +244,13 @@ def _test(run: NcclRun, machines: Machines, hints: CallerHints) -> str:
     where = f"{hints.path}, {run.at([run.line])}"
     if mentioned and not candidates:
         raise InputError(
-            f"{where}: the log names {_or(sorted(mentioned))}, but this run's columns are those of"
-            f" {_or(fitting) or 'no test we know'}; cut the run out, or give its collective"
+            f"{where}: the log names {' or '.join(sorted(mentioned))}, but this run's columns are"
+            f" those of {' or '.join(fitting) or 'no test we know'}; cut the run out, or give its"
+            " collective"
         )
     raise InputError(
         f"{where}: nothing tells which test this run is, it may be"
-        f" {_or(candidates) or 'none we know'}; give its collective"
+        f" {' or '.join(candidates) or 'none we know'}; give its collective"
     )
 
 
@@ -279,7 +290,9 @@ def _trusted(run: NcclRun, test: str, machines: Machines) -> tuple[list[dict[str
         for timing in row.timings:
             if row.size != row.whole(n, form.shard) or not _consistent(row, timing, test, n):
                 disagree.append(row.line)
-            elif _is_wrong(timing.wrong):
+            # `#wrong` counts wrong elements (`N/A`: not checked); its forerunner `error` is a
+            # difference, with an asterisk where too large
+            elif timing.wrong.endswith("*") or (timing.wrong.isdigit() and int(timing.wrong) > 0):
                 wrong.append(row.line)
             else:
                 rows.append(measurement(
@@ -311,16 +324,3 @@ def _close(bandwidth: PrintedNumber, n_bytes: float, time_us: PrintedNumber) -> 
     expected = n_bytes / time_us.value * 1e-3
     slack = expected * (time_us.off / time_us.value + _ROUNDING)
     return abs(bandwidth.value - expected) <= bandwidth.off * (1 + 1e-6) + slack
-
-
-def _is_wrong(mark: str) -> bool:
-    """Whether results were wrong.
-
-    `#wrong` counts wrong elements (`N/A`: not checked); its forerunner `error` is a difference,
-    with an asterisk where too large.
-    """
-    return mark.endswith("*") or (mark.isdigit() and int(mark) > 0)
-
-
-def _or(names: list[str]) -> str:
-    return " or ".join(names)

@@ -32,6 +32,7 @@ from hybridperf.collectives.logs.nccl_runs import (
     NcclRun,
     NcclTiming,
     PrintedNumber,
+    known_redop,
     usable,
 )
 from hybridperf.io import InputError
@@ -221,11 +222,7 @@ def _head(tokens: list[str]) -> tuple[int, int, str, str | None, int | None]:
     root = int(rest.pop(0)) if rest else -1
     if rest:
         raise ValueError(rest[0])
-    return int(size), int(count), dtype, _redop(redop), root if root >= 0 else None
-
-
-def _redop(name: str | None) -> str | None:
-    return None if name in ("", "none") else name
+    return int(size), int(count), dtype, known_redop(redop), root if root >= 0 else None
 
 
 def _timings(
@@ -289,7 +286,7 @@ def _json_run(document: dict[str, Any]) -> NcclRun:
         root = int(result["root"])
         run.rows.append(NcclRow(
             number, int(result["size"]), int(result["count"]), result["type"],
-            _redop(result["redop"]), root if root >= 0 else None, tuple(timings),
+            known_redop(result["redop"]), root if root >= 0 else None, tuple(timings),
         ))  # fmt: skip
     return run
 
@@ -302,11 +299,9 @@ def _json_timing(
     if per_iteration:
         optional["time_min_s"] = per_iteration["min_us"] * 1e-6
         optional["time_std_s"] = per_iteration["stdev_us"] * 1e-6
-    # six decimals, as the test prints them with %lf
-    time_us, algbw, busbw = (
-        PrintedNumber.parse(f"{float(timed[key]):.6f}") for key in ("time", "alg_bw", "bus_bw")
-    )
-    return NcclTiming(in_place, time_us, algbw, busbw, wrong, optional)
+    printed = (timed["time"], timed["alg_bw"], timed["bus_bw"])
+    time, algbw, busbw = map(PrintedNumber.of, printed)
+    return NcclTiming(in_place, time, algbw, busbw, wrong, optional)
 
 
 def _test_name(program: str) -> str:

@@ -40,6 +40,7 @@ from hybridperf.collectives.logs.nccl_runs import (
     NcclRun,
     NcclTiming,
     PrintedNumber,
+    known_redop,
     usable,
 )
 from hybridperf.io import InputError
@@ -148,11 +149,7 @@ def _row(number: int, of: dict[str, Any]) -> tuple[str, Machines, NcclRow]:
     received = int(of["size"])
     size = received * machines.n_gpus if name == "reduce_scatter" else received
     count = size // ELEMENT_BYTES[dtype] // (machines.n_gpus if shard else 1)
-    time_us, algbw, busbw = (
-        PrintedNumber.parse(f"{float(of[key]):.6f}") for key in ("time", "algBw", "busBw")
-    )
-    timing = NcclTiming(int(of["inPlace"]), time_us, algbw, busbw, str(of["wrong"]), {})
-    redop = str(of["redop"])
-    return name, machines, NcclRow(
-        number, size, count, dtype, None if redop in ("", "none") else redop, None, (timing,)
-    )  # fmt: skip
+    time, algbw, busbw = map(PrintedNumber.of, (of["time"], of["algBw"], of["busBw"]))
+    timing = NcclTiming(int(of["inPlace"]), time, algbw, busbw, str(of["wrong"]), {})
+    redop = known_redop(str(of["redop"]))
+    return name, machines, NcclRow(number, size, count, dtype, redop, None, (timing,))

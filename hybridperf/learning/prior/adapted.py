@@ -31,12 +31,7 @@ from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess, HyperParameters
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
-from hybridperf.learning.prior.family import (
-    NOMINAL,
-    FamilyPrior,
-    bounded,
-    unbounded,
-)
+from hybridperf.learning.prior.family import NOMINAL, FamilyPrior, bounded, unbounded
 from hybridperf.learning.prior.knobs import ImplementationKnobs
 from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.prior.rows import PriorRows
@@ -85,9 +80,12 @@ class Adapted:
     # deviations that hold 90 %; where neither process nor tuned networks are, the log half-width
     # itself
     quantile: float
-    held_out: np.ndarray  # log(predicted / measured) of rows that the prediction did not see [H]
-    held_out_log_width: np.ndarray  # half-widths of their 90 % intervals [H]
-    held_out_at: np.ndarray  # int [H] where they stood among the rows; not saved
+    # log(predicted / measured) of rows that the prediction did not see [H]
+    held_out: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    # half-widths of their 90 % intervals [H]
+    held_out_log_width: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    # int [H] where they stood among the rows; not saved
+    held_out_at: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
     process: GaussianProcess | None = None  # few rows
     params: Any = None  # many rows: the tuned networks
     # few rows: 0 where rows left out are predicted better without the trunk
@@ -136,9 +134,10 @@ class Adapted:
         self, quantile: float, error: np.ndarray, deviation: np.ndarray, at: np.ndarray
     ) -> Adapted:
         """With the errors of held-out rows `at`, deviations, and the interval they need."""
-        widths = quantile * deviation
-        judged: dict[str, Any] = {"held_out": error, "held_out_log_width": widths}
-        return dataclasses.replace(self, quantile=quantile, held_out_at=at, **judged)
+        return dataclasses.replace(
+            self, quantile=quantile, held_out=error, held_out_log_width=quantile * deviation,
+            held_out_at=at,
+        )  # fmt: skip
 
     @property
     def typical_log_width(self) -> float:
@@ -245,7 +244,7 @@ def adapt(
 
 def _without_rows(prior: FamilyPrior) -> Adapted:
     knobs = prior.population.typical()
-    return Adapted(prior, knobs, 0, prior.sizes, prior.log_width, *_nothing_held_out())
+    return Adapted(prior, knobs, 0, prior.sizes, prior.log_width)
 
 
 def _with_cold_share(
@@ -264,10 +263,6 @@ def _with_cold_share(
     return dataclasses.replace(found, cold_share=float(shares[at])), blended[at]
 
 
-def _nothing_held_out() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return np.zeros(0), np.zeros(0), np.zeros(0, int)
-
-
 def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
     """Knobs fitted to the rows, with the prior's trunk: for rows that are not to be kept."""
     fold = _dealt(rows, seed)
@@ -277,7 +272,7 @@ def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: 
         knobs = prior.population.typical()
         if keep.any():
             knobs = knob_fits.fit_new(prior.population, rows.rows(keep), time_s[keep])
-        return Adapted(prior, knobs, len(rows), sizes, 1.0, *_nothing_held_out())
+        return Adapted(prior, knobs, len(rows), sizes, 1.0)
 
     error, deviation = _left_out(rows, time_s, fold, fitted)
     quantile = _quantile(error, deviation, prior.log_width)
@@ -324,9 +319,8 @@ def _few(
 
     share, seen, left_out = min(learned, key=mean_error)
     error = bounded(target + left_out.error) - bounded(target)
-    none = _nothing_held_out()
     sizes = Box.of(rows.inputs, rows.sizes)
-    found = Adapted(prior, knobs, len(rows), sizes, 1.0, *none, process=seen, trunk_share=share)
+    found = Adapted(prior, knobs, len(rows), sizes, 1.0, process=seen, trunk_share=share)
     return found, error, left_out.deviation
 
 
@@ -379,7 +373,7 @@ def _tuned(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -
     # Its rows widen the sizes where the networks may correct.
     seen = Box.of(rows.inputs, rows.sizes)
     wider = dataclasses.replace(prior, sizes=prior.sizes.joined(seen))
-    out = Adapted(wider, knobs, len(rows), seen, 0.0, *_nothing_held_out(), params=params)
+    out = Adapted(wider, knobs, len(rows), seen, 0.0, params=params)
     rest = rows.rows(held)
     error = out.predict(rest).log_s - np.log(time_s[held])
     # of a normal distribution with that median

@@ -157,10 +157,10 @@ class FamilyPrior:
         usual = Population(
             names["slots"], spread, names["devices"], own, names["kin"], machines, machine
         )
-        of_references = [
+        reference_quantile, reference_log_width = (
             None if document[key] is None else float(document[key])
             for key in ("kin_quantile", "kin_log_width")
-        ]
+        )
         return FamilyPrior(
             usual,
             Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
@@ -169,8 +169,8 @@ class FamilyPrior:
             Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
-            of_references[0],
-            of_references[1],
+            reference_quantile,
+            reference_log_width,
             {str(word): float(width) for word, width in document.get("log_widths", {}).items()},
         )
 

@@ -48,10 +48,7 @@ class Machine:
 
     def document(self) -> dict[str, Any]:
         """As plain numbers."""
-        return {
-            "clock_hz": self.clock_hz, "sustained": dict(self.sustained),
-            "memory_share": self.memory_share, "takes_kernels": self.takes_kernels,
-        }  # fmt: skip
+        return dataclasses.asdict(self)
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:

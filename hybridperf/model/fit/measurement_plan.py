@@ -126,6 +126,20 @@ def check_model(model: PerfModel | None, device: DeviceSpec) -> None:
         )
 
 
+def check_budget(cost_s: np.ndarray, budget_s: float) -> None:
+    """`InputError` for a budget that pays for none of some measurements [R]."""
+    if not np.min(cost_s) <= budget_s:
+        raise InputError(
+            f"expected a budget that pays for a measurement, got {budget_s:.3g} s; the cheapest"
+            f" takes {np.min(cost_s):.3g} s"
+        )
+
+
+def repeats_of(expected_s: np.ndarray) -> np.ndarray:
+    """How often ops of some expected seconds [R] are run."""
+    return np.clip(np.ceil(REPEATS_S / expected_s), *REPEATS)
+
+
 def choose(
     rows: pd.DataFrame, cost_s: np.ndarray, budget_s: float, device: DeviceSpec, *,
     model: PerfModel | None = None,
@@ -135,11 +149,7 @@ def choose(
     Each kind gets one row before any gets its second. `InputError` for rows that cannot be read, or
     if no row is within the budget.
     """
-    if cost_s.min() > budget_s:
-        raise InputError(
-            f"expected a budget that pays for a measurement, got {budget_s:.3g} s; the cheapest"
-            f" takes {cost_s.min():.3g} s"
-        )
+    check_budget(cost_s, budget_s)
     belief = Belief.about(rows, device, model)
     covariance = belief.covariance()
     before = np.diag(covariance).copy()
@@ -372,7 +382,7 @@ def candidates(
     pool = pd.concat(drawn, ignore_index=True).assign(device=device.id)
     belief = Belief.about(pool, device, model)
     expected = belief.seconds()
-    repeats = np.clip(np.ceil(REPEATS_S / expected), *REPEATS)
+    repeats = repeats_of(expected)
     paid = (expected <= LONGEST_OP_S) & (repeats * expected <= LARGEST_SHARE_OF_BUDGET * budget_s)
     holds = fits(pool, belief, device) & paid
     for kind in np.unique(belief.kind):

@@ -129,7 +129,7 @@ def measure(
 
 def calibrate_collectives(
     folder: str | os.PathLike, *, processes: int, setting: str, budget_s: float | None = None,
-    cores_each: int | None = None, library: str = "jax", say: Callable[[str], None] = to_stderr,
+    cores_each: int | None = None, library: str = "jax",
 ) -> tuple[CollectiveModel, CollectiveReport]:  # fmt: skip
     """Measure collectives between processes of this machine and fit them; resumes.
 
@@ -141,7 +141,6 @@ def calibrate_collectives(
         cores_each: cores that each process is pinned to; default: two where there are enough, else
             none. Sharded steps that run on one core per process need collectives measured on one.
         library: that joins the processes, `jax` or, on CPUs, `torch`.
-        say: where progress goes.
 
     Raises:
         InputError: fewer than 2 processes, or a program that stopped.
@@ -159,7 +158,7 @@ def calibrate_collectives(
     facts = read_json(Path(folder) / "collectives.machine.json", "machine", 1)
     said = f"--collectives --{setting}" + (f" --library {library}" if library != "jax" else "")
     provenance = _provenance(said, facts, complete, library=library)
-    say(f"fitting collectives of this machine to {len(rows)} rows")
+    to_stderr(f"fitting collectives of this machine to {len(rows)} rows")
     model, report = fit_collectives(rows, this_system(), provenance=provenance)
     with replacing_in(folder) as new:
         model.save(new)

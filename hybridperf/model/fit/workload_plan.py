@@ -92,7 +92,7 @@ def plan_for(
         of_rows = own["times"].to_numpy(float) * expected_s[: len(own)]
         share = of_rows / of_rows.sum()
     weight = np.concatenate([share, np.zeros(len(others))])
-    repeats = np.clip(np.ceil(of_ops.REPEATS_S / expected_s), *of_ops.REPEATS)
+    repeats = of_ops.repeats_of(expected_s)
     cost_s = CASE_OVERHEAD_S + repeats * expected_s
     cost_s[~of_ops.fits(pool, belief, device)] = np.inf
     chosen = choose_for(weight, belief.covariance(), cost_s, budget_s)
@@ -161,11 +161,7 @@ def choose_for(
     """Which of R rows to measure at `cost_s` [R] (infinite: not at all) for a workload of which
     they are so much: `weight` [R]. `covariance` [R, R] is of log times.
     """
-    if not np.min(cost_s) <= budget_s:
-        raise InputError(
-            f"expected a budget that pays for a measurement, got {budget_s:.3g} s; the cheapest"
-            f" takes {np.min(cost_s):.3g} s"
-        )
+    of_ops.check_budget(cost_s, budget_s)
     covariance, open_, left = covariance.copy(), np.isfinite(cost_s), budget_s
     variance = [float(weight @ covariance @ weight)]
     picks: list[int] = []

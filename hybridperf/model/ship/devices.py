@@ -36,12 +36,13 @@ from hybridperf.io.installed import installed_hardware
 from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import train_family
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, Prior, load_prior
-from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel
+from hybridperf.model import LEVEL_KNOBS, PerfModel
 from hybridperf.model.families import FAMILIES, architectures_of, groups_of
 from hybridperf.model.files import load_model
 from hybridperf.model.fit import families as family_fit
 from hybridperf.model.fit.device import REPORT_SCHEMA_VERSION, fit, model_of_families
 from hybridperf.model.machine_facts import machine_of, machines_of
+from hybridperf.model.platform import with_group_knobs
 from hybridperf.model.published import ops as sources
 from hybridperf.model.published.ops import DeviceRows, PublishedRows
 from hybridperf.ops import GROUPS
@@ -162,9 +163,6 @@ def _with_families_of(before: PerfModel, model: PerfModel) -> PerfModel:
         if group not in model.groups or (group in served and one.rows > model.groups[group].rows)
     ]
     at = [GROUPS.index(group) for group in groups]
-    arrays = {name: np.array(getattr(model.knobs, name)) for name in GROUP_KNOBS}
-    for name, values in arrays.items():
-        values[at] = np.asarray(getattr(before.knobs, name))[at]
     new, old = model.provenance, before.provenance
     rows = {name: counts for name, counts in old["measured"].items() if name in kept}
     records = [one for one in old["fit"]["ops"] if one["op"] in kept] + new["fit"]["ops"]
@@ -172,7 +170,7 @@ def _with_families_of(before: PerfModel, model: PerfModel) -> PerfModel:
     fit = {**new["fit"], "rows": count, "ops": sorted(records, key=lambda one: str(one["op"]))}
     return dataclasses.replace(
         model,
-        knobs=dataclasses.replace(model.knobs, **arrays),
+        knobs=with_group_knobs(model.knobs, before.knobs, at),
         groups={**model.groups, **{group: before.groups[group] for group in groups}},
         families={**kept, **model.families},
         provenance={**new, "measured": {**rows, **new["measured"]}, "rows": count, "fit": fit},
@@ -223,9 +221,6 @@ def with_own(model: PerfModel) -> PerfModel:
     at = [GROUPS.index(name) for name in wanted]
     alone = rows[np.isin(group, at)]
     own, report = fit(alone, model.device, prior="none")
-    arrays = {name: np.array(getattr(model.knobs, name)) for name in GROUP_KNOBS}
-    for name, values in arrays.items():
-        values[at] = np.asarray(getattr(own.knobs, name))[at]
     levels = {name: getattr(own.knobs, name) for name in LEVEL_KNOBS}
     families, groups, lines = dict(model.families), dict(own.groups), report.summary()["ops"]
     for family in OWN_FAMILIES:
@@ -242,7 +237,7 @@ def with_own(model: PerfModel) -> PerfModel:
     measured = {"table": f"calibration/measured/{model.device.id}/{TABLE}", "rows": counts}
     return dataclasses.replace(
         model,
-        knobs=dataclasses.replace(model.knobs, **arrays, **levels),
+        knobs=with_group_knobs(model.knobs, own.knobs, at, **levels),
         families=families,
         groups={**model.groups, **groups},
         provenance={**model.provenance, "own": {**measured, "fit": {"ops": lines}}},

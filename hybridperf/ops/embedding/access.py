@@ -96,7 +96,7 @@ class Zipf(Access):
             value = getattr(self, name)
             if isinstance(value, jax.core.Tracer):
                 continue
-            if not _is_number(value):
+            if not is_number(value):
                 return f"expected a number as Zipf {name}, got {value!r}"
             if not (value < np.inf and (value >= 0 if name == "exponent" else value > -1)):
                 return f"expected a Zipf {name} of {least}, got {value}"
@@ -197,7 +197,7 @@ class Histogram(Access):
     def problem(self) -> str:
         mean, lookups = self.mean_reuse, self.lookups
         for name, value in (("mean_reuse", mean), ("lookups", lookups)):
-            if value is not None and not _traced(value) and not _is_number(value):
+            if value is not None and not _traced(value) and not is_number(value):
                 return f"expected a number as {name} of a reuse histogram, got {value!r}"
         if _traced(self.shares):
             return ""
@@ -299,10 +299,14 @@ class Indices(Access):
         return f"{expected}; give the table's rows or mend the indices"
 
 
-def _is_number(value: Any) -> bool:
-    if isinstance(value, str | bool) or np.ndim(value):
-        return False
-    return np.asarray(value).dtype.kind in "iuf"
+def is_real(value: Any) -> bool:
+    """A number, or an array of them."""
+    return not isinstance(value, str | bool) and np.asarray(value).dtype.kind in "iuf"
+
+
+def is_number(value: Any) -> bool:
+    """A single number."""
+    return is_real(value) and not np.ndim(value)
 
 
 def _traced(*values: Any) -> bool:
@@ -323,7 +327,7 @@ def thin(histogram: Histogram, fraction: Any) -> Histogram:
     if not isinstance(histogram, Histogram):
         expected = f"expected a Histogram(...) to thin, got {histogram!r:.60}"
         raise InputError(f"{expected}; other accesses know batches of any size")
-    if not _traced(fraction) and not (_is_number(fraction) and 0 < fraction <= 1):
+    if not _traced(fraction) and not (is_number(fraction) and 0 < fraction <= 1):
         raise InputError(f"expected a share of a file above zero and at most one, got {fraction}")
     if problem := histogram.problem():
         raise InputError(problem)

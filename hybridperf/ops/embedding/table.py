@@ -13,7 +13,7 @@ import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io.errors import InputError
-from hybridperf.ops.embedding.access import Access, Uniform
+from hybridperf.ops.embedding.access import Access, Uniform, is_number, is_real
 
 _LARGEST, _MOST_POOLING = 1e30, 1e15  # sums of them are numbers; memory allows far less
 
@@ -55,7 +55,7 @@ class Table:
             value = getattr(self, field)
             if isinstance(value, jax.core.Tracer):
                 continue
-            if not _is_real(value) or np.ndim(value):
+            if not is_number(value):
                 raise InputError(f"{here} a number of {field}, got {value!r}")
             if not 0 < float(value) < float("inf"):
                 leave = "leave the table out if nothing looks into it"
@@ -88,7 +88,7 @@ class Table:
     def lookups(self, batch: Any) -> Any:
         """Lookups of a batch of so many samples; infinitely many: of an endless stream."""
         traced = isinstance(batch, jax.core.Tracer)
-        if not traced and not (_is_real(batch) and np.all(np.asarray(batch) > 0)):
+        if not traced and not (is_real(batch) and np.all(np.asarray(batch) > 0)):
             expected = "expected a batch of more than zero samples"
             raise InputError(f"table {self.name}: {expected}, got {batch!r}")
         return batch * self.pooling
@@ -108,7 +108,7 @@ class Table:
         held = cache_bytes
         if not isinstance(cache_bytes, jax.core.Tracer):
             held = np.asarray(cache_bytes)
-            if not _is_real(cache_bytes) or not np.all(held >= 0):
+            if not is_real(cache_bytes) or not np.all(held >= 0):
                 expected = "expected a cache of zero or more bytes"
                 raise InputError(f"table {self.name}: {expected}, got {cache_bytes!r}")
         lookups = self.lookups(batch)
@@ -125,11 +125,6 @@ class Table:
             return answer()
         except InputError as error:
             raise InputError(f"table {self.name}: {error}") from error
-
-
-def _is_real(value: Any) -> bool:
-    """A number, or an array of them."""
-    return not isinstance(value, str | bool) and np.asarray(value).dtype.kind in "iuf"
 
 
 STATE_BYTES: dict[str, Callable[[Table], float]] = {  # in fp32, of an optimizer

@@ -61,8 +61,6 @@ _COLLECTIVES = (
 _SEND, _RECEIVE, _COLLECTIVE = 5, 6, 7  # of NodeType
 _TYPE_NAMES = {"COMM_SEND_NODE": _SEND, "COMM_RECV_NODE": _RECEIVE, "COMM_COLL_NODE": _COLLECTIVE}
 _PART = re.compile(r"\(\d+\)$")
-_MICROSECOND_S = 1e-6
-_LONGEST_US = 1e15  # thirty years: more is no duration
 
 
 def chakra_json(document: Mapping[str, Any], source: str) -> RecordedGraph:
@@ -116,12 +114,9 @@ def _json_node(node: Any, source: str) -> RecordedNode:
     number, name = graph.identity(node, source)
     kind = node.get("nodetype", node.get("type"))
     kind = kind if is_whole(kind) else _TYPE_NAMES.get(str(kind), 0)
-    micros = node.get("runtime", node.get("durationmicros"))
-    micros = micros if isinstance(micros, int | float) else 0
     return _made(
         number, name, kind, node.get("iscpuop"), control=_ids(node.get("ctrldeps")),
-        data=_ids(node.get("datadeps")), micros=micros, comm_type=node.get("commtype"),
-        comm_bytes=node.get("commsize"),
+        data=_ids(node.get("datadeps")), comm_type=node.get("commtype"),
     )  # fmt: skip
 
 
@@ -131,8 +126,8 @@ def _protobuf_node(node: Any) -> RecordedNode:
     numbers = ((field, attributes.get(named)) for field, named in fields)
     return _made(
         node.id, node.name.decode(errors="replace"), node.type, attributes.get("is_cpu_op"),
-        control=tuple(node.ctrl_deps), data=tuple(node.data_deps), micros=node.duration_micros,
-        comm_type=attributes.get("comm_type"), comm_bytes=attributes.get("comm_size"),
+        control=tuple(node.ctrl_deps), data=tuple(node.data_deps),
+        comm_type=attributes.get("comm_type"),
         inputs=_recorded(node.inputs), outputs=_recorded(node.outputs),
         **{field: value for field, value in numbers if is_whole(value)},
     )  # fmt: skip
@@ -140,8 +135,7 @@ def _protobuf_node(node: Any) -> RecordedNode:
 
 def _made(
     number: int, name: str, kind: int, on_host: Any, *, control: tuple[int, ...],
-    data: tuple[int, ...], micros: float, comm_type: Any, comm_bytes: Any,
-    **recorded: Any,
+    data: tuple[int, ...], comm_type: Any, **recorded: Any,
 ) -> RecordedNode:  # fmt: skip
     """A node of either form; if nothing tells where it ran, a name with `::` ran on the host."""
     communicates = kind in (_SEND, _RECEIVE, _COLLECTIVE)
@@ -159,8 +153,6 @@ def _made(
         control=control,
         data=data,
         comm_type=collective,
-        comm_bytes=float(comm_bytes) if is_whole(comm_bytes) else None,
-        runtime_s=micros * _MICROSECOND_S if 0 < micros < _LONGEST_US else None,
         **recorded,
     )
 

@@ -19,14 +19,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
 from hybridperf.traces.recorded.graph import (
     CPU,
     RecordedArguments,
     RecordedGraph,
     RecordedNode,
-    dtype_of,
     identity,
 )
 from hybridperf.workloads.torch.calls import flat, is_whole
@@ -80,7 +78,6 @@ def _node(node: Any, source: str) -> RecordedNode:
         parent = parent[0] if parent else None
     parent = parent if is_whole(parent) and parent != number else None
     thread, sequence = attributes.get("tid"), attributes.get("seq_id")
-    kind, comm_bytes = _communication(name, inputs, attributes)
     return RecordedNode(
         id=number,
         name=name,
@@ -90,32 +87,22 @@ def _node(node: Any, source: str) -> RecordedNode:
         thread=thread if is_whole(thread) else None,
         inputs=inputs,
         outputs=outputs,
-        comm_type=kind,
-        comm_bytes=comm_bytes,
+        comm_type=_collective(name, inputs, attributes),
         sequence=sequence if is_whole(sequence) else None,
     )
 
 
-def _communication(
-    name: str, inputs: RecordedArguments, attributes: Mapping[str, Any]
-) -> tuple[str, float | None]:
-    """Kind of a collective and the bytes that this rank gives; "" for anything else."""
+def _collective(name: str, inputs: RecordedArguments, attributes: Mapping[str, Any]) -> str:
+    """Kind of a collective; "" for anything else."""
     if not name.startswith(_COMMUNICATES):
-        return "", None
+        return ""
     kind = attributes.get("collective_name")
     if not isinstance(kind, str) and name == "record_param_comms":
         words = (value for value in inputs.values if isinstance(value, str))
         kind = next((word for word in words if word.isidentifier()), "")
     if not isinstance(kind, str):
         kind = re.split(r":+", name)[-1].rstrip("_")
-    if kind in ("", "wait", "init", "split", "barrier_wait"):
-        return "", None
-    count, dtype = attributes.get("in_msg_nelems"), dtype_of(attributes.get("dtype"))
-    if is_whole(count) and dtype is not None:
-        return kind, count * DTYPE_BYTES[dtype]
-    tensors = flat(inputs.arguments)
-    # of `all_to_all(output, input)` the last is what it gives
-    return kind, (tensors[-1].bytes if tensors else None)
+    return "" if kind in ("wait", "init", "split", "barrier_wait") else kind
 
 
 def _arguments(given: Any, keys: Sequence[str]) -> RecordedArguments:

@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 from hybridperf.io import InputError
-from hybridperf.ops import OpCall
+from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
 from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall, flat, is_whole
 from hybridperf.workloads.torch.ops import kernels
 
@@ -62,6 +62,17 @@ def recorded_op(
     counts as one within the device, also where a profiler saw a copy from the host.
     """
     return kernels(TorchCall(name, inputs.arguments, outputs.arguments, inputs.values))
+
+
+def lookup_update(calls: Sequence[OpCall] | None) -> tuple[OpCall, ...] | None:
+    """What the gradient of a pooled lookup launches, by the lookup's ops: indices sorted, rows
+    updated; None where there is no lookup among them.
+    """
+    for call in calls or ():
+        if isinstance(op := call.op, Gather):
+            update = ScatterAdd(op.dtype, op.rows, op.cols, op.vocab)
+            return OpCall(Sort("int64", 1.0, op.rows)), OpCall(update)
+    return None
 
 
 def dtype_of(type_name: Any) -> str | None:
@@ -128,8 +139,6 @@ class RecordedNode:
     inputs: RecordedArguments = NOTHING
     outputs: RecordedArguments = NOTHING
     comm_type: str = ""  # "all_reduce", ...; empty where it is no collective
-    comm_bytes: float | None = None
-    runtime_s: float | None = None
     sequence: int | None = None  # number that a forward op shares with its gradient
     part_of: int | None = None  # of Chakra's op, cut where it launches kernels: parts share it
 

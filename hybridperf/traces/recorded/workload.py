@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
-from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
+from hybridperf.ops import OpCall
 from hybridperf.traces.recorded.graph import (
     CPU,
     GPU,
     RecordedGraph,
     RecordedNode,
+    lookup_update,
     read,
     recorded_op,
     written,
@@ -222,10 +223,9 @@ def _lookup_gradient(graph: RecordedGraph, node: RecordedNode) -> tuple[OpCall, 
     lookups = [one for one in graph.nodes if seen and one.id > seen[-1]]
     for one in lookups:
         if "codegen_lookup" in one.name and one.outputs.shapes[:1] == node.inputs.shapes[:1]:
-            for call in recorded_op(one.name, one.inputs, one.outputs) or ():
-                if isinstance(op := call.op, Gather):
-                    update = ScatterAdd(op.dtype, op.rows, op.cols, op.vocab)
-                    return OpCall(Sort("int64", 1.0, op.rows)), OpCall(update)
+            update = lookup_update(recorded_op(one.name, one.inputs, one.outputs))
+            if update:
+                return update
     return ()
 
 
