@@ -107,13 +107,16 @@ class PerfModel:
 
     def adapted(self, framework: str = "") -> Adapted:
         """What is known of a framework's step effects on this device."""
-        group = Group.of(framework, self.device.arch)
-        return (self.steps or Adaptation({})).of(group)[0]
+        steps, group = self._steps_of(framework)
+        return steps.of(group)[0]
 
     def steps_note(self, framework: str) -> str:
         """Whose measured steps a framework's effects come from; "" where from its own."""
-        group = Group.of(framework, self.device.arch)
-        return (self.steps or Adaptation({})).note_of(group)
+        steps, group = self._steps_of(framework)
+        return steps.note_of(group)
+
+    def _steps_of(self, framework: str) -> tuple[Adaptation, Group]:
+        return self.steps or Adaptation({}), Group.of(framework, self.device.arch)
 
     def with_steps(self, steps: Adaptation) -> PerfModel:
         """The same machine with step effects that were fitted to measured training steps."""

@@ -19,7 +19,6 @@ from hybridperf.model.step_effects import (
     slowest_of,
 )
 from hybridperf.workloads.schedules import schedule
-from hybridperf.workloads.schedules.one_way import interleaved
 from hybridperf.workloads.schedules.order import BACKWARD, FORWARD
 from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer.columns import FOLDED, SCHEDULES
@@ -96,10 +95,10 @@ def test_embedding_and_head_weigh_on_one_chunk_each(stages, chunks, batches, emb
     """An interleaved pipeline's replay, with an embedding no longer than the head: both begin and
     end a chunk of one stage, forward and backward.
     """
-    schedule = interleaved(stages, batches, chunks)
-    ends_s = {0: embedding_s, schedule.stages - 1: head_s}
+    order = schedule("interleaved", stages, batches, chunks)
+    ends_s = {0: embedding_s, order.stages - 1: head_s}
     turns = {FORWARD: 1.0, BACKWARD: 2.0}
-    replayed = schedule.replay(lambda task: turns[task.kind] * (1 + ends_s.get(task.stage, 0.0)))
+    replayed = order.replay(lambda task: turns[task.kind] * (1 + ends_s.get(task.stage, 0.0)))
     row = pipeline(
         stages, micro_batches=batches, chunks=chunks, layers_first=chunks, layers_last=chunks,
         layers_most=chunks, layers=stages * chunks,
