@@ -50,6 +50,7 @@ for case in collective_cases(2, "cpu", [64], library="torch"):
 assert team.nodes("host") == 1 and team.nodes(f"host{rank}") == 2
 np.testing.assert_array_equal(team.exchange([rank, 7.0]), [[0, 7], [1, 7]])
 team.barrier()
+torch.distributed.destroy_process_group()  # as a job ends: gloo's threads outlive no interpreter
 """
 
 MINE = """
