@@ -74,7 +74,7 @@ def test_arithmetic_as_pytorch_counts_it(at) -> None:
         if isinstance(call.op, Attention) and call.times == FUSED_ATTENTION
     )  # fmt: skip
     ours = sum(as_counted(call) for call in calls if call.op.unit == "matrix") - again
-    if name == "lstm":  # which PyTorch does not count on a CPU
+    if name in ("lstm", "gru"):  # cuDNN's calls, of which PyTorch counts none on a CPU
         weights = sum(one.numel() for one in net.parameters() if one.dim() == 2)
         assert ours == pytest.approx(3 * 2 * 64 * weights, rel=0.01)
     else:
@@ -179,6 +179,54 @@ def test_a_complex_number_is_two() -> None:
     (*_, (_, line)) = works_of(torch.fft.fft, x)
     assert line.flops == pytest.approx(5 * 64 * 128 * 7, rel=0.2)
     assert line.bytes == 2 * 8 * 64 * 128
+
+
+def test_a_recurrent_layer_is_one_call_wherever_its_gradients_come_from() -> None:
+    """A GRU that writes from the last state of one that reads, an LSTM of half precision, an RNN."""
+    reads, writes, halves, plain = (
+        nn.GRU(32, 64, batch_first=True, bidirectional=True), nn.GRU(32, 64),
+        nn.LSTM(32, 64, 2, dtype=torch.float16, dropout=0.1), nn.RNN(32, 64, nonlinearity="relu"),
+    )  # fmt: skip
+
+    def step(x):
+        _, last = reads(x)
+        (out, _), (half, _), (end, _) = writes(x, last[:1]), halves(x.half()), plain(x)
+        return out.sum() + half.float().sum() + end.sum()
+
+    x = torch.zeros(8, 8, 32)
+    kinds = [(one.call.kind, one.phase) for one in capture(step, (x,)).ops]
+    layer = "hybridperf::recurrent_layer"
+    assert kinds.count((layer, "forward")) == kinds.count((f"{layer}_backward", "backward")) == 6
+    assert len(kinds) < 200
+    net = nn.GRU(32, 64)
+    kept = capture(net, (x,), optimizer=torch.optim.SGD).updated
+    assert kept == len([*net.parameters()])
+
+
+def less_common(x):
+    """Ops that few programs have, with their gradients."""
+    q, k, v = (one.view(64, 4, 64) for one in (x, x + 1, x * 2))
+    seen = [
+        functional.glu(x), functional.prelu(x, x[0, :1]), functional.softshrink(x),
+        functional.celu(x), functional.pixel_shuffle(x.view(1, 16, 32, 32), 2),
+        functional.unfold(x.view(1, 16, 32, 32), 3), torch.cdist(x, x), torch.trace(x),
+        functional.adaptive_max_pool2d(x.view(1, 16, 32, 32), 4), torch.median(x, -1).values,
+        torch.searchsorted(x.detach(), x.detach()), torch.cummax(x, 1).values,
+        functional.soft_margin_loss(x, x.detach()), functional.gaussian_nll_loss(x, x, x.abs() + 1),
+        torch.complex(x, x) @ torch.complex(x.t(), x.t()),
+        *torch.func.jvp(torch.tanh, (x,), (x,)),
+        torch.ops.torch_attn._varlen_attn(q, k, v, torch.arange(3), torch.arange(3), 32, 32)[0],
+    ]  # fmt: skip
+    return sum((one.abs() if one.is_complex() else one).sum() for one in seen)
+
+
+def test_less_common_ops_have_a_price() -> None:
+    import torch.nn.attention.varlen  # noqa: F401  registers its op
+
+    assert hp.from_torch(less_common, torch.zeros(64, 256, requires_grad=True)).flops > 0
+    turned = torch.zeros(64, 256, dtype=torch.complex64)
+    (op,) = matrix_ops(capture(lambda x: x @ x.t(), (turned,), train=False), "forward")
+    assert op.work().flops == 4 * 2 * 64 * 64 * 256
 
 
 def test_sampling_and_losses_of_logits_are_some_loops() -> None:

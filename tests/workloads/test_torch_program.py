@@ -239,6 +239,13 @@ def test_numbers_that_pytorch_reads_itself_do_not_matter(made) -> None:
     assert not captured.notes
 
 
+def test_a_mask_that_nn_transformer_asks_about_counts_as_causal() -> None:
+    net = nn.Transformer(64, 4, 1, 1, 128, batch_first=True)
+    x, mask = torch.zeros(4, 16, 64), nn.Transformer.generate_square_subsequent_mask(16)
+    notes = capture(lambda x: net(x, x, tgt_mask=mask).sum(), (x,)).notes
+    assert [note for note in notes if "count as causal" in note]
+
+
 def test_a_disabled_scaler_is_said() -> None:
     with pytest.warns(UserWarning, match="GradScaler is enabled, but CUDA is not available"):
         scaler = torch.amp.GradScaler("cuda")

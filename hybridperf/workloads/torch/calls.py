@@ -31,6 +31,7 @@ class Tensor:
     storage: int = 0  # of its memory, 0 where not recorded
     transposed: bool = False  # a matrix stored column by column, where recorded
     strides: tuple[int, ...] = ()  # elements from one to the next of a dimension, where recorded
+    in_pairs: bool = False  # complex numbers: two real ones side by side along the last dimension
 
     @property
     def elements(self) -> int:

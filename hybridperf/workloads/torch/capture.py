@@ -26,6 +26,7 @@ from hybridperf.workloads.torch.fakes import Fakes, as_made, without_memory
 from hybridperf.workloads.torch.messages import is_message
 from hybridperf.workloads.torch.on_gpu import fused_drops, fused_norms
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp, recorder
+from hybridperf.workloads.torch.recurrent import fused_layers
 
 _UNSCALED = (
     "a GradScaler is disabled, as PyTorch makes it where no GPU is: in `with hp.without_memory():`"
@@ -72,6 +73,7 @@ def capture(
         if backend == "gpu":
             stack.enter_context(fused_norms())
             stack.enter_context(fused_drops())
+            stack.enter_context(fused_layers())
         with torch.no_grad() if not train else contextlib.nullcontext():
             run_step(fn, given[0], updates, train, notes, given[1])
             # an optimizer's state, shards' buffers and a pipeline's stages are made only once
@@ -80,8 +82,8 @@ def capture(
                 run_step(fn, given[0], updates, train, kwargs=given[1])
         kept_bytes = seen.tally.alive_bytes
         return Captured(
-            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, kept_bytes, tuple(notes),
-            seen.updated,
+            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, kept_bytes,
+            (*notes, *seen.notes), seen.updated,
         )  # fmt: skip
 
 

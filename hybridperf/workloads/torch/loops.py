@@ -52,6 +52,7 @@ _SINGLY_BYTES = 10.0
 _BATCH_NORM_BACKWARD_FLOPS = 11  # the same, with the scale's and shift's gradients as by-products
 
 _LIKELIHOODS = ("nll_loss_forward", "nll_loss2d_forward")  # of rows, of pixels
+_COUNTED = ("topk", "kthvalue")  # their second argument is a number of elements
 _INTERPOLATION_FLOPS = 8  # bilinear: four numbers, each times its weight and added
 # What passes while a GPU makes a channel of a bilinear image: a thread for each pixel goes from one
 # to the next (aten/src/ATen/native/cuda/UpSampleBilinear2d.cu). 11 such on an H200, of 10 to 250
@@ -163,7 +164,7 @@ def along(op: Callable[..., ops.Op], scalars: bool = True) -> Rule:
         needs(call.read and (scalars or call.read[0].shape))
         shape = call.read[0].shape or (1,)
         dim = call.value(1)
-        told = isinstance(dim, int) and not isinstance(dim, bool) and call.kind != "topk"
+        told = isinstance(dim, int) and not isinstance(dim, bool) and call.kind not in _COUNTED
         cols = shape[dim if told and -len(shape) <= dim < len(shape) else -1]
         return in_rows(op, call.read[0], cols)
 

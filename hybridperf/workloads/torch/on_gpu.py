@@ -42,7 +42,7 @@ _GRID = 256  # positions along queries and keys that a mask is asked for
 _MASK_AT = -1  # among what a block mask is made of
 
 
-def _own_ops(schemas: Mapping[str, str]) -> Any:
+def own_ops(schemas: Mapping[str, str]) -> Any:
     """Ops of ours, known to PyTorch, that nobody runs."""
     import torch
 
@@ -80,7 +80,7 @@ def _fused_norm() -> Any:
     """The op with its gradient, known to PyTorch once."""
     import torch
 
-    forward, backward = _own_ops(_NORM)
+    forward, backward = own_ops(_NORM)
 
     @forward.register_fake
     def _(input: Any, normalized_shape: list[int], *_: Any) -> Any:
@@ -177,7 +177,7 @@ def _flex() -> Any:
     """The op with its gradient, known to PyTorch once."""
     import torch
 
-    forward, backward = _own_ops(_FLEX)
+    forward, backward = own_ops(_FLEX)
 
     @forward.register_fake
     def _(query: Any, key: Any, value: Any, share: float) -> Any:

@@ -99,8 +99,10 @@ def _answer(call: TorchCall, own: Mapping[str, Rule]) -> Ops:
         rule = _buffered
     elif space in ("torch::distributed::reducer", "torch.distributed.ddp.reducer"):
         return ()  # a gradient scaled and put into its place by the ops inside
-    elif space == "hybridperf":
+    elif space in ("hybridperf", "torch_attn"):
         rule = PRODUCTS.get(kind) or RULES.get(kind)
+    elif space == "prims":  # what PyTorch's own rules for tangents are written in
+        rule = RULES.get(kind)
     elif space in ("aten", ""):
         kind = _bare(kind)
         # else a mark that somebody set, or a function of their own
@@ -181,7 +183,7 @@ def _pool(call: TorchCall) -> Ops:
     needs(len(call.given) > 1)
     (x,) = call.single(1 if backward else 0)
     needs(x.shape)
-    mark_bytes = 8.0 if "indices" in kind else 0.0
+    mark_bytes = 8.0 if "indices" in kind or "adaptive_max" in kind else 0.0
     if backward:
         (gradient,) = call.single(0)
         return loop(x, gradient.bytes + gradient.elements * mark_bytes, 1, 0)
@@ -244,6 +246,13 @@ def _unscaled(call: TorchCall) -> Ops:
     return loop(whole, whole.bytes, 2, 0)
 
 
+def _trace(call: TorchCall) -> Ops:
+    """The numbers of a diagonal, summed."""
+    (x,) = call.single(0)
+    needs(len(x.shape) == 2 and x.elements)
+    return (Reduction(x.dtype, 1.0, float(min(x.shape))),)
+
+
 def _fourier(call: TorchCall) -> Ops:
     """A pass along each dimension."""
     (x,), listed = call.single(0), call.value(1)
@@ -279,6 +288,7 @@ RULES: dict[str, Rule] = {
     "cross_entropy_loss": _cross_entropy,
     "binary_cross_entropy_with_logits": _cross_entropy_of_logits,
     "multinomial": _sampled,
+    "trace": _trace,
     "_nested_tensor_from_mask_left_aligned": _left_aligned,
     "_amp_foreach_non_finite_check_and_unscale": _unscaled,
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _loss_gradient),

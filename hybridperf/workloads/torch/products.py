@@ -16,9 +16,10 @@ from hybridperf.ops import BatchedGemm, Convolution, Fused, Gemm, OpCall, Reduct
 from hybridperf.ops.attention import Attention
 from hybridperf.workloads import ratios
 from hybridperf.workloads.torch.calls import Tensor, TorchCall, broadcast, is_whole, needs
-from hybridperf.workloads.torch.loops import Ops, Rule, named
+from hybridperf.workloads.torch.loops import Ops, Rule, loop, named
 
 _GATE_FLOPS = 5  # per number of the gates: added, multiplied, added to the state
+_DISTANCE_FLOPS = 3  # of each pair of numbers: subtracted, multiplied, added
 _CAUSAL_FROM_TOP, _CAUSAL_FROM_BOTTOM = 1, 2  # `custom_mask_type` of the memory-efficient kernel
 
 
@@ -94,6 +95,34 @@ def attention_gradient(call: TorchCall) -> Ops:
     """As many times its forward: gradients of queries, keys and values."""
     forward = _attention(call, 1, CAUSAL_AT[call.kind], False)
     return (OpCall(forward, times=ratios.FUSED_ATTENTION),)
+
+
+def varlen_attention(call: TorchCall) -> Ops:
+    """Fused attention of sequences that are packed one behind the other, [tokens, heads, size]:
+    their lengths are numbers, so that all count as equally long.
+    """
+    back = call.kind.endswith("backward")
+    q, k, starts = call.single(*(1, 2, 6) if back else (0, 1, 3))
+    causal, batch = call.value(10 if back else 7), starts.elements - 1
+    needs(len(q.shape) == len(k.shape) == 3 and batch > 0 and isinstance(causal, bool))
+    queries, keys = q.shape[0] / batch, k.shape[0] / batch
+    others = 0 if keys == queries and not causal else keys
+    op = attention_of(q.dtype, batch, queries, others, q.shape[1], q.shape[2], k.shape[1], causal)
+    return (OpCall(op, times=ratios.FUSED_ATTENTION if back else 1.0),)
+
+
+def distances(call: TorchCall) -> Ops:
+    """Of each point to each of others: a product where they are Euclidean and there are many of
+    them, else a loop (aten/src/ATen/native/Distance.cpp); its gradient goes over as many pairs.
+    """
+    first = 1 if call.kind.endswith("backward") else 0
+    x, y = call.single(first, first + 1)
+    needs(len(x.shape) > 1 and len(y.shape) > 1 and y.elements)
+    if call.kind == "_euclidean_dist":
+        turned = Tensor((*y.shape[:-2], *y.shape[:-3:-1]), y.dtype)
+        return (*_product(x, turned), *loop(call.made, call.made.bytes, 1, 1))
+    pairs = _DISTANCE_FLOPS * (y.shape[-2] if first else x.shape[-1])
+    return loop(call.made, x.bytes + y.bytes, float(pairs), 0 if first else 1)
 
 
 def flex_attention(call: TorchCall) -> Ops:
@@ -190,8 +219,13 @@ PRODUCTS: dict[str, Rule] = {
     "_grouped_mm": grouped,
     "flex_attention": flex_attention,
     "flex_attention_backward": flex_attention,
-    "mkldnn_rnn_layer": recurrent,
-    "mkldnn_rnn_layer_backward": recurrent,
+    **dict.fromkeys(("_varlen_attn", "_varlen_attn_backward"), varlen_attention),
+    **dict.fromkeys(("_euclidean_dist", "_cdist_forward", "_cdist_backward"), distances),
+    **{
+        f"{kind}{back}": recurrent
+        for kind in ("mkldnn_rnn_layer", "recurrent_layer")
+        for back in ("", "_backward")
+    },
     **{kind: attention_gradient if kind.endswith("backward") else attention for kind in CAUSAL_AT},
 }
 
@@ -202,6 +236,7 @@ def _product(a: Tensor, b: Tensor) -> Ops:
     left = a.shape if len(a.shape) > 1 else (1, *a.shape)
     right = b.shape if len(b.shape) > 1 else (*b.shape, 1)
     (m, k), (k_right, n) = left[-2:], right[-2:]
+    k_right *= 1 + (a.in_pairs and b.in_pairs)
     needs(k == k_right)
     if len(right) == 2:  # every row of every batch meets the same matrix: one product
         return (Gemm(a.dtype, float(m * math.prod(left[:-2])), float(n), float(k)),)

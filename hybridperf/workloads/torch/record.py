@@ -99,7 +99,13 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 # local ops follow
 DISPATCHED, WRAPPED = "dtensor::dispatched", "dtensor::wrapped"
 _READ = "aten::_local_scalar_dense"  # of a number that is known, by the host
-_SCALER = "torch/amp/grad_scaler.py"
+# files of PyTorch that read numbers for themselves, and what they are told: no gradient
+# overflowed, no argument is out of range (`gaussian_nll_loss`), a mask is causal
+_TOLD = {
+    "torch/amp/grad_scaler.py": 0.0, "torch/nn/functional.py": 0.0,
+    "torch/nn/modules/transformer.py": 1.0,
+}  # fmt: skip
+_CAUSAL = "masks that nn.Transformer asks whether they are causal count as causal; say is_causal"
 _DISPATCHING = 12  # frames at most between a line and its op
 _NO_OPS = ("prim", "profiler", "debugprims")  # questions and marks
 
@@ -133,6 +139,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             self.again: list[Callable[[], Any]] = []
             self.updating = self.updated = 0
             self.hooks: list[Any] = []
+            self.notes: list[str] = []
 
         def __enter__(self) -> Any:
             self.hooks = [
@@ -179,8 +186,11 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             except DataDependentOutputException:
                 if func is not torch.ops.aten._local_scalar_dense.default:
                     raise
-                if _asked_by(_SCALER):
-                    result = 0.0  # gradients that overflowed: none
+                told = next((one for one in _TOLD if _asked_by(one)), "")
+                if told:
+                    result = _TOLD[told]
+                    if result and _CAUSAL not in self.notes:
+                        self.notes.append(_CAUSAL)
                 elif self.updating:
                     result = 1.0  # by which an optimizer scales: Adafactor the size of a step
                 else:
@@ -262,7 +272,10 @@ def _argument(torch: Any, tally: StorageTally, value: Any) -> Argument:
             return None
         turned = value.dim() > 1 and value.stride(-1) > 1 and value.stride(-2) == 1
         number_of = tally.number(value)
-        return Tensor(shape, dtype, storage=number_of, transposed=turned, strides=value.stride())
+        return Tensor(
+            shape, dtype, storage=number_of, transposed=turned, strides=value.stride(),
+            in_pairs=value.is_complex(),
+        )  # fmt: skip
     if isinstance(value, list | tuple):
         return tuple(flat([_argument(torch, tally, one) for one in value])) or None
     return None

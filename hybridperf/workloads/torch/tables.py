@@ -46,6 +46,15 @@ def _index(call: TorchCall) -> Ops:
     return (Gather(table.dtype, float(rows), float(cols), max(table.elements / cols, 1.0)),)
 
 
+def _searched(call: TorchCall) -> Ops:
+    """Where numbers belong in sorted rows: a step for each halving of a row."""
+    values = call.tensor(0 if call.kind == "bucketize" else 1)
+    (row,) = call.single(1 if call.kind == "bucketize" else 0)
+    needs(row.elements and row.shape)
+    read_bytes = row.bytes + (values.bytes if values else 0.0)
+    return loop(call.made, read_bytes, math.ceil(math.log2(row.shape[-1] + 1)), 0)
+
+
 def _scatter(call: TorchCall) -> Ops:
     """Rows put or added into a table; sorted first where they may meet and are added in order."""
     put = "index_put" in call.kind
@@ -174,6 +183,7 @@ FBGEMM = named("fbgemm", {  # part of a name: rule
 TABLES: dict[str, Rule] = {
     **named("rules", {"lookup": _lookup, "scatter": _scatter}),
     "index": _index,
+    **dict.fromkeys(("searchsorted", "bucketize"), _searched),
     "embedding_dense_backward": _embedding_gradient,
     **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _bags_gradient),
 }
