@@ -210,13 +210,22 @@ def torch_step(reference: str, *, ranks: int = 1, **options: Any) -> "Workload":
 def published_step(
     config: Path, *, batch: int, seq: int | None, compiled: bool, device: Any
 ) -> "Workload":
-    """A training step of a Transformer by its sizes, on one device, as PyTorch runs it."""
+    """A training step of a Transformer by its sizes, on one device, as PyTorch runs it; by its own
+    code where sizes do not tell.
+    """
+    from hybridperf.io import InputError
+    from hybridperf.workloads.torch.published import published_program
     from hybridperf.workloads.transformer.config import TransformerConfig
     from hybridperf.workloads.transformer.layout import Layout
     from hybridperf.workloads.transformer.step import transformer
-    from hybridperf.workloads.transformer.zoo import load_shape
+    from hybridperf.workloads.transformer.zoo import is_config_file, load_shape
 
-    shape = load_shape(config)
+    try:
+        shape = load_shape(config)
+    except InputError:
+        if not is_config_file(config):
+            raise
+        return published_program(config, batch=batch, seq=seq, compiled=compiled)
     shape = shape.replace(seq=seq) if seq is not None else shape
     framework, attends = ("torchtitan", {}) if compiled else ("eager_pytorch", _HF_ATTENTION)
     layout = Layout(micro_batch=batch)

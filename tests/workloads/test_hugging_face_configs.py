@@ -213,14 +213,25 @@ def test_a_config_gives_the_shape_that_is_shipped(tmp_path, model, name):
     assert ours.forward_flops(1, 2048) == shipped.forward_flops(1, 2048)
 
 
-def test_every_architecture_has_a_published_model_here():
-    """`granite` has the layers of a llama, `glm` those of a `glm4` with two norms fewer,
-    `minimax_text_01` is `minimax_m1` under its older name. The rest is counted by Hugging Face's
-    own code alone, below.
+def test_every_architecture_is_counted_by_something_here():
+    """By published parameters, or by Hugging Face's own code, below. `minimax_text_01` is
+    `minimax_m1` under its older name.
     """
     tested = {one.get("text_config", one)["model_type"] for _, one in PUBLISHED.values()}
-    by_code = {"deepseek_v32", "glm_moe_dsa", "minimax_m2"}
-    assert set(architectures()) - tested == {"granite", "glm", "minimax_text_01", *by_code}
+    left = set(_WITHOUT_SIZES) - tested
+    assert left == {"minimax_text_01", "dbrx", *_TEXT_MODELS}
+
+
+def test_the_experts_of_a_dbrx(tmp_path):
+    """132 billion parameters of which a token meets 36 (its model card)."""
+    content = {
+        "model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100352,
+        "max_seq_len": 32768, "attn_config": {"kv_n_heads": 8},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    }  # fmt: skip
+    shape = hp.load_shape(written(tmp_path / "dbrx", content))
+    assert shape.parameters == pytest.approx(132e9, rel=0.005)
+    assert shape.active_parameters == pytest.approx(36e9, rel=0.015)
 
 
 def test_what_a_config_leaves_open_is_said(tmp_path):
@@ -339,10 +350,26 @@ def test_layers_of_a_nemotron_as_transformers_saves_them():
     assert fields_of(saved) == fields_of(with_pattern)
 
 
+# text models of those that see, which have the sizes of the architecture that they are like
+_TEXT_MODELS = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text")
 # of these no sizes are given where a config says nothing, or only their publisher's code knows them
 _WITHOUT_SIZES = (
-    "nemotron", "nemotron_h", "deepseek_v2", "kimi_k2", "minimax_text_01", "minimax_m1",
+    "nemotron", "nemotron_h", "deepseek_v2", "kimi_k2", "minimax_text_01", "minimax_m1", "dbrx",
+    *_TEXT_MODELS,
 )  # fmt: skip
+# what four layers of others need besides
+_SAID = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "dots1": {
+        "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
+        "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1,
+    },
+}  # fmt: skip
+_HEADS = {
+    "bert": "PreTraining", "t5": "Seq2SeqLM", "mt5": "Seq2SeqLM", "vit": "ImageClassification",
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), "MaskedLM"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [one for one in architectures() if one not in _WITHOUT_SIZES])
@@ -350,9 +377,29 @@ def test_parameters_are_those_that_transformers_makes(name, tmp_path):
     """Of four layers, made without memory by Hugging Face's own code from its own defaults."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
     transformers = pytest.importorskip("transformers", reason="transformers is missing (`dev`)")
-    own = transformers.AutoConfig.for_model(name, num_hidden_layers=4)
+    own = transformers.AutoConfig.for_model(name, num_hidden_layers=4, **_SAID.get(name, {}))
     own.to_json_file(tmp_path / "config.json", use_diff=False)
+    kind = getattr(transformers, f"AutoModelFor{_HEADS.get(name, 'CausalLM')}")
     with torch.device("meta"):
-        net = transformers.AutoModelForCausalLM.from_config(own)
+        net = kind.from_config(own)
     theirs = sum(one.numel() for one in net.parameters())
     assert load_shape(tmp_path / "config.json").parameters == pytest.approx(theirs, rel=1e-3)
+
+
+def test_what_sizes_do_not_tell_is_built_by_transformers(tmp_path, run):
+    """An encoder of sound; words are its labels, and no weights are fetched."""
+    pytest.importorskip("transformers", reason="transformers is missing (`dev`)")
+    small = {
+        "model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"],
+        "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
+        "vocab_size": 1000, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    }  # fmt: skip
+    words = ("predict", "--model", "h100_sxm", "--hf")
+    status, out, _ = run(*words, written(tmp_path / "a", small))
+    assert status == 0
+    assert "WhisperForConditionalGeneration of Transformers" in out
+    status, _, error = run(*words, written(tmp_path / "b", {"model_type": "nobodys_model"}))
+    assert status == 2
+    assert "cannot build this model" in error

@@ -119,6 +119,15 @@ def test_experts_gather_and_scatter_their_rows() -> None:
     assert sum(isinstance(call.op, Sort) for call in found) == 2  # the largest two, and by expert
 
 
+def test_gradients_of_groups_of_rows_are_groups_too() -> None:
+    """Rows, and the matrices': each as many products as its result, whichever is turned."""
+    groups, rows, d, out = 8, 2048, 512, 1024
+    step = jax.grad(lambda w, x, n: jax.lax.ragged_dot(x, w, n).sum(), argnums=(0, 1))
+    found = gpu(step, bf16(groups, d, out), bf16(rows, d), i32(groups))
+    assert {tuple(map(float, (c.op.batch, c.op.m, c.op.n, c.op.k))) for c in ran(found)
+            if c.op.unit == "matrix"} == {(8, 512, 1024, 256), (8, 256, 512, 1024)}  # fmt: skip
+
+
 def test_a_lookup_and_its_gradient_know_their_table() -> None:
     step = gpu(jax.grad(lambda t, i: (t[i] ** 2).sum()), f32(50_000, 64), i32(4096))
     assert ScatterAdd("fp32", 4096, 64, 50_000) in [call.op for call in ran(step)]

@@ -108,6 +108,11 @@ def test_what_nobody_can_price_is_named_with_its_line(step, says) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_function_that_pmap_made_is_refused_with_its_line() -> None:
+    with pytest.raises(InputError, match=r"line \d+: .* got one of jax\.pmap"):
+        gpu(jax.pmap(lambda x: x * 2), f32(1, 8))
+
+
 def test_what_needs_the_gpu_to_be_lowered_is_said_with_its_line() -> None:
     with pytest.raises(
         InputError, match=r"test_jax_gpu_refusals\.py line \d+: JAX cannot lower this for"

@@ -182,7 +182,7 @@ def test_a_complex_number_is_two() -> None:
 
 
 def test_a_recurrent_layer_is_one_call_wherever_its_gradients_come_from() -> None:
-    """A GRU that writes from the last state of one that reads, an LSTM of half precision, an RNN."""
+    """A GRU that writes from the last state of one that reads, an LSTM in fp16, an RNN."""
     reads, writes, halves, plain = (
         nn.GRU(32, 64, batch_first=True, bidirectional=True), nn.GRU(32, 64),
         nn.LSTM(32, 64, 2, dtype=torch.float16, dropout=0.1), nn.RNN(32, 64, nonlinearity="relu"),
@@ -221,7 +221,7 @@ def less_common(x):
 
 
 def test_less_common_ops_have_a_price() -> None:
-    import torch.nn.attention.varlen  # noqa: F401  registers its op
+    import torch.nn.attention.varlen
 
     assert hp.from_torch(less_common, torch.zeros(64, 256, requires_grad=True)).flops > 0
     turned = torch.zeros(64, 256, dtype=torch.complex64)

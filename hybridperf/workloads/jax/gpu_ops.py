@@ -90,13 +90,21 @@ def _product(node: Node, _: Costs, device: DeviceSpec) -> _Found:
 
 
 def _grouped(node: Node, _: Costs, device: DeviceSpec) -> _Found:
-    """Groups of rows, each times its own matrix; rows are spread evenly."""
-    left, right = _shapes(node)[:2]
-    if len(left.dims) != 2 or len(right.dims) != 3:
+    """Groups of rows, each times its own matrix; of the matrices' gradients, groups of what is
+    summed over. Rows are spread evenly.
+    """
+    (left, right), made = _shapes(node)[:2], node.instruction.shape
+    if len(left.dims) != 2 or len(right.dims) + len(made.dims) != 5:
         return None
-    groups, k, n = right.dims
-    rows = max(left.dims[0] / groups, 1.0)
-    return (ops.BatchedGemm(product_format(node, device), float(groups), rows, float(n), float(k)),)
+    groups = (right if len(right.dims) == 3 else made).dims[0]
+    (summed,) = node.instruction.dims("lhs_contracting_dims")
+    m, k = float(left.dims[1 - summed]), float(left.dims[summed])
+    if len(made.dims) == 3:
+        k = max(k / groups, 1.0)
+    else:
+        m = max(m / groups, 1.0)
+    dtype = product_format(node, device)
+    return (ops.BatchedGemm(dtype, float(groups), m, float(made.dims[-1]), k),)
 
 
 def _convolution(node: Node, _: Costs, device: DeviceSpec) -> _Found:

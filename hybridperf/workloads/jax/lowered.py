@@ -55,6 +55,11 @@ def jitted(fn: Callable, donate_argnums: int | tuple[int, ...]) -> Any:
     """The function as JAX compiles it; `InputError` where arguments cannot be donated any more."""
     import jax
 
+    if hasattr(fn, "lower") and not hasattr(fn, "trace"):
+        raise InputError(
+            f"{user_line()}: expected a function or one that jax.jit made, got one of jax.pmap,"
+            " whose program is not to be had; map over devices by jax.shard_map"
+        )
     if not hasattr(fn, "lower"):
         return jax.jit(fn, donate_argnums=donate_argnums)
     if isinstance(donate_argnums, int) or donate_argnums:

@@ -15,11 +15,13 @@ from hybridperf.io import InputError, shipped_toml, unknown
 from hybridperf.workloads.transformer.shape import Latent, TransformerShape
 
 SEQ = 4096  # tokens of a sequence, where a model may have as many
-_PADDING_ROWS = 2  # of OPT's table of positions
+_PADDING_ROWS = 2  # of a table of positions: beside those that OPT's config counts, among RoBERTa's
+_WITH_PADDING = ("roberta", "xlm-roberta", "camembert")
 # words for what a layer has before its MLP, and letters of `hybrid_override_pattern`
 _MIXERS = {
     "full_attention": "attention", "attention": "attention", "*": "attention",
     "sliding_attention": "window", "mamba": "scan", "mamba2": "scan", "M": "scan",
+    "global": "attention", "local": "window",
     "linear_attention": "scan", "mlp": "mlp", "-": "mlp", "E": "mlp",
     "indexed_attention": "attention",  # to the keys that an indexer picks: sizes of `latent`
 }  # fmt: skip
@@ -36,6 +38,7 @@ _SCAN = {
     "conv": ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim"),
 }  # fmt: skip
 _SPARSE = {"selected": "index_topk", "index_heads": "index_n_heads", "index_dim": "index_head_dim"}
+_TABLES = ("attn_config", "ffn_config")  # of a config, which say what others say beside them
 _NESTED = ("keys", "defaults", "only")  # tables of a section
 _NEEDED = ("hidden", "heads", "layers", "ffn", "vocab")
 
@@ -68,6 +71,8 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if name not in architectures():
         raise unknown("model_type", str(name), architectures(), "give its sizes in a .toml file")
     habits = _architecture(str(name))
+    for table in (config.get(one) for one in _TABLES):
+        config = {**(table if isinstance(table, dict) else {}), **config}
     if name == "nemotron_h" and isinstance(words := config.get("layers_block_type"), list):
         pattern = [_LETTERS.get(word, word) for word in words]  # as Transformers 5 saves it
         config = {"hybrid_override_pattern": pattern, "num_hidden_layers": len(words)} | config
@@ -78,6 +83,8 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
         for field, keys in habits["keys"].items()
     }
     longest = found.pop("longest")
+    if habits["family"] == "vit":
+        found["vocab"] = len(config.get("id2label") or ()) or config["num_labels"]
     fields = {field: value for field, value in habits.items() if field not in _NESTED}
     if (width := fields.pop("mlp_over_hidden", None)) and found["hidden"] and not found["ffn"]:
         found["ffn"] = width * found["hidden"]
@@ -92,6 +99,10 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     fields |= _mixers(str(name), config, fields, longest)
     if name == "falcon":
         fields |= _falcon(config)
+    if fields["family"] == "t5":
+        fields["gated"] = str(config.get("feed_forward_proj", "")).startswith("gated")
+    if fields["family"] == "vit":
+        fields["seq"] = (fields["image"] // fields["patch"]) ** 2 + 1  # and the class's
     if not fields.get("dense_layers"):
         fields.pop("dense_ffn", None)
     return {**fields, "note": "; ".join([*_notes(str(name), config, fields, longest), *notes])}
@@ -183,13 +194,14 @@ def _positions(name: str, fields: dict[str, Any], longest: int | None) -> dict[s
     if fields.get("positions", "learned") != "learned" or longest is None:
         return {"seq": min(longest or SEQ, SEQ)}
     padding = _PADDING_ROWS if name == "opt" else 0
-    return {"seq": longest, "max_positions": longest + padding}
+    seq = longest - _PADDING_ROWS if name in _WITH_PADDING else longest
+    return {"seq": seq, "max_positions": longest + padding}
 
 
 def _experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Shared experts and latent attention of the DeepSeek family."""
     found: dict[str, Any] = {}
-    if shared := config.get("n_shared_experts"):
+    if shared := config.get("n_shared_experts") or config.get("moe_num_shared_experts"):
         found["shared_ffn"] = shared * fields["ffn"]
     if step := config.get("interleave_moe_layer_step"):
         found["dense_layers"] = fields["layers"] - fields["layers"] // step
@@ -216,7 +228,7 @@ def _mixers(
 ) -> dict[str, Any]:
     """What hybrids have before their MLPs, layer by layer, and the sizes of windows and scans."""
     layers, chunk = fields["layers"], config.get("attention_chunk_size")
-    window = config.get("sliding_window") or chunk
+    window = config.get("sliding_window") or config.get("window_size") or chunk
     experts: dict[str, Any] = {}
     if not config.get("use_sliding_window", True) or (longest and window and window >= longest):
         window = None
@@ -227,7 +239,8 @@ def _mixers(
     elif (attending := config.get("attn_layer_indices")) is not None:
         words = ["attention" if at in attending else "mamba" for at in range(layers)]
     else:
-        words = config.get("layer_types") or config.get("layers_block_type") or []
+        listed = ("layer_types", "layers_block_type", "attention_layers")
+        words = next((config[key] for key in listed if config.get(key)), [])
     if kinds := config.get("attn_type_list"):
         words = ["full_attention" if one else "linear_attention" for one in kinds]
     if not words and (interval := config.get("full_attention_interval")):

@@ -74,6 +74,11 @@ def load_shape(name: str | os.PathLike) -> TransformerShape:
     return _shape(key, _entries()[key], "")
 
 
+def is_config_file(path: str | os.PathLike) -> bool:
+    """Whether a file is a config of Hugging Face."""
+    return str(path).endswith(".json") and huggingface.is_config(_read(Path(path)))
+
+
 def shape_of(name: str, fields: dict[str, Any], where: str = "") -> TransformerShape:
     """A user's model; its family's habits, listed in its note, stand in for missing fields.
 
