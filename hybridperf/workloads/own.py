@@ -65,6 +65,7 @@ _FOREIGN = (
     "/lib/python",
     "<frozen",
     "<string>",
+    "/bin/hybridperf",
     str(Path(__file__).parent.parent),
 )
 

@@ -246,6 +246,14 @@ def test_a_mask_that_nn_transformer_asks_about_counts_as_causal() -> None:
     assert [note for note in notes if "count as causal" in note]
 
 
+def test_a_program_that_compiles_itself_is_taken_op_by_op_and_says_so() -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.GELU())
+    net.compile(mode="max-autotune", fullgraph=True)
+    plain, fused = (hp.from_torch(net, torch.zeros(8, 64), compiled=one) for one in (False, True))
+    said = ["compiled=True" in " ".join(one.notes) for one in (plain, fused)]
+    assert said == [True, False]
+
+
 def test_a_disabled_scaler_is_said() -> None:
     with pytest.warns(UserWarning, match="GradScaler is enabled, but CUDA is not available"):
         scaler = torch.amp.GradScaler("cuda")

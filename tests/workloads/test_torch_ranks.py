@@ -140,6 +140,17 @@ def test_replicas_reduce_their_gradients_in_buckets(h100) -> None:
     assert alone_s < replicated_s < 1.3 * alone_s
 
 
+def test_gradients_that_a_hook_compresses_are_half_as_many_bytes() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    with hp.without_memory(ranks=8):
+        net = DistributedDataParallel(layers(torch.float32))
+        net.register_comm_hook(None, bf16_compress_hook)
+        step = hp.from_torch(net, torch.zeros(ROWS, WIDTH))
+    assert exchanged(step)["all_reduce", 8, 1][1] == 2 * PARAMETERS
+
+
 @pytest.mark.parametrize("kind", ["ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B"])
 def test_a_stage_of_a_pipeline_sends_and_is_sent_its_batches(kind) -> None:
     """Eight micro-batches go to the next rank, their gradients come back; a rank of two stages

@@ -96,6 +96,26 @@ def test_numbers_that_are_asked_for_as_they_are_are_named() -> None:
     assert "cond chooses by numbers what comes next" in refused(lambda: either, X, train=False)
 
 
+def test_loops_and_lengths_of_pytorchs_own_are_named() -> None:
+    from torch._higher_order_ops import associative_scan, scan
+
+    rows = torch.zeros(8, 4, 4)
+    total = lambda x: scan(lambda c, one: (c + one, c * one), x[0], x)[1]  # noqa: E731
+    assert "scan is a loop that is not followed" in refused(lambda: total, rows)
+    running = lambda x: associative_scan(torch.mul, x, 0)  # noqa: E731
+    assert "on a GPU only" in refused(lambda: running, rows)
+    nested = torch.nested.nested_tensor_from_jagged
+    cut = lambda x: nested(x, torch.tensor([0, 3, 8])).values().sum()  # noqa: E731
+    assert "lengths are numbers of a tensor" in refused(lambda: cut, rows)
+
+
+def test_weights_that_lie_on_the_host_are_named() -> None:
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    offloaded = lambda: fully_shard(nn.Linear(8, 8), offload_policy=CPUOffloadPolicy())  # noqa: E731
+    assert "copies between host and GPU" in refused(offloaded, X, ranks=2)
+
+
 def test_ranks_that_are_gone_and_meshes_that_do_not_divide_are_said_with_their_line() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel

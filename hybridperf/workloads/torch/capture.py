@@ -32,6 +32,10 @@ _UNSCALED = (
     "a GradScaler is disabled, as PyTorch makes it where no GPU is: in `with hp.without_memory():`"
     " it scales"
 )
+NOT_COMPILED = (
+    "what the program gives to torch.compile runs op by op: compiled=True (`--compiled`) is the"
+    " step as Inductor fuses it"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +70,7 @@ def capture(
         fn, given = fakes.of(fn), (fakes.of(list(args)), fakes.of(dict(kwargs or {})))
         updates = _optimizer(fakes, fn, optimizer)
         seen = stack.enter_context(recorder(torch, backend))
-        notes: list[str] = []
+        notes: list[str] = [NOT_COMPILED] * _is_compiled(torch, fn)
         seen.tally.hold(torch, (fn, given))
         stack.enter_context(seen.tally.seeing_resizes(torch))
         stack.enter_context(_scaled(torch, notes))
@@ -85,6 +89,18 @@ def capture(
             name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, kept_bytes,
             (*notes, *seen.notes), seen.updated,
         )  # fmt: skip
+
+
+def _is_compiled(torch: Any, fn: Any) -> bool:
+    """Whether a program, or a module that it closes over, was given to `torch.compile`."""
+    held = [fn, *(one.cell_contents for one in getattr(fn, "__closure__", None) or ())]
+    modules = [
+        one for of in held if isinstance(of, torch.nn.Module) for one in of.modules()
+    ]  # fmt: skip
+    marks = ("_torchdynamo_orig_callable", "_orig_mod")
+    return any(hasattr(one, mark) for one in (*held, *modules) for mark in marks) or any(
+        one._compiled_call_impl is not None for one in modules
+    )
 
 
 def _name(fn: Any) -> str:

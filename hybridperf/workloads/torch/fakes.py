@@ -21,19 +21,24 @@ from hybridperf.workloads.torch.on_gpu import flex_attended
 # as PyTorch's errors say it
 _NEEDS_A_GPU = (
     "CUDA enabled", "CUDA support", "on CPU", "dummy base class", "to be on GPU", "non-CPU accel",
+    "to be on CUDA",
 )  # fmt: skip
 _NUMBERS = (".numpy()", "FakeTensor.__format__")  # asked for, as they are or as text
 _NO_GROUP = ("ProcessGroup object", "_use_python_reducer", "process group has not been initialized")
+_LENGTHS = ("shape_env must not be None",)  # nested tensors
 _UNDIVIDED = ("Mesh should not be bigger", "Sharding propagation failed")
 _SENTENCES = {
     _NO_GROUP: "the program sends to other ranks, and there are none; make it and call"
     " hp.from_torch inside one `with hp.without_memory(ranks=N):`",
     _UNDIVIDED: "the mesh does not divide this ({does}); expected a mesh of as many ranks as"
     " hp.without_memory(ranks=N) makes, and sizes that are multiples of its own",
+    _LENGTHS: "lengths are numbers of a tensor, and it has none here; pad what is nested to one"
+    " length",
     _NUMBERS: "a tensor's numbers are asked for, and it has none here; return the tensor and read"
     " it after the step",
 }
 _NO_RULE = "no rule registered for HigherOrderOperator"
+_LOOPS = ("scan", "while_loop", "associative_scan", "map_impl")  # of such operators
 _INSTEAD = {
     "FSDP needs": "shard by torch.distributed.fsdp.fully_shard (FSDP2), which is followed",
     "SyncBatchNorm": "take nn.BatchNorm2d, whose statistics of one rank cost as much but for a"
@@ -81,10 +86,13 @@ def sentences() -> Iterator[None]:
                 raise InputError(f"{_line(error)}: {sentence.format(does=does)}") from error
         if _NO_RULE in told:
             name = told.partition(_NO_RULE)[2].split()[0]
-            raise InputError(
-                f"{_line(error)}: {name} chooses by numbers what comes next, and none are here;"
-                " call the branch that counts"
-            ) from error
+            instead = (
+                "is a loop that is not followed; write it as one of Python"
+                if name in _LOOPS
+                else "chooses by numbers what comes next, and none are here; call the branch that"
+                " counts"
+            )
+            raise InputError(f"{_line(error)}: {name} {instead}") from error
         if not any(word in told for word in _NEEDS_A_GPU):
             raise
         instead = next((one for word, one in _INSTEAD.items() if word in does), None)
@@ -140,7 +148,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            if func is torch.Tensor.cuda:
+            if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
                 return args[0]
             moved = {name: _here(value) for name, value in (kwargs or {}).items()}
             if _asked_by_a_reader(sys._getframe(1)) or _of_known_numbers(torch, func, args, moved):
@@ -188,6 +196,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         mock.patch.object(autocast, "__init__", here),
         mock.patch.object(torch.nn.Module, "_apply", apply),
         mock.patch.object(torch.cuda, "synchronize", untouched),
+        torch.compiler.set_stance("force_eager"),
         mock.patch.object(torch.nn.init, "_no_grad_trunc_normal_", untouched),  # reads numbers
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", bool),  # no
         flex_attended(),

@@ -18,12 +18,14 @@ are of, and what a later stage of the same rank is sent is like what its first o
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 from hybridperf.io import InputError
+from hybridperf.workloads.own import user_line
 
 
 @contextlib.contextmanager
@@ -42,16 +44,27 @@ def process_group(ranks: int) -> Iterator[None]:
             "expected no process group, got one: hp.without_memory(ranks=...) makes its own; call"
             " torch.distributed.destroy_process_group() first"
         )
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
     made = DeviceMesh.__init__
 
     def here(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         made(self, "cpu", *args, **kwargs)
 
+    def offloaded(*_: Any, **__: Any) -> None:
+        raise InputError(
+            f"{user_line()}: CPUOffloadPolicy copies between host and GPU, which is not followed;"
+            " leave it out of the step"
+        )
+
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         with (
-            mock.patch.object(DeviceMesh, "__init__", here), reduced_by_hooks(), stages_alone()
-        ):  # fmt: skip
+            mock.patch.object(DeviceMesh, "__init__", here),
+            mock.patch.object(CPUOffloadPolicy, "__init__", offloaded),
+            reduced_by_hooks(),
+            stages_alone(),
+        ):
             yield
     finally:
         dist.destroy_process_group()
@@ -119,10 +132,14 @@ def reduced_by_hooks() -> Iterator[None]:
             _send_buffers([*self.module.buffers()], self.process_group)
         return self.module(*args, **kwargs)
 
+    def hooked(self: Any, state: Any, hook: Any) -> None:
+        self.__dict__["comm_hook"] = functools.partial(hook, state)
+
     def train(self: Any, mode: bool = True) -> Any:
         return torch.nn.Module.train(self, mode)
 
-    methods: dict[str, Any] = {"__init__": init, "forward": forward, "train": train}
+    methods: dict[str, Any] = {"__init__": init, "forward": forward, "train": train,
+                               "register_comm_hook": hooked}  # fmt: skip
     with mock.patch.multiple(Replicated, **methods):
         yield
 
@@ -146,6 +163,30 @@ def _send_buffers(buffers: list[Any], group: Any) -> None:
                 one.copy_(part.view_as(one))
 
 
+class _Done:
+    """A message that a hook waits for; its future has what was reduced, a fake one has not."""
+
+    def __init__(self, tensor: Any):
+        self.tensor = tensor
+
+    def wait(self) -> None:
+        pass
+
+    def get_future(self) -> Any:
+        import torch
+
+        made = torch.futures.Future[list[Any]]()
+        made.set_result([self.tensor])
+        return made
+
+
+def _reduced(tensor: Any, *args: Any, **kwargs: Any) -> _Done:
+    import torch
+
+    torch.distributed.distributed_c10d.all_reduce(tensor, *args, **kwargs)
+    return _Done(tensor)
+
+
 class _Bucket:
     """Gradients that are reduced together."""
 
@@ -155,6 +196,15 @@ class _Bucket:
         parts = zip(parameters, self.content.split(sizes), strict=True)
         self.views = {one: part.view_as(one) for one, part in parts}
         self.full: set[Any] = set()
+
+    def buffer(self) -> Any:  # what hooks of a user's own ask of a bucket
+        return self.content
+
+    def gradients(self) -> list[Any]:
+        return [*self.views.values()]
+
+    def parameters(self) -> list[Any]:
+        return [*self.views]
 
 
 class _Buckets:
@@ -210,8 +260,12 @@ class _Buckets:
     def _send(self, bucket: _Bucket) -> None:
         import torch
 
-        group = self.module.process_group
-        torch.distributed.all_reduce(bucket.content, group=group, async_op=True)
+        if hook := vars(self.module).get("comm_hook"):
+            with mock.patch.object(torch.distributed, "all_reduce", _reduced):
+                hook(bucket).wait()
+        else:
+            group = self.module.process_group
+            torch.distributed.all_reduce(bucket.content, group=group, async_op=True)
         self.sent += 1
 
     def _end(self) -> None:

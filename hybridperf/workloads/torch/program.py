@@ -48,7 +48,7 @@ from hybridperf.workloads.torch.as_run import (
     launch_of_update,
 )
 from hybridperf.workloads.torch.calls import Tensor
-from hybridperf.workloads.torch.capture import Captured, capture
+from hybridperf.workloads.torch.capture import NOT_COMPILED, Captured, capture
 from hybridperf.workloads.torch.messages import (
     COPIED,
     COPIED_IN,
@@ -145,7 +145,7 @@ def workload_of(
         captured.name, graph, rows, kernels, framework, backend=backend,
         library="torch" if backend == "cpu" else "",
         notes=(
-            *captured.notes,
+            *(note for note in captured.notes if not (compiled and note == NOT_COMPILED)),
             *([_ONE_STAGE] if any(place.role == "p2p" for _, place in rows) else []),
             *(f"ignored {kind}, {times} of them" for kind, times in left_out.items()),
         ),
