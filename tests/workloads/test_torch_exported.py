@@ -70,6 +70,30 @@ def test_a_saved_program_is_the_program(name, tmp_path) -> None:
     assert read.peak_bytes <= run.peak_bytes + 512  # of a block
 
 
+class Cells(nn.Module):
+    """Cells, token by token, a Fourier transform, and products of three tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.long, self.gated = nn.LSTMCell(32, 64), nn.GRUCell(64, 64)
+
+    def forward(self, x):
+        h = c = torch.zeros(8, 64)
+        for token in x:
+            h, c = self.long(token, (h, c))
+            h = self.gated(h, h)
+        waves = torch.fft.irfft(torch.fft.rfft(h))
+        return torch.einsum("ab,cb,cd->ad", h, waves, c)
+
+
+def test_cells_and_products_of_many_come_apart(tmp_path) -> None:
+    net, x = Cells(), torch.zeros(4, 8, 32)
+    whole = hp.from_exported(saved(net, (x,), tmp_path))
+    apart = hp.from_torch(net, x, train=False)
+    both = [hp.predict("h100_sxm", one).breakdown().set_index("group") for one in (whole, apart)]
+    assert both[0]["seconds"].to_dict() == pytest.approx(both[1]["seconds"].to_dict(), rel=0.02)
+
+
 def test_a_joint_graph_has_its_backward_pass(tmp_path) -> None:
     from torch.export.experimental import _export_forward_backward
 

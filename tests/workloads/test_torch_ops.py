@@ -203,6 +203,18 @@ def test_a_recurrent_layer_is_one_call_wherever_its_gradients_come_from() -> Non
     assert kept == len([*net.parameters()])
 
 
+def test_a_cell_is_two_products_and_a_loop() -> None:
+    for made in (nn.GRUCell(32, 64), nn.LSTMCell(32, 64)):
+        h = torch.zeros(8, 64, requires_grad=True)
+        states = h if isinstance(made, nn.GRUCell) else (h, h)
+        works = works_of(lambda x, made=made, states=states: made(x, states), torch.zeros(8, 32))
+        assert len(works) == 3
+        gates = len(made.weight_ih)
+        assert sum(work.flops for _, work in works) == pytest.approx(
+            2 * 8 * gates * (32 + 64) + 5 * 8 * gates, rel=0.01
+        )
+
+
 def less_common(x):
     """Ops that few programs have, with their gradients."""
     q, k, v = (one.view(64, 4, 64) for one in (x, x + 1, x * 2))

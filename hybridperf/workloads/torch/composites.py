@@ -176,26 +176,76 @@ def _recurrent(call: TorchCall) -> Parts:
     return tuple(found)
 
 
+def _cell(call: TorchCall) -> Parts:
+    """A token of an LSTM or GRU: a product of what comes in, one of what was, a loop for all gates;
+    an LSTM's states are a list.
+    """
+    states = call.lists[0] if call.lists else tuple(call.single(1))
+    x, into, own = call.single(0, 2, 3)
+    gates = replace(call.made, shape=(x.shape[0], into.shape[0]), storage=-call.made.storage)
+    given = (gates, gates, states[-1], call.tensor(4), call.tensor(5))
+    return (
+        *_linear(TorchCall("aten::linear", (x, into), (gates,))),
+        *_linear(TorchCall("aten::linear", (states[0], own), (gates,))),
+        TorchCall("hybridperf::gated_cell", given, (*call.written[:1], states[-1], gates)),
+    )
+
+
+def _transformed(call: TorchCall) -> Parts:
+    """A Fourier transform along some dimensions, the last where none is said."""
+    (x,), listed = call.single(0), call.value(2)
+    two = [-2, -1] if _bare(call).endswith("fft2") else [-1]
+    along = listed if isinstance(listed, list) else two if listed is None else [listed]
+    if _bare(call).endswith("fftn") and listed is None:
+        along = [*range(len(x.shape))]
+    return (_part("_fft_c2c", (x,), call.made, at1=along),)
+
+
 def _einsum(call: TorchCall) -> Parts:
-    """A sum of products of two tensors: batches of matrices."""
+    """A sum of products of tensors, two at a time from the left: batches of matrices; where nothing
+    is summed over, a loop.
+    """
     words = call.values[0] if call.values else None
     operands = call.lists[0] if call.lists else ()
-    needs(isinstance(words, str) and len(operands) == 2)
+    needs(isinstance(words, str) and len(operands) > 1)
     into, out = str(words).replace(" ", "").split("->")
     names = into.split(",")
     sizes = {
         letter: size for word, one in zip(names, operands, strict=True)
         for letter, size in zip(word, one.shape, strict=True)
     }  # fmt: skip
-    left, right = map(set, names)
-    both, summed = left & right & set(out), (left & right) - set(out)
-    needs(summed and left | right == set(out) | summed)
+    found: list[TorchCall] = []
+    name, left = names[0], operands[0]
+    for at in range(1, len(operands)):
+        wanted = set(out).union(*names[at + 1 :])
+        together = [*dict.fromkeys(name + names[at])]
+        kept = [letter for letter in together if letter in wanted]
+        last = at == len(operands) - 1
+        made = replace(
+            call.made, shape=tuple(sizes[letter] for letter in kept),
+            storage=call.made.storage if last else -call.made.storage,
+        )  # fmt: skip
+        found.append(_of_two(name, left, names[at], operands[at], set(kept), sizes, made))
+        name, left = "".join(kept), made
+    return tuple(found)
+
+
+def _of_two(
+    name: str, left: Tensor, other: str, right: Tensor, kept: set[str], sizes: dict[str, int],
+    made: Tensor,
+) -> TorchCall:  # fmt: skip
+    """Letters of two tensors, and those of their product that are kept."""
+    mine, its = set(name), set(other)
+    summed = (mine & its) - kept
+    needs(mine | its == kept | summed)
+    if not summed:
+        return _part("mul", (left, right), made)
     batch, k, m, n = (
         math.prod(sizes[letter] for letter in letters)
-        for letters in (both, summed, left - right, right - left)
+        for letters in (mine & its & kept, summed, mine - its, its - mine)
     )
-    a, b = replace(operands[0], shape=(batch, m, k)), replace(operands[1], shape=(batch, k, n))
-    return (_part("bmm", (a, b), replace(call.made, shape=(batch, m, n))),)
+    a, b = replace(left, shape=(batch, m, k)), replace(right, shape=(batch, k, n))
+    return _part("bmm", (a, b), replace(made, shape=(batch, m, n)))
 
 
 _PARTS: dict[str, Callable[[TorchCall], Parts]] = {
@@ -207,5 +257,11 @@ _PARTS: dict[str, Callable[[TorchCall], Parts]] = {
     "cross_entropy_loss": _cross_entropy,
     "one_hot": _one_hot,
     **dict.fromkeys(("lstm", "gru"), _recurrent),
+    **dict.fromkeys(("lstm_cell", "gru_cell"), _cell),
     "einsum": _einsum,
+    **{
+        f"fft_{way}fft{dims}": _transformed
+        for way in ("", "i", "r", "ir")
+        for dims in ("", "2", "n")
+    },
 }

@@ -53,6 +53,7 @@ _BATCH_NORM_BACKWARD_FLOPS = 11  # the same, with the scale's and shift's gradie
 
 _LIKELIHOODS = ("nll_loss_forward", "nll_loss2d_forward")  # of rows, of pixels
 _COUNTED = ("topk", "kthvalue")  # their second argument is a number of elements
+GATE_FLOPS = 5  # per number of the gates: added, multiplied, added to the state
 _INTERPOLATION_FLOPS = 8  # bilinear: four numbers, each times its weight and added
 # What passes while a GPU makes a channel of a bilinear image: a thread for each pixel goes from one
 # to the next (aten/src/ATen/native/cuda/UpSampleBilinear2d.cu). 11 such on an H200, of 10 to 250
@@ -247,6 +248,21 @@ def _channels_last(image: Tensor) -> bool:
     return len(image.strides) > 2 and image.shape[1] > 1 and image.strides[1] == 1
 
 
+def gated_cell(call: TorchCall) -> Ops:
+    """All gates of a recurrent cell in one loop; its gradient's sums over a batch for each bias."""
+    gates, own_gates, state = call.single(0, 1, 2)
+    back = call.kind.endswith("backward")
+    written = sum(one.bytes for one in call.written)
+    read = sum(one.bytes for one in call.read) if back else gates.bytes + own_gates.bytes
+    needs(state.elements)
+    each = gates.elements / state.elements
+    flops, transcendentals = GATE_FLOPS * each, each * (not back)
+    mixed = loop(state, read + state.bytes, flops, transcendentals, written)
+    biased = back and call.tensor(3) is not None
+    sums = ops.Reduction(gates.dtype, float(gates.shape[-1]), gates.elements / gates.shape[-1])
+    return mixed + (sums,) * (2 if biased else 0)
+
+
 def optimizer(call: TorchCall) -> Ops:
     """A fused update of lists of parameters."""
     needs(call.lists)
@@ -276,6 +292,7 @@ LOOPS: dict[str, Rule] = {
     **named("rules", _RULES),
     **dict.fromkeys((*NAMES["loss_counts"], *_LIKELIHOODS), loss),
     **dict.fromkeys((*_OPTIMIZERS, "_fused_adagrad"), optimizer),
+    **dict.fromkeys(("gated_cell", "gated_cell_backward"), gated_cell),
 }
 
 

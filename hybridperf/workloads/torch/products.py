@@ -16,9 +16,8 @@ from hybridperf.ops import BatchedGemm, Convolution, Fused, Gemm, OpCall, Reduct
 from hybridperf.ops.attention import Attention
 from hybridperf.workloads import ratios
 from hybridperf.workloads.torch.calls import Tensor, TorchCall, broadcast, is_whole, needs
-from hybridperf.workloads.torch.loops import Ops, Rule, loop, named
+from hybridperf.workloads.torch.loops import GATE_FLOPS, Ops, Rule, loop, named
 
-_GATE_FLOPS = 5  # per number of the gates: added, multiplied, added to the state
 _DISTANCE_FLOPS = 3  # of each pair of numbers: subtracted, multiplied, added
 _CAUSAL_FROM_TOP, _CAUSAL_FROM_BOTTOM = 1, 2  # `custom_mask_type` of the memory-efficient kernel
 
@@ -187,7 +186,7 @@ def recurrent(
     from_inputs = Gemm(dtype, rows, float(wide), float(inputs))
     each = Gemm(dtype, float(batch), float(wide), float(hidden))
     mixed = Fused(
-        x.dtype, elements=float(gates.elements), flops=_GATE_FLOPS * float(gates.elements),
+        x.dtype, elements=float(gates.elements), flops=GATE_FLOPS * float(gates.elements),
         transcendentals=float(gates.elements), bytes_read=gates.bytes, bytes_written=gates.bytes,
     )  # fmt: skip
     weights = (

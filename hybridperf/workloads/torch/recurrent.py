@@ -1,10 +1,12 @@
-"""GRUs, plain RNNs and 16-bit LSTMs as cuDNN runs them: a call for each layer and direction.
+"""GRUs, plain RNNs and 16-bit LSTMs as cuDNN runs them: a call for each layer and direction; and
+single cells of LSTMs and GRUs.
 
 A CPU has one op for an LSTM's layer (`aten::mkldnn_rnn_layer`) and for nothing else: tensors
 without memory, which lie on the host, would have a GRU taken apart, token by token and op by op,
 where a GPU makes one call of cuDNN (aten/src/ATen/native/cudnn/RNN.cpp). Here a layer is an op of
 ours that is priced as that one is: the inputs' products of all tokens at once, then a product and a
-loop a token (`products.recurrent`). Packed sequences and projections go PyTorch's own way.
+loop a token (`products.recurrent`). Packed sequences and projections go PyTorch's own way. A cell
+is two products and one kernel for all of its gates (aten/src/ATen/native/cuda/RNN.cu).
 """
 
 from __future__ import annotations
@@ -18,6 +20,17 @@ from unittest import mock
 from hybridperf.workloads.torch.on_gpu import own_ops
 
 _KINDS = ("gru", "rnn_tanh", "rnn_relu", "lstm")
+_CELL_SCHEMAS = {
+    "gated_cell": (
+        "(Tensor gates, Tensor own_gates, Tensor state, Tensor? bias, Tensor? own_bias)"
+        " -> (Tensor, Tensor, Tensor)"
+    ),
+    "gated_cell_backward": (
+        "(Tensor gates, Tensor own_gates, Tensor state, Tensor? bias, Tensor? own_bias,"
+        " Tensor kept, Tensor? d_made, Tensor? d_cell)"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    ),
+}
 _SCHEMAS = {
     "recurrent_layer": (
         "(Tensor x, Tensor into, Tensor own, Tensor h, Tensor? c, Tensor? bias, Tensor? own_bias)"
@@ -40,7 +53,25 @@ def fused_layers() -> Iterator[None]:
         for kind in _KINDS:
             made = _fused(kind, getattr(torch._VF, kind))
             stack.enter_context(mock.patch.object(torch._VF, kind, made, create=True))
+        stack.enter_context(mock.patch.object(torch._VF, "gru_cell", _gru_cell, create=True))
+        stack.enter_context(mock.patch.object(torch._VF, "lstm_cell", _lstm_cell, create=True))
         yield
+
+
+def _gru_cell(x: Any, h: Any, into: Any, own: Any, *biases: Any) -> Any:
+    return _gated(x, h, h, into, own, *biases)[0]
+
+
+def _lstm_cell(x: Any, states: Any, into: Any, own: Any, *biases: Any) -> Any:
+    return tuple(_gated(x, *states, into, own, *biases)[:2])
+
+
+def _gated(x: Any, h: Any, state: Any, into: Any, own: Any, *biases: Any) -> Any:
+    """(the state that others see, the cell's own, what its gradient needs)."""
+    import torch
+
+    product = torch.nn.functional.linear
+    return _cell()(product(x, into), product(h, own), state, *(biases or (None, None)))
 
 
 def _fused(kind: str, apart: Callable) -> Callable:
@@ -99,20 +130,49 @@ def _layer() -> Any:
         out = x.new_empty((*x.shape[:2], own.shape[1]))
         return out, torch.empty_like(h), torch.empty_like(h), x.new_empty(*x.shape[:2], len(own))
 
+    _differentiable(forward, backward, inputs=7, kept=(0, 3))
+    return forward
+
+
+@functools.cache
+def _cell() -> Any:
+    """The same of one token."""
+    import torch
+
+    forward, backward = own_ops(_CELL_SCHEMAS)
+
+    @forward.register_fake
+    def _(gates: Any, own_gates: Any, state: Any, *_: Any) -> Any:
+        return torch.empty_like(state), torch.empty_like(state), torch.empty_like(gates)
+
+    _differentiable(forward, backward, inputs=5, kept=(2,))
+    return forward
+
+
+def _differentiable(forward: Any, backward: Any, inputs: int, kept: tuple[int, ...]) -> None:
+    """Gradients of an op's inputs by another, which takes these, some results (`kept`), and as many
+    of the results' gradients as its arguments ask for.
+    """
+    import torch
+
     @backward.register_fake
     def _(*given: Any) -> Any:
         return tuple(
-            given[0].new_empty(0) if one is None else torch.empty_like(one) for one in given[:7]
+            given[0].new_empty(0) if one is None else torch.empty_like(one)
+            for one in given[:inputs]
         )
+
+    asked = len(backward._opoverload._schema.arguments) - inputs - len(kept)
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.set_materialize_grads(False)  # of what nobody reads
-        ctx.save_for_backward(*inputs, output[0], output[3])
+        ctx.save_for_backward(*inputs, *(output[at] for at in kept))
 
     def gradients(ctx: Any, *given: Any) -> Any:
-        kept = ctx.saved_tensors
-        made = backward(*kept, *given[:3])
-        return tuple(own if one is not None else None for own, one in zip(made, kept, strict=False))
+        saved = ctx.saved_tensors
+        made = backward(*saved, *given[:asked])
+        return tuple(
+            own if one is not None else None for own, one in zip(made, saved, strict=False)
+        )
 
     forward.register_autograd(gradients, setup_context=keep)
-    return forward
