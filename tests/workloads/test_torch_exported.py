@@ -21,8 +21,6 @@ from hybridperf.workloads.torch.program import priced_ops, workload_of
 # a copy of what is turned before a layer reads it is written by `lstm` itself; how `one_hot` and
 # heads of attention are written depends on the machine
 _NEARLY = {"recurrent_language_model": 0.06, "mixture_of_experts": 0.05, "diffusion_network": 0.08}
-# whose layers a CPU runs word by word
-_OTHERWISE = ("translator",)
 
 
 class Whole(nn.Module):
@@ -54,7 +52,7 @@ def kernels_of(captured):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN if name not in _OTHERWISE])
+@pytest.mark.parametrize("name", PLAIN)
 def test_a_saved_program_is_the_program(name, tmp_path) -> None:
     step, args = PLAIN[name]()
     read = exported(saved(Whole(step), args, tmp_path))
