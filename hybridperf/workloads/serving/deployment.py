@@ -191,7 +191,7 @@ def _weights(served: Deployment, kind: LayerKind) -> float:
 
 def _kept(served: Deployment, kind: LayerKind) -> tuple[float, float]:
     """(bytes of a token, of a sequence) in a layer's cache."""
-    shape, each = served.shape, DTYPE_BYTES[served.kv_dtype]
+    shape, each = served.shape, DTYPE_BYTES[canonical_dtype(served.kv_dtype)]
     if kind.mixer == "mlp":
         return 0.0, 0.0
     if kind.mixer == "scan" and shape.scan is not None:
