@@ -2,15 +2,24 @@
 deployment of a model on some GPUs.
 """
 
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import indent, wrap
-from typing import Annotated
+from typing import Annotated, Any
 
-from typer import Argument
+from typer import Argument, Option
 
 from hybridperf.cli import common
 from hybridperf.cli.common import named_in, names_in, seconds_in, wrong
 from hybridperf.cli.manner import printed
+
+ACCEPTANCE = 0.7  # as `serving_rows` assumes, whose import takes a second
+_OF_SHAPE = (
+    "system", "device", "gpus", "isl", "osl", "sla", "framework", "precision", "drafted",
+    "acceptance", "cached_share", "prices", "requests", "trace", "top", "html",
+)  # fmt: skip
+_DRAWN = 2000  # deployments on a page
 
 
 def serve(
@@ -28,6 +37,9 @@ def serve(
     sla: str = "",
     framework: str = "",
     precision: str = "",
+    drafted: Annotated[int, Option(min=0)] = 0,
+    acceptance: float = ACCEPTANCE,
+    cached_share: float = 0.0,
     prices: Path | None = None,
     requests: Path | None = None,
     trace: str = "",
@@ -58,6 +70,14 @@ def serve(
             raise common.wrong(
                 "expected a table of rows, or --shape and --system, got none of them"
             )
+        given, usual = locals(), inspect.signature(serve).parameters
+        for name in _OF_SHAPE:
+            if given[name] != usual[name].default:
+                option = f"--{name.replace('_', '-')}"
+                raise common.wrong(
+                    f"expected {option} with --shape, got it with a table of rows, whose columns"
+                    " say how they are served; leave it out"
+                )
         return of_rows(rows, out, fit_on or [], model, save)
     if rows is not None or fit_on or model or save:
         raise common.wrong(
@@ -67,8 +87,9 @@ def serve(
     if not system:
         raise common.wrong("expected --system with --shape, such as h200, got none")
     of_shape(
-        shape, system, device, gpus, isl, osl, sla, framework, precision, prices, top, out, html,
-        requests, trace,
+        shape, system, device, gpus, isl, osl, sla, framework, precision,
+        {"drafted": drafted, "acceptance": acceptance, "cached_share": cached_share}, prices, top,
+        out, html, requests, trace,
     )  # fmt: skip
     return 0
 
@@ -96,7 +117,7 @@ def of_rows(
     if save:
         assert measured is not None
         print(f"a model of {saved(save, found.fit, measured)} with these effects in {save}")
-    return common.say_predicted(found.frame, out, "predicted_tpot_s")
+    return common.say_predicted(found.frame, out, "predicted_ttft_s")
 
 
 def _columns() -> str:
@@ -114,10 +135,13 @@ serve.__doc__ = (serve.__doc__ or "").replace("    COLUMNS", indent(_columns(), 
 
 def of_shape(
     shape: str, system: str, device: str, gpus: int, isl: int, osl: int, sla: str, framework: str,
-    precision: str, prices: Path | None, top: int, out: Path | None, html: Path | None,
-    requests: Path | None = None, trace: str = "",
+    precision: str, steps: Mapping[str, Any], prices: Path | None, top: int, out: Path | None,
+    html: Path | None, requests: Path | None = None, trace: str = "",
 ) -> None:  # fmt: skip
-    """Print all deployments, ranked; `hybridperf serve` has the arguments."""
+    """Print all deployments, ranked; `hybridperf serve` has the arguments.
+
+    `steps`: what else engines do, fields of `Question`.
+    """
     from hybridperf.io import read_table
     from hybridperf.report.serving import open_loop_report, serving_report
     from hybridperf.runs import open_loop
@@ -148,7 +172,7 @@ def of_shape(
     common.compilation_cache()
     asked = Question(
         sizes, model, gpus, isl, osl, known, limits.get("ttft", float("inf")),
-        limits.get("tpot", float("inf")), schemes, all_reduce=machine.all_reduce,
+        limits.get("tpot", float("inf")), schemes, all_reduce=machine.all_reduce, **steps,
     )  # fmt: skip
     if recorded is not None:
         asked = open_loop.with_lengths_of(asked, recorded)
@@ -159,7 +183,8 @@ def of_shape(
     limit = f", {sla}" if sla else ""
     lengths = f"{asked.prompt} + {asked.output} tokens"
     head = f"{sizes.name}: {lengths} on {gpus} x {model.device.name}{limit}"
-    common.result(deployments=found.head(top))
+    drawn = max(top, _DRAWN) if html else top
+    common.result(deployments=found[found["front"] | (found.index < drawn)])
     if printed():
         print(serving_report(found, head, shape, top, rates.money, notes))
     if recorded is not None:

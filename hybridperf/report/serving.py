@@ -8,7 +8,7 @@ import pandas as pd
 
 from hybridperf.report.plan import dollars, span_words, step_words
 from hybridperf.report.text import energy, items_table, quantity
-from hybridperf.runs.launch_lines import launch_lines, prefill_row
+from hybridperf.runs.launch_lines import checkpoint_words, launch_lines, prefill_row
 from hybridperf.runs.requests import Served
 
 LEGEND = (
@@ -56,9 +56,9 @@ def serving_report(
     lines += ["", _table(found.head(count), money), *LEGEND]
     front = found[found["front"]].sort_values("tokens_per_s_user")
     lines += ["", "Front: none is better in both tokens/s/GPU and tokens/s/user"]
-    lines += [_table(front, money), "", "To start the best"]
-    for name, line in commands(found.iloc[0].to_dict(), model).items():
-        lines.append(f"  {name}: {line}")
+    best = found.iloc[0].to_dict()
+    lines += [_table(front, money), "", f"To start the best ({checkpoint_words(best, model)})"]
+    lines += [f"  {name}: {line}" for name, line in commands(best, model).items()]
     return "\n".join([*lines, "", *(f"note: {note}" for note in notes)])
 
 
@@ -84,10 +84,10 @@ def commands(row: Mapping[str, Any], model: str) -> dict[str, str]:
     """Commands of a deployment by framework and kind of engine."""
     if row["mode"] == "aggregated":
         return launch_lines(row, model)
-    first = {
-        f"{name}, prompts": line for name, line in launch_lines(prefill_row(row), model).items()
+    first = launch_lines(prefill_row(row), model, "prefill")
+    return {f"{name}, prompts": line for name, line in first.items()} | {
+        f"{name}, decode": line for name, line in launch_lines(row, model, "decode").items()
     }
-    return first | {f"{name}, decode": line for name, line in launch_lines(row, model).items()}
 
 
 def _table(some: pd.DataFrame, money: str) -> str:

@@ -41,6 +41,7 @@ from hybridperf.workloads.transformer.shape import TransformerShape
 SEQUENCES = tuple(2**power for power in range(11))  # of an attention rank
 CHUNKS = (2048, 8192)
 _BUSIEST = 0.8  # share of their time that engines of prompts work: beyond it queues explode
+_ALIKE = 0.005  # a tenth of what repeats of a deployment differ by
 _MOST_KNOWN = 4096  # engines of one machine whose steps are kept
 
 
@@ -199,6 +200,9 @@ def _without_limits(alike: _Keyed) -> pd.DataFrame:
     both = _crossed(priced, replicas), _crossed(priced, _apart(asked, priced, usual))
     space = _Space(*map(np.concatenate, zip(*both, strict=True)))
     latency = _latency(asked, priced, space, usual)
+    told = _told_apart(space, latency)
+    space = _Space(*(one[told] for one in space))
+    latency = _Latency(*(one[told] for one in latency))
     found = _frame(asked, priced, space, latency)
     context_sizes = np.column_stack([
         found["sequences"] * found["attention_dp"], np.full(len(found), float(asked.prompt)),
@@ -307,6 +311,16 @@ def _latency(asked: Question, priced: _Priced, space: _Space, effects: ServingEf
     return out
 
 
+def _told_apart(space: _Space, latency: _Latency) -> np.ndarray:
+    """Rows without those whose smaller chunk changes nothing: the usual chunk says as much."""
+    whole = np.flatnonzero(space.first < 0)
+    each = [one[whole] for one in (space.chunk, space.held, space.decode)]
+    pairs = whole[np.lexsort(each)].reshape(-1, len(CHUNKS))
+    ratios = [one[pairs[:, :-1]] / one[pairs[:, -1:]] for one in latency]
+    alike = np.logical_and.reduce([np.abs(one - 1.0) < _ALIKE for one in ratios])
+    return np.setdiff1d(np.arange(len(space.held)), pairs[:, :-1][alike])
+
+
 def _together(asked: Question, priced: _Priced, space: _Space, effects: ServingEffects) -> _Latency:
     times = with_effects(priced.times, effects).of(space.decode)
     each = Engine(times, slots=space.held, budget=space.chunk.astype(float),
@@ -374,8 +388,8 @@ def _frame(asked: Question, priced: _Priced, space: _Space, latency: _Latency) -
         "quant": priced.each("quant")[decode], "expert_quant": experts[decode],
         "kv_dtype": priced.each("kv_dtype")[decode], "tp": priced.each("tp")[decode],
         "pp": priced.each("pp")[decode], "attention_dp": priced.each("attention_dp")[decode],
-        "expert_ep": priced.each("expert_ep")[decode], "sequences": space.held.astype(int),
-        "chunk": space.chunk, "replicas": space.replicas,
+        "expert_ep": priced.each("expert_ep")[decode], "drafted": asked.drafted,
+        "sequences": space.held.astype(int), "chunk": space.chunk, "replicas": space.replicas,
         "gpus": space.replicas * gpus[decode] + space.prompting * gpus[first] * apart,
         "ttft_s": latency.ttft_s, "tpot_s": latency.tpot_s, "requests_per_s": latency.rate,
         # of all that were given: those left over are paid, too

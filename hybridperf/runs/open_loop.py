@@ -45,6 +45,8 @@ def recorded(frame: pd.DataFrame, trace: str = "") -> Requests:
 
 def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -> Served:
     """Requests served by the engines of a row of `deployments(asked)`."""
+    cached = np.floor(requests.prompt * asked.cached_share).astype(int)
+    requests = dataclasses.replace(requests, cached=cached)
     engine = _engine(asked, row)
     ranks = int(row["replicas"]) * int(row["attention_dp"])
     if row["mode"] == "aggregated":
@@ -67,7 +69,8 @@ def _deployment(asked: Question, row: Mapping[str, Any]) -> Deployment:
     )  # fmt: skip
     return Deployment(
         asked.shape, int(row["tp"]), int(row["pp"]), int(row["attention_dp"]),
-        int(row["expert_ep"]), **scheme, framework=asked.framework,
+        int(row["expert_ep"]), **scheme, framework=asked.framework, drafted=asked.drafted,
+        acceptance=asked.acceptance, cached_share=asked.cached_share,
     )  # fmt: skip
 
 
@@ -78,7 +81,10 @@ def _engine(asked: Question, row: Mapping[str, Any]) -> Engine:
         step_times(asked.model, [made], asked.all_reduce)[0], believed(asked.framework)
     )
     tokens = serving_memory(made).cached_tokens(asked.model.device.memory_bytes or np.inf)
-    return Engine(times, int(row["sequences"]), int(row["chunk"]), max(tokens, 0.0))
+    return Engine(
+        times, int(row["sequences"]), int(row["chunk"]), max(tokens, 0.0), drafted=asked.drafted,
+        acceptance=asked.acceptance,
+    )  # fmt: skip
 
 
 def with_lengths_of(asked: Question, requests: Requests) -> Question:

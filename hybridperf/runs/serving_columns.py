@@ -12,7 +12,8 @@ READ: Mapping[str, str] = {
     "system": "GPU and its nodes: h100_sxm, b200, gb200, ...",
     "backend": "vllm, sglang, trtllm (or `framework`)",
     "backend_version": "of the framework",
-    "precision": "fp4, fp8, int4, bf16: where the two below are not given; else by the model's name",
+    "precision": "fp4, fp8, int4, bf16: where the two below are not given; if empty, by the"
+    " model's name",
     "gemm_quant_mode, moe_quant_mode": "schemes of products and of experts",
     "kv_dtype": "number format of the cache; by the framework's habit if not given",
     "mode": "agg: one engine does all; disagg: prefill and decode workers apart",

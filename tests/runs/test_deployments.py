@@ -139,13 +139,29 @@ def test_a_model_that_does_not_fit_is_told(asked: Question) -> None:
 
 def test_commands_say_the_layout() -> None:
     row = {"tp": 2, "pp": 1, "attention_dp": 4, "expert_ep": 8, "sequences": 64, "chunk": 2048,
-           "kv_dtype": "fp8"}  # fmt: skip
+           "kv_dtype": "fp8", "drafted": 2}  # fmt: skip
     lines = launch_lines(row, "some/model")
     assert "--data-parallel-size 4 --enable-expert-parallel --max-num-seqs 64" in lines["vllm"]
     assert "--tp-size 8 --dp-size 4 --enable-dp-attention --ep-size 8" in lines["sglang"]
     assert "--max-running-requests 256 --chunked-prefill-size 8192" in lines["sglang"]
     assert "--tp_size 8 --pp_size 1 --ep_size 8" in lines["trtllm"]
     assert "enable_attention_dp: true" in lines["trtllm"]
+    assert '"num_speculative_tokens":2}' in lines["vllm"]
+    assert "--speculative-num-steps 2 --speculative-eagle-topk 1" in lines["sglang"]
+    assert "num_nextn_predict_layers: 2}" in lines["trtllm"]
+
+
+def test_engines_of_prompts_are_started_to_send_their_keys() -> None:
+    row = {"tp": 1, "pp": 1, "attention_dp": 1, "expert_ep": 1, "sequences": 64, "chunk": 2048,
+           "kv_dtype": "bf16", "drafted": 0}  # fmt: skip
+    alone, first, then = (launch_lines(row, "m", role) for role in ("", "prefill", "decode"))
+    for name, words in {"vllm": "kv_", "sglang": "disaggregation", "trtllm": "transceiver"}.items():
+        assert words not in alone[name]
+        assert words in first[name]
+        assert first[name] != then[name]
+    config = then["vllm"].split("--kv-transfer-config ")[1].strip("'")
+    assert json.loads(config)["kv_role"] == "kv_consumer"
+    assert "disable_overlap_scheduler: true" in first["trtllm"]
 
 
 def test_the_command_ranks_a_shape(run, refused, tmp_path) -> None:

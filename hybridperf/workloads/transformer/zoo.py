@@ -2,9 +2,10 @@
 published and how many parameters.
 
 A name is looked up in lower case with every run of other characters as one hyphen, so "LLAMA3_70B"
-and "llama3-70b" are one. Names on the Hugging Face hub may say more than sizes: whose the model is,
-that it was tuned to instructions, its weights' number format. A path to a .toml or .json file describes a model of one's own in the same
-fields, or is the `config.json` of a model on the Hugging Face hub (`huggingface.py`).
+and "llama3-70b" are one. Names on the Hugging Face hub may say more than sizes: whose a model is,
+that it follows instructions, its weights' number format. A path to a .toml or .json file describes
+a model of one's own in the same fields, or is the `config.json` of a model on the hub
+(`huggingface.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _HABITS: dict[str, dict[str, Any]] = {
 _PARTS: dict[str, Callable[..., Any]] = {"latent": Latent, "scan": Scan, "diffusion": Diffusion}
 _ABSENT = {"latent": {"query_rank": None}}  # what a part may leave out
 _FIELDS = {field.name for field in dataclasses.fields(TransformerShape)}
-# words of a name on the hub that say nothing of sizes; versions do for some models, so these go last
+# words of a name on the hub that say nothing of sizes; versions do for some, so these go last
 _UNSIZED = re.compile(
     r"(?:^meta|-(?:instruct|chat|it|hf|base|thinking|dynamic|quantized|preview|\d+k|\d{4}"
     r"|(?:nv|mx)?fp[48]|bf16|fp16|awq|gptq|int[48]|w\d+a\d+))(?=-|\.|$)"
