@@ -78,7 +78,12 @@ def load_shape(name: str | os.PathLike) -> TransformerShape:
     if not key:
         known = f"one of {len(shape_names())} published shapes, or a .toml file of sizes"
         raise unknown("model", text, [*_entries(), *_aliases()], known)
-    return _shape(key, _entries()[key], "")
+    return _published(key)
+
+
+@functools.cache
+def _published(name: str) -> TransformerShape:
+    return _shape(name, _entries()[name], "")
 
 
 def shape_of(name: str, fields: dict[str, Any], where: str = "") -> TransformerShape:
