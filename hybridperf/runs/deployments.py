@@ -42,6 +42,7 @@ SEQUENCES = tuple(2**power for power in range(11))  # of an attention rank
 CHUNKS = (2048, 8192)
 _BUSIEST = 0.8  # share of their time that engines of prompts work: beyond it queues explode
 _ALIKE = 0.005  # a tenth of what repeats of a deployment differ by
+_ROUNDS = 12  # of the number that decode: each leaves less than half of what the last one left
 _MOST_KNOWN = 4096  # engines of one machine whose steps are kept
 
 
@@ -341,11 +342,15 @@ def _split(asked: Question, priced: _Priced, space: _Space, effects: ServingEffe
     prompt_s = _prompt_s(asked, priced, effects)[space.first]
     times = with_effects(priced.times, effects).of(space.decode)
     gain = priced.engines[0].tokens_per_pass
-    step_s = times.seconds(space.held, asked.prompt + asked.output / 2.0)
-    steps = (asked.output - 1) / gain
+    steps, keys = (asked.output - 1) / gain, asked.prompt + asked.output / 2.0
     ranks = space.prompting * priced.each("attention_dp")[space.first]
     decoding = space.replicas * priced.each("attention_dp")[space.decode]
-    rate = np.minimum(decoding * space.held / (steps * step_s), _BUSIEST * ranks / prompt_s)
+    full_s = times.seconds(space.held, keys)
+    rate = np.minimum(decoding * space.held / (steps * full_s), _BUSIEST * ranks / prompt_s)
+    held, step_s = space.held, full_s
+    for _ in range(_ROUNDS):  # where prompts come too seldom fewer decode at once, by Little's law
+        held = np.clip(rate * steps * step_s / decoding, 1.0, held)
+        step_s = times.seconds(held, keys)
     wait_s = np.zeros(len(rate))
     for servers in np.unique(ranks).tolist():
         at = ranks == servers

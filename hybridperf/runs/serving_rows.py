@@ -168,7 +168,6 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     common |= {"drafted": _count(values, "drafted", 0, 0),
                "acceptance": _number(values, "acceptance", ACCEPTANCE * ("drafted" in values)),
                "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
-    common["launches"] = "eager" if _number(values, "enforce_eager", 0.0) else "graph"
     found: dict[str, Any] = {
         "machine": machine, "clients": _number(values, "concurrency"),
         "prompt": _number(values, "isl"), "output": _number(values, "osl"),
@@ -200,6 +199,11 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         raise InputError(
             "expected drafted, tokens that a draft proposes, with acceptance, got none of them"
         )
+    if {"cached_share", "enforce_eager"} & {*values}:  # of the row, or of a benchmark's scripts
+        engine = dataclasses.replace(
+            engine, cached_share=_number(values, "cached_share", 0.0),
+            launches="eager" if _number(values, "enforce_eager", 0.0) else "graph",
+        )  # fmt: skip
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
         "chunk": float(_count(values, "max_num_batched_tokens", int(CHUNK))),

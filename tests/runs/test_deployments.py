@@ -12,6 +12,8 @@ import pytest
 from hybridperf.io import InputError
 from hybridperf.runs.deployments import Question, deployments, precisions
 from hybridperf.runs.launch_lines import launch_lines
+from hybridperf.runs.open_loop import served_openly
+from hybridperf.runs.requests import arriving
 from hybridperf.runs.serving_machines import machine_of
 from hybridperf.runs.serving_table import chance_within
 from hybridperf.training.plans.economy import economy
@@ -112,6 +114,21 @@ def test_where_none_is_within_the_limits_the_nearest_comes_first(asked: Question
     assert not found["within"].any()
     beyond = np.maximum(found["ttft_s"] / 1e-4, found["tpot_s"] / 1e-5)
     assert (np.diff(beyond) >= 0).all()
+
+
+def test_engines_that_decode_alone_are_as_quick_as_in_the_simulation(
+    asked: Question, found: pd.DataFrame
+) -> None:
+    """Prompts of one GPU are too few for 256 sequences of the other: fewer decode, and faster."""
+    apart = found[(found["mode"] == "disaggregated") & (found["sequences"] == 256)].iloc[0]
+    full = found[(found["mode"] == "disaggregated") & (found["sequences"] == 16)].iloc[0]
+    assert apart["requests_per_s"] * asked.output * apart["tpot_s"] < 200
+    assert full["tpot_s"] < apart["tpot_s"]
+    gaps = np.random.default_rng(0).exponential(1.0, 700)
+    arrival_s = np.cumsum(gaps / gaps.mean() / apart["requests_per_s"])
+    requests = arriving(arrival_s, np.full(700, asked.prompt), np.full(700, asked.output))
+    served = served_openly(asked, apart.to_dict(), requests)
+    assert float(apart["tpot_s"]) == pytest.approx(served.tpot_s[200:600].mean(), rel=0.03)
 
 
 def test_the_front_is_what_no_other_beats(found: pd.DataFrame) -> None:
