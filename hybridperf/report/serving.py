@@ -17,8 +17,9 @@ LEGEND = (
     "the first: most tokens/s/GPU of those predicted within the limits; keeps limits: the chance"
     " that measured latencies are within them",
     "intervals: nine of ten, as wide as published operating points lie around the law without any"
-    " fit; `hybridperf serve ROWS --fit-on ROWS` narrows them by your own",
+    " fit; --fit-on ROWS narrows them by your own",
 )
+_FITTED = "intervals: nine of ten, by what {} measured rows tell"
 
 
 def layout_words(row: Any) -> str:
@@ -41,9 +42,10 @@ def scheme_words(row: Any) -> str:
 
 
 def serving_report(
-    found: pd.DataFrame, head: str, model: str, count: int, money: str, notes: Sequence[str]
-) -> str:
-    """The best deployments, the front, commands that start the best."""
+    found: pd.DataFrame, head: str, model: str, count: int, money: str, notes: Sequence[str],
+    fitted: int = 0,
+) -> str:  # fmt: skip
+    """The best deployments, the front, commands that start the best; `fitted`: to so many rows."""
     within = int(found["within"].sum())
     lines = [head, f"{len(found):,} deployments fit, {within:,} within the limits"]
     if not within:
@@ -53,7 +55,8 @@ def serving_report(
             f"none is within the limits: the least that any reaches is {' or '.join(least)}, alone;"
             " the nearest to the limits follow"
         )
-    lines += ["", _table(found.head(count), money), *LEGEND]
+    legend = (*LEGEND[:-1], _FITTED.format(fitted)) if fitted else LEGEND
+    lines += ["", _table(found.head(count), money), *legend]
     front = found[found["front"]].sort_values("tokens_per_s_user")
     lines += ["", "Front: none is better in both tokens/s/GPU and tokens/s/user"]
     best = found.iloc[0].to_dict()

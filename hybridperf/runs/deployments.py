@@ -5,9 +5,9 @@ step; the GPUs hold as many as fit. Disaggregated, x of them compute prompts and
 waits for a prompt engine as in an M/D/x queue, its keys go over the links, and the slower of both
 sides bounds the rate. Aggregated engines are in the steady state of a closed loop with
 as many clients as decode (`steady_state.py`). Frameworks add what is believed of them
-(`model/serving_effects.py`); the interval is that of rows of which none like them is measured
-(`serving_fit.py`; `validate serving --tasks beliefs` has its coverage), wider on a GPU of which
-nothing is measured.
+(`model/serving_effects.py`), or what measured rows tell (`serving_fit.py`); without rows the
+interval is that of rows of which none like them is measured (`validate serving --tasks beliefs` has
+its coverage), wider on a GPU of which nothing is measured.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CallChain, CollectiveCall
-from hybridperf.model.serving_effects import ServingEffects, believed
+from hybridperf.model.serving_effects import ServingEffects, believed, effects_of, logs_of
 from hybridperf.runs.batching import Engine
 from hybridperf.runs.queues import mean_wait_s
-from hybridperf.runs.serving_fit import believed_deviation, sizes_of
+from hybridperf.runs.serving_fit import ServingFit, believed_deviation, sizes_of
+from hybridperf.runs.serving_rows import ServedRow
 from hybridperf.runs.serving_table import BEYOND, UNMEASURED, chance_within
 from hybridperf.runs.steady_state import steady_clients
 from hybridperf.training.plans.economy import Economy
@@ -64,6 +65,27 @@ class Question:
     drafted: int = 0
     acceptance: float = 0.0
     all_reduce: str = ""
+    fit: ServingFit | None = None  # to measured rows; their name of the GPU
+    system: str = ""
+
+    def effects(self, apart: bool = False) -> ServingEffects:
+        """Of the framework, by measured rows where there are any."""
+        if self.fit is None:
+            return believed(self.framework, apart)
+        logs = logs_of(self.fit.of([self.row(Deployment(self.shape), apart=apart)]))
+        return effects_of(logs[:, 0])
+
+    def row(
+        self, engine: Deployment, *, apart: bool, held: float = 1.0, workers: float = 1.0,
+        prefill: Deployment | None = None, prefill_workers: float = 1.0,
+    ) -> ServedRow:  # fmt: skip
+        """A deployment as a row of measured ones would tell it."""
+        return ServedRow(
+            engine=engine, prefill=(prefill or engine) if apart else None,
+            clients=held * engine.attention_dp * workers, prompt=float(self.prompt),
+            output=float(self.output), workers=workers, prefill_workers=prefill_workers,
+            model=self.shape.name, system=self.system, framework=self.framework,
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +190,8 @@ def _alike(q: Question) -> _Keyed:
     """A question whose limits do not count."""
     schemes = tuple(tuple(sorted(one.items())) for one in q.schemes)
     lengths = (q.gpus, q.prompt, q.output, q.cached_share, q.drafted, q.acceptance)
-    return _Keyed((id(q.model), q.shape, lengths, q.framework, schemes, q.all_reduce), q)
+    return _Keyed((id(q.model), q.shape, lengths, q.framework, schemes, q.all_reduce,
+                   id(q.fit)), q)  # fmt: skip
 
 
 @functools.lru_cache(4)
@@ -195,15 +218,17 @@ def _without_limits(alike: _Keyed) -> pd.DataFrame:
     blackwell = is_blackwell(asked.model.device.id)
     launches = np.array([prompt_launches(one, blackwell) for one in fitting])
     priced = _Priced(tuple(fitting), kept, held, times, _transfer_s(asked, kept), launches)
-    usual = believed(asked.framework)
+    usual = asked.effects()
     fill = asked.gpus // priced.each("gpus")
     replicas = [(at, -1, chunk, many, 0) for at, many in enumerate(fill) for chunk in CHUNKS]
     both = _crossed(priced, replicas), _crossed(priced, _apart(asked, priced, usual))
     space = _Space(*map(np.concatenate, zip(*both, strict=True)))
-    latency = _latency(asked, priced, space, usual)
+    latency = _latency(asked, priced, space)
     told = _told_apart(space, latency)
     space = _Space(*(one[told] for one in space))
     latency = _Latency(*(one[told] for one in latency))
+    rows = _rows(asked, priced, space) if asked.fit else []
+    latency = _by_rows(asked, rows, latency)
     found = _frame(asked, priced, space, latency)
     context_sizes = np.column_stack([
         found["sequences"] * found["attention_dp"], np.full(len(found), float(asked.prompt)),
@@ -211,7 +236,10 @@ def _without_limits(alike: _Keyed) -> pd.DataFrame:
     ])  # fmt: skip
     unknown = UNMEASURED * (not asked.model.measured.families)
     for target in ("ttft_s", "tpot_s"):
-        deviation = np.hypot(believed_deviation(sizes_of(context_sizes), target), unknown)
+        deviation = believed_deviation(sizes_of(context_sizes), target)
+        if asked.fit:
+            deviation = asked.fit.left(rows, target)[1]
+        deviation = np.hypot(deviation, unknown)
         low, high = (np.exp(many * deviation) for many in BEYOND[target])
         found[f"{target}_low"], found[f"{target}_high"] = found[target] / low, found[target] * high
         if target == "tpot_s":  # what slower steps take from throughput
@@ -301,15 +329,41 @@ def _prompt_s(asked: Question, priced: _Priced, effects: ServingEffects) -> np.n
     return np.asarray(effects.prefill * chunks * each_s)
 
 
-def _latency(asked: Question, priced: _Priced, space: _Space, effects: ServingEffects) -> _Latency:
-    """Of all deployments [N], at a framework's effects."""
+def _latency(asked: Question, priced: _Priced, space: _Space) -> _Latency:
+    """Of all deployments [N]."""
     out = _Latency(*np.zeros((3, len(space.held))))
     together = space.first < 0
     for chosen, of in ((together, _together), (~together, _split)):
         part = _Space(*(one[chosen] for one in space))
+        effects = asked.effects(apart=of is _split)
         for into, values in zip(out, of(asked, priced, part, effects), strict=True):
             into[chosen] = values
     return out
+
+
+def _rows(asked: Question, priced: _Priced, space: _Space) -> list[ServedRow]:
+    """Deployments [N] as rows of measured ones."""
+    each = zip(*(one.tolist() for one in space), strict=True)
+    return [
+        asked.row(priced.engines[decode], apart=first >= 0, held=held, workers=replicas,
+                  prefill=priced.engines[first], prefill_workers=prompting)
+        for decode, first, held, _, replicas, prompting in each
+    ]  # fmt: skip
+
+
+def _by_rows(asked: Question, rows: Sequence[ServedRow], latency: _Latency) -> _Latency:
+    """What measured rows like these keep of their own."""
+    if not asked.fit:
+        return latency
+    ttft_s, tpot_s = (
+        one * np.exp(asked.fit.left(rows, target)[0])
+        for one, target in ((latency.ttft_s, "ttft_s"), (latency.tpot_s, "tpot_s"))
+    )
+    before_s, after_s = (
+        first_s + (asked.output - 1) * each_s
+        for first_s, each_s in ((latency.ttft_s, latency.tpot_s), (ttft_s, tpot_s))
+    )
+    return _Latency(ttft_s, tpot_s, latency.rate * before_s / after_s)
 
 
 def _told_apart(space: _Space, latency: _Latency) -> np.ndarray:
@@ -355,8 +409,7 @@ def _split(asked: Question, priced: _Priced, space: _Space, effects: ServingEffe
     for servers in np.unique(ranks).tolist():
         at = ranks == servers
         wait_s[at] = mean_wait_s(rate[at], prompt_s[at], servers, service_cv2=0.0)
-    way_s = believed(asked.framework, apart=True).first_token_s
-    ttft_s = wait_s + prompt_s + priced.sent_s[space.first] + way_s
+    ttft_s = wait_s + prompt_s + priced.sent_s[space.first] + effects.first_token_s
     return _Latency(ttft_s, step_s / gain, rate)
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import ANY_NUMBER, InputError, number_columns
-from hybridperf.model.serving_effects import believed
 from hybridperf.runs.batching import Engine, Link, serve
 from hybridperf.runs.deployments import Question, with_effects
 from hybridperf.runs.launch_lines import prefill_row
@@ -51,7 +50,7 @@ def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -
     engine = _engine(asked, row)
     ranks = int(row["replicas"]) * int(row["attention_dp"])
     apart = row["mode"] != "aggregated"
-    way_s = believed(asked.framework, apart).first_token_s
+    way_s = asked.effects(apart).first_token_s
     if not apart:
         return _later(serve(requests, [engine] * ranks), way_s)
     first = {**prefill_row(row), "sequences": int(requests.prompt.size)}
@@ -85,7 +84,12 @@ def _deployment(asked: Question, row: Mapping[str, Any]) -> Deployment:
 
 def _engine(asked: Question, row: Mapping[str, Any], *, only_prompts: bool = False) -> Engine:
     """One attention rank of an engine, its slots and the cache that memory leaves it."""
-    made, effects = _deployment(asked, row), believed(asked.framework)
+    made, apart = _deployment(asked, row), row["mode"] != "aggregated"
+    effects = asked.effects(apart)
+    if asked.fit is not None and not only_prompts:  # what measured rows like this keep of their own
+        one = asked.row(made, apart=apart, held=row["sequences"], workers=row["replicas"])
+        own = np.exp(float(asked.fit.left([one], "tpot_s")[0][0]))
+        effects = dataclasses.replace(effects, kernels=effects.kernels * own)
     times = with_effects(step_times(asked.model, [made], asked.all_reduce)[0], effects)
     if only_prompts:  # launched kernel by kernel, and longer, as `deployments` has them
         launches = prompt_launches(made, is_blackwell(asked.model.device.id))

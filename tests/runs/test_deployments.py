@@ -15,7 +15,7 @@ from hybridperf.runs.launch_lines import launch_lines
 from hybridperf.runs.open_loop import served_openly
 from hybridperf.runs.requests import arriving
 from hybridperf.runs.serving_machines import machine_of
-from hybridperf.runs.serving_table import chance_within
+from hybridperf.runs.serving_table import chance_within, fit_of, predict_serving
 from hybridperf.training.plans.economy import economy
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -129,6 +129,36 @@ def test_engines_that_decode_alone_are_as_quick_as_in_the_simulation(
     requests = arriving(arrival_s, np.full(700, asked.prompt), np.full(700, asked.output))
     served = served_openly(asked, apart.to_dict(), requests)
     assert float(apart["tpot_s"]) == pytest.approx(served.tpot_s[200:600].mean(), rel=0.03)
+
+
+def test_measured_rows_move_deployments_like_them(asked: Question, found: pd.DataFrame) -> None:
+    """Rows 1.5 times as slow as predicted: those that are like them are slower, and surer."""
+    rows = pd.DataFrame(
+        {
+            "model_path": "llama3-8b", "system": "h100", "backend": "vllm", "precision": "bf16",
+            "isl": 1000, "osl": 200, "tp_size": 1, "concurrency": [1, 2, 4, 8, 16, 32, 64],
+        }
+    )  # fmt: skip
+    told = predict_serving(rows).frame
+    rows["ttft_s"], rows["tpot_s"] = (
+        1.5 * told[f"predicted_{name}"] for name in ("ttft_s", "tpot_s")
+    )
+    again = deployments(dataclasses.replace(asked, fit=fit_of(rows), system="h100_sxm"))
+    of = ["mode", "quant", "tp", "pp", "sequences", "chunk", "replicas", "prefill_replicas"]
+    both = found.merge(again, on=of, suffixes=("", "_fitted"))
+    assert len(both) > 0.9 * len(found)  # a chunk may matter by the one and not by the other
+    whole = both[both["mode"] == "aggregated"]
+    slower = whole["tpot_s_fitted"] / whole["tpot_s"]
+    like = whole.eval("quant == 'bfloat16' and tp == 1 and pp == 1 and sequences < 65")
+    assert slower[like].between(1.35, 1.6).all()
+    assert slower[~like].median() < slower[like].median()
+    wide, narrow = (
+        np.log(whole[f"tpot_s_high{name}"] / whole[f"tpot_s_low{name}"])[like].mean()
+        for name in ("", "_fitted")
+    )
+    assert narrow < 0.8 * wide
+    speed = whole["tokens_per_s_gpu_fitted"] / whole["tokens_per_s_gpu"]
+    np.testing.assert_allclose(speed[like] * slower[like], 1.0, atol=0.1)
 
 
 def test_the_front_is_what_no_other_beats(found: pd.DataFrame) -> None:
