@@ -64,6 +64,8 @@ def test_totals_of_gpus_are_refused(tp: int) -> None:
         ({"mode": "disagg"}, "expected decode_tp_size"),
         ({"concurrency": None}, "expected clients in a column concurrency"),
         ({"acceptance": 0.7}, "expected drafted"),
+        ({"model_path": "bert-large"}, "expected a model that makes one token after the other"),
+        ({"model_path": "t5-small"}, "got t5-small, which has none or an encoder, too"),
         ({"kv_dtype": "half a byte"}, "unknown dtype 'half a byte'"),
         ({"isl": None}, "expected a number in the column isl, got none"),
         ({"osl": "many"}, "number of zero or more in osl, got 'many'"),
