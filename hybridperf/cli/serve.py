@@ -159,7 +159,8 @@ def of_shape(
     from hybridperf.report.serving import open_loop_report, serving_report
     from hybridperf.runs import open_loop
     from hybridperf.runs import serving_rows as names
-    from hybridperf.runs.deployments import Question, deployments, precisions
+    from hybridperf.runs.deployment_latency import Question
+    from hybridperf.runs.deployments import deployments, precisions
     from hybridperf.runs.serving_machines import machine_of
     from hybridperf.runs.serving_table import unmeasured_note
     from hybridperf.training.plans.economy import economy

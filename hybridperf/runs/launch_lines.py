@@ -25,7 +25,7 @@ from typing import Any
 _VLLM_KV = {"bf16": "auto"}
 _SGLANG_KV = {"bf16": "auto", "fp8": "fp8_e4m3"}
 _CONNECTOR = """ --kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{}"}}'"""
-_VLLM_ROLES = {"": "", "prefill": _CONNECTOR.format("kv_producer"),
+_VLLM_KEYS = {"": "", "prefill": _CONNECTOR.format("kv_producer"),
                "decode": _CONNECTOR.format("kv_consumer")}  # fmt: skip
 # pieces of a command, each with the column that it needs to be above 1; of `row`, `ranks` of
 # attention and `all_gpus` of an engine
@@ -81,7 +81,7 @@ def launch_lines(row: Mapping[str, Any], model: str, role: str = "") -> dict[str
         "model": model, "row": row, "drafts": drafts, "ranks": ranks, "all_gpus": row["tp"] * ranks,
         "all_sequences": row["sequences"] * ranks, "all_tokens": row["chunk"] * ranks,
         "vllm_kv": _VLLM_KV.get(kv, kv), "sglang_kv": _SGLANG_KV.get(kv, kv),
-        "vllm_role": _VLLM_ROLES[role],
+        "vllm_role": _VLLM_KEYS[role],
         "sglang_role": f" --disaggregation-mode {role}" if role else "",
         "trtllm_options": "".join(f"{option}\\n" for option in options),
     }  # fmt: skip

@@ -17,7 +17,7 @@ import pandas as pd
 
 from hybridperf.io import ANY_NUMBER, InputError, number_columns
 from hybridperf.runs.batching import Engine, Link, serve
-from hybridperf.runs.deployments import Question, with_effects
+from hybridperf.runs.deployment_latency import Question, with_effects
 from hybridperf.runs.launch_lines import prefill_row
 from hybridperf.runs.requests import Requests, Served, arriving
 from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times

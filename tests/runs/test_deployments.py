@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from hybridperf.io import InputError
-from hybridperf.runs.deployments import Question, deployments, precisions
+from hybridperf.runs.deployment_latency import Question
+from hybridperf.runs.deployments import deployments, precisions
 from hybridperf.runs.launch_lines import launch_lines
 from hybridperf.runs.open_loop import served_openly
 from hybridperf.runs.requests import arriving

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hybridperf.engine.step_times import StepTimes, chain_seconds
+from hybridperf.engine.step_times import StepTimes, chain_seconds, chain_seconds_by
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.model import PerfModel, Platform
 from hybridperf.model.calls import Call, CallChain
 from hybridperf.model.step_effects import LAUNCH_S
-from hybridperf.model.step_table import step_durations, step_table
 from hybridperf.workloads.serving.deployment import Deployment
 from hybridperf.workloads.serving.layers import Kernel, ServedCalls
 
@@ -112,8 +111,8 @@ def step_times_by(
     knobs may be traced): what tokens a second gain by each is then a gradient. As `step_times`.
     """
     listed = _listed(model, [deployment], all_reduce, sizes or Sizes())
-    table = step_table(model, [*listed.rows, *listed.chains])
-    return lambda platform: listed.times(step_durations(table, platform)[len(listed.rows) :])[0]
+    seconds_by = chain_seconds_by(model, listed.rows, listed.chains)
+    return lambda platform: listed.times(seconds_by(platform))[0]
 
 
 def _listed(
