@@ -17,6 +17,7 @@ COMMANDS = {  # section: what is run
     "evaluator": "bench_evaluator.py --quick",
     "plan": "bench_plan.py",
     "steps": "bench_steps.py",
+    "serving": "bench_serving.py",
     "moves": "bench_moves.py",
     "search": "bench_search.py",
     "sweep": "bench_sweep.py",

@@ -2,15 +2,24 @@
 deployment of a model on some GPUs.
 """
 
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import indent, wrap
-from typing import Annotated
+from typing import Annotated, Any
 
-from typer import Argument
+from typer import Argument, Option
 
 from hybridperf.cli import common
 from hybridperf.cli.common import named_in, names_in, seconds_in, wrong
 from hybridperf.cli.manner import printed
+
+ACCEPTANCE = 0.7  # as `serving_rows` assumes, whose import takes a second
+_OF_SHAPE = (
+    "system", "device", "gpus", "isl", "osl", "sla", "framework", "precision", "drafted",
+    "acceptance", "cached_share", "prices", "requests", "trace", "top", "html",
+)  # fmt: skip
+_DRAWN = 2000  # deployments on a page
 
 
 def serve(
@@ -28,6 +37,9 @@ def serve(
     sla: str = "",
     framework: str = "",
     precision: str = "",
+    drafted: Annotated[int, Option(min=0)] = 0,
+    acceptance: float = ACCEPTANCE,
+    cached_share: float = 0.0,
     prices: Path | None = None,
     requests: Path | None = None,
     trace: str = "",
@@ -58,17 +70,26 @@ def serve(
             raise common.wrong(
                 "expected a table of rows, or --shape and --system, got none of them"
             )
+        given, usual = locals(), inspect.signature(serve).parameters
+        for name in _OF_SHAPE:
+            if given[name] != usual[name].default:
+                option = f"--{name.replace('_', '-')}"
+                raise common.wrong(
+                    f"expected {option} with --shape, got it with a table of rows, whose columns"
+                    " say how they are served; leave it out"
+                )
         return of_rows(rows, out, fit_on or [], model, save)
-    if rows is not None or fit_on or model or save:
+    if rows is not None or save:
         raise common.wrong(
-            "expected --shape without rows, --fit-on, --model and --save, got both; rows are"
-            " predicted, shapes are deployed"
+            "expected --shape without rows and --save, got both; rows are predicted, shapes are"
+            " deployed"
         )
     if not system:
         raise common.wrong("expected --system with --shape, such as h200, got none")
     of_shape(
-        shape, system, device, gpus, isl, osl, sla, framework, precision, prices, top, out, html,
-        requests, trace,
+        shape, system, device, gpus, isl, osl, sla, framework, precision,
+        {"drafted": drafted, "acceptance": acceptance, "cached_share": cached_share}, prices, top,
+        out, html, requests, trace, fit_on or [], model,
     )  # fmt: skip
     return 0
 
@@ -80,7 +101,6 @@ def of_rows(
     import pandas as pd
 
     from hybridperf.io import read_table
-    from hybridperf.runs.serving_fit import ServingFit
     from hybridperf.runs.serving_table import predict_serving, saved
 
     if save and not fit_on:
@@ -89,14 +109,27 @@ def of_rows(
         )
     common.table_ready(out, [rows, *fit_on])
     frame = read_table(rows)
-    tables = [read_table(path) for path in fit_on]
-    measured = pd.concat(tables, ignore_index=True) if tables else None
     common.compilation_cache()
-    found = predict_serving(frame, measured, ServingFit.load(model) if model else None)
+    found = predict_serving(frame, fit=_fit(fit_on, model))
     if save:
-        assert measured is not None
+        measured = pd.concat([read_table(path) for path in fit_on], ignore_index=True)
         print(f"a model of {saved(save, found.fit, measured)} with these effects in {save}")
-    return common.say_predicted(found.frame, out, "predicted_tpot_s")
+    return common.say_predicted(found.frame, out, "predicted_ttft_s")
+
+
+def _fit(fit_on: Sequence[Path], model: Path | None) -> Any:
+    """Effects of measured rows or of a model's folder; None without either."""
+    import pandas as pd
+
+    from hybridperf.io import read_table
+    from hybridperf.runs.serving_fit import ServingFit
+    from hybridperf.runs.serving_table import fit_of
+
+    if fit_on and model:
+        raise wrong("expected --fit-on ROWS or --model FOLDER, got both; give one of them")
+    if fit_on:
+        return fit_of(pd.concat([read_table(path) for path in fit_on], ignore_index=True))
+    return ServingFit.load(model) if model else None
 
 
 def _columns() -> str:
@@ -114,18 +147,24 @@ serve.__doc__ = (serve.__doc__ or "").replace("    COLUMNS", indent(_columns(), 
 
 def of_shape(
     shape: str, system: str, device: str, gpus: int, isl: int, osl: int, sla: str, framework: str,
-    precision: str, prices: Path | None, top: int, out: Path | None, html: Path | None,
-    requests: Path | None = None, trace: str = "",
+    precision: str, steps: Mapping[str, Any], prices: Path | None, top: int, out: Path | None,
+    html: Path | None, requests: Path | None = None, trace: str = "",
+    fit_on: Sequence[Path] = (), effects: Path | None = None,
 ) -> None:  # fmt: skip
-    """Print all deployments, ranked; `hybridperf serve` has the arguments."""
+    """Print all deployments, ranked; `hybridperf serve` has the arguments.
+
+    `steps`: what else engines do, fields of `Question`.
+    """
     from hybridperf.io import read_table
     from hybridperf.report.serving import open_loop_report, serving_report
     from hybridperf.runs import open_loop
     from hybridperf.runs import serving_rows as names
-    from hybridperf.runs.deployments import Question, deployments, precisions
+    from hybridperf.runs.deployment_latency import Question
+    from hybridperf.runs.deployments import deployments, precisions
     from hybridperf.runs.serving_machines import machine_of
     from hybridperf.runs.serving_table import unmeasured_note
     from hybridperf.training.plans.economy import economy
+    from hybridperf.workloads.serving import Deployment
     from hybridperf.workloads.transformer.zoo import load_shape
 
     for option, number in (("--gpus", gpus), ("--isl", isl), ("--osl", osl - 1), ("--top", top)):
@@ -133,7 +172,7 @@ def of_shape(
             least, given = (2, number + 1) if option == "--osl" else (1, number)
             raise wrong(f"expected {option} of at least {least}, got {given}")
     files = [Path(one) for one in (shape, system, device) if one.endswith((".toml", ".json"))]
-    common.table_ready(out, [*files, prices, requests], html=html)
+    common.table_ready(out, [*files, prices, requests, *fit_on], html=html)
     if trace and requests is None:
         raise wrong(f"expected --requests FILE with --trace {trace}, got none")
     recorded = open_loop.recorded(read_table(requests), trace) if requests else None
@@ -149,19 +188,24 @@ def of_shape(
     asked = Question(
         sizes, model, gpus, isl, osl, known, limits.get("ttft", float("inf")),
         limits.get("tpot", float("inf")), schemes, all_reduce=machine.all_reduce,
+        fit=_fit(fit_on, effects), system=machine.device, **steps,
     )  # fmt: skip
     if recorded is not None:
         asked = open_loop.with_lengths_of(asked, recorded)
     rates = economy(model.device, prices)
     found = deployments(asked, rates)
     bare = "" if model.measured.families else unmeasured_note(model.device.id)
-    notes += [one for one in (machine.note, bare, *rates.notes) if one]
+    of_rows = [asked.fit.note_of(asked.row(Deployment(sizes), apart=one)) for one in (False, True)
+               ] if asked.fit else []  # fmt: skip
+    notes += [one for one in (*of_rows, machine.note, bare, *rates.notes) if one]
     limit = f", {sla}" if sla else ""
     lengths = f"{asked.prompt} + {asked.output} tokens"
     head = f"{sizes.name}: {lengths} on {gpus} x {model.device.name}{limit}"
-    common.result(deployments=found.head(top))
+    drawn = max(top, _DRAWN) if html else top
+    common.result(deployments=found[found["front"] | (found.index < drawn)])
     if printed():
-        print(serving_report(found, head, shape, top, rates.money, notes))
+        fitted = asked.fit.rows if asked.fit else 0
+        print(serving_report(found, head, shape, top, rates.money, notes, fitted))
     if recorded is not None:
         served = open_loop.served_openly(asked, found.iloc[0].to_dict(), recorded)
         common.result(open_loop=served.percentiles())

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from hybridperf.io.namespace import Array, array_module, floats, fresh_views
-from hybridperf.model import PerfModel
+from hybridperf.model import PerfModel, Platform
 from hybridperf.model.calls import Call, CallChain
-from hybridperf.model.step_table import row_seconds, step_table
+from hybridperf.model.step_table import row_seconds, step_durations, step_table
 
 
 @functools.partial(
@@ -106,6 +106,14 @@ def chain_seconds(
 ) -> np.ndarray:
     """Seconds of chains of calls [C], which count from 1; every call is priced once."""
     return row_seconds(model, step_table(model, [*calls, *chains]))[len(calls) :]
+
+
+def chain_seconds_by(
+    model: PerfModel, calls: Sequence[Call], chains: Sequence[CallChain]
+) -> Callable[[Platform], Array]:
+    """The same on variations of the machine, differentiable in their numbers."""
+    table = step_table(model, [*calls, *chains])
+    return lambda platform: step_durations(table, platform)[len(calls) :]
 
 
 def between(

@@ -8,7 +8,7 @@ import pandas as pd
 
 from hybridperf.report.plan import dollars, span_words, step_words
 from hybridperf.report.text import energy, items_table, quantity
-from hybridperf.runs.launch_lines import launch_lines, prefill_row
+from hybridperf.runs.launch_lines import checkpoint_words, launch_lines, prefill_row
 from hybridperf.runs.requests import Served
 
 LEGEND = (
@@ -17,8 +17,9 @@ LEGEND = (
     "the first: most tokens/s/GPU of those predicted within the limits; keeps limits: the chance"
     " that measured latencies are within them",
     "intervals: nine of ten, as wide as published operating points lie around the law without any"
-    " fit; `hybridperf serve ROWS --fit-on ROWS` narrows them by your own",
+    " fit; --fit-on ROWS narrows them by your own",
 )
+_FITTED = "intervals: nine of ten, by what {} measured rows tell"
 
 
 def layout_words(row: Any) -> str:
@@ -41,9 +42,10 @@ def scheme_words(row: Any) -> str:
 
 
 def serving_report(
-    found: pd.DataFrame, head: str, model: str, count: int, money: str, notes: Sequence[str]
-) -> str:
-    """The best deployments, the front, commands that start the best."""
+    found: pd.DataFrame, head: str, model: str, count: int, money: str, notes: Sequence[str],
+    fitted: int = 0,
+) -> str:  # fmt: skip
+    """The best deployments, the front, commands that start the best; `fitted`: to so many rows."""
     within = int(found["within"].sum())
     lines = [head, f"{len(found):,} deployments fit, {within:,} within the limits"]
     if not within:
@@ -53,12 +55,13 @@ def serving_report(
             f"none is within the limits: the least that any reaches is {' or '.join(least)}, alone;"
             " the nearest to the limits follow"
         )
-    lines += ["", _table(found.head(count), money), *LEGEND]
+    legend = (*LEGEND[:-1], _FITTED.format(fitted)) if fitted else LEGEND
+    lines += ["", _table(found.head(count), money), *legend]
     front = found[found["front"]].sort_values("tokens_per_s_user")
     lines += ["", "Front: none is better in both tokens/s/GPU and tokens/s/user"]
-    lines += [_table(front, money), "", "To start the best"]
-    for name, line in commands(found.iloc[0].to_dict(), model).items():
-        lines.append(f"  {name}: {line}")
+    best = found.iloc[0].to_dict()
+    lines += [_table(front, money), "", f"To start the best ({checkpoint_words(best, model)})"]
+    lines += [f"  {name}: {line}" for name, line in commands(best, model).items()]
     return "\n".join([*lines, "", *(f"note: {note}" for note in notes)])
 
 
@@ -84,10 +87,10 @@ def commands(row: Mapping[str, Any], model: str) -> dict[str, str]:
     """Commands of a deployment by framework and kind of engine."""
     if row["mode"] == "aggregated":
         return launch_lines(row, model)
-    first = {
-        f"{name}, prompts": line for name, line in launch_lines(prefill_row(row), model).items()
+    first = launch_lines(prefill_row(row), model, "prefill")
+    return {f"{name}, prompts": line for name, line in first.items()} | {
+        f"{name}, decode": line for name, line in launch_lines(row, model, "decode").items()
     }
-    return first | {f"{name}, decode": line for name, line in launch_lines(row, model).items()}
 
 
 def _table(some: pd.DataFrame, money: str) -> str:

@@ -1,13 +1,11 @@
 """All ways to serve a model on some GPUs, ranked by tokens a second and GPU under latency limits.
 
 An engine takes tp x pp x attention ranks GPUs in some quantisation with some budget of tokens a
-step; the GPUs hold as many as fit. Disaggregated, x of them compute prompts and y decode: a request
-waits for a prompt engine as in an M/D/x queue, its keys go over the links, and the slower of both
-sides bounds the rate. Aggregated engines are in the steady state of a closed loop with
-as many clients as decode (`steady_state.py`). Frameworks add what is believed of them
-(`model/serving_effects.py`); the interval is that of rows of which none like them is measured
-(`serving_fit.py`; `validate serving --tasks beliefs` has its coverage), wider on a GPU of which
-nothing is measured.
+step; the GPUs hold as many as fit. Disaggregated, x of them compute prompts and y decode. What they
+reach: `deployment_latency.py`. Frameworks add what is believed of them
+(`model/serving_effects.py`), or what measured rows tell (`serving_fit.py`); without rows the
+interval is that of rows of which none like them is measured (`validate serving --tasks beliefs` has
+its coverage), wider on a GPU of which nothing is measured.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,76 +25,28 @@ from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CallChain, CollectiveCall
-from hybridperf.model.serving_effects import ServingEffects, believed
-from hybridperf.runs.batching import Engine
-from hybridperf.runs.queues import mean_wait_s
+from hybridperf.model.serving_effects import ServingEffects
+from hybridperf.runs.deployment_latency import (
+    LARGEST_CHUNK,
+    Latency,
+    Priced,
+    Question,
+    Space,
+    by_rows,
+    latency_of,
+    prompt_seconds,
+    rows_of,
+)
 from hybridperf.runs.serving_fit import believed_deviation, sizes_of
 from hybridperf.runs.serving_table import BEYOND, UNMEASURED, chance_within
-from hybridperf.runs.steady_state import steady_clients
 from hybridperf.training.plans.economy import Economy
 from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
 from hybridperf.workloads.serving.deployment import ServingMemory, serving_memory
-from hybridperf.workloads.transformer.shape import TransformerShape
 
 SEQUENCES = tuple(2**power for power in range(11))  # of an attention rank
-CHUNKS = (2048, 8192)
-_BUSIEST = 0.8  # share of their time that engines of prompts work: beyond it queues explode
+CHUNKS = (2048, LARGEST_CHUNK)
+_ALIKE = 0.005  # a tenth of what repeats of a deployment differ by
 _MOST_KNOWN = 4096  # engines of one machine whose steps are kept
-
-
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """What is to be served on what, and how fast."""
-
-    shape: TransformerShape
-    model: PerfModel  # the machine, with collectives
-    gpus: int
-    prompt: int
-    output: int
-    framework: str = ""
-    ttft_s: float = np.inf  # limits
-    tpot_s: float = np.inf
-    # each a way to keep weights and cache: fields of `Deployment`
-    schemes: tuple[Mapping[str, Any], ...] = ({"quant": "bfloat16"},)
-    cached_share: float = 0.0
-    drafted: int = 0
-    acceptance: float = 0.0
-    all_reduce: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Priced:
-    """Engines that fit [E], and what their steps take."""
-
-    engines: tuple[Deployment, ...]
-    memory: tuple[ServingMemory, ...]
-    holds: np.ndarray  # sequences of each rank [E]
-    times: StepTimes  # of all, stacked
-    sent_s: np.ndarray  # of a prompt's keys to another engine [E]
-    launches: np.ndarray  # of a step with prompts [E]
-
-    def each(self, name: str) -> np.ndarray:
-        """A property of each engine [E]."""
-        return np.array([getattr(one, name) for one in self.engines])
-
-
-class _Space(NamedTuple):
-    """Deployments before any effect of a framework; [N] each."""
-
-    decode: np.ndarray  # int, place of the engine that decodes, or does all
-    first: np.ndarray  # int, of that which computes prompts; -1: the same
-    held: np.ndarray  # sequences of each rank that decodes
-    chunk: np.ndarray
-    replicas: np.ndarray  # engines that decode
-    prompting: np.ndarray  # engines that compute prompts
-
-
-class _Latency(NamedTuple):
-    """[N] each."""
-
-    ttft_s: np.ndarray
-    tpot_s: np.ndarray
-    rate: np.ndarray  # requests a second of the whole deployment
 
 
 def engines(asked: Question) -> Iterator[Deployment]:
@@ -166,7 +116,8 @@ def _alike(q: Question) -> _Keyed:
     """A question whose limits do not count."""
     schemes = tuple(tuple(sorted(one.items())) for one in q.schemes)
     lengths = (q.gpus, q.prompt, q.output, q.cached_share, q.drafted, q.acceptance)
-    return _Keyed((id(q.model), q.shape, lengths, q.framework, schemes, q.all_reduce), q)
+    return _Keyed((id(q.model), q.shape, lengths, q.framework, schemes, q.all_reduce,
+                   id(q.fit)), q)  # fmt: skip
 
 
 @functools.lru_cache(4)
@@ -192,13 +143,18 @@ def _without_limits(alike: _Keyed) -> pd.DataFrame:
     held = np.array([holds[at] for at in fit])
     blackwell = is_blackwell(asked.model.device.id)
     launches = np.array([prompt_launches(one, blackwell) for one in fitting])
-    priced = _Priced(tuple(fitting), kept, held, times, _transfer_s(asked, kept), launches)
-    usual = believed(asked.framework)
+    priced = Priced(tuple(fitting), kept, held, times, _transfer_s(asked, kept), launches)
+    usual = asked.effects()
     fill = asked.gpus // priced.each("gpus")
     replicas = [(at, -1, chunk, many, 0) for at, many in enumerate(fill) for chunk in CHUNKS]
     both = _crossed(priced, replicas), _crossed(priced, _apart(asked, priced, usual))
-    space = _Space(*map(np.concatenate, zip(*both, strict=True)))
-    latency = _latency(asked, priced, space, usual)
+    space = Space(*map(np.concatenate, zip(*both, strict=True)))
+    latency = latency_of(asked, priced, space)
+    told = _told_apart(space, latency)
+    space = Space(*(one[told] for one in space))
+    latency = Latency(*(one[told] for one in latency))
+    rows = rows_of(asked, priced, space) if asked.fit else []
+    latency = by_rows(asked, rows, latency)
     found = _frame(asked, priced, space, latency)
     context_sizes = np.column_stack([
         found["sequences"] * found["attention_dp"], np.full(len(found), float(asked.prompt)),
@@ -206,7 +162,10 @@ def _without_limits(alike: _Keyed) -> pd.DataFrame:
     ])  # fmt: skip
     unknown = UNMEASURED * (not asked.model.measured.families)
     for target in ("ttft_s", "tpot_s"):
-        deviation = np.hypot(believed_deviation(sizes_of(context_sizes), target), unknown)
+        deviation = believed_deviation(sizes_of(context_sizes), target)
+        if asked.fit:
+            deviation = asked.fit.left(rows, target)[1]
+        deviation = np.hypot(deviation, unknown)
         low, high = (np.exp(many * deviation) for many in BEYOND[target])
         found[f"{target}_low"], found[f"{target}_high"] = found[target] / low, found[target] * high
         if target == "tpot_s":  # what slower steps take from throughput
@@ -236,35 +195,28 @@ def _step_times(asked: Question, some: Sequence[Deployment]) -> list[StepTimes]:
     return [known[one] for one in some]
 
 
-def with_effects(times: StepTimes, effects: ServingEffects) -> StepTimes:
-    """Steps as a framework runs them."""
-    scaled = {name: getattr(times, name) * effects.kernels
-              for name in ("products_s", "decode_s", "prefill_s")}  # fmt: skip
-    return dataclasses.replace(times, host_s=times.host_s + effects.step_s, **scaled)
-
-
-def _crossed(priced: _Priced, rows: Sequence[tuple[int, int, int, int, int]]) -> _Space:
+def _crossed(priced: Priced, rows: Sequence[tuple[int, int, int, int, int]]) -> Space:
     """(decode, first, chunk, replicas, prompting), each with all numbers of sequences."""
     decode, first, chunk, replicas, prompting = np.array(rows, int).reshape(-1, 5).T
     most = np.minimum(priced.holds, SEQUENCES[-1]).astype(int)
     tried = [np.unique(np.minimum(SEQUENCES, one)).astype(float) for one in most]
     counts = np.array([len(one) for one in tried], int)[decode]
     held = np.concatenate([np.zeros(0), *(tried[at] for at in decode)])
-    return _Space(
+    return Space(
         np.repeat(decode, counts), np.repeat(first, counts), held, np.repeat(chunk, counts),
         np.repeat(replicas, counts), np.repeat(prompting, counts),
     )  # fmt: skip
 
 
 def _apart(
-    asked: Question, priced: _Priced, usual: ServingEffects
+    asked: Question, priced: Priced, usual: ServingEffects
 ) -> list[tuple[int, int, int, int, int]]:
     """Engines of prompts beside engines that decode, of one quantisation, as `_crossed` takes them.
 
     Of prompts' engines the one with most prompts a second and GPU within the limit, by what is
     usually believed: all effects are then of the same deployments.
     """
-    prompt_s, gpus = _prompt_s(asked, priced, usual), priced.each("gpus")
+    prompt_s, gpus = prompt_seconds(asked, priced, usual), priced.each("gpus")
     speed = priced.each("attention_dp") / prompt_s / gpus
     # how weights and cache are kept: engines that share keys are alike in it
     keys = [(one.quant, one.expert_quant, one.attention_quant, one.kv_dtype)
@@ -286,59 +238,14 @@ def _apart(
     return rows
 
 
-def _prompt_s(asked: Question, priced: _Priced, effects: ServingEffects) -> np.ndarray:
-    """Of one prompt on each engine, chunk after chunk [E]."""
-    new = asked.prompt * (1.0 - asked.cached_share)
-    chunks = np.ceil(new / CHUNKS[-1])
-    times = with_effects(priced.times, effects).of(np.arange(len(priced.engines)))
-    each_s = times.seconds(0.0, 1.0, new / chunks, asked.prompt - new / 2.0)
-    each_s = np.maximum(each_s, effects.launch_s * priced.launches)
-    return np.asarray(effects.prefill * chunks * each_s)
-
-
-def _latency(asked: Question, priced: _Priced, space: _Space, effects: ServingEffects) -> _Latency:
-    """Of all deployments [N], at a framework's effects."""
-    out = _Latency(*np.zeros((3, len(space.held))))
-    together = space.first < 0
-    for chosen, of in ((together, _together), (~together, _split)):
-        part = _Space(*(one[chosen] for one in space))
-        for into, values in zip(out, of(asked, priced, part, effects), strict=True):
-            into[chosen] = values
-    return out
-
-
-def _together(asked: Question, priced: _Priced, space: _Space, effects: ServingEffects) -> _Latency:
-    times = with_effects(priced.times, effects).of(space.decode)
-    each = Engine(times, slots=space.held, budget=space.chunk.astype(float),
-                  drafted=asked.drafted, acceptance=asked.acceptance)  # fmt: skip
-    cached = np.floor(asked.prompt * asked.cached_share)
-    steady = steady_clients(each, space.held, asked.prompt, asked.output, cached)
-    added_s = effects.waited_steps * steady.tpot_s + effects.first_token_s
-    chunks = np.ceil(asked.prompt * (1.0 - asked.cached_share) / space.chunk)
-    launched_s = effects.launch_s * priced.launches[space.decode] * chunks
-    first_s = effects.prefill * np.maximum(steady.ttft_s, launched_s) + added_s
-    # what is added to the wait is no work of the engine: fewer of its clients are with it
-    share = (space.held / steady.rate) / (space.held / steady.rate + first_s - steady.ttft_s)
-    ranks = space.replicas * priced.each("attention_dp")[space.decode]
-    return _Latency(first_s, steady.tpot_s, ranks * steady.rate * share)
-
-
-def _split(asked: Question, priced: _Priced, space: _Space, effects: ServingEffects) -> _Latency:
-    prompt_s = _prompt_s(asked, priced, effects)[space.first]
-    times = with_effects(priced.times, effects).of(space.decode)
-    gain = priced.engines[0].tokens_per_pass
-    step_s = times.seconds(space.held, asked.prompt + asked.output / 2.0)
-    steps = (asked.output - 1) / gain
-    ranks = space.prompting * priced.each("attention_dp")[space.first]
-    decoding = space.replicas * priced.each("attention_dp")[space.decode]
-    rate = np.minimum(decoding * space.held / (steps * step_s), _BUSIEST * ranks / prompt_s)
-    wait_s = np.zeros(len(rate))
-    for servers in np.unique(ranks).tolist():
-        at = ranks == servers
-        wait_s[at] = mean_wait_s(rate[at], prompt_s[at], servers, service_cv2=0.0)
-    way_s = believed(asked.framework, apart=True).first_token_s
-    ttft_s = wait_s + prompt_s + priced.sent_s[space.first] + way_s
-    return _Latency(ttft_s, step_s / gain, rate)
+def _told_apart(space: Space, latency: Latency) -> np.ndarray:
+    """Rows without those whose smaller chunk changes nothing: the usual chunk says as much."""
+    whole = np.flatnonzero(space.first < 0)
+    each = [one[whole] for one in (space.chunk, space.held, space.decode)]
+    pairs = whole[np.lexsort(each)].reshape(-1, len(CHUNKS))
+    ratios = [one[pairs[:, :-1]] / one[pairs[:, -1:]] for one in latency]
+    alike = np.logical_and.reduce([np.abs(one - 1.0) < _ALIKE for one in ratios])
+    return np.setdiff1d(np.arange(len(space.held)), pairs[:, :-1][alike])
 
 
 def _transfer_s(asked: Question, memory: Sequence[ServingMemory]) -> np.ndarray:
@@ -356,7 +263,7 @@ def _transfer_s(asked: Question, memory: Sequence[ServingMemory]) -> np.ndarray:
     return chain_seconds(asked.model, calls, chains)[[each[size] for size in sizes]]
 
 
-def _frame(asked: Question, priced: _Priced, space: _Space, latency: _Latency) -> pd.DataFrame:
+def _frame(asked: Question, priced: Priced, space: Space, latency: Latency) -> pd.DataFrame:
     """Layouts and what they reach, a row each."""
     decode, first, context = space.decode, space.first, asked.prompt + asked.output / 2.0
     apart = first >= 0
@@ -374,8 +281,8 @@ def _frame(asked: Question, priced: _Priced, space: _Space, latency: _Latency) -
         "quant": priced.each("quant")[decode], "expert_quant": experts[decode],
         "kv_dtype": priced.each("kv_dtype")[decode], "tp": priced.each("tp")[decode],
         "pp": priced.each("pp")[decode], "attention_dp": priced.each("attention_dp")[decode],
-        "expert_ep": priced.each("expert_ep")[decode], "sequences": space.held.astype(int),
-        "chunk": space.chunk, "replicas": space.replicas,
+        "expert_ep": priced.each("expert_ep")[decode], "drafted": asked.drafted,
+        "sequences": space.held.astype(int), "chunk": space.chunk, "replicas": space.replicas,
         "gpus": space.replicas * gpus[decode] + space.prompting * gpus[first] * apart,
         "ttft_s": latency.ttft_s, "tpot_s": latency.tpot_s, "requests_per_s": latency.rate,
         # of all that were given: those left over are paid, too

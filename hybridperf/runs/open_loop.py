@@ -2,7 +2,8 @@
 
 Rows of `deployments` are chosen by a closed loop in its steady state; here the event simulation
 (`batching.py`) serves every request of a table by the engines of one row, with what is believed of
-the framework, so that bursts, unlike lengths, full caches and preemption count.
+the framework, so that bursts, unlike lengths, full caches and preemption count. Tokens leave as
+much later as is believed of the way to the engine and back.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import ANY_NUMBER, InputError, number_columns
-from hybridperf.model.serving_effects import believed
 from hybridperf.runs.batching import Engine, Link, serve
-from hybridperf.runs.deployments import Question, with_effects
+from hybridperf.runs.deployment_latency import Question, with_effects
 from hybridperf.runs.launch_lines import prefill_row
 from hybridperf.runs.requests import Requests, Served, arriving
-from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
 from hybridperf.workloads.serving.deployment import serving_memory
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -45,10 +45,14 @@ def recorded(frame: pd.DataFrame, trace: str = "") -> Requests:
 
 def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -> Served:
     """Requests served by the engines of a row of `deployments(asked)`."""
+    cached = np.floor(requests.prompt * asked.cached_share).astype(int)
+    requests = dataclasses.replace(requests, cached=cached)
     engine = _engine(asked, row)
     ranks = int(row["replicas"]) * int(row["attention_dp"])
-    if row["mode"] == "aggregated":
-        return serve(requests, [engine] * ranks)
+    apart = row["mode"] != "aggregated"
+    way_s = asked.effects(apart).first_token_s
+    if not apart:
+        return _later(serve(requests, [engine] * ranks), way_s)
     first = {**prefill_row(row), "sequences": int(requests.prompt.size)}
     prompts = int(row["prefill_replicas"]) * int(row["prefill_dp"])
     system = asked.model.collectives.system if asked.model.collectives else None
@@ -56,7 +60,13 @@ def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -
     if system is not None:
         token = serving_memory(_deployment(asked, first)).token
         link = Link(token, system.link_bytes_per_s(asked.gpus), system.latency_s)
-    return serve(requests, [engine] * ranks, [_engine(asked, first)] * prompts, link)
+    of_prompts = [_engine(asked, first, only_prompts=True)] * prompts
+    return _later(serve(requests, [engine] * ranks, of_prompts, link), way_s)
+
+
+def _later(served: Served, seconds: float) -> Served:
+    first_s, last_s = served.first_token_s + seconds, served.last_token_s + seconds
+    return dataclasses.replace(served, first_token_s=first_s, last_token_s=last_s)
 
 
 def _deployment(asked: Question, row: Mapping[str, Any]) -> Deployment:
@@ -67,18 +77,31 @@ def _deployment(asked: Question, row: Mapping[str, Any]) -> Deployment:
     )  # fmt: skip
     return Deployment(
         asked.shape, int(row["tp"]), int(row["pp"]), int(row["attention_dp"]),
-        int(row["expert_ep"]), **scheme, framework=asked.framework,
+        int(row["expert_ep"]), **scheme, framework=asked.framework, drafted=asked.drafted,
+        acceptance=asked.acceptance, cached_share=asked.cached_share,
     )  # fmt: skip
 
 
-def _engine(asked: Question, row: Mapping[str, Any]) -> Engine:
+def _engine(asked: Question, row: Mapping[str, Any], *, only_prompts: bool = False) -> Engine:
     """One attention rank of an engine, its slots and the cache that memory leaves it."""
-    made = _deployment(asked, row)
-    times = with_effects(
-        step_times(asked.model, [made], asked.all_reduce)[0], believed(asked.framework)
-    )
+    made, apart = _deployment(asked, row), row["mode"] != "aggregated"
+    effects = asked.effects(apart)
+    if asked.fit is not None and not only_prompts:  # what measured rows like this keep of their own
+        one = asked.row(made, apart=apart, held=row["sequences"], workers=row["replicas"])
+        own = np.exp(float(asked.fit.left([one], "tpot_s")[0][0]))
+        effects = dataclasses.replace(effects, kernels=effects.kernels * own)
+    times = with_effects(step_times(asked.model, [made], asked.all_reduce)[0], effects)
+    if only_prompts:  # launched kernel by kernel, and longer, as `deployments` has them
+        launches = prompt_launches(made, is_blackwell(asked.model.device.id))
+        least_s = np.maximum(times.products_s, effects.launch_s * launches)
+        times = dataclasses.replace(
+            times, products_s=effects.prefill * least_s, prefill_s=effects.prefill * times.prefill_s
+        )
     tokens = serving_memory(made).cached_tokens(asked.model.device.memory_bytes or np.inf)
-    return Engine(times, int(row["sequences"]), int(row["chunk"]), max(tokens, 0.0))
+    return Engine(
+        times, int(row["sequences"]), int(row["chunk"]), max(tokens, 0.0), drafted=asked.drafted,
+        acceptance=asked.acceptance,
+    )  # fmt: skip
 
 
 def with_lengths_of(asked: Question, requests: Requests) -> Question:

@@ -3,16 +3,16 @@
 Pool (Li et al., RIBBON, SC 2021): requests of unlike size come, first come first served, to the
 first free instance of the quickest type; the pool counts as good enough if a share of the requests
 ends within the limit. `cheapest` is exact for the arrivals it is given: pools by rising cost,
-each simulated request by request, until one is good enough. A pool whose instances together are
-slower than the requests come is passed over unsimulated.
+each simulated request by request, until one is good enough. A pool whose instances cannot take so
+many requests in that time, the smallest first, is passed over unsimulated, and a simulation ends
+when too many are late.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -43,8 +43,9 @@ class Pool:
 
 
 def latencies(
-    types: Sequence[InstanceType], counts: Sequence[int], arrival_s: np.ndarray, size: np.ndarray
-) -> np.ndarray:
+    types: Sequence[InstanceType], counts: Sequence[int], arrival_s: np.ndarray, size: np.ndarray,
+    limit_s: float = np.inf, late: float = np.inf,
+) -> np.ndarray:  # fmt: skip
     """Seconds from each request's arrival to its end [N]; arrivals rise.
 
     Args:
@@ -52,13 +53,15 @@ def latencies(
         counts: of each type.
         arrival_s: [N]
         size: [N]
+        limit_s: above which a request is late.
+        late: requests that may be; from the next one on all are infinite.
     """
     takes = np.array([one.seconds(size) for one in types]).T.tolist()
     typical = [float(np.mean(one.seconds(size))) for one in types]
     kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
     idle = sorted((typical[kind], at) for at, kind in enumerate(kinds))  # the quickest first
     working: list[tuple[float, int]] = []
-    found = np.empty(len(size))
+    found = np.full(len(size), np.inf)
     for request, now in enumerate(arrival_s.tolist()):
         while working and (working[0][0] <= now or not idle):
             free_s, at = heapq.heappop(working)
@@ -68,6 +71,10 @@ def latencies(
         end_s = now + takes[request][kinds[at]]
         heapq.heappush(working, (end_s, at))
         found[request] = end_s - arrival_s[request]
+        if found[request] > limit_s:
+            late -= 1
+            if late < 0:
+                break
     return found
 
 
@@ -88,17 +95,25 @@ def cheapest(
     Raises:
         InputError: no pool of so many is good enough.
     """
-    grid = itertools.product(range(most + 1), repeat=len(types))
-    usd = np.array([one.usd_per_hour for one in types])
-    span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
-    least = np.array([max(float(one.seconds(size.min())), 1e-12) for one in types])
-    pools = sorted((float(usd @ counts), counts) for counts in grid if any(counts))
-    best = 0.0
+    span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9) + limit_s
+    each_s = [np.cumsum(np.sort(one.seconds(size))) for one in types]
+    # requests that so many instances of a type end at most, were nothing ever idle
+    taken = [
+        np.searchsorted(so_far_s, span_s * np.arange(most + 1) + 1e-9, side="right")
+        + np.arange(most + 1)
+        for so_far_s in each_s
+    ]
+    alone_s = np.min([one.seconds(size) for one in types], axis=0)
+    best, needed = float((alone_s <= limit_s).mean()), share * len(size)  # were nothing to wait for
+    pools: Iterable[tuple[float, tuple[int, ...]]] = ()
+    if best >= share:
+        best, pools = 0.0, _by_cost([one.usd_per_hour for one in types], most)
+    late = len(size) - needed + 1e-9
     for cost, counts in pools:
-        # at most, if all requests were as small as the smallest and nothing ever idle
-        if (np.array(counts) / least).sum() * (span_s + limit_s) < share * len(size) - len(types):
+        if sum(some[count] for some, count in zip(taken, counts, strict=True)) < needed:
             continue
-        within = float((latencies(types, counts, arrival_s, size) <= limit_s).mean())
+        found = latencies(types, counts, arrival_s, size, limit_s, late)
+        within = float((found <= limit_s).mean())
         best = max(best, within)
         if within >= share:
             return Pool(counts, cost, within)
@@ -106,6 +121,21 @@ def cheapest(
         f"expected a pool of at most {most} of each type with {share:.0%} of the requests within"
         f" {limit_s:g} s, got {best:.1%} at best; allow more instances or a longer limit"
     )
+
+
+def _by_cost(usd: Sequence[float], most: int) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Costs and counts of all pools of up to `most` of each type, the cheapest first."""
+    waiting = [
+        (cost, at, tuple(np.eye(len(usd), dtype=int)[at].tolist())) for at, cost in enumerate(usd)
+    ]
+    heapq.heapify(waiting)
+    while waiting:
+        cost, last, counts = heapq.heappop(waiting)
+        yield cost, counts
+        for at in range(last, len(usd)):  # each pool comes from one other: that without its last
+            if counts[at] < most:
+                more = (*counts[:at], counts[at] + 1, *counts[at + 1 :])
+                heapq.heappush(waiting, (cost + usd[at], at, more))
 
 
 def read_types(frame: pd.DataFrame) -> list[InstanceType]:

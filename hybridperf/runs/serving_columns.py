@@ -12,7 +12,8 @@ READ: Mapping[str, str] = {
     "system": "GPU and its nodes: h100_sxm, b200, gb200, ...",
     "backend": "vllm, sglang, trtllm (or `framework`)",
     "backend_version": "of the framework",
-    "precision": "fp4, fp8, int4, bf16: where the two below are not given",
+    "precision": "fp4, fp8, int4, bf16: where the two below are not given; if empty, by the"
+    " model's name",
     "gemm_quant_mode, moe_quant_mode": "schemes of products and of experts",
     "kv_dtype": "number format of the cache; by the framework's habit if not given",
     "mode": "agg: one engine does all; disagg: prefill and decode workers apart",
@@ -30,5 +31,6 @@ READ: Mapping[str, str] = {
     "requests_per_client": "of a run, 10 if not given: one of them meets the opening burst",
     "drafted, acceptance": "tokens that a draft proposes, and the chance that each is taken",
     "cached_share": "of a prompt's tokens, found in the cache of prefixes",
+    "lora_rank": "of an adapter of each layer's matrices before attention, not merged into them",
     "enforce_eager": "1: steps of decoding are launched kernel by kernel, no CUDA graphs",
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.hardware import load_device
+from hybridperf.hardware import canonical_dtype, load_device
 from hybridperf.io import InputError
 from hybridperf.io.errors import plain, unknown
 from hybridperf.ops.moe import BALANCED
@@ -41,6 +41,10 @@ _TOO_WIDE = (
     "expected tp_size of 1, 2, 4, 8 or 16, GPUs that split each layer of one engine, got {}, a"
     " total of GPUs: how they are shared out is not told; give tp_size, attention_dp_size,"
     " moe_tp_size, moe_ep_size of one engine"
+)
+_NO_WORKERS = (
+    "expected {0}, GPUs that split each layer of a worker, in a row of prefill and decode workers"
+    " apart, got none; tp_size of such a row would be a total of GPUs"
 )
 
 
@@ -123,7 +127,7 @@ _USED = (
     "model_path", "model", "system", "backend", "framework", "backend_version", "precision", "mode",
     "gemm_quant_mode", "moe_quant_mode", "kv_dtype", "isl", "osl", "concurrency", "max_num_seqs",
     "max_num_batched_tokens", "requests_per_client", "drafted", "acceptance", "cached_share",
-    "enforce_eager", "scheduler_recv_interval", "attention_dp_timeout_iters",
+    "enforce_eager", "lora_rank", "scheduler_recv_interval", "attention_dp_timeout_iters",
     "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
     *(f"{kind}{name}" for kind in ("", "prefill_", "decode_") for name in _SIZES),
 )  # fmt: skip
@@ -140,24 +144,29 @@ def _clients(values: Mapping[str, Any]) -> Any:
     for value in values.values():
         if isinstance(value, str) and (found := _CONCURRENCY.search(value)):
             return float(found[1])
-    return values.get("batch_size", 0.0)
+    return values.get("batch_size", math.nan)
 
 
 def _row(values: Mapping[str, Any]) -> ServedRow:
     notes: list[str] = []
     name = _text(values, "model_path", "model")
+    if _empty(values["concurrency"]):
+        raise InputError(
+            "expected clients in a column concurrency, silicon_concurrency or batch_size, got none"
+        )
     shape_name, habits = named_model(name)
     machine = machine_of(_text(values, "system"))
     framework = known_framework(str(values.get("backend", values.get("framework", ""))), notes)
     shape = load_shape(shape_name)
     common: dict[str, Any] = {
         "shape": shape, "framework": framework,
-        **_schemes(values, habits, machine, framework, bool(shape.experts)),
+        **_schemes(values, name, habits, machine, framework, bool(shape.experts), notes),
+        "lora_rank": _count(values, "lora_rank", 0, 0),
     }  # fmt: skip
     if "max_num_seqs" in values:
         common["max_sequences"] = _count(values, "max_num_seqs", 1)
     common |= {"drafted": _count(values, "drafted", 0, 0),
-               "acceptance": _number(values, "acceptance", 0.0),
+               "acceptance": _number(values, "acceptance", ACCEPTANCE * ("drafted" in values)),
                "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
     found: dict[str, Any] = {
         "machine": machine, "clients": _number(values, "concurrency"),
@@ -184,10 +193,17 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         engine = dataclasses.replace(
             engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
         )
-    engine = dataclasses.replace(
-        engine, cached_share=_number(values, "cached_share", 0.0),
-        launches="eager" if _number(values, "enforce_eager", 0.0) else "graph",
-    )  # fmt: skip
+    if engine.drafted and "acceptance" not in values:
+        notes.append(f"acceptance of drafted tokens not given: {ACCEPTANCE:g} assumed")
+    elif not engine.drafted and _number(values, "acceptance", 0.0):
+        raise InputError(
+            "expected drafted, tokens that a draft proposes, with acceptance, got none of them"
+        )
+    if {"cached_share", "enforce_eager"} & {*values}:  # of the row, or of a benchmark's scripts
+        engine = dataclasses.replace(
+            engine, cached_share=_number(values, "cached_share", 0.0),
+            launches="eager" if _number(values, "enforce_eager", 0.0) else "graph",
+        )  # fmt: skip
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
         "chunk": float(_count(values, "max_num_batched_tokens", int(CHUNK))),
@@ -275,6 +291,10 @@ def _admission(values: Mapping[str, Any], engine: Deployment) -> Admission:
 def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str, Any]:
     """Who shares what of an engine, by its five columns."""
     names = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    if not {f"{kind}{one}" for one in names} & {*values}:
+        if kind:
+            raise InputError(_NO_WORKERS.format(f"{kind}tp_size"))
+        notes.append("layout not given: tp_size 1 assumed")
     tp, pp, dp, moe_tp, moe_ep = (_count(values, f"{kind}{one}") for one in names)
     if moe_tp == moe_ep > 1 and moe_tp * moe_ep in (tp, dp) and min(tp, dp) == 1:
         notes.append(f"{moe_tp} x {moe_ep} experts on {tp * dp} are {moe_ep} GPUs")
@@ -293,14 +313,18 @@ def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str,
 
 
 def _schemes(
-    values: Mapping[str, Any], habits: Mapping[str, Any], machine: Machine, framework: str,
-    experts_in: bool,
+    values: Mapping[str, Any], model: str, habits: Mapping[str, Any], machine: Machine,
+    framework: str, experts_in: bool, notes: list[str],
 ) -> dict[str, str]:  # fmt: skip
-    by_precision = {"fp4": "nvfp4", "fp8": "fp8", "int4": "int4_wo", "bf16": "bfloat16"}
-    precision = str(values.get("precision", "bf16"))
-    usual = by_precision.get(precision, precision)
-    gemm = str(values.get("gemm_quant_mode", usual))
-    experts = str(values.get("moe_quant_mode", gemm))
+    words = known_names()["precision"]
+    precision = str(values.get("precision", "")).lower()
+    if not precision and not {"gemm_quant_mode", "moe_quant_mode"} & {*values}:
+        parts = [*words, "fp8"]
+        precision = next((one for one in plain(model).split("_") if one in parts), "bf16")
+        notes.append(f"precision not given: {precision} assumed")
+    gemm = str(values.get("gemm_quant_mode", precision or "bf16")).lower()
+    experts = str(values.get("moe_quant_mode", gemm)).lower()
+    gemm, experts = words.get(gemm, gemm), words.get(experts, experts)
     attention = ""
     if habits.get("mxfp4"):
         gemm, experts = (
@@ -318,7 +342,8 @@ def _schemes(
         kept = known_names()["framework"].get(framework, {})
         usual_kv = kept.get("kv", "bf16")
         usual_kv = usual_kv if experts_in else kept.get("kv_dense", usual_kv)
-    kv_dtype = str(values.get("kv_dtype", usual_kv))
+    kv_dtype = str(values.get("kv_dtype", usual_kv)).lower()
+    kv_dtype = canonical_dtype(known_names()["cache"].get(kv_dtype, kv_dtype))
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
             "kv_dtype": kv_dtype,
             "distribution": habits.get("distribution", DISTRIBUTION)}  # fmt: skip
@@ -329,7 +354,7 @@ def schemes_of(
 ) -> tuple[dict[str, str], ...]:
     """How a published model's weights and cache are kept in each precision, each way once."""
     habits = named_model(model)[1]
-    each = (_schemes({"precision": one}, habits, machine, framework, experts_in)
+    each = (_schemes({"precision": one}, model, habits, machine, framework, experts_in, [])
             for one in precisions)  # fmt: skip
     return tuple({tuple(one.items()): one for one in each}.values())
 

@@ -163,8 +163,10 @@ def filled(found: Served, fit: ServingFit) -> Mapping[str, Any]:
     clients, output, gpus = (
         np.array([getattr(row, name) for row in rows]) for name in ("clients", "output", "gpus")
     )
-    request_s = out["predicted_ttft_s"] + output * out["predicted_tpot_s"]
+    request_s = out["predicted_ttft_s"] + (output - 1.0) * out["predicted_tpot_s"]
     out["predicted_tokens_per_s_gpu"] = clients * output / request_s / gpus
+    for name in ("predicted_tpot_s", "tpot_low_s", "tpot_high_s"):  # none after the first token
+        out[name] = np.where(output > 1, out[name], np.nan)
     ranks = np.array([row.engine.attention_dp * row.workers for row in rows if row.engine])
     running = np.minimum(latency.decoding, np.maximum(clients / ranks, 1.0))
     held = np.array([row.held for row in rows])
@@ -194,13 +196,16 @@ def _note(
     """What a row's prediction assumed, the worst first."""
     said = []
     if not fits:
-        need = memory.needed(0.0, 0.0) / 1e9
+        kept = memory.needed(0.0, 0.0)
+        cache = memory.needed(1.0, row.prompt + row.output) - kept
         said.append(
-            f"does not fit: {need:.0f} GB of weights and workspace and a request's cache in"
-            f" {USABLE:.0%} of {capacity / 1e9:.0f} GB"
+            f"does not fit: {kept / 1e9:.0f} GB of weights and workspace and {cache / 1e9:.1f} GB"
+            f" of a request's cache in {USABLE:.0%} of {capacity / 1e9:.0f} GB"
         )
     elif waits:
         said.append(f"clients wait: an attention rank runs {slots:.0f} sequences at once")
+    if row.output <= 1:
+        said.append("an answer of one token has no time per output token")
     requests = f" of {row.requests:g} requests a client" if row.requests else ""
     said += [*row.notes, whose, _MEAN.format(requests)]
     return "; ".join(filter(None, said))

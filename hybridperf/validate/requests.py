@@ -20,7 +20,7 @@ from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.model.serving_effects import ServingEffects, believed
 from hybridperf.runs.batching import Engine, serve
-from hybridperf.runs.deployments import with_effects
+from hybridperf.runs.deployment_latency import with_effects
 from hybridperf.runs.requests import arriving
 from hybridperf.runs.serving_rows import named_model
 from hybridperf.validate.harness import Found, ResultLine, claim

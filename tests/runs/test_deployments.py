@@ -10,10 +10,13 @@ import pandas as pd
 import pytest
 
 from hybridperf.io import InputError
-from hybridperf.runs.deployments import Question, deployments, precisions
+from hybridperf.runs.deployment_latency import Question
+from hybridperf.runs.deployments import deployments, precisions
 from hybridperf.runs.launch_lines import launch_lines
+from hybridperf.runs.open_loop import served_openly
+from hybridperf.runs.requests import arriving
 from hybridperf.runs.serving_machines import machine_of
-from hybridperf.runs.serving_table import chance_within
+from hybridperf.runs.serving_table import chance_within, fit_of, predict_serving
 from hybridperf.training.plans.economy import economy
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -114,6 +117,51 @@ def test_where_none_is_within_the_limits_the_nearest_comes_first(asked: Question
     assert (np.diff(beyond) >= 0).all()
 
 
+def test_engines_that_decode_alone_are_as_quick_as_in_the_simulation(
+    asked: Question, found: pd.DataFrame
+) -> None:
+    """Prompts of one GPU are too few for 256 sequences of the other: fewer decode, and faster."""
+    apart = found[(found["mode"] == "disaggregated") & (found["sequences"] == 256)].iloc[0]
+    full = found[(found["mode"] == "disaggregated") & (found["sequences"] == 16)].iloc[0]
+    assert apart["requests_per_s"] * asked.output * apart["tpot_s"] < 200
+    assert full["tpot_s"] < apart["tpot_s"]
+    gaps = np.random.default_rng(0).exponential(1.0, 700)
+    arrival_s = np.cumsum(gaps / gaps.mean() / apart["requests_per_s"])
+    requests = arriving(arrival_s, np.full(700, asked.prompt), np.full(700, asked.output))
+    served = served_openly(asked, apart.to_dict(), requests)
+    assert float(apart["tpot_s"]) == pytest.approx(served.tpot_s[200:600].mean(), rel=0.03)
+
+
+def test_measured_rows_move_deployments_like_them(asked: Question, found: pd.DataFrame) -> None:
+    """Rows 1.5 times as slow as predicted: those that are like them are slower, and surer."""
+    rows = pd.DataFrame(
+        {
+            "model_path": "llama3-8b", "system": "h100", "backend": "vllm", "precision": "bf16",
+            "isl": 1000, "osl": 200, "tp_size": 1, "concurrency": [1, 2, 4, 8, 16, 32, 64],
+        }
+    )  # fmt: skip
+    told = predict_serving(rows).frame
+    rows["ttft_s"], rows["tpot_s"] = (
+        1.5 * told[f"predicted_{name}"] for name in ("ttft_s", "tpot_s")
+    )
+    again = deployments(dataclasses.replace(asked, fit=fit_of(rows), system="h100_sxm"))
+    of = ["mode", "quant", "tp", "pp", "sequences", "chunk", "replicas", "prefill_replicas"]
+    both = found.merge(again, on=of, suffixes=("", "_fitted"))
+    assert len(both) > 0.9 * len(found)  # a chunk may matter by the one and not by the other
+    whole = both[both["mode"] == "aggregated"]
+    slower = whole["tpot_s_fitted"] / whole["tpot_s"]
+    like = whole.eval("quant == 'bfloat16' and tp == 1 and pp == 1 and sequences < 65")
+    assert slower[like].between(1.35, 1.6).all()
+    assert slower[~like].median() < slower[like].median()
+    wide, narrow = (
+        np.log(whole[f"tpot_s_high{name}"] / whole[f"tpot_s_low{name}"])[like].mean()
+        for name in ("", "_fitted")
+    )
+    assert narrow < 0.8 * wide
+    speed = whole["tokens_per_s_gpu_fitted"] / whole["tokens_per_s_gpu"]
+    np.testing.assert_allclose(speed[like] * slower[like], 1.0, atol=0.1)
+
+
 def test_the_front_is_what_no_other_beats(found: pd.DataFrame) -> None:
     both = found[["tokens_per_s_gpu", "tokens_per_s_user"]].to_numpy()
     beaten = [((both >= one).all(1) & (both > one).any(1)).any() for one in both]
@@ -139,13 +187,29 @@ def test_a_model_that_does_not_fit_is_told(asked: Question) -> None:
 
 def test_commands_say_the_layout() -> None:
     row = {"tp": 2, "pp": 1, "attention_dp": 4, "expert_ep": 8, "sequences": 64, "chunk": 2048,
-           "kv_dtype": "fp8"}  # fmt: skip
+           "kv_dtype": "fp8", "drafted": 2}  # fmt: skip
     lines = launch_lines(row, "some/model")
     assert "--data-parallel-size 4 --enable-expert-parallel --max-num-seqs 64" in lines["vllm"]
     assert "--tp-size 8 --dp-size 4 --enable-dp-attention --ep-size 8" in lines["sglang"]
     assert "--max-running-requests 256 --chunked-prefill-size 8192" in lines["sglang"]
     assert "--tp_size 8 --pp_size 1 --ep_size 8" in lines["trtllm"]
     assert "enable_attention_dp: true" in lines["trtllm"]
+    assert '"num_speculative_tokens":2}' in lines["vllm"]
+    assert "--speculative-num-steps 2 --speculative-eagle-topk 1" in lines["sglang"]
+    assert "num_nextn_predict_layers: 2}" in lines["trtllm"]
+
+
+def test_engines_of_prompts_are_started_to_send_their_keys() -> None:
+    row = {"tp": 1, "pp": 1, "attention_dp": 1, "expert_ep": 1, "sequences": 64, "chunk": 2048,
+           "kv_dtype": "bf16", "drafted": 0}  # fmt: skip
+    alone, first, then = (launch_lines(row, "m", role) for role in ("", "prefill", "decode"))
+    for name, words in {"vllm": "kv_", "sglang": "disaggregation", "trtllm": "transceiver"}.items():
+        assert words not in alone[name]
+        assert words in first[name]
+        assert first[name] != then[name]
+    config = then["vllm"].split("--kv-transfer-config ")[1].strip("'")
+    assert json.loads(config)["kv_role"] == "kv_consumer"
+    assert "disable_overlap_scheduler: true" in first["trtllm"]
 
 
 def test_the_command_ranks_a_shape(run, refused, tmp_path) -> None:

@@ -10,6 +10,7 @@ import simpy
 from hybridperf.io import InputError
 from hybridperf.runs.pools import (
     InstanceType,
+    _by_cost,
     cheapest,
     homogeneous,
     latencies,
@@ -53,6 +54,22 @@ def test_nothing_cheaper_is_good_enough() -> None:
             assert late.mean() > 0.01
     with pytest.raises(InputError, match="expected a pool of at most 1"):
         cheapest([SLOW], arrival_s, size, 0.08, most=1)
+
+
+def test_pools_come_by_rising_cost_each_once() -> None:
+    usd, pools = (3.5, 1.0, 1.0), list(_by_cost((3.5, 1.0, 1.0), 2))
+    assert np.diff([cost for cost, _ in pools]).min() >= 0
+    assert all(cost == np.dot(usd, counts) for cost, counts in pools)
+    assert sorted(counts for _, counts in pools) == [*itertools.product(range(3), repeat=3)][1:]
+
+
+def test_of_many_types_only_the_cheapest_pools_are_looked_at() -> None:
+    """Of 9^10 - 1 pools; a limit shorter than any service needs none."""
+    types = [InstanceType(f"{usd}", 1.0 + usd, 0.010, 0.001) for usd in range(10)]
+    arrival_s, size = arrivals(60.0, 400)
+    assert cheapest(types, arrival_s, size, 0.14).counts[0] == 2
+    with pytest.raises(InputError, match=r"got 0\.0% at best"):
+        cheapest(types, arrival_s, size, 0.001)
 
 
 def test_savings_of_mixed_pools_are_of_the_published_size() -> None:

@@ -11,9 +11,10 @@ from hybridperf.io import InputError
 from hybridperf.runs.admission import NO_LIMIT
 from hybridperf.runs.serving_fit import ServingFit
 from hybridperf.runs.serving_machines import machine_of
-from hybridperf.runs.serving_rows import DISTRIBUTION, schemes_of, understood
+from hybridperf.runs.serving_rows import DISTRIBUTION, named_model, schemes_of, understood
 from hybridperf.runs.serving_table import COLUMNS, fit_of, predict_serving
 from hybridperf.workloads.serving import Deployment
+from hybridperf.workloads.transformer.zoo import load_shape
 
 DENSE = {
     "backend": "vllm", "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm",
@@ -60,6 +61,12 @@ def test_totals_of_gpus_are_refused(tp: int) -> None:
         ({"tp_size": 2.5}, "whole number of 1 or more in tp_size, got 2.5"),
         ({"max_num_seqs": 0}, "whole number of 1 or more in max_num_seqs, got 0"),
         ({"mode": "disagg", "decode_num_workers": 0}, "1 or more in decode_num_workers, got 0"),
+        ({"mode": "disagg"}, "expected decode_tp_size"),
+        ({"concurrency": None}, "expected clients in a column concurrency"),
+        ({"acceptance": 0.7}, "expected drafted"),
+        ({"model_path": "bert-large"}, "expected a model that makes one token after the other"),
+        ({"model_path": "t5-small"}, "got t5-small, which has none or an encoder, too"),
+        ({"kv_dtype": "half a byte"}, "unknown dtype 'half a byte'"),
         ({"isl": None}, "expected a number in the column isl, got none"),
         ({"osl": "many"}, "number of zero or more in osl, got 'many'"),
     ],
@@ -86,11 +93,57 @@ def test_kernels_follow_scheme_and_machine() -> None:
     assert engine(gemm_quant_mode="fp8", moe_quant_mode="fp8").quant == "fp8_block"
 
 
+def test_names_of_the_hub_are_models_by_their_sizes() -> None:
+    names = {
+        "Qwen/Qwen2.5-7B-Instruct": "qwen2.5-7b",
+        "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
+        "mistralai/Mistral-7B-Instruct-v0.3": "mistral-7b-v0.3",
+        "meta-llama/Llama-2-70b-chat-hf": "llama2-70b",
+        "TheBloke/Llama-2-7B-AWQ": "llama2-7b",
+        "google/gemma-2-9b-it": "gemma2-9b",
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-70B": "llama3-70b",
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": "qwen2.5-7b",
+        "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": "qwen3-235b-a22b",
+    }
+    assert {name: load_shape(named_model(name)[0]).name for name in names} == names
+    with pytest.raises(InputError, match="unknown model"):
+        load_shape("Llama-9-7B-Instruct")
+
+
+def test_what_a_row_does_not_tell_is_said() -> None:
+    least = {name: DENSE[name] for name in ("system", "isl", "osl", "concurrency")}
+    for name, formats in {"llama3-8b": "bf16", "nvidia/Llama-3.1-8B-Instruct-FP8": "fp8"}.items():
+        (row,) = understood(table({**least, "model_path": name}))
+        assert f"precision not given: {formats} assumed" in row.notes
+        assert "layout not given: tp_size 1 assumed" in row.notes
+    (row,) = understood(table({**DENSE, "drafted": 2}))
+    assert "acceptance of drafted tokens not given: 0.7 assumed" in row.notes
+
+
+def test_number_formats_go_by_the_frameworks_words() -> None:
+    columns = ({"kv_dtype": "auto"}, {"kv_dtype": "bfloat16"}, {"kv_dtype": "fp8_e5m2"},
+               {"precision": "FP8"}, {"precision": "awq"}, {"precision": "w8a8"})  # fmt: skip
+    found = [row.engine for row in understood(table(*({**DENSE, **one} for one in columns)))]
+    kept = [(one.quant, one.kv_dtype) for one in found if one]
+    assert kept == [("fp8", "bf16"), ("fp8", "bf16"), ("fp8", "fp8"), ("fp8", "fp8"),
+                    ("int4_wo", "fp8"), ("sq", "fp8")]  # fmt: skip
+
+
+def test_an_adapter_takes_time_and_one_token_has_no_time_per_token() -> None:
+    rows = table(*({**DENSE, **one} for one in ({}, {"lora_rank": 64}, {"osl": 1})))
+    found = predict_serving(rows).frame
+    assert 1.0 < found["predicted_tpot_s"][1] / found["predicted_tpot_s"][0] < 1.2
+    assert np.isnan(found["predicted_tpot_s"][2])
+    assert found["predicted_ttft_s"][2] > 0
+    assert "has no time per output token" in found["note"][2]
+
+
 def test_a_mode_that_nobody_knows_is_refused() -> None:
     (odd,) = understood(table({**DENSE, "mode": "foo"}))
     assert odd.refused.startswith("unknown mode 'foo'")
+    workers = {"prefill_tp_size": 4, "decode_tp_size": 8}
     apart, whole = understood(table(
-        *({**EXPERTS, "mode": mode} for mode in ("disaggregated", "aggregated"))
+        *({**EXPERTS, **workers, "mode": mode} for mode in ("disaggregated", "aggregated"))
     ))  # fmt: skip
     assert apart.prefill is not None
     assert whole.prefill is None

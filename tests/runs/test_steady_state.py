@@ -7,11 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hybridperf.engine.batches import with_knobs
 from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.runs.admission import AT_ONCE, Admission
 from hybridperf.runs.batching import Engine, serve
 from hybridperf.runs.requests import Served, looping
+from hybridperf.runs.serving_machines import machine_of
 from hybridperf.runs.steady_state import Steady, steady_clients
+from hybridperf.workloads.serving import Deployment, step_times, step_times_by
+from hybridperf.workloads.serving.times import Sizes
+from hybridperf.workloads.transformer.zoo import load_shape
 from tests.runs.made_up import constant, engine, roofline
 
 
@@ -113,6 +118,30 @@ def test_tokens_by_bandwidth_have_the_slope_of_finite_differences() -> None:
     found = (tokens_per_s(1 + step, np) - tokens_per_s(1 - step, np)) / (2 * step)
     slope = jax.jit(jax.grad(tokens_per_s), compiler_options=QUICKLY_COMPILED)(1.0)
     assert float(slope) == pytest.approx(float(found), rel=1e-3)
+
+
+def test_tokens_by_a_gpu_s_bandwidth_have_the_slope_of_finite_differences() -> None:
+    """Through the prices of all calls: an H100's memory, Llama 3 8B on two of them, 40 clients."""
+    machine = machine_of("h100_sxm")
+    model, deployment = machine.load(), Deployment(load_shape("llama3-8b"), tp=2)
+    sizes = Sizes((1.0, 64.0, 8192.0), (1.0, 64.0), (512.0, 4096.0), (256.0, 8192.0), (128.0,))
+    times_by = step_times_by(model, deployment, machine.all_reduce, sizes)
+
+    def rate(faster: float) -> float:
+        platform = with_knobs(
+            model.platform(), {"memory_bytes_per_s": faster * model.device.memory_bytes_per_s}
+        )
+        return steady_clients(Engine(times_by(platform)), 40.0, 700.0, 200.0).tokens_per_s
+
+    both = jax.jit(jax.value_and_grad(rate), compiler_options=QUICKLY_COMPILED)
+    value, slope = both(1.0)
+    (own,) = step_times(model, [deployment], machine.all_reduce, sizes)
+    plain = steady_clients(Engine(own), 40.0, 700.0, 200.0).tokens_per_s
+    assert float(value) == pytest.approx(float(plain), rel=1e-4)
+    step = 0.02
+    found = (float(both(1 + step)[0]) - float(both(1 - step)[0])) / (2 * step)
+    assert float(slope) == pytest.approx(found, rel=0.01)
+    assert 0.2 < float(slope) / float(value) < 1.0  # decoding reads: half and more hangs on it
 
 
 def test_numbers_of_jax_are_those_of_numpy() -> None:

@@ -57,6 +57,12 @@ class Deployment:
     def __post_init__(self) -> None:
         """`InputError`, one sentence, for what no engine has."""
         check_fields(self, "a deployment")
+        if self.shape.head != "lm" or self.shape.decoder_layers:
+            raise InputError(
+                f"expected a model that makes one token after the other, a decoder, got"
+                f" {self.shape.name}, which has none or an encoder, too; `hybridperf predict` times"
+                " a pass of it"
+            )
         for name in ("quant", "expert_quant", "attention_quant"):
             known_scheme(getattr(self, name))
         canonical_dtype(self.kv_dtype)
@@ -191,7 +197,7 @@ def _weights(served: Deployment, kind: LayerKind) -> float:
 
 def _kept(served: Deployment, kind: LayerKind) -> tuple[float, float]:
     """(bytes of a token, of a sequence) in a layer's cache."""
-    shape, each = served.shape, DTYPE_BYTES[served.kv_dtype]
+    shape, each = served.shape, DTYPE_BYTES[canonical_dtype(served.kv_dtype)]
     if kind.mixer == "mlp":
         return 0.0, 0.0
     if kind.mixer == "scan" and shape.scan is not None:

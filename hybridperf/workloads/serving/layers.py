@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.model.calls import Call, CollectiveCall
 from hybridperf.ops import (
     FUSED,
@@ -271,7 +271,8 @@ class ServedCalls:
         return float(self.shape.window) if kind.mixer == "window" else 0.0
 
     def _kept(self) -> str:
-        return "" if self.served.kv_dtype == "bf16" else self.served.kv_dtype
+        kept = canonical_dtype(self.served.kv_dtype)
+        return "" if DTYPE_BYTES[kept] == _WIDE else kept
 
     def _head(self, rows: float) -> Call:
         return self._product(rows, self.shape.vocab / self.tp, self.shape.hidden, "bfloat16")

@@ -5,12 +5,13 @@ priced at once, each size a chain of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hybridperf.engine.step_times import StepTimes, chain_seconds
-from hybridperf.model import PerfModel
+from hybridperf.engine.step_times import StepTimes, chain_seconds, chain_seconds_by
+from hybridperf.io.namespace import Array, array_module
+from hybridperf.model import PerfModel, Platform
 from hybridperf.model.calls import Call, CallChain
 from hybridperf.model.step_effects import LAUNCH_S
 from hybridperf.workloads.serving.deployment import Deployment
@@ -51,6 +52,42 @@ def prompt_launches(deployment: Deployment, fused_experts: bool = False) -> floa
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Listed:
+    """Calls of all sizes of deployments, and which chain of them is which entry of their tables."""
+
+    rows: list[Call]
+    chains: list[CallChain]
+    deployments: Sequence[Deployment]
+    tables: list[tuple[np.ndarray, np.ndarray, np.ndarray, float]]  # places, seconds of launches
+    sizes: Sizes
+
+    def times(self, seconds: Array) -> list[StepTimes]:
+        """Of each deployment, by the seconds of chains; NumPy, or differentiable in JAX."""
+        module = array_module(seconds)
+        axes = (np.array(getattr(self.sizes, one.name), float)
+                for one in dataclasses.fields(self.sizes))  # fmt: skip
+        tokens, sequences, keys, chunk, chunk_keys = axes
+        found = []
+        for one, (products_at, decode_at, prefill_at, launched_s) in zip(
+            self.deployments, self.tables, strict=True
+        ):
+            # a host that launches kernel by kernel is never overtaken by its GPU
+            products_s = module.maximum(seconds[products_at], launched_s)
+            decode_s = seconds[decode_at]
+            if one.drafted:  # products of all tokens of a sequence, where one is counted
+                more = module.interp(sequences * (1.0 + one.drafted), tokens, products_s)
+                more = more - module.interp(sequences, tokens, products_s)
+                decode_s = decode_s + more[:, None]
+            found.append(
+                StepTimes(
+                    tokens, products_s, sequences, keys, decode_s, chunk, chunk_keys,
+                    seconds[prefill_at],
+                )
+            )  # fmt: skip
+        return found
+
+
 def step_times(
     model: PerfModel, deployments: Sequence[Deployment], all_reduce: str = "",
     sizes: Sizes | None = None,
@@ -63,7 +100,24 @@ def step_times(
         all_reduce: the library whose all-reduce runs, as tables of collectives name it.
         sizes: that are composed; the usual ones if not given.
     """
-    sizes = sizes or Sizes()
+    listed = _listed(model, deployments, all_reduce, sizes or Sizes())
+    return listed.times(chain_seconds(model, listed.rows, listed.chains))
+
+
+def step_times_by(
+    model: PerfModel, deployment: Deployment, all_reduce: str = "", sizes: Sizes | None = None
+) -> Callable[[Platform], StepTimes]:
+    """A deployment's steps on variations of a machine (`model.platform()`, whose bandwidths and
+    knobs may be traced): what tokens a second gain by each is then a gradient. As `step_times`.
+    """
+    listed = _listed(model, [deployment], all_reduce, sizes or Sizes())
+    seconds_by = chain_seconds_by(model, listed.rows, listed.chains)
+    return lambda platform: listed.times(seconds_by(platform))[0]
+
+
+def _listed(
+    model: PerfModel, deployments: Sequence[Deployment], all_reduce: str, sizes: Sizes
+) -> _Listed:
     rows: dict[Call, int] = {}
     chains: list[CallChain] = []
     per_node = model.collectives.system.accelerators_per_node if model.collectives else 8
@@ -95,23 +149,4 @@ def step_times(
             np.array([chain(some) for some in products]), *attention[alike],
             launched * LAUNCH_S if one.launches == "eager" else 0.0,
         ))  # fmt: skip
-    seconds = chain_seconds(model, [*rows], chains)
-    axes = (np.array(getattr(sizes, field.name), float) for field in dataclasses.fields(sizes))
-    tokens, sequences, keys, chunk, chunk_keys = axes
-    found = []
-    for one, (products_at, decode_at, prefill_at, launched_s) in zip(
-        deployments, tables, strict=True
-    ):
-        # a host that launches kernel by kernel is never overtaken by its GPU
-        products_s = np.maximum(seconds[products_at], launched_s)
-        decode_s = seconds[decode_at]
-        if one.drafted:  # products of all tokens of a sequence, where one is counted
-            more = np.interp(sequences * (1.0 + one.drafted), tokens, products_s)
-            decode_s = decode_s + (more - np.interp(sequences, tokens, products_s))[:, None]
-        found.append(
-            StepTimes(
-                tokens, products_s, sequences, keys, decode_s, chunk, chunk_keys,
-                seconds[prefill_at],
-            )
-        )  # fmt: skip
-    return found
+    return _Listed([*rows], chains, deployments, tables, sizes)

@@ -2,8 +2,10 @@
 published and how many parameters.
 
 A name is looked up in lower case with every run of other characters as one hyphen, so "LLAMA3_70B"
-and "llama3-70b" are one. A path to a .toml or .json file describes a model of one's own in the same
-fields, or is the `config.json` of a model on the Hugging Face hub (`huggingface.py`).
+and "llama3-70b" are one. Names on the Hugging Face hub may say more than sizes: whose a model is,
+that it follows instructions, its weights' number format. A path to a .toml or .json file describes
+a model of one's own in the same fields, or is the `config.json` of a model on the hub
+(`huggingface.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,12 @@ _HABITS: dict[str, dict[str, Any]] = {
 _PARTS: dict[str, Callable[..., Any]] = {"latent": Latent, "scan": Scan, "diffusion": Diffusion}
 _ABSENT = {"latent": {"query_rank": None}}  # what a part may leave out
 _FIELDS = {field.name for field in dataclasses.fields(TransformerShape)}
+# words of a name on the hub that say nothing of sizes; versions do for some, so these go last
+_UNSIZED = re.compile(
+    r"(?:^meta|-(?:instruct|chat|it|hf|base|thinking|dynamic|quantized|preview|\d+k|\d{4}"
+    r"|(?:nv|mx)?fp[48]|bf16|fp16|awq|gptq|int[48]|w\d+a\d+))(?=-|\.|$)"
+)
+_VERSION = re.compile(r"-v\d+(?:\.\d+)*(?=-|$)")
 _NEEDED = [
     one.name for one in dataclasses.fields(TransformerShape) if one.default is dataclasses.MISSING
 ]
@@ -66,12 +74,16 @@ def load_shape(name: str | os.PathLike) -> TransformerShape:
             return _of_config(Path(text), content)
         own_name, entry = _own_sizes(Path(text), content)
         return shape_of(own_name, entry, f"{text}: ")
-    key = _plain(text)
-    key = _aliases().get(key, key)
-    if key not in _entries():
+    key = next((one for one in _keys(text) if one in _entries()), "")
+    if not key:
         known = f"one of {len(shape_names())} published shapes, or a .toml file of sizes"
         raise unknown("model", text, [*_entries(), *_aliases()], known)
-    return _shape(key, _entries()[key], "")
+    return _published(key)
+
+
+@functools.cache
+def _published(name: str) -> TransformerShape:
+    return _shape(name, _entries()[name], "")
 
 
 def is_config_file(path: str | os.PathLike) -> bool:
@@ -128,6 +140,15 @@ def _entries() -> dict[str, dict[str, Any]]:
 def _aliases() -> dict[str, str]:
     entries = _entries().items()
     return {_plain(alias): name for name, one in entries for alias in one.get("aliases", ())}
+
+
+def _keys(name: str) -> Iterator[str]:
+    """What a name may be called here, as it stands or without what a hub's name says besides."""
+    plain = _plain(name)
+    hub = _plain(name.rsplit("/", 1)[-1])
+    sized = _UNSIZED.sub("", hub).strip("-")
+    for one in (plain, hub, sized, _VERSION.sub("", sized)):
+        yield _aliases().get(one, one)
 
 
 @functools.cache

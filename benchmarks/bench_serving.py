@@ -1,0 +1,77 @@
+"""Operating points of servers a second: `python benchmarks/bench_serving.py`.
+
+The recursion of `runs/steady_state.py` on one engine (Llama 3 8B on an H100) at 100,000 random
+loads, compiled, as NumPy runs it, and with the gradient of all tokens a second by the engine's
+seconds; then `serve` on a table of random deployments, whose rows have all to be understood. The
+best of several passes counts; pin it to cores by `taskset`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pandas as pd
+
+from hybridperf.cli.common import compilation_cache
+from hybridperf.runs.batching import Engine
+from hybridperf.runs.serving_machines import machine_of
+from hybridperf.runs.serving_table import predict_serving
+from hybridperf.runs.steady_state import steady_clients
+from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.workloads.transformer.zoo import load_shape
+
+POINTS, ROWS, PASSES, GOAL = 100_000, 5_000, 5, 100_000
+
+
+def main() -> None:
+    """Print all rates."""
+    machine, rng = machine_of("h100_sxm"), np.random.default_rng(0)
+    times = step_times(machine.load(), [Deployment(load_shape("llama3-8b"))], machine.all_reduce)[0]
+    engine = Engine(times)
+    loads = [rng.uniform(*ends, POINTS) for ends in ((1, 256), (100, 4000), (50, 1000))]
+
+    @jax.jit
+    def compiled(slower: float, *sizes: np.ndarray) -> jax.Array:
+        own = dataclasses.replace(times, decode_s=times.decode_s * slower)
+        return steady_clients(dataclasses.replace(engine, times=own), *sizes).tokens_per_s
+
+    slope = jax.jit(jax.grad(lambda slower, *sizes: compiled(slower, *sizes).sum()))
+    cores = f"{len(os.sched_getaffinity(0))} cores"
+    rate = POINTS / least_s(lambda: compiled(1.0, *loads).block_until_ready())
+    print(f"{cores}, {POINTS:,} operating points, compiled: {rate:,.0f}/s (>= {GOAL:,})")
+    rate = POINTS / least_s(lambda: slope(1.0, *loads).block_until_ready())
+    print(f"{cores}, their gradient by the attention's seconds: {rate:,.0f}/s")
+    rate = POINTS / least_s(lambda: steady_clients(engine, *loads))
+    print(f"{cores}, NumPy: {rate:,.0f}/s")
+    rows = pd.DataFrame(
+        {
+            "model_path": "meta-llama/Llama-3.1-8B", "system": "h100_sxm",
+            "backend": rng.choice(["vllm", "sglang"], ROWS),
+            "precision": rng.choice(["fp8", "bf16"], ROWS),
+            "tp_size": rng.choice([1, 2, 4], ROWS), "isl": rng.integers(100, 4000, ROWS),
+            "osl": rng.integers(50, 1000, ROWS), "concurrency": rng.integers(1, 200, ROWS),
+        }
+    )  # fmt: skip
+    rate = ROWS / least_s(lambda: predict_serving(rows))
+    print(f"{cores}, `serve` on {ROWS:,} rows, all different: {rate:,.0f}/s")
+
+
+def least_s(run: Callable[[], object]) -> float:
+    """Seconds of the quickest pass, none of which compiles."""
+    run()
+    found = []
+    for _ in range(PASSES):
+        began = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+if __name__ == "__main__":
+    compilation_cache()
+    main()
