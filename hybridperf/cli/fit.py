@@ -264,6 +264,8 @@ def calibrate(
     )  # fmt: skip
     result = measured.fit()
     print(fits.fit_report(result.report))
+    if library == "torch" and result.rows["op"].str.startswith("embedding_bag").any():
+        warn("embedding bags are PyTorch's own kernels; FBGEMM's fused lookups are not measured")
     common.result(folder=out, errors=result.report.table)
     plots.fit_plot(result.report, out / "png")
     written = {
