@@ -63,6 +63,8 @@ def fit(
             plots.fit_plot(report, new / "fit.png")
     if not report.rows:
         (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
+    if report.rows and (remark := report.not_seconds()):
+        warn(remark)
     print(fits.fit_report(report, prior=bool(model.families)))
     common.result(folder=out, errors=report.table)
     errors = ", errors of held-out rows in report.json, held_out.csv, fit.png"
@@ -262,6 +264,8 @@ def calibrate(
     )  # fmt: skip
     result = measured.fit()
     print(fits.fit_report(result.report))
+    if library == "torch" and result.rows["op"].str.startswith("embedding_bag").any():
+        warn("embedding bags are PyTorch's own kernels; FBGEMM's fused lookups are not measured")
     common.result(folder=out, errors=result.report.table)
     plots.fit_plot(result.report, out / "png")
     written = {

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.collectives import curves, form, network
+from hybridperf.collectives.algorithms.told import not_told_apart
 from hybridperf.collectives.measured import MeasuredSizes, in_range_of, nearness
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
@@ -216,6 +217,10 @@ class CollectiveModel:
                 (f"lib_version {one} was not measured: taken for {other}", where)
                 for (one, other), where in self._taken_for(given, rows).items()
             ),
+            *(
+                (f"{word} of variant is not told apart: taken for what the library chooses", told)
+                for word, told in self._passed_over(given, rows).items()
+            ),
             (unmet, ~met),
             ("outside the sizes, ranks and nodes that were measured", ~in_range & met & ~nothing),
         ]
@@ -231,6 +236,13 @@ class CollectiveModel:
         other = (said != "") & (used != said)
         pairs = sorted(set(zip(said[other], used[other], strict=True)))
         return {(one, two): (said == one) & (used == two) for one, two in pairs}
+
+    def _passed_over(self, given: pd.DataFrame, rows: CollectiveRows) -> dict[str, np.ndarray]:
+        """Algorithm or protocol that a variant names in vain -> such rows [N]."""
+        if "variant" not in given:
+            return {}
+        words = not_told_apart(given["variant"].fillna("").to_numpy(), rows.nodes)
+        return {word: words == word for word in sorted(set(words) - {""})}
 
     @property
     def crowded_remark(self) -> str:

@@ -17,6 +17,7 @@ from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
+from hybridperf.learning.prior.adapted import LEAST_CALIBRATING
 from hybridperf.model import PerfModel, model_or_datasheet, widening
 from hybridperf.model.adapted_steps import Adapted
 from hybridperf.model.calls import KINDS, call_columns, kind_of
@@ -218,7 +219,8 @@ def _interval(
     """90 % interval of the step, from errors that are drawn and sent through the evaluator.
 
     Each group of ops draws one held-out error, shared by all its ops, and the machine one change of
-    its speed (`PerfModel.drift`). An op outside the measured range errs more, see `widening`.
+    its speed (`PerfModel.drift`). An op outside the measured range errs more, see `widening`. Of
+    groups with too few rows to tell, ops err together, each by its own deviation.
     """
     rng = np.random.default_rng(0)
     kinds = KINDS[:]
@@ -238,7 +240,12 @@ def _interval(
     of_lookups = _draw(_NORMAL, rng)
     for g in np.unique(group[believed]):
         drawn[g] = of_lookups if g in lookups else _draw(_NORMAL, rng)
-    widen = np.where(believed | (group >= len(GROUPS)), np.nan_to_num(prices.spread), widen)
+    few = [name for name, of in reports.items() if of.rows < LEAST_CALIBRATING]
+    few = np.isin(group, [kinds.index(name) for name in few]) & np.isfinite(prices.spread)
+    each = believed | few | (group >= len(GROUPS))
+    for g in np.unique(group[few & ~believed]):
+        drawn[g] = _draw(_NORMAL, rng)
+    widen = np.where(each, np.nan_to_num(prices.spread), widen)
     error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
     # calibration and step each met the machine in some state
     state = _draw(drift, rng) - _draw(drift, rng) if drift else 0.0

@@ -13,7 +13,7 @@ from hybridperf.engine.workload import Workload
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.model import PerfModel, load_model
+from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.reference_device import GATHERS_WIDTH, PRODUCTS_WIDTH
 from hybridperf.ops import SDDMM, Gemm, Op, OpCall, SpMM
 from hybridperf.ops.table import LARGEST_SIZE
@@ -78,7 +78,7 @@ def sparse_crossover(
     dtype = canonical_dtype(dtype)
     sparse_dtype = canonical_dtype(sparse_dtype or dtype)
     if isinstance(model, str | Path):
-        model = load_model(model)
+        model = model_or_datasheet(model)
     kind = SpMM if op == "spmm" else SDDMM
     m, k, out = (rows, cols, n) if op == "spmm" else (rows, n, cols)
     to = _alone(model, Gemm(dtype, float(m), float(out), float(k)))

@@ -172,7 +172,7 @@ def positive_column(frame: pd.DataFrame, column: str, what: str) -> np.ndarray:
         rule = "must be a number above zero"
         if _LEAST > values[row] > 0 or values[row] > _MOST:
             rule += f" ({_LEAST:g} to {_MOST:g})"
-        got = f"row {_place(frame, row)} has {frame[column].iloc[row]!r}"
+        got = f"row {_place(frame, row)} has {frame[column].iloc[row]}"
         raise InputError(
             f"{what}: column {column!r} {rule}, {got} ({int(bad.sum())} such rows); mend or drop"
             " them"

@@ -13,6 +13,7 @@ from hybridperf.model.files import (
     model_or_datasheet,
     shipped,
     shipped_models,
+    unmeasured_device,
 )
 from hybridperf.model.group_report import GroupReport, widening
 from hybridperf.model.perf_model import PerfModel
@@ -32,5 +33,5 @@ __all__ = [
     "GROUP_KNOBS", "KERNEL_S", "LEVEL_KNOBS", "LONG_LOOP", "MODEL_SCHEMA_VERSION", "GroupReport",
     "OpTable", "PerfModel", "Platform", "canonical", "check_folder", "durations", "is_shipped",
     "load_model", "model_or_datasheet", "neutral_knobs", "op_table", "shipped",
-    "shipped_models", "widening",
+    "shipped_models", "unmeasured_device", "widening",
 ]  # fmt: skip

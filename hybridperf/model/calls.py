@@ -64,6 +64,7 @@ class GivenSeconds:
 
     value: float
     what: str = "host"
+    log_spread: float = 0.0  # standard deviation of its log, where it is believed, not known
 
 
 @dataclasses.dataclass(frozen=True)

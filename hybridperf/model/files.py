@@ -51,9 +51,9 @@ _LATER_FIELDS = frozenset({"reuse_spread"})
 def load_model(name: str | Path) -> PerfModel:
     """A calibrated machine, from a folder or by a device's name, with its collectives and host.
 
-    A device without a shipped calibration is priced by its datasheet, and so is "here", this
-    machine's CPU: what `hybridperf calibrate` measured lies in the folder it was given. A folder
-    that holds collectives alone gives the system's device by its datasheet.
+    "here" is this machine's CPU by its datasheet: what `hybridperf calibrate` measured lies in the
+    folder it was given. A folder that holds collectives alone gives the system's device as its name
+    does.
 
     Raises:
         InputError: when there is no such folder or device, or its files are damaged.
@@ -71,15 +71,15 @@ def load_model(name: str | Path) -> PerfModel:
 def _loaded(name: str | Path, folder: Path) -> PerfModel:
     fabric = load_collectives(folder) if os.path.exists(folder / COLLECTIVES_FILE) else None
     if fabric is not None and fabric.system.device and not os.path.exists(folder / "model.json"):
-        return PerfModel.datasheet(load_device(fabric.system.device)).with_collectives(fabric)
+        return model_or_datasheet(fabric.system.device).with_collectives(fabric)
     if os.path.isdir(folder) and not os.path.exists(folder / "model.json"):
         raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
     if not os.path.exists(folder):
         if device := device_id(str(name)):
             raise InputError(
                 f"no calibration of {device} is shipped; `hybridperf fit ROWS --device {device}"
-                " --out FOLDER` makes one, without ROWS of what its datasheet says and other GPUs"
-                " showed"
+                " --folder FOLDER` makes one, without ROWS of what its datasheet says and other"
+                " GPUs showed"
             )
         known = [*shipped_models(), *names_people_use("devices")]
         raise unknown(
@@ -109,9 +109,11 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
 
 
 def model_or_datasheet(name: str | Path) -> PerfModel:
-    """A model by folder or name; without one, the datasheet roofline of a device or .toml file."""
+    """A model by folder or name; without one, what the datasheet of a device or .toml file and
+    measured GPUs say (`unmeasured_device`).
+    """
     if str(name).endswith(".toml"):
-        return PerfModel.datasheet(load_device(name))
+        return unmeasured_device(load_device(name))
     check_folder(name)
     try:
         return load_model(name)
@@ -119,9 +121,16 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
         if os.path.exists(name):
             raise
         try:
-            return PerfModel.datasheet(load_device(name))
+            return unmeasured_device(load_device(name))
         except InputError:
             raise no_model from None
+
+
+def unmeasured_device(device: DeviceSpec) -> PerfModel:
+    """A device that nobody measured: its datasheet, and the share of it that other GPUs reach
+    (`reference_device.py`); of a CPU, of which they tell nothing, the roofline.
+    """
+    return dataclasses.replace(PerfModel.datasheet(device), references=shipped)
 
 
 def check_folder(name: str | Path) -> None:

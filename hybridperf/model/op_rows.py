@@ -23,8 +23,8 @@ from hybridperf.model.reference_device import (
     Calibration,
     as_measured,
     believed_by,
-    believed_spread,
     refers,
+    spread_of_rows,
 )
 from hybridperf.ops import GROUPS, OpCall
 from hybridperf.ops.table import OpRows, calls_of, parse_ops
@@ -127,7 +127,7 @@ def _elsewhere(
         return ""
     calls, which = calls_of(part, np.flatnonzero(here))
     (table, own), at = model.priced(calls), part.rows[here]
-    seconds, spread = model.op_seconds(table), own.spread(believed_spread(model, calls))
+    seconds, spread = model.op_seconds(table), own.spread(spread_of_rows(model, calls))
     out["predicted_s"][at] = seconds[which]
     out["low_s"][at] = (seconds * np.exp(-NINE_OF_TEN * spread))[which]
     out["high_s"][at] = (seconds * np.exp(NINE_OF_TEN * spread))[which]

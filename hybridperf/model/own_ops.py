@@ -17,6 +17,7 @@ import numpy as np
 
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.prior import FamilyRows, Predicted
+from hybridperf.learning.prior.adapted import LEAST_CALIBRATING
 from hybridperf.learning.residual import Inputs, concatenate, inputs_of
 from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.group_report import GroupReport, widening
@@ -143,6 +144,10 @@ class OwnOps:
             if report is not None and report.half_width is not None:
                 width = np.log1p(report.half_width) / NINE_OF_TEN
                 out[at] = width * widening(self.outside[[at]])[0]
+        for name, family in self._families.items():
+            if self.model.families[name].rows < LEAST_CALIBRATING:  # each as a table of ops has it
+                log_width = family.predicted.high_log_s - family.predicted.log_s
+                out[family.at] = log_width / NINE_OF_TEN
         return np.hypot(out, [order_width(call, self.model.device) for call in self.calls])
 
     def report(self, at: int) -> GroupReport | None:

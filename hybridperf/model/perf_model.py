@@ -232,10 +232,10 @@ class PerfModel:
         """Sentences to read before any number; empty for a model that was measured."""
         if self.groups:
             return []
-        return [
-            f"{self.device.id} is priced by its datasheet: no calibration of it is known, and real"
-            " machines are slower"
-        ]
+        name, why = self.device.id, "no calibration of it is known"
+        if self.references is not None and self.device.kind == "gpu":
+            return [f"{name} is priced by its datasheet and what other GPUs reach of theirs: {why}"]
+        return [f"{name} is priced by its datasheet: {why}, and real machines are slower"]
 
     def predict_ops(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a table of ops with `predicted_s, low_s, high_s, roofline_s, in_range, note`.

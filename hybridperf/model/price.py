@@ -58,7 +58,7 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
     check_not_forked()
     table, known = priced_rows(model, calls, in_step)
     seconds = alone_seconds(model, table)
-    of_ops, of_links, _ = split(calls)
+    of_ops, of_links, given = split(calls)
     ops, collectives = list(of_ops), list(of_links)
     outside, spread = np.zeros(len(calls)), np.zeros(len(calls))
     remarks, unmeasured = np.full(len(calls), "", object), {}
@@ -67,6 +67,8 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
         outside[ops], remarks[ops] = own.outside, own.remarks
         spread[ops] = own.spread(believed_spread(model, list(of_ops.values())))
         unmeasured = {ops[at]: note for at, note in own.unmeasured.items()}
+    for at, one in given.items():
+        spread[at] = one.log_spread
     if known.collectives is not None:
         outside[collectives] = np.where(known.collectives.in_range, 0.0, np.inf)
         spread[collectives] = known.collectives.log_width / _WIDTH_OF_90

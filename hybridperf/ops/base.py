@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, Unit
@@ -97,6 +97,10 @@ class Op(abc.ABC):
         """Steps that the busiest multiprocessor takes one after the other; 0 says nothing."""
         del gpu
         return 0.0
+
+    def contradictions(self) -> Sequence[tuple[Array, str]]:
+        """(whether sizes contradict each other [N], what they must be) of rules of this op."""
+        return ()
 
     def gathered(self) -> Gathered | None:
         """What it gathers, where `GatherRoofline` prices its GPU kernels; None for other ops."""

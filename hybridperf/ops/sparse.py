@@ -22,6 +22,7 @@ is one thread block's (or warp's) work: what balances nothing waits for it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
@@ -65,6 +66,13 @@ class _Sparse(Op):
         for ending in _FORMATS:
             word = word.removesuffix(ending)
         return "" if word in _LIBRARY else word
+
+    def contradictions(self) -> Sequence[tuple[Array, str]]:
+        too_short = (self.max_degree > 0) & (self.max_degree + 1.0 <= self.mean_degree())
+        return (
+            (self.nnz > self.rows * self.cols, "nnz must be at most rows x cols"),
+            (too_short, "max_degree must be at least nnz / rows, the mean"),
+        )
 
     def mean_degree(self) -> Array:
         """Nonzeros of a row."""
@@ -180,6 +188,9 @@ class NMGemm(Op):
     k: Array
     kept: Array = 2.0
     of: Array = 4.0
+
+    def contradictions(self) -> Sequence[tuple[Array, str]]:
+        return ((self.kept > self.of, "kept must be at most of"),)
 
     def work(self) -> Work:
         density = self.kept / self.of

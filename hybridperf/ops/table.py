@@ -178,11 +178,13 @@ def _part(
     if "reuse_bytes" in frame.columns:
         reuse = pd.to_numeric(frame["reuse_bytes"].iloc[here], errors="coerce").to_numpy(np.float64)
         work = dataclasses.replace(work, reuse_bytes=np.where(reuse > 0, reuse, work.reuse_bytes))
-    absurd = (work.flops > LARGEST_WORK) | (work.bytes > LARGEST_WORK)
-    if absurd.any():
-        too_large = f"more than {LARGEST_WORK:g} flops or bytes in one op"
-        problem[here[absurd]] = f"{name}: {too_large}; check the sizes"
-        return _part(frame, here[~absurd], name, dtype, text, device, labels, problem)
+    large = (work.flops > LARGEST_WORK) | (work.bytes > LARGEST_WORK)
+    too_large = f"more than {LARGEST_WORK:g} flops or bytes in one op"
+    for broken, why in (*op.contradictions(), (large, too_large)):
+        wrong = np.broadcast_to(np.asarray(broken), (len(here),))
+        if wrong.any():
+            problem[here[wrong]] = f"{name}: {why}; check the sizes"
+            return _part(frame, here[~wrong], name, dtype, text, device, labels, problem)
     group = np.broadcast_to(np.asarray(op.group_index(), np.int32), (len(here),))
     own = {label: words[here] for label, words in labels.items()}
     return OpRows(here, op, work, group, peak, own, name)

@@ -16,6 +16,7 @@ import pandas as pd
 
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_table
+from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, load_prior
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.model.serving_effects import ServingEffects, believed
@@ -55,7 +56,8 @@ def judged(folder: Path, runs: pd.DataFrame) -> Found:
         if row.gpu not in _DEVICES:
             raise InputError(f"expected a run on {', '.join(_DEVICES)}, got {row.gpu!r}")
         device = load_device(_DEVICES[str(row.gpu)])
-        prior, datasheet = fit(None, device)[0], fit(None, device, prior="none")[0]
+        prior = fit(None, device, prior=load_prior(DEFAULT_PRIOR))[0]
+        datasheet = fit(None, device, prior="none")[0]
         effects = believed(str(row.framework))
         ours = _simulated(row, measured, prior, effects)
         bare = _simulated(row, measured, datasheet, _NOTHING)

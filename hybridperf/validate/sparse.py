@@ -160,7 +160,7 @@ def _lines(name: str, rows: pd.DataFrame) -> list[ResultLine]:
 
 
 GOAL = 0.2
-_STEP_COLUMNS = Columns("time_s", interval=None, baselines={"roofline x constant": "constant_s"})
+_STEP_COLUMNS = Columns("time_s", baselines={"roofline x constant": "constant_s"})
 _KERNELS = {
     "cusparse": ("", "fp32"), "tc_direct": ("tc_direct", "fp16"),
     "tc_direct_tf32": ("tc_direct", "tf32"), "pyg": ("", "fp32"),
@@ -201,7 +201,7 @@ def _predicted_steps(
     model: PerfModel, steps: pd.DataFrame, shape: pd.Series, kernels: pd.DataFrame,
     host: Host | None,
 ) -> pd.DataFrame:  # fmt: skip
-    """Steps of one graph with `predicted_s`, and the datasheet's `roofline_s`."""
+    """Steps of one graph with `predicted_s`, its interval, and the datasheet's `roofline_s`."""
     known = sorted({*zip(kernels["kernel"], kernels["dtype"], strict=True)})
     degrees = float(shape["cv_degree"]), float(shape["max_degree"])
     ours, bare, sheet = [], [], PerfModel.datasheet(model.device)
@@ -213,9 +213,11 @@ def _predicted_steps(
             GnnConfig(graph, widths, row.model, kernel=kernel, aggregate_dtype=dtype)
             for kernel, dtype in chosen
         ]
-        ours.append(min(predict(model, gnn(one, host)).time_s for one in configs))
+        found = (predict(model, gnn(one, host)) for one in configs)
+        ours.append(min(found, key=lambda one: one.time_s))
         bare.append(min(predict(sheet, gnn(one)).time_s for one in configs))
-    return steps.assign(predicted_s=ours, roofline_s=bare)
+    ends = {f"{end}_s": [getattr(one, f"{end}_s") for one in ours] for end in ("low", "high")}
+    return steps.assign(predicted_s=[one.time_s for one in ours], roofline_s=bare, **ends)
 
 
 def _step_line(name: str, rows: pd.DataFrame) -> ResultLine:

@@ -46,6 +46,9 @@ from hybridperf.workloads.eager import Eager, HostOp, Parameter, StepIssuer, loo
 from hybridperf.workloads.gnn_config import GnnConfig, GraphShape
 
 _LOSS_THREADS = 32.0
+_WAIT_SPREAD = (
+    0.35  # of the log of `loss_wait_s`, believed: memory of GPUs answers in 0.3 to 0.9 us
+)
 _GATES = 4  # of an LSTM
 _QUANTILES = 512
 _ALL_TO_ALL = ("c10d::alltoall_base_", "nccl:all_to_all")
@@ -78,6 +81,9 @@ def replication(
         ranks: ranks that edges are dealt out to.
         degrees: of every node.
         graph: its mean degree and their spread, where no degrees are given.
+
+    Raises:
+        InputError: no rank, neither degrees nor a graph, or a degree below zero.
     """
     if not (isinstance(ranks, int | np.integer) and ranks >= 1):
         raise InputError(f"ranks must be a whole number of 1 or more, got {ranks!r}")
@@ -85,7 +91,11 @@ def replication(
         if graph is None:
             raise InputError("expected degrees or a graph, got neither; give degrees=[...]")
         degrees = graph.degrees(_QUANTILES)
-    each = -np.expm1(np.asarray(degrees, float) * np.log1p(-1.0 / ranks)) if ranks > 1 else 1.0
+    degrees = np.asarray(degrees, float)
+    if degrees.size == 0 or not ((degrees >= 0) & np.isfinite(degrees)).all():
+        given = "none" if degrees.size == 0 else f"{degrees.min():g} to {degrees.max():g}"
+        raise InputError(f"expected a degree of zero or more for every node, got {given}")
+    each = -np.expm1(degrees * np.log1p(-1.0 / ranks)) if ranks > 1 else 1.0
     return float(np.mean(ranks * each)) if ranks > 1 else 1.0
 
 
@@ -263,8 +273,8 @@ class _Step:
             OpCall(Reduction(self.dtype, 1.0, rows)),
         )
         wait_s = self.c.loss_wait_s * rows / _LOSS_THREADS
-        picked = (GivenSeconds(2 * wait_s, "nll_loss"),) if wait_s > 0 else ()
-        kept = (GivenSeconds(wait_s, "nll_loss backward"),) if wait_s > 0 else ()
+        picked = (GivenSeconds(2 * wait_s, "nll_loss", _WAIT_SPREAD),) if wait_s > 0 else ()
+        kept = (GivenSeconds(wait_s, "nll_loss backward", _WAIT_SPREAD),) if wait_s > 0 else ()
         self.every(HostOp(("aten::cross_entropy_loss",), (*forward, *picked)))
         softmax_back = loop(self.dtype, "mul", rows, classes)
         self.every(HostOp(("NllLossBackward0",), (*kept, softmax_back)))

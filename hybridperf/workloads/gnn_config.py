@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -88,9 +89,9 @@ class GnnConfig:
     """
 
     graph: GraphShape
-    widths: tuple[int, ...]
+    widths: Sequence[int]
     model: Literal["gcn", "graphsage", "gin"] = "gcn"
-    fanouts: tuple[int, ...] = ()
+    fanouts: Sequence[int] = ()
     batch: int = 0
     samples_on_device: bool = False
     host_bytes_per_s: float | None = None
@@ -116,7 +117,7 @@ class GnnConfig:
         longest, mean = self.graph.max_degree, self.graph.mean_degree
         good = longest == 0 or longest + 1.0 > mean
         _require(good, f"max_degree must be at least the mean degree, {mean:.4g}", longest)
-        wide = isinstance(self.widths, tuple) and len(self.widths) > 1
+        wide = isinstance(self.widths, tuple | list) and len(self.widths) > 1
         wide = wide and all(is_count(one) for one in self.widths)
         _require(
             wide, "widths must be two or more whole numbers, (features, ..., classes)", self.widths
@@ -125,7 +126,8 @@ class GnnConfig:
         _require(self.nodes <= self.ranks, "there must be a rank on every node", self.nodes)
         layers = len(self.widths) - 1
         if self.fanouts:
-            good = len(self.fanouts) == layers and all(is_count(one) for one in self.fanouts)
+            counted = isinstance(self.fanouts, tuple | list) and all(map(is_count, self.fanouts))
+            good = counted and len(self.fanouts) == layers
             _require(good, f"fanouts must be {layers} whole numbers, one a layer", self.fanouts)
             _require(is_count(self.batch), "batch must be a whole number of 1 or more", self.batch)
             _require(not self.snapshots, "expected fanouts or snapshots, not both", self.snapshots)

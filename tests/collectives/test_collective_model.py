@@ -260,6 +260,9 @@ def test_notes_say_what_was_assumed(many: CollectiveModel) -> None:
         "no such collective, library and link was measured: predicted from what others share": (
             row.assign(lib="gloo")
         ),
+        "nvls of variant is not told apart": row.assign(variant="nccl_nvls"),
+        "ll128 of variant is not told apart": row.assign(variant="nccl-LL128"),
+        "ring of variant is not told apart": row.assign(variant="nccl_ring"),  # of one node
     }
     assert many.predict(notes.pop("as measured"))["note"][0] == ""
     for note, frame in notes.items():

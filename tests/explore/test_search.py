@@ -215,7 +215,8 @@ def test_a_step_is_its_ops_on_their_streams(step):
         {"op": "relu", "dtype": "fp32", "rows": 512, "cols": 65536},
         {"op": "relu", "dtype": "fp32", "rows": 1024, "cols": 4096},
     ])  # fmt: skip
-    left, copy, last = model_or_datasheet("a100_sxm4_40g").predict_ops(rows)["predicted_s"]
+    sheet = PerfModel.datasheet(load_device("a100_sxm4_40g"))
+    left, copy, last = sheet.predict_ops(rows)["predicted_s"]
     got = step.evaluate({"size": np.array([512.0, 512.0])})["time_s"]
     assert got == pytest.approx([max(left, 3 * copy) + last] * 2, rel=1e-5)
 

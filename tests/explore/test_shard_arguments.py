@@ -230,8 +230,8 @@ def test_a_device_without_a_calibration_is_no_unknown_name(model: PerfModel) -> 
     with pytest.raises(
         InputError,
         match=(
-            r"^no calibration of titanxp is shipped; `hybridperf fit ROWS --device titanxp --out"
-            r" FOLDER`"
+            r"^no calibration of titanxp is shipped; `hybridperf fit ROWS --device titanxp"
+            r" --folder FOLDER`"
         ),
     ):
         hp.load_model("titan_xp")

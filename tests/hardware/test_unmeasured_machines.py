@@ -30,9 +30,19 @@ def gemm(name, **size):
 
 
 @pytest.mark.parametrize("name", UNMEASURED)
-def test_a_datasheet_prices_a_product_at_its_roofline_and_says_so(name):
+def test_a_device_of_any_class_has_an_interval_that_says_whose_it_is(name):
+    """Between as fast as the roofline and three times as slow."""
     row = model_or_datasheet(name).predict_ops(gemm(name)).iloc[0]
+    assert row.roofline_s <= row.predicted_s < 3 * row.roofline_s
+    assert row.low_s < row.predicted_s < row.high_s < 6 * row.low_s
+    assert "share of the roofline that" in row.note
+    assert not row.in_range
+
+
+@pytest.mark.parametrize("name", UNMEASURED)
+def test_a_datasheet_prices_a_product_at_its_roofline_and_says_so(name):
     spec = load_device(name)
+    row = hp.PerfModel.datasheet(spec).predict_ops(gemm(name)).iloc[0]
     assert row.predicted_s == pytest.approx(
         2 * 8192**3 / spec.peak(row["dtype"], "matrix"), rel=0.01
     )

@@ -276,6 +276,48 @@ def test_one_row_is_enough(prior: Prior, cold: PerfModel, unseen: pd.DataFrame) 
     assert report.rows == 1
 
 
+def test_few_rows_are_no_less_sure_than_none_and_no_surer_than_they_can_tell(
+    prior: Prior, cold: PerfModel
+) -> None:
+    """A step of one op has the interval of the table's row, whatever three errors left out say."""
+    model, _ = fit(gemms(NEW.id, 3, 40), NEW, prior=prior)
+    graph = GraphBuilder()
+    graph.op(1, label="product")
+    call = OpCall(Gemm("bf16", 2048.0, 4096.0, 1024.0))
+    row = pd.DataFrame({"op": "gemm", "dtype": "bf16", "m": [2048], "n": 4096, "k": 1024})
+    widths = []
+    for one in (cold, model):
+        step = predict(one, Workload("product", graph.build(), (call,)))
+        of_row = one.predict_ops(row).iloc[0]
+        assert step.low_s == pytest.approx(of_row.low_s, rel=0.02)
+        assert step.high_s == pytest.approx(of_row.high_s, rel=0.02)
+        widths.append(of_row.high_s / of_row.low_s)
+    assert widths[1] <= widths[0] * (1 + 1e-9)
+
+
+def test_a_model_prices_what_it_has_not_measured_as_its_saved_one_does(tmp_path: Path) -> None:
+    rows = gemms(NEW.id, 3, 40)
+    model, _ = fit(rows, NEW)
+    model.save(tmp_path)
+    decoding = pd.DataFrame({
+        "op": ["generation_attention", "adam"], "dtype": "bf16", "batch": 8, "kv_len": 512,
+        "heads": 32, "head_dim": 128, "parameters": 1e6,
+    })  # fmt: skip
+    pd.testing.assert_frame_equal(
+        model.predict_ops(decoding), load_model(tmp_path).predict_ops(decoding), rtol=1e-6
+    )
+    left_out = fit(rows, NEW, prior=Prior({}, {}))[0]
+    assert left_out.references is None  # devices that a prior leaves out stay left out
+
+
+def test_times_of_another_unit_are_remarked_on(prior: Prior, cold: PerfModel) -> None:
+    large = pd.DataFrame({"op": "gemm", "dtype": "bf16", "m": 8192, "n": 8192, "k": [4096, 8192]})
+    large["time_s"] = cold.predict_ops(large)["predicted_s"]
+    assert fit(large, NEW, prior=prior)[1].not_seconds() == ""
+    in_us = large.assign(time_s=large["time_s"] * 1e6)
+    assert "time_s is taken for seconds" in fit(in_us, NEW, prior=prior)[1].not_seconds()
+
+
 def test_a_new_implementation_is_fitted_beside_the_known(prior: Prior) -> None:
     frame = gemms(NEW.id, 60, 50, framework="eager")
     model, _ = fit(frame, NEW, prior=prior)

@@ -85,7 +85,7 @@ def median_error(model: PerfModel, rows: pd.DataFrame) -> float:
 
 @pytest.fixture(scope="module")
 def short() -> MeasurementPlan:
-    return plan(V100, 60.0)
+    return plan(V100, 60.0, model=PerfModel.datasheet(V100))
 
 
 # --- what a plan is -------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_the_budget_is_kept_and_used(budget_s: float, least: int) -> None:
 
 
 def test_a_plan_can_be_repeated(short: MeasurementPlan) -> None:
-    again = plan(V100, 60.0)
+    again = plan(V100, 60.0, model=PerfModel.datasheet(V100))
     pd.testing.assert_frame_equal(again.table, short.table, check_exact=True)
     pd.testing.assert_frame_equal(again.summary, short.summary, check_exact=True)
 

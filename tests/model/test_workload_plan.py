@@ -7,15 +7,21 @@ import pandas as pd
 import pytest
 
 from hybridperf.cli import app as cli
+from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.prediction import predict
+from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_table
 from hybridperf.model import PerfModel
+from hybridperf.model.fit.device import fit
 from hybridperf.model.fit.knobs import fit_knobs
-from hybridperf.model.fit.measurement_plan import NOISE_SD, Belief
+from hybridperf.model.fit.measurement_plan import NOISE_SD, Belief, plan
 from hybridperf.model.fit.workload_plan import choose_for, ops_of, plan_for
 from hybridperf.model.published.ops import read_model_ops
+from hybridperf.ops import Gemm, OpCall
 
 V100 = load_device("v100_pcie_32g")
+BARE = PerfModel.datasheet(V100)  # believed by the knobs alone
 STEP = pd.DataFrame([
     {"op": "gemm", "dtype": "fp32", "m": 4096, "n": 4096, "k": 1024, "times": 24},
     {"op": "gemm", "dtype": "fp32", "m": 4096, "n": 1024, "k": 4096, "times": 24},
@@ -58,7 +64,7 @@ def test_the_first_pick_narrows_most_a_second() -> None:
 
 
 def test_a_plan_measures_what_the_step_spends_its_time_on() -> None:
-    made = plan_for(STEP, V100, 20.0)
+    made = plan_for(STEP, V100, 20.0, model=BARE)
     assert made.seconds <= 20.0
     assert set(made.table["op"]) <= {"gemm", "softmax"}
     shares = made.summary.set_index("op")
@@ -69,7 +75,36 @@ def test_a_plan_measures_what_the_step_spends_its_time_on() -> None:
     assert made.table["half_width"].is_monotonic_decreasing
     assert made.curve["half_width"].iloc[-1] < 0.2 * made.curve["half_width"].iloc[0]
     assert PerfModel.datasheet(V100).predict_ops(made.table)["predicted_s"].gt(0).all()
-    pd.testing.assert_frame_equal(plan_for(STEP, V100, 20.0).table, made.table)
+    pd.testing.assert_frame_equal(plan_for(STEP, V100, 20.0, model=BARE).table, made.table)
+
+
+def test_a_plan_promises_what_the_fit_to_its_rows_then_says() -> None:
+    """An L40S that is a quarter slower than the prior says: before any row the plan has the
+    interval that `predict` has; its rows narrow it, about as promised, and more than others do.
+    """
+    device = load_device("l40s")
+    step = pd.DataFrame({"op": "gemm", "dtype": "bf16", "m": 2048, "n": [12288, 4096], "k": 4096})
+    prior, made = fit(None, device)[0], plan_for(step.assign(times=32.0), device, 15.0)
+
+    def measured(table: pd.DataFrame) -> pd.DataFrame:
+        return table.assign(time_s=1.25 * prior.predict_ops(table)["predicted_s"])
+
+    def half_width(model: PerfModel) -> float:
+        graph = GraphBuilder()
+        for at in (1, 2):
+            graph.op(at, label="op")
+        calls = [OpCall(Gemm("bf16", 2048.0, n, 4096.0), times=32.0) for n in (12288.0, 4096.0)]
+        found = predict(model, Workload("step", graph.build(), tuple(calls)))
+        assert found.low_s is not None
+        assert found.high_s is not None
+        return float(np.sqrt(found.high_s / found.low_s)) - 1
+
+    rows = measured(made.table)
+    other = measured(plan(device, 15.0, ops=["gemm"], dtypes=["bf16"]).table)
+    assert made.curve["half_width"].iloc[0] == pytest.approx(half_width(prior), rel=0.15)
+    some = half_width(fit(rows[:4], device)[0])
+    assert rows["half_width"].iloc[3] == pytest.approx(some, rel=0.4)
+    assert some < 0.7 * half_width(fit(other[:4], device)[0])
 
 
 def test_a_steps_own_seconds_are_its_weights() -> None:

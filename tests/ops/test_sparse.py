@@ -101,3 +101,18 @@ def test_an_optional_size_that_is_no_number_is_a_problem_not_its_default() -> No
 def test_the_cards_of_the_table_are_known() -> None:
     small, large = load_device("rtx_3090"), load_device("rtx_4090")
     assert large.l2_bytes == 12 * small.l2_bytes
+
+
+def test_sizes_that_contradict_each_other_are_problems_of_their_rows_alone() -> None:
+    row = {"op": "spmm", "dtype": "fp32", "rows": 100, "cols": 10, "nnz": 200, "n": 8}
+    kept = {"op": "nm_gemm", "dtype": "fp16", "m": 64, "n": 64, "k": 64, "of": 4}
+    cells = [row, {**row, "nnz": 2000}, {**row, "max_degree": 1}, {**kept, "kept": 2},
+             {**kept, "kept": 5}]  # fmt: skip
+    problem = parse_ops(pd.DataFrame(cells), load_device("rtx_3090")).problem
+    assert [bool(one) for one in problem] == [False, True, True, False, True]
+    for at, why in {
+        1: "nnz must be at most",
+        2: "max_degree must be at",
+        4: "kept must be",
+    }.items():
+        assert why in problem[at]

@@ -163,6 +163,10 @@ def test_the_loss_of_many_nodes_is_one_warp_of_work(model: PerfModel) -> None:
     alone = dataclasses.replace(large, loss_wait_s=0.0)
     waits = hp.predict(model, hp.gnn(large)).time_s - hp.predict(model, hp.gnn(alone)).time_s
     assert waits == pytest.approx(3 * 5e-7 * 320_000 / 32, rel=1e-3)
+    believed = hp.predict("h100_sxm", hp.gnn(large))  # nearly all of it is that wait
+    assert believed.low_s is not None
+    assert believed.high_s is not None
+    assert 2 < believed.high_s / believed.low_s < 4
 
 
 @pytest.mark.parametrize(
@@ -186,6 +190,18 @@ def test_what_is_no_network_is_refused_in_a_sentence(changes: dict, says: str) -
     with pytest.raises(InputError, match=says) as refused:
         hp.gnn(dataclasses.replace(ONE, **changes))
     assert "\n" not in str(refused.value)
+
+
+def test_lists_are_as_good_as_tuples() -> None:
+    lists = dataclasses.replace(ONE, widths=list(ONE.widths), fanouts=[5, 5], batch=8)
+    tuples = dataclasses.replace(lists, widths=ONE.widths, fanouts=(5, 5))
+    assert hp.gnn(lists).calls == hp.gnn(tuples).calls
+
+
+@pytest.mark.parametrize("degrees", [[], [-3.0, 2.0], [math.nan]])
+def test_degrees_that_are_none_are_refused(degrees: list[float]) -> None:
+    with pytest.raises(InputError, match="a degree of zero or more for every node"):
+        hp.replication(4, degrees)
 
 
 def test_other_things_are_refused() -> None:

@@ -9,14 +9,14 @@ took. Told to, it takes the steps of that one with few bytes as with many, with 
 as NCCL counts them (NVIDIA/nccl, src/graph/tuning.cc). CollNet, NVLS and PAT need a network, a
 switch or a collective that has them, and are passed over without (the same file); rows measured
 under these words are taken for NCCL left alone, which told them apart less well otherwise (20 rows
-of MareNostrum 5).
+of MareNostrum 5), and so is each protocol; predictions note it.
 
 A table's `variant` names an algorithm as its last word: `nccl_ring`, `tree`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -28,7 +28,19 @@ ALGORITHMS: dict[str, Callable[[Array, Array], tuple[Array, Array]]] = {
 }  # fmt: skip
 
 
-def told(variants: np.ndarray) -> np.ndarray:
-    """[N] the algorithm that each variant names, "" for none."""
+# what NCCL can be told, too, but rows do not tell apart (NCCL_ALGO, NCCL_PROTO)
+NOT_TOLD_APART = (
+    "nvls", "nvlstree", "collnet", "collnetdirect", "collnetchain", "pat", "ll", "ll128", "simple",
+)  # fmt: skip
+
+
+def told(variants: np.ndarray, words: Collection[str] = tuple(ALGORITHMS)) -> np.ndarray:
+    """[N] which of some words, usually the algorithms above, each variant names, "" for none."""
     last = [str(one).lower().replace("-", "_").rsplit("_", 1)[-1] for one in variants]
-    return np.array([word if word in ALGORITHMS else "" for word in last], object)
+    return np.array([word if word in words else "" for word in last], object)
+
+
+def not_told_apart(variants: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+    """[N] the algorithm or protocol that each variant names and that the price passes over."""
+    inside = np.where(np.asarray(nodes) > 1, "", told(variants))
+    return np.where(inside == "", told(variants, NOT_TOLD_APART), inside)

@@ -55,8 +55,8 @@ def read_collectives(
             frame, skipped = reader(path, collective=collective, n_gpus=n_gpus, n_nodes=n_nodes)
         except InputError as error:
             hint = (
-                f"`hybridperf collectives {path.name} --out rows.csv` takes --collective, --n-gpus"
-                " and --n-nodes"
+                f"`hybridperf collectives {path.name} --out rows.csv` takes --collective, --gpus"
+                " and --nodes"
             )
             raise InputError(f"{error}; {hint}" if "give" in str(error) else str(error)) from error
         frames.append(frame)

@@ -80,6 +80,8 @@ class StepTarget(Target):
     def read(cls, given: Any, folder: Path, extremes: Columns) -> StepTarget:
         del extremes
         model = model_or_datasheet(place(given.model, folder))
+        if not model.groups:  # sizes are traced through its own forms, its intervals are theirs
+            model = dataclasses.replace(model, references=None)
         system = collectives_by_name(place(given.system, folder)) if given.system else None
         return cls(model, system, read_ops(given.ops, model, system))
 

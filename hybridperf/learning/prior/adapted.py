@@ -42,7 +42,7 @@ OWN_HYPER_ROWS = 200
 _OWN_HYPER_MOST = 500
 _OWN_HYPER_STEPS = 60
 _FOLDS, _FOLDED_ROWS = 5, 400  # more rows are dealt into two
-_LEAST_CALIBRATING = 10  # fewer left-out errors have no 90 % quantile
+LEAST_CALIBRATING = 10  # fewer left-out errors have no 90 % quantile
 _PRIOR_ROWS = 10
 _LARGE_ERROR = 0.5  # a few rows far off say nothing of the rest
 _WIDER_PER_OCTAVE = 0.5
@@ -124,8 +124,10 @@ class Adapted:
         log_s = on.total + bounded(correction)
         half, none = self.quantile * deviation * _wider(outside), _wider(beyond_prior)
         if self.process is not None or self.params is not None:
-            # rows never make less sure than none do
-            half = module.minimum(half, self.prior.log_width * none)
+            # rows never make less sure than none do; few cannot tell how far they err
+            few = len(self.held_out) < LEAST_CALIBRATING
+            by_word = self.prior.half_widths(rows.implementation)
+            half = module.minimum(half, (by_word if few else self.prior.log_width) * none)
         elif self.rows == 0:
             half = self.prior.half_widths(rows.implementation) * none
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
@@ -351,7 +353,7 @@ def _dealt(rows: PriorRows, seed: int, folds: int = _FOLDS) -> np.ndarray:
 def _quantile(error: np.ndarray, deviation: np.ndarray, without: float) -> float:
     """Deviations that hold 90 % of a next error; the prior's value counts as some rows more."""
     rank = math.ceil(NOMINAL * (len(error) + 1))
-    if len(error) < _LEAST_CALIBRATING:
+    if len(error) < LEAST_CALIBRATING:
         return without
     own = float(np.sort(np.abs(error) / deviation)[min(rank, len(error)) - 1])
     return (len(error) * own + _PRIOR_ROWS * max(own, without)) / (len(error) + _PRIOR_ROWS)

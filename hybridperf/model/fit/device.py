@@ -40,7 +40,7 @@ from hybridperf.learning.residual import (
     train,
     with_process,
 )
-from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel
+from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, shipped
 from hybridperf.model.families import gpu_of
 from hybridperf.model.fit import families as family_fit
 from hybridperf.model.fit.families import FamilyFit
@@ -60,6 +60,8 @@ from hybridperf.ops import GROUPS
 COVERAGE = 0.9
 LEAST_ROWS_FOR_INTERVAL = 20
 REPORT_SCHEMA_VERSION = 1
+# no kernel of such a length was met that takes as many times its roofline: times of another unit
+_LONG_S, _MOST_OVER_ROOFLINE = 1e-5, 300.0
 _FOLD_MEMBERS, _FINAL_MEMBERS = 2, 4
 
 
@@ -75,6 +77,17 @@ class FitReport:
     held_out: pd.DataFrame
     rows: int  # fitted to
     dropped: Mapping[str, int]  # rows not fitted to, by reason
+
+    def not_seconds(self) -> str:
+        """A remark on times that look like micro- or milliseconds; "" where they do not."""
+        long = self.held_out["roofline_s"] >= _LONG_S
+        ratio = (self.held_out["measured_s"] / self.held_out["roofline_s"])[long].median()
+        if not ratio > _MOST_OVER_ROOFLINE:
+            return ""
+        return (
+            f"time_s is taken for seconds: the median of rows of 10 us or more takes {ratio:,.0f}"
+            " times the datasheet's roofline; if these are milli- or microseconds, divide them"
+        )
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers for a JSON file."""
@@ -131,7 +144,12 @@ def fit(
         alone = _fit_alone(read_measurements(rest, device), device)
     model, report = model_of_families(device, fits, alone)
     rows = 0 if usable is None else len(usable)
-    model = dataclasses.replace(model, provenance={**provenance, "rows": rows}, drift=tuple(drift))
+    # as when it is loaded again; a `Prior` may have left devices out, which stay left out then
+    left_out = isinstance(prior, Prior)
+    others = shipped if (model.groups or model.families) and not left_out else None
+    model = dataclasses.replace(
+        model, provenance={**provenance, "rows": rows}, drift=tuple(drift), references=others
+    )
     report = dataclasses.replace(report, rows=rows, dropped=dict(dropped))
     if usable is not None:
         provenance = {**model.provenance, "fit": report.summary()}

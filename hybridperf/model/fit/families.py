@@ -24,6 +24,7 @@ from hybridperf.learning.prior import (
     concatenate,
     uninformed,
 )
+from hybridperf.learning.prior.adapted import LEAST_CALIBRATING
 from hybridperf.learning.prior.form import WaveRoofline
 from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.prior.shipped import Prior
@@ -119,7 +120,7 @@ def group_reports(fits: Mapping[str, FamilyFit]) -> dict[str, GroupReport]:
         adapted = fitted.adapted
         log_width = adapted.typical_log_width
         errors = adapted.held_out
-        if not len(errors):  # as if they were normal, 90 % of them within that width
+        if len(errors) < LEAST_CALIBRATING:  # as if normal, 90 % of them within that width
             errors = scipy.special.ndtri((np.arange(21) + 0.5) / 21) * log_width / NINE_OF_TEN
         reports[group] = GroupReport.of(
             len(fitted.time_s), log_width, _box(fitted, group), _dtypes(fits, group), errors

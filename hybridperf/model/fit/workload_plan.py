@@ -76,13 +76,14 @@ def plan_for(
             what share each has), or any table of ops; `times`: how often a row runs.
         device: where to measure.
         budget_s: seconds to spend, compilation included.
-        model: what is known of the device already; None: the knobs' prior.
+        model: what is known of the device already; None: the prior over devices, and of a CPU that
+            of the knobs.
 
     Raises:
         InputError: a table without an op that can be measured, a model of another device, or a
             budget that does not pay for one measurement.
     """
-    of_ops.check_model(model, device)
+    model = of_ops.known_of(device, model)
     own, share, unread = ops_of(workload, device)
     others = _other_shapes(own, device, budget_s, model)
     pool = pd.concat([own, others], ignore_index=True)
@@ -95,7 +96,7 @@ def plan_for(
     repeats = of_ops.repeats_of(expected_s)
     cost_s = CASE_OVERHEAD_S + repeats * expected_s
     cost_s[~of_ops.fits(pool, belief, device)] = np.inf
-    chosen = choose_for(weight, belief.covariance(), cost_s, budget_s)
+    chosen = choose_for(weight, belief.covariance(), cost_s, budget_s, belief.noise())
     pool = pool.assign(device=device.id, expected_s=expected_s, repeats=repeats.astype(int))
     half_width = np.expm1(NINE_OF_TEN * np.sqrt(chosen.variance))
     table = pool.iloc[chosen.picks].reset_index(drop=True)
@@ -156,17 +157,19 @@ def ops_of(
 
 
 def choose_for(
-    weight: np.ndarray, covariance: np.ndarray, cost_s: np.ndarray, budget_s: float
-) -> Picks:
+    weight: np.ndarray, covariance: np.ndarray, cost_s: np.ndarray, budget_s: float,
+    noise: np.ndarray | float = NOISE_SD**2,
+) -> Picks:  # fmt: skip
     """Which of R rows to measure at `cost_s` [R] (infinite: not at all) for a workload of which
-    they are so much: `weight` [R]. `covariance` [R, R] is of log times.
+    they are so much: `weight` [R]. `covariance` [R, R] is of log times, `noise` [R] the variance of
+    a measurement's.
     """
     of_ops.check_budget(cost_s, budget_s)
     covariance, open_, left = covariance.copy(), np.isfinite(cost_s), budget_s
     variance = [float(weight @ covariance @ weight)]
     picks: list[int] = []
     while (affordable := open_ & (cost_s <= left)).any():
-        pull, own = covariance @ weight, np.diag(covariance) + NOISE_SD**2
+        pull, own = covariance @ weight, np.diag(covariance) + noise
         per_second = np.where(affordable, pull**2 / own / cost_s, -np.inf)
         pick = int(np.argmax(per_second))
         removed = float(pull[pick] ** 2 / own[pick])

@@ -18,7 +18,7 @@ from hybridperf.collectives.model import CollectiveModel, find_collectives, load
 from hybridperf.engine.step_features import StepFeatures
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
-from hybridperf.model import PerfModel, model_or_datasheet, shipped
+from hybridperf.model import PerfModel, model_or_datasheet, shipped, unmeasured_device
 from hybridperf.model.adapted_steps import Group
 from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.features import features
@@ -95,7 +95,7 @@ class PriceCache:
 
     def _model(self, machine: Machine) -> PerfModel:
         if machine.model.endswith(".toml"):  # a file may change
-            return PerfModel.datasheet(machine.spec)
+            return unmeasured_device(machine.spec)
         if machine.model not in self._models:
             self._models[machine.model] = model_or_datasheet(machine.model)
         return self._models[machine.model]
