@@ -152,6 +152,24 @@ def train_prior(systems: Mapping[str, pd.DataFrame], seed: int = 0) -> FamilyPri
     return widths.with_widths(prior, widths.by_link(prior, parts))
 
 
+def with_reference_width(prior: FamilyPrior, few: Mapping[str, pd.DataFrame]) -> FamilyPrior:
+    """With the width of intervals for systems that have references in the prior but no rows.
+
+    Few of the prior's own systems are references of each other, so the rows of others, by name,
+    tell it: how far off they are where none of them is given.
+    """
+    errors = []
+    for name, frame in few.items():
+        system = load_system(name)
+        rows, time_s = priced_rows(frame, system)
+        known = prior.with_references(references_of(system, prior.population.devices))
+        if known is not prior and (met := widths.referred(known, rows)).any():
+            model = fit_collectives(None, system, Prior({FAMILY: prior}, {}))[0]
+            said = model.predict(usable_rows(frame, system)[0])["predicted_s"].to_numpy()
+            errors.append(np.abs(np.log(said / time_s))[met])
+    return widths.with_widths(prior, prior.log_widths, widths.held(errors)) if errors else prior
+
+
 def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows, np.ndarray]:
     """(usable rows of a table as fits see them, their seconds [N])."""
     usable, _ = usable_rows(frame, system)

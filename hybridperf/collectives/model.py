@@ -266,7 +266,7 @@ class CollectiveModel:
             raise InputError(f"row {at + 1}: {problem[at]}")
         rows = collective_rows(good, self.system, self.versions)
         g, nodes = rows.ranks_per_node, rows.nodes
-        inside, across, talking = shares(good["collective"].to_numpy(object), g, nodes)
+        inside, across, talking = shares(good["collective"].to_numpy(object), g, nodes, self.system)
         theta, correction = self._theta(rows), np.zeros(len(frame))
         log_width, in_range = np.full(len(frame), np.nan), np.zeros(len(frame), bool)
         if self.adapted is not None:

@@ -108,7 +108,9 @@ def run(
             " tables are whole"
         )
     systems = {system for _, system in wanted}
-    elsewhere = collective_judge.OtherSystems(measured.sweeps, effort, out / "priors", systems, say)
+    elsewhere = collective_judge.OtherSystems(
+        measured.sweeps, measured.few, effort, out / "priors", systems, say
+    )
     jobs, again = {}, []
     # by system, whose prior takes longest: then what is left is guessed well
     for name, system in sorted(wanted, key=lambda job: job[1]):
