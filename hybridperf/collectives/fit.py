@@ -40,7 +40,7 @@ FAMILY = "collectives"
 DEFAULT_PRIOR = "collectives_prior"  # the one that is installed
 REPORT_SCHEMA_VERSION = 1
 # systems differ more than GPUs do: 12 rows of a collective err by 14.3 % with these and by 15.5
-# without, 20 by 12.5 and 13.8 (25 collectives of systems left out)
+# without, 20 by 12.5 and 13.8 (23 collectives of systems left out)
 _OWN_HYPER_ROWS = 10
 _PRIOR_LATENCY_S = 1e-5  # of all systems of the shipped prior
 _SAME_SHARE = 1e-3  # shares of a network whose logs differ by less are one
