@@ -227,18 +227,17 @@ def references_of(system: SystemSpec, names: Iterable[str]) -> list[str]:
 def _tuned(prior: FamilyPrior, references: Iterable[str]) -> FamilyPrior:
     """The prior with the networks that the many rows of a reference tuned, where it is calibrated.
 
-    A calibration from another prior does not count, nor one of a box on PCIe.
+    A calibration from a prior of other systems does not count, nor one of a box on PCIe.
     """
     for name in references:
         known = None if find_collectives(name) is None else load_collectives(name).adapted
         if (
             known is not None and known.params is not None
             and link_of(load_system(name)) != "pcie"
-            and known.prior.standard.names == prior.standard.names
-            and np.array_equal(known.prior.standard.centre, prior.standard.centre)
+            and known.prior.population.devices == prior.population.devices
         ):  # fmt: skip
-            sizes = prior.sizes.joined(known.prior.sizes)
-            return dataclasses.replace(prior, params=known.params, sizes=sizes)
+            sizes, standard = prior.sizes.joined(known.prior.sizes), known.prior.standard
+            return dataclasses.replace(prior, params=known.params, standard=standard, sizes=sizes)
     return prior
 
 

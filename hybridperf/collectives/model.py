@@ -174,8 +174,8 @@ class CollectiveModel:
         assert self.adapted is not None
         found = self._as_learned(good, rows)
         if strange.any():
-            least = np.where(strange, widths.of_links(self.adapted.prior, rows), 0.0)
-            half = np.maximum(found.high_log_s - found.log_s, least)
+            wide = np.where(strange, widths.of_links(self.adapted.prior, rows), 0.0)
+            half = np.maximum(found.high_log_s - found.log_s, wide)
             found = dataclasses.replace(
                 found, low_log_s=found.log_s - half, high_log_s=found.log_s + half
             )
