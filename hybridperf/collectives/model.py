@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.collectives import curves, form, network
+from hybridperf.collectives import curves, form, network, widths
 from hybridperf.collectives.algorithms.told import not_told_apart
 from hybridperf.collectives.measured import MeasuredSizes, in_range_of, nearness
 from hybridperf.collectives.rows import (
@@ -32,7 +32,7 @@ from hybridperf.collectives.rows import (
 )
 from hybridperf.collectives.table import CollectiveTable, PricedCollectives
 from hybridperf.collectives.traffic import Links, bus_bytes_per_s, link_of, shares
-from hybridperf.collectives.versions import Versions, taken_for_known
+from hybridperf.collectives.versions import Versions, taken_for_known, taken_for_usual
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import (
     InputError,
@@ -111,6 +111,7 @@ class CollectiveModel:
         """
         check_not_forked()
         good, problem, assumed = checked(self._with_library(frame), self.system)
+        good, strange = self._as_usual(good)
         out = {name: np.full(len(frame), np.nan) for name in _NUMBERS}
         in_range, note = np.zeros(len(frame), bool), problem
         if len(good):
@@ -121,13 +122,15 @@ class CollectiveModel:
                 every = np.ones(len(good), bool)
                 remarks = [("datasheet alone: this model has no measurements", every)]
             else:
-                predicted = self._predicted(good, rows)
+                predicted = self._predicted(good, rows, strange)
                 out["predicted_s"][at] = np.exp(predicted.log_s)
                 out["low_s"][at] = np.exp(predicted.low_log_s)
                 out["high_s"][at] = np.exp(predicted.high_log_s)
-                in_range[at] = in_range_of(self.measured, rows)
+                in_range[at] = in_range_of(self.measured, rows) & ~strange
                 given = frame.reset_index(drop=True).loc[good.index]
-                remarks = self._remarks(given, rows, in_range[at])
+                remarks = self._remarks(given, rows, in_range[at] | strange)
+                taken = f"no such collective of its library was measured: taken for {self.library}"
+                remarks.append((taken, strange))
             too_many = rows.ranks_per_node > self.system.accelerators_per_node
             words = [text for text in dict.fromkeys(assumed[at]) if text]
             noted = [(text, assumed[at] == text) for text in words]
@@ -152,9 +155,31 @@ class CollectiveModel:
             return np.where((rows.nodes > 1) & self.believes_network, 0.0, 1.0)
         return nearness(self.measured, rows)
 
-    def _predicted(self, good: pd.DataFrame, rows: CollectiveRows) -> Predicted:
-        """Predictions; over nodes no less than a node's own part, where that alone was measured."""
+    def _as_usual(self, good: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
+        """(rows, which of them are of a library that is taken for the usual one [N])."""
+        if self.adapted is None:
+            return good, np.zeros(len(good), bool)
+        slots = (
+            *self.adapted.knobs.implementations,
+            *self.adapted.prior.population.implementations,
+        )
+        return taken_for_usual(good, slots, self.library)
+
+    def _predicted(
+        self, good: pd.DataFrame, rows: CollectiveRows, strange: np.ndarray
+    ) -> Predicted:
+        """Predictions; over nodes no less than a node's own part, where that alone was measured.
+
+        Those of `strange` rows [N], which are of another library, are as wide as another system's.
+        """
+        assert self.adapted is not None
         found = self._as_learned(good, rows)
+        if strange.any():
+            wide = np.where(strange, widths.of_links(self.adapted.prior, rows), 0.0)
+            half = np.maximum(found.high_log_s - found.log_s, wide)
+            found = dataclasses.replace(
+                found, low_log_s=found.log_s - half, high_log_s=found.log_s + half
+            )
         measured: dict[str, set[bool]] = {}
         for one in self.measured:
             kind = CollectiveImplementation.parse(one.group).collective
@@ -276,16 +301,17 @@ class CollectiveModel:
         if len(good) < len(frame):
             at = int(np.flatnonzero(problem != "")[0])
             raise InputError(f"row {at + 1}: {problem[at]}")
+        good, strange = self._as_usual(good)
         rows = collective_rows(good, self.system, self.versions)
         g, nodes = rows.ranks_per_node, rows.nodes
-        inside, across, talking = shares(good["collective"].to_numpy(object), g, nodes)
+        inside, across, talking = shares(good["collective"].to_numpy(object), g, nodes, self.system)
         theta, correction = self._theta(rows), np.zeros(len(frame))
         log_width, in_range = np.full(len(frame), np.nan), np.zeros(len(frame), bool)
         if self.adapted is not None:
-            predicted = self._predicted(good, rows)
+            predicted = self._predicted(good, rows, strange)
             correction = predicted.log_s - np.log(form.seconds(theta, rows.work()))
             log_width = predicted.high_log_s - predicted.low_log_s
-            in_range = in_range_of(self.measured, rows)
+            in_range = in_range_of(self.measured, rows) & ~strange
         inside_bytes, across_bytes = rows.bytes * inside, rows.bytes * across
         table = CollectiveTable(
             inside_bytes, across_bytes, talking, g, nodes, rows.steps, theta, correction

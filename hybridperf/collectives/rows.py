@@ -18,7 +18,14 @@ import numpy as np
 
 from hybridperf.collectives.algorithms.told import ALGORITHMS, told
 from hybridperf.collectives.form import ALPHA_BETA
-from hybridperf.collectives.traffic import Links, canonical_collective, link_of, shares, steps
+from hybridperf.collectives.traffic import (
+    Links,
+    canonical_collective,
+    detour,
+    link_of,
+    shares,
+    steps,
+)
 from hybridperf.hardware import SystemSpec
 from hybridperf.io import InputError, real_numbers, require_columns
 from hybridperf.io.later import pd
@@ -106,7 +113,7 @@ def collective_rows(
     columns = ("bytes", "n_gpus", "n_nodes")
     bytes_, ranks, nodes = (frame[column].to_numpy(np.float64) for column in columns)
     g = ranks / nodes
-    inside, across, talking = shares(names, g, nodes)
+    inside, across, talking = shares(names, g, nodes, system)
     seconds = Links.of(system).seconds(bytes_ * inside, bytes_ * across, talking)
     link = np.where(nodes > 1, "network", link_of(system)).astype(object)
     implementation, version = implementations(frame), _text(frame, "lib_version", "")
@@ -123,7 +130,7 @@ def collective_rows(
         "log2_bytes_per_rank": np.log2(bytes_ / ranks),
         "three_or_more": ranks > 2,
         "in_network_reduction": np.full(n, system.in_network_reduction) & (ranks > 2),
-        "log2_link_rate": np.full(n, np.log2(system.intra_bytes_per_s)),
+        "log2_link_rate": np.log2(system.intra_bytes_per_s / detour(system, g)),
         "log2_network_rate": np.full(n, np.log2(network_share)),
     }
     spelt = (word.lower() for word in _text(frame, "dtype", ""))

@@ -4,6 +4,9 @@ A collective runs over n = g N ranks, g on each of N nodes. What its `bytes` S m
 divides them stands in its file of `algorithms/`. Bus bandwidth is S / t times the bus factor
 (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 
+A bridge joins two accelerators: a ring through more ranks of such a node is as slow as the host's
+bus between its pairs.
+
 Everything here takes numbers, NumPy or JAX arrays.
 """
 
@@ -26,6 +29,7 @@ _KIND_BY_WORD = {  # the first word found in a system's `intra_link` decides
     "pcie": "pcie",
     "shared memory": "shared_memory",
 }
+_BRIDGED = 2  # accelerators that an NVLink bridge joins
 
 
 def canonical_collective(name: str) -> str:
@@ -39,11 +43,12 @@ def canonical_collective(name: str) -> str:
 
 
 def shares(
-    names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray
+    names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray, system: SystemSpec
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(share of bytes through a rank's link, through a node's network, ranks that share it) [N].
 
-    `names` [N] are canonical.
+    `names` [N] are canonical. The first is as if all went over the system's `intra_link`: `detour`
+    times the bytes where the host's bus is slower.
     """
     inside, across = np.empty(len(names)), np.empty(len(names))
     talking = np.array(ranks_per_node, np.float64)
@@ -53,7 +58,14 @@ def shares(
         across[at] = kind.across(ranks_per_node[at], nodes[at])
         if kind.one_rank_across:
             talking[at] = 1.0
-    return inside, across, talking
+    return inside * detour(system, ranks_per_node), across, talking
+
+
+def detour(system: SystemSpec, ranks_per_node: np.ndarray) -> np.ndarray:
+    """[N] how many times longer a byte is on its way inside a node than over its `intra_link`."""
+    bridged = link_of(system) == "nvlink_bridge"
+    longer = max(system.intra_bytes_per_s / system.host_link_bytes_per_s, 1.0) if bridged else 1.0
+    return np.where(np.asarray(ranks_per_node) > _BRIDGED, longer, 1.0)
 
 
 def steps(names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray) -> np.ndarray:

@@ -74,15 +74,20 @@ def with_widths(
 
 def unmeasured(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
     """[N] half-widths for rows of a system of which nothing like them was measured."""
-    if not prior.log_widths:  # of an older file
-        return np.full(len(rows), prior.log_width)
-    widest = max(prior.log_widths.values())
-    usual = np.array([prior.log_widths.get(link, widest) for link in links_of(rows)])
-    if not prior.population.references:
+    usual = of_links(prior, rows)
+    if not prior.log_widths or not prior.population.references:
         return usual
     shared = prior.reference_log_width
     theirs = usual * _OF_REFERENCES if shared is None else np.minimum(usual, shared)
     return np.where(referred(prior, rows), theirs, usual)
+
+
+def of_links(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
+    """[N] half-widths that the rows' links have on systems of which nothing was measured."""
+    if not prior.log_widths:  # of an older file
+        return np.full(len(rows), prior.log_width)
+    widest = max(prior.log_widths.values())
+    return np.array([prior.log_widths.get(link, widest) for link in links_of(rows)])
 
 
 def referred(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:

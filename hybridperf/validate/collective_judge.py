@@ -195,9 +195,14 @@ QUICK = CollectiveEffort(systems=2, draws=1, prior_rows=300)
 
 @dataclasses.dataclass
 class OtherSystems:
-    """Rows of other systems, and priors of them: trained when first needed, kept in a folder."""
+    """Rows of other systems, and priors of them: trained when first needed, kept in a folder.
+
+    How far off a system without rows is that has references in the prior, the other few-shot
+    systems tell where one of them is judged.
+    """
 
     sweeps: pd.DataFrame
+    few: pd.DataFrame
     effort: CollectiveEffort
     folder: Path
     judged: set[str]
@@ -227,6 +232,9 @@ class OtherSystems:
             self._priors[system] = harness.kept_prior(
                 self.folder / key, fit.FAMILY, about, lambda: self._trained(rows)
             )
+            others = self.few[self.few["system"] != system]
+            if len(others) < len(self.few):
+                self._priors[system] = _as_wide_as(self._priors[system], others)
         return self._priors[system]
 
     def _trained(self, rows: pd.DataFrame) -> FamilyPrior:
@@ -241,6 +249,13 @@ class OtherSystems:
             prior = fit.train_prior(systems, SEED)
         self.say(f"prior of {len(systems)} systems: {time.monotonic() - begun_s:.0f} s")
         return prior
+
+
+def _as_wide_as(prior: Prior, few: pd.DataFrame) -> Prior:
+    """A prior whose intervals without rows are as wide as those of some few-shot systems need."""
+    by_system = {str(name): rows for name, rows in few.groupby("system")}
+    known = fit.with_reference_width(prior.families[fit.FAMILY], by_system)
+    return dataclasses.replace(prior, families={fit.FAMILY: known})
 
 
 def judge(

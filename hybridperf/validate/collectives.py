@@ -11,7 +11,8 @@ Trained priors are kept in OUT/priors and finished (task, system) pairs in OUT/p
 computed again while program, data and seed are the same.
 
 Tokens on their way to experts and back, as DeepEP's and TensorRT-LLM's own kernels carry them,
-stand next to what a system's calibrated all-to-all says of the same bytes. Nothing is fitted.
+stand next to what a system's calibrated all-to-all says of the same bytes, with the interval that
+a library has of which nobody measured that collective. Nothing is fitted.
 A rank sends tokens x copies x width x bytes of an element. Copies are one for each rank that holds
 some of a token's experts, one for each node where there are several (`parallel.distinct`), and one
 for each expert in DeepEP's low-latency kernels, as the bytes that its table states show. Experts
@@ -108,7 +109,9 @@ def run(
             " tables are whole"
         )
     systems = {system for _, system in wanted}
-    elsewhere = collective_judge.OtherSystems(measured.sweeps, effort, out / "priors", systems, say)
+    elsewhere = collective_judge.OtherSystems(
+        measured.sweeps, measured.few, effort, out / "priors", systems, say
+    )
     jobs, again = {}, []
     # by system, whose prior takes longest: then what is left is guessed well
     for name, system in sorted(wanted, key=lambda job: job[1]):
@@ -235,7 +238,7 @@ def expert_lines(data: Path) -> list[ResultLine]:
 
 
 def _judged(system: str, rows: pd.DataFrame) -> pd.DataFrame:
-    columns = ["collective", "bytes", "n_gpus", "n_nodes"]
+    columns = ["collective", "bytes", "n_gpus", "n_nodes", "lib"]
     said = collectives_by_name(system).predict(rows[columns].reset_index(drop=True))
     return said.assign(time_s=rows["time_s"].to_numpy())
 
@@ -278,5 +281,6 @@ def _placed(rows: pd.DataFrame) -> pd.DataFrame:
 def _sent(rows: pd.DataFrame, copies: np.ndarray, dtype: str, time_s: pd.Series) -> pd.DataFrame:
     """Rows that were timed, with the bytes that a rank sends."""
     sent = rows["num_token"] * copies * rows["hidden_size"] * _BYTES[dtype]
-    timed = rows.assign(collective="alltoall", bytes=sent, time_s=time_s)
+    kernel = rows["kernel_source"]
+    timed = rows.assign(collective="alltoall", lib=kernel, bytes=sent, time_s=time_s)
     return timed[(timed["time_s"] > 0) & (timed["bytes"] > 0)]

@@ -257,8 +257,9 @@ def test_notes_say_what_was_assumed(many: CollectiveModel) -> None:
             n_gpus=16
         ),
         f"the row is of another system, predicted for {NEW}": row.assign(system="dgx2"),
+        "no such collective of its library was measured: taken for nccl": row.assign(lib="gloo"),
         "no such collective, library and link was measured: predicted from what others share": (
-            row.assign(lib="gloo")
+            row.assign(collective="broadcast")
         ),
         "nvls of variant is not told apart": row.assign(variant="nccl_nvls"),
         "ll128 of variant is not told apart": row.assign(variant="nccl-LL128"),

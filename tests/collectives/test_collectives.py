@@ -193,6 +193,19 @@ def test_seconds_of_rows_by_hand() -> None:
     np.testing.assert_allclose(seconds, by_hand, rtol=1e-14)
 
 
+def test_more_ranks_than_a_bridge_joins_go_by_the_hosts_bus() -> None:
+    bridged = DGX_A100.model_copy(
+        update={
+            "intra_link": "NVLink3 bridge in pair / PCIe4 across",
+            "host_link_bytes_per_s": 3e10,
+        }
+    )
+    frame, _, _ = checked(table_of(("sendrecv", 6e9, 2, 1), ("sendrecv", 6e9, 4, 1)))
+    seconds = collective_rows(frame, bridged).seconds[:, 0]
+    np.testing.assert_allclose(seconds, [6 / 300, 6 / 30], rtol=1e-14)
+    np.testing.assert_allclose(collective_rows(frame, DGX_A100).seconds[:, 0], 6 / 300, rtol=1e-14)
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [

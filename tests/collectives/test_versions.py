@@ -75,3 +75,20 @@ def test_near_relatives_of_measured_nodes(data_dir: Path) -> None:
             said = model.predict(asked.drop(columns="time_s"))["predicted_s"].to_numpy()
             errors.append(np.abs(said / asked["time_s"].to_numpy() - 1))
         assert np.concatenate(errors).mean() < most_with_rows
+
+
+def test_a_library_of_whose_collective_nothing_is_known_is_taken_for_the_usual_one() -> None:
+    model = load_collectives("aic_h100_sxm")
+    row = {"bytes": 2.0**22, "n_gpus": 8, "n_nodes": 1}
+    asked = [("alltoall", "DeepEP"), ("alltoall", "nccl"), ("all_reduce", "trtllm")]
+    rows = pd.DataFrame([{**row, "collective": kind, "lib": lib} for kind, lib in asked])
+    said = model.predict(rows)
+    ours, nccl = said.iloc[0], said.iloc[1]
+    assert ours["predicted_s"] == nccl["predicted_s"]
+    assert ours["high_s"] / ours["low_s"] > 1.5 * nccl["high_s"] / nccl["low_s"]
+    assert list(said["in_range"]) == [False, True, True]
+    taken = said["note"].str.contains("no such collective of its library was measured")
+    assert list(taken) == [True, False, False]  # the last has knobs of its own
+    priced = model.priced(rows)
+    np.testing.assert_allclose(priced.log_width, np.log(said["high_s"] / said["low_s"]))
+    assert list(priced.in_range) == list(said["in_range"])

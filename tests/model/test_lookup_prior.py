@@ -9,8 +9,10 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.hardware import load_device
+from hybridperf.io import read_table
 from hybridperf.model import PerfModel, load_model
 from hybridperf.model.lookup_prior import MEASURED, LookupPrior, is_lookup, lookup_prior
+from hybridperf.model.ship.devices import own_table
 from hybridperf.ops import Op, OpCall
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import lookup_calls
@@ -110,3 +112,20 @@ def test_a_table_of_lookups_says_the_same_as_a_step() -> None:
     assert found["predicted_s"][1] == pytest.approx(price.seconds[0], rel=0.1)
     assert (found["low_s"] < found["predicted_s"]).all()
     assert (found["high_s"] > found["predicted_s"]).all()
+
+
+def test_lookups_of_a_gpu_that_measured_none_go_by_one_of_its_architecture() -> None:
+    """Twenty of PyTorch's embedding bags on an H100, of whose lookups its model knows nothing, by
+    what an H200 took.
+    """
+    path = own_table("h100_sxm")
+    assert path is not None
+    rows = read_table(path)
+    rows = rows[rows["op"] == "embedding_bag"].reset_index(drop=True)
+    found = load_model("h100_sxm").predict_ops(rows.drop(columns="time_s"))
+    assert found["note"].str.contains("lookups of h200_sxm").all()
+    ratio = found["predicted_s"] / rows["time_s"]
+    assert abs(ratio - 1).median() < 0.1
+    assert rows["time_s"].between(found["low_s"], found["high_s"]).mean() > 0.8
+    alone = lookup_prior().log_seconds(H100, [forward(1e6)])[0][0]
+    assert hp.price(load_model("h100_sxm"), [OpCall(forward(1e6))]).seconds[0] >= np.exp(alone)

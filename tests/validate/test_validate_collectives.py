@@ -111,10 +111,14 @@ def test_how_many_rows_a_task_gives() -> None:
 
 def test_other_systems_are_all_but_the_judged_one(tmp_path) -> None:
     sweeps = read(pd.concat([sweep(), sweep("aic_h100_sxm"), sweep("aic_l40s")]))
-    elsewhere = OtherSystems(sweeps, CollectiveEffort(), tmp_path, {"aic_a100_sxm"}, lambda _: None)
+    none = sweeps.iloc[:0]  # few-shot systems
+    elsewhere = OtherSystems(
+        sweeps, none, CollectiveEffort(), tmp_path, {"aic_a100_sxm"}, lambda _: None
+    )
     assert set(elsewhere.rows("aic_a100_sxm")["system"]) == {"aic_h100_sxm", "aic_l40s"}
     few = OtherSystems(
         sweeps,
+        none,
         CollectiveEffort(prior_rows=7),
         tmp_path,
         {"aic_a100_sxm", "aic_l40s"},

@@ -7,8 +7,9 @@ No rows: the usual knobs and the trunk f. Up to `MOST_KEPT_ROWS`: knobs fitted t
 the process over them. More: knobs, and the trunk's networks trained on from where the prior left
 them, p = 0; no row is kept then.
 
-Where devices of its architecture are in the prior, few rows err more than none do: the prediction
-is then a mean of both in the log of time, at the share that rows left out ask for.
+Where devices of its architecture are in the prior, or the prior is of such different devices as
+systems are, few rows may err more than none do: the prediction is then a mean of both in the log of
+time, at the share that rows left out ask for.
 
 Outside the sizes of its rows p fades, and the trunk speaks; outside the prior's sizes the trunk
 fades, sooner where there are no rows, and the closed form is left. Intervals are the process'
@@ -51,6 +52,7 @@ _COLD_FADE_OCTAVES = 0.5  # beyond the prior's sizes no row vouches for the trun
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 2000
 # what a device with reference devices begins with, and how many rows that counts for
 _COLD_SHARE, _COLD_SHARE_ROWS = 0.6, 10
+_STRANGERS_COLD_SHARE = 0.4  # of one without, where it is asked for
 _ANCHOR = 1e-4
 _TUNING_BATCH = 512
 _LEAST_TUNING_ROWS = 500  # fewer leave networks no better than they were
@@ -200,7 +202,7 @@ def _wider(outside: Any) -> Any:
 def adapt(
     prior: FamilyPrior, rows: PriorRows | None = None, time_s: np.ndarray | None = None,
     seed: int = 0, keep_rows: bool = True, references: Sequence[str] = (),
-    own_hyper_rows: int = OWN_HYPER_ROWS, machine: Machine | None = None,
+    own_hyper_rows: int = OWN_HYPER_ROWS, machine: Machine | None = None, blended: bool = False,
 ) -> Adapted:  # fmt: skip
     """The prior after rows of one device.
 
@@ -213,6 +215,7 @@ def adapt(
         references: devices of the prior with its architecture; their knobs are where it starts.
         own_hyper_rows: from so many rows on, hyper-parameters are fitted to these as well.
         machine: what the device's datasheet says; None: what the prior was given (`prior.on`).
+        blended: whether the prediction without rows has a share without references, too.
     """
     prior = prior.with_references(references)
     prior = prior if machine is None else prior.on(machine)
@@ -232,7 +235,8 @@ def adapt(
     found, error, deviation = _few(prior, rows, time_s, many, seed)
     # hyper-parameters have seen the rows, too: their errors left out one by one are a tenth too
     # small
-    blended = bool(prior.population.references) and len(rows) > 1  # a single row leaves none
+    blended = blended or bool(prior.population.references)
+    blended = blended and len(rows) > 1  # a single row leaves none
     if many or blended:
         # a matrix' rows are many and the process' lengths are found from all of them: not for each
         # fold again
@@ -254,14 +258,15 @@ def _with_cold_share(
 ) -> tuple[Adapted, np.ndarray]:
     """(what its rows left out predict best with, their errors then), from their errors without [N].
 
-    The share minimises a pseudo-Huber loss of these errors next to a pull towards `_COLD_SHARE`.
+    The share minimises a pseudo-Huber loss of these errors next to a pull towards what is usual.
     """
+    usual = _COLD_SHARE if found.prior.population.references else _STRANGERS_COLD_SHARE
     cold = _without_rows(found.prior).predict(rows).log_s - np.log(time_s)
     scale = float(np.median(np.minimum(np.abs(cold), np.abs(error)))) + 0.01
     shares = np.linspace(0.0, 1.0, 41)
     blended = shares[:, None] * cold + (1 - shares[:, None]) * error
     loss = (np.sqrt(1 + (blended / scale) ** 2) - 1).sum(1)
-    at = int(np.argmin(loss + _COLD_SHARE_ROWS * (shares - _COLD_SHARE) ** 2))
+    at = int(np.argmin(loss + _COLD_SHARE_ROWS * (shares - usual) ** 2))
     return dataclasses.replace(found, cold_share=float(shares[at])), blended[at]
 
 

@@ -10,21 +10,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from hybridperf.collectives import widths
 from hybridperf.collectives.fit import (
     DEFAULT_PRIOR,
     FAMILY,
     fit_collectives,
-    priced_rows,
-    references_of,
     train_prior,
+    with_reference_width,
 )
-from hybridperf.hardware import load_system
 from hybridperf.io.provenance import origin
-from hybridperf.learning.prior import FamilyPrior, adapt
 from hybridperf.learning.prior.shipped import Prior, load_prior
 from hybridperf.model.published.collectives import SOURCES, read_few_shot, read_measured
 
@@ -54,32 +49,13 @@ def _prior(
         return load_prior(folder)
     start_s = time.perf_counter()
     rows = pd.concat(measured.values())
-    known = _with_reference_width(train_prior(measured), few)
+    known = with_reference_width(train_prior(measured), few)
     counts = {name: len(of) for name, of in measured.items()}
     about = {"measured": counts, "kin_width_from": sorted(few)}
     Prior({FAMILY: known}, {**_provenance(rows), **about}).save(folder)
     spent_s = time.perf_counter() - start_s
     say(f"prior of collectives: {len(rows)} rows of {len(measured)} systems, {spent_s:.0f} s")
     return load_prior(folder)
-
-
-def _with_reference_width(prior: FamilyPrior, few: dict[str, pd.DataFrame]) -> FamilyPrior:
-    """With the width of intervals for systems that have references in the prior but no rows.
-
-    Few of the measured systems are references of each other, so others tell it.
-    """
-    errors = []
-    for name, frame in few.items():
-        system = load_system(name)
-        if references := references_of(system, prior.population.devices):
-            rows, time_s = priced_rows(frame, system)
-            known = prior.with_references(references)
-            if (met := widths.referred(known, rows)).any():
-                log_s = adapt(known, references=references).predict(rows.rows(met)).log_s
-                errors.append(np.abs(log_s - np.log(time_s[met])))
-    if not errors:
-        return prior
-    return widths.with_widths(prior, prior.log_widths, widths.held(errors))
 
 
 def _provenance(rows: pd.DataFrame) -> dict[str, object]:
