@@ -89,11 +89,14 @@ def measured(name: str, *devices: str) -> pd.DataFrame:
     return found[found["key"].fillna("").str.startswith(name)]
 
 
-@pytest.mark.parametrize(("device", "off"), [("h100_sxm", 0.35), ("h200_sxm", 0.2)])
-def test_gradients_of_tables_as_gpus_took_them(device, off) -> None:
-    """Rows that are sorted; before, a sort and an addition of rows were 70 % short."""
+@pytest.mark.parametrize("device", ["h100_sxm", "h200_sxm"])
+def test_gradients_of_tables_as_gpus_took_them(device) -> None:
+    """Rows that are sorted, of indices that are about equally frequent; a sort and an addition of
+    rows were 70 % short, the same by bytes 11 % off, and 15 % on the H100.
+    """
     rows = measured(("bag_gradient", "table"), device)
-    rows = rows[rows["rows"] > 3072]
+    skew = rows["key"].str.extract(r"zipf ([\d.]+)")[0].astype(float).fillna(0.0)
+    rows = rows[(rows["rows"] > 3072) & (skew < 0.6)]
     calls = [
         [call_in_step(call) for call in sorted_gradient(ScatterAdd(*map(float_or, one)))]
         for one in rows[["dtype", "rows", "cols", "vocab"]].itertuples(index=False)
@@ -101,11 +104,11 @@ def test_gradients_of_tables_as_gpus_took_them(device, off) -> None:
     flat = [call for each in calls for call in each]
     seconds = np.asarray(price(hp.load_model(device), flat).seconds)
     times = np.array([call.times for call in flat])
-    # with what an eager step makes of loops, and of the gaps between kernels
+    # with what a step makes of loops, and of the gaps between kernels
     ours = (1.25 * seconds + 2.5e-6 * times).reshape(len(calls), -1).sum(1)
     wrong = np.log(ours / rows["time_s"].to_numpy())
-    assert np.abs(wrong).mean() < off
-    assert abs(wrong.mean()) < off
+    assert np.abs(wrong).mean() < 0.09
+    assert abs(wrong.mean()) < 0.06
 
 
 def float_or(value):

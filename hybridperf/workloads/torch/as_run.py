@@ -5,9 +5,10 @@ Compiled. Inductor (torch/_inductor/scheduler.py) fuses as `workloads/fusion.py`
 the loop that made one of its inputs in the same pass. What the backward pass reads of the forward
 pass is written, as in an eager step: Inductor computes some of it again instead, which saves memory
 more than time. The optimizer is not compiled. Few channels with many numbers each are summed in
-parts, so that all multiprocessors work: each pass of a batch norm has two kernels more, of the
-parts and of their sums (`Reduction.num_splits` in torch/_inductor/ir.py; a ResNet-50 on an H100 had
-2.5 forward and 2.9 backward).
+parts, so that all multiprocessors work (`reduction_split_factor` in torch/_inductor/choices.py):
+each pass of a batch norm is a kernel of parts, one of their sums, and a loop that reads everything
+again (a ResNet-50 on an H100 had 2.5 forward and 2.9 backward). So is that of a group norm, whose
+groups and channels are summed apart (as a U-Net on an H200 had them).
 
 Eager. A loop goes in the order of its result (`TensorIterator` of PyTorch). A tensor of the same
 size whose fastest dimension is another one (patches of an image, turned into words; channels last
@@ -29,6 +30,7 @@ it further.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hybridperf.model.calls import StepPlace
 from hybridperf.ops import (
@@ -37,6 +39,7 @@ from hybridperf.ops import (
     Fused,
     Gather,
     Norm,
+    Op,
     OpCall,
     Reduction,
     RmsNorm,
@@ -45,7 +48,7 @@ from hybridperf.ops import (
 from hybridperf.workloads.fusion import Kernel, Piece, as_one, joined, readers_of
 from hybridperf.workloads.in_program import role_of
 from hybridperf.workloads.torch.calls import Tensor, TorchCall
-from hybridperf.workloads.torch.loops import loop
+from hybridperf.workloads.torch.loops import loop, resized
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp
 
 _LOOPS = (Elementwise, Fused, Copy, Gather, Norm, RmsNorm, Reduction, Softmax)
@@ -57,9 +60,31 @@ PricedOp = tuple[CapturedOp, tuple[OpCall, ...]]
 
 def fused(ops: Sequence[PricedOp]) -> list[PricedOp]:
     """Kernels of a compiled step; each stands for its last op."""
-    kernels = joined([_piece(op, calls) for op, calls in ops])
+    kernels = joined([piece for op, calls in ops for piece in _pieces(op, calls)])
     needed = readers_of(kernels)
     return [_one(kernel, needed) for kernel in kernels]
+
+
+def _taken_apart(op: CapturedOp, calls: tuple[OpCall, ...]) -> tuple[OpCall, ...]:
+    """An op's kernels, or the loops that Inductor makes of it (torch/_decomp/decompositions.py)."""
+    kind = op.call.kind.removeprefix("aten::")
+    if not kind.startswith("upsample_"):
+        return calls
+    return tuple(OpCall(one) for one in resized(op.call._replace(kind=kind), by_channel=False))
+
+
+def _pieces(op: CapturedOp, calls: tuple[OpCall, ...]) -> list[Piece]:
+    """An op as Inductor makes loops of it: a norm that is summed in parts is two, of which the
+    second waits for the sums of the first.
+    """
+    whole = _piece(op, _taken_apart(op, calls))
+    if not (whole.elements and _in_parts(op, whole.calls[0].op)):
+        return [whole]
+    n, sums = float(whole.elements), {-op.call.made.storage: 0.0}
+    reads = Fused(whole.dtype, elements=n, flops=2 * n, transcendentals=0.0,
+                  bytes_read=sum(whole.read.values()), bytes_written=0.0)  # fmt: skip
+    first = replace(whole, calls=(OpCall(reads),), written=sums, ends=True)
+    return [first, replace(whole, read={**whole.read, **sums})]
 
 
 def _piece(op: CapturedOp, calls: tuple[OpCall, ...]) -> Piece:
@@ -95,7 +120,7 @@ def _written(op: CapturedOp) -> list[Tensor]:
 def _one(kernel: Kernel, needed: dict[int, set[Kernel]]) -> PricedOp:
     """A kernel as its last op with what all of it reads, computes and writes."""
     op, calls = kernel.last.what, kernel.last.calls
-    summed = (_OF_PARTS,) * (2 * sum(map(_in_parts, kernel.pieces)))
+    summed = (_OF_PARTS,) * sum(piece.ends for piece in kernel.pieces)
     if len(kernel.pieces) == 1:
         return op, calls + summed
     written = (
@@ -105,10 +130,14 @@ def _one(kernel: Kernel, needed: dict[int, set[Kernel]]) -> PricedOp:
     return op, (as_one(kernel, sum(kernel.read.values()), sum(written)), *summed)
 
 
-def _in_parts(piece: Piece) -> bool:
-    """Whether a piece sums over all images of a batch."""
-    kind = piece.what.call.kind
-    return "batch_norm" in kind and (isinstance(piece.calls[0].op, Norm) or "backward" in kind)
+def _in_parts(op: CapturedOp, loop: Op) -> bool:
+    """Whether Inductor sums an op's numbers in kernels of their own: of a channel over all images
+    of a batch, of groups of channels.
+    """
+    kind = op.call.kind
+    return "group_norm" in kind or (
+        "batch_norm" in kind and (isinstance(loop, Norm) or "backward" in kind)
+    )
 
 
 # Of the 32 bytes of a sector, what is moved for one number: neighbours find a part in the caches.

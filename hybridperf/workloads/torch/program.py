@@ -184,7 +184,7 @@ def _graph(
             continue
         stream = COMM if op.call.kind in COPIED_IN else COMPUTE
         for at, kernel in enumerate(calls):
-            place = StepPlace(role_in_step(op, kernel))
+            place = StepPlace(role_in_step(op, kernel), kernel.times)
             launch = GivenSeconds(0.0, "launch"), launch_of(op, kernel, at > 0, compiled)
             called = row(as_run(op, kernel, compiled), place)
             node = graph.op(
