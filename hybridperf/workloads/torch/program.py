@@ -42,6 +42,7 @@ from hybridperf.workloads.jax.reuse import HloStep, Touch, rounded, with_reuse
 from hybridperf.workloads.own import labelled
 from hybridperf.workloads.torch.as_run import (
     PricedOp,
+    by_rows,
     fused,
     in_stored_order,
     launch_of,
@@ -133,7 +134,7 @@ def workload_of(
     if compiled:
         placed = fused(placed)
     elif backend == "gpu":
-        placed = [(op, in_stored_order(op.call, calls)) for op, calls in placed]
+        placed = [(op, by_rows(op.call, in_stored_order(op.call, calls))) for op, calls in placed]
     if backend == "cpu":
         graph, rows = _serial_graph(placed, captured, gpus_per_node)
     else:
