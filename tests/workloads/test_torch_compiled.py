@@ -114,6 +114,23 @@ def test_a_bilinear_image_is_a_loop_that_reads_four_neighbours() -> None:
     assert moved(compiled=True, train=True)["aten::upsample_bilinear2d_backward"] == 4 + 2 * 4 * 4
 
 
+def test_what_stays_inside_a_compiled_kernel_takes_no_memory() -> None:
+    """Two of a chain's results are alive at once op by op; compiled only its last, and in training
+    what the backward pass reads.
+    """
+    chain, x = nn.Sequential(nn.Tanh(), nn.Sigmoid(), nn.GELU()), torch.zeros(64, 128, 256)
+    size = x.numel() * DTYPE_BYTES["fp32"]
+
+    def peaks(train):
+        steps = [hp.from_torch(chain, x, train=train, compiled=way) for way in (False, True)]
+        return [step.peak_memory.bytes / size for step in steps]
+
+    assert peaks(train=False) == [3, 2]
+    x.requires_grad_()
+    eager, compiled = peaks(train=True)
+    assert 3 < compiled < eager
+
+
 def test_memory_and_kernels_grow_as_the_program_does() -> None:
     """Twice the layers are twice the kernels, in about twice the memory."""
 

@@ -46,7 +46,7 @@ from hybridperf.ops import (
     Softmax,
 )
 from hybridperf.workloads.fusion import Kernel, Piece, as_one, joined, readers_of
-from hybridperf.workloads.in_program import role_of
+from hybridperf.workloads.in_program import most_alive_bytes, role_of
 from hybridperf.workloads.torch.calls import Tensor, TorchCall
 from hybridperf.workloads.torch.loops import loop, resized
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp
@@ -60,9 +60,33 @@ PricedOp = tuple[CapturedOp, tuple[OpCall, ...]]
 
 def fused(ops: Sequence[PricedOp]) -> list[PricedOp]:
     """Kernels of a compiled step; each stands for its last op."""
-    kernels = joined([piece for op, calls in ops for piece in _pieces(op, calls)])
+    kernels = _kernels(ops)
     needed = readers_of(kernels)
     return [_one(kernel, needed) for kernel in kernels]
+
+
+def compiled_peak_bytes(ops: Sequence[PricedOp], kept_bytes: float) -> float:
+    """The most memory that a compiled step takes: `kept_bytes` are there before it, and what a
+    kernel writes for others is alive until the last of them.
+    """
+    kernels = _kernels(ops)
+    needed, there, alive = readers_of(kernels), set[int](), dict[int, tuple[float, int, int]]()
+    for at, kernel in enumerate(kernels):
+        for one in kernel.read:
+            if one in alive:
+                size, first, _ = alive[one]
+                alive[one] = size, first, at
+            else:
+                there.add(one)
+        for one, size in kernel.written.items():
+            if one > 0 and one not in there and needed.get(one) != {kernel}:
+                most, first, _ = alive.get(one, (size, at, at))
+                alive[one] = max(most, size), first, at
+    return kept_bytes + most_alive_bytes(alive.values(), len(kernels))
+
+
+def _kernels(ops: Sequence[PricedOp]) -> list[Kernel]:
+    return joined([piece for op, calls in ops for piece in _pieces(op, calls)])
 
 
 def _taken_apart(op: CapturedOp, calls: tuple[OpCall, ...]) -> tuple[OpCall, ...]:

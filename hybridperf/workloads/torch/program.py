@@ -43,6 +43,7 @@ from hybridperf.workloads.own import labelled
 from hybridperf.workloads.torch.as_run import (
     PricedOp,
     by_rows,
+    compiled_peak_bytes,
     fused,
     in_stored_order,
     launch_of,
@@ -131,7 +132,9 @@ def workload_of(
     placed = priced_ops(captured, ignored, backend)
     if not any(calls or is_message(op) for op, calls in placed):
         raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
+    peak_bytes = captured.peak_bytes
     if compiled:
+        peak_bytes = compiled_peak_bytes(placed, captured.kept_bytes)
         placed = fused(placed)
     elif backend == "gpu":
         placed = [(op, by_rows(op.call, in_stored_order(op.call, calls))) for op, calls in placed]
@@ -150,7 +153,7 @@ def workload_of(
             *([_ONE_STAGE] if any(place.role == "p2p" for _, place in rows) else []),
             *(f"ignored {kind}, {times} of them" for kind, times in left_out.items()),
         ),
-        peak_memory=PeakMemory(captured.peak_bytes, "parameters, activations and states of"),
+        peak_memory=PeakMemory(peak_bytes, "parameters, activations and states of"),
     )  # fmt: skip
 
 
