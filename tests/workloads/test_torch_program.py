@@ -145,7 +145,19 @@ def test_autocast_of_a_gpu_widens_what_the_host_would_not() -> None:
     wide = ("native_group_norm", "_softmax", "pow", "sum", "upsample_nearest2d")
     assert made("cuda", enabled=False) == plain
     assert made("cuda") == plain | dict.fromkeys(wide, "fp32")
+    with hp.without_memory():
+        assert made("cuda")["native_group_norm"] == "fp32"
     assert made("cpu")["native_group_norm"] == "bf16"
+
+
+def test_autocast_leaves_a_format_that_is_asked_for() -> None:
+    def step(x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return torch.softmax(x, -1, torch.bfloat16), x.sum(dtype=torch.bfloat16)
+
+    x = torch.zeros(8, 4, dtype=torch.bfloat16)
+    written = [op.call.written[0].dtype for op in capture(step, (x,), train=False).ops]
+    assert written == ["bf16", "bf16"]
 
 
 def test_tied_weights_stay_one_when_they_are_converted() -> None:

@@ -75,8 +75,9 @@ class Autocast:
         make, enter, leave = of.__init__, of.__enter__, of.__exit__
 
         def made(context: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-            context.of_a_gpu = device_type.split(":")[0] == "cuda"
-            make(context, "cpu" if context.of_a_gpu else device_type, *args, **kwargs)
+            of_a_gpu = str(device_type).split(":")[0] == "cuda"
+            make(context, "cpu" if of_a_gpu else device_type, *args, **kwargs)
+            context.of_a_gpu = of_a_gpu  # last: one of these inside another makes it, too
 
         def entered(context: Any) -> Any:
             self.open += getattr(context, "of_a_gpu", False)
@@ -95,7 +96,8 @@ class Autocast:
         import torch
 
         name = getattr(func, "__name__", "")
-        widened, given = name in _WIDENED, name in _GIVEN_A_FORMAT and not kwargs.get("dtype")
+        asked = kwargs.get("dtype") or any(isinstance(one, torch.dtype) for one in args)
+        widened, given = name in _WIDENED, name in _GIVEN_A_FORMAT and not asked
         if not (self.open and (widened or given) and torch.is_autocast_enabled("cpu")):
             return func(*args, **kwargs)
 
