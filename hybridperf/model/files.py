@@ -45,7 +45,7 @@ from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import RooflineKnobs, Work
 
 # models from before it had rows of one distance only: zero, wherever they were measured
-_LATER_FIELDS = frozenset({"reuse_spread"})
+_LATER_FIELDS = frozenset({"reuse_spread", "instructions"})
 
 
 def load_model(name: str | Path) -> PerfModel:

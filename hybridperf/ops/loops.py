@@ -109,6 +109,7 @@ class Fused(Op):
     summed: Array = 0.0  # elements that go into one result of a reduction
     summed_inner: Array = 0.0  # 1: the reduction runs along the fastest dimension of memory
     compared: Array = 0.0  # 1: the reduction is a maximum or minimum
+    instructions: Array = 0.0  # of lanes, besides flops: as `Work` counts them
     loop: str = "elementwise"
 
     def work(self) -> Work:
@@ -116,6 +117,7 @@ class Fused(Op):
             self.bytes_read + self.bytes_written,
             flops=self.flops,
             transcendentals=self.transcendentals,
+            instructions=self.instructions,
             strided_reads=self.strided_reads,
             strided_bytes=self.strided_bytes,
             steps=self.elements,

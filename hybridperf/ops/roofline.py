@@ -8,7 +8,7 @@ The roofline (Williams, Waterman, Patterson 2009) needs two counts and two rates
 Real devices keep more than two resources busy, and a measured time rounds the corner. The
 calibrated form has the same limits:
 
-    compute = (flops + c * transcendentals) / (e_c * peak)
+    compute = (flops + c * transcendentals + 2 * instructions) / (e_c * peak)
     memory  = sum over levels l of  bytes * f_l(reuse distance) / (e_m * s_l * memory bandwidth)
     strided = g * sum over levels l of  (strided reads * f_l(strided span) + scattered reads *
                                         f_l(reuse distance)) * line_l
@@ -47,7 +47,11 @@ _CACHE_SHARPNESS = 4.0
 
 
 # of `Work`: what adds up; the other fields are distances
-_COUNTS = ("flops", "transcendentals", "bytes", "strided_reads", "scattered_reads", "steps")
+_COUNTS = (
+    "flops", "transcendentals", "instructions", "bytes", "strided_reads", "scattered_reads",
+    "steps",
+)  # fmt: skip
+_FLOPS_PER_INSTRUCTION = 2.0  # the peak counts a product and a sum in each
 
 
 @jax.tree_util.register_dataclass
@@ -57,6 +61,8 @@ class Work:
 
     flops: Array = 0.0  # arithmetic operations
     transcendentals: Array = 0.0  # exp, log, tanh, sqrt, ...: counted apart, as XLA does
+    # of lanes, for what is no arithmetic of its numbers: places to compute, and waiting for them
+    instructions: Array = 0.0
     bytes: Array = 0.0  # compulsory traffic: each input read once, each output written once
     # distance of that traffic: bytes of other traffic since the same data was last touched
     reuse_bytes: Array = 0.0
@@ -122,7 +128,8 @@ class RooflineKnobs:
 
 def roofline_s(work: Work, device: Device) -> Array:
     """Seconds by the datasheet: the larger of arithmetic at peak and traffic at bandwidth."""
-    compute_s = (work.flops + work.transcendentals) / device.peak_flops_per_s
+    arithmetic = work.flops + work.transcendentals + _FLOPS_PER_INSTRUCTION * work.instructions
+    compute_s = arithmetic / device.peak_flops_per_s
     return jnp.maximum(compute_s, work.bytes / device.memory_bytes_per_s)
 
 
@@ -146,9 +153,9 @@ def op_parts(
     """(compute + strided, memory, steps x step): each adds up over works of one kernel."""
     if xp is jnp:
         work, device, knobs = fresh_views((work, device, knobs))
-    compute_s = (work.flops + knobs.transcendental_flops * work.transcendentals) / (
-        knobs.compute_efficiency * device.peak_flops_per_s
-    )
+    arithmetic = work.flops + knobs.transcendental_flops * work.transcendentals
+    arithmetic = arithmetic + _FLOPS_PER_INSTRUCTION * work.instructions
+    compute_s = arithmetic / (knobs.compute_efficiency * device.peak_flops_per_s)
     # what a faster level saves is subtracted, not shares added up, so that neutral knobs give bytes
     # / bandwidth to the bit
     level_bytes = xp.asarray(device.level_bytes)

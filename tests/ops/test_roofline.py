@@ -45,6 +45,7 @@ works = st.builds(
     Work,
     flops=SIZES,
     transcendentals=SIZES,
+    instructions=SIZES,
     bytes=SIZES,
     reuse_bytes=SIZES,
     strided_reads=SIZES,
@@ -97,6 +98,13 @@ def test_strided_reads_and_steps_by_hand() -> None:
     assert seconds(Work(steps=1e6), knobs) == pytest.approx(2e-6 + 1e6 * 1e-10, rel=1e-5)
 
 
+def test_an_instruction_takes_as_long_as_two_flops() -> None:
+    knobs = dataclasses.replace(FITTED, smoothing=0.0)
+    assert seconds(Work(instructions=1e9), knobs) == seconds(Work(flops=2e9), knobs)
+    assert roofline_s(Work(instructions=1e9), DEVICE) == roofline_s(Work(flops=2e9), DEVICE)
+    assert (Work(instructions=1e9) + 2 * Work(instructions=1e9)).instructions == 3e9
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.05, 0.3, 1.0])
 @given(
     works,
@@ -104,6 +112,7 @@ def test_strided_reads_and_steps_by_hand() -> None:
         [
             "flops",
             "transcendentals",
+            "instructions",
             "bytes",
             "reuse_bytes",
             "strided_reads",

@@ -358,7 +358,9 @@ def test_memory_by_hand() -> None:
     kept, given = (gpu(step, f32(n, n), f32(b, n), donate_argnums=one) for one in ((), 0))
     square, rows = 4 * n * n, 4 * b * n
     assert kept.peak_memory.bytes == pytest.approx(3 * square + rows, rel=0.02)
-    assert given.peak_memory.bytes == pytest.approx(2 * square + 2 * rows, rel=0.01)
+    workspace = 32 * 2**20  # of the product, which a CPU's library does without
+    assert given.peak_memory.bytes == pytest.approx(2 * square + 2 * rows + workspace, rel=0.01)
     plan = jax.jit(step, donate_argnums=0).lower(f32(n, n), f32(b, n)).compile().memory_analysis()
     outside = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
-    assert given.peak_memory.bytes == pytest.approx(outside + plan.temp_size_in_bytes, rel=0.01)
+    by_xla = outside + plan.temp_size_in_bytes
+    assert given.peak_memory.bytes - workspace == pytest.approx(by_xla, rel=0.01)

@@ -73,13 +73,62 @@ def test_a_compiled_step_is_quicker_and_has_the_same_products() -> None:
     assert len(compiled_loops(Gated(), x, train=True)) > len(compiled_loops(Gated(), x))
 
 
-@pytest.mark.parametrize(("train", "parts"), [(True, 4), (False, 0)])
-def test_batch_norms_of_training_are_summed_in_parts(train, parts) -> None:
-    """Two kernels more in each pass."""
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train(train)
-    placed = priced_ops(capture(net, (torch.zeros(2, 3, 16, 16),), train=train), frozenset())
-    kernels = [call for _, calls in fused(placed) for call in calls]
-    assert kernels.count(_OF_PARTS) == parts
+@pytest.mark.parametrize(
+    ("norm", "train", "parts"),
+    [(nn.BatchNorm2d(8), True, 2), (nn.BatchNorm2d(8), False, 0), (nn.GroupNorm(2, 8), True, 2)],
+)
+def test_norms_over_images_are_summed_before_they_scale(norm, train, parts) -> None:
+    """Two kernels more in each pass: what is summed is read again, and so are parts of sums."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU()).train(train)
+    placed = priced_ops(capture(net, (torch.zeros(64, 3, 34, 34),), train=train), frozenset())
+    kernels = [(op.phase, call) for op, calls in fused(placed) for call in calls]
+    assert [call for _, call in kernels].count(_OF_PARTS) == parts
+    image_bytes = 64 * 8 * 32 * 32 * 4
+    loops = [call.op for phase, call in kernels if phase == "forward" and _of_images(call)]
+    sizes = [float(op.work().bytes) / image_bytes for op in loops]
+    sizes = [size for size in sizes if size > 0.1]  # not the count of batches
+    assert sizes == pytest.approx([1, 2] if parts else [2], rel=0.01)
+
+
+def _of_images(call):
+    return call.op.unit != "matrix" and call != _OF_PARTS
+
+
+def test_a_bilinear_image_is_a_loop_that_reads_four_neighbours() -> None:
+    """PyTorch's own kernel goes from channel to channel, Inductor's over all numbers; of gradients
+    each of four sums is read and written.
+    """
+
+    def moved(compiled, train=False):
+        x = torch.zeros(2, 64, 16, 16, requires_grad=train)
+        grown = lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear")  # noqa: E731
+        placed = priced_ops(capture(grown, (x,), train=train), frozenset())
+        placed = fused(placed) if compiled else placed
+        found = {op.call.kind: calls for op, calls in placed if "upsample" in op.call.kind}
+        return {
+            kind: float(calls[0].op.work().bytes) / (4 * x.numel()) for kind, calls in found.items()
+        }
+
+    assert moved(compiled=True) == {"aten::upsample_bilinear2d": 4 * 4 + 4}
+    assert moved(compiled=False)["aten::upsample_bilinear2d"] > 100
+    assert moved(compiled=True, train=True)["aten::upsample_bilinear2d_backward"] == 4 + 2 * 4 * 4
+
+
+def test_what_stays_inside_a_compiled_kernel_takes_no_memory() -> None:
+    """Two of a chain's results are alive at once op by op; compiled only its last, and in training
+    what the backward pass reads.
+    """
+    chain, x = nn.Sequential(nn.Tanh(), nn.Sigmoid(), nn.GELU()), torch.zeros(64, 128, 256)
+    size = x.numel() * DTYPE_BYTES["fp32"]
+
+    def peaks(train):
+        steps = [hp.from_torch(chain, x, train=train, compiled=way) for way in (False, True)]
+        return [step.peak_memory.bytes / size for step in steps]
+
+    assert peaks(train=False) == [3, 2]
+    x.requires_grad_()
+    eager, compiled = peaks(train=True)
+    assert 3 < compiled < eager
 
 
 def test_memory_and_kernels_grow_as_the_program_does() -> None:

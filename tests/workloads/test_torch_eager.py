@@ -11,7 +11,8 @@ import hybridperf as hp
 from hybridperf.io.installed import installed_hardware
 from hybridperf.model.price import price
 from hybridperf.ops import Fused, Norm, ScatterAdd
-from hybridperf.workloads.torch.as_run import in_stored_order
+from hybridperf.workloads.torch.as_run import by_rows, in_stored_order
+from hybridperf.workloads.torch.calls import Tensor, TorchCall
 from hybridperf.workloads.torch.capture import capture
 from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.program import workload_of
@@ -89,11 +90,14 @@ def measured(name: str, *devices: str) -> pd.DataFrame:
     return found[found["key"].fillna("").str.startswith(name)]
 
 
-@pytest.mark.parametrize(("device", "off"), [("h100_sxm", 0.35), ("h200_sxm", 0.2)])
-def test_gradients_of_tables_as_gpus_took_them(device, off) -> None:
-    """Rows that are sorted; before, a sort and an addition of rows were 70 % short."""
+@pytest.mark.parametrize("device", ["h100_sxm", "h200_sxm"])
+def test_gradients_of_tables_as_gpus_took_them(device) -> None:
+    """Rows that are sorted, of indices that are about equally frequent; a sort and an addition of
+    rows were 70 % short, the same by bytes 11 % off, and 15 % on the H100.
+    """
     rows = measured(("bag_gradient", "table"), device)
-    rows = rows[rows["rows"] > 3072]
+    skew = rows["key"].str.extract(r"zipf ([\d.]+)")[0].astype(float).fillna(0.0)
+    rows = rows[(rows["rows"] > 3072) & (skew < 0.6)]
     calls = [
         [call_in_step(call) for call in sorted_gradient(ScatterAdd(*map(float_or, one)))]
         for one in rows[["dtype", "rows", "cols", "vocab"]].itertuples(index=False)
@@ -101,11 +105,44 @@ def test_gradients_of_tables_as_gpus_took_them(device, off) -> None:
     flat = [call for each in calls for call in each]
     seconds = np.asarray(price(hp.load_model(device), flat).seconds)
     times = np.array([call.times for call in flat])
-    # with what an eager step makes of loops, and of the gaps between kernels
+    # with what a step makes of loops, and of the gaps between kernels
     ours = (1.25 * seconds + 2.5e-6 * times).reshape(len(calls), -1).sum(1)
     wrong = np.log(ours / rows["time_s"].to_numpy())
-    assert np.abs(wrong).mean() < off
-    assert abs(wrong.mean()) < off
+    assert np.abs(wrong).mean() < 0.09
+    assert abs(wrong.mean()) < 0.06
+
+
+@pytest.mark.parametrize("device", ["h100_sxm", "h200_sxm"])
+def test_bags_of_lookups_as_gpus_took_them(device) -> None:
+    """By the bytes of different rows alone they were 2.6 times too quick."""
+    rows = measured("embedding_bag", device)
+    rows = rows.assign(table=rows["key"].str.split().str[1].astype(int))
+    calls = []
+    for one in rows.itertuples():
+        bags, length, cols = int(one.batch), int(one.pooling), int(one.dim)
+        table = Tensor((one.table, cols), one.dtype)
+        index, made = Tensor((bags * length,), "int64"), Tensor((bags, cols), one.dtype)
+        call = TorchCall("aten::_embedding_bag", (table, index), (made,))
+        (kernel,) = by_rows(call, kernels(call))
+        calls.append(call_in_step(kernel))
+    ours = 1.25 * np.asarray(price(hp.load_model(device), calls).seconds) + 2.5e-6
+    wrong = np.log(ours / rows["time_s"].to_numpy())
+    assert np.abs(wrong).mean() < 0.2
+
+
+def test_norms_of_narrow_rows_take_longer_than_their_bytes() -> None:
+    """Those of a ConvNeXt, of 96 to 768, took an H200 ten times as long; 4,096 wait for memory."""
+
+    def took(rows, cols):
+        x = Tensor((rows, cols), "bf16")
+        sums = Tensor((rows, 1), "bf16")
+        call = TorchCall("aten::native_layer_norm", (x,), (x, sums, sums), [None, [cols]])
+        (kernel,) = by_rows(call, kernels(call))
+        return float(price(hp.load_model("h200_sxm"), [call_in_step(kernel)]).seconds[0])
+
+    by_bytes = lambda rows, cols: 2 * 2 * rows * cols / 4.8e12  # noqa: E731
+    assert took(401_408, 96) > 8 * by_bytes(401_408, 96)
+    assert took(2048, 4096) < 1.5 * by_bytes(2048, 4096)
 
 
 def float_or(value):

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 
 import pytest
-from support.torch_steps import TARGET, Mlp, X, matrix_ops, nn, torch
+from support.torch_steps import TARGET, Mlp, X, functional, matrix_ops, nn, torch
 
 import hybridperf as hp
 from hybridperf.hardware import DTYPE_BYTES
@@ -119,6 +119,45 @@ def test_words_of_cuda_are_understood_without_it() -> None:
 
     products = matrix_ops(capture(step, ()), "forward")
     assert [op.dtype for op in products] == ["bf16", "bf16"]
+
+
+def test_autocast_of_a_gpu_widens_what_the_host_would_not() -> None:
+    """Norms, softmax, powers and resized images run in single precision there, sums write it."""
+
+    def made(device, enabled=True):
+        x = torch.zeros(2, 8, 4, 4, dtype=torch.bfloat16)
+
+        def step(x):
+            with torch.autocast(device, torch.bfloat16, enabled=enabled):
+                return [
+                    functional.group_norm(x, 2), torch.softmax(x, -1), x.pow(2), x**2, x.sum(),
+                    functional.interpolate(x, scale_factor=2), functional.silu(x), x + x,
+                ]  # fmt: skip
+
+        ops = capture(step, (x,), train=False).ops
+        return {
+            op.call.kind.removeprefix("aten::"): op.call.written[0].dtype
+            for op in ops
+            if op.call.kind != "aten::_to_copy"
+        }
+
+    plain = dict.fromkeys(made("cuda", enabled=False), "bf16")
+    wide = ("native_group_norm", "_softmax", "pow", "sum", "upsample_nearest2d")
+    assert made("cuda", enabled=False) == plain
+    assert made("cuda") == plain | dict.fromkeys(wide, "fp32")
+    with hp.without_memory():
+        assert made("cuda")["native_group_norm"] == "fp32"
+    assert made("cpu")["native_group_norm"] == "bf16"
+
+
+def test_autocast_leaves_a_format_that_is_asked_for() -> None:
+    def step(x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return torch.softmax(x, -1, torch.bfloat16), x.sum(dtype=torch.bfloat16)
+
+    x = torch.zeros(8, 4, dtype=torch.bfloat16)
+    written = [op.call.written[0].dtype for op in capture(step, (x,), train=False).ops]
+    assert written == ["bf16", "bf16"]
 
 
 def test_tied_weights_stay_one_when_they_are_converted() -> None:

@@ -5,9 +5,10 @@ Compiled. Inductor (torch/_inductor/scheduler.py) fuses as `workloads/fusion.py`
 the loop that made one of its inputs in the same pass. What the backward pass reads of the forward
 pass is written, as in an eager step: Inductor computes some of it again instead, which saves memory
 more than time. The optimizer is not compiled. Few channels with many numbers each are summed in
-parts, so that all multiprocessors work: each pass of a batch norm has two kernels more, of the
-parts and of their sums (`Reduction.num_splits` in torch/_inductor/ir.py; a ResNet-50 on an H100 had
-2.5 forward and 2.9 backward).
+parts, so that all multiprocessors work (`reduction_split_factor` in torch/_inductor/choices.py):
+each pass of a batch norm is a kernel of parts, one of their sums, and a loop that reads everything
+again (a ResNet-50 on an H100 had 2.5 forward and 2.9 backward). So is that of a group norm, whose
+groups and channels are summed apart (as a U-Net on an H200 had them).
 
 Eager. A loop goes in the order of its result (`TensorIterator` of PyTorch). A tensor of the same
 size whose fastest dimension is another one (patches of an image, turned into words; channels last
@@ -28,7 +29,9 @@ it further.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hybridperf.model.calls import StepPlace
 from hybridperf.ops import (
@@ -37,15 +40,17 @@ from hybridperf.ops import (
     Fused,
     Gather,
     Norm,
+    Op,
     OpCall,
     Reduction,
     RmsNorm,
     Softmax,
 )
+from hybridperf.ops.embedding import uniform_unique_rows
 from hybridperf.workloads.fusion import Kernel, Piece, as_one, joined, readers_of
-from hybridperf.workloads.in_program import role_of
+from hybridperf.workloads.in_program import most_alive_bytes, role_of
 from hybridperf.workloads.torch.calls import Tensor, TorchCall
-from hybridperf.workloads.torch.loops import loop
+from hybridperf.workloads.torch.loops import loop, resized
 from hybridperf.workloads.torch.record import OPTIMIZER, CapturedOp
 
 _LOOPS = (Elementwise, Fused, Copy, Gather, Norm, RmsNorm, Reduction, Softmax)
@@ -57,14 +62,63 @@ PricedOp = tuple[CapturedOp, tuple[OpCall, ...]]
 
 def fused(ops: Sequence[PricedOp]) -> list[PricedOp]:
     """Kernels of a compiled step; each stands for its last op."""
-    kernels = joined([_piece(op, calls) for op, calls in ops])
+    kernels = _kernels(ops)
     needed = readers_of(kernels)
     return [_one(kernel, needed) for kernel in kernels]
 
 
+def compiled_peak_bytes(ops: Sequence[PricedOp], kept_bytes: float) -> float:
+    """The most memory that a compiled step takes: `kept_bytes` are there before it, and what a
+    kernel writes for others is alive until the last of them.
+    """
+    kernels = _kernels(ops)
+    needed, there, alive = readers_of(kernels), set[int](), dict[int, tuple[float, int, int]]()
+    for at, kernel in enumerate(kernels):
+        for one in kernel.read:
+            if one in alive:
+                size, first, _ = alive[one]
+                alive[one] = size, first, at
+            else:
+                there.add(one)
+        for one, size in kernel.written.items():
+            if one > 0 and one not in there and needed.get(one) != {kernel}:
+                most, first, _ = alive.get(one, (size, at, at))
+                alive[one] = max(most, size), first, at
+    return kept_bytes + most_alive_bytes(alive.values(), len(kernels))
+
+
+def _kernels(ops: Sequence[PricedOp]) -> list[Kernel]:
+    return joined([piece for op, calls in ops for piece in _pieces(op, calls)])
+
+
+def _taken_apart(op: CapturedOp, calls: tuple[OpCall, ...]) -> tuple[OpCall, ...]:
+    """An op's kernels, or the loops that Inductor makes of it (torch/_decomp/decompositions.py)."""
+    kind = op.call.kind.removeprefix("aten::")
+    if is_bag(op.call):  # which it calls as it is
+        return by_rows(op.call, calls)
+    if not kind.startswith("upsample_"):
+        return calls
+    return tuple(OpCall(one) for one in resized(op.call._replace(kind=kind), by_channel=False))
+
+
+def _pieces(op: CapturedOp, calls: tuple[OpCall, ...]) -> list[Piece]:
+    """An op as Inductor makes loops of it: a norm that is summed in parts is two, of which the
+    second waits for the sums of the first.
+    """
+    whole = _piece(op, _taken_apart(op, calls))
+    if not (whole.elements and _in_parts(op, whole.calls[0].op)):
+        return [whole]
+    n, sums = float(whole.elements), {-op.call.made.storage: 0.0}
+    reads = Fused(whole.dtype, elements=n, flops=2 * n, transcendentals=0.0,
+                  bytes_read=sum(whole.read.values()), bytes_written=0.0)  # fmt: skip
+    first = replace(whole, calls=(OpCall(reads),), written=sums, ends=True)
+    return [first, replace(whole, read={**whole.read, **sums})]
+
+
 def _piece(op: CapturedOp, calls: tuple[OpCall, ...]) -> Piece:
     size = 0  # elements over which it loops, if it is compiled
-    if op.phase != OPTIMIZER and len(calls) == 1 and isinstance(calls[0].op, _LOOPS):
+    compiled = op.phase != OPTIMIZER and not is_bag(op.call)
+    if compiled and len(calls) == 1 and isinstance(calls[0].op, _LOOPS):
         # of a lookup only what it makes: its table is not read
         read = [] if isinstance(calls[0].op, Gather) else op.call.read
         size = max((one.elements for one in (*read, *op.call.written)), default=0)
@@ -95,7 +149,7 @@ def _written(op: CapturedOp) -> list[Tensor]:
 def _one(kernel: Kernel, needed: dict[int, set[Kernel]]) -> PricedOp:
     """A kernel as its last op with what all of it reads, computes and writes."""
     op, calls = kernel.last.what, kernel.last.calls
-    summed = (_OF_PARTS,) * (2 * sum(map(_in_parts, kernel.pieces)))
+    summed = (_OF_PARTS,) * sum(piece.ends for piece in kernel.pieces)
     if len(kernel.pieces) == 1:
         return op, calls + summed
     written = (
@@ -105,10 +159,14 @@ def _one(kernel: Kernel, needed: dict[int, set[Kernel]]) -> PricedOp:
     return op, (as_one(kernel, sum(kernel.read.values()), sum(written)), *summed)
 
 
-def _in_parts(piece: Piece) -> bool:
-    """Whether a piece sums over all images of a batch."""
-    kind = piece.what.call.kind
-    return "batch_norm" in kind and (isinstance(piece.calls[0].op, Norm) or "backward" in kind)
+def _in_parts(op: CapturedOp, loop: Op) -> bool:
+    """Whether Inductor sums an op's numbers in kernels of their own: of a channel over all images
+    of a batch, of groups of channels.
+    """
+    kind = op.call.kind
+    return "group_norm" in kind or (
+        "batch_norm" in kind and (isinstance(loop, Norm) or "backward" in kind)
+    )
 
 
 # Of the 32 bytes of a sector, what is moved for one number: neighbours find a part in the caches.
@@ -142,6 +200,62 @@ def in_stored_order(call: TorchCall, calls: tuple[OpCall, ...]) -> tuple[OpCall,
     read_bytes = float(work.bytes) - result.bytes + crossed * _SECTOR_BYTES * n
     each = float(work.flops) / n, float(work.transcendentals) / n
     return tuple(OpCall(op) for op in loop(result, read_bytes, *each))
+
+
+# Instructions of a thread block that norms a row, most of them spent waiting for its sums: of the
+# row, and of each number; of the kernel that sums gradients of scale and shift over rows the same.
+# H100 and H200 take equally long. Fitted to kernels of 28 steps (`calibration/measured`), each
+# program left out: a forward pass is 12 % off, the gradients' sums 26 % (by bytes 35 and 45 %).
+_ROW, _SUMMED_ROW = (27_000.0, 25.0), (17_000.0, 67.0)
+# Bags of lookups (aten/src/ATen/native/cuda/EmbeddingBag.cu): 8,192 warps at once, of 32 numbers
+# of a bag each, add its rows one after the other: instructions of a wave, of each row in it; bytes
+# of rows that are looked up, and of different ones. Fitted to 260 single ops of an H100 and an
+# H200, 14 % off (widths left out 16, lengths of bags 15, the other GPU 17 %); by the bytes of
+# different rows alone they were 2.6 times too quick
+_WARPS, _WAVE, _ADDED_ROW, _MOVED, _DIFFERENT = 8192.0, 31e6, 3.1e6, 2.15, 0.32
+
+
+def _bags(call: TorchCall, of: Gather) -> OpCall:
+    """Bags of lookups as PyTorch's own kernel sums them."""
+    cols, rows, each = float(of.cols), float(of.rows), float(of.element_bytes)
+    bags = max(call.made.elements / cols, 1.0)
+    different = float(uniform_unique_rows(rows, of.vocab))
+    waves = 1.0 + bags * math.ceil(cols / 32) / _WARPS
+    moved = _MOVED * (rows + bags) + _DIFFERENT * (different + bags)
+    return OpCall(Fused(
+        "fp32", elements=bags * cols, flops=rows * cols, transcendentals=0.0,
+        bytes_read=(moved - bags) * cols * each, bytes_written=bags * cols * each,
+        instructions=waves * (_WAVE + _ADDED_ROW * rows / bags),
+    ))  # fmt: skip
+
+
+def is_bag(call: TorchCall) -> bool:
+    """Whether a call looks up sums of a table's rows."""
+    return "embedding_bag" in call.kind and "backward" not in call.kind
+
+
+def by_rows(call: TorchCall, calls: tuple[OpCall, ...]) -> tuple[OpCall, ...]:
+    """Kernels of layer norms and bags with the instructions of their rows."""
+    kind = call.kind.rpartition("::")[2]
+    if is_bag(call) and len(calls) == 1 and isinstance(calls[0].op, Gather) and call.written:
+        return (_bags(call, calls[0].op),)
+    backward = kind == "native_layer_norm_backward"
+    if not calls or not (kind == "native_layer_norm" or backward):
+        return calls
+    last = calls[-1].op
+    if isinstance(last, Norm):
+        rows, n = float(last.rows), float(last.rows) * float(last.cols)
+        work = last.work()
+        last = Fused(last.dtype, elements=n, flops=float(work.flops), transcendentals=rows,
+                     bytes_read=float(work.bytes) - n * last.element_bytes,
+                     bytes_written=n * last.element_bytes)  # fmt: skip
+    elif isinstance(last, Fused) and backward:
+        rows, n = float(last.summed), float(last.elements)
+    else:
+        return calls
+    of_row, of_number = _SUMMED_ROW if backward else _ROW
+    instructions = rows * of_row + n * of_number
+    return *calls[:-1], OpCall(replace(last, dtype="fp32", instructions=instructions))
 
 
 def _crossed(one: Tensor, result: Tensor) -> bool:

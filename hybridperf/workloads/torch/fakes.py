@@ -16,7 +16,7 @@ from unittest import mock
 from hybridperf.io import InputError
 from hybridperf.workloads.own import line_of, user_line
 from hybridperf.workloads.torch.groups import process_group
-from hybridperf.workloads.torch.on_gpu import flex_attended
+from hybridperf.workloads.torch.on_gpu import Autocast, flex_attended
 
 # as PyTorch's errors say it
 _NEEDS_A_GPU = (
@@ -158,7 +158,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
                 # fused kernels of GPUs drop as they go, those of CPUs do not drop
                 args = args[:4] + (0.0,) * (len(args) > 4) + args[5:]
                 moved |= {"dropout_p": 0.0} if "dropout_p" in moved else {}
-            return func(*map(_here, args), **moved)
+            return autocast.call(func, [*map(_here, args)], moved)
 
     # of one conversion and one tensor, by identity: both, so that they live on, and what is made
     converted: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
@@ -180,20 +180,16 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
                 held[key] = converted[id(fn), id(old)][-1]
         return self
 
-    autocast = torch.amp.autocast_mode.autocast
-    enter = autocast.__init__
+    autocast = Autocast()
 
     def untouched(tensor: Any = None, *_: Any, **__: Any) -> Any:
         return tensor
-
-    def here(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        enter(self, _here(device_type), *args, **kwargs)
 
     known = torch._guards.detect_fake_mode()
     with (
         known or FakeTensorMode(allow_non_fake_inputs=True),
         OneDevice(),
-        mock.patch.object(autocast, "__init__", here),
+        autocast.followed(),
         mock.patch.object(torch.nn.Module, "_apply", apply),
         mock.patch.object(torch.cuda, "synchronize", untouched),
         torch.compiler.set_stance("force_eager"),

@@ -54,7 +54,8 @@ _BATCH_NORM_BACKWARD_FLOPS = 11  # the same, with the scale's and shift's gradie
 _LIKELIHOODS = ("nll_loss_forward", "nll_loss2d_forward")  # of rows, of pixels
 _COUNTED = ("topk", "kthvalue")  # their second argument is a number of elements
 GATE_FLOPS = 5  # per number of the gates: added, multiplied, added to the state
-_INTERPOLATION_FLOPS = 8  # bilinear: four numbers, each times its weight and added
+# bilinear: four numbers, each times its weight and added
+_NEIGHBOURS, _INTERPOLATION_FLOPS = 4, 8
 # What passes while a GPU makes a channel of a bilinear image: a thread for each pixel goes from one
 # to the next (aten/src/ATen/native/cuda/UpSampleBilinear2d.cu). 11 such on an H200, of 10 to 250
 # pixels a side, take 0.15 to 0.4 us each (`calibration/measured`)
@@ -230,17 +231,28 @@ def norm(call: TorchCall) -> Ops:
     return in_rows(ops.Norm, x, cols)
 
 
-def resized(call: TorchCall) -> Ops:
-    """An image in another size, its nearest numbers or weighted ones of a few; and its gradient."""
+def resized(call: TorchCall, by_channel: bool = True) -> Ops:
+    """An image in another size, its nearest numbers or weighted ones of a few; and its gradient.
+
+    `by_channel`: as PyTorch's own kernels have it; Inductor's loops go over all numbers at once,
+    and read each of its four neighbours, or add to them, for itself.
+    """
     needs(call.read and call.written)
     out, source = call.written[0], call.read[0]
     larger = max(out, source, key=lambda one: one.elements)
     flops = 0.0 if "nearest" in call.kind else _INTERPOLATION_FLOPS
-    read_bytes = source.bytes
-    if call.kind == "upsample_bilinear2d" and not _channels_last(source):
+    read_bytes, written_bytes = source.bytes, out.bytes
+    if not by_channel and "bilinear2d" in call.kind:
+        moved = _NEIGHBOURS * larger.elements
+        if larger is out:
+            read_bytes = moved * DTYPE_BYTES[source.dtype]
+        else:  # a sum is read and written
+            written_bytes = moved * DTYPE_BYTES[out.dtype]
+            read_bytes += written_bytes
+    if by_channel and call.kind == "upsample_bilinear2d" and not _channels_last(source):
         planes = math.prod(out.shape[:2])
         read_bytes = max(read_bytes, planes * _PLANE_BYTES - out.bytes)
-    return loop(out, read_bytes, flops * larger.elements / out.elements, 0)
+    return loop(out, read_bytes, flops * larger.elements / out.elements, 0, written_bytes)
 
 
 def _channels_last(image: Tensor) -> bool:

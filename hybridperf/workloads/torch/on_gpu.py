@@ -1,5 +1,5 @@
-"""Ops that are one kernel on GPUs alone, as programs are captured for them: RMSNorm, dropout,
-FlexAttention.
+"""What runs otherwise on GPUs than on CPUs, as programs are captured for them: RMSNorm, dropout and
+FlexAttention, which are one kernel there, and autocast, which runs more in single precision.
 
 `aten::_fused_rms_norm` has a kernel of its own on GPUs alone (its `dispatch` in PyTorch's
 native_functions.yaml); tensors without memory lie on the host, where it is taken apart. Here it is
@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+from hybridperf.workloads.torch.calls import NAMES
+
 _NORM = {
     "_fused_rms_norm": (
         "(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)"
@@ -38,6 +40,9 @@ _FLEX = {
         " -> (Tensor, Tensor, Tensor)"
     ),
 }
+_WIDENED, _GIVEN_A_FORMAT = (
+    frozenset(NAMES["autocast"][kind]) for kind in ("widened", "given_a_format")
+)
 _GRID = 256  # positions along queries and keys that a mask is asked for
 _MASK_AT = -1  # among what a block mask is made of
 
@@ -53,6 +58,60 @@ def own_ops(schemas: Mapping[str, str]) -> Any:
         torch.library.custom_op(f"hybridperf::{name}", unseen, mutates_args=(), schema=schema)
         for name, schema in schemas.items()
     )
+
+
+class Autocast:
+    """`torch.autocast` of a GPU where all tensors lie on the host: the host's, beside `call`."""
+
+    def __init__(self) -> None:
+        self.open = 0  # contexts of a GPU that a program is in
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Every context that a program makes of it is one of the host."""
+        import torch
+
+        of = torch.amp.autocast_mode.autocast
+        make, enter, leave = of.__init__, of.__enter__, of.__exit__
+
+        def made(context: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+            of_a_gpu = str(device_type).split(":")[0] == "cuda"
+            make(context, "cpu" if of_a_gpu else device_type, *args, **kwargs)
+            context.of_a_gpu = of_a_gpu  # last: one of these inside another makes it, too
+
+        def entered(context: Any) -> Any:
+            self.open += getattr(context, "of_a_gpu", False)
+            return enter(context)
+
+        def left(context: Any, *args: Any) -> Any:
+            self.open -= getattr(context, "of_a_gpu", False)
+            return leave(context, *args)
+
+        methods: dict[str, Any] = {"__init__": made, "__enter__": entered, "__exit__": left}
+        with mock.patch.multiple(of, **methods):
+            yield
+
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A function's result, in single precision if autocast of a GPU has it so."""
+        import torch
+
+        name = getattr(func, "__name__", "")
+        asked = kwargs.get("dtype") or any(isinstance(one, torch.dtype) for one in args)
+        widened, given = name in _WIDENED, name in _GIVEN_A_FORMAT and not asked
+        if not (self.open and (widened or given) and torch.is_autocast_enabled("cpu")):
+            return func(*args, **kwargs)
+
+        def narrow(one: Any) -> bool:
+            return isinstance(one, torch.Tensor) and one.dtype in (torch.bfloat16, torch.float16)
+
+        tree = torch.utils._pytree
+        if given and any(map(narrow, args)):
+            kwargs = kwargs | {"dtype": torch.float32}
+        elif widened:
+            wide = lambda one: one.float() if narrow(one) else one  # noqa: E731
+            args, kwargs = tree.tree_map(wide, (tuple(args), kwargs))
+        with torch.autocast("cpu", enabled=False):
+            return func(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,8 @@ from hybridperf.workloads.jax.reuse import HloStep, Touch, rounded, with_reuse
 from hybridperf.workloads.own import labelled
 from hybridperf.workloads.torch.as_run import (
     PricedOp,
+    by_rows,
+    compiled_peak_bytes,
     fused,
     in_stored_order,
     launch_of,
@@ -130,10 +132,12 @@ def workload_of(
     placed = priced_ops(captured, ignored, backend)
     if not any(calls or is_message(op) for op, calls in placed):
         raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
+    peak_bytes = captured.peak_bytes
     if compiled:
+        peak_bytes = compiled_peak_bytes(placed, captured.kept_bytes)
         placed = fused(placed)
     elif backend == "gpu":
-        placed = [(op, in_stored_order(op.call, calls)) for op, calls in placed]
+        placed = [(op, by_rows(op.call, in_stored_order(op.call, calls))) for op, calls in placed]
     if backend == "cpu":
         graph, rows = _serial_graph(placed, captured, gpus_per_node)
     else:
@@ -149,7 +153,7 @@ def workload_of(
             *([_ONE_STAGE] if any(place.role == "p2p" for _, place in rows) else []),
             *(f"ignored {kind}, {times} of them" for kind, times in left_out.items()),
         ),
-        peak_memory=PeakMemory(captured.peak_bytes, "parameters, activations and states of"),
+        peak_memory=PeakMemory(peak_bytes, "parameters, activations and states of"),
     )  # fmt: skip
 
 
@@ -184,7 +188,7 @@ def _graph(
             continue
         stream = COMM if op.call.kind in COPIED_IN else COMPUTE
         for at, kernel in enumerate(calls):
-            place = StepPlace(role_in_step(op, kernel))
+            place = StepPlace(role_in_step(op, kernel), kernel.times)
             launch = GivenSeconds(0.0, "launch"), launch_of(op, kernel, at > 0, compiled)
             called = row(as_run(op, kernel, compiled), place)
             node = graph.op(
