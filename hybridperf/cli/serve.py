@@ -128,7 +128,14 @@ def _fit(fit_on: Sequence[Path], model: Path | None) -> Any:
     if fit_on and model:
         raise wrong("expected --fit-on ROWS or --model FOLDER, got both; give one of them")
     if fit_on:
-        return fit_of(pd.concat([read_table(path) for path in fit_on], ignore_index=True))
+        measured = pd.concat([read_table(path) for path in fit_on], ignore_index=True)
+        found = fit_of(measured)
+        if found.rows < len(measured):
+            common.warn(
+                f"fitted to {found.rows} of {len(measured)} measured rows: others have no seconds,"
+                " are not understood or repeat one"
+            )
+        return found
     return ServingFit.load(model) if model else None
 
 

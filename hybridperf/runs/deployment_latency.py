@@ -3,7 +3,10 @@
 Aggregated engines are in the steady state of a closed loop with as many clients as decode
 (`steady_state.py`). Of engines apart, a request waits for one that computes prompts as in an M/D/x
 queue, its keys go over the links, and the slower of both sides bounds the rate; where prompts come
-too seldom for all slots, Little's law says how many decode at once.
+too seldom for all slots, Little's law says how many decode at once. In the simulation, where
+prompts that wait are computed in batches and each engine has a queue of its own, first tokens of
+engines apart come 3 to 14 % later at the most load that is let in; times per output token agree
+within 2 %.
 
 Axes: E engines, N deployments.
 """

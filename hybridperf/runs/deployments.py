@@ -239,13 +239,22 @@ def _apart(
 
 
 def _told_apart(space: Space, latency: Latency) -> np.ndarray:
-    """Rows without those whose smaller chunk changes nothing: the usual chunk says as much."""
-    whole = np.flatnonzero(space.first < 0)
+    """Rows without those that only a setting tells from another: a smaller chunk where the usual
+    one does as well, more slots than prompts of engines apart fill.
+    """
+    whole, apart = np.flatnonzero(space.first < 0), np.flatnonzero(space.first >= 0)
     each = [one[whole] for one in (space.chunk, space.held, space.decode)]
-    pairs = whole[np.lexsort(each)].reshape(-1, len(CHUNKS))
-    ratios = [one[pairs[:, :-1]] / one[pairs[:, -1:]] for one in latency]
+    of_chunks = whole[np.lexsort(each)].reshape(-1, len(CHUNKS))
+    engines_of = (space.decode, space.first, space.replicas, space.prompting)
+    order = apart[np.lexsort([one[apart] for one in (space.held, *engines_of)])]
+    slots = np.column_stack([order[1:], order[:-1]])
+    slots = slots[
+        np.logical_and.reduce([one[slots[:, 0]] == one[slots[:, 1]] for one in engines_of])
+    ]
+    copies, instead = np.concatenate([of_chunks, slots]).T
+    ratios = [one[copies] / one[instead] for one in latency]
     alike = np.logical_and.reduce([np.abs(one - 1.0) < _ALIKE for one in ratios])
-    return np.setdiff1d(np.arange(len(space.held)), pairs[:, :-1][alike])
+    return np.setdiff1d(np.arange(len(space.held)), copies[alike])
 
 
 def _transfer_s(asked: Question, memory: Sequence[ServingMemory]) -> np.ndarray:

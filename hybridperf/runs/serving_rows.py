@@ -319,7 +319,7 @@ def _schemes(
     words = known_names()["precision"]
     precision = str(values.get("precision", "")).lower()
     if not precision and not {"gemm_quant_mode", "moe_quant_mode"} & {*values}:
-        parts = [*words, "fp8"]
+        parts = [*words, "fp8", "nvfp4"]
         precision = next((one for one in plain(model).split("_") if one in parts), "bf16")
         notes.append(f"precision not given: {precision} assumed")
     gemm = str(values.get("gemm_quant_mode", precision or "bf16")).lower()

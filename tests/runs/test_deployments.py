@@ -120,11 +120,13 @@ def test_where_none_is_within_the_limits_the_nearest_comes_first(asked: Question
 def test_engines_that_decode_alone_are_as_quick_as_in_the_simulation(
     asked: Question, found: pd.DataFrame
 ) -> None:
-    """Prompts of one GPU are too few for 256 sequences of the other: fewer decode, and faster."""
-    apart = found[(found["mode"] == "disaggregated") & (found["sequences"] == 256)].iloc[0]
-    full = found[(found["mode"] == "disaggregated") & (found["sequences"] == 16)].iloc[0]
-    assert apart["requests_per_s"] * asked.output * apart["tpot_s"] < 200
-    assert full["tpot_s"] < apart["tpot_s"]
+    """Prompts of one GPU are too few for all slots of the other: fewer decode, and faster."""
+    rows = found[found["mode"] == "disaggregated"].sort_values("sequences")
+    few, apart = rows.iloc[0], rows.iloc[-1]
+    assert apart["requests_per_s"] * asked.output * apart["tpot_s"] < 0.95 * apart["sequences"]
+    assert few["tpot_s"] < apart["tpot_s"]
+    settings = [name for name in (*rows.columns[:17], "prefill_tp") if name != "sequences"]
+    assert not rows.duplicated([*settings, "ttft_s", "tpot_s"]).any()  # slots that nobody fills
     gaps = np.random.default_rng(0).exponential(1.0, 700)
     arrival_s = np.cumsum(gaps / gaps.mean() / apart["requests_per_s"])
     requests = arriving(arrival_s, np.full(700, asked.prompt), np.full(700, asked.output))

@@ -112,7 +112,10 @@ def test_names_of_the_hub_are_models_by_their_sizes() -> None:
 
 def test_what_a_row_does_not_tell_is_said() -> None:
     least = {name: DENSE[name] for name in ("system", "isl", "osl", "concurrency")}
-    for name, formats in {"llama3-8b": "bf16", "nvidia/Llama-3.1-8B-Instruct-FP8": "fp8"}.items():
+    for name, formats in {
+        "llama3-8b": "bf16",
+        "nvidia/Llama-3.1-8B-Instruct-NVFP4": "nvfp4",
+    }.items():
         (row,) = understood(table({**least, "model_path": name}))
         assert f"precision not given: {formats} assumed" in row.notes
         assert "layout not given: tp_size 1 assumed" in row.notes
