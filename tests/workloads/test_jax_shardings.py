@@ -2,6 +2,10 @@
 what the layout is known for.
 """
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -103,3 +107,48 @@ def test_a_table_whose_rows_are_shared_out_is_looked_up() -> None:
         ).time_s
         > 0
     )
+
+
+_COMPILED = """
+import jax, jax.numpy as jnp, math, re, sys
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+lies = lambda shape, *spec: jax.ShapeDtypeStruct(
+    shape, jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
+w = lies((512, 2048), "data", "model"), lies((2048, 512), "model", "data")
+layer = lambda x, w: x + jnp.tanh(x @ w[0]) @ w[1]
+program = lambda w, x: jax.grad(lambda w: layer(layer(x, w), w).sum())(w)
+text = jax.jit(program).lower(w, lies((2048, 512), "data")).compile().as_text()
+for shapes, kind in re.findall(r"= (.*?) (all-reduce|all-gather)\\(", text):
+    for dims in re.findall(r"f32\\[([0-9,]*)\\]", shapes):
+        print(kind.replace("-", "_"), 4 * math.prod(map(int, dims.split(","))))
+"""
+
+
+def test_messages_are_those_that_xla_sends() -> None:
+    """A compiled program of eight devices of a CPU, which are one: bytes by kind."""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPILED], capture_output=True, text=True, check=True,
+        env=environment,
+    )  # fmt: skip
+    theirs: dict[str, float] = {}
+    for kind, size in map(str.split, done.stdout.splitlines()):
+        theirs[kind] = theirs.get(kind, 0.0) + float(size)
+
+    def floats(shape, *spec):
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(MESH, P(*spec)))
+
+    w = floats((512, 2048), "data", "model"), floats((2048, 512), "model", "data")
+
+    def twice(w, x):
+        def both(x):
+            return x + jnp.tanh(x @ w[0]) @ w[1]
+
+        return both(both(x)).sum()
+
+    ours: dict[str, float] = {}
+    for (kind, _), size in sent(step(jax.grad(twice), w, floats((2048, 512), "data"))).items():
+        ours[kind] = ours.get(kind, 0.0) + size
+    assert ours == pytest.approx(theirs)
+    assert {"all_reduce", "all_gather"} == theirs.keys()

@@ -35,6 +35,7 @@ _TAKEN = {
     "stablehlo.slice": "limit_indices",
 }  # fmt: skip
 _BARRIER, _MARK = "stablehlo.optimization_barrier", (5, 1)  # bits that no number format has
+_EXCHANGES = ("stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.collective_permute")
 _SUMS = "sdy.all_reduce"  # what the last pass leaves as it is
 
 
@@ -94,6 +95,7 @@ def main() -> None:
             if one == _LOCAL:
                 _taken_fit(ir, module)
         _barriers_again(ir, module)
+        _exchanged_once(ir, module)
         operations = list[Any]()
 
         def seen(operation: Any) -> Any:
@@ -182,6 +184,19 @@ def _barriers_again(ir: Any, module: Any) -> None:
                 (made,) = hlo.OptimizationBarrierOp(list(one.operands)).results
             one.results[0].replace_all_uses_with(made)
             one.erase()
+
+
+def _exchanged_once(ir: Any, module: Any) -> None:
+    """A value that is exchanged alike for several readers: once, as XLA joins what is the same."""
+    known: dict[Any, Any] = {}
+    for name in _EXCHANGES:
+        for one in _named(ir, module, name):
+            how = [str(one.attributes[key]) for key in sorted(map(_name, one.attributes))
+                   if key != "channel_handle"]  # fmt: skip
+            first = known.setdefault((name, one.operands[0], str(one.results[0].type), *how), one)
+            if first is not one:
+                one.results[0].replace_all_uses_with(first.results[0])
+                one.erase()
 
 
 def _taken_fit(ir: Any, module: Any) -> None:
