@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -242,14 +242,12 @@ def _summed(ir: Any, operation: Any, axes: Mapping[str, int]) -> None:
     last = [[*axes].index(name) for name in among]
     groups = np.moveaxis(devices, last, range(-len(last), 0))
     groups = groups.reshape(-1, math.prod(axes[name] for name in among))
-    value = operation.operands[0]
+    value, handle = operation.operands[0], cast(Any, hlo.ChannelHandle)
     with ir.InsertionPoint(operation), operation.location:
         made = hlo.AllReduceOp(
             [value.type], [value],
             replica_groups=ir.DenseIntElementsAttr.get(np.ascontiguousarray(groups)),
-            channel_handle=hlo.ChannelHandle.get(
-                mlir.COLLECTIVE_CHANNEL_ID, mlir.DEVICE_TO_DEVICE_TYPE
-            ),
+            channel_handle=handle.get(mlir.COLLECTIVE_CHANNEL_ID, mlir.DEVICE_TO_DEVICE_TYPE),
             use_global_device_ids=ir.BoolAttr.get(True),
         )  # fmt: skip
         scalar = ir.RankedTensorType.get([], ir.RankedTensorType(value.type).element_type)
