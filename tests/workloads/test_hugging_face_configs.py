@@ -403,3 +403,6 @@ def test_what_sizes_do_not_tell_is_built_by_transformers(tmp_path, run):
     status, _, error = run(*words, written(tmp_path / "b", {"model_type": "nobodys_model"}))
     assert status == 2
     assert "cannot build this model" in error
+    status, _, error = run(*words, written(tmp_path / "c", {"model_type": "jamba"}))
+    assert status == 2
+    assert "a kernel of a package of its own" in error

@@ -74,12 +74,14 @@ class Dataflow:
     devices: int  # that the program is divided among
 
 
-def dataflow(module: Module, text: str, ignored: Collection[str] = ()) -> Dataflow:
-    """The nodes of a program, each behind what it takes."""
+def dataflow(
+    module: Module, text: str, ignored: Collection[str] = (), divided: bool = False
+) -> Dataflow:
+    """The nodes of a program, each behind what it takes; `divided`: of one device already."""
     reader = _Reader(module, text, frozenset(ignored))
     parameters = [one for one in module.entry.instructions if one.opcode == "parameter"]
     parameters.sort(key=lambda one: int(one.literal))
-    place = _Place(1.0, 0, "", False)
+    place = _Place(1.0, 0, "", divided)
     made = [reader.node(one, [], place, module.entry) for one in parameters]
     results = reader.read(module.entry, [Value(one) for one in made], place)
     outputs = results if isinstance(results, list) else [results]

@@ -43,6 +43,7 @@ from hybridperf.workloads.jax.gpu_ops import kind_of
 from hybridperf.workloads.jax.gpu_recompute import Settled
 from hybridperf.workloads.jax.hlo import parse
 from hybridperf.workloads.jax.hlo_collectives import collective_calls
+from hybridperf.workloads.jax.shardings import NOTE
 from hybridperf.workloads.own import labelled
 from hybridperf.workloads.transformer.in_step import call_in_step
 
@@ -58,7 +59,8 @@ def from_lowered(
     text, name = content["hlo"], content["name"]
     module, device = parse(text), load_device(content["device"])
     ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
-    flow = dataflow(module, text, ignored)
+    divided = bool(content.get("divided"))
+    flow = dataflow(module, text, ignored, divided)
     fuser = Fuser(flow, module, device, ignored, _donated(text))
     kernels = fuser.kernels()
     _check(name, flow, fuser)
@@ -70,6 +72,7 @@ def from_lowered(
     return program_workload(
         name, graph, rows, calls, FRAMEWORK, backend="gpu",
         notes=(
+            *([NOTE] if divided else []),
             *dict.fromkeys(flow.notes),
             *(f"ignored {kind}, {times} of them" for kind, times in left_out),
         ),

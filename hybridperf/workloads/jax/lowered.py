@@ -18,9 +18,11 @@ from unittest import mock
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.workloads.jax.hlo import Instruction
+from hybridperf.workloads.jax.shardings import divided, is_sharded, written_out
 from hybridperf.workloads.own import check_call, is_foreign, line_of, user_line
 
 _PLATFORMS = {"nvidia": "cuda", "amd": "rocm"}
+_LOOP = "stablehlo.while"
 _CUDNN = "jax._src.cudnn.fused_attention_stablehlo"
 _CUDNN_VERSION = 91100  # the newest whose limits are asked for: none of them holds here
 
@@ -42,13 +44,32 @@ def lower_program(
         )
     check_call(fn, args, {})
     with _told_of(device), sentences(device.id):
-        traced = jitted(fn, donate_argnums).trace(*args)
-        lowered = traced.lower(lowering_platforms=(platform,))
-        text = lowered.as_text(dialect="hlo", debug_info=True)
+
+        def lowered() -> Any:
+            traced = jitted(fn, donate_argnums).trace(*args)
+            return traced.lower(lowering_platforms=(platform,))
+
+        whole = lowered()
+        text = ""
+        if is_sharded(whole.as_text()):
+            if _LOOP in whole.as_text():
+                with written_out():
+                    text = divided(_bytecode(lowered()))
+            else:
+                text = divided(_bytecode(whole))
+        divides = bool(text)
+        text = text or whole.as_text(dialect="hlo", debug_info=True)
     return {
         "name": name or str(getattr(fn, "__name__", "step")), "backend": "gpu",
         "temporary_bytes": 0, "result_bytes": 0, "hlo": text, "device": device.id,
+        "divided": divides,
     }  # fmt: skip
+
+
+def _bytecode(lowered: Any) -> bytes:
+    from jax._src.interpreters import mlir
+
+    return bytes(mlir.module_to_bytecode(lowered.compiler_ir("stablehlo")))
 
 
 def jitted(fn: Callable, donate_argnums: int | tuple[int, ...]) -> Any:

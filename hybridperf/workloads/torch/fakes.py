@@ -86,13 +86,13 @@ def sentences() -> Iterator[None]:
                 raise InputError(f"{_line(error)}: {sentence.format(does=does)}") from error
         if _NO_RULE in told:
             name = told.partition(_NO_RULE)[2].split()[0]
-            instead = (
+            what = (
                 "is a loop that is not followed; write it as one of Python"
                 if name in _LOOPS
                 else "chooses by numbers what comes next, and none are here; call the branch that"
                 " counts"
             )
-            raise InputError(f"{_line(error)}: {name} {instead}") from error
+            raise InputError(f"{_line(error)}: {name} {what}") from error
         if not any(word in told for word in _NEEDS_A_GPU):
             raise
         instead = next((one for word, one in _INSTEAD.items() if word in does), None)

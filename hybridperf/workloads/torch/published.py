@@ -27,6 +27,8 @@ _UNLABELLED = ("CTC", "ImageTextToText", "")
 # what some models draw numbers for as they train: masks of sound, layers that are left out
 _DRAWN = {"apply_spec_augment": False, "layerdrop": 0.0, "encoder_layerdrop": 0.0,
           "decoder_layerdrop": 0.0}  # fmt: skip
+# whose scans are kernels of other packages; without those Transformers goes token by token
+_OTHERS_KERNELS = ("mamba", "falcon_mamba", "jamba", "zamba", "rwkv", "xlstm")
 _IMAGE, _SAMPLES, _FRAMES, _MEL = 224, 16_000, 3000, 80
 _TOKENS = 512  # of a sequence, where neither config nor caller says
 _LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
@@ -59,9 +61,16 @@ def published_program(
         try:
             # of the file alone: nothing is downloaded, no code of the model's publisher is run
             read = transformers.AutoConfig.from_pretrained(os.fspath(config), local_files_only=True)
+            if read.model_type in _OTHERS_KERNELS:
+                raise InputError(
+                    f"{config}: the scan of a {read.model_type} is a kernel of a package of its own"
+                    " and not followed; expected an architecture that PyTorch's ops make up"
+                )
             for name in _DRAWN.keys() & vars(read).keys():
                 setattr(read, name, _DRAWN[name])
             head, net = _built(transformers, read, torch.bfloat16)
+        except InputError:
+            raise
         except Exception as error:
             said = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(
