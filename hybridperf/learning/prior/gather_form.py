@@ -3,15 +3,18 @@
     t     = floor + pnorm( compute, traffic, longest row; q )
     odds  = x / (1 - x) * exp(k * skew),   x = r / (1 + r^3)^(1/3),   r = c L2 / slice
     hit   = odds / (1 + odds)
-    traffic = ( again (1 - hit + hit / g) + first + d * beside + i * indices ) / (e_B BW)
+    traffic = ( again (1 - hit + hit / g) + streamed (1 - warm + warm / g) ) / (e_B BW)
+    streamed = first + d * beside + i * indices,   warm = 1 / (1 + (streamed / (c L2))^3)
     longest row = nonzeros * ( latency + row bytes / rate )
 
 A cache of C bytes holds the share C / F of a footprint of F that is gathered from evenly; where
 some rows are gathered far more often than others (`skew`, the deviation of log frequencies) it
 holds those, and hits are more: of a log-normal distribution the most frequent share x has the share
 Phi(Phi^-1(x) + skew) of all gathers, here by logistic curves, which a fit may differentiate
-anywhere. Kernels that go through the columns of the dense matrix slice by slice gather from a slice
-of w of n columns at a time: slice = footprint * w / n with 1 / w = 1 / n + 1 / s.
+anywhere. Where a cache holds all that a kernel streams (`warm`), the one before left it there, be
+it the same again or the layer's product. Kernels that go through the columns of the dense matrix
+slice by slice gather from a slice of w of n columns at a time: slice = footprint * w / n with
+1 / w = 1 / n + 1 / s.
 
 Twelve knobs per device and kernel, kept as logs, with where each begins: beliefs, with the widths
 `start_spread`; no publication was read for them.
@@ -23,8 +26,8 @@ Twelve knobs per device and kernel, kept as logs, with where each begins: belief
     cache_share          c; 1
     skew_share           k: 1
     slice_columns        s; 100, a few warps' width
-    gather_s             latency of one gather after the other: 20 ns, several in flight
-    row_s_per_kilobyte   of the longest row: 40 ns
+    gather_s             latency of one gather after the other: 5 ns, dozens in flight
+    row_s_per_kilobyte   of the longest row: 10 ns
     indices              i; 0.8
     beside               d; 1
     smoothing            q is 1 / (1 + it); 1, half way between a corner and a sum
@@ -63,7 +66,7 @@ class GatherRoofline:
     position: tuple[str, ...] = (
         "hit", "again_over_traffic", "longest_over_traffic", "floor_over_traffic", "above_floor",
     )  # fmt: skip
-    start = np.log([5e-6, 0.6, 0.8, 3.5, 1.0, 1.0, 100.0, 20e-9, 40e-9, 0.8, 1.0, 1.0])
+    start = np.log([5e-6, 0.6, 0.8, 3.5, 1.0, 1.0, 100.0, 5e-9, 10e-9, 0.8, 1.0, 1.0])
     start_spread = np.array([0.4, 0.4, 0.15, 0.25, 0.2, 0.2, 0.5, 1.0, 1.0, 0.35, 0.35, 0.4])
     least_spread = np.array([0.2, 0.1, 0.1, 0.15, 0.2, 0.2, 0.3, 0.4, 0.4, 0.2, 0.2, 0.1])
     known_spread: Mapping[str, float] = {}
@@ -103,6 +106,9 @@ def _parts(theta: np.ndarray, work: Any) -> dict[str, Any]:
     hit = odds / (1.0 + odds)
     again = exp(of["again_s"]) * (1.0 - hit + hit * exp(-gain))
     streamed = exp(of["first_s"]) + exp(beside + of["beside_s"]) + exp(indices + of["index_s"])
+    cache_s = exp(cache + of["first_s"] - of["column_per_l2"] - of["columns"])
+    warm = 1.0 / (1.0 + (streamed / cache_s) ** 3)
+    streamed = streamed * (1.0 - warm + warm * exp(-gain))
     traffic = (again + streamed) * exp(-memory)
     row = exp(gather) + exp(per_kilobyte + of["row_bytes"]) / _KILOBYTE
     longest = exp(of["longest"]) * row
