@@ -17,6 +17,7 @@ from hybridperf.workloads.torch import pt2
 from hybridperf.workloads.torch.capture import capture
 from hybridperf.workloads.torch.exported import exported
 from hybridperf.workloads.torch.program import priced_ops, workload_of
+from hybridperf.workloads.torch.record import OPTIMIZER
 
 # a copy of what is turned before a layer reads it is written by `lstm` itself; how `one_hot` and
 # heads of attention are written depends on the machine
@@ -263,6 +264,34 @@ def test_what_depends_on_numbers_is_refused(tmp_path) -> None:
 
     with pytest.raises(hp.InputError, match="what cond runs depends on numbers"):
         hp.from_exported(saved(Branches(), (torch.zeros(4),), tmp_path))
+
+
+def test_attention_with_a_learned_mask_is_one_kernel_on_gpus() -> None:
+    """A CPU takes it apart; either way the mask is updated."""
+
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into, self.mask = nn.Linear(16, 16), nn.Parameter(torch.zeros(1, 1, 8, 8))
+
+        def forward(self, x):
+            y = self.into(x).view(4, 8, 2, 8).transpose(1, 2)
+            return nn.functional.scaled_dot_product_attention(y, y, y, attn_mask=self.mask).sum()
+
+    def seen(backend):
+        ops = capture(
+            Learned(), (torch.zeros(4, 8, 16),), optimizer=torch.optim.SGD, backend=backend
+        ).ops
+        kinds = [op.call.kind.removeprefix("aten::") for op in ops]
+        updated = {one.shape for op in ops if op.phase == OPTIMIZER for one in op.call.read}
+        assert (1, 1, 8, 8) in updated
+        return kinds
+
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    on_gpu, on_cpu = seen("gpu"), seen("cpu")
+    assert on_gpu.count(attention) == on_gpu.count(f"{attention}_backward") == 1
+    assert attention not in on_cpu
+    assert "bmm" in on_cpu
 
 
 def test_drops_are_one_kernel_on_gpus() -> None:

@@ -98,7 +98,8 @@ def _taken_apart(op: CapturedOp, calls: tuple[OpCall, ...]) -> tuple[OpCall, ...
         return by_rows(op.call, calls)
     if not kind.startswith("upsample_"):
         return calls
-    return tuple(OpCall(one) for one in resized(op.call._replace(kind=kind), by_channel=False))
+    made = resized(op.call._replace(kind=kind), by_channel=False)
+    return tuple(one if isinstance(one, OpCall) else OpCall(one) for one in made)
 
 
 def _pieces(op: CapturedOp, calls: tuple[OpCall, ...]) -> list[Piece]:

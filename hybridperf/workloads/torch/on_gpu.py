@@ -168,8 +168,22 @@ def _fused_norm() -> Any:
 
 @contextlib.contextmanager
 def fused_drops() -> Iterator[None]:
-    """`dropout` as one op, also where modules of PyTorch call it."""
+    """`dropout` as one op, also where modules of PyTorch call it, and in attention; attention with
+    a mask that is learned as one op, too, of which GPUs' kernels have the gradient.
+    """
     import torch
+
+    class Learned(torch.autograd.Function):
+        """A result that a mask has a part in; its gradient comes with the attention's."""
+
+        @staticmethod
+        def forward(ctx: Any, out: Any, mask: Any) -> Any:
+            ctx.like = mask
+            return out.view_as(out)  # another tensor, as autograd asks
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient, torch.empty_like(ctx.like)
 
     functional = torch.nn.functional
     apart, attend = torch.dropout, functional.scaled_dot_product_attention
@@ -184,7 +198,10 @@ def fused_drops() -> Iterator[None]:
         *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
         del dropout_p
-        return attend(query, key, value, attn_mask, 0.0, *args, **kwargs)
+        if attn_mask is None or not attn_mask.requires_grad:
+            return attend(query, key, value, attn_mask, 0.0, *args, **kwargs)
+        out = attend(query, key, value, attn_mask.detach(), 0.0, *args, **kwargs)
+        return Learned.apply(out, attn_mask.expand(*query.shape[:-1], key.shape[-2]))
 
     with (
         mock.patch.object(torch, "dropout", dropped),
