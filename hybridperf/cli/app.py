@@ -158,6 +158,8 @@ def sentence(error: Exception) -> str:
     usage = getattr(error, "format_message", None)
     if usage is not None:
         message = str(usage()).strip()
+        if "extra argument" in message and "=" in message:
+            return f"{message}; an option takes one word, name it before each; see --help"
         return message if "\n" in message else f"{message.rstrip('.')}; see --help"
     if isinstance(error, InputError):
         return " ".join(str(error).split())

@@ -127,23 +127,25 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
 
     own = {name: whole(value) for name, value in part.op.gpu_inputs(gpu).items()}
     flags = _flags(part, n)
+    run = part.op.run_by(part.labels.get("framework", np.full(n, "", object)))
+    work = part.work if run is part.op else run.work()
     values = array_module(*own.values()).stack([*own.values(), *flags.values()], 1)
     return FamilyRows(
-        flops=whole(part.work.flops)[keep], bytes=whole(part.work.bytes)[keep],
-        blocks=whole(0.0 if part.op.group in _WITHOUT_WAVES else part.op.blocks())[keep],
+        flops=whole(work.flops)[keep], bytes=whole(work.bytes)[keep],
+        blocks=whole(0.0 if run.group in _WITHOUT_WAVES else run.blocks())[keep],
         peak_flops_per_s=np.full(int(keep.sum()), part.peak_flops_per_s),
         memory_bytes_per_s=device.memory_bytes_per_s, sm_count=gpu.sm_count,
         implementation=_slots(part, n)[keep], inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
-        gathers=_gathers(part, keep, device, gpu, whole), steps=whole(_steps(part, gpu))[keep],
+        gathers=_gathers(part, keep, device, gpu, whole), steps=whole(_steps(part, run, gpu))[keep],
     )  # fmt: skip
 
 
-def _steps(part: OpRows, gpu: Gpu) -> Array:
-    """Serial steps of the rows of a part [R]; in single precision, where no matrix unit makes a
-    step short, as many usual ones as its arithmetic takes.
+def _steps(part: OpRows, run: Op, gpu: Gpu) -> Array:
+    """Serial steps of the rows of a part [R], `run` by kernels; in single precision, where no
+    matrix unit makes a step short, as many usual ones as its arithmetic takes.
     """
-    steps = part.op.serial_steps(gpu)
+    steps = run.serial_steps(gpu)
     if part.op.dtype not in _SINGLE:
         return steps
     return steps * (STEP_FLOPS * gpu.sm_count / part.peak_flops_per_s / STEP_S)

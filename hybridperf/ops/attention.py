@@ -16,6 +16,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+import numpy as np
+
 from hybridperf.hardware import DTYPE_BYTES, Unit, canonical_dtype
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.ops.base import Gpu, Op, register
@@ -27,6 +29,13 @@ from hybridperf.ops.tiles import aligned, wave_inputs, whole_tiles
 # per query, key and element of a head: multiply and add, once for the score and once for the value
 FLOPS_PER_SCORE = 4.0
 QUERY_TILE = 128.0  # queries of one head that a thread block takes
+# A block that serves the heads of one cache is started, reads its queries and merges its part: some
+# 1 to 4 us on four GPUs, as long as so many steps of a product.
+_BLOCK_STEPS = 64.0
+# TensorRT-LLM's kernels that read a cache once for all heads that share it take so many heads
+# (`supportConfigQGMMA`, cpp/tensorrt_llm/kernels/decoderMaskedMultiheadAttention/decoderXQAImplJIT
+# of github.com/NVIDIA/TensorRT-LLM); beyond, each head reads it
+_SHARING = {"trtllm": 32.0}
 _HEAD_SIZES = (64, 128, 256)  # kernels are written for these; others are padded or fall back
 _TRUE_WORDS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
 
@@ -216,6 +225,18 @@ class DecodeAttention(Attention):
 
     def blocks(self) -> Array:
         return self.batch * self.heads
+
+    def serial_steps(self, gpu: Gpu) -> Array:
+        return _BLOCK_STEPS * self.batch * _kv_heads(self) / gpu.sm_count
+
+    def run_by(self, framework: np.ndarray) -> DecodeAttention:
+        kv_heads = _kv_heads(self)
+        most = np.array([_SHARING.get(str(word), np.inf) for word in framework])
+        apart = floats(self.heads) > most * floats(kv_heads)
+        if not apart.any():
+            return self
+        where = array_module(apart, kv_heads, self.heads).where
+        return dataclasses.replace(self, kv_heads=where(apart, self.heads, kv_heads))
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         keys, kv_heads = floats(self._keys()), _kv_heads(self)

@@ -17,6 +17,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, Unit
 from hybridperf.io import unknown
 from hybridperf.io.namespace import Array, array_module
@@ -129,6 +131,11 @@ class Op(abc.ABC):
         """The op in that format."""
         dtype = self.dtype_on(self.dtype, device)
         return self if dtype == self.dtype else dataclasses.replace(self, dtype=dtype)
+
+    def run_by(self, framework: np.ndarray) -> Op:
+        """The op whose work a framework's [N] kernels do for it; itself where they do just that."""
+        del framework
+        return self
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:

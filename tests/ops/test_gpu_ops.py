@@ -476,6 +476,17 @@ def test_every_table_parses_on_its_devices(name: str, data_dir: Path) -> None:
                 )
 
 
+def test_decoding_reads_a_cache_once_or_once_a_head() -> None:
+    """TensorRT-LLM's kernels share a cache among 32 heads at most; a block starts for each cache."""
+    sizes = {"batch": 8.0, "kv_len": 4096.0, "head_dim": 128.0}
+    shared = make("decode_attention", **sizes, heads=np.array([32.0, 64.0]), kv_heads=1.0)
+    assert shared.run_by(np.array(["vllm", "vllm"])) is shared
+    run = shared.run_by(np.array(["trtllm", "trtllm"]))
+    np.testing.assert_allclose(run.work().bytes / shared.work().bytes, [1.0, 64.0], rtol=0.05)
+    np.testing.assert_allclose(run.serial_steps(GPU) / shared.serial_steps(GPU), [1.0, 64.0])
+    np.testing.assert_allclose(run.work().flops, shared.work().flops)
+
+
 def test_flops_of_balanced_experts_are_the_files(data_dir: Path) -> None:
     """Where routing is even and there is a row for each rank; theirs count a gate for ungated
     kernels, too.
