@@ -240,8 +240,8 @@ def _interval(
     of_lookups = _draw(_NORMAL, rng)
     for g in np.unique(group[believed]):
         drawn[g] = of_lookups if g in lookups else _draw(_NORMAL, rng)
-    few = [name for name, of in reports.items() if of.rows < LEAST_CALIBRATING]
-    few = np.isin(group, [kinds.index(name) for name in few]) & np.isfinite(prices.spread)
+    short = [kinds.index(name) for name, of in reports.items() if of.rows < LEAST_CALIBRATING]
+    few = np.isin(group, short) & np.isfinite(prices.spread)
     each = believed | few | (group >= len(GROUPS))
     for g in np.unique(group[few & ~believed]):
         drawn[g] = _draw(_NORMAL, rng)
