@@ -467,7 +467,18 @@ def test_wrong_words_are_one_sentence(refused, arguments):
 
 
 def test_a_second_word_of_an_option_is_told_to_name_it_again(refused):
-    words = "plan --shape llama3_8b --system h100_sxm --gpus 8 --only tp=1 pp=2".split()
+    words = [
+        "plan",
+        "--shape",
+        "llama3_8b",
+        "--system",
+        "h100_sxm",
+        "--gpus",
+        "8",
+        "--only",
+        "tp=1",
+        "pp=2",
+    ]
     said = refused(*words)
     assert "an option takes one word" in said
 

@@ -477,7 +477,7 @@ def test_every_table_parses_on_its_devices(name: str, data_dir: Path) -> None:
 
 
 def test_decoding_reads_a_cache_once_or_once_a_head() -> None:
-    """TensorRT-LLM's kernels share a cache among 32 heads at most; a block starts for each cache."""
+    """TensorRT-LLM shares a cache among 32 heads at most; a block starts for each cache."""
     sizes = {"batch": 8.0, "kv_len": 4096.0, "head_dim": 128.0}
     shared = make("decode_attention", **sizes, heads=np.array([32.0, 64.0]), kv_heads=1.0)
     assert shared.run_by(np.array(["vllm", "vllm"])) is shared
