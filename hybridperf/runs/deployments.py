@@ -239,7 +239,8 @@ def _step_times(asked: Question, some: Sequence[Deployment]) -> list[StepTimes]:
 def with_effects(times: StepTimes, effects: ServingEffects) -> StepTimes:
     """Steps as a framework runs them."""
     scaled = {name: getattr(times, name) * effects.kernels
-              for name in ("products_s", "decode_s", "prefill_s")}  # fmt: skip
+              for name in ("products_s", "decode_s", "prefill_s", "beside_s")
+              if getattr(times, name) is not None}  # fmt: skip
     return dataclasses.replace(times, host_s=times.host_s + effects.step_s, **scaled)
 
 

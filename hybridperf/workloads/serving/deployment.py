@@ -122,6 +122,19 @@ def is_blackwell(device: str) -> bool:
     return device.startswith(("b", "gb"))
 
 
+def decodes_as_prompts(served: Deployment, architecture: str) -> bool:
+    """Whether steps with prompts decode by the prompts' kernel, a block of queries for each head.
+
+    vLLM calls FlashAttention once for all tokens of a step, version 2 on GPUs but sm_90 and sm_100
+    (its `fa_utils.py`); that one puts a group's heads into a block of queries where no sequence has
+    more than one query alone (`seqlenq_ngroups_swapped` of its `flash_api.cpp`). Version 3 packs
+    them in any step; FlashInfer, which SGLang takes and vLLM for caches of 8 bits, decodes apart.
+    """
+    grouped = served.shape.latent is None and served.shape.heads > served.shape.key_heads
+    second = architecture.split()[-1].startswith(("sm_8", "sm_12"))
+    return grouped and second and served.framework == "vllm" and served.kv_dtype == "bf16"
+
+
 def weight_bytes(scheme: str) -> float:
     """Bytes of a weight in a scheme."""
     return SCHEMES[scheme].weight_bytes if scheme else DTYPE_BYTES["bf16"]

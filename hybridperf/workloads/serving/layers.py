@@ -51,6 +51,10 @@ _NARROWS_BEFORE = ("trtllm",)
 # tiles share k out to the other SMs (split-K), in pieces of 1,024 at least. B200's SMs
 _TUNED, _TILE, _SMS, _LEAST_K = "nvfp4", 128, 148, 1024
 
+# queries of a block of FlashAttention 2 over a paged cache (kBlockM of its
+# run_mha_fwd_splitkv_dispatch)
+_QUERY_TILE = 64.0
+
 
 class Kernel(NamedTuple):
     """A call, and how often it runs in a step."""
@@ -77,13 +81,17 @@ class ServedCalls:
             size = float(tokens * self.shape.hidden * _WIDE)
             yield Kernel(CollectiveCall("sendrecv", size, 2, nodes), self.served.pp - 1)
 
-    def decode(self, sequences: float, keys: float) -> Iterator[Kernel]:
-        """Of each attention rank's sequences, `keys` of each in the cache."""
+    def decode(
+        self, sequences: float, keys: float, beside_prompts: bool = False
+    ) -> Iterator[Kernel]:
+        """Of each attention rank's sequences, `keys` of each in the cache; `beside_prompts`: as
+        short prompts, by the kernel that computes those of the same step.
+        """
         served = self.served
         each = 1.0 + served.drafted
         sequences = sequences / served.pp if sequences > served.pp else 1.0
         for kind in self.shape.layer_kinds:
-            for call in self._decoded(kind, sequences, keys, each):
+            for call in self._decoded(kind, sequences, keys, each, beside_prompts):
                 yield Kernel(call, kind.count)
         yield Kernel(self._head(sequences * each))
         if served.drafted:  # one more layer of the last kind and its head, for each token drafted
@@ -196,8 +204,9 @@ class ServedCalls:
             yield OpCall(Quantise("bf16", rows, dim, quant="fp8_block"))
 
     def _decoded(
-        self, kind: LayerKind, sequences: float, keys: float, each: float
-    ) -> Iterator[Call]:
+        self, kind: LayerKind, sequences: float, keys: float, each: float,
+        beside_prompts: bool = False,
+    ) -> Iterator[Call]:  # fmt: skip
         shape, served, latent = self.shape, self.served, self.shape.latent
         heads = shape.heads / self.tp
         if kind.mixer == "mlp":
@@ -205,6 +214,12 @@ class ServedCalls:
         if kind.mixer == "scan" and shape.scan is not None:
             state = shape.scan.heads / self.tp * shape.scan.head_dim * shape.scan.state
             yield self._fused(Copy(_STATE, sequences, state))  # read and written
+            return
+        if latent is None and beside_prompts:
+            kv_heads, seen = max(shape.key_heads / self.tp, 1.0), keys + _QUERY_TILE / 2.0
+            yield self._attended(
+                sequences, _QUERY_TILE, seen, heads, float(shape.dim), kv_heads, self._window(kind)
+            )
             return
         if latent is None:
             yield OpCall(
@@ -259,13 +274,17 @@ class ServedCalls:
                 )  # fmt: skip
                 yield OpCall(index, framework=self.served.framework)
         window = self._window(kind) or float(latent.selected if latent else 0)
-        yield OpCall(
-            PrefillAttention(
-                "bf16", batch, queries, heads, dim, kv_heads, window, max(keys, queries), 1.0,
-                self._kept(),
-            ),
-            framework=self.served.framework,
-        )  # fmt: skip
+        yield self._attended(batch, queries, keys, heads, dim, kv_heads, window)
+
+    def _attended(
+        self, batch: float, queries: float, keys: float, heads: float, dim: float, kv_heads: float,
+        window: float,
+    ) -> Call:  # fmt: skip
+        """Attention by the prompts' kernel."""
+        sizes = (batch, queries, heads, dim, kv_heads, window, max(keys, queries), 1.0)
+        return OpCall(
+            PrefillAttention("bf16", *sizes, self._kept()), framework=self.served.framework
+        )
 
     def _window(self, kind: LayerKind) -> float:
         return float(self.shape.window) if kind.mixer == "window" else 0.0

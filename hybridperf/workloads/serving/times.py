@@ -13,7 +13,7 @@ from hybridperf.engine.step_times import StepTimes, chain_seconds
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import Call, CallChain
 from hybridperf.model.step_effects import LAUNCH_S
-from hybridperf.workloads.serving.deployment import Deployment
+from hybridperf.workloads.serving.deployment import Deployment, decodes_as_prompts
 from hybridperf.workloads.serving.layers import Kernel, ServedCalls
 
 
@@ -75,7 +75,8 @@ def step_times(
         return len(chains) - 1
 
     tables = []
-    attention: dict[Deployment, tuple[np.ndarray, np.ndarray]] = {}  # of decoding and of prompts
+    # of decoding, of prompts, and of decoding beside these where it is another kernel
+    attention: dict[Deployment, tuple[np.ndarray, np.ndarray, np.ndarray | None]] = {}
     for one in deployments:
         calls = ServedCalls(one, per_node, all_reduce)
         products = [list(calls.products(n)) for n in sizes.tokens]
@@ -83,14 +84,19 @@ def step_times(
         # what engines that differ in their experts alone have alike; drafts compute a whole layer
         alike = one if one.drafted else dataclasses.replace(one, attention_dp=1, expert_ep=1)
         if alike not in attention:
-            attention[alike] = (
+            decode, beside = (
                 np.array(
-                    [[chain([*calls.decode(s, x)]) for x in sizes.keys] for s in sizes.sequences]
-                ),
-                np.array(
-                    [[chain([*calls.prefill(q, p)]) for p in sizes.chunk_keys] for q in sizes.chunk]
-                ),
+                    [[chain([*calls.decode(s, x, as_prompts)]) for x in sizes.keys]
+                     for s in sizes.sequences]
+                ) if wanted else None
+                for as_prompts, wanted in (
+                    (False, True), (True, decodes_as_prompts(one, model.device.arch))
+                )
+            )  # fmt: skip
+            prefill = np.array(
+                [[chain([*calls.prefill(q, p)]) for p in sizes.chunk_keys] for q in sizes.chunk]
             )
+            attention[alike] = decode, prefill, beside
         tables.append((
             np.array([chain(some) for some in products]), *attention[alike],
             launched * LAUNCH_S if one.launches == "eager" else 0.0,
@@ -99,19 +105,21 @@ def step_times(
     axes = (np.array(getattr(sizes, field.name), float) for field in dataclasses.fields(sizes))
     tokens, sequences, keys, chunk, chunk_keys = axes
     found = []
-    for one, (products_at, decode_at, prefill_at, launched_s) in zip(
+    for one, (products_at, decode_at, prefill_at, beside_at, launched_s) in zip(
         deployments, tables, strict=True
     ):
         # a host that launches kernel by kernel is never overtaken by its GPU
         products_s = np.maximum(seconds[products_at], launched_s)
         decode_s = seconds[decode_at]
+        beside_s = None if beside_at is None else np.maximum(seconds[beside_at], decode_s)
         if one.drafted:  # products of all tokens of a sequence, where one is counted
             more = np.interp(sequences * (1.0 + one.drafted), tokens, products_s)
-            decode_s = decode_s + (more - np.interp(sequences, tokens, products_s))[:, None]
+            more = (more - np.interp(sequences, tokens, products_s))[:, None]
+            decode_s, beside_s = decode_s + more, None if beside_s is None else beside_s + more
         found.append(
             StepTimes(
                 tokens, products_s, sequences, keys, decode_s, chunk, chunk_keys,
-                seconds[prefill_at],
+                seconds[prefill_at], beside_s=beside_s,
             )
         )  # fmt: skip
     return found
