@@ -39,6 +39,7 @@ from hybridperf.model.step_table import row_seconds, step_table
         "host_s",
         "which",
         "beside_s",
+        "kernels",
     ],
     meta_fields=[],
 )
@@ -61,12 +62,14 @@ class StepTimes:
     host_s: Array = 0.0  # of each step, whatever it holds; of several engines as sizes asked for
     which: Array = None  # int [N], of sizes [N] or [N, ...]; None: one engine's tables
     beside_s: Array = None  # [S, X] decode_s in a step with prompts; None: the same
+    kernels: Array = 0.0  # of a step that decodes; of several engines [E]
 
     @staticmethod
     def stacked(some: Sequence[StepTimes]) -> StepTimes:
         """Engines [E] that were composed at the same sizes, without a host's seconds."""
         parts = ("products_s", "decode_s", "prefill_s")
         tables = {name: np.stack([getattr(one, name) for one in some]) for name in parts}
+        tables["kernels"] = np.array([one.kernels for one in some], float)
         if any(one.beside_s is not None for one in some):
             beside = [one.decode_s if one.beside_s is None else one.beside_s for one in some]
             tables["beside_s"] = np.stack(beside)

@@ -31,7 +31,7 @@ from hybridperf.workloads.transformer.zoo import load_shape
 RUNS = "serving/requests_runs.csv"
 PERCENTS = (50, 90, 99)
 _GOALS = {"ttft_s": 0.15, "tpot_s": 0.05}
-_NOTHING = ServingEffects(1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
+_NOTHING = ServingEffects(1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
 # GPUs as the runs' table calls them
 _DEVICES = {
     "GeForce RTX 4090 24 GB": "rtx_4090",

@@ -46,6 +46,11 @@ _STATE = "fp32"  # of a scan
 _STATIC = "fp8"
 # whose ops before a product write what it multiplies (TensorRT-LLM: RESIDUAL_RMS_NORM_QUANT_FP8)
 _NARROWS_BEFORE = ("trtllm",)
+# whose attention rotates keys and queries and puts keys into the cache, in tables too
+_ROTATE_INSIDE = ("trtllm",)
+# whose all-reduce does the norm after it: TensorRT-LLM (AllReduceFusionOp), SGLang
+# (--enable-flashinfer-allreduce-fusion)
+_NORM_AS_THEY_SUM = ("trtllm", "sglang")
 # engines choose the kernel of each FP4 product when they start (TensorRT-LLM's AutoTuner,
 # FlashInfer's), where tables have one whose tiles walk along all of k, 1.7 us per 1,024 of it: few
 # tiles share k out to the other SMs (split-K), in pieces of 1,024 at least. B200's SMs
@@ -117,12 +122,12 @@ class ServedCalls:
     def _layer(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
         h, served = self.shape.hidden, self.served
         if kind.mixer != "mlp":
-            yield self._fused(RmsNorm("bf16", tokens, h))
+            yield self._norm(tokens, h)
             yield from self._projections(kind, tokens)
             yield from self._reduced(tokens * h * _WIDE)
         if not kind.ffn:
             return
-        yield self._fused(RmsNorm("bf16", tokens, h))
+        yield self._norm(tokens, h)
         if not kind.experts:
             yield from self._mlp(tokens, kind.ffn, served.quant)
             yield from self._reduced(tokens * h * _WIDE)
@@ -153,6 +158,7 @@ class ServedCalls:
         )  # fmt: skip
         if kind.shared_ffn:
             yield from self._mlp(tokens, kind.shared_ffn, served.of_attention())
+            yield self._loop("add", tokens, h)  # to what the others made
         if sent:
             yield self._message("alltoall", copies * h * _WIDE, ranks)
         elif spread:
@@ -163,7 +169,7 @@ class ServedCalls:
     def _mlp(self, tokens: float, width: int, quant: str) -> Iterator[Call]:
         h, inner = self.shape.hidden, width / self.tp
         yield from self._gemm(tokens, (2 if self.shape.gated else 1) * inner, h, quant)
-        yield self._fused(_loop("silu_mul", tokens, inner))
+        yield self._loop("silu_mul", tokens, inner)
         yield from self._gemm(tokens, h, inner, quant)
 
     def _projections(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
@@ -177,7 +183,7 @@ class ServedCalls:
             down = (latent.query_rank or 0) + latent.kv_rank + latent.rotary_dim
             indexed = latent.index_dim + latent.index_heads
             yield from self._gemm(tokens, down + indexed, h, quant)  # on each GPU, whole
-            yield self._fused(RmsNorm("bf16", tokens, down))
+            yield from self._latents(tokens, down)
             source = latent.query_rank or h
             yield from self._gemm(tokens, shape.query_width / t, source, quant)
             if latent.selected:
@@ -188,18 +194,38 @@ class ServedCalls:
             heads = shape.heads / t * (2 if shape.gated_attention else 1)
             width = (heads + 2 * max(shape.key_heads / t, 1.0)) * shape.dim
             yield from self._gemm(tokens, width, h, quant)
-            yield self._fused(_loop("rope", tokens, width))
+            if self.served.framework not in _ROTATE_INSIDE:
+                yield self._loop("rope", tokens, width)
+                yield self._loop("cast", tokens, 2 * max(shape.key_heads / t, 1.0) * shape.dim)
             yield from self._gemm(tokens, h, shape.context_width / t, quant)
         if rank := self.served.lora_rank:  # one adapter of the layer's matrices before attention
             yield from self._gemm(tokens, rank, h, "bfloat16")
             yield from self._gemm(tokens, shape.query_width / t, rank, "bfloat16")
 
+    def _latents(self, tokens: float, down: float) -> Iterator[Call]:
+        """What becomes of down-projections and of the queries that are made of them: their norm and
+        rotary embedding, of others than TensorRT-LLM, whose attention does these, a norm of each
+        kind, and copies beside each other, in 8 bits, and into the cache.
+        """
+        shape, latent = self.shape, self.shape.latent
+        assert latent is not None
+        yield OpCall(RmsNorm("bf16", tokens, down), issued_apart=True)
+        queries = shape.heads / self.tp * (latent.kv_rank + latent.rotary_dim)
+        if self.served.framework in _ROTATE_INSIDE:
+            yield self._loop("rope", tokens, queries)
+            return
+        yield OpCall(RmsNorm("bf16", tokens, latent.kv_rank), issued_apart=True)
+        yield self._loop("rope", tokens, shape.heads / self.tp * latent.rotary_dim)
+        yield self._loop("cast", tokens, queries)
+        yield OpCall(Quantise("bf16", tokens, queries, quant="fp8"))
+        yield self._loop("cast", tokens, latent.kv_rank + latent.rotary_dim)
+
     def _indexed(self, tokens: float, heads: float, dim: float) -> Iterator[Call]:
         """What an indexer does to its key and its queries: kernels of their own, as SGLang's
         (nsa_indexer.py) has them.
         """
-        yield OpCall(RmsNorm("bf16", tokens, dim))
-        yield OpCall(_loop("rope", tokens, (heads + 1.0) * dim))
+        yield OpCall(RmsNorm("bf16", tokens, dim), issued_apart=True)
+        yield self._loop("rope", tokens, (heads + 1.0) * dim)
         for rows in (tokens * heads, tokens):
             yield OpCall(Quantise("bf16", rows, dim, quant="fp8_block"))
 
@@ -313,6 +339,17 @@ class ServedCalls:
 
     def _fused(self, op: Op) -> OpCall:
         return OpCall(op, kernel=FUSED)
+
+    def _loop(self, name: str, rows: float, cols: float) -> OpCall:
+        """A kernel of its own in a graph."""
+        return OpCall(_loop(name, rows, cols), issued_apart=True)
+
+    def _norm(self, tokens: float, width: float) -> OpCall:
+        """Of a layer, with the sum before it: one kernel with that of several GPUs, of some."""
+        norm = RmsNorm("bf16", tokens, width)
+        if self.tp > 1 and self.served.framework in _NORM_AS_THEY_SUM:
+            return self._fused(norm)
+        return OpCall(norm, issued_apart=True)
 
     def _reduced(self, size: float) -> Iterator[Call]:
         if self.tp > 1:

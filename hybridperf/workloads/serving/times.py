@@ -100,12 +100,13 @@ def step_times(
         tables.append((
             np.array([chain(some) for some in products]), *attention[alike],
             launched * LAUNCH_S if one.launches == "eager" else 0.0,
+            sum(times for _, times in (*products[0], *calls.decode(1.0, sizes.keys[0]))),
         ))  # fmt: skip
     seconds = chain_seconds(model, [*rows], chains)
     axes = (np.array(getattr(sizes, field.name), float) for field in dataclasses.fields(sizes))
     tokens, sequences, keys, chunk, chunk_keys = axes
     found = []
-    for one, (products_at, decode_at, prefill_at, beside_at, launched_s) in zip(
+    for one, (products_at, decode_at, prefill_at, beside_at, launched_s, kernels) in zip(
         deployments, tables, strict=True
     ):
         # a host that launches kernel by kernel is never overtaken by its GPU
@@ -119,7 +120,7 @@ def step_times(
         found.append(
             StepTimes(
                 tokens, products_s, sequences, keys, decode_s, chunk, chunk_keys,
-                seconds[prefill_at], beside_s=beside_s,
+                seconds[prefill_at], beside_s=beside_s, kernels=float(kernels),
             )
         )  # fmt: skip
     return found
