@@ -63,8 +63,9 @@ FIXED_S = 5e-6
 # of experts: two grouped products; scores and choice of experts, three of a token's way to them,
 # activation, sum; of a quantised product: the matrix is quantised before it; of one in FP8, whose
 # few tokens leave a device empty: parts of the inner dimension, and their sum; of attention that
-# decodes: the new keys and values on their way into the cache, parts of the keys, and their merge
-EXPERTS_KERNELS, QUANTISED_KERNELS, DECODE_KERNELS = 8.0, 2.0, 3.0
+# decodes: the new keys and values on their way into the cache, parts of the keys, and their merge;
+# of latent attention the last two
+EXPERTS_KERNELS, QUANTISED_KERNELS, DECODE_KERNELS, LATENT_KERNELS = 8.0, 2.0, 3.0, 2.0
 
 
 class Calibration(Protocol):
@@ -283,6 +284,10 @@ def _believed(
             fixed_s[looked_up], over[looked_up] = times * np.exp(log_s), 0.0
             some = [calls[one] for one in places]
             over[places] = [1 / _usual_share(call.op) for call in some]
+            fixed_s[places] = [
+                FIXED_S * call.times * _kernels(call.op) * isinstance(call.op, LatentAttention)
+                for call in some
+            ]
             continue
         ops = [dataclasses.replace(call, op=as_measured(found, call.op)) for call in some]
         table = found.own_table(ops)
@@ -331,6 +336,8 @@ def _kernels(op: Op) -> float:
         return EXPERTS_KERNELS
     if isinstance(op, DecodeAttention):
         return DECODE_KERNELS
+    if isinstance(op, LatentAttention):
+        return LATENT_KERNELS if float(op.valued) else 1.0
     if not isinstance(op, Gemm):
         return 1.0
     narrowed = SCHEMES[op.quant].narrow_bytes if op.quant else op.dtype == "fp8"

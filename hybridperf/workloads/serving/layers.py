@@ -32,6 +32,7 @@ from hybridperf.ops import (
     OpCall,
     PrefillAttention,
     RmsNorm,
+    Softmax,
     op_by_name,
 )
 from hybridperf.ops.quantise import Quantise, scheme_dtype
@@ -181,14 +182,12 @@ class ServedCalls:
             yield from self._gemm(tokens, h, scan.inner / t, quant)
         elif latent is not None:
             down = (latent.query_rank or 0) + latent.kv_rank + latent.rotary_dim
-            indexed = latent.index_dim + latent.index_heads
-            yield from self._gemm(tokens, down + indexed, h, quant)  # on each GPU, whole
+            yield from self._gemm(tokens, down, h, quant)  # on each GPU, whole
             yield from self._latents(tokens, down)
             source = latent.query_rank or h
             yield from self._gemm(tokens, shape.query_width / t, source, quant)
             if latent.selected:
-                yield from self._gemm(tokens, latent.index_heads * latent.index_dim, source, quant)
-                yield from self._indexed(tokens, float(latent.index_heads), latent.index_dim)
+                yield from self._indexed(tokens, float(latent.index_heads), latent.index_dim, quant)
             yield from self._gemm(tokens, h, shape.context_width / t, quant)
         else:
             heads = shape.heads / t * (2 if shape.gated_attention else 1)
@@ -220,14 +219,24 @@ class ServedCalls:
         yield OpCall(Quantise("bf16", tokens, queries, quant="fp8"))
         yield self._loop("cast", tokens, latent.kv_rank + latent.rotary_dim)
 
-    def _indexed(self, tokens: float, heads: float, dim: float) -> Iterator[Call]:
-        """What an indexer does to its key and its queries: kernels of their own, as SGLang's
-        (nsa_indexer.py) has them.
+    def _indexed(self, tokens: float, heads: float, dim: float, quant: str) -> Iterator[Call]:
+        """An indexer's matrices, on each GPU whole, and what becomes of its key and its queries:
+        norm, rotary embedding and its way back, Hadamard transforms, quantisation, the key's way
+        into the cache, the heads' weights; kernels of their own in SGLang (nsa_indexer.py).
         """
+        latent, h = self.shape.latent, self.shape.hidden
+        assert latent is not None
+        yield from self._gemm(tokens, heads * dim, latent.query_rank or h, quant)
+        yield from self._gemm(tokens, dim, h, quant)
+        yield from self._gemm(tokens, heads, h, "bfloat16")
+        yield self._loop("mul", tokens, heads)
         yield OpCall(RmsNorm("bf16", tokens, dim), issued_apart=True)
         yield self._loop("rope", tokens, (heads + 1.0) * dim)
         for rows in (tokens * heads, tokens):
+            yield self._loop("cast", rows, dim)
+            yield self._loop("mul", rows, dim)
             yield OpCall(Quantise("bf16", rows, dim, quant="fp8_block"))
+        yield self._loop("cast", tokens, dim)
 
     def _decoded(
         self, kind: LayerKind, sequences: float, keys: float, each: float,
@@ -265,6 +274,8 @@ class ServedCalls:
         if latent.selected:
             dim, scored = float(latent.index_dim), min(keys, latent.selected)
             yield self._latent(sequences, keys, latent.index_heads * each, dim, 0.0)
+            # the best are found by passes over the scores
+            yield OpCall(Softmax("fp32", sequences * each, keys), issued_apart=True)
             keys = scored
         cached = rank + latent.rotary_dim
         yield self._latent(sequences, keys, heads * each, cached, rank)
