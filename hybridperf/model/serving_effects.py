@@ -32,7 +32,7 @@ class ServingEffects:
     kernels: Any = effect(0.9, 0.1,
         "kernels of a CUDA graph find what the last one left in the cache, where tables repeat one"
         f" op: 0.87 to 0.93 in {_ROWS}")
-    gap_s: Any = effect(1e-6, 0.5,
+    gap_s: Any = effect(0.8e-6, 0.5,
         "from one kernel of a CUDA graph to the next, beside small ones that no call stands for:"
         f" 0.6 to 1.6 us in {_ROWS}")
     step_s: Any = effect(0.3e-3, 0.7,
@@ -59,7 +59,15 @@ BELIEFS = beliefs_of(ServingEffects)
 NAMES = tuple(BELIEFS)
 # of a framework, in place of the usual median: (effect, median, source)
 KNOWN: Mapping[str, tuple[tuple[str, float, str], ...]] = {
-    "vllm": (("launch_s", 10e-6, "assumed: torch.compile joins kernels and their launches"),),
+    "vllm": (
+        (
+            "sequence_s",
+            6e-6,
+            "its host prepares a step while another runs: asynchronous scheduling, the"
+            " default from version 0.14",
+        ),
+        ("launch_s", 10e-6, "assumed: torch.compile joins kernels and their launches"),
+    ),
     "trtllm": (("waited_steps", 3.0, f"0 to 6 for Llama 70B in {_ROWS}"),),
     "sglang": (("burst", 0.2, f"0.22 in {_ROWS}"),),
 }

@@ -124,7 +124,7 @@ _USED = (
     "gemm_quant_mode", "moe_quant_mode", "kv_dtype", "isl", "osl", "concurrency", "max_num_seqs",
     "max_num_batched_tokens", "requests_per_client", "drafted", "acceptance", "cached_share",
     "enforce_eager", "scheduler_recv_interval", "attention_dp_timeout_iters",
-    "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
+    "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio", "moe_backend",
     *(f"{kind}{name}" for kind in ("", "prefill_", "decode_") for name in _SIZES),
 )  # fmt: skip
 
@@ -154,8 +154,6 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         "shape": shape, "framework": framework,
         **_schemes(values, habits, machine, framework, bool(shape.experts)),
     }  # fmt: skip
-    if "max_num_seqs" in values:
-        common["max_sequences"] = _count(values, "max_num_seqs", 1)
     common |= {"drafted": _count(values, "drafted", 0, 0),
                "acceptance": _number(values, "acceptance", 0.0),
                "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
@@ -180,6 +178,10 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     else:
         engine = Deployment(**common, **_layout(values, "", notes))
         values = {**_as_published(found, engine, values, notes), **values}
+    engine = dataclasses.replace(
+        engine, max_sequences=_count(values, "max_num_seqs", engine.max_sequences),
+        moe_backend=str(values.get("moe_backend", "")).lower(),
+    )  # fmt: skip
     if not engine.drafted and (drafted := _count(values, "drafted", 0, 0)):
         engine = dataclasses.replace(
             engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
@@ -253,7 +255,7 @@ def _as_published(
     told = (found[name] for name in ("model", "system", "version", "clients", "prompt", "output"))
     settings = settings_of(engine, *told)
     if assumed := {name: value for name, value in settings.items() if name not in values}:
-        said = ", ".join(f"{name} {value:g}" for name, value in assumed.items())
+        said = ", ".join(f"{name} {value}" for name, value in assumed.items())
         ours = published(found["prompt"], found["output"])
         notes.append(f"as {'InferenceX' if ours else 'aiconfigurator'}'s scripts set: {said}")
     return settings

@@ -53,6 +53,7 @@ class Deployment:
     cached_share: float = 0.0  # of prompt tokens, found in the cache of prefixes
     lora_rank: int = 0
     distribution: str = BALANCED  # of tokens over experts
+    moe_backend: str = ""  # of TensorRT-LLM's experts, in its words; empty: its usual one
 
     def __post_init__(self) -> None:
         """`InputError`, one sentence, for what no engine has."""

@@ -155,7 +155,7 @@ class ServedCalls:
                 float(kind.experts), float(served.expert_tp), float(served.expert_ep),
                 float(self.shape.gated), quant, served.distribution,
             ),
-            framework=served.framework, variant="spread" if spread else "",
+            framework=served.framework, variant=served.moe_backend or ("spread" if spread else ""),
         )  # fmt: skip
         if kind.shared_ffn:
             yield from self._mlp(tokens, kind.shared_ffn, served.of_attention())

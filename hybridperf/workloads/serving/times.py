@@ -37,12 +37,12 @@ class Sizes:
 # (TRTLLM-Gen's, which SGLang takes too). Beliefs by rows of one prompt at a time; SGLang's pull
 # request 12160 has 83 ms for a token of DeepSeek-V3 kernel by kernel (30 a layer at `LAUNCH_S`), 23
 # ms as a graph
-_MORE_OF_LATENT, _MORE_OF_EXPERTS, _MORE_OF_FUSED_EXPERTS = 15, 25, 5
+_MORE_OF_LATENT, _MORE_OF_EXPERTS, _MORE_OF_FUSED_EXPERTS = 10, 24, 4
 
 
 def prompt_launches(deployment: Deployment, fused_experts: bool = False) -> float:
     """Kernels that a step with prompts launches one by one: such steps are no CUDA graphs."""
-    calls = float(sum(times for _, times in ServedCalls(deployment, 8).products(1.0)))
+    calls = float(sum(times for _, times in ServedCalls(deployment, 8).products(8192.0)))
     latent = _MORE_OF_LATENT if deployment.shape.latent is not None else 0
     experts = _MORE_OF_FUSED_EXPERTS if fused_experts else _MORE_OF_EXPERTS
     return calls + sum(
