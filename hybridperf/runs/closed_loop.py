@@ -68,6 +68,7 @@ class Loop(NamedTuple):
     beside_steps: Array = 1.0  # that it adds to
     eager: Array = 0.0  # 1: steps of decoding are no CUDA graphs either
     step_kernels: Array = 0.0  # of a step of decoding
+    made: Array = 1.0  # tokens of a sequence in a step, with drafts
 
     def latency(self, effects: ServingEffects, host_s: Array = 0.0) -> Latency:
         """The formula of the module's docstring; `host_s`: of each step."""
@@ -75,7 +76,7 @@ class Loop(NamedTuple):
         added_s = effects.step_s + host_s
         launched_s = effects.launch_s * self.step_launches
         gaps_s = effects.gap_s * self.step_kernels
-        beyond_s = gaps_s + effects.sequence_s * self.decoding  # what takes kernels
+        beyond_s = gaps_s + effects.sequence_s * self.decoding * self.made
         kernels_s = effects.kernels * self.step_s + beyond_s
         kernels_s = module.maximum(kernels_s, self.eager * launched_s)
         step_s = kernels_s + added_s
@@ -102,7 +103,7 @@ def settled(
     times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array,
     effects: ServingEffects, chunk: Array = CHUNK, ranks: Array = 1.0,
     prefill: tuple[StepTimes, Array] | None = None, admission: Admission = AT_ONCE,
-    launches: Array = 0.0, cached: Array = 0.0, eager: Array = 0.0,
+    launches: Array = 0.0, cached: Array = 0.0, eager: Array = 0.0, made: Array = 1.0,
 ) -> Loop:  # fmt: skip
     """The loop at the number of sequences that decode once it has run for long; NumPy, or
     differentiable in JAX.
@@ -122,6 +123,7 @@ def settled(
         launches: of a step with prompts, if it is no CUDA graph.
         cached: tokens of the prompt that are found in the cache of prefixes, and looked at.
         eager: 1 where steps of decoding are no CUDA graphs either.
+        made: tokens of a sequence in a step; `output` counts steps.
     """
     prompt, output = floats(prompt), floats(output)
     module = array_module(clients, prompt, output, slots, times.products_s)
@@ -140,7 +142,7 @@ def settled(
         clients, slots, output, kernels.seconds(held, keys), alone_s,
         prompt_seconds(first, prompt, chunk, cached), prompts, held, interferes, 0.0,
         launches, launches * module.ceil(prompt / chunk), launches * prompt / chunk,
-        eager=eager, step_kernels=times.kernels,
+        eager=eager, step_kernels=times.kernels, made=made,
     )  # fmt: skip
     for _ in range(_ROUNDS):
         # one that decodes alone is not waited for, and prompts of workers apart stop nobody

@@ -56,7 +56,9 @@ def judged(folder: Path, runs: pd.DataFrame) -> Found:
             raise InputError(f"expected a run on {', '.join(_DEVICES)}, got {row.gpu!r}")
         device = load_device(_DEVICES[str(row.gpu)])
         prior, datasheet = fit(None, device)[0], fit(None, device, prior="none")[0]
-        effects = believed(str(row.framework))
+        # its client calls the engine in its own process: no token leaves over HTTP
+        # (LLMServingSim, bench/core/runner.py)
+        effects = dataclasses.replace(believed(str(row.framework)), sequence_s=0.0)
         ours = _simulated(row, measured, prior, effects)
         bare = _simulated(row, measured, datasheet, _NOTHING)
         free = _simulated(row, measured, prior, effects, limits=False)
