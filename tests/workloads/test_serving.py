@@ -158,6 +158,17 @@ def test_flash_attention_2_decodes_beside_prompts_a_block_of_queries_for_each_he
     assert step_times(ampere, [of_sglang], sizes=SIZES)[0].beside_s is None
 
 
+def test_experts_are_priced_by_the_kernel_that_the_framework_has_there() -> None:
+    """TensorRT-LLM's 4-bit experts on B200: TRTLLM-Gen's, CUTLASS's for several attention ranks."""
+    blackwell = hp.load_model("b200_sxm")
+    op = Moe("fp4", 8.0, 7168.0, 2048.0, 8.0, 256.0, 8.0, 1.0, 1.0, "nvfp4", "power_law_1.2")
+    ways = [("trtllm", ""), ("trtllm", "spread"), ("vllm", ""), ("sglang", "")]
+    calls = [OpCall(op, framework=framework, variant=how) for framework, how in ways]
+    one, spread, vllm, sglang = blackwell.op_seconds(blackwell.table(calls))
+    assert 1.5 * one < spread
+    assert sglang == vllm  # whose kernels it calls
+
+
 def test_tensor_parallel_ranks_share_the_step(llama: TransformerShape, machine: PerfModel) -> None:
     one, four = step_times(
         machine, [Deployment(llama), Deployment(llama, tp=4)], "trtllm", sizes=SIZES

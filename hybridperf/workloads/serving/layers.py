@@ -216,7 +216,8 @@ class ServedCalls:
         yield OpCall(RmsNorm("bf16", tokens, latent.kv_rank), issued_apart=True)
         yield self._loop("rope", tokens, shape.heads / self.tp * latent.rotary_dim)
         yield self._loop("cast", tokens, queries)
-        yield OpCall(Quantise("bf16", tokens, queries, quant="fp8"))
+        if self._kept():
+            yield OpCall(Quantise("bf16", tokens, queries, quant="fp8"))
         yield self._loop("cast", tokens, latent.kv_rank + latent.rotary_dim)
 
     def _indexed(self, tokens: float, heads: float, dim: float, quant: str) -> Iterator[Call]:
