@@ -260,8 +260,9 @@ def _as_published(
     """Settings that a row does not tell, as the benchmark of its lengths sets them where one engine
     does all.
     """
-    told = (found[name] for name in ("model", "system", "version", "clients", "prompt", "output"))
-    settings = settings_of(engine, *told, measured=str(values["measured"]))
+    names = ("model", "system", "version", "clients", "prompt", "output")
+    told = {**{name: found[name] for name in names}, "measured": str(values["measured"])}
+    settings = settings_of(engine, **told)
     if assumed := {name: value for name, value in settings.items() if name not in values}:
         said = ", ".join(f"{name} {value}" for name, value in assumed.items())
         ours = published(found["prompt"], found["output"])

@@ -82,17 +82,21 @@ def step_times(
         products = [list(calls.products(n)) for n in sizes.tokens]
         launched = sum(times for _, times in products[0])
         # what engines that differ in their experts alone have alike; drafts compute a whole layer
-        alike = one if one.drafted else dataclasses.replace(one, attention_dp=1, expert_ep=1)
+        alike = (
+            one
+            if one.drafted
+            else dataclasses.replace(one, attention_dp=1, expert_ep=1, moe_backend="")
+        )
         if alike not in attention:
-            decode, beside = (
-                np.array(
-                    [[chain([*calls.decode(s, x, as_prompts)]) for x in sizes.keys]
+            decode = np.array(
+                [[chain([*calls.decode(s, x)]) for x in sizes.keys] for s in sizes.sequences]
+            )
+            beside = None
+            if decodes_as_prompts(one, model.device.arch):
+                beside = np.array(
+                    [[chain([*calls.decode(s, x, True)]) for x in sizes.keys]
                      for s in sizes.sequences]
-                ) if wanted else None
-                for as_prompts, wanted in (
-                    (False, True), (True, decodes_as_prompts(one, model.device.arch))
-                )
-            )  # fmt: skip
+                )  # fmt: skip
             prefill = np.array(
                 [[chain([*calls.prefill(q, p)]) for p in sizes.chunk_keys] for q in sizes.chunk]
             )
