@@ -38,6 +38,8 @@ from hybridperf.model.step_table import row_seconds, step_durations, step_table
         "prefill_s",
         "host_s",
         "which",
+        "beside_s",
+        "kernels",
     ],
     meta_fields=[],
 )
@@ -59,12 +61,18 @@ class StepTimes:
     prefill_s: Array  # [Q, P]
     host_s: Array = 0.0  # of each step, whatever it holds; of several engines as sizes asked for
     which: Array = None  # int [N], of sizes [N] or [N, ...]; None: one engine's tables
+    beside_s: Array = None  # [S, X] decode_s in a step with prompts; None: the same
+    kernels: Array = 0.0  # of a step that decodes; of several engines [E]
 
     @staticmethod
     def stacked(some: Sequence[StepTimes]) -> StepTimes:
         """Engines [E] that were composed at the same sizes, without a host's seconds."""
         parts = ("products_s", "decode_s", "prefill_s")
         tables = {name: np.stack([getattr(one, name) for one in some]) for name in parts}
+        tables["kernels"] = np.array([one.kernels for one in some], float)
+        if any(one.beside_s is not None for one in some):
+            beside = [one.decode_s if one.beside_s is None else one.beside_s for one in some]
+            tables["beside_s"] = np.stack(beside)
         return dataclasses.replace(some[0], **tables, host_s=0.0)
 
     def of(self, which: Array) -> StepTimes:
@@ -95,7 +103,10 @@ class StepTimes:
         axes: tuple[tuple[Array, Array], ...] = ((times.tokens, held),)
         products = between(axes, times.products_s, which) * (held > 0)
         axes = ((times.sequences, sequences), (times.keys, keys))
-        decode = between(axes, times.decode_s, which) * (sequences > 0)
+        decode = between(axes, times.decode_s, which)
+        if times.beside_s is not None:
+            decode = module.where(chunk > 0, between(axes, times.beside_s, which), decode)
+        decode = decode * (sequences > 0)
         axes = ((times.chunk, chunk), (times.chunk_keys, chunk_keys))
         prefill = between(axes, times.prefill_s, which) * (chunk > 0)
         return module.asarray(products + decode + prefill + times.host_s * (held > 0))

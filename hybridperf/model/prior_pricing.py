@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from hybridperf.hardware import DeviceSpec
-from hybridperf.io import closest
+from hybridperf.io import closest, shipped_toml
 from hybridperf.io.namespace import array_module, put
 from hybridperf.learning.prior import Adapted, FamilyRows, Predicted
 from hybridperf.learning.prior import concatenate as join_rows
@@ -48,15 +49,20 @@ def members(
     `parts`: the calls, stacked.
     """
     found: dict[str, list[tuple[np.ndarray, FamilyRows]]] = {}
-    frameworks = [call.framework for call in calls if families and not call.inlined]
-    run_by = np.array([None if call.inlined else call.framework for call in calls], object)
-    for framework in dict.fromkeys(frameworks):
+    kinds = {kind: at for at, kind in enumerate(
+        dict.fromkeys((call.framework, call.variant) for call in calls if families)
+    )}  # fmt: skip
+    run_by = np.array(
+        [-1 if call.inlined or not families else kinds[call.framework, call.variant]
+         for call in calls], int
+    )  # fmt: skip
+    for kind, at in kinds.items():
         for part in parts:
-            run = run_by[part.rows] == framework
+            run = run_by[part.rows] == at
             for family, keep in by_family(part):
                 if family in families and (keep := keep & run).any():
                     slots = families[family].prior.population.implementations
-                    rows = _of_framework(part, keep, device, framework, slots)
+                    rows = _of_framework(part, keep, device, *kind, slots)
                     found.setdefault(family, []).append((part.rows[keep], rows))
     out = {}
     for family, some in found.items():
@@ -99,18 +105,35 @@ def _with_bias(slot: str) -> str:
 
 
 def _of_framework(
-    part: OpRows, keep: np.ndarray, device: DeviceSpec, framework: str, known: Sequence[str]
-) -> FamilyRows:
-    """Rows `keep` (a mask [R]) of a part as a framework runs them, where it was met; else as one
-    that is not named.
+    part: OpRows, keep: np.ndarray, device: DeviceSpec, framework: str, variant: str,
+    known: Sequence[str],
+) -> FamilyRows:  # fmt: skip
+    """Rows `keep` (a mask [R]) of a part as a framework runs them, where it was met, by the kernel
+    that it has there; else as one that is not named.
     """
     if framework:
-        words = np.full(len(part.rows), framework, object)
-        named = dataclasses.replace(part, labels={"framework": words})
-        rows = family_rows(named, keep, device)
-        if np.isin(with_defaults(rows, known)[0].implementation, known).all():
-            return rows
+        usual = _usual_kernel(device.arch, part.op, framework, variant)
+        for words in filter(None, (usual, {"framework": framework})):
+            labels = {name: np.full(len(part.rows), word, object) for name, word in words.items()}
+            rows = family_rows(dataclasses.replace(part, labels=labels), keep, device)
+            if np.isin(with_defaults(rows, known)[0].implementation, known).all():
+                return rows
     return family_rows(part, keep, device)
+
+
+def _usual_kernel(arch: str, op: Op, framework: str, variant: str) -> dict[str, str]:
+    """Words of the kernel that runs an op on an architecture (`kernels.toml`); empty: not told."""
+    table = _kernels().get(arch.split()[-1], {})
+    words = [op.group, framework, getattr(op, "quant", "") or op.dtype, variant]
+    for most in range(len(words), 1, -1):
+        if found := table.get(" ".join(filter(None, words[:most]))):
+            return dict(zip(("framework", "kernel"), found.split(), strict=True))
+    return {}
+
+
+@functools.cache
+def _kernels() -> Mapping[str, Any]:
+    return shipped_toml(__package__, "kernels.toml")
 
 
 def remarks(

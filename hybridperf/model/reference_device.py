@@ -67,8 +67,9 @@ FIXED_S = 5e-6
 # of experts: two grouped products; scores and choice of experts, three of a token's way to them,
 # activation, sum; of a quantised product: the matrix is quantised before it; of one in FP8, whose
 # few tokens leave a device empty: parts of the inner dimension, and their sum; of attention that
-# decodes: the new keys and values on their way into the cache, parts of the keys, and their merge
-EXPERTS_KERNELS, QUANTISED_KERNELS, DECODE_KERNELS = 8.0, 2.0, 3.0
+# decodes: the new keys and values on their way into the cache, parts of the keys, and their merge;
+# of latent attention the last two
+EXPERTS_KERNELS, QUANTISED_KERNELS, DECODE_KERNELS, LATENT_KERNELS = 8.0, 2.0, 3.0, 2.0
 
 
 class Calibration(Protocol):
@@ -309,6 +310,11 @@ def _believed(
         places = [at for at in places if not is_lookup(calls[at].op)]
         if found is None:
             over[places] = [1 / _usual_share(calls[one].op) for one in places]
+            fixed_s[places] = [
+                FIXED_S * calls[one].times * _kernels(calls[one].op)
+                * isinstance(calls[one].op, LatentAttention)
+                for one in places
+            ]  # fmt: skip
             continue
         slower = slowed(device, found.device) if device.arch == found.device.arch else 1.0
         if looked_up:
@@ -360,6 +366,8 @@ def _kernels(op: Op) -> float:
         return EXPERTS_KERNELS
     if isinstance(op, DecodeAttention):
         return DECODE_KERNELS
+    if isinstance(op, LatentAttention):
+        return LATENT_KERNELS if float(op.valued) else 1.0
     if not isinstance(op, Gemm):
         return 1.0
     narrowed = SCHEMES[op.quant].narrow_bytes if op.quant else op.dtype == "fp8"

@@ -1,7 +1,8 @@
 """What a serving engine adds to the calls of its steps and to the wait for a first token, each with
 what is believed of it before any row of that engine is measured.
 
-    step        = kernels x (calls of the step) + step_s
+    step        = kernels x (calls of the step) + gap_s x (their number) + step_s
+                  + sequence_s x (tokens that it makes)
     prompts     = max(kernels x (calls of the prompts), launch_s x launches)
     first token = prefill x (prompts before it and its own) + waited_steps x step + first_token_s
 
@@ -28,12 +29,18 @@ class ServingEffects:
     """One number each; arrays for a batch of rows."""
 
     # fmt: off
-    kernels: Any = effect(0.93, 0.1,
-        "kernels of a CUDA graph start before the last one ends, where tables of single ops wait:"
-        f" 0.94 in {_ROWS}")
-    step_s: Any = effect(0.7e-3, 0.7,
-        "scheduling, sampling and sending of tokens that kernels do not hide: 0.6 to 2.4 ms in"
+    kernels: Any = effect(0.9, 0.1,
+        "kernels of a CUDA graph find what the last one left in the cache, where tables repeat one"
+        f" op: 0.87 to 0.93 in {_ROWS}")
+    gap_s: Any = effect(0.8e-6, 0.5,
+        "from one kernel of a CUDA graph to the next, beside small ones that no call stands for:"
+        f" 0.6 to 1.6 us in {_ROWS}")
+    step_s: Any = effect(0.3e-3, 0.7,
+        "of the host, each step, that kernels do not hide: 0.1 to 0.4 ms in"
         f" {_ROWS}")
+    sequence_s: Any = effect(15e-6, 0.5,
+        "of the host, each token: its sequence's scheduling, its way out over HTTP: 14 to 19 us, of"
+        f" SGLang 36 to 70 us in {_ROWS}")
     prefill: Any = effect(1.2, 0.3,
         "prompts of a burst are cut into chunks of unlike length: assumed; fits say 0.9 to 1.6")
     waited_steps: Any = effect(2.0, 0.7,
@@ -52,9 +59,20 @@ BELIEFS = beliefs_of(ServingEffects)
 NAMES = tuple(BELIEFS)
 # of a framework, in place of the usual median: (effect, median, source)
 KNOWN: Mapping[str, tuple[tuple[str, float, str], ...]] = {
-    "vllm": (("launch_s", 10e-6, "assumed: torch.compile joins kernels and their launches"),),
+    "vllm": (
+        (
+            "sequence_s",
+            6e-6,
+            "assumed: its host prepares a step while another runs (asynchronous"
+            " scheduling, the default from version 0.14)",
+        ),
+        ("launch_s", 10e-6, "assumed: torch.compile joins kernels and their launches"),
+    ),
     "trtllm": (("waited_steps", 3.0, f"0 to 6 for Llama 70B in {_ROWS}"),),
-    "sglang": (("burst", 0.2, f"0.22 in {_ROWS}"),),
+    "sglang": (
+        ("burst", 0.2, f"0.22 in {_ROWS}"),
+        ("sequence_s", 30e-6, f"36 to 70 us in {_ROWS}"),
+    ),
 }
 # where engines apart compute prompts, whatever the framework
 KNOWN_APART: tuple[tuple[str, float, str], ...] = (

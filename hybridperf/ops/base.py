@@ -204,6 +204,7 @@ class OpCall:
     # share of the peak; empty: the measured one
     kernel: str = ""
     framework: str = ""  # whose kernels run, as tables of ops name it, where those were measured
+    variant: str = ""  # how, where that decides which of its kernels (`model/kernels.toml`)
 
 
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}

@@ -67,22 +67,27 @@ class Loop(NamedTuple):
     beside_s: Array = 0.0  # that a prompt adds to steps of sequences that decode
     beside_steps: Array = 1.0  # that it adds to
     eager: Array = 0.0  # 1: steps of decoding are no CUDA graphs either
+    step_kernels: Array = 0.0  # of a step of decoding
+    made: Array = 1.0  # tokens of a sequence in a step, with drafts
 
     def latency(self, effects: ServingEffects, host_s: Array = 0.0) -> Latency:
         """The formula of the module's docstring; `host_s`: of each step."""
         module = array_module(*self)
         added_s = effects.step_s + host_s
         launched_s = effects.launch_s * self.step_launches
-        kernels_s = module.maximum(effects.kernels * self.step_s, self.eager * launched_s)
+        gaps_s = effects.gap_s * self.step_kernels
+        beyond_s = gaps_s + effects.sequence_s * self.decoding * self.made
+        kernels_s = effects.kernels * self.step_s + beyond_s
+        kernels_s = module.maximum(kernels_s, self.eager * launched_s)
         step_s = kernels_s + added_s
         launched_by = effects.launch_s * self.next_launches
         next_s = module.maximum(effects.kernels * self.next_s, launched_by)
         others = self.interferes * (self.decoding - 1.0)
-        both_s = effects.kernels * (self.step_s + self.beside_s / self.beside_steps)
+        both_s = effects.kernels * (self.step_s + self.beside_s / self.beside_steps) + beyond_s
         beside_s = (module.maximum(both_s, launched_s) - kernels_s) * self.beside_steps
         tpot_s = step_s + others * beside_s / self.output
         waiting_s = module.maximum(self.clients / self.slots - 1.0, 0.0) * self.output * tpot_s
-        alone_s = effects.kernels * self.alone_s
+        alone_s = effects.kernels * self.alone_s + gaps_s
         alone_s = module.maximum(alone_s, effects.launch_s * self.launches) + added_s
         before_s = effects.burst * next_s * (self.prompts - 1.0) / 2.0
         first_s = effects.prefill * (alone_s + before_s)
@@ -98,7 +103,7 @@ def settled(
     times: StepTimes, clients: Array, prompt: Array, output: Array, slots: Array,
     effects: ServingEffects, chunk: Array = CHUNK, ranks: Array = 1.0,
     prefill: tuple[StepTimes, Array] | None = None, admission: Admission = AT_ONCE,
-    launches: Array = 0.0, cached: Array = 0.0, eager: Array = 0.0,
+    launches: Array = 0.0, cached: Array = 0.0, eager: Array = 0.0, made: Array = 1.0,
 ) -> Loop:  # fmt: skip
     """The loop at the number of sequences that decode once it has run for long; NumPy, or
     differentiable in JAX.
@@ -118,6 +123,7 @@ def settled(
         launches: of a step with prompts, if it is no CUDA graph.
         cached: tokens of the prompt that are found in the cache of prefixes, and looked at.
         eager: 1 where steps of decoding are no CUDA graphs either.
+        made: tokens of a sequence in a step; `output` counts steps.
     """
     prompt, output = floats(prompt), floats(output)
     module = array_module(clients, prompt, output, slots, times.products_s)
@@ -136,7 +142,7 @@ def settled(
         clients, slots, output, kernels.seconds(held, keys), alone_s,
         prompt_seconds(first, prompt, chunk, cached), prompts, held, interferes, 0.0,
         launches, launches * module.ceil(prompt / chunk), launches * prompt / chunk,
-        eager=eager,
+        eager=eager, step_kernels=times.kernels, made=made,
     )  # fmt: skip
     for _ in range(_ROUNDS):
         # one that decodes alone is not waited for, and prompts of workers apart stop nobody

@@ -199,5 +199,10 @@ def _split(asked: Question, priced: Priced, space: Space, effects: ServingEffect
 def with_effects(times: StepTimes, effects: ServingEffects) -> StepTimes:
     """Steps as a framework runs them."""
     scaled = {name: getattr(times, name) * effects.kernels
-              for name in ("products_s", "decode_s", "prefill_s")}  # fmt: skip
+              for name in ("products_s", "decode_s", "prefill_s", "beside_s")
+              if getattr(times, name) is not None}  # fmt: skip
+    gaps_s = effects.gap_s * np.asarray(times.kernels)
+    scaled["products_s"] = scaled["products_s"] + gaps_s[..., None]
+    for name in scaled.keys() & {"decode_s", "beside_s"}:
+        scaled[name] = scaled[name] + effects.sequence_s * times.sequences[:, None]
     return dataclasses.replace(times, host_s=times.host_s + effects.step_s, **scaled)

@@ -100,7 +100,7 @@ def served(
         loop = settled(
             times[key], clients, prompt, output / engine.tokens_per_pass, slots, own, chunk, ranks,
             apart, admission, launches, prompt * engine.cached_share,
-            float(engine.launches == "eager"),
+            float(engine.launches == "eager"), engine.tokens_per_pass,
         )  # fmt: skip
         for name, value in loop._asdict().items():
             fields[name][at] = value

@@ -30,10 +30,10 @@ from hybridperf.runs.served import Served, believed_effects
 from hybridperf.runs.serving_published import published
 from hybridperf.runs.serving_rows import ServedRow
 
-FILE, _KIND, _VERSION = "serving.json", "serving-effects", 3
+FILE, _KIND, _VERSION = "serving.json", "serving-effects", 4
 TARGETS = ("tpot_s", "ttft_s")
 # effects that frameworks share: apart, two models of one framework would fit what is theirs
-_SHARED = ("kernels", "step_s")
+_SHARED = ("kernels", "gap_s", "step_s", "sequence_s")
 _ROW_WIDTH = {"tpot_s": 0.2, "ttft_s": 0.35}  # of rows' logs around the law
 _MOST_ROWS = 1.0  # that a model of a framework counts for: rows of one table are neighbours
 # standard deviations from the law within which a row tells of offsets: one further off is of

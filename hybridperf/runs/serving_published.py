@@ -118,14 +118,14 @@ def _known() -> dict[str, tuple[tuple[frozenset[float], Point], ...]]:
     return out
 
 
-_SEARCHED = ("framework", "model", "system", "version", "scheme")
+_SEARCHED = ("framework", "model", "system", "version", "scheme", "measured")
 _EQUAL = ("prompt", "output", "attention_dp")
 _WITHIN = ("clients", "tp")
 
 
 def settings_of(
     engine: Deployment, model: str, system: str, version: str, clients: float, prompt: float,
-    output: float,
+    output: float, measured: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Columns of `serving_columns.READ` by their values; empty: no benchmark of these lengths.
 
@@ -137,12 +137,13 @@ def settings_of(
         clients: that send requests.
         prompt: tokens.
         output: tokens.
+        measured: when, as 2026-01-14; empty: not told.
     """
     out: dict[str, Any] = {}
     told = {
         "framework": engine.framework, "model": model, "system": system, "version": version,
-        "scheme": engine.of_experts(), "prompt": prompt, "output": output, "clients": clients,
-        "tp": engine.tp, "attention_dp": engine.attention_dp > 1,
+        "scheme": engine.of_experts(), "measured": measured, "prompt": prompt, "output": output,
+        "clients": clients, "tp": engine.tp, "attention_dp": engine.attention_dp > 1,
     }  # fmt: skip
     for rule in _published_settings()["rule"]:
         if _fits(rule, told):

@@ -37,6 +37,7 @@ UNTOLD_DECODERS, UNTOLD_PREFILLERS = 3.0, 1.0
 # published rows of DeepSeek that draft three and of such that do not, 2.5 tokens a step
 ACCEPTANCE = 0.7
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
+_MEASURED = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
 _TOO_WIDE = (
     "expected tp_size of 1, 2, 4, 8 or 16, GPUs that split each layer of one engine, got {}, a"
     " total of GPUs: how they are shared out is not told; give tp_size, attention_dp_size,"
@@ -107,6 +108,7 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
     for record in records:
         values = {str(name): value for name, value in record.items() if not _empty(value)}
         values["concurrency"] = _clients(values)
+        values.setdefault("measured", _in_text(values, _MEASURED))
         told = tuple((name, values[name]) for name in _USED if name in values)
         if told not in seen:
             try:
@@ -128,7 +130,7 @@ _USED = (
     "gemm_quant_mode", "moe_quant_mode", "kv_dtype", "isl", "osl", "concurrency", "max_num_seqs",
     "max_num_batched_tokens", "requests_per_client", "drafted", "acceptance", "cached_share",
     "enforce_eager", "lora_rank", "scheduler_recv_interval", "attention_dp_timeout_iters",
-    "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
+    "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio", "moe_backend", "measured",
     *(f"{kind}{name}" for kind in ("", "prefill_", "decode_") for name in _SIZES),
 )  # fmt: skip
 
@@ -141,10 +143,14 @@ def _clients(values: Mapping[str, Any]) -> Any:
     for name in ("silicon_concurrency", "concurrency"):
         if name in values:
             return values[name]
-    for value in values.values():
-        if isinstance(value, str) and (found := _CONCURRENCY.search(value)):
-            return float(found[1])
-    return values.get("batch_size", math.nan)
+    found = _in_text(values, _CONCURRENCY)
+    return float(found) if found else values.get("batch_size", math.nan)
+
+
+def _in_text(values: Mapping[str, Any], pattern: re.Pattern[str]) -> str:
+    """What a text of a row says after a word; empty: no text does."""
+    texts = (value for value in values.values() if isinstance(value, str))
+    return next((found[1] for text in texts if (found := pattern.search(text))), "")
 
 
 def _row(values: Mapping[str, Any]) -> ServedRow:
@@ -163,8 +169,6 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         **_schemes(values, name, habits, machine, framework, bool(shape.experts), notes),
         "lora_rank": _count(values, "lora_rank", 0, 0),
     }  # fmt: skip
-    if "max_num_seqs" in values:
-        common["max_sequences"] = _count(values, "max_num_seqs", 1)
     common |= {"drafted": _count(values, "drafted", 0, 0),
                "acceptance": _number(values, "acceptance", ACCEPTANCE * ("drafted" in values)),
                "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
@@ -189,6 +193,12 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     else:
         engine = Deployment(**common, **_layout(values, "", notes))
         values = {**_as_published(found, engine, values, notes), **values}
+    engine = dataclasses.replace(
+        engine, max_sequences=_count(values, "max_num_seqs", engine.max_sequences),
+        moe_backend=str(values.get("moe_backend", "")).lower(),
+    )  # fmt: skip
+    if _number(values, "may_draft", 0.0) and "drafted" not in values:
+        found["drafts_known"] = False
     if not engine.drafted and (drafted := _count(values, "drafted", 0, 0)):
         engine = dataclasses.replace(
             engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
@@ -266,10 +276,11 @@ def _as_published(
     """Settings that a row does not tell, as the benchmark of its lengths sets them where one engine
     does all.
     """
-    told = (found[name] for name in ("model", "system", "version", "clients", "prompt", "output"))
-    settings = settings_of(engine, *told)
+    names = ("model", "system", "version", "clients", "prompt", "output")
+    told = {**{name: found[name] for name in names}, "measured": str(values["measured"])}
+    settings = settings_of(engine, **told)
     if assumed := {name: value for name, value in settings.items() if name not in values}:
-        said = ", ".join(f"{name} {value:g}" for name, value in assumed.items())
+        said = ", ".join(f"{name} {value}" for name, value in assumed.items())
         ours = published(found["prompt"], found["output"])
         notes.append(f"as {'InferenceX' if ours else 'aiconfigurator'}'s scripts set: {said}")
     return settings

@@ -32,7 +32,7 @@ from hybridperf.workloads.transformer.zoo import load_shape
 RUNS = "serving/requests_runs.csv"
 PERCENTS = (50, 90, 99)
 _GOALS = {"ttft_s": 0.15, "tpot_s": 0.05}
-_NOTHING = ServingEffects(1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
+_NOTHING = ServingEffects(1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
 # GPUs as the runs' table calls them
 _DEVICES = {
     "GeForce RTX 4090 24 GB": "rtx_4090",
@@ -58,7 +58,9 @@ def judged(folder: Path, runs: pd.DataFrame) -> Found:
         device = load_device(_DEVICES[str(row.gpu)])
         prior = fit(None, device, prior=load_prior(DEFAULT_PRIOR))[0]
         datasheet = fit(None, device, prior="none")[0]
-        effects = believed(str(row.framework))
+        # its client calls the engine in its own process: no token leaves over HTTP
+        # (LLMServingSim, bench/core/runner.py)
+        effects = dataclasses.replace(believed(str(row.framework)), sequence_s=0.0)
         ours = _simulated(row, measured, prior, effects)
         bare = _simulated(row, measured, datasheet, _NOTHING)
         free = _simulated(row, measured, prior, effects, limits=False)

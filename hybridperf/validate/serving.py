@@ -45,7 +45,7 @@ _GOALS = {
     ("models", "tpot_s"): 0.12, ("systems", "tpot_s"): 0.11, ("few", "tpot_s"): 0.07,
     ("models", "ttft_s"): 0.22,
 }  # fmt: skip
-_NOTHING = ServingEffects(1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
+_NOTHING = ServingEffects(1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
 
 
 @dataclasses.dataclass(frozen=True)

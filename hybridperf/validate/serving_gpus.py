@@ -53,7 +53,7 @@ _SERVED: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
     ("deepseek-v3", {"tp": 8}, {"quant": "fp8_block"}),
 )
 _BARE, _TREES = "roofline", "trees"
-_NOTHING = ServingEffects(1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
+_NOTHING = ServingEffects(1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
 
 
 def unmeasured(model: PerfModel) -> PerfModel:

@@ -31,7 +31,10 @@ def test_power_laws_are_exact_between_and_beyond_the_points() -> None:
 
 def test_stacked_engines_take_what_each_does() -> None:
     one = power_laws()
-    other = dataclasses.replace(one, products_s=3.0 * one.products_s, decode_s=one.decode_s**0.9)
+    other = dataclasses.replace(
+        one, products_s=3.0 * one.products_s, decode_s=one.decode_s**0.9,
+        beside_s=2.0 * one.decode_s**0.9,
+    )  # fmt: skip
     both = StepTimes.stacked([one, other]).of(np.array([1, 0, 1]))
     sizes = np.array([3.0, 7.0, 90.0]), 1000.0, np.array([[10.0], [0.0], [50.0]]), 700.0
     sequences, keys, chunk, chunk_keys = sizes

@@ -11,7 +11,7 @@ from hybridperf.engine.step_times import StepTimes
 from hybridperf.model.serving_effects import BELIEFS, KNOWN, NAMES, ServingEffects, believed
 from hybridperf.runs.closed_loop import Latency, prompt_seconds, settled
 
-NOTHING = ServingEffects(1.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+NOTHING = ServingEffects(1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 SIZES = np.array([1.0, 64.0, 4096.0])
 
 

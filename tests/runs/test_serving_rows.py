@@ -224,10 +224,27 @@ def test_settings_of_published_benchmarks_are_taken_unless_told(row: dict, told:
     )
     own = {"scheduler_recv_interval": 5, "batch_wait_timeout_iters": 0,
            "batch_wait_max_tokens_ratio": 0.0, "max_num_batched_tokens": 4096,
-           "attention_dp_timeout_iters": 1, "requests_per_client": 10}  # fmt: skip
+           "attention_dp_timeout_iters": 1, "requests_per_client": 10, "max_num_seqs": 256,
+           "moe_backend": "TRTLLM"}  # fmt: skip
     said = understood(table({**row, **own}))[0]
     assert (*said.admission, said.chunk) == pytest.approx((5, 0, NO_LIMIT, 4096))
     assert not any("InferenceX" in note for note in said.notes)
+
+
+def test_published_drafts_are_told_by_a_date_or_by_clients() -> None:
+    """One image of TensorRT-LLM drafts from a date on; SGLang drafts wherever clients are many."""
+    old = {**EXPERTS, "backend": "trtllm", "precision": "fp8", "system": "b200_sxm",
+           "gemm_quant_mode": "fp8_block", "moe_quant_mode": "fp8_block",
+           "backend_version": "1.1.0rc2.post2"}  # fmt: skip
+    dated = [{**old, "silicon_data_source": f"measured={date}"} for date in
+             ("2025-12-15", "2026-01-14")]  # fmt: skip
+    without, drafting = understood(table(*dated))
+    assert (without.engine.drafted, drafting.engine.drafted) == (0, 3)  # type: ignore[union-attr]
+    assert without.engine.moe_backend == "deepgemm"  # type: ignore[union-attr]
+    by_sglang = {**old, "backend": "sglang", "backend_version": "0.5.9"}
+    few, many = understood(table(*({**by_sglang, "concurrency": n} for n in (32, 256))))
+    assert (few.engine.drafted, few.drafts_known, few.fitted_on) == (0, False, False)  # type: ignore[union-attr]
+    assert (many.engine.drafted, many.engine.max_sequences) == (2, 512)  # type: ignore[union-attr]
 
 
 def test_runs_of_other_lengths_have_settings_of_their_own() -> None:

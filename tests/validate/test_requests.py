@@ -15,6 +15,4 @@ def test_percentiles_of_measured_runs(data_dir, tmp_path) -> None:
         assert line["n"] == 300
         assert line["ours"] < line["baselines"]["datasheet"]
         assert line["ours"] < line["baselines"]["no limits"]
-    # the goals, met on the first GPU; the second is priced too fast
-    assert lines["rtx4090_llama31_8b, TTFT"]["ours"] < 0.15
-    assert lines["rtx4090_llama31_8b, TPOT"]["ours"] < 0.05
+        assert line["ours"] < line["goal"]

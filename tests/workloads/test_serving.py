@@ -1,5 +1,7 @@
 """Steps of a server: calls by hand, limits of their seconds, memory."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from hybridperf.collectives.model import load_collectives
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CollectiveCall
-from hybridperf.ops import DecodeAttention, Gemm, LatentAttention, Moe, OpCall
+from hybridperf.ops import DecodeAttention, Gemm, LatentAttention, Moe, OpCall, PrefillAttention
 from hybridperf.ops.quantise import Quantise
 from hybridperf.workloads.serving import Deployment, step_times
 from hybridperf.workloads.serving.deployment import WORKSPACE_BYTES, serving_memory
@@ -130,6 +132,41 @@ def test_step_is_no_shorter_than_its_weights_and_grows_with_what_it_holds(
     assert (np.diff(times.prefill_s, axis=0) > 0).all()
     assert eager.seconds(1.0, 512.0) > times.seconds(1.0, 512.0)
     assert drafted.seconds(32.0, 512.0) > times.seconds(32.0, 512.0)
+
+
+def test_flash_attention_2_decodes_beside_prompts_a_block_of_queries_for_each_head(
+    llama: TransformerShape, machine: PerfModel
+) -> None:
+    """64 queries of each of 32 heads where alone 4 of each of 8 groups; other kernels do not."""
+    served = Deployment(llama, framework="vllm")
+    kernels = list(ServedCalls(served, 8).decode(128.0, 1000.0, beside_prompts=True))
+    (op, times), *more = ops_of(kernels, PrefillAttention)
+    assert isinstance(op, PrefillAttention)
+    assert (op.batch, op.q_len, op.heads, times, more) == (128.0, 64.0, 32.0, 32, [])
+    # keys that a query of the block's middle sees, halves of a key more by causality
+    assert op.work().flops == pytest.approx(128 * 32 * 64 * 1000.5 * 128 * 4, rel=1e-9)
+    assert not ops_of(kernels, DecodeAttention)
+    ampere = hp.load_model("a100_sxm4_80g")
+    second, third = (
+        step_times(model, [served], sizes=SIZES)[0] for model in (ampere, machine)
+    )  # Hopper has version 3, which packs a group's heads in any step
+    longer_s = second.seconds(64.0, 4096.0, 256.0, 128.0) - second.seconds(64.0, 4096.0)
+    prompts_s = second.seconds(0.0, 1.0, 256.0, 128.0)
+    assert longer_s > prompts_s
+    assert third.beside_s is None
+    of_sglang = dataclasses.replace(served, framework="sglang")
+    assert step_times(ampere, [of_sglang], sizes=SIZES)[0].beside_s is None
+
+
+def test_experts_are_priced_by_the_kernel_that_the_framework_has_there() -> None:
+    """TensorRT-LLM's 4-bit experts on B200: TRTLLM-Gen's, CUTLASS's for several attention ranks."""
+    blackwell = hp.load_model("b200_sxm")
+    op = Moe("fp4", 8.0, 7168.0, 2048.0, 8.0, 256.0, 8.0, 1.0, 1.0, "nvfp4", "power_law_1.2")
+    ways = [("trtllm", ""), ("trtllm", "spread"), ("vllm", ""), ("sglang", "")]
+    calls = [OpCall(op, framework=framework, variant=how) for framework, how in ways]
+    one, spread, vllm, sglang = blackwell.op_seconds(blackwell.table(calls))
+    assert 1.5 * one < spread
+    assert sglang == vllm  # whose kernels it calls
 
 
 def test_tensor_parallel_ranks_share_the_step(llama: TransformerShape, machine: PerfModel) -> None:

@@ -11,8 +11,8 @@ to the result that takes its place. What a kernel writes is alive from there to 
 reads it, in a loop to the loop's end if it was made outside; what goes round a loop is one buffer.
 XLA looks for an order of kernels that needs little; here it is the program's own, so that XLA may
 need less. A product of cuBLAS has a workspace besides (xla/service/gpu/matmul_utils.h; so have
-those of fourteen of seventeen programs that XLA compiled for an H100 and an H200; the others have no
-cuBLAS product).
+fourteen of seventeen programs that XLA compiled for an H100 and an H200; the others have no cuBLAS
+product).
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ class Deployment:
     cached_share: float = 0.0  # of prompt tokens, found in the cache of prefixes
     lora_rank: int = 0
     distribution: str = BALANCED  # of tokens over experts
+    moe_backend: str = ""  # of TensorRT-LLM's experts, in its words; empty: its usual one
 
     def __post_init__(self) -> None:
         """`InputError`, one sentence, for what no engine has."""
@@ -126,6 +127,19 @@ class Deployment:
 def is_blackwell(device: str) -> bool:
     """Whether a device has Blackwell's kernels of narrow formats, by its name."""
     return device.startswith(("b", "gb"))
+
+
+def decodes_as_prompts(served: Deployment, architecture: str) -> bool:
+    """Whether steps with prompts decode by the prompts' kernel, a block of queries for each head.
+
+    vLLM calls FlashAttention once for all tokens of a step, version 2 on GPUs but sm_90 and sm_100
+    (its `fa_utils.py`); that one puts a group's heads into a block of queries where no sequence has
+    more than one query alone (`seqlenq_ngroups_swapped` of its `flash_api.cpp`). Version 3 packs
+    them in any step; FlashInfer, which SGLang takes and vLLM for caches of 8 bits, decodes apart.
+    """
+    grouped = served.shape.latent is None and served.shape.heads > served.shape.key_heads
+    second = architecture.split()[-1].startswith(("sm_8", "sm_12"))
+    return grouped and second and served.framework == "vllm" and served.kv_dtype == "bf16"
 
 
 def weight_bytes(scheme: str) -> float:

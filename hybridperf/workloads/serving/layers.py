@@ -32,6 +32,7 @@ from hybridperf.ops import (
     OpCall,
     PrefillAttention,
     RmsNorm,
+    Softmax,
     op_by_name,
 )
 from hybridperf.ops.quantise import Quantise, scheme_dtype
@@ -46,10 +47,19 @@ _STATE = "fp32"  # of a scan
 _STATIC = "fp8"
 # whose ops before a product write what it multiplies (TensorRT-LLM: RESIDUAL_RMS_NORM_QUANT_FP8)
 _NARROWS_BEFORE = ("trtllm",)
+# whose attention rotates keys and queries and puts keys into the cache, in tables too
+_ROTATE_INSIDE = ("trtllm",)
+# whose all-reduce does the norm after it: TensorRT-LLM (AllReduceFusionOp), SGLang
+# (--enable-flashinfer-allreduce-fusion)
+_NORM_AS_THEY_SUM = ("trtllm", "sglang")
 # engines choose the kernel of each FP4 product when they start (TensorRT-LLM's AutoTuner,
 # FlashInfer's), where tables have one whose tiles walk along all of k, 1.7 us per 1,024 of it: few
 # tiles share k out to the other SMs (split-K), in pieces of 1,024 at least. B200's SMs
 _TUNED, _TILE, _SMS, _LEAST_K = "nvfp4", 128, 148, 1024
+
+# queries of a block of FlashAttention 2 over a paged cache (kBlockM of its
+# run_mha_fwd_splitkv_dispatch)
+_QUERY_TILE = 64.0
 
 
 class Kernel(NamedTuple):
@@ -77,13 +87,17 @@ class ServedCalls:
             size = float(tokens * self.shape.hidden * _WIDE)
             yield Kernel(CollectiveCall("sendrecv", size, 2, nodes), self.served.pp - 1)
 
-    def decode(self, sequences: float, keys: float) -> Iterator[Kernel]:
-        """Of each attention rank's sequences, `keys` of each in the cache."""
+    def decode(
+        self, sequences: float, keys: float, beside_prompts: bool = False
+    ) -> Iterator[Kernel]:
+        """Of each attention rank's sequences, `keys` of each in the cache; `beside_prompts`: as
+        short prompts, by the kernel that computes those of the same step.
+        """
         served = self.served
         each = 1.0 + served.drafted
         sequences = sequences / served.pp if sequences > served.pp else 1.0
         for kind in self.shape.layer_kinds:
-            for call in self._decoded(kind, sequences, keys, each):
+            for call in self._decoded(kind, sequences, keys, each, beside_prompts):
                 yield Kernel(call, kind.count)
         yield Kernel(self._head(sequences * each))
         if served.drafted:  # one more layer of the last kind and its head, for each token drafted
@@ -109,12 +123,12 @@ class ServedCalls:
     def _layer(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
         h, served = self.shape.hidden, self.served
         if kind.mixer != "mlp":
-            yield self._fused(RmsNorm("bf16", tokens, h))
+            yield self._norm(tokens, h)
             yield from self._projections(kind, tokens)
             yield from self._reduced(tokens * h * _WIDE)
         if not kind.ffn:
             return
-        yield self._fused(RmsNorm("bf16", tokens, h))
+        yield self._norm(tokens, h)
         if not kind.experts:
             yield from self._mlp(tokens, kind.ffn, served.quant)
             yield from self._reduced(tokens * h * _WIDE)
@@ -141,10 +155,11 @@ class ServedCalls:
                 float(kind.experts), float(served.expert_tp), float(served.expert_ep),
                 float(self.shape.gated), quant, served.distribution,
             ),
-            framework=served.framework,
+            framework=served.framework, variant=served.moe_backend or ("spread" if spread else ""),
         )  # fmt: skip
         if kind.shared_ffn:
             yield from self._mlp(tokens, kind.shared_ffn, served.of_attention())
+            yield self._loop("add", tokens, h)  # to what the others made
         if sent:
             yield self._message("alltoall", copies * h * _WIDE, ranks)
         elif spread:
@@ -155,7 +170,7 @@ class ServedCalls:
     def _mlp(self, tokens: float, width: int, quant: str) -> Iterator[Call]:
         h, inner = self.shape.hidden, width / self.tp
         yield from self._gemm(tokens, (2 if self.shape.gated else 1) * inner, h, quant)
-        yield self._fused(_loop("silu_mul", tokens, inner))
+        yield self._loop("silu_mul", tokens, inner)
         yield from self._gemm(tokens, h, inner, quant)
 
     def _projections(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
@@ -167,37 +182,67 @@ class ServedCalls:
             yield from self._gemm(tokens, h, scan.inner / t, quant)
         elif latent is not None:
             down = (latent.query_rank or 0) + latent.kv_rank + latent.rotary_dim
-            indexed = latent.index_dim + latent.index_heads
-            yield from self._gemm(tokens, down + indexed, h, quant)  # on each GPU, whole
-            yield self._fused(RmsNorm("bf16", tokens, down))
+            yield from self._gemm(tokens, down, h, quant)  # on each GPU, whole
+            yield from self._latents(tokens, down)
             source = latent.query_rank or h
             yield from self._gemm(tokens, shape.query_width / t, source, quant)
             if latent.selected:
-                yield from self._gemm(tokens, latent.index_heads * latent.index_dim, source, quant)
-                yield from self._indexed(tokens, float(latent.index_heads), latent.index_dim)
+                yield from self._indexed(tokens, float(latent.index_heads), latent.index_dim, quant)
             yield from self._gemm(tokens, h, shape.context_width / t, quant)
         else:
             heads = shape.heads / t * (2 if shape.gated_attention else 1)
             width = (heads + 2 * max(shape.key_heads / t, 1.0)) * shape.dim
             yield from self._gemm(tokens, width, h, quant)
-            yield self._fused(_loop("rope", tokens, width))
+            if self.served.framework not in _ROTATE_INSIDE:
+                yield self._loop("rope", tokens, width)
+                yield self._loop("cast", tokens, 2 * max(shape.key_heads / t, 1.0) * shape.dim)
             yield from self._gemm(tokens, h, shape.context_width / t, quant)
         if rank := self.served.lora_rank:  # one adapter of the layer's matrices before attention
             yield from self._gemm(tokens, rank, h, "bfloat16")
             yield from self._gemm(tokens, shape.query_width / t, rank, "bfloat16")
 
-    def _indexed(self, tokens: float, heads: float, dim: float) -> Iterator[Call]:
-        """What an indexer does to its key and its queries: kernels of their own, as SGLang's
-        (nsa_indexer.py) has them.
+    def _latents(self, tokens: float, down: float) -> Iterator[Call]:
+        """What becomes of down-projections and of the queries that are made of them: their norm and
+        rotary embedding, of others than TensorRT-LLM, whose attention does these, a norm of each
+        kind, and copies beside each other, in 8 bits, and into the cache.
         """
-        yield OpCall(RmsNorm("bf16", tokens, dim))
-        yield OpCall(_loop("rope", tokens, (heads + 1.0) * dim))
+        shape, latent = self.shape, self.shape.latent
+        assert latent is not None
+        yield OpCall(RmsNorm("bf16", tokens, down), issued_apart=True)
+        queries = shape.heads / self.tp * (latent.kv_rank + latent.rotary_dim)
+        if self.served.framework in _ROTATE_INSIDE:
+            yield self._loop("rope", tokens, queries)
+            return
+        yield OpCall(RmsNorm("bf16", tokens, latent.kv_rank), issued_apart=True)
+        yield self._loop("rope", tokens, shape.heads / self.tp * latent.rotary_dim)
+        yield self._loop("cast", tokens, queries)
+        if self._kept():
+            yield OpCall(Quantise("bf16", tokens, queries, quant="fp8"))
+        yield self._loop("cast", tokens, latent.kv_rank + latent.rotary_dim)
+
+    def _indexed(self, tokens: float, heads: float, dim: float, quant: str) -> Iterator[Call]:
+        """An indexer's matrices, on each GPU whole, and what becomes of its key and its queries:
+        norm, rotary embedding and its way back, Hadamard transforms, quantisation, the key's way
+        into the cache, the heads' weights; kernels of their own in SGLang (nsa_indexer.py).
+        """
+        latent, h = self.shape.latent, self.shape.hidden
+        assert latent is not None
+        yield from self._gemm(tokens, heads * dim, latent.query_rank or h, quant)
+        yield from self._gemm(tokens, dim, h, quant)
+        yield from self._gemm(tokens, heads, h, "bfloat16")
+        yield self._loop("mul", tokens, heads)
+        yield OpCall(RmsNorm("bf16", tokens, dim), issued_apart=True)
+        yield self._loop("rope", tokens, (heads + 1.0) * dim)
         for rows in (tokens * heads, tokens):
+            yield self._loop("cast", rows, dim)
+            yield self._loop("mul", rows, dim)
             yield OpCall(Quantise("bf16", rows, dim, quant="fp8_block"))
+        yield self._loop("cast", tokens, dim)
 
     def _decoded(
-        self, kind: LayerKind, sequences: float, keys: float, each: float
-    ) -> Iterator[Call]:
+        self, kind: LayerKind, sequences: float, keys: float, each: float,
+        beside_prompts: bool = False,
+    ) -> Iterator[Call]:  # fmt: skip
         shape, served, latent = self.shape, self.served, self.shape.latent
         heads = shape.heads / self.tp
         if kind.mixer == "mlp":
@@ -205,6 +250,12 @@ class ServedCalls:
         if kind.mixer == "scan" and shape.scan is not None:
             state = shape.scan.heads / self.tp * shape.scan.head_dim * shape.scan.state
             yield self._fused(Copy(_STATE, sequences, state))  # read and written
+            return
+        if latent is None and beside_prompts:
+            kv_heads, seen = max(shape.key_heads / self.tp, 1.0), keys + _QUERY_TILE / 2.0
+            yield self._attended(
+                sequences, _QUERY_TILE, seen, heads, float(shape.dim), kv_heads, self._window(kind)
+            )
             return
         if latent is None:
             yield OpCall(
@@ -224,6 +275,8 @@ class ServedCalls:
         if latent.selected:
             dim, scored = float(latent.index_dim), min(keys, latent.selected)
             yield self._latent(sequences, keys, latent.index_heads * each, dim, 0.0)
+            # the best are found by passes over the scores
+            yield OpCall(Softmax("fp32", sequences * each, keys), issued_apart=True)
             keys = scored
         cached = rank + latent.rotary_dim
         yield self._latent(sequences, keys, heads * each, cached, rank)
@@ -259,13 +312,17 @@ class ServedCalls:
                 )  # fmt: skip
                 yield OpCall(index, framework=self.served.framework)
         window = self._window(kind) or float(latent.selected if latent else 0)
-        yield OpCall(
-            PrefillAttention(
-                "bf16", batch, queries, heads, dim, kv_heads, window, max(keys, queries), 1.0,
-                self._kept(),
-            ),
-            framework=self.served.framework,
-        )  # fmt: skip
+        yield self._attended(batch, queries, keys, heads, dim, kv_heads, window)
+
+    def _attended(
+        self, batch: float, queries: float, keys: float, heads: float, dim: float, kv_heads: float,
+        window: float,
+    ) -> Call:  # fmt: skip
+        """Attention by the prompts' kernel."""
+        sizes = (batch, queries, heads, dim, kv_heads, window, max(keys, queries), 1.0)
+        return OpCall(
+            PrefillAttention("bf16", *sizes, self._kept()), framework=self.served.framework
+        )
 
     def _window(self, kind: LayerKind) -> float:
         return float(self.shape.window) if kind.mixer == "window" else 0.0
@@ -295,6 +352,17 @@ class ServedCalls:
 
     def _fused(self, op: Op) -> OpCall:
         return OpCall(op, kernel=FUSED)
+
+    def _loop(self, name: str, rows: float, cols: float) -> OpCall:
+        """A kernel of its own in a graph."""
+        return OpCall(_loop(name, rows, cols), issued_apart=True)
+
+    def _norm(self, tokens: float, width: float) -> OpCall:
+        """Of a layer, with the sum before it: one kernel with that of several GPUs, of some."""
+        norm = RmsNorm("bf16", tokens, width)
+        if self.tp > 1 and self.served.framework in _NORM_AS_THEY_SUM:
+            return self._fused(norm)
+        return OpCall(norm, issued_apart=True)
 
     def _reduced(self, size: float) -> Iterator[Call]:
         if self.tp > 1:

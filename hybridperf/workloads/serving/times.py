@@ -14,7 +14,7 @@ from hybridperf.io.namespace import Array, array_module
 from hybridperf.model import PerfModel, Platform
 from hybridperf.model.calls import Call, CallChain
 from hybridperf.model.step_effects import LAUNCH_S
-from hybridperf.workloads.serving.deployment import Deployment
+from hybridperf.workloads.serving.deployment import Deployment, decodes_as_prompts
 from hybridperf.workloads.serving.layers import Kernel, ServedCalls
 
 
@@ -38,12 +38,12 @@ class Sizes:
 # (TRTLLM-Gen's, which SGLang takes too). Beliefs by rows of one prompt at a time; SGLang's pull
 # request 12160 has 83 ms for a token of DeepSeek-V3 kernel by kernel (30 a layer at `LAUNCH_S`), 23
 # ms as a graph
-_MORE_OF_LATENT, _MORE_OF_EXPERTS, _MORE_OF_FUSED_EXPERTS = 15, 25, 5
+_MORE_OF_LATENT, _MORE_OF_EXPERTS, _MORE_OF_FUSED_EXPERTS = 10, 24, 4
 
 
 def prompt_launches(deployment: Deployment, fused_experts: bool = False) -> float:
     """Kernels that a step with prompts launches one by one: such steps are no CUDA graphs."""
-    calls = float(sum(times for _, times in ServedCalls(deployment, 8).products(1.0)))
+    calls = float(sum(times for _, times in ServedCalls(deployment, 8).products(8192.0)))
     latent = _MORE_OF_LATENT if deployment.shape.latent is not None else 0
     experts = _MORE_OF_FUSED_EXPERTS if fused_experts else _MORE_OF_EXPERTS
     return calls + sum(
@@ -59,7 +59,8 @@ class _Listed:
     rows: list[Call]
     chains: list[CallChain]
     deployments: Sequence[Deployment]
-    tables: list[tuple[np.ndarray, np.ndarray, np.ndarray, float]]  # places, seconds of launches
+    # places of products, decoding, prompts and decoding beside them; seconds of launches; kernels
+    tables: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, float, float]]
     sizes: Sizes
 
     def times(self, seconds: Array) -> list[StepTimes]:
@@ -69,20 +70,21 @@ class _Listed:
                 for one in dataclasses.fields(self.sizes))  # fmt: skip
         tokens, sequences, keys, chunk, chunk_keys = axes
         found = []
-        for one, (products_at, decode_at, prefill_at, launched_s) in zip(
+        for one, (products_at, decode_at, prefill_at, beside_at, launched_s, kernels) in zip(
             self.deployments, self.tables, strict=True
         ):
             # a host that launches kernel by kernel is never overtaken by its GPU
             products_s = module.maximum(seconds[products_at], launched_s)
             decode_s = seconds[decode_at]
+            beside_s = None if beside_at is None else module.maximum(seconds[beside_at], decode_s)
             if one.drafted:  # products of all tokens of a sequence, where one is counted
                 more = module.interp(sequences * (1.0 + one.drafted), tokens, products_s)
-                more = more - module.interp(sequences, tokens, products_s)
-                decode_s = decode_s + more[:, None]
+                more = (more - module.interp(sequences, tokens, products_s))[:, None]
+                decode_s, beside_s = decode_s + more, None if beside_s is None else beside_s + more
             found.append(
                 StepTimes(
                     tokens, products_s, sequences, keys, decode_s, chunk, chunk_keys,
-                    seconds[prefill_at],
+                    seconds[prefill_at], beside_s=beside_s, kernels=float(kernels),
                 )
             )  # fmt: skip
         return found
@@ -129,24 +131,35 @@ def _listed(
         return len(chains) - 1
 
     tables = []
-    attention: dict[Deployment, tuple[np.ndarray, np.ndarray]] = {}  # of decoding and of prompts
+    # of decoding, of prompts, and of decoding beside these where it is another kernel
+    attention: dict[Deployment, tuple[np.ndarray, np.ndarray, np.ndarray | None]] = {}
     for one in deployments:
         calls = ServedCalls(one, per_node, all_reduce)
         products = [list(calls.products(n)) for n in sizes.tokens]
         launched = sum(times for _, times in products[0])
         # what engines that differ in their experts alone have alike; drafts compute a whole layer
-        alike = one if one.drafted else dataclasses.replace(one, attention_dp=1, expert_ep=1)
+        alike = (
+            one
+            if one.drafted
+            else dataclasses.replace(one, attention_dp=1, expert_ep=1, moe_backend="")
+        )
         if alike not in attention:
-            attention[alike] = (
-                np.array(
-                    [[chain([*calls.decode(s, x)]) for x in sizes.keys] for s in sizes.sequences]
-                ),
-                np.array(
-                    [[chain([*calls.prefill(q, p)]) for p in sizes.chunk_keys] for q in sizes.chunk]
-                ),
+            decode = np.array(
+                [[chain([*calls.decode(s, x)]) for x in sizes.keys] for s in sizes.sequences]
             )
+            beside = None
+            if decodes_as_prompts(one, model.device.arch):
+                beside = np.array(
+                    [[chain([*calls.decode(s, x, True)]) for x in sizes.keys]
+                     for s in sizes.sequences]
+                )  # fmt: skip
+            prefill = np.array(
+                [[chain([*calls.prefill(q, p)]) for p in sizes.chunk_keys] for q in sizes.chunk]
+            )
+            attention[alike] = decode, prefill, beside
         tables.append((
             np.array([chain(some) for some in products]), *attention[alike],
             launched * LAUNCH_S if one.launches == "eager" else 0.0,
+            sum(times for _, times in (*products[0], *calls.decode(1.0, sizes.keys[0]))),
         ))  # fmt: skip
     return _Listed([*rows], chains, deployments, tables, sizes)
