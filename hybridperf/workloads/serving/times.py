@@ -60,7 +60,7 @@ class _Listed:
     chains: list[CallChain]
     deployments: Sequence[Deployment]
     # places of products, decoding, prompts and decoding beside them; seconds of launches; kernels
-    tables: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, float, float]]
+    tables: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, float, float]]
     sizes: Sizes
 
     def times(self, seconds: Array) -> list[StepTimes]:
