@@ -107,16 +107,18 @@ def cheapest(
     best, needed = float((alone_s <= limit_s).mean()), share * len(size)  # were nothing to wait for
     pools: Iterable[tuple[float, tuple[int, ...]]] = ()
     if best >= share:
-        best, pools = 0.0, _by_cost([one.usd_per_hour for one in types], most)
+        pools = _by_cost([one.usd_per_hour for one in types], most)
     late = len(size) - needed + 1e-9
     for cost, counts in pools:
         if sum(some[count] for some, count in zip(taken, counts, strict=True)) < needed:
             continue
         found = latencies(types, counts, arrival_s, size, limit_s, late)
         within = float((found <= limit_s).mean())
-        best = max(best, within)
         if within >= share:
             return Pool(counts, cost, within)
+    if best >= share:  # simulations ended early: how near the largest pool comes
+        whole = latencies(types, [most] * len(types), arrival_s, size)
+        best = float((whole <= limit_s).mean())
     raise InputError(
         f"expected a pool of at most {most} of each type with {share:.0%} of the requests within"
         f" {limit_s:g} s, got {best:.1%} at best; allow more instances or a longer limit"

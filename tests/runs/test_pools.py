@@ -54,6 +54,9 @@ def test_nothing_cheaper_is_good_enough() -> None:
             assert late.mean() > 0.01
     with pytest.raises(InputError, match="expected a pool of at most 1"):
         cheapest([SLOW], arrival_s, size, 0.08, most=1)
+    within = (latencies([QUICK], [1], arrival_s, size) <= 0.08).mean()
+    with pytest.raises(InputError, match=f"got {within:.1%} at best"):
+        cheapest([QUICK], arrival_s, size, 0.08, most=1)
 
 
 def test_pools_come_by_rising_cost_each_once() -> None:
