@@ -92,6 +92,10 @@ class Priced:
         """A property of each engine [E]."""
         return np.array([getattr(one, name) for one in self.engines])
 
+    def with_effects(self, effects: ServingEffects) -> StepTimes:
+        """Steps of all as a framework runs them; all engines draft alike."""
+        return with_effects(self.times, effects, self.engines[0].tokens_per_pass)
+
 
 class Space(NamedTuple):
     """Deployments before any effect of a framework; [N] each."""
@@ -116,7 +120,7 @@ def prompt_seconds(asked: Question, priced: Priced, effects: ServingEffects) -> 
     """Of one prompt on each engine, chunk after chunk [E]."""
     new = asked.prompt * (1.0 - asked.cached_share)
     chunks = np.ceil(new / LARGEST_CHUNK)
-    times = with_effects(priced.times, effects).of(np.arange(len(priced.engines)))
+    times = priced.with_effects(effects).of(np.arange(len(priced.engines)))
     each_s = times.seconds(0.0, 1.0, new / chunks, asked.prompt - new / 2.0)
     each_s = np.maximum(each_s, effects.launch_s * priced.launches)
     return np.asarray(effects.prefill * chunks * each_s)
@@ -160,7 +164,7 @@ def by_rows(asked: Question, rows: Sequence[ServedRow], latency: Latency) -> Lat
 
 
 def _together(asked: Question, priced: Priced, space: Space, effects: ServingEffects) -> Latency:
-    times = with_effects(priced.times, effects).of(space.decode)
+    times = priced.with_effects(effects).of(space.decode)
     each = Engine(times, slots=space.held, budget=space.chunk.astype(float),
                   drafted=asked.drafted, acceptance=asked.acceptance)  # fmt: skip
     cached = np.floor(asked.prompt * asked.cached_share)
@@ -177,7 +181,7 @@ def _together(asked: Question, priced: Priced, space: Space, effects: ServingEff
 
 def _split(asked: Question, priced: Priced, space: Space, effects: ServingEffects) -> Latency:
     prompt_s = prompt_seconds(asked, priced, effects)[space.first]
-    times = with_effects(priced.times, effects).of(space.decode)
+    times = priced.with_effects(effects).of(space.decode)
     gain = priced.engines[0].tokens_per_pass
     steps, keys = (asked.output - 1) / gain, asked.prompt + asked.output / 2.0
     ranks = space.prompting * priced.each("attention_dp")[space.first]
@@ -196,13 +200,13 @@ def _split(asked: Question, priced: Priced, space: Space, effects: ServingEffect
     return Latency(ttft_s, step_s / gain, rate)
 
 
-def with_effects(times: StepTimes, effects: ServingEffects) -> StepTimes:
-    """Steps as a framework runs them."""
+def with_effects(times: StepTimes, effects: ServingEffects, made: float = 1.0) -> StepTimes:
+    """Steps as a framework runs them; `made`: tokens of a sequence in each, with drafts."""
     scaled = {name: getattr(times, name) * effects.kernels
               for name in ("products_s", "decode_s", "prefill_s", "beside_s")
               if getattr(times, name) is not None}  # fmt: skip
     gaps_s = effects.gap_s * np.asarray(times.kernels)
     scaled["products_s"] = scaled["products_s"] + gaps_s[..., None]
     for name in scaled.keys() & {"decode_s", "beside_s"}:
-        scaled[name] = scaled[name] + effects.sequence_s * times.sequences[:, None]
+        scaled[name] = scaled[name] + effects.sequence_s * made * times.sequences[:, None]
     return dataclasses.replace(times, host_s=times.host_s + effects.step_s, **scaled)

@@ -90,7 +90,8 @@ def _engine(asked: Question, row: Mapping[str, Any], *, only_prompts: bool = Fal
         one = asked.row(made, apart=apart, held=row["sequences"], workers=row["replicas"])
         own = np.exp(float(asked.fit.left([one], "tpot_s")[0][0]))
         effects = dataclasses.replace(effects, kernels=effects.kernels * own)
-    times = with_effects(step_times(asked.model, [made], asked.all_reduce)[0], effects)
+    alone = step_times(asked.model, [made], asked.all_reduce)[0]
+    times = with_effects(alone, effects, made.tokens_per_pass)
     if only_prompts:  # launched kernel by kernel, and longer, as `deployments` has them
         launches = prompt_launches(made, is_blackwell(asked.model.device.id))
         least_s = np.maximum(times.products_s, effects.launch_s * launches)

@@ -10,6 +10,7 @@ import pytest
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.model.serving_effects import BELIEFS, KNOWN, NAMES, ServingEffects, believed
 from hybridperf.runs.closed_loop import Latency, prompt_seconds, settled
+from hybridperf.runs.deployment_latency import with_effects
 
 NOTHING = ServingEffects(1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 SIZES = np.array([1.0, 64.0, 4096.0])
@@ -128,3 +129,14 @@ def test_beliefs_have_a_source_and_a_width() -> None:
             assert effect in NAMES
             assert source
             assert getattr(believed(framework), effect) == median
+
+
+def test_tokens_that_drafts_add_cost_the_host_as_much_as_others() -> None:
+    """In the closed loop and in steps of deployments alike: both answer for one engine."""
+    effects = dataclasses.replace(NOTHING, gap_s=1e-6, sequence_s=1e-4)
+    times = dataclasses.replace(engine(), kernels=500.0)
+    loop = settled(times, 8.0, 1024.0, 100.0, np.inf, effects, made=2.5)
+    step_s = with_effects(times, effects, 2.5).seconds(loop.decoding, 1024.0)
+    tpot_s = loop._replace(interferes=0.0).latency(effects).tpot_s
+    assert step_s == pytest.approx(tpot_s)
+    assert step_s == pytest.approx(0.01 + 500e-6 + 2.5e-4 * loop.decoding)
