@@ -102,7 +102,9 @@ def test_a_plan_promises_what_the_fit_to_its_rows_then_says() -> None:
     rows = measured(made.table)
     other = measured(plan(device, 15.0, ops=["gemm"], dtypes=["bf16"]).table)
     assert made.curve["half_width"].iloc[0] == pytest.approx(half_width(prior), rel=0.15)
-    some = half_width(fit(rows[:4], device)[0])
+    fitted = fit(rows[:4], device)[0]
+    some = half_width(fitted)
+    assert Belief.about(rows[:4], device, fitted).shared == pytest.approx(1 / (2 + 4 / 5))
     assert rows["half_width"].iloc[3] == pytest.approx(some, rel=0.4)
     assert some < 0.7 * half_width(fit(other[:4], device)[0])
 

@@ -276,11 +276,11 @@ class Belief:
             columns = ["predicted_s", "low_s", "high_s"]
             told = np.log(model.predict_ops(rows.reset_index(drop=True))[columns].to_numpy().T)
             for part in parsed.parts:
-                for family, here in by_family(part):
+                for group, report in model.groups.items():
+                    measured[part.rows[part.group == GROUPS.index(group)]] = report.rows
+                for family, here in by_family(part):  # its group's report has the same rows
                     if (adapted := model.families.get(family)) is not None:
                         measured[part.rows[here]] = adapted.rows
-                for group, report in model.groups.items():
-                    measured[part.rows[part.group == GROUPS.index(group)]] += report.rows
         log_sd = (told[2] - told[1]) / 2 / NINE_OF_TEN
         return Belief(
             device, table, kind, sizes, vector, centre, widths, known, residual_sd, told[0],
