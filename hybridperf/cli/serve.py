@@ -202,9 +202,11 @@ def of_shape(
     rates = economy(model.device, prices)
     found = deployments(asked, rates)
     bare = "" if model.measured.families else unmeasured_note(model.device.id)
-    of_rows = [asked.fit.note_of(asked.row(Deployment(sizes), apart=one)) for one in (False, True)
-               ] if asked.fit else []  # fmt: skip
-    notes += [one for one in (*of_rows, machine.note, bare, *rates.notes) if one]
+    whose = []  # effects, of engines that do all and of those apart
+    if asked.fit:
+        engine = Deployment(sizes)
+        whose = [asked.fit.note_of(asked.row(engine, apart=one)) for one in (False, True)]
+    notes += [one for one in (*whose, machine.note, bare, *rates.notes) if one]
     limit = f", {sla}" if sla else ""
     lengths = f"{asked.prompt} + {asked.output} tokens"
     head = f"{sizes.name}: {lengths} on {gpus} x {model.device.name}{limit}"

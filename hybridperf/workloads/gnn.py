@@ -46,9 +46,8 @@ from hybridperf.workloads.eager import Eager, HostOp, Parameter, StepIssuer, loo
 from hybridperf.workloads.gnn_config import GnnConfig, GraphShape
 
 _LOSS_THREADS = 32.0
-_WAIT_SPREAD = (
-    0.35  # of the log of `loss_wait_s`, believed: memory of GPUs answers in 0.3 to 0.9 us
-)
+# of the log of `loss_wait_s`, believed: memory of GPUs answers in 0.3 to 0.9 us
+_WAIT_SPREAD = 0.35
 _GATES = 4  # of an LSTM
 _QUANTILES = 512
 _ALL_TO_ALL = ("c10d::alltoall_base_", "nccl:all_to_all")

@@ -94,9 +94,7 @@ def capture(
 def _is_compiled(torch: Any, fn: Any) -> bool:
     """Whether a program, or a module that it closes over, was given to `torch.compile`."""
     held = [fn, *(one.cell_contents for one in getattr(fn, "__closure__", None) or ())]
-    modules = [
-        one for of in held if isinstance(of, torch.nn.Module) for one in of.modules()
-    ]  # fmt: skip
+    modules = [one for of in held if isinstance(of, torch.nn.Module) for one in of.modules()]
     marks = ("_torchdynamo_orig_callable", "_orig_mod")
     return any(hasattr(one, mark) for one in (*held, *modules) for mark in marks) or any(
         one._compiled_call_impl is not None for one in modules

@@ -91,7 +91,7 @@ def published_program(
                 lambda: net(**given), optimizer=updates, name=f"{kind} of Transformers", **options
             )
         except InputError as error:  # whose line is none of the user's
-            said = str(error).partition(": ")[2]
+            said = str(error).partition(": ")[2] or str(error)
             raise InputError(f"{config}: {kind} of Transformers is not followed: {said}") from error
 
 
