@@ -139,7 +139,8 @@ def decodes_as_prompts(served: Deployment, architecture: str) -> bool:
     """
     grouped = served.shape.latent is None and served.shape.heads > served.shape.key_heads
     second = architecture.split()[-1].startswith(("sm_8", "sm_12"))
-    return grouped and second and served.framework == "vllm" and served.kv_dtype == "bf16"
+    wide = DTYPE_BYTES[canonical_dtype(served.kv_dtype)] == DTYPE_BYTES["bf16"]
+    return grouped and second and served.framework == "vllm" and wide
 
 
 def weight_bytes(scheme: str) -> float:
