@@ -29,6 +29,7 @@ READ: Mapping[str, str] = {
     "batch_wait_timeout_iters, batch_wait_max_tokens_ratio": "TensorRT-LLM: steps that a prompt"
     " waits for others, up to a share of a step's tokens",
     "moe_backend": "TensorRT-LLM: of its moe_config, as deepgemm",
+    "measured": "when, as 2026-01-14; also as `measured=DATE` in a text column",
     "requests_per_client": "of a run, 10 if not given: one of them meets the opening burst",
     "drafted, acceptance": "tokens that a draft proposes, and the chance that each is taken",
     "cached_share": "of a prompt's tokens, found in the cache of prefixes",

@@ -168,6 +168,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         "shape": shape, "framework": framework,
         **_schemes(values, name, habits, machine, framework, bool(shape.experts), notes),
         "lora_rank": _count(values, "lora_rank", 0, 0),
+        "moe_backend": str(values.get("moe_backend", "")).lower(),
     }  # fmt: skip
     common |= {"drafted": _count(values, "drafted", 0, 0),
                "acceptance": _number(values, "acceptance", ACCEPTANCE * ("drafted" in values)),
@@ -279,7 +280,10 @@ def _as_published(
     names = ("model", "system", "version", "clients", "prompt", "output")
     told = {**{name: found[name] for name in names}, "measured": str(values["measured"])}
     settings = settings_of(engine, **told)
-    if assumed := {name: value for name, value in settings.items() if name not in values}:
+    assumed = {name: value for name, value in settings.items() if name not in values}
+    if assumed.pop("may_draft", 0) and "drafted" not in values:
+        notes.append("published with drafted tokens and without: none assumed")
+    if assumed:
         said = ", ".join(f"{name} {value}" for name, value in assumed.items())
         ours = published(found["prompt"], found["output"])
         notes.append(f"as {'InferenceX' if ours else 'aiconfigurator'}'s scripts set: {said}")

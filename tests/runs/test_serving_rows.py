@@ -244,6 +244,8 @@ def test_published_drafts_are_told_by_a_date_or_by_clients() -> None:
     by_sglang = {**old, "backend": "sglang", "backend_version": "0.5.9"}
     few, many = understood(table(*({**by_sglang, "concurrency": n} for n in (32, 256))))
     assert (few.engine.drafted, few.drafts_known, few.fitted_on) == (0, False, False)  # type: ignore[union-attr]
+    assert "published with drafted tokens and without: none assumed" in few.notes
+    assert not any("may_draft" in note for note in few.notes)
     assert (many.engine.drafted, many.engine.max_sequences) == (2, 512)  # type: ignore[union-attr]
 
 
