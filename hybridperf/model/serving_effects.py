@@ -55,6 +55,11 @@ class ServingEffects:
     # fmt: on
 
 
+# steps of their calls alone, by which a baseline has what every server does
+CALLS_ALONE = ServingEffects(
+    kernels=1.0, gap_s=0.0, step_s=0.0, sequence_s=0.0, prefill=1.0, waited_steps=1.0,
+    first_token_s=0.0, launch_s=0.0, burst=0.1,
+)  # fmt: skip
 BELIEFS = beliefs_of(ServingEffects)
 NAMES = tuple(BELIEFS)
 # of a framework, in place of the usual median: (effect, median, source)

@@ -19,7 +19,7 @@ from hybridperf.io import InputError, read_table
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, load_prior
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
-from hybridperf.model.serving_effects import ServingEffects, believed
+from hybridperf.model.serving_effects import CALLS_ALONE, ServingEffects, believed
 from hybridperf.runs.batching import Engine, serve
 from hybridperf.runs.deployment_latency import with_effects
 from hybridperf.runs.requests import arriving
@@ -32,7 +32,6 @@ from hybridperf.workloads.transformer.zoo import load_shape
 RUNS = "serving/requests_runs.csv"
 PERCENTS = (50, 90, 99)
 _GOALS = {"ttft_s": 0.15, "tpot_s": 0.05}
-_NOTHING = ServingEffects(1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
 # GPUs as the runs' table calls them
 _DEVICES = {
     "GeForce RTX 4090 24 GB": "rtx_4090",
@@ -62,7 +61,7 @@ def judged(folder: Path, runs: pd.DataFrame) -> Found:
         # (LLMServingSim, bench/core/runner.py)
         effects = dataclasses.replace(believed(str(row.framework)), sequence_s=0.0)
         ours = _simulated(row, measured, prior, effects)
-        bare = _simulated(row, measured, datasheet, _NOTHING)
+        bare = _simulated(row, measured, datasheet, CALLS_ALONE)
         free = _simulated(row, measured, prior, effects, limits=False)
         served.append(ours.assign(run=row.run))
         for name, goal in _GOALS.items():

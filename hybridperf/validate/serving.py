@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import read_table
-from hybridperf.model.serving_effects import ServingEffects
+from hybridperf.model.serving_effects import CALLS_ALONE
 from hybridperf.runs.served import Served, served
 from hybridperf.runs.serving_fit import TARGETS, ServingFit, fitted
 from hybridperf.runs.serving_rows import ServedRow, understood
@@ -45,7 +45,6 @@ _GOALS = {
     ("models", "tpot_s"): 0.12, ("systems", "tpot_s"): 0.11, ("few", "tpot_s"): 0.07,
     ("models", "ttft_s"): 0.22,
 }  # fmt: skip
-_NOTHING = ServingEffects(1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +139,7 @@ def judged(points: Points, task: str, draws: int) -> Found:
         known = {name: values[given] for name, values in points.seconds.items()}
         fit = fitted(points.served.part(given), known) if given.any() else ServingFit({})
         part = points.served.part(mine)
-        ours, bare = filled(part, fit), part.latency(_NOTHING)
+        ours, bare = filled(part, fit), part.latency(CALLS_ALONE)
         frame = pd.DataFrame({
             "left_out": split.part, "model": [row.model for row in part.rows],
             "system": [row.system for row in part.rows],

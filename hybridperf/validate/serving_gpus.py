@@ -26,7 +26,7 @@ from threadpoolctl import threadpool_limits
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.model import PerfModel, load_model, shipped
-from hybridperf.model.serving_effects import ServingEffects
+from hybridperf.model.serving_effects import CALLS_ALONE
 from hybridperf.runs.served import Served, served
 from hybridperf.runs.serving_fit import TARGETS, fitted
 from hybridperf.runs.serving_machines import Machine
@@ -53,7 +53,6 @@ _SERVED: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
     ("deepseek-v3", {"tp": 8}, {"quant": "fp8_block"}),
 )
 _BARE, _TREES = "roofline", "trees"
-_NOTHING = ServingEffects(1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
 
 
 def unmeasured(model: PerfModel) -> PerfModel:
@@ -142,7 +141,7 @@ def measured(
     use = np.flatnonzero(mine | given)
     found = served([rows[at] for at in use.tolist()], functools.partial(_without, gpu))
     use = use[found.at]
-    bare = served([rows[at] for at in use[mine[use]].tolist()], _roofline).latency(_NOTHING)
+    bare = served([rows[at] for at in use[mine[use]].tolist()], _roofline).latency(CALLS_ALONE)
     told, features = {name: values[use] for name, values in seconds.items()}, features[use]
     own = np.flatnonzero(mine[use])
     parts = []
