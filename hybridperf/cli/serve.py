@@ -86,6 +86,8 @@ def serve(
         )
     if not system:
         raise common.wrong("expected --system with --shape, such as h200, got none")
+    if acceptance != ACCEPTANCE and not drafted:
+        raise wrong(f"expected --drafted with --acceptance {acceptance:g}, got none")
     of_shape(
         shape, system, device, gpus, isl, osl, sla, framework, precision,
         {"drafted": drafted, "acceptance": acceptance, "cached_share": cached_share}, prices, top,

@@ -227,6 +227,7 @@ def test_the_command_ranks_a_shape(run, refused, tmp_path) -> None:
     assert "expected --sla such as" in refused(*asked, "--sla", "fast")
     assert "expected --system" in refused("serve", "--shape", "llama3-8b")
     assert "expected a table of rows" in refused("serve")
+    assert "expected --drafted with" in refused(*asked, "--acceptance", "0.5")
 
 
 def test_recorded_requests_are_served_by_the_best_deployment(run, refused, tmp_path) -> None:
