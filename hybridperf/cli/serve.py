@@ -204,7 +204,7 @@ def of_shape(
     rates = economy(model.device, prices)
     found = deployments(asked, rates)
     bare = "" if model.measured.families else unmeasured_note(model.device.id)
-    whose = []  # effects, of engines that do all and of those apart
+    whose: list[str] = []  # effects, of engines that do all and of those apart
     if asked.fit:
         engine = Deployment(sizes)
         whose = [asked.fit.note_of(asked.row(engine, apart=one)) for one in (False, True)]
