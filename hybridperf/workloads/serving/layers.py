@@ -202,9 +202,11 @@ class ServedCalls:
             yield from self._gemm(tokens, shape.query_width / t, rank, "bfloat16")
 
     def _latents(self, tokens: float, down: float) -> Iterator[Call]:
-        """What becomes of down-projections and of the queries that are made of them: their norm and
-        rotary embedding, of others than TensorRT-LLM, whose attention does these, a norm of each
-        kind, and copies beside each other, in 8 bits, and into the cache.
+        """What becomes of down-projections and of the queries that are made of them.
+
+        In TensorRT-LLM a norm of all, and a kernel that rotates queries and puts keys into the
+        cache. Elsewhere the keys' norm, the rotary embedding, and copies: of both parts of the
+        queries beside each other (and narrowed for a cache of 8 bits), of keys into the cache.
         """
         shape, latent = self.shape, self.shape.latent
         assert latent is not None
