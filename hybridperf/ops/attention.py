@@ -232,9 +232,9 @@ class DecodeAttention(Attention):
     def run_by(self, framework: np.ndarray) -> DecodeAttention:
         kv_heads = _kv_heads(self)
         most = np.array([_SHARING.get(str(word), np.inf) for word in framework])
-        apart = floats(self.heads) > most * floats(kv_heads)
-        if not apart.any():
+        if not np.isfinite(most).any():
             return self
+        apart = floats(self.heads) > most * floats(kv_heads)
         where = array_module(apart, kv_heads, self.heads).where
         return dataclasses.replace(self, kv_heads=where(apart, self.heads, kv_heads))
 
