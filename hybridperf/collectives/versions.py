@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hybridperf.collectives.rows import implementations
+from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, implementations
 from hybridperf.collectives.traffic import link_of
 from hybridperf.hardware import load_system
 from hybridperf.io.later import pd
@@ -82,6 +82,9 @@ def taken_for_usual(
     median by NCCL's on the same node, nine in ten within a factor of 1.3 to 1.9, where two systems
     on NVLink of which nothing was measured are within 1.7 (`validate collectives --tasks experts`).
     """
+    said = set(frame["lib"]) if "lib" in frame else {DEFAULT_IMPLEMENTATION}
+    if said <= {usual}:
+        return frame, np.zeros(len(frame), bool)
     known = {CollectiveImplementation.parse(slot)[:2] for slot in slots}
     named = list(zip(frame["collective"], implementations(frame), strict=True))
     strange = np.array([name not in known for name in named], bool)

@@ -127,7 +127,8 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
 
     own = {name: whole(value) for name, value in part.op.gpu_inputs(gpu).items()}
     flags = _flags(part, n)
-    run = part.op.run_by(part.labels.get("framework", np.full(n, "", object)))
+    framework = part.labels.get("framework")
+    run = part.op if framework is None else part.op.run_by(framework)
     work = part.work if run is part.op else run.work()
     values = array_module(*own.values()).stack([*own.values(), *flags.values()], 1)
     return FamilyRows(

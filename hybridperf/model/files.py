@@ -166,7 +166,8 @@ def shipped_from(document: str) -> dict[str, dict[str, Any]]:
 @functools.cache
 def shipped() -> tuple[PerfModel, ...]:
     """All shipped calibrations."""
-    return tuple(load_model(name) for name in shipped_models())
+    root = installed_hardware()
+    return tuple(load_model(root / name) for name in shipped_models()) if root else ()
 
 
 def _shipped(name: str) -> Path | None:

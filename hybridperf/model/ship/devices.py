@@ -155,7 +155,9 @@ def adapt_device(prior: Prior, measured: PublishedRows, device: str) -> PerfMode
 
 def _with_families_of(before: PerfModel, model: PerfModel) -> PerfModel:
     """A device's model with the families of an earlier one that it has no fit of its own of."""
-    kept = {name: one for name, one in before.families.items() if name not in model.families}
+    own = before.provenance.get("own", {"fit": {"ops": []}})  # fitted again by `with_own`
+    again = {*model.families, *(line["op"] for line in own["fit"]["ops"])}
+    kept = {name: one for name, one in before.families.items() if name not in again}
     served = {group for family in kept for group in groups_of(family)}
     groups = [  # two families may serve a group: the one with more rows stands for it
         group
