@@ -320,6 +320,8 @@ def _believed(
         if looked_up:
             there_s = found.op_seconds(found.own_table([calls[at] for at in looked_up]))
             fixed_s[looked_up] = np.maximum(fixed_s[looked_up], there_s * slower)
+        if not places:
+            continue
         ops = [dataclasses.replace(asked[at], op=as_measured(found, asked[at].op)) for at in places]
         table = found.own_table(ops)
         measured_s, bare_s = found.op_seconds(table), found.roofline_seconds(table)
