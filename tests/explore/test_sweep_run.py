@@ -23,9 +23,11 @@ from hybridperf.explore.sweeps.document import renewed
 from hybridperf.explore.sweeps.programs import batch_size
 from hybridperf.explore.sweeps.store import SweepStore
 from hybridperf.explore.sweeps.written import Faults
-from hybridperf.hardware import load_device
+from hybridperf.hardware import canonical_dtype, load_device
 from hybridperf.io import InputError, write_json
-from hybridperf.model import PerfModel
+from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.model.price import price
+from hybridperf.ops import Gemm, OpCall
 from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
 
 GEMMS = {
@@ -128,15 +130,25 @@ def test_a_program_is_priced_as_by_predict_batch(program, tmp_path):
     assert set(front["time_s"]) == set(least.drop_duplicates())
 
 
-def test_ops_are_priced_as_a_table(tmp_path):
+def test_ops_are_priced_as_a_table(run, tmp_path):
+    """Of a device known by its name alone, as `ops` and `price` do: not its bare roofline."""
     done = hp.sweep(GEMMS, tmp_path / "out.parquet", top=10, quiet=True)
     rows = pd.read_parquet(done.out)
     assert rows["point"].tolist() == list(range(done.points))
-    expected = PerfModel.datasheet(load_device("a100_sxm4_40g")).predict_ops(
-        rows[["op", "dtype", "m", "n", "k"]]
-    )
-    np.testing.assert_allclose(rows["time_s"], expected["predicted_s"], rtol=1e-6)
+    asked, out = tmp_path / "asked.csv", tmp_path / "ops.csv"
+    rows[["op", "dtype", "m", "n", "k"]].to_csv(asked, index=False)
+    run("ops", asked, "--model", "a100_sxm4_40g", "--out", out)
+    expected = pd.read_csv(out)
+    for ours, theirs in {"time_s": "predicted_s", "low_s": "low_s", "high_s": "high_s"}.items():
+        np.testing.assert_allclose(rows[ours], expected[theirs], rtol=1e-6)
+    assert (rows["time_s"] > rows["roofline_s"]).all()
     assert rows["note"].tolist() == expected["note"].tolist()
+    calls = [
+        OpCall(Gemm(canonical_dtype(dtype), float(m), float(n), float(k)))
+        for dtype, m, n, k in rows[["dtype", "m", "n", "k"]].itertuples(index=False)
+    ]
+    priced = price(model_or_datasheet("a100_sxm4_40g"), calls)
+    np.testing.assert_allclose(rows["time_s"], priced.seconds, rtol=1e-6)
     assert rows["in_range"].dtype == bool
     least = (
         rows.sort_values(["time_s", "point"])[["point", "time_s"]].head(10).reset_index(drop=True)

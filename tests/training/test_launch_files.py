@@ -144,6 +144,25 @@ def test_a_model_that_no_config_describes_is_named() -> None:
         huggingface.config_of(load_shape("palm-540b"))
 
 
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"model_type": "vit", "patch_size": 0}, "patch_size"),
+        ({"model_type": "vit", "image_size": [224, 224]}, "image_size"),
+        (
+            {"model_type": "minimax", "attn_type_list": [0, 1], "num_attention_heads": 0},
+            "num_attention_heads",
+        ),
+    ],
+)
+def test_sizes_that_divide_are_whole_numbers_above_0(config, key) -> None:
+    sizes = {"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12}
+    more = {"intermediate_size": 3072, "vocab_size": 100}
+    more |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+    with pytest.raises(InputError, match=f"expected {key} of a .*, a whole number above 0, got"):
+        huggingface.fields_of({**sizes, **more, **config})
+
+
 def test_models_of_one_size_keep_their_names() -> None:
     for name in shape_names():
         assert published_as(load_shape(name)) == name

@@ -102,6 +102,7 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if fields["family"] == "t5":
         fields["gated"] = str(config.get("feed_forward_proj", "")).startswith("gated")
     if fields["family"] == "vit":
+        _check_above_0(str(name), image_size=fields["image"], patch_size=fields["patch"])
         fields["seq"] = (fields["image"] // fields["patch"]) ** 2 + 1  # and the class's
     if not fields.get("dense_layers"):
         fields.pop("dense_ffn", None)
@@ -189,6 +190,12 @@ def _check_holds(name: str, config: dict[str, Any], only: dict[str, Any]) -> Non
             )
 
 
+def _check_above_0(name: str, **sizes: Any) -> None:
+    for key, size in sizes.items():
+        if not (isinstance(size, int) and size > 0):
+            raise InputError(f"expected {key} of a {name}, a whole number above 0, got {size}")
+
+
 def _positions(name: str, fields: dict[str, Any], longest: int | None) -> dict[str, Any]:
     """Tokens of a sequence, and rows of a learned table of positions."""
     if fields.get("positions", "learned") != "learned" or longest is None:
@@ -270,7 +277,9 @@ def _mixers(
         return {}
     found: dict[str, Any] = {"mixers": mixers, "window": window or 0, **experts}
     if "scan" in mixers and name.startswith("minimax"):  # lightning attention, arXiv 2501.08313
-        heads, dim = fields["heads"], fields.get("head_dim") or fields["hidden"] // fields["heads"]
+        heads, hidden = fields["heads"], fields["hidden"]
+        _check_above_0(name, num_attention_heads=heads, hidden_size=hidden)
+        dim = fields.get("head_dim") or hidden // heads
         own = {"chunk": config.get("block_size", 256), "rates": 0}
         found["scan"] = {"heads": heads, "groups": heads, "head_dim": dim, "state": dim, **own}
     elif "scan" in mixers:
