@@ -211,7 +211,7 @@ class EmbeddingBagBackward(_Bags):
 def lookup_calls(
     tables: Sequence[Table], batch: Array, direction: Direction = "forward", *,
     optimizer: str = "sgd", duplicates: str = "merged", beside: Sequence[Table] = (),
-    in_step: bool = False,
+    in_step: bool = False, alike: float = 1.0,
 ) -> OpCall:  # fmt: skip
     """A batch's lookups in several tables as one fused op, differentiable in sizes and access.
 
@@ -225,6 +225,7 @@ def lookup_calls(
         beside: tables that other ops of the same step look up, and which share the caches.
         in_step: True: the backward op finds rows in cache that the step's forward op has just
             read; False: it runs repeatedly by itself, as when it is measured.
+        alike: equal tables that each of `tables` stands for; below one: parts of each.
 
     Raises:
         InputError: when a table or an option is not valid; the message names the table.
@@ -248,7 +249,8 @@ def lookup_calls(
         if duplicates == "each" and optimizer != "sgd":
             why = "its state needs a row's whole gradient"
             raise InputError(f"expected merged duplicates with {optimizer}: {why}")
-    sums = _summed(tables, beside, batch, direction, again=in_step and direction == "backward")
+    again = in_step and direction == "backward"
+    sums = _summed(tables, beside, batch, direction, again, alike)
     if direction == "forward":
         return OpCall(EmbeddingBag(dtype, batch, **sums))
     options = {"optimizer": optimizer, "duplicates": duplicates}
@@ -257,7 +259,7 @@ def lookup_calls(
 
 def _summed(
     tables: Sequence[Table], beside: Sequence[Table], batch: Array, direction: Direction,
-    again: bool,
+    again: bool, alike: float,
 ) -> dict[str, Array]:  # fmt: skip
     """Dimensions of the fused op."""
     lookups = [table.lookups(batch) for table in tables]
@@ -266,20 +268,21 @@ def _summed(
     moved = lookups if direction == "forward" else unique
     dim = sum(m * table.dim for m, table in zip(moved, tables, strict=True)) / sum(moved)
     streams = [
-        LookupStream(*t.classes(batch), t.lookups(batch), t.row_bytes, t.unique_rows(batch))
-        for t in (*tables, *beside)
+        LookupStream(*t.classes(batch), t.lookups(batch), t.row_bytes, t.unique_rows(batch), many)
+        for of, many in ((tables, alike), (beside, 1.0))
+        for t in of
     ]
     distance_bytes, spread = distances(streams, len(tables), again)
     row_bytes = sum(n * table.row_bytes for n, table in zip(lookups, tables, strict=True))
     cold = [u * lookups_within(s, HOT_LOOKUPS) for u, s in zip(unique, shares, strict=True)]
     hot = 1.0 - sum(cold) / sum(lookups)
     return {
-        "pooling": sum(table.pooling for table in tables),
-        "rows": sum(table.rows for table in tables),
+        "pooling": alike * sum(table.pooling for table in tables),
+        "rows": alike * sum(table.rows for table in tables),
         "dim": dim,
-        "tables": float(len(tables)),
-        "width": sum(table.dim for table in tables),
-        "unique": sum(unique),
+        "tables": alike * len(tables),
+        "width": alike * sum(table.dim for table in tables),
+        "unique": alike * sum(unique),
         "distance": distance_bytes * sum(lookups) / row_bytes,
         "spread": spread,
         "once": sum(u * s[0] for u, s in zip(unique, shares, strict=True)) / sum(unique),

@@ -3,6 +3,7 @@ optimizers, gradients.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -286,6 +287,19 @@ def test_tables_beside_come_between_two_lookups_of_a_row() -> None:
     alone, beside = (lookup_calls([one], 100, beside=rest).op for rest in ([], [other]))
     assert beside.distance > 1.5 * alone.distance
     assert (beside.pooling, beside.unique, beside.rows) == (alone.pooling, alone.unique, alone.rows)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_equal_tables_are_one_that_stands_for_them(direction: str) -> None:
+    """In each its own rows lie between two lookups of a batch, not those of the others."""
+    sizes, beside = (1e6, 64, 20), [Table("users", 1e5, 32, 4)]
+    tables = [Table(f"t{at}", *sizes, access=Zipf(0.9, 100.0)) for at in range(5)]
+    options: dict[str, Any] = {"beside": beside, "in_step": True}
+    listed = lookup_calls(tables, 2048, direction, **options).op
+    counted = lookup_calls(tables[:1], 2048, direction, **options, alike=5).op
+    for name, size in dataclasses.asdict(listed).items():
+        expected = size if isinstance(size, str) else pytest.approx(size, rel=1e-9)
+        assert getattr(counted, name) == expected, name
 
 
 def test_an_update_in_a_step_finds_what_its_lookup_touched() -> None:

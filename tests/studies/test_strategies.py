@@ -121,7 +121,10 @@ def test_matrices_and_tables_cost_what_they_cost_everywhere() -> None:
     tables = hs.embedding_tables("tables", 64, 1e6, 128, 20, dtype="fp32")
     alone = [Table(f"t{at}", 1e6, 128, pooling=20) for at in range(16)]
     assert cost_model.compute_s(tables, 512, False, 4) == pytest.approx(
-        seconds(lookup_calls(alone, 2048, "forward").op), rel=1e-3
+        seconds(lookup_calls(alone, 2048, "forward").op), rel=1e-5
+    )
+    assert cost_model.compute_s(tables, 512, True, 4) == pytest.approx(
+        seconds(lookup_calls(alone, 2048, "backward", in_step=True).op), rel=1e-5
     )
 
 
@@ -164,12 +167,13 @@ def test_where_our_dlrm_a_differs_from_the_published_one() -> None:
         < load_system("zionex").nic_bytes_per_s
     )
     # 2.6 before the cards were counted whole, 1.34 before networks carried what measured ones do,
-    # 1.27 before lookups were spread as published ones are, 1.23 before rings went over all ranks
-    assert 1.1 < sum(mine.values()) / 67.4e-3 < 1.2
+    # 1.27 before lookups were spread as published ones are, 1.23 before rings went over all ranks,
+    # 1.17 while lookups went by the datasheet's bandwidth, which no measured GPU reaches
+    assert 1.15 < sum(mine.values()) / 67.4e-3 < 1.25
 
 
 def test_popular_rows_cost_less_to_update() -> None:
-    """Rows that are met again are updated once; a read of each lookup remains."""
+    """Rows that are met again are updated once; each lookup reads, some from cache."""
     cost_model = named_cost_model("priced", "zionex", 32)
     even, popular = (
         hs.embedding_tables("tables", 64, 1e6, 128, 20, dtype="fp32", access=access)
@@ -179,7 +183,8 @@ def test_popular_rows_cost_less_to_update() -> None:
         [cost_model.compute_s(layer, 512, back, 8) for layer in (even, popular)]
         for back in (False, True)
     )
-    assert forward[1] == pytest.approx(forward[0])
+    in_cache = hs.embedding_tables("tables", 64, 100, 128, 20, dtype="fp32")
+    assert cost_model.compute_s(in_cache, 512, False, 8) < forward[1] < forward[0]
     assert backward[1] < 0.9 * backward[0]
     # as many lookups in twice the tables: half the samples meet fewer rows again
     assert backward[1] < cost_model.compute_s(popular, 512, True, 4) < backward[0]

@@ -21,8 +21,9 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
     folder.mkdir()
     token = 7168 * (1 + 4 / 128)
     low = {
-        "system": "aic_h100_sxm", "node_num": 2, "hidden_size": 7168, "num_token": 128,
-        "num_topk": 8, "num_experts": 256, "dispatch_avg_t_s": said_s(128 * 8 * token, 16, 2),
+        "system": "aic_h100_sxm", "kernel_source": "deepep", "node_num": 2,
+        "hidden_size": 7168, "num_token": 128, "num_topk": 8, "num_experts": 256,
+        "dispatch_avg_t_s": said_s(128 * 8 * token, 16, 2),
         "combine_avg_t_s": 0.5 * said_s(128 * 8 * 7168 * 2, 16, 2),
     }  # fmt: skip
     pd.DataFrame([low]).to_csv(folder / "deepep_ll.csv.gz", index=False)

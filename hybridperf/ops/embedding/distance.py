@@ -50,9 +50,11 @@ class LookupStream:
     row_bytes: Any  # []
     # [] different rows of a batch where they are known; None: as the classes draw them
     unique: Any = None
+    # equal tables that it stands for, looked up one after the other; below one: a part of a table
+    alike: float = 1.0
 
     def touched(self) -> Any:
-        """Different rows of a batch []."""
+        """Different rows of a batch [], of one table."""
         if self.unique is not None:
             return self.unique
         return distinct(
@@ -147,9 +149,13 @@ def distances(
     arrays = [value for s in streams for value in (s.count, s.p, s.lookups, s.row_bytes)]
     module = array_module(*arrays)
     batches = _batch_grid(module, streams)
-    touched = [distinct(s.count, s.p, batches * s.lookups) * s.row_bytes for s in streams]
-    together = sum(touched)
-    most = module.log(sum(s.touched() * s.row_bytes for s in streams)) if again else None
+    touched = [
+        distinct(s.count, s.p, batches * s.lookups) * s.row_bytes * min(s.alike, 1.0)
+        for s in streams
+    ]
+    together = sum(t * max(s.alike, 1.0) for t, s in zip(touched, streams, strict=True))
+    batch_bytes = sum(s.touched() * s.row_bytes * s.alike for s in streams)
+    most = module.log(batch_bytes) if again else None
     # a row that was touched less than a batch ago was so, as likely, in this one
     apart = module.minimum(batches, 1.0)
     weight, mean, square = 0.0, 0.0, 0.0
@@ -159,7 +165,7 @@ def distances(
         held = found(stream.count, stream.p, batches * stream.lookups)
         # what comes later, or never, counts as the last
         ends = module.concatenate([module.zeros(1), held, module.ones(1)])
-        share = stream.lookups * (ends[1:] - ends[:-1])
+        share = stream.alike * stream.lookups * (ends[1:] - ends[:-1])
         middle = (log_bytes[1:] + log_bytes[:-1]) / 2
         middle = module.concatenate([log_bytes[:1], middle, log_bytes[-1:]])
         weight = weight + module.sum(share)

@@ -93,11 +93,8 @@ def embedding_tables(
     @functools.lru_cache(maxsize=64)
     def ops(samples: float, parts: int, backward: bool) -> tuple[Op, ...]:
         direction: Direction = "backward" if backward else "forward"
-        one = lookup_calls([table], samples * parts, direction, in_step=backward).op
-        # between two lookups of a row as many rows of every other table are touched
-        counts = ("pooling", "rows", "tables", "width", "unique", "distance")
-        mine = {field: getattr(one, field) * tables / parts for field in counts}
-        return (dataclasses.replace(one, **mine),)
+        batch, mine = samples * parts, tables / parts
+        return (lookup_calls([table], batch, direction, in_step=backward, alike=mine).op,)
 
     return Layer(
         name, "embedding", tables * rows * dim, read_bytes=tables * dim * pooling * size,
