@@ -23,6 +23,11 @@ DATA, MODEL = 2, 4
 MESH = AbstractMesh((DATA, MODEL), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 ROWS, WIDTH, WIDER, LAYERS = 2048, 512, 2048, 3
 
+# sums by axes of a mesh: such programs are refused there, as before
+divides = pytest.mark.skipif(
+    jax.__version_info__ >= (0, 12), reason="Shardy of JAX 0.12 writes what is not read yet"
+)
+
 
 def lies(shape, *spec):
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(MESH, P(*spec)))
@@ -62,6 +67,7 @@ def sent(workload: Workload) -> dict[tuple[str, int], float]:
     return found
 
 
+@divides
 def test_layers_that_tensor_parallelism_divides() -> None:
     """Megatron's layer: columns, then rows, a sum of activations forward and one backward."""
     w = (
@@ -84,6 +90,7 @@ def test_layers_that_tensor_parallelism_divides() -> None:
     assert NOTE in divided.notes
 
 
+@divides
 def test_weights_that_are_shared_out_are_gathered() -> None:
     """Data parallelism with whole weights sums gradients; with shards of them it gathers, too."""
     x = lies((ROWS, WIDTH), ("data", "model"))
@@ -97,6 +104,7 @@ def test_weights_that_are_shared_out_are_gathered() -> None:
     assert {("reduce_scatter", ranks), ("all_reduce", ranks)} & sharded.keys()
 
 
+@divides
 def test_a_table_whose_rows_are_shared_out_is_looked_up() -> None:
     table = lies((32000, WIDTH), "model")
     tokens = jax.ShapeDtypeStruct((ROWS,), jnp.int32, sharding=NamedSharding(MESH, P("data")))
@@ -125,6 +133,7 @@ for shapes, kind in re.findall(r"= (.*?) (all-reduce|all-gather)\\(", text):
 """
 
 
+@divides
 def test_messages_are_those_that_xla_sends() -> None:
     """A compiled program of eight devices of a CPU, which are one: bytes by kind."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
