@@ -3,7 +3,7 @@ deployment of a model on some GPUs.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent, wrap
 from typing import Annotated, Any
@@ -14,7 +14,6 @@ from hybridperf.cli import common
 from hybridperf.cli.common import named_in, names_in, seconds_in, wrong
 from hybridperf.cli.manner import printed
 
-ACCEPTANCE = 0.7  # as `serving_rows` assumes, whose import takes a second
 _OF_SHAPE = (
     "system", "device", "gpus", "isl", "osl", "sla", "framework", "precision", "drafted",
     "acceptance", "cached_share", "prices", "requests", "trace", "top", "html",
@@ -38,7 +37,7 @@ def serve(
     framework: str = "",
     precision: str = "",
     drafted: Annotated[int, Option(min=0)] = 0,
-    acceptance: float = ACCEPTANCE,
+    acceptance: float | None = None,
     cached_share: float = 0.0,
     prices: Path | None = None,
     requests: Path | None = None,
@@ -86,12 +85,12 @@ def serve(
         )
     if not system:
         raise common.wrong("expected --system with --shape, such as h200, got none")
-    if acceptance != ACCEPTANCE and not drafted:
+    if acceptance is not None and not drafted:
         raise wrong(f"expected --drafted with --acceptance {acceptance:g}, got none")
     of_shape(
         shape, system, device, gpus, isl, osl, sla, framework, precision,
-        {"drafted": drafted, "acceptance": acceptance, "cached_share": cached_share}, prices, top,
-        out, html, requests, trace, fit_on or [], model,
+        drafted, acceptance, cached_share, prices, top, out, html, requests, trace, fit_on or [],
+        model,
     )  # fmt: skip
     return 0
 
@@ -156,14 +155,12 @@ serve.__doc__ = (serve.__doc__ or "").replace("    COLUMNS", indent(_columns(), 
 
 def of_shape(
     shape: str, system: str, device: str, gpus: int, isl: int, osl: int, sla: str, framework: str,
-    precision: str, steps: Mapping[str, Any], prices: Path | None, top: int, out: Path | None,
-    html: Path | None, requests: Path | None = None, trace: str = "",
-    fit_on: Sequence[Path] = (), effects: Path | None = None,
+    precision: str, drafted: int, acceptance: float | None, cached_share: float,
+    prices: Path | None, top: int, out: Path | None, html: Path | None,
+    requests: Path | None = None, trace: str = "", fit_on: Sequence[Path] = (),
+    effects: Path | None = None,
 ) -> None:  # fmt: skip
-    """Print all deployments, ranked; `hybridperf serve` has the arguments.
-
-    `steps`: what else engines do, fields of `Question`.
-    """
+    """Print all deployments, ranked; `hybridperf serve` has the arguments."""
     from hybridperf.io import read_table
     from hybridperf.report.serving import open_loop_report, serving_report
     from hybridperf.runs import open_loop
@@ -196,8 +193,9 @@ def of_shape(
     common.compilation_cache()
     asked = Question(
         sizes, model, gpus, isl, osl, known, limits.get("ttft", float("inf")),
-        limits.get("tpot", float("inf")), schemes, all_reduce=machine.all_reduce,
-        fit=_fit(fit_on, effects), system=machine.device, **steps,
+        limits.get("tpot", float("inf")), schemes, cached_share, drafted,
+        names.ACCEPTANCE if acceptance is None else acceptance, machine.all_reduce,
+        _fit(fit_on, effects), machine.device,
     )  # fmt: skip
     if recorded is not None:
         asked = open_loop.with_lengths_of(asked, recorded)

@@ -260,10 +260,14 @@ class PerfModel:
                 self.steps.save(new / STEPS_FILE)
 
     def fingerprint(self) -> str:
-        """Short hash of knobs and weights, and of the host where there is one."""
+        """Short hash of knobs and weights, of the host where there is one, and of whether other
+        GPUs' calibrations stand in where none was measured.
+        """
         document = self._document()
         keys = ("device", "groups", "families", "levels", "weights_sha256")
         parts = [document[key] for key in keys]
+        if self.references is not None and not (self.groups or self.families):
+            parts.append("other GPUs")
         if self.host is not None:
             parts.append(self.host.model_dump(exclude={"source"}))
         if self.steps is not None:

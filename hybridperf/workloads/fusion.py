@@ -10,7 +10,7 @@ scatters) stay kernels of their libraries. Here:
     bytes read     = what others made, each once
     bytes written  = what others read
 
-What differs between compilers is in the pieces that they make: `torch/as_run.py` for Inductor,
+What differs between compilers is in the pieces that they make: `torch/inductor.py` for Inductor,
 `jax/gpu_fusion.py` for XLA.
 """
 

@@ -25,7 +25,7 @@ from hybridperf.explore.sweeps.store import SweepStore
 from hybridperf.explore.sweeps.written import Faults
 from hybridperf.hardware import canonical_dtype, load_device
 from hybridperf.io import InputError, write_json
-from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.model import PerfModel, model_or_datasheet, unmeasured_device
 from hybridperf.model.price import price
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
@@ -183,7 +183,9 @@ def test_the_file_says_what_it_is(tmp_path):
     done = hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
     message = json.loads(pq.read_metadata(done.out).metadata[b"hybridperf/sweep"])
     assert message["spec"]["parameters"] == renewed(GEMMS, Faults())[0]["parameters"]
-    assert message["target"] == PerfModel.datasheet(load_device("a100_sxm4_40g")).fingerprint()
+    device = load_device("a100_sxm4_40g")
+    assert message["target"] == unmeasured_device(device).fingerprint()
+    assert message["target"] != PerfModel.datasheet(device).fingerprint()  # it has other prices
     assert message["versions"]["jax"] == jax.__version__
     assert pq.read_metadata(done.out).num_row_groups == -(-done.points // 500)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet"]

@@ -200,6 +200,17 @@ def test_counts_are_the_ops_own() -> None:
     assert all(name.startswith("log2_") for name in rows.sizes)
 
 
+def test_counts_are_of_what_a_frameworks_kernels_do() -> None:
+    """TensorRT-LLM's read a cache once for each of 64 heads that share it, vLLM's once for all."""
+    shared = {**DECODE, "heads": 64, "kv_heads": 1}
+    rows = rows_of({**shared, "framework": "vllm"}, {**shared, "framework": "trtllm"}, shared)
+    once, each, untold = rows.bytes
+    assert each > 30 * once
+    assert untold == once
+    assert rows.steps[1] == pytest.approx(64 * rows.steps[0])
+    np.testing.assert_array_equal(rows.flops, rows.flops[0])
+
+
 # --- flags ----------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 measured too little.
 """
 
+import dataclasses
 import datetime
 import json
 import shutil
@@ -234,6 +235,16 @@ def test_wrong_words_are_one_sentence(
         calibrations.run(given.pop("data"), given.pop("out"), **given)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_families_of_our_own_rows_are_fitted_again_and_keep_their_record() -> None:
+    """Others that were not asked for stay; what `with_own` adds is not taken for published."""
+    before = load_model("h200_sxm")
+    own = {line["op"] for line in before.provenance["own"]["fit"]["ops"]} & {*before.families}
+    assert own
+    new = dataclasses.replace(before, families={}, groups={})
+    kept = calibrations._with_families_of(before, new).families
+    assert {*kept} == {*before.families} - own
 
 
 def test_devices_that_are_shipped_are_known(data_dir: Path) -> None:

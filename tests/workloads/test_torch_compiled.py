@@ -8,9 +8,14 @@ from support.torch_steps import functional, nn, torch
 import hybridperf as hp
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import OpCall
-from hybridperf.workloads.torch.as_run import _OF_PARTS, fused
+from hybridperf.workloads.torch import inductor
 from hybridperf.workloads.torch.capture import capture
 from hybridperf.workloads.torch.program import priced_ops
+
+
+def fused(placed):
+    """Kernels of ops as Inductor makes them."""
+    return inductor.compiled(placed, 0.0)[0]
 
 
 class Gated(nn.Module):
@@ -82,7 +87,7 @@ def test_norms_over_images_are_summed_before_they_scale(norm, train, parts) -> N
     net = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU()).train(train)
     placed = priced_ops(capture(net, (torch.zeros(64, 3, 34, 34),), train=train), frozenset())
     kernels = [(op.phase, call) for op, calls in fused(placed) for call in calls]
-    assert [call for _, call in kernels].count(_OF_PARTS) == parts
+    assert [call for _, call in kernels].count(inductor._OF_PARTS) == parts
     image_bytes = 64 * 8 * 32 * 32 * 4
     loops = [call.op for phase, call in kernels if phase == "forward" and _of_images(call)]
     sizes = [float(op.work().bytes) / image_bytes for op in loops]
@@ -91,7 +96,7 @@ def test_norms_over_images_are_summed_before_they_scale(norm, train, parts) -> N
 
 
 def _of_images(call):
-    return call.op.unit != "matrix" and call != _OF_PARTS
+    return call.op.unit != "matrix" and call != inductor._OF_PARTS
 
 
 def test_a_bilinear_image_is_a_loop_that_reads_four_neighbours() -> None:

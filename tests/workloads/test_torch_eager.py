@@ -11,9 +11,9 @@ import hybridperf as hp
 from hybridperf.io.installed import installed_hardware
 from hybridperf.model.price import price
 from hybridperf.ops import Fused, Norm, ScatterAdd
-from hybridperf.workloads.torch.as_run import by_rows, in_stored_order
 from hybridperf.workloads.torch.calls import Tensor, TorchCall
 from hybridperf.workloads.torch.capture import capture
+from hybridperf.workloads.torch.eager import by_rows, in_stored_order
 from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.program import workload_of
 from hybridperf.workloads.torch.tables import sorted_gradient

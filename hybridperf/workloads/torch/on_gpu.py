@@ -104,11 +104,13 @@ class Autocast:
         def narrow(one: Any) -> bool:
             return isinstance(one, torch.Tensor) and one.dtype in (torch.bfloat16, torch.float16)
 
+        def wide(one: Any) -> Any:
+            return one.float() if narrow(one) else one
+
         tree = torch.utils._pytree
         if given and any(map(narrow, args)):
             kwargs = kwargs | {"dtype": torch.float32}
         elif widened:
-            wide = lambda one: one.float() if narrow(one) else one  # noqa: E731
             args, kwargs = tree.tree_map(wide, (tuple(args), kwargs))
         with torch.autocast("cpu", enabled=False):
             return func(*args, **kwargs)

@@ -2,7 +2,7 @@
 host; on a CPU its ops one after the other, each with what is spent around it.
 
 Two ways to run it on a GPU. Eager: a kernel or so for each op, and a launch for each kernel.
-Compiled: as Inductor fuses them (`as_run.py`). Each kernel has its place in a step, so that the
+Compiled: as Inductor fuses them (`inductor.py`). Each kernel has its place in a step, so that the
 step effects of PyTorch count for it as for any other step: sustained clocks of products, the share
 of the bandwidth that loops reach, what a host needs for a launch.
 
@@ -40,17 +40,12 @@ from hybridperf.workloads.in_program import (
 from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES
 from hybridperf.workloads.jax.reuse import HloStep, Touch, rounded, with_reuse
 from hybridperf.workloads.own import labelled
-from hybridperf.workloads.torch.as_run import (
-    PricedOp,
-    by_rows,
-    compiled_peak_bytes,
-    fused,
-    in_stored_order,
-    launch_of,
-    launch_of_update,
-)
+from hybridperf.workloads.torch import inductor
 from hybridperf.workloads.torch.calls import Tensor
 from hybridperf.workloads.torch.capture import NOT_COMPILED, Captured, capture
+from hybridperf.workloads.torch.eager import by_rows, in_stored_order
+from hybridperf.workloads.torch.inductor import PricedOp
+from hybridperf.workloads.torch.launches import launch_of, launch_of_update, launched
 from hybridperf.workloads.torch.messages import (
     COPIED,
     COPIED_IN,
@@ -134,8 +129,7 @@ def workload_of(
         raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
     peak_bytes = captured.peak_bytes
     if compiled:
-        peak_bytes = compiled_peak_bytes(placed, captured.kept_bytes)
-        placed = fused(placed)
+        placed, peak_bytes = inductor.compiled(placed, captured.kept_bytes)
     elif backend == "gpu":
         placed = [(op, by_rows(op.call, in_stored_order(op.call, calls))) for op, calls in placed]
     if backend == "cpu":
@@ -188,7 +182,7 @@ def _graph(
             continue
         stream = COMM if op.call.kind in COPIED_IN else COMPUTE
         for at, kernel in enumerate(calls):
-            place = StepPlace(role_in_step(op, kernel), kernel.times)
+            place = StepPlace(role_in_step(op, kernel), launched(kernel))
             launch = GivenSeconds(0.0, "launch"), launch_of(op, kernel, at > 0, compiled)
             called = row(as_run(op, kernel, compiled), place)
             node = graph.op(
