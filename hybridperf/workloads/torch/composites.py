@@ -192,7 +192,7 @@ def _cell(call: TorchCall) -> Parts:
 
 
 def _transformed(call: TorchCall) -> Parts:
-    """A Fourier transform along some dimensions, the last where none is said."""
+    """A Fourier transform along some dimensions, the last where none is given."""
     (x,), listed = call.single(0), call.value(2)
     two = [-2, -1] if _bare(call).endswith("fft2") else [-1]
     along = listed if isinstance(listed, list) else two if listed is None else [listed]
