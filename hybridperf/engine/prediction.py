@@ -23,7 +23,7 @@ from hybridperf.model.adapted_steps import Adapted
 from hybridperf.model.calls import KINDS, call_columns, kind_of
 from hybridperf.model.group_report import WIDE, GroupReport, below_roofline, narrowed_by
 from hybridperf.model.price import Prices, price
-from hybridperf.model.reference_device import believed_by
+from hybridperf.model.sources import how
 from hybridperf.model.step_effects import vector
 from hybridperf.model.step_table import Parts, chained, in_step_seconds, split
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
@@ -362,9 +362,8 @@ def _notes(
     groups = {GROUPS[group_of[at]] for at in ops}
     for group in sorted(groups - set(reports)):
         share = run_s[group_of == GROUPS.index(group)].sum() / total
-        op = next(call.op for at, call in ops.items() if GROUPS[group_of[at]] == group)
-        how = believed_by(model, op)
-        notes.append(f"no {group} measurements: {how} for {share:.1%} of the step")
+        source = next(prices.sources[at] for at in ops if GROUPS[group_of[at]] == group)
+        notes.append(f"no {group} measurements: {how(source)} for {share:.1%} of the step")
     for note in sorted(set(prices.unmeasured.values())):
         share = run_s[[at for at, what in prices.unmeasured.items() if what == note]].sum() / total
         notes.append(f"{note}: {share:.1%} of the step is a guess")

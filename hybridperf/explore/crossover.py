@@ -14,7 +14,7 @@ from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.model.reference_device import GATHERS_WIDTH, PRODUCTS_WIDTH
+from hybridperf.model.stages.borrowed import GATHERS_WIDTH, PRODUCTS_WIDTH
 from hybridperf.ops import SDDMM, Gemm, Op, OpCall, SpMM
 from hybridperf.ops.table import LARGEST_SIZE
 

@@ -27,7 +27,8 @@ from hybridperf.model.platform import (
     neutral_knobs,
     op_table,
 )
-from hybridperf.model.prior_pricing import KERNEL_S, LONG_LOOP
+from hybridperf.model.stages.family import LONG_LOOP
+from hybridperf.model.stages.who import KERNEL_S
 
 __all__ = [
     "GROUP_KNOBS", "KERNEL_S", "LEVEL_KNOBS", "LONG_LOOP", "MODEL_SCHEMA_VERSION", "GroupReport",

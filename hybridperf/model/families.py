@@ -15,10 +15,11 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from hybridperf.hardware import DeviceSpec, load_device
+from hybridperf.hardware import LEVELS, DeviceSpec, load_device
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module, floats, put
 from hybridperf.learning.prior import FamilyRows
@@ -112,15 +113,30 @@ def _generation(arch: str) -> tuple[str, str]:
     return words[0], words[-1][:-1]
 
 
-def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRows:
-    """Rows `keep` (a mask [R]) of a part as the prior sees them."""
+class Rates(Protocol):
+    """Numbers of a machine that may be varied or traced (`model.Platform`)."""
+
+    memory_bytes_per_s: Array
+    peak_flops_scale: Array
+    level_bytes: Array
+
+
+def family_rows(
+    part: OpRows, keep: np.ndarray, device: DeviceSpec, rates: Rates | None = None
+) -> FamilyRows:
+    """Rows `keep` (a mask [R]) of a part as the prior sees them, on a machine of other `rates` than
+    its datasheet says.
+    """
     gpu = gpu_of(device)
     if gpu is None:
         raise InputError(
             f"the number of multiprocessors or the L2 size of {device.id} is not known; give them"
             " in a device file, or --prior none"
         )
-    n = len(part.rows)
+    n, peak, bandwidth = len(part.rows), part.peak_flops_per_s, device.memory_bytes_per_s
+    if rates is not None:
+        gpu = dataclasses.replace(gpu, l2_bytes=rates.level_bytes[LEVELS.index("l2")])
+        peak, bandwidth = peak * rates.peak_flops_scale, rates.memory_bytes_per_s
 
     def whole(values: Array) -> Array:  # of a single op they are numbers
         return array_module(values).broadcast_to(floats(values), (n,))
@@ -134,41 +150,34 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
     return FamilyRows(
         flops=whole(work.flops)[keep], bytes=whole(work.bytes)[keep],
         blocks=whole(0.0 if run.group in _WITHOUT_WAVES else run.blocks())[keep],
-        peak_flops_per_s=np.full(int(keep.sum()), part.peak_flops_per_s),
-        memory_bytes_per_s=device.memory_bytes_per_s, sm_count=gpu.sm_count,
+        peak_flops_per_s=whole(peak)[keep], memory_bytes_per_s=bandwidth, sm_count=gpu.sm_count,
         implementation=_slots(part, n)[keep], inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
-        gathers=_gathers(part, keep, device, gpu, whole), steps=whole(_steps(part, run, gpu))[keep],
+        gathers=_gathers(part, keep, bandwidth, gpu, whole),
+        steps=whole(_steps(run, peak, gpu))[keep],
     )  # fmt: skip
 
 
-def _steps(part: OpRows, run: Op, gpu: Gpu) -> Array:
-    """Serial steps of the rows of a part [R], `run` by kernels; in single precision, where no
-    matrix unit makes a step short, as many usual ones as its arithmetic takes.
+def _steps(run: Op, peak_flops_per_s: Array, gpu: Gpu) -> Array:
+    """Serial steps [R] of an op as kernels run it; in single precision, where no matrix unit makes
+    a step short, as many usual ones as its arithmetic takes.
     """
     steps = run.serial_steps(gpu)
-    if part.op.dtype not in _SINGLE:
+    if run.dtype not in _SINGLE:
         return steps
-    return steps * (STEP_FLOPS * gpu.sm_count / part.peak_flops_per_s / STEP_S)
-
-
-def op_rows(op: Op, device: DeviceSpec) -> FamilyRows:
-    """One op of plain numbers as the prior sees it."""
-    group = np.array([int(op.group_index())], np.int32)
-    peak = device.peak(op.peak_dtype, op.unit)
-    part = OpRows(np.zeros(1, int), op, op.work(), group, peak, name=columns(op)["op"])
-    return family_rows(part, np.ones(1, bool), device)
+    return steps * (STEP_FLOPS * gpu.sm_count / peak_flops_per_s / STEP_S)
 
 
 def _gathers(
-    part: OpRows, keep: np.ndarray, device: DeviceSpec, gpu: Gpu, whole: Callable[[Array], Array]
-) -> Array | None:
+    part: OpRows, keep: np.ndarray, memory_bytes_per_s: Array, gpu: Gpu,
+    whole: Callable[[Array], Array],
+) -> Array | None:  # fmt: skip
     """What the rows `keep` gather, as `gather_form.WORK` names it after arithmetic."""
     of = part.op.gathered()
     if of is None:
         return None
     seconds = (of.again_bytes, of.first_bytes, of.beside_bytes, of.index_bytes)
-    amounts = [floats(one) / device.memory_bytes_per_s for one in seconds]
+    amounts = [floats(one) / memory_bytes_per_s for one in seconds]
     amounts += [floats(of.first_bytes) / of.columns / gpu.l2_bytes]
     amounts += [of.columns, of.longest, of.row_bytes]
     module = array_module(*amounts, of.skew)

@@ -34,18 +34,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import scipy
 
 from hybridperf.hardware import LEVELS, MEMORY, Device, DeviceSpec, load_device
+from hybridperf.io.namespace import Array
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.model.families import Rates
 from hybridperf.ops import Op
-from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward
-from hybridperf.ops.roofline import RooflineKnobs, op_seconds
+from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
 
 KNOBS = ("memory_share", "l2_bytes_per_clock", "l2_share", "lookup_factor", "update_factor")
+_READS, _UPDATES = "embedding_bag", "embedding_bag_backward"  # groups of lookups
 _L2 = LEVELS.index("l2")
 _STEP = 1e-3  # of a log, for slopes
 
@@ -116,22 +119,37 @@ class LookupPrior:
         width = [share_width, clock_width, _L2_SHARE_WIDTH, factor_width, _UPDATE_WIDTH]
         return LookupPrior(np.array(mean), np.array(width), ratio)
 
-    def log_seconds(self, device: DeviceSpec, ops: Sequence[Op]) -> tuple[np.ndarray, np.ndarray]:
-        """(logs of seconds of lookups [n], their deviations [n])."""
+    def log_seconds(
+        self, device: DeviceSpec, op: Op, rates: Rates | None = None, work: Work | None = None,
+        xp: Any = np,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """(logs of seconds of lookups, their deviations), as many as the op's columns.
+
+        Args:
+            device: that looks up.
+            op: an embedding bag, forward or backward.
+            rates: numbers of the machine; None: those of its datasheet.
+            work: of the op, with distances as a program has them; None: its own.
+            xp: NumPy, or JAX where anything is traced.
+        """
         mean, width = self.mean.copy(), self.width.copy()
         if device.clock_hz is None or device.multiprocessors is None:
             mean[1], width[1] = self.l2_over_memory
-        at_mean = _log_seconds(device, ops, mean)
-        moved = [_log_seconds(device, ops, mean + one) for one in _STEP * np.eye(len(KNOBS))]
-        slopes = (np.array(moved) - at_mean) / _STEP
-        return at_mean, np.sqrt(np.tensordot(width**2, slopes**2, 1))
+
+        def at(theta: np.ndarray) -> Array:
+            return _log_seconds(device, op, theta, rates, work, xp)
+
+        at_mean = at(mean)
+        slopes = [(at(mean + one) - at_mean) / _STEP for one in _STEP * np.eye(len(KNOBS))]
+        squares = [(wide * slope) ** 2 for wide, slope in zip(width, slopes, strict=True)]
+        return at_mean, xp.sqrt(sum(squares))
 
     def reading_s(self, device: DeviceSpec, op: Op, memory_bytes_per_s: float) -> float:
         """Seconds in which lookups read their rows where memory is known to reach this rate."""
         theta = np.zeros(len(KNOBS))
         theta[0] = math.log(memory_bytes_per_s / device.memory_bytes_per_s)
         theta[1:3] = self.mean[1:3]
-        return float(np.exp(_log_seconds(device, [op], theta))[0])
+        return float(np.exp(_log_seconds(device, op, theta)))
 
 
 @functools.cache
@@ -142,27 +160,29 @@ def lookup_prior() -> LookupPrior:
 
 def is_lookup(op: Op) -> bool:
     """Whether an op is an embedding bag, forward or backward."""
-    return isinstance(op, EmbeddingBag | EmbeddingBagBackward)
+    return op.group in (_READS, _UPDATES)
 
 
-def _log_seconds(device: DeviceSpec, ops: Sequence[Op], theta: np.ndarray) -> np.ndarray:
-    """Logs of seconds of lookups [n] at logs of knobs."""
+def _log_seconds(
+    device: DeviceSpec, op: Op, theta: np.ndarray, rates: Rates | None = None,
+    work: Work | None = None, xp: Any = np,
+) -> Array:  # fmt: skip
+    """Logs of seconds of lookups at logs of knobs."""
     share, l2, held, factor, update = np.exp(theta)
-    rate = device.memory_bytes_per_s
+    rate, scale, levels = device.memory_bytes_per_s, 1.0, device.level_bytes()
+    if rates is not None:
+        rate, scale, levels = rates.memory_bytes_per_s, rates.peak_flops_scale, rates.level_bytes
     clocks = (device.clock_hz or 0.0) * (device.multiprocessors or 0)
-    speedup, capacity = np.ones(len(LEVELS)), np.ones(len(LEVELS))
-    speedup[:MEMORY] = max(l2 * (clocks or rate) / (share * rate), 1.0)
-    capacity[_L2] = held
+    faster = xp.maximum(l2 * (clocks or rate) / (share * rate), 1.0)
+    places = np.arange(len(LEVELS))
     knobs = dataclasses.replace(
-        RooflineKnobs.neutral(), memory_efficiency=share, level_speedup=speedup,
-        level_capacity=capacity,
+        RooflineKnobs.neutral(), memory_efficiency=share,
+        level_speedup=xp.where(places < MEMORY, faster, 1.0),
+        level_capacity=np.where(places == _L2, held, 1.0),
     )  # fmt: skip
-    seconds = []
-    for op in ops:
-        on = Device(device.peak(op.dtype, op.unit), rate, device.level_bytes())
-        again = update if isinstance(op, EmbeddingBagBackward) else 1.0
-        seconds.append(factor * again * float(op_seconds(op.work(), on, knobs, np)))
-    return np.log(seconds)
+    on = Device(device.peak(op.dtype, op.unit) * scale, rate, levels)
+    once = factor * (update if op.group == _UPDATES else 1.0)
+    return xp.log(once * op_seconds(op.work() if work is None else work, on, knobs, xp))
 
 
 def _mean_and_width(logs: np.ndarray) -> tuple[float, float]:

@@ -25,18 +25,10 @@ from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted, Group
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
 from hybridperf.model.group_report import GroupReport
-from hybridperf.model.op_rows import predict_ops
-from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, seconds
-from hybridperf.model.reference_device import (
-    as_measured,
-    is_measured,
-    priced_elsewhere,
-)
+from hybridperf.model.priced_ops import PricedOps, predict_ops
 from hybridperf.model.step_effects import vector
-from hybridperf.ops import OpCall, PrefillAttention
-from hybridperf.ops.attention_kernels import SHARES, published_factor
-from hybridperf.ops.operand_order import order_seconds
+from hybridperf.ops import OpCall
 from hybridperf.ops.roofline import RooflineKnobs
 
 
@@ -94,10 +86,10 @@ class PerfModel:
         """The machine's numbers, float64; step effects are those of a framework on it."""
         links = None if self.collectives is None else self.collectives.links()
         effects = vector(self.adapted(framework).effects)
-        return dataclasses.replace(self._numbers, links=links, effects=effects)
+        return dataclasses.replace(self.numbers, links=links, effects=effects)
 
     @functools.cached_property
-    def _numbers(self) -> Platform:
+    def numbers(self) -> Platform:
         """The device's numbers: all that ops depend on."""
         return Platform(
             memory_bytes_per_s=np.float64(self.device.memory_bytes_per_s),
@@ -145,88 +137,26 @@ class PerfModel:
         """Ops as arrays for this device; `InputError` for a dtype without a peak on it."""
         return self.priced(calls)[0]
 
-    def priced(self, calls: Sequence[OpCall]) -> tuple[OpTable, OwnOps]:
-        """Ops as arrays for this device, and what its measurements say of them.
-
-        What the model has not measured goes by the device that stands for it, or by the nearest
-        calibration (`reference_device.py`), each as a correction to the closed form.
-        """
-        own = OwnOps(self, self._as_measured(calls))
-        table, calls = own.table(), own.calls
-        loops = np.flatnonzero(own.fused)
-        if len(loops):
-            self._correct(table, loops, self.roofline_seconds(table)[loops])
-        if self.references is not None or self.stand_in is not None:
-            apart = np.flatnonzero(~own.fused)
-            plain = [dataclasses.replace(calls[one], kernel="") for one in apart.tolist()]
-            at, seconds = priced_elsewhere(self, plain)
-            self._correct(table, apart[at], seconds)
-        lawful = own.by_law
-        self._correct(table, np.array([*lawful], int), np.array([*lawful.values()]))
-        named = [
-            ("", "") if at in lawful else (call.kernel, call.op.dtype)
-            for at, call in enumerate(calls)
-        ]
-        for key in dict.fromkeys(one for one in named if one[0] in SHARES):
-            factor = self._attention_factor(*key)
-            table.correction[[one == key for one in named]] += np.log(factor)
-        more_s = np.array([order_seconds(call, self.device) for call in calls])
-        rows = np.flatnonzero(more_s)
-        if len(rows):
-            self._correct(table, rows, (self.op_seconds(table) + more_s)[rows])
-        if self.stand_in is not None:
-            own = OwnOps(self.stand_in, self.stand_in._as_measured(calls))
-        return table, own
-
-    def own_table(self, calls: Sequence[OpCall]) -> OpTable:
-        """Ops as arrays by what was measured here alone."""
-        return OwnOps(self, calls).table()
-
-    def _as_measured(self, calls: Sequence[OpCall]) -> list[OpCall]:
-        """Calls in the format that libraries run, of 16 bits in the one that was measured, where
-        the other is as fast.
-        """
-        found = [(call, as_measured(self, call.op.run_on(self.device))) for call in calls]
-        return [call if op is call.op else dataclasses.replace(call, op=op) for call, op in found]
-
-    def _correct(self, table: OpTable, at: np.ndarray, seconds: np.ndarray) -> None:
-        """Set corrections so that these ops take these seconds."""
-        at, seconds = at[seconds > 0], seconds[seconds > 0]  # nothing to do takes no time
-        if len(at):  # of the whole table: one compiled size
-            table.correction[at] = 0.0
-            table.correction[at] = np.log(seconds / self.op_seconds(table)[at])
-
-    def _attention_factor(self, kernel: str, dtype: str) -> float:
-        """Seconds of a generation of fused attention over those that are priced; 1 if unknown."""
-        if (kernel, dtype) not in self._factors:
-            priced, device = self.measured, self.measured.device
-            attention = PrefillAttention(dtype, 1.0, 4096.0, 16.0, 128.0)
-            if self.references is not None and not is_measured(priced, attention):
-                # shares were published of devices with as much power as they take
-                unlimited = self.device.model_copy(update={"tdp_w": None})
-                priced = dataclasses.replace(self, device=unlimited)
-
-            def seconds(call: OpCall) -> float:
-                return float(priced.op_seconds(priced.table([call]))[0])
-
-            arch = self.device.arch
-            self._factors[kernel, dtype] = published_factor(kernel, dtype, arch, device, seconds)
-        return self._factors[kernel, dtype]
+    def priced(self, calls: Sequence[OpCall]) -> tuple[OpTable, PricedOps]:
+        """Ops as arrays for this device, and what the stages of their price say (`stages/`)."""
+        found = PricedOps.of(self, calls)
+        return found.table(np.array([call.times for call in calls])), found
 
     @functools.cached_property
-    def _factors(self) -> dict[tuple[str, str], float]:
+    def attention_factors(self) -> dict[tuple[str, str], float]:
+        """What `stages/kernel.py` found of a kernel and number format on this machine."""
         return {}
 
     def op_seconds(self, table: OpTable) -> np.ndarray:
         """Seconds of each op [U], its `times` included."""
-        return seconds(table, self._numbers)
+        return seconds(table, self.numbers)
 
     def roofline_seconds(self, table: OpTable) -> np.ndarray:
         """The datasheet roofline's seconds of each op [U], its `times` included."""
         # the same compiled function with neutral knobs: another one may round differently (XLA
         # divides by a scalar its own way)
         bare = dataclasses.replace(table, correction=np.zeros_like(table.correction))
-        return seconds(bare, dataclasses.replace(self._numbers, knobs=neutral_knobs()))
+        return seconds(bare, dataclasses.replace(self.numbers, knobs=neutral_knobs()))
 
     def shortcomings(self) -> list[str]:
         """Sentences to read before any number; empty for a model that was measured."""

@@ -11,7 +11,6 @@ import numpy as np
 from hybridperf.io.process import check_not_forked
 from hybridperf.model.calls import Call, InStep
 from hybridperf.model.perf_model import PerfModel
-from hybridperf.model.reference_device import believed_spread
 from hybridperf.model.step_table import (
     StepTable,
     alone_seconds,
@@ -35,6 +34,7 @@ class Prices:
     # octaves between each call and what was measured: 0 inside, infinite where nobody measured it
     outside: np.ndarray
     remarks: tuple[str, ...]  # what was assumed; empty where nothing
+    sources: np.ndarray  # by what each op is priced, object [U] of `sources.Source`; None: no op
     unmeasured: Mapping[int, str]  # ops whose number format nobody measured, with a note
     table: StepTable  # the calls as arrays
 
@@ -61,11 +61,12 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
     of_ops, of_links, given = split(calls)
     ops, collectives = list(of_ops), list(of_links)
     outside, spread = np.zeros(len(calls)), np.zeros(len(calls))
+    sources = np.full(len(calls), None, object)
     remarks, unmeasured = np.full(len(calls), "", object), {}
     if ops:
         own = known.ops
-        outside[ops], remarks[ops] = own.outside, own.remarks
-        spread[ops] = own.spread(believed_spread(model, list(of_ops.values())))
+        outside[ops], remarks[ops], sources[ops] = own.outside, own.remarks, own.sources
+        spread[ops] = np.sqrt(own.placed("shared_log_variance"))
         unmeasured = {ops[at]: note for at, note in own.unmeasured.items()}
     for at, one in given.items():
         spread[at] = one.log_spread
@@ -73,4 +74,6 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
         outside[collectives] = np.where(known.collectives.in_range, 0.0, np.inf)
         spread[collectives] = known.collectives.log_width / _WIDTH_OF_90
     roofline_s = row_roofline_seconds(model, table, calls, seconds)
-    return Prices(seconds, spread, roofline_s, outside, tuple(remarks), unmeasured, table)
+    return Prices(
+        seconds, spread, roofline_s, outside, tuple(remarks), sources, unmeasured, table
+    )

@@ -1,18 +1,8 @@
-"""One op or one collective as a function of its sizes: what a table of them is priced by, pure JAX.
-
-    t(platform, dims) = t0(platform, dims) exp(correction(dims))
-    t(links, bytes)   = t0(links, bytes)   exp(correction(bytes))
-
-t0 is the closed form of `ops.roofline` (of `collectives.form`); the correction is what was
-learned, at the sizes asked for and on the calibrated machine, so that knobs keep the meaning that
-the closed form gives them. An op that the device has no measurements of goes by the closed form:
-what other devices say of it (`reference_device.py`) has no slope. Both may be compiled, mapped and
-differentiated, in every dimension and in every number of the platform (of the links).
+"""One op as a function of its sizes and of a machine's numbers, pure JAX: the stages of the price
+(`stages/`), compiled.
 
 Gradients are those between jumps. Sizes are rounded up to tiles, vectors and waves: between two
-such sizes what is computed in vain shrinks as an op grows, and at them time jumps. A curve of a
-collective is straight in log seconds over log bytes from one quarter of an octave to the next and
-level where the library falls into another algorithm; at its corners a gradient is that of one side.
+such sizes what is computed in vain shrinks as an op grows, and at them time jumps.
 """
 
 from __future__ import annotations
@@ -37,11 +27,10 @@ from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array
-from hybridperf.learning.residual import inputs_of, log_correction
-from hybridperf.model import OpTable, PerfModel, Platform, durations
-from hybridperf.model.families import family_of, family_rows, with_defaults
-from hybridperf.model.prior_pricing import predicted
-from hybridperf.ops import GROUPS, op_by_name
+from hybridperf.model.perf_model import PerfModel
+from hybridperf.model.platform import Platform
+from hybridperf.model.stages import traced_seconds
+from hybridperf.ops import op_by_name
 from hybridperf.ops.table import LABELS, OpRows, parse_ops
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -129,36 +118,7 @@ class OpPricer:
             if name not in dims
         }
         op = dataclasses.replace(self.sample.op, **(usual | dims))
-        part = dataclasses.replace(self.sample, op=op, work=op.work(), group=np.zeros(1, np.int32))
-        which = op.group_index()
-        table = OpTable(
-            work=jax.tree.map(lambda count: jnp.reshape(_float(count), (1,)), part.work),
-            peak_flops_per_s=jnp.full(1, part.peak_flops_per_s),
-            group=jnp.reshape(jnp.asarray(which, jnp.int32), (1,)), times=jnp.ones(1),
-            floors=jnp.ones(1), correction=jnp.zeros(1),
-        )  # fmt: skip
-        traced = isinstance(which, jax.core.Tracer)
-        groups = op.possible_groups() if traced else (GROUPS[int(which)],)
-        learned = [self._correction(GROUPS.index(group), part, table) for group in groups]
-        correction = learned[0]
-        for group, other in zip(groups[1:], learned[1:], strict=True):
-            correction = jnp.where(which == GROUPS.index(group), other, correction)
-        return durations(dataclasses.replace(table, correction=correction), platform)[0]
-
-    def _correction(self, group: int, part: OpRows, table: OpTable) -> Any:
-        """What was learned of an op as one of a group [1]."""
-        family = family_of(GROUPS[group], part.op.dtype)
-        if family is not None and family in self.model.families:
-            adapted = self.model.families[family]
-            seen = family_rows(part, np.ones(1, bool), self.model.device)
-            rows, _ = with_defaults(seen, adapted.prior.population.implementations)
-            here = dataclasses.replace(table, group=jnp.full(1, group, jnp.int32))
-            closed_s = durations(here, _floats(self.model.platform()))
-            return predicted(adapted, rows).log_s - jnp.log(closed_s)
-        report = self.model.groups.get(GROUPS[group])
-        if report is None or report.residual is None:
-            return jnp.zeros(1)
-        return log_correction(report.residual, inputs_of(part.op, part.work, 1))
+        return traced_seconds(self.sample, op, self.model, platform)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,10 +31,10 @@ from hybridperf.model.calls import (
     GivenSeconds,
     InStep,
 )
-from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, canonical, durations, padded
-from hybridperf.model.reference_device import slowed
+from hybridperf.model.priced_ops import PricedOps
+from hybridperf.model.stages.borrowed import slowed
 from hybridperf.model.step_effects import ROLE_NAMES, SUSTAINED, in_step_s, sustained_s
 from hybridperf.ops import GROUPS, OpCall
 from hybridperf.ops import Call as StartProgram
@@ -66,7 +66,7 @@ class StepTable:
 class KnownRows(NamedTuple):
     """What is known of the rows of a step."""
 
-    ops: OwnOps  # [O]
+    ops: PricedOps  # [O]
     collectives: PricedCollectives | None  # [C]
 
 

@@ -11,16 +11,10 @@ from hybridperf.collectives import network
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.model.perf_model import PerfModel
-from hybridperf.model.reference_device import (
-    as_measured,
-    is_long_attention,
-    is_measured,
-    reference_device,
-    width_of,
-)
+from hybridperf.model.sources import Code
 from hybridperf.model.step_effects import NAMES
 from hybridperf.model.step_table import collective_frame
-from hybridperf.ops import Gemm, OpCall
+from hybridperf.ops import OpCall
 
 Probe = tuple[str, OpCall | CollectiveCall]  # a call that stands for what a step effect multiplies
 
@@ -52,19 +46,15 @@ def unmeasured(model: PerfModel, probes: Iterable[Probe]) -> Unmeasured:
 
 def _of_op(model: PerfModel, call: OpCall) -> tuple[float, str]:
     """(width in logs, sentence) of an op; nothing of a measured one."""
-    measured, device = model.measured, model.device
-    op = as_measured(measured, call.op)
-    if model.references is None or is_measured(measured, op):
+    priced = model.priced([call])[1]
+    source = priced.sources[0]
+    if source.code not in (Code.BORROWED, Code.BELIEF):
         return 0.0, ""
-    found = reference_device(device, op, model.references())
-    width, what = width_of(op), "attention" if is_long_attention(op) else "products"
-    whose = "that devices usually reach" if found is None else f"that {found.device.id} reaches"
-    numbers = op.dtype
-    if isinstance(op, Gemm):
-        numbers = op.arithmetic_dtype(op.dtype, {"quant": op.quant})
-    return width, (
-        f"no {what} in {numbers} of {device.id} were measured: the share of the peak"
-        f" {whose} is believed"
+    what = "attention" if source.what.endswith("attention") else "products"
+    whose = f"that {source.device} reaches" if source.device else "that devices usually reach"
+    return float(np.sqrt(priced.placed("shared_log_variance")[0])), (
+        f"no {what} in {call.op.peak_dtype} of {model.device.id} were measured: the share of the"
+        f" peak {whose} is believed"
     )
 
 

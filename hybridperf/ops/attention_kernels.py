@@ -7,7 +7,7 @@ same device up to three times slower.
     flash2    FlashAttention 2 (mid 2023 on, PyTorch's own): 50 to 73 % of an A100's peak, 35 % of
               an H100's
     sdpa      what PyTorch's scaled_dot_product_attention runs: cuDNN's kernels on Hopper, which are
-              priced by a law of their own (`measured_seconds`), FlashAttention 2 on what is older
+              priced by a law of their own (`law_seconds`), FlashAttention 2 on what is older
 
 Shares are those of forward and backward together on long sequences, as their authors publish them
 (Dao, FlashAttention-2, 2023; Shah et al., FlashAttention-3, 2024); of a range the geometric mean.
@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from hybridperf.hardware import DeviceSpec
-from hybridperf.ops.attention import EncoderAttention, PrefillAttention
+from hybridperf.io.namespace import Array, floats
+from hybridperf.ops.attention import PrefillAttention
 from hybridperf.ops.base import Op, OpCall
 
 _AMPERE, _HOPPER = "Ampere sm_80", "Hopper sm_90"
@@ -40,6 +42,7 @@ SHARES: Mapping[str, Mapping[str, float]] = {
 # 1B's settings, alone of theirs, have it (pythia-1b.yml of github.com/EleutherAI/pythia).
 WIDEST_HEADS: Mapping[str, int] = {"flash1": 128}
 KERNELS = ("", *SHARES)  # empty: the op model's own
+_WHOLE_SEQUENCES = ("prefill_attention", "encoder_attention")  # groups
 
 # cuDNN's forward kernels on an H200 (`calibration/measured`, an H100's are alike): seven shapes of
 # PyTorch's steps with heads of 64 (23 to 358 us) and one of 8,192 tokens with heads of 128 lie
@@ -55,27 +58,29 @@ def published_share(kernel: str, arch: str) -> float | None:
     return SHARES.get(kernel, {}).get(arch)
 
 
-def measured_seconds(kernel: str, op: Op, device: DeviceSpec) -> float | None:
-    """Seconds of a forward pass of a kernel that we measured; None where its law is not known."""
-    if not isinstance(op, PrefillAttention | EncoderAttention):
-        return None
-    if kernel != "sdpa" or device.arch != _HOPPER:
-        return None
-    windowed = float(getattr(op, "window", 0.0)) > 0
-    if windowed or device.clock_hz is None or device.multiprocessors is None:
-        return None
-    queries = float(np.asarray(op.q_len))
-    keys = float(np.asarray(getattr(op, "kv_len", 0.0))) or queries
-    rows, cols = (math.ceil(n / _CUDNN_TILE) for n in (queries, keys))
-    tiles = float(rows * cols)
-    if getattr(op, "causal", False):  # of the last queries, as many keys before them as there are
-        rows = min(rows, cols)
-        tiles -= rows * (rows - 1) / 2
-    scores = float(np.asarray(op.batch * op.heads)) * tiles * _CUDNN_TILE**2
-    score_s = _CUDNN_SCORE_S * max(1.0, float(np.asarray(op.head_dim)) / _CUDNN_HEAD_DIM)
-    own = _CUDNN_CYCLES / (device.multiprocessors * device.clock_hz)
-    arithmetic_s = float(np.asarray(op.work().flops)) / device.peak(op.dtype, "matrix")
-    return _CUDNN_LEAST_S + max(scores * score_s * own, arithmetic_s)
+def has_law(kernel: str, group: str, device: DeviceSpec) -> bool:
+    """Whether a kernel's forward pass has a measured law on a device, for ops of a group."""
+    known = device.clock_hz is not None and device.multiprocessors is not None
+    return kernel == "sdpa" and device.arch == _HOPPER and known and group in _WHOLE_SEQUENCES
+
+
+def law_seconds(op: Op, device: DeviceSpec, peak_flops_per_s: Array, xp: Any = np) -> Array:
+    """Seconds of a forward pass by the law (`has_law`); of one without a window."""
+    queries = floats(op.q_len)
+    keys = floats(getattr(op, "kv_len", 0.0))
+    keys = xp.where(keys > 0, keys, queries)
+    rows, cols = (xp.ceil(n / _CUDNN_TILE) for n in (queries, keys))
+    # causal: of the last queries, as many keys before them as there are
+    upper = xp.minimum(rows, cols)
+    causal = floats(getattr(op, "causal", 0.0)) > 0
+    tiles = rows * cols - xp.where(causal, upper * (upper - 1) / 2, 0.0)
+    scores = op.batch * op.heads * tiles * _CUDNN_TILE**2
+    score_s = _CUDNN_SCORE_S * xp.maximum(1.0, floats(op.head_dim) / _CUDNN_HEAD_DIM)
+    own = _CUDNN_CYCLES / ((device.multiprocessors or 1) * (device.clock_hz or 1.0))
+    # a clock that is varied moves both
+    faster = peak_flops_per_s / device.peak(op.dtype, "matrix")
+    arithmetic_s = op.work().flops / peak_flops_per_s
+    return _CUDNN_LEAST_S + xp.maximum(scores * score_s * own / faster, arithmetic_s)
 
 
 # Backward over forward of fused attention: five products (scores again, and gradients of values,

@@ -21,13 +21,16 @@ in place of 50257 on an A100 (its author, 2023), whose head is about a fifth of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
-from hybridperf.ops.base import Op, OpCall
+from hybridperf.io.namespace import Array
+from hybridperf.ops.base import Op
 from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.gemm import Product
+from hybridperf.ops.roofline import Work
 
 _WHOLE = 8  # numbers of 16 bits that are 16 bytes
 _SEEN = ("Hopper", "Blackwell")
@@ -39,6 +42,7 @@ ROWS: Mapping[str, float] = {
     "rows of 4 bytes": 270e12 / _CYCLES,
 }
 CHANNELS_FIRST = "channels first"
+KERNELS = (*ROWS, CHANNELS_FIRST)
 _TURNING_SHARE = 0.75  # of the memory's bandwidth: as loops reach it
 # standard deviations of logs: as products of the H200 scatter, and as the belief is wide
 _SEEN_WIDTH, _BELIEVED_WIDTH = 0.25, 0.35
@@ -69,30 +73,39 @@ def image_kernel(op: Convolution, strides: Sequence[int]) -> str:
     return CHANNELS_FIRST if DTYPE_BYTES[op.dtype] == DTYPE_BYTES["fp16"] else ""
 
 
-def order_seconds(call: OpCall, device: DeviceSpec) -> float:
-    """Seconds beside those of the same op on operands that lie well; zero for all other calls."""
-    if call.kernel == CHANNELS_FIRST:
-        moved = 2 * float(np.asarray(call.op.work().bytes)) * call.times
-        return moved / (_TURNING_SHARE * device.memory_bytes_per_s)
-    if call.kernel not in ROWS:
-        return 0.0
-    rate = _BELIEVED_SHARE * device.peak(call.op.dtype, "matrix")
+def order_seconds(
+    kernel: str, work: Work, device: DeviceSpec, peak_flops_per_s: Array,
+    memory_bytes_per_s: Array, xp: Any = np,
+) -> Array:  # fmt: skip
+    """Seconds beside those of the same op on operands that lie well.
+
+    Args:
+        kernel: of `KERNELS`.
+        work: of the op.
+        device: that runs it.
+        peak_flops_per_s: of its matrix units, in the op's numbers.
+        memory_bytes_per_s: of its memory.
+        xp: NumPy, or JAX where anything is traced.
+    """
+    if kernel == CHANNELS_FIRST:
+        return 2 * work.bytes / (_TURNING_SHARE * memory_bytes_per_s)
+    rate = _BELIEVED_SHARE * peak_flops_per_s
     if _is_seen(device):
         cycles_per_s = float(device.multiprocessors or 0) * float(device.clock_hz or 0)
-        rate = min(ROWS[call.kernel] * cycles_per_s, rate)
-    return float(np.asarray(call.op.work().flops)) * call.times / rate
+        rate = xp.minimum(ROWS[kernel] * cycles_per_s, rate)
+    return work.flops / rate
 
 
-def order_width(call: OpCall, device: DeviceSpec) -> float:
+def order_width(kernel: str, device: DeviceSpec) -> float:
     """How wide what `order_seconds` adds makes the log of a product's seconds."""
-    if call.kernel not in ROWS:
+    if kernel not in ROWS:
         return 0.0
     return _SEEN_WIDTH if _is_seen(device) else _BELIEVED_WIDTH
 
 
-def order_remark(call: OpCall, device: DeviceSpec) -> str:
-    """What was assumed of a product's rows; empty of all other calls."""
-    if call.kernel not in ROWS:
+def order_remark(kernel: str, device: DeviceSpec) -> str:
+    """What was assumed of a product's rows; empty of all other kernels."""
+    if kernel not in ROWS:
         return ""
     source = (
         "by what an H200 took of such" if _is_seen(device) else "believed from a step of nanoGPT"

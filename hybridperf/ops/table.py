@@ -5,8 +5,8 @@ Rows are grouped by op, dtype and the words that change the op's work (`Op.text`
 `Op` whose other fields are columns, and its work one array per count. Words that only say which
 implementation ran are carried along as labels.
 
-Calls that differ in their sizes alone become the same (`stacked`): what is asked of each is then
-asked of all at once.
+Ops that differ in their sizes alone become the same (`alike`): what is asked of each is then asked
+of all at once.
 """
 
 from __future__ import annotations
@@ -225,16 +225,6 @@ def _columns_for(frame: pd.DataFrame, cls: type[Op], dimension: str) -> list[str
     return [name for name in names if name in frame.columns]
 
 
-def stacked(calls: Sequence[OpCall], device: DeviceSpec) -> list[OpRows]:
-    """Calls as the rows of a table, with the reuse distances that their data has in a program."""
-    parts = []
-    for at, op, name in alike([call.op for call in calls]):
-        work = _in_place(op.work(), [calls[one] for one in at])
-        group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
-        parts.append(OpRows(at, op, work, group, device.peak(op.peak_dtype, op.unit), name=name))
-    return parts
-
-
 def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
     """(places, the op whose `dimensions` are columns, its name in tables or "") of each stack."""
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -256,23 +246,7 @@ def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
         yield np.array(places), dataclasses.replace(ops[places[0]], **sizes), name
 
 
-def calls_of(part: OpRows, at: np.ndarray) -> tuple[list[OpCall], np.ndarray]:
-    """(calls that differ among the rows `at` [n] of a part, which of them each row is [n])."""
-    rows = len(part.rows)
-    sizes = list(part.op.dimensions())
-    columns = [*(getattr(part.op, name) for name in sizes), part.work.reuse_bytes]
-    values = np.stack([np.broadcast_to(np.asarray(one, float), (rows,))[at] for one in columns], 1)
-    different, which = np.unique(values, axis=0, return_inverse=True)
-    calls = [
-        OpCall(
-            dataclasses.replace(part.op, **dict(zip(sizes, own, strict=True))), reuse_bytes=reuse
-        )
-        for *own, reuse in different.tolist()
-    ]
-    return calls, np.ravel(which)
-
-
-def _in_place(work: Work, calls: Sequence[OpCall]) -> Work:
+def in_place(work: Work, calls: Sequence[OpCall]) -> Work:
     """The work of ops alike [n], with the reuse distances of their data in a program."""
     if all(call.reuse_bytes is None for call in calls):
         return work

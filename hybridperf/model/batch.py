@@ -1,0 +1,150 @@
+"""Ops that a price is asked of, a batch for each kind: alike in all but their sizes.
+
+A row of a table and a call of a graph become the same: an op whose dimensions are columns, its
+work, and where it stands. Within a batch everything that decides *how* an op is priced is one
+value (what it computes, number format, group, kernel, framework); only sizes, distances and how
+often it runs differ. So a stage of the price (`stages/`) decides once and calculates for all, in
+NumPy or, where sizes are traced, in JAX.
+
+Axes: R ops of a batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridperf.hardware import DeviceSpec
+from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.ops import GROUPS, Op, OpCall
+from hybridperf.ops.roofline import Work
+from hybridperf.ops.table import OpRows, alike, in_place
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Ops of one kind on one device."""
+
+    part: OpRows  # places [R] among all that were asked, the op, its work and labels
+    group: str  # whose knobs price them
+    kernel: str = ""  # as `OpCall` has these: another than was measured,
+    framework: str = ""  # whose kernels run,
+    variant: str = ""  # and how
+    inlined: bool = False
+    issued_apart: bool = False
+
+    def __len__(self) -> int:
+        return len(self.part.rows)
+
+    @property
+    def op(self) -> Op:
+        return self.part.op
+
+    @property
+    def work(self) -> Work:
+        return self.part.work
+
+    def whole(self, value: Array) -> Array:
+        """A size of the op as a column [R]; of a single op it is a number."""
+        return array_module(value).broadcast_to(floats(value), (len(self),))
+
+    def size(self, name: str, otherwise: float = 0.0) -> Array:
+        """A dimension of the op [R]; `otherwise` where it has none of that name."""
+        return self.whole(getattr(self.op, name, otherwise))
+
+    def on(self, device: DeviceSpec) -> Batch:
+        """The same ops on another device."""
+        peak = device.peak(self.op.peak_dtype, self.op.unit)
+        return dataclasses.replace(self, part=dataclasses.replace(self.part, peak_flops_per_s=peak))
+
+    def of(self, op: Op, device: DeviceSpec) -> Batch:
+        """Other ops of as many rows, which stand where these stand."""
+        group = np.broadcast_to(np.asarray(op.group_index(), np.int32), (len(self),))
+        peak = device.peak(op.peak_dtype, op.unit)
+        part = OpRows(self.part.rows, op, _columns(op.work(), len(self)), group, peak)
+        return dataclasses.replace(self, part=part, group=GROUPS[int(group[0])])
+
+    def in_format(self, op: Op, device: DeviceSpec) -> Batch:
+        """The same ops in another number format or quantisation."""
+        again = self.work.reuse_bytes, self.work.reuse_spread
+        work = _columns(op.work(), len(self))
+        work = dataclasses.replace(work, reuse_bytes=again[0], reuse_spread=again[1])
+        peak = device.peak(op.peak_dtype, op.unit)
+        part = dataclasses.replace(self.part, op=op, work=work, peak_flops_per_s=peak)
+        return dataclasses.replace(self, part=part)
+
+    @property
+    def plain(self) -> Batch:
+        """The same ops by the kernel that was measured."""
+        return dataclasses.replace(self, kernel="") if self.kernel else self
+
+
+def batches_of(part: OpRows, **stands: Any) -> Iterator[Batch]:
+    """Rows of one op as batches, one for each group; `stands`: where its ops stand."""
+    found = np.unique(part.group)
+    for group in found.tolist():
+        here = part if len(found) == 1 else _some(part, part.group == group)
+        yield Batch(here, GROUPS[group], **stands)
+
+
+def stacked(calls: Sequence[OpCall], device: DeviceSpec) -> list[Batch]:
+    """Calls as batches, with the reuse distances that their data has in a program; in the number
+    formats that the device's libraries run.
+    """
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for at, call in enumerate(calls):
+        stands = (call.kernel, call.framework, call.variant, call.inlined, call.issued_apart)
+        kinds.setdefault(stands, []).append(at)
+    batches = []
+    for (kernel, framework, variant, inlined, apart), places in kinds.items():
+        for some, op, name in alike([calls[at].op.run_on(device) for at in places]):
+            at = np.array(places)[some]
+            work = in_place(_columns(op.work(), len(at)), [calls[one] for one in at])
+            group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
+            peak = device.peak(op.peak_dtype, op.unit)
+            part = OpRows(at, op, work, group, peak, name=name)
+            batches += batches_of(
+                part, kernel=kernel, framework=framework, variant=variant, inlined=inlined,
+                issued_apart=apart,
+            )  # fmt: skip
+    return batches
+
+
+def traced(part: OpRows, op: Op) -> list[Batch]:
+    """One op whose sizes are traced, as a batch for each group that they may choose.
+
+    `part`: a row of such an op, for what is not traced.
+    """
+    work = jax.tree.map(lambda count: array_module(count).reshape(floats(count), (1,)), op.work())
+    made = dataclasses.replace(part, op=op, work=work)
+    which = op.group_index()
+    chosen = isinstance(which, jax.core.Tracer)
+    return [Batch(made, name) for name in (op.possible_groups() if chosen else (GROUPS[int(which)],))]
+
+
+def _columns(work: Work, rows: int) -> Work:
+    counts: Mapping[str, Any] = vars(work)
+    return Work(**{
+        name: array_module(count).broadcast_to(floats(count), (rows,))
+        for name, count in counts.items()
+    })  # fmt: skip
+
+
+def _some(part: OpRows, keep: np.ndarray) -> OpRows:
+    """Rows `keep` (a mask [R]) of a part."""
+    rows = len(part.rows)
+
+    def kept(column: Any) -> Any:
+        return np.broadcast_to(np.asarray(column), (rows,))[keep]
+
+    op = part.op
+    sizes = {name: kept(getattr(op, name)) for name in op.dimensions()}
+    return dataclasses.replace(
+        part, rows=part.rows[keep], op=dataclasses.replace(op, **sizes),
+        work=jax.tree.map(kept, part.work), group=part.group[keep],
+        labels={name: words[keep] for name, words in part.labels.items()},
+    )  # fmt: skip

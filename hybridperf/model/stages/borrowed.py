@@ -1,0 +1,274 @@
+"""Seconds of ops on a device that has no measurement of them: as large a share of the datasheet's
+roofline as its reference device reaches.
+
+    seconds = t + roofline(device, op) x (measured(reference, op) - t) / roofline(reference, op)
+              x (power limit of the reference / own)^(1/3)
+
+`t` is what an op's kernels take to fill and to empty a device (`FIXED_S` each, or what the op takes
+beyond the roofline, if less), which a faster memory makes no quicker: decoding steps of four GPUs
+left out in turn are 7.1 % off in the mean with it (`validate serving --tasks gpus`).
+
+The reference device is the shipped calibration of the same architecture, or generation, that has
+such ops; where there is none, that of the nearest peak, and of equal ones that of the nearest
+memory. An op in FP4 takes the share of one in FP8 where no device has it. The last factor counts
+within an architecture alone and is never below 1: what more power gains nobody measured. Products
+in 16 bits on a device that was measured in 32 are no nearer their peak than those: tensor cores are
+fed by the same memory and heat the same chip. Where no calibration is shipped at all, a share that
+devices commonly reach is taken.
+
+Lookups take as long as on a device of the same architecture that has measured them: a bag's rows
+are read one after the other, which waits for latency, so neither memory's bandwidth nor its share
+tells (20 of the H100 take 0.95 to 1.05 times what they take on the H200, whose memory is 1.4 times
+as fast; by the H200's fit they err by 3 %, by its share of the roofline 17, by the form below 91).
+They take no less than by caches that other GPUs show (`lookup_prior.py`), which is all that tells
+of them elsewhere, and how sure that is: a share of the roofline says little of another cache.
+
+Both 16-bit formats multiply at one rate where the datasheet says so; calibrations are of bf16, so
+fp16 attention is priced as bf16's. Products in fp16 stay with their own measurements: as bf16's,
+published steps of A100s over nodes are missed by 12 % in place of 8 %, those of the Megatron papers
+by 9 % in place of 5 % (one node alone by 6.0 % in place of 6.5 %).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridperf.hardware import DeviceSpec
+from hybridperf.io.namespace import Array, array_module
+from hybridperf.learning.prior import uninformed_knobs
+from hybridperf.model.batch import Batch
+from hybridperf.model.families import family_rows, gpu_of, references_of
+from hybridperf.model.lookup_prior import is_lookup, lookup_prior
+from hybridperf.model.sources import Code, Source
+from hybridperf.model.stages.closed import by_knobs, roofline_log_s
+from hybridperf.model.stages.family import by_family
+from hybridperf.model.stages.step import NOTHING_S, Machine, Priced, Step
+from hybridperf.model.stages.who import (
+    Who,
+    as_measured,
+    family_name,
+    is_measured,
+    is_narrow,
+    rate,
+    who,
+)
+from hybridperf.ops.latent_attention import PUBLISHED_SHARE
+from hybridperf.ops.quantise import SCHEMES
+
+# of any kernel on any GPU, believed
+FIXED_S = 5e-6
+# Kernels that an op runs as, in tables of ops. Experts: two grouped products; scores and choice of
+# experts, three of a token's way to them, activation, sum. Attention that decodes: the new keys and
+# values on their way into the cache, parts of the keys, and their merge; of latent attention the
+# last two
+_KERNELS = {"moe": 8.0, "decode_attention": 3.0}
+_LATENT_KERNELS = 2.0
+# of a quantised product: the matrix is quantised before it; of one in FP8, whose few tokens leave a
+# device empty: parts of the inner dimension, and their sum
+_QUANTISED_KERNELS = 2.0
+# A clock follows the cube root of the power that it needs; what memory, leakage and the board draw
+# does not fall with it: assumed a quarter of the larger card's limit
+_PER_POWER, _STEADY_POWER = 1 / 3, 0.25
+# Of the roofline, where no shipped calibration has the op: long products and attention of four
+# calibrated GPUs reach 0.67 to 0.84 and 0.46 to 0.52 of it
+PRODUCTS_SHARE, ATTENTION_SHARE = 0.75, 0.5
+_SHARES = {"gemm": PRODUCTS_SHARE, "gemm_transposed": PRODUCTS_SHARE, "latent_attention": PUBLISHED_SHARE}
+# Of the seconds of gathers, in logs: of two GPUs with caches of 6 and 72 MiB, the one farther off
+# by the other's knobs has nine in ten rows within exp(0.69)
+GATHERS_WIDTH = 0.42
+# Of such shares in logs. The same four GPUs lie within 0.1 and 0.25 of their median (long and short
+# sequences); another generation is believed to lie twice as far
+PRODUCTS_WIDTH, ATTENTION_WIDTH = 0.2, 0.4
+# Of one op of a table, of any size: nine in ten rows of 13 GPUs, each by the calibrations of the
+# others, lie within 1.645 of it (pooled; products 0.44, convolutions 0.46, decoding 0.44, experts
+# 0.54, loops 0.72). A step has large ones, whose shares differ less
+ROW_WIDTH, LOOPS_ROW_WIDTH = 0.45, 0.72
+# of lookups: the H200's fit holds nine in ten of its own within 17 %; another device is believed to
+# lie as far from it
+LOOKUPS_WIDTH = 0.15
+_LONG_ATTENTION = ("prefill_attention", "encoder_attention")  # of whole sequences
+
+
+def by_stand_in(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """Seconds of the device whose calibration stands for this one, longer by the ratio of rooflines
+    where its peak or bandwidth is less; shorter where it is more, by no more than its power gives.
+    """
+    if who(batch, machine.model) is not Who.STAND_IN:
+        return []
+    other = Machine.of(machine.model.stand_in)
+    there = as_measured(other.model, batch.plain.on(other.device))
+    found = _own(there, other, xp)
+    ratio = roofline_log_s(batch, machine, xp) - roofline_log_s(there, other, xp)
+    own, of = machine.device, other.device
+    longer = xp.maximum(ratio, np.log(slowed(own, of) / slowed(of, own)))
+    source = Source(Code.STAND_IN, batch.group, of.id)
+    step = found.owner
+    return [
+        Step(
+            "form", found.log_s - log_s, source, found.log_variance, found.shared_log_variance,
+            step.outside,
+        ),
+        Step("device", longer, source),
+    ]
+
+
+def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """What other devices' calibrations say of ops that were not measured here."""
+    if who(batch, machine.model) is not Who.BORROWED:
+        return []
+    models, device = machine.model.references(), machine.device
+    found = reference_device(device, batch, models)
+    if is_lookup(batch.op):
+        seconds, source, spread = _lookups(batch, machine, found, xp)
+        shared = spread
+    elif batch.op.gathered() is not None and gpu_of(device) is not None:
+        seconds, source = _gathers(batch, machine, found)
+        spread, shared = GATHERS_WIDTH, width_of(batch)
+    else:
+        seconds, source = _share(batch, machine, found, models, log_s, xp)
+        matrix = batch.op.unit == "matrix"
+        spread = ROW_WIDTH if matrix else LOOPS_ROW_WIDTH
+        shared = width_of(batch)
+        if source.code in (Code.DATASHEET, Code.BELIEF) and not matrix:
+            spread = shared = np.nan
+    measured = machine.alone if machine.model.stand_in is None else Machine.of(machine.model.stand_in)
+    if is_narrow(batch) and batch.group in measured.model.groups:
+        least = _own(batch.on(measured.device), measured.alone, xp)
+        seconds = xp.maximum(seconds, least.seconds(xp))
+    factor = xp.log(xp.maximum(seconds, NOTHING_S)) - log_s
+    report = measured.model.groups.get(batch.group)
+    source = dataclasses.replace(source, only=() if report is None else report.dtypes)
+    far = np.full(len(batch), np.inf)
+    return [Step("borrowed", factor, source, np.square(spread), np.square(shared), outside=far)]
+
+
+def reference_device(device: DeviceSpec, batch: Batch, models: Sequence[Any]) -> Any | None:
+    """The calibration whose share of the roofline is believed of a device's ops, if any has such."""
+    having = {}
+    for model in models:
+        if not rate(model.device, batch.op):
+            continue
+        same = as_measured(model, batch.on(model.device))
+        if is_measured(model, same):
+            having[model.device.id] = model, rate(model.device, same.op)
+    near = references_of(device, having) or ([] if is_lookup(batch.op) else list(having))
+    own = device.peak(batch.op.peak_dtype, batch.op.unit), device.memory_bytes_per_s
+
+    def apart(name: str) -> tuple[float, float]:
+        model, peak = having[name]
+        rates = peak, model.device.memory_bytes_per_s
+        peak, bandwidth = np.abs(np.log(np.divide(rates, own)))
+        return round(peak, 2), bandwidth
+
+    return having[min(near, key=apart)][0] if near else None
+
+
+def width_of(batch: Batch) -> float:
+    """Deviation of the log of the share of the roofline that a reference device stands for."""
+    if is_lookup(batch.op):
+        return LOOKUPS_WIDTH
+    return ATTENTION_WIDTH if batch.group in _LONG_ATTENTION else PRODUCTS_WIDTH
+
+
+def slowed(device: DeviceSpec, of: DeviceSpec) -> float:
+    """Seconds of a device over those of one with more power; less power gains nothing."""
+    if device.tdp_w is None or of.tdp_w is None:
+        return 1.0
+    steady_w = _STEADY_POWER * min(of.tdp_w, device.tdp_w * 2)
+    left = (of.tdp_w - steady_w) / (device.tdp_w - steady_w)
+    return max(left**_PER_POWER, 1.0)
+
+
+def _own(batch: Batch, machine: Machine, xp: Any) -> Priced:
+    """What a device's own rows say, else its datasheet."""
+    alone, priced = machine.alone, Priced(roofline_log_s(batch, machine, xp))
+    for stage in (by_knobs, by_family):
+        priced = priced.after(stage(batch, alone, priced.log_s, xp))
+    return priced
+
+
+def _share(
+    batch: Batch, machine: Machine, found: Any | None, models: Sequence[Any], log_s: Array, xp: Any
+) -> tuple[Array, Source]:
+    """Seconds [R] by the share of the roofline that a reference device reaches."""
+    device, asked = machine.device, batch
+    if found is None and (wider := _wider(batch, device)) is not None:
+        found = reference_device(device, wider, models)
+        asked = batch if found is None else wider
+    roofline_s = xp.exp(log_s)
+    if found is None:
+        usual = batch.op.unit == "matrix"
+        share = _SHARES.get(batch.group, ATTENTION_SHARE) if usual else 1.0
+        latent = batch.group == "latent_attention"
+        source = Source(Code.BELIEF if usual else Code.DATASHEET, batch.group)
+        return roofline_s / share + (FIXED_S * _kernels(batch, xp) if latent else 0.0), source
+    other = Machine.of(found)
+    there = as_measured(found, asked.plain.on(found.device))
+    measured_s = xp.exp(_own(there, other, xp).log_s)
+    bare_s = xp.exp(roofline_log_s(there, other, xp))
+    fixed_s = xp.minimum(FIXED_S * _kernels(batch, xp), xp.maximum(measured_s - bare_s, 0.0))
+    slower = slowed(device, found.device) if device.arch == found.device.arch else 1.0
+    over = xp.maximum((measured_s - fixed_s) / bare_s, 1.0) * slower
+    return fixed_s + roofline_s * over, Source(Code.BORROWED, batch.group, found.device.id)
+
+
+def _lookups(
+    batch: Batch, machine: Machine, found: Any | None, xp: Any
+) -> tuple[Array, Source, Array]:
+    """(seconds [R], by what, deviation of their logs) of lookups by the caches of other GPUs, no
+    less than a device of this architecture took.
+    """
+    log_s, spread = lookup_prior().log_seconds(
+        machine.device, batch.op, machine.numbers, batch.work, xp
+    )
+    if found is None:
+        return xp.exp(log_s), Source(Code.FORM, "lookups"), spread
+    there_s = xp.exp(_own(batch.plain.on(found.device), Machine.of(found), xp).log_s)
+    slower = slowed(machine.device, found.device) if machine.device.arch == found.device.arch else 1.0
+    source = Source(Code.FORM, "lookups", found.device.id)
+    return xp.maximum(xp.exp(log_s), there_s * slower), source, LOOKUPS_WIDTH
+
+
+def _gathers(batch: Batch, machine: Machine, found: Any | None) -> tuple[Array, Source]:
+    """Seconds [R] of ops that gather rows, by their own form at this device's bandwidth and cache:
+    a share of the roofline would not carry over to a cache of another size. The knobs are the
+    reference device's, or the beliefs where no device has such ops.
+    """
+    if found is None:
+        every = np.ones(len(batch), bool)
+        rows = family_rows(batch.part, every, machine.device, machine.numbers)
+        knobs = uninformed_knobs(rows)
+    else:
+        adapted = found.families[family_name(batch)]
+        every = np.ones(len(batch), bool)
+        rows = family_rows(batch.part, every, machine.device, machine.numbers)
+        knobs = adapted.knobs.including(adapted.prior.population, rows.implementation)
+    log_s = knobs.closed(rows).total
+    device = "" if found is None else found.device.id
+    return array_module(log_s).exp(log_s), Source(Code.FORM, "gathers", device)
+
+
+def _wider(batch: Batch, device: DeviceSpec) -> Batch | None:
+    """Products of the next wider format, whose share of the roofline those in FP4 are believed to
+    reach where no device has measured such.
+    """
+    quant = getattr(batch.op, "quant", "")
+    wide = {"gemm": "", "moe": "fp8_block"}.get(batch.op.group)
+    if quant != "nvfp4" or wide is None:
+        return None
+    return batch.in_format(dataclasses.replace(batch.op, dtype="fp8", quant=wide), device)
+
+
+def _kernels(batch: Batch, xp: Any) -> Array:
+    """That an op runs as, in tables of ops."""
+    op = batch.op
+    if op.group == "latent_attention":
+        return xp.where(batch.size("valued") > 0, _LATENT_KERNELS, 1.0)
+    if op.group == "gemm":
+        narrowed = SCHEMES[op.quant].narrow_bytes if op.quant else op.dtype == "fp8"
+        return _QUANTISED_KERNELS if narrowed else 1.0
+    return _KERNELS.get(op.group, 1.0)

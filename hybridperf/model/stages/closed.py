@@ -1,0 +1,117 @@
+"""By the datasheet, and by knobs and corrections that were fitted to a device's own groups of ops.
+
+    datasheet    max(arithmetic / peak, bytes / bandwidth)
+    knobs        the calibrated roofline (`ops/roofline.py`) with the knobs of the op's group
+    learned      x exp(bounded correction), of groups that were measured (`learning/residual.py`)
+    varied       closed form at varied knobs over closed form at the fitted ones: what knobs of a
+                 group mean for ops that other stages price
+
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridperf.io.namespace import Array
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.learning.residual import inputs_of
+from hybridperf.model.batch import Batch
+from hybridperf.model.group_report import widening
+from hybridperf.model.platform import OpTable, Platform, durations, neutral_knobs, seconds
+from hybridperf.model.sources import FUSED, Code, Source
+from hybridperf.model.stages.step import NOTHING_S, Machine, Step
+from hybridperf.model.stages.who import KERNEL_S, LOOPS, Who, family_name, who
+from hybridperf.ops import GROUPS
+
+_NEUTRAL = neutral_knobs()
+
+
+def roofline_log_s(batch: Batch, machine: Machine, xp: Any = np) -> Array:
+    """Log of the datasheet's seconds [R], at the machine's numbers."""
+    return _log_s(batch, dataclasses.replace(machine.numbers, knobs=_NEUTRAL), 1.0, xp)
+
+
+def closed_log_s(batch: Batch, machine: Machine, xp: Any = np) -> Array:
+    """Log of the closed form's seconds [R] with the knobs of the machine's numbers."""
+    return _log_s(batch, machine.numbers, floors(batch, machine), xp)
+
+
+def table(batch: Batch, machine: Machine, xp: Any = np) -> OpTable:
+    """The batch as `durations` reads it, without corrections."""
+    ones = np.ones(len(batch))
+    return OpTable(
+        batch.work, batch.part.peak_flops_per_s * ones,
+        np.full(len(batch), GROUPS.index(batch.group), np.int32), ones,
+        floors(batch, machine) * ones, np.zeros(len(batch)),
+    )  # fmt: skip
+
+
+def floors(batch: Batch, machine: Machine) -> float:
+    """Share of its group's launch floor that each op pays.
+
+    None where it is compiled into a caller; issued apart on a GPU, at most `KERNEL_S`.
+    """
+    name = family_name(batch)
+    if name not in LOOPS and who(batch, machine.model) is Who.FAMILY:
+        return 1.0
+    if batch.inlined:
+        return 0.0
+    if not batch.issued_apart or machine.device.kind != "gpu":
+        return 1.0
+    floor_s = float(np.asarray(machine.model.knobs.floor_s)[GROUPS.index(batch.group)])
+    return KERNEL_S / max(floor_s, KERNEL_S)
+
+
+def _log_s(batch: Batch, numbers: Platform, share: float, xp: Any) -> Array:
+    ones = np.ones(len(batch))
+    of = OpTable(
+        batch.work, batch.part.peak_flops_per_s * ones,
+        np.full(len(batch), GROUPS.index(batch.group), np.int32), ones, share * ones,
+        np.zeros(len(batch)),
+    )  # fmt: skip
+    found = seconds(of, numbers) if xp is np else durations(of, numbers)
+    return xp.log(xp.maximum(found, NOTHING_S))
+
+
+def by_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """The calibrated roofline, and what was learned of the op's group."""
+    of, model = who(batch, machine.model), machine.model
+    if of is Who.FUSED:
+        return [Step("datasheet", xp.zeros(len(batch)), FUSED, np.nan, np.nan, np.zeros(len(batch)))]
+    if of not in (Who.GROUP, Who.DATASHEET):
+        return []
+    knobs = closed_log_s(batch, machine, xp) - log_s
+    report = model.groups.get(batch.group)
+    if report is None:
+        far = np.full(len(batch), np.inf)
+        return [Step("knobs", knobs, Source(Code.DATASHEET, batch.group), np.nan, np.nan, far)]
+    inputs = inputs_of(batch.op, batch.work, len(batch))
+    measured = of is Who.GROUP
+    outside = report.outside(inputs) if measured else np.full(len(batch), np.inf)
+    variance: Array = np.nan
+    if measured and report.half_width is not None:
+        width = np.log1p(report.half_width) / NINE_OF_TEN
+        variance = (width * widening(outside)) ** 2
+    only = () if measured else report.dtypes
+    code = Code.OWN_ROWS if measured else Code.DATASHEET
+    source = Source(code, batch.group, rows=report.rows, only=only)
+    steps = [Step("knobs", knobs, source, variance, variance, outside)]
+    if report.residual is not None:
+        steps.append(Step("learned", report.correction(inputs), source))
+    return steps
+
+
+def by_varied_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """What varied knobs of a group change of ops that go by something else than these knobs."""
+    del log_s
+    fitted = machine.model.knobs
+    if machine.numbers.knobs is fitted or who(batch, machine.model) in (Who.GROUP, Who.DATASHEET):
+        return []
+    before = machine._replace(numbers=dataclasses.replace(machine.numbers, knobs=fitted))
+    moved = closed_log_s(batch, machine, xp) - closed_log_s(batch, before, xp)
+    return [Step("knobs", moved, Source(Code.KNOBS, batch.group))]
+

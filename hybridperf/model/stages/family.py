@@ -1,0 +1,203 @@
+"""By the prior of a family of ops, adapted to a device's own rows (`learning/prior/`).
+
+    form       the family's closed form at the machine's numbers, with the knobs of the kernel that
+               runs
+    learned    x exp(bounded network + process over the device's rows)
+    apart      less what a table's rows include and a step issues by itself: a launch, making
+               operands narrow
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridperf.hardware import DeviceSpec
+from hybridperf.io import closest, shipped_toml
+from hybridperf.io.namespace import Array, array_module, put
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.learning.prior import Adapted, FamilyRows, Predicted
+from hybridperf.learning.prior.adapted import LEAST_CALIBRATING
+from hybridperf.learning.prior.implementation import OpImplementation
+from hybridperf.learning.residual import Inputs
+from hybridperf.model.batch import Batch
+from hybridperf.model.families import family_rows, framework_of, with_defaults, with_slots
+from hybridperf.model.group_report import widening
+from hybridperf.model.sources import Code, Source
+from hybridperf.model.stages.step import Machine, Step
+from hybridperf.model.stages.who import KERNEL_S, LOOPS, Who, family_name, who
+from hybridperf.ops import Op, Quantise
+from hybridperf.ops.quantise import SCHEMES
+
+PRODUCTS, QUANTISE = "matmul", "quantise"
+LEAST_PRODUCT = 0.5  # of a quantised layer: so much at least is its product
+# of a norm, which waits for sums of its rows: one in ten of PyTorch on our H100 and H200
+NORM_S = 2.8e-6
+# elements: milliseconds, far above what a launch costs, and no more than was measured
+LONG_LOOP = 2.0**27
+_LONG_COLUMNS = 1024.0  # of a loop that does not care for its rows
+# an implementation never met counts as so far outside what was measured
+UNKNOWN_KERNEL_OCTAVES = 1.0
+
+
+def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """The family's form and what was learned of it."""
+    if who(batch, machine.model) is not Who.FAMILY:
+        return []
+    name = family_name(batch)
+    adapted = machine.model.families[name]
+    rows, assumed = rows_of(batch, adapted, machine)
+    told = predicted(adapted, rows)
+    known = np.isin(rows.implementation, adapted.knobs.implementations)
+    outside = told.outside + np.where(known, 0.0, UNKNOWN_KERNEL_OCTAVES)
+    variance = ((told.high_log_s - told.log_s) / NINE_OF_TEN) ** 2
+    report, shared = machine.model.groups.get(batch.group), variance
+    if adapted.rows >= LEAST_CALIBRATING:
+        half_width = None if report is None else report.half_width
+        shared = np.nan if half_width is None else (
+            np.log1p(half_width) / NINE_OF_TEN * widening(outside)
+        ) ** 2
+    source = np.empty(len(batch), object)
+    for slot, what in dict.fromkeys(zip(rows.implementation, assumed, strict=True)):
+        here = (rows.implementation == slot) & (assumed == what)
+        code = Code.OWN_ROWS if adapted.rows else Code.PRIOR
+        never = _never_met(name, slot, adapted)
+        words = "; ".join(filter(None, (what, never)))
+        one = Source(
+            code, name, rows=adapted.rows, assumed=words, unknown_kernel=bool(never)
+        )
+        source[here] = [one] * int(here.sum())
+    form = told.closed_log_s - log_s
+    learned = told.log_s - told.closed_log_s
+    return [
+        Step("form", form, source, variance, shared, outside),
+        Step("learned", learned, source),
+        *_apart(batch, machine, told.log_s, xp, source),
+    ]
+
+
+def rows_of(
+    batch: Batch, adapted: Adapted, machine: Machine
+) -> tuple[FamilyRows, np.ndarray]:
+    """(rows as the prior sees them, by the kernel that the batch's framework has for them where
+    that was met; what was assumed of each [R]).
+    """
+    slots = adapted.prior.population.implementations
+    part, every = batch.part, np.ones(len(batch), bool)
+    if batch.framework:
+        usual = _usual_kernel(machine.device.arch, batch)
+        for words in filter(None, (usual, {"framework": batch.framework})):
+            labels = {key: np.full(len(batch), word, object) for key, word in words.items()}
+            run = dataclasses.replace(part, labels=labels)
+            rows = family_rows(run, every, machine.device, machine.numbers)
+            if np.isin(with_defaults(rows, slots)[0].implementation, slots).all():
+                return with_defaults(rows, slots)
+    return with_defaults(family_rows(part, every, machine.device, machine.numbers), slots)
+
+
+def predicted(adapted: Adapted, rows: FamilyRows) -> Predicted:
+    """Times of ops on a device; a product without a bias takes no longer than one with.
+
+    Tables of PyTorch's layers have only the latter: a GPU measured by them alone knows its products
+    without a bias by what they take elsewhere.
+    """
+    found, known = adapted.predict(rows), adapted.prior.population.implementations
+    slots = rows.implementation.copy()
+    for slot in dict.fromkeys(slots):
+        if (twin := _with_bias(slot)) in known:
+            slots[slots == slot] = twin
+    bare = slots != rows.implementation
+    if not bare.any():
+        return found
+    biased = with_slots(rows, slots)
+    values, names = biased.inputs.values.copy(), biased.inputs.names
+    values = put(values, (bare, names.index("bias")), 1.0)
+    biased = dataclasses.replace(biased, inputs=Inputs(names, values))
+    module = array_module(found.log_s)
+    most = adapted.predict(biased).log_s
+    less = module.where(bare, module.minimum(most - found.log_s, 0.0), 0.0)
+    shifted = {name: getattr(found, name) + less for name in ("log_s", "low_log_s", "high_log_s")}
+    return dataclasses.replace(found, **shifted)
+
+
+@functools.lru_cache
+def _with_bias(slot: str) -> str:
+    """How the same implementation of a product with a bias is named; "" of another op."""
+    named = OpImplementation.parse(slot)
+    return str(named._replace(op="linear")) if named.op == "gemm" else ""
+
+
+def _usual_kernel(arch: str, batch: Batch) -> dict[str, str]:
+    """Words of the kernel that runs an op on an architecture (`kernels.toml`); empty: not told."""
+    table, op = _kernels().get(arch.split()[-1], {}), batch.op
+    words = [op.group, batch.framework, getattr(op, "quant", "") or op.dtype, batch.variant]
+    for most in range(len(words), 1, -1):
+        if found := table.get(" ".join(filter(None, words[:most]))):
+            return dict(zip(("framework", "kernel"), found.split(), strict=True))
+    return {}
+
+
+@functools.cache
+def _kernels() -> Mapping[str, Any]:
+    return shipped_toml("hybridperf.model", "kernels.toml")
+
+
+def _never_met(family: str, slot: str, adapted: Adapted) -> str:
+    """That no such kernel was measured; empty where one was. With a hint if the framework looks
+    misspelt: other words are checked where tables are read.
+    """
+    if slot in adapted.knobs.implementations:
+        return ""
+    frameworks = {framework_of(other) for other in adapted.knobs.implementations} - {""}
+    given = framework_of(slot)
+    meant = "" if not given or given in frameworks else closest(given, frameworks)
+    return f"no such {family} was measured{meant}: usual knobs of the family"
+
+
+def _apart(
+    batch: Batch, machine: Machine, log_s: Array, xp: Any, source: np.ndarray
+) -> Sequence[Step]:
+    """What an op takes that is issued by itself, where tables include more than its kernel.
+
+    Loops: on the V100 of NeuSight's tables none takes less than 28 us, where a profiler sees 2 us.
+    They cost the lower bound of a kernel plus what each element costs in a long loop over rows as
+    long. Products of a quantised layer: no longer than the same product in wide numbers, and
+    without making their input narrow. Others take longer than their launch and stay as they are.
+    """
+    if not batch.issued_apart:
+        return []
+    op, device, family = batch.op, machine.device, family_name(batch)
+    if family in LOOPS and hasattr(op, "rows") and device.kind == "gpu":
+        cols = np.full(len(batch), _LONG_COLUMNS) if op.group == "elementwise" else batch.size("cols")
+        long = batch.of(dataclasses.replace(op, rows=LONG_LOOP / cols, cols=cols), device)
+        element_s = _family_s(long, family, machine) / LONG_LOOP
+        least_s = NORM_S if op.group == "norm" else KERNEL_S
+        apart = xp.log(least_s + element_s * batch.size("rows") * batch.size("cols"))
+        return [Step("apart", xp.minimum(apart - log_s, 0.0), source)]
+    if family == PRODUCTS and _narrows(op) and QUANTISE in machine.model.families:
+        made = batch.of(Quantise(op.dtype, op.m, op.k, quant=op.quant), device)
+        wide = batch.of(dataclasses.replace(op, quant=""), device)
+        whole_s = xp.exp(log_s)
+        left_s = whole_s - _family_s(made, QUANTISE, machine)
+        left_s = xp.maximum(left_s, LEAST_PRODUCT * whole_s)
+        apart = xp.log(xp.minimum(left_s, _family_s(wide, PRODUCTS, machine)))
+        return [Step("apart", apart - log_s, source)]
+    return []
+
+
+def _family_s(batch: Batch, family: str, machine: Machine) -> Array:
+    """Seconds of other ops [R] by a family, of no framework in particular."""
+    adapted = machine.model.families[family]
+    rows, _ = rows_of(dataclasses.replace(batch, framework=""), adapted, machine)
+    log_s = adapted.predict(rows).log_s
+    return array_module(log_s).exp(log_s)
+
+
+def _narrows(op: Op) -> bool:
+    quant = getattr(op, "quant", "") if op.group == "gemm" else ""
+    return bool(quant) and SCHEMES[quant].narrow_bytes > 0
+

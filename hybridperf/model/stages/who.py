@@ -1,0 +1,103 @@
+"""Who says what an op takes: the first of a list that knows such ops.
+
+    fused       a loop that a framework fuses into a step: bytes at the datasheet's bandwidth
+    family      rows of this device, or what other devices show of a family (an adapted prior)
+    group       rows of this device, by knobs of its own
+    stand-in    rows of the device whose calibration stands for this one
+    borrowed    what other devices' calibrations say (`borrowed.py`)
+    datasheet   the roofline
+
+That is decided once for a batch: it depends on nothing that varies within one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
+from hybridperf.io import InputError
+from hybridperf.learning.prior.implementation import OpImplementation
+from hybridperf.model.batch import Batch
+from hybridperf.model.families import family_of
+from hybridperf.ops import FUSED, Op
+
+LOOPS = ("elementwise", "softmax", "norm")  # families of loops over rows
+# lower bound of a GPU's kernel: median of a V100's short elementwise kernels in the test traces of
+# facebookresearch/HolisticTraceAnalysis
+KERNEL_S = 2.2e-6
+_TWINS = {"fp16": "bf16", "bf16": "fp16"}
+
+
+class Who(enum.Enum):
+    """Who says what the ops of a batch take."""
+
+    FUSED = enum.auto()
+    FAMILY = enum.auto()
+    GROUP = enum.auto()
+    STAND_IN = enum.auto()
+    BORROWED = enum.auto()
+    DATASHEET = enum.auto()
+
+
+def who(batch: Batch, model: Any) -> Who:
+    """Who says what the ops of a batch take on a calibrated device (`Calibration`)."""
+    if batch.kernel == FUSED:
+        return Who.FUSED
+    if not batch.inlined and family_name(batch) in model.families:
+        return Who.FAMILY
+    if is_measured(model, batch):
+        return Who.GROUP if batch.group in model.groups else Who.DATASHEET
+    if model.stand_in is not None and is_measured(model.stand_in, as_measured(model.stand_in, batch)):
+        return Who.STAND_IN
+    if model.references is not None and model.device.kind == "gpu":
+        return Who.BORROWED
+    return Who.DATASHEET
+
+
+def family_name(batch: Batch) -> str:
+    """The family of a batch; empty where no prior knows its group."""
+    return family_of(batch.group, batch.op.dtype) or ""
+
+
+def is_measured(model: Any, batch: Batch) -> bool:
+    """Whether a calibration has rows of such ops in such numbers."""
+    adapted, report = model.families.get(family_name(batch)), model.groups.get(batch.group)
+    return (adapted is not None and adapted.rows > 0) or (
+        report is not None and bool(report.dtypes) and report.measured_dtype(batch.op)
+    )
+
+
+def as_measured(model: Any, batch: Batch) -> Batch:
+    """The batch in the 16-bit format that a calibration has, where both multiply at one rate."""
+    twin = _TWINS.get(batch.op.dtype)
+    if twin is None or not rate(model.device, batch.op) or _in_slots(model, batch):
+        return batch
+    twin_op = dataclasses.replace(batch.op, dtype=twin)
+    if rate(model.device, batch.op) != rate(model.device, twin_op):
+        return batch
+    other = batch.in_format(twin_op, model.device)
+    return other if _in_slots(model, other) else batch
+
+
+def rate(device: DeviceSpec, op: Op) -> float:
+    """FLOP/s of a device in an op's numbers; 0 where it has none."""
+    try:
+        return device.peak(op.peak_dtype, op.unit)
+    except InputError:
+        return 0.0
+
+
+def is_narrow(batch: Batch) -> bool:
+    """Whether its numbers have at most 16 bits."""
+    return DTYPE_BYTES[batch.op.dtype] <= DTYPE_BYTES["fp16"]
+
+
+def _in_slots(model: Any, batch: Batch) -> bool:
+    """Whether an adapted prior has met ops of this family and number format."""
+    adapted = model.families.get(family_name(batch))
+    return adapted is not None and any(
+        OpImplementation.parse(name).dtype == batch.op.dtype
+        for name in adapted.knobs.implementations
+    )
