@@ -65,7 +65,8 @@ class Batch:
         """Other ops of as many rows, which stand where these stand."""
         group = np.broadcast_to(np.asarray(op.group_index(), np.int32), (len(self),))
         peak = device.peak(op.peak_dtype, op.unit)
-        part = OpRows(self.part.rows, op, _columns(op.work(), len(self)), group, peak)
+        name = self.part.name if type(op) is type(self.op) else ""
+        part = OpRows(self.part.rows, op, _columns(op.work(), len(self)), group, peak, name=name)
         return dataclasses.replace(self, part=part, group=GROUPS[int(group[0])])
 
     def in_format(self, op: Op, device: DeviceSpec) -> Batch:

@@ -34,6 +34,10 @@ class Prices:
     # octaves between each call and what was measured: 0 inside, infinite where nobody measured it
     outside: np.ndarray
     remarks: tuple[str, ...]  # what was assumed; empty where nothing
+    # of the log of each op's own seconds, and what of it all ops share that go by one source; not a
+    # number where nothing is known, zero of rows that are no ops
+    log_variance: np.ndarray
+    shared_log_variance: np.ndarray
     sources: np.ndarray  # by what each op is priced, object [U] of `sources.Source`; None: no op
     unmeasured: Mapping[int, str]  # ops whose number format nobody measured, with a note
     table: StepTable  # the calls as arrays
@@ -60,13 +64,14 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
     seconds = alone_seconds(model, table)
     of_ops, of_links, given = split(calls)
     ops, collectives = list(of_ops), list(of_links)
-    outside, spread = np.zeros(len(calls)), np.zeros(len(calls))
+    outside, spread, variance, shared = np.zeros((4, len(calls)))
     sources = np.full(len(calls), None, object)
     remarks, unmeasured = np.full(len(calls), "", object), {}
     if ops:
         own = known.ops
         outside[ops], remarks[ops], sources[ops] = own.outside, own.remarks, own.sources
-        spread[ops] = np.sqrt(own.placed("shared_log_variance"))
+        variance[ops], shared[ops] = map(own.placed, ("log_variance", "shared_log_variance"))
+        spread[ops] = np.sqrt(shared[ops])
         unmeasured = {ops[at]: note for at, note in own.unmeasured.items()}
     for at, one in given.items():
         spread[at] = one.log_spread
@@ -75,5 +80,6 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
         spread[collectives] = known.collectives.log_width / _WIDTH_OF_90
     roofline_s = row_roofline_seconds(model, table, calls, seconds)
     return Prices(
-        seconds, spread, roofline_s, outside, tuple(remarks), sources, unmeasured, table
+        seconds, spread, roofline_s, outside, tuple(remarks), variance, shared, sources,
+        unmeasured, table,
     )

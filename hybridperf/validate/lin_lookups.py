@@ -96,7 +96,8 @@ def _bandwidths(name: str) -> list[dict[str, object]]:
 def _row(
     device: DeviceSpec, what: str, measured_s: float, ops: list[EmbeddingBag | EmbeddingBagBackward]
 ) -> dict[str, object]:
-    log_s, width = LookupPrior.of(_alike(device)).log_seconds(device, ops)
+    of = LookupPrior.of(_alike(device))
+    log_s, width = np.array([of.log_seconds(device, op) for op in ops]).T
     predicted_s = float(np.exp(log_s).sum())
     # ops of one device share its knobs: the error of one is that of the others
     wide = np.exp(NINE_OF_TEN * float(np.exp(log_s) @ width) / predicted_s)
@@ -122,8 +123,9 @@ def _left_in_steps(data: Path, by_gpu: Mapping[str, KernelPrices]) -> list[tuple
             judged, other = _MODELS
             # of the other model lookups are a few hundredths
             ops = _lookups(other, batch, tuple(DIRECTIONS.values()))
-            log_s, _ = prior.lookup_prior().log_seconds(_locked(_GPUS[gpu]), ops)
-            longer = (active[other] - np.exp(log_s).sum()) / others[other]
+            of, device = prior.lookup_prior(), _locked(_GPUS[gpu])
+            lookups_s = sum(np.exp(of.log_seconds(device, op)[0]) for op in ops)
+            longer = (active[other] - lookups_s) / others[other]
             found.append((gpu, int(batch), float(active[judged] - longer * others[judged])))
     return found
 

@@ -5,8 +5,8 @@ import pytest
 import hybridperf as hp
 from hybridperf.io import installed_hardware, read_table
 from hybridperf.model.price import price
-from hybridperf.ops import EncoderAttention, Gemm, OpCall, PrefillAttention
-from hybridperf.ops.attention_kernels import measured_seconds
+from hybridperf.ops import EncoderAttention, OpCall, PrefillAttention
+from hybridperf.ops.attention_kernels import has_law, law_seconds
 
 MEASURED = {  # by step of `validate/gpu_steps.py`, without dropout: attention of one layer
     "gpt2": PrefillAttention("bf16", 12.0, 1024.0, 12.0, 64.0),
@@ -25,19 +25,22 @@ def test_the_law_is_near_the_kernels_of_steps(step: str) -> None:
     mine = kernels[(kernels["step"] == step) & (kernels["mode"] == "eager")]
     forward = mine[mine["kernel"].str.contains("sdpa_sm90_flash_fprop")]
     measured_s = (forward["seconds"] / forward["count"]).item()
-    assert measured_seconds("sdpa", MEASURED[step], hp.load_device("h200_sxm")) == pytest.approx(
+    op, h200 = MEASURED[step], hp.load_device("h200_sxm")
+    assert law_seconds(op, h200, h200.peak(op.dtype, "matrix")) == pytest.approx(
         measured_s, rel=0.14
     )
 
 
 def test_it_is_hopper_s_alone_and_whole_sequences_alone() -> None:
-    op = MEASURED["gpt2"]
     h100 = hp.load_device("h100_sxm")
-    assert measured_seconds("sdpa", op, hp.load_device("a100_sxm4_80g")) is None
-    assert measured_seconds("flash2", op, h100) is None
-    assert measured_seconds("sdpa", Gemm("bf16", 64.0, 64.0, 64.0), h100) is None
+    assert has_law("sdpa", "prefill_attention", h100)
+    assert not has_law("sdpa", "prefill_attention", hp.load_device("a100_sxm4_80g"))
+    assert not has_law("flash2", "prefill_attention", h100)
+    assert not has_law("sdpa", "gemm", h100)
     windowed = PrefillAttention("bf16", 1.0, 8192.0, 8.0, 128.0, window=1024.0)
-    assert measured_seconds("sdpa", windowed, h100) is None
+    model = hp.load_model("h100_sxm")
+    seconds = price(model, [OpCall(windowed, kernel=name) for name in ("", "sdpa")]).seconds
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-12)
 
 
 def test_no_attention_is_quicker_than_its_arithmetic_and_the_law_is_named() -> None:

@@ -28,35 +28,35 @@ def test_by_hand_from_memory_and_from_cache() -> None:
     prior = lookup_prior()
     share, l2, _, factor, update = np.exp(prior.mean)
     large, small = forward(1e9), forward(1e3)
-    (large_s, small_s), _ = np.exp(prior.log_seconds(H100, [large, small])[0]), None
+    large_s, small_s = (np.exp(prior.log_seconds(H100, op)[0]) for op in (large, small))
     from_memory = factor * large.work().bytes / (share * H100.memory_bytes_per_s)
     from_l2 = factor * small.work().bytes / (l2 * H100.clock_hz * H100.multiprocessors)
     assert large_s == pytest.approx(from_memory, rel=0.01)
     assert small_s == pytest.approx(from_l2, rel=0.05)
     assert small_s < 0.7 * large_s
     back = lookup_calls([Table("t", 1e9, 64, 20)], 4096.0, "backward").op
-    ratio = np.exp(np.diff(prior.log_seconds(H100, [forward(1e9), back])[0])[0])
+    ratio = np.exp(prior.log_seconds(H100, back)[0] - prior.log_seconds(H100, large)[0])
     assert ratio == pytest.approx(update * back.work().bytes / large.work().bytes, rel=0.01)
 
 
 def test_widths_are_of_the_knobs_that_a_lookup_depends_on() -> None:
     prior = lookup_prior()
-    _, (large, small) = prior.log_seconds(H100, [forward(1e9), forward(1e3)])
+    large, small = (prior.log_seconds(H100, forward(rows))[1] for rows in (1e9, 1e3))
     memory, l2, _, factor, _ = prior.width
     assert large == pytest.approx(math.hypot(memory, factor), rel=0.02)
     assert small == pytest.approx(math.hypot(l2, factor), rel=0.05)
     middle = forward(H100.l2_bytes / 256)
-    assert prior.log_seconds(H100, [middle])[1][0] > factor
+    assert prior.log_seconds(H100, middle)[1] > factor
 
 
 def test_a_gpu_without_a_clock_goes_by_the_ratio_of_bandwidths() -> None:
     prior = lookup_prior()
     bare = H100.model_copy(update={"clock_hz": None})
-    log_s, width = prior.log_seconds(bare, [forward(1e3)])
+    log_s, width = prior.log_seconds(bare, forward(1e3))
     l2_bytes_per_s = math.exp(prior.l2_over_memory[0]) * H100.memory_bytes_per_s
     by_hand = math.exp(prior.mean[3]) * forward(1e3).work().bytes / l2_bytes_per_s
-    assert math.exp(log_s[0]) == pytest.approx(by_hand, rel=0.05)
-    assert width[0] > prior.log_seconds(H100, [forward(1e3)])[1][0]
+    assert math.exp(log_s) == pytest.approx(by_hand, rel=0.05)
+    assert width > prior.log_seconds(H100, forward(1e3))[1]
 
 
 def test_what_is_left_out_has_no_say_and_fewer_gpus_tell_less() -> None:
@@ -127,5 +127,5 @@ def test_lookups_of_a_gpu_that_measured_none_go_by_one_of_its_architecture() -> 
     ratio = found["predicted_s"] / rows["time_s"]
     assert abs(ratio - 1).median() < 0.1
     assert rows["time_s"].between(found["low_s"], found["high_s"]).mean() > 0.8
-    alone = lookup_prior().log_seconds(H100, [forward(1e6)])[0][0]
+    alone = lookup_prior().log_seconds(H100, forward(1e6))[0]
     assert hp.price(load_model("h100_sxm"), [OpCall(forward(1e6))]).seconds[0] >= np.exp(alone)

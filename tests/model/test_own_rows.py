@@ -8,11 +8,13 @@ import pytest
 import hybridperf as hp
 from hybridperf.io import read_table
 from hybridperf.model.price import price
-from hybridperf.model.reference_device import reference_device
+from hybridperf.model.batch import stacked
 from hybridperf.model.ship.devices import OWN_FAMILIES, OWN_GROUPS, own_table
+from hybridperf.model.stages.borrowed import reference_device
 from hybridperf.ops import EmbeddingBag, Softmax
 from hybridperf.ops.base import OpCall
-from hybridperf.ops.table import calls_of, parse_ops
+from hybridperf.ops.table import parse_ops
+from support.part_calls import calls_of
 
 BAGS = EmbeddingBag("fp32", tables=4.0, rows=1e6, dim=64.0, batch=4096.0, pooling=16.0)
 
@@ -43,11 +45,17 @@ def test_lookups_of_an_unseen_row_are_near_on_the_gpu_that_was_measured() -> Non
     assert 0.85 < bags["coverage"] < 0.95
 
 
+def whose(device: str, models: list[hp.PerfModel]) -> hp.PerfModel | None:
+    spec = hp.load_device(device)
+    (batch,) = stacked([OpCall(BAGS)], spec)
+    return reference_device(spec, batch, models)
+
+
 def test_lookups_of_another_architecture_stay_with_what_caches_show() -> None:
     """Those of the same one were measured: `test_lookup_prior.py`."""
     shipped = [hp.load_model(name) for name in ("h100_sxm", "h200_sxm")]
-    assert reference_device(hp.load_device("a100_sxm4_80g"), BAGS, shipped) is None
-    near = reference_device(hp.load_device("h100_sxm"), BAGS, shipped)
+    assert whose("a100_sxm4_80g", shipped) is None
+    near = whose("h100_sxm", shipped)
     assert near is not None
     assert near.device.id == "h200_sxm"
 
@@ -67,10 +75,10 @@ def test_norms_without_the_launch_are_nearer_to_those_we_measured(device: str) -
     rows = rows[rows["op"] == "batchnorm"].reset_index(drop=True)
     errors = {True: np.full(len(rows), np.nan), False: np.full(len(rows), np.nan)}
     for part in parse_ops(rows, model.device).parts:
-        calls, which = calls_of(part, np.arange(len(part.rows)))
+        calls = calls_of(part)
         for apart, error in errors.items():
             asked = [dataclasses.replace(call, issued_apart=apart) for call in calls]
-            error[part.rows] = model.op_seconds(model.table(asked))[which]
+            error[part.rows] = model.op_seconds(model.table(asked))
     median = {
         apart: np.median(np.abs(found / rows["time_s"] - 1)) for apart, found in errors.items()
     }

@@ -9,9 +9,10 @@ import pytest
 import hybridperf as hp
 from hybridperf.model import PerfModel, shipped
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
-from hybridperf.model.reference_device import ATTENTION_WIDTH, PRODUCTS_WIDTH
+from hybridperf.model.stages.borrowed import ATTENTION_WIDTH, PRODUCTS_WIDTH
 from hybridperf.ops import Convolution, EncoderAttention, Gemm, OpCall, RmsNorm
-from hybridperf.ops.table import calls_of, parse_ops
+from hybridperf.ops.table import parse_ops
+from support.part_calls import calls_of
 
 PRODUCT = Gemm("bf16", 4096.0, 4096.0, 4096.0)
 NORM = RmsNorm("bf16", 8192.0, 4096.0)
@@ -50,11 +51,11 @@ def test_it_is_what_tables_say_of_ops_that_nobody_measured() -> None:
     table = model.predict_ops(pd.DataFrame(rows))
     parts = parse_ops(pd.DataFrame(rows), model.device).parts
     for part in parts:
-        calls, which = calls_of(part, np.arange(len(part.rows)))
+        calls = calls_of(part)
         found = hp.price(model, calls)
         seconds = table["predicted_s"].to_numpy()[part.rows]
-        assert found.seconds[which] == pytest.approx(seconds, rel=1e-5), part.name
-        assert (found.in_range[which] == table["in_range"].to_numpy()[part.rows]).all()
+        assert found.seconds == pytest.approx(seconds, rel=1e-5), part.name
+        assert (found.in_range == table["in_range"].to_numpy()[part.rows]).all()
     product = table.iloc[0]
     assert product["predicted_s"] > 1.2 * product["roofline_s"]  # a share of it, as others reach
     assert product["low_s"] < product["predicted_s"] < product["high_s"]

@@ -7,7 +7,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.io import read_table
-from hybridperf.model.own_ops import OwnOps
+from hybridperf.model.price import price
 from hybridperf.model.ship.devices import own_table
 from hybridperf.ops import BatchedGemm, Convolution, Gemm, OpCall
 from hybridperf.ops.operand_order import image_kernel, order_seconds, row_kernel
@@ -84,21 +84,20 @@ def test_a_product_s_rows_are_told_and_widen_its_interval() -> None:
     op = Gemm("bf16", 8192.0, 50257.0, 1024.0)
     for device, source in (("h200_sxm", "an H200"), ("a100_sxm4_80g", "nanoGPT")):
         model = hp.load_model(device)
-        (whole, odd) = (OwnOps(model, [OpCall(op, kernel=one)]) for one in ("", "rows of 2 bytes"))
-        assert source not in str(whole.remarks[0])
-        assert source in str(odd.remarks[0])
-        assert odd.spread(np.zeros(1)) > whole.spread(np.zeros(1))
+        whole, odd = (price(model, [OpCall(op, kernel=one)]) for one in ("", "rows of 2 bytes"))
+        assert source not in whole.remarks[0]
+        assert source in odd.remarks[0]
+        assert odd.log_variance[0] > whole.log_variance[0]
 
 
 @pytest.mark.parametrize("device", ["v100_sxm2", "a100_sxm", "h100_sxm", "b200"])
 def test_narrower_rows_are_never_quicker(device) -> None:
     spec = hp.load_model(device).device
     op = Gemm("fp16", 8192.0, 50257.0, 1024.0)
-    whole, four, two = (
-        order_seconds(OpCall(op, kernel=kernel), spec)
-        for kernel in ("", "rows of 4 bytes", "rows of 2 bytes")
+    four, two = (
+        order_seconds(
+            kernel, op.work(), spec, spec.peak("fp16", "matrix"), spec.memory_bytes_per_s
+        )
+        for kernel in ("rows of 4 bytes", "rows of 2 bytes")
     )
-    assert 0 == whole < four <= two
-    assert order_seconds(OpCall(op, times=3.0, kernel="rows of 2 bytes"), spec) == pytest.approx(
-        3 * two
-    )
+    assert 0 < four <= two

@@ -53,7 +53,8 @@ def who(batch: Batch, model: Any) -> Who:
         return Who.STAND_IN
     if model.references is not None and model.device.kind == "gpu":
         return Who.BORROWED
-    return Who.DATASHEET
+    report = model.groups.get(batch.group)  # that need not record the formats it is of
+    return Who.GROUP if report and report.measured_dtype(batch.op) else Who.DATASHEET
 
 
 def family_name(batch: Batch) -> str:
