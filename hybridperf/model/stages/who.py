@@ -53,8 +53,7 @@ def who(batch: Batch, model: Any) -> Who:
         return Who.STAND_IN
     if model.references is not None and model.device.kind == "gpu":
         return Who.BORROWED
-    report = model.groups.get(batch.group)  # that need not record the formats it is of
-    return Who.GROUP if report and report.measured_dtype(batch.op) else Who.DATASHEET
+    return Who.DATASHEET
 
 
 def family_name(batch: Batch) -> str:
@@ -65,8 +64,10 @@ def family_name(batch: Batch) -> str:
 def is_measured(model: Any, batch: Batch) -> bool:
     """Whether a calibration has rows of such ops in such numbers."""
     adapted, report = model.families.get(family_name(batch)), model.groups.get(batch.group)
+    # the report of a group that a family prices has neither a range nor formats
+    own = report is not None and bool(report.dtypes or report.lowest)
     return (adapted is not None and adapted.rows > 0) or (
-        report is not None and bool(report.dtypes) and report.measured_dtype(batch.op)
+        own and report.measured_dtype(batch.op)
     )
 
 
