@@ -23,12 +23,12 @@ def outputs(params: Any, x: np.ndarray, bound: float) -> np.ndarray:
     whatever N, so that a row by itself says what it says among others.
     """
     layers = [
-        tuple(np.asarray(params[name][part], np.float32) for part in ("kernel", "bias"))
+        tuple(np.asarray(params[name][part], np.float64) for part in ("kernel", "bias"))
         for name in ("first", "second", "out")
     ]
     layers = [(kernel[:, None], bias[:, None, None]) for kernel, bias in layers]
     members, slabs = len(layers[0][0]), -(-len(x) // _SLAB)
-    padded = np.zeros((slabs, _SLAB, layers[0][0].shape[2]), np.float32)
+    padded = np.zeros((slabs, _SLAB, layers[0][0].shape[2]))
     padded.reshape(slabs * _SLAB, -1)[: len(x), : x.shape[1]] = x
     out = np.empty((members, slabs, _SLAB))
     for start in range(0, slabs, _SLABS):

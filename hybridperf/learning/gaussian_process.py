@@ -13,7 +13,7 @@ Hyper-parameters are the maximum of likelihood times a pull towards a start, ove
 several devices at once. All in NumPy with the derivative by hand: a fit takes a second and has
 nothing to compile. Only `GaussianProcess.predict` may be traced by JAX.
 
-Axes: N rows asked for, n rows learned from, d inputs. Fits are float64, predictions float32.
+Axes: N rows asked for, n rows learned from, d inputs. Float64, or what is traced.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class GaussianProcess:
     def predict(self, x: Any, f: Any) -> tuple[Any, Any]:
         """(what to add to b f(x), standard deviation of a measurement): [N] each."""
         module = array_module(x, f)
-        dtype = np.float32 if module is np else x.dtype
+        dtype = x.dtype
         seen = _Scaled.of(self.hyper, self.x, self.f, dtype)
         asked = _Scaled.of(self.hyper, x, f, dtype)
         weights, factor = self.weights.astype(dtype), self.factor.T.astype(dtype)

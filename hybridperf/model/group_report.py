@@ -77,7 +77,7 @@ def widening(outside: np.ndarray) -> np.ndarray:
     Each octave adds the log width once more, up to three; farther out only the closed form counts,
     whose error does not go on growing with distance.
     """
-    return 1.0 + np.minimum(outside, _WIDEST_OCTAVES)
+    return 1.0 + outside.clip(None, _WIDEST_OCTAVES)
 
 
 def widened(half_width: float, outside: np.ndarray) -> np.ndarray:

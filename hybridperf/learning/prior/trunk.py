@@ -55,16 +55,15 @@ class Standardiser:
     scale: np.ndarray  # [d]
 
     def inputs(self, rows: PriorRows, on: ClosedFormValues) -> Any:
-        """x [N, d], float32; what is traced keeps its precision."""
+        """x [N, d] in the precision of the rows."""
         own = rows.inputs
         at = {name: i for i, name in enumerate(own.names)}
         known = [at[name] for name in self.names if name in at]
         seen = own.values[:, known] if len(known) == len(self.names) else own.select(self.names)
         module = array_module(on.position, seen)
-        dtype = np.float32 if module is np else on.position.dtype
-        raw = module.concatenate([on.position, seen], 1, dtype=dtype)
-        raw -= self.centre.astype(np.float32)
-        raw /= self.scale.astype(np.float32)
+        raw = module.concatenate([on.position, seen], 1, dtype=on.position.dtype)
+        raw -= self.centre
+        raw /= self.scale
         return np.clip(raw, -CLIP, CLIP, out=raw) if module is np else module.clip(raw, -CLIP, CLIP)
 
 

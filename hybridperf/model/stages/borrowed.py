@@ -143,7 +143,7 @@ def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
     report = measured.model.groups.get(batch.group)
     source = dataclasses.replace(source, only=() if report is None else report.dtypes)
     far = np.full(len(batch), np.inf)
-    return [Step("borrowed", factor, source, np.square(spread), np.square(shared), outside=far)]
+    return [Step("borrowed", factor, source, spread**2, shared**2, outside=far)]
 
 
 def reference_device(device: DeviceSpec, batch: Batch, models: Sequence[Any]) -> Any | None:
