@@ -16,15 +16,20 @@ def ops(
     rows: Annotated[Path, Argument()],
     model: Name,
     out: Path | None = None,
+    explain: bool = False,
 ) -> int:
-    """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note."""
+    """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note;
+    with --explain `explained`, the price as a waterfall of its stages.
+    """
     from hybridperf.io import read_table
     from hybridperf.model import model_or_datasheet
 
     common.table_ready(out, [rows])
     common.compilation_cache()
     frame = read_table(rows)
-    return common.say_predicted(model_or_datasheet(model).predict_ops(frame), out)
+    return common.say_predicted(
+        model_or_datasheet(model).predict_ops(frame, explain=explain), out
+    )
 
 
 def collectives(

@@ -95,6 +95,20 @@ class Prediction:
         out.insert(1, "share", out["seconds"] / (out["seconds"].sum() or 1.0))
         return out.sort_values("seconds", ascending=False).reset_index()
 
+    def explain(self, call: int) -> str:
+        """Why a call takes as long as it does: its price by itself as a waterfall of stages.
+
+        Args:
+            call: its place among `workload.calls`.
+        """
+        asked = self.workload.calls[call]
+        if not isinstance(asked, OpCall):
+            raise InputError(
+                f"expected the place of an op among the calls, got {call}, which is"
+                f" {KINDS[self.op_group[call]]}; `explain` tells of ops"
+            )
+        return str(self.model.explain(asked))
+
     def ops(self) -> pd.DataFrame:
         """Every node in issue order: `label, group, start_s, seconds, roofline_s, critical`.
 

@@ -24,6 +24,7 @@ from hybridperf.io.later import pd
 from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted, Group
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
+from hybridperf.model.explain import Waterfall, explain
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, seconds
 from hybridperf.model.priced_ops import PricedOps, predict_ops
@@ -167,12 +168,18 @@ class PerfModel:
             return [f"{name} is priced by its datasheet and what other GPUs reach of theirs: {why}"]
         return [f"{name} is priced by its datasheet: {why}, and real machines are slower"]
 
-    def predict_ops(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def explain(self, call: OpCall) -> Waterfall:
+        """The price of an op, stage by stage."""
+        return explain(self, call)
+
+    def predict_ops(self, frame: pd.DataFrame, explain: bool = False) -> pd.DataFrame:
         """The rows of a table of ops with `predicted_s, low_s, high_s, roofline_s, in_range, note`.
+
+        With `explain` also `explained`: each price as a waterfall of its stages.
 
         A row that cannot be priced keeps its place with empty numbers and the reason in `note`.
         """
-        return predict_ops(self, frame)
+        return predict_ops(self, frame, explain)
 
     def save(self, folder: str | Path) -> None:
         """Write `model.json` (knobs in plain numbers, provenance) and `residual.npz` (weights).

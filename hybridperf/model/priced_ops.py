@@ -16,6 +16,7 @@ from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model.batch import Batch, batches_of, stacked
+from hybridperf.model.explain import waterfalls
 from hybridperf.model.group_report import WIDE, below_roofline, narrowed_by
 from hybridperf.model.platform import OpTable
 from hybridperf.model.sources import Code, Source, how, not_measured
@@ -117,12 +118,13 @@ def _remark(source: Source, machine: Machine) -> str:
 _PREDICTED = ("predicted_s", "low_s", "high_s", "roofline_s")
 
 
-def predict_ops(model: Any, frame: pd.DataFrame) -> pd.DataFrame:
+def predict_ops(model: Any, frame: pd.DataFrame, explain: bool = False) -> pd.DataFrame:
     """See `PerfModel.predict_ops`."""
     check_not_forked()
     parsed, machine = parse_ops(frame, model.device), Machine.of(model)
     out = {name: np.full(len(frame), np.nan) for name in _PREDICTED}
     in_range, note = np.zeros(len(frame), bool), parsed.problem
+    explained = np.full(len(frame), "", object)
     reuse_bytes, why_wide = np.full(len(frame), np.inf), np.full(len(frame), "", object)
     for part in parsed.parts:
         dimensions = [name for name in part.op.dimensions() if name in frame]
@@ -138,6 +140,8 @@ def predict_ops(model: Any, frame: pd.DataFrame) -> pd.DataFrame:
             out["high_s"][at] = priced.seconds() * np.exp(half)
             in_range[at] = owner.outside == 0
             reuse_bytes[at] = batch.work.reuse_bytes
+            if explain:
+                explained[at] = [str(one) for one in waterfalls(batch, priced, machine)]
             note[at] = _notes(model, batch, sources, np.asarray(owner.outside))
             for row in at[np.broadcast_to(np.nan_to_num(np.exp(2 * half)) > WIDE, at.shape)].tolist():
                 sizes = {name: frame[name].iloc[row] for name in dimensions}
@@ -148,7 +152,8 @@ def predict_ops(model: Any, frame: pd.DataFrame) -> pd.DataFrame:
     below = below_roofline(model.device, *seconds, reuse_bytes)
     whole = zip(note, below, why_wide, strict=True)
     notes = ["; ".join(filter(None, of_row)) for of_row in whole]
-    return frame.assign(**out, in_range=in_range, note=notes)
+    told = {"explained": explained} if explain else {}
+    return frame.assign(**out, in_range=in_range, note=notes, **told)
 
 
 def _notes(model: Any, batch: Batch, sources: np.ndarray, outside: np.ndarray) -> list[str]:

@@ -66,3 +66,20 @@ def not_measured(source: Source, group: str, dtype: str) -> str:
     """That a number format was not measured; empty where it was, or the group was not at all."""
     only = ", ".join(source.only)
     return f"no {group} in {dtype} was measured, only {only}" if only else ""
+
+
+def said_by(source: Source, device: str) -> str:
+    """By what a stage of a price on `device` knows what it says, in a few words."""
+    if source.code is Code.OWN_ROWS:
+        return f"{source.rows:,} rows of {device}" if source.rows else f"rows of {device}"
+    if source.code is Code.PRIOR:
+        return f"what other devices show of {source.what}, no row of {device}"
+    if source.code is Code.DATASHEET:
+        return "datasheet"
+    if source.code is Code.LAW:
+        return f"a kernel's law, measured on {source.device}"
+    if source.code is Code.PUBLISHED:
+        return f"the share of the peak that the authors of {source.what} publish"
+    if source.code is Code.KNOBS:
+        return "varied knobs"
+    return how(source) or source.assumed

@@ -80,6 +80,21 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
     ]
 
 
+def tiles_log_factor(batch: Batch, machine: Machine) -> np.ndarray | None:
+    """What waves of thread blocks and serial steps make of the form's seconds, in logs [R]; None
+    where the family's form has none.
+    """
+    if who(batch, machine.model) is not Who.FAMILY:
+        return None
+    adapted = machine.model.families[family_name(batch)]
+    rows, _ = rows_of(batch, adapted, machine)
+    if rows.gathers is not None:
+        return None
+    knobs = adapted.knobs.including(adapted.prior.population, rows.implementation)
+    bare = dataclasses.replace(rows, blocks=np.zeros(len(rows)), steps=np.zeros(len(rows)))
+    return np.asarray(knobs.closed(rows).total - knobs.closed(bare).total)
+
+
 def rows_of(
     batch: Batch, adapted: Adapted, machine: Machine
 ) -> tuple[FamilyRows, np.ndarray]:
