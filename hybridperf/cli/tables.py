@@ -27,9 +27,7 @@ def ops(
     common.table_ready(out, [rows])
     common.compilation_cache()
     frame = read_table(rows)
-    return common.say_predicted(
-        model_or_datasheet(model).predict_ops(frame, explain=explain), out
-    )
+    return common.say_predicted(model_or_datasheet(model).predict_ops(frame, explain=explain), out)
 
 
 def collectives(

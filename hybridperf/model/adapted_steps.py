@@ -232,7 +232,7 @@ class Adaptation:
             return Adaptation(groups, dict(saved["recompute"]), likelihoods, host, provenance, few)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
-            if isinstance(error, KeyError):
+            if type(error) is KeyError:
                 why = f"{error} is missing"
             raise InputError(f"{path} is damaged ({why}); fit the rows again") from error
 
@@ -296,7 +296,7 @@ def _read(one: Mapping[str, Any]) -> Adapted:
         raise ValueError(f"{other[0]!r} is no knob{closest(other[0], NAMES)}")
     numbers = {name: one[name] for name in _NUMBERS}
     for name, value in (*effects.items(), *numbers.items()):
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if type(value) not in (int, float):
             raise ValueError(f"{name} is no number but {value!r}")
     values = np.array([float(effects[name]) for name in NAMES])
     if not (np.isfinite(values).all() and (values > 0).all()):

@@ -100,7 +100,7 @@ def stacked(calls: Sequence[OpCall], device: DeviceSpec) -> list[Batch]:
     for at, call in enumerate(calls):
         stands = (call.kernel, call.framework, call.variant, call.inlined, call.issued_apart)
         kinds.setdefault(stands, []).append(at)
-    batches = []
+    batches = list[Batch]()
     for (kernel, framework, variant, inlined, apart), places in kinds.items():
         for some, op, name in alike([calls[at].op.run_on(device) for at in places]):
             at = np.array(places)[some]
@@ -123,8 +123,8 @@ def traced(part: OpRows, op: Op) -> list[Batch]:
     work = jax.tree.map(lambda count: array_module(count).reshape(floats(count), (1,)), op.work())
     made = dataclasses.replace(part, op=op, work=work)
     which = op.group_index()
-    chosen = isinstance(which, jax.core.Tracer)
-    return [Batch(made, name) for name in (op.possible_groups() if chosen else (GROUPS[int(which)],))]
+    groups = (GROUPS[int(which)],) if array_module(which) is np else op.possible_groups()
+    return [Batch(made, name) for name in groups]
 
 
 def _columns(work: Work, rows: int) -> Work:

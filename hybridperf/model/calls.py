@@ -5,8 +5,8 @@ row outlasts another, each by itself or in its place in a training step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import SupportsIndex, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsIndex, TypeVar, overload
 
 from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.ops import GROUPS, OpCall, columns
@@ -86,6 +86,7 @@ class Exposed:
 
 
 Call = OpCall | CollectiveCall | GivenSeconds | CallChain | Exposed
+C = TypeVar("C", OpCall, CollectiveCall, GivenSeconds, CallChain, Exposed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,20 +118,30 @@ BLOCK_LOGS = ("", "layer", "host", "outer")  # no correction, or which of `Adapt
 
 def kind_of(call: Call) -> int:
     """Index into KINDS of what a row's seconds are reported under."""
-    if isinstance(call, OpCall):
-        return int(call.op.group_index())
-    if isinstance(call, CollectiveCall):
-        return KINDS.index(call.collective)
-    if isinstance(call, Exposed):
-        return KINDS.index(call.what)
-    return KINDS.index(CHAIN if isinstance(call, CallChain) else GIVEN)
+    return _KIND_OF[type(call)](call)
 
 
 def call_columns(call: Call) -> dict[str, object]:
     """A row of the duration table as a row of a table for people."""
-    if isinstance(call, OpCall):
-        return columns(call.op)
-    if isinstance(call, CollectiveCall):
-        sizes = {"bytes": call.bytes, "n_gpus": call.ranks, "n_nodes": call.nodes}
-        return {"op": call.collective, **sizes}
-    return {"op": call.what}
+    return _COLUMNS_OF[type(call)](call)
+
+
+_KIND_OF: Mapping[type, Callable[[Any], int]] = {
+    OpCall: lambda call: int(call.op.group_index()),
+    CollectiveCall: lambda call: KINDS.index(call.collective),
+    Exposed: lambda call: KINDS.index(call.what),
+    CallChain: lambda call: KINDS.index(CHAIN),
+    GivenSeconds: lambda call: KINDS.index(GIVEN),
+}
+_COLUMNS_OF: Mapping[type, Callable[[Any], dict[str, object]]] = {
+    OpCall: lambda call: columns(call.op),
+    CollectiveCall: lambda call: {
+        "op": call.collective, "bytes": call.bytes, "n_gpus": call.ranks, "n_nodes": call.nodes,
+    },
+    **dict.fromkeys((Exposed, CallChain, GivenSeconds), lambda call: {"op": call.what}),
+}  # fmt: skip
+
+
+def only(kind: type[C], calls: Sequence[Call]) -> dict[int, C]:
+    """Calls of one kind by their place."""
+    return {at: call for at, call in enumerate(calls) if type(call) is kind}

@@ -1,6 +1,6 @@
 """Why an op takes as long as it is said to: its price as a waterfall of stages.
 
-    118 us roofline x 1.08 tiles x 1.21 learned (4,000 rows of h100_sxm) = 154 us; 90 %: 139 to 171
+118 us roofline x 1.08 tiles x 1.21 learned (4,000 rows of h100_sxm) = 154 us; 90 %: 139 to 171
 """
 
 from __future__ import annotations

@@ -116,9 +116,12 @@ def _generation(arch: str) -> tuple[str, str]:
 class Rates(Protocol):
     """Numbers of a machine that may be varied or traced (`model.Platform`)."""
 
-    memory_bytes_per_s: Array
-    peak_flops_scale: Array
-    level_bytes: Array
+    @property
+    def memory_bytes_per_s(self) -> Array: ...
+    @property
+    def peak_flops_scale(self) -> Array: ...
+    @property
+    def level_bytes(self) -> Array: ...
 
 
 def family_rows(

@@ -119,9 +119,7 @@ def narrowed_by(times: float, sizes: Mapping[str, object], where: str = "") -> s
     `sizes` has the name under `op`; `where` is what else to say of it.
     """
     words = {
-        key: f"{size:g}" if isinstance(size, (int, float, np.number)) else str(size)
-        for key, size in sizes.items()
-        if size
+        key: str(size) if type(size) is str else f"{size:g}" for key, size in sizes.items() if size
     }
     op = words.pop("op")
     near = " ".join(f"{key}={word}" for key, word in words.items())

@@ -69,7 +69,7 @@ class PerfModel:
         if self.families and rows == 0:
             parts = [f"priors alone, nothing measured ({families})"]
         elif self.groups:
-            measured = f" to {rows:,} measured rows" if isinstance(rows, int) else ""
+            measured = f" to {rows:,} measured rows" if type(rows) is int else ""
             parts = [f"{len(self.groups)} op groups fitted{measured}"]
             parts += [f"priors for {families}"] if self.families else []
         if self.collectives is not None:

@@ -109,10 +109,10 @@ def canonical(tree: Any) -> Any:
     precision = jnp.result_type(float)
 
     def array(x: Array) -> Array:
-        if isinstance(x, jax.Array):
-            return x if x.dtype.kind == "i" else jnp.asarray(x, precision)
-        x = np.asarray(x)  # rounded here: JAX would compile it for each shape
-        return jnp.asarray(x if x.dtype.kind == "i" else x.astype(precision))
+        if not hasattr(x, "aval"):  # NumPy's: rounded here, JAX would compile it for each shape
+            x = np.asarray(x)
+            x = x if x.dtype.kind == "i" else x.astype(precision)
+        return jnp.asarray(x) if x.dtype.kind == "i" else jnp.asarray(x, precision)
 
     return jax.tree.map(array, fresh_views(tree))
 

@@ -80,6 +80,14 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
         spread[collectives] = known.collectives.log_width / _WIDTH_OF_90
     roofline_s = row_roofline_seconds(model, table, calls, seconds)
     return Prices(
-        seconds, spread, roofline_s, outside, tuple(remarks), variance, shared, sources,
-        unmeasured, table,
+        seconds,
+        spread,
+        roofline_s,
+        outside,
+        tuple(remarks),
+        variance,
+        shared,
+        sources,
+        unmeasured,
+        table,
     )

@@ -44,8 +44,9 @@ class PricedOps:
     def of(model: Any, calls: Sequence[OpCall]) -> PricedOps:
         """Calls of a graph; `InputError` for a dtype without a peak on the device."""
         machine = Machine.of(model)
-        some = [as_measured(model, batch) for batch in stacked(calls, model.device)]
-        return PricedOps(machine, tuple((one, price_batch(one, machine)) for one in some), len(calls))
+        batches = [as_measured(model, batch) for batch in stacked(calls, model.device)]
+        priced = tuple((one, price_batch(one, machine)) for one in batches)
+        return PricedOps(machine, priced, len(calls))
 
     def table(self, times: np.ndarray) -> OpTable:
         """The ops as arrays: their work, and what the stages say as a correction to the closed form
@@ -143,11 +144,11 @@ def predict_ops(model: Any, frame: pd.DataFrame, explain: bool = False) -> pd.Da
             if explain:
                 explained[at] = [str(one) for one in waterfalls(batch, priced, machine)]
             note[at] = _notes(model, batch, sources, np.asarray(owner.outside))
-            for row in at[np.broadcast_to(np.nan_to_num(np.exp(2 * half)) > WIDE, at.shape)].tolist():
+            times = np.nan_to_num(out["high_s"][at] / out["low_s"][at])
+            for row, wide in zip(at[times > WIDE].tolist(), times[times > WIDE], strict=True):
                 sizes = {name: frame[name].iloc[row] for name in dimensions}
                 named = {"op": part.name, "dtype": batch.op.dtype, **sizes}
-                times = out["high_s"][row] / out["low_s"][row]
-                why_wide[row] = narrowed_by(times, named)
+                why_wide[row] = narrowed_by(wide, named)
     seconds = out["predicted_s"], out["roofline_s"]
     below = below_roofline(model.device, *seconds, reuse_bytes)
     whole = zip(note, below, why_wide, strict=True)
@@ -169,8 +170,11 @@ def _notes(model: Any, batch: Batch, sources: np.ndarray, outside: np.ndarray) -
             what = f"outside the measured range of {source.what}" if far else ""
             words = [_remark(source, machine), what]
         elif source.only:
-            words = [": ".join(filter(None, (
-                not_measured(source, group, batch.op.dtype), _how(model, source))))]
+            words = [
+                ": ".join(
+                    filter(None, (not_measured(source, group, batch.op.dtype), _how(model, source)))
+                )
+            ]
         elif source.code is Code.DATASHEET and not (model.groups or machine.tells):
             words = ["datasheet roofline: this model has no measurements"]
         else:

@@ -239,7 +239,7 @@ def known_factor(effect: str, framework: str, arch: str) -> float:
 
 def effects_of(theta: Array) -> StepEffects:
     """Step effects from their logs [K]; `theta` may be traced."""
-    module = jax.numpy if isinstance(theta, jax.core.Tracer) else np
+    module = array_module(theta)
     return StepEffects(**{name: module.exp(theta[at]) for at, name in enumerate(NAMES)})
 
 
@@ -323,7 +323,7 @@ def sustained_s(xp: Any, alone_s: Array, power_s: Array) -> Array:
 def vector(k: StepEffects) -> Array:
     """Effects as one array [K], in the order of `NAMES`."""
     values = [getattr(k, name) for name in NAMES]
-    module = jax.numpy if any(isinstance(one, jax.core.Tracer) for one in values) else np
+    module = array_module(*values)
     return module.stack([module.asarray(one) for one in values])
 
 

@@ -30,6 +30,7 @@ from hybridperf.model.calls import (
     Exposed,
     GivenSeconds,
     InStep,
+    only,
 )
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, canonical, durations, padded
@@ -81,8 +82,7 @@ def priced_rows(
     """`step_table`, and what is known of its rows."""
     ops, collectives, given = split(calls)
     op_calls = list(ops.values())
-    chains = {at: call for at, call in enumerate(calls) if isinstance(call, CallChain)}
-    exposed = {at: call for at, call in enumerate(calls) if isinstance(call, Exposed)}
+    chains, exposed = only(CallChain, calls), only(Exposed, calls)
     composed = [*chains, *exposed]
     if not collectives and not given and not composed and in_step is None:
         table, own = model.priced(op_calls)
@@ -153,11 +153,7 @@ Parts = tuple[dict[int, OpCall], dict[int, CollectiveCall], dict[int, GivenSecon
 
 def split(calls: Sequence[Call]) -> Parts:
     """Rows that are ops, collectives and given seconds, each by its place."""
-    return (
-        {at: call for at, call in enumerate(calls) if isinstance(call, OpCall)},
-        {at: call for at, call in enumerate(calls) if isinstance(call, CollectiveCall)},
-        {at: call for at, call in enumerate(calls) if isinstance(call, GivenSeconds)},
-    )
+    return only(OpCall, calls), only(CollectiveCall, calls), only(GivenSeconds, calls)
 
 
 def step_durations(table: StepTable, platform: Platform) -> Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +35,7 @@ def unmeasured(model: PerfModel, probes: Iterable[Probe]) -> Unmeasured:
     known: dict[OpCall | CollectiveCall, tuple[float, str]] = {}
     for effect, call in probes:
         if call not in known:
-            known[call] = (
-                _of_op(model, call) if isinstance(call, OpCall) else _of_collective(model, call)
-            )
+            known[call] = _WIDTH_OF[type(call)](model, call)
         width, why = known[call]
         widths[effect] = max(widths.get(effect, 0.0), width)
         if why:
@@ -74,3 +73,8 @@ def _of_collective(model: PerfModel, call: CollectiveCall) -> tuple[float, str]:
         priced = links.priced(collective_frame([call]))
         width = float(priced.log_width[0]) / 2 / NINE_OF_TEN
     return width, f"collectives by the prior alone: none of {links.system.id} was measured"
+
+
+_WIDTH_OF: Mapping[type, Callable[[PerfModel, Any], tuple[float, str]]] = {
+    OpCall: _of_op, CollectiveCall: _of_collective,
+}  # fmt: skip

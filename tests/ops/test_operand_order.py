@@ -95,9 +95,7 @@ def test_narrower_rows_are_never_quicker(device) -> None:
     spec = hp.load_model(device).device
     op = Gemm("fp16", 8192.0, 50257.0, 1024.0)
     four, two = (
-        order_seconds(
-            kernel, op.work(), spec, spec.peak("fp16", "matrix"), spec.memory_bytes_per_s
-        )
+        order_seconds(kernel, op.work(), spec, spec.peak("fp16", "matrix"), spec.memory_bytes_per_s)
         for kernel in ("rows of 4 bytes", "rows of 2 bytes")
     )
     assert 0 < four <= two

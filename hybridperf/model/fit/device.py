@@ -126,7 +126,7 @@ def fit(
     Raises:
         InputError: when a column is missing, a time is not positive, or a row cannot be read.
     """
-    device = named_device(device, measurements) if isinstance(device, str) else device
+    device = named_device(device, measurements)
     provenance = {**origin(measurements), **(provenance or {})}
     known = _prior(prior, device)
     usable, dropped = usable_rows(measurements, device) if measurements is not None else (None, {})
@@ -145,7 +145,7 @@ def fit(
     model, report = model_of_families(device, fits, alone)
     rows = 0 if usable is None else len(usable)
     # as when it is loaded again; a `Prior` may have left devices out, which stay left out then
-    left_out = isinstance(prior, Prior)
+    left_out = type(prior) is Prior
     others = shipped if (model.groups or model.families) and not left_out else None
     model = dataclasses.replace(
         model, provenance={**provenance, "rows": rows}, drift=tuple(drift), references=others
@@ -197,9 +197,9 @@ def _prior(prior: str | Prior | None, device: DeviceSpec) -> Prior | None:
             "priors know GPUs whose number of multiprocessors and L2 size are given, and"
             f" {device.id} is not one of them; use --prior none"
         )
-    if isinstance(prior, Prior):
+    if type(prior) is Prior:
         return prior
-    return load_prior(DEFAULT_PRIOR if prior is None else prior)
+    return load_prior(DEFAULT_PRIOR if prior is None else str(prior))
 
 
 def _fit_alone(data: MeasuredOps, device: DeviceSpec) -> tuple[PerfModel, FitReport]:

@@ -42,7 +42,7 @@ def learning_curve(
     """
     if not shares or not all(0 < share <= 1 for share in shares):
         raise InputError(f"expected shares of the rows above 0 and up to 1, got {list(shares)}")
-    device = named_device(device, measurements) if isinstance(device, str) else device
+    device = named_device(device, measurements)
     data = read_measurements(usable_rows(measurements, device)[0], device)
     group = data.table.group
     held = (deal_folds(group) == 0) & (np.bincount(group)[group] >= FOLDS)

@@ -141,9 +141,11 @@ def noise_of(rows: pd.DataFrame) -> np.ndarray:
     return pd.to_numeric(rows["noise"], errors="coerce").to_numpy(np.float64)
 
 
-def named_device(device: str, measurements: pd.DataFrame | None) -> DeviceSpec:
-    """A device by name; `here` with the cores that the rows were measured on."""
-    spec = load_device(device)
+def named_device(device: DeviceSpec | str, measurements: pd.DataFrame | None) -> DeviceSpec:
+    """A device by name, or its own facts; `here` with the cores that the rows were measured on."""
+    if type(device) is DeviceSpec:
+        return device
+    spec = load_device(str(device))
     if spec.id != "here" or measurements is None or "cores" not in measurements.columns:
         return spec
     counts = pd.to_numeric(measurements["cores"], errors="coerce").dropna().unique()

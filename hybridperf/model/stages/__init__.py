@@ -40,7 +40,7 @@ STAGES: tuple[Stage, ...] = (
 
 
 def price_batch(batch: Batch, machine: Machine, xp: Any = np) -> Priced:
-    """What the stages say of a batch [R]; traced in JAX where sizes or the machine's numbers are."""
+    """What the stages say of a batch [R]; in JAX where sizes or the machine are traced."""
     batch = as_measured(machine.model, batch)
     priced = Priced(roofline_log_s(batch, machine, xp))
     for stage in STAGES:

@@ -76,7 +76,11 @@ _PER_POWER, _STEADY_POWER = 1 / 3, 0.25
 # Of the roofline, where no shipped calibration has the op: long products and attention of four
 # calibrated GPUs reach 0.67 to 0.84 and 0.46 to 0.52 of it
 PRODUCTS_SHARE, ATTENTION_SHARE = 0.75, 0.5
-_SHARES = {"gemm": PRODUCTS_SHARE, "gemm_transposed": PRODUCTS_SHARE, "latent_attention": PUBLISHED_SHARE}
+_SHARES = {
+    "gemm": PRODUCTS_SHARE,
+    "gemm_transposed": PRODUCTS_SHARE,
+    "latent_attention": PUBLISHED_SHARE,
+}
 # Of the seconds of gathers, in logs: of two GPUs with caches of 6 and 72 MiB, the one farther off
 # by the other's knobs has nine in ten rows within exp(0.69)
 GATHERS_WIDTH = 0.42
@@ -109,7 +113,11 @@ def by_stand_in(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequen
     step = found.owner
     return [
         Step(
-            "form", found.log_s - log_s, source, found.log_variance, found.shared_log_variance,
+            "form",
+            found.log_s - log_s,
+            source,
+            found.log_variance,
+            found.shared_log_variance,
             step.outside,
         ),
         Step("device", longer, source),
@@ -135,7 +143,9 @@ def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
         shared = width_of(batch)
         if source.code in (Code.DATASHEET, Code.BELIEF) and not matrix:
             spread = shared = np.nan
-    measured = machine.alone if machine.model.stand_in is None else Machine.of(machine.model.stand_in)
+    measured = (
+        machine.alone if machine.model.stand_in is None else Machine.of(machine.model.stand_in)
+    )
     if is_narrow(batch) and batch.group in measured.model.groups:
         least = _own(batch.on(measured.device), measured.alone, xp)
         seconds = xp.maximum(seconds, least.seconds(xp))
@@ -147,7 +157,7 @@ def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
 
 
 def reference_device(device: DeviceSpec, batch: Batch, models: Sequence[Any]) -> Any | None:
-    """The calibration whose share of the roofline is believed of a device's ops, if any has such."""
+    """The calibration whose share of the roofline is believed of ops, if any has such."""
     having = {}
     for model in models:
         if not rate(model.device, batch.op):
@@ -228,7 +238,9 @@ def _lookups(
     if found is None:
         return xp.exp(log_s), Source(Code.FORM, "lookups"), spread
     there_s = xp.exp(_own(batch.plain.on(found.device), Machine.of(found), xp).log_s)
-    slower = slowed(machine.device, found.device) if machine.device.arch == found.device.arch else 1.0
+    slower = (
+        slowed(machine.device, found.device) if machine.device.arch == found.device.arch else 1.0
+    )
     source = Source(Code.FORM, "lookups", found.device.id)
     return xp.maximum(xp.exp(log_s), there_s * slower), source, LOOKUPS_WIDTH
 
@@ -256,16 +268,17 @@ def _wider(batch: Batch, device: DeviceSpec) -> Batch | None:
     """Products of the next wider format, whose share of the roofline those in FP4 are believed to
     reach where no device has measured such.
     """
-    quant = getattr(batch.op, "quant", "")
-    wide = {"gemm": "", "moe": "fp8_block"}.get(batch.op.group)
+    op: Any = batch.op
+    quant = getattr(op, "quant", "")
+    wide = {"gemm": "", "moe": "fp8_block"}.get(op.group)
     if quant != "nvfp4" or wide is None:
         return None
-    return batch.in_format(dataclasses.replace(batch.op, dtype="fp8", quant=wide), device)
+    return batch.in_format(dataclasses.replace(op, dtype="fp8", quant=wide), device)
 
 
 def _kernels(batch: Batch, xp: Any) -> Array:
     """That an op runs as, in tables of ops."""
-    op = batch.op
+    op: Any = batch.op
     if op.group == "latent_attention":
         return xp.where(batch.size("valued") > 0, _LATENT_KERNELS, 1.0)
     if op.group == "gemm":

@@ -1,10 +1,10 @@
 """By the datasheet, and by knobs and corrections that were fitted to a device's own groups of ops.
 
-    datasheet    max(arithmetic / peak, bytes / bandwidth)
-    knobs        the calibrated roofline (`ops/roofline.py`) with the knobs of the op's group
-    learned      x exp(bounded correction), of groups that were measured (`learning/residual.py`)
-    varied       closed form at varied knobs over closed form at the fitted ones: what knobs of a
-                 group mean for ops that other stages price
+datasheet    max(arithmetic / peak, bytes / bandwidth)
+knobs        the calibrated roofline (`ops/roofline.py`) with the knobs of the op's group
+learned      x exp(bounded correction), of groups that were measured (`learning/residual.py`)
+varied       closed form at varied knobs over closed form at the fitted ones: what knobs of a
+             group mean for ops that other stages price
 
 """
 
@@ -81,7 +81,9 @@ def by_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[
     """The calibrated roofline, and what was learned of the op's group."""
     of, model = who(batch, machine.model), machine.model
     if of is Who.FUSED:
-        return [Step("datasheet", xp.zeros(len(batch)), FUSED, np.nan, np.nan, np.zeros(len(batch)))]
+        return [
+            Step("datasheet", xp.zeros(len(batch)), FUSED, np.nan, np.nan, np.zeros(len(batch)))
+        ]
     if of not in (Who.GROUP, Who.DATASHEET):
         return []
     knobs = closed_log_s(batch, machine, xp) - log_s
@@ -114,4 +116,3 @@ def by_varied_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Se
     before = machine._replace(numbers=dataclasses.replace(machine.numbers, knobs=fitted))
     moved = closed_log_s(batch, machine, xp) - closed_log_s(batch, before, xp)
     return [Step("knobs", moved, Source(Code.KNOBS, batch.group))]
-

@@ -1,10 +1,10 @@
 """By the prior of a family of ops, adapted to a device's own rows (`learning/prior/`).
 
-    form       the family's closed form at the machine's numbers, with the knobs of the kernel that
-               runs
-    learned    x exp(bounded network + process over the device's rows)
-    apart      less what a table's rows include and a step issues by itself: a launch, making
-               operands narrow
+form       the family's closed form at the machine's numbers, with the knobs of the kernel that
+           runs
+learned    x exp(bounded network + process over the device's rows)
+apart      less what a table's rows include and a step issues by itself: a launch, making
+           operands narrow
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
     report, shared = machine.model.groups.get(batch.group), variance
     if adapted.rows >= LEAST_CALIBRATING:
         half_width = None if report is None else report.half_width
-        shared = np.nan if half_width is None else (
-            np.log1p(half_width) / NINE_OF_TEN * widening(outside)
-        ) ** 2
+        shared = (
+            np.nan
+            if half_width is None
+            else (np.log1p(half_width) / NINE_OF_TEN * widening(outside)) ** 2
+        )
     source = np.empty(len(batch), object)
     for slot, what in dict.fromkeys(zip(rows.implementation, assumed, strict=True)):
         here = (rows.implementation == slot) & (assumed == what)
         code = Code.OWN_ROWS if adapted.rows else Code.PRIOR
         never = _never_met(name, slot, adapted)
         words = "; ".join(filter(None, (what, never)))
-        one = Source(
-            code, name, rows=adapted.rows, assumed=words, unknown_kernel=bool(never)
-        )
+        one = Source(code, name, rows=adapted.rows, assumed=words, unknown_kernel=bool(never))
         source[here] = [one] * int(here.sum())
     form = told.closed_log_s - log_s
     learned = told.log_s - told.closed_log_s
@@ -95,9 +95,7 @@ def tiles_log_factor(batch: Batch, machine: Machine) -> np.ndarray | None:
     return np.asarray(knobs.closed(rows).total - knobs.closed(bare).total)
 
 
-def rows_of(
-    batch: Batch, adapted: Adapted, machine: Machine
-) -> tuple[FamilyRows, np.ndarray]:
+def rows_of(batch: Batch, adapted: Adapted, machine: Machine) -> tuple[FamilyRows, np.ndarray]:
     """(rows as the prior sees them, by the kernel that the batch's framework has for them where
     that was met; what was assumed of each [R]).
     """
@@ -185,9 +183,12 @@ def _apart(
     """
     if not batch.issued_apart:
         return []
-    op, device, family = batch.op, machine.device, family_name(batch)
+    op: Any = batch.op
+    device, family = machine.device, family_name(batch)
     if family in LOOPS and hasattr(op, "rows") and device.kind == "gpu":
-        cols = np.full(len(batch), _LONG_COLUMNS) if op.group == "elementwise" else batch.size("cols")
+        cols = (
+            np.full(len(batch), _LONG_COLUMNS) if op.group == "elementwise" else batch.size("cols")
+        )
         long = batch.of(dataclasses.replace(op, rows=LONG_LOOP / cols, cols=cols), device)
         element_s = _family_s(long, family, machine) / LONG_LOOP
         least_s = NORM_S if op.group == "norm" else KERNEL_S
@@ -215,4 +216,3 @@ def _family_s(batch: Batch, family: str, machine: Machine) -> Array:
 def _narrows(op: Op) -> bool:
     quant = getattr(op, "quant", "") if op.group == "gemm" else ""
     return bool(quant) and SCHEMES[quant].narrow_bytes > 0
-

@@ -1,8 +1,8 @@
 """Another kernel than the one that was measured, and operands that do not lie as it reads them.
 
-    law          attention by what a kernel took that this project measured
-    published    attention at the share of the peak that its authors publish, over the measured one
-    operands     beside it, what products and convolutions take whose operands lie badly
+law          attention by what a kernel took that this project measured
+published    attention at the share of the peak that its authors publish, over the measured one
+operands     beside it, what products and convolutions take whose operands lie badly
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def by_operands(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequen
         return []
     numbers, device = machine.numbers, machine.device
     peak = device.peak(batch.op.dtype, "matrix") * numbers.peak_flops_scale
-    more_s = order_seconds(
-        batch.kernel, batch.work, device, peak, numbers.memory_bytes_per_s, xp
-    )
+    more_s = order_seconds(batch.kernel, batch.work, device, peak, numbers.memory_bytes_per_s, xp)
     source = Source(Code.BELIEF, batch.kernel, assumed=order_remark(batch.kernel, device))
     variance = order_width(batch.kernel, device) ** 2
     return [Step("operands", xp.log1p(more_s / xp.exp(log_s)), source, variance, variance)]
@@ -71,7 +69,7 @@ def _published_factor(kernel: str, dtype: str, model: Any) -> float:
     known = model.attention_factors
     if (kernel, dtype) not in known:
         known[kernel, dtype] = _factor(kernel, dtype, model)
-    return known[kernel, dtype]  # type: ignore[no-any-return]
+    return known[kernel, dtype]
 
 
 def _factor(kernel: str, dtype: str, model: Any) -> float:

@@ -53,7 +53,7 @@ class Machine(NamedTuple):
 
     @property
     def device(self) -> DeviceSpec:
-        return self.model.device  # type: ignore[no-any-return]
+        return self.model.device
 
     @property
     def refers(self) -> bool:
@@ -70,9 +70,7 @@ class Machine(NamedTuple):
         """The machine by its own rows and datasheet."""
         if self.model.references is None and self.model.stand_in is None:
             return self
-        return self._replace(
-            model=dataclasses.replace(self.model, references=None, stand_in=None)
-        )
+        return self._replace(model=dataclasses.replace(self.model, references=None, stand_in=None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +123,4 @@ class Priced(NamedTuple):
 
 def sources_of(step: Step, rows: int) -> np.ndarray:
     """Object [R] of Source."""
-    if not isinstance(step.source, Source):
-        return np.asarray(step.source)
-    out = np.empty(rows, object)
-    out[:] = [step.source] * rows
-    return out
+    return np.broadcast_to(np.asarray(step.source, object), (rows,))

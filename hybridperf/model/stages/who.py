@@ -49,7 +49,9 @@ def who(batch: Batch, model: Any) -> Who:
         return Who.FAMILY
     if is_measured(model, batch):
         return Who.GROUP if batch.group in model.groups else Who.DATASHEET
-    if model.stand_in is not None and is_measured(model.stand_in, as_measured(model.stand_in, batch)):
+    if model.stand_in is not None and is_measured(
+        model.stand_in, as_measured(model.stand_in, batch)
+    ):
         return Who.STAND_IN
     if model.references is not None and model.device.kind == "gpu":
         return Who.BORROWED
@@ -66,9 +68,7 @@ def is_measured(model: Any, batch: Batch) -> bool:
     adapted, report = model.families.get(family_name(batch)), model.groups.get(batch.group)
     # the report of a group that a family prices has neither a range nor formats
     own = report is not None and bool(report.dtypes or report.lowest)
-    return (adapted is not None and adapted.rows > 0) or (
-        own and report.measured_dtype(batch.op)
-    )
+    return (adapted is not None and adapted.rows > 0) or (own and report.measured_dtype(batch.op))
 
 
 def as_measured(model: Any, batch: Batch) -> Batch:
