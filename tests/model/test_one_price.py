@@ -2,7 +2,8 @@
 device of `devices.toml`.
 """
 
-import functools
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,57 +12,113 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
-from hybridperf.hardware import names_of_devices
+from hybridperf.hardware import names_people_use
 from hybridperf.io import InputError
-from hybridperf.model.batch import stacked
+from hybridperf.model import model_or_datasheet
+from hybridperf.model.batch import batches_of
 from hybridperf.model.price import price
-from hybridperf.model.stages import traced_seconds
+from hybridperf.model.stages import price_batch, sources_of, traced_seconds
+from hybridperf.model.stages.step import Machine
+from hybridperf.model.stages.who import who
 from hybridperf.ops import OpCall, op_by_name
-from hybridperf.ops.table import parse_ops
+from hybridperf.ops.table import OpRows, parse_ops
 from support.part_calls import calls_of
 from support.sizes import CASES, TEXT
 
 EXACT = 1e-9
+SCALES = (0.25, 1.0, 4.0)
+DTYPES = ("fp32", "fp16", "bf16", "fp8")
+traced_before: set[Any] = set()  # a way to a price is traced on one device; all by `-m slow`
 
 
-@pytest.mark.parametrize("device", names_of_devices())
-def test_rows_calls_and_traced_functions_agree(device: str) -> None:
-    model, compared = model_of(device), 0
+@pytest.fixture(autouse=True)
+def x64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def parts_of(device: str) -> Iterator[tuple[hp.PerfModel, str, str, pd.DataFrame, OpRows]]:
+    """Rows of every op in every number format that a device has."""
+    model = model_or_datasheet(device)
     for name, sizes in CASES.items():
-        cls, _ = op_by_name(name)
-        for dtype in ("fp32", "fp16", "bf16"):
-            frame = pd.DataFrame([{"op": name, "dtype": dtype, **TEXT.get(name, {}), **sizes}])
+        for dtype in DTYPES:
+            given = {"op": name, "dtype": dtype, **TEXT.get(name, {})}
+            larger = [{key: size * one if size > 8 else size for key, size in sizes.items()}
+                      for one in SCALES]  # fmt: skip
+            frame = pd.DataFrame([{**given, **one} for one in larger])
             try:
-                row = model.predict_ops(frame)
+                parsed = parse_ops(frame, model.device)
             except InputError:  # no such number format there
                 continue
-            (part,) = parse_ops(frame, model.device).parts
-            (call,) = calls_of(part)
-            called = price(model, [call])
-            assert called.seconds[0] == pytest.approx(row["predicted_s"][0], rel=EXACT), name
-            assert called.roofline_s[0] == pytest.approx(row["roofline_s"][0], rel=EXACT), name
-            if cls.unit == "matrix" or dtype == "fp32":
-                with jax.enable_x64(True):
-                    traced_s = traced(model, part)
-                assert traced_s == pytest.approx(row["predicted_s"][0], rel=EXACT), name
-                compared += 1
-    assert compared > len(CASES) * 0.9
+            yield model, name, dtype, model.predict_ops(frame), parsed.parts[0]
 
 
-def traced(model: hp.PerfModel, part: Any) -> float:
-    """Seconds of the one row of a part whose sizes JAX traces."""
-    import dataclasses
+@pytest.mark.parametrize("device", names_people_use("devices"))
+def test_rows_and_calls_have_one_price(device: str) -> None:
+    compared = 0
+    for model, name, dtype, row, part in parts_of(device):
+        called = price(model, calls_of(part))
+        at = part.rows
+        told = row.iloc[at]
+        np.testing.assert_allclose(called.seconds, told["predicted_s"], EXACT, err_msg=name)
+        np.testing.assert_allclose(called.roofline_s, told["roofline_s"], EXACT, err_msg=name)
+        assert (called.in_range == told["in_range"]).all(), (name, dtype)
+        compared += 1
+    assert compared >= len(CASES)
 
-    sizes = {name: float(np.ravel(getattr(part.op, name))[0]) for name in part.op.dimensions()}
 
-    def seconds(sizes: dict[str, Any]) -> Any:
-        op = dataclasses.replace(part.op, **sizes)
-        return traced_seconds(part, op, model, model.platform())
+@pytest.mark.parametrize("device", names_people_use("devices"))
+def test_traced_functions_have_it_too(device: str, request: pytest.FixtureRequest) -> None:
+    """Every op; a way to a price (who says it, whose rows) that was traced on a device before is
+    left to the slow run, which traces all.
+    """
+    check_traced(device, again=False)
 
-    found, _ = jax.jvp(seconds, (sizes,), (sizes,))
-    return float(found)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", names_people_use("devices"))
+def test_traced_functions_have_it_on_every_device(device: str) -> None:
+    assert check_traced(device, again=True) >= len(CASES)
 
 
-@functools.cache
-def model_of(device: str) -> hp.PerfModel:
-    return hp.model.model_or_datasheet(device)
+def check_traced(device: str, again: bool) -> int:
+    compared = 0
+    for model, name, dtype, row, part in parts_of(device):
+        if op_by_name(name)[0].unit == "vector" and dtype != "fp32":
+            continue
+        (batch, *_) = batches_of(part)
+        source = sources_of(price_batch(batch, Machine.of(model)).owner, len(batch))[0]
+        way = name, dtype, who(batch, model), source
+        if way in traced_before and not again:
+            continue
+        traced_before.add(way)
+        columns = {
+            key: np.broadcast_to(getattr(part.op, key), (len(part.rows),))
+            for key in part.op.dimensions()
+        }
+        found = jax.vmap(lambda sizes, part=part, model=model: seconds(model, part, sizes))(columns)
+        told = row.iloc[part.rows]["predicted_s"]
+        np.testing.assert_allclose(found, told, EXACT, err_msg=f"{name} {dtype}")
+        compared += 1
+    return compared
+
+
+def seconds(model: hp.PerfModel, part: OpRows, sizes: dict[str, Any]) -> Any:
+    one = dataclasses.replace(part, rows=part.rows[:1], labels={
+        name: words[:1] for name, words in part.labels.items()
+    })  # fmt: skip
+    op = dataclasses.replace(part.op, **sizes)
+    return traced_seconds(one, op, model, model.platform())
+
+
+def test_a_call_s_steps_multiply_to_its_price() -> None:
+    model = hp.load_model("h100_sxm")
+    (name, sizes), *_ = CASES.items()
+    cls, fixed = op_by_name(name)
+    call = OpCall(cls("bf16", **{key: one for key, one in sizes.items() if key not in fixed}))
+    told = model.explain(call)
+    product = told.roofline_s * np.prod([factor for _, factor, _ in told.stages])
+    assert product == pytest.approx(told.seconds, rel=1e-12)
+    assert told.seconds == pytest.approx(price(model, [call]).seconds[0], rel=1e-12)
+    assert "rows of h100_sxm" in str(told)
+    assert told.frame()["seconds"].iloc[-1] == pytest.approx(told.seconds, rel=1e-12)
