@@ -5,6 +5,7 @@ from .collectives.fit import fit_collectives as fit_collectives
 from .collectives.model import CollectiveModel as CollectiveModel
 from .collectives.model import load_collectives as load_collectives
 from .collectives.table import collective_seconds as collective_seconds
+from .collectives.traced import CollectivePricer as CollectivePricer
 from .engine.batches import BatchPredictor as BatchPredictor
 from .engine.batches import gradient as gradient
 from .engine.batches import predict_batch as predict_batch
@@ -31,7 +32,6 @@ from .model import load_model as load_model
 from .model.fit.device import FitReport as FitReport
 from .model.fit.device import fit as fit
 from .model.price import price as price
-from .model.pricing import CollectivePricer as CollectivePricer
 from .model.pricing import OpPricer as OpPricer
 from .ops.embedding import Histogram as Histogram
 from .ops.embedding import Indices as Indices

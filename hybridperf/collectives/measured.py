@@ -41,33 +41,29 @@ class MeasuredSizes:
         )
 
 
-def nearness(measured: Sequence[MeasuredSizes], rows: CollectiveRows) -> np.ndarray:
-    """1 where a row's collective, library, link and placement were measured, 0 far from it [N]."""
-    first, kind_of_row = rows.kinds
+def nearness(measured: Sequence[MeasuredSizes], kinds: CollectiveRows) -> np.ndarray:
+    """1 where a kind's collective, library, link and placement were measured, 0 far from it [C]."""
     octaves = []
-    for at in first:
-        group = unversioned(rows.implementation[at])
-        g, nodes = rows.ranks_per_node[at], rows.nodes[at]
+    for slot, g, nodes in zip(kinds.implementation, kinds.ranks_per_node, kinds.nodes, strict=True):
+        group = unversioned(slot)
         apart = (
             np.hypot(np.log2(g / one.ranks_per_node), np.log2(nodes / one.nodes))
             for one in measured
             if one.group == group
         )
         octaves.append(min(apart, default=np.inf))
-    return np.exp(-((np.array(octaves) / _FADING_OCTAVES) ** 2))[kind_of_row]
+    return np.exp(-((np.array(octaves) / _FADING_OCTAVES) ** 2))
 
 
-def in_range_of(measured: Sequence[MeasuredSizes], rows: CollectiveRows) -> np.ndarray:
-    """Whether each row's group was measured on its placement, at about its size [N]."""
+def limits_of(
+    measured: Sequence[MeasuredSizes], kinds: CollectiveRows
+) -> tuple[np.ndarray, np.ndarray]:
+    """(least, most bytes [C]) that count as measured of each kind's group on its placement."""
     sizes = {
         (one.group, one.ranks_per_node, one.nodes): (one.least_bytes, one.most_bytes)
         for one in measured
     }
-    first, kind_of_row = rows.kinds
-    limits = []
-    for at in first:
-        placement = int(rows.ranks_per_node[at]), int(rows.nodes[at])
-        group = unversioned(rows.implementation[at])
-        limits.append(sizes.get((group, *placement), (np.inf, 0.0)))
-    low, high = np.array(limits)[kind_of_row].T
-    return np.asarray((rows.bytes >= low / _SLACK) & (rows.bytes <= high * _SLACK))
+    places = zip(kinds.implementation, kinds.ranks_per_node, kinds.nodes, strict=True)
+    known = [(unversioned(slot), int(g), int(nodes)) for slot, g, nodes in places]
+    low, high = np.array([sizes.get(one, (np.inf, 0.0)) for one in known]).T
+    return low / _SLACK, high * _SLACK

@@ -1,8 +1,7 @@
 """A calibrated system: the time of any collective on it, with interval.
 
-    t = t0(knobs, links) x exp(correction),   correction frozen at the calibrated links
-
-`predict` answers a table of rows; `table` gives the same as arrays (`collectives/table.py`).
+What a table or a call says of a collective becomes its kind (knobs and curves) and its bytes; what
+these cost says `price`. `predict` answers a table of rows; `table` gives arrays.
 """
 
 from __future__ import annotations
@@ -15,13 +14,30 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridperf.collectives import curves, form, network, widths
+from hybridperf.collectives import form, network, widths
 from hybridperf.collectives.algorithms.told import not_told_apart
-from hybridperf.collectives.measured import MeasuredSizes, in_range_of, nearness
+from hybridperf.collectives.measured import MeasuredSizes, limits_of, nearness
+from hybridperf.collectives.price import (
+    BELIEF,
+    DATASHEET,
+    DATASHEET_THETA,
+    FIXED,
+    LOG2_BYTES,
+    NOTHING,
+    OTHER_LIBRARY,
+    OWN_ROWS,
+    PRIOR,
+    REFERENCES,
+    CollectiveTable,
+    Curves,
+    never_falling,
+    price,
+)
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
     CollectiveRows,
@@ -30,8 +46,15 @@ from hybridperf.collectives.rows import (
     has_knobs,
     join_remarks,
 )
-from hybridperf.collectives.table import CollectiveTable, PricedCollectives
-from hybridperf.collectives.traffic import Links, bus_bytes_per_s, link_of, shares
+from hybridperf.collectives.traffic import (
+    Links,
+    bus_bytes_per_s,
+    by_host,
+    link_of,
+    nodes_of,
+    pair_traffic,
+    shares,
+)
 from hybridperf.collectives.versions import Versions, taken_for_known, taken_for_usual
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import (
@@ -48,7 +71,8 @@ from hybridperf.io import (
 )
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
-from hybridperf.learning.prior import Adapted, Predicted
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.learning.prior import Adapted
 from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 
 SCHEMA_VERSION = 2  # 2: checksums
@@ -58,7 +82,25 @@ DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
 # (`collectives/traffic.py`)
 _COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 _OF_A_NODE = ("hop_s", "ring", "intra_efficiency", "rank_decay")  # knobs of a node's own links
+_PLACE = ("collective", "n_gpus", "n_nodes")
+IMPLEMENTATION = ("lib", "lib_version", "variant", "dtype", "in_place")
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
+
+
+class Kinds(NamedTuple):
+    """Kinds of collectives on a system: rows of one kind differ in bytes alone."""
+
+    table: CollectiveTable  # [C] of one byte
+    least_bytes: np.ndarray  # [C] of what was measured of it
+    most_bytes: np.ndarray  # [C]
+    strange: np.ndarray  # bool [C] of another library, taken for the usual one
+    met: np.ndarray  # bool [C] its collective, library and link were measured
+    remarks: list[tuple[str, np.ndarray]]  # texts, and the kinds [C] that each is about
+
+    def near(self, kind: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
+        """Whether rows [N] of some kinds lie inside the sizes that were measured of them."""
+        low, high = self.least_bytes[kind], self.most_bytes[kind]
+        return np.asarray((bytes_ >= low) & (bytes_ <= high))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +116,6 @@ class CollectiveModel:
     # versions by library (or one of its kernels): others are taken for the nearest of them
     known_versions: Versions = dataclasses.field(default_factory=dict)
     learned_on: SystemSpec | None = None  # whose rates corrections belong to; None: `system`
-    # where nothing between nodes was measured: `network.share` counts, not the prior's knob
-    believes_network: bool = True
 
     def __repr__(self) -> str:
         how = "datasheet latency and rates, nothing measured"
@@ -110,37 +150,58 @@ class CollectiveModel:
         numbers and the reason in `note`.
         """
         check_not_forked()
-        good, problem, assumed = checked(self._with_library(frame), self.system)
-        good, strange = self._as_usual(good)
+        good, note, assumed = checked(frame, self.system)
         out = {name: np.full(len(frame), np.nan) for name in _NUMBERS}
-        in_range, note = np.zeros(len(frame), bool), problem
+        in_range = np.zeros(len(frame), bool)
         if len(good):
-            rows, at = collective_rows(good, self.system, self.versions), good.index.to_numpy()
-            out["roofline_s"][at] = form.seconds(_datasheet_theta(self.system), rows.work())
-            if self.adapted is None:
-                out["predicted_s"][at] = out["roofline_s"][at]
-                every = np.ones(len(good), bool)
-                remarks = [("datasheet alone: this model has no measurements", every)]
-            else:
-                predicted = self._predicted(good, rows, strange)
-                out["predicted_s"][at] = np.exp(predicted.log_s)
-                out["low_s"][at] = np.exp(predicted.low_log_s)
-                out["high_s"][at] = np.exp(predicted.high_log_s)
-                in_range[at] = in_range_of(self.measured, rows) & ~strange
-                given = frame.reset_index(drop=True).loc[good.index]
-                remarks = self._remarks(given, rows, in_range[at] | strange)
-                taken = f"no such collective of its library was measured: taken for {self.library}"
-                remarks.append((taken, strange))
-            too_many = rows.ranks_per_node > self.system.accelerators_per_node
-            words = [text for text in dict.fromkeys(assumed[at]) if text]
-            noted = [(text, assumed[at] == text) for text in words]
-            note[at] = join_remarks([*noted, *remarks, (self.crowded_remark, too_many)])
+            at, bytes_ = good.index.to_numpy(), good["bytes"].to_numpy(np.float64)
+            kinds, kind = self.kinds(good)
+            table, near = kinds.table.rows(kind).sized(bytes_), kinds.near(kind, bytes_)
+            priced = price(table, self.links())
+            half = NINE_OF_TEN * np.sqrt(priced.log_variance)
+            out["predicted_s"][at] = priced.seconds
+            out["low_s"][at] = priced.seconds * np.exp(-half)
+            out["high_s"][at] = priced.seconds * np.exp(half)
+            out["roofline_s"][at] = price(self.bare(table), self.links()).seconds
+            in_range[at] = near & ~kinds.strange[kind]
+            too_many = table.ranks_per_node > self.system.accelerators_per_node
+            far = ~near & ~kinds.strange[kind] & kinds.met[kind]
+            noted = [(text, assumed[at] == text) for text in dict.fromkeys(assumed[at]) if text]
+            noted += [(text, where[kind]) for text, where in kinds.remarks]
+            outside = "outside the sizes, ranks and nodes that were measured"
+            note[at] = join_remarks([*noted, (outside, far), (self.crowded_remark, too_many)])
             for name in good["collective"].unique():
                 here = at[(good["collective"] == name).to_numpy()]
-                bytes_, ranks = (good.loc[here, one].to_numpy() for one in ("bytes", "n_gpus"))
-                bus = bus_bytes_per_s(name, bytes_, ranks, out["predicted_s"][here])
+                sent, ranks = (good.loc[here, one].to_numpy() for one in ("bytes", "n_gpus"))
+                bus = bus_bytes_per_s(name, sent, ranks, out["predicted_s"][here])
                 out["bus_bytes_per_s"][here] = bus
         return frame.assign(**out, in_range=in_range, note=note)
+
+    def kinds(self, good: pd.DataFrame) -> tuple[Kinds, np.ndarray]:
+        """(kinds of collectives in a table that is `checked`, the kind of each row [N])."""
+        named = [name for name in (*_PLACE, *IMPLEMENTATION) if name in good]
+        kind = good.groupby(named, dropna=False, sort=False).ngroup().to_numpy()
+        given = good.iloc[np.unique(kind, return_index=True)[1]].assign(bytes=1.0)
+        known, strange = self._as_usual(self._with_library(given))
+        rows = collective_rows(known, self.system, self.versions)
+        table = self._table(known, rows, strange)
+        inside = (rows.nodes > 1) & (rows.ranks_per_node > 1)
+        inside &= known["collective"].isin(self._inside_alone).to_numpy()
+        if inside.any():
+            ranks = np.where(inside, rows.ranks_per_node, known["n_gpus"])
+            part = known.assign(n_gpus=ranks, n_nodes=np.where(inside, 1.0, rows.nodes))
+            of_node = collective_rows(part, self.system, self.versions)
+            table = dataclasses.replace(table, least=self._table(part, of_node, strange))
+        low, high = limits_of(self.measured, rows)
+        if self.adapted is None:
+            every = np.ones(len(rows), bool)
+            remarks = [("datasheet alone: this model has no measurements", every)]
+            return Kinds(table, low, high, strange, ~every, remarks), kind
+        met = has_knobs(rows, self.adapted.knobs.implementations)
+        remarks = self._remarks(given, rows, met)
+        taken = f"no such collective of its library was measured: taken for {self.library}"
+        remarks.append((taken, strange))
+        return Kinds(table, low, high, strange, met & bool(self.adapted.rows), remarks), kind
 
     def correction_weight(self, rows: CollectiveRows) -> np.ndarray:
         """How much of the learned correction each row takes [N].
@@ -152,7 +213,7 @@ class CollectiveModel:
         if self.adapted is None:
             return np.ones(len(rows))
         if not self.adapted.rows:
-            return np.where((rows.nodes > 1) & self.believes_network, 0.0, 1.0)
+            return np.where(rows.nodes > 1, 0.0, 1.0)
         return nearness(self.measured, rows)
 
     def _as_usual(self, good: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
@@ -165,62 +226,73 @@ class CollectiveModel:
         )
         return taken_for_usual(good, slots, self.library)
 
-    def _predicted(
-        self, good: pd.DataFrame, rows: CollectiveRows, strange: np.ndarray
-    ) -> Predicted:
-        """Predictions; over nodes no less than a node's own part, where that alone was measured.
-
-        Those of `strange` rows [N], which are of another library, are as wide as another system's.
-        """
-        assert self.adapted is not None
-        found = self._as_learned(good, rows)
-        if strange.any():
-            wide = np.where(strange, widths.of_links(self.adapted.prior, rows), 0.0)
-            half = np.maximum(found.high_log_s - found.log_s, wide)
-            found = dataclasses.replace(
-                found, low_log_s=found.log_s - half, high_log_s=found.log_s + half
-            )
+    @functools.cached_property
+    def _inside_alone(self) -> list[str]:
+        """Collectives that were measured inside a node alone, and are composed of such a part."""
         measured: dict[str, set[bool]] = {}
         for one in self.measured:
             kind = CollectiveImplementation.parse(one.group).collective
             measured.setdefault(kind, set()).add(one.nodes > 1)
-        inside_alone = [name for name in _COMPOSED if measured.get(name) == {False}]
-        within = good["collective"].isin(inside_alone).to_numpy()
-        at = np.flatnonzero(within & (rows.nodes > 1) & (rows.ranks_per_node > 1))
-        if not len(at):
-            return found
-        part = good.iloc[at].assign(n_gpus=rows.ranks_per_node[at], n_nodes=1)
-        inside = self._as_learned(part, collective_rows(part, self.system, self.versions))
-        logs = ("log_s", "low_log_s", "high_log_s")
-        least = {name: np.array(getattr(found, name)) for name in logs}
-        for name, values in least.items():
-            values[at] = np.maximum(values[at], getattr(inside, name))
-        return dataclasses.replace(found, **least)
+        return [name for name in _COMPOSED if measured.get(name) == {False}]
 
-    def _as_learned(self, good: pd.DataFrame, rows: CollectiveRows) -> Predicted:
-        """Predictions, scaled by the closed form where they were learned at other rates, or nothing
-        between nodes was measured.
+    def _table(
+        self, known: pd.DataFrame, rows: CollectiveRows, strange: np.ndarray
+    ) -> CollectiveTable:
+        """Kinds [C] as arrays, of one byte; those of `strange` ones are of another library."""
+        g, nodes = rows.ranks_per_node, rows.nodes
+        inside, across, talking = shares(known["collective"].to_numpy(object), g, nodes)
+        theta, curves = np.tile(DATASHEET_THETA, (len(rows), 1)), None
+        source = np.full(len(rows), DATASHEET, np.int32)
+        if self.adapted is not None:
+            theta, curves = self._theta(rows), self._curves(known, rows, strange)
+            over = (nodes > 1) & (not self.network_measured)
+            source = np.where(over, BELIEF, np.where(curves.source, curves.source, PRIOR))
+        return CollectiveTable(
+            inside, across, talking, by_host(self.system, g), g, nodes, rows.steps, theta,
+            source.astype(np.int32), curves,
+        )  # fmt: skip
+
+    def _curves(self, known: pd.DataFrame, rows: CollectiveRows, strange: np.ndarray) -> Curves:
+        """What was learned of kinds [C], at the rates and knobs that it was learned at.
+
+        Where nothing counts of it the closed form stands alone, and the interval is as wide as
+        without any measurement; those of `strange` kinds are as wide as another system's.
         """
-        assert self.adapted is not None
-        if self.learned_on is None and self.network_measured:
-            return curves.predict(self.adapted, rows, self.correction_weight(rows))
-        there = rows
+        adapted, sizes = self.adapted, len(LOG2_BYTES)
+        assert adapted is not None
+        prior = adapted.prior
         if self.learned_on is not None:
-            there = collective_rows(good, self.learned_on, self.versions)
-        predicted = curves.predict(self.adapted, there, self.correction_weight(there))
-        here_s = form.seconds(self._theta(rows), rows.work())
-        moved = np.log(here_s / form.seconds(self._usual_theta(there), there.work()))
-        return Predicted(
-            predicted.log_s + moved, predicted.low_log_s + moved, predicted.high_log_s + moved,
-            predicted.closed_log_s + moved, predicted.outside,
+            rows = collective_rows(known, self.learned_on, self.versions)
+        every = np.arange(len(rows))
+        grid = rows.rows(np.repeat(every, sizes)).resized(np.tile(2.0**LOG2_BYTES, len(rows)))
+        said = adapted.predict(grid)
+        log_s, closed, half = (
+            one.reshape(-1, sizes)
+            for one in (said.log_s, said.closed_log_s, said.high_log_s - said.log_s)
+        )
+        share = self.correction_weight(rows)[:, None]
+        if not adapted.rows or (share < 1).any():
+            without = widths.unmeasured(prior, rows)[:, None]
+            # without rows: wider by the same where sizes lie beyond what the prior has seen
+            none = without * half / prior.log_width
+            half = share * half + (1 - share) * np.maximum(half, without) if adapted.rows else none
+        wide = np.where(strange, widths.of_links(prior, rows), 0.0)[:, None]
+        rising = np.stack([never_falling(one) for one in closed + share * (log_s - closed)])
+        measured = {one.group for one in self.measured}
+        own = np.array([unversioned(slot) in measured for slot in rows.implementation])
+        others = REFERENCES if prior.population.references else PRIOR
+        source = np.where(own, OWN_ROWS, np.where(share[:, 0] > 0, others, NOTHING))
+        source = np.where(strange, OTHER_LIBRARY, source).astype(np.int32)
+        return Curves(
+            np.ones(len(rows)), every.astype(np.int32), self._usual_theta(rows), source, rising,
+            np.maximum(half, wide), Links.of(self.learned_on or self.system),
         )  # fmt: skip
 
     def _remarks(
-        self, given: pd.DataFrame, rows: CollectiveRows, in_range: np.ndarray
+        self, given: pd.DataFrame, rows: CollectiveRows, met: np.ndarray
     ) -> list[tuple[str, np.ndarray]]:
-        """Texts, and the rows [N] that each is about."""
+        """Texts, and the kinds [C] that each is about."""
         assert self.adapted is not None
-        met = has_knobs(rows, self.adapted.knobs.implementations)
         absent = pd.Series(np.nan, given.index)
         no_lib = given.get("lib", absent).isna().to_numpy()
         no_version = given.get("lib_version", absent).isna().to_numpy()
@@ -247,7 +319,6 @@ class CollectiveModel:
                 for word, told in self._passed_over(given, rows).items()
             ),
             (unmet, ~met),
-            ("outside the sizes, ranks and nodes that were measured", ~in_range & met & ~nothing),
         ]
 
     def _taken_for(
@@ -292,36 +363,40 @@ class CollectiveModel:
         return taken_for_known(frame, self.known_versions)
 
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
-        """Rows of a table for `collective_seconds`; `InputError` for one that cannot be priced."""
-        return self.priced(frame).table
+        """Rows of a table for `price`; `InputError` for one that cannot be priced."""
+        return self.priced(frame)[0]
 
-    def priced(self, frame: pd.DataFrame) -> PricedCollectives:
-        """`table`, and how far to trust it."""
-        good, problem, _ = checked(self._with_library(frame))
+    def priced(
+        self, frame: pd.DataFrame, pairs: Mapping[int, np.ndarray] = MappingProxyType({})
+    ) -> tuple[CollectiveTable, np.ndarray]:
+        """(rows [N] of a table for `price`, whether each lies inside what was measured [N]).
+
+        `pairs`: of all-to-alls with unequal sizes, by row, what each rank sends to each [n, n].
+        """
+        good, problem, _ = checked(frame)
         if len(good) < len(frame):
             at = int(np.flatnonzero(problem != "")[0])
             raise InputError(f"row {at + 1}: {problem[at]}")
-        good, strange = self._as_usual(good)
-        rows = collective_rows(good, self.system, self.versions)
-        g, nodes = rows.ranks_per_node, rows.nodes
-        inside, across, talking = shares(good["collective"].to_numpy(object), g, nodes, self.system)
-        theta, correction = self._theta(rows), np.zeros(len(frame))
-        log_width, in_range = np.full(len(frame), np.nan), np.zeros(len(frame), bool)
-        if self.adapted is not None:
-            predicted = self._predicted(good, rows, strange)
-            correction = predicted.log_s - np.log(form.seconds(theta, rows.work()))
-            log_width = predicted.high_log_s - predicted.low_log_s
-            in_range = in_range_of(self.measured, rows) & ~strange
-        inside_bytes, across_bytes = rows.bytes * inside, rows.bytes * across
-        table = CollectiveTable(
-            inside_bytes, across_bytes, talking, g, nodes, rows.steps, theta, correction
-        )
-        return PricedCollectives(table, log_width, in_range)
+        bytes_ = good["bytes"].to_numpy(np.float64)
+        kinds, kind = self.kinds(good)
+        table = kinds.table.rows(kind).sized(bytes_).held()
+        if pairs:
+            rows = list(pairs)
+            ranks = {at: len(pairs[at]) // int(table.nodes[at]) for at in rows}
+            for at in rows:
+                nodes_of(len(pairs[at]), ranks[at])
+            inside, across, talking = np.array(
+                [pair_traffic(pairs[at], ranks[at]) for at in rows]
+            ).T
+            part = kinds.table.rows(kind[rows]).carrying(inside, across, talking, self.links())
+            table = table.with_rows(rows, part.held())
+        return table, kinds.near(kind, bytes_) & ~kinds.strange[kind]
 
     def bare(self, table: CollectiveTable) -> CollectiveTable:
         """The same collectives by the datasheet's latency and rates alone."""
-        theta = np.tile(_datasheet_theta(self.system), (len(table.nodes), 1))
-        return dataclasses.replace(table, theta=theta, correction=np.zeros(len(theta)))
+        theta = np.broadcast_to(DATASHEET_THETA, np.shape(table.theta))
+        source = np.full(np.shape(table.source), DATASHEET, np.int32)
+        return dataclasses.replace(table, theta=theta, source=source, learned=None, least=None)
 
     def on(self, system: SystemSpec) -> CollectiveModel:
         """The same links with other rates and another latency.
@@ -352,13 +427,7 @@ class CollectiveModel:
     @functools.cached_property
     def network_measured(self) -> bool:
         """Whether any collective between nodes was measured."""
-        return not self.believes_network or any(one.nodes > 1 for one in self.measured)
-
-    @property
-    def as_learned(self) -> CollectiveModel:
-        """The model at the rates that it was learned at, before closed forms move it."""
-        there = self.learned_on or self.system
-        return dataclasses.replace(self, system=there, learned_on=None, believes_network=False)
+        return any(one.nodes > 1 for one in self.measured)
 
     def links(self) -> Links:
         """The rates of this system's links."""
@@ -372,16 +441,12 @@ class CollectiveModel:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def _theta(self, rows: CollectiveRows) -> np.ndarray:
-        """[N, K] on this system."""
-        if self.adapted is None:
-            return np.tile(_datasheet_theta(self.system), (len(rows), 1))
-        found = np.array(self._usual_theta(rows))
+        """[N, K] on this system, seconds over its latency."""
+        found = self._usual_theta(rows)
         across = np.flatnonzero(rows.nodes > 1)
         if len(across) and not self.network_measured:
-            found[across] = self._over_nodes(rows.rows(across), found[across])
-        if self.learned_on is not None:
-            fixed = np.array([name in form.FIXED for name in form.ALPHA_BETA.knobs])
-            found += np.log(self.system.latency_s / self.learned_on.latency_s) * fixed
+            found[across] = self._over_nodes(rows.rows(across), found[across] + self._latency)
+            found[across] -= self._latency
         return found
 
     def _over_nodes(self, rows: CollectiveRows, theta: np.ndarray) -> np.ndarray:
@@ -394,7 +459,7 @@ class CollectiveModel:
         inside = dataclasses.replace(rows, implementation=np.array(slots, object))
         of_node = [names.index(name) for name in _OF_A_NODE]
         hop, ring, across = map(names.index, ("hop_s", "ring", "inter_efficiency"))
-        theta[:, of_node] = self._usual_theta(inside)[:, of_node]
+        theta[:, of_node] = (self._usual_theta(inside) + self._latency)[:, of_node]
         theta[:, hop] = np.maximum(theta[:, hop], np.log(network.RING_STEP_S) - theta[:, ring])
         theta[:, across] = np.log(network.share(self.system, rows.nodes))
         reduces = np.array([str(name).startswith("all_reduce|") for name in rows.implementation])
@@ -405,10 +470,15 @@ class CollectiveModel:
         return theta
 
     def _usual_theta(self, rows: CollectiveRows) -> np.ndarray:
-        """[N, K] as they were learned."""
+        """[N, K] as they were learned, seconds over the latency there."""
         assert self.adapted is not None
         slots, known = rows.implementation, self.adapted.prior.population
-        return self.adapted.knobs.including(known, slots).of(slots)
+        return self.adapted.knobs.including(known, slots).of(slots) - self._latency
+
+    @functools.cached_property
+    def _latency(self) -> np.ndarray:
+        """[K] log of the latency at which knobs were learned, for those that are seconds."""
+        return FIXED * np.log((self.learned_on or self.system).latency_s)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `collectives.json` and, where anything was learned, `collectives.npz`."""
@@ -480,14 +550,3 @@ def _loaded(folder: Path) -> CollectiveModel:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise InputError(f"{folder / DOCUMENT} is damaged ({why}); restore it") from error
-
-
-def _datasheet_theta(system: SystemSpec) -> np.ndarray:
-    """Knobs of the datasheet's rates and latency: other seconds vanish, one algorithm is left."""
-    nothing, one, never = 1e-12, 1.0, 1e9
-    knobs = {
-        "floor_s": system.latency_s, "hop_s": nothing, "node_hop_s": nothing, "ring": one,
-        "rendezvous_s": nothing, "intra_efficiency": one, "inter_efficiency": one,
-        "small_waste": never, "rank_decay": form.NO_DECAY, "sharpness": one,
-    }  # fmt: skip
-    return np.log([knobs[name] for name in form.ALPHA_BETA.knobs])

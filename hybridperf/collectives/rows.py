@@ -20,8 +20,8 @@ from hybridperf.collectives.algorithms.told import ALGORITHMS, told
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.traffic import (
     Links,
+    by_host,
     canonical_collective,
-    detour,
     link_of,
     shares,
     steps,
@@ -88,18 +88,6 @@ class CollectiveRows:
         seconds = self.seconds * growth[:, None]
         return dataclasses.replace(self, seconds=seconds, bytes=bytes_, inputs=inputs)
 
-    @functools.cached_property
-    def kinds(self) -> tuple[np.ndarray, np.ndarray]:
-        """(a row of each kind, the kind of each row [N]); rows of one kind differ in bytes only."""
-        apart = [i for i, name in enumerate(self.inputs.names) if name not in _OF_BYTES]
-        _, slot = np.unique(self.implementation.astype(str), return_inverse=True)
-        words = [self.inputs.values[:, apart], slot, self.ranks_per_node, self.nodes, self.steps]
-        frame = pd.DataFrame(np.column_stack(words))
-        # 64 bits tell millions of kinds apart
-        hashed = pd.util.hash_pandas_object(frame, index=False).to_numpy()
-        _, first, of_row = np.unique(hashed, return_index=True, return_inverse=True)
-        return first, of_row
-
 
 def collective_rows(
     frame: pd.DataFrame, system: SystemSpec, versions: Mapping[str, str] | None = None
@@ -113,8 +101,12 @@ def collective_rows(
     columns = ("bytes", "n_gpus", "n_nodes")
     bytes_, ranks, nodes = (frame[column].to_numpy(np.float64) for column in columns)
     g = ranks / nodes
-    inside, across, talking = shares(names, g, nodes, system)
-    seconds = Links.of(system).seconds(bytes_ * inside, bytes_ * across, talking)
+    inside, across, talking = shares(names, g, nodes)
+    links, way = Links.of(system), by_host(system, g)
+    seconds = np.stack(links.seconds(bytes_ * inside, bytes_ * across, talking, way), -1)
+    rate = np.where(
+        way > 0, min(links.intra_bytes_per_s, links.host_link_bytes_per_s), links.intra_bytes_per_s
+    )
     link = np.where(nodes > 1, "network", link_of(system)).astype(object)
     implementation, version = implementations(frame), _text(frame, "lib_version", "")
     groups = map(CollectiveImplementation, names, implementation, link)
@@ -130,7 +122,7 @@ def collective_rows(
         "log2_bytes_per_rank": np.log2(bytes_ / ranks),
         "three_or_more": ranks > 2,
         "in_network_reduction": np.full(n, system.in_network_reduction) & (ranks > 2),
-        "log2_link_rate": np.log2(system.intra_bytes_per_s / detour(system, g)),
+        "log2_link_rate": np.log2(rate),
         "log2_network_rate": np.full(n, np.log2(network_share)),
     }
     spelt = (word.lower() for word in _text(frame, "dtype", ""))

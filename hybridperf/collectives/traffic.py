@@ -20,7 +20,7 @@ import numpy as np
 
 from hybridperf.collectives.algorithms import ALIASES, COLLECTIVES
 from hybridperf.hardware import SystemSpec
-from hybridperf.io import unknown
+from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array
 
 _KIND_BY_WORD = {  # the first word found in a system's `intra_link` decides
@@ -43,12 +43,11 @@ def canonical_collective(name: str) -> str:
 
 
 def shares(
-    names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray, system: SystemSpec
+    names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(share of bytes through a rank's link, through a node's network, ranks that share it) [N].
 
-    `names` [N] are canonical. The first is as if all went over the system's `intra_link`: `detour`
-    times the bytes where the host's bus is slower.
+    `names` [N] are canonical.
     """
     inside, across = np.empty(len(names)), np.empty(len(names))
     talking = np.array(ranks_per_node, np.float64)
@@ -58,14 +57,48 @@ def shares(
         across[at] = kind.across(ranks_per_node[at], nodes[at])
         if kind.one_rank_across:
             talking[at] = 1.0
-    return inside * detour(system, ranks_per_node), across, talking
+    return inside, across, talking
 
 
-def detour(system: SystemSpec, ranks_per_node: np.ndarray) -> np.ndarray:
-    """[N] how many times longer a byte is on its way inside a node than over its `intra_link`."""
+def by_host(system: SystemSpec, ranks_per_node: np.ndarray) -> np.ndarray:
+    """[N] 1 where ranks of a node meet over the host's bus, too, else 0."""
     bridged = link_of(system) == "nvlink_bridge"
-    longer = max(system.intra_bytes_per_s / system.host_link_bytes_per_s, 1.0) if bridged else 1.0
-    return np.where(np.asarray(ranks_per_node) > _BRIDGED, longer, 1.0)
+    return np.where((np.asarray(ranks_per_node) > _BRIDGED) & bridged, 1.0, 0.0)
+
+
+def nodes_of(ranks: int, ranks_per_node: int) -> int:
+    """How many nodes; `InputError` where ranks do not divide into them."""
+    if ranks_per_node < 1 or ranks % ranks_per_node:
+        raise InputError(
+            f"{ranks} ranks do not divide into nodes of {ranks_per_node}; mend ranks_per_node"
+            " or the matrix"
+        )
+    return ranks // ranks_per_node
+
+
+def pair_traffic(
+    bytes_: Array, ranks_per_node: int, xp: ModuleType = np
+) -> tuple[Array, Array, Array]:
+    """(bytes through the busiest rank's link, the busiest node's network, ranks that share it) of
+    an all-to-all with `bytes_` [n, n] from rank to rank.
+
+    Rank i sends `bytes_[i, j]` to rank j; the diagonal stays at home. n = g N ranks stand node by
+    node, g on each of N nodes. One rank alone reaches only its share of the node's network:
+
+        inside   = max over ranks of max(sent, received) within the node
+        across   = max over nodes of max(sent, received) to and from other nodes
+        talking  = across / (the same of the busiest rank)
+    """
+    n, g = len(bytes_), ranks_per_node
+    node = np.arange(n) // g
+    together, alone = node[:, None] == node, np.eye(n, dtype=bool)
+    within, beyond = xp.where(together & ~alone, bytes_, 0), xp.where(together, 0, bytes_)
+    inside = xp.maximum(within.sum(1).max(), within.sum(0).max())
+    sent, received = beyond.sum(1), beyond.sum(0)
+    of_rank = xp.maximum(sent.max(), received.max())
+    across = xp.maximum(sent.reshape(-1, g).sum(1).max(), received.reshape(-1, g).sum(1).max())
+    talking = xp.where(of_rank > 0, across, g) / xp.where(of_rank > 0, of_rank, 1)
+    return inside, across, talking
 
 
 def steps(names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray) -> np.ndarray:
@@ -90,25 +123,33 @@ def bus_bytes_per_s(collective: str, bytes: Array, ranks: Array, time_s: Array) 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """Rates per direction; leaves may be replaced or carry a trailing batch axis."""
+    """Rates per direction, and what sending takes; leaves may be replaced or carry a trailing batch
+    axis.
+    """
 
     intra_bytes_per_s: Array  # [] of one rank to the others of its node
     rank_bytes_per_s: Array  # [] of one rank to other nodes when it talks alone
     node_bytes_per_s: Array  # [] of a whole node to other nodes
+    host_link_bytes_per_s: Array  # [] of one rank to its host: what joins bridged pairs
+    link_latency_s: Array  # [] all seconds of the closed form but those of bytes grow by it
 
     @staticmethod
     def of(system: SystemSpec) -> Links:
         """A rank reaches its own share of its node's network cards, and at least one whole card."""
         node = system.node_bytes_per_s
         alone = max(system.nic_bytes_per_s, node / system.accelerators_per_node)
-        return Links(*map(np.float64, (system.intra_bytes_per_s, min(alone, node), node)))
+        rates = (system.intra_bytes_per_s, min(alone, node), node, system.host_link_bytes_per_s)
+        return Links(*map(np.float64, (*rates, system.latency_s)))
 
     def seconds(
-        self, inside_bytes: Array, across_bytes: Array, talking: Array, xp: ModuleType = np
-    ) -> Array:
-        """Seconds [N, 2] inside nodes and across; `talking` ranks of a node share its network."""
-        rate = xp.minimum(self.node_bytes_per_s, self.rank_bytes_per_s * talking)
-        return xp.stack([inside_bytes / self.intra_bytes_per_s, across_bytes / rate], -1)
+        self, inside_bytes: Array, across_bytes: Array, talking: Array, by_host: Array = 0.0,
+        xp: ModuleType = np,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Seconds inside nodes and across [N] each; `talking` ranks of a node share its network."""
+        slower = xp.minimum(self.intra_bytes_per_s, self.host_link_bytes_per_s)
+        inside = xp.where(by_host > 0, slower, self.intra_bytes_per_s)
+        across = xp.minimum(self.node_bytes_per_s, self.rank_bytes_per_s * talking)
+        return inside_bytes / inside, across_bytes / across
 
 
 def link_of(system: SystemSpec) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist
 
 import numpy as np
 
@@ -18,8 +17,6 @@ from hybridperf.model.step_table import (
     row_roofline_seconds,
     split,
 )
-
-_WIDTH_OF_90 = 2 * NormalDist().inv_cdf(0.95)  # standard deviations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +74,7 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
         spread[at] = one.log_spread
     if known.collectives is not None:
         outside[collectives] = np.where(known.collectives.in_range, 0.0, np.inf)
-        spread[collectives] = known.collectives.log_width / _WIDTH_OF_90
+        spread[collectives] = np.sqrt(known.collectives.log_variance)
     roofline_s = row_roofline_seconds(model, table, calls, seconds)
     return Prices(
         seconds,

@@ -16,13 +16,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
-from hybridperf.collectives.curves import LOG2_BYTES
-from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.table import CollectiveTable, collective_seconds
-from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
@@ -121,88 +116,7 @@ class OpPricer:
         return traced_seconds(self.sample, op, self.model, platform)
 
 
-@dataclasses.dataclass(frozen=True)
-class CollectivePricer:
-    """Seconds of one collective on a fixed group of ranks, differentiable in bytes and link rates.
-
-    Make one with `CollectivePricer.of`.
-    """
-
-    model: CollectiveModel
-    per_byte: CollectiveTable  # one row, of one byte, without correction
-    learned_per_byte: CollectiveTable  # the same at the rates that were learned at
-    # log of seconds there at bytes of 2**LOG2_BYTES; None: nothing was learned
-    curve: np.ndarray | None
-
-    @staticmethod
-    def of(
-        model: CollectiveModel, collective: str, *, n_gpus: int, n_nodes: int = 1, lib: str = "",
-        lib_version: str = "", variant: str = "", dtype: str = "", in_place: str = "",
-    ) -> CollectivePricer:  # fmt: skip
-        """A pricer for a collective by its name; words left empty are assumed as in tables.
-
-        Args:
-            model: the system and what was learned of its collectives.
-            collective: name of the collective, as in tables ("all_reduce").
-            n_gpus: ranks in all, 2 or more.
-            n_nodes: nodes that they are spread over evenly.
-            lib: communication library ("nccl").
-            lib_version: its version.
-            variant: algorithm or path of the library, as measured rows name it.
-            dtype: number format of the elements.
-            in_place: "1" where the result overwrites the input.
-
-        Raises:
-            InputError: when the collective is unknown, or ranks do not divide into nodes.
-        """
-        words = {
-            "lib": lib, "lib_version": lib_version, "variant": variant, "dtype": dtype,
-            "in_place": in_place,
-        }  # fmt: skip
-        given = {name: word for name, word in words.items() if word != ""}
-        frame = pd.DataFrame({"bytes": 2.0**LOG2_BYTES}).assign(
-            collective=collective, n_gpus=n_gpus, n_nodes=n_nodes, **given
-        )
-        learned = model.as_learned
-        per_byte, learned_per_byte = (
-            dataclasses.replace(one.table(frame.iloc[:1]), correction=np.zeros(1))
-            for one in (model, learned)
-        )
-        curve = None
-        if model.adapted is not None:
-            curve = np.log(learned.predict(frame)["predicted_s"].to_numpy())
-        return CollectivePricer(model, per_byte, learned_per_byte, curve)
-
-    def __call__(self, links: Links, bytes: ArrayLike) -> Array:  # named as in tables
-        """Seconds of the collective with a message of so many bytes per rank."""
-        return _compiled(self)(_floats(links), _float(bytes))
-
-    def table(self, bytes: Any) -> CollectiveTable:
-        """The collective as one row for `collective_seconds`, whose knobs may be varied, too."""
-        row, there = (
-            dataclasses.replace(
-                one, inside_bytes=one.inside_bytes * bytes, across_bytes=one.across_bytes * bytes
-            )
-            for one in (_floats(self.per_byte), _floats(self.learned_per_byte))
-        )
-        if self.curve is None:
-            return row
-        sizes = jnp.log2(bytes)
-        # beyond the last size there is nothing but bandwidth
-        beyond = np.log(2.0) * jnp.maximum(sizes - LOG2_BYTES[-1], 0.0)
-        log_s = jnp.interp(sizes, _float(LOG2_BYTES), _float(self.curve)) + beyond
-        closed_s = collective_seconds(there, _floats(self.model.as_learned.links()))
-        return dataclasses.replace(row, correction=log_s - jnp.log(closed_s))
-
-    def _seconds(self, links: Links, bytes_: Any) -> Any:
-        return collective_seconds(self.table(bytes_), links)[0]
-
-    @functools.cached_property
-    def _by_precision(self) -> dict[Any, Callable[..., Any]]:
-        return {}
-
-
-def _compiled(pricer: OpPricer | CollectivePricer) -> Callable[..., Any]:
+def _compiled(pricer: OpPricer) -> Callable[..., Any]:
     """A pricer's function for JAX' present precision, over arrays of its own.
 
     JAX (0.9, 0.11) remembers how it took NumPy's arrays in another precision.

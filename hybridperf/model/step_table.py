@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.table import CollectiveTable, PricedCollectives, collective_seconds
-from hybridperf.collectives.unequal import AllToAll
+from hybridperf.collectives.price import CollectiveTable, collective_seconds
+from hybridperf.collectives.price import price as price_collectives
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
@@ -64,11 +64,18 @@ class StepTable:
     power_s: Array = None  # [U] of ops in the long run, as `step_effects.sustained_s` takes it
 
 
+class KnownCollectives(NamedTuple):
+    """How far to trust the collectives of a step."""
+
+    log_variance: np.ndarray  # [C]; NaN without measurements
+    in_range: np.ndarray  # bool [C]
+
+
 class KnownRows(NamedTuple):
     """What is known of the rows of a step."""
 
     ops: PricedOps  # [O]
-    collectives: PricedCollectives | None  # [C]
+    collectives: KnownCollectives | None  # [C]
 
 
 def step_table(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None) -> StepTable:
@@ -93,10 +100,11 @@ def priced_rows(
     place |= {at: count + i for i, at in enumerate((*collectives, *given))}
     # the row of what is composed of others takes no time by itself
     place |= dict.fromkeys(composed, count + len(collectives) + len(given))
-    carried = None
+    carried = known = None
     if collectives:
         fabric = fabric_of(model, next(iter(collectives.values())))
-        carried = _priced_collectives(fabric, list(collectives.values()))
+        carried, near = collective_table(fabric, list(collectives.values()))
+        known = KnownCollectives(price_collectives(carried, fabric.links()).log_variance, near)
     seconds = [*(call.value for call in given.values()), *([0.0] if composed else [])]
     power_s = np.zeros(len(calls))
     power_s[list(ops)] = _power_s(model, table)[: len(ops)]
@@ -104,7 +112,7 @@ def priced_rows(
     left = [(at, one.message - 1, one.beside - 1) for at, one in exposed.items()]
     rows = StepTable(
         ops=table,
-        collectives=None if carried is None else carried.table,
+        collectives=carried,
         given_s=np.array(seconds) if seconds else None,
         place=np.array([place[at] for at in range(len(calls))], np.int32),
         parts=np.array(parts, np.int32) if chains else None,
@@ -112,7 +120,7 @@ def priced_rows(
         power_s=power_s,
         **_in_step(model, in_step),
     )
-    return rows, KnownRows(own, carried)
+    return rows, KnownRows(own, known)
 
 
 def _power_s(model: PerfModel, table: OpTable) -> np.ndarray:
@@ -286,26 +294,11 @@ def _placed(table: StepTable, op_s: np.ndarray, links: Any) -> np.ndarray:
 _collective_seconds = jax.jit(collective_seconds)
 
 
-def _priced_collectives(
+def collective_table(
     model: CollectiveModel, calls: Sequence[CollectiveCall]
-) -> PricedCollectives:
-    """[C]; one of unequal sizes by what keeps the busiest link as busy, trusted as one of equal."""
-    found = model.priced(collective_frame(calls))
-    scales: dict[tuple[Any, ...], AllToAll] = {}
-    rows: dict[int, CollectiveTable] = {}
-    for at, call in enumerate(calls):
-        if call.pair_bytes is not None:
-            key = call.ranks, call.nodes, call.words
-            if key not in scales:
-                per_node = call.ranks // call.nodes
-                scales[key] = AllToAll.of(model, call.ranks, per_node, **dict(call.words))
-            rows[at] = scales[key].table(np.array(call.pair_bytes))
-    if not rows:
-        return found
-
-    def written(leaf: np.ndarray, *values: np.ndarray) -> np.ndarray:
-        out = np.array(leaf, np.float64)
-        out[list(rows)] = np.concatenate(values)
-        return out
-
-    return found._replace(table=jax.tree.map(written, found.table, *rows.values()))
+) -> tuple[CollectiveTable, np.ndarray]:
+    """(calls [C] as `price` takes them, whether each lies inside what was measured [C]); one of
+    unequal sizes is trusted as one of equal.
+    """
+    pairs = {at: np.array(one.pair_bytes) for at, one in enumerate(calls) if one.pair_bytes}
+    return model.priced(collective_frame(calls), pairs)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.collectives import network
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.collectives.price import price
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.sources import Code
@@ -70,8 +70,8 @@ def _of_collective(model: PerfModel, call: CollectiveCall) -> tuple[float, str]:
         return (network.WIDTH, note) if believed else (0.0, "")
     width = network.WIDTH
     if not believed:
-        priced = links.priced(collective_frame([call]))
-        width = float(priced.log_width[0]) / 2 / NINE_OF_TEN
+        priced = price(links.table(collective_frame([call])), links.links())
+        width = float(np.sqrt(priced.log_variance[0]))
     return width, f"collectives by the prior alone: none of {links.system.id} was measured"
 
 

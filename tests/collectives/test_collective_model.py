@@ -5,6 +5,7 @@ The systems are made up: links of shipped presets, the closed form with known kn
 bytes that all systems share, noise of 3 %. Systems with accelerators of one architecture are alike.
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator
@@ -19,9 +20,8 @@ from hybridperf.collectives import curves, fit, network
 from hybridperf.collectives.fit import fit_collectives, references_of, train_prior
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.model import CollectiveModel, load_collectives
+from hybridperf.collectives.price import collective_seconds
 from hybridperf.collectives.rows import checked, collective_rows, implementations
-from hybridperf.collectives.table import collective_seconds
-from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError
 from hybridperf.io.documents import with_checksum
@@ -539,9 +539,8 @@ def test_jax_says_what_the_table_says(
 def test_faster_links_move_what_was_learned(many: CollectiveModel) -> None:
     """Twice the rates halve large messages and leave small ones."""
     links = many.links()
-    faster = Links(
-        2 * links.intra_bytes_per_s, 2 * links.rank_bytes_per_s, 2 * links.node_bytes_per_s
-    )
+    rates = ("intra_bytes_per_s", "rank_bytes_per_s", "node_bytes_per_s")
+    faster = dataclasses.replace(links, **{name: 2 * getattr(links, name) for name in rates})
     table = many.table(of_one_kind("all_reduce", np.array([64.0, 2.0**34]), 16, 2))
     np.testing.assert_allclose(
         collective_seconds(table, faster) / collective_seconds(table, links), [1, 0.5], rtol=0.01

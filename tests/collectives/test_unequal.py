@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridperf.collectives import unequal
+from hybridperf.collectives import price
 from hybridperf.collectives.algorithms import COLLECTIVES
-from hybridperf.collectives.curves import LOG2_BYTES
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.model import CollectiveModel
+from hybridperf.collectives.price import LOG2_BYTES
 from hybridperf.collectives.rows import checked, collective_rows
-from hybridperf.collectives.unequal import AllToAll, pair_traffic
+from hybridperf.collectives.traced import AllToAll, pair_traffic
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError, read_table
 
@@ -203,7 +203,7 @@ def test_one_fabric_serves_both_precisions(
     model: CollectiveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # JAX remembers arrays: float32 is to be the first it is traced in
-    monkeypatch.setattr(unequal, "LOG2_BYTES", LOG2_BYTES.copy())
+    monkeypatch.setattr(price, "FIXED", price.FIXED.copy())
     fabric, bytes_ = AllToAll.of(model, 8, 4, lib="nccl"), random_bytes(8, 4)
     wanted = fabric.seconds(bytes_, xp=np)
     steps = jax.jit(

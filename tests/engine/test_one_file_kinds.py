@@ -16,6 +16,7 @@ from hybridperf.collectives import algorithms
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.form import ALPHA_BETA, NO_DECAY
 from hybridperf.collectives.model import CollectiveModel, load_collectives
+from hybridperf.collectives.traced import CollectivePricer
 from hybridperf.engine.elasticities import elasticities
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.prediction import predict
@@ -26,7 +27,7 @@ from hybridperf.learning.prior.form import slopes
 from hybridperf.model import PerfModel, load_model, neutral_knobs
 from hybridperf.model.calls import KINDS, CollectiveCall, kind_of
 from hybridperf.model.fit.device import fit
-from hybridperf.model.pricing import CollectivePricer, OpPricer
+from hybridperf.model.pricing import OpPricer
 from hybridperf.ops import GROUPS, OpCall, base
 
 OP = """

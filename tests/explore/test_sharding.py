@@ -13,7 +13,7 @@ from support.made_sharding import all_placements, made_cost, made_tables
 
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.unequal import AllToAll, pair_traffic
+from hybridperf.collectives.traced import AllToAll, pair_traffic
 from hybridperf.explore.sharding import exact, greedy, local, relaxed, run
 from hybridperf.explore.sharding.cost import (
     COLUMNS,

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from support.part_calls import calls_of
+from support.sizes import CASES, TEXT
 
 import hybridperf as hp
 from hybridperf.hardware import names_people_use
@@ -22,8 +24,6 @@ from hybridperf.model.stages.step import Machine
 from hybridperf.model.stages.who import who
 from hybridperf.ops import OpCall, op_by_name
 from hybridperf.ops.table import OpRows, parse_ops
-from support.part_calls import calls_of
-from support.sizes import CASES, TEXT
 
 EXACT = 1e-9
 SCALES = (0.25, 1.0, 4.0)

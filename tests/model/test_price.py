@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from support.part_calls import calls_of
 
 import hybridperf as hp
 from hybridperf.model import PerfModel, shipped
@@ -12,7 +13,6 @@ from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.model.stages.borrowed import ATTENTION_WIDTH, PRODUCTS_WIDTH
 from hybridperf.ops import Convolution, EncoderAttention, Gemm, OpCall, RmsNorm
 from hybridperf.ops.table import parse_ops
-from support.part_calls import calls_of
 
 PRODUCT = Gemm("bf16", 4096.0, 4096.0, 4096.0)
 NORM = RmsNorm("bf16", 8192.0, 4096.0)

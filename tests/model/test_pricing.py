@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from support.sizes import CASES, TEXT
 
-from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.model import CollectiveModel, load_collectives
-from hybridperf.collectives.table import collective_seconds
-from hybridperf.collectives.traffic import Links
-from hybridperf.hardware import LEVELS, load_device, load_system
+from hybridperf.collectives.traced import CollectivePricer
+from hybridperf.hardware import LEVELS, load_device
 from hybridperf.io import InputError
 from hybridperf.learning.residual import Box, Inputs, TrainingJob, inputs_of, train, with_process
 from hybridperf.model import (
@@ -30,10 +29,9 @@ from hybridperf.model import (
     neutral_knobs,
 )
 from hybridperf.model.families import family_of
-from hybridperf.model.pricing import CollectivePricer, OpPricer
+from hybridperf.model.pricing import OpPricer
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.ops.roofline import RooflineKnobs
-from support.sizes import CASES, TEXT
 
 H100 = load_device("h100_sxm")
 STEP = 1e-5  # of finite differences, relative
@@ -431,104 +429,12 @@ def test_a_step_descends_on_two_ops_at_once(shipped: PerfModel) -> None:
     assert abs(step(n)[0]) < 0.05  # waves jump: no width may take just that
 
 
-# --- one collective -------------------------------------------------------------------------------
-
-PLACES = ((8, 1), (16, 2))
+# --- ops and collectives in both precisions -------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def fabric() -> CollectiveModel:
     return load_collectives("aic_h100_sxm")
-
-
-@pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize(("n_gpus", "n_nodes"), PLACES)
-def test_a_collective_on_a_measured_system(
-    fabric: CollectiveModel, collective: str, n_gpus: int, n_nodes: int
-) -> None:
-    check_collective(fabric, collective, n_gpus, n_nodes)
-
-
-@pytest.mark.parametrize(("n_gpus", "n_nodes"), PLACES)
-def test_a_collective_by_the_datasheet(n_gpus: int, n_nodes: int) -> None:
-    check_collective(
-        CollectiveModel.datasheet(load_system("dgx_h100")), "all_reduce", n_gpus, n_nodes
-    )
-
-
-def check_collective(model: CollectiveModel, collective: str, n_gpus: int, n_nodes: int) -> None:
-    pricer, links = (
-        CollectivePricer.of(model, collective, n_gpus=n_gpus, n_nodes=n_nodes),
-        model.links(),
-    )
-    sizes = np.array([100.3, 7e4, 3.1e6, 2.2e8, 1.7e10, 3e12])
-    frame = pd.DataFrame(
-        {"collective": collective, "bytes": sizes, "n_gpus": n_gpus, "n_nodes": n_nodes}
-    )
-    expected = model.predict(frame)["predicted_s"].to_numpy()
-    np.testing.assert_allclose([pricer(links, size) for size in sizes], expected, rtol=1e-6)
-
-    def with_theta(links: Links, bytes_: Any, theta: Any) -> Any:
-        return collective_seconds(dataclasses.replace(pricer.table(bytes_), theta=theta), links)[0]
-
-    both = jax.jit(jax.value_and_grad(with_theta, argnums=(0, 1, 2)))
-
-    def seconds(links: Links, bytes_: Any, theta: Any) -> Any:
-        return both(links, bytes_, theta)[0]
-
-    theta = np.asarray(pricer.per_byte.theta)
-    for size, whole in zip(sizes, expected, strict=True):
-        _, (by_links, by_bytes, by_theta) = both(links, size, theta)
-        check(lambda moved: seconds(links, moved, theta), size, by_bytes, whole, "bytes")
-        for field in dataclasses.fields(Links):
-            rate = getattr(links, field.name)
-
-            def at_rate(moved: float, name: str = field.name, size: float = size) -> jax.Array:
-                return seconds(dataclasses.replace(links, **{name: moved}), size, theta)
-
-            check(
-                at_rate,
-                rate,
-                getattr(by_links, field.name),
-                whole,
-                field.name,
-            )
-        for at in range(theta.shape[1]):
-            moved = [
-                seconds(links, size, theta + way * STEP * (np.arange(theta.shape[1]) == at))
-                for way in (1, -1)
-            ]
-            difference = float(moved[0] - moved[1]) / (2 * STEP)
-            assert float(by_theta[0, at]) == pytest.approx(
-                difference, rel=1e-4, abs=1e-7 * whole
-            ), at
-
-
-def test_one_compile_for_all_bytes_and_links(
-    fabric: CollectiveModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    traces = []
-    table = CollectivePricer.table
-    monkeypatch.setattr(
-        CollectivePricer, "table", lambda pricer, bytes_: traces.append(1) or table(pricer, bytes_)
-    )
-    pricer = CollectivePricer.of(fabric, "all_reduce", n_gpus=8)
-    for bytes_ in (1000, 1e6, np.float32(1e7), jnp.asarray(1e8)):
-        for factor in (1.0, 2):
-            pricer(jax.tree.map(lambda rate: rate * factor, fabric.links()), bytes_)  # noqa: B023
-    assert len(traces) == 1
-
-
-def test_collectives_that_cannot_be_priced(fabric: CollectiveModel) -> None:
-    for arguments, says in (
-        ({"collective": "all_reduse", "n_gpus": 8}, "did you mean 'all_reduce'"),
-        ({"collective": "all_reduce", "n_gpus": 1}, "n_gpus of 2 or more"),
-        ({"collective": "all_reduce", "n_gpus": 9, "n_nodes": 2}, "do not divide"),
-    ):
-        with pytest.raises(InputError, match=says):
-            CollectivePricer.of(fabric, **arguments)
-    with pytest.raises(TypeError, match="'library'"):
-        CollectivePricer.of(fabric, "all_reduce", n_gpus=8, library="nccl")  # type: ignore[call-arg]
 
 
 def test_one_pricer_serves_both_precisions(shipped: PerfModel) -> None:
@@ -537,13 +443,13 @@ def test_one_pricer_serves_both_precisions(shipped: PerfModel) -> None:
         pricer_of(shipped, "gemm"),
         CollectivePricer.of(load_collectives("aic_h100_sxm"), "all_reduce", n_gpus=8),
     )
-    said = []
+    links, said = load_collectives("aic_h100_sxm").links(), []
     for double in (False, True, False, True):
         with jax.enable_x64(double):
             said.append(
                 (
                     float(pricer(shipped.platform(), **CASES["gemm"])),
-                    float(fabric(fabric.model.links(), 1e6)),
+                    float(fabric(links, 1e6)),
                 )
             )
     np.testing.assert_allclose(said, [said[1]] * 4, rtol=1e-4)

@@ -17,7 +17,7 @@ import pytest
 from support.made_sharding import made_cost
 
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.table import collective_seconds
+from hybridperf.collectives.price import collective_seconds
 from hybridperf.engine.batches import with_knobs
 from hybridperf.engine.closed import step_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.unequal import AllToAll
+from hybridperf.collectives.traced import AllToAll
 from hybridperf.explore.sharding.cost import COLUMNS, MEMORY, SENT, PlacementCost
 from hybridperf.hardware import load_system
 from hybridperf.ops.embedding import Table, Zipf

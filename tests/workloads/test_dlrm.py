@@ -7,7 +7,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.unequal import AllToAll
+from hybridperf.collectives.traced import AllToAll
 from hybridperf.engine.batches import BatchPredictor, gradient
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.outputs import OUTPUTS

@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hybridperf.collectives.unequal import AllToAll
+from hybridperf.collectives.traced import AllToAll
 from hybridperf.hardware import DTYPE_BYTES, Device, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical

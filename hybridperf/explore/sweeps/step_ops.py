@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pydantic
 
 from hybridperf.collectives.model import CollectiveModel
+from hybridperf.collectives.traced import CollectivePricer
 from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.explore.sweeps.document import check_keys, is_finite
 from hybridperf.explore.sweeps.expression import Expression, parse
@@ -17,7 +18,7 @@ from hybridperf.explore.sweeps.written import Faults, Part
 from hybridperf.io import InputError, closest, unknown
 from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
-from hybridperf.model.pricing import CollectivePricer, OpPricer
+from hybridperf.model.pricing import OpPricer
 from hybridperf.ops import op_by_name
 from hybridperf.ops.table import LABELS
 

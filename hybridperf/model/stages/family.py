@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.hardware import DeviceSpec
 from hybridperf.io import closest, shipped_toml
 from hybridperf.io.namespace import Array, array_module, put
 from hybridperf.learning.gaussian_process import NINE_OF_TEN

@@ -16,7 +16,7 @@ from hybridperf.io.namespace import Array
 from hybridperf.learning.prior import Adapted
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.platform import Platform
-from hybridperf.model.sources import DATASHEET, Source
+from hybridperf.model.sources import DATASHEET
 from hybridperf.ops.roofline import RooflineKnobs
 
 NOTHING_S = 1e-30  # stands for no time where a log is taken
