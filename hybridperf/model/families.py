@@ -22,13 +22,16 @@ from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module, floats, put
 from hybridperf.learning.prior import FamilyRows
-from hybridperf.learning.prior.form import STEP_S
+from hybridperf.learning.prior.form import ROW_ROOFLINE, STEP_S, WAVE_ROOFLINE, ClosedForm
+from hybridperf.learning.prior.gather_form import GATHER_ROOFLINE
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.rows import NOTHING
 from hybridperf.learning.residual import Inputs
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
 from hybridperf.ops.gemm import Product
+from hybridperf.ops.base import Gathered
 from hybridperf.ops.quantise import SCHEMES, scheme_dtype
+from hybridperf.ops.rows import RowMachine, goes_by_rows, row_work
 from hybridperf.ops.table import OpRows
 from hybridperf.ops.tiles import STEP_FLOPS
 
@@ -131,6 +134,7 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
     run = part.op if framework is None else part.op.run_by(framework)
     work = part.work if run is part.op else run.work()
     values = array_module(*own.values()).stack([*own.values(), *flags.values()], 1)
+    form, own_work, most, library_sd = _own_form(part, keep, device, gpu, whole)
     return FamilyRows(
         flops=whole(work.flops)[keep], bytes=whole(work.bytes)[keep],
         blocks=whole(0.0 if run.group in _WITHOUT_WAVES else run.blocks())[keep],
@@ -138,7 +142,8 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
         memory_bytes_per_s=device.memory_bytes_per_s, sm_count=gpu.sm_count,
         implementation=_slots(part, n)[keep], inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
-        gathers=_gathers(part, keep, device, gpu, whole), steps=whole(_steps(part, run, gpu))[keep],
+        own_work=own_work, steps=whole(_steps(part, run, gpu))[keep], form=form, most=most,
+        library_sd=library_sd,
     )  # fmt: skip
 
 
@@ -152,28 +157,49 @@ def _steps(part: OpRows, run: Op, gpu: Gpu) -> Array:
     return steps * (STEP_FLOPS * gpu.sm_count / part.peak_flops_per_s / STEP_S)
 
 
-def op_rows(op: Op, device: DeviceSpec) -> FamilyRows:
-    """One op of plain numbers as the prior sees it."""
+def op_rows(op: Op, device: DeviceSpec, framework: str = "") -> FamilyRows:
+    """One op of plain numbers as the prior sees it, by a framework's kernel where one is told."""
     group = np.array([int(op.group_index())], np.int32)
     peak = device.peak(op.peak_dtype, op.unit)
-    part = OpRows(np.zeros(1, int), op, op.work(), group, peak, name=columns(op)["op"])
+    labels = {"framework": np.array([framework], object)} if framework else {}
+    part = OpRows(np.zeros(1, int), op, op.work(), group, peak, labels, columns(op)["op"])
     return family_rows(part, np.ones(1, bool), device)
 
 
-def _gathers(
+def _own_form(
     part: OpRows, keep: np.ndarray, device: DeviceSpec, gpu: Gpu, whole: Callable[[Array], Array]
-) -> Array | None:
-    """What the rows `keep` gather, as `gather_form.WORK` names it after arithmetic."""
-    of = part.op.gathered()
-    if of is None:
-        return None
+) -> tuple[ClosedForm, Array | None, Array, Array]:
+    """(form of the rows `keep`, what it reads besides arithmetic, what bounds them, the scatter of
+    libraries).
+    """
+    of, machine = part.op.gathered(), RowMachine.of(device)
+    if of is not None:
+        return GATHER_ROOFLINE, _gathers(of, device, gpu, whole)[keep], np.inf, 0.0
+    if not goes_by_rows(part.op) or machine is None:
+        return WAVE_ROOFLINE, None, np.inf, 0.0
+    framework = part.labels.get("framework", np.full(len(part.rows), "", object))
+    columns = []
+    for word in dict.fromkeys(framework):
+        work = row_work(part.op, machine, word)
+        columns.append([whole(one) for one in (*work.amounts, work.most, work.library_sd)])
+    module = array_module(*columns[0])
+    mine = [framework == word for word in dict.fromkeys(framework)]
+    *amounts, most, library_sd = (module.select(mine, one) for one in zip(*columns, strict=True))
+    logs = [module.log(module.maximum(one, NOTHING)) for one in amounts]
+    return ROW_ROOFLINE, module.stack(logs, 1)[keep], most[keep], library_sd[keep]
+
+
+def _gathers(
+    of: Gathered, device: DeviceSpec, gpu: Gpu, whole: Callable[[Array], Array]
+) -> Array:
+    """What rows gather, as `gather_form.WORK` names it after arithmetic."""
     seconds = (of.again_bytes, of.first_bytes, of.beside_bytes, of.index_bytes)
     amounts = [floats(one) / device.memory_bytes_per_s for one in seconds]
     amounts += [floats(of.first_bytes) / of.columns / gpu.l2_bytes]
     amounts += [of.columns, of.longest, of.row_bytes]
     module = array_module(*amounts, of.skew)
     logs = [module.log(module.maximum(whole(one), NOTHING)) for one in amounts]
-    return module.stack([*logs, whole(of.skew)], 1)[keep]
+    return module.stack([*logs, whole(of.skew)], 1)
 
 
 def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, np.ndarray]:
@@ -221,9 +247,17 @@ def _means(mine: OpImplementation, other: OpImplementation) -> bool:
     return (
         other.dtype in (mine.dtype, _arithmetic(mine))
         and _quantised(mine) == _quantised(other)
-        and mine.framework in ("", other.framework)
+        and mine.framework in _told(mine.op, other.framework)
         and _same_op(mine.op, other.op)
     )
+
+
+def _told(op: str, framework: str) -> tuple[str, ...]:
+    """Words of a row that may mean a framework; of ops that libraries run by different plans its
+    name alone.
+    """
+    apart = op in op_names() and op_by_name(op)[0].group in ("norm", "softmax")
+    return (framework,) if apart else ("", framework)
 
 
 def _arithmetic(one: OpImplementation) -> str:

@@ -27,6 +27,7 @@ from hybridperf.ops import FUSED, GROUPS, OpCall
 from hybridperf.ops.attention_kernels import BY_LAW, SHARES, measured_seconds
 from hybridperf.ops.operand_order import order_remark, order_width
 from hybridperf.ops.roofline import Work
+from hybridperf.ops.rows import KERNEL_S
 from hybridperf.ops.table import OpRows, stacked
 
 # an implementation never met counts as so far outside what was measured
@@ -69,17 +70,13 @@ class OwnOps:
         )  # fmt: skip
         for name, family in self._families.items():
             at = family.at
-            if name not in by_prior.LOOPS:
-                table.floors[at] = 1.0  # as they are, see `kernels_alone`
+            table.floors[at] = 1.0  # as they are, see `kernel_floors`
             # a correction to the closed form as it stands here, so that knobs keep their meaning
             once = dataclasses.replace(table, times=np.ones(len(calls)))
             bare = jax.tree.map(lambda leaf, at=at: leaf[at], once)
             log_s = family.predicted.log_s
-            mine = [calls[i] for i in at]
-            if name in by_prior.LOOPS:
-                adapted = model.families[name]
-                log_s = by_prior.kernels_alone(name, adapted, model.device, mine, log_s)
-            elif name == by_prior.PRODUCTS:
+            if name == by_prior.PRODUCTS:
+                mine = [calls[i] for i in at]
                 log_s = by_prior.products_alone(model.families, model.device, mine, log_s)
             table.correction[at] = log_s - np.log(model.op_seconds(bare))
         return table
@@ -158,16 +155,19 @@ class OwnOps:
     def _families(self) -> dict[str, _Family]:
         model = self.model
         members = by_prior.members(model.families, model.device, self.calls, self._parts)
-        return {
-            name: _Family(*found, by_prior.predicted(model.families[name], found[1]))
-            for name, found in members.items()
-        }
+        out = {}
+        for name, found in members.items():
+            mine = [self.calls[at] for at in found[0]]
+            alone = by_prior.kernel_floors(name, model.device, mine)
+            predicted = by_prior.predicted(model.families[name], found[1], alone)
+            out[name] = _Family(*found, predicted)
+        return out
 
     def _floors(self) -> np.ndarray:
         """Share of its group's floor that each op pays [U]; issued apart, at most `KERNEL_S`."""
         floor_s, gpu = np.asarray(self.model.knobs.floor_s)[self.group], self.model.device.kind
         alone = np.array([call.issued_apart and gpu == "gpu" for call in self.calls], bool)
-        share = np.where(alone, by_prior.KERNEL_S / np.maximum(floor_s, by_prior.KERNEL_S), 1.0)
+        share = np.where(alone, KERNEL_S / np.maximum(floor_s, KERNEL_S), 1.0)
         return np.where([call.inlined for call in self.calls], 0.0, share)
 
     def _by_group(

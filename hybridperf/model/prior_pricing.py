@@ -23,21 +23,14 @@ from hybridperf.model.families import (
     with_defaults,
     with_slots,
 )
-from hybridperf.ops import Elementwise, Gemm, Norm, Op, OpCall, Quantise, RmsNorm
-from hybridperf.ops.loops import RowByRow
+from hybridperf.ops import Gemm, Op, OpCall, Quantise
 from hybridperf.ops.quantise import SCHEMES
+from hybridperf.ops.rows import KERNEL_S
 from hybridperf.ops.table import OpRows, stacked
 
 LOOPS = ("elementwise", "softmax", "norm")  # families of loops over rows
 PRODUCTS, QUANTISE = "matmul", "quantise"
 LEAST_PRODUCT = 0.5  # of a quantised layer: so much at least is its product
-# lower bound of a GPU's kernel: median of a V100's short elementwise kernels in the test traces of
-# facebookresearch/HolisticTraceAnalysis
-KERNEL_S = 2.2e-6
-# of a norm, which waits for sums of its rows: one in ten of PyTorch on our H100 and H200
-NORM_S = 2.8e-6
-# elements: milliseconds, far above what a launch costs, and no more than was measured
-LONG_LOOP = 2.0**27
 
 
 def members(
@@ -72,13 +65,31 @@ def members(
     return out
 
 
-def predicted(adapted: Adapted, rows: FamilyRows) -> Predicted:
-    """Times of ops on a device; a product without a bias takes no longer than one with.
+def kernel_floors(
+    family: str, device: DeviceSpec, calls: Sequence[OpCall]
+) -> np.ndarray | None:
+    """[N] what ops take at least without the launch that tables of single ops include, of loops
+    issued apart; not a number of others; None: of none.
+
+    Only loops show it: on the V100 of NeuSight's tables none takes less than 28 us, where a
+    profiler sees 2 us. Products take longer than their launch and stay as they are.
+    """
+    apart = np.array([call.issued_apart for call in calls], bool)
+    if family not in LOOPS or device.kind != "gpu" or not apart.any():
+        return None
+    return np.where(apart, KERNEL_S, np.nan)
+
+
+def predicted(
+    adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = None
+) -> Predicted:
+    """Times of ops on a device, `alone` as `kernel_floors` has it; a product without a bias takes
+    no longer than one with.
 
     Tables of PyTorch's layers have only the latter: a GPU measured by them alone knows its products
     without a bias by what they take elsewhere.
     """
-    found, known = adapted.predict(rows), adapted.prior.population.implementations
+    found, known = adapted.predict(rows, alone), adapted.prior.population.implementations
     slots = rows.implementation.copy()
     for slot in dict.fromkeys(slots):
         if (twin := _with_bias(slot)) in known:
@@ -153,36 +164,6 @@ def remarks(
 def known(adapted: Adapted, rows: FamilyRows) -> np.ndarray:
     """Whether each row is of an implementation that was met, here or by the prior [N]."""
     return np.isin(rows.implementation, adapted.knobs.implementations)
-
-
-def kernels_alone(
-    family: str, adapted: Adapted, device: DeviceSpec, calls: Sequence[OpCall], log_s: np.ndarray
-) -> np.ndarray:
-    """Log seconds of ops [N] without the launch that tables of single ops include.
-
-    Only loops show it: on the V100 of NeuSight's tables none takes less than 28 us, where a
-    profiler sees 2 us. Those issued apart cost the lower bound of a kernel plus what each element
-    costs in a long loop over rows as long. Products take longer than their launch and stay as they
-    are.
-    """
-    of_rows = {
-        at: call.op
-        for at, call in enumerate(calls)
-        if call.issued_apart and isinstance(call.op, Elementwise | RowByRow)
-    }
-    if not of_rows or device.kind != "gpu":
-        return log_s
-    apart, loops = list(of_rows), of_rows.values()
-    long, elements = [], np.array([float(op.rows) * float(op.cols) for op in loops])
-    for op in loops:
-        cols = 1024.0 if isinstance(op, Elementwise) else float(op.cols)
-        long.append(OpCall(dataclasses.replace(op, rows=LONG_LOOP / cols, cols=cols)))
-    _, rows, _ = members({family: adapted}, device, long, stacked(long, device))[family]
-    element_s = np.exp(adapted.predict(rows).log_s) / LONG_LOOP
-    alone = np.array(log_s)
-    least_s = np.array([NORM_S if isinstance(op, Norm | RmsNorm) else KERNEL_S for op in loops])
-    alone[apart] = np.minimum(alone[apart], np.log(least_s + element_s * elements))
-    return alone
 
 
 def products_alone(

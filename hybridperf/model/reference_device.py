@@ -41,6 +41,7 @@ import numpy as np
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.learning.prior import Adapted, uninformed_knobs
+from hybridperf.learning.prior.form import ROW_ROOFLINE
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.families import family_of, gpu_of, op_rows, references_of
 from hybridperf.model.group_report import GroupReport
@@ -61,6 +62,7 @@ from hybridperf.ops import (
 from hybridperf.ops.latent_attention import PUBLISHED_SHARE
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.roofline import RooflineKnobs
+from hybridperf.ops.rows import KERNEL_S, RowMachine, goes_by_rows
 
 # of any kernel on any GPU, believed
 FIXED_S = 5e-6
@@ -242,7 +244,12 @@ def spread_of_rows(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
         op = calls[at].op
         if not is_lookup(op):
             least = ROW_WIDTH if op.unit == "matrix" else LOOPS_ROW_WIDTH
-            spread[at] = max(spread[at], GATHERS_WIDTH if op.gathered() is not None else least)
+            if op.gathered() is not None:
+                least = GATHERS_WIDTH
+            elif _has_own_form(model.device, op):
+                rows = op_rows(op, model.device, calls[at].framework)
+                spread[at] = least = float(np.hypot(ROW_ROOFLINE.law_sd or 0.0, rows.library_sd[0]))
+            spread[at] = max(spread[at], least)
     return spread
 
 
@@ -273,9 +280,10 @@ def believed_by(model: Calibration, op: Op) -> str:
     if not refers(model) or model.references is None:
         return "datasheet roofline"
     found = reference_device(model.device, op, model.references())
-    if op.gathered() is not None and gpu_of(model.device) is not None:
+    if _has_own_form(model.device, op):
         whose = "believed knobs" if found is None else f"the knobs of {found.device.id}"
-        return f"the form of gathers at this device's bandwidth and cache, with {whose}"
+        what = "passes over rows" if op.gathered() is None else "gathers"
+        return f"the form of {what} at this device's bandwidth and cache, with {whose}"
     if found is not None and is_lookup(op):
         return f"lookups of {found.device.id}"
     if found is not None:
@@ -329,7 +337,7 @@ def _believed(
         fixed_s[places] = np.minimum(FIXED_S * kernels, np.maximum(measured_s - bare_s, 0.0))
         over[places] = np.maximum((measured_s - fixed_s[places]) / bare_s, 1.0) * slower
     believed_s = fixed_s + roofline_s * over
-    for at, seconds in _by_gathers(device, calls, models):
+    for at, seconds in _by_own_form(device, calls, models):
         believed_s[at] = seconds * calls[at].times
     narrow = [
         at
@@ -342,24 +350,35 @@ def _believed(
     return believed_s
 
 
-def _by_gathers(
+def _by_own_form(
     device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[Calibration]
 ) -> Iterator[tuple[int, float]]:
-    """(place, seconds) of ops that gather rows, by their own form at this device's bandwidth and
-    cache: a share of the roofline would not carry over to a cache of another size. The knobs are
-    the reference device's, or the beliefs where no device has such ops.
+    """(place, seconds) of ops that gather rows or go row by row, by their own form at this device's
+    bandwidth and cache: a share of the roofline would not carry over to a cache of another size, or
+    to another library. The knobs are the reference device's, or the beliefs where no device has
+    such ops.
     """
     for at, call in enumerate(calls):
-        if call.op.gathered() is None or gpu_of(device) is None:
+        if not _has_own_form(device, call.op):
             continue
-        rows = op_rows(call.op, device)
         found = reference_device(device, call.op, models)
+        op = call.op if found is None else as_measured(found, call.op)
+        rows = op_rows(op, device, call.framework)
         if found is None:
-            knobs = uninformed_knobs(rows)
+            log_s = uninformed_knobs(rows).closed(rows).total
         else:
-            adapted = found.families[family_of(_group(call.op), call.op.dtype) or ""]
-            knobs = adapted.knobs.including(adapted.prior.population, rows.implementation)
-        yield at, float(np.exp(knobs.closed(rows).total[0]))
+            adapted = found.families[family_of(_group(op), op.dtype) or ""]
+            alone = np.array([KERNEL_S]) if call.issued_apart and goes_by_rows(op) else None
+            log_s = adapted.by_form(rows, alone)
+        yield at, float(np.exp(log_s[0]))
+
+
+def _has_own_form(device: DeviceSpec, op: Op) -> bool:
+    """Whether a closed form of its own prices an op on a device."""
+    if gpu_of(device) is None:
+        return False
+    by_rows = family_of(_group(op), op.dtype) is not None and goes_by_rows(op)
+    return op.gathered() is not None or (by_rows and RowMachine.of(device) is not None)
 
 
 def _kernels(op: Op) -> float:

@@ -260,15 +260,19 @@ def calls_of(part: OpRows, at: np.ndarray) -> tuple[list[OpCall], np.ndarray]:
     """(calls that differ among the rows `at` [n] of a part, which of them each row is [n])."""
     rows = len(part.rows)
     sizes = list(part.op.dimensions())
-    columns = [*(getattr(part.op, name) for name in sizes), part.work.reuse_bytes]
+    words, word = np.unique(
+        part.labels.get("framework", np.full(rows, "", object)).astype(str), return_inverse=True
+    )
+    columns = [*(getattr(part.op, name) for name in sizes), part.work.reuse_bytes, word]
     values = np.stack([np.broadcast_to(np.asarray(one, float), (rows,))[at] for one in columns], 1)
     different, which = np.unique(values, axis=0, return_inverse=True)
     calls = [
         OpCall(
-            dataclasses.replace(part.op, **dict(zip(sizes, own, strict=True))), reuse_bytes=reuse
+            dataclasses.replace(part.op, **dict(zip(sizes, own, strict=True))), reuse_bytes=reuse,
+            framework=str(words[int(at_word)]),
         )
-        for *own, reuse in different.tolist()
-    ]
+        for *own, reuse, at_word in different.tolist()
+    ]  # fmt: skip
     return calls, np.ravel(which)
 
 
