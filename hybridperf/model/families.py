@@ -28,8 +28,8 @@ from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.rows import NOTHING
 from hybridperf.learning.residual import Inputs
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
-from hybridperf.ops.gemm import Product
 from hybridperf.ops.base import Gathered
+from hybridperf.ops.gemm import Product
 from hybridperf.ops.quantise import SCHEMES, scheme_dtype
 from hybridperf.ops.rows import RowMachine, goes_by_rows, row_work
 from hybridperf.ops.table import OpRows
@@ -189,9 +189,7 @@ def _own_form(
     return ROW_ROOFLINE, module.stack(logs, 1)[keep], most[keep], library_sd[keep]
 
 
-def _gathers(
-    of: Gathered, device: DeviceSpec, gpu: Gpu, whole: Callable[[Array], Array]
-) -> Array:
+def _gathers(of: Gathered, device: DeviceSpec, gpu: Gpu, whole: Callable[[Array], Array]) -> Array:
     """What rows gather, as `gather_form.WORK` names it after arithmetic."""
     seconds = (of.again_bytes, of.first_bytes, of.beside_bytes, of.index_bytes)
     amounts = [floats(one) / device.memory_bytes_per_s for one in seconds]

@@ -65,9 +65,7 @@ def members(
     return out
 
 
-def kernel_floors(
-    family: str, device: DeviceSpec, calls: Sequence[OpCall]
-) -> np.ndarray | None:
+def kernel_floors(family: str, device: DeviceSpec, calls: Sequence[OpCall]) -> np.ndarray | None:
     """[N] what ops take at least without the launch that tables of single ops include, of loops
     issued apart; not a number of others; None: of none.
 
@@ -80,9 +78,7 @@ def kernel_floors(
     return np.where(apart, KERNEL_S, np.nan)
 
 
-def predicted(
-    adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = None
-) -> Predicted:
+def predicted(adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = None) -> Predicted:
     """Times of ops on a device, `alone` as `kernel_floors` has it; a product without a bias takes
     no longer than one with.
 

@@ -17,9 +17,9 @@ calls has its launch, which adds up with the kernel (fitted to 14,000 rows of Ne
 the loss of a p-norm of 3). Where no library is told, an op does what they do on average, and their
 scatter is its uncertainty.
 
-Constants were fitted to NeuSight's layer norms and softmax (8 GPUs) and vidur's RMSNorms (2), groups
-alike. A device left out errs by 9.8 % in the median over groups; groups lie `BETWEEN_SD` apart,
-rows of one scatter by `WITHIN_SD` (logs, a laboratory left out included).
+Constants were fitted to NeuSight's layer norms and softmax (8 GPUs) and vidur's RMSNorms (2),
+groups alike. A device left out errs by 9.8 % in the median over groups; groups lie `BETWEEN_SD`
+apart, rows of one scatter by `WITHIN_SD` (logs; a laboratory left out is a little farther off).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import shipped_toml

@@ -34,7 +34,7 @@ def seconds(op, library: str, machine: RowMachine = MACHINE) -> float:
 def test_a_fused_norm_moves_its_bytes_once_however_short_its_rows_are() -> None:
     for cols in (64.0, 128.0, 4096.0):
         op = RmsNorm("bf16", 2.0**27 / cols, cols)
-        streamed_s = (2 * 2.0**27 + cols) * 2 / (0.92 * H200.memory_bytes_per_s)
+        streamed_s = (2 * 2.0**27 + cols) * 2 / (0.84 * H200.memory_bytes_per_s)
         assert seconds(op, "cudnn") == pytest.approx(KERNEL_S + streamed_s, rel=1e-9)
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -90,26 +90,28 @@ _PRODUCTS = frozenset({"gemm", "matmul", "linear", "bmm", "mla_gen_pre", "mla_ge
 FAR = 12.0
 
 
-@dataclasses.dataclass(frozen=True)
 class WaveRoofline:
     """The roofline with waves; `work` [N, 4]: logs of arithmetic s, traffic s, waves and steps."""
 
-    name: str
-    knobs: tuple[str, ...]
-    start: np.ndarray
-    start_spread: np.ndarray
-    # of the log of seconds by `start`, where that serves kernels nobody measured; None: what they
-    # share with those that were measured does
-    law_sd: float | None = None
-    position: ClassVar[tuple[str, ...]] = (
+    position: tuple[str, ...] = (
         "compute_over_memory", "compute_bound", "body_over_floor", "compute_over_floor",
         "memory_over_floor", "total_over_floor", "above_floor", "waves_over_floor",
         "waves_over_total",
     )  # fmt: skip
     # three devices that happen to agree do not make a law
-    least_spread: ClassVar = np.array([0.15, 0.1, 0.1, 0.1, 0.2, 0.2])
+    least_spread = np.array([0.15, 0.1, 0.1, 0.1, 0.2, 0.2])
     # few rows say little of the corner, and it trades against the efficiencies
-    known_spread: ClassVar[Mapping[str, float]] = {"sharpness": 0.1}
+    known_spread: Mapping[str, float] = {"sharpness": 0.1}
+
+    def __init__(
+        self, name: str, knobs: tuple[str, ...], start: np.ndarray, start_spread: np.ndarray,
+        law_sd: float | None = None,
+    ):  # fmt: skip
+        """`law_sd`: of the log of seconds by `start`, where that serves kernels nobody measured;
+        None: what they share with those that were measured does.
+        """
+        self.name, self.knobs, self.law_sd = name, knobs, law_sd
+        self.start, self.start_spread = start, start_spread
 
     def shared(self, words: tuple[str, ...]) -> str:
         """The number format of products, which libraries take from one another; else the framework.
@@ -158,9 +160,7 @@ WAVE_ROOFLINE = WaveRoofline(
     start=np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6, STEP_S]),
     start_spread=np.array([1.5, 0.5, 0.5, 0.5, 1.5, 1.5]),
 )  # fmt: skip
-_BY_ROWS = np.log(
-    [rows.KERNEL_S, 0.6, 1.0, rows.SHARPNESS, rows.ROW_CYCLES, rows.LOAD_CYCLES]
-)
+_BY_ROWS = np.log([rows.KERNEL_S, 0.6, 1.0, rows.SHARPNESS, rows.ROW_CYCLES, rows.LOAD_CYCLES])
 # a launch is some 20 kernels long
 ROW_ROOFLINE = WaveRoofline(
     "rows", (*_SHARES, "row_cycles", "load_cycles"),

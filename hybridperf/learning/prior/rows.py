@@ -98,7 +98,9 @@ class FamilyRows:
         module = array_module(*amounts)
         columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
         logs = module.stack([module.log(module.maximum(one, NOTHING)) for one in columns], 1)
-        return logs if self.own_work is None else module.concatenate([logs[:, :1], self.own_work], 1)
+        return (
+            logs if self.own_work is None else module.concatenate([logs[:, :1], self.own_work], 1)
+        )
 
     def in_waves(self) -> FamilyRows:
         """By the roofline with waves, where a form of their own would price them by cycles."""
