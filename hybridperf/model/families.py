@@ -31,7 +31,7 @@ from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
 from hybridperf.ops.base import Gathered
 from hybridperf.ops.gemm import Product
 from hybridperf.ops.quantise import SCHEMES, scheme_dtype
-from hybridperf.ops.rows import RowMachine, goes_by_rows, row_work
+from hybridperf.ops.rows import RowMachine, goes_by_rows, is_dated, row_work
 from hybridperf.ops.table import OpRows
 from hybridperf.ops.tiles import STEP_FLOPS
 
@@ -251,11 +251,9 @@ def _means(mine: OpImplementation, other: OpImplementation) -> bool:
 
 
 def _told(op: str, framework: str) -> tuple[str, ...]:
-    """Words of a row that may mean a framework; of ops that libraries run by different plans its
-    name alone.
-    """
-    apart = op in op_names() and op_by_name(op)[0].group in ("norm", "softmax")
-    return (framework,) if apart else ("", framework)
+    """Words of a row that may mean a framework: none does, unless its kernel is a dated one."""
+    named = op in op_names() and is_dated(op_by_name(op)[0].group, framework)
+    return (framework,) if named else ("", framework)
 
 
 def _arithmetic(one: OpImplementation) -> str:

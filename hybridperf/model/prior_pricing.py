@@ -25,7 +25,7 @@ from hybridperf.model.families import (
 )
 from hybridperf.ops import Gemm, Op, OpCall, Quantise
 from hybridperf.ops.quantise import SCHEMES
-from hybridperf.ops.rows import KERNEL_S
+from hybridperf.ops.rows import KERNEL_S, goes_by_rows
 from hybridperf.ops.table import OpRows, stacked
 
 LOOPS = ("elementwise", "softmax", "norm")  # families of loops over rows
@@ -118,6 +118,9 @@ def _of_framework(
     """Rows `keep` (a mask [R]) of a part as a framework runs them, where it was met, by the kernel
     that it has there; else as one that is not named.
     """
+    if framework and goes_by_rows(part.op):  # by a library's plan, measured or not
+        words = {"framework": np.full(len(part.rows), framework, object)}
+        return family_rows(dataclasses.replace(part, labels=words), keep, device)
     if framework:
         usual = _usual_kernel(device.arch, part.op, framework, variant)
         for words in filter(None, (usual, {"framework": framework})):
@@ -150,6 +153,10 @@ def remarks(
     alone = "" if adapted.rows else f"prior alone: no {family} of {device.id} was measured"
     unknown_slot = np.full(len(rows.implementation), "", object)
     for slot in dict.fromkeys(rows.implementation[~known(adapted, rows)]):
+        if adapted.prior.population.law:
+            whose = framework_of(str(slot)) or "libraries on average: none is told"
+            unknown_slot[rows.implementation == slot] = f"by passes over rows, as {whose}"
+            continue
         meant = _closest_framework(str(slot), adapted.knobs.implementations)
         text = f"no such {family} was measured{meant}: usual knobs of the family"
         unknown_slot[rows.implementation == slot] = text

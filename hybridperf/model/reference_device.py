@@ -364,10 +364,10 @@ def _by_own_form(
         found = reference_device(device, call.op, models)
         op = call.op if found is None else as_measured(found, call.op)
         rows = op_rows(op, device, call.framework)
-        if found is None:
+        adapted = found and found.families.get(family_of(_group(op), op.dtype) or "")
+        if adapted is None:  # or its rows were fitted by themselves
             log_s = uninformed_knobs(rows).closed(rows).total
         else:
-            adapted = found.families[family_of(_group(op), op.dtype) or ""]
             alone = np.array([KERNEL_S]) if call.issued_apart and goes_by_rows(op) else None
             log_s = adapted.by_form(rows, alone)
         yield at, float(np.exp(log_s[0]))

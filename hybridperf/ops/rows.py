@@ -55,6 +55,7 @@ class RowKernel:
     in_flight: float = 16.0
     block_a_row: float = 0.0
     single_loads: float = 0.0
+    dated: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,12 @@ def kernels_of(group: str, library: str = "") -> Sequence[RowKernel]:
     """The kernel of a library; those of all that have one, where it is not told or not known."""
     known = _kernels(group)
     return [known[library]] if library in known else list(known.values())
+
+
+def is_dated(group: str, library: str) -> bool:
+    """Whether a library runs ops of a group by kernels that are meant only where they are named."""
+    known = _kernels(group) if group in _table()["kernels"] else {}
+    return library in known and known[library].dated > 0
 
 
 def _amounts(op: Any, kernel: RowKernel, machine: RowMachine) -> RowAmounts:

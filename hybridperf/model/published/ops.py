@@ -365,4 +365,5 @@ def _model_op(
     kind = name.removeprefix("VEC")
     if kind in _UNARY and min(np.prod(shape) for shape in inputs) < np.prod(result):
         kind = _UNARY[kind]
-    return {"op": kind, "rows": rows, "cols": float(result[-1])}
+    library = {"framework": _LIBRARIES[kind]} if kind in _LIBRARIES else {}
+    return {"op": kind, "rows": rows, "cols": float(result[-1]), **library}
