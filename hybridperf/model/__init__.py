@@ -27,11 +27,9 @@ from hybridperf.model.platform import (
     neutral_knobs,
     op_table,
 )
-from hybridperf.model.stages.family import LONG_LOOP
-from hybridperf.model.stages.who import KERNEL_S
 
 __all__ = [
-    "GROUP_KNOBS", "KERNEL_S", "LEVEL_KNOBS", "LONG_LOOP", "MODEL_SCHEMA_VERSION", "GroupReport",
+    "GROUP_KNOBS", "LEVEL_KNOBS", "MODEL_SCHEMA_VERSION", "GroupReport",
     "OpTable", "PerfModel", "Platform", "canonical", "check_folder", "durations", "is_shipped",
     "load_model", "model_or_datasheet", "neutral_knobs", "op_table", "shipped",
     "shipped_models", "unmeasured_device", "widening",

@@ -23,13 +23,16 @@ from hybridperf.hardware import LEVELS, DeviceSpec, load_device
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module, floats, put
 from hybridperf.learning.prior import FamilyRows
-from hybridperf.learning.prior.form import STEP_S
+from hybridperf.learning.prior.form import ROW_ROOFLINE, STEP_S, WAVE_ROOFLINE, ClosedForm
+from hybridperf.learning.prior.gather_form import GATHER_ROOFLINE
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.rows import NOTHING
 from hybridperf.learning.residual import Inputs
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
+from hybridperf.ops.base import Gathered
 from hybridperf.ops.gemm import Product
 from hybridperf.ops.quantise import SCHEMES, scheme_dtype
+from hybridperf.ops.rows import RowMachine, goes_by_rows, is_dated, row_work
 from hybridperf.ops.table import OpRows
 from hybridperf.ops.tiles import STEP_FLOPS
 
@@ -150,14 +153,16 @@ def family_rows(
     run = part.op if framework is None else part.op.run_by(framework)
     work = part.work if run is part.op else run.work()
     values = array_module(*own.values()).stack([*own.values(), *flags.values()], 1)
+    machine = RowMachine.of(device, bandwidth, gpu.l2_bytes)
+    form, own_work, most, library_sd = _own_form(part, keep, machine, bandwidth, gpu, whole)
     return FamilyRows(
         flops=whole(work.flops)[keep], bytes=whole(work.bytes)[keep],
         blocks=whole(0.0 if run.group in _WITHOUT_WAVES else run.blocks())[keep],
         peak_flops_per_s=whole(peak)[keep], memory_bytes_per_s=bandwidth, sm_count=gpu.sm_count,
         implementation=_slots(part, n)[keep], inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
-        gathers=_gathers(part, keep, bandwidth, gpu, whole),
-        steps=whole(_steps(run, peak, gpu))[keep],
+        own_work=own_work, steps=whole(_steps(run, peak, gpu))[keep], form=form, most=most,
+        library_sd=library_sd,
     )  # fmt: skip
 
 
@@ -171,21 +176,41 @@ def _steps(run: Op, peak_flops_per_s: Array, gpu: Gpu) -> Array:
     return steps * (STEP_FLOPS * gpu.sm_count / peak_flops_per_s / STEP_S)
 
 
-def _gathers(
-    part: OpRows, keep: np.ndarray, memory_bytes_per_s: Array, gpu: Gpu,
+def _own_form(
+    part: OpRows, keep: np.ndarray, machine: RowMachine | None, memory_bytes_per_s: Array, gpu: Gpu,
     whole: Callable[[Array], Array],
-) -> Array | None:  # fmt: skip
-    """What the rows `keep` gather, as `gather_form.WORK` names it after arithmetic."""
+) -> tuple[ClosedForm, Array | None, Array, Array]:
+    """(form of the rows `keep`, what it reads besides arithmetic, what bounds them, the scatter of
+    libraries).
+    """
     of = part.op.gathered()
-    if of is None:
-        return None
+    if of is not None:
+        return GATHER_ROOFLINE, _gathers(of, memory_bytes_per_s, gpu, whole)[keep], np.inf, 0.0
+    if not goes_by_rows(part.op) or machine is None:
+        return WAVE_ROOFLINE, None, np.inf, 0.0
+    framework = part.labels.get("framework", np.full(len(part.rows), "", object))
+    columns = []
+    for word in dict.fromkeys(framework):
+        work = row_work(part.op, machine, word)
+        columns.append([whole(one) for one in (*work.amounts, work.most, work.library_sd)])
+    module = array_module(*columns[0])
+    mine = [framework == word for word in dict.fromkeys(framework)]
+    *amounts, most, library_sd = (module.select(mine, one) for one in zip(*columns, strict=True))
+    logs = [module.log(module.maximum(one, NOTHING)) for one in amounts]
+    return ROW_ROOFLINE, module.stack(logs, 1)[keep], most[keep], library_sd[keep]
+
+
+def _gathers(
+    of: Gathered, memory_bytes_per_s: Array, gpu: Gpu, whole: Callable[[Array], Array]
+) -> Array:
+    """What rows gather, as `gather_form.WORK` names it after arithmetic."""
     seconds = (of.again_bytes, of.first_bytes, of.beside_bytes, of.index_bytes)
     amounts = [floats(one) / memory_bytes_per_s for one in seconds]
     amounts += [floats(of.first_bytes) / of.columns / gpu.l2_bytes]
     amounts += [of.columns, of.longest, of.row_bytes]
     module = array_module(*amounts, of.skew)
     logs = [module.log(module.maximum(whole(one), NOTHING)) for one in amounts]
-    return module.stack([*logs, whole(of.skew)], 1)[keep]
+    return module.stack([*logs, whole(of.skew)], 1)
 
 
 def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, np.ndarray]:
@@ -233,9 +258,15 @@ def _means(mine: OpImplementation, other: OpImplementation) -> bool:
     return (
         other.dtype in (mine.dtype, _arithmetic(mine))
         and _quantised(mine) == _quantised(other)
-        and mine.framework in ("", other.framework)
+        and mine.framework in _told(mine.op, other.framework)
         and _same_op(mine.op, other.op)
     )
+
+
+def _told(op: str, framework: str) -> tuple[str, ...]:
+    """Words of a row that may mean a framework: none does, unless its kernel is a dated one."""
+    named = op in op_names() and is_dated(op_by_name(op)[0].group, framework)
+    return (framework,) if named else ("", framework)
 
 
 def _arithmetic(one: OpImplementation) -> str:

@@ -58,7 +58,7 @@ def how(source: Source) -> str:
         return "bandwidths of memory and L2 that other GPUs show (a wide belief)"
     if source.code is Code.FORM:
         knobs = f"the knobs of {source.device}" if source.device else "believed knobs"
-        return f"the form of gathers at this device's bandwidth and cache, with {knobs}"
+        return f"the form of {source.what} at this device's bandwidth and cache, with {knobs}"
     return by.get(source.code, "")
 
 

@@ -246,14 +246,12 @@ def test_a_new_form_is_fitted_without_a_derivative_by_hand() -> None:
     truth, random = np.log([3e-6, 0.8]), np.random.default_rng(0)
 
     class Rows(FamilyRows):
-        form = AlphaBytes()
-
         def work(self) -> np.ndarray:
             return (self.bytes / self.memory_bytes_per_s)[:, None]
 
     rows = Rows(
         np.zeros(50), 10 ** random.uniform(4, 9, 50), 0.0, 1.0, 1e11, 1.0,
-        np.full(50, "one", object), Inputs((), np.zeros((50, 0))), (),
+        np.full(50, "one", object), Inputs((), np.zeros((50, 0))), (), form=AlphaBytes(),
     )  # fmt: skip
     slope = slopes(rows.form, np.tile(truth, (50, 1)), rows.work())
     latency = np.exp(truth[0] - rows.form.log_s(truth, rows.work()))

@@ -13,10 +13,11 @@ def calls_of(part: OpRows) -> list[OpCall]:
     sizes, rows = part.op.dimensions(), len(part.rows)
     columns = {name: np.broadcast_to(getattr(part.op, name), (rows,)) for name in sizes}
     reuse = np.broadcast_to(part.work.reuse_bytes, (rows,))
+    framework = part.labels.get("framework", np.full(rows, "", object))
     return [
         OpCall(
             dataclasses.replace(part.op, **{name: float(columns[name][at]) for name in sizes}),
-            reuse_bytes=float(reuse[at]),
+            reuse_bytes=float(reuse[at]), framework=str(framework[at]),
         )
         for at in range(rows)
     ]

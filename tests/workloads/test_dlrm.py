@@ -14,10 +14,11 @@ from hybridperf.engine.outputs import OUTPUTS
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import Host, Overhead, Spread, load_device, load_system
 from hybridperf.io import InputError
-from hybridperf.model import KERNEL_S, PerfModel, load_model
+from hybridperf.model import PerfModel, load_model
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.ops.embedding import Table
+from hybridperf.ops.rows import KERNEL_S
 from hybridperf.workloads.dlrm import DlrmConfig
 from hybridperf.workloads.eager import Eager, loop
 from hybridperf.workloads.placement import Placement, shards, traffic

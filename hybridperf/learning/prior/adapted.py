@@ -29,13 +29,18 @@ import numpy as np
 from hybridperf.io.arrays import nested
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
-from hybridperf.learning.gaussian_process import Examples, GaussianProcess, HyperParameters
+from hybridperf.learning.gaussian_process import (
+    NINE_OF_TEN,
+    Examples,
+    GaussianProcess,
+    HyperParameters,
+)
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
 from hybridperf.learning.prior.family import NOMINAL, FamilyPrior, bounded, unbounded
 from hybridperf.learning.prior.knobs import ImplementationKnobs
 from hybridperf.learning.prior.machine import Machine
-from hybridperf.learning.prior.rows import PriorRows
+from hybridperf.learning.prior.rows import FamilyRows, PriorRows
 from hybridperf.learning.residual import Box, faded
 
 MOST_KEPT_ROWS = 2500
@@ -70,6 +75,11 @@ class Predicted:
     closed_log_s: Any  # the closed form alone, with the fitted knobs
     outside: Any  # octaves beyond the sizes of the device's rows; without rows, of the prior's
 
+    def moved(self, by: Any) -> Predicted:
+        """Seconds and interval so many logs [N] later."""
+        names = ("log_s", "low_log_s", "high_log_s")
+        return dataclasses.replace(self, **{name: getattr(self, name) + by for name in names})
+
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
@@ -96,16 +106,52 @@ class Adapted:
     deviation: float = 0.0
     cold_share: float = 0.0  # of the prediction without rows, in the log of time
 
-    def predict(self, rows: PriorRows) -> Predicted:
-        """Times of ops on this device."""
-        own = self._by_rows(rows)
-        if self.cold_share == 0:
-            return own
-        towards = self.cold_share * (_without_rows(self.prior)._by_rows(rows).log_s - own.log_s)
-        names = ("log_s", "low_log_s", "high_log_s")
-        return dataclasses.replace(own, **{name: getattr(own, name) + towards for name in names})
+    def predict(self, rows: PriorRows, alone: Any = None) -> Predicted:
+        """Times of ops on this device.
 
-    def _by_rows(self, rows: PriorRows) -> Predicted:
+        alone: [N] seconds that an op at least takes which is issued apart; not a number: it is as
+            tables time it, with its launch.
+        """
+        if isinstance(rows, FamilyRows) and not self.prior.population.law:
+            rows = rows.in_waves()  # of a file from before its ops went row by row
+        own = self._by_rows(rows, alone)
+        if self.cold_share:
+            without = _without_rows(self.prior)._by_rows(rows, alone)
+            own = own.moved(self.cold_share * (without.log_s - own.log_s))
+        return self._bounded(rows, own, alone)
+
+    def by_form(self, rows: PriorRows, alone: Any = None) -> Any:
+        """Logs of seconds [N] by the closed form at this device's knobs."""
+        knobs = self.knobs.including(self.prior.population, rows.implementation)
+        theta = knobs.of(rows.implementation)
+        theta = np.concatenate([self._floors(rows, alone)[:, None], theta[:, 1:]], 1)
+        return rows.form.closed(theta, rows.work()).total
+
+    def _bounded(self, rows: PriorRows, found: Predicted, alone: Any) -> Predicted:
+        """No less than the datasheet's seconds, and no more than plain kernels take of ops near
+        which nothing was measured.
+        """
+        if not isinstance(rows, FamilyRows) or not self.prior.population.law:
+            return found
+        module = array_module(found.log_s)
+        roofline, floor = rows.log_roofline_s(), self._floors(rows, alone)
+        most = module.logaddexp(roofline + module.log(rows.most), floor)
+        near = (found.outside == 0) & self._met(rows)
+        bounds = roofline, module.where(near, np.inf, most)
+        return found.moved(module.clip(found.log_s, *bounds) - found.log_s)
+
+    def _met(self, rows: PriorRows) -> np.ndarray:
+        """Rows [N] of kernels that were measured, here or elsewhere."""
+        own = np.isin(rows.implementation.astype(str), self.knobs.implementations)
+        return own | ~self.prior.population.unmet(rows.implementation)
+
+    def _floors(self, rows: PriorRows, alone: Any) -> Any:
+        """[N] logs of the floors that count."""
+        knobs = self.knobs.including(self.prior.population, rows.implementation)
+        own = knobs.of(rows.implementation)[:, 0]
+        return own if alone is None else np.fmin(own, np.log(alone))
+
+    def _by_rows(self, rows: PriorRows, alone: Any = None) -> Predicted:
         """As if the prediction without rows had no share."""
         knobs = self.knobs.including(self.prior.population, rows.implementation)
         on = knobs.closed(rows)
@@ -123,7 +169,13 @@ class Adapted:
         else:
             correction = self.prior.hyper.belief * faded(beyond_prior, _COLD_FADE_OCTAVES) * f
             deviation = np.ones(len(f))
+        met = self._met(rows)
+        correction = correction * met
         log_s = on.total + bounded(correction)
+        if alone is not None:  # what is learned counts for what is not the floor
+            beside = 1 - module.exp(knobs.of(rows.implementation)[:, 0] - on.total)
+            apart = self.by_form(rows, alone) + beside * bounded(correction)
+            log_s = module.where(np.isnan(alone), log_s, apart)
         half, none = self.quantile * deviation * _wider(outside), _wider(beyond_prior)
         if self.process is not None or self.params is not None:
             # rows never make less sure than none do; few cannot tell how far they err
@@ -132,6 +184,9 @@ class Adapted:
             half = module.minimum(half, (by_word if few else self.prior.log_width) * none)
         elif self.rows == 0:
             half = self.prior.half_widths(rows.implementation) * none
+        if (law := self.prior.population.law) is not None and isinstance(rows, FamilyRows):
+            by_law = NINE_OF_TEN * module.hypot(law.law_sd, rows.library_sd)
+            half = module.where(met, half, by_law)
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
     def judged(

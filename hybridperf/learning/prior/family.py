@@ -99,6 +99,8 @@ class FamilyPrior:
         x = self.standard.inputs(rows, on)
         output, apart = trunk.evaluate(self.params if params is None else params, x)
         fade = self.sizes.fade(rows.inputs)
+        if params is None:  # what others' kernels show says nothing of those that a law serves
+            fade = fade * ~self.population.unmet(rows.implementation)
         return x, fade * unbounded(output), fade * apart
 
     def in_place_of_sources(self, rows: PriorRows) -> PriorRows:
@@ -131,6 +133,7 @@ class FamilyPrior:
         """The rest, as plain numbers and names."""
         return {
             "slots": list(self.population.implementations),
+            **({"form": self.population.form} if self.population.law else {}),
             "devices": list(self.population.devices),
             "kin": list(self.population.references),
             "machines": [machine.document() for machine in self.population.machines],
@@ -155,8 +158,9 @@ class FamilyPrior:
         machines = tuple(Machine.read(one) for one in document.get("machines", ()))
         machine = Machine.read(document["machine"]) if "machine" in document else NO_FACTS
         usual = Population(
-            names["slots"], spread, names["devices"], own, names["kin"], machines, machine
-        )
+            names["slots"], spread, names["devices"], own, names["kin"], machines, machine,
+            str(document.get("form", "")),
+        )  # fmt: skip
         reference_quantile, reference_log_width = (
             None if document[key] is None else float(document[key])
             for key in ("kin_quantile", "kin_log_width")
@@ -270,7 +274,7 @@ def uninformed_knobs(rows: PriorRows) -> ImplementationKnobs:
 def _nobody(rows: PriorRows) -> Population:
     names = tuple(sorted(set(map(str, rows.implementation))))
     start = np.tile(rows.form.start, (1, len(names), 1))
-    return Population(names, rows.form.start_spread, ("nobody",), start)
+    return Population(names, rows.form.start_spread, ("nobody",), start, form=rows.form.name)
 
 
 def _leave_out(

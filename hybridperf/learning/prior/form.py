@@ -12,6 +12,11 @@ one wave's latency), sigma (s, one step). Knobs of files from before sigma are f
 term out. It is monotone in F, B, W and S for any knobs. Memory levels, strided reads and
 transcendentals are not among its terms: measured GPUs tell little of them.
 
+Ops that go row by row (`ops.rows`) have the same form with other terms: B / BW is what they move
+at a plain stream's rate, W and S are blocks of a row and single loads over the GPU's cycles a
+second, tau and sigma cycles of each. There the formula's own constants stand for kernels that
+nobody measured.
+
 Axes: N rows, K knobs.
 """
 
@@ -24,6 +29,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hybridperf.ops import rows
 from hybridperf.ops.roofline import roof_s
 
 # of a complex step: no difference is taken, so it may be as small as numbers go
@@ -48,6 +54,7 @@ class ClosedForm(Protocol):
         """Their names."""
 
     position: tuple[str, ...]  # names of what `closed` tells of a row's place
+    name: str  # in files
     start: np.ndarray  # [K] where a device with rows enough begins
     start_spread: np.ndarray  # [K] and how far it may go
     least_spread: np.ndarray  # [K] over devices, however well a few of them agree
@@ -86,20 +93,25 @@ FAR = 12.0
 class WaveRoofline:
     """The roofline with waves; `work` [N, 4]: logs of arithmetic s, traffic s, waves and steps."""
 
-    knobs = (
-        "floor_s", "compute_efficiency", "memory_efficiency", "sharpness", "wave_s", "step_s",
-    )  # fmt: skip
     position: tuple[str, ...] = (
         "compute_over_memory", "compute_bound", "body_over_floor", "compute_over_floor",
         "memory_over_floor", "total_over_floor", "above_floor", "waves_over_floor",
         "waves_over_total",
     )  # fmt: skip
-    start = np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6, STEP_S])  # sharpness is p - 1
-    start_spread = np.array([1.5, 0.5, 0.5, 0.5, 1.5, 1.5])
     # three devices that happen to agree do not make a law
     least_spread = np.array([0.15, 0.1, 0.1, 0.1, 0.2, 0.2])
     # few rows say little of the corner, and it trades against the efficiencies
     known_spread: Mapping[str, float] = {"sharpness": 0.1}
+
+    def __init__(
+        self, name: str, knobs: tuple[str, ...], start: np.ndarray, start_spread: np.ndarray,
+        law_sd: float | None = None,
+    ):  # fmt: skip
+        """`law_sd`: of the log of seconds by `start`, where that serves kernels nobody measured;
+        None: what they share with those that were measured does.
+        """
+        self.name, self.knobs, self.law_sd = name, knobs, law_sd
+        self.start, self.start_spread = start, start_spread
 
     def shared(self, words: tuple[str, ...]) -> str:
         """The number format of products, which libraries take from one another; else the framework.
@@ -142,4 +154,17 @@ def _parts(theta: np.ndarray, work: Any) -> tuple[list[Any], Any, Any]:
     return terms, body_s, np.exp(floor) + body_s
 
 
-WAVE_ROOFLINE = WaveRoofline()
+_SHARES = ("floor_s", "compute_efficiency", "memory_efficiency", "sharpness")  # which is p - 1
+WAVE_ROOFLINE = WaveRoofline(
+    "waves", (*_SHARES, "wave_s", "step_s"),
+    start=np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6, STEP_S]),
+    start_spread=np.array([1.5, 0.5, 0.5, 0.5, 1.5, 1.5]),
+)  # fmt: skip
+_BY_ROWS = np.log([rows.KERNEL_S, 0.6, 1.0, rows.SHARPNESS, rows.ROW_CYCLES, rows.LOAD_CYCLES])
+# a launch is some 20 kernels long
+ROW_ROOFLINE = WaveRoofline(
+    "rows", (*_SHARES, "row_cycles", "load_cycles"),
+    start=_BY_ROWS, start_spread=np.array([2.0, 0.5, 0.15, 0.3, 0.5, 0.3]),
+    law_sd=float(np.hypot(rows.BETWEEN_SD, rows.WITHIN_SD)),
+)  # fmt: skip
+LAWS: Mapping[str, WaveRoofline] = {ROW_ROOFLINE.name: ROW_ROOFLINE}

@@ -58,6 +58,7 @@ WORK = (
 class GatherRoofline:
     """The roofline of gathers; `work` [N, 10] in the order of `WORK`."""
 
+    name = "gathers"
     knobs = (
         "floor_s", "compute_efficiency", "memory_efficiency", "cache_gain", "cache_share",
         "skew_share", "slice_columns", "gather_s", "row_s_per_kilobyte", "indices", "beside",

@@ -23,7 +23,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import scipy
 
-from hybridperf.learning.prior.form import ClosedForm, ClosedFormValues, slopes
+from hybridperf.learning.prior.form import (
+    LAWS,
+    ClosedForm,
+    ClosedFormValues,
+    WaveRoofline,
+    slopes,
+)
 from hybridperf.learning.prior.implementation import Implementation, taken_from, unversioned
 from hybridperf.learning.prior.machine import NO_FACTS, OF_THE_PEAK, Machine
 from hybridperf.learning.prior.rows import PriorRows
@@ -66,7 +72,9 @@ class ImplementationKnobs:
         new = sorted(set(map(str, implementation)) - set(self.implementations))
         if not new:
             return self
-        moved = (self.theta - usual.mean_of(self.implementations)).mean(0)
+        moved = np.zeros(self.theta.shape[1])
+        if usual.law is None:
+            moved = (self.theta - usual.mean_of(self.implementations)).mean(0)
         theta = np.concatenate([self.theta, usual.mean_of(new) + moved])
         return ImplementationKnobs((*self.implementations, *new), theta, self.other)
 
@@ -115,6 +123,17 @@ class Population:
     references: tuple[str, ...] = ()
     machines: tuple[Machine, ...] = ()  # of the D devices; none: nothing is known of any
     machine: Machine = NO_FACTS  # whose knobs are asked for
+    form: str = ""  # name of the closed form
+
+    @property
+    def law(self) -> WaveRoofline | None:
+        """The form whose own constants serve implementations that no device measured."""
+        return LAWS.get(self.form)
+
+    def unmet(self, implementation: np.ndarray) -> np.ndarray:
+        """Which rows [N] the law serves."""
+        met = np.isin(implementation.astype(str), self.implementations)
+        return ~met if self.law else np.zeros(len(met), bool)
 
     def with_references(self, references: Sequence[str]) -> Population:
         """For a device that starts from the references' knobs, and keeps nearer to them."""
@@ -168,12 +187,17 @@ class Population:
             elif known:  # of another version: as far from theirs as versions usually are
                 theirs = np.mean(list(known.values()), 0)
                 mean[at] += theirs - self._of_strangers(list(known)).mean(0)
+            elif self.law and name not in self.implementations:
+                mean[at] = self.law.start
         return mean + self.machine.moves(implementations, self.own.shape[2])
 
     def spread_of(self, implementations: Sequence[str]) -> np.ndarray:
         """[len(implementations), K] how far from there it may be."""
         measured = [unversioned(name) in self._of_references for name in implementations]
-        return np.stack([(_REFERENCE_SPREAD if one else 1.0) * self.spread for one in measured])
+        spread = np.stack([(_REFERENCE_SPREAD if one else 1.0) * self.spread for one in measured])
+        if self.law:
+            spread[self.unmet(np.array(implementations, object))] = self.law.start_spread
+        return spread
 
     @functools.cached_property
     def _of_references(self) -> dict[str, dict[str, np.ndarray]]:
@@ -298,7 +322,9 @@ def population(
     for i, knobs in enumerate(devices.values()):
         own[i, [names.index(name) for name in knobs.implementations]] = knobs.theta
     facts = tuple(machines.get(name, NO_FACTS) for name in devices) if machines else ()
-    usual = Population(names, np.ones(len(form.knobs)), tuple(devices), own, machines=facts)
+    usual = Population(
+        names, np.ones(len(form.knobs)), tuple(devices), own, machines=facts, form=form.name
+    )
     apart = (usual.without_facts - usual.mean_of(names))[np.isfinite(own[..., 0])]
     spread = np.sqrt((apart**2).mean(0) + form.least_spread**2)
     for knob, known in form.known_spread.items():

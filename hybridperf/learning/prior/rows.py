@@ -17,8 +17,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from hybridperf.io.namespace import array_module, floats
-from hybridperf.learning.prior.form import WAVE_ROOFLINE, ClosedForm
-from hybridperf.learning.prior.gather_form import GATHER_ROOFLINE
+from hybridperf.learning.prior.form import LAWS, WAVE_ROOFLINE, ClosedForm
 from hybridperf.learning.residual import Inputs
 from hybridperf.learning.residual import concatenate as concatenate_inputs
 
@@ -72,21 +71,23 @@ class FamilyRows:
     inputs: Inputs  # [N, f] what a network may know of the op besides its place on the roofline
     # inputs that are log2 of a continuous size: distance from what was seen is counted in these
     sizes: tuple[str, ...]
-    # [N, len(gather_form.WORK) - 1] what ops gather, for their form; None: they gather nothing
-    gathers: Any = None
+    # [N, W - 1] what the form reads besides arithmetic, of forms that have work of their own: what
+    # ops gather, or move row by row; None: the roofline with waves
+    own_work: Any = None
     # [N] that the busiest multiprocessor takes one after the other; zero: no term of steps
     steps: Any = 0.0
+    form: ClosedForm = WAVE_ROOFLINE
+    # [N] seconds over the datasheet's, without the floor, that no kernel exceeds which was not
+    # measured so; infinite: no bound is known
+    most: Any = np.inf
+    library_sd: Any = 0.0  # [N] of the log of seconds, where no library is told
 
     def __len__(self) -> int:
         return len(self.implementation)
 
-    @property
-    def form(self) -> ClosedForm:
-        return WAVE_ROOFLINE if self.gathers is None else GATHER_ROOFLINE
-
     def work(self) -> Any:
         """[N, 4]: logs of arithmetic and traffic seconds at datasheet rates, of waves and steps; of
-        ops that gather, as `gather_form.WORK` names it.
+        ops that gather, as `gather_form.WORK` names it; that go row by row, as `form` says.
         """
         amounts = (
             floats(self.flops) / self.peak_flops_per_s,
@@ -97,18 +98,27 @@ class FamilyRows:
         module = array_module(*amounts)
         columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
         logs = module.stack([module.log(module.maximum(one, NOTHING)) for one in columns], 1)
-        return logs if self.gathers is None else module.concatenate([logs[:, :1], self.gathers], 1)
+        return (
+            logs if self.own_work is None else module.concatenate([logs[:, :1], self.own_work], 1)
+        )
+
+    def in_waves(self) -> FamilyRows:
+        """By the roofline with waves, where a form of their own would price them by cycles."""
+        if self.form.name not in LAWS:
+            return self
+        return dataclasses.replace(self, form=WAVE_ROOFLINE, own_work=None)
 
     def log_roofline_s(self) -> np.ndarray:
         """[N] log of the datasheet's seconds: max(F / P, B / BW)."""
-        seconds = np.maximum(
-            floats(self.flops) / self.peak_flops_per_s, floats(self.bytes) / self.memory_bytes_per_s
-        )
-        return np.broadcast_to(np.log(np.maximum(seconds, NOTHING)), (len(self),))
+        compute_s = floats(self.flops) / self.peak_flops_per_s
+        memory_s = floats(self.bytes) / self.memory_bytes_per_s
+        module = array_module(compute_s, memory_s)
+        seconds = module.maximum(module.maximum(compute_s, memory_s), NOTHING)
+        return module.broadcast_to(module.log(seconds), (len(self),))
 
     def matrix(self) -> np.ndarray | None:
         """Known by its sizes and degrees, which tables repeat for each kernel and width."""
-        if self.gathers is None:
+        if self.form.name != "gathers":
             return None
         at = [self.inputs.names.index(name) for name in MATRIX if name in self.inputs.names]
         found = np.unique(np.round(self.inputs.values[:, at], 6), axis=0, return_inverse=True)
@@ -124,8 +134,8 @@ class FamilyRows:
             some(self.flops), some(self.bytes), some(self.blocks), some(self.peak_flops_per_s),
             some(self.memory_bytes_per_s), some(self.sm_count), self.implementation[keep],
             self.inputs.rows(keep), self.sizes,
-            None if self.gathers is None else self.gathers[keep],
-            some(self.steps),
+            None if self.own_work is None else self.own_work[keep],
+            some(self.steps), self.form, some(self.most), some(self.library_sd),
         )  # fmt: skip
 
 
@@ -133,12 +143,12 @@ def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
     """Rows of several ops or devices below each other; inputs that one lacks are zero."""
     whole = [part.rows(np.arange(len(part))) for part in parts]
     fields = (field.name for field in dataclasses.fields(FamilyRows))
-    names = [name for name in fields if name not in ("inputs", "sizes", "gathers")]
-    if whole[0].gathers is not None:  # all of a family do, or none
-        names.append("gathers")
+    names = [name for name in fields if name not in ("inputs", "sizes", "own_work", "form")]
+    if whole[0].own_work is not None:  # all of a family have, or none
+        names.append("own_work")
     own: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in whole]) for name in names
     }
     sizes = tuple(dict.fromkeys(name for part in whole for name in part.sizes))
     inputs = concatenate_inputs([part.inputs for part in whole])
-    return FamilyRows(**own, inputs=inputs, sizes=sizes)
+    return FamilyRows(**own, inputs=inputs, sizes=sizes, form=whole[0].form)

@@ -25,7 +25,7 @@ from hybridperf.learning.prior import (
     uninformed,
 )
 from hybridperf.learning.prior.adapted import LEAST_CALIBRATING
-from hybridperf.learning.prior.form import WaveRoofline
+from hybridperf.learning.prior.form import WAVE_ROOFLINE
 from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.residual import Box, inputs_of
@@ -105,7 +105,7 @@ def group_knobs(fits: Mapping[str, FamilyFit]) -> dict[str, dict[str, float]]:
         # every form has a floor and shares of the peaks first
         other = fitted.adapted.knobs.other
         floor_s, compute, memory = map(float, np.exp(other[:3]))
-        sharpness = float(np.exp(other[3])) if len(other) <= len(WaveRoofline.knobs) else 1.0
+        sharpness = float(np.exp(other[3])) if len(other) <= len(WAVE_ROOFLINE.knobs) else 1.0
         out[group] = {
             "floor_s": floor_s, "compute_efficiency": compute, "memory_efficiency": memory,
             "smoothing": 1.0 / (1.0 + sharpness),

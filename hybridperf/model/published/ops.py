@@ -97,10 +97,21 @@ class PublishedRows:
     left_out: dict[str, dict[str, int]]  # [file][reason] rows
 
 
+# whose kernels ran, of ops that libraries run by different plans (`ops/rows.toml`)
+_LIBRARIES = {"ln": "pytorch", "softmax": "pytorch", "rmsnorm": "vllm_2023"}
+
+
 def _neusight(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
+    frame = _with_library(frame)
     if "throttled" in frame.columns:
         frame = _keep(frame, frame["throttled"] != 1, "the card was thermally throttled", left_out)
     return frame.rename(columns={"neusight_split": "split"})
+
+
+def _with_library(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table whose rows say which library ran, where that decides the kernel."""
+    known = frame["op"].map(_LIBRARIES).fillna("")
+    return frame.assign(framework=known) if known.any() else frame
 
 
 def _neusight_convolutions(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
@@ -125,7 +136,7 @@ def _drift_s(time_s: pd.Series) -> np.ndarray:
 
 def _vidur(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
     long_enough = frame["time_s"] >= (_LEAST_TICKS - 0.5) * _RESOLUTION_S
-    return _keep(frame, long_enough, "less than 5 µs by a clock of 1 µs", left_out)
+    return _keep(_with_library(frame), long_enough, "less than 5 µs by a clock of 1 µs", left_out)
 
 
 NEUSIGHT = Source("neusight", "https://github.com/sitar-lab/NeuSight", "6945927", "MIT", _neusight)
@@ -354,4 +365,5 @@ def _model_op(
     kind = name.removeprefix("VEC")
     if kind in _UNARY and min(np.prod(shape) for shape in inputs) < np.prod(result):
         kind = _UNARY[kind]
-    return {"op": kind, "rows": rows, "cols": float(result[-1])}
+    library = {"framework": _LIBRARIES[kind]} if kind in _LIBRARIES else {}
+    return {"op": kind, "rows": rows, "cols": float(result[-1]), **library}

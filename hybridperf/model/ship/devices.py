@@ -35,6 +35,7 @@ from hybridperf.io import InputError, read_table, replacing_in, unknown, write_j
 from hybridperf.io.installed import installed_hardware
 from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import train_family
+from hybridperf.learning.prior.form import LAWS
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, Prior, load_prior
 from hybridperf.model import LEVEL_KNOBS, PerfModel
 from hybridperf.model.families import FAMILIES, architectures_of, groups_of
@@ -95,11 +96,14 @@ def run(
 
 
 def _train_prior(measured: PublishedRows, folder: Path, say: Callable[[str], None]) -> Prior:
-    """The prior of every family, saved after each; families already in `folder` are kept."""
+    """The prior of every family, saved after each; families already in `folder` are kept, unless
+    their closed form is an older one.
+    """
     before = load_prior(folder) if (folder / "prior.json").exists() else Prior({}, {})
     known, rows = dict(before.families), dict(before.provenance.get("measured", {}))
     for family, devices in measured.families.items():
-        if family in known:
+        form = next(iter(devices.values())).rows.form.name
+        if family in known and (form not in LAWS or known[family].population.form == form):
             say(f"prior of {family}: kept")
             continue
         start_s = time.perf_counter()

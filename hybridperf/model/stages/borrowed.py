@@ -40,12 +40,13 @@ import numpy as np
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.learning.prior import uninformed_knobs
+from hybridperf.learning.prior.form import ROW_ROOFLINE
 from hybridperf.model.batch import Batch
 from hybridperf.model.families import family_rows, gpu_of, references_of
 from hybridperf.model.lookup_prior import is_lookup, lookup_prior
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.closed import by_knobs, roofline_log_s
-from hybridperf.model.stages.family import by_family
+from hybridperf.model.stages.family import by_family, kernel_floors
 from hybridperf.model.stages.step import NOTHING_S, Machine, Priced, Step
 from hybridperf.model.stages.who import (
     Who,
@@ -58,6 +59,7 @@ from hybridperf.model.stages.who import (
 )
 from hybridperf.ops.latent_attention import PUBLISHED_SHARE
 from hybridperf.ops.quantise import SCHEMES
+from hybridperf.ops.rows import RowMachine, goes_by_rows
 
 # of any kernel on any GPU, believed
 FIXED_S = 5e-6
@@ -133,9 +135,9 @@ def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
     if is_lookup(batch.op):
         seconds, source, spread = _lookups(batch, machine, found, xp)
         shared = spread
-    elif batch.op.gathered() is not None and gpu_of(device) is not None:
-        seconds, source = _gathers(batch, machine, found)
-        spread, shared = GATHERS_WIDTH, width_of(batch)
+    elif _has_own_form(batch, device):
+        seconds, source, spread = _own_form(batch, machine, found)
+        shared = width_of(batch) if source.what == "gathers" else spread
     else:
         seconds, source = _share(batch, machine, found, models, log_s, xp)
         matrix = batch.op.unit == "matrix"
@@ -245,23 +247,37 @@ def _lookups(
     return xp.maximum(xp.exp(log_s), there_s * slower), source, LOOKUPS_WIDTH
 
 
-def _gathers(batch: Batch, machine: Machine, found: Any | None) -> tuple[Array, Source]:
-    """Seconds [R] of ops that gather rows, by their own form at this device's bandwidth and cache:
-    a share of the roofline would not carry over to a cache of another size. The knobs are the
-    reference device's, or the beliefs where no device has such ops.
+def _own_form(batch: Batch, machine: Machine, found: Any | None) -> tuple[Array, Source, float]:
+    """(seconds [R], by what, deviation of their logs) of ops that gather rows or go row by row, by
+    their own form at this device's bandwidth and cache: a share of the roofline would not carry
+    over to a cache of another size, or to another library. The knobs are the reference device's, or
+    the beliefs where no device has such ops.
     """
-    if found is None:
-        every = np.ones(len(batch), bool)
-        rows = family_rows(batch.part, every, machine.device, machine.numbers)
-        knobs = uninformed_knobs(rows)
+    asked = batch if found is None else as_measured(found, batch)
+    adapted = None if found is None else found.families.get(family_name(asked))
+    part, every = asked.part, np.ones(len(batch), bool)
+    if batch.framework:
+        words = np.full(len(batch), batch.framework, object)
+        part = dataclasses.replace(part, labels={"framework": words})
+    rows = family_rows(part, every, machine.device, machine.numbers)
+    if adapted is None:  # or its rows were fitted by themselves
+        log_s = uninformed_knobs(rows).closed(rows).total
     else:
-        adapted = found.families[family_name(batch)]
-        every = np.ones(len(batch), bool)
-        rows = family_rows(batch.part, every, machine.device, machine.numbers)
-        knobs = adapted.knobs.including(adapted.prior.population, rows.implementation)
-    log_s = knobs.closed(rows).total
+        alone = kernel_floors(asked, machine.device) if goes_by_rows(batch.op) else None
+        log_s = adapted.by_form(rows, alone)
+    what = "gathers" if batch.op.gathered() is not None else "passes over rows"
+    spread = ((ROW_ROOFLINE.law_sd or 0.0) ** 2 + rows.library_sd**2) ** 0.5
     device = "" if found is None else found.device.id
-    return array_module(log_s).exp(log_s), Source(Code.FORM, "gathers", device)
+    seconds = array_module(log_s).exp(log_s)
+    return seconds, Source(Code.FORM, what, device), GATHERS_WIDTH if what == "gathers" else spread
+
+
+def _has_own_form(batch: Batch, device: DeviceSpec) -> bool:
+    """Whether a closed form of its own prices an op on a device."""
+    if gpu_of(device) is None:
+        return False
+    by_rows = bool(family_name(batch)) and goes_by_rows(batch.op)
+    return batch.op.gathered() is not None or (by_rows and RowMachine.of(device) is not None)
 
 
 def _wider(batch: Batch, device: DeviceSpec) -> Batch | None:

@@ -24,8 +24,9 @@ from hybridperf.model.group_report import widening
 from hybridperf.model.platform import OpTable, Platform, durations, neutral_knobs, seconds
 from hybridperf.model.sources import FUSED, Code, Source
 from hybridperf.model.stages.step import NOTHING_S, Machine, Step
-from hybridperf.model.stages.who import KERNEL_S, LOOPS, Who, family_name, who
+from hybridperf.model.stages.who import Who, who
 from hybridperf.ops import GROUPS
+from hybridperf.ops.rows import KERNEL_S
 
 _NEUTRAL = neutral_knobs()
 
@@ -55,8 +56,7 @@ def floors(batch: Batch, machine: Machine) -> float:
 
     None where it is compiled into a caller; issued apart on a GPU, at most `KERNEL_S`.
     """
-    name = family_name(batch)
-    if name not in LOOPS and who(batch, machine.model) is Who.FAMILY:
+    if who(batch, machine.model) is Who.FAMILY:  # as it is
         return 1.0
     if batch.inlined:
         return 0.0

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.hardware import DeviceSpec
 from hybridperf.io import closest, shipped_toml
 from hybridperf.io.namespace import Array, array_module, put
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
@@ -28,17 +29,13 @@ from hybridperf.model.families import family_rows, framework_of, with_defaults, 
 from hybridperf.model.group_report import widening
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import Machine, Step
-from hybridperf.model.stages.who import KERNEL_S, LOOPS, Who, family_name, who
+from hybridperf.model.stages.who import LOOPS, Who, family_name, who
 from hybridperf.ops import Op, Quantise
 from hybridperf.ops.quantise import SCHEMES
+from hybridperf.ops.rows import KERNEL_S, goes_by_rows
 
 PRODUCTS, QUANTISE = "matmul", "quantise"
 LEAST_PRODUCT = 0.5  # of a quantised layer: so much at least is its product
-# of a norm, which waits for sums of its rows: one in ten of PyTorch on our H100 and H200
-NORM_S = 2.8e-6
-# elements: milliseconds, far above what a launch costs, and no more than was measured
-LONG_LOOP = 2.0**27
-_LONG_COLUMNS = 1024.0  # of a loop that does not care for its rows
 # an implementation never met counts as so far outside what was measured
 UNKNOWN_KERNEL_OCTAVES = 1.0
 
@@ -50,7 +47,7 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
     name = family_name(batch)
     adapted = machine.model.families[name]
     rows, assumed = rows_of(batch, adapted, machine)
-    told = predicted(adapted, rows)
+    told = predicted(adapted, rows, kernel_floors(batch, machine.device))
     known = np.isin(rows.implementation, adapted.knobs.implementations)
     outside = told.outside + np.where(known, 0.0, UNKNOWN_KERNEL_OCTAVES)
     variance = ((told.high_log_s - told.log_s) / NINE_OF_TEN) ** 2
@@ -87,7 +84,7 @@ def tiles_log_factor(batch: Batch, machine: Machine) -> np.ndarray | None:
         return None
     adapted = machine.model.families[family_name(batch)]
     rows, _ = rows_of(batch, adapted, machine)
-    if rows.gathers is not None:
+    if rows.own_work is not None:
         return None
     knobs = adapted.knobs.including(adapted.prior.population, rows.implementation)
     bare = dataclasses.replace(rows, blocks=np.zeros(len(rows)), steps=np.zeros(len(rows)))
@@ -100,7 +97,10 @@ def rows_of(batch: Batch, adapted: Adapted, machine: Machine) -> tuple[FamilyRow
     """
     slots = adapted.prior.population.implementations
     part, every = batch.part, np.ones(len(batch), bool)
-    if batch.framework:
+    if batch.framework and goes_by_rows(batch.op):  # by a library's plan, measured or not
+        words = {"framework": np.full(len(batch), batch.framework, object)}
+        part = dataclasses.replace(part, labels=words)
+    elif batch.framework:
         usual = _usual_kernel(machine.device.arch, batch)
         for words in filter(None, (usual, {"framework": batch.framework})):
             labels = {key: np.full(len(batch), word, object) for key, word in words.items()}
@@ -111,13 +111,14 @@ def rows_of(batch: Batch, adapted: Adapted, machine: Machine) -> tuple[FamilyRow
     return with_defaults(family_rows(part, every, machine.device, machine.numbers), slots)
 
 
-def predicted(adapted: Adapted, rows: FamilyRows) -> Predicted:
-    """Times of ops on a device; a product without a bias takes no longer than one with.
+def predicted(adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = None) -> Predicted:
+    """Times of ops on a device, `alone` as `kernel_floors` has it; a product without a bias takes
+    no longer than one with.
 
     Tables of PyTorch's layers have only the latter: a GPU measured by them alone knows its products
     without a bias by what they take elsewhere.
     """
-    found, known = adapted.predict(rows), adapted.prior.population.implementations
+    found, known = adapted.predict(rows, alone), adapted.prior.population.implementations
     slots = rows.implementation.copy()
     for slot in dict.fromkeys(slots):
         if (twin := _with_bias(slot)) in known:
@@ -164,6 +165,9 @@ def _never_met(family: str, slot: str, adapted: Adapted) -> str:
     """
     if slot in adapted.knobs.implementations:
         return ""
+    if adapted.prior.population.law:
+        whose = framework_of(slot) or "libraries on average: none is told"
+        return f"by passes over rows, as {whose}"
     frameworks = {framework_of(other) for other in adapted.knobs.implementations} - {""}
     given = framework_of(slot)
     meant = "" if not given or given in frameworks else closest(given, frameworks)
@@ -173,35 +177,32 @@ def _never_met(family: str, slot: str, adapted: Adapted) -> str:
 def _apart(
     batch: Batch, machine: Machine, log_s: Array, xp: Any, source: np.ndarray
 ) -> Sequence[Step]:
-    """What an op takes that is issued by itself, where tables include more than its kernel.
-
-    Loops: on the V100 of NeuSight's tables none takes less than 28 us, where a profiler sees 2 us.
-    They cost the lower bound of a kernel plus what each element costs in a long loop over rows as
-    long. Products of a quantised layer: no longer than the same product in wide numbers, and
-    without making their input narrow. Others take longer than their launch and stay as they are.
+    """What a product of a quantised layer takes that is issued by itself: no longer than the same
+    product in wide numbers, and without making its input narrow, which tables include.
     """
-    if not batch.issued_apart:
-        return []
     op: Any = batch.op
-    device, family = machine.device, family_name(batch)
-    if family in LOOPS and hasattr(op, "rows") and device.kind == "gpu":
-        cols = (
-            np.full(len(batch), _LONG_COLUMNS) if op.group == "elementwise" else batch.size("cols")
-        )
-        long = batch.of(dataclasses.replace(op, rows=LONG_LOOP / cols, cols=cols), device)
-        element_s = _family_s(long, family, machine) / LONG_LOOP
-        least_s = NORM_S if op.group == "norm" else KERNEL_S
-        apart = xp.log(least_s + element_s * batch.size("rows") * batch.size("cols"))
-        return [Step("apart", xp.minimum(apart - log_s, 0.0), source)]
-    if family == PRODUCTS and _narrows(op) and QUANTISE in machine.model.families:
-        made = batch.of(Quantise(op.dtype, op.m, op.k, quant=op.quant), device)
-        wide = batch.of(dataclasses.replace(op, quant=""), device)
-        whole_s = xp.exp(log_s)
-        left_s = whole_s - _family_s(made, QUANTISE, machine)
-        left_s = xp.maximum(left_s, LEAST_PRODUCT * whole_s)
-        apart = xp.log(xp.minimum(left_s, _family_s(wide, PRODUCTS, machine)))
-        return [Step("apart", apart - log_s, source)]
-    return []
+    narrows = family_name(batch) == PRODUCTS and _narrows(op)
+    if not (batch.issued_apart and narrows and QUANTISE in machine.model.families):
+        return []
+    made = batch.of(Quantise(op.dtype, op.m, op.k, quant=op.quant), machine.device)
+    wide = batch.of(dataclasses.replace(op, quant=""), machine.device)
+    whole_s = xp.exp(log_s)
+    left_s = whole_s - _family_s(made, QUANTISE, machine)
+    left_s = xp.maximum(left_s, LEAST_PRODUCT * whole_s)
+    apart = xp.log(xp.minimum(left_s, _family_s(wide, PRODUCTS, machine)))
+    return [Step("apart", apart - log_s, source)]
+
+
+def kernel_floors(batch: Batch, device: DeviceSpec) -> np.ndarray | None:
+    """[R] what ops take at least without the launch that tables of single ops include, of loops
+    issued apart; None of others.
+
+    Only loops show it: on the V100 of NeuSight's tables none takes less than 28 us, where a
+    profiler sees 2 us. Products take longer than their launch and stay as they are.
+    """
+    if not batch.issued_apart or family_name(batch) not in LOOPS or device.kind != "gpu":
+        return None
+    return np.full(len(batch), KERNEL_S)
 
 
 def _family_s(batch: Batch, family: str, machine: Machine) -> Array:

@@ -24,9 +24,6 @@ from hybridperf.model.families import family_of
 from hybridperf.ops import FUSED, Op
 
 LOOPS = ("elementwise", "softmax", "norm")  # families of loops over rows
-# lower bound of a GPU's kernel: median of a V100's short elementwise kernels in the test traces of
-# facebookresearch/HolisticTraceAnalysis
-KERNEL_S = 2.2e-6
 _TWINS = {"fp16": "bf16", "bf16": "fp16"}
 
 

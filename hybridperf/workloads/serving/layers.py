@@ -210,12 +210,12 @@ class ServedCalls:
         """
         shape, latent = self.shape, self.shape.latent
         assert latent is not None
-        yield OpCall(RmsNorm("bf16", tokens, down), issued_apart=True)
+        yield self._by_rows(RmsNorm("bf16", tokens, down))
         queries = shape.heads / self.tp * (latent.kv_rank + latent.rotary_dim)
         if self.served.framework in _ROTATE_INSIDE:
             yield self._loop("rope", tokens, queries)
             return
-        yield OpCall(RmsNorm("bf16", tokens, latent.kv_rank), issued_apart=True)
+        yield self._by_rows(RmsNorm("bf16", tokens, latent.kv_rank))
         yield self._loop("rope", tokens, shape.heads / self.tp * latent.rotary_dim)
         yield self._loop("cast", tokens, queries)
         if self._kept():
@@ -233,7 +233,7 @@ class ServedCalls:
         yield from self._gemm(tokens, dim, h, quant)
         yield from self._gemm(tokens, heads, h, "bfloat16")
         yield self._loop("mul", tokens, heads)
-        yield OpCall(RmsNorm("bf16", tokens, dim), issued_apart=True)
+        yield self._by_rows(RmsNorm("bf16", tokens, dim))
         yield self._loop("rope", tokens, (heads + 1.0) * dim)
         for rows in (tokens * heads, tokens):
             yield self._loop("cast", rows, dim)
@@ -278,7 +278,7 @@ class ServedCalls:
             dim, scored = float(latent.index_dim), min(keys, latent.selected)
             yield self._latent(sequences, keys, latent.index_heads * each, dim, 0.0)
             # the best are found by passes over the scores
-            yield OpCall(Softmax("fp32", sequences * each, keys), issued_apart=True)
+            yield self._by_rows(Softmax("fp32", sequences * each, keys))
             keys = scored
         cached = rank + latent.rotary_dim
         yield self._latent(sequences, keys, heads * each, cached, rank)
@@ -364,7 +364,11 @@ class ServedCalls:
         norm = RmsNorm("bf16", tokens, width)
         if self.tp > 1 and self.served.framework in _NORM_AS_THEY_SUM:
             return self._fused(norm)
-        return OpCall(norm, issued_apart=True)
+        return self._by_rows(norm)
+
+    def _by_rows(self, op: Op) -> OpCall:
+        """A framework's own kernel of an op that goes row by row."""
+        return OpCall(op, issued_apart=True, framework=self.served.framework)
 
     def _reduced(self, size: float) -> Iterator[Call]:
         if self.tp > 1:
