@@ -24,6 +24,7 @@ from hybridperf.io.later import pd
 from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted, Group
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
+from hybridperf.model.form_prices import by_form
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.op_rows import predict_ops
 from hybridperf.model.own_ops import OwnOps
@@ -161,6 +162,7 @@ class PerfModel:
             plain = [dataclasses.replace(calls[one], kernel="") for one in apart.tolist()]
             at, seconds = priced_elsewhere(self, plain)
             self._correct(table, apart[at], seconds)
+        self._correct(table, *by_form(self, calls))
         lawful = own.by_law
         self._correct(table, np.array([*lawful], int), np.array([*lawful.values()]))
         named = [
@@ -174,6 +176,7 @@ class PerfModel:
         rows = np.flatnonzero(more_s)
         if len(rows):
             self._correct(table, rows, (self.op_seconds(table) + more_s)[rows])
+        self._correct(table, *by_form(self, calls))
         if self.stand_in is not None:
             own = OwnOps(self.stand_in, self.stand_in._as_measured(calls))
         return table, own
