@@ -179,7 +179,7 @@ def captured(arch: str, task: str, layout: str, batch: int, side: int, fused: bo
         side: pixels of an image's height and width.
         fused: attention is one kernel, as from PyTorch 2 on.
     """
-    timm, torch = _timm()
+    timm, torch = libraries()
     timm.layers.set_fused_attn(fused)
     order = torch.channels_last if layout == "nhwc" else torch.contiguous_format
     with contextlib.ExitStack() as stack:
@@ -217,7 +217,7 @@ def _made(timm: Any, arch: str, side: int) -> Any:
         return timm.create_model(arch)
 
 
-def _timm() -> tuple[Any, Any]:
+def libraries() -> tuple[Any, Any]:
     """timm and PyTorch, `InputError` where one is missing."""
     try:
         import torch
