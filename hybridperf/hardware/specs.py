@@ -88,6 +88,8 @@ class DeviceSpec(Spec):
     l3_bytes: Capacity | None = None
     multiprocessors: Count | None = None  # SMs, compute units or cores
     clock_hz: Rate | None = None
+    # of tensor cores with sums of 32 bits, over that with sums of 16; peaks count the former
+    fp32_sums_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     l1_bytes_per_multiprocessor: Capacity | None = None
     shared_memory_bytes_per_multiprocessor: Capacity | None = None
     tdp_w: Watts | None = None

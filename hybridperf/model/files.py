@@ -224,7 +224,14 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         family: Adapted.read(under(stored, f"{FAMILY}{family}/"), entry)
         for family, entry in document["families"].items()
     }
-    device, provenance = DeviceSpec(**document["device"]), dict(document["provenance"])
+    device, provenance = _device(document["device"]), dict(document["provenance"])
     return PerfModel(
         device, RooflineKnobs(**arrays, **levels), reports, provenance, families, drift
     )
+
+
+def _device(saved: Mapping[str, Any]) -> DeviceSpec:
+    """The device as it was saved; facts that the file's version did not have are today's."""
+    if device_id(str(saved["id"])) != saved["id"]:
+        return DeviceSpec(**saved)
+    return DeviceSpec(**{**load_device(saved["id"]).model_dump(), **saved})

@@ -56,6 +56,8 @@ def how(source: Source) -> str:
         if source.device:
             return f"lookups of {source.device}"
         return "bandwidths of memory and L2 that other GPUs show (a wide belief)"
+    if source.code is Code.FORM and source.what == "images":
+        return "a closed form of such kernels at this device's numbers"
     if source.code is Code.FORM:
         knobs = f"the knobs of {source.device}" if source.device else "believed knobs"
         return f"the form of {source.what} at this device's bandwidth and cache, with {knobs}"

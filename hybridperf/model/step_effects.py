@@ -186,6 +186,10 @@ KNOWN = (
     Known(("eager_pytorch",), ("Hopper sm_90",), ("memory",), 1.25,
         "loops, norms, softmax and copies of 39 steps that an H200 ran took 1.28 times the bytes at"
         " this bandwidth (`calibration/measured`)"),
+    Known(("eager_pytorch",), ("Ada sm_89",), ("memory",), 1.08 / 1.25,
+        "loops of whole steps of timm's image models on an RTX 4090 reach 0.93 of its bandwidth"),
+    Known(("eager_pytorch",), ("Ampere sm_86",), ("memory",), 1.18 / 1.25,
+        "the same on an RTX 3090: 0.84"),
     Known(("nanotron",), (), ("launch_s",), 1.3,
         "fits of the two smaller models of its sweep, each by itself: 60 and 60 us"),
     Known(("nanotron",), (), ("tp_across",), 2.0, "likewise: 2.1 and 2.0; why is not known"),

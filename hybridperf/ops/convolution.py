@@ -58,6 +58,7 @@ class Convolution(Op):
     w_out: Array = 0.0  # 0: square, as h_out
     groups: Array = 1.0
     taps: Array = 0.0  # 0: kh * kw
+    channels_first: Array = 0.0  # 1: images lie plane by plane (nchw); 0: as kernels want them
     # one of DIRECTIONS: outputs from inputs, input gradients, or weight gradients
     direction: str = "fwd"
 
@@ -78,16 +79,30 @@ class Convolution(Op):
         return "tf32" if dtype == "fp32" and "tf32" in device.peak_flops_per_s else dtype
 
     def work(self) -> Work:
-        kw, w_in, w_out, taps = self._widths()
-        outputs = self.batch * self.c_out * self.h_out * w_out
-        weights = self.kh * kw * self.c_in / self.groups * self.c_out
-        moved = (self.batch * self.c_in * self.h_in * w_in + weights + outputs) * self.element_bytes
+        kw, _, w_out, taps = self._widths()
         return streamed(
-            moved,
-            flops=FLOPS_PER_MULTIPLY_ADD * outputs * self.c_in / self.groups * taps,
+            sum(self.parts_bytes()),
+            flops=FLOPS_PER_MULTIPLY_ADD * self.outputs() * self.c_in / self.groups * taps,
             # addresses: which pixel lies under each position of the kernel
             steps=self.batch * self.h_out * w_out * self.kh * kw,
         )
+
+    def outputs(self) -> Array:
+        """Numbers of the forward pass's result."""
+        return self.batch * self.c_out * self.h_out * self._widths()[2]
+
+    def parts_bytes(self) -> tuple[Array, Array, Array]:
+        """Bytes of the forward pass's input, of its result, of the weights."""
+        kw, w_in, _, _ = self._widths()
+        inputs = self.batch * self.c_in * self.h_in * w_in
+        weights = self.kh * kw * self.c_in / self.groups * self.c_out
+        each = self.element_bytes
+        return inputs * each, self.outputs() * each, weights * each
+
+    def positions(self) -> tuple[Array, Array]:
+        """(kernel's positions, their mean number inside the image)."""
+        kw, _, _, taps = self._widths()
+        return self.kh * kw, taps
 
     def _widths(self) -> tuple[Array, Array, Array, Array]:
         """(kw, w_in, w_out, taps), square where nothing was given."""

@@ -14,8 +14,9 @@ all other devices the belief that nanoGPT's step gives: 25 % of it came from a v
 in place of 50257 on an A100 (its author, 2023), whose head is about a fifth of the step, (0.2 +
 0.25) / 0.2 = 2.3 times; the head's own rate is taken as four fifths of the peak.
 
-    channels first     a convolution's images are turned before (`nchwToNhwcKernel` in a trace), and
-                       its result after, unless its kernel is one pixel or it has groups
+    images plane by plane    are turned before a convolution (`nchwToNhwcKernel` in a trace), and
+                             its result after, unless its kernel is one pixel or it has groups;
+                             `images.py` has its own turns
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
-from hybridperf.io.namespace import Array
+from hybridperf.io.namespace import Array, floats
 from hybridperf.ops.base import Op
 from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.gemm import Product
@@ -41,8 +42,9 @@ ROWS: Mapping[str, float] = {
     "rows of 2 bytes": 115e12 / _CYCLES,
     "rows of 4 bytes": 270e12 / _CYCLES,
 }
-CHANNELS_FIRST = "channels first"
-KERNELS = (*ROWS, CHANNELS_FIRST)
+# of the peak where sums of 32 bits halve it: such rows take 1 / 0.55 of the arithmetic's time in
+# whole steps of timm's MLP-Mixers, of 49 tokens, on an RTX 3090 and 4090
+_HALF_RATE_SHARE = 1 / (1 / 0.55 - 1)
 _TURNING_SHARE = 0.75  # of the memory's bandwidth: as loops reach it
 # standard deviations of logs: as products of the H200 scatter, and as the belief is wide
 _SEEN_WIDTH, _BELIEVED_WIDTH = 0.25, 0.35
@@ -61,35 +63,39 @@ def row_kernel(op: Op, tokens: str) -> str:
     return "rows of 2 bytes" if any(width % 2 for width in widths) else "rows of 4 bytes"
 
 
-def image_kernel(op: Convolution, strides: Sequence[int]) -> str:
-    """Which kernel convolves images as they lie; empty: the usual one.
+def is_channels_first(op: Convolution, strides: Sequence[int]) -> bool:
+    """Whether a convolution's images lie plane by plane.
 
-    `strides`: of the images, elements from one to the next of each dimension; empty: not known.
+    `strides`: elements from one to the next of each dimension; empty: not known, and they do not.
     """
-    together = len(strides) < 4 or strides[1] == 1 or float(op.c_in) == 1
-    pixels = float(op.kh) * (float(op.kw) or float(op.kh))
-    if together or pixels == 1 or float(op.groups) > 1:
-        return ""
-    return CHANNELS_FIRST if DTYPE_BYTES[op.dtype] == DTYPE_BYTES["fp16"] else ""
+    return len(strides) > 3 and strides[1] != 1 and float(op.c_in) > 1
+
+
+def turning_seconds(op: Convolution, memory_bytes_per_s: Array) -> Array:
+    """Seconds in which a convolution's images are turned, beside kernels measured without; 0 where
+    they lie pixel by pixel already.
+    """
+    if DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
+        return 0.0
+    dense = (floats(op.groups) == 1) & (floats(op.positions()[0]) > 1)
+    turned = dense & (floats(op.channels_first) > 0)
+    return turned * 2.0 * op.work().bytes / (_TURNING_SHARE * memory_bytes_per_s)
 
 
 def order_seconds(
-    kernel: str, work: Work, device: DeviceSpec, peak_flops_per_s: Array,
-    memory_bytes_per_s: Array, xp: Any = np,
-) -> Array:  # fmt: skip
-    """Seconds beside those of the same op on operands that lie well.
+    kernel: str, work: Work, device: DeviceSpec, peak_flops_per_s: Array, xp: Any = np
+) -> Array:
+    """Seconds of a product beside those of the same one on rows that begin well.
 
     Args:
-        kernel: of `KERNELS`.
+        kernel: of `ROWS`.
         work: of the op.
         device: that runs it.
         peak_flops_per_s: of its matrix units, in the op's numbers.
-        memory_bytes_per_s: of its memory.
         xp: NumPy, or JAX where anything is traced.
     """
-    if kernel == CHANNELS_FIRST:
-        return 2 * work.bytes / (_TURNING_SHARE * memory_bytes_per_s)
-    rate = _BELIEVED_SHARE * peak_flops_per_s
+    share = _BELIEVED_SHARE if device.fp32_sums_rate == 1.0 else _HALF_RATE_SHARE
+    rate = share * peak_flops_per_s
     if _is_seen(device):
         cycles_per_s = float(device.multiprocessors or 0) * float(device.clock_hz or 0)
         rate = xp.minimum(ROWS[kernel] * cycles_per_s, rate)

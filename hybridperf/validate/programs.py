@@ -4,6 +4,7 @@
     compiled     by torch.compile
     published    published architectures by Hugging Face's code, either way
     jax          by jax.jit
+    timm         image models of timm, op by op, on two GeForce cards (`timm_models.py`)
 
 Steps of `gpu_steps.py`, `gpu_published.py` and `gpu_jax_steps.py` as an H100 and an H200 ran them
 (`calibration/measured`). Beside ours: the roofline of the datasheet times the constant that fits
@@ -26,7 +27,7 @@ from hybridperf.io import InputError, read_table
 from hybridperf.io.installed import installed_hardware
 from hybridperf.validate.harness import Columns, Found, ResultLine, claim
 
-TASKS = ("torch", "compiled", "published", "jax")
+TASKS = ("torch", "compiled", "published", "jax", "timm")
 _PUBLISHED = "hf_"  # how their names begin
 _QUICK = 3  # steps of a task
 _MEMORY_GOAL = 0.08
@@ -36,11 +37,15 @@ _COLUMNS = Columns("step_s", baselines={"roofline x constant": "constant_s"})
 @claim("programs", TASKS)
 def run(data: Path | None, tasks: Sequence[str], quick: bool) -> Iterator[Found]:
     """The tasks; `quick`: a few steps of each."""
-    del data  # the rows are ours
     measured = measured_steps()
     kind = measured["mode"].where(measured["library"] == "torch", "jax").replace("eager", "torch")
     kind = kind.mask(measured["step"].str.startswith(_PUBLISHED), "published")
     for task in tasks:
+        if task == "timm":  # all others' rows are ours
+            from hybridperf.validate import timm_models
+
+            yield timm_models.found(Path(data or ""), quick)
+            continue
         yield _judged(task, measured[kind == task].head(_QUICK if quick else None))
 
 

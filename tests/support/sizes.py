@@ -68,6 +68,15 @@ CASES: dict[str, dict[str, float]] = {  # every dimension, away from where sizes
         "w_out": 16.4,
         "groups": 2.1,
         "taps": 7.1,
+        "channels_first": 1.0,
+    },
+    "image_norm": {"batch": 5.2, "channels": 50.2, "pixels": 900.3, "channels_first": 1.0},
+    "image_pool": {
+        "elements": 70000.3,
+        "read": 280000.2,
+        "window": 9.1,
+        "marks": 70000.3,
+        "back": 1.0,
     },
     "add": {"rows": 700.3, "cols": 900.2},
     "fused": {

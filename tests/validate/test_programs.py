@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from hybridperf.validate import programs
+from hybridperf.io import InputError
+from hybridperf.validate import programs, timm_models
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
 
@@ -27,3 +29,31 @@ def test_a_few_steps_are_nearer_than_the_roofline(tmp_path: Path) -> None:
     roofline = (frame["roofline_s"] / frame["step_s"] - 1).abs().median()
     assert len(frame) == 3
     assert ours < roofline
+
+
+def test_architectures_are_dealt_once(data_dir: Path) -> None:
+    """By name: what is judged does not move with rows, checkpoints or sizes of images."""
+    rows = timm_models.measured(data_dir)
+    half = timm_models.halves(rows["arch"])
+    assert len(half) == 2 * timm_models.DRAWN
+    assert half == timm_models.halves(sorted(rows["arch"], reverse=True))
+    assert half["resnet18d"] == timm_models.CHOSEN
+    assert half["dla34"] == timm_models.JUDGED
+    assert not rows.duplicated(["arch", "setting"]).any()
+
+
+@pytest.mark.parametrize("arch", ["dla34", "hardcorenas_d", "resnest26d"])
+def test_architectures_left_out_are_near(data_dir: Path, arch: str) -> None:
+    """A dense, a depthwise and a grouped network in inference, in each layout on two cards."""
+    try:
+        timm_models.libraries()
+    except InputError as error:
+        pytest.skip(str(error))
+    rows = timm_models.measured(data_dir)
+    rows = rows[(rows["arch"] == arch) & (rows["task"] == "infer")]
+    frame = timm_models.judged(rows.assign(half=timm_models.JUDGED))
+    assert len(frame) == 5
+    wrong = np.log(frame["predicted_s"] / frame["step_time_s"]).abs()
+    assert wrong.median() < 0.15
+    assert (frame["predicted_s"] > frame["roofline_s"]).all()
+    assert frame["step_time_s"].between(frame["low_s"], frame["high_s"]).mean() > 0.5

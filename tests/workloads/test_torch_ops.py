@@ -18,6 +18,7 @@ from hybridperf.ops import (
 )
 from hybridperf.ops.attention import Attention
 from hybridperf.workloads.ratios import FUSED_ATTENTION
+from hybridperf.workloads.torch.calls import Tensor, TorchCall
 from hybridperf.workloads.torch.capture import capture
 from hybridperf.workloads.torch.ops import kernels
 
@@ -326,3 +327,15 @@ def test_a_root_mean_square_norm_is_one_kernel_on_gpus() -> None:
     taken_apart = capture(step, (x,), backend="cpu").ops
     assert not any("rms_norm" in one.call.kind for one in taken_apart)
     assert any(one.call.kind == "aten::rsqrt" for one in taken_apart)
+
+
+def test_the_last_ops_of_published_models_have_a_price() -> None:
+    """HaloNet's and Hiera's gradients in training, and a check that costs nothing."""
+    windows, image = Tensor((4, 64, 8, 8, 3), "fp16"), Tensor((4, 64, 10, 10), "fp16")
+    small = Tensor((4, 64, 8, 8), "fp16")
+    for kind, read in (("unfold_backward", windows), ("_upsample_bicubic2d_aa_backward", small)):
+        found = kernels(TorchCall(f"aten::{kind}", (read,), (image,)))
+        assert found is not None
+        (call,) = found
+        assert float(call.op.work().bytes) == read.bytes + image.bytes
+    assert kernels(TorchCall("aten::_assert_async", (Tensor((), "bool"),))) == ()

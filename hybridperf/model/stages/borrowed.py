@@ -47,6 +47,7 @@ from hybridperf.model.lookup_prior import is_lookup, lookup_prior
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.closed import by_knobs, roofline_log_s
 from hybridperf.model.stages.family import by_family, kernel_floors
+from hybridperf.model.stages.images import by_form
 from hybridperf.model.stages.step import NOTHING_S, Machine, Priced, Step
 from hybridperf.model.stages.who import (
     Who,
@@ -198,7 +199,7 @@ def slowed(device: DeviceSpec, of: DeviceSpec) -> float:
 def _own(batch: Batch, machine: Machine, xp: Any) -> Priced:
     """What a device's own rows say, else its datasheet."""
     alone, priced = machine.alone, Priced(roofline_log_s(batch, machine, xp))
-    for stage in (by_knobs, by_family):
+    for stage in (by_knobs, by_form, by_family):
         priced = priced.after(stage(batch, alone, priced.log_s, xp))
     return priced
 

@@ -17,7 +17,7 @@ from hybridperf.io.namespace import Array
 from hybridperf.model.batch import Batch, stacked
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import Machine, Step
-from hybridperf.model.stages.who import is_measured
+from hybridperf.model.stages.who import Who, is_measured, who
 from hybridperf.ops import OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import (
     BY_LAW,
@@ -27,13 +27,19 @@ from hybridperf.ops.attention_kernels import (
     published_factor,
     published_share,
 )
-from hybridperf.ops.operand_order import KERNELS, order_remark, order_seconds, order_width
+from hybridperf.ops.operand_order import (
+    ROWS,
+    order_remark,
+    order_seconds,
+    order_width,
+    turning_seconds,
+)
 
 
 def by_attention_kernel(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
     """A generation of fused attention that is not the measured one."""
     kernel, device = batch.kernel, machine.device
-    if kernel not in SHARES:
+    if kernel not in SHARES or who(batch, machine.model) is Who.FORM:
         return []
     factor, steps = 0.0, []
     if published_share(kernel, device.arch) is not None:
@@ -54,11 +60,17 @@ def by_attention_kernel(batch: Batch, machine: Machine, log_s: Array, xp: Any) -
 
 def by_operands(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
     """Operands that do not lie as kernels for tensor cores read them."""
-    if batch.kernel not in KERNELS:
-        return []
     numbers, device = machine.numbers, machine.device
-    peak = device.peak(batch.op.dtype, "matrix") * numbers.peak_flops_scale
-    more_s = order_seconds(batch.kernel, batch.work, device, peak, numbers.memory_bytes_per_s, xp)
+    op: Any = batch.op
+    if op.group == "convolution":
+        if who(batch, machine.model) is Who.FORM:  # has its own turns
+            return []
+        more_s = batch.whole(turning_seconds(op, numbers.memory_bytes_per_s))
+        return [Step("operands", xp.log1p(more_s / xp.exp(log_s)), Source(Code.BELIEF, op.group))]
+    if batch.kernel not in ROWS:
+        return []
+    peak = device.peak(op.dtype, "matrix") * numbers.peak_flops_scale
+    more_s = order_seconds(batch.kernel, batch.work, device, peak, xp)
     source = Source(Code.BELIEF, batch.kernel, assumed=order_remark(batch.kernel, device))
     variance = order_width(batch.kernel, device) ** 2
     return [Step("operands", xp.log1p(more_s / xp.exp(log_s)), source, variance, variance)]

@@ -1,6 +1,7 @@
 """Who says what an op takes: the first of a list that knows such ops.
 
     fused       a loop that a framework fuses into a step: bytes at the datasheet's bandwidth
+    form        a closed form of its own, where rows say nothing of such ops (`images.py`)
     family      rows of this device, or what other devices show of a family (an adapted prior)
     group       rows of this device, by knobs of its own
     stand-in    rows of the device whose calibration stands for this one
@@ -22,8 +23,14 @@ from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.batch import Batch
 from hybridperf.model.families import family_of
 from hybridperf.ops import FUSED, Op
+from hybridperf.ops.images import GpuFacts
 
 LOOPS = ("elementwise", "softmax", "norm")  # families of loops over rows
+# kinds of ops that have a closed form of their own
+FORMS = (
+    "convolution", "image_norm", "image_pool", "gemm", "batched_gemm", "prefill_attention",
+    "encoder_attention",
+)  # fmt: skip
 _TWINS = {"fp16": "bf16", "bf16": "fp16"}
 
 
@@ -31,6 +38,7 @@ class Who(enum.Enum):
     """Who says what the ops of a batch take."""
 
     FUSED = enum.auto()
+    FORM = enum.auto()
     FAMILY = enum.auto()
     GROUP = enum.auto()
     STAND_IN = enum.auto()
@@ -42,6 +50,8 @@ def who(batch: Batch, model: Any) -> Who:
     """Who says what the ops of a batch take on a calibrated device (`Calibration`)."""
     if batch.kernel == FUSED:
         return Who.FUSED
+    if goes_by_form(batch, model):
+        return Who.FORM
     if not batch.inlined and family_name(batch) in model.families:
         return Who.FAMILY
     if is_measured(model, batch):
@@ -53,6 +63,30 @@ def who(batch: Batch, model: Any) -> Who:
     if model.references is not None and model.device.kind == "gpu":
         return Who.BORROWED
     return Who.DATASHEET
+
+
+def goes_by_form(batch: Batch, model: Any) -> bool:
+    """Whether a closed form of its own says what ops take.
+
+    Norms and pools of images always do: no table has them. Convolutions in groups, where no rows in
+    groups were measured: what was learned of dense ones says nothing of them. Dense ones, products
+    and attention, on cards that sum in 32 bits at half rate, where they have no rows: shares that
+    other cards reach of their peaks do not carry over.
+    """
+    kind = batch.op.group
+    if kind not in FORMS or GpuFacts.of(model.device, batch.op) is None:
+        return False
+    if batch.op.unit != "matrix":
+        return True
+    measured = model.stand_in or model
+    if kind == "convolution" and batch.group != kind:
+        report = measured.groups.get(batch.group)
+        return report is None or not report.lowest
+    narrow = DTYPE_BYTES[batch.op.dtype] == DTYPE_BYTES["fp16"]
+    plain = narrow and not getattr(batch.op, "quant", "")
+    if not plain or model.device.fp32_sums_rate == 1.0:
+        return False
+    return not is_measured(measured, as_measured(measured, batch))
 
 
 def family_name(batch: Batch) -> str:

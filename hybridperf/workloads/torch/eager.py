@@ -11,18 +11,25 @@ and SoftMax.cu). Inductor's orders avoid both.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 from hybridperf.ops import Copy, Elementwise, Fused, Gather, Norm, OpCall
 from hybridperf.ops.embedding import uniform_unique_rows
-from hybridperf.workloads.torch.calls import Tensor, TorchCall
-from hybridperf.workloads.torch.loops import loop
+from hybridperf.ops.images import ImageNorm, ImagePool
+from hybridperf.workloads.torch.calls import NAMES, Tensor, TorchCall
+from hybridperf.workloads.torch.loops import channels_last, loop
 
-# Of the 32 bytes of a sector, what is moved for one number: neighbours find a part in the caches.
-# Copies and sums of a ViT in inference on an H100 and an H200 take 50 us for 9.7 million numbers
-_SECTOR_BYTES = 16.0
+# What a number costs that is read across the order in which it lies: of the bandwidth a share, as
+# whole steps of timm's models on an RTX 3090 and 4090 have it, and no less than the instructions
+# that wait for it: copies and sums of a ViT in inference on an H100 and an H200 take 50 us for 9.7
+# million numbers
+_CROSSED_SHARE, _CROSSED_INSTRUCTIONS = 0.69, 110.0
 _LINE = 32  # numbers from one to the next, from where on sectors are not shared
-_COPIES = ("native_layer_norm", "native_layer_norm_backward", "_softmax", "_log_softmax")
+_COPIES = (
+    "native_layer_norm", "native_layer_norm_backward", "native_group_norm",
+    "native_group_norm_backward", "_softmax", "_log_softmax",
+)  # fmt: skip
 _LARGE = 65536  # numbers; smaller tensors stay in the caches
 
 
@@ -33,8 +40,7 @@ def in_stored_order(call: TorchCall, calls: tuple[OpCall, ...]) -> tuple[OpCall,
         x = max(call.read, key=lambda one: one.elements, default=None)
         turned = [one for one in call.read if x and one.shape == x.shape and not _in_order(one)]
         copies = [
-            OpCall(op) for one in turned
-            for op in loop(one, one.bytes + _SECTOR_BYTES * one.elements, 0, 0)
+            OpCall(op) for one in turned for op in _across(one, 0.0, (0.0, 0.0), [one])
         ]  # fmt: skip
         return (*copies, *calls)
     if len(calls) != 1 or not isinstance(calls[0].op, Elementwise | Fused | Copy):
@@ -42,13 +48,23 @@ def in_stored_order(call: TorchCall, calls: tuple[OpCall, ...]) -> tuple[OpCall,
     if not call.written or getattr(calls[0].op, "loop", "elementwise") != "elementwise":
         return calls
     result = call.written[0]
-    crossed = sum(_crossed(one, result) for one in call.read)
+    crossed = [one for one in call.read if _crossed(one, result)]
     if not crossed:
         return calls
     work, n = calls[0].op.work(), result.elements
-    read_bytes = float(work.bytes) - result.bytes + crossed * _SECTOR_BYTES * n
+    in_order = float(work.bytes) - result.bytes - sum(one.bytes for one in crossed)
     each = float(work.flops) / n, float(work.transcendentals) / n
-    return tuple(OpCall(op) for op in loop(result, read_bytes, *each))
+    return tuple(map(OpCall, _across(result, in_order, each, crossed)))
+
+
+def _across(
+    result: Tensor, in_order_bytes: float, each: tuple[float, float], crossed: list[Tensor]
+) -> tuple[Fused, ...]:
+    """A loop that reads some tensors across their order."""
+    read = in_order_bytes + sum(one.bytes for one in crossed) / _CROSSED_SHARE
+    waits = _CROSSED_INSTRUCTIONS * sum(one.elements for one in crossed)
+    (made,) = loop(result, max(read, 0.0), *each, instructions=waits)
+    return (replace(made, dtype="fp32"),)  # bytes are counted: on lanes of single precision
 
 
 # Instructions of a thread block that norms a row, most of them spent waiting for its sums: of the
@@ -76,6 +92,32 @@ def _bags(call: TorchCall, of: Gather) -> OpCall:
         bytes_read=(moved - bags) * cols * each, bytes_written=bags * cols * each,
         instructions=waves * (_WAVE + _ADDED_ROW * rows / bags),
     ))  # fmt: skip
+
+
+def on_images(call: TorchCall, calls: tuple[OpCall, ...]) -> tuple[OpCall, ...]:
+    """Kernels of batch norms and pools as PyTorch has them by themselves; Inductor makes loops."""
+    kind = call.kind.rpartition("::")[2]
+    backward = kind.endswith("backward")
+    x = call.tensor(1 if backward and kind != "cudnn_batch_norm_backward" else 0)
+    if not calls or x is None or len(x.shape) < 3:
+        return calls
+    if "batch_norm" in kind:
+        known = "no_training" in kind or call.value(5) is False
+        step = "bwd" if backward else "eval" if known else "train"
+        planes = float(not channels_last(x))
+        pixels = float(math.prod(x.shape[2:]))
+        return (OpCall(ImageNorm(x.dtype, *map(float, x.shape[:2]), pixels, planes, step)),)
+    pooled = calls[0].op
+    if kind not in NAMES["rules"]["pool"] or not isinstance(pooled, Fused):
+        return calls
+    other = call.made if not backward else call.single(0)[0]
+    sizes = (x.elements, other.elements) if backward else (other.elements, x.elements)
+    marks = float(other.elements) if _MARKED.search(kind) else 0.0
+    window = float(pooled.summed) or 1.0
+    return (OpCall(ImagePool(x.dtype, *map(float, sizes), window, marks, float(backward))),)
+
+
+_MARKED = re.compile("indices|adaptive_max")  # maxima, which remember where they were found
 
 
 def is_bag(call: TorchCall) -> bool:

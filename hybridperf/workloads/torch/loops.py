@@ -45,10 +45,6 @@ _REGISTERED = ((1, 1, 0), (2, 1, 0), (1, 0, 1), (2, 0, 1), (1, 2, 1), (1, 8, 1),
 # two sums of products (4), the difference of three terms scaled (6)
 LAYER_NORM_BACKWARD_FLOPS = 10
 _GRADIENT_FIRST = ("native_batch_norm_backward", "native_group_norm_backward")
-# Of a number that is read and written by itself (aten/src/ATen/native/cuda/Normalization.cuh):
-# known means and variances scale an image's channels on an H200 by 1.3 times the bytes of four-byte
-# numbers, and numbers of two bytes no quicker (6 large ones in `calibration/measured`)
-_SINGLY_BYTES = 10.0
 _BATCH_NORM_BACKWARD_FLOPS = 11  # the same, with the scale's and shift's gradients as by-products
 
 _LIKELIHOODS = ("nll_loss_forward", "nll_loss2d_forward")  # of rows, of pixels
@@ -208,8 +204,6 @@ def norm(call: TorchCall) -> Ops:
         needs(len(x.shape) > 1)
         if backward:
             return loop(x, 2 * x.bytes, _BATCH_NORM_BACKWARD_FLOPS, 0)
-        if call.value(5) is False and not _channels_last(x):
-            return loop(x, _SINGLY_BYTES * x.elements - x.bytes, 2, 0)
         return in_rows(ops.Norm, x, x.shape[1])
     if "group_norm" in kind:
         if backward:
@@ -249,13 +243,13 @@ def resized(call: TorchCall, by_channel: bool = True) -> Ops:
         else:  # a sum is read and written
             written_bytes = moved * DTYPE_BYTES[out.dtype]
             read_bytes += written_bytes
-    if by_channel and call.kind == "upsample_bilinear2d" and not _channels_last(source):
+    if by_channel and call.kind == "upsample_bilinear2d" and not channels_last(source):
         planes = math.prod(out.shape[:2])
         read_bytes = max(read_bytes, planes * _PLANE_BYTES - out.bytes)
     return loop(out, read_bytes, flops * larger.elements / out.elements, 0, written_bytes)
 
 
-def _channels_last(image: Tensor) -> bool:
+def channels_last(image: Tensor) -> bool:
     """Whether the channels of a pixel lie together."""
     return len(image.strides) > 2 and image.shape[1] > 1 and image.strides[1] == 1
 

@@ -149,6 +149,14 @@ def _moved(to: Tensor, source: Tensor) -> Ops:
     return loop(to, source.bytes, 0, 0)
 
 
+def _unfolded(call: TorchCall) -> Ops:
+    """Of windows, which overlap: each number's gradients summed, in one pass over the larger."""
+    needs(call.read and call.written)
+    source, made = call.read[0], call.written[0]
+    larger = max(source, made, key=lambda one: one.elements)
+    return loop(larger, source.bytes, 1, 0, made.bytes)
+
+
 def _part_gradient(call: TorchCall) -> Ops:
     """Of a slice: zeros as large as what it was cut from, and the gradient put into them."""
     needs(call.read and call.written)
@@ -280,6 +288,7 @@ RULES: dict[str, Rule] = {
             "cat": _cat,
             "pool": _pool,
             "copied": _copied,
+            "unfolded": _unfolded,
             "part_gradient": _part_gradient,
             "part_replaced": _part_replaced,
             "fourier": _fourier,

@@ -29,7 +29,7 @@ from hybridperf.io import InputError, unknown
 from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds, StepPlace
 from hybridperf.ops import Allocation, Convolution, EagerOp, Gather, OpCall
 from hybridperf.ops.attention import Attention
-from hybridperf.ops.operand_order import image_kernel
+from hybridperf.ops.operand_order import is_channels_first
 from hybridperf.workloads.in_program import (
     MESSAGE_LAUNCH,
     Rows,
@@ -43,7 +43,7 @@ from hybridperf.workloads.own import labelled
 from hybridperf.workloads.torch import inductor
 from hybridperf.workloads.torch.calls import Tensor
 from hybridperf.workloads.torch.capture import NOT_COMPILED, Captured, capture
-from hybridperf.workloads.torch.eager import by_rows, in_stored_order
+from hybridperf.workloads.torch.eager import by_rows, in_stored_order, on_images
 from hybridperf.workloads.torch.inductor import PricedOp
 from hybridperf.workloads.torch.launches import launch_of, launch_of_update, launched
 from hybridperf.workloads.torch.messages import (
@@ -131,7 +131,10 @@ def workload_of(
     if compiled:
         placed, peak_bytes = inductor.compiled(placed, captured.kept_bytes)
     elif backend == "gpu":
-        placed = [(op, by_rows(op.call, in_stored_order(op.call, calls))) for op, calls in placed]
+        placed = [
+            (op, by_rows(op.call, in_stored_order(op.call, on_images(op.call, calls))))
+            for op, calls in placed
+        ]
     if backend == "cpu":
         graph, rows = _serial_graph(placed, captured, gpus_per_node)
     else:
@@ -251,7 +254,8 @@ def as_run(op: CapturedOp, call: OpCall, compiled: bool) -> Call:
         return call_in_step(call)
     left = op.call.tensor(1 if op.call.kind in _ADDED_FIRST else 0)
     if isinstance(call.op, Convolution) and left is not None:
-        call = replace(call, kernel=image_kernel(call.op, left.strides))
+        planes = float(is_channels_first(call.op, left.strides))
+        call = replace(call, op=replace(call.op, channels_first=planes))
     # of weights' gradients: turned, so that tokens are summed over
     return call_in_step(call, "k" if left is not None and left.transposed else "m")
 

@@ -9,6 +9,7 @@ theirs. PyTorch's caching allocator hands out blocks of whole 512 bytes
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 import types
@@ -137,19 +138,22 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             self.ops: list[CapturedOp] = []
             self.tally = StorageTally()
             self.again: list[Callable[[], Any]] = []
-            self.updating = self.updated = 0
+            self.updating = self.updated = self.depth = 0
             self.hooks: list[Any] = []
             self.notes: list[str] = []
 
         def __enter__(self) -> Any:
-            self.hooks = [
-                optimizers.register_optimizer_step_pre_hook(self._begin_update),
-                optimizers.register_optimizer_step_post_hook(self._end_update),
-            ]
+            if not self.depth:
+                self.hooks = [
+                    optimizers.register_optimizer_step_pre_hook(self._begin_update),
+                    optimizers.register_optimizer_step_post_hook(self._end_update),
+                ]
+            self.depth += 1
             return super().__enter__()
 
         def __exit__(self, *raised: Any) -> Any:
-            for hook in self.hooks:
+            self.depth -= 1
+            for hook in () if self.depth else self.hooks:
                 hook.remove()
             return super().__exit__(*raised)
 
@@ -181,6 +185,10 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
                     kind = DISPATCHED if func._schema.is_mutable else WRAPPED
                     self.ops.append(CapturedOp(TorchCall(kind, ()), FORWARD, user_line()))
                 return NotImplemented  # a tensor that is made of others: theirs are seen
+            if _is_composite(torch, func):
+                # by the parts that run in an eager step, not by Python's rule for compilers
+                with self:
+                    return func._op_dk(_by_parts(torch), *args, **(kwargs or {}))
             try:
                 result = func(*args, **(kwargs or {}))
             except DataDependentOutputException:
@@ -209,6 +217,20 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             return result
 
     return Recorder()
+
+
+@functools.cache
+def _is_composite(torch: Any, func: Any) -> bool:
+    """Whether PyTorch knows an op by its parts alone: autograd takes it apart before it is seen,
+    but for `inference_mode`, which skips autograd and hands it over whole.
+    """
+    if func.namespace in _NO_OPS:
+        return False
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _by_parts(torch)))
+
+
+def _by_parts(torch: Any) -> Any:
+    return torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def _as_on_gpus(optimizer: Any) -> None:

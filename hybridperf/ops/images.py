@@ -1,0 +1,348 @@
+"""Seconds of ops on images, and of products, by closed forms: what a library's usual kernel of such
+an op takes on a GPU that nobody measured it on.
+
+    t       = both(arithmetic, memory) + turns + launch
+    both    = (a^3 + b^3)^(1/3): the two overlap but where they are as long
+    turns   = 2 (x + y) / loops' share of the bandwidth, for each time that images are brought from
+              plane by plane (nchw) to pixel by pixel (nhwc), which kernels for tensor cores read
+
+x, y, w: bytes of input, output, weights; F: the datasheet's peak; bw: its bandwidth; cyc:
+multiprocessors x clock. A form is one array expression for NumPy and JAX, between two bounds: no
+less than arithmetic at the peak and bytes at the bandwidth, no more than `MOST` times that.
+
+Constants come from whole steps of timm's image models on an RTX 3090 and an RTX 4090 in fp16
+(huggingface/pytorch-image-models, results/), fitted together, with beliefs to hold them, on models
+that `hybridperf validate timm` does not judge; one set serves both cards. Cards without such steps
+differ by datasheet alone, which for their L2 cache nobody has checked.
+
+Norms and pools are in units of a loop: the step effect `memory` says what share of the bandwidth a
+loop reaches, and counts for them too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+
+from hybridperf.hardware import DeviceSpec
+from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.ops.attention import EncoderAttention, PrefillAttention
+from hybridperf.ops.base import Op, register
+from hybridperf.ops.convolution import Convolution
+from hybridperf.ops.gemm import BatchedGemm, Gemm
+from hybridperf.ops.roofline import Work, streamed
+
+# GeForce cards multiply 16 bits at half rate where sums have 32: operands are fed easily, and
+# clocks lie above the datasheet's. Of F, at most
+ABOVE_PEAK = 1.13
+# of F, that products of cards at full rate reach of what those at half rate do: tensor cores twice
+# as fast are fed by the same memories. As the dense rows of an H200 have it in the median
+FULL_RATE = 0.4
+SMALL_L2_BYTES = 12e6  # below, halos and tiles are read again
+WHOLE = 8.0  # channels of 16 bits that are 16 bytes, which one load takes
+LAUNCH_S = 2e-6
+# of the bound from below: 99 % of measured dense convolutions stay under 4 to 13 times it
+# (DeepBench, NeuSight); groups, whose kernels leave tensor cores idle, under what few are known
+MOST, MOST_GROUPED = 13.0, 100.0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GpuFacts:
+    """What the forms ask of a GPU, for ops in one number format; leaves may be traced."""
+
+    peak_flops_per_s: Array
+    vector_flops_per_s: Array
+    memory_bytes_per_s: Array
+    cycles_per_s: Array  # multiprocessors x clock
+    l2_bytes: Array
+    sums_rate: Array  # of tensor cores with sums of 32 bits, over that with sums of 16
+    loops_share: Array  # of the bandwidth that a loop over tensors reaches
+
+    @staticmethod
+    def of(device: DeviceSpec, op: Op) -> GpuFacts | None:
+        """Of a device, in an op's format; None where a datasheet's number is missing."""
+        known = (device.multiprocessors, device.clock_hz, device.l2_bytes)
+        if device.kind != "gpu" or None in known:
+            return None
+        count, clock, l2 = (float(one or 0.0) for one in known)
+        return GpuFacts(
+            device.peak(op.peak_dtype, op.unit), device.peak(op.peak_dtype, "vector"),
+            device.memory_bytes_per_s, count * clock, l2, device.fp32_sums_rate,
+            LOOPS_SHARE.get(device.arch, LOOPS_SHARE[""]),
+        )  # fmt: skip
+
+    @property
+    def small_l2(self) -> Array:
+        """1 where the L2 cache is small, else 0."""
+        return (floats(self.l2_bytes) < SMALL_L2_BYTES) * 1.0
+
+    @property
+    def half_rate(self) -> Array:
+        """1 of a card whose tensor cores sum in 32 bits at half rate, else 0."""
+        return (floats(self.sums_rate) < 1.0) * 1.0
+
+    def shared(self, share: Array, of_small: Array) -> Array:
+        """Bytes a second at a share of the bandwidth, which a small L2 lessens by a factor."""
+        return share * of_small**self.small_l2 * self.memory_bytes_per_s
+
+    def matrix_rate(self, efficiency: Array) -> Array:
+        """FLOP/s at an efficiency that was seen at half rate."""
+        return efficiency * FULL_RATE ** (1.0 - self.half_rate) * self.peak_flops_per_s
+
+    def least_s(self, flops: Array, moved: Array) -> Array:
+        """Arithmetic at the most that the card runs at, bytes at the bandwidth."""
+        peak = ABOVE_PEAK**self.half_rate * self.peak_flops_per_s
+        xp = array_module(flops, moved)
+        return xp.maximum(flops / peak, moved / self.memory_bytes_per_s)
+
+
+# of the bandwidth, by architecture. The RTX 4090's and 3090's from whole steps of timm's models;
+# others as an H200's turns, and a little less than NeuSight's loops of an A100 (0.75 to 0.86)
+LOOPS_SHARE = {"Ada sm_89": 0.93, "Ampere sm_86": 0.93 * 0.908, "": 0.75}
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvolutionForm:
+    """Constants of convolutions; of pairs the first is for images plane by plane, the second pixel
+    by pixel.
+    """
+
+    pointwise: tuple[float, float] = (0.9, 1.08)  # efficiency of 1 x 1
+    spatial: tuple[float, float] = (1.13, 1.13)  # of larger kernels
+    # flops of (1 + this / k): a ramp in the inner dimension
+    ramp: float = 29.0
+    pointwise_memory: float = 0.94  # shares of the bandwidth
+    spatial_memory: float = 0.98
+    pointwise_turns: float = 0.12  # of images plane by plane
+    spatial_turns: float = 0.86
+    inputs: float = 0.94  # efficiency of gradients of inputs, of weights
+    weights: float = 0.71
+    # of larger kernels with channels that are no multiple of `WHOLE`, in either order: over others
+    odd_back: float = 2.0
+    turned_back: float = 1.17  # turns of a gradient, over a forward pass's
+    small_l2: float = 0.8  # shares of the bandwidth where the L2 cache is small
+    # a first layer's few channels: padded to `WHOLE`; shares of the bandwidth, forward and back
+    stem: tuple[float, float] = (0.51, 0.38)
+    # depthwise: positions of the kernel that a multiprocessor takes a cycle; share of the bandwidth
+    taps_per_cycle: tuple[float, float] = (8.5, 19.0)
+    depthwise_memory: tuple[float, float] = (0.98, 0.98)
+    depthwise_small_l2: float = 0.72
+    depthwise_inputs: float = 1.7  # a gradient's seconds over a forward pass's
+    depthwise_weights: tuple[float, float] = (2.6, 2.85)
+    # grouped: channels of a group as if there were so many; turns; a gradient over a forward pass
+    whole_group: tuple[float, float] = (21.0, 16.0)
+    grouped_turns: float = 1.1
+    grouped_back: tuple[float, float] = (2.05, 1.4)
+    # pixel by pixel, cuDNN has kernels of its own for groups of 4, 8, 16 and 32 channels; others
+    # take so many times as long, forward and back
+    odd_group: tuple[float, float] = (2.4, 20.0)
+
+
+CONVOLUTION = ConvolutionForm()
+_QUICK_GROUPS = (4.0, 8.0, 16.0, 32.0)
+_STEM_CHANNELS = 4.0
+
+
+def convolution_s(op: Convolution, gpu: GpuFacts, c: ConvolutionForm = CONVOLUTION) -> Array:
+    """Seconds of a convolution's pass: dense, depthwise or grouped."""
+    groups = floats(op.groups)
+    xp = array_module(groups, gpu.memory_bytes_per_s)
+    work, planes = op.work(), floats(op.channels_first)
+
+    def by_order(pair: tuple[float, float]) -> Array:
+        return pair[0] * planes + pair[1] * (1.0 - planes)
+
+    x, y, _ = op.parts_bytes()
+    per_group, (kernel, taps) = op.c_in / groups, op.positions()
+    turned_s = 2.0 * (x + y) / (gpu.loops_share * gpu.memory_bytes_per_s)
+    forward, of_inputs = op.direction == "fwd", op.direction == "bwd_inputs"
+    point = (floats(kernel) == 1) * 1.0
+    stem = (floats(op.c_in) <= _STEM_CHANNELS) * 1.0
+
+    # dense
+    efficiency = by_order(c.pointwise) * point + by_order(c.spatial) * (1.0 - point)
+    if not forward:
+        efficiency = c.inputs if of_inputs else c.weights
+    k = per_group * kernel
+    flops = work.flops * (1.0 + c.ramp / k)
+    share = c.pointwise_memory * point + c.spatial_memory * (1.0 - point)
+    share = share * (1.0 - stem) + stem * c.stem[0 if forward else 1]
+    padded = flops * (stem * WHOLE / xp.minimum(op.c_in, WHOLE) + 1.0 - stem)
+    odd = xp.maximum(_odd(op.c_in), _odd(op.c_out)) * (1.0 - point) * (1.0 - stem)
+    padded = padded * (1.0 if forward else c.odd_back**odd)
+    turns = planes * (c.pointwise_turns * point + c.spatial_turns * (1.0 - point))
+    turns = turns * (1.0 if forward else c.turned_back)
+    # pixel by pixel, what no load takes whole is padded by a copy first
+    pads = (1.0 - planes) * (1.0 - stem)
+    copied = pads * 2.0 * (_odd(op.c_in) * x + _odd(op.c_out) * y)
+    copied_s = copied / (gpu.loops_share * gpu.memory_bytes_per_s)
+    moved_s = work.bytes / gpu.shared(share, c.small_l2)
+    dense_s = both(padded / gpu.matrix_rate(efficiency), moved_s)
+    dense_s = dense_s + turns * turned_s + copied_s
+
+    # grouped: the forward pass, whichever way
+    whole = xp.maximum(1.0, by_order(c.whole_group) / per_group)
+    grouped_s = both(
+        flops * whole / gpu.matrix_rate(by_order(c.spatial)),
+        work.bytes / gpu.shared(c.spatial_memory, c.small_l2),
+    )
+    grouped_s = grouped_s + planes * c.grouped_turns * turned_s
+    quick = functools.reduce(lambda a, b: a | b, [floats(per_group) == n for n in _QUICK_GROUPS])
+    slow = (1.0 - planes) * (1.0 - quick * 1.0)
+    usual = 1.0 if forward else by_order(c.grouped_back)
+    grouped_s = grouped_s * (usual * (1.0 - slow) + slow * c.odd_group[0 if forward else 1])
+
+    # depthwise
+    steps_s = op.outputs() * taps / (by_order(c.taps_per_cycle) * gpu.cycles_per_s)
+    share = by_order(c.depthwise_memory)
+    single_s = both(steps_s, work.bytes / gpu.shared(share, c.depthwise_small_l2))
+    back = c.depthwise_inputs if of_inputs else by_order(c.depthwise_weights)
+    single_s = single_s * (1.0 if forward else back)
+
+    single = (groups > 1) & (groups == op.c_in)
+    found_s = xp.where(single, single_s, xp.where(groups > 1, grouped_s, dense_s))
+    # depthwise ops run beside the tensor cores
+    least_s = gpu.least_s(xp.where(single, 0.0, work.flops), work.bytes)
+    lanes_s = xp.where(single, work.flops / gpu.vector_flops_per_s, 0.0)
+    most = xp.where(groups > 1, MOST_GROUPED, MOST)
+    return bounded(found_s, xp.maximum(least_s, lanes_s), most) + LAUNCH_S
+
+
+def _odd(channels: Array) -> Array:
+    """1 where channels are no multiple of `WHOLE`."""
+    return (floats(channels) % WHOLE > 0) * 1.0
+
+
+NORM_PASSES = {"eval": 2.0, "train": 3.0, "bwd": 5.0}
+
+
+@register("image_norm")
+@dataclasses.dataclass(frozen=True)
+class ImageNorm(Op):
+    """Batch norm of images: each channel's numbers by their mean and variance, which inference
+    knows. Training reads everything once for these and once to scale it; its gradient reads two
+    tensors for their sums and again for the result.
+
+    Bytes are those passes': no cache holds a batch of images.
+    """
+
+    batch: Array
+    channels: Array
+    pixels: Array
+    channels_first: Array = 0.0  # 1: plane by plane
+    step: str = "train"  # of `NORM_PASSES`
+
+    def work(self) -> Work:
+        n = self.batch * self.channels * self.pixels
+        # known: a product and a sum; else mean 1, difference, square and sum 3, scaled 3; gradient:
+        # two sums of products 4, three terms scaled 6, and a sum
+        flops = {"eval": 2.0, "train": 7.0, "bwd": 11.0}[self.step]
+        return streamed(NORM_PASSES[self.step] * n * self.element_bytes, flops=flops * n)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopForm:
+    """Constants of norms and pools, over those of a loop; pairs as in `ConvolutionForm`."""
+
+    evaluated: tuple[float, float] = (0.95 / 0.93, 1.0)
+    trained: tuple[float, float] = (0.71 / 0.93, 0.89 / 0.93)
+    gradient: tuple[float, float] = (0.52 / 0.93, 0.96 / 0.93)
+    # numbers that a multiprocessor scales a cycle, plane by plane, each read and written by itself
+    # (aten/src/ATen/native/cuda/Normalization.cuh): six large norms on an H200
+    scaled_per_cycle: float = 1.84
+    pool: tuple[float, float] = (0.39, 0.41)  # forward, back
+
+
+LOOP = LoopForm()
+
+
+def image_norm_s(op: ImageNorm, gpu: GpuFacts, c: LoopForm = LOOP) -> Array:
+    """Seconds of a batch norm, in units of a loop."""
+    planes = floats(op.channels_first)
+    pair = {"eval": c.evaluated, "train": c.trained, "bwd": c.gradient}[op.step]
+    moved_s = op.work().bytes / gpu.memory_bytes_per_s
+    found_s = moved_s / (pair[0] * planes + pair[1] * (1.0 - planes))
+    if op.step == "eval":
+        xp = array_module(planes, found_s)
+        n = op.batch * op.channels * op.pixels
+        singly_s = planes * n / (c.scaled_per_cycle * gpu.cycles_per_s)
+        found_s = xp.maximum(found_s, singly_s)
+    return bounded(found_s, moved_s, MOST)
+
+
+@register("image_pool")
+@dataclasses.dataclass(frozen=True)
+class ImagePool(Op):
+    """Means or maxima of windows of images (`back`: 1 for the gradient), by PyTorch's own kernels:
+    a thread for each result goes through its window.
+    """
+
+    zero_allowed: ClassVar = frozenset({"marks"})
+
+    elements: Array  # results
+    read: Array  # numbers read
+    window: Array  # numbers of one result
+    marks: Array = 0.0  # places of maxima that are written or read, of 8 bytes
+    back: Array = 0.0
+
+    def work(self) -> Work:
+        moved = (self.elements + self.read) * self.element_bytes + 8.0 * self.marks
+        return streamed(moved, flops=self.elements * self.window)
+
+
+def image_pool_s(op: ImagePool, gpu: GpuFacts, c: LoopForm = LOOP) -> Array:
+    """Seconds of a pool, in units of a loop."""
+    back = floats(op.back)
+    moved_s = op.work().bytes / gpu.memory_bytes_per_s
+    return bounded(moved_s / (c.pool[0] * (1.0 - back) + c.pool[1] * back), moved_s, MOST)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductForm:
+    """Constants of matrix products at half rate."""
+
+    efficiency: float = 1.1  # of F, beside the ramp
+    batched: float = 0.61  # of many small ones
+    ramp: float = 63.0  # flops of (1 + this / k)
+    memory: float = 0.86
+    small_l2: float = 0.8
+    attention: float = 0.46  # of F, by PyTorch's fused kernels
+    attention_memory: float = 0.82
+
+
+PRODUCT = ProductForm()
+
+
+def product_s(op: Gemm | BatchedGemm, gpu: GpuFacts, c: ProductForm = PRODUCT) -> Array:
+    """Seconds of a product whose rows begin well, on a card at half rate."""
+    work, single = op.work(), op.group == Gemm.group
+    efficiency = c.efficiency if single else c.batched
+    flops_s = work.flops * (1.0 + c.ramp / op.k) / gpu.matrix_rate(efficiency)
+    found_s = both(flops_s, work.bytes / gpu.shared(c.memory, c.small_l2))
+    return bounded(found_s, gpu.least_s(work.flops, work.bytes), MOST) + LAUNCH_S
+
+
+def attention_s(
+    op: PrefillAttention | EncoderAttention, gpu: GpuFacts, c: ProductForm = PRODUCT
+) -> Array:
+    """Seconds of fused attention on a card at half rate."""
+    work = op.work()
+    memory_s = work.bytes / gpu.shared(c.attention_memory, c.small_l2)
+    found_s = both(work.flops / gpu.matrix_rate(c.attention), memory_s)
+    return bounded(found_s, gpu.least_s(work.flops, work.bytes), MOST) + LAUNCH_S
+
+
+def both(arithmetic_s: Array, memory_s: Array) -> Array:
+    """(a^3 + b^3)^(1/3), at most 1.26 times the longer."""
+    xp = array_module(arithmetic_s, memory_s)
+    most = xp.maximum(arithmetic_s, memory_s)
+    return most * ((arithmetic_s / most) ** 3 + (memory_s / most) ** 3) ** (1.0 / 3.0)
+
+
+def bounded(seconds: Array, least_s: Array, most: Array) -> Array:
+    """No less than a bound, no more than `most` times it."""
+    return array_module(seconds, least_s).clip(seconds, least_s, most * least_s)
