@@ -12,11 +12,10 @@ import numpy as np
 
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.residual import inputs_of
 from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.families import by_family, family_rows, with_defaults
-from hybridperf.model.group_report import WIDE, below_roofline, narrowed_by, widened
+from hybridperf.model.group_report import WIDE, below_roofline, narrowed_by
 from hybridperf.model.own_ops import OwnOps
 from hybridperf.model.platform import OpTable, op_table
 from hybridperf.model.reference_device import (
@@ -24,8 +23,8 @@ from hybridperf.model.reference_device import (
     as_measured,
     believed_by,
     refers,
-    spread_of_rows,
 )
+from hybridperf.model.variance import ends, of_ops
 from hybridperf.ops import GROUPS, OpCall
 from hybridperf.ops.table import OpRows, calls_of, parse_ops
 
@@ -84,10 +83,7 @@ def predict_ops(model: Machine, frame: pd.DataFrame) -> pd.DataFrame:
             in_range[rows] = outside == 0
             beyond = f"outside the measured range of {name}"
             note[rows] = np.where(outside > 0, beyond, note[rows])
-            if measured.half_width is not None:
-                width = widened(measured.half_width, outside)
-                out["low_s"][rows] = op_s[here] / (1 + width)
-                out["high_s"][rows] = op_s[here] * (1 + width)
+            out["low_s"][rows], out["high_s"][rows] = ends(op_s[here], measured.deviation(outside))
     seconds = out["predicted_s"], out["roofline_s"]
     why = [
         note,
@@ -127,10 +123,10 @@ def _elsewhere(
         return ""
     calls, which = calls_of(part, np.flatnonzero(here))
     (table, own), at = model.priced(calls), part.rows[here]
-    seconds, spread = model.op_seconds(table), own.spread(spread_of_rows(model, calls))
+    seconds = model.op_seconds(table)
     out["predicted_s"][at] = seconds[which]
-    out["low_s"][at] = (seconds * np.exp(-NINE_OF_TEN * spread))[which]
-    out["high_s"][at] = (seconds * np.exp(NINE_OF_TEN * spread))[which]
+    low_s, high_s = ends(seconds, of_ops(model, own, calls).deviation)
+    out["low_s"][at], out["high_s"][at] = low_s[which], high_s[which]
     in_range[at] = (own.outside == 0)[which]
     if model.stand_in is not None and in_range[at].any():
         return f"as {model.stand_in.device.id} measured"

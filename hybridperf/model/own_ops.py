@@ -20,7 +20,7 @@ from hybridperf.learning.prior import FamilyRows, Predicted
 from hybridperf.learning.prior.adapted import LEAST_CALIBRATING
 from hybridperf.learning.residual import Inputs, concatenate, inputs_of
 from hybridperf.model import prior_pricing as by_prior
-from hybridperf.model.group_report import GroupReport, widening
+from hybridperf.model.group_report import GroupReport
 from hybridperf.model.platform import OpTable
 from hybridperf.model.reference_device import Calibration
 from hybridperf.ops import FUSED, GROUPS, OpCall
@@ -139,11 +139,10 @@ class OwnOps:
     def spread(self, believed: np.ndarray) -> np.ndarray:
         """Deviations of the logs of seconds [U]: those of measured groups, else as `believed`."""
         out = np.array(believed)
-        for at in np.flatnonzero(np.isfinite(self.outside) & ~self.fused).tolist():
+        for at in np.flatnonzero(np.isfinite(self.outside)).tolist():
             report = self.report(at)
             if report is not None and report.half_width is not None:
-                width = np.log1p(report.half_width) / NINE_OF_TEN
-                out[at] = width * widening(self.outside[[at]])[0]
+                out[at] = report.deviation(self.outside[[at]])[0]
         for name, family in self._families.items():
             if self.model.families[name].rows < LEAST_CALIBRATING:  # each as a table of ops has it
                 log_width = family.predicted.high_log_s - family.predicted.log_s

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist
 
 import numpy as np
 
 from hybridperf.io.process import check_not_forked
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model.calls import Call, InStep
 from hybridperf.model.perf_model import PerfModel
-from hybridperf.model.reference_device import believed_spread
 from hybridperf.model.step_table import (
     StepTable,
     alone_seconds,
@@ -19,8 +18,7 @@ from hybridperf.model.step_table import (
     row_roofline_seconds,
     split,
 )
-
-_WIDTH_OF_90 = 2 * NormalDist().inv_cdf(0.95)  # standard deviations
+from hybridperf.model.variance import Components, of_ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +26,18 @@ class Prices:
     """Prices of calls, each by itself [U]."""
 
     seconds: np.ndarray
-    # standard deviation of the log of seconds, of what was not measured as believed; NaN where
-    # nothing is known of it
-    spread: np.ndarray
+    components: Components  # of the variance of their logs; of what was not measured as believed
     roofline_s: np.ndarray  # by the datasheets of device and links alone
     # octaves between each call and what was measured: 0 inside, infinite where nobody measured it
     outside: np.ndarray
     remarks: tuple[str, ...]  # what was assumed; empty where nothing
     unmeasured: Mapping[int, str]  # ops whose number format nobody measured, with a note
     table: StepTable  # the calls as arrays
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Standard deviation of the log of seconds; NaN where nothing is known of it [U]."""
+        return self.components.deviation
 
     @property
     def in_range(self) -> np.ndarray:
@@ -58,19 +59,23 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
     check_not_forked()
     table, known = priced_rows(model, calls, in_step)
     seconds = alone_seconds(model, table)
-    of_ops, of_links, given = split(calls)
-    ops, collectives = list(of_ops), list(of_links)
-    outside, spread = np.zeros(len(calls)), np.zeros(len(calls))
-    remarks, unmeasured = np.full(len(calls), "", object), {}
+    op_calls, messages, given = split(calls)
+    ops, collectives = list(op_calls), list(messages)
+    outside, remarks, unmeasured = np.zeros(len(calls)), np.full(len(calls), "", object), {}
+    parts: list[tuple[Sequence[int], Components]] = []
     if ops:
         own = known.ops
         outside[ops], remarks[ops] = own.outside, own.remarks
-        spread[ops] = own.spread(believed_spread(model, list(of_ops.values())))
+        parts.append((ops, of_ops(model, own, list(op_calls.values()))))
         unmeasured = {ops[at]: note for at, note in own.unmeasured.items()}
-    for at, one in given.items():
-        spread[at] = one.log_spread
+    if given:
+        believed = np.array([one.log_spread for one in given.values()])
+        parts.append((list(given), Components.of(believed, 0 * believed, ["given"] * len(given))))
     if known.collectives is not None:
         outside[collectives] = np.where(known.collectives.in_range, 0.0, np.inf)
-        spread[collectives] = known.collectives.log_width / _WIDTH_OF_90
+        width = known.collectives.log_width / 2 / NINE_OF_TEN
+        names = [f"links: {one.collective}" for one in messages.values()]
+        parts.append((collectives, Components.of(width, 0 * width, names)))
+    components = Components.placed(len(calls), parts)
     roofline_s = row_roofline_seconds(model, table, calls, seconds)
-    return Prices(seconds, spread, roofline_s, outside, tuple(remarks), unmeasured, table)
+    return Prices(seconds, components, roofline_s, outside, tuple(remarks), unmeasured, table)

@@ -84,6 +84,8 @@ class Calibration(Protocol):
     @property
     def families(self) -> Mapping[str, Adapted]: ...
     @property
+    def drift(self) -> tuple[float, ...]: ...
+    @property
     def stand_in(self) -> Any: ...
     @property
     def references(self) -> Callable[[], Sequence[Any]] | None: ...
@@ -235,9 +237,11 @@ def believed_spread(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
     return spread
 
 
-def spread_of_rows(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
-    """`believed_spread` of ops of a table, each by itself [N]."""
-    spread = believed_spread(model, calls)
+def spread_of_rows(calls: Sequence[OpCall], believed: np.ndarray) -> np.ndarray:
+    """Deviations of ops of any size, each by itself, where they go by other devices; `believed`:
+    `believed_spread` of them [N].
+    """
+    spread = np.array(believed)
     for at in np.flatnonzero(np.isfinite(spread)).tolist():
         op = calls[at].op
         if not is_lookup(op):
