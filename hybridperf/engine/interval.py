@@ -1,5 +1,5 @@
-"""The interval of a step by its graph: how its critical path moves with calls and with step effects,
-and what variance comes of their components (`model/variance.py`).
+"""The interval of a step by its graph: how its critical path moves with calls and step effects, and
+what variance comes of their components (`model/variance.py`).
 
     d log t / d log s_u = times on the critical path of row u x s_u / t
 

@@ -25,6 +25,7 @@ from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.calls import KINDS, call_columns, kind_of
 from hybridperf.model.group_report import WIDE, GroupReport, below_roofline, narrowed_by
@@ -159,6 +160,7 @@ def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
     if missing is None and run_s.any():
         unknown = float(run_s[uncertain].sum() / run_s.sum())
     interval: tuple[float, float] | None = None if time_s else (0.0, 0.0)
+    deviation = 0.0
     if time_s and unknown <= UNKNOWN_SHARE:
         on_path = times_on_path(workload.graph, path, len(calls))
         slopes = step_slopes(prices, adapted, in_step, op_s, on_path, time_s)
@@ -173,8 +175,9 @@ def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
     if missing is not None:
         notes += missing.notes
     notes += _below_roofline(model, workload, parts[0], op_s, op_roofline_s)
-    if interval is not None and interval[1] > WIDE * interval[0]:
-        notes.append(_wide(workload, run_s, prices, interval))
+    times_wide = float(np.exp(2 * NINE_OF_TEN * deviation))  # for other reasons than stalls
+    if times_wide > WIDE:
+        notes.append(_wide(workload, run_s, prices, times_wide))
     if unknown > UNKNOWN_SHARE and model.groups:  # without any measurements a note says that
         kinds = sorted({KINDS[g] for g in group[uncertain & (times_run > 0)]})
         what = f"the error of {unknown:.0%} of the step is not known"
@@ -234,15 +237,13 @@ def _below_roofline(
     return notes
 
 
-def _wide(
-    workload: Workload, run_s: np.ndarray, prices: Prices, interval: tuple[float, float]
-) -> str:
+def _wide(workload: Workload, run_s: np.ndarray, prices: Prices, times: float) -> str:
     """Which call makes most of a wide interval, and what would narrow it."""
     log_width = np.nan_to_num(prices.spread, nan=_LARGEST_LOG_ERROR)
     at = int(np.argmax(run_s * np.expm1(log_width)))
     share = f"{run_s[at] / run_s.sum():.0%} of the step"
     where = f" ({share})" if prices.in_range[at] else f" ({share}, outside what was measured)"
-    return narrowed_by(interval[1] / interval[0], call_columns(workload.calls[at]), where)
+    return narrowed_by(times, call_columns(workload.calls[at]), where)
 
 
 def _notes(

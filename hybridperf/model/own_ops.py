@@ -17,7 +17,6 @@ import numpy as np
 
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.prior import FamilyRows, Predicted
-from hybridperf.learning.prior.adapted import LEAST_CALIBRATING
 from hybridperf.learning.residual import Inputs, concatenate, inputs_of
 from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.group_report import GroupReport
@@ -143,10 +142,9 @@ class OwnOps:
             report = self.report(at)
             if report is not None and report.half_width is not None:
                 out[at] = report.deviation(self.outside[[at]])[0]
-        for name, family in self._families.items():
-            if self.model.families[name].rows < LEAST_CALIBRATING:  # each as a table of ops has it
-                log_width = family.predicted.high_log_s - family.predicted.log_s
-                out[family.at] = log_width / NINE_OF_TEN
+        for family in self._families.values():  # as a table of ops has it
+            log_width = family.predicted.high_log_s - family.predicted.log_s
+            out[family.at] = log_width / NINE_OF_TEN
         return np.hypot(out, [order_width(call, self.model.device) for call in self.calls])
 
     def report(self, at: int) -> GroupReport | None:

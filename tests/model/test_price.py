@@ -96,7 +96,7 @@ def test_nothing_unmeasured_costs_less_than_its_arithmetic_at_the_peak() -> None
     assert (found.seconds >= found.roofline_s).all()
     assert not found.in_range.any()
     assert found.components.names == ("class: ops",)  # which a training step shares, too
-    assert found.components.shared[0].tolist() == [ATTENTION_WIDTH, PRODUCTS_WIDTH]
+    assert found.components.shared[0] == pytest.approx([ATTENTION_WIDTH, PRODUCTS_WIDTH])
     assert found.spread == pytest.approx([ROW_WIDTH] * 2)  # each by itself, as a row of a table
 
 
