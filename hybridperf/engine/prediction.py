@@ -4,39 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 
-from hybridperf.engine.evaluate import Timeline, check_durations, critical_path, last_ends, timeline
-from hybridperf.engine.lower import Lowered, lower
-from hybridperf.engine.step_interval import drawn_seconds
+from hybridperf.engine.evaluate import Timeline, check_durations, critical_path, timeline
+from hybridperf.engine.interval import (
+    UNKNOWN_SHARE,
+    by_others,
+    of_effects,
+    step_deviation,
+    step_ends,
+    step_slopes,
+    times_on_path,
+    unsure,
+)
+from hybridperf.engine.lower import lower
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
-from hybridperf.learning.prior.adapted import LEAST_CALIBRATING
-from hybridperf.model import PerfModel, model_or_datasheet, widening
-from hybridperf.model.adapted_steps import Adapted
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.calls import KINDS, call_columns, kind_of
 from hybridperf.model.group_report import WIDE, GroupReport, below_roofline, narrowed_by
 from hybridperf.model.price import Prices, price
 from hybridperf.model.sources import how
 from hybridperf.model.step_effects import vector
 from hybridperf.model.step_table import Parts, chained, in_step_seconds, split
-from hybridperf.model.unmeasured import Unmeasured, unmeasured
 from hybridperf.ops import FUSED, GROUPS, OpCall
 
-COVERAGE = 0.9  # of a step's interval
-_ENDS = 0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2
-_DRAWS = 256
-_UNKNOWN_SHARE = 0.05
-_LARGEST_LOG_ERROR = 5.0
+_LARGEST_LOG_ERROR = 5.0  # where none is known
 _WAIT = "wait"
 _LOOKUPS = ("embedding_bag", "embedding_bag_backward", "embedding_bag_scatter")
-_NORMAL = tuple(NormalDist().inv_cdf((i + 0.5) / _DRAWS) for i in range(_DRAWS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,37 +167,41 @@ def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
     roofline_s = timeline(lowered, op_roofline_s).end_s.max()
     time_s = float(times.end_s.max())
     reports = model.measured.groups
-    believed = in_step is not None and (bool(reports) or model.references is not None)
-    unsure = [] if believed else _without_error(reports, parts, group, prices)
+    missing, uncertain = of_effects(model, in_step), unsure(prices)
     times_run = workload.times_run()
     run_s = times_run * op_s
-    unknown = float(run_s[unsure].sum() / run_s.sum()) if run_s.any() else 0.0
+    unknown = 0.0
+    if missing is None and run_s.any():
+        unknown = float(run_s[uncertain].sum() / run_s.sum())
     interval: tuple[float, float] | None = None if time_s else (0.0, 0.0)
-    missing = None if in_step is None else unmeasured(model, in_step.probes)
-    if time_s and missing is not None and believed:
-        interval = _step_interval(adapted, workload, prices, lowered, missing, time_s)
-    elif time_s and unknown <= _UNKNOWN_SHARE:
-        interval = _interval(model.drift, reports, prices, lowered, group, op_s)
+    deviation = 0.0
+    if time_s and unknown <= UNKNOWN_SHARE:
+        on_path = times_on_path(workload.graph, path, len(calls))
+        slopes = step_slopes(prices, adapted, in_step, op_s, on_path, time_s)
+        deviation = step_deviation(slopes, prices.components, adapted, in_step, missing)
+        interval = step_ends(model, in_step, time_s, deviation)
     inside = prices.in_range
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
     notes = _notes(model, reports, parts, prices, group, run_s, workload)
-    if in_step is not None and missing is not None:
+    if in_step is not None:
         notes += filter(None, [model.steps_note(in_step.framework)])
+    if missing is not None:
         notes += missing.notes
     notes += _below_roofline(model, workload, parts[0], op_s, op_roofline_s)
-    if interval is not None and interval[1] > WIDE * interval[0]:
-        notes.append(_wide(workload, run_s, prices, interval))
-    if unknown > _UNKNOWN_SHARE and model.groups:  # without any measurements a note says that
-        kinds = sorted({KINDS[group[u]] for u in unsure if times_run[u]})
+    times_wide = float(np.exp(2 * NINE_OF_TEN * deviation))  # for other reasons than stalls
+    if times_wide > WIDE:
+        notes.append(_wide(workload, run_s, prices, times_wide))
+    if unknown > UNKNOWN_SHARE and model.groups:  # without any measurements a note says that
+        kinds = sorted({KINDS[g] for g in group[uncertain & (times_run > 0)]})
         what = f"the error of {unknown:.0%} of the step is not known"
         notes.append(f"no interval: {what} ({', '.join(kinds)})")
     return Prediction(
         workload=workload,
         model=model,
         time_s=time_s,
-        low_s=None if interval is None else min(interval[0], time_s),
-        high_s=None if interval is None else max(interval[1], time_s),
+        low_s=None if interval is None else interval[0],
+        high_s=None if interval is None else interval[1],
         roofline_s=float(roofline_s),
         op_s=op_s,
         op_roofline_s=op_roofline_s,
@@ -226,85 +231,6 @@ def check_backend(model: PerfModel, workload: Workload) -> None:
         )
 
 
-def _interval(
-    drift: Sequence[float], reports: Mapping[str, GroupReport], prices: Prices, lowered: Lowered,
-    group: np.ndarray, op_s: np.ndarray,
-) -> tuple[float, float]:  # fmt: skip
-    """90 % interval of the step, from errors that are drawn and sent through the evaluator.
-
-    Each group of ops draws one held-out error, shared by all its ops, and the machine one change of
-    its speed (`PerfModel.drift`). An op outside the measured range errs more, see `widening`. Of
-    groups with too few rows to tell, ops err together, each by its own deviation.
-    """
-    rng = np.random.default_rng(0)
-    kinds = KINDS[:]
-    drawn = np.zeros((len(kinds), _DRAWS))
-    for g in np.unique(group):
-        report = reports.get(kinds[g])
-        if report is not None and report.errors:
-            # log(predicted / measured): what is true lies that much lower
-            drawn[g] = -_draw(report.errors, rng)
-    widen = widening(np.where(np.isfinite(prices.outside), prices.outside, 0.0))
-    # one error for all collectives of a kind, one for all that is given, one for all ops of a group
-    # that go by what other devices show; all lookups go by the same caches
-    for g in range(len(GROUPS), len(kinds)):
-        drawn[g] = _draw(_NORMAL, rng) if (group == g).any() else 0.0
-    believed = _believed(prices)
-    lookups = [kinds.index(name) for name in _LOOKUPS]
-    of_lookups = _draw(_NORMAL, rng)
-    for g in np.unique(group[believed]):
-        drawn[g] = of_lookups if g in lookups else _draw(_NORMAL, rng)
-    short = [kinds.index(name) for name, of in reports.items() if of.rows < LEAST_CALIBRATING]
-    few = np.isin(group, short) & np.isfinite(prices.spread)
-    each = believed | few | (group >= len(GROUPS))
-    for g in np.unique(group[few & ~believed]):
-        drawn[g] = _draw(_NORMAL, rng)
-    widen = np.where(each, np.nan_to_num(prices.spread), widen)
-    error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
-    # calibration and step each met the machine in some state
-    state = _draw(drift, rng) - _draw(drift, rng) if drift else 0.0
-    is_op = (group < len(GROUPS))[:, None]
-    seconds = chained(prices.table, op_s[:, None] * np.exp(np.where(is_op, error + state, error)))
-    steps = last_ends(lowered.program, seconds)
-    low, high = np.quantile(steps, _ENDS, method="hazen")
-    return float(low), float(high)
-
-
-def _step_interval(
-    adapted: Adapted, workload: Workload, prices: Prices, lowered: Lowered, missing: Unmeasured,
-    time_s: float,
-) -> tuple[float, float]:  # fmt: skip
-    """90 % interval of a training step (`step_interval.py`), as wide about its predicted time."""
-    assert workload.in_step is not None
-    rng = np.random.default_rng(0)
-    count = 5 + len(adapted.covariance)
-    normal = np.array([_draw(_NORMAL, rng) for _ in range(count)])
-    seconds, noise = drawn_seconds(adapted, workload.in_step, missing, prices, normal)
-    steps = last_ends(lowered.program, seconds)
-    logs = np.log(steps) + noise * _draw(_NORMAL, rng)
-    low, high = np.exp(np.quantile(logs, _ENDS, method="hazen") - np.median(logs))
-    return time_s * float(low), time_s * float(high)
-
-
-def _without_error(
-    reports: Mapping[str, GroupReport], parts: Parts, group: np.ndarray, prices: Prices
-) -> list[int]:
-    """Rows of unknown error: ops whose group or number format nobody measured, some collectives."""
-    ops, collectives, _ = parts
-    rows = {*prices.unmeasured, *(u for u in collectives if not np.isfinite(prices.spread[u]))}
-    kinds = KINDS[:]
-    for u in ops:
-        report = reports.get(kinds[group[u]])
-        if not report or not report.errors or report.half_width is None:
-            rows.add(u)
-    return sorted(rows - set(np.flatnonzero(_believed(prices)).tolist()))
-
-
-def _believed(prices: Prices) -> np.ndarray:
-    """Whether each row goes by other devices, which tell how wide, too [U]."""
-    return np.isinf(prices.outside) & np.isfinite(prices.spread)
-
-
 def _below_roofline(
     model: PerfModel, workload: Workload, ops: Mapping[int, OpCall], op_s: np.ndarray,
     op_roofline_s: np.ndarray,
@@ -325,21 +251,13 @@ def _below_roofline(
     return notes
 
 
-def _wide(
-    workload: Workload, run_s: np.ndarray, prices: Prices, interval: tuple[float, float]
-) -> str:
+def _wide(workload: Workload, run_s: np.ndarray, prices: Prices, times: float) -> str:
     """Which call makes most of a wide interval, and what would narrow it."""
     log_width = np.nan_to_num(prices.spread, nan=_LARGEST_LOG_ERROR)
     at = int(np.argmax(run_s * np.expm1(log_width)))
     share = f"{run_s[at] / run_s.sum():.0%} of the step"
     where = f" ({share})" if prices.in_range[at] else f" ({share}, outside what was measured)"
-    return narrowed_by(interval[1] / interval[0], call_columns(workload.calls[at]), where)
-
-
-def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:
-    """Values [_DRAWS] of a distribution given by its quantiles, one from each equal part of it."""
-    parts = rng.permutation((np.arange(_DRAWS) + 0.5) / _DRAWS)
-    return np.interp(parts, np.linspace(0, 1, len(quantiles)), quantiles)
+    return narrowed_by(times, call_columns(workload.calls[at]), where)
 
 
 def _notes(
@@ -362,8 +280,8 @@ def _notes(
             notes.append(fabric.crowded_remark)
         notes += filter(None, [fabric.system.lent_to(model.device.id)])
     kinds = KINDS[:]
-    by_others = {kinds[g] for g in group_of[_believed(prices)]}
-    unknown = {kinds[g] for g in group_of} & set(_LOOKUPS) - set(model.groups) - by_others
+    elsewhere = {kinds[g] for g in group_of[by_others(prices)]}
+    unknown = {kinds[g] for g in group_of} & set(_LOOKUPS) - set(model.groups) - elsewhere
     if unknown and np.all(np.asarray(model.knobs.level_speedup) == 1):
         notes.append(
             f"no cache of {model.device.id} was measured: embedding rows come from its memory,"

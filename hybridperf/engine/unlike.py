@@ -17,28 +17,40 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hybridperf.engine.evaluate import check_durations, last_ends, timeline
+from hybridperf.engine.evaluate import check_durations, critical_path, last_ends, timeline
 from hybridperf.engine.graph import Graph, GraphBuilder
+from hybridperf.engine.interval import (
+    UNKNOWN_SHARE,
+    StepSlopes,
+    of_effects,
+    step_deviation,
+    step_ends,
+    step_slopes,
+    times_on_path,
+    unsure,
+)
 from hybridperf.engine.lower import Lowered, lower
-from hybridperf.engine.prediction import check_backend, predict
+from hybridperf.engine.prediction import check_backend
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel
+from hybridperf.model.adapted_steps import Adapted
 from hybridperf.model.calls import CollectiveCall
-from hybridperf.model.price import price
+from hybridperf.model.price import Prices, price
 from hybridperf.model.step_effects import vector
 from hybridperf.model.step_table import in_step_seconds
+from hybridperf.model.unmeasured import Unmeasured
+from hybridperf.model.variance import Components
 
 _MEETING = ("reduction", "gather")  # roles of messages among data-parallel ranks
-_DRAWS = 256
-_ENDS = 0.05, 0.95
 _NO_TIME = 1e-9  # of a worker's own, where only the others count
+_Member = tuple[int, int, int]  # worker, rank of its workload, row from 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +75,8 @@ class UnlikeStep:
     names: tuple[str, ...]  # of workers
     time_s: float
     waits_s: np.ndarray  # seconds in which the device of each rank computes nothing [R]
-    workers: tuple[Worker, ...]
+    parts: tuple[_Part, ...]  # of each worker
+    row_members: tuple[_Member, ...]  # of each row, whose seconds it has [U]
 
     def __repr__(self) -> str:
         return f"<UnlikeStep: {len(self.names)} workers, {self.time_s:.4g} s>"
@@ -72,24 +85,43 @@ class UnlikeStep:
     def interval_s(self) -> tuple[float, float] | None:
         """90 % interval; None where a machine has no measurements to take it from.
 
-        One error of each machine, shared by all ranks on it, sent through the step.
+        As of one step (`interval.py`), each machine's components its own and shared by all its
+        ranks, along the critical path of all.
         """
-        known: dict[int, tuple[int, float]] = {}  # by machine: its number and its width in logs
-        column: list[int] = []
-        for worker in self.workers:
-            for model in _models(worker):
-                if id(model) not in known:
-                    alone = predict(model, worker.workload)
-                    if alone.low_s is None or alone.high_s is None:
-                        return None
-                    width = np.log(alone.high_s / alone.low_s) / 2 / NINE_OF_TEN
-                    known[id(model)] = len(known), float(width)
-                column.append(known[id(model)][0])
-        widths = np.array([width for _, width in known.values()])
-        normal = np.random.default_rng(0).standard_normal((len(widths), _DRAWS))
-        times = self.times(np.exp(widths[:, None] * normal)[column])
-        low, high = np.quantile(times, _ENDS)
-        return min(float(low), self.time_s), max(float(high), self.time_s)
+        path = critical_path(self.lowered, self.row_s)
+        times = times_on_path(self.graph, path, len(self.row_s))
+        on_path: dict[int, tuple[_Priced, np.ndarray]] = {}
+        for row in np.flatnonzero(times).tolist():
+            part, rank, at = self.row_members[row]
+            of, slower = self.parts[part].of_rank[rank], self.parts[part].factor(rank, at)
+            counts = on_path.setdefault(id(of), (of, np.zeros(len(of.row_s))))[1]
+            counts[at] += times[row] * slower
+        machines: dict[int, list[tuple[_Priced, StepSlopes]]] = {}
+        unknown_s, variance = 0.0, 0.0
+        for of, counts in on_path.values():
+            if of.missing is None:
+                unknown_s += float((counts * of.row_s)[unsure(of.prices)].sum())
+            slopes = step_slopes(
+                of.prices, of.adapted, of.workload.in_step, of.row_s, counts, self.time_s
+            )
+            machines.setdefault(id(of.model), []).append((of, slopes))
+        if unknown_s > UNKNOWN_SHARE * self.time_s:
+            return None
+        for priced in machines.values():
+            of, places = priced[0][0], np.cumsum([0, *(len(one.row_s) for one, _ in priced)])
+            components = Components.placed(int(places[-1]), [
+                (range(first, first + len(one.row_s)), one.prices.components)
+                for first, (one, _) in zip(places.tolist(), priced, strict=False)
+            ])  # fmt: skip
+            slopes = functools.reduce(operator.add, (each for _, each in priced))
+            variance += step_deviation(
+                slopes, components, of.adapted, of.workload.in_step, of.missing
+            ) ** 2  # fmt: skip
+        ends = [
+            step_ends(of.model, of.workload.in_step, self.time_s, float(np.sqrt(variance)))
+            for of, _ in on_path.values()
+        ]  # fmt: skip
+        return max(low_s for low_s, _ in ends), max(high_s for _, high_s in ends)
 
     @functools.cached_property
     def worker_waits_s(self) -> np.ndarray:
@@ -149,7 +181,7 @@ def unlike(workers: Sequence[Worker]) -> UnlikeStep:
     """
     if not workers:
         raise InputError("expected one worker or more, got none")
-    prices: dict[tuple[int, int], np.ndarray] = {}  # of a machine and a workload, priced once
+    prices: dict[tuple[int, int], _Priced] = {}  # of a machine and a workload, priced once
     parts = [_Part.of(worker, at, prices) for at, worker in enumerate(workers)]
     meets = [len([*part.meetings()]) for part in parts]
     if len({*meets}) > 1:
@@ -168,7 +200,7 @@ def unlike(workers: Sequence[Worker]) -> UnlikeStep:
         graph, lowered, row_s, of_ranks, rank_worker,
         tuple(worker.name or str(at) for at, worker in enumerate(workers)),
         float(times.end_s.max()), _waits(graph, times.start_s, times.end_s, of_ranks),
-        tuple(workers),
+        tuple(parts), tuple(join.members or [(0, 0, 0)]),
     )  # fmt: skip
 
 
@@ -201,21 +233,53 @@ def _models(worker: Worker) -> list[PerfModel]:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Priced:
+    """A workload on a machine."""
+
+    model: PerfModel
+    workload: Workload
+    prices: Prices
+    adapted: Adapted
+    row_s: np.ndarray  # in its place in the step [U]
+    missing: Unmeasured | None  # as `of_effects` has it
+
+    @staticmethod
+    def of(model: PerfModel, workload: Workload) -> _Priced:
+        check_backend(model, workload)
+        in_step = workload.in_step
+        prices = price(model, workload.calls, in_step)
+        adapted = model.adapted("" if in_step is None else in_step.framework)
+        row_s = in_step_seconds(prices.table, prices.seconds, vector(adapted.effects))
+        return _Priced(model, workload, prices, adapted, row_s, of_effects(model, in_step))
+
+
+@dataclasses.dataclass(frozen=True)
 class _Part:
     """One worker, priced. Axes: U rows of its workload, r its ranks."""
 
     at: int
     workload: Workload
-    seconds: np.ndarray  # [r, U]
+    of_rank: tuple[_Priced, ...]  # [r]
+    slower: np.ndarray  # [r]
     meeting: np.ndarray  # whether a row is exchanged by all workers; bool [U]
     message: np.ndarray  # whether a row is a collective; bool [U]
 
     @property
     def ranks(self) -> int:
-        return len(self.seconds)
+        return len(self.of_rank)
+
+    @functools.cached_property
+    def seconds(self) -> np.ndarray:
+        """Of each row on each rank [r, U]."""
+        row_s = np.stack([of.row_s for of in self.of_rank])
+        return row_s * np.where(self.message, 1.0, self.slower[:, None])
+
+    def factor(self, rank: int, row: int) -> float:
+        """By which a row takes longer on a rank than on its machine."""
+        return 1.0 if self.message[row] else float(self.slower[rank])
 
     @classmethod
-    def of(cls, worker: Worker, at: int, prices: dict[tuple[int, int], np.ndarray]) -> _Part:
+    def of(cls, worker: Worker, at: int, prices: dict[tuple[int, int], _Priced]) -> _Part:
         workload = worker.workload
         if not isinstance(workload, Workload):
             raise InputError(f"expected a workload of worker {at}, got {workload!r:.60}")
@@ -234,12 +298,9 @@ class _Part:
         meeting = message & np.array([place.role in _MEETING for place in places] or False)
         for model in models:
             if (id(model), id(workload)) not in prices:
-                prices[id(model), id(workload)] = _row_seconds(model, workload)
-        seconds = np.stack([
-            prices[id(model), id(workload)] * np.where(message, 1.0, factor)
-            for model, factor in zip(models, slower, strict=True)
-        ])  # fmt: skip
-        return cls(at, workload, seconds, meeting, message)
+                prices[id(model), id(workload)] = _Priced.of(model, workload)
+        of_rank = tuple(prices[id(model), id(workload)] for model in models)
+        return cls(at, workload, of_rank, slower, meeting, message)
 
     def groups(self) -> Iterator[list[int]]:
         """Nodes in issue order, those of a collective together."""
@@ -262,14 +323,6 @@ class _Part:
         return bool(row) and bool(self.meeting[row - 1])
 
 
-def _row_seconds(model: PerfModel, workload: Workload) -> np.ndarray:
-    """Of each row in its place in the step [U]."""
-    check_backend(model, workload)
-    prices = price(model, workload.calls, workload.in_step)
-    framework = "" if workload.in_step is None else workload.in_step.framework
-    return in_step_seconds(prices.table, prices.seconds, vector(model.adapted(framework).effects))
-
-
 class _Join:
     """One graph of several workers, whose ranks are numbered in turn."""
 
@@ -277,9 +330,10 @@ class _Join:
         self.parts = parts
         self.first = np.cumsum([0, *(part.ranks for part in parts)])[:-1].tolist()
         self.builder = GraphBuilder()
-        self.rows: dict[tuple[int, ...], int] = {}
+        self.rows: dict[_Member | tuple[str, float], int] = {}
         self.seconds: list[float] = []
         self.row_rank: list[int] = []
+        self.members: list[_Member] = []
         # node of the joined graph by worker and its own number
         self.nodes: list[dict[int, int]] = [{} for _ in parts]
 
@@ -318,24 +372,23 @@ class _Join:
 
     def collective(self, members: list[tuple[_Part, list[int]]]) -> None:
         part, group = members[0]
-        ranks, after, launches, slowest = [], [], [], 0.0
+        ranks, after = [], []
+        messages: list[tuple[float, _Member]] = []
+        launches: list[tuple[float, _Member]] = []
         for one, nodes in members:
             graph, row = one.workload.graph, int(one.workload.graph.row[nodes[0]])
             mine = [int(graph.rank[node]) for node in nodes]
             ranks += [self.first[one.at] + rank for rank in mine]
             after += self.after(one, nodes[0])
-            if row:
-                slowest = max(slowest, float(one.seconds[mine, row - 1].max()))
-            launch = int(graph.launch_row[nodes[0]])
-            if launch:
-                launches.append(float(one.seconds[mine, launch - 1].max()))
-        seconds = self.row_of(("message", slowest), slowest, -1) if slowest else 0
+            for found, at in ((messages, row), (launches, int(graph.launch_row[nodes[0]]))):
+                if at:
+                    of_rank = one.seconds[:, at - 1]
+                    found += [(float(of_rank[rank]), (one.at, rank, at - 1)) for rank in mine]
         # a host that launches later than the others holds all of them up
-        launch_s = max(launches, default=0.0)
         made = self.builder.collective(
-            seconds, label=part.workload.graph.labels[group[0]], ranks=ranks,
-            stream=self.stream(part, group[0]), after=after,
-            launch_row=self.row_of(("launch", launch_s), launch_s, -1) if launch_s else 0,
+            self.slowest("message", messages), label=part.workload.graph.labels[group[0]],
+            ranks=ranks, stream=self.stream(part, group[0]), after=after,
+            launch_row=self.slowest("launch", launches),
         )  # fmt: skip
         for one, nodes in members:
             for node in nodes:
@@ -352,13 +405,21 @@ class _Join:
         """Row of the joined table for a row of a worker on one of its ranks."""
         if not row:
             return 0
-        seconds = float(part.seconds[rank, row - 1])
+        member, seconds = (part.at, rank, row - 1), float(part.seconds[rank, row - 1])
         whose = -1 if part.message[row - 1] else self.first[part.at] + rank
-        return self.row_of((part.at, rank, row), seconds, whose)
+        return self.row_of(member, seconds, whose, member)
 
-    def row_of(self, key: tuple, seconds: float, rank: int) -> int:
+    def slowest(self, what: str, times: list[tuple[float, _Member]]) -> int:
+        """Row for the longest of what several ranks take; 0 for none."""
+        seconds, member = max(times, default=(0.0, (0, 0, 0)), key=operator.itemgetter(0))
+        return self.row_of((what, seconds), seconds, -1, member) if seconds else 0
+
+    def row_of(
+        self, key: _Member | tuple[str, float], seconds: float, rank: int, member: _Member
+    ) -> int:
         if key not in self.rows:
             self.rows[key] = len(self.rows) + 1
             self.seconds.append(seconds)
             self.row_rank.append(rank)
+            self.members.append(member)
         return self.rows[key]

@@ -24,6 +24,7 @@ from hybridperf.learning.gaussian_process import MATERN, matern32
 from hybridperf.model.step_effects import (
     BELIEFS,
     NAMES,
+    OF_OPS,
     StepEffects,
     effects_of,
     known_factor,
@@ -116,6 +117,48 @@ class Adapted:
         corrections = np.einsum("bnc,bc->bn", weights, self.corrections)
         corrections = np.clip(corrections, -MOST_CORRECTION, MOST_CORRECTION)
         return corrections[:, of], weights[:, of], left[:, of]
+
+    def slopes_of_known(
+        self, by_theta: np.ndarray, by_block: np.ndarray, cells: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(slopes of logs of steps over what `covariance` is of [N, K + B C], variance that it
+        leaves open of blocks [B, N]); by slopes over step effects [N, K] and blocks [B, N].
+        """
+        _, weights, left = self.of_cells(cells)
+        return np.concatenate([by_theta, *(by_block[:, :, None] * weights)], 1), left
+
+    def variance(
+        self, by_theta: np.ndarray, by_block: np.ndarray, cells: np.ndarray,
+        widths: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """Variance of logs of steps [N]: of effects, blocks, noise, and of what their machines have
+        not measured.
+
+        Args:
+            by_theta: how much each effect's log moves that of a step [N, K].
+            by_block: likewise each block's correction [B, N].
+            cells: of the steps [N, X].
+            widths: in logs, of what each effect multiplies and nobody measured [K, N].
+        """
+        slopes, left = self.slopes_of_known(by_theta, by_block, cells)
+        known = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes)
+        open_ = self.open_spread**2 @ (by_block**2 * left)
+        unmeasured = (self.unmeasured(by_theta, widths) ** 2).sum(0)
+        return np.asarray(known + open_ + unmeasured + self.noise**2)
+
+    def unmeasured(self, by_theta: np.ndarray, widths: np.ndarray | None) -> np.ndarray:
+        """Deviations of logs of steps by ops and by links that nobody measured [2, N], all of a
+        kind off together; arguments as of `variance`.
+
+        Rows that were learned from told of a step effect, and of what it multiplies, as much as its
+        width shrank.
+        """
+        if widths is None or not np.any(widths):
+            return np.zeros((2, len(by_theta)))
+        left = np.sqrt(np.diag(self.covariance)[: len(NAMES)]) / beliefs()[1]
+        moved = by_theta.T * np.minimum(left, 1.0)[:, None] * widths
+        of_ops = np.isin(NAMES, OF_OPS)
+        return np.stack([moved[of_ops].sum(0), moved[~of_ops].sum(0)])
 
     def logs(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Corrections of cells [N, X] as the composition takes them, [N] each."""

@@ -177,7 +177,11 @@ def _steps(run: Op, peak_flops_per_s: Array, gpu: Gpu) -> Array:
 
 
 def _own_form(
-    part: OpRows, keep: np.ndarray, machine: RowMachine | None, memory_bytes_per_s: Array, gpu: Gpu,
+    part: OpRows,
+    keep: np.ndarray,
+    machine: RowMachine | None,
+    memory_bytes_per_s: Array,
+    gpu: Gpu,
     whole: Callable[[Array], Array],
 ) -> tuple[ClosedForm, Array | None, Array, Array]:
     """(form of the rows `keep`, what it reads besides arithmetic, what bounds them, the scatter of

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, LEVELS, DeviceSpec
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.residual import Box, Inputs, Residual, log_correction
 from hybridperf.ops import Op
 
@@ -58,6 +59,13 @@ class GroupReport:
         """How far ops lie outside what was measured, in octaves [N]; 0 inside."""
         return self.box.outside(inputs)
 
+    def deviation(self, outside: np.ndarray) -> np.ndarray:
+        """Of the logs of ops' seconds, so far outside of what was measured [N]; NaN: too few rows
+        to tell.
+        """
+        inside = np.nan if self.half_width is None else np.log1p(self.half_width) / NINE_OF_TEN
+        return inside * widening(outside)
+
     def measured_dtype(self, op: Op) -> bool:
         """Whether ops in this number format were measured; for loops and copies, in its size."""
         sizes = {DTYPE_BYTES[dtype] for dtype in self.dtypes}
@@ -78,11 +86,6 @@ def widening(outside: np.ndarray) -> np.ndarray:
     whose error does not go on growing with distance.
     """
     return 1.0 + outside.clip(None, _WIDEST_OCTAVES)
-
-
-def widened(half_width: float, outside: np.ndarray) -> np.ndarray:
-    """Half-width of intervals [N] at a distance from what was measured."""
-    return np.expm1(np.log1p(half_width) * widening(outside))
 
 
 WIDE = 10.0  # from the low to the high end: an interval worth a sentence

@@ -17,6 +17,7 @@ from hybridperf.model.step_table import (
     row_roofline_seconds,
     split,
 )
+from hybridperf.model.variance import Components, of_ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,20 +25,19 @@ class Prices:
     """Prices of calls, each by itself [U]."""
 
     seconds: np.ndarray
-    # standard deviation of the log of seconds, of what was not measured as believed; NaN where
-    # nothing is known of it
-    spread: np.ndarray
+    components: Components  # of the variance of their logs; of what was not measured as believed
     roofline_s: np.ndarray  # by the datasheets of device and links alone
     # octaves between each call and what was measured: 0 inside, infinite where nobody measured it
     outside: np.ndarray
     remarks: tuple[str, ...]  # what was assumed; empty where nothing
-    # of the log of each op's own seconds, and what of it all ops share that go by one source; not a
-    # number where nothing is known, zero of rows that are no ops
-    log_variance: np.ndarray
-    shared_log_variance: np.ndarray
     sources: np.ndarray  # by what each op is priced, object [U] of `sources.Source`; None: no op
     unmeasured: Mapping[int, str]  # ops whose number format nobody measured, with a note
     table: StepTable  # the calls as arrays
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Standard deviation of the log of seconds; NaN where nothing is known of it [U]."""
+        return self.components.deviation
 
     @property
     def in_range(self) -> np.ndarray:
@@ -59,32 +59,27 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
     check_not_forked()
     table, known = priced_rows(model, calls, in_step)
     seconds = alone_seconds(model, table)
-    of_ops, of_links, given = split(calls)
-    ops, collectives = list(of_ops), list(of_links)
-    outside, spread, variance, shared = np.zeros((4, len(calls)))
+    op_calls, messages, given = split(calls)
+    ops, collectives = list(op_calls), list(messages)
+    outside, remarks, unmeasured = np.zeros(len(calls)), np.full(len(calls), "", object), {}
     sources = np.full(len(calls), None, object)
-    remarks, unmeasured = np.full(len(calls), "", object), {}
+    parts: list[tuple[Sequence[int], Components]] = []
     if ops:
         own = known.ops
-        outside[ops], remarks[ops], sources[ops] = own.outside, own.remarks, own.sources
-        variance[ops], shared[ops] = map(own.placed, ("log_variance", "shared_log_variance"))
-        spread[ops] = np.sqrt(shared[ops])
+        outside[ops], remarks[ops] = own.outside, own.remarks
+        sources[ops] = own.sources
+        parts.append((ops, of_ops(own, model.drift)))
         unmeasured = {ops[at]: note for at, note in own.unmeasured.items()}
-    for at, one in given.items():
-        spread[at] = one.log_spread
+    if given:
+        believed = np.array([one.log_spread for one in given.values()])
+        parts.append((list(given), Components.of(believed, 0 * believed, ["given"] * len(given))))
     if known.collectives is not None:
         outside[collectives] = np.where(known.collectives.in_range, 0.0, np.inf)
-        spread[collectives] = np.sqrt(known.collectives.log_variance)
+        width = np.sqrt(known.collectives.log_variance)
+        names = [f"links: {one.collective}" for one in messages.values()]
+        parts.append((collectives, Components.of(width, 0 * width, names)))
+    components = Components.placed(len(calls), parts)
     roofline_s = row_roofline_seconds(model, table, calls, seconds)
     return Prices(
-        seconds,
-        spread,
-        roofline_s,
-        outside,
-        tuple(remarks),
-        variance,
-        shared,
-        sources,
-        unmeasured,
-        table,
+        seconds, components, roofline_s, outside, tuple(remarks), sources, unmeasured, table
     )

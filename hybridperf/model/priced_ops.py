@@ -18,6 +18,7 @@ from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model.batch import Batch, batches_of, stacked
 from hybridperf.model.explain import waterfalls
 from hybridperf.model.group_report import WIDE, below_roofline, narrowed_by
+from hybridperf.model.lookup_prior import is_lookup
 from hybridperf.model.platform import OpTable
 from hybridperf.model.sources import Code, Source, how, not_measured
 from hybridperf.model.stages import Machine, Priced, closed_log_s, price_batch, roofline_log_s
@@ -80,6 +81,19 @@ class PricedOps:
     def outside(self) -> np.ndarray:
         """Octaves between each op and what was measured [U]; infinite where nobody measured it."""
         return self.placed("outside")
+
+    @functools.cached_property
+    def shared_with(self) -> list[tuple[str, str]]:
+        """What the ops share their error with [U]: (class, which) of those that go by other
+        devices, else (family, group).
+        """
+        out = [("", "")] * self.count
+        for batch, priced in self.batches:
+            lookups = "lookups" if is_lookup(batch.op) else "ops"
+            known = np.isfinite(np.broadcast_to(priced.owner.outside, (len(batch),)))
+            for at, measured in zip(batch.part.rows.tolist(), known.tolist(), strict=True):
+                out[at] = ("family", batch.group) if measured else ("class", lookups)
+        return out
 
     @functools.cached_property
     def sources(self) -> np.ndarray:

@@ -204,6 +204,24 @@ def chained(table: StepTable, seconds: np.ndarray) -> np.ndarray:
     return found
 
 
+def unchained(table: StepTable, seconds: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """How often rows count [U] where those that are composed of others count so often: the adjoint
+    of `chained` at these seconds.
+    """
+    found = times.astype(float)
+    if table.parts is not None:
+        chain, part, often = table.parts.T
+        found[np.unique(chain)] = 0.0
+        np.add.at(found, part, times[chain] * often)
+    if table.exposed is not None:
+        row, message, beside = table.exposed.T
+        shown = found[row] * (seconds[row] > 0)
+        found[row] = 0.0
+        np.add.at(found, message, shown)
+        np.add.at(found, beside, -shown)
+    return found
+
+
 def batched_step_durations(table: StepTable, platform: Platform, axes: Platform) -> Array:
     """Durations [U, B]: leaves of `platform` with an axis in `axes` carry B along it."""
     return jax.vmap(step_durations, in_axes=(None, axes), out_axes=-1)(table, platform)

@@ -34,10 +34,10 @@ from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware.topology import Topology
 from hybridperf.io import ABOVE_ZERO, InputError, Numbers, number_columns
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds
 from hybridperf.model.price import price
+from hybridperf.model.variance import ends
 from hybridperf.runs.broadcast import WAYS, broadcast
 from hybridperf.runs.job_stream import Given, StreamResult, run_stream
 from hybridperf.workloads.transformer import Layout, TransformerShape
@@ -107,11 +107,10 @@ class Placer:
         if (found, bytes) not in self._kept:
             model = self.device.with_collectives(share_model(self.topology, found))
             prices = price(model, [CollectiveCall("all_reduce", bytes, found.ranks, found.nodes)])
-            time_s, apart = float(prices.seconds[0]), np.exp(NINE_OF_TEN * prices.spread[0])
-            known = bool(np.isfinite(apart))
-            ends = (time_s / apart, time_s * apart) if known else (None, None)
+            time_s, ends_s = float(prices.seconds[0]), ends(prices.seconds, prices.spread)
+            low_s, high_s = (None if np.isnan(end_s[0]) else float(end_s[0]) for end_s in ends_s)
             bus = bytes / time_s * bus_factor("all_reduce", found.ranks)
-            self._kept[found, bytes] = Seconds(time_s, *ends), float(bus)
+            self._kept[found, bytes] = Seconds(time_s, low_s, high_s), float(bus)
         kept: tuple[Seconds, float] = self._kept[found, bytes]
         return kept
 

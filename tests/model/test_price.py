@@ -10,7 +10,7 @@ from support.part_calls import calls_of
 import hybridperf as hp
 from hybridperf.model import PerfModel, shipped
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
-from hybridperf.model.stages.borrowed import ATTENTION_WIDTH, PRODUCTS_WIDTH
+from hybridperf.model.stages.borrowed import ATTENTION_WIDTH, PRODUCTS_WIDTH, ROW_WIDTH
 from hybridperf.ops import Convolution, EncoderAttention, Gemm, OpCall, RmsNorm
 from hybridperf.ops.table import parse_ops
 
@@ -98,7 +98,9 @@ def test_nothing_unmeasured_costs_less_than_its_arithmetic_at_the_peak() -> None
     found = hp.price(model, [OpCall(attention), OpCall(Gemm("fp16", 4096.0, 4096.0, 4096.0))])
     assert (found.seconds >= found.roofline_s).all()
     assert not found.in_range.any()
-    assert found.spread.tolist() == [ATTENTION_WIDTH, PRODUCTS_WIDTH]  # as a training step has it
+    assert found.components.names == ("class: ops",)  # which a training step shares, too
+    assert found.components.shared[0] == pytest.approx([ATTENTION_WIDTH, PRODUCTS_WIDTH])
+    assert found.spread == pytest.approx([ROW_WIDTH] * 2)  # each by itself, as a row of a table
 
 
 def test_a_gpu_tells_nothing_of_a_cpu() -> None:

@@ -54,6 +54,6 @@ def test_every_composition_goes_by_one_table_of_roles() -> None:
         if "ROLES" in path.read_text() or "in_step_s(" in path.read_text()
     }
     assert users == {
-        "model/step_effects.py", "model/step_table.py", "model/calls.py", "engine/step_interval.py",
+        "model/step_effects.py", "model/step_table.py", "model/calls.py", "engine/interval.py",
         "engine/closed.py", "workloads/transformer/in_step.py",
     }  # fmt: skip

@@ -17,7 +17,8 @@ def calls_of(part: OpRows) -> list[OpCall]:
     return [
         OpCall(
             dataclasses.replace(part.op, **{name: float(columns[name][at]) for name in sizes}),
-            reuse_bytes=float(reuse[at]), framework=str(framework[at]),
+            reuse_bytes=float(reuse[at]),
+            framework=str(framework[at]),
         )
         for at in range(rows)
     ]

@@ -10,10 +10,11 @@ import pytest
 
 from hybridperf.engine.closed import step_seconds
 from hybridperf.model.step_effects import StepEffects, larger_s
+from hybridperf.model.variance import beyond_by_stalls
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.cross_node import (
     as_stalled,
-    beyond_by_stalls,
+    chanced_s,
     stalled,
     stalled_s,
     with_stalled,
@@ -88,7 +89,8 @@ def test_an_interval_ends_where_one_step_in_twenty_does_in_the_branch_that_stall
     """Drawn by hand: a stalled step or none, its log as unsure as another's."""
     rows = batch(cache, {"n_gpus": 256, "dp": 32}, {"pp": 1, "dp": 4})
     f, step_s, deviation = rows.features, np.array([0.5, 0.5]), np.array([0.1, 0.1])
-    found = beyond_by_stalls(f, StepEffects(), step_s, deviation)
+    stalled = chanced_s(f, StepEffects())
+    found = beyond_by_stalls(f.stall_chance, stalled, step_s, deviation)
     chance, extra = f.stall_chance[0], stalled_s(f, StepEffects(), rows.rows)[0]
     random = np.random.default_rng(0)
     stalls = random.random(100_000) < chance

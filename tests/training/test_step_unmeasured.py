@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from hybridperf.model.adapted_steps import Adaptation, Adapted
-from hybridperf.training.steps.adaptation import UNNAMED
+from hybridperf.model.variance import UNNAMED
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.workloads.transformer import load_shape

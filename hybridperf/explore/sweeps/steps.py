@@ -41,6 +41,7 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.batches import LINK_KNOBS, knob_names, with_knobs
 from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import makespan
+from hybridperf.engine.interval import UNKNOWN_SHARE
 from hybridperf.engine.lower import StepProgram, lower
 from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.document import check_keys
@@ -50,10 +51,18 @@ from hybridperf.explore.sweeps.step_ops import StepEntry, StepOp, alike_ops, gra
 from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
 from hybridperf.explore.sweeps.written import Part
 from hybridperf.io.namespace import QUICKLY_COMPILED, Array
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.model.variance import Components, ends
 
-_UNKNOWN_SHARE = 0.05  # of a step, with no interval of its own
 _LARGEST_BATCH = 4096  # points evaluated together
+
+
+@jax.jit
+def _on_path(program: StepProgram, seconds: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(seconds of the step [B], how often its critical path passes each op [U, B])."""
+    step_s, pulled = jax.vjp(lambda each: makespan(program, each), seconds)
+    return step_s, pulled(jnp.ones_like(step_s))[0]
 
 
 class StepGiven(Part):
@@ -123,14 +132,29 @@ class StepTarget(Target):
         unknown = np.isnan(seconds["low_s"])
         run_s = seconds["predicted_s"] * times
         share = np.where(unknown, run_s, 0).sum(1) / run_s.sum(1)
-        has_interval = same & (share <= _UNKNOWN_SHARE)
-        out = {"in_range": in_range, "note": note}
+        has_interval = same & (share <= UNKNOWN_SHARE)
+        own_s = np.where(times > 0, seconds["predicted_s"] * times, 0.0).T
+        wide = np.log(seconds["high_s"] / seconds["low_s"]) / 2 / NINE_OF_TEN
         with jax.enable_x64(True):
-            for name in ("low_s", "high_s"):
-                each = np.where(unknown, seconds["predicted_s"], seconds[name]) * times
-                step_s = np.asarray(makespan(self._program, jnp.asarray(each.T)))
-                out[name] = np.where(has_interval, step_s, np.nan)
-        return out
+            step_s, counts = _on_path(self._program, jnp.asarray(own_s))
+        moved = np.asarray(counts) * own_s / step_s
+        deviation = [
+            np.sqrt(Components.of(each, 0 * each, self._shares).variance(slopes))
+            for each, slopes in zip(wide, moved.T, strict=True)
+        ]
+        low_s, high_s = ends(np.asarray(step_s), np.array(deviation))
+        known = {"low_s": low_s, "high_s": high_s}
+        return {"in_range": in_range, "note": note} | {
+            name: np.where(has_interval, end_s, np.nan) for name, end_s in known.items()
+        }
+
+    @functools.cached_property
+    def _shares(self) -> list[str]:
+        """With what each op or message shares how far it is off: those of its name."""
+        return [
+            f"links: {op.words['collective']}" if op.is_collective else f"family: {op.words['op']}"
+            for op in self._ops
+        ]
 
     def _coverage(
         self, values: Columns, rows: int

@@ -22,6 +22,7 @@ from hybridperf.model.platform import Platform
 from hybridperf.model.stages.borrowed import by_others, by_stand_in
 from hybridperf.model.stages.closed import by_knobs, by_varied_knobs, closed_log_s, roofline_log_s
 from hybridperf.model.stages.family import by_family
+from hybridperf.model.stages.fused import by_datasheet
 from hybridperf.model.stages.images import by_form
 from hybridperf.model.stages.kernel import by_attention_kernel, by_operands
 from hybridperf.model.stages.step import Machine, Priced, Stage, Step, sources_of
@@ -30,6 +31,7 @@ from hybridperf.ops import GROUPS, Op
 from hybridperf.ops.table import OpRows
 
 STAGES: tuple[Stage, ...] = (
+    by_datasheet,
     by_knobs,
     by_form,
     by_family,

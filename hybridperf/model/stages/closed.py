@@ -22,7 +22,7 @@ from hybridperf.learning.residual import inputs_of
 from hybridperf.model.batch import Batch
 from hybridperf.model.group_report import widening
 from hybridperf.model.platform import OpTable, Platform, durations, neutral_knobs, seconds
-from hybridperf.model.sources import FUSED, Code, Source
+from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import NOTHING_S, Machine, Step
 from hybridperf.model.stages.who import Who, who
 from hybridperf.ops import GROUPS
@@ -80,10 +80,6 @@ def _log_s(batch: Batch, numbers: Platform, share: float, xp: Any) -> Array:
 def by_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
     """The calibrated roofline, and what was learned of the op's group."""
     of, model = who(batch, machine.model), machine.model
-    if of is Who.FUSED:
-        return [
-            Step("datasheet", xp.zeros(len(batch)), FUSED, np.nan, np.nan, np.zeros(len(batch)))
-        ]
     if of not in (Who.GROUP, Who.DATASHEET):
         return []
     knobs = closed_log_s(batch, machine, xp) - log_s

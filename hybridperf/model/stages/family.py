@@ -21,12 +21,10 @@ from hybridperf.io import closest, shipped_toml
 from hybridperf.io.namespace import Array, array_module, put
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.prior import Adapted, FamilyRows, Predicted
-from hybridperf.learning.prior.adapted import LEAST_CALIBRATING
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.residual import Inputs
 from hybridperf.model.batch import Batch
 from hybridperf.model.families import family_rows, framework_of, with_defaults, with_slots
-from hybridperf.model.group_report import widening
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import Machine, Step
 from hybridperf.model.stages.who import LOOPS, Who, family_name, who
@@ -51,14 +49,6 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
     known = np.isin(rows.implementation, adapted.knobs.implementations)
     outside = told.outside + np.where(known, 0.0, UNKNOWN_KERNEL_OCTAVES)
     variance = ((told.high_log_s - told.log_s) / NINE_OF_TEN) ** 2
-    report, shared = machine.model.groups.get(batch.group), variance
-    if adapted.rows >= LEAST_CALIBRATING:
-        half_width = None if report is None else report.half_width
-        shared = (
-            np.nan
-            if half_width is None
-            else (np.log1p(half_width) / NINE_OF_TEN * widening(outside)) ** 2
-        )
     source = np.empty(len(batch), object)
     for slot, what in dict.fromkeys(zip(rows.implementation, assumed, strict=True)):
         here = (rows.implementation == slot) & (assumed == what)
@@ -70,7 +60,7 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
     form = told.closed_log_s - log_s
     learned = told.log_s - told.closed_log_s
     return [
-        Step("form", form, source, variance, shared, outside),
+        Step("form", form, source, variance, variance, outside),
         Step("learned", learned, source),
         *_apart(batch, machine, told.log_s, xp, source),
     ]

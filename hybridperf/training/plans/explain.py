@@ -22,7 +22,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from hybridperf.engine.prediction import predict
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, adapted_steps
 from hybridperf.training.plans.layout_text import field_words
 from hybridperf.training.plans.ranked import Choice, RankedLayouts, step_intervals
@@ -69,10 +68,8 @@ def compared(plan: RankedLayouts) -> list[ComparedLayout]:
 def with_chances(plan: RankedLayouts, named: list[tuple[str, Choice]]) -> list[ComparedLayout]:
     """Intervals of layouts, and how each compares with the first."""
     choices = [choice for _, choice in named]
-    log_s, covariance, unmeasured = _joint(plan, choices)
+    log_s, covariance = _joint(plan, choices)
     low, high = step_intervals(plan, np.array([dataclasses.astuple(one) for one in choices]))
-    shared = unmeasured[1] / NINE_OF_TEN
-    covariance = covariance + shared.T @ shared
     found = []
     for at, (what, choice) in enumerate(named):
         apart = max(covariance[0, 0] + covariance[at, at] - 2 * covariance[0, at], 1e-18)
@@ -122,30 +119,27 @@ def differences(a: Layout, b: Layout) -> str:
     return ", ".join(words) or "nothing"
 
 
-def _joint(plan: RankedLayouts, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of n layouts: log seconds [n], covariance [n, n], unmeasured shares' logs [2, 2, n]."""
+def _joint(plan: RankedLayouts, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray]:
+    """Of n layouts: log seconds [n], their covariance [n, n]; the same machine for all."""
     adapted = plan.setup.adapted
-    log_s, slopes, cells, by_block, unmeasured = [], [], [], [], []
+    log_s, slopes, cells, by_block, shared = [], [], [], [], []
     for choice in choices:
         case = plan.cases[choice.case]
         columns, at = case.columns, np.array([choice.at])
-        cell = columns.cells[columns.cell[at]]
-        corrections, weights, _ = adapted.of_cells(cell)
+        cell, f = columns.cells[columns.cell[at]], columns.features(at)
         widths = unmeasured_of(plan.config(choice), case.setup.prices).widths
-        f = dataclasses.replace(columns.features(at), unmeasured_widths=widths[:, None])
-        value, by_theta, by_blocks = adapt.slopes(f, adapted.theta, corrections)
+        value, by_theta, by_blocks = adapt.slopes(f, adapted.theta, adapted.of_cells(cell)[0])
         log_s.append(value[0])
-        slopes.append(np.concatenate([by_theta[0], *(by_blocks[:, 0, None] * weights[:, 0])]))
+        slopes.append(adapted.slopes_of_known(by_theta, by_blocks, cell)[0][0])
         cells.append(cell[0])
         by_block.append(by_blocks[:, 0])
-        unmeasured.append(adapt.unmeasured_logs(adapted, f, value, corrections)[..., 0])
-    a, x, b = np.array(slopes), np.array(cells), np.array(by_block)
-    covariance = a @ adapted.covariance @ a.T
+        shared.append(adapted.unmeasured(by_theta, widths[:, None])[:, 0])
+    a, x, b, s = np.array(slopes), np.array(cells), np.array(by_block), np.array(shared)
+    covariance = a @ adapted.covariance @ a.T + s @ s.T
     for block, spread in enumerate(adapted.open_spread):
         left = adapted_steps.alike_left(adapted, x, block)
         covariance = covariance + spread**2 * np.outer(b[:, block], b[:, block]) * left
-    noise = adapted.noise**2 * np.eye(len(a))
-    return np.array(log_s), covariance + noise, np.moveaxis(np.array(unmeasured), 0, -1)
+    return np.array(log_s), covariance + adapted.noise**2 * np.eye(len(a))
 
 
 @dataclasses.dataclass(frozen=True)

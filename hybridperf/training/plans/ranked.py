@@ -19,13 +19,14 @@ import pandas as pd
 
 from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError, unknown
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.model.variance import beyond_by_stalls, ends, longer_than_said
 from hybridperf.training.plans.bounds import BoundedLayouts
 from hybridperf.training.plans.costs import PricedSpace
 from hybridperf.training.plans.economy import Economy, score
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.setup import TrainingSetup
-from hybridperf.training.steps import adapt, cross_node
+from hybridperf.training.steps import adapt
+from hybridperf.training.steps.cross_node import chanced_s
 from hybridperf.training.steps.features import unmeasured_of
 from hybridperf.training.steps.plausibility import lower_bounds_s
 from hybridperf.workloads.transformer.config import Configs, TransformerConfig
@@ -187,12 +188,13 @@ def step_intervals(
         if not stalls:
             f = dataclasses.replace(f, stall_chance=np.zeros(len(at)))
         found = adapt.predict(adapted, f, columns.cells[columns.cell[at]])
-        step_s, spread = case.parts.step_s[at], NINE_OF_TEN * found.deviation
-        bounds_s = lower_bounds_s(Configs.of_rows(configs), [device] * len(configs))
-        least_s = np.minimum(bounds_s, step_s)
-        low[here] = np.maximum(step_s * np.exp(-np.hypot(spread, found.beyond[0])), least_s)
-        up = np.hypot(np.hypot(spread, found.beyond[1]), plan.setup.unnamed)
-        high[here] = step_s * np.exp(up)
+        step_s = case.parts.step_s[at]
+        longer = longer_than_said(
+            plan.setup.unnamed, f.stall_chance, chanced_s(f, adapted.effects), step_s,
+            found.deviation,
+        )  # fmt: skip
+        least_s = lower_bounds_s(Configs.of_rows(configs), [device] * len(configs))
+        low[here], high[here] = ends(step_s, found.deviation, longer, least_s)
     return low, high
 
 
@@ -204,7 +206,8 @@ def stalled_steps(plan: RankedLayouts, chosen: np.ndarray) -> tuple[np.ndarray, 
     for at, (number, place) in enumerate(chosen.tolist()):
         case = plan.cases[number]
         f, step_s = case.columns.features(np.array([place])), case.parts.step_s[[place]]
-        longer = cross_node.beyond_by_stalls(f, plan.setup.adapted.effects, step_s)
+        extra_s = chanced_s(f, plan.setup.adapted.effects)
+        longer = beyond_by_stalls(f.stall_chance, extra_s, step_s)
         stalled_s[at] = (step_s * np.exp(longer)).item()
         chance[at] = np.asarray(f.stall_chance).item() * (longer.item() > 0)
     return chance, stalled_s

@@ -16,9 +16,9 @@ from typing import Any
 from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.model.adapted_steps import Adaptation, Adapted, Group
+from hybridperf.model.variance import UNNAMED
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.plans.space import PLANNED_SCHEDULES, PartialLayouts, partial_layouts
-from hybridperf.training.steps.adaptation import UNNAMED
 from hybridperf.training.steps.batch import PriceCache, shared_price_cache
 from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
@@ -143,7 +143,8 @@ def training_setup(
     found = machine("", "", device_of(fabric, device), system)
     habits = settled(framework, found.spec, dtype, quant)
     framework = framework or ASSUMED
-    template = TransformerConfig(shape, **config_fields(config_habits(habits, 1, shape.dim)))
+    usual = config_fields(config_habits(habits, 1, shape.dim))
+    template = TransformerConfig(shape, **usual, framework_assumed=bool(unnamed))
     cache = cache or shared_price_cache()
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < capacity < math.inf:

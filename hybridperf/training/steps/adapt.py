@@ -52,8 +52,8 @@ from hybridperf.model.adapted_steps import (
     correlation,
     logs_of,
 )
-from hybridperf.model.step_effects import NAMES, OF_OPS, effects_of
-from hybridperf.training.steps.cross_node import beyond_by_stalls, with_stalled
+from hybridperf.model.step_effects import NAMES, effects_of
+from hybridperf.training.steps.cross_node import with_stalled
 
 _FAR = 0.05  # in logs; beyond it a row counts linearly. 0.1 errs the same on the same draws
 # Share of rows that lie within so many deviations. Four in five say how noisy rows are that scatter
@@ -77,9 +77,6 @@ class StepPrediction:
     deviation: np.ndarray  # of its log
     # corrections [N] each, as the composition takes them
     logs: tuple[np.ndarray, np.ndarray, np.ndarray]
-    # [2, N] how far below and above its log may lie in nine of ten cases for what was not measured
-    # on its machine
-    beyond: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,45 +96,14 @@ def predict(
 
     Without `deviates` the deviation, which takes ten times as long as the rest, is left at zero.
     """
-    corrections, weights, left = adapted.of_cells(cells)
+    corrections = adapted.of_cells(cells)[0]
     if deviates:
         log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
-        a = np.concatenate([by_theta, *(by_block[:, :, None] * weights)], 1)
-        known = np.einsum("ij,jk,ik->i", a, adapted.covariance, a)
-        deviation = np.sqrt(
-            known + adapted.open_spread**2 @ (by_block**2 * left) + adapted.noise**2
-        )
+        deviation = np.sqrt(adapted.variance(by_theta, by_block, cells, f.unmeasured_widths))
     else:
         log_s = _log_s(f, adapted.theta, corrections)
         deviation = np.zeros(len(log_s))
-    beyond = np.sqrt((unmeasured_logs(adapted, f, log_s, corrections) ** 2).sum(1))
-    if np.any(f.stall_chance):
-        stalled = beyond_by_stalls(f, adapted.effects, np.exp(log_s), deviation)
-        beyond[1] = np.hypot(beyond[1], stalled)
-    return StepPrediction(log_s + adapted.offset, deviation, logs_of(corrections), beyond)
-
-
-def unmeasured_logs(
-    adapted: Adapted, f: StepFeatures, log_s: np.ndarray, corrections: np.ndarray
-) -> np.ndarray:
-    """What a machine's unmeasured shares do to logs of steps in nine of ten cases [2, 2, N].
-
-    First axis: down and up; second: of ops and of links, all of a kind erring together. Rows that
-    were learned from told of a step effect, and of what it multiplies, as much as its width shrank.
-    """
-    found, widths = np.zeros((2, 2, len(log_s))), f.unmeasured_widths
-    if widths is None or not widths.any():
-        return found
-    at = np.flatnonzero(widths.any(0))
-    some = f.picked(at)
-    left = np.sqrt(np.diag(adapted.covariance)[: len(NAMES)]) / beliefs()[1]
-    shift = NINE_OF_TEN * (np.minimum(left, 1.0) * widths[:, at].T).T
-    of_ops = np.isin(NAMES, OF_OPS)[:, None]
-    for way, sign in enumerate((-1, 1)):
-        for kind, chosen in enumerate((of_ops, ~of_ops)):
-            theta = adapted.theta[:, None] + sign * np.where(chosen, shift, 0.0)
-            found[way, kind, at] = _log_s(some, theta, corrections[:, at]) - log_s[at]
-    return found
+    return StepPrediction(log_s + adapted.offset, deviation, logs_of(corrections))
 
 
 def fit(

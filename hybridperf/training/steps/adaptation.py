@@ -35,10 +35,6 @@ _WHILE_COMPARED = adapt.FitLimits(
 MUCH_LIKELIER = 3.0  # log likelihood: twenty to one
 _MOST_COMPARED = 200  # rows of a source that are enough to compare by
 _LEAST_ROWS = 3  # of a group, to be fitted by itself
-# how much longer, in logs, a step takes in nine of ten cases with another framework than the one
-# assumed where none is named: predictions for the six others, over 48 layouts of five models on
-# A100s and H100s (median 0.14, least -0.05)
-UNNAMED = 0.37
 # how far off, in logs, a row is named and no row of a machine is: of 1,850 shared ones all but some
 # stalled runs of one cluster lie within a factor of 2.9, the farthest of those 58
 _FAR, _NO_MACHINE = np.log(3.0), np.log(100.0)

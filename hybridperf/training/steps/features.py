@@ -31,7 +31,6 @@ from hybridperf.training.steps.cells import (
     shards_key,
     shards_of,
 )
-from hybridperf.training.steps.cross_node import stall_chance
 from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer import waits
 from hybridperf.workloads.transformer.columns import FORWARDS_FIRST, SCHEDULES
@@ -185,7 +184,7 @@ def _columns(config: TransformerConfig) -> tuple[float, ...]:
         SCHEDULES.index(x.schedule), does(config.framework, "ring_waits"),
         waits.stall_messages(config) > 0, waits.sure_stalls(config),
         waits.layers_gathered(config, stages[0]), SCHEDULES.index(x.schedule) in FORWARDS_FIRST,
-        config.overlap_weights and x.kind.pipes == 1, stall_chance(config),
+        config.overlap_weights and x.kind.pipes == 1, waits.stall_chance(config),
         config.hides_exchanges, x.kind.folded, slowest_of(x.ranks),
     )  # fmt: skip
 

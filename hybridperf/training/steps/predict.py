@@ -32,20 +32,20 @@ import pandas as pd
 from hybridperf.engine.closed import step_seconds
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import adapted_steps
 from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.model.step_effects import effects_of
+from hybridperf.model.variance import LIKELY_STALL, UNNAMED, ends, longer_than_said
 from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps import adapt
-from hybridperf.training.steps.adaptation import UNNAMED, adaptation
+from hybridperf.training.steps.adaptation import adaptation
 from hybridperf.training.steps.batch import (
     Batch,
     PriceCache,
     relabelled,
     shared_price_cache,
 )
-from hybridperf.training.steps.cross_node import LIKELY_STALL
+from hybridperf.training.steps.cross_node import chanced_s
 from hybridperf.training.steps.features import experts_note, unmeasured_of
 from hybridperf.training.steps.memory_fit import (
     failures,
@@ -189,7 +189,7 @@ class _Times:
     deviation: np.ndarray
     parts: dict[str, np.ndarray]  # COMPONENTS
     remarks: np.ndarray
-    beyond: np.ndarray  # [2, N] down and up, as `adapt.StepPrediction` has it
+    longer: np.ndarray  # as `variance.ends` takes it
 
     @staticmethod
     def of(batch: Batch, known: Adaptation, deviates: bool = True) -> _Times:
@@ -198,17 +198,19 @@ class _Times:
         rows, sources = len(batch), [row.source for row in batch.rows]
         parts = {name: np.empty(rows) for name in _COMPONENTS}
         found = _Times(
-            np.empty(rows), np.empty(rows), parts, np.empty(rows, object), np.empty((2, rows))
+            np.empty(rows), np.empty(rows), parts, np.empty(rows, object), np.empty(rows)
         )
         for (group, source), here in places_by(zip(batch.groups, sources, strict=True)):
             adapted, whose = known.of(group, source)
             f, cells = batch.features.picked(here), batch.cells[here]
             one = adapt.predict(adapted, f, cells, deviates)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
-            found.beyond[:, here] = one.beyond
-            if whose != group:  # rows of its own tell how fast a framework is, whatever its name
-                unnamed = np.array([not batch.rows[at].question.named for at in here])
-                found.beyond[1, here] = np.hypot(one.beyond[1], UNNAMED * unnamed)
+            # rows of its own tell how fast a framework is, whatever its name
+            assumed = [whose != group and not batch.rows[at].question.named for at in here]
+            found.longer[here] = longer_than_said(
+                UNNAMED * np.array(assumed), f.stall_chance, chanced_s(f, adapted.effects),
+                np.exp(one.log_s), one.deviation,
+            )  # fmt: skip
             found.remarks[here] = _remarks(known.note_of(group), adapted if whose else None, cells)
             steps = step_seconds(f, effects_of(adapted.theta), *one.logs)
             for name, values in found.parts.items():
@@ -226,7 +228,7 @@ class _Times:
             values[at] = share * np.exp(log_s)
         apart = (self.log_s[at] - other.log_s) / 2
         self.deviation[at] = np.hypot(self.deviation[at], apart)
-        self.beyond[:, at] = np.maximum(self.beyond[:, at], other.beyond)
+        self.longer[at] = np.maximum(self.longer[at], other.longer)
         self.log_s[at] = log_s
 
 
@@ -266,11 +268,9 @@ def _fill(
             notes[int(batch.at[row])] = _UNSURE.format(why=why)
     at, step_s = batch.at, np.exp(times.log_s)
     out["predicted_s"][at] = step_s
-    for name, sign, beyond in (("low_s", -1, times.beyond[0]), ("high_s", 1, times.beyond[1])):
-        out[name][at] = np.exp(times.log_s + sign * np.hypot(NINE_OF_TEN * times.deviation, beyond))
     peaks = peaks_flops_per_s(batch.columns, batch.devices)
-    bounds_s = lower_bounds_s(batch.columns, batch.devices, peaks)
-    out["low_s"][at] = np.maximum(out["low_s"][at], np.minimum(bounds_s, step_s))
+    least_s = lower_bounds_s(batch.columns, batch.devices, peaks)
+    out["low_s"][at], out["high_s"][at] = ends(step_s, times.deviation, times.longer, least_s)
     for name, values in times.parts.items():
         out[name][at] = values
     out["tokens_per_s"][at] = batch.columns.tokens / step_s

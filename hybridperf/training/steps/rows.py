@@ -361,6 +361,7 @@ class _Words:
             if note := names.word("precision_note", given):
                 assumed.append(note)
         habits = config_habits(habits, tp, self.model.dim) | _switches(row)
+        habits["framework_assumed"] = not self.named
         config = _config(self.model, tuple(config_fields(habits).items()))
         if config.attention != self.habits["attention"] and not row.text("attention"):
             assumed.append(

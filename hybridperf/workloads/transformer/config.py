@@ -44,7 +44,8 @@ class TransformerConfig:
     # how evenly a router fills the experts: balanced, or power_law_A (`ops/moe.py`)
     routing: str = BALANCED
     grouped_experts: bool = False  # one kernel for all experts of a rank, not one for each
-    framework: str = "megatron_core"  # whose kernels are launched; its other habits: `run_by`
+    framework: str = ""  # whose kernels are launched; "": assumed. Its other habits: `run_by`
+    framework_assumed: bool = False  # nobody named it
     # rank of adapters beside attention's products, which alone are trained (LoRA, Hu et al., arXiv
     # 2106.09685); 0: all weights are trained
     adapters: int = 0
@@ -75,6 +76,9 @@ class TransformerConfig:
         if isinstance(self.shape, str):
             hint = f"hp.load_shape({self.shape!r}) gives that of a published model"
             fields.check_kind("shape", self.shape, TransformerShape, hint)
+        if not self.framework:
+            object.__setattr__(self, "framework", frameworks.ASSUMED)
+            object.__setattr__(self, "framework_assumed", True)
         fields.check_fields(self)
         self.layout.check_numbers()
         fields.check_word("framework", self.framework, frameworks.framework_names())
@@ -117,6 +121,8 @@ class TransformerConfig:
 
     def replace(self, **changes: Any) -> TransformerConfig:
         """The same step with other settings."""
+        if changes.get("framework"):
+            changes.setdefault("framework_assumed", False)
         return dataclasses.replace(self, **changes)
 
     def with_layout(self, layout: Layout, gpus_per_node: int) -> TransformerConfig:
@@ -203,6 +209,15 @@ class TransformerConfig:
         if again and self.attention == "fused":
             return ("selective recomputation saves nothing: fused attention keeps no scores",)
         return ()
+
+    @property
+    def least_flops(self) -> float:
+        """FLOPs of products on each rank in a step, recomputed ones too; fused attention skips what
+        a causal mask hides.
+        """
+        layout, causal = self.layout, self.attention == "fused"
+        of_token = self.shape.hardware_flops(1.0, layout.recompute, causal=causal)
+        return layout.global_batch * self.shape.seq * of_token / layout.ranks
 
     # parts
     # ----------------------------------------------------------------------------------------------

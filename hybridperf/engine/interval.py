@@ -1,0 +1,153 @@
+"""The interval of a step by its graph: how its critical path moves with calls and step effects, and
+what variance comes of their components (`model/variance.py`).
+
+    d log t / d log s_u = times on the critical path of row u x s_u / t
+
+Tables and plans take the same variance of slopes of the closed form (`training/steps/adapt.py`).
+Axes: U rows, K effects, B = 3 blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from hybridperf.engine.evaluate import CriticalPath
+from hybridperf.engine.graph import Graph
+from hybridperf.io import InputError
+from hybridperf.model import PerfModel
+from hybridperf.model.adapted_steps import BLOCKS, Adapted, logs_of
+from hybridperf.model.calls import BLOCK_LOGS, InStep
+from hybridperf.model.price import Prices
+from hybridperf.model.step_effects import NAMES, in_step_s
+from hybridperf.model.step_table import unchained
+from hybridperf.model.unmeasured import Unmeasured, unmeasured
+from hybridperf.model.variance import UNNAMED, Components, ends, longer_than_said
+
+UNKNOWN_SHARE = 0.05  # of a step's seconds, beyond which its interval is not known
+_STEP = 1e-4  # in logs, of differences
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSlopes:
+    """How much the log of a step's seconds moves with logs."""
+
+    by_call: np.ndarray  # of each call's seconds by itself [U]
+    by_theta: np.ndarray  # of step effects [K]
+    by_block: np.ndarray  # of blocks [B]
+
+    def __add__(self, other: StepSlopes) -> StepSlopes:
+        """Of a step that both are parts of; its calls those of one after the other's."""
+        return StepSlopes(
+            np.concatenate([self.by_call, other.by_call]), self.by_theta + other.by_theta,
+            self.by_block + other.by_block,
+        )  # fmt: skip
+
+
+def times_on_path(graph: Graph, path: CriticalPath, rows: int) -> np.ndarray:
+    """How often the critical path passes each row [U]."""
+    row = np.where(path.is_launch, graph.launch_row[path.node], graph.row[path.node])
+    return np.bincount(row, minlength=rows + 1)[1:].astype(float)
+
+
+def step_slopes(
+    prices: Prices, adapted: Adapted, in_step: InStep | None, row_s: np.ndarray,
+    times: np.ndarray, time_s: float,
+) -> StepSlopes:  # fmt: skip
+    """Slopes of a step, or of what a worker brings into one.
+
+    Args:
+        prices: of its calls.
+        adapted: its step effects.
+        in_step: where its calls stand in it.
+        row_s: their seconds there [U].
+        times: how often the critical path passes each row [U].
+        time_s: of the whole step.
+    """
+    table = prices.table
+    share = unchained(table, row_s, times) / time_s
+    if in_step is None or table.role is None:
+        return StepSlopes(share * prices.seconds, np.zeros(len(NAMES)), np.zeros(BLOCKS))
+    moved = _STEP * np.eye(1 + len(NAMES))
+    seconds = in_step_s(
+        np, prices.seconds[:, None] * np.exp(moved[:1]), table.role, table.count,
+        np.exp(adapted.theta[:, None] + moved[1:]), table.slowest, table.power_s,
+    )  # fmt: skip
+    seconds = seconds * np.exp(table.block_log)[:, None]
+    here_s = in_step_s(
+        np, prices.seconds, table.role, table.count, np.exp(adapted.theta), table.slowest,
+        table.power_s,
+    ) * np.exp(table.block_log)  # fmt: skip
+    slopes = (seconds - here_s[:, None]) / _STEP * share[:, None]
+    block = [BLOCK_LOGS.index(place.block) for place in in_step.places]
+    of_logs = np.bincount(block, share * here_s, minlength=len(BLOCK_LOGS))[1:]
+    by_block = np.array(logs_of(np.eye(BLOCKS))).T @ of_logs
+    return StepSlopes(slopes[:, 0], slopes[:, 1:].sum(0), by_block)
+
+
+def unsure(prices: Prices) -> np.ndarray:
+    """Whether the error of each row is unknown: ops whose group or number format nobody measured,
+    some collectives [U].
+    """
+    guessed = np.zeros(len(prices.seconds), bool)
+    guessed[list(prices.unmeasured)] = True
+    return np.isnan(prices.spread) | (guessed & ~by_others(prices))
+
+
+def by_others(prices: Prices) -> np.ndarray:
+    """Whether each row goes by other devices, which tell how wide, too [U]."""
+    return np.isinf(prices.outside) & np.isfinite(prices.spread)
+
+
+def of_effects(model: PerfModel, in_step: InStep | None) -> Unmeasured | None:
+    """What was not measured of a step whose effects say how sure it is; None where calls do."""
+    if in_step is None or not (model.measured.groups or model.references is not None):
+        return None
+    return unmeasured(model, in_step.probes)
+
+
+def step_deviation(
+    slopes: StepSlopes, components: Components, adapted: Adapted, in_step: InStep | None,
+    missing: Unmeasured | None,
+) -> float:  # fmt: skip
+    """Deviation of the log of a step's seconds.
+
+    What its families have in common is said by its step effects, if these do (`of_effects`). Whole
+    Transformer steps, which are probed for what was not measured of their machine, were seen with
+    the scatter of single ops in them.
+    """
+    if missing is None or in_step is None:
+        return float(np.sqrt(components.variance(slopes.by_call)))
+    effects = adapted.variance(
+        slopes.by_theta[None], slopes.by_block[:, None], np.array([in_step.cell]),
+        missing.widths[:, None],
+    )[0]  # fmt: skip
+    ops = 0.0 if in_step.probes else components.but("class").variance(slopes.by_call)
+    return float(np.sqrt(effects + ops))
+
+
+def step_ends(
+    model: PerfModel, in_step: InStep | None, time_s: float, deviation: float
+) -> tuple[float, float]:
+    """Low and high seconds of a step that takes `time_s`, by the deviation of their log."""
+    longer, least_s, middle_s = np.zeros(1), 0.0, np.array([time_s])
+    if in_step is not None:
+        adapted = model.adapted(in_step.framework)
+        own_rows = not model.steps_note(in_step.framework)
+        longer = longer_than_said(
+            UNNAMED * (in_step.assumed and not own_rows), in_step.stall_chance,
+            adapted.effects.stall_s * in_step.stalls, middle_s, deviation,
+        )  # fmt: skip
+        peaks = [peak for one in in_step.formats if (peak := _peak(model, one))]
+        least_s = in_step.least_flops / max(peaks) if peaks else 0.0
+    low_s, high_s = ends(middle_s, np.array([deviation]), longer, least_s)
+    return float(low_s[0]), float(high_s[0])
+
+
+def _peak(model: PerfModel, dtype: str) -> float:
+    """FLOP/s of products in a number format; 0 where the device has none."""
+    try:
+        return model.device.peak(dtype, "matrix")
+    except InputError:
+        return 0.0
