@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -165,24 +165,41 @@ def kernels_alone(
     costs in a long loop over rows as long. Products take longer than their launch and stay as they
     are.
     """
+    loops = loops_apart(calls)
+    if loops is None or device.kind != "gpu":
+        return log_s
+    _, rows, _ = members({family: adapted}, device, loops.long, stacked(loops.long, device))[family]
+    alone = np.array(log_s)
+    least_s = loops.least_s + loops.share * np.exp(adapted.predict(rows).log_s)
+    alone[loops.at] = np.minimum(alone[loops.at], np.log(least_s))
+    return alone
+
+
+class LoopsApart(NamedTuple):
+    """Loops over rows that a step issues apart."""
+
+    at: np.ndarray  # their places among the calls
+    long: list[OpCall]  # a long loop over rows as long, for each
+    least_s: np.ndarray  # the lower bound of its kernel
+    share: np.ndarray  # its elements over those of the long one
+
+
+def loops_apart(calls: Sequence[OpCall]) -> LoopsApart | None:
+    """Those among some calls; None where there are none."""
     of_rows = {
         at: call.op
         for at, call in enumerate(calls)
         if call.issued_apart and isinstance(call.op, Elementwise | RowByRow)
     }
-    if not of_rows or device.kind != "gpu":
-        return log_s
-    apart, loops = list(of_rows), of_rows.values()
-    long, elements = [], np.array([float(op.rows) * float(op.cols) for op in loops])
+    if not of_rows:
+        return None
+    long, loops = [], of_rows.values()
     for op in loops:
         cols = 1024.0 if isinstance(op, Elementwise) else float(op.cols)
         long.append(OpCall(dataclasses.replace(op, rows=LONG_LOOP / cols, cols=cols)))
-    _, rows, _ = members({family: adapted}, device, long, stacked(long, device))[family]
-    element_s = np.exp(adapted.predict(rows).log_s) / LONG_LOOP
-    alone = np.array(log_s)
+    elements = np.array([float(op.rows) * float(op.cols) for op in loops])
     least_s = np.array([NORM_S if isinstance(op, Norm | RmsNorm) else KERNEL_S for op in loops])
-    alone[apart] = np.minimum(alone[apart], np.log(least_s + element_s * elements))
-    return alone
+    return LoopsApart(np.array([*of_rows]), long, least_s, elements / LONG_LOOP)
 
 
 def products_alone(
@@ -191,27 +208,43 @@ def products_alone(
     """Log seconds of products [N] without making their input narrow, which tables of quantised
     layers include and a step issues apart: no longer than the same product in wide numbers.
     """
+    products = products_apart(calls)
+    if products is None or QUANTISE not in families:
+        return log_s
+
+    def seconds(family: str, asked: Sequence[OpCall]) -> np.ndarray:
+        found = members({family: families[family]}, device, asked, stacked(asked, device))
+        _, rows, _ = found[family]
+        return np.exp(families[family].predict(rows).log_s)
+
+    made_s, wide_s = seconds(QUANTISE, products.making), seconds(PRODUCTS, products.wide)
+    alone, whole_s = np.array(log_s), np.exp(log_s[products.at])
+    left_s = np.maximum(whole_s - made_s, LEAST_PRODUCT * whole_s)
+    alone[products.at] = np.log(np.minimum(left_s, wide_s))
+    return alone
+
+
+class ProductsApart(NamedTuple):
+    """Products in narrow numbers that a step issues apart from making their input narrow."""
+
+    at: np.ndarray  # their places among the calls
+    making: list[OpCall]  # what makes the input narrow, for each
+    wide: list[OpCall]  # the same product in wide numbers
+
+
+def products_apart(calls: Sequence[OpCall]) -> ProductsApart | None:
+    """Those among some calls; None where there are none."""
     narrowed = {
         at: call.op
         for at, call in enumerate(calls)
         if call.issued_apart and isinstance(call.op, Gemm) and _narrows(call.op.quant)
     }
-    if not narrowed or QUANTISE not in families:
-        return log_s
-
-    def seconds(family: str, ops: Iterable[Op]) -> np.ndarray:
-        asked = [OpCall(op) for op in ops]
-        found = members({family: families[family]}, device, asked, stacked(asked, device))
-        _, rows, _ = found[family]
-        return np.exp(families[family].predict(rows).log_s)
-
-    ops, at = narrowed.values(), list(narrowed)
-    made_s = seconds(QUANTISE, (Quantise(op.dtype, op.m, op.k, quant=op.quant) for op in ops))
-    wide_s = seconds(PRODUCTS, (dataclasses.replace(op, quant="") for op in ops))
-    alone, whole_s = np.array(log_s), np.exp(log_s[at])
-    left_s = np.maximum(whole_s - made_s, LEAST_PRODUCT * whole_s)
-    alone[at] = np.log(np.minimum(left_s, wide_s))
-    return alone
+    if not narrowed:
+        return None
+    ops = narrowed.values()
+    making = [OpCall(Quantise(op.dtype, op.m, op.k, quant=op.quant)) for op in ops]
+    wide = [OpCall(dataclasses.replace(op, quant="")) for op in ops]
+    return ProductsApart(np.array([*narrowed]), making, wide)
 
 
 def _narrows(quant: str) -> bool:

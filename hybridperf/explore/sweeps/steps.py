@@ -38,10 +38,11 @@ from pydantic import Field
 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.engine.batches import LINK_KNOBS, knob_names, with_knobs
+from hybridperf.engine.batches import knob_names, with_knobs
 from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.lower import StepProgram, lower
+from hybridperf.engine.step_function import LATENCY, LINK_KNOBS
 from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.programs import batch_size
@@ -52,6 +53,8 @@ from hybridperf.explore.sweeps.written import Part
 from hybridperf.io.namespace import QUICKLY_COMPILED, Array
 from hybridperf.model import PerfModel, model_or_datasheet
 
+# the latency of single collectives is no knob of theirs
+_KNOBS = [name for name in knob_names() if name != LATENCY]
 _UNKNOWN_SHARE = 0.05  # of a step, with no interval of its own
 _LARGEST_BATCH = 4096  # points evaluated together
 
@@ -87,14 +90,14 @@ class StepTarget(Target):
 
     def known(self) -> set[str]:
         links = LINK_KNOBS if any(op.is_collective for op in self._ops) else ()
-        return {*knob_names(), *links}.union(*(op.names() for op in self._ops))
+        return {*_KNOBS, *links}.union(*(op.names() for op in self._ops))
 
     def check(self, extremes: Columns, given: set[str]) -> None:
         where = f"there are {', '.join(sorted(given))}"
         for op in self._ops:
             what = f"name in the formulas of {op.name!r}:"
             check_keys(sorted(op.names()), sorted(given), what, where)
-        for name in {*knob_names(), *LINK_KNOBS} & set(extremes):
+        for name in {*_KNOBS, *LINK_KNOBS} & set(extremes):
             check_positive(name, extremes[name])
 
     def remarks(self) -> list[str]:
@@ -189,7 +192,7 @@ class StepTarget(Target):
 
     def _durations(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], Array]:
         """Seconds [U] of the ops of one point."""
-        knobs = sorted(set(knob_names()) & set(names))
+        knobs = sorted(set(_KNOBS) & set(names))
         rates = sorted(set(LINK_KNOBS) & set(names))
         groups = alike_ops(self._ops)
         base = self._model.platform()

@@ -1,0 +1,353 @@
+"""A step's seconds as a pure function of the machine's numbers, for JAX.
+
+    f = hp.step_function(model, workload)
+    f(f.knobs)                                           # today's seconds: hp.predict's
+    jax.grad(f)(f.knobs)["memory_bytes_per_s"]           # seconds per byte/s
+    jax.vmap(f)({"memory_bytes_per_s": rates})           # the rest as today
+
+`f.knobs` is a dict of named numbers, `f.units` their units, and `flat` gives both by the names that
+`hp.predict_batch` and `hp.elasticities` use:
+
+    peak_flops_scale            factor on the device's peak FLOP/s of every number format
+    memory_bytes_per_s          the device's memory bandwidth
+    levels  l2: level_bytes, level_speedup, line_s, level_capacity     `l2__level_bytes`
+    groups  gemm: floor_s, compute_efficiency, memory_efficiency, ...  `gemm__floor_s`
+    links   intra_bytes_per_s, rank_bytes_per_s, node_bytes_per_s, latency_s
+    effects launch_s, ...: what a training step adds (`StepEffects`)
+
+A step has the levels of its device, the groups of its ops, links where it has collectives, effects
+where it is a training step. How corrections move with the device's numbers stands in
+`model/alive.py`. Those of a collective are held, as they are on another system
+(`CollectiveModel.on`): a faster or quicker link makes no collective slower.
+
+The slope is that of the longest path, exact but at ties, where it is that of one of the paths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridperf.collectives import form
+from hybridperf.collectives.traffic import Links
+from hybridperf.engine.contraction import contracted
+from hybridperf.engine.evaluate import makespan
+from hybridperf.engine.lower import Lowered, StepProgram, lower
+from hybridperf.engine.prediction import check_backend
+from hybridperf.engine.workload import Workload, priced
+from hybridperf.hardware import LEVELS
+from hybridperf.io import InputError, unknown
+from hybridperf.io.namespace import Array
+from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, OpTable, PerfModel, Platform, canonical
+from hybridperf.model.alive import (
+    MACHINE,
+    AliveCorrections,
+    alive_corrections,
+    in_precision,
+    no_op,
+)
+from hybridperf.model.step_effects import NAMES
+from hybridperf.model.step_table import StepTable, split, step_durations
+from hybridperf.ops import GROUPS
+
+PLATFORM_KNOBS = ("memory_bytes_per_s", "peak_flops_scale")
+LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
+LATENCY = "latency_s"
+_FIXED = np.array([name in form.FIXED for name in form.ALPHA_BETA.knobs], float)
+_UNITS = {  # by how a name ends, the first that does
+    "_bytes_per_s": "bytes/s", "_s": "s", "level_bytes": "bytes",
+    "transcendental_flops": "flop", "": "1",
+}  # fmt: skip
+
+Knobs = Mapping[str, Any]
+"""Numbers by name, in dicts."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepRows:
+    """What the durations of a step depend on besides the platform."""
+
+    table: StepTable
+    alive: AliveCorrections | None  # None: corrections are held, or depend on no number
+    latency_s: Array  # of the system's links today; None: no collectives
+
+    def durations(
+        self, platform: Platform, latency_s: Array = None, varied: Collection[str] = MACHINE
+    ) -> Array:
+        """Seconds of each row [U].
+
+        Args:
+            platform: the machine.
+            latency_s: of its links; None: today's.
+            varied: fields of `MACHINE` that may differ from today's.
+        """
+        table = self.table
+        if self.alive is not None and any(name in varied for name in MACHINE):
+            shift = self.alive.log_shift(table.ops, platform, varied)
+            ops = dataclasses.replace(table.ops, correction=table.ops.correction + shift)
+            table = dataclasses.replace(table, ops=ops)
+        if latency_s is not None and table.collectives is not None:
+            longer = jnp.log(latency_s / self.latency_s)
+            theta = table.collectives.theta + longer * jnp.asarray(_FIXED, longer.dtype)
+            collectives = dataclasses.replace(table.collectives, theta=theta)
+            table = dataclasses.replace(table, collectives=collectives)
+        return step_durations(table, platform)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PreparedStep:
+    """A step on a machine in NumPy: what is made once, whatever is asked of it then."""
+
+    workload: Workload
+    lowered: Lowered
+    rows: StepRows
+    platform: Platform  # with the knobs of `groups` alone
+    groups: tuple[str, ...]  # of the step's ops, the last repeated up to a power of two
+
+    @staticmethod
+    def of(model: PerfModel, workload: Workload, hold_corrections: bool = False) -> PreparedStep:
+        """`InputError` where the machine cannot price the step."""
+        check_backend(model, workload)
+        lowered = lower(workload.graph)
+        table, platform = priced(model, workload)
+        used, group = np.unique(table.ops.group, return_inverse=True)
+        # few lengths, few compiled functions
+        used = np.pad(used, (0, (1 << (len(used) - 1).bit_length()) - len(used)), mode="edge")
+        of_used = {name: np.asarray(getattr(platform.knobs, name))[used] for name in GROUP_KNOBS}
+        knobs = dataclasses.replace(platform.knobs, **of_used)
+        platform = dataclasses.replace(platform, knobs=knobs)
+        ops = dataclasses.replace(table.ops, group=group.astype(np.int32))
+        table, alive = dataclasses.replace(table, ops=ops), None
+        if not hold_corrections:
+            calls = list(split(workload.calls)[0].values())
+            alive = alive_corrections(model, calls or [no_op()], platform)
+        latency_s = None
+        if table.collectives is not None:
+            assert model.collectives is not None
+            latency_s = np.float64(model.collectives.system.latency_s)
+        names = tuple(GROUPS[int(at)] for at in used)
+        return PreparedStep(workload, lowered, StepRows(table, alive, latency_s), platform, names)
+
+    def in_precision(self) -> tuple[StepRows, Platform]:
+        """Rows and platform as JAX arrays of its present precision."""
+        rows, platform = self.rows, canonical(self.platform)
+        alive = rows.alive and in_precision(rows.alive, rows.table.ops)
+        held = canonical(dataclasses.replace(rows, alive=None))
+        return dataclasses.replace(held, alive=alive), platform
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Today's numbers by name, float64."""
+        platform, rows = self.platform, self.rows
+        out: dict[str, Any] = {name: float(getattr(platform, name)) for name in PLATFORM_KNOBS}
+        out["levels"] = levels = {}
+        for at, level in enumerate(LEVELS):
+            size = float(np.asarray(platform.level_bytes)[at])
+            if size > 0:
+                own = {name: float(getattr(platform.knobs, name)[at]) for name in LEVEL_KNOBS}
+                # main memory has no end
+                cache = {"level_bytes": size, **own} if np.isfinite(size) else own
+                levels[level] = cache
+        out["groups"] = {
+            group: {name: float(getattr(platform.knobs, name)[at]) for name in GROUP_KNOBS}
+            for at, group in enumerate(dict.fromkeys(self.groups))
+        }
+        if rows.table.collectives is not None:
+            links = {name: float(getattr(platform.links, name)) for name in LINK_KNOBS}
+            out["links"] = {**links, LATENCY: float(rows.latency_s)}
+        if self.workload.in_step is not None:
+            effects = np.asarray(platform.effects)
+            out["effects"] = {name: float(effects[at]) for at, name in enumerate(NAMES)}
+        return out
+
+
+def platform_at(
+    today: Platform, groups: tuple[str, ...], knobs: Knobs
+) -> tuple[Platform, Array | None]:
+    """A platform with all of a step's knobs, and the latency of its links."""
+    level_bytes, of_levels = today.level_bytes, {n: getattr(today.knobs, n) for n in LEVEL_KNOBS}
+    for level, own in knobs["levels"].items():
+        at = LEVELS.index(level)
+        for name, value in own.items():
+            if name == "level_bytes":
+                level_bytes = level_bytes.at[at].set(value)
+            else:
+                of_levels[name] = of_levels[name].at[at].set(value)
+    of_groups = {
+        name: jnp.stack([knobs["groups"][group][name] for group in groups]) for name in GROUP_KNOBS
+    }
+    rates = dict(knobs.get("links", {}))
+    latency_s = rates.pop(LATENCY, None)
+    changed: dict[str, Any] = {name: knobs[name] for name in PLATFORM_KNOBS}
+    if rates:
+        assert today.links is not None
+        changed["links"] = dataclasses.replace(today.links, **rates)
+    if "effects" in knobs:
+        changed["effects"] = jnp.stack([knobs["effects"][name] for name in NAMES])
+    varied = dataclasses.replace(today.knobs, **of_levels, **of_groups)
+    platform = dataclasses.replace(today, level_bytes=level_bytes, knobs=varied, **changed)
+    return platform, latency_s
+
+
+def seconds_at(
+    program: StepProgram, rows: StepRows, today: Platform, groups: tuple[str, ...], knobs: Knobs
+) -> Array:
+    """Seconds of a step at all of its knobs: what `StepFunction` calls."""
+    platform, latency_s = platform_at(today, groups, knobs)
+    return makespan(program, rows.durations(platform, latency_s)[:, None])[0]
+
+
+_seconds = jax.jit(seconds_at, static_argnums=3)
+# level 0: compiled in a third of the time, and what runs once a step takes milliseconds either way
+_slopes = jax.jit(
+    jax.grad(seconds_at, argnums=4), static_argnums=3,
+    compiler_options={"xla_backend_optimization_level": 0},
+)  # fmt: skip
+
+
+def step_seconds(program: StepProgram, table: StepTable | OpTable, platform: Platform) -> Array:
+    """Seconds of one step on one platform, every correction held: pure and differentiable."""
+    rows = StepTable(table) if isinstance(table, OpTable) else table
+    return makespan(program, step_durations(rows, platform)[:, None])[0]
+
+
+def step_function(
+    model: PerfModel, workload: Workload, *, hold_corrections: bool = False
+) -> StepFunction:
+    """Seconds of one step as a pure JAX function of the machine's numbers.
+
+    Args:
+        model: the machine.
+        workload: the step, any that `hp.predict` takes.
+        hold_corrections: whether what was learned of each op stays as it is on today's machine
+            where numbers of the device vary (`model/alive.py`).
+
+    Returns:
+        A function of knobs, `f(knobs) -> seconds`, with today's as `f.knobs` and their units as
+        `f.units`.
+
+    Raises:
+        InputError: when the machine cannot price the step.
+    """
+    return StepFunction(model, workload, hold_corrections=hold_corrections)
+
+
+class StepFunction:
+    """Seconds of one step by knobs; make one with `hp.step_function`.
+
+    An ordinary JAX function: `jax.jit`, `jax.grad`, `jax.vmap`, `jax.hessian` and optimisers work
+    on it. It is compiled once, and shares what is compiled with steps of the same structure.
+    """
+
+    def __init__(self, model: PerfModel, workload: Workload, *, hold_corrections: bool = False):
+        self._step = PreparedStep.of(model, workload, hold_corrections)
+        self._program = jax.device_put(contracted(self._step.lowered.program))
+        self._by_precision: dict[Any, tuple[Any, ...]] = {}
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.knobs)
+        return f"<StepFunction: seconds of {self._step.workload.name} by {names}>"
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Today's values, in JAX' present precision."""
+        return self._arrays()[2]
+
+    @property
+    def units(self) -> dict[str, Any]:
+        """Units of `knobs`, in the same places; "1" for what has none."""
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: next(u for end, u in _UNITS.items() if path[-1].key.endswith(end)),
+            self._step.knobs,
+        )
+
+    def __call__(self, knobs: Knobs) -> Array:
+        """Seconds of the step.
+
+        Args:
+            knobs: numbers as `self.knobs` has them; those left out keep today's values.
+
+        Raises:
+            InputError: when a knob is unknown or no number.
+        """
+        rows, today, usual = self._arrays()
+        whole = _completed(usual, knobs)
+        return _seconds(self._program, rows, today, self._step.groups, whole)
+
+    def slopes(self) -> dict[str, Any]:
+        """d seconds / d knob at today's values: `jax.grad(self)(self.knobs)`, sooner compiled."""
+        rows, today, usual = self._arrays()
+        return _slopes(self._program, rows, today, self._step.groups, usual)
+
+    def _arrays(self) -> tuple[StepRows, Platform, dict[str, Any]]:
+        """(rows, today's platform, today's knobs) in JAX' present precision."""
+        precision = jnp.result_type(float)
+        if precision not in self._by_precision:
+            with jax.ensure_compile_time_eval():
+                rows, today = self._step.in_precision()
+                knobs = jax.tree.map(lambda x: jnp.asarray(x, precision), self._step.knobs)
+            self._by_precision[precision] = rows, today, knobs
+        return self._by_precision[precision]
+
+
+def flat(knobs: Knobs) -> dict[str, Any]:
+    """Values by the names of `predict_batch`: `gemm__floor_s`, `l2__level_bytes`, `launch_s`."""
+    return dict(_flattened(knobs))
+
+
+def by_names(usual: Knobs, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Knobs with some values by the names of `flat`; a `KNOB` alone multiplies each group's."""
+    out = {name: dict(own) if isinstance(own, Mapping) else own for name, own in usual.items()}
+    out["levels"], out["groups"] = (
+        {whose: dict(own) for whose, own in usual[name].items()} for name in ("levels", "groups")
+    )
+    # a group's own value is the last word
+    for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):
+        whose, _, knob = name.rpartition("__")
+        places = [out.get(place, {}) for place in ("links", "effects")] if not whose else []
+        places += [out[place].get(whose, {}) for place in ("levels", "groups")] if whose else []
+        if not whose and knob in GROUP_KNOBS:
+            for own in out["groups"].values():
+                own[knob] = own[knob] * value
+        elif name in PLATFORM_KNOBS:
+            out[name] = value
+        for place in places:
+            if knob in place:
+                place[knob] = value
+    return out
+
+
+def _flattened(knobs: Knobs) -> Iterator[tuple[str, Any]]:
+    for name, value in knobs.items():
+        if name in ("levels", "groups"):
+            for whose, own in value.items():
+                yield from ((f"{whose}__{knob}", number) for knob, number in own.items())
+        elif name in ("links", "effects"):
+            yield from value.items()
+        else:
+            yield name, value
+
+
+def _completed(usual: Knobs, given: Knobs, where: str = "") -> dict[str, Any]:
+    """The usual numbers with those that are given; `InputError` for what is unknown."""
+    if not isinstance(given, Mapping):
+        expected = f"expected a dict of knobs{where}, some of {', '.join(usual)}"
+        raise InputError(f"{expected}; got {type(given).__name__}")
+    out = dict(usual)
+    for name, value in given.items():
+        if name not in usual:
+            raise unknown("knob", str(name), usual, f"known{where} are {', '.join(usual)}")
+        if isinstance(usual[name], Mapping):
+            out[name] = _completed(usual[name], value, f" of {name}")
+            continue
+        if np.ndim(value):
+            shape = f"got an array of shape {list(np.shape(value))}"
+            raise InputError(f"expected a number for knob {name}, {shape}; use jax.vmap")
+        out[name] = jnp.asarray(value, usual[name].dtype)
+    return out
