@@ -42,7 +42,7 @@ from hybridperf.engine.prediction import check_backend
 from hybridperf.engine.workload import Workload, priced
 from hybridperf.hardware import LEVELS
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import Array
+from hybridperf.io.namespace import QUICKLY_COMPILED, Array
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, OpTable, PerfModel, Platform, canonical
 from hybridperf.model.alive import (
     MACHINE,
@@ -144,25 +144,30 @@ class PreparedStep:
     @property
     def knobs(self) -> dict[str, Any]:
         """Today's numbers by name, float64."""
-        platform, rows = self.platform, self.rows
-        out: dict[str, Any] = {name: float(getattr(platform, name)) for name in PLATFORM_KNOBS}
+        return self.named(self.platform, self.rows.latency_s)
+
+    def named(self, numbers: Platform, latency_s: Array) -> dict[str, Any]:
+        """Numbers of a platform of this step, or their slopes, as dicts of floats."""
+        out: dict[str, Any] = {name: float(getattr(numbers, name)) for name in PLATFORM_KNOBS}
         out["levels"] = levels = {}
         for at, level in enumerate(LEVELS):
-            size = float(np.asarray(platform.level_bytes)[at])
+            size = float(np.asarray(self.platform.level_bytes)[at])
             if size > 0:
-                own = {name: float(getattr(platform.knobs, name)[at]) for name in LEVEL_KNOBS}
+                own = {name: float(getattr(numbers.knobs, name)[at]) for name in LEVEL_KNOBS}
                 # main memory has no end
-                cache = {"level_bytes": size, **own} if np.isfinite(size) else own
-                levels[level] = cache
+                bytes_ = (
+                    {"level_bytes": float(numbers.level_bytes[at])} if np.isfinite(size) else {}
+                )
+                levels[level] = bytes_ | own
         out["groups"] = {
-            group: {name: float(getattr(platform.knobs, name)[at]) for name in GROUP_KNOBS}
+            group: {name: float(getattr(numbers.knobs, name)[at]) for name in GROUP_KNOBS}
             for at, group in enumerate(dict.fromkeys(self.groups))
         }
-        if rows.table.collectives is not None:
-            links = {name: float(getattr(platform.links, name)) for name in LINK_KNOBS}
-            out["links"] = {**links, LATENCY: float(rows.latency_s)}
+        if self.rows.table.collectives is not None:
+            links = {name: float(getattr(numbers.links, name)) for name in LINK_KNOBS}
+            out["links"] = {**links, LATENCY: float(latency_s)}
         if self.workload.in_step is not None:
-            effects = np.asarray(platform.effects)
+            effects = np.asarray(numbers.effects)
             out["effects"] = {name: float(effects[at]) for at, name in enumerate(NAMES)}
         return out
 
@@ -204,11 +209,20 @@ def seconds_at(
 
 
 _seconds = jax.jit(seconds_at, static_argnums=3)
+
+
+def _held_seconds(
+    correction: Array, platform: Platform, latency_s: Array, program: StepProgram, rows: StepRows
+) -> Array:
+    ops = dataclasses.replace(rows.table.ops, correction=correction)
+    held = StepRows(dataclasses.replace(rows.table, ops=ops), None, rows.latency_s)
+    return makespan(program, held.durations(platform, latency_s)[:, None])[0]
+
+
 # level 0: compiled in a third of the time, and what runs once a step takes milliseconds either way
-_slopes = jax.jit(
-    jax.grad(seconds_at, argnums=4), static_argnums=3,
-    compiler_options={"xla_backend_optimization_level": 0},
-)  # fmt: skip
+_held_slopes = jax.jit(
+    jax.grad(_held_seconds, argnums=(0, 1, 2)), compiler_options=QUICKLY_COMPILED
+)
 
 
 def step_seconds(program: StepProgram, table: StepTable | OpTable, platform: Platform) -> Array:
@@ -281,9 +295,27 @@ class StepFunction:
         return _seconds(self._program, rows, today, self._step.groups, whole)
 
     def slopes(self) -> dict[str, Any]:
-        """d seconds / d knob at today's values: `jax.grad(self)(self.knobs)`, sooner compiled."""
-        rows, today, usual = self._arrays()
-        return _slopes(self._program, rows, today, self._step.groups, usual)
+        """d seconds / d knob at today's values: `jax.grad(self)(self.knobs)`, sooner compiled.
+
+        Those of held corrections come from a function that steps of one structure share; what
+        corrections add is their own slope by three numbers of the machine, times that of the step
+        by each correction.
+        """
+        rows, today, _ = self._arrays()
+        latency_s = rows.latency_s
+        if latency_s is None:
+            latency_s = jnp.zeros_like(today.peak_flops_scale)
+        held = dataclasses.replace(rows, alive=None)
+        slopes = _held_slopes(rows.table.ops.correction, today, latency_s, self._program, held)
+        by_correction, platform, by_latency = jax.tree.map(np.asarray, slopes)
+        if rows.alive is not None:
+            moved = self._step.rows.alive.slopes(self._step.rows.table.ops)
+            more = {name: of @ by_correction[rows.alive.at] for name, of in moved.items()}
+            level_bytes = np.array(platform.level_bytes)
+            level_bytes[LEVELS.index("l2")] += more.pop("level_bytes")
+            more = {name: getattr(platform, name) + value for name, value in more.items()}
+            platform = dataclasses.replace(platform, level_bytes=level_bytes, **more)
+        return self._step.named(platform, by_latency)
 
     def _arrays(self) -> tuple[StepRows, Platform, dict[str, Any]]:
         """(rows, today's platform, today's knobs) in JAX' present precision."""

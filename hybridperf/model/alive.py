@@ -56,6 +56,7 @@ MACHINE = ("peak_flops_scale", "memory_bytes_per_s", "level_bytes")
 """Fields of a `Platform` that corrections depend on; of the levels' bytes that of L2."""
 _L2 = LEVELS.index("l2")
 _TWICE = 2.0
+_STEP = 0.02  # of a log: single precision leaves a slope four digits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,17 +73,17 @@ class FamilyTerm:
 
     def log_s(self, logs: Mapping[str, Any]) -> Any:
         """Logs of seconds [n] where numbers of the machine are exp(`logs`) times today's."""
-        rows = self.rows
+        rows, xp = self.rows, array_module(*logs.values())
         steps, gathers, inputs = rows.steps, rows.gathers, rows.inputs.values
         for name, log in logs.items():
             of_steps, of_gathers, of_inputs = self.slopes[name]
             if of_steps.any():
-                steps = steps * jnp.exp(of_steps * log)
+                steps = steps * xp.exp(of_steps * log)
             if of_gathers is not None and of_gathers.any():
                 gathers = gathers + of_gathers * log
             if of_inputs.any():
                 inputs = inputs + of_inputs * log
-        rates = {name: jnp.exp(log) for name, log in logs.items()}
+        rates = {name: xp.exp(log) for name, log in logs.items()}
         moved = dataclasses.replace(
             rows, steps=steps, gathers=gathers, inputs=Inputs(rows.inputs.names, inputs),
             peak_flops_per_s=rows.peak_flops_per_s * rates.get("peak_flops_scale", 1.0),
@@ -144,6 +145,45 @@ class AliveCorrections:
             return jnp.zeros_like(ops.correction)
         shift = self._over_closed(ops, platform, varied, jnp) - self.offset
         return jnp.zeros_like(ops.correction).at[self.at].set(shift)
+
+    def slopes(self, ops: OpTable) -> dict[str, np.ndarray]:
+        """d shift / d number [n] on today's machine, by name of `MACHINE`; of L2's bytes.
+
+        In single precision by differences, which have nothing to compile and are as good.
+        """
+        single = jnp.result_type(float) == np.float32
+        logs = np.zeros(len(MACHINE))
+        if single:
+            moved = _STEP * np.eye(len(MACHINE))
+            ends = [self._at_logs(ops, logs + side * one, np) for one in moved for side in (1, -1)]
+            by_log = (np.array(ends[::2]) - np.array(ends[1::2])) / (2 * _STEP)
+        else:
+            fresh, table = canonical((dataclasses.replace(copy.deepcopy(self), offset=0.0), ops))
+            jacobian = jax.jit(
+                jax.jacfwd(lambda logs, one, ops: one._at_logs(ops, logs, jnp)),
+                compiler_options=QUICKLY_COMPILED,
+            )
+            by_log = np.asarray(jacobian(jnp.asarray(logs), fresh, table)).T
+        today = [getattr(self.today, name) for name in MACHINE]
+        today[-1] = np.asarray(today[-1])[_L2]
+        return {
+            name: of / float(value) for name, of, value in zip(MACHINE, by_log, today, strict=True)
+        }
+
+    def _at_logs(self, ops: OpTable, logs: Array, xp: ModuleType) -> Array:
+        """A(m) - log t0(k0, m) [n] where each of `MACHINE` is exp(logs) [3] times today's."""
+        fields = {name: getattr(self.today, name) for name in MACHINE}
+        times = xp.exp(logs)
+        fields = {
+            name: value
+            * (
+                times[at]
+                if name != "level_bytes"
+                else xp.where(np.arange(len(LEVELS)) == _L2, times[at], 1.0)
+            )
+            for at, (name, value) in enumerate(fields.items())
+        }
+        return self._over_closed(ops, dataclasses.replace(self.today, **fields), MACHINE, xp)
 
     def _over_closed(
         self, ops: OpTable, platform: Platform, varied: Sequence[str], xp: ModuleType
