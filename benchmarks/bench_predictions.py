@@ -11,6 +11,7 @@ slopes over its value, one configuration at a time and under `jax.vmap`.
 """
 
 import argparse
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -59,6 +60,17 @@ def workload(nodes: int, *, alike: bool = True) -> Workload:
             else:
                 last = builder.op(row, after=copied[-2:-1], launch_row=1)
     return Workload("layers", builder.build(), tuple(calls))
+
+
+def measured_alone(step: Workload) -> Workload:
+    """Copies as loops: nobody measured copies on this machine, and such a step has no interval."""
+    calls = [
+        dataclasses.replace(call, op=Elementwise(op.dtype, rows=op.rows, cols=op.cols))
+        if isinstance(op := call.op, Copy)
+        else call
+        for call in step.calls
+    ]
+    return dataclasses.replace(step, calls=tuple(calls))
 
 
 def knobs(batch: int, *, all_knobs: bool) -> dict[str, np.ndarray]:
@@ -154,7 +166,7 @@ def main() -> None:
     model, worth = load_model(MODEL), folding.WORTH
     clock = time.process_time if given.cores == 1 else time.perf_counter
     for compare in (compare_corrections, compare_slopes):
-        compare(model, workload(NODES), given.turns, clock, given.cores)
+        compare(model, measured_alone(workload(NODES)), given.turns, clock, given.cores)
     for alike in (True, False):
         step = workload(NODES, alike=alike)
         predictor = BatchPredictor(model, step, hold_corrections=True)
