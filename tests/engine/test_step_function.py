@@ -86,7 +86,7 @@ def gnn(random: np.random.Generator) -> Workload:
 
 KINDS: list[tuple[Callable[[np.random.Generator], Workload], tuple[str, ...]]] = [
     (transformer, ("h100", "datasheet", "a100")), (dlrm, ("datasheet", "a100", "h100")),
-    (program, ("h100", "a100")), (served, ("h100", "a100")), (gnn, ("datasheet", "h100")),
+    (program, ("h100", "a100")), (served, ("h100",)), (gnn, ("datasheet", "h100")),
 ]  # fmt: skip
 
 

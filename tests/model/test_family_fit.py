@@ -497,8 +497,11 @@ def test_an_op_compiled_into_another_pays_no_floor(mixed: tuple[PerfModel, FitRe
 def test_knobs_keep_their_meaning(mixed: tuple[PerfModel, FitReport]) -> None:
     model, _ = mixed
     workload, base = steps(), model.device.memory_bytes_per_s
-    times = predict_batch(model, workload, memory_bytes_per_s=base * np.array([0.5, 1, 2, 4]))
-    assert (np.diff(times) <= 0).all()
+    rates = base * np.array([0.5, 1, 2, 4])
+    held = predict_batch(model, workload, memory_bytes_per_s=rates, hold_corrections=True)
+    assert (np.diff(held) <= 0).all(), "the closed form's"
+    times = predict_batch(model, workload, memory_bytes_per_s=rates)
+    assert times[1] == pytest.approx(held[1], rel=1e-5)
     assert times[0] > times[1]
     assert times[1] == pytest.approx(predict(model, workload).time_s, rel=1e-5)
     floors = predict_batch(model, workload, floor_s=np.array([0.5, 1, 2]))
