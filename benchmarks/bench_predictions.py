@@ -5,10 +5,13 @@ learned corrections, evaluation, seconds. One core is one device of JAX; with tw
 the batch. Times are the least of several turns: of the processor on one core, where what others do
 meanwhile adds nothing, of the clock on two, which wants a quiet machine. `plain` is the same with
 folding of identical layers switched off; `pricing` is the durations alone, once for the whole
-batch.
+batch; all three hold what was learned of each op as on today's machine. Then the same step with
+corrections that move with the machine, with and without its interval, and `hp.step_function`: its
+slopes over its value, one configuration at a time and under `jax.vmap`.
 """
 
 import argparse
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -16,13 +19,15 @@ from collections.abc import Callable
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.engine import batches, folding
 from hybridperf.engine.batches import BatchPredictor
 from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.step_function import step_function
 from hybridperf.engine.workload import Workload
-from hybridperf.model import GROUP_KNOBS, load_model
+from hybridperf.model import GROUP_KNOBS, PerfModel, canonical, load_model
 from hybridperf.ops import Copy, Elementwise, Gemm, OpCall
 
 MODEL = "h100_sxm"
@@ -57,6 +62,17 @@ def workload(nodes: int, *, alike: bool = True) -> Workload:
     return Workload("layers", builder.build(), tuple(calls))
 
 
+def measured_alone(step: Workload) -> Workload:
+    """Copies as loops: nobody measured copies on this machine, and such a step has no interval."""
+    calls = [
+        dataclasses.replace(call, op=Elementwise(op.dtype, rows=op.rows, cols=op.cols))
+        if isinstance(op := call.op, Copy)
+        else call
+        for call in step.calls
+    ]
+    return dataclasses.replace(step, calls=tuple(calls))
+
+
 def knobs(batch: int, *, all_knobs: bool) -> dict[str, np.ndarray]:
     """Bandwidth and rate, or every knob there is."""
     out = {
@@ -79,6 +95,61 @@ def least_s(
     return least
 
 
+def compare_corrections(
+    model: PerfModel, step: Workload, turns: int, clock: Callable[[], float], cores: int
+) -> None:
+    """Corrections that move with the machine next to held ones, with and without intervals."""
+    batch = 10_000
+    values = knobs(batch, all_knobs=False)
+    kinds = [(hold, interval) for hold in (False, True) for interval in (False, True)]
+    predictors = [
+        BatchPredictor(model, step, hold_corrections=hold, interval=interval)
+        for hold, interval in kinds
+    ]
+    calls = [lambda one=one: one(**values) for one in predictors]
+    for call in calls:
+        call()
+    taken_s = least_s(calls, turns, clock)
+    for (hold, interval), each_s in zip(kinds, taken_s, strict=True):
+        rate = batch / each_s
+        bar = "" if hold or cores == 1 else f" (>= {BAR_PER_S:,})"
+        missed = ", MISSED" if bar and rate < BAR_PER_S else ""
+        print(
+            f"{cores} core{'s' * (cores > 1)}, {len(step.graph):,} nodes of {len(step.calls)} ops,"
+            f" corrections {'held' if hold else 'alive'}{', with interval' * interval}:"
+            f" {rate:9,.0f}/s{bar}{missed}, {each_s / taken_s[2 + interval]:.1f} times held",
+            flush=True,
+        )
+
+
+def compare_slopes(
+    model: PerfModel, step: Workload, turns: int, clock: Callable[[], float], cores: int
+) -> None:
+    """Slopes of `hp.step_function` by all knobs over its value."""
+    for hold in (False, True):
+        f = step_function(model, step, hold_corrections=hold)
+        rates = f.knobs["memory_bytes_per_s"] * jnp.linspace(0.5, 2.0, 1000)
+        asked = {**f.knobs, "memory_bytes_per_s": rates}
+        axes = {**jax.tree.map(lambda _: None, f.knobs), "memory_bytes_per_s": 0}
+        value, both = jax.jit(f), jax.jit(jax.value_and_grad(f))
+        many, many_both = (
+            jax.jit(jax.vmap(one, in_axes=(axes,))) for one in (f, jax.value_and_grad(f))
+        )
+        given = [(value, f.knobs), (both, f.knobs), (many, asked), (many_both, asked)]
+        calls = [lambda one=one, at=at: jax.block_until_ready(one(at)) for one, at in given]
+        for call in calls:
+            call()
+        one_s, slope_s, many_s, many_slope_s = least_s(calls, turns, clock)
+        print(
+            f"{cores} core{'s' * (cores > 1)}, step function, corrections"
+            f" {'held' if hold else 'alive'}: value {one_s * 1e6:,.0f} us, with slopes"
+            f" {slope_s * 1e6:,.0f} us ({slope_s / one_s:.2f}); 1,000 under vmap"
+            f" {many_s * 1e3:,.1f} us each, with slopes {many_slope_s * 1e3:,.1f}"
+            f" ({many_slope_s / many_s:.2f})",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Print predictions per second and what a single one takes."""
     arguments = argparse.ArgumentParser(
@@ -93,28 +164,29 @@ def main() -> None:
         os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[-given.cores :]))
     jax.config.update("jax_num_cpu_devices", given.cores)
     model, worth = load_model(MODEL), folding.WORTH
+    clock = time.process_time if given.cores == 1 else time.perf_counter
+    for compare in (compare_corrections, compare_slopes):
+        compare(model, measured_alone(workload(NODES)), given.turns, clock, given.cores)
     for alike in (True, False):
         step = workload(NODES, alike=alike)
-        predictor = BatchPredictor(model, step)
+        predictor = BatchPredictor(model, step, hold_corrections=True)
         folding.WORTH = 0.0
-        plain = BatchPredictor(model, step)
+        plain = BatchPredictor(model, step, hold_corrections=True)
         folding.WORTH = worth
         for batch, all_knobs in ((10_000, False), (10_000, True), (100_000, True), (1, False)):
             values = knobs(batch, all_knobs=all_knobs)
-            pricing = jax.jit(lambda table, fixed, varied: batches._priced(table, fixed, varied))
-            varied = batches.canonical(batches._varied(plain._platform, values, plain._groups))
+            pricing = jax.jit(lambda rows, fixed, varied: batches._priced(rows, fixed, varied))
+            varied = canonical(batches._varied(plain._platform, values, plain._groups))
             calls = [
                 lambda predictor=predictor, values=values: predictor(**values),
                 lambda plain=plain, values=values: plain(**values),
                 lambda pricing=pricing, plain=plain, varied=varied: pricing(
-                    plain._table, plain._fixed, varied
+                    plain._rows, plain._fixed, varied
                 ).block_until_ready(),
             ]
             np.testing.assert_allclose(*[np.asarray(call()) for call in calls[:2]], rtol=1e-4)
             calls[2]()
-            one_s, plain_s, pricing_s = least_s(
-                calls, given.turns, time.process_time if given.cores == 1 else time.perf_counter
-            )
+            one_s, plain_s, pricing_s = least_s(calls, given.turns, clock)
             ops = (
                 f"{len(step.graph):,} nodes of {len(step.calls)} ops,"
                 f" {'all knobs' if all_knobs else '2 knobs'}"

@@ -7,11 +7,11 @@ from .collectives.model import load_collectives as load_collectives
 from .collectives.table import collective_seconds as collective_seconds
 from .collectives.traced import CollectivePricer as CollectivePricer
 from .engine.batches import BatchPredictor as BatchPredictor
-from .engine.batches import gradient as gradient
 from .engine.batches import predict_batch as predict_batch
 from .engine.elasticities import elasticities as elasticities
 from .engine.prediction import Prediction as Prediction
 from .engine.prediction import predict as predict
+from .engine.step_function import step_function as step_function
 from .engine.unlike import UnlikeStep as UnlikeStep
 from .engine.unlike import Worker as Worker
 from .engine.unlike import unlike as unlike

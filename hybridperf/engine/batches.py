@@ -1,4 +1,4 @@
-"""A workload on many variations of a machine at once.
+"""A workload on many variations of a machine at once: `step_function` for arrays of knobs [B].
 
 Any of the platform's numbers may be given as an array [B], and everything from knob to makespan is
 one compiled, differentiable function of them. A batch is priced and evaluated block by block;
@@ -18,43 +18,52 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from numpy.typing import ArrayLike
 
-from hybridperf.collectives.traffic import Links
 from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import in_blocks, makespan
 from hybridperf.engine.folding import FOLD_BLOCK, FoldedProgram, folded, makespan_of
-from hybridperf.engine.lower import StepProgram, lower
+from hybridperf.engine.lower import StepProgram
 from hybridperf.engine.outputs import OutputPlan, batch_outputs, outputs_of
-from hybridperf.engine.prediction import check_backend
-from hybridperf.engine.workload import Workload, priced
+from hybridperf.engine.step_function import (
+    LINK_KNOBS,
+    PLATFORM_KNOBS,
+    PreparedStep,
+    StepRows,
+)
+from hybridperf.engine.step_width import StepWidth
+from hybridperf.engine.workload import Workload
+from hybridperf.hardware import LEVELS
 from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array, array_module, fresh_views
-from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical
+from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel, Platform
+from hybridperf.model.alive import MACHINE
 from hybridperf.model.calls import KINDS, kind_of
 from hybridperf.model.step_effects import NAMES
-from hybridperf.model.step_table import (
-    StepTable,
-    batched_step_durations,
-    split,
-    step_durations,
-)
+from hybridperf.model.step_table import StepTable, split
 from hybridperf.ops import GROUPS
 
 _BATCH = "batch"  # axis of the devices that share a batch
-_PLATFORM_KNOBS = ("memory_bytes_per_s", "peak_flops_scale")
 _EFFECTS = "effects"  # all step effects as one field [K, B]
-LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
+_OF_LEVELS = ("level_bytes", *LEVEL_KNOBS)
 
 
-def predict_batch(model: PerfModel, workload: Workload, **knobs: ArrayLike) -> np.ndarray:
+def predict_batch(
+    model: PerfModel, workload: Workload, *, hold_corrections: bool = False, **knobs: ArrayLike
+) -> np.ndarray:
     """Seconds of one step on B variations of a machine, evaluated together.
 
-    Knobs that are not given keep the model's value. Their names are:
+    Knobs that are not given keep the model's value. What was learned of an op is read at the varied
+    numbers of the device as of a device whose datasheet has them (`model/alive.py`). Their names
+    are:
 
     - `memory_bytes_per_s`: the device's memory bandwidth, bytes/s.
     - `peak_flops_scale`: factor on the device's peak FLOP/s of every number format.
     - `intra_bytes_per_s`, `rank_bytes_per_s`, `node_bytes_per_s`: bandwidth of a rank inside its
       node, of one rank to other nodes, and of a whole node to other nodes, bytes/s; for steps with
       collectives.
+    - `link_latency_s`: seconds that a step of the links takes, as the system's datasheet has it.
+    - `LEVEL__KNOB`, for example `l2__level_bytes`: a memory level's `level_bytes`, `level_speedup`
+      (bandwidth over memory's), `line_s` (seconds of a strided read), `level_capacity` (share that
+      is the step's own).
     - `GROUP__KNOB`, for example `gemm__compute_efficiency`: a knob of one group of ops. Groups are
       those of `Prediction.breakdown()`. Knobs are `floor_s` (least seconds of an op),
       `compute_efficiency` (share of peak FLOP/s), `memory_efficiency` (share of bandwidth),
@@ -67,6 +76,8 @@ def predict_batch(model: PerfModel, workload: Workload, **knobs: ArrayLike) -> n
     Args:
         model: the machine to vary.
         workload: the step.
+        hold_corrections: whether what was learned of each op stays as on today's machine: every op
+            then follows its closed form in all knobs, and a batch takes less time.
         knobs: values by name, each above zero: an array [B], or a number that holds for all of B.
 
     Returns:
@@ -75,7 +86,7 @@ def predict_batch(model: PerfModel, workload: Workload, **knobs: ArrayLike) -> n
     Raises:
         InputError: when a knob is unknown, changes nothing in this step, or is not positive.
     """
-    return BatchPredictor(model, workload)(**knobs)
+    return BatchPredictor(model, workload, hold_corrections=hold_corrections)(**knobs)
 
 
 class BatchPredictor:
@@ -89,39 +100,34 @@ class BatchPredictor:
         outputs: what a call returns, some of "time_s", "busy_s" (per stream), "exposed_s"
             (communication that nothing hides) and "critical_s" (per group of ops on the critical
             path); None: the seconds of the step alone.
+        hold_corrections: as `predict_batch` takes it.
+        interval: whether a call also returns the ends of the 90 % interval (`step_width.py`); for
+            the seconds alone.
 
     Raises:
-        InputError: when the workload was compiled for another kind of device, or an output is
-            unknown.
+        InputError: when the workload was compiled for another kind of device, an output is unknown,
+            or no interval of the step is known.
     """
 
-    def __init__(self, model: PerfModel, workload: Workload, outputs: Sequence[str] | None = None):
-        check_backend(model, workload)
-        lowered = lower(workload.graph)
-        rows, platform = priced(model, workload)
-        table = rows.ops
-        _check_numbers(workload, rows, platform)
-        self._workload = workload
+    def __init__(
+        self, model: PerfModel, workload: Workload, outputs: Sequence[str] | None = None, *,
+        hold_corrections: bool = False, interval: bool = False,
+    ):  # fmt: skip
+        step = PreparedStep.of(model, workload, hold_corrections)
+        _check_numbers(workload, step.rows.table, step.platform)
+        self._workload, self._platform, self._groups = workload, step.platform, step.groups
+        self._rows, self._fixed = step.in_precision()
         self._outputs: OutputPlan | None = None
         if outputs is not None:
             groups = [KINDS[kind_of(call)] for call in workload.calls]
-            self._outputs = outputs_of(lowered, groups, outputs)
-        program = (folded(lowered) if outputs is None else None) or contracted(lowered.program)
+            self._outputs = outputs_of(step.lowered, groups, outputs)
+        plain = outputs is None and not interval
+        program = (folded(step.lowered) if plain else None) or contracted(step.lowered.program)
         if outputs is not None and "exposed_s" in outputs:
-            program = lowered.program  # asks when each step starts
+            program = step.lowered.program  # asks when each step starts
         # once, not at each call
         self._program: StepProgram | FoldedProgram = jax.device_put(program)
-        # knobs of the groups that the step has, and no others: each that varies is an array [G, B]
-        used, group = np.unique(table.group, return_inverse=True)
-        # few lengths, few compiled functions
-        used = np.pad(used, (0, (1 << (len(used) - 1).bit_length()) - len(used)), mode="edge")
-        self._groups = [GROUPS[int(at)] for at in used]
-        of_used = {n: np.asarray(getattr(platform.knobs, n))[used] for n in GROUP_KNOBS}
-        knobs = dataclasses.replace(platform.knobs, **of_used)
-        self._platform = dataclasses.replace(platform, knobs=knobs)
-        self._fixed = canonical(self._platform)
-        ops = dataclasses.replace(table, group=group.astype(np.int32))
-        self._table = canonical(dataclasses.replace(rows, ops=ops))
+        self._width = StepWidth.of(model, step) if interval else None
         devices = jax.local_devices()
         self._mesh = jax.sharding.Mesh(np.array(devices), (_BATCH,)) if len(devices) > 1 else None
 
@@ -133,7 +139,7 @@ class BatchPredictor:
 
         Returns:
             Seconds [B]; with `outputs` a dict of columns [B] in seconds: `time_s`, `busy_STREAM_s`,
-                `exposed_s`, `critical_GROUP_s`.
+                `exposed_s`, `critical_GROUP_s`; with `interval` one of `time_s`, `low_s`, `high_s`.
 
         Raises:
             InputError: when a knob is unknown, changes nothing in this step, or is not positive.
@@ -148,12 +154,17 @@ class BatchPredictor:
         # by NumPy: JAX takes 50 us for each
         fields = _varied(self._platform, values, self._groups)
         varied = {name: value.astype(dtype) for name, value in fields.items()}
-        given = (self._program, self._table, self._fixed, varied, self._mesh)
-        found = np.asarray(_batch_answers(self._outputs, *given), np.float64)[..., :size]
+        # corrections that no field moves are held: what is compiled is shared by more steps
+        rows = self._rows
+        if not any(name in varied for name in MACHINE):
+            rows = dataclasses.replace(rows, alive=None)
+        asked = self._width if self._outputs is None else self._outputs
+        given = (asked, self._program, rows, self._fixed, varied, self._mesh)
+        found = np.asarray(_batch_answers(*given), np.float64)[..., :size]
         answers = self._checked(np.atleast_2d(found), varied)
-        if self._outputs is None:
+        if asked is None:
             return answers[0]
-        return dict(zip(self._outputs.columns, answers, strict=True))
+        return dict(zip(asked.columns, answers, strict=True))
 
     def _checked(self, answers: np.ndarray, varied: Mapping[str, Any]) -> np.ndarray:
         """`answers` [columns, B]; `InputError` where knobs give an op no finite seconds."""
@@ -162,7 +173,7 @@ class BatchPredictor:
             return answers
         at = int(wrong[0])
         there = {name: values[..., at : at + 1] for name, values in varied.items()}
-        op_s = np.asarray(_priced(self._table, self._fixed, there))[:, 0]
+        op_s = np.asarray(_priced(self._rows, self._fixed, there))[:, 0]
         for op in np.flatnonzero(~np.isfinite(op_s)).tolist():
             raise InputError(
                 f"{_named(self._workload, op)} would take {op_s[op]} s in configuration {at}; check"
@@ -177,7 +188,7 @@ class BatchPredictor:
         """`InputError` for a knob that changes nothing in this step."""
         for name in knobs:
             why = ""
-            if name in LINK_KNOBS and self._table.collectives is None:
+            if name in LINK_KNOBS and self._rows.table.collectives is None:
                 why = "has no collectives"
             if name in NAMES and self._workload.in_step is None:
                 why = "is no training step"
@@ -194,7 +205,7 @@ def _varied(
     # a group's own value is the last word
     for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):
         group, _, knob = name.rpartition("__")
-        if name in _PLATFORM_KNOBS or name in LINK_KNOBS:
+        if name in (*PLATFORM_KNOBS, *LINK_KNOBS):
             fields[name] = value
         elif name in NAMES:
             base = xp.asarray(platform.effects)[:, None]
@@ -204,8 +215,12 @@ def _varied(
             base = fields.get(knob, xp.asarray(getattr(platform.knobs, knob))[:, None])
             of_group = np.array([one == group for one in groups])[:, None]
             fields[knob] = xp.where(of_group, value, base) if group else base * value
+        elif knob in _OF_LEVELS and group in LEVELS:
+            of = platform if knob == "level_bytes" else platform.knobs
+            base = fields.get(knob, xp.asarray(getattr(of, knob))[:, None])
+            fields[knob] = xp.where(np.array(LEVELS)[:, None] == group, value, base)
         else:
-            known = ", ".join((*_PLATFORM_KNOBS, *LINK_KNOBS, *GROUP_KNOBS, *NAMES))
+            known = ", ".join((*PLATFORM_KNOBS, *LINK_KNOBS, *GROUP_KNOBS, *NAMES))
             raise unknown("knob", name, knob_names(), f"known are {known}")
     return fields
 
@@ -214,7 +229,11 @@ def _replaced(platform: Platform, fields: Mapping[str, Any]) -> Platform:
     """The platform with what `_varied` gives."""
     knobs, links, plain = (
         {name: value for name, value in fields.items() if name in names}
-        for names in (GROUP_KNOBS, LINK_KNOBS, (*_PLATFORM_KNOBS, _EFFECTS))
+        for names in (
+            (*GROUP_KNOBS, *LEVEL_KNOBS),
+            LINK_KNOBS,
+            (*PLATFORM_KNOBS, "level_bytes", _EFFECTS),
+        )
     )
     assert platform.links is not None or not links
     plain["knobs"] = dataclasses.replace(platform.knobs, **knobs)
@@ -274,7 +293,9 @@ def _named(workload: Workload, row: int) -> str:
 def knob_names() -> list[str]:
     """What `predict_batch` varies, the knobs of single groups included."""
     of_groups = [f"{group}__{knob}" for group in GROUPS for knob in GROUP_KNOBS]
-    return [*_PLATFORM_KNOBS, *LINK_KNOBS, *GROUP_KNOBS, *of_groups, *NAMES]
+    of_levels = [f"{level}__{knob}" for level in LEVELS for knob in _OF_LEVELS]
+    own = [*of_groups, *of_levels]
+    return [*PLATFORM_KNOBS, *LINK_KNOBS, *GROUP_KNOBS, *own, *NAMES]
 
 
 def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -310,45 +331,43 @@ def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return values
 
 
-def step_seconds(program: StepProgram, table: StepTable | OpTable, platform: Platform) -> Array:
-    """Seconds of one step on one platform: pure and differentiable, for gradient searches."""
-    rows = StepTable(table) if isinstance(table, OpTable) else table
-    return makespan(program, step_durations(rows, platform)[:, None])[0]
-
-
-def _priced(table: StepTable, fixed: Platform, varied: Mapping[str, Array]) -> Array:
+def _priced(rows: StepRows, fixed: Platform, varied: Mapping[str, Array]) -> Array:
     """Durations [U, B] on a platform some of whose fields and knobs vary."""
     no_axes = jax.tree.map(lambda _: None, fixed)
     axes = _replaced(no_axes, {name: value.ndim - 1 for name, value in varied.items()})
-    return batched_step_durations(table, _replaced(fixed, varied), axes)
+
+    def durations(platform: Platform) -> Array:
+        return rows.durations(platform, varied)
+
+    return jax.vmap(durations, in_axes=(axes,), out_axes=-1)(_replaced(fixed, varied))
 
 
 def _batch_answers_impl(
-    plan: OutputPlan | None, program: StepProgram | FoldedProgram, table: StepTable,
+    asked: OutputPlan | StepWidth | None, program: StepProgram | FoldedProgram, rows: StepRows,
     fixed: Platform, varied: dict[str, Array], mesh: Mesh | None,
 ) -> Array:  # fmt: skip
-    """Seconds of the step [B], or the plan's columns [C, B]; each device does its part of B."""
+    """Seconds of the step [B], or the columns asked for [C, B]; each device does its part of B."""
 
-    def answers(
-        plan: OutputPlan | None, program: Any, table: StepTable, fixed: Platform, varied: Any
-    ) -> Array:
+    def answers(asked: Any, program: Any, rows: StepRows, fixed: Platform, varied: Any) -> Array:
         folds = isinstance(program, FoldedProgram)
 
         def of_some(some: Mapping[str, Array]) -> Array:
-            durations = _priced(table, fixed, some)
-            if plan is not None:
-                return batch_outputs(plan, program, durations)
+            durations = _priced(rows, fixed, some)
+            if isinstance(asked, StepWidth):
+                return jnp.stack(asked.ends(program, durations))
+            if asked is not None:
+                return batch_outputs(asked, program, durations)
             return makespan_of(program, durations) if folds else makespan(program, durations)
 
         # priced and evaluated block by block: durations of the whole batch would leave the cache
         return in_blocks(of_some, varied, FOLD_BLOCK if folds else None)
 
-    shared = plan, program, table, fixed
+    shared = asked, program, rows, fixed
     if mesh is None:
         return answers(*shared, varied)
     split = jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), _BATCH), varied)
     specs = (*[P()] * len(shared), split)
-    columns = P(_BATCH) if plan is None else P(None, _BATCH)
+    columns = P(_BATCH) if asked is None else P(None, _BATCH)
     # by hand, not left to the partitioner: it would cut the evaluator's blocks apart and have
     # devices talk at every step
     mapped = jax.shard_map(answers, mesh=mesh, in_specs=specs, out_specs=columns, check_vma=False)
@@ -356,22 +375,3 @@ def _batch_answers_impl(
 
 
 _batch_answers = jax.jit(_batch_answers_impl, static_argnums=5)
-
-
-def gradient(model: PerfModel, workload: Workload) -> Platform:
-    """How the seconds of a step change with each number of the machine: exact first derivatives.
-
-    They are those of the critical path as it is, by reverse-mode differentiation.
-
-    Returns:
-        A `Platform` like `model.platform()` whose every number is d seconds / d that number.
-    """
-    check_backend(model, workload)
-    table, platform = priced(model, workload)
-    return _slopes(lower(workload.graph).program, canonical(table), canonical(platform))
-
-
-# level 0: compiled in a third of the time, and what runs once a step takes milliseconds either way
-_slopes = jax.jit(
-    jax.grad(step_seconds, argnums=2), compiler_options={"xla_backend_optimization_level": 0}
-)

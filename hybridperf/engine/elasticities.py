@@ -1,27 +1,19 @@
 """Which number of a machine a step's time depends on: d log seconds / d log knob, by name.
 
 An elasticity of -0.4 means: one percent more of it makes the step 0.4 percent shorter. Names are
-those that `predict_batch` takes (`memory_bytes_per_s`, `peak_flops_scale`, a group's own knob as
-`gemm__compute_efficiency`) and `l2__level_speedup` for a memory level's. Exact on the longest path;
-the learned correction of an op stays fixed.
+those that `predict_batch` takes: `memory_bytes_per_s`, `peak_flops_scale`, a group's own knob as
+`gemm__compute_efficiency`, a memory level's as `l2__level_speedup`. They are the slopes of
+`hp.step_function`, exact on the longest path.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-
 import numpy as np
 
-from hybridperf.engine.batches import gradient
 from hybridperf.engine.prediction import Prediction
-from hybridperf.engine.workload import priced
-from hybridperf.hardware import LEVELS
+from hybridperf.engine.step_function import StepFunction, flat
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
-from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, Platform
-from hybridperf.model.step_effects import NAMES
-from hybridperf.ops import GROUPS
 
 
 def elasticities(prediction: Prediction) -> pd.DataFrame:
@@ -39,29 +31,12 @@ def elasticities(prediction: Prediction) -> pd.DataFrame:
     if not isinstance(prediction, Prediction):
         expected = "expected a prediction, what hp.predict gives"
         raise InputError(f"{expected}, got {type(prediction).__name__}")
-    _, platform = priced(prediction.model, prediction.workload)
-    slopes = gradient(prediction.model, prediction.workload)
+    step = StepFunction(prediction.model, prediction.workload)
+    values, slopes = flat(step.knobs), flat(step.slopes())
     rows = [
-        (knob, value, slope * value / prediction.time_s)
-        for (knob, value), (_, slope) in zip(_numbers(platform), _numbers(slopes), strict=True)
-        if np.isfinite(value) and slope != 0
+        (knob, float(value), float(slopes[knob]) * float(value) / prediction.time_s)
+        for knob, value in values.items()
+        if float(slopes[knob]) != 0
     ]
     frame = pd.DataFrame(rows, columns=["knob", "value", "elasticity"])
     return frame.sort_values("elasticity", key=np.abs, ascending=False, ignore_index=True)
-
-
-def _numbers(platform: Platform) -> Iterator[tuple[str, float]]:
-    """Every number of a platform (or its slopes) by name."""
-    yield "memory_bytes_per_s", float(platform.memory_bytes_per_s)
-    yield "peak_flops_scale", float(platform.peak_flops_scale)
-    for name, effect in zip(NAMES, np.asarray(platform.effects), strict=True):
-        yield name, float(effect)
-    for link in () if platform.links is None else dataclasses.fields(platform.links):
-        yield link.name, float(np.asarray(getattr(platform.links, link.name)))
-    for at, level in enumerate(LEVELS):
-        yield f"{level}__level_bytes", float(np.asarray(platform.level_bytes)[at])
-        for knob in LEVEL_KNOBS:
-            yield f"{level}__{knob}", float(np.asarray(getattr(platform.knobs, knob))[at])
-    for at, group in enumerate(GROUPS):
-        for knob in GROUP_KNOBS:
-            yield f"{group}__{knob}", float(np.asarray(getattr(platform.knobs, knob))[at])

@@ -58,7 +58,7 @@ def makespan(program: StepProgram, durations: jax.Array) -> jax.Array:
     """Seconds [B] until the last node ends, from seconds per row, `durations` [U, B].
 
     Row u of the graph is `durations[u - 1]`; row 0, always zero, is added here. Computed in the
-    dtype of `durations` and differentiable by them, in reverse mode. Compiled once per bucket and
+    dtype of `durations` and differentiable by them. Compiled once per bucket and
     shape of `durations`. A compiled function cannot refuse values: a row that the table lacks and
     negative seconds are what `check_durations` is for. A NaN in any row makes its configuration
     NaN.
@@ -197,17 +197,46 @@ def _steps_on_path(program: StepProgram, times: Timeline) -> list[tuple[int, boo
     return path[::-1]
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _last_end(program: StepProgram, durations: jax.Array) -> jax.Array:
     """End of the last step [B]."""
+    return _ends(program, durations)
+
+
+@_last_end.defjvp
+def _(given: Any, slopes: Any) -> tuple[jax.Array, jax.Array]:
+    end, times_on_path = ends_and_times(*given)
+    return end, (times_on_path * slopes[1]).sum(0)
+
+
+@jax.custom_batching.custom_vmap
+def _ends(program: StepProgram, durations: jax.Array) -> jax.Array:
     return in_blocks(
         lambda some: nan_kept(some, _forward(program, table_of(program, some))[0]), durations
     )
 
 
-def _last_end_fwd(program: StepProgram, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # Counted here, block by block, and not in the backward pass, so that the notes [S, B] need not
-    # be kept in between.
+@jax.custom_jvp
+def ends_and_times(program: StepProgram, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """End of the last step [B], and how often the longest path passes each row [U, B].
+
+    Both in one pass. How often has no slope: between two durations at which the path changes it is
+    the same.
+    """
+    return _ends_and_times(program, durations)
+
+
+@ends_and_times.defjvp
+def _(given: Any, slopes: Any) -> tuple[Any, Any]:
+    end, times_on_path = ends_and_times(*given)
+    slope = (times_on_path * slopes[1]).sum(0)
+    return (end, times_on_path), (slope, jnp.zeros_like(times_on_path))
+
+
+@jax.custom_batching.custom_vmap
+def _ends_and_times(program: StepProgram, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # counted here, block by block, and not in a backward pass, so that the notes [S, B] need not be
+    # kept in between
     def end_and_times(some: jax.Array) -> tuple[jax.Array, jax.Array]:
         table = table_of(program, some)
         end, came_from = _forward_and_places(program, table)
@@ -216,7 +245,40 @@ def _last_end_fwd(program: StepProgram, durations: jax.Array) -> tuple[jax.Array
     return in_blocks(end_and_times, durations)
 
 
-_last_end.defvjp(_last_end_fwd, lambda times_on_path, slope: (None, times_on_path * slope))
+def _joined(function: Any, size: int, batched: Any, program: Any, durations: Any) -> Any:
+    """A function [..., B] of a program and durations [U, B] where `vmap` asks for `size` of them.
+
+    Those of one program are more configurations of it: the batch stays behind the rows, where each
+    read and write is one contiguous row. Programs that differ are evaluated in turn.
+    """
+    of_program, of_durations = batched
+    if not of_durations:
+        durations = jnp.broadcast_to(durations, (size, *durations.shape))
+    if any(jax.tree.leaves(of_program)):
+        program = jax.tree.map(
+            lambda leaf, is_batched: (
+                leaf if is_batched else jnp.broadcast_to(leaf, (size, *jnp.shape(leaf)))
+            ),
+            program, of_program,
+        )  # fmt: skip
+        apart = lax.map(lambda one: function(*one), (program, durations))
+        return apart, jax.tree.map(lambda _: True, apart)
+    rows, batch = durations.shape[1:]
+    found = function(program, jnp.moveaxis(durations, 0, 1).reshape(rows, size * batch))
+    apart = jax.tree.map(
+        lambda leaf: jnp.moveaxis(leaf.reshape(*leaf.shape[:-1], size, batch), -2, 0), found
+    )
+    return apart, jax.tree.map(lambda _: True, apart)
+
+
+@_ends.def_vmap
+def _(size: int, batched: Any, program: Any, durations: Any) -> Any:
+    return _joined(_ends, size, batched, program, durations)
+
+
+@_ends_and_times.def_vmap
+def _(size: int, batched: Any, program: Any, durations: Any) -> Any:
+    return _joined(_ends_and_times, size, batched, program, durations)
 
 
 def in_blocks(function: Callable[[Any], Any], arrays: Any, most: int | None = None) -> Any:

@@ -79,6 +79,11 @@ class Batch:
         return dataclasses.replace(self, part=part)
 
     @property
+    def xp(self) -> Any:
+        """JAX where sizes are traced, else NumPy."""
+        return array_module(*vars(self.work).values())
+
+    @property
     def plain(self) -> Batch:
         """The same ops by the kernel that was measured."""
         return dataclasses.replace(self, kernel="") if self.kernel else self
@@ -125,6 +130,22 @@ def traced(part: OpRows, op: Op) -> list[Batch]:
     which = op.group_index()
     groups = (GROUPS[int(which)],) if array_module(which) is np else op.possible_groups()
     return [Batch(made, name) for name in groups]
+
+
+def different(batch: Batch, keep: np.ndarray) -> tuple[Batch, np.ndarray]:
+    """(the different ops among rows `keep` [k] of a batch, which of them each is, int [k])."""
+    part = batch.part
+    columns = [batch.size(name) for name in batch.op.dimensions()]
+    columns += [np.broadcast_to(one, (len(batch),)) for one in vars(batch.work).values()]
+    for words in part.labels.values():
+        columns.append(np.unique(words.astype(str), return_inverse=True)[1])
+    _, first, which = np.unique(
+        np.stack(columns, 1)[keep], axis=0, return_index=True, return_inverse=True
+    )
+    chosen = np.zeros(len(batch), bool)
+    chosen[keep[first]] = True
+    order = np.argsort(np.argsort(keep[first]))  # `_some` keeps the batch's order
+    return dataclasses.replace(batch, part=_some(part, chosen)), order[np.ravel(which)]
 
 
 def _columns(work: Work, rows: int) -> Work:

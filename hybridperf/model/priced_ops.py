@@ -90,7 +90,7 @@ class PricedOps:
         out = [("", "")] * self.count
         for batch, priced in self.batches:
             lookups = "lookups" if is_lookup(batch.op) else "ops"
-            known = np.isfinite(np.broadcast_to(priced.owner.outside, (len(batch),)))
+            known = np.isfinite(np.broadcast_to(np.asarray(priced.owner.outside), (len(batch),)))
             for at, measured in zip(batch.part.rows.tolist(), known.tolist(), strict=True):
                 out[at] = ("family", batch.group) if measured else ("class", lookups)
         return out

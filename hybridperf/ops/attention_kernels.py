@@ -25,7 +25,7 @@ import numpy as np
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io.namespace import Array, floats
 from hybridperf.ops.attention import PrefillAttention
-from hybridperf.ops.base import Op, OpCall
+from hybridperf.ops.base import OpCall
 
 _AMPERE, _HOPPER = "Ampere sm_80", "Hopper sm_90"
 _FLASH_2_HOPPER = 0.35
@@ -64,7 +64,7 @@ def has_law(kernel: str, group: str, device: DeviceSpec) -> bool:
     return kernel == "sdpa" and device.arch == _HOPPER and known and group in _WHOLE_SEQUENCES
 
 
-def law_seconds(op: Op, device: DeviceSpec, peak_flops_per_s: Array, xp: Any = np) -> Array:
+def law_seconds(op: Any, device: DeviceSpec, peak_flops_per_s: Array, xp: Any = np) -> Array:
     """Seconds of a forward pass by the law (`has_law`); of one without a window."""
     queries = floats(op.q_len)
     keys = floats(getattr(op, "kv_len", 0.0))

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.engine.batches import LINK_KNOBS, BatchPredictor
+from hybridperf.engine.batches import BatchPredictor
+from hybridperf.engine.step_function import LINK_KNOBS
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel

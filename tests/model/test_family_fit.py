@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.engine.batches import predict_batch, step_seconds
+import hybridperf as hp
+from hybridperf.engine.batches import predict_batch
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.lower import lower
 from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device
@@ -26,7 +26,7 @@ from hybridperf.io.documents import with_checksum
 from hybridperf.learning.prior import FamilyRows, train_family, trunk
 from hybridperf.learning.prior.form import WAVE_ROOFLINE
 from hybridperf.learning.prior.shipped import Prior
-from hybridperf.model import PerfModel, canonical, load_model
+from hybridperf.model import PerfModel, load_model
 from hybridperf.model.families import FAMILIES
 from hybridperf.model.fit.device import FitReport, fit
 from hybridperf.model.published.ops import device_rows
@@ -497,8 +497,11 @@ def test_an_op_compiled_into_another_pays_no_floor(mixed: tuple[PerfModel, FitRe
 def test_knobs_keep_their_meaning(mixed: tuple[PerfModel, FitReport]) -> None:
     model, _ = mixed
     workload, base = steps(), model.device.memory_bytes_per_s
-    times = predict_batch(model, workload, memory_bytes_per_s=base * np.array([0.5, 1, 2, 4]))
-    assert (np.diff(times) <= 0).all()
+    rates = base * np.array([0.5, 1, 2, 4])
+    held = predict_batch(model, workload, memory_bytes_per_s=rates, hold_corrections=True)
+    assert (np.diff(held) <= 0).all(), "the closed form's"
+    times = predict_batch(model, workload, memory_bytes_per_s=rates)
+    assert times[1] == pytest.approx(held[1], rel=1e-5)
     assert times[0] > times[1]
     assert times[1] == pytest.approx(predict(model, workload).time_s, rel=1e-5)
     floors = predict_batch(model, workload, floor_s=np.array([0.5, 1, 2]))
@@ -508,15 +511,10 @@ def test_knobs_keep_their_meaning(mixed: tuple[PerfModel, FitReport]) -> None:
 def test_the_gradient_is_finite_and_points_the_right_way(
     mixed: tuple[PerfModel, FitReport],
 ) -> None:
-    model, workload = mixed[0], steps()
-    program, table = lower(workload.graph).program, canonical(model.table(workload.calls))
-    # what `gradient` does, compiled whole: piece by piece it takes seconds
-    slopes = jax.jit(jax.grad(lambda platform: step_seconds(program, table, platform)))(
-        canonical(model.platform())
-    )
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
-    assert slopes.memory_bytes_per_s <= 0
-    assert slopes.peak_flops_scale < 0
+    slopes = hp.step_function(mixed[0], steps()).slopes()
+    assert np.isfinite(jax.tree.leaves(slopes)).all()
+    assert slopes["memory_bytes_per_s"] <= 0
+    assert slopes["peak_flops_scale"] < 0
 
 
 def test_a_prior_alone_is_said_of_a_step(cold: PerfModel) -> None:

@@ -8,22 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
+import hybridperf as hp
 from hybridperf.engine import batches, folding
-from hybridperf.engine.batches import BatchPredictor, gradient, predict_batch, step_seconds
+from hybridperf.engine.batches import BatchPredictor, predict_batch
 from hybridperf.engine.folding import FoldedProgram
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.lower import lower
 from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
-from hybridperf.hardware import LEVELS, load_device
+from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.io.documents import with_checksum
-from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, canonical, load_model
+from hybridperf.model import GroupReport, PerfModel, load_model
 from hybridperf.model.platform import durations
 from hybridperf.ops import GROUPS, Copy, Elementwise, Gemm, OpCall
 from hybridperf.ops.roofline import RooflineKnobs, Work
@@ -416,7 +415,11 @@ def test_groups_without_measurements_are_noted(fitted: PerfModel) -> None:
 
 
 def test_another_kind_of_device_is_refused(fitted: PerfModel) -> None:
-    for call in (predict, gradient, lambda m, w: predict_batch(m, w, memory_bytes_per_s=[1e12])):
+    for call in (
+        predict,
+        hp.step_function,
+        lambda m, w: predict_batch(m, w, memory_bytes_per_s=[1e12]),
+    ):
         with pytest.raises(InputError, match="compiled for a cpu"):
             call(fitted, chain([1], backend="cpu"))
     assert predict(fitted, chain([1], backend="gpu")).time_s > 0
@@ -549,44 +552,6 @@ def test_one_trace_for_a_grid(fitted: PerfModel, monkeypatch: pytest.MonkeyPatch
     other = dataclasses.replace(fitted, knobs=jax.tree.map(lambda x: 1.1 * x, fitted.knobs))
     predict_batch(other, chain([1, 2, 3]), memory_bytes_per_s=np.linspace(1, 2, 7) * 1e12)
     assert len(traces) == 1
-
-
-def test_gradient_against_differences(fitted: PerfModel) -> None:
-    workload = chain([1, 2, 3, 1])
-    with jax.enable_x64(True):
-        program, table = lower(workload.graph).program, canonical(fitted.table(workload.calls))
-        leaves, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, canonical(fitted.platform())))
-        slopes = jax.tree.leaves(gradient(fitted, workload))
-        total = float(step_seconds(program, table, jax.tree.unflatten(tree, leaves)))
-
-        def of(i: int, leaf: jax.Array) -> float:
-            return float(
-                step_seconds(
-                    program, table, jax.tree.unflatten(tree, [*leaves[:i], leaf, *leaves[i + 1 :]])
-                )
-            )
-
-        used = [GROUPS.index(name) for name in ("gemm", "copy", "elementwise")]
-        checked = 0
-        for i, (leaf, slope) in enumerate(zip(leaves, slopes, strict=True)):
-            places = (
-                [()]
-                if leaf.ndim == 0
-                else [
-                    (at,) for at in (used if len(leaf) == len(GROUPS) else range(len(LEVELS) - 1))
-                ]
-            )
-            for at in places:
-                step = 1e-5 * float(leaf[at])
-                if step > 0 and np.isfinite(step):
-                    difference = (of(i, leaf.at[at].add(step)) - of(i, leaf.at[at].add(-step))) / (
-                        2 * step
-                    )
-                    assert float(slope[at]) == pytest.approx(
-                        difference, rel=1e-4, abs=1e-8 * total / float(leaf[at])
-                    )
-                    checked += 1
-    assert checked >= 2 + 3 * (len(GROUP_KNOBS) - 1)
 
 
 def test_a_number_format_never_measured_is_said_and_has_no_interval(fitted: PerfModel) -> None:

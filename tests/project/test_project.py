@@ -225,7 +225,7 @@ print(*sys.modules)
 @pytest.mark.parametrize(
     "first",
     [
-        "hp.gradient",
+        "hp.step_function",
         "hp.predict_batch",
         "hp.predict",
         "import hybridperf.engine.prediction",

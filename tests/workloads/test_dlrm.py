@@ -8,7 +8,7 @@ import pytest
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traced import AllToAll
-from hybridperf.engine.batches import BatchPredictor, gradient
+from hybridperf.engine.batches import BatchPredictor
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.outputs import OUTPUTS
 from hybridperf.engine.workload import Workload
@@ -78,7 +78,7 @@ def test_links_may_be_varied_and_have_exact_slopes(model):
     steps = BatchPredictor(model, workload)(intra_bytes_per_s=[rate, rate / 10, rate])
     assert steps[0] == pytest.approx(hp.predict(model, workload).time_s, rel=1e-5)
     assert steps[1] > steps[0] == steps[2]
-    slope = float(gradient(model, workload).links.intra_bytes_per_s)
+    slope = hp.step_function(model, workload).slopes()["links"]["intra_bytes_per_s"]
     around = BatchPredictor(model, workload)(intra_bytes_per_s=[rate * 0.98, rate * 1.02])
     assert slope == pytest.approx((around[1] - around[0]) / (0.04 * rate), rel=0.05)
     assert slope < 0

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from hybridperf.engine.batches import BatchPredictor, knob_names, step_seconds, with_knobs
-from hybridperf.engine.contraction import contracted
+from hybridperf.engine.batches import BatchPredictor, knob_names
 from hybridperf.engine.lower import lower
 from hybridperf.engine.outputs import OUTPUTS, outputs_of
 from hybridperf.engine.prediction import Prediction, check_backend, predict
-from hybridperf.engine.workload import Workload, priced
+from hybridperf.engine.step_function import by_names, step_function
+from hybridperf.engine.workload import Workload
 from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
@@ -116,13 +116,12 @@ class ProgramTarget(Target):
         return same & self._as_calibrated.in_range, trust.joined([changed, always], rows), same
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        program = contracted(lower(self._workload.graph).program)
-        table, platform = priced(self._model, self._workload)
+        step = step_function(self._model, self._workload)
         mine = sorted(self.known() & set(names))
 
         def results(values: Mapping[str, Any]) -> dict[str, Any]:
-            varied = with_knobs(platform, {name: values[name] for name in mine})
-            return {"time_s": step_seconds(program, table, varied)}
+            knobs = by_names(step.knobs, {name: values[name] for name in mine})
+            return {"time_s": step(knobs)}
 
         return results
 

@@ -38,11 +38,12 @@ from pydantic import Field
 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.engine.batches import LINK_KNOBS, knob_names, with_knobs
+from hybridperf.engine.batches import knob_names, with_knobs
 from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.interval import UNKNOWN_SHARE
 from hybridperf.engine.lower import StepProgram, lower
+from hybridperf.engine.step_function import LINK_KNOBS
 from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.programs import batch_size
@@ -96,14 +97,15 @@ class StepTarget(Target):
 
     def known(self) -> set[str]:
         links = LINK_KNOBS if any(op.is_collective for op in self._ops) else ()
-        return {*knob_names(), *links}.union(*(op.names() for op in self._ops))
+        own = {*knob_names()} - {*LINK_KNOBS}
+        return (own | {*links}).union(*(op.names() for op in self._ops))
 
     def check(self, extremes: Columns, given: set[str]) -> None:
         where = f"there are {', '.join(sorted(given))}"
         for op in self._ops:
             what = f"name in the formulas of {op.name!r}:"
             check_keys(sorted(op.names()), sorted(given), what, where)
-        for name in {*knob_names(), *LINK_KNOBS} & set(extremes):
+        for name in set(knob_names()) & set(extremes):
             check_positive(name, extremes[name])
 
     def remarks(self) -> list[str]:
@@ -213,7 +215,7 @@ class StepTarget(Target):
 
     def _durations(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], Array]:
         """Seconds [U] of the ops of one point."""
-        knobs = sorted(set(knob_names()) & set(names))
+        knobs = sorted((set(knob_names()) - set(LINK_KNOBS)) & set(names))
         rates = sorted(set(LINK_KNOBS) & set(names))
         groups = alike_ops(self._ops)
         base = self._model.platform()

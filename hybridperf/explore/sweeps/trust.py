@@ -14,8 +14,10 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.engine.batches import LINK_KNOBS, knob_names
+from hybridperf.engine.batches import knob_names
+from hybridperf.engine.step_function import LINK_KNOBS
 from hybridperf.explore.sweeps.step_ops import StepOp
+from hybridperf.hardware import LEVELS
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
 
@@ -119,8 +121,12 @@ def _measured(model: PerfModel, system: CollectiveModel | None, name: str) -> fl
     """A knob of the machine that was measured; of factors, one."""
     platform = model.platform()
     if name in LINK_KNOBS:
-        return None if system is None else float(getattr(system.links(), name))
+        given = {} if system is None else vars(system.links())
+        return float(given[name]) if given else None
     if name == "memory_bytes_per_s":
         return float(platform.memory_bytes_per_s)
     group, _, knob = name.rpartition("__")
+    if group in LEVELS:
+        of = platform if knob == "level_bytes" else platform.knobs
+        return float(np.asarray(getattr(of, knob))[LEVELS.index(group)])
     return float(np.asarray(getattr(platform.knobs, knob))[GROUPS.index(group)]) if group else 1.0

@@ -108,8 +108,8 @@ def by_stand_in(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequen
         return []
     other = Machine.of(machine.model.stand_in)
     there = as_measured(other.model, batch.plain.on(other.device))
-    found = _own(there, other, xp)
-    ratio = roofline_log_s(batch, machine, xp) - roofline_log_s(there, other, xp)
+    found = _own(there, other)
+    ratio = roofline_log_s(batch, machine, xp) - roofline_log_s(there, other, batch.xp)
     own, of = machine.device, other.device
     longer = xp.maximum(ratio, np.log(slowed(own, of) / slowed(of, own)))
     source = Source(Code.STAND_IN, batch.group, of.id)
@@ -150,8 +150,8 @@ def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
         machine.alone if machine.model.stand_in is None else Machine.of(machine.model.stand_in)
     )
     if is_narrow(batch) and batch.group in measured.model.groups:
-        least = _own(batch.on(measured.device), measured.alone, xp)
-        seconds = xp.maximum(seconds, least.seconds(xp))
+        least = _own(batch.on(measured.device), measured.alone)
+        seconds = xp.maximum(seconds, least.seconds(batch.xp))
     factor = xp.log(xp.maximum(seconds, NOTHING_S)) - log_s
     report = measured.model.groups.get(batch.group)
     source = dataclasses.replace(source, only=() if report is None else report.dtypes)
@@ -196,8 +196,9 @@ def slowed(device: DeviceSpec, of: DeviceSpec) -> float:
     return max(left**_PER_POWER, 1.0)
 
 
-def _own(batch: Batch, machine: Machine, xp: Any) -> Priced:
-    """What a device's own rows say, else its datasheet."""
+def _own(batch: Batch, machine: Machine) -> Priced:
+    """What a device's own rows say, else its datasheet; traced where sizes are."""
+    xp = batch.xp
     alone, priced = machine.alone, Priced(roofline_log_s(batch, machine, xp))
     for stage in (by_knobs, by_form, by_family):
         priced = priced.after(stage(batch, alone, priced.log_s, xp))
@@ -221,11 +222,12 @@ def _share(
         return roofline_s / share + (FIXED_S * _kernels(batch, xp) if latent else 0.0), source
     other = Machine.of(found)
     there = as_measured(found, asked.plain.on(found.device))
-    measured_s = xp.exp(_own(there, other, xp).log_s)
-    bare_s = xp.exp(roofline_log_s(there, other, xp))
-    fixed_s = xp.minimum(FIXED_S * _kernels(batch, xp), xp.maximum(measured_s - bare_s, 0.0))
+    own = batch.xp  # numbers where sizes are
+    measured_s = own.exp(_own(there, other).log_s)
+    bare_s = own.exp(roofline_log_s(there, other, own))
+    fixed_s = own.minimum(FIXED_S * _kernels(batch, own), own.maximum(measured_s - bare_s, 0.0))
     slower = slowed(device, found.device) if device.arch == found.device.arch else 1.0
-    over = xp.maximum((measured_s - fixed_s) / bare_s, 1.0) * slower
+    over = own.maximum((measured_s - fixed_s) / bare_s, 1.0) * slower
     return fixed_s + roofline_s * over, Source(Code.BORROWED, batch.group, found.device.id)
 
 
@@ -240,7 +242,7 @@ def _lookups(
     )
     if found is None:
         return xp.exp(log_s), Source(Code.FORM, "lookups"), spread
-    there_s = xp.exp(_own(batch.plain.on(found.device), Machine.of(found), xp).log_s)
+    there_s = batch.xp.exp(_own(batch.plain.on(found.device), Machine.of(found)).log_s)
     slower = (
         slowed(machine.device, found.device) if machine.device.arch == found.device.arch else 1.0
     )

@@ -88,8 +88,8 @@ def rows_of(batch: Batch, adapted: Adapted, machine: Machine) -> tuple[FamilyRow
     slots = adapted.prior.population.implementations
     part, every = batch.part, np.ones(len(batch), bool)
     if batch.framework and goes_by_rows(batch.op):  # by a library's plan, measured or not
-        words = {"framework": np.full(len(batch), batch.framework, object)}
-        part = dataclasses.replace(part, labels=words)
+        library = np.full(len(batch), batch.framework, object)
+        part = dataclasses.replace(part, labels={"framework": library})
     elif batch.framework:
         usual = _usual_kernel(machine.device.arch, batch)
         for words in filter(None, (usual, {"framework": batch.framework})):

@@ -1,0 +1,356 @@
+"""A step's seconds as a pure function of the machine's numbers, for JAX.
+
+    f = hp.step_function(model, workload)
+    f(f.knobs)                                           # today's seconds: hp.predict's
+    jax.grad(f)(f.knobs)["memory_bytes_per_s"]           # seconds per byte/s
+    jax.vmap(f)({"memory_bytes_per_s": rates})           # the rest as today
+
+`f.knobs` is a dict of named numbers, `f.units` their units, and `flat` gives both by the names that
+`hp.predict_batch` and `hp.elasticities` use:
+
+    peak_flops_scale            factor on the device's peak FLOP/s of every number format
+    memory_bytes_per_s          the device's memory bandwidth
+    levels  l2: level_bytes, level_speedup, line_s, level_capacity     `l2__level_bytes`
+    groups  gemm: floor_s, compute_efficiency, memory_efficiency, ...  `gemm__floor_s`
+    links   intra_bytes_per_s, rank_bytes_per_s, node_bytes_per_s, host_link_bytes_per_s,
+            link_latency_s
+    effects launch_s, ...: what a training step adds (`StepEffects`)
+
+A step has the levels of its device, the groups of its ops, links where it has collectives, effects
+where it is a training step. How corrections move with the device's numbers stands in
+`model/alive.py`. Those of a collective are held, as they are on another system
+(`CollectiveModel.on`): a faster or quicker link makes no collective slower.
+
+The slope is that of the longest path, exact but at ties, where it is that of one of the paths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridperf.collectives.traffic import Links
+from hybridperf.engine.contraction import contracted
+from hybridperf.engine.evaluate import makespan
+from hybridperf.engine.lower import Lowered, StepProgram, lower
+from hybridperf.engine.prediction import check_backend
+from hybridperf.engine.workload import Workload, priced
+from hybridperf.hardware import LEVELS
+from hybridperf.io import InputError, unknown
+from hybridperf.io.namespace import QUICKLY_COMPILED, Array
+from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, OpTable, PerfModel, Platform, canonical
+from hybridperf.model.alive import (
+    MACHINE,
+    AliveCorrections,
+    alive_corrections,
+    in_precision,
+    no_op,
+)
+from hybridperf.model.step_effects import NAMES
+from hybridperf.model.step_table import StepTable, split, step_durations
+from hybridperf.ops import GROUPS
+
+PLATFORM_KNOBS = ("memory_bytes_per_s", "peak_flops_scale")
+LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
+_UNITS = {  # by how a name ends, the first that does
+    "_bytes_per_s": "bytes/s", "_s": "s", "level_bytes": "bytes",
+    "transcendental_flops": "flop", "": "1",
+}  # fmt: skip
+
+Knobs = Mapping[str, Any]
+"""Numbers by name, in dicts."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepRows:
+    """What the durations of a step depend on besides the platform."""
+
+    table: StepTable
+    alive: AliveCorrections | None  # None: corrections are held, or depend on no number
+
+    def durations(self, platform: Platform, varied: Collection[str] = MACHINE) -> Array:
+        """Seconds of each row [U] on a platform; `varied`: fields of `MACHINE` that may differ from
+        today's.
+        """
+        table = self.table
+        if self.alive is not None and any(name in varied for name in MACHINE):
+            shift = self.alive.log_shift(table.ops, platform, varied)
+            ops = dataclasses.replace(table.ops, correction=table.ops.correction + shift)
+            table = dataclasses.replace(table, ops=ops)
+        return step_durations(table, platform)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PreparedStep:
+    """A step on a machine in NumPy: what is made once, whatever is asked of it then."""
+
+    workload: Workload
+    lowered: Lowered
+    rows: StepRows
+    platform: Platform  # with the knobs of `groups` alone
+    groups: tuple[str, ...]  # of the step's ops, the last repeated up to a power of two
+
+    @staticmethod
+    def of(model: PerfModel, workload: Workload, hold_corrections: bool = False) -> PreparedStep:
+        """`InputError` where the machine cannot price the step."""
+        check_backend(model, workload)
+        lowered = lower(workload.graph)
+        table, platform = priced(model, workload)
+        used, group = np.unique(table.ops.group, return_inverse=True)
+        # few lengths, few compiled functions
+        used = np.pad(used, (0, (1 << (len(used) - 1).bit_length()) - len(used)), mode="edge")
+        of_used = {name: np.asarray(getattr(platform.knobs, name))[used] for name in GROUP_KNOBS}
+        knobs = dataclasses.replace(platform.knobs, **of_used)
+        platform = dataclasses.replace(platform, knobs=knobs)
+        ops = dataclasses.replace(table.ops, group=group.astype(np.int32))
+        table, alive = dataclasses.replace(table, ops=ops), None
+        if not hold_corrections:
+            calls = list(split(workload.calls)[0].values())
+            alive = alive_corrections(model, calls or [no_op()], platform)
+        names = tuple(GROUPS[int(at)] for at in used)
+        return PreparedStep(workload, lowered, StepRows(table, alive), platform, names)
+
+    def in_precision(self) -> tuple[StepRows, Platform]:
+        """Rows and platform as JAX arrays of its present precision."""
+        rows, platform = self.rows, canonical(self.platform)
+        alive = rows.alive and in_precision(rows.alive, rows.table.ops)
+        held = canonical(dataclasses.replace(rows, alive=None))
+        return dataclasses.replace(held, alive=alive), platform
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Today's numbers by name, float64."""
+        return self.named(self.platform)
+
+    def named(self, numbers: Platform) -> dict[str, Any]:
+        """Numbers of a platform of this step, or their slopes, as dicts of floats."""
+        out: dict[str, Any] = {name: float(getattr(numbers, name)) for name in PLATFORM_KNOBS}
+        out["levels"] = levels = {}
+        for at, level in enumerate(LEVELS):
+            size = float(np.asarray(self.platform.level_bytes)[at])
+            if size > 0:
+                own = {name: float(getattr(numbers.knobs, name)[at]) for name in LEVEL_KNOBS}
+                # main memory has no end
+                bytes_ = (
+                    {"level_bytes": float(numbers.level_bytes[at])} if np.isfinite(size) else {}
+                )
+                levels[level] = bytes_ | own
+        out["groups"] = {
+            group: {name: float(getattr(numbers.knobs, name)[at]) for name in GROUP_KNOBS}
+            for at, group in enumerate(dict.fromkeys(self.groups))
+        }
+        if self.rows.table.collectives is not None:
+            out["links"] = {name: float(getattr(numbers.links, name)) for name in LINK_KNOBS}
+        if self.workload.in_step is not None:
+            effects = np.asarray(numbers.effects)
+            out["effects"] = {name: float(effects[at]) for at, name in enumerate(NAMES)}
+        return out
+
+
+def platform_at(today: Platform, groups: tuple[str, ...], knobs: Knobs) -> Platform:
+    """A platform with all of a step's knobs."""
+    level_bytes, of_levels = today.level_bytes, {n: getattr(today.knobs, n) for n in LEVEL_KNOBS}
+    for level, own in knobs["levels"].items():
+        at = LEVELS.index(level)
+        for name, value in own.items():
+            if name == "level_bytes":
+                level_bytes = level_bytes.at[at].set(value)
+            else:
+                of_levels[name] = of_levels[name].at[at].set(value)
+    of_groups = {
+        name: jnp.stack([knobs["groups"][group][name] for group in groups]) for name in GROUP_KNOBS
+    }
+    changed: dict[str, Any] = {name: knobs[name] for name in PLATFORM_KNOBS}
+    if "links" in knobs:
+        assert today.links is not None
+        changed["links"] = dataclasses.replace(today.links, **knobs["links"])
+    if "effects" in knobs:
+        changed["effects"] = jnp.stack([knobs["effects"][name] for name in NAMES])
+    varied = dataclasses.replace(today.knobs, **of_levels, **of_groups)
+    return dataclasses.replace(today, level_bytes=level_bytes, knobs=varied, **changed)
+
+
+def seconds_at(
+    program: StepProgram, rows: StepRows, today: Platform, groups: tuple[str, ...], knobs: Knobs
+) -> Array:
+    """Seconds of a step at all of its knobs: what `StepFunction` calls."""
+    platform = platform_at(today, groups, knobs)
+    return makespan(program, rows.durations(platform)[:, None])[0]
+
+
+_seconds = jax.jit(seconds_at, static_argnums=3)
+
+
+def _held_seconds(
+    correction: Array, platform: Platform, program: StepProgram, rows: StepRows
+) -> Array:
+    ops = dataclasses.replace(rows.table.ops, correction=correction)
+    held = StepRows(dataclasses.replace(rows.table, ops=ops), None)
+    return makespan(program, held.durations(platform)[:, None])[0]
+
+
+# level 0: compiled in a third of the time, and what runs once a step takes milliseconds either way
+_held_slopes = jax.jit(jax.grad(_held_seconds, argnums=(0, 1)), compiler_options=QUICKLY_COMPILED)
+
+
+def step_seconds(program: StepProgram, table: StepTable | OpTable, platform: Platform) -> Array:
+    """Seconds of one step on one platform, every correction held: pure and differentiable."""
+    rows = StepTable(table) if isinstance(table, OpTable) else table
+    return makespan(program, step_durations(rows, platform)[:, None])[0]
+
+
+def step_function(
+    model: PerfModel, workload: Workload, *, hold_corrections: bool = False
+) -> StepFunction:
+    """Seconds of one step as a pure JAX function of the machine's numbers.
+
+    Args:
+        model: the machine.
+        workload: the step, any that `hp.predict` takes.
+        hold_corrections: whether what was learned of each op stays as it is on today's machine
+            where numbers of the device vary (`model/alive.py`).
+
+    Returns:
+        A function of knobs, `f(knobs) -> seconds`, with today's as `f.knobs` and their units as
+        `f.units`.
+
+    Raises:
+        InputError: when the machine cannot price the step.
+    """
+    return StepFunction(model, workload, hold_corrections=hold_corrections)
+
+
+class StepFunction:
+    """Seconds of one step by knobs; make one with `hp.step_function`.
+
+    An ordinary JAX function: `jax.jit`, `jax.grad`, `jax.vmap`, `jax.hessian` and optimisers work
+    on it. It is compiled once, and shares what is compiled with steps of the same structure.
+    """
+
+    def __init__(self, model: PerfModel, workload: Workload, *, hold_corrections: bool = False):
+        self._step = PreparedStep.of(model, workload, hold_corrections)
+        self._program = jax.device_put(contracted(self._step.lowered.program))
+        self._by_precision: dict[Any, tuple[Any, ...]] = {}
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.knobs)
+        return f"<StepFunction: seconds of {self._step.workload.name} by {names}>"
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Today's values, in JAX' present precision."""
+        return self._arrays()[2]
+
+    @property
+    def units(self) -> dict[str, Any]:
+        """Units of `knobs`, in the same places; "1" for what has none."""
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: next(u for end, u in _UNITS.items() if path[-1].key.endswith(end)),
+            self._step.knobs,
+        )
+
+    def __call__(self, knobs: Knobs) -> Array:
+        """Seconds of the step.
+
+        Args:
+            knobs: numbers as `self.knobs` has them; those left out keep today's values.
+
+        Raises:
+            InputError: when a knob is unknown or no number.
+        """
+        rows, today, usual = self._arrays()
+        whole = _completed(usual, knobs)
+        return _seconds(self._program, rows, today, self._step.groups, whole)
+
+    def slopes(self) -> dict[str, Any]:
+        """d seconds / d knob at today's values: `jax.grad(self)(self.knobs)`, sooner compiled.
+
+        Those of held corrections come from a function that steps of one structure share; what
+        corrections add is their own slope by three numbers of the machine, times that of the step
+        by each correction.
+        """
+        rows, today, _ = self._arrays()
+        held = dataclasses.replace(rows, alive=None)
+        slopes = _held_slopes(rows.table.ops.correction, today, self._program, held)
+        by_correction, platform = jax.tree.map(np.asarray, slopes)
+        if rows.alive is not None:
+            moved = self._step.rows.alive.slopes(self._step.rows.table.ops)
+            more = {name: of @ by_correction[rows.alive.at] for name, of in moved.items()}
+            level_bytes = np.array(platform.level_bytes)
+            level_bytes[LEVELS.index("l2")] += more.pop("level_bytes")
+            more = {name: getattr(platform, name) + value for name, value in more.items()}
+            platform = dataclasses.replace(platform, level_bytes=level_bytes, **more)
+        return self._step.named(platform)
+
+    def _arrays(self) -> tuple[StepRows, Platform, dict[str, Any]]:
+        """(rows, today's platform, today's knobs) in JAX' present precision."""
+        precision = jnp.result_type(float)
+        if precision not in self._by_precision:
+            with jax.ensure_compile_time_eval():
+                rows, today = self._step.in_precision()
+                knobs = jax.tree.map(lambda x: jnp.asarray(x, precision), self._step.knobs)
+            self._by_precision[precision] = rows, today, knobs
+        return self._by_precision[precision]
+
+
+def flat(knobs: Knobs) -> dict[str, Any]:
+    """Values by the names of `predict_batch`: `gemm__floor_s`, `l2__level_bytes`, `launch_s`."""
+    return dict(_flattened(knobs))
+
+
+def by_names(usual: Knobs, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Knobs with some values by the names of `flat`; a `KNOB` alone multiplies each group's."""
+    out = {name: dict(own) if isinstance(own, Mapping) else own for name, own in usual.items()}
+    out["levels"], out["groups"] = (
+        {whose: dict(own) for whose, own in usual[name].items()} for name in ("levels", "groups")
+    )
+    # a group's own value is the last word
+    for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):
+        whose, _, knob = name.rpartition("__")
+        places = [out.get(place, {}) for place in ("links", "effects")] if not whose else []
+        places += [out[place].get(whose, {}) for place in ("levels", "groups")] if whose else []
+        if not whose and knob in GROUP_KNOBS:
+            for own in out["groups"].values():
+                own[knob] = own[knob] * value
+        elif name in PLATFORM_KNOBS:
+            out[name] = value
+        for place in places:
+            if knob in place:
+                place[knob] = value
+    return out
+
+
+def _flattened(knobs: Knobs) -> Iterator[tuple[str, Any]]:
+    for name, value in knobs.items():
+        if name in ("levels", "groups"):
+            for whose, own in value.items():
+                yield from ((f"{whose}__{knob}", number) for knob, number in own.items())
+        elif name in ("links", "effects"):
+            yield from value.items()
+        else:
+            yield name, value
+
+
+def _completed(usual: Knobs, given: Knobs, where: str = "") -> dict[str, Any]:
+    """The usual numbers with those that are given; `InputError` for what is unknown."""
+    if not isinstance(given, Mapping):
+        expected = f"expected a dict of knobs{where}, some of {', '.join(usual)}"
+        raise InputError(f"{expected}; got {type(given).__name__}")
+    out = dict(usual)
+    for name, value in given.items():
+        if name not in usual:
+            raise unknown("knob", str(name), usual, f"known{where} are {', '.join(usual)}")
+        if isinstance(usual[name], Mapping):
+            out[name] = _completed(usual[name], value, f" of {name}")
+            continue
+        if np.ndim(value):
+            shape = f"got an array of shape {list(np.shape(value))}"
+            raise InputError(f"expected a number for knob {name}, {shape}; use jax.vmap")
+        out[name] = jnp.asarray(value, usual[name].dtype)
+    return out

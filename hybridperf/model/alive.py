@@ -1,0 +1,164 @@
+"""Learned corrections that move with the machine: what a price becomes where numbers of the
+datasheet are varied, as a traced function of them.
+
+A table of ops holds the correction c of each op at today's machine m0. On a varied machine m with
+group knobs k (k0 today's) an op takes
+
+    log t(k, m) = c + log t0(k, m) + shift(m)
+    shift(m)    = A(m) - A(m0) - ( log t0(k0, m) - log t0(k0, m0) )
+
+t0 is the closed form of `ops.roofline`; A is what the stages of the price say on a machine
+(`stages/`), read at the varied numbers as they would stand in a datasheet: rates in the forms of
+families, capacities in their inputs, networks and processes with them; a fused loop goes by the
+bandwidth, an op borrowed from another device by its share of the varied roofline.
+
+So a number of the machine (`MACHINE`) means what the datasheet means by it, and a group's knob what
+the closed form means: a factor t0(k, m) / t0(k0, m) on whatever prices the op. `hold` leaves the
+shift out: every op then follows the closed form in all knobs. Ops that the closed form prices have
+none.
+
+Axes: O ops of a table, n of them with a shift, R different ones of a batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Collection, Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridperf.hardware import LEVELS
+from hybridperf.io.namespace import QUICKLY_COMPILED, Array
+from hybridperf.model.batch import Batch, different
+from hybridperf.model.perf_model import PerfModel
+from hybridperf.model.platform import OpTable, Platform, canonical, durations
+from hybridperf.model.priced_ops import PricedOps
+from hybridperf.model.stages import Machine, price_batch
+from hybridperf.model.stages.step import NOTHING_S
+from hybridperf.model.stages.who import Who, who
+from hybridperf.ops import Call as StartProgram
+from hybridperf.ops import OpCall
+
+MACHINE = ("peak_flops_scale", "memory_bytes_per_s", "level_bytes")
+"""Fields of a `Platform` that corrections depend on; of the levels' bytes that of L2."""
+_L2 = LEVELS.index("l2")
+_STEP = 0.02  # of a log: single precision leaves a slope four digits
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Anchors:
+    """What prices each of n ops at the machine itself."""
+
+    model: PerfModel
+    # different ops of a kind, and which of them each op is, int [..], in the order of the n
+    batches: tuple[tuple[Batch, np.ndarray], ...]
+
+    def log_s(self, platform: Platform, xp: ModuleType) -> Any:
+        """A [n] on a platform, at today's knobs of groups."""
+        numbers = dataclasses.replace(platform, knobs=self.model.knobs)
+        machine = Machine(self.model, numbers)
+        found = [price_batch(batch, machine, xp).log_s[of] for batch, of in self.batches]
+        return xp.concatenate(found)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AliveCorrections:
+    """The shift of a table's corrections, as a pytree; see `alive_corrections`."""
+
+    at: Array  # int [n] places in the table
+    today: Platform  # m0 and k0
+    offset: Array  # [n] A(m0) - log t0(k0, m0)
+    anchors: Anchors = dataclasses.field(metadata={"static": True})
+
+    def log_shift(
+        self, ops: OpTable, platform: Platform, varied: Collection[str] = MACHINE
+    ) -> Array:
+        """What to add to the corrections of a table [O] on a platform.
+
+        `varied`: fields of it that may differ from today's, of `MACHINE`; none: no shift.
+        """
+        fields = {name: getattr(platform, name) for name in MACHINE if name in varied}
+        if not fields:
+            return jnp.zeros_like(ops.correction)
+        shift = self._over_closed(ops, dataclasses.replace(self.today, **fields), jnp) - self.offset
+        return jnp.zeros_like(ops.correction).at[self.at].set(shift)
+
+    def slopes(self, ops: OpTable) -> dict[str, np.ndarray]:
+        """d shift / d number [n] on today's machine, by name of `MACHINE`; of L2's bytes.
+
+        In single precision by differences, which have nothing to compile and are as good.
+        """
+        logs = np.zeros(len(MACHINE))
+        if jnp.result_type(float) == np.float32:
+            moved = _STEP * np.eye(len(MACHINE))
+            ends = [self._at_logs(ops, logs + side * one, np) for one in moved for side in (1, -1)]
+            by_log = (np.array(ends[::2]) - np.array(ends[1::2])) / (2 * _STEP)
+        else:
+            fresh, table = canonical((dataclasses.replace(copy.deepcopy(self), offset=0.0), ops))
+            jacobian = jax.jit(
+                jax.jacfwd(lambda logs, one, ops: one._at_logs(ops, logs, jnp)),
+                compiler_options=QUICKLY_COMPILED,
+            )
+            by_log = np.asarray(jacobian(jnp.asarray(logs), fresh, table)).T
+        today = [getattr(self.today, name) for name in MACHINE]
+        today[-1] = np.asarray(today[-1])[_L2]
+        return {
+            name: of / float(value) for name, of, value in zip(MACHINE, by_log, today, strict=True)
+        }
+
+    def _at_logs(self, ops: OpTable, logs: Array, xp: ModuleType) -> Array:
+        """A(m) - log t0(k0, m) [n] where each of `MACHINE` is exp(logs) [3] times today's."""
+        times = xp.exp(logs)
+        of_levels = xp.where(np.arange(len(LEVELS)) == _L2, times[2], 1.0)
+        scales = dict(zip(MACHINE, (times[0], times[1], of_levels), strict=True))
+        fields = {name: getattr(self.today, name) * scales[name] for name in MACHINE}
+        return self._over_closed(ops, dataclasses.replace(self.today, **fields), xp)
+
+    def _over_closed(self, ops: OpTable, platform: Platform, xp: ModuleType) -> Array:
+        """A(m) - log t0(k0, m) [n]."""
+        mine = jax.tree.map(lambda leaf: xp.asarray(leaf)[self.at], ops)
+        once = dict.fromkeys(("correction", "times"))
+        once = {"correction": xp.zeros_like(mine.correction), "times": xp.ones_like(mine.times)}
+        closed_s = durations(dataclasses.replace(mine, **once), platform, xp)
+        return self.anchors.log_s(platform, xp) - xp.log(xp.maximum(closed_s, NOTHING_S))
+
+
+def no_op() -> OpCall:
+    """What stands in the table of a step without ops."""
+    return OpCall(StartProgram("fp32", 0.0))
+
+
+def alive_corrections(
+    model: PerfModel, calls: Sequence[OpCall], platform: Platform
+) -> AliveCorrections | None:
+    """How the corrections of ops [O] move with the machine; None where none does.
+
+    Args:
+        model: the machine.
+        calls: the ops, in the order of the table that is asked about.
+        platform: today's numbers, with the knobs of the groups as that table numbers them.
+    """
+    at, batches = [], []
+    for batch, priced in PricedOps.of(model, calls).batches:
+        some = np.flatnonzero(priced.seconds() > 0)
+        if who(batch, model) not in (Who.GROUP, Who.DATASHEET) and len(some):
+            at.append(batch.part.rows[some])
+            batches.append(different(batch, some))
+    if not at:
+        return None
+    places = np.concatenate(at).astype(np.int32)
+    today = dataclasses.replace(platform, links=None, effects=None)
+    return AliveCorrections(places, today, np.zeros(len(places)), Anchors(model, tuple(batches)))
+
+
+def in_precision(alive: AliveCorrections, ops: OpTable) -> AliveCorrections:
+    """As JAX arrays of its present precision, with the offset: no shift on today's machine."""
+    offset = alive._over_closed(ops, alive.today, np)
+    # arrays that JAX has not met in another precision, see `io.namespace`
+    return canonical(dataclasses.replace(copy.deepcopy(alive), offset=offset))
