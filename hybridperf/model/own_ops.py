@@ -70,13 +70,15 @@ class OwnOps:
         )  # fmt: skip
         for name, family in self._families.items():
             at = family.at
-            table.floors[at] = 1.0  # as they are, see `kernel_floors`
+            table.floors[at] = 1.0  # as they are, see `kernel_floors` and `loops_alone`
             # a correction to the closed form as it stands here, so that knobs keep their meaning
             once = dataclasses.replace(table, times=np.ones(len(calls)))
             bare = jax.tree.map(lambda leaf, at=at: leaf[at], once)
             log_s = family.predicted.log_s
-            if name == by_prior.PRODUCTS:
-                mine = [calls[i] for i in at]
+            mine = [calls[i] for i in at]
+            if name == by_prior.ELEMENTWISE:
+                log_s = by_prior.loops_alone(model.families[name], model.device, mine, log_s)
+            elif name == by_prior.PRODUCTS:
                 log_s = by_prior.products_alone(model.families, model.device, mine, log_s)
             table.correction[at] = log_s - np.log(model.op_seconds(bare))
         return table

@@ -23,13 +23,15 @@ from hybridperf.model.families import (
     with_defaults,
     with_slots,
 )
-from hybridperf.ops import Gemm, Op, OpCall, Quantise
+from hybridperf.ops import Elementwise, Gemm, Op, OpCall, Quantise
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.rows import KERNEL_S, goes_by_rows
 from hybridperf.ops.table import OpRows, stacked
 
-LOOPS = ("elementwise", "softmax", "norm")  # families of loops over rows
+ELEMENTWISE, BY_ROWS = "elementwise", ("softmax", "norm")  # families of loops
 PRODUCTS, QUANTISE = "matmul", "quantise"
+# elements: milliseconds, far above what a launch costs, and no more than was measured
+LONG_LOOP = 2.0**27
 LEAST_PRODUCT = 0.5  # of a quantised layer: so much at least is its product
 
 
@@ -73,7 +75,7 @@ def kernel_floors(family: str, device: DeviceSpec, calls: Sequence[OpCall]) -> n
     profiler sees 2 us. Products take longer than their launch and stay as they are.
     """
     apart = np.array([call.issued_apart for call in calls], bool)
-    if family not in LOOPS or device.kind != "gpu" or not apart.any():
+    if family not in BY_ROWS or device.kind != "gpu" or not apart.any():
         return None
     return np.where(apart, KERNEL_S, np.nan)
 
@@ -119,8 +121,8 @@ def _of_framework(
     that it has there; else as one that is not named.
     """
     if framework and goes_by_rows(part.op):  # by a library's plan, measured or not
-        words = {"framework": np.full(len(part.rows), framework, object)}
-        return family_rows(dataclasses.replace(part, labels=words), keep, device)
+        told = {"framework": np.full(len(part.rows), framework, object)}
+        return family_rows(dataclasses.replace(part, labels=told), keep, device)
     if framework:
         usual = _usual_kernel(device.arch, part.op, framework, variant)
         for words in filter(None, (usual, {"framework": framework})):
@@ -167,6 +169,33 @@ def remarks(
 def known(adapted: Adapted, rows: FamilyRows) -> np.ndarray:
     """Whether each row is of an implementation that was met, here or by the prior [N]."""
     return np.isin(rows.implementation, adapted.knobs.implementations)
+
+
+def loops_alone(
+    adapted: Adapted, device: DeviceSpec, calls: Sequence[OpCall], log_s: np.ndarray
+) -> np.ndarray:
+    """Log seconds of elementwise ops [N] without the launch that tables of single ops include: on
+    the V100 of NeuSight's tables none takes less than 28 us, where a profiler sees 2 us.
+
+    Those issued apart cost the lower bound of a kernel plus what each element costs in a long loop.
+    Products take longer than their launch and stay as they are.
+    """
+    loops = {
+        at: call.op
+        for at, call in enumerate(calls)
+        if call.issued_apart and isinstance(call.op, Elementwise)
+    }
+    if not loops or device.kind != "gpu":
+        return log_s
+    apart, rows = list(loops), LONG_LOOP / 1024.0
+    long = [OpCall(dataclasses.replace(op, rows=rows, cols=1024.0)) for op in loops.values()]
+    parts = stacked(long, device)
+    _, asked, _ = members({ELEMENTWISE: adapted}, device, long, parts)[ELEMENTWISE]
+    element_s = np.exp(adapted.predict(asked).log_s) / LONG_LOOP
+    elements = np.array([float(op.rows) * float(op.cols) for op in loops.values()])
+    alone = np.array(log_s)
+    alone[apart] = np.minimum(alone[apart], np.log(KERNEL_S + element_s * elements))
+    return alone
 
 
 def products_alone(

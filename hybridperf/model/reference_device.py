@@ -364,7 +364,8 @@ def _by_own_form(
         found = reference_device(device, call.op, models)
         op = call.op if found is None else as_measured(found, call.op)
         rows = op_rows(op, device, call.framework)
-        adapted = found and found.families.get(family_of(_group(op), op.dtype) or "")
+        families: Mapping[str, Adapted] = {} if found is None else found.families
+        adapted = families.get(family_of(_group(op), op.dtype) or "")
         if adapted is None:  # or its rows were fitted by themselves
             log_s = uninformed_knobs(rows).closed(rows).total
         else:
