@@ -45,6 +45,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import Call, CallChain, CollectiveCall, Exposed, GivenSeconds
 from hybridperf.model.lookup_prior import lookup_prior
+from hybridperf.model.prior_pricing import LONG_LOOP
 from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, Reduction, columns
 from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward, lookup_calls
 from hybridperf.ops.rows import KERNEL_S
@@ -52,7 +53,6 @@ from hybridperf.validate import lin_data as lin
 from hybridperf.workloads.dlrm import DlrmConfig
 
 _BATCH = 2048  # of all recorded sequences
-_LONG_LOOP = 2.0**27  # elements: milliseconds, far above what a launch costs
 _COPY_S = 1e-6  # least that a copy takes in them
 _FAMILY_LOOPS = (  # measured on the V100
     "add", "addu", "mul", "mulu", "div", "divu", "relu", "pow", "powu", "gelu", "tanh"
@@ -127,7 +127,7 @@ class KernelPrices:
     def streaming_bytes_per_s(self) -> float:
         """What a long loop moves."""
         inputs = {"inputs": 2.0, "element_flops": 1.0, "element_transcendentals": 0.0}
-        long = Elementwise("fp32", _LONG_LOOP / 1024.0, 1024.0, **inputs)
+        long = Elementwise("fp32", LONG_LOOP / 1024.0, 1024.0, **inputs)
         return float(long.work().bytes) / self._priced(long)
 
     def _priced(self, op: Op) -> float:

@@ -276,6 +276,8 @@ def adapt(
     prior = prior if machine is None else prior.on(machine)
     if rows is None or time_s is None or len(rows) == 0:
         return _without_rows(prior)
+    if isinstance(rows, FamilyRows) and not prior.population.law:
+        rows = rows.in_waves()
     time_s = np.asarray(time_s, np.float64)
     if not (np.isfinite(time_s) & (time_s > 0)).all():
         raise ValueError("measured times must be finite and above zero")

@@ -108,12 +108,12 @@ class FamilyRows:
             return self
         return dataclasses.replace(self, form=WAVE_ROOFLINE, own_work=None)
 
-    def log_roofline_s(self) -> np.ndarray:
+    def log_roofline_s(self) -> Any:
         """[N] log of the datasheet's seconds: max(F / P, B / BW)."""
-        compute_s = floats(self.flops) / self.peak_flops_per_s
-        memory_s = floats(self.bytes) / self.memory_bytes_per_s
-        module = array_module(compute_s, memory_s)
-        seconds = module.maximum(module.maximum(compute_s, memory_s), NOTHING)
+        arithmetic_s = floats(self.flops) / self.peak_flops_per_s
+        traffic_s = floats(self.bytes) / self.memory_bytes_per_s
+        module = array_module(arithmetic_s, traffic_s)
+        seconds = module.maximum(module.maximum(arithmetic_s, traffic_s), NOTHING)
         return module.broadcast_to(module.log(seconds), (len(self),))
 
     def matrix(self) -> np.ndarray | None:

@@ -27,12 +27,15 @@ from hybridperf.model.batch import Batch
 from hybridperf.model.families import family_rows, framework_of, with_defaults, with_slots
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import Machine, Step
-from hybridperf.model.stages.who import LOOPS, Who, family_name, who
+from hybridperf.model.stages.who import Who, family_name, who
 from hybridperf.ops import Op, Quantise
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.rows import KERNEL_S, goes_by_rows
 
+ELEMENTWISE, BY_ROWS = "elementwise", ("softmax", "norm")  # families of loops
 PRODUCTS, QUANTISE = "matmul", "quantise"
+# elements: milliseconds, far above what a launch costs, and no more than was measured
+LONG_LOOP = 2.0**27
 LEAST_PRODUCT = 0.5  # of a quantised layer: so much at least is its product
 # an implementation never met counts as so far outside what was measured
 UNKNOWN_KERNEL_OCTAVES = 1.0
@@ -167,30 +170,39 @@ def _never_met(family: str, slot: str, adapted: Adapted) -> str:
 def _apart(
     batch: Batch, machine: Machine, log_s: Array, xp: Any, source: np.ndarray
 ) -> Sequence[Step]:
-    """What a product of a quantised layer takes that is issued by itself: no longer than the same
-    product in wide numbers, and without making its input narrow, which tables include.
+    """What an op takes that is issued by itself, where tables include more than its kernel.
+
+    Elementwise loops: on the V100 of NeuSight's tables none takes less than 28 us, where a profiler
+    sees 2 us. They cost the lower bound of a kernel plus what each element costs in a long loop.
+    Products of a quantised layer: no longer than the same product in wide numbers, and without
+    making their input narrow. Others take longer than their launch and stay as they are.
     """
     op: Any = batch.op
-    narrows = family_name(batch) == PRODUCTS and _narrows(op)
-    if not (batch.issued_apart and narrows and QUANTISE in machine.model.families):
+    device, family = machine.device, family_name(batch)
+    if not batch.issued_apart:
         return []
-    made = batch.of(Quantise(op.dtype, op.m, op.k, quant=op.quant), machine.device)
-    wide = batch.of(dataclasses.replace(op, quant=""), machine.device)
-    whole_s = xp.exp(log_s)
-    left_s = whole_s - _family_s(made, QUANTISE, machine)
-    left_s = xp.maximum(left_s, LEAST_PRODUCT * whole_s)
-    apart = xp.log(xp.minimum(left_s, _family_s(wide, PRODUCTS, machine)))
-    return [Step("apart", apart - log_s, source)]
+    if family == ELEMENTWISE and hasattr(op, "rows") and device.kind == "gpu":
+        cols = np.full(len(batch), 1024.0)
+        long = batch.of(dataclasses.replace(op, rows=LONG_LOOP / cols, cols=cols), device)
+        element_s = _family_s(long, family, machine) / LONG_LOOP
+        apart = xp.log(KERNEL_S + element_s * batch.size("rows") * batch.size("cols"))
+        return [Step("apart", xp.minimum(apart - log_s, 0.0), source)]
+    if family == PRODUCTS and _narrows(op) and QUANTISE in machine.model.families:
+        made = batch.of(Quantise(op.dtype, op.m, op.k, quant=op.quant), device)
+        wide = batch.of(dataclasses.replace(op, quant=""), device)
+        whole_s = xp.exp(log_s)
+        left_s = whole_s - _family_s(made, QUANTISE, machine)
+        left_s = xp.maximum(left_s, LEAST_PRODUCT * whole_s)
+        apart = xp.log(xp.minimum(left_s, _family_s(wide, PRODUCTS, machine)))
+        return [Step("apart", apart - log_s, source)]
+    return []
 
 
 def kernel_floors(batch: Batch, device: DeviceSpec) -> np.ndarray | None:
-    """[R] what ops take at least without the launch that tables of single ops include, of loops
-    issued apart; None of others.
-
-    Only loops show it: on the V100 of NeuSight's tables none takes less than 28 us, where a
-    profiler sees 2 us. Products take longer than their launch and stay as they are.
+    """[R] what ops take at least without the launch that tables of single ops include, of norms and
+    softmax issued apart; None of others.
     """
-    if not batch.issued_apart or family_name(batch) not in LOOPS or device.kind != "gpu":
+    if not batch.issued_apart or family_name(batch) not in BY_ROWS or device.kind != "gpu":
         return None
     return np.full(len(batch), KERNEL_S)
 

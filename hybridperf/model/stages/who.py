@@ -25,7 +25,6 @@ from hybridperf.model.families import family_of
 from hybridperf.ops import FUSED, Op
 from hybridperf.ops.images import GpuFacts
 
-LOOPS = ("elementwise", "softmax", "norm")  # families of loops over rows
 # kinds of ops that have a closed form of their own
 FORMS = (
     "convolution", "image_norm", "image_pool", "gemm", "batched_gemm", "prefill_attention",
