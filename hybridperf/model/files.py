@@ -234,4 +234,5 @@ def _device(saved: Mapping[str, Any]) -> DeviceSpec:
     """The device as it was saved; facts that the file's version did not have are today's."""
     if device_id(str(saved["id"])) != saved["id"]:
         return DeviceSpec(**saved)
-    return DeviceSpec(**{**load_device(saved["id"]).model_dump(), **saved})
+    newer = {name for name, one in DeviceSpec.model_fields.items() if not one.is_required()}
+    return DeviceSpec(**{**load_device(saved["id"]).model_dump(include=newer), **saved})

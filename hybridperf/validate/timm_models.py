@@ -46,6 +46,10 @@ CHOSEN, JUDGED = "chosen on", "left out"
 GOALS = {"infer": 0.10, "train": 0.08}  # of medians
 _QUICK = 3  # architectures of each half
 _BY = (["task", "gpu", "memory_format", "torch"], ["task", "family", "memory_format"])
+_SHOWN = [
+    "half", "family", "arch", *_BY[0], "batch_per_gpu", "input", "step_time_s", "predicted_s",
+    "low_s", "high_s", "roofline_s", "constant_s",
+]  # fmt: skip
 _COLUMNS = Columns("step_time_s", baselines={"roofline x constant": "constant_s"})
 _READS_NUMBERS = ("regnet",)  # while they are made: with weights
 # kinds of architecture by what their names begin with; all others are convolutional
@@ -123,7 +127,7 @@ def found(data: Path, quick: bool, say: Callable[[str], None] = print) -> Found:
             lines.append(_COLUMNS.line(f"{title}: median", some, goal, measure="median"))
             lines.append(_COLUMNS.line(title, some))
     left = frame[frame["half"] == JUDGED]
-    tables = {"timm": frame}
+    tables = {"timm": frame[_SHOWN]}
     for by in _BY:
         tables[f"timm_by_{by[1]}"] = left.groupby(by).apply(_summary).reset_index()
     return Found("", tables, lines, "steps")
@@ -160,12 +164,11 @@ def _summary(rows: pd.DataFrame) -> pd.Series:
     """Of some rows, as people read them."""
     of = _COLUMNS.scores(rows)
     shares = {
-        "median": of.median, "mean": of.mape, "inside": of.coverage, "half-width": of.half_width,
+        "median": of.median, "mape": of.mape, "inside": of.coverage, "half_width": of.half_width,
         "constant": of.medians["roofline x constant"],
     }  # fmt: skip
-    percent = {name: round(100 * value, 1) for name, value in shares.items()}
     middle = (rows["predicted_s"] / rows["step_time_s"]).median()
-    return pd.Series({"rows": float(len(rows)), **percent, "ratio": round(float(middle), 3)})
+    return pd.Series({"rows": float(len(rows)), **shares, "ratio": round(float(middle), 3)})
 
 
 def captured(arch: str, task: str, layout: str, batch: int, side: int, fused: bool) -> Captured:

@@ -106,15 +106,17 @@ def on_images(call: TorchCall, calls: tuple[OpCall, ...]) -> tuple[OpCall, ...]:
         step = "bwd" if backward else "eval" if known else "train"
         planes = float(not channels_last(x))
         pixels = float(math.prod(x.shape[2:]))
-        return (OpCall(ImageNorm(x.dtype, *map(float, x.shape[:2]), pixels, planes, step)),)
+        batch, channels = float(x.shape[0]), float(x.shape[1])
+        return (OpCall(ImageNorm(x.dtype, batch, channels, pixels, planes, step)),)
     pooled = calls[0].op
     if kind not in NAMES["rules"]["pool"] or not isinstance(pooled, Fused):
         return calls
     other = call.made if not backward else call.single(0)[0]
-    sizes = (x.elements, other.elements) if backward else (other.elements, x.elements)
+    made, read = (x, other) if backward else (other, x)
+    n, taken = float(made.elements), float(read.elements)
     marks = float(other.elements) if _MARKED.search(kind) else 0.0
     window = float(pooled.summed) or 1.0
-    return (OpCall(ImagePool(x.dtype, *map(float, sizes), window, marks, float(backward))),)
+    return (OpCall(ImagePool(x.dtype, n, taken, window, marks, float(backward))),)
 
 
 _MARKED = re.compile("indices|adaptive_max")  # maxima, which remember where they were found

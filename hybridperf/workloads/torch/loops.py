@@ -204,6 +204,8 @@ def norm(call: TorchCall) -> Ops:
         needs(len(x.shape) > 1)
         if backward:
             return loop(x, 2 * x.bytes, _BATCH_NORM_BACKWARD_FLOPS, 0)
+        if call.value(5) is False:  # known statistics: a product and a sum
+            return loop(x, x.bytes, 2, 0)
         return in_rows(ops.Norm, x, x.shape[1])
     if "group_norm" in kind:
         if backward:
