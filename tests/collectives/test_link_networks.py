@@ -15,21 +15,22 @@ from hybridperf.hardware import load_system
 from hybridperf.learning.prior import train_family
 from hybridperf.learning.prior.trunk import TrainingRecipe
 
-SYSTEMS = ("aic_h100_sxm", "aic_a100_sxm", "aic_l40s", "8x_a100_pcie")
+# two of a kind, so that one tells of the other
+SYSTEMS = {"one": "aic_h100_sxm", "two": "aic_h100_sxm", "three": "aic_l40s", "four": "aic_l40s"}
 SHORT = TrainingRecipe(steps=150, batch=128)
 
 
 def measured(of_pcie: float) -> dict[str, tuple[CollectiveRows, np.ndarray]]:
     """The closed form, on PCIe with a wave over size that it does not know."""
     found = {}
-    for name in SYSTEMS:
-        frame = pd.DataFrame({"bytes": 2.0 ** np.tile(np.arange(8, 32, 0.25), 2)}).assign(
+    for at, (name, system) in enumerate(SYSTEMS.items()):
+        frame = pd.DataFrame({"bytes": 2.0 ** np.tile(np.arange(8, 32, 0.25) + at / 9, 2)}).assign(
             collective="all_reduce", n_gpus=np.repeat([4, 8], 96), n_nodes=1, lib="nccl"
         )
-        rows = collective_rows(checked(frame)[0], load_system(name))
-        wave = of_pcie * np.sin(np.log2(frame["bytes"]) / 2) * ("l40s" in name or "pcie" in name)
+        rows = collective_rows(checked(frame)[0], load_system(system))
+        wave = of_pcie * np.sin(np.log2(frame["bytes"]) / 2) * (system == "aic_l40s")
         time_s = np.exp(ALPHA_BETA.log_s(ALPHA_BETA.start, rows.work()) + wave.to_numpy())
-        found[name] = priced_rows(frame.assign(time_s=time_s), load_system(name))
+        found[name] = priced_rows(frame.assign(time_s=time_s), load_system(system))
     return found
 
 
@@ -49,11 +50,11 @@ def test_a_link_earns_a_network_where_others_on_it_err_alike(
     assert ("pcie" in getattr(found, "links", {})) == is_on
     if is_on:
         assert type(found) is LinkedPrior
-        rows = systems["aic_l40s"][0]
+        rows = systems["three"][0]
         closed = prior.population.typical().closed(rows)
         moved = found.trunk(rows, closed)[1] - prior.trunk(rows, closed)[1]
         assert np.abs(moved).mean() > 0.1
-        nvlink = systems["aic_h100_sxm"][0]
+        nvlink = systems["one"][0]
         still = found.trunk(nvlink, prior.population.typical().closed(nvlink))[1]
         if not on["nvlink"]:
             common = prior.trunk(nvlink, prior.population.typical().closed(nvlink))[1]
