@@ -33,14 +33,7 @@ def by_link(
     prior: FamilyPrior, systems: Mapping[str, tuple[CollectiveRows, np.ndarray]]
 ) -> dict[str, float]:
     """Half-widths by link, from the rows and seconds [N] of each of a prior's systems."""
-    usual, errors = prior.population, dict[str, list[np.ndarray]]()
-    known = {
-        name: ImplementationKnobs(
-            tuple(np.array(usual.implementations)[there]), own[there], own[there].mean(0)
-        )
-        for name, own in zip(usual.devices, usual.own, strict=True)
-        for there in [np.isfinite(own[:, 0])]
-    }
+    known, errors = own_knobs(prior), dict[str, list[np.ndarray]]()
     if len(known) < 2:
         return {}
     random = np.random.default_rng(0)
@@ -54,6 +47,18 @@ def by_link(
         for link in np.unique(links):
             errors.setdefault(str(link), []).append(off[links == link])
     return {link: held(off) for link, off in errors.items()}
+
+
+def own_knobs(prior: FamilyPrior) -> dict[str, ImplementationKnobs]:
+    """Knobs of each of a prior's systems."""
+    usual = prior.population
+    return {
+        name: ImplementationKnobs(
+            tuple(np.array(usual.implementations)[there]), own[there], own[there].mean(0)
+        )
+        for name, own in zip(usual.devices, usual.own, strict=True)
+        for there in [np.isfinite(own[:, 0])]
+    }
 
 
 def held(errors: Sequence[np.ndarray]) -> float:

@@ -16,11 +16,11 @@ import pandas as pd
 import pytest
 import scipy
 
-from hybridperf.collectives import curves, fit, network
+from hybridperf.collectives import fit, network
 from hybridperf.collectives.fit import fit_collectives, references_of, train_prior
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.model import CollectiveModel, load_collectives
-from hybridperf.collectives.price import collective_seconds
+from hybridperf.collectives.price import LOG2_BYTES, collective_seconds, never_falling
 from hybridperf.collectives.rows import checked, collective_rows, implementations
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError
@@ -508,7 +508,7 @@ def test_more_bytes_never_take_less_and_nothing_jumps(
 
 
 def test_beyond_the_last_size_there_is_bandwidth(many: CollectiveModel) -> None:
-    last = 2.0 ** curves.LOG2_BYTES[-1]
+    last = 2.0 ** LOG2_BYTES[-1]
     said = many.predict(of_one_kind("all_reduce", last * np.array([1, 2, 4])))[
         "predicted_s"
     ].to_numpy()
@@ -677,7 +677,7 @@ def test_share_of_a_line_rate_by_kind_of_network(nic, share) -> None:
 def test_a_curve_that_falls_is_pooled_as_by_isotonic_regression() -> None:
     rng = np.random.default_rng(0)
     for scale in (0.0, 0.1, 3.0):
-        curve = np.linspace(-12, 0, len(curves.LOG2_BYTES)) + rng.normal(0, scale, 164)
-        found = curves._never_falling(curve)
+        curve = np.linspace(-12, 0, len(LOG2_BYTES)) + rng.normal(0, scale, 164)
+        found = never_falling(curve)
         np.testing.assert_allclose(found, scipy.optimize.isotonic_regression(curve).x, rtol=1e-12)
         assert (np.diff(found) >= 0).all()

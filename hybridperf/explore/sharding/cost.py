@@ -10,7 +10,7 @@ learned beyond it of a table's lookup multiplies its parts. The floor is paid on
 
 Rank r sends the pooled rows of its tables for every other rank's share of the batch, s_r = sum_t
 dim_t x bytes x batch / R to each of them, and gets their gradients back the same way. In the words
-of `collectives/unequal.py` what the busiest link carries is then
+of `collectives/traced.py` what the busiest link carries is then
 
     inside = (g - 1) max_r s_r,   across = (n - g) max_node sum_r s_r        (nobody receives more
                                   than the busiest sends)

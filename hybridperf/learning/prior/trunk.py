@@ -39,11 +39,9 @@ _BATCH = 1024
 _DECAY = 1e-4
 
 
-_net = functools.partial(network, _WIDTH, BOUND, None)
-
-
 def _output(params: Any, x: jax.Array) -> jax.Array:
-    return jnp.asarray(_net().apply({"params": params}, x))
+    net = network(params["first"]["bias"].shape[-1], BOUND, None)
+    return jnp.asarray(net.apply({"params": params}, x))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +110,7 @@ class TrainingRecipe:
     learning_rate: float = 3e-3
     batch: int = _BATCH
     anchor: float = 0.0  # pull of weights towards where they started
+    width: int = _WIDTH
 
 
 def train(
@@ -143,16 +142,16 @@ def train(
         device = random.choice(np.flatnonzero(sees), rows.shape)
         rows[:] = first[device] + random.integers(0, counts[device])
     if start is None:
-        start = untrained(x.shape[1], len(member_devices), seed)
+        start = untrained(x.shape[1], len(member_devices), seed, recipe.width)
     if not recipe.steps:
         return start
     return jax.tree.map(np.asarray, _train(start, x, target, drawn, recipe))
 
 
-def untrained(inputs: int, members: int, seed: int = 0) -> Any:
+def untrained(inputs: int, members: int, seed: int = 0, width: int = _WIDTH) -> Any:
     """Weights of networks that say nothing yet."""
-    keys = jax.random.split(jax.random.key(seed), members)
-    params = jax.vmap(lambda key: _net().init(key, jnp.zeros((1, inputs)))["params"])(keys)
+    keys, net = jax.random.split(jax.random.key(seed), members), network(width, BOUND, None)
+    params = jax.vmap(lambda key: net.init(key, jnp.zeros((1, inputs)))["params"])(keys)
     return jax.tree.map(np.asarray, params)
 
 
