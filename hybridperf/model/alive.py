@@ -323,12 +323,12 @@ def _read_on_each(
 
 def _with_twice(device: DeviceSpec, name: str) -> DeviceSpec:
     peaks = {dtype: _TWICE * rate for dtype, rate in device.peak_flops_per_s.items()}
-    change: dict[str, Any] = {
+    changes: dict[str, dict[str, Any]] = {
         "peak_flops_scale": {"peak_flops_per_s": peaks},
         "memory_bytes_per_s": {"memory_bytes_per_s": _TWICE * device.memory_bytes_per_s},
         "level_bytes": {"l2_bytes": _TWICE * (device.l2_bytes or 0.0)},
-    }[name]
-    return device.model_copy(update=change)
+    }
+    return device.model_copy(update=changes[name])
 
 
 def _term(adapted: Adapted, biased: bool, on: Sequence[FamilyRows]) -> FamilyTerm:
