@@ -43,7 +43,7 @@ from hybridperf.engine.workload import Workload, priced
 from hybridperf.hardware import LEVELS
 from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import QUICKLY_COMPILED, Array
-from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, OpTable, PerfModel, Platform, canonical
+from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel, Platform, canonical
 from hybridperf.model.alive import (
     MACHINE,
     AliveCorrections,
@@ -199,12 +199,6 @@ def _held_seconds(
 _held_slopes = jax.jit(jax.grad(_held_seconds, argnums=(0, 1)), compiler_options=QUICKLY_COMPILED)
 
 
-def step_seconds(program: StepProgram, table: StepTable | OpTable, platform: Platform) -> Array:
-    """Seconds of one step on one platform, every correction held: pure and differentiable."""
-    rows = StepTable(table) if isinstance(table, OpTable) else table
-    return makespan(program, step_durations(rows, platform)[:, None])[0]
-
-
 def step_function(
     model: PerfModel, workload: Workload, *, hold_corrections: bool = False
 ) -> StepFunction:
@@ -279,8 +273,9 @@ class StepFunction:
         held = dataclasses.replace(rows, alive=None)
         slopes = _held_slopes(rows.table.ops.correction, today, self._program, held)
         by_correction, platform = jax.tree.map(np.asarray, slopes)
-        if rows.alive is not None:
-            moved = self._step.rows.alive.slopes(self._step.rows.table.ops)
+        alive = self._step.rows.alive
+        if alive is not None and rows.alive is not None:
+            moved = alive.slopes(self._step.rows.table.ops)
             more = {name: of @ by_correction[rows.alive.at] for name, of in moved.items()}
             level_bytes = np.array(platform.level_bytes)
             level_bytes[LEVELS.index("l2")] += more.pop("level_bytes")

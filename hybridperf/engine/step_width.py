@@ -34,7 +34,6 @@ from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import kind_of
 from hybridperf.model.price import price
-from hybridperf.model.step_table import StepTable
 
 
 @jax.tree_util.register_dataclass
@@ -43,7 +42,8 @@ class StepWidth:
     """What widens a step."""
 
     deviation: Array  # [C, U] of the log of seconds, 0 for rows of other components
-    table: StepTable  # whose rows are made of others
+    parts: Array  # [P, 3] and [E, 3], as `StepTable` has them: rows made of others; or None
+    exposed: Array
     per_width: Array  # [2] log half-widths of today's interval over today's width
 
     columns = ("time_s", "low_s", "high_s")
@@ -62,8 +62,8 @@ class StepWidth:
         kind = np.array([kind_of(call) for call in calls])
         kinds = np.unique(kind)
         deviation = np.where(kind == kinds[:, None], spread, 0.0)
-        table = dataclasses.replace(step.rows.table, ops=None)
-        unit = StepWidth(deviation, table, np.ones(2))
+        table = step.rows.table
+        unit = StepWidth(deviation, table.parts, table.exposed, np.ones(2))
         durations = jnp.asarray(found.op_s, jnp.result_type(float))[:, None]
         width = float(unit.width(step.lowered.program, durations)[1][0])
         if width == 0 or found.time_s == 0:
@@ -74,12 +74,12 @@ class StepWidth:
     def width(self, program: StepProgram, durations: Array) -> tuple[Array, Array]:
         """(seconds [B], width [B]) of the step at durations [U, B]."""
         end, times = ends_and_times(program, durations)
-        if self.table.parts is not None:
-            chain, part, often = self.table.parts.T
+        if self.parts is not None:
+            chain, part, often = self.parts.T
             times = times.at[part].add(times[chain] * often[:, None])
             times = times.at[chain].set(0.0)
-        if self.table.exposed is not None:
-            row, message, _ = self.table.exposed.T
+        if self.exposed is not None:
+            row, message, _ = self.exposed.T
             times = times.at[message].add(times[row]).at[row].set(0.0)
         share = times * durations / jnp.where(end > 0, end, 1.0)
         each = jnp.asarray(self.deviation, durations.dtype) @ share
