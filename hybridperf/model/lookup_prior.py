@@ -140,9 +140,12 @@ def lookup_prior() -> LookupPrior:
     return LookupPrior.of()
 
 
+LOOKUPS = (EmbeddingBag, EmbeddingBagBackward)
+
+
 def is_lookup(op: Op) -> bool:
     """Whether an op is an embedding bag, forward or backward."""
-    return isinstance(op, EmbeddingBag | EmbeddingBagBackward)
+    return isinstance(op, LOOKUPS)
 
 
 def _log_seconds(device: DeviceSpec, ops: Sequence[Op], theta: np.ndarray) -> np.ndarray:

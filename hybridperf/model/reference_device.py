@@ -44,7 +44,7 @@ from hybridperf.learning.prior import Adapted, uninformed_knobs
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.families import family_of, gpu_of, op_rows, references_of
 from hybridperf.model.group_report import GroupReport
-from hybridperf.model.lookup_prior import is_lookup, lookup_prior
+from hybridperf.model.lookup_prior import LOOKUPS, is_lookup, lookup_prior
 from hybridperf.model.platform import OpTable
 from hybridperf.ops import (
     FUSED,
@@ -244,7 +244,7 @@ def spread_of_rows(calls: Sequence[OpCall], believed: np.ndarray) -> np.ndarray:
     spread = np.array(believed)
     for at in np.flatnonzero(np.isfinite(spread)).tolist():
         op = calls[at].op
-        if not is_lookup(op):
+        if type(op) not in LOOKUPS:
             least = ROW_WIDTH if op.unit == "matrix" else LOOPS_ROW_WIDTH
             spread[at] = max(spread[at], GATHERS_WIDTH if op.gathered() is not None else least)
     return spread
