@@ -10,15 +10,18 @@ Axes: U rows, K effects, B = 3 blocks.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
 from hybridperf.engine.evaluate import CriticalPath
 from hybridperf.engine.graph import Graph
+from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.adapted_steps import BLOCKS, Adapted, logs_of
 from hybridperf.model.calls import BLOCK_LOGS, InStep
+from hybridperf.model.group_report import GroupReport
 from hybridperf.model.price import Prices
 from hybridperf.model.step_effects import NAMES, in_step_s
 from hybridperf.model.step_table import unchained
@@ -100,9 +103,13 @@ def by_others(prices: Prices) -> np.ndarray:
     return np.isinf(prices.outside) & np.isfinite(prices.spread)
 
 
-def of_effects(model: PerfModel, in_step: InStep | None) -> Unmeasured | None:
-    """What was not measured of a step whose effects say how sure it is; None where calls do."""
-    if in_step is None or not (model.measured.groups or model.references is not None):
+def of_effects(
+    model: PerfModel, in_step: InStep | None, reports: Mapping[str, GroupReport]
+) -> Unmeasured | None:
+    """What was not measured of a step whose effects say how sure it is; None where calls do.
+    `reports`: on groups of ops that count as its machine's.
+    """
+    if in_step is None or not (reports or model.references is not None):
         return None
     return unmeasured(model, in_step.probes)
 
@@ -128,26 +135,34 @@ def step_deviation(
 
 
 def step_ends(
-    model: PerfModel, in_step: InStep | None, time_s: float, deviation: float
-) -> tuple[float, float]:
-    """Low and high seconds of a step that takes `time_s`, by the deviation of their log."""
+    device: DeviceSpec, adapted: Adapted, in_step: InStep | None, own_rows: bool, time_s: float,
+    deviation: float,
+) -> tuple[float, float]:  # fmt: skip
+    """Low and high seconds of a step.
+
+    Args:
+        device: that it runs on.
+        adapted: its step effects.
+        in_step: what is known of it.
+        own_rows: whether these were fitted to rows of its own framework and architecture.
+        time_s: predicted.
+        deviation: of its log.
+    """
     longer, least_s, middle_s = np.zeros(1), 0.0, np.array([time_s])
     if in_step is not None:
-        adapted = model.adapted(in_step.framework)
-        own_rows = not model.steps_note(in_step.framework)
         longer = longer_than_said(
             UNNAMED * (in_step.assumed and not own_rows), in_step.stall_chance,
             adapted.effects.stall_s * in_step.stalls, middle_s, deviation,
         )  # fmt: skip
-        peaks = [peak for one in in_step.formats if (peak := _peak(model, one))]
+        peaks = [peak for one in in_step.formats if (peak := _peak(device, one))]
         least_s = in_step.least_flops / max(peaks) if peaks else 0.0
     low_s, high_s = ends(middle_s, np.array([deviation]), longer, least_s)
     return float(low_s[0]), float(high_s[0])
 
 
-def _peak(model: PerfModel, dtype: str) -> float:
+def _peak(device: DeviceSpec, dtype: str) -> float:
     """FLOP/s of products in a number format; 0 where the device has none."""
     try:
-        return model.device.peak(dtype, "matrix")
+        return device.peak(dtype, "matrix")
     except InputError:
         return 0.0

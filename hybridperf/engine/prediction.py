@@ -167,7 +167,8 @@ def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
     roofline_s = timeline(lowered, op_roofline_s).end_s.max()
     time_s = float(times.end_s.max())
     reports = model.measured.groups
-    missing, uncertain = of_effects(model, in_step), unsure(prices)
+    missing, uncertain = of_effects(model, in_step, reports), unsure(prices)
+    whose = "" if in_step is None else model.steps_note(in_step.framework)
     times_run = workload.times_run()
     run_s = times_run * op_s
     unknown = 0.0
@@ -179,13 +180,12 @@ def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
         on_path = times_on_path(workload.graph, path, len(calls))
         slopes = step_slopes(prices, adapted, in_step, op_s, on_path, time_s)
         deviation = step_deviation(slopes, prices.components, adapted, in_step, missing)
-        interval = step_ends(model, in_step, time_s, deviation)
+        interval = step_ends(model.device, adapted, in_step, not whose, time_s, deviation)
     inside = prices.in_range
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
     notes = _notes(model, reports, parts, prices, group, run_s, workload)
-    if in_step is not None:
-        notes += filter(None, [model.steps_note(in_step.framework)])
+    notes += filter(None, [whose])
     if missing is not None:
         notes += missing.notes
     notes += _below_roofline(model, workload, parts[0], op_s, op_roofline_s)

@@ -117,10 +117,13 @@ class UnlikeStep:
             variance += step_deviation(
                 slopes, components, of.adapted, of.workload.in_step, of.missing
             ) ** 2  # fmt: skip
-        ends = [
-            step_ends(of.model, of.workload.in_step, self.time_s, float(np.sqrt(variance)))
-            for of, _ in on_path.values()
-        ]  # fmt: skip
+        deviation, ends = float(np.sqrt(variance)), []
+        for of, _ in on_path.values():
+            in_step = of.workload.in_step
+            own_rows = in_step is not None and not of.model.steps_note(in_step.framework)
+            ends.append(
+                step_ends(of.model.device, of.adapted, in_step, own_rows, self.time_s, deviation)
+            )
         return max(low_s for low_s, _ in ends), max(high_s for _, high_s in ends)
 
     @functools.cached_property
@@ -250,7 +253,14 @@ class _Priced:
         prices = price(model, workload.calls, in_step)
         adapted = model.adapted("" if in_step is None else in_step.framework)
         row_s = in_step_seconds(prices.table, prices.seconds, vector(adapted.effects))
-        return _Priced(model, workload, prices, adapted, row_s, of_effects(model, in_step))
+        return _Priced(
+            model,
+            workload,
+            prices,
+            adapted,
+            row_s,
+            of_effects(model, in_step, model.measured.groups),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -207,9 +207,10 @@ class _Times:
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
             # rows of its own tell how fast a framework is, whatever its name
             assumed = [whose != group and not batch.rows[at].question.named for at in here]
+            stalled_s = chanced_s(f, adapted.effects) if np.any(f.stall_chance) else 0.0
             found.longer[here] = longer_than_said(
-                UNNAMED * np.array(assumed), f.stall_chance, chanced_s(f, adapted.effects),
-                np.exp(one.log_s), one.deviation,
+                UNNAMED * np.array(assumed), f.stall_chance, stalled_s, np.exp(one.log_s),
+                one.deviation,
             )  # fmt: skip
             found.remarks[here] = _remarks(known.note_of(group), adapted if whose else None, cells)
             steps = step_seconds(f, effects_of(adapted.theta), *one.logs)
