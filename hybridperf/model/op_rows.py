@@ -13,7 +13,7 @@ import numpy as np
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.learning.residual import inputs_of
+from hybridperf.learning.inputs import inputs_of
 from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.families import by_family, family_rows, with_defaults
 from hybridperf.model.group_report import WIDE, below_roofline, narrowed_by, widened

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.learning.inputs import Inputs, concatenate, inputs_of
 from hybridperf.learning.prior import FamilyRows, Predicted
 from hybridperf.learning.prior.adapted import LEAST_CALIBRATING
-from hybridperf.learning.residual import Inputs, concatenate, inputs_of
 from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.group_report import GroupReport, widening
 from hybridperf.model.platform import OpTable

@@ -37,7 +37,8 @@ from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array
-from hybridperf.learning.residual import inputs_of, log_correction
+from hybridperf.learning.inputs import inputs_of
+from hybridperf.learning.prior.alone import log_correction
 from hybridperf.model import OpTable, PerfModel, Platform, durations
 from hybridperf.model.families import family_of, family_rows, with_defaults
 from hybridperf.model.prior_pricing import predicted

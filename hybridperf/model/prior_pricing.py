@@ -12,10 +12,10 @@ import numpy as np
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import closest, shipped_toml
 from hybridperf.io.namespace import array_module, put
+from hybridperf.learning.inputs import Inputs
 from hybridperf.learning.prior import Adapted, FamilyRows, Predicted
 from hybridperf.learning.prior import concatenate as join_rows
 from hybridperf.learning.prior.implementation import OpImplementation
-from hybridperf.learning.residual import Inputs
 from hybridperf.model.families import (
     by_family,
     family_rows,
