@@ -202,11 +202,11 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         if not np.isfinite([*lowest.values(), *highest.values(), *errors, half_width or 0.0]).all():
             raise ValueError(f"the entry of {group} holds a number that is not finite")
         if residual is not None:
-            weights = under(stored, f"{group}/")
+            learned = under(stored, f"{group}/")
             if document["schema_version"] <= _SHARES:
-                residual = read_version_5(Box.between(lowest, highest), residual, weights)
+                residual = read_version_5(Box.between(lowest, highest), residual, learned)
             else:
-                residual = Adapted.read(weights, residual)
+                residual = Adapted.read(learned, residual)
         reports[group] = GroupReport(
             rows=int(entry["rows"]), half_width=half_width, lowest=lowest, highest=highest,
             dtypes=tuple(entry["dtypes"]), errors=errors, residual=residual,

@@ -657,7 +657,7 @@ def test_a_model_of_version_5_predicts_as_it_did() -> None:
     bare = without_corrections(model).predict_ops(was.drop(columns=["predicted_s"]))
     assert np.abs(np.log(was["predicted_s"] / bare["predicted_s"])).max() > 0.1
     for name in ("predicted_s", "low_s", "high_s"):
-        np.testing.assert_allclose(now[name], was[name], rtol=1e-4)  # single precision
+        np.testing.assert_allclose(now[name], was[name], rtol=1e-6)
 
 
 def test_a_model_of_version_5_is_saved_as_one_of_today(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class Standardiser:
     clip: float = CLIP
 
     def inputs(self, rows: PriorRows, on: ClosedFormValues) -> Any:
-        """x [N, d], float32; what is traced keeps its precision."""
+        """x [N, d], float32 of priors, else float64; what is traced keeps its precision."""
         own = rows.inputs
         at = {name: i for i, name in enumerate(own.names)}
         known = [at[name] for name in self.names if name in at]
@@ -43,10 +43,11 @@ class Standardiser:
         if self.ends is not None:
             seen = seen.clip(self.ends.low, self.ends.high)
         module = array_module(on.position, seen)
-        dtype = np.float32 if module is np else on.position.dtype
+        single = self.ends is None  # priors see many rows
+        dtype = np.float32 if module is np and single else on.position.dtype
         raw = module.concatenate([on.position, seen], 1, dtype=dtype)
-        raw -= self.centre.astype(np.float32)
-        raw /= self.scale.astype(np.float32)
+        raw -= self.centre.astype(np.float32) if single else self.centre
+        raw /= self.scale.astype(np.float32) if single else self.scale
         if module is np:
             return np.clip(raw, -self.clip, self.clip, out=raw)
         return module.clip(raw, -self.clip, self.clip)
