@@ -90,7 +90,7 @@ def validate(
         claim.run(data, folder, quick=quick, tasks=names_in(tasks) or None)
     elif what == "lin":
         claim.run(data, folder, model or claim.MODEL)
-    elif of_gpus and ablate:
+    elif of_gpus and ablate and data is not None:
         _ablate(data, folder, families, devices, rows)
     elif of_gpus:
         claim.run(
@@ -119,7 +119,7 @@ def validate(
     _found(folder)
 
 
-def _ablate(data: Path | None, folder: Path, families: str, devices: str, rows: str) -> None:
+def _ablate(data: Path, folder: Path, families: str, devices: str, rows: str) -> None:
     """What each part of the price of ops brings."""
     from hybridperf.validate import ablation
 
