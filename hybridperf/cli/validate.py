@@ -38,6 +38,9 @@ def validate(
     families: str = "",
     leave: str = "",
     sizes: str = "",
+    ablate: bool = False,
+    devices: str = "",
+    rows: str = "",
     tasks: str = "",
     placements: Annotated[int, Option(min=0)] = 28,
     passes: Annotated[int, Option(min=1)] = 2,
@@ -72,6 +75,8 @@ def validate(
     if data is None and what in _PUBLISHED:
         judges = f"`validate {what}` judges on {_PUBLISHED[what]}"
         raise wrong(f"expected --data FOLDER, got none; {judges}")
+    if ablate and not (what == "ops" and data is not None):
+        raise wrong("expected --ablate with `validate ops --data FOLDER` only")
     if by_model and not model:
         makes = "`hybridperf calibrate --quick --folder FOLDER` makes one"
         raise wrong(f"expected --model FOLDER, got none; {makes}")
@@ -85,6 +90,8 @@ def validate(
         claim.run(data, folder, quick=quick, tasks=names_in(tasks) or None)
     elif what == "lin":
         claim.run(data, folder, model or claim.MODEL)
+    elif of_gpus and ablate and data is not None:
+        _ablate(data, folder, families, devices, rows)
     elif of_gpus:
         claim.run(
             data, folder, quick=quick, families=names_in(families) or claim.FAMILIES,
@@ -110,6 +117,19 @@ def validate(
         asked = harness.tasks_of(names_in(tasks), claim.TASKS)
         claim.run(loaded, folder, cores=cores, steps=some, ops=ops, tasks=asked)
     _found(folder)
+
+
+def _ablate(data: Path, folder: Path, families: str, devices: str, rows: str) -> None:
+    """What each part of the price of ops brings."""
+    from hybridperf.validate import ablation
+
+    counts = names_in(rows)
+    if strange := [count for count in counts if not count.isdecimal()]:
+        raise wrong(f"expected --rows as numbers, such as 0,50,200,4000, got {strange[0]!r}")
+    ablation.run(
+        data, folder, families=names_in(families) or ablation.FAMILIES, devices=names_in(devices),
+        rows=[int(count) for count in counts] or ablation.ROWS,
+    )  # fmt: skip
 
 
 def _found(folder: Path) -> None:

@@ -19,10 +19,10 @@ import numpy as np
 from hybridperf.collectives import widths
 from hybridperf.collectives.rows import CollectiveRows
 from hybridperf.collectives.widths import links_of
+from hybridperf.learning.ensemble import BOUND, evaluate, outputs
 from hybridperf.learning.prior import FamilyPrior
-from hybridperf.learning.prior import trunk as trunks
-from hybridperf.learning.prior.family import unbounded
-from hybridperf.learning.prior.trunk import TrainingRecipe
+from hybridperf.learning.prior.family import MEMBERS, unbounded
+from hybridperf.learning.training import TrainingRecipe, train
 
 _ROWS = 2000  # of a system
 _TRUNK = TrainingRecipe(steps=1500, batch=512)
@@ -54,7 +54,7 @@ class LinkedPrior(FamilyPrior):
         for name, own in self.links.items():
             at = link == name
             if at.any():
-                output[at] += fade[at] * unbounded(trunks.evaluate(own, x[at])[0])
+                output[at] += fade[at] * unbounded(evaluate(own, x[at])[0])
         return x, output, apart
 
 
@@ -80,19 +80,19 @@ def with_link_networks(
         target.append(np.log(time_s[some]) - on.total)
         links.append(links_of(part))
     others = ~np.eye(len(x), dtype=bool)
-    inner = trunks.train(list(zip(x, target, strict=True)), others, _TRUNK, seed)
-    said = [trunks.outputs(inner, one, trunks.BOUND)[at] for at, one in enumerate(x)]
+    inner = train(list(zip(x, target, strict=True)), others, _TRUNK, seed)
+    said = [outputs(inner, one, BOUND)[at] for at, one in enumerate(x)]
     left = [wanted - f for wanted, f in zip(target, said, strict=True)]
     choices, own = [], {}
     for link in sorted(set(np.concatenate(links))):
-        at = [i for i, of in enumerate(links) if (of == link).sum() >= trunks.MEMBERS]
+        at = [i for i, of in enumerate(links) if (of == link).sum() >= MEMBERS]
         if len(at) < _LEAST_SYSTEMS:
             continue
         data = [(x[i][links[i] == link], left[i][links[i] == link]) for i in at]
-        params = trunks.train(data, ~np.eye(len(at), dtype=bool), _LINK, seed)
+        params = train(data, ~np.eye(len(at), dtype=bool), _LINK, seed)
         errors = []
         for place, (inputs, rest) in enumerate(data):
-            added = trunks.outputs(params, inputs, trunks.BOUND)[place]
+            added = outputs(params, inputs, BOUND)[place]
             errors.append((np.abs(rest).mean(), np.abs(rest - added).mean()))
         without, with_own = np.mean(errors, 0)
         is_on = bool(with_own < (1 - _LEAST_GAIN) * without)

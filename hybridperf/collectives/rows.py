@@ -29,9 +29,9 @@ from hybridperf.collectives.traffic import (
 from hybridperf.hardware import SystemSpec
 from hybridperf.io import InputError, real_numbers, require_columns
 from hybridperf.io.later import pd
+from hybridperf.learning.inputs import Inputs
 from hybridperf.learning.prior.form import ClosedForm
 from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
-from hybridperf.learning.residual import Inputs
 
 DEFAULT_IMPLEMENTATION = "nccl"
 LARGEST_BYTES, MOST_RANKS = 1e20, 1e9  # of a collective; more is a slip, not a message

@@ -1,23 +1,83 @@
-"""Networks of `network.py` with all their members' weights stacked, evaluated in NumPy.
+"""What an ensemble of small networks says of inputs: in NumPy, or traced by JAX.
 
-Axes: N rows, F inputs, E members.
+    f_e(x) = c tanh( net_e(x) / c )
+
+Axes: N rows, d inputs, E members; weights of all members are stacked, every leaf [E, ...].
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from hybridperf.io.arrays import flat
+
+if TYPE_CHECKING:
+    from hybridperf.learning.network import BoundedNet
+
+BOUND = 2.5  # c, of the log: a factor of 12
 # rows of a product, and products at once: activations stay in a core's cache
 _SLAB, _SLABS = 64, 4
 # GELU by tanh (Hendrycks and Gimpel, arXiv 1606.08415), as Flax has it
 _GELU = math.sqrt(2.0 / math.pi)
 
 
+@functools.cache
+def network(width: int, bound: float) -> BoundedNet:
+    """The network of a correction."""
+    # Flax takes a fifth of a second to import; closed forms alone do without
+    from hybridperf.learning.network import BoundedNet
+
+    return BoundedNet(width, bound)
+
+
+def output(params: Any, x: jax.Array, bound: float) -> jax.Array:
+    """What one member says of x [N, d]: [N]."""
+    return jnp.asarray(
+        network(params["out"]["kernel"].shape[0], bound).apply({"params": params}, x)
+    )
+
+
+def fits(params: Any, inputs: int) -> bool:
+    """Whether weights are those of networks that take so many inputs, or some more."""
+    found = {name: leaf.shape for name, leaf in flat(params).items()}
+    members, most, width = found.get("first/kernel", (0, 0, 0))
+    shapes = {
+        "first/kernel": (most, width), "first/bias": (width,), "second/kernel": (width, width),
+        "second/bias": (width,), "out/kernel": (width, 1), "out/bias": (1,),
+    }  # fmt: skip
+    wanted = {name: (members, *shape) for name, shape in shapes.items()}
+    return found == wanted and inputs <= most and members > 0
+
+
+def evaluate(params: Any, x: Any, bound: float = BOUND) -> tuple[Any, Any]:
+    """(mean, standard deviation) over members at inputs x [N, d]: [N] each.
+
+    Inputs that networks have beyond d are zero.
+    """
+    if isinstance(x, np.ndarray):
+        each = outputs(params, x, bound)
+        return each.mean(0), each.std(0)
+    missing = params["first"]["kernel"].shape[1] - x.shape[1]
+    mean, apart = _ensemble(params, jnp.pad(x, ((0, 0), (0, missing))) if missing else x, bound)
+    return mean, apart
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _ensemble(params: Any, x: jax.Array, bound: float) -> jax.Array:
+    each = jax.vmap(lambda p: output(p, x, bound))(params)
+    # without a slope: where members agree it has none, and no search follows it
+    apart = jnp.std(jax.lax.stop_gradient(each), 0)
+    return jnp.stack([jnp.mean(each, 0), apart])
+
+
 def outputs(params: Any, x: np.ndarray, bound: float) -> np.ndarray:
-    """What each member's network says of x [N, F]: [E, N]. Inputs beyond F are zero.
+    """What each member's network says of x [N, d]: [E, N]. Inputs beyond d are zero.
 
     `BoundedNet` once more, in NumPy: a few rows need no compiler. Products are of `_SLAB` rows,
     whatever N, so that a row by itself says what it says among others.

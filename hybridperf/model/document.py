@@ -10,13 +10,12 @@ import numpy as np
 from hybridperf.hardware import LEVELS, DeviceSpec
 from hybridperf.io import hash_of
 from hybridperf.learning.prior import Adapted
-from hybridperf.learning.residual import Residual
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.platform import GROUP_KNOBS, LEVEL_KNOBS
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import RooflineKnobs
 
-MODEL_SCHEMA_VERSION = 5  # 5: checksums; 3: drift of the machine; 2: learned corrections
+MODEL_SCHEMA_VERSION = 6  # 6: groups learn as families do; 5: checksums
 UNCHECKED = 4  # the last version without them
 WEIGHTS_FILE = "residual.npz"
 FAMILY = "family/"
@@ -31,14 +30,13 @@ def to_document(
     for at, group in enumerate(GROUPS):
         if group in groups:
             report = groups[group]
-            residual = report.residual
             entries[group] = {
                 **{name: float(getattr(knobs, name)[at]) for name in GROUP_KNOBS},
                 "rows": report.rows, "half_width": report.half_width, "dtypes": list(report.dtypes),
                 "lowest": {name: float(value) for name, value in report.lowest.items()},
                 "highest": {name: float(value) for name, value in report.highest.items()},
                 "errors": [float(value) for value in report.errors],
-                "residual": None if residual is None else _residual_document(residual),
+                "residual": None if report.residual is None else report.residual.document(),
             }  # fmt: skip
     levels = {
         name: {LEVELS[i]: float(v) for i, v in enumerate(np.asarray(getattr(knobs, name)))}
@@ -52,19 +50,11 @@ def to_document(
     }  # fmt: skip
 
 
-def _residual_document(residual: Residual) -> dict[str, Any]:
-    return {
-        "share": residual.share, "process_share": residual.process_share,
-        "names": list(residual.names), "centre": [float(value) for value in residual.centre],
-        "scale": [float(value) for value in residual.scale],
-    }  # fmt: skip
-
-
 def weights_of(
     groups: Mapping[str, GroupReport], families: Mapping[str, Adapted]
 ) -> dict[str, np.ndarray]:
-    """Weights of all groups as `group/layer/leaf`, of adapted priors as `family/name/leaf`."""
-    holders: dict[str, Residual | Adapted] = {
+    """What groups learned as `group/...`, adapted priors as `family/name/...`."""
+    holders = {
         group: report.residual for group, report in groups.items() if report.residual is not None
     }
     holders |= {f"{FAMILY}{family}": adapted for family, adapted in families.items()}

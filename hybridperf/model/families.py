@@ -22,12 +22,12 @@ import numpy as np
 from hybridperf.hardware import LEVELS, DeviceSpec, load_device
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module, floats, put
+from hybridperf.learning.inputs import Inputs
 from hybridperf.learning.prior import FamilyRows
 from hybridperf.learning.prior.form import ROW_ROOFLINE, STEP_S, WAVE_ROOFLINE, ClosedForm
 from hybridperf.learning.prior.gather_form import GATHER_ROOFLINE
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.rows import NOTHING
-from hybridperf.learning.residual import Inputs
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
 from hybridperf.ops.base import Gathered
 from hybridperf.ops.gemm import Product

@@ -33,8 +33,9 @@ from hybridperf.io import (
 )
 from hybridperf.io.process import check_not_forked
 from hybridperf.learning.gaussian_process import under
+from hybridperf.learning.inputs import Box
 from hybridperf.learning.prior import Adapted
-from hybridperf.learning.residual import Box, Residual
+from hybridperf.learning.prior.alone import read_version_5
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
 from hybridperf.model.document import FAMILY, MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE
 from hybridperf.model.families import groups_of
@@ -44,6 +45,7 @@ from hybridperf.model.platform import GROUP_KNOBS, LEVEL_KNOBS, neutral_knobs
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import RooflineKnobs, Work
 
+_SHARES = 5  # the last version whose groups had corrections of another kind than families
 # models from before it had rows of one distance only: zero, wherever they were measured
 _LATER_FIELDS = frozenset({"reuse_spread", "instructions"})
 
@@ -200,12 +202,11 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         if not np.isfinite([*lowest.values(), *highest.values(), *errors, half_width or 0.0]).all():
             raise ValueError(f"the entry of {group} holds a number that is not finite")
         if residual is not None:
-            centre, scale = (np.array(residual[name], float) for name in ("centre", "scale"))
-            residual = Residual.read(
-                Box.between(lowest, highest), list(residual["names"]), centre, scale,
-                float(residual["share"]), under(stored, f"{group}/"),
-                float(residual["process_share"]),
-            )  # fmt: skip
+            learned = under(stored, f"{group}/")
+            if document["schema_version"] <= _SHARES:
+                residual = read_version_5(Box.between(lowest, highest), residual, learned)
+            else:
+                residual = Adapted.read(learned, residual)
         reports[group] = GroupReport(
             rows=int(entry["rows"]), half_width=half_width, lowest=lowest, highest=highest,
             dtypes=tuple(entry["dtypes"]), errors=errors, residual=residual,

@@ -14,7 +14,9 @@ import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, LEVELS, DeviceSpec
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.learning.residual import Box, Inputs, Residual, log_correction
+from hybridperf.learning.inputs import Box, Inputs
+from hybridperf.learning.prior import Adapted
+from hybridperf.learning.prior.alone import log_correction
 from hybridperf.ops import Op
 
 _WIDEST_OCTAVES = 3.0
@@ -34,12 +36,12 @@ class GroupReport:
     dtypes: tuple[str, ...] = ()  # number formats that were measured; empty: not recorded
     # evenly spaced quantiles of held-out log(predicted / measured), ascending
     errors: tuple[float, ...] = ()
-    residual: Residual | None = None  # None: the closed form as it is
+    residual: Adapted | None = None  # what corrects the closed form; None: nothing
 
     @staticmethod
     def of(
         rows: int, log_width: float | None, box: Box, dtypes: Iterable[str], errors: np.ndarray,
-        residual: Residual | None = None,
+        residual: Adapted | None = None,
     ) -> GroupReport:  # fmt: skip
         """A report on so many rows in a box of inputs; `log_width`: of intervals, half of it."""
         half_width = None if log_width is None else float(np.expm1(log_width))

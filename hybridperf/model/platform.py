@@ -60,7 +60,7 @@ class OpTable:
     # [U] launch floors that each execution pays: 1, 0 where the op is compiled into a caller, a
     # part where it is issued apart
     floors: Array
-    # [U] learned log correction, see `learning.residual`; 0 leaves the closed form as it is
+    # [U] learned log correction, see `learning.prior.alone`; 0 leaves the closed form as it is
     correction: Array
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 from scipy.special import bdtr
 
 from hybridperf.collectives.fit import CollectiveReport
-from hybridperf.learning.residual import LEAST_ROWS
+from hybridperf.learning.prior.alone import LEAST_ROWS
 from hybridperf.model.fit.device import COVERAGE, FitReport
 from hybridperf.report.text import items_table, percent, whole_percent
 

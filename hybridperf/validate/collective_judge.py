@@ -28,7 +28,7 @@ from hybridperf.hardware import load_system
 from hybridperf.io import InputError, read_table, require_columns
 from hybridperf.learning.prior import FamilyPrior, train_family
 from hybridperf.learning.prior.shipped import Prior
-from hybridperf.learning.prior.trunk import TrainingRecipe
+from hybridperf.learning.training import TrainingRecipe
 from hybridperf.model.published.collectives import FEW_SHOT, FOLDER, MEASURED
 from hybridperf.report.collective_plots import bus_bandwidth_plot
 from hybridperf.validate import collective_baselines, harness

@@ -25,7 +25,7 @@ import pandas as pd
 from hybridperf.hardware import load_device
 from hybridperf.learning.prior import Adapted, FamilyPrior, Predicted, adapt, train_family
 from hybridperf.learning.prior.shipped import Prior
-from hybridperf.learning.prior.trunk import TrainingRecipe
+from hybridperf.learning.training import TrainingRecipe
 from hybridperf.model.families import architectures_of, references_of
 from hybridperf.model.machine_facts import machine_of, machines_of
 from hybridperf.model.published.ops import DeviceRows

@@ -60,8 +60,8 @@ from hybridperf.validate.scores import COLUMN, SEED
 
 SCHEMA_VERSION = 1
 _QUICK_SPLITS, _QUICK_FAMILIES = ("t4",), ("softmax", "norm")
-_DEPENDS_ON = (  # what a result depends on, besides the tables
-    *("learning/prior", "ops", "model/families.py", "model/published/ops.py"),
+DEPENDS_ON = (  # what a result depends on, besides the tables
+    *("learning", "ops", "model/families.py", "model/published/ops.py"),
     *("validate/scores.py", "validate/device_splits.toml"),
     *(f"validate/device_{name}.py" for name in ("baselines", "judge")),
 )
@@ -99,7 +99,7 @@ def run(
     paths = {name: table_path(data, name) for name in FILES}
     known = sorted((name, path.stat().st_size) for name, path in paths.items() if path.is_file())
     made_by = {"seed": SEED, "effort": repr(effort)}
-    parts = harness.Parts.of(out, "validate-gpu-part", _DEPENDS_ON, repr(known).encode(), **made_by)
+    parts = harness.Parts.of(out, "validate-gpu-part", DEPENDS_ON, repr(known).encode(), **made_by)
     setups = [
         Setup(split, effort, out / "priors", parts.version)
         for split in SPLITS

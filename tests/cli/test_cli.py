@@ -19,7 +19,7 @@ from hybridperf.cli import app as cli
 from hybridperf.hardware import device_names, load_device, system_names
 from hybridperf.io import write_json
 from hybridperf.io.documents import with_checksum
-from hybridperf.learning.residual import INPUTS, Residual
+from hybridperf.learning.prior.alone import read_version_5
 from hybridperf.model import MODEL_SCHEMA_VERSION, GroupReport, PerfModel, neutral_knobs
 from hybridperf.model.fit.device import FitReport
 from hybridperf.ops import GROUPS
@@ -85,11 +85,12 @@ def two_models(tmp_path_factory):
     )
     box = report.box
     weights = {
-        "first/kernel": (INPUTS, 16), "first/bias": (16,), "second/kernel": (16, 16),
+        "first/kernel": (32, 16), "first/bias": (16,), "second/kernel": (16, 16),
         "second/bias": (16,), "out/kernel": (16, 1), "out/bias": (1,),
     }  # fmt: skip
     silent = {name: np.zeros((2, *shape), np.float32) for name, shape in weights.items()}
-    learned = Residual.read(box, ("flops",), np.array([15.0]), np.array([5.0]), 0.75, silent)
+    said = {"names": ["flops"], "centre": [15.0], "scale": [5.0]}
+    learned = read_version_5(box, {**said, "share": 0.75, "process_share": 0.0}, silent)
     wide = dataclasses.replace(report, half_width=0.25, residual=learned)
     first = {
         "date": "2026-11-01",

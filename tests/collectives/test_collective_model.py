@@ -25,8 +25,9 @@ from hybridperf.collectives.rows import checked, collective_rows, implementation
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError
 from hybridperf.io.documents import with_checksum
-from hybridperf.learning.prior import adapted, family, train_family, trunk
+from hybridperf.learning.prior import adapted, family, train_family
 from hybridperf.learning.prior.shipped import Prior
+from hybridperf.learning.training import TrainingRecipe
 
 NOISE = 0.03
 KINDS = ("all_reduce", "all_gather", "alltoall")
@@ -91,7 +92,7 @@ def quick() -> Iterator[None]:
         patch.setattr(
             fit,
             "train_family",
-            functools.partial(train_family, recipe=trunk.TrainingRecipe(steps=250, batch=256)),
+            functools.partial(train_family, recipe=TrainingRecipe(steps=250, batch=256)),
         )
         patch.setattr(family, "_HYPER_STEPS", 30)
         yield

@@ -13,7 +13,7 @@ from hybridperf.collectives.link_networks import LinkedPrior, with_link_networks
 from hybridperf.collectives.rows import CollectiveRows, checked, collective_rows
 from hybridperf.hardware import load_system
 from hybridperf.learning.prior import train_family
-from hybridperf.learning.prior.trunk import TrainingRecipe
+from hybridperf.learning.training import TrainingRecipe
 
 # two of a kind, so that one tells of the other
 SYSTEMS = {"one": "aic_h100_sxm", "two": "aic_h100_sxm", "three": "aic_l40s", "four": "aic_l40s"}

@@ -13,7 +13,9 @@ import pytest
 
 from hybridperf.hardware import Device
 from hybridperf.learning import gaussian_process as process
+from hybridperf.learning.ensemble import BOUND
 from hybridperf.learning.gaussian_process import Examples, HyperParameters
+from hybridperf.learning.inputs import Inputs
 from hybridperf.learning.prior import (
     Adapted,
     FamilyPrior,
@@ -23,7 +25,6 @@ from hybridperf.learning.prior import (
     concatenate,
     family,
     train_family,
-    trunk,
     uninformed,
 )
 from hybridperf.learning.prior.form import WAVE_ROOFLINE, ClosedFormValues, slopes
@@ -36,7 +37,7 @@ from hybridperf.learning.prior.knobs import (
     population,
 )
 from hybridperf.learning.prior.machine import Machine
-from hybridperf.learning.residual import Inputs
+from hybridperf.learning.training import TrainingRecipe
 from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
 
 NOISE = 0.03
@@ -48,7 +49,7 @@ SPEEDS = {
     "new": (2e14, 3e12, 120.0),
     "other": (9e13, 2e12, 100.0),
 }
-QUICK = trunk.TrainingRecipe(steps=400, batch=256)
+QUICK = TrainingRecipe(steps=400, batch=256)
 
 
 def rows_of(
@@ -507,7 +508,7 @@ def test_kin_have_an_interval_of_their_own() -> None:
     """
     devices = {name: rows_of(name, 300, seed) for seed, name in enumerate(("old", "middle", "new"))}
     measured = {name: (rows, time_of(name, rows, 9)) for name, rows in devices.items()}
-    recipe = trunk.TrainingRecipe(steps=20, batch=64)
+    recipe = TrainingRecipe(steps=20, batch=64)
     some = train_family(
         measured, recipe=recipe, architectures={"old": "a", "middle": "b", "new": "b"}
     )
@@ -577,7 +578,7 @@ def test_no_correction_leaves_the_bound(prior: FamilyPrior) -> None:
     rows = rows_of("other", 40, 5)
     model = adapt(prior, rows, 1e4 * time_of("other", rows, 6))
     said = model.predict(rows_of("other", 200, 6))
-    assert (np.abs(said.log_s - said.closed_log_s) <= trunk.BOUND).all()
+    assert (np.abs(said.log_s - said.closed_log_s) <= BOUND).all()
 
 
 def test_many_rows_tune_the_networks_and_none_is_kept(
@@ -641,7 +642,7 @@ def test_a_row_does_not_depend_on_its_neighbours(
 def test_devices_with_one_implementation_or_one_device_still_make_a_prior() -> None:
     rows = rows_of("old", 300, 0)
     alone = train_family(
-        {"old": (rows, time_of("old", rows, 1))}, recipe=trunk.TrainingRecipe(steps=20, batch=64)
+        {"old": (rows, time_of("old", rows, 1))}, recipe=TrainingRecipe(steps=20, batch=64)
     )
     assert alone.quantile > 0
     assert np.isfinite(adapt(alone).predict(rows).log_s).all()

@@ -13,15 +13,16 @@ import pytest
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, installed_hardware, read_json
 from hybridperf.io.documents import with_checksum
-from hybridperf.learning.prior import adapt, train_family, trunk
+from hybridperf.learning.prior import adapt, train_family
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, PRIOR_SCHEMA_VERSION, Prior, load_prior
+from hybridperf.learning.training import TrainingRecipe
 from hybridperf.model import load_model, shipped_models
 from hybridperf.model.families import FAMILIES
 from hybridperf.model.fit.device import fit
 from hybridperf.model.published.ops import device_rows
 
 MOST_BYTES = 40e6
-RECIPE = trunk.TrainingRecipe(steps=5, batch=32)
+RECIPE = TrainingRecipe(steps=5, batch=32)
 T4 = load_device("t4")
 _PRODUCT = {"op": "gemm", "m": 512, "n": 512, "k": 512}
 _ATTENTION = {"dtype": "bf16", "batch": 4, "q_len": 512, "kv_len": 512, "heads": 8, "head_dim": 128}

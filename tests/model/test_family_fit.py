@@ -23,9 +23,10 @@ from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.io.documents import with_checksum
-from hybridperf.learning.prior import FamilyRows, train_family, trunk
+from hybridperf.learning.prior import FamilyRows, train_family
 from hybridperf.learning.prior.form import WAVE_ROOFLINE
 from hybridperf.learning.prior.shipped import Prior
+from hybridperf.learning.training import TrainingRecipe
 from hybridperf.model import PerfModel, load_model
 from hybridperf.model.families import FAMILIES
 from hybridperf.model.fit.device import FitReport, fit
@@ -35,8 +36,8 @@ from hybridperf.report import fits
 from hybridperf.report.known import known
 from hybridperf.report.prediction import prediction_report
 
-QUICK = trunk.TrainingRecipe(steps=200, batch=64)
-SILENT = trunk.TrainingRecipe(steps=5, batch=32)  # knobs alone
+QUICK = TrainingRecipe(steps=200, batch=64)
+SILENT = TrainingRecipe(steps=5, batch=32)  # knobs alone
 NOISE = 0.03
 # one device in the prior: of more, trunks are trained that each leave one out, which takes a second
 # compilation

@@ -13,7 +13,7 @@ import pytest
 from hybridperf.cli import app as cli
 from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError, read_table, write_table
-from hybridperf.learning.residual import Box, inputs_of
+from hybridperf.learning.inputs import Box, inputs_of
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, load_model, neutral_knobs
 from hybridperf.model.fit import measurement_plan
 from hybridperf.model.fit.device import fit

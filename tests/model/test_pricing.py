@@ -18,7 +18,9 @@ from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.collectives.traced import CollectivePricer
 from hybridperf.hardware import LEVELS, load_device
 from hybridperf.io import InputError
-from hybridperf.learning.residual import Box, Inputs, TrainingJob, inputs_of, train, with_process
+from hybridperf.learning.inputs import Box, Inputs, inputs_of
+from hybridperf.learning.prior import alone
+from hybridperf.learning.training import train
 from hybridperf.model import (
     GROUP_KNOBS,
     LEVEL_KNOBS,
@@ -99,15 +101,15 @@ def learned() -> PerfModel:
         inputs.append(inputs_of(rows, rows.work(), 40))
         groups.append(group_of(op, dims))
         targets.append(0.3 * np.sin(2 * inputs[-1].values.sum(1)) + 0.2)
-    found = train(
-        [TrainingJob(rows, target, members=1) for rows, target in zip(inputs, targets, strict=True)]
-    )
     reports = {}
-    for group, residual, rows, target in zip(groups, found, inputs, targets, strict=True):
+    for group, rows, target in zip(groups, inputs, targets, strict=True):
+        blank = alone._blank(rows)
+        seen = alone._examples(blank, rows, target)
+        params = train([(alone._padded(seen.x), target)], np.ones((1, 1), bool), alone._RECIPE, 0)
         both = dataclasses.replace(
-            with_process(residual, rows, target), share=0.5, process_share=0.4
+            blank, params=params, process=alone._process(seen), trunk_share=0.5, process_share=0.4
         )
-        reports[group] = report_of(both.box, rows, both)
+        reports[group] = report_of(both.sizes, rows, both)
     return PerfModel(device, knobs, reports)
 
 

@@ -14,8 +14,9 @@ import pytest
 
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_json
-from hybridperf.learning.prior import adapted, train_family, trunk
+from hybridperf.learning.prior import adapted, train_family
 from hybridperf.learning.prior.shipped import load_prior
+from hybridperf.learning.training import TrainingRecipe
 from hybridperf.model import load_model
 from hybridperf.model.published import ops as sources
 from hybridperf.model.ship import devices as calibrations
@@ -59,7 +60,7 @@ def quick():
     """Short training, on one device (of more, trunks are trained that leave each out): what is
     tested is what is made of it.
     """
-    recipe = trunk.TrainingRecipe(steps=5, batch=32)
+    recipe = TrainingRecipe(steps=5, batch=32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             calibrations,

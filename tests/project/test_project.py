@@ -201,7 +201,7 @@ assert hp.predict(hp.PerfModel.datasheet(hp.load_device("here")), workload).time
 print(*sys.modules)
 """
     loaded = set(fresh(code).split())
-    assert {"jax", "pydantic", "hybridperf.learning.residual"} <= loaded
+    assert {"jax", "pydantic", "hybridperf.learning.prior.alone"} <= loaded
     slow = {"pandas", "flax", "optax", "pyarrow", "matplotlib", "sklearn"}
     slow |= {f"scipy.{part}" for part in ("linalg", "optimize", "special", "sparse", "stats")}
     assert not loaded & {*slow, "hybridperf.workloads.dlrm", "hybridperf.workloads.transformer"}

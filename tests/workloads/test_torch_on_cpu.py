@@ -11,7 +11,7 @@ import hybridperf as hp
 from hybridperf.engine.prediction import check_backend
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
-from hybridperf.learning.residual import Box
+from hybridperf.learning.inputs import Box
 from hybridperf.model import GroupReport, PerfModel
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import (

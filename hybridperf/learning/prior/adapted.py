@@ -29,19 +29,27 @@ import numpy as np
 from hybridperf.io.arrays import nested
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
+from hybridperf.learning.ensemble import fits
 from hybridperf.learning.gaussian_process import (
     NINE_OF_TEN,
     Examples,
     GaussianProcess,
     HyperParameters,
 )
+from hybridperf.learning.inputs import Box, faded
 from hybridperf.learning.prior import knobs as knob_fits
-from hybridperf.learning.prior import trunk
-from hybridperf.learning.prior.family import NOMINAL, FamilyPrior, bounded, unbounded
+from hybridperf.learning.prior.family import (
+    MEMBERS,
+    NOMINAL,
+    FamilyPrior,
+    bounded,
+    trunk_arrays,
+    unbounded,
+)
 from hybridperf.learning.prior.knobs import ImplementationKnobs
 from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.prior.rows import FamilyRows, PriorRows
-from hybridperf.learning.residual import Box, faded
+from hybridperf.learning.training import TrainingRecipe, train
 
 MOST_KEPT_ROWS = 2500
 OWN_HYPER_ROWS = 200
@@ -99,9 +107,10 @@ class Adapted:
     # int [H] where they stood among the rows; not saved
     held_out_at: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
     process: GaussianProcess | None = None  # few rows
-    params: Any = None  # many rows: the tuned networks
-    # few rows: 0 where rows left out are predicted better without the trunk
+    params: Any = None  # many rows: the tuned networks; alone: those that its rows trained
+    # 0 where rows left out are predicted better without the networks
     trunk_share: float = 1.0
+    process_share: float = 1.0
     # many rows: of the held-out errors, to which the members' disagreement is added
     deviation: float = 0.0
     cold_share: float = 0.0  # of the prediction without rows, in the log of time
@@ -160,21 +169,24 @@ class Adapted:
         outside = self.sizes.outside(rows.inputs)
         beyond_prior = self.prior.sizes.outside(rows.inputs)
         module = array_module(outside, f)
+        f = self.trunk_share * f
         if self.params is not None:
             correction, deviation = f, module.sqrt(self.deviation**2 + apart**2)
         elif self.process is not None:
-            f = self.trunk_share * f
-            added, deviation = self.process.predict(x, f)
-            correction = self.process.hyper.belief * f + faded(outside) * added
+            correction = self.process.hyper.belief * f
         else:
             correction = self.prior.hyper.belief * faded(beyond_prior, _COLD_FADE_OCTAVES) * f
             deviation = np.ones(len(f))
+        if self.process is not None:
+            # beside networks of its own rows it learned by itself
+            added, deviation = self.process.predict(x, f if self.params is None else 0 * f)
+            correction = correction + self.process_share * faded(outside) * added
         met = self._met(rows)
         correction = correction * met
-        log_s = on.total + bounded(correction)
+        log_s = on.total + bounded(correction, self.prior.bound)
         if alone is not None:  # what is learned counts for what is not the floor
             beside = 1 - module.exp(knobs.of(rows.implementation)[:, 0] - on.total)
-            apart = self.by_form(rows, alone) + beside * bounded(correction)
+            apart = self.by_form(rows, alone) + beside * bounded(correction, self.prior.bound)
             log_s = module.where(np.isnan(alone), log_s, apart)
         half, none = self.quantile * deviation * _wider(outside), _wider(beyond_prior)
         if self.process is not None or self.params is not None:
@@ -212,7 +224,7 @@ class Adapted:
         out |= {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
         if self.process is not None:
             out |= {f"process/{name}": leaf for name, leaf in self.process.arrays().items()}
-        return out if self.params is None else out | trunk.named_arrays(self.params)
+        return out | trunk_arrays(self.params)
 
     def document(self) -> dict[str, Any]:
         """The rest, as plain numbers and names."""
@@ -223,6 +235,7 @@ class Adapted:
             "rows": self.rows,
             "quantile": self.quantile,
             "trunk_share": self.trunk_share,
+            "process_share": self.process_share,
             "deviation": self.deviation,
             "cold_share": self.cold_share,
         }
@@ -242,11 +255,32 @@ class Adapted:
             of["held_out_log_width"],
             np.zeros(0, int),
             GaussianProcess.read(seen, len(of["prior/standard/centre"])) if seen else None,
-            nested(tuned) if tuned else None,
+            nested(tuned) or None,
             float(document["trunk_share"]),
+            float(document.get("process_share", 1.0)),
             float(document["deviation"]),
             float(document.get("cold_share", 0.0)),  # older files have none
-        )
+        ).checked()
+
+    @property
+    def learned(self) -> float:
+        """How much of what its own rows taught is believed, 0 to 1."""
+        shares = ((self.params, self.trunk_share), (self.process, self.process_share))
+        return sum(share for what, share in shares if what is not None)
+
+    def checked(self) -> Adapted:
+        """Itself; `ValueError` where it cannot be what predicts."""
+        standard = self.prior.standard
+        weights = [standard.centre, standard.scale, self.sizes.low, self.sizes.high]
+        weights += [*trunk_arrays(self.params).values(), *trunk_arrays(self.prior.params).values()]
+        if not all(np.isfinite(leaf).all() for leaf in weights) or not (standard.scale > 0).all():
+            raise ValueError("what was learned holds a number that is not finite")
+        if min(self.trunk_share, self.process_share) < 0:
+            raise ValueError("what was learned has a share below 0")
+        for params in (self.params, self.prior.params):
+            if params is not None and not fits(params, len(standard.centre)):
+                raise ValueError("weights do not have the shape of networks of these inputs")
+        return self
 
 
 def _wider(outside: Any) -> Any:
@@ -428,12 +462,12 @@ def _tuned(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -
     knobs = knob_fits.fit_new(prior.population, rows.rows(learned), time_s[learned])
     part = rows.rows(learned)
     on = knobs.closed(part)
-    members = np.ones((trunk.MEMBERS, 1), bool)
+    members = np.ones((MEMBERS, 1), bool)
     # few values: each is compiled
     steps = min(_LEAST_TUNING_STEPS * max(1, len(learned) // 6000), _MOST_TUNING_STEPS)
-    recipe = trunk.TrainingRecipe(steps, _TUNING_RATE, _TUNING_BATCH, _ANCHOR)
+    recipe = TrainingRecipe(steps, _TUNING_RATE, _TUNING_BATCH, _ANCHOR)
     data = [(prior.standard.inputs(part, on), np.log(time_s[learned]) - on.total)]
-    params = trunk.train(data, members, recipe, seed, start=prior.params)
+    params = train(data, members, recipe, seed, start=prior.params)
     # Its rows widen the sizes where the networks may correct.
     seen = Box.of(rows.inputs, rows.sizes)
     wider = dataclasses.replace(prior, sizes=prior.sizes.joined(seen))

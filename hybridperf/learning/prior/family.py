@@ -17,22 +17,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridperf.io.arrays import nested
+from hybridperf.io.arrays import flat, nested
 from hybridperf.io.namespace import array_module, put
 from hybridperf.learning import gaussian_process as process
+from hybridperf.learning.ensemble import BOUND, evaluate
 from hybridperf.learning.gaussian_process import Examples, HyperParameters, under
+from hybridperf.learning.inputs import RANGE_SLACK_OCTAVES, Box, Inputs
 from hybridperf.learning.prior import knobs as knob_fits
-from hybridperf.learning.prior import trunk
 from hybridperf.learning.prior.form import ClosedFormValues
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.knobs import ImplementationKnobs, Population
 from hybridperf.learning.prior.machine import NO_FACTS, Machine
 from hybridperf.learning.prior.rows import FamilyRows, PriorRows
-from hybridperf.learning.prior.trunk import BOUND, Standardiser
-from hybridperf.learning.residual import RANGE_SLACK_OCTAVES, Box, Inputs
+from hybridperf.learning.prior.standardiser import CLIP, Standardiser, standard
+from hybridperf.learning.training import TrainingRecipe, train
 
 NOMINAL = 0.9  # share of measurements that an interval is to hold
 SLACK_OCTAVES = RANGE_SLACK_OCTAVES
+MEMBERS = 4
 _ROWS_PER_DEVICE = 6000
 _HYPER_ROWS = 256
 _HYPER_STEPS = 100
@@ -50,7 +52,7 @@ class FamilyPrior:
 
     population: Population
     standard: Standardiser
-    params: Any  # of BoundedNet, leaves [E, ...]
+    params: Any  # of BoundedNet, leaves [E, ...]; None: no network
     hyper: HyperParameters
     sizes: Box
     # deviations that hold 90 % of a new device's measurements, for the prior device where that took
@@ -65,6 +67,9 @@ class FamilyPrior:
     # instead of `log_width`, by a word of a family's own choice, such as an implementation or a
     # link; none: one for all
     log_widths: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # what |log correction| stays below, of a network and of the whole
+    network_bound: float = BOUND
+    bound: float = BOUND
 
     def half_widths(self, implementation: np.ndarray) -> np.ndarray:
         """Log half-widths [N] of rows of implementations [N] on a device without rows."""
@@ -96,12 +101,15 @@ class FamilyPrior:
         self, rows: PriorRows, on: ClosedFormValues, params: Any = None
     ) -> tuple[Any, Any, Any]:
         """(inputs [N, d], faded output before the bound [N], faded deviation of members [N])."""
-        x = self.standard.inputs(rows, on)
-        output, apart = trunk.evaluate(self.params if params is None else params, x)
+        x, shared = self.standard.inputs(rows, on), params is None
+        if (params := self.params if shared else params) is None:
+            silence = array_module(x).zeros(len(x))
+            return x, silence, silence
+        output, apart = evaluate(params, x, self.network_bound)
         fade = self.sizes.fade(rows.inputs)
-        if params is None:  # what others' kernels show says nothing of those that a law serves
+        if shared:  # what others' kernels show says nothing of those that a law serves
             fade = fade * ~self.population.unmet(rows.implementation)
-        return x, fade * unbounded(output), fade * apart
+        return x, fade * unbounded(output, self.bound), fade * apart
 
     def in_place_of_sources(self, rows: PriorRows) -> PriorRows:
         """Rows whose flags name the framework whose kernels they may run (`Population.taking`)."""
@@ -123,10 +131,12 @@ class FamilyPrior:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file."""
-        out = trunk.named_arrays(self.params)
+        out = trunk_arrays(self.params)
         out |= {f"population/{name}": getattr(self.population, name) for name in ("spread", "own")}
         out |= {f"standard/{name}": getattr(self.standard, name) for name in ("centre", "scale")}
         out |= {f"hyper/{name}": np.asarray(value) for name, value in vars(self.hyper).items()}
+        if (ends := self.standard.ends) is not None:
+            out |= {"standard/low": ends.low, "standard/high": ends.high}
         return out | {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
 
     def document(self) -> dict[str, Any]:
@@ -145,6 +155,9 @@ class FamilyPrior:
             "kin_quantile": self.reference_quantile,
             "kin_log_width": self.reference_log_width,
             "log_widths": dict(self.log_widths),
+            "clip": self.standard.clip,
+            "network_bound": self.network_bound,
+            "bound": self.bound if np.isfinite(self.bound) else None,
         }
 
     @staticmethod
@@ -165,10 +178,15 @@ class FamilyPrior:
             None if document[key] is None else float(document[key])
             for key in ("kin_quantile", "kin_log_width")
         )
+        ends = None
+        if "standard/low" in of:
+            ends = Box(names["inputs"], of["standard/low"], of["standard/high"])
+        seen = of["standard/centre"], of["standard/scale"], ends, float(document.get("clip", CLIP))
+        bound = document.get("bound", BOUND)
         return FamilyPrior(
             usual,
-            Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
-            nested(under(of, "trunk/")),
+            Standardiser(names["inputs"], *seen),
+            nested(under(of, "trunk/")) or None,
             HyperParameters(**under(of, "hyper/")),
             Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
@@ -176,23 +194,33 @@ class FamilyPrior:
             reference_quantile,
             reference_log_width,
             {str(word): float(width) for word, width in document.get("log_widths", {}).items()},
+            float(document.get("network_bound", BOUND)),
+            float("inf") if bound is None else float(bound),
         )
 
 
-def unbounded(r: Any) -> Any:
+def trunk_arrays(params: Any) -> dict[str, np.ndarray]:
+    """Weights by name, for a file."""
+    leaves = {} if params is None else flat(params)
+    return {f"trunk/{name}": np.asarray(leaf) for name, leaf in leaves.items()}
+
+
+def unbounded(r: Any, bound: float = BOUND) -> Any:
     """c atanh(r / c), the inverse of `bounded`; the process adds up on this side."""
-    return BOUND * r.__array_namespace__().arctanh((r / BOUND).clip(-0.99, 0.99))
+    if bound == np.inf:
+        return r
+    return bound * r.__array_namespace__().arctanh((r / bound).clip(-0.99, 0.99))
 
 
-def bounded(u: Any) -> Any:
+def bounded(u: Any, bound: float = BOUND) -> Any:
     """c tanh(u / c)."""
-    return BOUND * u.__array_namespace__().tanh(u / BOUND)
+    return u if bound == np.inf else bound * u.__array_namespace__().tanh(u / bound)
 
 
 def train_family(
     devices: Mapping[str, tuple[PriorRows, np.ndarray]],
     seed: int = 0,
-    recipe: trunk.TrainingRecipe = trunk.TrainingRecipe(),  # noqa: B008
+    recipe: TrainingRecipe = TrainingRecipe(),  # noqa: B008
     architectures: Mapping[str, str] | None = None,
     least_rows: int = 0,
     machines: Mapping[str, Machine] | None = None,
@@ -223,12 +251,12 @@ def train_family(
     enough = {name: one for name, one in measured.items() if len(one[0]) >= least_rows}
     measured = enough or measured
     on = {name: own[name].closed(rows) for name, (rows, _) in measured.items()}
-    how = trunk.standard([(rows, on[name]) for name, (rows, _) in measured.items()])
+    how = standard([(rows, on[name]) for name, (rows, _) in measured.items()])
     data = [
         (how.inputs(rows, on[name]), np.log(time_s) - on[name].total)
         for name, (rows, time_s) in measured.items()
     ]
-    params = trunk.train(data, np.ones((trunk.MEMBERS, len(data)), bool), recipe, seed)
+    params = train(data, np.ones((MEMBERS, len(data)), bool), recipe, seed)
     boxes = (Box.of(rows.inputs, rows.sizes) for rows, _ in measured.values())
     box = functools.reduce(Box.joined, boxes)
     hyper = process.start_hyper(len(how.centre))
@@ -258,12 +286,12 @@ def train_family(
 
 
 def uninformed(rows: PriorRows) -> FamilyPrior:
-    """A prior that no device taught: usual knobs of the form, a silent trunk."""
+    """A prior that no device taught: usual knobs of the form, no network."""
     nobody = _nobody(rows)
-    how = trunk.standard([(rows, nobody.typical().closed(rows))])
+    how = standard([(rows, nobody.typical().closed(rows))])
     hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
-    params, box = trunk.untrained(len(how.centre), 1), Box.of(rows.inputs, rows.sizes)
-    return FamilyPrior(nobody, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
+    box = Box.of(rows.inputs, rows.sizes)
+    return FamilyPrior(nobody, how, None, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
 
 
 def uninformed_knobs(rows: PriorRows) -> ImplementationKnobs:
@@ -280,7 +308,7 @@ def _nobody(rows: PriorRows) -> Population:
 def _leave_out(
     prior: FamilyPrior, measured: Mapping[str, tuple[PriorRows, np.ndarray]],
     own: Mapping[str, ImplementationKnobs], data: list[tuple[np.ndarray, np.ndarray]],
-    architectures: Mapping[str, str], recipe: trunk.TrainingRecipe, seed: int,
+    architectures: Mapping[str, str], recipe: TrainingRecipe, seed: int,
     machines: Mapping[str, Machine],
 ) -> list[tuple[Examples, Examples, Examples | None, np.ndarray]]:  # fmt: skip
     """Each prior device as one that was not in the prior, by trunks that did not see it.
@@ -293,7 +321,7 @@ def _leave_out(
     folds = _folds(names, architectures)
     kept = np.array([[name not in fold for name in names] for fold in folds])
     sees = np.repeat(kept, _INNER_MEMBERS, 0)
-    inner = trunk.train(data, sees, recipe, seed + 1)
+    inner = train(data, sees, recipe, seed + 1)
     random = np.random.default_rng(seed)
 
     def without(fold: tuple[str, ...], name: str) -> tuple[Population, Any]:

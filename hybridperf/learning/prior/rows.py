@@ -17,9 +17,9 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from hybridperf.io.namespace import array_module, floats
+from hybridperf.learning.inputs import Inputs
+from hybridperf.learning.inputs import concatenate as concatenate_inputs
 from hybridperf.learning.prior.form import LAWS, WAVE_ROOFLINE, ClosedForm
-from hybridperf.learning.residual import Inputs
-from hybridperf.learning.residual import concatenate as concatenate_inputs
 
 # inputs that tell one sparse matrix from another
 MATRIX = ("log2_rows", "log2_degree", "longest", "cv_degree", "aspect")

@@ -28,18 +28,10 @@ import pandas as pd
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError, plain, write_json, write_table
 from hybridperf.io.provenance import origin
+from hybridperf.learning.inputs import Box
+from hybridperf.learning.prior import Adapted
+from hybridperf.learning.prior.alone import LEAST_ROWS, learn_alone
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, NO_PRIOR, Prior, load_prior
-from hybridperf.learning.residual import (
-    LEAST_ROWS,
-    Box,
-    Residual,
-    TrainingJob,
-    best_shares,
-    network_correction,
-    process_correction,
-    train,
-    with_process,
-)
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, shipped
 from hybridperf.model.families import gpu_of
 from hybridperf.model.fit import families as family_fit
@@ -62,7 +54,6 @@ LEAST_ROWS_FOR_INTERVAL = 20
 REPORT_SCHEMA_VERSION = 1
 # no kernel of such a length was met that takes as many times its roofline: times of another unit
 _LONG_S, _MOST_OVER_ROOFLINE = 1e-5, 300.0
-_FOLD_MEMBERS, _FINAL_MEMBERS = 2, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,38 +216,16 @@ def _fit_alone(data: MeasuredOps, device: DeviceSpec) -> tuple[PerfModel, FitRep
 
 def learn_corrections(
     data: MeasuredOps, fold: np.ndarray, closed_form: np.ndarray, without: np.ndarray
-) -> tuple[dict[int, Residual], np.ndarray]:
+) -> tuple[dict[int, Adapted], np.ndarray]:
     """(correction of each group with enough rows, held-out log corrections [R])."""
-    learners = [group for group, inputs in data.inputs.items() if len(inputs.values) >= LEAST_ROWS]
-    at = {group: np.flatnonzero(data.table.group == group) for group in learners}
-    jobs = []
-    for group in learners:
-        inputs, rows = data.inputs[group], at[group]
-        for k in range(FOLDS):
-            others = fold[rows] != k
-            jobs.append(TrainingJob(inputs.rows(others), -without[k, rows[others]], _FOLD_MEMBERS))
-        jobs.append(TrainingJob(inputs, -closed_form[rows], _FINAL_MEMBERS))
-    trained = iter(train(jobs))
-    residuals, corrections = {}, np.zeros(len(fold))
-    for group in learners:
-        inputs, rows = data.inputs[group], at[group]
-        target = -without[fold[rows], rows]
-        networks, process = np.zeros(len(rows)), np.zeros(len(rows))
-        for k in range(FOLDS):
-            mine = fold[rows] == k
-            others = ~mine
-            found = with_process(next(trained), inputs.rows(others), -without[k, rows[others]])
-            networks[mine] = network_correction(found, inputs.rows(mine))
-            process[mine] = process_correction(found, inputs.rows(mine))
-        for k in range(FOLDS):
-            mine = fold[rows] == k
-            one, other = best_shares(target[~mine], networks[~mine], process[~mine])
-            corrections[rows[mine]] = one * networks[mine] + other * process[mine]
-        one, other = best_shares(target, networks, process)
-        final = next(trained)
-        final = with_process(final, inputs, -closed_form[rows]) if other > 0 else final
-        residuals[group] = dataclasses.replace(final, share=one, process_share=other)
-    return residuals, corrections
+    found, corrections = {}, np.zeros(len(fold))
+    for group, inputs in data.inputs.items():
+        at = np.flatnonzero(data.table.group == group)
+        if len(at) >= LEAST_ROWS:
+            found[group], corrections[at] = learn_alone(
+                inputs, -closed_form[at], -without[:, at], fold[at]
+            )
+    return found, corrections
 
 
 # --- how far to trust it --------------------------------------------------------------------------
@@ -280,7 +249,7 @@ def conformal_quantile(errors: np.ndarray, coverage: float = COVERAGE) -> float 
 
 
 def _group_reports(
-    data: MeasuredOps, errors: np.ndarray, residuals: Mapping[int, Residual]
+    data: MeasuredOps, errors: np.ndarray, residuals: Mapping[int, Adapted]
 ) -> dict[str, GroupReport]:
     group = data.table.group
     sizes = np.bincount(group, minlength=len(GROUPS))

@@ -16,6 +16,8 @@ import scipy
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.learning.inputs import Box, inputs_of
+from hybridperf.learning.inputs import concatenate as join_inputs
 from hybridperf.learning.prior import (
     Adapted,
     FamilyPrior,
@@ -28,8 +30,6 @@ from hybridperf.learning.prior.adapted import LEAST_CALIBRATING
 from hybridperf.learning.prior.form import WAVE_ROOFLINE
 from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.prior.shipped import Prior
-from hybridperf.learning.residual import Box, inputs_of
-from hybridperf.learning.residual import concatenate as join_inputs
 from hybridperf.model import GroupReport
 from hybridperf.model.families import (
     FAMILIES,

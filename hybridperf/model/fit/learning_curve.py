@@ -9,7 +9,7 @@ import pandas as pd
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
-from hybridperf.learning.residual import log_correction
+from hybridperf.learning.prior.alone import log_correction
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import learn_corrections
 from hybridperf.model.fit.knobs import fit_knobs

@@ -42,7 +42,7 @@ from scipy.stats import qmc
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.learning.residual import inputs_of
+from hybridperf.learning.inputs import inputs_of
 from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, canonical, op_table
 from hybridperf.model.families import by_family
 from hybridperf.model.fit.device import fit

@@ -2,7 +2,7 @@
 
 datasheet    max(arithmetic / peak, bytes / bandwidth)
 knobs        the calibrated roofline (`ops/roofline.py`) with the knobs of the op's group
-learned      x exp(bounded correction), of groups that were measured (`learning/residual.py`)
+learned      x exp(bounded correction), of groups that were measured (`learning/prior/alone.py`)
 varied       closed form at varied knobs over closed form at the fitted ones: what knobs of a
              group mean for ops that other stages price
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from hybridperf.io.namespace import Array
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.learning.residual import inputs_of
+from hybridperf.learning.inputs import inputs_of
 from hybridperf.model.batch import Batch
 from hybridperf.model.group_report import widening
 from hybridperf.model.platform import OpTable, Platform, durations, neutral_knobs, seconds

@@ -20,9 +20,9 @@ from hybridperf.hardware import DeviceSpec
 from hybridperf.io import closest, shipped_toml
 from hybridperf.io.namespace import Array, array_module, put
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.learning.inputs import Inputs
 from hybridperf.learning.prior import Adapted, FamilyRows, Predicted
 from hybridperf.learning.prior.implementation import OpImplementation
-from hybridperf.learning.residual import Inputs
 from hybridperf.model.batch import Batch
 from hybridperf.model.families import family_rows, framework_of, with_defaults, with_slots
 from hybridperf.model.sources import Code, Source

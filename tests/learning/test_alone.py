@@ -22,24 +22,19 @@ from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.io.documents import with_checksum
-from hybridperf.learning import residual as residual_module
-from hybridperf.learning.residual import (  # fmt: skip
-    BOUND,
+from hybridperf.learning.ensemble import BOUND, network
+from hybridperf.learning.inputs import (
     FADE_OCTAVES,
-    INPUTS,
-    LEAST_ROWS,
     RANGE_SLACK_OCTAVES,
     Box,
     Inputs,
-    Residual,
-    TrainingJob,
-    best_shares,
     concatenate,
     inputs_of,
-    log_correction,
-    network,
-    train,
 )
+from hybridperf.learning.prior import Adapted, alone
+from hybridperf.learning.prior.alone import LEAST_ROWS, best_shares, learn_alone, log_correction
+from hybridperf.learning.prior.family import unbounded
+from hybridperf.learning.training import TrainingRecipe, train
 from hybridperf.model import PerfModel, load_model, neutral_knobs
 from hybridperf.model.fit.device import FitReport, fit
 from hybridperf.ops import GROUPS, Elementwise, Gemm, OpCall, op_by_name
@@ -119,7 +114,7 @@ def fitted() -> tuple[PerfModel, FitReport]:
 
 
 @pytest.fixture(scope="module")
-def learned(fitted: tuple[PerfModel, FitReport]) -> Residual:
+def learned(fitted: tuple[PerfModel, FitReport]) -> Adapted:
     residual = fitted[0].groups["gemm"].residual
     assert residual is not None
     return residual
@@ -203,10 +198,11 @@ def test_nothing_is_taken_of_networks_that_learned_noise() -> None:
     assert best_shares(target, first, second) == (0.5, 0.5)
 
 
-def test_a_share_of_nothing_is_the_closed_form_to_the_bit(learned: Residual) -> None:
+def test_a_share_of_nothing_is_the_closed_form_to_the_bit(learned: Adapted) -> None:
     assert (
         log_correction(
-            dataclasses.replace(learned, share=0.0, process_share=0.0), gemms([64, 1e9], 64, 64)
+            dataclasses.replace(learned, trunk_share=0.0, process_share=0.0),
+            gemms([64, 1e9], 64, 64),
         )
         == 0.0
     ).all()
@@ -273,8 +269,8 @@ def test_beyond_the_range_it_is_not_much_worse_than_the_closed_form(
 
 def test_zero_before_training() -> None:
     net, x = (
-        network(),
-        np.random.default_rng(0).standard_normal((50, INPUTS)).astype(np.float32),
+        network(16, BOUND),
+        np.random.default_rng(0).standard_normal((50, 32)).astype(np.float32),
     )
     assert (jax.jit(lambda key: net.apply(net.init(key, x), x))(jax.random.key(1)) == 0.0).all()
 
@@ -286,7 +282,7 @@ def test_bounded_whatever_is_asked(fitted: tuple[PerfModel, FitReport]) -> None:
     for group, report in fitted[0].groups.items():
         if report.residual is None:
             continue
-        names = report.residual.box.names
+        names = report.residual.sizes.names
         absurd = Inputs(
             names,
             np.stack(
@@ -304,17 +300,17 @@ def test_bounded_whatever_is_asked(fitted: tuple[PerfModel, FitReport]) -> None:
             said = log_correction(residual, absurd)
             assert np.isfinite(said).all(), group
             assert (np.abs(said) <= BOUND).all(), group
-    x = 100 * rng.standard_normal((200, INPUTS)).astype(np.float32)
-    params = network().init(jax.random.key(0), x)["params"]
+    x = 100 * rng.standard_normal((200, 32)).astype(np.float32)
+    params = network(16, BOUND).init(jax.random.key(0), x)["params"]
     loud = {**params, "out": {"kernel": 1e6 * jnp.ones((16, 1)), "bias": jnp.zeros(1)}}
-    assert float(jnp.abs(network().apply({"params": loud}, x)).max()) == BOUND
+    assert float(jnp.abs(network(16, BOUND).apply({"params": loud}, x)).max()) == BOUND
 
 
-def test_it_fades_with_the_distance_and_not_before(learned: Residual) -> None:
+def test_it_fades_with_the_distance_and_not_before(learned: Adapted) -> None:
     """Inside, and half an octave beyond: untouched. Then exp(-(d/2)^2) of what it says at the edge,
     down to nothing.
     """
-    box = learned.box
+    box = learned.sizes
     assert (box.outside(gemms(512.0, np.geomspace(64, 1024, 20), 512.0)) == 0).all()
     further = gemms(512.0, 2048 * np.exp2(np.linspace(0, 12, 100)), 512.0)
     outside = box.outside(further)
@@ -324,7 +320,8 @@ def test_it_fades_with_the_distance_and_not_before(learned: Residual) -> None:
     at_edge, said = log_correction(learned, edge), log_correction(learned, further)
     fade = np.exp(-((outside / FADE_OCTAVES) ** 2))
     assert np.abs(at_edge).min() > 0.01
-    np.testing.assert_allclose(said / at_edge, fade, rtol=1e-5, atol=1e-12)
+    # inside the bound, where it is added up
+    np.testing.assert_allclose(unbounded(said) / unbounded(at_edge), fade, rtol=1e-5, atol=1e-12)
     assert (fade[outside == 0] == 1).all()
     assert (said[outside == 0] == at_edge[outside == 0]).all()
     assert (np.diff(outside) >= 0).all()
@@ -413,86 +410,83 @@ def test_inputs_are_logs_of_work_and_the_ops_own_shape() -> None:
 # --- training -------------------------------------------------------------------------------------
 
 
-def made_up_job(rows: int, seed: int, members: int = 2) -> TrainingJob:
-    x = np.random.default_rng(seed).uniform(4, 12, (rows, 3))
-    return TrainingJob(Inputs(("log_a", "log_b", "log_c"), x), 0.3 * np.sin(x[:, 0]), members)
+RECIPE = TrainingRecipe(steps=30, batch=64, width=16, input_noise=0.1, lasso=0.01)
 
 
-def same(one: Residual, other: Residual) -> bool:
-    return bool(
-        jax.tree.all(
-            jax.tree.map(
-                lambda a, b: a.shape == b.shape and (a == b).all(), one.params, other.params
-            )
-        )
+def made_up(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(seed).uniform(-2, 2, (rows, 3))
+    return x, 0.3 * np.sin(x[:, 0])
+
+
+def member(params: object, at: int) -> list[np.ndarray]:
+    return [leaf[at] for leaf in jax.tree.leaves(params)]
+
+
+def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    return all((a == b).all() for a, b in zip(one, other, strict=True))
+
+
+def test_a_member_learns_from_the_rows_it_sees_and_from_no_others() -> None:
+    """Folds are left out by this: what lies in the others does not reach a member."""
+    first, second = made_up(200, seed=1), made_up(120, seed=2)
+    moved = second[0] + 1.0, second[1] - 1.0
+    sees = np.array([[True, False], [False, True], [True, True], [True, False]])
+    found, again, other = (
+        train([first, one], sees, RECIPE, seed=0) for one in (second, second, moved)
     )
+    assert all(same(member(found, at), member(again, at)) for at in range(4))
+    assert same(member(found, 0), member(other, 0))
+    assert not same(member(found, 1), member(other, 1))
+    assert not same(member(found, 2), member(other, 2))
+    assert not same(member(found, 0), member(found, 3))  # members differ in what they draw
 
 
-def test_training_is_deterministic_whoever_trains_beside_it() -> None:
-    job = made_up_job(200, seed=1)
-    alone, beside = (
-        train([job])[0],
-        train([made_up_job(240, seed=2, members=3), job, made_up_job(100, seed=3)]),
+def test_held_out_corrections_have_not_seen_their_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fold whose times are wrong spoils what is predicted of all others, and not of itself."""
+    monkeypatch.setattr(alone, "best_shares", lambda *_: (0.5, 0.5))
+    x = np.random.default_rng(3).uniform(4, 12, (60, 2))
+    target, fold = 0.3 * np.sin(x[:, 0]), np.arange(60) % 5
+    wrong = np.where(fold == 2, target + 0.5, target)
+    inputs = Inputs(("log_a", "log_b"), x)
+    honest, spoilt = (
+        learn_alone(inputs, each, np.tile(each, (5, 1)), fold)[1] for each in (target, wrong)
     )
-    assert same(alone, beside[1])
-    assert not same(alone, beside[2])
-    assert jax.tree.leaves(beside[0].params)[0].shape[0] == 3
-    first, second = (jax.tree.map(lambda leaf, i=i: leaf[i], alone.params) for i in (0, 1))
-    # members differ in their seed
-    assert not jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), first, second))
-
-
-def test_a_job_is_trained_the_same_way_beside_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which rows a step sees hangs on the job alone: whether it draws from them, and how many."""
-
-    def told(x, target, rows, keys, batch):
-        return {
-            "draws": np.full(len(x), x.shape[1] > batch),
-            "batch": np.full(len(x), batch),
-            "rows": rows,
-            "keys": keys,
-        }
-
-    monkeypatch.setattr(residual_module, "_train_many", told)
-    jobs = [made_up_job(rows, seed=rows) for rows in (50, 64, 65, 256, 257, 500, 1024, 1025, 3000)]
-    for alone, beside in zip([train([job])[0] for job in jobs], train(jobs), strict=True):
-        assert same(alone, beside)
+    np.testing.assert_array_equal(honest[fold == 2], spoilt[fold == 2])
+    assert all(np.abs(honest - spoilt)[fold == k].max() > 0.01 for k in (0, 1, 3, 4))
 
 
 def test_inputs_that_never_vary_are_not_looked_at() -> None:
     x = np.random.default_rng(0).uniform(4, 12, (30, 3))
     x[:, 1] = 7.0
-    blank = residual_module._untrained(Inputs(("a", "b", "c"), x))
-    assert blank.names == ("a", "c")
-    assert blank.box.names == ("a", "b", "c")  # but what they were is part of the range
-    with pytest.raises(ValueError, match="40 varying inputs"):
-        residual_module._untrained(
-            Inputs(
-                tuple(f"x{i}" for i in range(40)), np.random.default_rng(0).standard_normal((9, 40))
-            )
-        )
+    target = 0.3 * np.sin(x[:, 0])
+    found, _ = learn_alone(
+        Inputs(("a", "b", "c"), x), target, np.tile(target, (5, 1)), np.arange(30) % 5
+    )
+    assert found.prior.standard.names == ("a", "c")
+    assert found.sizes.names == ("a", "b", "c")  # but what they were is part of the range
 
 
-def test_gradient_with_respect_to_inputs(learned: Residual) -> None:
+def test_gradient_with_respect_to_inputs(learned: Adapted) -> None:
     """Finite everywhere, and right: a search may go through the networks."""
     params = jax.tree.map(lambda leaf: leaf[0], dict(learned.params))
+    inputs = params["first"]["kernel"].shape[0]
     with jax.enable_x64(True):
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
 
         @jax.jit
         def said(x: jax.Array) -> jax.Array:
-            return network().apply({"params": params}, x)
+            return network(16, BOUND).apply({"params": params}, x)
 
         gradient = jax.jit(jax.grad(said))
         for x in (
-            np.zeros(INPUTS),
-            *np.random.default_rng(0).uniform(-3, 3, (3, INPUTS)),
-            np.full(INPUTS, 1e6),
+            np.zeros(inputs),
+            *np.random.default_rng(0).uniform(-3, 3, (3, inputs)),
+            np.full(inputs, 1e6),
         ):
             slope = np.asarray(gradient(x))
             assert np.isfinite(slope).all()
             if np.abs(x).max() < 10:
-                step = 1e-6 * np.eye(INPUTS)
+                step = 1e-6 * np.eye(inputs)
                 by_difference = [
                     (float(said(x + one)) - float(said(x - one))) / 2e-6 for one in step
                 ]
@@ -651,3 +645,25 @@ def test_a_model_from_before_the_networks_is_to_be_fitted_again(
     with pytest.raises(InputError, match=r"schema version 2, .*fit the model again") as error:
         load_model(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_model_of_version_5_predicts_as_it_did() -> None:
+    """Groups had corrections of another kind then; the folder was made by that program."""
+    folder = Path(__file__).parent / "version_5"
+    model = load_model(folder)
+    assert {group: report.residual.learned for group, report in model.groups.items()}
+    was = pd.read_csv(folder / "predicted.csv")
+    now = model.predict_ops(was.drop(columns=["predicted_s", "low_s", "high_s"]))
+    bare = without_corrections(model).predict_ops(was.drop(columns=["predicted_s"]))
+    assert np.abs(np.log(was["predicted_s"] / bare["predicted_s"])).max() > 0.1
+    for name in ("predicted_s", "low_s", "high_s"):
+        np.testing.assert_allclose(now[name], was[name], rtol=1e-6)
+
+
+def test_a_model_of_version_5_is_saved_as_one_of_today(tmp_path: Path) -> None:
+    model = load_model(Path(__file__).parent / "version_5")
+    model.save(tmp_path)
+    rows = pd.read_csv(Path(__file__).parent / "version_5" / "predicted.csv")
+    pd.testing.assert_frame_equal(
+        load_model(tmp_path).predict_ops(rows), model.predict_ops(rows), check_exact=True
+    )

@@ -1,0 +1,61 @@
+"""What each part of a price brings, on devices that follow a law by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hybridperf.hardware import load_device
+from hybridperf.io import InputError
+from hybridperf.learning.training import TrainingRecipe
+from hybridperf.model.published import ops as sources
+from hybridperf.model.published.ops import DeviceRows
+from hybridperf.validate import ablation
+from hybridperf.validate.device_judge import SPLITS, DeviceEffort, Setup
+
+
+def softmax_rows(device: str, seed: int) -> DeviceRows:
+    """A floor, a share of the bandwidth, a bump over columns that no form has, 1 % of noise."""
+    random = np.random.default_rng(seed)
+    rows, cols = np.exp2(random.uniform(4, 13, (2, 900))).round()
+    spec = load_device(device)
+    time_s = 1e-5 + 8 * rows * cols / (0.5 * spec.memory_bytes_per_s)
+    time_s = time_s * np.exp(0.2 * np.sin(np.log2(cols)) + random.normal(0, 0.01, len(rows)))
+    frame = pd.DataFrame(
+        {"op": "softmax", "dtype": "fp32", "rows": rows, "cols": cols, "time_s": time_s}
+    )
+    ((_, out),) = sources.device_rows(frame, spec, "neusight_softmax", {})
+    return out
+
+
+def test_each_stage_is_judged_on_the_same_unseen_rows(tmp_path) -> None:
+    """The form takes most of the datasheet's error, the process the bump where there are rows;
+    without rows it brings nothing, and networks that were not trained never do.
+    """
+    devices = {name: softmax_rows(name, at) for at, name in enumerate(("t4", "a100_sxm4_80g"))}
+    split = next(split for split in SPLITS if split.name == ablation.JUDGED["t4"])
+    effort = DeviceEffort(recipe=TrainingRecipe(steps=0, batch=32))
+    setup = Setup(split, effort, tmp_path, {"made": "here"})
+    cold, warm = ablation.ablated(devices, "softmax", "t4", setup, (0, 200, 10**6))
+    assert (cold["rows"], warm["rows"]) == (0, 200)
+    for found in (cold, warm):
+        assert found["n"] == devices["t4"].about["test"].sum()
+        assert found["closed form median"] < 0.5 * found["datasheet median"]
+    assert cold["process median"] == pytest.approx(cold["closed form median"], rel=1e-6)
+    assert cold["network median"] == pytest.approx(cold["closed form median"], rel=1e-6)
+    assert warm["process median"] < 0.3 * warm["closed form median"]
+    assert warm["datasheet mean"] == cold["datasheet mean"]
+    shown = ablation.table(pd.DataFrame([cold, warm]))
+    assert list(shown["rows"]) == [0, 200]
+    assert {*ablation.STAGES} < {*shown}
+
+
+def test_every_judged_device_is_left_out_with_its_siblings() -> None:
+    left_out = {split.name: split.left_out for split in SPLITS}
+    assert {device for split in SPLITS for device in split.judged} == {*ablation.JUDGED}
+    assert all(device in left_out[split] for device, split in ablation.JUDGED.items())
+
+
+@pytest.mark.parametrize("wrong", [{"families": ["softmx"]}, {"devices": ["t44"]}])
+def test_an_unknown_family_or_device_is_one_sentence(tmp_path, wrong) -> None:
+    with pytest.raises(InputError, match="known are"):
+        ablation.run(tmp_path, tmp_path, **wrong)
