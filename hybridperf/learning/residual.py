@@ -37,7 +37,7 @@ from hybridperf.learning import gaussian_process
 from hybridperf.learning.ensemble import outputs
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess, under
 from hybridperf.ops import Op
-from hybridperf.ops.inputs import log2_above_zero
+from hybridperf.ops.inputs import log2_above_zero, shape_inputs
 from hybridperf.ops.roofline import Work
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class Residual:
 def inputs_of(op: Op, work: Work, rows: int, keep: np.ndarray | slice = slice(None)) -> Inputs:
     """Inputs of `rows` ops given as one op with columns, and of their work; of those of a mask."""
     counts = {name: log2_above_zero(getattr(work, name)) for name in _WORK_INPUTS}
-    named = {**counts, **op.shape()}
+    named = {**counts, **shape_inputs(op)}
     module, *columns = reals(*named.values())
     columns = [module.broadcast_to(column, (rows,)) for column in columns]
     return Inputs(tuple(named), module.stack(columns, 1)[keep])

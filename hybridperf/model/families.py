@@ -26,11 +26,13 @@ from hybridperf.learning.prior.form import STEP_S
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.rows import NOTHING
 from hybridperf.learning.residual import Inputs
-from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
+from hybridperf.ops import GROUPS, Gpu, Op, columns, columns_of, op_by_name, op_names
+from hybridperf.ops.attention import run_by
 from hybridperf.ops.gemm import Product
+from hybridperf.ops.inputs import gathered, gpu_inputs
 from hybridperf.ops.quantise import SCHEMES, scheme_dtype
 from hybridperf.ops.table import OpRows
-from hybridperf.ops.tiles import STEP_FLOPS
+from hybridperf.ops.tiles import STEP_FLOPS, blocks, serial_steps
 
 _SINGLE = ("fp32", "tf32", "fp64")
 _FAMILY = {
@@ -125,15 +127,15 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
     def whole(values: Array) -> Array:  # of a single op they are numbers
         return array_module(values).broadcast_to(floats(values), (n,))
 
-    own = {name: whole(value) for name, value in part.op.gpu_inputs(gpu).items()}
+    own = {name: whole(value) for name, value in gpu_inputs(part.op, gpu).items()}
     flags = _flags(part, n)
     framework = part.labels.get("framework")
-    run = part.op if framework is None else part.op.run_by(framework)
+    run = part.op if framework is None else run_by(part.op, framework)
     work = part.work if run is part.op else run.work()
     values = array_module(*own.values()).stack([*own.values(), *flags.values()], 1)
     return FamilyRows(
         flops=whole(work.flops)[keep], bytes=whole(work.bytes)[keep],
-        blocks=whole(0.0 if run.group in _WITHOUT_WAVES else run.blocks())[keep],
+        blocks=whole(0.0 if run.group in _WITHOUT_WAVES else blocks(run))[keep],
         peak_flops_per_s=np.full(int(keep.sum()), part.peak_flops_per_s),
         memory_bytes_per_s=device.memory_bytes_per_s, sm_count=gpu.sm_count,
         implementation=_slots(part, n)[keep], inputs=Inputs((*own, *flags), values[keep]),
@@ -146,7 +148,7 @@ def _steps(part: OpRows, run: Op, gpu: Gpu) -> Array:
     """Serial steps of the rows of a part [R], `run` by kernels; in single precision, where no
     matrix unit makes a step short, as many usual ones as its arithmetic takes.
     """
-    steps = run.serial_steps(gpu)
+    steps = serial_steps(run, gpu)
     if part.op.dtype not in _SINGLE:
         return steps
     return steps * (STEP_FLOPS * gpu.sm_count / part.peak_flops_per_s / STEP_S)
@@ -164,7 +166,7 @@ def _gathers(
     part: OpRows, keep: np.ndarray, device: DeviceSpec, gpu: Gpu, whole: Callable[[Array], Array]
 ) -> Array | None:
     """What the rows `keep` gather, as `gather_form.WORK` names it after arithmetic."""
-    of = part.op.gathered()
+    of = gathered(part.op)
     if of is None:
         return None
     seconds = (of.again_bytes, of.first_bytes, of.beside_bytes, of.index_bytes)
@@ -288,7 +290,8 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
 
 def _text_of(op: Op | type[Op]) -> list[str]:
     """Fields of an op whose words name an implementation."""
-    return [field for field in op.text if field not in _NOT_AN_IMPLEMENTATION]
+    text = columns_of(op if isinstance(op, type) else type(op)).text
+    return [field for field in text if field not in _NOT_AN_IMPLEMENTATION]
 
 
 def _slots(part: OpRows, n: int) -> np.ndarray:

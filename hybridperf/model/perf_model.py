@@ -34,7 +34,7 @@ from hybridperf.model.reference_device import (
     priced_elsewhere,
 )
 from hybridperf.model.step_effects import vector
-from hybridperf.ops import OpCall, PrefillAttention
+from hybridperf.ops import OpCall, PrefillAttention, run_on
 from hybridperf.ops.attention_kernels import SHARES, published_factor
 from hybridperf.ops.operand_order import order_seconds
 from hybridperf.ops.roofline import RooflineKnobs
@@ -186,7 +186,7 @@ class PerfModel:
         """Calls in the format that libraries run, of 16 bits in the one that was measured, where
         the other is as fast.
         """
-        found = [(call, as_measured(self, call.op.run_on(self.device))) for call in calls]
+        found = [(call, as_measured(self, run_on(call.op, self.device))) for call in calls]
         return [call if op is call.op else dataclasses.replace(call, op=op) for call, op in found]
 
     def _correct(self, table: OpTable, at: np.ndarray, seconds: np.ndarray) -> None:

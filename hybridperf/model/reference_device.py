@@ -58,6 +58,7 @@ from hybridperf.ops import (
     OpCall,
     PrefillAttention,
 )
+from hybridperf.ops.inputs import gathered
 from hybridperf.ops.latent_attention import PUBLISHED_SHARE
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.roofline import RooflineKnobs
@@ -242,7 +243,7 @@ def spread_of_rows(model: Calibration, calls: Sequence[OpCall]) -> np.ndarray:
         op = calls[at].op
         if not is_lookup(op):
             least = ROW_WIDTH if op.unit == "matrix" else LOOPS_ROW_WIDTH
-            spread[at] = max(spread[at], GATHERS_WIDTH if op.gathered() is not None else least)
+            spread[at] = max(spread[at], GATHERS_WIDTH if gathered(op) is not None else least)
     return spread
 
 
@@ -273,7 +274,7 @@ def believed_by(model: Calibration, op: Op) -> str:
     if not refers(model) or model.references is None:
         return "datasheet roofline"
     found = reference_device(model.device, op, model.references())
-    if op.gathered() is not None and gpu_of(model.device) is not None:
+    if gathered(op) is not None and gpu_of(model.device) is not None:
         whose = "believed knobs" if found is None else f"the knobs of {found.device.id}"
         return f"the form of gathers at this device's bandwidth and cache, with {whose}"
     if found is not None and is_lookup(op):
@@ -350,7 +351,7 @@ def _by_gathers(
     the reference device's, or the beliefs where no device has such ops.
     """
     for at, call in enumerate(calls):
-        if call.op.gathered() is None or gpu_of(device) is None:
+        if gathered(call.op) is None or gpu_of(device) is None:
             continue
         rows = op_rows(call.op, device)
         found = reference_device(device, call.op, models)

@@ -20,7 +20,7 @@ from hybridperf.model.reference_device import (
 )
 from hybridperf.model.step_effects import NAMES
 from hybridperf.model.step_table import collective_frame
-from hybridperf.ops import Gemm, OpCall
+from hybridperf.ops import OpCall
 
 Probe = tuple[str, OpCall | CollectiveCall]  # a call that stands for what a step effect multiplies
 
@@ -59,11 +59,8 @@ def _of_op(model: PerfModel, call: OpCall) -> tuple[float, str]:
     found = reference_device(device, op, model.references())
     width, what = width_of(op), "attention" if is_long_attention(op) else "products"
     whose = "that devices usually reach" if found is None else f"that {found.device.id} reaches"
-    numbers = op.dtype
-    if isinstance(op, Gemm):
-        numbers = op.arithmetic_dtype(op.dtype, {"quant": op.quant})
     return width, (
-        f"no {what} in {numbers} of {device.id} were measured: the share of the peak"
+        f"no {what} in {op.peak_dtype} of {device.id} were measured: the share of the peak"
         f" {whose} is believed"
     )
 
