@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridperf.io.namespace import reals, root
 from hybridperf.ops import Op
-from hybridperf.ops.inputs import log2_above_zero
+from hybridperf.ops.inputs import log2_above_zero, shape_inputs
 from hybridperf.ops.roofline import Work
 
 FADE_OCTAVES = 2.0
@@ -101,7 +101,7 @@ def faded(outside: Any, over: float = FADE_OCTAVES) -> Any:
 def inputs_of(op: Op, work: Work, rows: int, keep: np.ndarray | slice = slice(None)) -> Inputs:
     """Inputs of `rows` ops given as one op with columns, and of their work; of those of a mask."""
     counts = {name: log2_above_zero(getattr(work, name)) for name in _WORK_INPUTS}
-    named = {**counts, **op.shape()}
+    named = {**counts, **shape_inputs(op)}
     module, *columns = reals(*named.values())
     columns = [module.broadcast_to(column, (rows,)) for column in columns]
     return Inputs(tuple(named), module.stack(columns, 1)[keep])

@@ -20,7 +20,7 @@ import numpy as np
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops import GROUPS, Op, OpCall
+from hybridperf.ops import GROUPS, Op, OpCall, run_on
 from hybridperf.ops.roofline import Work
 from hybridperf.ops.table import OpRows, alike, in_place
 
@@ -107,7 +107,7 @@ def stacked(calls: Sequence[OpCall], device: DeviceSpec) -> list[Batch]:
         kinds.setdefault(stands, []).append(at)
     batches = list[Batch]()
     for (kernel, framework, variant, inlined, apart), places in kinds.items():
-        for some, op, name in alike([calls[at].op.run_on(device) for at in places]):
+        for some, op, name in alike([run_on(calls[at].op, device) for at in places]):
             at = np.array(places)[some]
             work = in_place(_columns(op.work(), len(at)), [calls[one] for one in at])
             group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
@@ -128,7 +128,7 @@ def traced(part: OpRows, op: Op) -> list[Batch]:
     work = jax.tree.map(lambda count: array_module(count).reshape(floats(count), (1,)), op.work())
     made = dataclasses.replace(part, op=op, work=work)
     which = op.group_index()
-    groups = (GROUPS[int(which)],) if array_module(which) is np else op.possible_groups()
+    groups = (GROUPS[int(which)],) if array_module(which) is np else tuple(op.knob_groups())
     return [Batch(made, name) for name in groups]
 
 

@@ -28,13 +28,14 @@ from hybridperf.learning.prior.form import ROW_ROOFLINE, STEP_S, WAVE_ROOFLINE, 
 from hybridperf.learning.prior.gather_form import GATHER_ROOFLINE
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.rows import NOTHING
-from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
-from hybridperf.ops.base import Gathered
+from hybridperf.ops import GROUPS, Gpu, Op, columns, columns_of, op_by_name, op_names
+from hybridperf.ops.attention import run_by
 from hybridperf.ops.gemm import Product
+from hybridperf.ops.inputs import Gathered, gathered, gpu_inputs
 from hybridperf.ops.quantise import SCHEMES, scheme_dtype
 from hybridperf.ops.rows import RowMachine, goes_by_rows, is_dated, row_work
 from hybridperf.ops.table import OpRows
-from hybridperf.ops.tiles import STEP_FLOPS
+from hybridperf.ops.tiles import STEP_FLOPS, blocks, serial_steps
 
 _SINGLE = ("fp32", "tf32", "fp64")
 _FAMILY = {
@@ -147,17 +148,17 @@ def family_rows(
     def whole(values: Array) -> Array:  # of a single op they are numbers
         return array_module(values).broadcast_to(floats(values), (n,))
 
-    own = {name: whole(value) for name, value in part.op.gpu_inputs(gpu).items()}
+    own = {name: whole(value) for name, value in gpu_inputs(part.op, gpu).items()}
     flags = _flags(part, n)
     framework = part.labels.get("framework")
-    run = part.op if framework is None else part.op.run_by(framework)
+    run = part.op if framework is None else run_by(part.op, framework)
     work = part.work if run is part.op else run.work()
     values = array_module(*own.values()).stack([*own.values(), *flags.values()], 1)
     machine = RowMachine.of(device, bandwidth, gpu.l2_bytes)
     form, own_work, most, library_sd = _own_form(part, keep, machine, bandwidth, gpu, whole)
     return FamilyRows(
         flops=whole(work.flops)[keep], bytes=whole(work.bytes)[keep],
-        blocks=whole(0.0 if run.group in _WITHOUT_WAVES else run.blocks())[keep],
+        blocks=whole(0.0 if run.group in _WITHOUT_WAVES else blocks(run))[keep],
         peak_flops_per_s=whole(peak)[keep], memory_bytes_per_s=bandwidth, sm_count=gpu.sm_count,
         implementation=_slots(part, n)[keep], inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
@@ -170,7 +171,7 @@ def _steps(run: Op, peak_flops_per_s: Array, gpu: Gpu) -> Array:
     """Serial steps [R] of an op as kernels run it; in single precision, where no matrix unit makes
     a step short, as many usual ones as its arithmetic takes.
     """
-    steps = run.serial_steps(gpu)
+    steps = serial_steps(run, gpu)
     if run.dtype not in _SINGLE:
         return steps
     return steps * (STEP_FLOPS * gpu.sm_count / peak_flops_per_s / STEP_S)
@@ -187,7 +188,7 @@ def _own_form(
     """(form of the rows `keep`, what it reads besides arithmetic, what bounds them, the scatter of
     libraries).
     """
-    of = part.op.gathered()
+    of = gathered(part.op)
     if of is not None:
         return GATHER_ROOFLINE, _gathers(of, memory_bytes_per_s, gpu, whole)[keep], np.inf, 0.0
     if not goes_by_rows(part.op) or machine is None:
@@ -335,7 +336,8 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
 
 def _text_of(op: Op | type[Op]) -> list[str]:
     """Fields of an op whose words name an implementation."""
-    return [field for field in op.text if field not in _NOT_AN_IMPLEMENTATION]
+    text = columns_of(op if isinstance(op, type) else type(op)).text
+    return [field for field in text if field not in _NOT_AN_IMPLEMENTATION]
 
 
 def _slots(part: OpRows, n: int) -> np.ndarray:

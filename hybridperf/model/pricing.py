@@ -25,7 +25,7 @@ from hybridperf.io.namespace import Array
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import Platform
 from hybridperf.model.stages import traced_seconds
-from hybridperf.ops import op_by_name
+from hybridperf.ops import columns_of, op_by_name
 from hybridperf.ops.table import LABELS, OpRows, parse_ops
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -62,21 +62,24 @@ class OpPricer:
             InputError: when the op, a word, a label or the dtype is unknown.
         """
         cls, fixed = op_by_name(op)
+        columns = columns_of(cls)
         for word in text:
-            if word not in cls.text or word in fixed:
-                known = f"known are {', '.join(cls.text) or 'none'}"
-                raise unknown(f"word of {op}", word, cls.text, known)
+            if word not in columns.text or word in fixed:
+                known = f"known are {', '.join(columns.text) or 'none'}"
+                raise unknown(f"word of {op}", word, columns.text, known)
         for word in labels:
             if word not in LABELS:
                 raise unknown("label", word, LABELS, f"known are {', '.join(LABELS)}")
         # before the table is read, which would name a row that nobody wrote
         dtype = canonical_dtype(dtype)
         read = {
-            name: cls.read_text(name, word or cls.text[name], dtype) for name, word in text.items()
+            name: columns.read_text(name, word or columns.text[name], dtype)
+            for name, word in text.items()
         }
-        model.device.peak(cls.arithmetic_dtype(dtype, {**cls.text, **fixed, **read}), cls.unit)
+        sizes = dict.fromkeys(cls.dimensions(), 1.0)
+        model.device.peak(cls(dtype, **(sizes | fixed | read)).peak_dtype, cls.unit)
         dimensions = tuple(name for name in cls.dimensions() if name not in fixed)
-        required = tuple(name for name in dimensions if name not in cls.optional)
+        required = tuple(name for name in dimensions if name not in columns.optional)
         row = {"op": op, "dtype": dtype, **text, **labels, **dict.fromkeys(required, 1.0)}
         parsed = parse_ops(pd.DataFrame([row]), model.device)
         return OpPricer(model, parsed.parts[0], dimensions, required)

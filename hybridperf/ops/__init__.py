@@ -23,17 +23,18 @@ from hybridperf.ops.attention import (
 from hybridperf.ops.base import (
     FUSED,
     GROUPS,
-    Gathered,
-    Gpu,
     Op,
     OpCall,
     columns,
+    columns_of,
     op_by_name,
     op_names,
+    run_on,
 )
 from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward, lookup_calls
 from hybridperf.ops.gemm import BatchedGemm, Gemm
+from hybridperf.ops.inputs import Gathered, Gpu
 from hybridperf.ops.latent_attention import LatentAttention
 from hybridperf.ops.loops import (
     Cumulative,
@@ -68,6 +69,7 @@ __all__ = [
     "LatentAttention", "LoopTrip", "Moe", "NMGemm", "Norm", "Op", "OpCall", "OptimizerUpdate",
     "PrefillAttention", "Quantise", "Random",
     "Reduction", "RmsNorm", "ScatterAdd", "Softmax", "Sort", "SpMM", "Transpose", "attention",
-    "attention_of", "columns", "convolution", "embedding_bag", "gemm", "latent_attention",
-    "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names", "quantise", "sparse",
+    "attention_of", "columns", "columns_of", "convolution", "embedding_bag", "gemm",
+    "latent_attention", "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names",
+    "quantise", "run_on", "sparse",
 ]  # fmt: skip

@@ -20,11 +20,20 @@ import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, Unit, canonical_dtype
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops.base import Gpu, Op, register
-from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
+from hybridperf.ops.base import Op, register
+from hybridperf.ops.columns import Columns
+from hybridperf.ops.inputs import (
+    Gpu,
+    gpu_inputs,
+    log2_ratio,
+    log_sizes,
+    log_sizes_base2,
+    shape_inputs,
+    tails,
+)
 from hybridperf.ops.quantise import WIDE_BYTES
 from hybridperf.ops.roofline import Work, streamed
-from hybridperf.ops.tiles import aligned, wave_inputs, whole_tiles
+from hybridperf.ops.tiles import aligned, blocks, serial_steps, wave_inputs, whole_tiles
 
 # per query, key and element of a head: multiply and add, once for the score and once for the value
 FLOPS_PER_SCORE = 4.0
@@ -40,31 +49,34 @@ _HEAD_SIZES = (64, 128, 256)  # kernels are written for these; others are padded
 _TRUE_WORDS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
 
 
+def read_cached(field: str, word: str, dtype: str) -> str:
+    """The number format of a cache; empty where it is the op's."""
+    del field
+    cached = canonical_dtype(word) if word else dtype
+    return "" if cached == dtype else cached
+
+
 class WithCache(Op):
     """What was seen before may be kept in a number format of its own, `kv_dtype`."""
 
     unit: ClassVar[Unit] = "matrix"
-
-    @classmethod
-    def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A number format; empty where it is the op's."""
-        del name
-        cached = canonical_dtype(value) if value else dtype
-        return "" if cached == dtype else cached
 
 
 class Attention(WithCache):
     """Any of those that keep keys and values of their own."""
 
 
-@register("context_attention", "prefill_attention")
+@register(
+    "context_attention", "prefill_attention",
+    columns=Columns(
+        zero_allowed=frozenset({"causal"}), words=_TRUE_WORDS, read_text=read_cached
+    ),
+)  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class PrefillAttention(Attention):
     """A prompt's attention: `q_len` new tokens, the last of `kv_len`, also written to the cache."""
 
     group: ClassVar[str] = "prefill_attention"
-    zero_allowed: ClassVar = frozenset({"causal"})
-    words: ClassVar = _TRUE_WORDS
 
     batch: Array
     q_len: Array
@@ -111,33 +123,39 @@ class PrefillAttention(Attention):
         is_causal = (self.causal > 0) * 1.0
         return is_causal * seen / q + (1.0 - is_causal) * window
 
-    def shape(self) -> dict[str, Array]:
-        keys = {"queries": self.q_len, "keys": self._keys()}
-        return log_sizes(self, "batch", **keys, heads=self.heads, head_size=self.head_dim)
 
-    def blocks(self) -> Array:
-        return self.batch * self.heads * whole_tiles(self.q_len, QUERY_TILE)
-
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
-        window, kv_len, kv_heads = floats(self._window()), floats(self._kv_len()), _kv_heads(self)
-        groups = {"kv_heads": kv_heads, "group": self.heads / kv_heads}
-        return {
-            **_prompt_inputs(self, gpu),
-            **log_sizes_base2(kv_len=kv_len, **groups, keys=self._keys()),
-            "causal": (floats(self.causal) > 0) * 1.0,
-            "windowed": (window < kv_len) * 1.0,
-            "window_share": log2_ratio(window, kv_len),
-            # another kernel, even where the window cuts nothing off
-            "window_given": (floats(self.window) > 0) * 1.0,
-            "has_past": (kv_len > floats(self.q_len)) * 1.0,
-            "multi_query": (floats(kv_heads) == 1) * 1.0,
-            "all_heads": (floats(kv_heads) == floats(self.heads)) * 1.0,
-            "kv_bytes": _cache_bytes(self),
-            "narrow": float(self.element_bytes < WIDE_BYTES),
-        }
+@shape_inputs.register(PrefillAttention)
+def _(op: PrefillAttention) -> dict[str, Array]:
+    keys = {"queries": op.q_len, "keys": op._keys()}
+    return log_sizes(op, "batch", **keys, heads=op.heads, head_size=op.head_dim)
 
 
-@register("encoder_attention")
+@blocks.register(PrefillAttention)
+def _(op: PrefillAttention) -> Array:
+    return op.batch * op.heads * whole_tiles(op.q_len, QUERY_TILE)
+
+
+@gpu_inputs.register(PrefillAttention)
+def _(op: PrefillAttention, gpu: Gpu) -> dict[str, Array]:
+    window, kv_len, kv_heads = floats(op._window()), floats(op._kv_len()), _kv_heads(op)
+    groups = {"kv_heads": kv_heads, "group": op.heads / kv_heads}
+    return {
+        **_prompt_inputs(op, gpu),
+        **log_sizes_base2(kv_len=kv_len, **groups, keys=op._keys()),
+        "causal": (floats(op.causal) > 0) * 1.0,
+        "windowed": (window < kv_len) * 1.0,
+        "window_share": log2_ratio(window, kv_len),
+        # another kernel, even where the window cuts nothing off
+        "window_given": (floats(op.window) > 0) * 1.0,
+        "has_past": (kv_len > floats(op.q_len)) * 1.0,
+        "multi_query": (floats(kv_heads) == 1) * 1.0,
+        "all_heads": (floats(kv_heads) == floats(op.heads)) * 1.0,
+        "kv_bytes": _cache_bytes(op),
+        "narrow": float(op.element_bytes < WIDE_BYTES),
+    }
+
+
+@register("encoder_attention", columns=Columns(read_text=read_cached))
 @dataclasses.dataclass(frozen=True)
 class EncoderAttention(Attention):
     """Every token sees every token of its sequence; nothing is kept in a cache."""
@@ -154,20 +172,39 @@ class EncoderAttention(Attention):
         tensors = 2 * self.heads * _wide_bytes(self) + 2 * _kv_heads(self) * _cache_bytes(self)
         return _attended(self, scores, self.batch * self.q_len * self.head_dim * tensors)
 
-    def shape(self) -> dict[str, Array]:
-        heads = {"heads": self.heads, "head_size": self.head_dim}
-        return log_sizes(self, "batch", queries=self.q_len, **heads)
 
-    def blocks(self) -> Array:
-        return self.batch * self.heads * whole_tiles(self.q_len, QUERY_TILE)
+@shape_inputs.register(EncoderAttention)
+def _(op: EncoderAttention) -> dict[str, Array]:
+    heads = {"heads": op.heads, "head_size": op.head_dim}
+    return log_sizes(op, "batch", queries=op.q_len, **heads)
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
-        return {
-            **_prompt_inputs(self, gpu),
-            **log_sizes_base2(kv_heads=_kv_heads(self)),
-            "all_heads": (floats(_kv_heads(self)) == floats(self.heads)) * 1.0,
-            "kv_bytes": _cache_bytes(self),
-        }
+
+@blocks.register(EncoderAttention)
+def _(op: EncoderAttention) -> Array:
+    return op.batch * op.heads * whole_tiles(op.q_len, QUERY_TILE)
+
+
+@gpu_inputs.register(EncoderAttention)
+def _(op: EncoderAttention, gpu: Gpu) -> dict[str, Array]:
+    return {
+        **_prompt_inputs(op, gpu),
+        **log_sizes_base2(kv_heads=_kv_heads(op)),
+        "all_heads": (floats(_kv_heads(op)) == floats(op.heads)) * 1.0,
+        "kv_bytes": _cache_bytes(op),
+    }
+
+
+def run_by(op: Op, framework: np.ndarray) -> Op:
+    """The op whose work a framework's [N] kernels do for it; itself where they do just that."""
+    if not isinstance(op, DecodeAttention):
+        return op
+    kv_heads = _kv_heads(op)
+    most = np.array([_SHARING.get(str(word), np.inf) for word in framework])
+    if not np.isfinite(most).any():
+        return op
+    apart = floats(op.heads) > most * floats(kv_heads)
+    where = array_module(apart, kv_heads, op.heads).where
+    return dataclasses.replace(op, kv_heads=where(apart, op.heads, kv_heads))
 
 
 def attention_of(
@@ -193,7 +230,7 @@ def attention_of(
     )
 
 
-@register("generation_attention", "decode_attention")
+@register("generation_attention", "decode_attention", columns=Columns(read_text=read_cached))
 @dataclasses.dataclass(frozen=True)
 class DecodeAttention(Attention):
     """`q_len` (one) new token of each sequence against the last tokens of `kv_len` in the cache."""
@@ -219,56 +256,53 @@ class DecodeAttention(Attention):
         minimum = array_module(self.window, self.kv_len).minimum
         return minimum(self.window + (self.window == 0) * self.kv_len, self.kv_len)
 
-    def shape(self) -> dict[str, Array]:
-        heads = {"heads": self.heads, "kv_heads": _kv_heads(self), "head_size": self.head_dim}
-        return log_sizes(self, "batch", keys=self._keys(), **heads)
 
-    def blocks(self) -> Array:
-        return self.batch * self.heads
+blocks.register(DecodeAttention, lambda op: op.batch * op.heads)
 
-    def serial_steps(self, gpu: Gpu) -> Array:
-        return _BLOCK_STEPS * self.batch * _kv_heads(self) / gpu.sm_count
 
-    def run_by(self, framework: np.ndarray) -> DecodeAttention:
-        kv_heads = _kv_heads(self)
-        most = np.array([_SHARING.get(str(word), np.inf) for word in framework])
-        if not np.isfinite(most).any():
-            return self
-        apart = floats(self.heads) > most * floats(kv_heads)
-        where = array_module(apart, kv_heads, self.heads).where
-        return dataclasses.replace(self, kv_heads=where(apart, self.heads, kv_heads))
+@shape_inputs.register(DecodeAttention)
+def _(op: DecodeAttention) -> dict[str, Array]:
+    heads = {"heads": op.heads, "kv_heads": _kv_heads(op), "head_size": op.head_dim}
+    return log_sizes(op, "batch", keys=op._keys(), **heads)
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
-        keys, kv_heads = floats(self._keys()), _kv_heads(self)
-        sequences, shared = self.batch * kv_heads, self.heads / kv_heads
-        cached = self.batch * 2 * kv_heads * keys * self.head_dim * _cache_bytes(self)
-        heads = {"heads": self.heads, "kv_heads": kv_heads, "head_size": self.head_dim}
-        out = {
-            **log_sizes_base2(self, "batch", "kv_len", keys=keys, **heads),
-            **log_sizes_base2(group=shared, queries=self.q_len),
-            "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
-            "log2_cache_per_l2": log2_ratio(cached, gpu.l2_bytes),
-            # KiB that each multiprocessor streams if all take part
-            "log2_cache_per_sm": log2_ratio(cached, gpu.sm_count * 2.0**10),
-            **wave_inputs("heads", self.batch * self.heads, gpu),
-            **wave_inputs("kv_heads", sequences, gpu),  # heads that share keys in one block
-            **tails(64, keys=keys),
-            **tails(8, group=shared),  # rows of the smallest tile of a matrix unit
-            **_head_flags(self.head_dim),
-            "align_keys": aligned(keys, 256),
-            "windowed": (keys < floats(self.kv_len)) * 1.0,
-            "window_share": log2_ratio(keys, self.kv_len),
-            "window_given": (floats(self.window) > 0) * 1.0,
-            "multi_query": (floats(kv_heads) == 1) * 1.0,
-            "all_heads": (floats(kv_heads) == floats(self.heads)) * 1.0,
-            "kv_bytes": _cache_bytes(self),
-            "narrow": float(self.element_bytes < WIDE_BYTES),
-        }
-        # keys cut into parts for other multiprocessors, whose results are then merged
-        for length in (256.0, 1024.0):
-            parts = sequences * whole_tiles(keys, length)
-            out |= wave_inputs(f"parts{length:.0f}", parts, gpu)
-        return out
+
+@serial_steps.register(DecodeAttention)
+def _(op: DecodeAttention, gpu: Gpu) -> Array:
+    return _BLOCK_STEPS * op.batch * _kv_heads(op) / gpu.sm_count
+
+
+@gpu_inputs.register(DecodeAttention)
+def _(op: DecodeAttention, gpu: Gpu) -> dict[str, Array]:
+    keys, kv_heads = floats(op._keys()), _kv_heads(op)
+    sequences, shared = op.batch * kv_heads, op.heads / kv_heads
+    cached = op.batch * 2 * kv_heads * keys * op.head_dim * _cache_bytes(op)
+    heads = {"heads": op.heads, "kv_heads": kv_heads, "head_size": op.head_dim}
+    out = {
+        **log_sizes_base2(op, "batch", "kv_len", keys=keys, **heads),
+        **log_sizes_base2(group=shared, queries=op.q_len),
+        "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
+        "log2_cache_per_l2": log2_ratio(cached, gpu.l2_bytes),
+        # KiB that each multiprocessor streams if all take part
+        "log2_cache_per_sm": log2_ratio(cached, gpu.sm_count * 2.0**10),
+        **wave_inputs("heads", op.batch * op.heads, gpu),
+        **wave_inputs("kv_heads", sequences, gpu),  # heads that share keys in one block
+        **tails(64, keys=keys),
+        **tails(8, group=shared),  # rows of the smallest tile of a matrix unit
+        **_head_flags(op.head_dim),
+        "align_keys": aligned(keys, 256),
+        "windowed": (keys < floats(op.kv_len)) * 1.0,
+        "window_share": log2_ratio(keys, op.kv_len),
+        "window_given": (floats(op.window) > 0) * 1.0,
+        "multi_query": (floats(kv_heads) == 1) * 1.0,
+        "all_heads": (floats(kv_heads) == floats(op.heads)) * 1.0,
+        "kv_bytes": _cache_bytes(op),
+        "narrow": float(op.element_bytes < WIDE_BYTES),
+    }
+    # keys cut into parts for other multiprocessors, whose results are then merged
+    for length in (256.0, 1024.0):
+        parts = sequences * whole_tiles(keys, length)
+        out |= wave_inputs(f"parts{length:.0f}", parts, gpu)
+    return out
 
 
 def _attended(op: Any, scores: Array, moved: Array) -> Work:

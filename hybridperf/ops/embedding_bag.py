@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -38,9 +38,18 @@ import scipy
 
 from hybridperf.io.errors import InputError
 from hybridperf.io.namespace import Array, array_module, reals
-from hybridperf.ops.base import Gpu, Op, OpCall, register
+from hybridperf.ops.base import Op, OpCall, register
+from hybridperf.ops.columns import Columns
 from hybridperf.ops.embedding import LookupStream, Table, check_names, distances, lookups_within
-from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
+from hybridperf.ops.inputs import (
+    Gpu,
+    gpu_inputs,
+    log2_ratio,
+    log_sizes,
+    log_sizes_base2,
+    shape_inputs,
+    tails,
+)
 from hybridperf.ops.movement import INDEX_BYTES, scattered_lines
 from hybridperf.ops.roofline import Work
 
@@ -111,34 +120,38 @@ class _Bags(Op):
         indices = self.lookups() + self.batch * self.tables
         return self.result() * self.element_bytes + INDEX_BYTES * indices
 
-    def shape(self) -> dict[str, Array]:
-        access = self.access()
-        module = array_module(*access.values(), self.batch, self.pooling)
-        return {
-            **log_sizes(self, "batch", "pooling", "rows", "dim", unique=access["unique"]),
-            **log_sizes(self, "tables"),
-            **tails(16, dim=self.dim),
-            "reuse": module.log2(self.lookups() / module.maximum(access["unique"], 1e-9)),
-            "once": access["once"],
-            "hot": access["hot"],
-        }
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
-        access, work = self.access(), self.work()
-        row_bytes = self.dim * self.element_bytes
-        unique, distance = access["unique"], access["distance"]
-        return {
-            **log_sizes_base2(self, "batch", "pooling", "rows", "dim", "tables"),
-            **log_sizes_base2(unique=unique, distance=distance, bytes=work.bytes, flops=work.flops),
-            "log2_bytes_per_l2": log2_ratio(work.bytes, gpu.l2_bytes),
-            "log2_distance_per_l2": log2_ratio(distance * row_bytes, gpu.l2_bytes),
-            "log2_unique_per_l2": log2_ratio(unique * row_bytes, gpu.l2_bytes),
-            **tails(32, dim=self.dim),
-            "reuse": log2_ratio(self.lookups(), unique),
-            "spread": access["spread"],
-            "once": access["once"],
-            "hot": access["hot"],
-        }
+@shape_inputs.register(_Bags)
+def _(op: _Bags) -> dict[str, Array]:
+    access = op.access()
+    module = array_module(*access.values(), op.batch, op.pooling)
+    return {
+        **log_sizes(op, "batch", "pooling", "rows", "dim", unique=access["unique"]),
+        **log_sizes(op, "tables"),
+        **tails(16, dim=op.dim),
+        "reuse": module.log2(op.lookups() / module.maximum(access["unique"], 1e-9)),
+        "once": access["once"],
+        "hot": access["hot"],
+    }
+
+
+@gpu_inputs.register(_Bags)
+def _(op: _Bags, gpu: Gpu) -> dict[str, Array]:
+    access, work = op.access(), op.work()
+    row_bytes = op.dim * op.element_bytes
+    unique, distance = access["unique"], access["distance"]
+    return {
+        **log_sizes_base2(op, "batch", "pooling", "rows", "dim", "tables"),
+        **log_sizes_base2(unique=unique, distance=distance, bytes=work.bytes, flops=work.flops),
+        "log2_bytes_per_l2": log2_ratio(work.bytes, gpu.l2_bytes),
+        "log2_distance_per_l2": log2_ratio(distance * row_bytes, gpu.l2_bytes),
+        "log2_unique_per_l2": log2_ratio(unique * row_bytes, gpu.l2_bytes),
+        **tails(32, dim=op.dim),
+        "reuse": log2_ratio(op.lookups(), unique),
+        "spread": access["spread"],
+        "once": access["once"],
+        "hot": access["hot"],
+    }
 
 
 @register("embedding_bag")
@@ -158,29 +171,27 @@ class EmbeddingBag(_Bags):
         )
 
 
-@register("embedding_bag_backward")
+def _read_word(field: str, word: str, dtype: str) -> str:
+    """A known optimizer or way with duplicates."""
+    del dtype
+    known = OPTIMIZERS if field == "optimizer" else DUPLICATES
+    if word not in known:
+        problem = f"unknown {field} {word!r} of embedding tables"
+        raise InputError(f"{problem}: known are {', '.join(known)}")
+    return word
+
+
+@register("embedding_bag_backward", columns=Columns(read_text=_read_word))
 @dataclasses.dataclass(frozen=True)
 class EmbeddingBagBackward(_Bags):
     """The looked-up rows updated by the gradients of their bags; a step is one lookup."""
 
-    other_group: ClassVar[str] = "embedding_bag_scatter"
-
     optimizer: str = "sgd"
     duplicates: str = "merged"
 
-    @classmethod
-    def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A known optimizer or way with duplicates."""
-        del dtype
-        known = OPTIMIZERS if name == "optimizer" else DUPLICATES
-        if value not in known:
-            problem = f"unknown {name} {value!r} of embedding tables"
-            raise InputError(f"{problem}: known are {', '.join(known)}")
-        return value
-
-    def is_other(self) -> bool:
+    def knob_groups(self) -> Mapping[str, Any]:
         """Adding as gradients come and sorting them first are two kernels."""
-        return self.duplicates == "each"
+        return {"embedding_bag_scatter": self.duplicates == "each", self.group: True}
 
     def work(self) -> Work:
         access, lookups = self.access(), self.lookups()
@@ -245,7 +256,7 @@ def lookup_calls(
             raise InputError(f"{expected}; a kernel is of one format")
     if direction == "backward":
         for option, word in (("optimizer", optimizer), ("duplicates", duplicates)):
-            EmbeddingBagBackward.read_text(option, word, dtype)
+            _read_word(option, word, dtype)
         if duplicates == "each" and optimizer != "sgd":
             why = "its state needs a row's whole gradient"
             raise InputError(f"expected merged duplicates with {optimizer}: {why}")

@@ -16,11 +16,20 @@ from typing import Any, ClassVar
 
 from hybridperf.hardware import DTYPE_BYTES, Unit
 from hybridperf.io.namespace import Array, floats
-from hybridperf.ops.base import Gpu, Op, register
-from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
+from hybridperf.ops.base import Op, register
+from hybridperf.ops.columns import Columns
+from hybridperf.ops.inputs import (
+    Gpu,
+    gpu_inputs,
+    log2_ratio,
+    log_sizes,
+    log_sizes_base2,
+    shape_inputs,
+    tails,
+)
 from hybridperf.ops.quantise import SCHEMES, known_scheme, scheme_dtype, scheme_flags
 from hybridperf.ops.roofline import Work, streamed
-from hybridperf.ops.tiles import product_inputs, serial_steps, tile_count
+from hybridperf.ops.tiles import blocks, product_inputs, product_steps, serial_steps, tile_count
 
 FLOPS_PER_MULTIPLY_ADD = 2.0
 # starting one product of a batch takes about as long as packing so many numbers (Eigen: 0.25 us to
@@ -33,38 +42,35 @@ class Product(Op):
     """Products of matrices, as BLAS names what is transposed, in the number format of a scheme."""
 
     unit: ClassVar[Unit] = "matrix"
-    synonyms: ClassVar = {"ta": "transposed_a", "tb": "transposed_b"}
-    words: ClassVar = {"N": 0.0, "T": 1.0}
 
-    @classmethod
-    def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A known scheme."""
-        del name, dtype
-        return known_scheme(value)
-
-    @classmethod
-    def arithmetic_dtype(cls, dtype: str, text: Mapping[str, str]) -> str:
-        """The scheme's."""
-        return scheme_dtype(dtype, text["quant"])
+    def knob_groups(self: Any) -> Mapping[str, Any]:
+        """Products that pack an operand against its grain have knobs of their own."""
+        return {f"{self.group}_transposed": floats(self.transposed_a) > 0, self.group: True}
 
     @property
-    def may_cut(self) -> bool:
-        """Whether kernels cut k into parts: those of narrow numbers, measured so far, do not."""
-        return DTYPE_BYTES[self.peak_dtype] >= _LEAST_CUT_BYTES
+    def peak_dtype(self: Any) -> str:
+        """The scheme's."""
+        return scheme_dtype(self.dtype, self.quant)
 
-    def is_other(self: Any) -> Array:
-        """Products that pack an operand against its grain have knobs of their own."""
-        return floats(self.transposed_a) > 0
+
+def _scheme(field: str, word: str, dtype: str) -> str:
+    del field, dtype
+    return known_scheme(word)
+
+
+_COLUMNS = Columns(
+    synonyms={"ta": "transposed_a", "tb": "transposed_b"}, words={"N": 0.0, "T": 1.0},
+    read_text=_scheme,
+)  # fmt: skip
 
 
 @register("gemm", "matmul", bias=0.0)
-@register("linear", bias=1.0)
+@register("linear", bias=1.0, columns=_COLUMNS)
 @dataclasses.dataclass(frozen=True)
 class Gemm(Product):
     """One matrix product; `bias` = 1 adds a vector of n to every row."""
 
     group: ClassVar[str] = "gemm"
-    other_group: ClassVar[str] = "gemm_transposed"
 
     m: Array
     n: Array
@@ -89,27 +95,19 @@ class Gemm(Product):
             steps=m * k + k * n + m * n,
         )
 
-    def shape(self) -> dict[str, Array]:
-        return _product_shape(self)
 
-    def blocks(self) -> Array:
-        return tile_count(self.m, self.n)
-
-    def serial_steps(self, gpu: Gpu) -> Array:
-        return serial_steps(self.m, self.n, self.k, gpu, cut=self.may_cut)
-
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
-        return {**_product_inputs(self, gpu), "bias": self.bias}
+blocks.register(Gemm, lambda op: tile_count(op.m, op.n))
+serial_steps.register(Gemm, lambda op, gpu: _steps(op, gpu))
+gpu_inputs.register(Gemm, lambda op, gpu: {**_product_inputs(op, gpu), "bias": op.bias})
 
 
 # the last two: latent attention's projections of one token per head
-@register("bmm", "mla_gen_pre", "mla_gen_post")
+@register("bmm", "mla_gen_pre", "mla_gen_post", columns=_COLUMNS)
 @dataclasses.dataclass(frozen=True)
 class BatchedGemm(Product):
     """`batch` independent matrix products of one shape; a step is one number packed or written."""
 
     group: ClassVar[str] = "batched_gemm"
-    other_group: ClassVar[str] = "batched_gemm_transposed"
 
     batch: Array
     m: Array
@@ -132,17 +130,21 @@ class BatchedGemm(Product):
             steps=self.batch * (m * k + k * n + m * n + PRODUCT_STEPS),
         )
 
-    def shape(self) -> dict[str, Array]:
-        return {**_product_shape(self), **log_sizes(batch=self.batch)}
 
-    def blocks(self) -> Array:
-        return self.batch * tile_count(self.m, self.n)
+shape_inputs.register(BatchedGemm, lambda op: {**_product_shape(op), **log_sizes(batch=op.batch)})
+blocks.register(BatchedGemm, lambda op: op.batch * tile_count(op.m, op.n))
+serial_steps.register(BatchedGemm, lambda op, gpu: _steps(op, gpu, op.batch))
 
-    def serial_steps(self, gpu: Gpu) -> Array:
-        return serial_steps(self.m, self.n, self.k, gpu, self.batch, self.may_cut)
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
-        return {**_product_inputs(self, gpu, self.batch), **log_sizes_base2(batch=self.batch)}
+@gpu_inputs.register(BatchedGemm)
+def _(op: BatchedGemm, gpu: Gpu) -> dict[str, Array]:
+    return {**_product_inputs(op, gpu, op.batch), **log_sizes_base2(batch=op.batch)}
+
+
+def _steps(op: Gemm | BatchedGemm, gpu: Gpu, batch: Array = 1.0) -> Array:
+    # kernels of narrow numbers, measured so far, do not cut k into parts
+    may_cut = DTYPE_BYTES[op.peak_dtype] >= _LEAST_CUT_BYTES
+    return product_steps(op.m, op.n, op.k, gpu, batch, may_cut)
 
 
 def _product_shape(op: Gemm | BatchedGemm) -> dict[str, Array]:
@@ -155,6 +157,9 @@ def _product_shape(op: Gemm | BatchedGemm) -> dict[str, Array]:
         "transposed_a": op.transposed_a,
         "transposed_b": op.transposed_b,
     }
+
+
+shape_inputs.register(Gemm, _product_shape)
 
 
 def _quantised_bytes(op: Gemm | BatchedGemm) -> Array:

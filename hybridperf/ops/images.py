@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import jax
 
@@ -280,8 +279,6 @@ class ImagePool(Op):
     """Means or maxima of windows of images (`back`: 1 for the gradient), by PyTorch's own kernels:
     a thread for each result goes through its window.
     """
-
-    zero_allowed: ClassVar = frozenset({"marks"})
 
     elements: Array  # results
     read: Array  # numbers read

@@ -14,25 +14,27 @@ Nobody's table here has it. Its share of the roofline is that of FlashMLA, publi
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io.namespace import Array
-from hybridperf.ops.attention import WithCache
+from hybridperf.ops.attention import WithCache, read_cached
 from hybridperf.ops.base import register
+from hybridperf.ops.columns import Columns
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
-from hybridperf.ops.inputs import log_sizes
+from hybridperf.ops.inputs import log_sizes, shape_inputs
 from hybridperf.ops.roofline import Work, streamed
+from hybridperf.ops.tiles import blocks
 
 PUBLISHED_SHARE = 2 / 3  # of the roofline: FlashMLA's of the peak
 
 
-@register("latent_attention")
+@register(
+    "latent_attention",
+    columns=Columns(zero_allowed=frozenset({"valued"}), read_text=read_cached),
+)
 @dataclasses.dataclass(frozen=True)
 class LatentAttention(WithCache):
     """`batch` tokens, each against the `kv_len` vectors of its own sequence."""
-
-    zero_allowed: ClassVar = frozenset({"valued"})
 
     batch: Array
     kv_len: Array
@@ -52,8 +54,6 @@ class LatentAttention(WithCache):
             transcendentals=scores * (self.valued > 0),
         )
 
-    def shape(self) -> dict[str, Array]:
-        return log_sizes(self, "batch", "kv_len", "heads")
 
-    def blocks(self) -> Array:
-        return self.batch * self.heads
+shape_inputs.register(LatentAttention, lambda op: log_sizes(op, "batch", "kv_len", "heads"))
+blocks.register(LatentAttention, lambda op: op.batch * op.heads)

@@ -8,13 +8,23 @@ element follow XLA's count: one per arithmetic instruction, transcendentals apar
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops.base import GROUPS, Gpu, Op, group_if, register
-from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
+from hybridperf.ops.base import Op, register
+from hybridperf.ops.columns import Columns
+from hybridperf.ops.inputs import (
+    Gpu,
+    gpu_inputs,
+    log2_ratio,
+    log_sizes,
+    log_sizes_base2,
+    shape_inputs,
+    tails,
+)
 from hybridperf.ops.roofline import Work, streamed
-from hybridperf.ops.tiles import aligned, wave_inputs
+from hybridperf.ops.tiles import aligned, blocks, wave_inputs
 
 # of a real number, times log2 of a Fourier transform's length: FFTW counts 5 n log2 n flops for n
 # complex numbers, each of them two (https://www.fftw.org/speed/method.html)
@@ -46,28 +56,6 @@ class Elementwise(Op):
     element_flops: Array = 1.0
     element_transcendentals: Array = 0.0
 
-    def shape(self) -> dict[str, Array]:
-        n = self.rows * self.cols
-        flops, transcendentals = self.element_flops, self.element_transcendentals
-        read, written = self.inputs * self.element_bytes, self.element_bytes
-        return {
-            **log_sizes(elements=n, inner=self.cols, flops_each=flops),
-            **log_sizes(transcendentals_each=transcendentals, read_each=read, written_each=written),
-            **tails(16, inner=self.cols),
-        }
-
-    def blocks(self) -> Array:
-        return self.rows * self.cols / BLOCK_ELEMENTS
-
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
-        return {
-            **_matrix_inputs(self, gpu),
-            **wave_inputs("elements", self.blocks(), gpu),
-            "inputs": self.inputs,
-            "flops_each": self.element_flops,
-            "transcendentals_each": self.element_transcendentals,
-        }
-
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = (self.inputs + 1) * n * self.element_bytes
@@ -75,16 +63,49 @@ class Elementwise(Op):
         return streamed(moved, flops=self.element_flops * n, transcendentals=transcendentals)
 
 
+blocks.register(Elementwise, lambda op: op.rows * op.cols / BLOCK_ELEMENTS)
+
+
+@shape_inputs.register(Elementwise)
+def _(op: Elementwise) -> dict[str, Array]:
+    n = op.rows * op.cols
+    flops, transcendentals = op.element_flops, op.element_transcendentals
+    read, written = op.inputs * op.element_bytes, op.element_bytes
+    return {
+        **log_sizes(elements=n, inner=op.cols, flops_each=flops),
+        **log_sizes(transcendentals_each=transcendentals, read_each=read, written_each=written),
+        **tails(16, inner=op.cols),
+    }
+
+
+@gpu_inputs.register(Elementwise)
+def _(op: Elementwise, gpu: Gpu) -> dict[str, Array]:
+    return {
+        **_matrix_inputs(op, gpu),
+        **wave_inputs("elements", blocks(op), gpu),
+        "inputs": op.inputs,
+        "flops_each": op.element_flops,
+        "transcendentals_each": op.element_transcendentals,
+    }
+
+
 for _name, (_inputs, _flops, _curved) in _ELEMENTWISE.items():
-    _each = {"inputs": _inputs, "element_flops": _flops, "element_transcendentals": _curved}
-    register(_name, **_each)(Elementwise)
+    register(_name, inputs=_inputs, element_flops=_flops, element_transcendentals=_curved)(
+        Elementwise
+    )
+
+
+_FUSED = Columns(
+    optional={"flops": 0.0, "transcendentals": 0.0},
+    zero_allowed=frozenset({"flops", "transcendentals", "bytes_read"}),
+)
 
 
 @register("fused", loop="elementwise")
 @register("fused_reduction", loop="reduction")
 @register("fused_window_reduction", loop="window_reduction")
 @register("fused_padded_window_reduction", loop="padded_window_reduction")
-@register("fused_library_reduction", loop="library_reduction")
+@register("fused_library_reduction", loop="library_reduction", columns=_FUSED)
 @dataclasses.dataclass(frozen=True)
 class Fused(Op):
     """A compiler's fusion of many ops into one loop, by what it computes, reads and writes.
@@ -95,8 +116,6 @@ class Fused(Op):
     """
 
     group: ClassVar[str] = "elementwise"
-    optional: ClassVar = {"flops": 0.0, "transcendentals": 0.0}
-    zero_allowed: ClassVar = frozenset({*optional, "bytes_read"})
 
     elements: Array  # loop iterations
     flops: Array
@@ -123,31 +142,29 @@ class Fused(Op):
             steps=self.elements,
         )
 
-    def shape(self) -> dict[str, Array]:
-        n = self.elements
-        flops, transcendentals = self.flops / n, self.transcendentals / n
-        read, written = self.bytes_read / n, self.bytes_written / n
-        return {
-            **log_sizes(elements=n, flops_each=flops, transcendentals_each=transcendentals),
-            **log_sizes(read_each=read, written_each=written, inner=self.inner, summed=self.summed),
-            **tails(16, inner=self.inner),
-            "summed_inner": self.summed_inner,
-            "compared": self.compared,
-        }
-
-    def group_index(self) -> Array:
+    def knob_groups(self) -> Mapping[str, Any]:
         """Loops that are not vectorised have knobs of their own: strided and padded ones."""
         if self.loop == "elementwise":
-            return group_if(floats(self.strided_reads) > 0, "strided_loop", self.loop)
+            return {"strided_loop": floats(self.strided_reads) > 0, self.loop: True}
         # more loop iterations than elements to read: windows reach over the edge
         if self.loop == "library_reduction":
             padded = floats(self.elements) * self.element_bytes > floats(self.bytes_read)
-            return group_if(padded, "padded_library_reduction", self.loop)
-        return GROUPS.index(self.loop)
+            return {"padded_library_reduction": padded, self.loop: True}
+        return {self.loop: True}
 
-    def possible_groups(self) -> tuple[str, ...]:
-        others = {"elementwise": "strided_loop", "library_reduction": "padded_library_reduction"}
-        return (self.loop, others[self.loop]) if self.loop in others else (self.loop,)
+
+@shape_inputs.register(Fused)
+def _(op: Fused) -> dict[str, Array]:
+    n = op.elements
+    flops, transcendentals = op.flops / n, op.transcendentals / n
+    read, written = op.bytes_read / n, op.bytes_written / n
+    return {
+        **log_sizes(elements=n, flops_each=flops, transcendentals_each=transcendentals),
+        **log_sizes(read_each=read, written_each=written, inner=op.inner, summed=op.summed),
+        **tails(16, inner=op.inner),
+        "summed_inner": op.summed_inner,
+        "compared": op.compared,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,18 +174,17 @@ class Matrix(Op):
     rows: Array
     cols: Array
 
-    def shape(self) -> dict[str, Array]:
-        return {**log_sizes(self, "rows", "cols"), **tails(16, cols=self.cols)}
+
+@shape_inputs.register(Matrix)
+def _(op: Matrix) -> dict[str, Array]:
+    return {**log_sizes(op, "rows", "cols"), **tails(16, cols=op.cols)}
 
 
 class RowByRow(Matrix):
     """One that GPUs run with a thread block for each row."""
 
-    def blocks(self) -> Array:
-        return self.rows
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
-        return _matrix_inputs(self, gpu)
+blocks.register(RowByRow, lambda op: op.rows)
 
 
 @register("reduction", "reduce")
@@ -262,9 +278,6 @@ class OptimizerUpdate(Op):
     element_flops: Array = 2.0
     element_transcendentals: Array = 0.0
 
-    def shape(self) -> dict[str, Array]:
-        return log_sizes(elements=self.parameters, tensors=self.reads + self.writes)
-
     def work(self) -> Work:
         n = self.parameters
         moved = (self.reads + self.writes) * n * self.element_bytes
@@ -272,6 +285,12 @@ class OptimizerUpdate(Op):
         return streamed(moved, flops=self.element_flops * n, transcendentals=transcendentals)
 
 
+@shape_inputs.register(OptimizerUpdate)
+def _(op: OptimizerUpdate) -> dict[str, Array]:
+    return log_sizes(elements=op.parameters, tensors=op.reads + op.writes)
+
+
+@gpu_inputs.register(RowByRow)
 def _matrix_inputs(op: Any, gpu: Gpu) -> dict[str, Array]:
     return {
         **log_sizes_base2(op, "rows", "cols", elements=op.rows * op.cols),

@@ -22,18 +22,26 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from typing import ClassVar
 
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import InputError
 from hybridperf.io.namespace import Array, array_module, floats, root
-from hybridperf.ops.base import Gpu, Op, register
+from hybridperf.ops.base import Op, register
+from hybridperf.ops.columns import Columns
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
-from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
+from hybridperf.ops.inputs import (
+    Gpu,
+    gpu_inputs,
+    log2_ratio,
+    log_sizes,
+    log_sizes_base2,
+    shape_inputs,
+    tails,
+)
 from hybridperf.ops.quantise import SCHEMES, WIDE_BYTES, known_scheme, scheme_dtype, scheme_flags
 from hybridperf.ops.roofline import Work, streamed
-from hybridperf.ops.tiles import wave_inputs, whole_tiles
+from hybridperf.ops.tiles import blocks, wave_inputs, whole_tiles
 
 BALANCED = "balanced"
 _POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)")
@@ -103,15 +111,28 @@ def _exponent(distribution: str) -> float:
     return exponent if abs(exponent - 1.0) > 1e-6 else 1.0 + 1e-6
 
 
-@register("moe")
+def read_word(field: str, word: str, dtype: str) -> str:
+    """A known scheme or distribution; else `InputError`."""
+    del dtype
+    if field == "quant":
+        return known_scheme(word)
+    if word != BALANCED:
+        _exponent(word)
+    return word
+
+
+_COLUMNS = Columns(
+    zero_allowed=frozenset({"gated"}), implied={"gated": ("kernel", {"nongated": 0.0})},
+    words={"True": 1.0, "False": 0.0}, read_text=read_word,
+)  # fmt: skip
+
+
+@register("moe", columns=_COLUMNS)
 @dataclasses.dataclass(frozen=True)
 class Moe(Op):
     """The experts of one rank, routing and summing included (module docstring)."""
 
     unit: ClassVar[Unit] = "matrix"
-    zero_allowed: ClassVar = frozenset({"gated"})
-    implied: ClassVar = {"gated": ("kernel", {"nongated": 0.0})}
-    words: ClassVar = {"True": 1.0, "False": 0.0}
 
     tokens: Array
     hidden: Array
@@ -124,20 +145,10 @@ class Moe(Op):
     quant: str = ""
     distribution: str = BALANCED
 
-    @classmethod
-    def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A known scheme or distribution."""
-        del dtype
-        if name == "quant":
-            return known_scheme(value)
-        if value != BALANCED:
-            _exponent(value)
-        return value
-
-    @classmethod
-    def arithmetic_dtype(cls, dtype: str, text: Mapping[str, str]) -> str:
+    @property
+    def peak_dtype(self) -> str:
         """The scheme's."""
-        return scheme_dtype(dtype, text["quant"])
+        return scheme_dtype(self.dtype, self.quant)
 
     def routing(self) -> Routing:
         """What this rank gets."""
@@ -167,44 +178,50 @@ class Moe(Op):
         """Numbers in the matrices of this rank's active experts."""
         return routing.active * (2.0 + (self.gated > 0)) * self.hidden * self.inter / self.moe_tp
 
-    def shape(self) -> dict[str, Array]:
-        inter = self.inter / self.moe_tp
-        return log_sizes(self, "hidden", inter=inter, topk=self.topk, **vars(self.routing()))
 
-    def blocks(self) -> Array:
-        routing = self.routing()
-        inter = whole_tiles(self.inter / self.moe_tp, _TILE_COLUMNS)
-        return routing.active * whole_tiles(routing.rows / routing.active, _TILE_ROWS) * inter
+@shape_inputs.register(Moe)
+def _(op: Moe) -> dict[str, Array]:
+    inter = op.inter / op.moe_tp
+    return log_sizes(op, "hidden", inter=inter, topk=op.topk, **vars(op.routing()))
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
-        routing = self.routing()
-        rows, active, busiest = routing.rows, routing.active, routing.busiest
-        inter, local = self.inter / self.moe_tp, self.experts / self.moe_ep
-        each = floats(rows / active)
-        weight = SCHEMES[self.quant].weight_bytes if self.quant else self.element_bytes
-        activations = rows * (self.hidden + inter) * WIDE_BYTES
-        out = {
-            **log_sizes_base2(self, "tokens", "hidden", inter=inter, topk=self.topk),
-            **log_sizes_base2(experts=self.experts, local=local),
-            **log_sizes_base2(rows=rows, each=each, active=active, busiest=busiest),
-            "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
-            "log2_weights_per_l2": log2_ratio(self._weights(routing) * weight, gpu.l2_bytes),
-            "log2_activations_per_l2": log2_ratio(activations, gpu.l2_bytes),
-            **tails(16, 64, each=each),
-            **tails(128, each=each, inter=inter, hidden=self.hidden),
-            "uneven": log2_ratio(busiest, each),
-            "active_share": log2_ratio(active, local),
-            "over_mean_rank": log2_ratio(rows * self.moe_ep, self.tokens * self.topk),
-            "moe_tp": array_module(self.moe_tp).log2(floats(self.moe_tp)),
-            "moe_ep": array_module(self.moe_ep).log2(floats(self.moe_ep)),
-            "gated": (floats(self.gated) > 0) * 1.0,
-            "exponent": 0.0 if self.distribution == BALANCED else _exponent(self.distribution),
-            "weight_bytes": weight,
-            "narrow": float(bool(self.quant) and SCHEMES[self.quant].narrow_bytes > 0),
-            **scheme_flags(self.quant),
-        }
-        for name, columns in (("inner", inter), ("outer", self.hidden)):
-            for tile in (16.0, 64.0, 128.0):
-                tiles = active * whole_tiles(each, tile) * whole_tiles(columns, _TILE_COLUMNS)
-                out |= wave_inputs(f"{name}{tile:.0f}", tiles, gpu)
-        return out
+
+@blocks.register(Moe)
+def _(op: Moe) -> Array:
+    routing = op.routing()
+    inter = whole_tiles(op.inter / op.moe_tp, _TILE_COLUMNS)
+    return routing.active * whole_tiles(routing.rows / routing.active, _TILE_ROWS) * inter
+
+
+@gpu_inputs.register(Moe)
+def _(op: Moe, gpu: Gpu) -> dict[str, Array]:
+    routing = op.routing()
+    rows, active, busiest = routing.rows, routing.active, routing.busiest
+    inter, local = op.inter / op.moe_tp, op.experts / op.moe_ep
+    each = floats(rows / active)
+    weight = SCHEMES[op.quant].weight_bytes if op.quant else op.element_bytes
+    activations = rows * (op.hidden + inter) * WIDE_BYTES
+    out = {
+        **log_sizes_base2(op, "tokens", "hidden", inter=inter, topk=op.topk),
+        **log_sizes_base2(experts=op.experts, local=local),
+        **log_sizes_base2(rows=rows, each=each, active=active, busiest=busiest),
+        "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
+        "log2_weights_per_l2": log2_ratio(op._weights(routing) * weight, gpu.l2_bytes),
+        "log2_activations_per_l2": log2_ratio(activations, gpu.l2_bytes),
+        **tails(16, 64, each=each),
+        **tails(128, each=each, inter=inter, hidden=op.hidden),
+        "uneven": log2_ratio(busiest, each),
+        "active_share": log2_ratio(active, local),
+        "over_mean_rank": log2_ratio(rows * op.moe_ep, op.tokens * op.topk),
+        "moe_tp": array_module(op.moe_tp).log2(floats(op.moe_tp)),
+        "moe_ep": array_module(op.moe_ep).log2(floats(op.moe_ep)),
+        "gated": (floats(op.gated) > 0) * 1.0,
+        "exponent": 0.0 if op.distribution == BALANCED else _exponent(op.distribution),
+        "weight_bytes": weight,
+        "narrow": float(bool(op.quant) and SCHEMES[op.quant].narrow_bytes > 0),
+        **scheme_flags(op.quant),
+    }
+    for name, columns in (("inner", inter), ("outer", op.hidden)):
+        for tile in (16.0, 64.0, 128.0):
+            tiles = active * whole_tiles(each, tile) * whole_tiles(columns, _TILE_COLUMNS)
+            out |= wave_inputs(f"{name}{tile:.0f}", tiles, gpu)
+    return out

@@ -5,12 +5,14 @@ program, or of an op of one that runs op by op, costs by itself.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops.base import GROUPS, Op, register
+from hybridperf.ops.base import Op, register
+from hybridperf.ops.columns import Columns
 from hybridperf.ops.embedding import reuse_distance_bytes, uniform_unique_rows
-from hybridperf.ops.inputs import log_sizes, tails
+from hybridperf.ops.inputs import log_sizes, shape_inputs, tails
 from hybridperf.ops.roofline import Work, streamed
 
 CACHE_LINE_BYTES = 64.0
@@ -27,11 +29,11 @@ class Copy(Op):
     rows: Array
     cols: Array
 
-    def shape(self) -> dict[str, Array]:
-        return {**log_sizes(cols=self.cols), **tails(16, cols=self.cols)}
-
     def work(self) -> Work:
         return streamed(2 * self.rows * self.cols * self.element_bytes)
+
+
+shape_inputs.register(Copy, lambda op: {**log_sizes(cols=op.cols), **tails(16, cols=op.cols)})
 
 
 @register("transpose")
@@ -43,16 +45,18 @@ class Transpose(Op):
     cols: Array
     batch: Array = 1.0
 
-    def shape(self) -> dict[str, Array]:
-        turned = tails(16, rows=self.rows, cols=self.cols)
-        return {**log_sizes(self, "batch", "rows", "cols"), **turned}
-
     def work(self) -> Work:
         n = self.batch * self.rows * self.cols
         # a whole column is read before its neighbour's turn
         spanned = self.rows * self.cols * self.element_bytes
         moved = 2 * n * self.element_bytes
         return streamed(moved, strided_reads=n, strided_bytes=spanned, steps=n)
+
+
+@shape_inputs.register(Transpose)
+def _(op: Transpose) -> dict[str, Array]:
+    turned = tails(16, rows=op.rows, cols=op.cols)
+    return {**log_sizes(op, "batch", "rows", "cols"), **turned}
 
 
 def scattered_lines(row_bytes: Array) -> Array:
@@ -74,25 +78,23 @@ class Gather(Op):
     fused embedding bag).
     """
 
-    other_group: ClassVar[str] = "pooled_gather"
-
     rows: Array
     cols: Array
     vocab: Array
     pooled: Array = 0.0
 
-    def shape(self) -> dict[str, Array]:
-        return {**_table_shape(self), "pooled": self.pooled}
-
     def work(self) -> Work:
         # sums are few compared with the rows: not counted
-        written = 1.0 - self.is_other()
+        written = 1.0 - (floats(self.pooled) > 0)
         moved = self.rows * ((1.0 + written) * (self.cols * self.element_bytes) + INDEX_BYTES)
         return _table_work(self, moved)
 
-    def is_other(self) -> Array:
+    def knob_groups(self) -> Mapping[str, Any]:
         """Pooling rows as they come in overlaps their arrival."""
-        return floats(self.pooled) > 0
+        return {"pooled_gather": floats(self.pooled) > 0, self.group: True}
+
+
+shape_inputs.register(Gather, lambda op: {**_table_shape(op), "pooled": op.pooled})
 
 
 @register("scatter_add", "scatter")
@@ -104,9 +106,6 @@ class ScatterAdd(Op):
     cols: Array
     vocab: Array
 
-    def shape(self) -> dict[str, Array]:
-        return _table_shape(self)
-
     def work(self) -> Work:
         # update and table row read, table row written
         moved = self.rows * (3 * (self.cols * self.element_bytes) + INDEX_BYTES)
@@ -115,6 +114,9 @@ class ScatterAdd(Op):
 
 def _table_shape(op: Gather | ScatterAdd) -> dict[str, Array]:
     return {**log_sizes(op, "rows", "cols", "vocab"), **tails(16, cols=op.cols)}
+
+
+shape_inputs.register(ScatterAdd, _table_shape)
 
 
 def _table_work(op: Gather | ScatterAdd, moved: Array, flops: Array = 0.0) -> Work:
@@ -141,12 +143,10 @@ class Allocation(Op):
         return Work(steps=self.bytes / PAGE_BYTES)
 
 
-@register("call")
+@register("call", columns=Columns(zero_allowed=frozenset({"buffers"})))
 @dataclasses.dataclass(frozen=True)
 class Call(Op):
     """Starting a compiled program from the host; a step is one argument or result handed over."""
-
-    zero_allowed: ClassVar = frozenset({"buffers"})
 
     buffers: Array
 
@@ -188,9 +188,6 @@ class EagerOp(Op):
     def work(self) -> Work:
         return Work()
 
-    def group_index(self) -> int:
+    def knob_groups(self) -> Mapping[str, Any]:
         """Each phase has an overhead of its own."""
-        return GROUPS.index(f"eager_{self.phase}")
-
-    def possible_groups(self) -> tuple[str, ...]:
-        return (f"eager_{self.phase}",)
+        return {f"eager_{self.phase}": True}

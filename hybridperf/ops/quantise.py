@@ -14,11 +14,12 @@ from typing import ClassVar
 
 from hybridperf.io.errors import unknown
 from hybridperf.io.namespace import Array
-from hybridperf.ops.base import Gpu, register
-from hybridperf.ops.inputs import log2_ratio, log_sizes_base2, tails
+from hybridperf.ops.base import register
+from hybridperf.ops.columns import Columns
+from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_ratio, log_sizes_base2, tails
 from hybridperf.ops.loops import BLOCK_ELEMENTS, Matrix
 from hybridperf.ops.roofline import Work, streamed
-from hybridperf.ops.tiles import wave_inputs
+from hybridperf.ops.tiles import blocks, wave_inputs
 
 WIDE_BYTES = 2.0  # activations between ops: bf16 or fp16
 
@@ -77,7 +78,16 @@ def scheme_flags(quant: str) -> dict[str, Array]:
     return {f"quant_{name}": float(quant == name) for name in SCHEMES}
 
 
-@register("scale_matrix", "quantise")
+def _narrow_scheme(field: str, word: str, dtype: str) -> str:
+    del field, dtype
+    narrow = [one for one, scheme in SCHEMES.items() if scheme.narrow_bytes]
+    if word not in narrow:
+        known = f"schemes that quantise a matrix are {', '.join(narrow)}"
+        raise unknown("quant", word, narrow, known)
+    return word
+
+
+@register("scale_matrix", "quantise", columns=Columns(read_text=_narrow_scheme))
 @dataclasses.dataclass(frozen=True)
 class Quantise(Matrix):
     """A matrix of rows x cols scaled, clamped and written in the scheme's format."""
@@ -86,30 +96,22 @@ class Quantise(Matrix):
 
     quant: str = "fp8"
 
-    @classmethod
-    def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A scheme that makes activations narrow."""
-        del name, dtype
-        narrow = [one for one, scheme in SCHEMES.items() if scheme.narrow_bytes]
-        if value not in narrow:
-            known = f"schemes that quantise a matrix are {', '.join(narrow)}"
-            raise unknown("quant", value, narrow, known)
-        return value
-
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = n * (self.element_bytes + SCHEMES[self.quant].narrow_bytes)
         return streamed(moved, flops=2 * n)  # scaled and clamped
 
-    def blocks(self) -> Array:
-        return self.rows * self.cols / BLOCK_ELEMENTS
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
-        return {
-            **log_sizes_base2(rows=self.rows, cols=self.cols, elements=self.rows * self.cols),
-            "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
-            **tails(128, 1024, cols=self.cols),
-            **wave_inputs("1024", self.blocks(), gpu),
-            **wave_inputs("rows", self.rows, gpu),
-            "written_bytes": SCHEMES[self.quant].narrow_bytes,
-        }
+blocks.register(Quantise, lambda op: op.rows * op.cols / BLOCK_ELEMENTS)
+
+
+@gpu_inputs.register(Quantise)
+def _(op: Quantise, gpu: Gpu) -> dict[str, Array]:
+    return {
+        **log_sizes_base2(rows=op.rows, cols=op.cols, elements=op.rows * op.cols),
+        "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
+        **tails(128, 1024, cols=op.cols),
+        **wave_inputs("1024", blocks(op), gpu),
+        **wave_inputs("rows", op.rows, gpu),
+        "written_bytes": SCHEMES[op.quant].narrow_bytes,
+    }

@@ -31,10 +31,21 @@ import scipy
 
 from hybridperf.hardware import Unit
 from hybridperf.io.namespace import Array, array_module, floats, root
-from hybridperf.ops.base import Gathered, Gpu, Op, register
+from hybridperf.ops.base import Op, register
+from hybridperf.ops.columns import Columns
 from hybridperf.ops.embedding import reuse_distance_bytes
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
-from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
+from hybridperf.ops.inputs import (
+    Gathered,
+    Gpu,
+    gathered,
+    gpu_inputs,
+    log2_ratio,
+    log_sizes,
+    log_sizes_base2,
+    shape_inputs,
+    tails,
+)
 from hybridperf.ops.movement import INDEX_BYTES, scattered_lines
 from hybridperf.ops.roofline import Work, streamed
 
@@ -57,22 +68,6 @@ class _Sparse(Op):
     kernel: str = ""  # the platform's library where empty
 
     unit: ClassVar[Unit] = "matrix"
-    synonyms: ClassVar = {"max_nnz_per_row": "max_degree"}
-
-    @classmethod
-    def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A kernel's name without the number format that tables put behind it."""
-        word = value.strip().lower()
-        for ending in _FORMATS:
-            word = word.removesuffix(ending)
-        return "" if word in _LIBRARY else word
-
-    def contradictions(self) -> Sequence[tuple[Array, str]]:
-        too_short = (self.max_degree > 0) & (self.max_degree + 1.0 <= self.mean_degree())
-        return (
-            (self.nnz > self.rows * self.cols, "nnz must be at most rows x cols"),
-            (too_short, "max_degree must be at least nnz / rows, the mean"),
-        )
 
     def mean_degree(self) -> Array:
         """Nonzeros of a row."""
@@ -116,16 +111,6 @@ class _Sparse(Op):
         """Dense numbers that are read or written in order."""
         return self.rows * self.row_bytes()
 
-    def gathered(self) -> Gathered:
-        gathers, distinct = self.gathers(), self.distinct()
-        maximum = array_module(gathers, distinct).maximum
-        return Gathered(
-            again_bytes=maximum(gathers - distinct, 0.0) * self.row_bytes(),
-            first_bytes=distinct * self.row_bytes(), beside_bytes=self.beside_bytes(),
-            index_bytes=self.index_bytes(), columns=self.n, skew=self.skew(),
-            longest=self.longest(), row_bytes=self.row_bytes(),
-        )  # fmt: skip
-
     def work(self) -> Work:
         gathers, row_bytes = self.gathers(), self.row_bytes()
         return Work(
@@ -137,31 +122,69 @@ class _Sparse(Op):
             steps=self.nnz,
         )
 
-    def shape(self) -> dict[str, Array]:
-        sizes = log_sizes(self, "rows", "cols", "n", degree=self.mean_degree(), block=self.block)
-        named = {f"kernel_{self.kernel}": 1.0} if self.kernel else {}
-        return {
-            **sizes, **tails(16, n=self.n), "skew": self.skew(),
-            "longest": log2_ratio(self.longest(), self.mean_degree()), **named,
-        }  # fmt: skip
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
-        footprint = self.distinct() * self.row_bytes()
-        return {
-            **log_sizes_base2(self, "rows", "n", degree=self.mean_degree(), block=self.block),
-            "log2_footprint_per_l2": log2_ratio(footprint, gpu.l2_bytes),
-            "longest": log2_ratio(self.longest(), self.mean_degree()),
-            "cv_degree": floats(self.cv_degree),
-            "aspect": log2_ratio(self.cols, self.rows),
-        }
+@gathered.register(_Sparse)
+def _(op: _Sparse) -> Gathered:
+    gathers, distinct = op.gathers(), op.distinct()
+    maximum = array_module(gathers, distinct).maximum
+    return Gathered(
+        again_bytes=maximum(gathers - distinct, 0.0) * op.row_bytes(),
+        first_bytes=distinct * op.row_bytes(), beside_bytes=op.beside_bytes(),
+        index_bytes=op.index_bytes(), columns=op.n, skew=op.skew(),
+        longest=op.longest(), row_bytes=op.row_bytes(),
+    )  # fmt: skip
 
 
-@register("spmm", "segment_sum")
+@shape_inputs.register(_Sparse)
+def _(op: _Sparse) -> dict[str, Array]:
+    sizes = log_sizes(op, "rows", "cols", "n", degree=op.mean_degree(), block=op.block)
+    named = {f"kernel_{op.kernel}": 1.0} if op.kernel else {}
+    return {
+        **sizes, **tails(16, n=op.n), "skew": op.skew(),
+        "longest": log2_ratio(op.longest(), op.mean_degree()), **named,
+    }  # fmt: skip
+
+
+@gpu_inputs.register(_Sparse)
+def _(op: _Sparse, gpu: Gpu) -> dict[str, Array]:
+    footprint = op.distinct() * op.row_bytes()
+    return {
+        **log_sizes_base2(op, "rows", "n", degree=op.mean_degree(), block=op.block),
+        "log2_footprint_per_l2": log2_ratio(footprint, gpu.l2_bytes),
+        "longest": log2_ratio(op.longest(), op.mean_degree()),
+        "cv_degree": floats(op.cv_degree),
+        "aspect": log2_ratio(op.cols, op.rows),
+    }
+
+
+def _kernel(field: str, word: str, dtype: str) -> str:
+    """A kernel's name without the number format that tables put behind it."""
+    del field, dtype
+    name = word.strip().lower()
+    for ending in _FORMATS:
+        name = name.removesuffix(ending)
+    return "" if name in _LIBRARY else name
+
+
+def _contradictions(op: _Sparse) -> Sequence[tuple[Array, str]]:
+    too_short = (op.max_degree > 0) & (op.max_degree + 1.0 <= op.mean_degree())
+    return (
+        (op.nnz > op.rows * op.cols, "nnz must be at most rows x cols"),
+        (too_short, "max_degree must be at least nnz / rows, the mean"),
+    )
+
+
+_COLUMNS = Columns(
+    synonyms={"max_nnz_per_row": "max_degree"}, read_text=_kernel, contradictions=_contradictions
+)
+
+
+@register("spmm", "segment_sum", columns=_COLUMNS)
 class SpMM(_Sparse):
     """A sparse matrix (rows x cols, CSR) times a dense one (cols x n); a step is one nonzero."""
 
 
-@register("sddmm")
+@register("sddmm", columns=_COLUMNS)
 class SDDMM(_Sparse):
     """Dot products of n numbers at the nonzeros of rows x cols; a step is one nonzero."""
 
@@ -174,7 +197,10 @@ class SDDMM(_Sparse):
         return INDEX_BYTES * (self.gathers() + self.rows / self.block + 1.0)
 
 
-@register("nm_gemm")
+_KEPT = Columns(contradictions=lambda op: ((op.kept > op.of, "kept must be at most of"),))
+
+
+@register("nm_gemm", columns=_KEPT)
 @dataclasses.dataclass(frozen=True)
 class NMGemm(Op):
     """m x k activations by k x n weights of which `kept` in every `of` along k are stored: flops
@@ -189,9 +215,6 @@ class NMGemm(Op):
     kept: Array = 2.0
     of: Array = 4.0
 
-    def contradictions(self) -> Sequence[tuple[Array, str]]:
-        return ((self.kept > self.of, "kept must be at most of"),)
-
     def work(self) -> Work:
         density = self.kept / self.of
         weights = self.k * self.n * density
@@ -199,6 +222,8 @@ class NMGemm(Op):
         moved = (dense + weights) * self.element_bytes + weights * _METADATA_BITS / 8.0
         return streamed(moved, flops=FLOPS_PER_MULTIPLY_ADD * self.m * self.n * self.k * density)
 
-    def shape(self) -> dict[str, Array]:
-        sizes = log_sizes(self, "m", "n", "k")
-        return {**sizes, **tails(16, m=self.m, n=self.n), "density": log2_ratio(self.kept, self.of)}
+
+@shape_inputs.register(NMGemm)
+def _(op: NMGemm) -> dict[str, Array]:
+    sizes = log_sizes(op, "m", "n", "k")
+    return {**sizes, **tails(16, m=op.m, n=op.n), "density": log2_ratio(op.kept, op.of)}

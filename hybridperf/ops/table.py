@@ -1,9 +1,9 @@
 """Rows of a measurement table -> ops, whole columns at a time.
 
 A table may hold rows of several ops; each row needs `op`, `dtype` and the dimensions of its op.
-Rows are grouped by op, dtype and the words that change the op's work (`Op.text`), so a group is one
-`Op` whose other fields are columns, and its work one array per count. Words that only say which
-implementation ran are carried along as labels.
+Rows are grouped by op, dtype and the words that change the op's work (`Columns.text`), so a
+group is one `Op` whose other fields are columns, and its work one array per count. Words that only
+say which implementation ran are carried along as labels.
 
 Ops that differ in their sizes alone become the same (`alike`): what is asked of each is then asked
 of all at once.
@@ -20,7 +20,8 @@ import numpy as np
 from hybridperf.hardware import DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, closest, real_numbers, require_columns
 from hybridperf.io.later import pd
-from hybridperf.ops.base import Op, OpCall, name_of, op_by_name
+from hybridperf.ops.base import Op, OpCall, columns_of, name_of, op_by_name
+from hybridperf.ops.columns import Columns
 from hybridperf.ops.roofline import Work
 
 LARGEST_SIZE = 1e13  # elements along one dimension; more is a slip, not a tensor
@@ -95,16 +96,17 @@ def _by_text(
     except InputError as error:
         problem[at] = str(error)
         return
+    columns = columns_of(cls)
     meanings: dict[str, list[str]] = {}
     which = np.zeros(len(at), np.int64)  # of rows `at`: which combination of meanings
-    for field, empty in cls.text.items():
-        if field in fixed or not (given := _columns_for(frame, cls, field)):
+    for field, empty in columns.text.items():
+        if field in fixed or not (given := _columns_for(frame, columns, field)):
             continue
         codes, words = pd.factorize(_words(frame, given, at))  # each of a few words is read once
         meant, wrong = np.full(len(words), empty, object), np.full(len(words), "", object)
         for i, word in enumerate(words):
             try:
-                meant[i] = cls.read_text(field, word or empty, dtype)
+                meant[i] = columns.read_text(field, word or empty, dtype)
             except InputError as error:
                 wrong[i] = f"{name}: {error}"
         bad = wrong.astype(bool)[codes]
@@ -113,7 +115,7 @@ def _by_text(
         meanings[field] = list(map(str, known))
         which = (which * len(known) + meant_codes[codes])[~bad]
         at = at[~bad]
-    defaults = {field: empty for field, empty in cls.text.items() if field not in fixed}
+    defaults = {field: empty for field, empty in columns.text.items() if field not in fixed}
     for combination in pd.unique(which):
         text, rest = {}, int(combination)
         for field, words_of in reversed(meanings.items()):
@@ -138,31 +140,31 @@ def _part(
     device: DeviceSpec, labels: Mapping[str, np.ndarray], problem: np.ndarray,
 ) -> OpRows:  # fmt: skip
     cls, fixed = op_by_name(name)
-    dtype = cls.dtype_on(canonical_dtype(dtype), device)
-    peak = device.peak(cls.arithmetic_dtype(dtype, text), cls.unit)
-    columns = {}
+    columns = columns_of(cls)
+    dtype = columns.dtype_on(canonical_dtype(dtype), device)
+    sizes = {}
     good = np.ones(len(at), bool)
     for dimension in cls.dimensions():
         if dimension in fixed:
             continue
-        given = _columns_for(frame, cls, dimension)
+        given = _columns_for(frame, columns, dimension)
         if not given:
-            if dimension in cls.optional:
-                columns[dimension] = _default(cls, dimension, labels, at)
+            if dimension in columns.optional:
+                sizes[dimension] = _default(columns, dimension, labels, at)
                 continue
             there = ", ".join(map(str, frame.columns[:12]))
             expected = f"{name} rows need a column {dimension!r}{closest(dimension, frame.columns)}"
             raise _MissingColumn(f"{expected}; the table has {there}")
-        values = _numbers(frame[given[0]].iloc[at], cls, dimension)
+        values = _numbers(frame[given[0]].iloc[at], columns, dimension)
         for other in given[1:]:  # tables of two sources name the same dimension twice
-            more = _numbers(frame[other].iloc[at], cls, dimension)
+            more = _numbers(frame[other].iloc[at], columns, dimension)
             values = np.where(np.isnan(values), more, values)
-        if dimension in cls.optional:
+        if dimension in columns.optional:
             empty = np.isnan(values)
-            if not cls.words:  # an unknown word of a flag is as good as none
+            if not columns.words:  # an unknown word of a flag is as good as none
                 empty &= _empty(frame[given].iloc[at])
-            values = np.where(empty, _default(cls, dimension, labels, at), values)
-        zero_allowed = dimension in cls.zero_allowed
+            values = np.where(empty, _default(columns, dimension, labels, at), values)
+        zero_allowed = dimension in columns.zero_allowed
         smallest = 0.0 if zero_allowed else np.nextafter(0, 1)
         wrong = ~((values >= smallest) & (values <= LARGEST_SIZE))
         expected = f"a number {'of at least zero' if zero_allowed else 'above zero'}"
@@ -170,9 +172,10 @@ def _part(
         for i in np.flatnonzero(wrong & good):
             problem[at[i]] = f"{expected}, got {frame[given[0]].iloc[at[i]]}"
         good &= ~wrong
-        columns[dimension] = values
-    op = cls(dtype, **{key: value[good] for key, value in columns.items()}, **fixed, **text)
+        sizes[dimension] = values
+    op = cls(dtype, **{key: value[good] for key, value in sizes.items()}, **fixed, **text)
     here = at[good]
+    peak = device.peak(op.peak_dtype, op.unit)
     counts = {name: np.asarray(value, np.float64) for name, value in vars(op.work()).items()}
     work = Work(**{name: np.broadcast_to(value, (len(here),)) for name, value in counts.items()})
     if "reuse_bytes" in frame.columns:
@@ -180,7 +183,7 @@ def _part(
         work = dataclasses.replace(work, reuse_bytes=np.where(reuse > 0, reuse, work.reuse_bytes))
     large = (work.flops > LARGEST_WORK) | (work.bytes > LARGEST_WORK)
     too_large = f"more than {LARGEST_WORK:g} flops or bytes in one op"
-    for broken, why in (*op.contradictions(), (large, too_large)):
+    for broken, why in (*columns.contradictions(op), (large, too_large)):
         wrong = np.broadcast_to(np.asarray(broken), (len(here),))
         if wrong.any():
             problem[here[wrong]] = f"{name}: {why}; check the sizes"
@@ -190,13 +193,13 @@ def _part(
     return OpRows(here, op, work, group, peak, own, name)
 
 
-def _numbers(column: pd.Series, cls: type[Op], dimension: str) -> np.ndarray:
+def _numbers(column: pd.Series, columns: Columns, dimension: str) -> np.ndarray:
     """A column as numbers, float64; flags may be words. Not a number where it is neither."""
     values = real_numbers(column)
-    if dimension in cls.zero_allowed and cls.words and np.isnan(values).any():
+    if dimension in columns.zero_allowed and columns.words and np.isnan(values).any():
         codes, given = pd.factorize(column)
-        meant = np.array([*(cls.words.get(str(word).strip(), np.nan) for word in given), np.nan])
-        values = np.where(np.isnan(values), meant[codes], values)
+        numbers = [columns.words.get(str(word).strip(), np.nan) for word in given]
+        values = np.where(np.isnan(values), np.array([*numbers, np.nan])[codes], values)
     return values
 
 
@@ -207,21 +210,21 @@ def _empty(cells: pd.DataFrame) -> np.ndarray:
 
 
 def _default(
-    cls: type[Op], dimension: str, labels: Mapping[str, np.ndarray], at: np.ndarray
+    columns: Columns, dimension: str, labels: Mapping[str, np.ndarray], at: np.ndarray
 ) -> np.ndarray:
     """An optional dimension where its cell is empty: what a label implies, or its default."""
-    values = np.full(len(at), cls.optional[dimension])
-    if dimension in cls.implied:
-        label, meanings = cls.implied[dimension]
+    values = np.full(len(at), columns.optional[dimension])
+    if dimension in columns.implied:
+        label, meanings = columns.implied[dimension]
         codes, words = pd.factorize(labels[label][at])
         for part, value in meanings.items():
             values = np.where(np.array([part in word for word in words])[codes], value, values)
     return values
 
 
-def _columns_for(frame: pd.DataFrame, cls: type[Op], dimension: str) -> list[str]:
+def _columns_for(frame: pd.DataFrame, columns: Columns, dimension: str) -> list[str]:
     """The table's columns that hold a dimension: ours first, then other people's names of it."""
-    names = [dimension, *(theirs for theirs, ours in cls.synonyms.items() if ours == dimension)]
+    names = [dimension, *(theirs for theirs, ours in columns.synonyms.items() if ours == dimension)]
     return [name for name in names if name in frame.columns]
 
 

@@ -7,16 +7,17 @@ blocks fills waves of small products. Which tile a library takes is not known he
 several, and what is learned finds which of them tell.
 
 A block walks along k step by step, so a product of few blocks waits for the longest walk however
-much of the machine is idle: `serial_steps`.
+much of the machine is idle: `product_steps`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 from hybridperf.io.namespace import Array, array_module, floats, reals
-from hybridperf.ops.base import Gpu
-from hybridperf.ops.inputs import log2_ratio, log_sizes_base2, tails
+from hybridperf.ops.base import Op
+from hybridperf.ops.inputs import Gpu, log2_ratio, log_sizes_base2, tails
 
 BLOCK_TILE = (128.0, 128.0)  # the usual block of a matrix product: what `blocks` counts
 STEP_DEPTH = 64.0  # of k, that a block covers in one step
@@ -29,6 +30,24 @@ _FILL_TILES = (  # (T_m, T_n, blocks that share one tile's k)
     (64, 64, 1), (128, 64, 1), (64, 128, 1), (128, 128, 1), (256, 128, 1), (128, 256, 1),
     (64, 64, 4), (128, 128, 2), (128, 128, 4), (64, 256, 2),
 )  # fmt: skip
+
+
+@functools.singledispatch
+def blocks(op: Op) -> Array:
+    """Thread blocks that a usual GPU kernel of this op starts, not rounded; 0 says nothing, as of
+    all ops that register none.
+    """
+    del op
+    return 0.0
+
+
+@functools.singledispatch
+def serial_steps(op: Op, gpu: Gpu) -> Array:
+    """Steps that the busiest multiprocessor takes one after the other; 0 says nothing, as of all
+    ops that register none.
+    """
+    del op, gpu
+    return 0.0
 
 
 def tile_count(
@@ -44,7 +63,7 @@ def whole_tiles(size: Array, tile: float) -> Array:
     return module.ceil(size / tile)
 
 
-def serial_steps(
+def product_steps(
     m: Array, n: Array, k: Array, gpu: Gpu, batch: Array = 1.0, cut: bool = True
 ) -> Array:
     """Steps that the busiest multiprocessor takes one after the other in `batch` products.

@@ -48,8 +48,6 @@ class Stencil(Op):
     points: float
     boundary: str = "zero"
 
-    text: ClassVar = {"boundary": "zero"}
-
     def work(self) -> Work:
         n = self.rows * self.cols
         return streamed(2 * n * self.element_bytes, flops=2 * self.points * n)

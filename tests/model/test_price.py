@@ -11,7 +11,7 @@ import hybridperf as hp
 from hybridperf.model import PerfModel, shipped
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.model.stages.borrowed import ATTENTION_WIDTH, PRODUCTS_WIDTH, ROW_WIDTH
-from hybridperf.ops import Convolution, EncoderAttention, Gemm, OpCall, RmsNorm
+from hybridperf.ops import Convolution, EncoderAttention, Gemm, OpCall, RmsNorm, run_on
 from hybridperf.ops.table import parse_ops
 
 PRODUCT = Gemm("bf16", 4096.0, 4096.0, 4096.0)
@@ -74,7 +74,7 @@ def test_a_convolution_in_single_precision_is_tf32_where_there_is_such() -> None
     asked = pd.DataFrame([sizes | {"batch": 32, "c_out": 64}])
     for device, peak in (("a100_sxm4_80g", "tf32"), ("v100_sxm2", "fp32")):
         spec = hp.load_device(device)
-        assert op.run_on(spec).dtype == peak
+        assert run_on(op, spec).dtype == peak
         model, _ = hp.fit(rows, device, prior="none")
         (by_table,) = model.predict_ops(asked)["predicted_s"]
         for dtype in ("fp32", peak):

@@ -24,6 +24,7 @@ from hybridperf.ops import (
     lookup_calls,
 )
 from hybridperf.ops.embedding import Histogram, Indices, Table, Uniform, Zipf
+from hybridperf.ops.inputs import gpu_inputs
 from hybridperf.ops.roofline import RooflineKnobs, Work, level_shares, op_seconds
 from hybridperf.ops.table import parse_ops
 
@@ -267,7 +268,7 @@ def test_gradients_reach_the_distribution_and_the_sizes(direction: str, argument
             Table("b", 1e4, 32.0, 3.0, access=Uniform()),
         ]
         op = lookup_calls(tables, at["batch"], direction).op
-        work, inputs = op.work(), op.gpu_inputs(Gpu(100.0, 4e7))
+        work, inputs = op.work(), gpu_inputs(op, Gpu(100.0, 4e7))
         return (
             work.bytes / 1e6
             + jnp.log(work.reuse_bytes)

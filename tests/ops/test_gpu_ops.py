@@ -14,10 +14,12 @@ import pytest
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_table
 from hybridperf.ops import Gpu, Op, columns, op_by_name, op_names
+from hybridperf.ops.attention import run_by
+from hybridperf.ops.inputs import gpu_inputs
 from hybridperf.ops.moe import route
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.table import LABELS, parse_ops
-from hybridperf.ops.tiles import aligned
+from hybridperf.ops.tiles import aligned, blocks, serial_steps
 
 GPU = Gpu(sm_count=100.0, l2_bytes=2.0**20)
 
@@ -122,7 +124,7 @@ def test_moe_by_hand() -> None:
     assert quarter.flops == work.flops / 4
     assert quarter.bytes == 2 * (weights + vectors * 2 + inner) / 4
     assert make("moe", **MOE, gated=0.0).work().flops == work.flops * 2 / 3
-    assert make("moe", **MOE).blocks() == 4 * 1 * 1  # 64 rows and 128 columns cover each expert
+    assert blocks(make("moe", **MOE)) == 4 * 1 * 1  # 64 rows and 128 columns cover each expert
 
 
 def test_moe_weights_are_stored_as_the_scheme_says() -> None:
@@ -353,19 +355,19 @@ def test_every_op_tells_about_itself(name: str) -> None:
     if name == "moe":
         table |= {"topk": np.full(5, 2.0), "moe_ep": np.ones(5)}
     together = cls("fp32", **table, **fixed)
-    inputs = together.gpu_inputs(GPU)
+    inputs = gpu_inputs(together, GPU)
     assert inputs
     for i in range(5):
         alone = cls(
             "fp32", **{dimension: float(values[i]) for dimension, values in table.items()}, **fixed
         )
         for (name_together, values), (name_alone, value) in zip(
-            inputs.items(), alone.gpu_inputs(GPU).items(), strict=True
+            inputs.items(), gpu_inputs(alone, GPU).items(), strict=True
         ):
             assert name_together == name_alone
             assert np.isfinite(value)
             assert float(np.broadcast_to(values, 5)[i]) == pytest.approx(float(value), abs=1e-5)
-        for of in (lambda op: op.blocks(), lambda op: op.serial_steps(GPU)):
+        for of in (blocks, lambda op: serial_steps(op, GPU)):
             assert float(np.broadcast_to(of(together), 5)[i]) == pytest.approx(float(of(alone)))
 
 
@@ -374,8 +376,8 @@ def test_inputs_of_a_product_by_hand() -> None:
     100 multiprocessors.
     """
     op = make("gemm", m=130.0, n=256.0, k=96.0)
-    inputs = op.gpu_inputs(GPU)
-    assert op.blocks() == 4
+    inputs = gpu_inputs(op, GPU)
+    assert blocks(op) == 4
     assert inputs["tail128_m"] == pytest.approx(np.log2(256 / 130))
     assert inputs["tail128_n"] == 0
     assert (inputs["align_m"], inputs["align_n"], inputs["align_k"]) == (1, 8, 5)
@@ -391,33 +393,33 @@ def test_powers_of_two() -> None:
 
 
 def test_blocks_by_hand() -> None:
-    assert make("bmm", batch=7.0, m=129.0, n=128.0, k=8.0).blocks() == 7 * 2
-    assert make("context_attention", **{**PROMPT, "q_len": 129.0}).blocks() == 2 * 2 * 6
+    assert blocks(make("bmm", batch=7.0, m=129.0, n=128.0, k=8.0)) == 7 * 2
+    assert blocks(make("context_attention", **{**PROMPT, "q_len": 129.0})) == 2 * 2 * 6
     assert (
-        make("generation_attention", batch=3.0, kv_len=9.0, heads=8.0, head_dim=16.0).blocks() == 24
+        blocks(make("generation_attention", batch=3.0, kv_len=9.0, heads=8.0, head_dim=16.0)) == 24
     )
-    assert make("softmax", rows=5.0, cols=9.0).blocks() == 5
-    assert make("add", rows=4.0, cols=1024.0).blocks() == 4
+    assert blocks(make("softmax", rows=5.0, cols=9.0)) == 5
+    assert blocks(make("add", rows=4.0, cols=1024.0)) == 4
     conv = {"batch": 2.0, "c_in": 256.0, "c_out": 128.0, "h_in": 8.0, "h_out": 8.0, "kh": 3.0}
-    assert make("conv", **conv).blocks() == 1  # 2 x 64 pixels, 128 channels
-    assert make("conv", **conv, direction="bwd_inputs").blocks() == 2
-    assert make("conv", **conv, direction="bwd_params").blocks() == 2304 / 128
+    assert blocks(make("conv", **conv)) == 1  # 2 x 64 pixels, 128 channels
+    assert blocks(make("conv", **conv, direction="bwd_inputs")) == 2
+    assert blocks(make("conv", **conv, direction="bwd_params")) == 2304 / 128
 
 
 def test_steps_along_k_by_hand() -> None:
     """100 multiprocessors. One tile and k = 64,000: 1,000 steps, or 16 parts of 63 and their sum;
     101 tiles of 10 steps: one multiprocessor takes two, and k is too short to be cut.
     """
-    assert make("gemm", m=1.0, n=1.0, k=64_000.0).serial_steps(GPU) == 63 + 16 * 4
-    assert make("gemm", "fp8", m=1.0, n=1.0, k=64_000.0).serial_steps(GPU) == 1000
-    assert make("gemm", m=128.0, n=128.0 * 101, k=640.0).serial_steps(GPU) == 20
-    assert make("bmm", batch=101.0, m=128.0, n=128.0, k=640.0).serial_steps(GPU) == 20
+    assert serial_steps(make("gemm", m=1.0, n=1.0, k=64_000.0), GPU) == 63 + 16 * 4
+    assert serial_steps(make("gemm", "fp8", m=1.0, n=1.0, k=64_000.0), GPU) == 1000
+    assert serial_steps(make("gemm", m=128.0, n=128.0 * 101, k=640.0), GPU) == 20
+    assert serial_steps(make("bmm", batch=101.0, m=128.0, n=128.0, k=640.0), GPU) == 20
     more = np.linspace(1.0, 20_000.0, 400)
     for name in ("m", "n", "k"):
         sizes = {"m": 256.0, "n": 512.0, "k": 4096.0, name: more}
-        fewer = np.diff(make("gemm", **sizes).serial_steps(GPU))
+        fewer = np.diff(serial_steps(make("gemm", **sizes), GPU))
         assert (fewer >= 0).all(), f"a larger {name} is not quicker"
-    assert make("softmax", rows=5.0, cols=9.0).serial_steps(GPU) == 0
+    assert serial_steps(make("softmax", rows=5.0, cols=9.0), GPU) == 0
 
 
 def test_steps_of_a_convolution_are_those_of_the_quicker_way() -> None:
@@ -426,13 +428,13 @@ def test_steps_of_a_convolution_are_those_of_the_quicker_way() -> None:
     block, along 1,000 channels in 16 steps. Directly it is 98 x 2 blocks along 9,000 in 141.
     """
     sizes = {"batch": 64.0, "c_in": 1000.0, "c_out": 256.0, "h_in": 14.0, "h_out": 14.0}
-    assert make("conv", "fp32", **sizes, kh=3.0).serial_steps(GPU) == 2 * 3 * 16
-    assert make("conv", "fp32", **sizes, kh=3.0, direction="bwd_params").serial_steps(GPU) > 100
+    assert serial_steps(make("conv", "fp32", **sizes, kh=3.0), GPU) == 2 * 3 * 16
+    assert serial_steps(make("conv", "fp32", **sizes, kh=3.0, direction="bwd_params"), GPU) > 100
     # kernels of 5 x 5 go the direct way alone: 391 steps in one round
-    assert make("conv", "fp32", **sizes, kh=5.0).serial_steps(GPU) == 2 * 391
-    inputs = make("conv", "fp32", **sizes, kh=3.0).gpu_inputs(GPU)
+    assert serial_steps(make("conv", "fp32", **sizes, kh=5.0), GPU) == 2 * 391
+    inputs = gpu_inputs(make("conv", "fp32", **sizes, kh=3.0), GPU)
     assert inputs["winograd_padding"] == pytest.approx(2 * np.log2(16 / 14))
-    assert make("conv", "fp32", **sizes, kh=5.0).gpu_inputs(GPU)["winograd_padding"] == 0
+    assert gpu_inputs(make("conv", "fp32", **sizes, kh=5.0), GPU)["winograd_padding"] == 0
 
 
 # Own flops over the file's, where they count the same work. Softmax, norms, gelu and rope are
@@ -462,14 +464,14 @@ def test_every_table_parses_on_its_devices(name: str, data_dir: Path) -> None:
             parsed.problem[parsed.problem != ""]
         ).value_counts()
         for part in parsed.parts:
-            inputs = part.op.gpu_inputs(
-                Gpu(float(spec.multiprocessors or 1), float(spec.l2_bytes or 2**20))
+            inputs = gpu_inputs(
+                part.op, Gpu(float(spec.multiprocessors or 1), float(spec.l2_bytes or 2**20))
             )
             assert names.setdefault(type(part.op), tuple(inputs)) == tuple(inputs)
             assert all(
                 np.isfinite(np.asarray(values, np.float64)).all() for values in inputs.values()
             )
-            assert np.isfinite(part.op.blocks()).all()
+            assert np.isfinite(blocks(part.op)).all()
             if name in SAME_FLOPS:
                 np.testing.assert_allclose(
                     part.work.flops, rows["flops"].to_numpy()[part.rows], rtol=1e-4
@@ -480,10 +482,10 @@ def test_decoding_reads_a_cache_once_or_once_a_head() -> None:
     """TensorRT-LLM shares a cache among 32 heads at most; a block starts for each cache."""
     sizes = {"batch": 8.0, "kv_len": 4096.0, "head_dim": 128.0}
     shared = make("decode_attention", **sizes, heads=np.array([32.0, 64.0]), kv_heads=1.0)
-    assert shared.run_by(np.array(["vllm", "vllm"])) is shared
-    run = shared.run_by(np.array(["trtllm", "trtllm"]))
+    assert run_by(shared, np.array(["vllm", "vllm"])) is shared
+    run = run_by(shared, np.array(["trtllm", "trtllm"]))
     np.testing.assert_allclose(run.work().bytes / shared.work().bytes, [1.0, 64.0], rtol=0.05)
-    np.testing.assert_allclose(run.serial_steps(GPU) / shared.serial_steps(GPU), [1.0, 64.0])
+    np.testing.assert_allclose(serial_steps(run, GPU) / serial_steps(shared, GPU), [1.0, 64.0])
     np.testing.assert_allclose(run.work().flops, shared.work().flops)
 
 

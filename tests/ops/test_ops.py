@@ -12,7 +12,7 @@ import pytest
 
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_table
-from hybridperf.ops import GROUPS, columns, op_by_name, op_names
+from hybridperf.ops import GROUPS, Op, columns, columns_of, op_by_name, op_names
 from hybridperf.ops.table import parse_ops
 
 
@@ -145,11 +145,20 @@ def test_every_op_has_a_group_and_parses_from_its_own_row(name: str) -> None:
     assert int(part.group[0]) == int(op.group_index())
 
 
+def test_an_op_answers_for_physics_alone() -> None:
+    """Fields, work, and what a price may ask; tables and learners ask nouns of their own."""
+    fields = {field.name for field in dataclasses.fields(Op)}
+    public = {name for name in dir(Op) if not name.startswith("_")} - fields
+    assert len(public) <= 8, sorted(public)
+    for cls in {op_by_name(name)[0] for name in op_names()}:
+        assert [base for base in cls.__mro__[1:] if base.__bases__[1:]] == []
+
+
 @pytest.mark.parametrize("name", ["gemm", "conv", "softmax", "gather", "sort"])
 def test_columns_are_single_ops_side_by_side(name: str) -> None:
     cls, fixed = op_by_name(name)
     rng = np.random.default_rng(0)
-    names = [n for n in cls.dimensions() if n not in fixed and n not in cls.optional]
+    names = [n for n in cls.dimensions() if n not in fixed and n not in columns_of(cls).optional]
     table = {n: rng.integers(1, 50, 5).astype(float) for n in names}
     together = cls("fp32", **table, **fixed).work()
     for i in range(5):

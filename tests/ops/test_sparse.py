@@ -9,7 +9,8 @@ import pytest
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model.published.sparse import kernel_and_dtype, spmm_rows
-from hybridperf.ops import SDDMM, NMGemm, SpMM, op_by_name
+from hybridperf.ops import SDDMM, NMGemm, SpMM, columns_of, op_by_name
+from hybridperf.ops.inputs import gathered
 from hybridperf.ops.table import parse_ops
 
 REGULAR = SpMM("fp32", 1000.0, 1e9, 4000.0, 64.0)  # so many columns that none is met twice
@@ -20,7 +21,7 @@ def test_traffic_by_hand() -> None:
     assert float(done.flops) == 2 * 4000 * 64
     # a dense row for each nonzero, a result a row; an index and a value a nonzero, where rows begin
     assert float(done.bytes) == pytest.approx(5000 * row + 8 * 4000 + 4 * 1001, rel=1e-5)
-    again = REGULAR.gathered()
+    again = gathered(REGULAR)
     assert float(again.again_bytes) == pytest.approx(0.0, abs=row)
     assert float(again.longest) == 4.0
 
@@ -33,7 +34,7 @@ def test_dot_products_write_the_nonzeros_alone() -> None:
 
 def test_rows_that_share_an_index_gather_once() -> None:
     whole, four = (
-        float(dataclasses.replace(REGULAR, block=block).gathered().first_bytes)
+        float(gathered(dataclasses.replace(REGULAR, block=block)).first_bytes)
         for block in (1.0, 4.0)
     )
     assert four == pytest.approx(whole / 4, rel=1e-5)
@@ -42,7 +43,7 @@ def test_rows_that_share_an_index_gather_once() -> None:
 def test_all_rows_are_met_where_nonzeros_abound() -> None:
     dense = SpMM("fp32", 1000.0, 1000.0, 1e6, 64.0)
     assert float(dense.distinct()) == pytest.approx(1000.0)
-    assert float(dense.gathered().again_bytes) == pytest.approx((1e6 - 1000) * 256)
+    assert float(gathered(dense).again_bytes) == pytest.approx((1e6 - 1000) * 256)
 
 
 @pytest.mark.parametrize("spread", [0.3, 1.0])
@@ -79,7 +80,8 @@ def test_two_of_four_take_half_of_the_dense_flops() -> None:
 )  # fmt: skip
 def test_kernels_of_tables_are_named_as_ours(word: str, kernel: str, dtype: str) -> None:
     name, of = kernel_and_dtype(word)
-    assert SpMM.read_text("kernel", name, of) == SpMM.read_text("kernel", word, of) == kernel
+    read = columns_of(SpMM).read_text
+    assert read("kernel", name, of) == read("kernel", word, of) == kernel
     assert of == dtype
 
 

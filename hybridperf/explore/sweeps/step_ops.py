@@ -19,7 +19,7 @@ from hybridperf.io import InputError, closest, unknown
 from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
 from hybridperf.model.pricing import OpPricer
-from hybridperf.ops import op_by_name
+from hybridperf.ops import columns_of, op_by_name
 from hybridperf.ops.table import LABELS
 
 _PLACE = ("name", "stream", "after", "times")  # where an entry stands in the step, whatever it is
@@ -122,9 +122,9 @@ def _op(
     where: str, entry: Mapping[str, Any], common: Mapping[str, Any], model: PerfModel
 ) -> StepOp:
     op = str(entry["op"])
-    cls, _ = op_by_name(op)
-    words = {key: str(entry[key]) for key in entry if key in (*cls.text, *LABELS)}
-    text, labels = ({key: words[key] for key in words if key in of} for of in (cls.text, LABELS))
+    kinds = columns_of(op_by_name(op)[0]).text
+    words = {key: str(entry[key]) for key in entry if key in (*kinds, *LABELS)}
+    text, labels = ({key: words[key] for key in words if key in of} for of in (kinds, LABELS))
     if "dtype" not in entry:
         raise InputError(f'{where} needs a dtype, such as dtype = "bf16"')
     dtype = str(entry["dtype"])

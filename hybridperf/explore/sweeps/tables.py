@@ -18,7 +18,7 @@ from hybridperf.explore.sweeps.written import Part
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.ops import Op, op_by_name
+from hybridperf.ops import Op, columns_of, op_by_name
 from hybridperf.ops.table import LABELS
 
 _ANSWERS = {  # column of a prediction -> column of a sweep
@@ -63,7 +63,10 @@ class OpsTarget(Target):
         return cls(model_or_datasheet(place(given.model, folder)), ops)
 
     def known(self) -> set[str]:
-        of_ops = ({*cls.dimensions(), *cls.synonyms, *cls.text} for cls, _ in self._ops.values())
+        of_ops = [
+            {*cls.dimensions(), *columns_of(cls).synonyms, *columns_of(cls).text}
+            for cls, _ in self._ops.values()
+        ]
         return {"op", "dtype", "reuse_bytes", *LABELS}.union(*of_ops)
 
     def check(self, extremes: Columns, given: set[str]) -> None:
@@ -72,18 +75,19 @@ class OpsTarget(Target):
         for dtype in dict.fromkeys(extremes.get("dtype", ())):
             canonical_dtype(str(dtype))
         for op, (cls, fixed) in self._ops.items():
+            columns = columns_of(cls)
             for dimension in cls.dimensions():
                 if dimension in fixed:
                     continue
-                synonyms = [theirs for theirs, ours in cls.synonyms.items() if ours == dimension]
-                names = [dimension, *synonyms]
-                if not given & set(names) and dimension not in cls.optional:
+                others = columns.synonyms.items()
+                names = [dimension, *(theirs for theirs, ours in others if ours == dimension)]
+                if not given & set(names) and dimension not in columns.optional:
                     near = closest(dimension, given)
                     raise InputError(f"a sweep of {op} needs a parameter {dimension!r}{near}")
                 for name in names:
                     if name in extremes and extremes[name].dtype.kind in "iuf":
-                        check_positive(name, extremes[name], zero=dimension in cls.zero_allowed)
-                    elif name in extremes and not cls.words:
+                        check_positive(name, extremes[name], zero=dimension in columns.zero_allowed)
+                    elif name in extremes and not columns.words:
                         check_positive(name, extremes[name])
 
     def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
