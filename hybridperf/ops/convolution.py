@@ -125,6 +125,12 @@ class Convolution(Op):
         w_out = self.w_out + (self.w_out == 0) * self.h_out
         return kw, w_in, w_out, self.taps + (self.taps == 0) * self.kh * kw
 
+    def _pixels(self) -> Array:
+        """Pixels that a pass in their direction computes."""
+        _, w_in, w_out, _ = self._widths()
+        backwards = self.direction == "bwd_inputs"
+        return self.batch * (self.h_in * w_in if backwards else self.h_out * w_out)
+
     def _may_winograd(self) -> Array:
         """Whether Winograd's way is open: 3 x 3, as many pixels out as in, no weight gradients."""
         kw, w_in, w_out, _ = self._widths()
@@ -198,7 +204,7 @@ def _(op: Convolution, gpu: Gpu) -> dict[str, Array]:
     blocks = _WINOGRAD_PRODUCTS * op.groups * tile_count(tiles, outs)
     may = op._may_winograd() * 1.0
     winograd = wave_inputs("winograd", blocks / _BLOCKS_AT_ONCE, gpu)
-    padding = log2_ratio(_WINOGRAD_TILE**2 * tiles, op.outputs())
+    padding = log2_ratio(_WINOGRAD_TILE**2 * tiles, op._pixels())
     kw, w_in, w_out, taps = op._widths()
     pixels_in, pixels_out = op.h_in * w_in, op.h_out * w_out
     weights = op.kh * kw * op.c_in / op.groups * op.c_out

@@ -88,7 +88,7 @@ def _evaluate_batch(calibration: Calibration, prediction: Prediction) -> dict[st
     factors = [2.0 ** rng.uniform(-2, 2, CONFIGURATIONS) for _ in range(3)]
     bandwidth = calibration.model.device.memory_bytes_per_s * factors[0]
     scales = {"peak_flops_scale": factors[1], "floor_s": factors[2]}
-    knobs = {"memory_bytes_per_s": bandwidth, **scales}
+    knobs: dict[str, Any] = {"memory_bytes_per_s": bandwidth, **scales}
     took = []
     for _ in range(4):
         start_s = time.perf_counter()

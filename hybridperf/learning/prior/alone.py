@@ -48,6 +48,7 @@ _WORTH_IT = 0.05
 class GivenForm:
     """Seconds that are given, times a constant; `work` [N, 1]: logs of seconds."""
 
+    name = "given"
     knobs = ("scale",)
     position: tuple[str, ...] = ()
     start = np.zeros(1)
