@@ -130,7 +130,7 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
 
 def unmeasured_device(device: DeviceSpec) -> PerfModel:
     """A device that nobody measured: its datasheet, and the share of it that other GPUs reach
-    (`reference_device.py`); of a CPU, of which they tell nothing, the roofline.
+    (`stages/borrowed.py`); of a CPU, of which they tell nothing, the roofline.
     """
     return dataclasses.replace(PerfModel.datasheet(device), references=shipped)
 

@@ -22,11 +22,12 @@ from hybridperf.model.lookup_prior import is_lookup
 from hybridperf.model.platform import OpTable
 from hybridperf.model.sources import Code, Source, how, not_measured
 from hybridperf.model.stages import Machine, Priced, closed_log_s, price_batch, roofline_log_s
+from hybridperf.model.stages.closed import floors
 from hybridperf.model.stages.closed import table as closed_table
 from hybridperf.model.stages.family import UNKNOWN_KERNEL_OCTAVES
 from hybridperf.model.stages.step import NOTHING_S, sources_of
 from hybridperf.model.stages.who import as_measured
-from hybridperf.ops import GROUPS, OpCall
+from hybridperf.ops import OpCall
 from hybridperf.ops.roofline import Work
 from hybridperf.ops.table import parse_ops
 
@@ -59,7 +60,7 @@ class PricedOps:
             np.zeros(shape, np.int32), times, np.ones(shape), np.zeros(shape),
         )  # fmt: skip
         for batch, priced in self.batches:
-            at, own = batch.part.rows, closed_table(batch, machine)
+            at, own = batch.part.rows, closed_table(batch, floors(batch, machine))
             for name in _WORK_FIELDS:
                 getattr(out.work, name)[at] = getattr(own.work, name)
             out.peak_flops_per_s[at], out.group[at] = own.peak_flops_per_s, own.group
@@ -184,11 +185,9 @@ def _notes(model: Any, batch: Batch, sources: np.ndarray, outside: np.ndarray) -
             what = f"outside the measured range of {source.what}" if far else ""
             words = [_remark(source, machine), what]
         elif source.only:
-            words = [
-                ": ".join(
-                    filter(None, (not_measured(source, group, batch.op.dtype), _how(model, source)))
-                )
-            ]
+            by = "" if source.code is Code.DATASHEET else how(source)
+            only = not_measured(source, group, batch.op.dtype)
+            words = [": ".join(filter(None, (only, by)))]
         elif source.code is Code.DATASHEET and not (model.groups or machine.tells):
             words = ["datasheet roofline: this model has no measurements"]
         else:
@@ -196,10 +195,3 @@ def _notes(model: Any, batch: Batch, sources: np.ndarray, outside: np.ndarray) -
             words = [f"no {group} measurements{here}: {how(source)}"]
         known[source, far] = "; ".join(filter(None, words))
     return [known[pair] for pair in zip(sources, beyond, strict=True)]
-
-
-def _how(model: Any, source: Source) -> str:
-    return "" if source.code is Code.DATASHEET else how(source)
-
-
-__all__ = ["GROUPS", "PricedOps", "predict_ops"]

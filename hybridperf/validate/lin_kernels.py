@@ -45,7 +45,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import Call, CallChain, CollectiveCall, Exposed, GivenSeconds
 from hybridperf.model.lookup_prior import lookup_prior
-from hybridperf.model.prior_pricing import LONG_LOOP
+from hybridperf.model.stages.family import LONG_LOOP
 from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, Reduction, columns
 from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward, lookup_calls
 from hybridperf.ops.rows import KERNEL_S

@@ -1,6 +1,6 @@
 """Steps of GPUs that nobody measured: each measured GPU is left out in turn, its calibration and
 that of its links with it, and priced as any other GPU is: by the share of the roofline that a
-reference device reaches (`model/reference_device.py`).
+reference device reaches (`model/stages/borrowed.py`).
 
 * Composed: steps of decoding and of prompts apart, against those composed of the GPU's own measured
   ops. Nothing of a server is in them.

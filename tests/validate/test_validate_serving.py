@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.model import load_model
-from hybridperf.model.reference_device import reference_device
+from hybridperf.model.batch import stacked
+from hybridperf.model.stages.borrowed import reference_device
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.validate.serving import choices, chosen, judged, points_of, splits
 from hybridperf.validate.serving_gpus import unmeasured
@@ -84,7 +85,8 @@ def test_a_gpu_left_out_is_priced_by_others_alone() -> None:
 
 def test_the_reference_of_a_new_gpu_has_the_nearest_peak_and_then_the_nearest_memory() -> None:
     left = unmeasured(load_model("b200_sxm"))
-    found = reference_device(left.device, Gemm("bf16", 1.0, 1.0, 1.0), left.references())
+    (batch,) = stacked([OpCall(Gemm("bf16", 1.0, 1.0, 1.0))], left.device)
+    found = reference_device(left.device, batch, left.references())
     assert found is not None
     assert found.device.id == "h200_sxm"  # whose peak is that of h100_sxm
     # a format that no other has takes the share of the next wider one: half the bytes, no floor

@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 
 from hybridperf.io.namespace import Array
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.inputs import inputs_of
 from hybridperf.model.batch import Batch
-from hybridperf.model.group_report import widening
 from hybridperf.model.platform import OpTable, Platform, durations, neutral_knobs, seconds
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import NOTHING_S, Machine, Step
@@ -28,12 +26,10 @@ from hybridperf.model.stages.who import Who, who
 from hybridperf.ops import GROUPS
 from hybridperf.ops.rows import KERNEL_S
 
-_NEUTRAL = neutral_knobs()
-
 
 def roofline_log_s(batch: Batch, machine: Machine, xp: Any = np) -> Array:
     """Log of the datasheet's seconds [R], at the machine's numbers."""
-    return _log_s(batch, dataclasses.replace(machine.numbers, knobs=_NEUTRAL), 1.0, xp)
+    return _log_s(batch, dataclasses.replace(machine.numbers, knobs=neutral_knobs()), 1.0, xp)
 
 
 def closed_log_s(batch: Batch, machine: Machine, xp: Any = np) -> Array:
@@ -41,13 +37,13 @@ def closed_log_s(batch: Batch, machine: Machine, xp: Any = np) -> Array:
     return _log_s(batch, machine.numbers, floors(batch, machine), xp)
 
 
-def table(batch: Batch, machine: Machine, xp: Any = np) -> OpTable:
-    """The batch as `durations` reads it, without corrections."""
-    ones = np.ones(len(batch))
+def table(batch: Batch, share: float) -> OpTable:
+    """The batch as `durations` reads it, without corrections; `share`: of launch floors."""
+    rows = len(batch)
     return OpTable(
-        batch.work, batch.part.peak_flops_per_s * ones,
-        np.full(len(batch), GROUPS.index(batch.group), np.int32), ones,
-        floors(batch, machine) * ones, np.zeros(len(batch)),
+        work=batch.work, peak_flops_per_s=np.full(rows, batch.part.peak_flops_per_s),
+        group=np.full(rows, GROUPS.index(batch.group), np.int32), times=np.ones(rows),
+        floors=np.full(rows, share), correction=np.zeros(rows),
     )  # fmt: skip
 
 
@@ -67,12 +63,7 @@ def floors(batch: Batch, machine: Machine) -> float:
 
 
 def _log_s(batch: Batch, numbers: Platform, share: float, xp: Any) -> Array:
-    ones = np.ones(len(batch))
-    of = OpTable(
-        batch.work, batch.part.peak_flops_per_s * ones,
-        np.full(len(batch), GROUPS.index(batch.group), np.int32), ones, share * ones,
-        np.zeros(len(batch)),
-    )  # fmt: skip
+    of = table(batch, share)
     found = seconds(of, numbers) if xp is np else durations(of, numbers)
     return xp.log(xp.maximum(found, NOTHING_S))
 
@@ -90,10 +81,7 @@ def by_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[
     inputs = inputs_of(batch.op, batch.work, len(batch))
     measured = of is Who.GROUP
     outside = report.outside(inputs) if measured else np.full(len(batch), np.inf)
-    variance: Array = np.nan
-    if measured and report.half_width is not None:
-        width = np.log1p(report.half_width) / NINE_OF_TEN
-        variance = (width * widening(outside)) ** 2
+    variance = report.deviation(outside) ** 2 if measured else np.nan
     only = () if measured else report.dtypes
     code = Code.OWN_ROWS if measured else Code.DATASHEET
     source = Source(code, batch.group, rows=report.rows, only=only)
