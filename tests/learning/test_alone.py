@@ -649,7 +649,9 @@ def test_a_model_from_before_the_networks_is_to_be_fitted_again(
 
 
 def test_a_model_of_version_5_predicts_as_it_did() -> None:
-    """Groups had corrections of another kind then; the folder was made by that program."""
+    """Groups had corrections of another kind then; the folder was made by that program, whose
+    networks and processes spoke in single precision.
+    """
     folder = Path(__file__).parent / "version_5"
     model = load_model(folder)
     assert {group: report.residual.learned for group, report in model.groups.items()}
@@ -658,7 +660,7 @@ def test_a_model_of_version_5_predicts_as_it_did() -> None:
     bare = without_corrections(model).predict_ops(was.drop(columns=["predicted_s"]))
     assert np.abs(np.log(was["predicted_s"] / bare["predicted_s"])).max() > 0.1
     for name in ("predicted_s", "low_s", "high_s"):
-        np.testing.assert_allclose(now[name], was[name], rtol=1e-6)
+        np.testing.assert_allclose(now[name], was[name], rtol=1e-4)
 
 
 def test_a_model_of_version_5_is_saved_as_one_of_today(tmp_path: Path) -> None:

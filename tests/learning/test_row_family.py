@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support.part_calls import rows_of as one_op
 
 import hybridperf as hp
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.prior import Adapted, FamilyRows, adapt, concatenate, uninformed
 from hybridperf.learning.prior.form import ROW_ROOFLINE
-from hybridperf.model.families import op_rows
 from hybridperf.ops import Norm
 from hybridperf.ops.rows import KERNEL_S, RowMachine, row_seconds, row_work
 
@@ -17,7 +17,7 @@ V100 = hp.load_device("v100_pcie_32g")
 
 
 def rows_of(library: str, *sizes: tuple[float, float]) -> FamilyRows:
-    return concatenate([op_rows(Norm("fp32", *size), V100, library) for size in sizes])
+    return concatenate([one_op(Norm("fp32", *size), V100, library) for size in sizes])
 
 
 SIZES = [(float(rows), float(cols)) for rows in (512, 2048, 8192) for cols in (512, 1024, 4096)]

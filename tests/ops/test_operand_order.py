@@ -10,7 +10,12 @@ from hybridperf.io import read_table
 from hybridperf.model.price import price
 from hybridperf.model.ship.devices import own_table
 from hybridperf.ops import BatchedGemm, Convolution, Gemm, OpCall
-from hybridperf.ops.operand_order import is_channels_first, order_seconds, row_kernel, turned_bytes
+from hybridperf.ops.operand_order import (
+    is_channels_first,
+    order_seconds,
+    row_kernel,
+    turning_seconds,
+)
 
 H200 = hp.load_model("h200_sxm")
 
@@ -50,7 +55,7 @@ def test_rows_choose_their_kernel(op, tokens, kernel) -> None:
 def test_images_are_turned(changes, strides, turned) -> None:
     op = Convolution("bf16", 32.0, 64.0, 64.0, 112.0, 112.0, 3.0)
     op = dataclasses.replace(op, channels_first=float(is_channels_first(op, strides)), **changes)
-    assert (turned_bytes(op) > 0) == turned
+    assert (turning_seconds(op, 1e12) > 0) == turned
 
 
 def test_turning_images_takes_twice_their_bytes() -> None:
@@ -89,7 +94,7 @@ def test_a_product_s_rows_are_told_and_widen_its_interval() -> None:
         whole, odd = (price(model, [OpCall(op, kernel=one)]) for one in ("", "rows of 2 bytes"))
         assert source not in whole.remarks[0]
         assert source in odd.remarks[0]
-        assert odd.log_variance[0] > whole.log_variance[0]
+        assert odd.spread[0] > whole.spread[0]
 
 
 @pytest.mark.parametrize("device", ["v100_sxm2", "a100_sxm", "h100_sxm", "b200"])
@@ -97,7 +102,7 @@ def test_narrower_rows_are_never_quicker(device) -> None:
     spec = hp.load_model(device).device
     op = Gemm("fp16", 8192.0, 50257.0, 1024.0)
     four, two = (
-        order_seconds(kernel, op.work(), spec, spec.peak("fp16", "matrix"), spec.memory_bytes_per_s)
+        order_seconds(kernel, op.work(), spec, spec.peak("fp16", "matrix"))
         for kernel in ("rows of 4 bytes", "rows of 2 bytes")
     )
     assert 0 < four <= two

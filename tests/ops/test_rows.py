@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from support.part_calls import rows_of
 
 import hybridperf as hp
 from hybridperf.learning.prior.form import ROW_ROOFLINE, slopes
-from hybridperf.model.families import op_rows
 from hybridperf.ops import Norm, RmsNorm, Softmax
 from hybridperf.ops.rows import (
     KERNEL_S,
@@ -76,12 +76,12 @@ def test_an_untold_library_is_what_libraries_do_on_average_and_as_unsure() -> No
 def test_the_form_is_the_one_that_knobs_of_a_family_bend() -> None:
     for library in ("", "cudnn", "pytorch", "vllm_2023"):
         op = RmsNorm("fp16", 4096.0, 5120.0)
-        rows = op_rows(op, H200, library)
+        rows = rows_of(op, H200, library)
         work = rows.work()
         work[:, 0] = np.log(1e-30)  # a family counts arithmetic, too
         (by_knobs,) = np.exp(ROW_ROOFLINE.log_s(ROW_ROOFLINE.start[None], work))
         assert by_knobs == pytest.approx(seconds(op, library), rel=1e-6)
-    work, theta = op_rows(op, H200, "pytorch").work(), ROW_ROOFLINE.start[None]
+    work, theta = rows_of(op, H200, "pytorch").work(), ROW_ROOFLINE.start[None]
     step = 1e-6
     for knob, slope in enumerate(slopes(ROW_ROOFLINE, theta, work)[0]):
         moved = step * np.eye(theta.shape[1])[knob]

@@ -1,10 +1,14 @@
-"""Rows of a parsed table as calls, one each."""
+"""Rows of a parsed table as calls, one each, and ops as the prior of their family sees them."""
 
 import dataclasses
 
 import numpy as np
 
-from hybridperf.ops import OpCall
+from hybridperf.hardware import DeviceSpec
+from hybridperf.learning.prior import FamilyRows
+from hybridperf.model.batch import stacked
+from hybridperf.model.families import family_rows
+from hybridperf.ops import Op, OpCall
 from hybridperf.ops.table import OpRows
 
 
@@ -22,3 +26,11 @@ def calls_of(part: OpRows) -> list[OpCall]:
         )
         for at in range(rows)
     ]
+
+
+def rows_of(op: Op, device: DeviceSpec, framework: str = "") -> FamilyRows:
+    """One op of plain numbers as its family's prior sees it, by a framework's kernel."""
+    (batch,) = stacked([OpCall(op, framework=framework)], device)
+    labels = {"framework": np.array([framework], object)} if framework else {}
+    part = dataclasses.replace(batch.part, labels=labels)
+    return family_rows(part, np.ones(1, bool), device)

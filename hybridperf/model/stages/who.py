@@ -70,10 +70,10 @@ def goes_by_form(batch: Batch, model: Any) -> bool:
     Norms and pools of images always do: no table has them. Convolutions in groups, where no rows in
     groups were measured: what was learned of dense ones says nothing of them. Dense ones, products
     and attention, on cards that sum in 32 bits at half rate, where they have no rows: shares that
-    other cards reach of their peaks do not carry over.
+    other cards reach of their peaks do not carry over. A bare datasheet stays one.
     """
-    kind = batch.op.group
-    if kind not in FORMS or GpuFacts.of(model.device, batch.op) is None:
+    kind, known = batch.op.group, model.references or model.stand_in or model.families
+    if kind not in FORMS or not known or GpuFacts.of(model.device, batch.op) is None:
         return False
     if batch.op.unit != "matrix":
         return True
@@ -83,7 +83,7 @@ def goes_by_form(batch: Batch, model: Any) -> bool:
         return report is None or not report.lowest
     narrow = DTYPE_BYTES[batch.op.dtype] == DTYPE_BYTES["fp16"]
     plain = narrow and not getattr(batch.op, "quant", "")
-    if not plain or model.device.fp32_sums_rate == 1.0:
+    if not plain or model.device.fp32_sums_rate == 1.0 or family_name(batch) in model.families:
         return False
     return not is_measured(measured, as_measured(measured, batch))
 
