@@ -4,7 +4,7 @@ from . import studies as studies
 from .collectives.fit import fit_collectives as fit_collectives
 from .collectives.model import CollectiveModel as CollectiveModel
 from .collectives.model import load_collectives as load_collectives
-from .collectives.table import collective_seconds as collective_seconds
+from .collectives.price import collective_seconds as collective_seconds
 from .collectives.traced import CollectivePricer as CollectivePricer
 from .engine.batches import BatchPredictor as BatchPredictor
 from .engine.batches import predict_batch as predict_batch

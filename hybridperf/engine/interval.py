@@ -10,7 +10,7 @@ Axes: U rows, K effects, B = 3 blocks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from hybridperf.model.variance import UNNAMED, Components, ends, longer_than_sai
 
 UNKNOWN_SHARE = 0.05  # of a step's seconds, beyond which its interval is not known
 _STEP = 1e-4  # in logs, of differences
+# of a slope over a deviation over the tangent: another path takes over. One that all of a step
+# takes bends less
+_KINK = 1.7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +90,30 @@ def step_slopes(
     of_logs = np.bincount(block, share * here_s, minlength=len(BLOCK_LOGS))[1:]
     by_block = np.array(logs_of(np.eye(BLOCKS))).T @ of_logs
     return StepSlopes(slopes[:, 0], slopes[:, 1:].sum(0), by_block)
+
+
+def beside_the_path(
+    slopes: StepSlopes, adapted: Adapted, missing: Unmeasured | None,
+    seconds: Callable[[np.ndarray], np.ndarray], time_s: float,
+) -> StepSlopes:  # fmt: skip
+    """Slopes of a step on one rank, where effects that the critical path hardly passes count by
+    what they do if they are off by a deviation: kernels of a step that waits for its host, or the
+    host of one that is about to.
+
+    Args:
+        slopes: of the critical path.
+        adapted: the step's effects.
+        missing: what was not measured of it.
+        seconds: of the step [B] by its effects [K, B].
+        time_s: predicted.
+    """
+    off = np.sqrt(np.diag(adapted.covariance)[: len(NAMES)])
+    off = np.hypot(off, 0.0 if missing is None else missing.widths)
+    moved = np.exp(adapted.theta[:, None] + np.diag(off))
+    more = np.log(seconds(moved) / time_s) / np.where(off > 0, off, 1.0)
+    bends = more > _KINK * np.maximum(slopes.by_theta, 0.0) + _STEP
+    by_theta = np.where(bends, more, slopes.by_theta)
+    return dataclasses.replace(slopes, by_theta=by_theta)
 
 
 def unsure(prices: Prices) -> np.ndarray:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from hybridperf.engine.evaluate import Timeline, check_durations, critical_path, timeline
+from hybridperf.engine.evaluate import (
+    Timeline,
+    check_durations,
+    critical_path,
+    last_ends,
+    timeline,
+)
 from hybridperf.engine.interval import (
     UNKNOWN_SHARE,
+    beside_the_path,
     by_others,
     of_effects,
     step_deviation,
@@ -20,7 +27,7 @@ from hybridperf.engine.interval import (
     times_on_path,
     unsure,
 )
-from hybridperf.engine.lower import lower
+from hybridperf.engine.lower import Lowered, lower
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
@@ -179,6 +186,8 @@ def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
     if time_s and unknown <= UNKNOWN_SHARE:
         on_path = times_on_path(workload.graph, path, len(calls))
         slopes = step_slopes(prices, adapted, in_step, op_s, on_path, time_s)
+        if in_step is not None and not parts[1]:
+            slopes = beside_the_path(slopes, adapted, missing, moved_s(prices, lowered), time_s)
         deviation = step_deviation(slopes, prices.components, adapted, in_step, missing)
         interval = step_ends(model.device, adapted, in_step, not whose, time_s, deviation)
     inside = prices.in_range
@@ -212,6 +221,16 @@ def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
         in_range=bool(inside.all()),
         notes=(*workload.notes, *notes),
     )
+
+
+def moved_s(prices: Prices, lowered: Lowered) -> Callable[[np.ndarray], np.ndarray]:
+    """Seconds of a step [B] as a function of its step effects [K, B]."""
+
+    def seconds(effects: np.ndarray) -> np.ndarray:
+        alone_s = np.repeat(prices.seconds[:, None], effects.shape[1], 1)
+        return last_ends(lowered.program, in_step_seconds(prices.table, alone_s, effects))
+
+    return seconds
 
 
 def check_backend(model: PerfModel, workload: Workload) -> None:

@@ -75,7 +75,7 @@ def usual_rates(others: Sequence[TimedRows]) -> np.ndarray:
 def floor_and_rates(usual: np.ndarray, own: TimedRows | None) -> Predicts:
     """Least squares of logs, pulled to usual numbers; without rows these."""
     theta = usual if own is None else _fit_rates(own, usual)
-    return lambda rows: _rates(theta, rows.work())
+    return lambda rows: _rates(theta, rows.in_waves().work())
 
 
 def _rates(theta: np.ndarray, log_work: np.ndarray) -> np.ndarray:
@@ -84,7 +84,7 @@ def _rates(theta: np.ndarray, log_work: np.ndarray) -> np.ndarray:
 
 
 def _fit_rates(data: TimedRows, pulled_to: np.ndarray) -> np.ndarray:
-    log_work = data[0].work()
+    log_work = data[0].in_waves().work()
     return fit_logs(
         lambda theta: _rates(theta, log_work), np.log(data[1]), pulled_to, _RATES_SPREAD
     )

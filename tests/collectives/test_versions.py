@@ -9,6 +9,8 @@ import pytest
 from hybridperf.collectives import versions
 from hybridperf.collectives.fit import DEFAULT_PRIOR, fit_collectives
 from hybridperf.collectives.model import load_collectives
+from hybridperf.collectives.price import price
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.prior.shipped import load_prior
 from hybridperf.model.published.collectives import read_few_shot
 
@@ -89,6 +91,7 @@ def test_a_library_of_whose_collective_nothing_is_known_is_taken_for_the_usual_o
     assert list(said["in_range"]) == [False, True, True]
     taken = said["note"].str.contains("no such collective of its library was measured")
     assert list(taken) == [True, False, False]  # the last has knobs of its own
-    priced = model.priced(rows)
-    np.testing.assert_allclose(priced.log_width, np.log(said["high_s"] / said["low_s"]))
-    assert list(priced.in_range) == list(said["in_range"])
+    table, in_range = model.priced(rows)
+    deviation = np.sqrt(price(table, model.links(), np).log_variance)
+    np.testing.assert_allclose(2 * NINE_OF_TEN * deviation, np.log(said["high_s"] / said["low_s"]))
+    assert list(in_range) == list(said["in_range"])

@@ -65,7 +65,7 @@ def floors(batch: Batch, machine: Machine) -> float:
 def _log_s(batch: Batch, numbers: Platform, share: float, xp: Any) -> Array:
     of = table(batch, share)
     found = seconds(of, numbers) if xp is np else durations(of, numbers)
-    return xp.log(xp.maximum(found, NOTHING_S))
+    return xp.log(found + NOTHING_S)  # of what takes no time, too, slopes are those of its seconds
 
 
 def by_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
 
 from hybridperf.hardware import DeviceSpec
@@ -105,7 +106,9 @@ class Priced(NamedTuple):
 
     def seconds(self, xp: Any = np) -> Array:
         """[R] of one execution."""
-        return xp.where(self.log_s > np.log(2 * NOTHING_S), xp.exp(self.log_s), 0.0)
+        found, takes_time = xp.exp(self.log_s), self.log_s > np.log(2 * NOTHING_S)
+        nothing = 0.0 if xp is np else found - jax.lax.stop_gradient(found)
+        return xp.where(takes_time, found, nothing)
 
     @property
     def log_variance(self) -> Array:

@@ -1,7 +1,7 @@
 """Who says what an op takes: the first of a list that knows such ops.
 
-    fused       a loop that a framework fuses into a step: bytes at the datasheet's bandwidth
     form        a closed form of its own, where rows say nothing of such ops (`images.py`)
+    fused       a loop that a framework fuses into a step: bytes at the datasheet's bandwidth
     family      rows of this device, or what other devices show of a family (an adapted prior)
     group       rows of this device, by knobs of its own
     stand-in    rows of the device whose calibration stands for this one
@@ -36,8 +36,8 @@ _TWINS = {"fp16": "bf16", "bf16": "fp16"}
 class Who(enum.Enum):
     """Who says what the ops of a batch take."""
 
-    FUSED = enum.auto()
     FORM = enum.auto()
+    FUSED = enum.auto()
     FAMILY = enum.auto()
     GROUP = enum.auto()
     STAND_IN = enum.auto()
@@ -47,10 +47,10 @@ class Who(enum.Enum):
 
 def who(batch: Batch, model: Any) -> Who:
     """Who says what the ops of a batch take on a calibrated device (`Calibration`)."""
-    if batch.kernel == FUSED:
-        return Who.FUSED
     if goes_by_form(batch, model):
         return Who.FORM
+    if batch.kernel == FUSED:
+        return Who.FUSED
     if not batch.inlined and family_name(batch) in model.families:
         return Who.FAMILY
     if is_measured(model, batch):
