@@ -334,15 +334,14 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
     return dataclasses.replace(rows, inputs=Inputs(tuple(names), values))
 
 
-def _text_of(op: Op | type[Op]) -> list[str]:
+def _text_of(kind: type[Op]) -> list[str]:
     """Fields of an op whose words name an implementation."""
-    text = columns_of(op if isinstance(op, type) else type(op)).text
-    return [field for field in text if field not in _NOT_AN_IMPLEMENTATION]
+    return [field for field in columns_of(kind).text if field not in _NOT_AN_IMPLEMENTATION]
 
 
 def _slots(part: OpRows, n: int) -> np.ndarray:
     name = part.name or columns(part.op)["op"]
-    text = tuple(str(getattr(part.op, field)) for field in _text_of(part.op))
+    text = tuple(str(getattr(part.op, field)) for field in _text_of(type(part.op)))
     framework = part.labels.get("framework", np.full(n, "", object))
     slots = np.empty(n, object)
     for word in dict.fromkeys(framework):
@@ -355,7 +354,7 @@ def _flags(part: OpRows, n: int) -> Mapping[str, np.ndarray]:
     words = {label: part.labels[label] for label in _FLAGS if label in part.labels}
     words["op"] = np.full(n, part.name or columns(part.op)["op"], object)
     words["dtype"] = np.full(n, part.op.dtype, object)
-    for field in _text_of(part.op):
+    for field in _text_of(type(part.op)):
         words[field] = np.full(n, str(getattr(part.op, field)), object)
     return {
         f"{label}={word}": (values == word).astype(np.float64)
