@@ -6,6 +6,7 @@ themselves.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ def by_datasheet(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Seque
     """As the datasheet has them."""
     if who(batch, machine.model) is not Who.FUSED:
         return []
-    alone, variance = batch.plain, np.nan
+    # its scatter is asked, not its seconds: as tables time it, which asks its family once
+    alone, variance = dataclasses.replace(batch.plain, issued_apart=False), np.nan
     known = {Who.FAMILY: by_family, Who.GROUP: by_knobs}.get(who(alone, machine.model))
     if known is not None:
         variance = known(alone, machine, log_s, xp)[0].log_variance
