@@ -17,7 +17,7 @@ from hybridperf.model.step_table import (
     row_roofline_seconds,
     split,
 )
-from hybridperf.model.variance import Components, of_ops
+from hybridperf.model.variance import Components
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
         own = known.ops
         outside[ops], remarks[ops] = own.outside, own.remarks
         sources[ops] = own.sources
-        parts.append((ops, of_ops(own, model.drift)))
+        parts.append((ops, own.components(model.drift)))
         unmeasured = {ops[at]: note for at, note in own.unmeasured.items()}
     if given:
         believed = np.array([one.log_spread for one in given.values()])

@@ -14,7 +14,6 @@ import numpy as np
 
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model.batch import Batch, batches_of, stacked
 from hybridperf.model.explain import waterfalls
 from hybridperf.model.group_report import WIDE, below_roofline, narrowed_by
@@ -27,6 +26,7 @@ from hybridperf.model.stages.closed import table as closed_table
 from hybridperf.model.stages.family import UNKNOWN_KERNEL_OCTAVES
 from hybridperf.model.stages.step import NOTHING_S, sources_of
 from hybridperf.model.stages.who import as_measured
+from hybridperf.model.variance import Components, ends
 from hybridperf.ops import OpCall
 from hybridperf.ops.roofline import Work
 from hybridperf.ops.table import parse_ops
@@ -96,6 +96,23 @@ class PricedOps:
                 out[at] = ("family", batch.group) if measured else ("class", lookups)
         return out
 
+    def components(self, drift: Sequence[float] = ()) -> Components:
+        """Components of the variance of the ops' logs [U].
+
+        A measured op shares all with its family, and the machine's state with all. One that goes by
+        other devices shares what large ops of a step are off by, and by itself is off as far as
+        single rows are. `drift`: of the machine, as `PerfModel` has it.
+        """
+        total, shared = map(self.placed, ("log_variance", "shared_log_variance"))
+        shares = [f"{kind}: {which}" for kind, which in self.shared_with]
+        own = np.sqrt(np.maximum(total - shared, 0.0))
+        found = Components.of(np.sqrt(total), own, shares)
+        if not len(drift):
+            return found
+        state = np.full(len(total), np.sqrt(2) * np.std(drift))  # once each at both times
+        names = (*found.names, "machine: state")
+        return Components(found.own, np.vstack([found.shared, state]), names)
+
     @functools.cached_property
     def sources(self) -> np.ndarray:
         """By whom each op is priced by itself, object [U] of Source."""
@@ -151,9 +168,8 @@ def predict_ops(model: Any, frame: pd.DataFrame, explain: bool = False) -> pd.Da
             out["predicted_s"][at] = priced.seconds()
             roofline = np.exp(roofline_log_s(batch, machine))
             out["roofline_s"][at] = np.where(roofline > 2 * NOTHING_S, roofline, 0.0)
-            half = NINE_OF_TEN * np.sqrt(priced.log_variance)
-            out["low_s"][at] = priced.seconds() * np.exp(-half)
-            out["high_s"][at] = priced.seconds() * np.exp(half)
+            low_s, high_s = ends(priced.seconds(), np.sqrt(priced.log_variance))
+            out["low_s"][at], out["high_s"][at] = low_s, high_s
             in_range[at] = owner.outside == 0
             reuse_bytes[at] = batch.work.reuse_bytes
             if explain:

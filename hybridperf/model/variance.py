@@ -41,7 +41,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.model.priced_ops import PricedOps
 
 # how much longer, in logs, a step takes in nine of ten cases with another framework than the one
 # assumed where none is named: predictions for the six others, over 48 layouts of five models on
@@ -156,24 +155,3 @@ def beyond_by_stalls(
     beyond = np.log1p(stalled_s / time_s)
     beyond = beyond + ndtri(1.0 - LIKELY_STALL / chance).clip(-1.0, None) * deviation
     return np.where(chance > LIKELY_STALL, np.maximum(beyond, 0.0), 0.0)
-
-
-def of_ops(priced: PricedOps, drift: Sequence[float] = ()) -> Components:
-    """Components of ops [U].
-
-    A measured op shares all with its family, and the machine's state with all. One that goes by
-    other devices shares what large ops of a step are off by, and by itself is off as far as single
-    rows are.
-
-    Args:
-        priced: what the stages of their price say of them.
-        drift: of the machine, as `PerfModel` has it.
-    """
-    total, shared = map(priced.placed, ("log_variance", "shared_log_variance"))
-    shares = [f"{kind}: {group}" for kind, group in priced.shared_with]
-    own = np.sqrt(np.maximum(total - shared, 0.0))
-    found = Components.of(np.sqrt(total), own, shares)
-    if not len(drift):
-        return found
-    state = np.full(len(total), np.sqrt(2) * np.std(drift))  # once each at both times
-    return Components(found.own, np.vstack([found.shared, state]), (*found.names, "machine: state"))

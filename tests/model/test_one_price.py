@@ -19,7 +19,7 @@ from hybridperf.io import InputError
 from hybridperf.model import model_or_datasheet
 from hybridperf.model.batch import batches_of
 from hybridperf.model.price import price
-from hybridperf.model.stages import price_batch, sources_of, traced_seconds
+from hybridperf.model.stages import as_measured, price_batch, sources_of, traced_seconds
 from hybridperf.model.stages.step import Machine
 from hybridperf.model.stages.who import who
 from hybridperf.ops import OpCall, op_by_name
@@ -86,7 +86,7 @@ def check_traced(device: str, again: bool) -> int:
     for model, name, dtype, row, part in parts_of(device):
         if op_by_name(name)[0].unit == "vector" and dtype != "fp32":
             continue
-        (batch, *_) = batches_of(part)
+        batch = as_measured(model, next(iter(batches_of(part))))
         source = sources_of(price_batch(batch, Machine.of(model)).owner, len(batch))[0]
         # of one number format each, in the quick run
         way = name, dtype if again else "", who(batch, model), source

@@ -44,8 +44,9 @@ STAGES: tuple[Stage, ...] = (
 
 
 def price_batch(batch: Batch, machine: Machine, xp: Any = np) -> Priced:
-    """What the stages say of a batch [R]; in JAX where sizes or the machine are traced."""
-    batch = as_measured(machine.model, batch)
+    """What the stages say of a batch [R], in the format that was measured (`as_measured`); in JAX
+    where sizes or the machine are traced.
+    """
     priced = Priced(roofline_log_s(batch, machine, xp))
     for stage in STAGES:
         priced = priced.after(stage(batch, machine, priced.log_s, xp))
@@ -56,7 +57,8 @@ def traced_seconds(part: OpRows, op: Op, model: Any, numbers: Platform) -> Array
     """Seconds of one op [] whose sizes may be traced, on a machine whose numbers may be."""
     machine = Machine(model, numbers)
     batches = traced(part, op)
-    seconds = [price_batch(batch, machine, jnp).seconds(jnp)[0] for batch in batches]
+    known = [as_measured(model, batch) for batch in batches]
+    seconds = [price_batch(batch, machine, jnp).seconds(jnp)[0] for batch in known]
     found, which = seconds[0], op.group_index()
     for batch, other in zip(batches[1:], seconds[1:], strict=True):
         found = jnp.where(which == GROUPS.index(batch.group), other, found)
@@ -64,6 +66,6 @@ def traced_seconds(part: OpRows, op: Op, model: Any, numbers: Platform) -> Array
 
 
 __all__ = [
-    "STAGES", "Machine", "Priced", "Step", "closed_log_s", "price_batch", "roofline_log_s",
-    "sources_of", "traced_seconds",
+    "STAGES", "Machine", "Priced", "Step", "as_measured", "closed_log_s", "price_batch",
+    "roofline_log_s", "sources_of", "traced_seconds",
 ]  # fmt: skip
