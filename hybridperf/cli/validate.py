@@ -75,14 +75,18 @@ def validate(
     if data is None and what in _PUBLISHED:
         judges = f"`validate {what}` judges on {_PUBLISHED[what]}"
         raise wrong(f"expected --data FOLDER, got none; {judges}")
-    if ablate and not (what == "ops" and data is not None):
-        raise wrong("expected --ablate with `validate ops --data FOLDER` only")
+    if ablate and (what not in ("ops", "collectives") or data is None):
+        raise wrong("expected --ablate with `validate ops` or `collectives`, and --data FOLDER")
     if by_model and not model:
         makes = "`hybridperf calibrate --quick --folder FOLDER` makes one"
         raise wrong(f"expected --model FOLDER, got none; {makes}")
     common.compilation_cache()
     from hybridperf.model import model_or_datasheet
 
+    if ablate and data is not None:
+        _ablate(what, data, folder, quick, families, devices, rows)
+        _found(folder)
+        return
     of_gpus = what == "ops" and not by_model
     claim = importlib.import_module(f"hybridperf.validate.{'devices' if of_gpus else what}")
     loaded = model_or_datasheet(model) if by_model else None
@@ -90,8 +94,6 @@ def validate(
         claim.run(data, folder, quick=quick, tasks=names_in(tasks) or None)
     elif what == "lin":
         claim.run(data, folder, model or claim.MODEL)
-    elif of_gpus and ablate and data is not None:
-        _ablate(data, folder, families, devices, rows)
     elif of_gpus:
         claim.run(
             data, folder, quick=quick, families=names_in(families) or claim.FAMILIES,
@@ -119,16 +121,24 @@ def validate(
     _found(folder)
 
 
-def _ablate(data: Path, folder: Path, families: str, devices: str, rows: str) -> None:
-    """What each part of the price of ops brings."""
-    from hybridperf.validate import ablation
+def _ablate(
+    what: str, data: Path, folder: Path, quick: bool, families: str, devices: str, rows: str
+) -> None:
+    """What each part of the price of ops or collectives brings."""
+    from hybridperf.validate import ablation, link_ablation
 
     counts = names_in(rows)
     if strange := [count for count in counts if not count.isdecimal()]:
         raise wrong(f"expected --rows as numbers, such as 0,50,200,4000, got {strange[0]!r}")
+    given, left_out = [int(count) for count in counts], names_in(devices)
+    if what == "collectives":
+        link_ablation.run(
+            data, folder, systems=left_out, rows=given or link_ablation.ROWS, quick=quick
+        )
+        return
     ablation.run(
-        data, folder, families=names_in(families) or ablation.FAMILIES, devices=names_in(devices),
-        rows=[int(count) for count in counts] or ablation.ROWS,
+        data, folder, families=names_in(families) or ablation.FAMILIES, devices=left_out,
+        rows=given or ablation.ROWS,
     )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,8 +55,6 @@ STAGES = ("datasheet", "closed form", "process", "network")
 JUDGED: Mapping[str, str] = {
     device: split.name for split in reversed(SPLITS) for device in split.judged
 }
-LINKS = "links"
-_LINKS_TASK = "hybridperf.validate.link_ablation"
 _DRAWS = {50: 2}  # few rows: which ones matters
 
 
@@ -70,7 +67,7 @@ def run(
     Args:
         data: folder of measured tables.
         out: where parts, priors and results are kept.
-        families: of ops; `links` for collectives, where that task exists.
+        families: of ops.
         devices: to leave out, each with its siblings; all that a split judges if not given.
         rows: numbers of rows of the device to fit on.
         say: what progress and tables are told.
@@ -78,12 +75,9 @@ def run(
     Raises:
         InputError: where a family or device is unknown, or no row can be judged.
     """
-    tasks = (*FAMILIES, LINKS) if importlib.util.find_spec(_LINKS_TASK) else FAMILIES
-    for name, given, known in (("family", families, tasks), ("device", devices, JUDGED)):
+    for name, given, known in (("family", families, FAMILIES), ("device", devices, JUDGED)):
         if strange := sorted({*given} - {*known}):
             raise unknown(name, strange[0], known, f"known are {', '.join(known)}")
-    if LINKS in families:
-        importlib.import_module(_LINKS_TASK).run(data, out, say=say)
     require_data(data)
     paths = {name: table_path(data, name) for name in FILES}
     tables = sorted((name, path.stat().st_size) for name, path in paths.items() if path.is_file())
@@ -101,7 +95,6 @@ def run(
     jobs = {
         (family, device): functools.partial(judge, family, device)
         for family in families
-        if family != LINKS
         for device in devices or JUDGED
     }
     found = [line for part in parts.results(jobs, "results", say) for line in part["results"]]

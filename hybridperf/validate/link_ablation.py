@@ -2,10 +2,10 @@
 closed form with the knobs of other systems and of the rows given, the process over the rows, the
 common network, a network for each type of link (all of them; those alone that earn it).
 
-A system's rows are dealt anew for each number of them that is given; all arms get the same. What is
-judged chooses nothing: which links have a network of their own is told by systems left out of the
-prior's own (`collectives.link_networks`). An error is the mean over the rows of a group (system,
-collective, link, implementation) of |predicted / measured - 1|.
+A system's rows are dealt again for each number of them that is given; all arms get the same. What
+is judged chooses nothing: which links have a network of their own is told by systems left out of
+the prior's own (`collectives.link_networks`). An error is the mean over the rows of a group
+(system, collective, link, implementation) of |predicted / measured - 1|.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,9 +22,11 @@ import pandas as pd
 from hybridperf.collectives import fit
 from hybridperf.collectives.link_networks import with_link_networks
 from hybridperf.hardware import load_system
+from hybridperf.io import unknown, write_table
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.shipped import Prior
-from hybridperf.validate import collective_judge, collectives
+from hybridperf.report import text
+from hybridperf.validate import collective_judge, collectives, harness
 from hybridperf.validate.collective_judge import GROUP, OtherSystems
 from hybridperf.validate.scores import SEED
 
@@ -33,18 +36,34 @@ ARMS = (
 )  # fmt: skip
 
 
-def ablation(
-    data: Path, folder: Path, systems: Sequence[str] = (), rows: Sequence[int] = ROWS,
-    arms: Sequence[str] = ARMS, say: Callable[[str], None] = print,
+def run(
+    data: Path, out: Path, *, systems: Sequence[str] = (), rows: Sequence[int] = ROWS,
+    arms: Sequence[str] = ARMS, quick: bool = False, say: Callable[[str], None] = print,
 ) -> pd.DataFrame:  # fmt: skip
-    """A row per system left out, number of rows given, arm and group: `system, rows, arm,
-    collective, link, implementation, error`. `folder` keeps the priors.
+    """Judge each arm; leaves `ablation.csv` and `results.json` in `out`.
+
+    Args:
+        data: folder of measured tables.
+        out: where priors and results are kept.
+        systems: to leave out, one after the other; all that can be judged if not given.
+        rows: numbers of rows of the system to fit on.
+        arms: parts of the price, as in `ARMS`.
+        quick: priors of few rows, trained shortly, and two systems.
+        say: what progress and tables are told.
+
+    Returns:
+        A row per system left out, number of rows given, arm and group: `system, rows, arm,
+        collective, link, implementation, error`.
+
+    Raises:
+        InputError: where there are no measured collectives, or a system isn't among them.
     """
-    measured, effort = collective_judge.read_groups(data), collective_judge.CollectiveEffort()
+    measured = collective_judge.read_groups(data)
+    effort = collective_judge.QUICK if quick else collective_judge.CollectiveEffort()
     known = collectives.judged(measured, collective_judge.TASKS["unseen"], effort)
-    elsewhere = OtherSystems(
-        measured.sweeps, measured.few, effort, folder / "priors", set(known), say
-    )
+    if strange := sorted({*systems} - {*known}):
+        raise unknown("system", strange[0], known, f"known are {', '.join(known)}")
+    elsewhere = OtherSystems(measured.sweeps, measured.few, effort, out / "priors", set(known), say)
     found = []
     for system in systems or known:
         others = elsewhere.rows(system)
@@ -61,15 +80,31 @@ def ablation(
                 found.append(errors.assign(rows=count, arm=arm))
             said = pd.concat(found[-len(arms) :]).groupby("arm", sort=False)["error"].mean()
             say(f"{system}, {count} rows: " + ", ".join(f"{a} {e:.1%}" for a, e in said.items()))
-    return pd.concat(found, ignore_index=True)
+    frame = pd.concat(found, ignore_index=True)[["system", "rows", "arm", *GROUP[1:], "error"]]
+    write_table(frame, out / "ablation.csv")
+    over = by_arm(frame)
+    harness.write_results(out, "ablation", list(map(_line, over.itertuples())))
+    say(
+        "\nerror over groups, systems left out\n"
+        + text.frame_table(over)
+        + f"\n\nablation.csv is in {out}"
+    )
+    return frame
+
+
+def _line(found: Any) -> harness.ResultLine:
+    return harness.ResultLine(
+        f"{found.link}, {found.rows} rows, {found.arm}", found.mean_error, found.groups
+    )
 
 
 def by_arm(found: pd.DataFrame) -> pd.DataFrame:
     """Mean and median error over groups, by rows given, link and arm; of all links first."""
     every = pd.concat([found.assign(link="all"), found])
-    table = every.groupby(["link", "rows", "arm"])["error"].agg(["count", "mean", "median"])
-    table = table.reindex(ARMS, level="arm")
-    return table.reset_index()
+    table = every.groupby(["link", "rows", "arm"])["error"].agg(
+        groups="count", mean_error="mean", median_error="median"
+    )
+    return table.reindex(ARMS, level="arm").reset_index()
 
 
 def _arms(

@@ -9,7 +9,8 @@ from hybridperf.io import InputError
 from hybridperf.learning.training import TrainingRecipe
 from hybridperf.model.published import ops as sources
 from hybridperf.model.published.ops import DeviceRows
-from hybridperf.validate import ablation
+from hybridperf.validate import ablation, link_ablation
+from hybridperf.validate.collective_judge import GROUP
 from hybridperf.validate.device_judge import SPLITS, DeviceEffort, Setup
 
 
@@ -59,3 +60,25 @@ def test_every_judged_device_is_left_out_with_its_siblings() -> None:
 def test_an_unknown_family_or_device_is_one_sentence(tmp_path, wrong) -> None:
     with pytest.raises(InputError, match="known are"):
         ablation.run(tmp_path, tmp_path, **wrong)
+
+
+def test_an_unknown_system_is_one_sentence(data_dir, tmp_path) -> None:
+    with pytest.raises(InputError, match="unknown system 'abacus': known are"):
+        link_ablation.run(data_dir, tmp_path, systems=["abacus"], quick=True)
+
+
+def test_all_arms_are_judged_on_the_same_groups_of_a_system_left_out(data_dir, tmp_path) -> None:
+    """A network for each link type, asked for without rows, is judged beside the others."""
+    left_out = ["aic_a100_sxm"]
+    found = link_ablation.run(
+        data_dir, tmp_path, systems=left_out, rows=[0], quick=True, say=lambda _: None
+    )
+    written = pd.read_csv(tmp_path / "ablation.csv")
+    pd.testing.assert_frame_equal(written, found, check_dtype=False)
+    groups = found.groupby("arm")[["collective", "link"]].agg(tuple)
+    assert set(groups.index) == {*link_ablation.ARMS}
+    assert groups["collective"].nunique() == groups["link"].nunique() == 1
+    errors = found.pivot(index=list(GROUP)[1:], columns="arm", values="error")
+    # the process has nothing to stand on without rows; a network is heard
+    assert (errors["+ process"] == errors["closed form"]).all()
+    assert (errors["+ network"] != errors["closed form"]).any()
