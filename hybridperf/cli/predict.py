@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hybridperf.training.steps.as_graph import StepGraph
 
 _SLICES = 2500  # of a timeline in JSON; more are merged
+_EXPLAINED = 8  # ops
 _MADE = "(fn, args) or (fn, args, donate_argnums)"
 _TAKES_TORCH = "--torch module:function"
 # Transformers attends by `scaled_dot_product_attention` unless told otherwise
@@ -173,16 +174,23 @@ def predict(
 def _explained(result: "Prediction", step: "StepGraph | None") -> None:
     """What drives the time: elasticities; of a training step also memory and what runs when."""
     from hybridperf.engine.elasticities import elasticities
-    from hybridperf.report.prediction import critical_seconds, slices
+    from hybridperf.report.prediction import critical_seconds, explained, slices
+    from hybridperf.report.text import seconds
 
     drives = step.elasticities if step else elasticities(result)
     print("\nd log time / d log of each number of the machine:")
     print(drives.head(12).to_string(index=False))
+    longest = explained(result, _EXPLAINED)
+    print("\nthe ops that take longest, and why one takes as long (without what a step adds):")
+    for one in longest.itertuples():
+        print(f"  {seconds(one.seconds)}, {one.times:,.6g} times {one.op}\n    {one.price}")
     by_group, launches_s = critical_seconds(result)
     path = sorted({**by_group, "launches": launches_s}.items(), key=lambda one: -one[1])
     critical = [{"what": what, "seconds": of} for what, of in path if of > 0]
-    common.result(elasticities=drives, timeline=slices(result, _SLICES), critical=critical,
-                  nodes=len(result.workload.graph))  # fmt: skip
+    common.result(
+        elasticities=drives, explained=longest, timeline=slices(result, _SLICES),
+        critical=critical, nodes=len(result.workload.graph),
+    )  # fmt: skip
     if step:
         held = step.memory()
         print(f"\nbytes on a rank of each stage:\n{held.to_string()}")

@@ -84,21 +84,41 @@ def _tracks(prediction: Prediction, groups: Sequence[str]) -> tuple[list[Track],
 
 def critical_seconds(prediction: Prediction) -> tuple[dict[str, float], float]:
     """Seconds of the critical path by group, and what of it the host's launches take."""
-    graph = prediction.workload.graph
-    on_path = np.flatnonzero(prediction.on_critical_path & (graph.row > 0))
-    calls = prediction.workload.calls
-    times = np.bincount(graph.row[on_path] - 1, minlength=len(calls)).astype(float)
-    for at in np.flatnonzero(times).tolist():
-        if isinstance(call := calls[at], CallChain):
-            for row, often in call.parts:
-                times[row - 1] += often * times[at]
-            times[at] = 0.0
+    times = _times_run(prediction, prediction.on_critical_path)
     by_kind = np.bincount(
         prediction.op_group, weights=times * prediction.op_s, minlength=len(KINDS)
     )
     left_s = prediction.time_s - float(by_kind.sum())
     launches_s = left_s if left_s > 1e-6 * prediction.time_s else 0.0
     return {KINDS[g]: float(by_kind[g]) for g in np.flatnonzero(by_kind)}, launches_s
+
+
+def explained(prediction: Prediction, most: int) -> pd.DataFrame:
+    """The ops that take longest, all their executions together, and why one takes as long: `op`
+    with its sizes, `times` it runs, their `seconds`, `price` as a waterfall of stages.
+    """
+    run, calls = _times_run(prediction), split(prediction.workload.calls)[0]
+    frame = pd.DataFrame({
+        "at": list(calls), "times": [run[at] * call.times for at, call in calls.items()],
+        "seconds": [run[at] * prediction.op_s[at] for at in calls],
+    })  # fmt: skip
+    frame = frame[frame["seconds"] > 0].nlargest(most, "seconds").reset_index(drop=True)
+    frame.insert(0, "op", [_sizes(call_columns(calls[at])) for at in frame["at"]])
+    frame["price"] = [prediction.explain(at) for at in frame["at"]]
+    return frame.drop(columns="at")
+
+
+def _times_run(prediction: Prediction, nodes: np.ndarray | None = None) -> np.ndarray:
+    """How often each call runs, in chains too, on all ranks; of some nodes (a mask) if given."""
+    graph, calls = prediction.workload.graph, prediction.workload.calls
+    run = graph.row > 0 if nodes is None else nodes & (graph.row > 0)
+    times = np.bincount(graph.row[run] - 1, minlength=len(calls)).astype(float)
+    for at in np.flatnonzero(times).tolist():
+        if isinstance(call := calls[at], CallChain):
+            for row, often in call.parts:
+                times[row - 1] += often * times[at]
+            times[at] = 0.0
+    return times
 
 
 def roofline(prediction: Prediction) -> pd.DataFrame:

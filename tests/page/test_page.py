@@ -114,6 +114,9 @@ def test_a_step_is_the_commands_step_and_answers_at_once(browser: Browser, page:
     wait_for(tab, "document.querySelector('[data-knob]')", "the graph")
     assert shown(tab, "by its graph") == pytest.approx(changed, rel=0.03)
     assert tab.value("document.querySelectorAll('[data-question=inside] svg rect').length") > 20
+    inside = str(tab.value("document.querySelector('[data-question=inside]').textContent"))
+    (longest, *_) = answer_of(command_of(tab, "inside"))["explained"]
+    assert longest["price"] in inside
     tab.value(
         "(() => { const knob = document.querySelector('[data-knob=memory_bytes_per_s]');"
         " knob.value = 1; knob.dispatchEvent(new Event('input', { bubbles: true })); })()"
@@ -384,6 +387,9 @@ def test_rows_of_a_machine_have_a_learning_curve(
     tab = opened(browser, page, "machine")
     wait_for(tab, "document.querySelector('[data-question=show] .command')")
     drop(tab, "rows", path)
+    wait_for(tab, "document.querySelector('[data-question=rows] table')")
+    told = str(tab.value("document.querySelector('[data-question=rows] table').textContent"))
+    assert " us roofline x " in told
     button = (
         "[...document.querySelectorAll('button')].find(one => one.textContent.startsWith('Fit'))"
     )

@@ -205,6 +205,17 @@ def test_points_of_the_roofline_lie_where_the_formula_puts_them(predicted):
     assert (found["flops_per_s"] <= roof * (1 + 1e-6)).all()
 
 
+def test_the_longest_ops_are_explained_with_all_their_executions(predicted):
+    found, calls = of_prediction.explained(predicted, 3), predicted.workload.calls
+    runs = np.bincount(predicted.workload.graph.row, minlength=len(calls) + 1)[1:]
+    total_s = runs * predicted.op_s
+    ops = [at for at, call in enumerate(calls) if isinstance(call, OpCall)]
+    longest = max(ops, key=lambda at: total_s[at])
+    assert found["seconds"].iloc[0] == pytest.approx(total_s[longest])
+    assert found["price"].iloc[0] == str(predicted.model.explain(calls[longest]))
+    assert found["times"].iloc[0] == runs[longest] * calls[longest].times
+
+
 def test_a_step_without_arithmetic_has_no_roofline():
     builder = GraphBuilder()
     builder.op(1, label="read")

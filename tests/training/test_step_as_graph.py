@@ -69,3 +69,10 @@ def test_what_runs_when_adds_up_to_the_critical_path() -> None:
     assert max(one["end_s"] for one in found["timeline"]) == pytest.approx(found["time_s"])
     assert {"forward pass", "backward pass"} <= {one["group"] for one in found["timeline"]}
     assert {one["what"] for one in found["critical"]} >= {"gemm"}
+    longest = found["explained"]
+    totals = [one["seconds"] for one in longest]
+    assert totals == sorted(totals, reverse=True)
+    of_gemm = sum(one["seconds"] for one in longest if one["op"].startswith("gemm"))
+    (gemm_s,) = [one["seconds"] for one in found["breakdown"] if one["group"] == "gemm"]
+    assert 0.5 * gemm_s < of_gemm <= gemm_s * (1 + 1e-6)
+    assert all("roofline" in one["price"] for one in longest)

@@ -52,7 +52,7 @@ function drawRows(answer, head) {
     make("p", {}, `${rows.length} of ${answer.rows.length} rows predicted, ${measured.length} of them measured.`),
     copies(head),
     measured.length ? scatter("Each point is a row; on the line both are equal. Orange: outside what was measured.", [...points, ...exact], { name: "measured", log: true, write: units.time }, { name: "predicted", log: true, write: units.time }, [exact]) : null,
-    table("Rows", [{ name: "op", label: "op" }, { name: "time_s", label: "measured", write: units.time }, { name: "predicted_s", label: "predicted", write: units.time }, { name: "low_s", label: "low", write: units.time }, { name: "high_s", label: "high", write: units.time }, { name: "note", label: "note", long: true }], answer.rows.slice(0, 100)),
+    table("Rows", [{ name: "op", label: "op" }, { name: "time_s", label: "measured", write: units.time }, { name: "predicted_s", label: "predicted", write: units.time }, { name: "low_s", label: "low", write: units.time }, { name: "high_s", label: "high", write: units.time }, { name: "explained", label: "why", long: true }, { name: "note", label: "note", long: true }], answer.rows.slice(0, 100)),
   ].filter(Boolean);
 }
 

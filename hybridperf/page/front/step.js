@@ -135,6 +135,11 @@ export function show(root, { form, set }) {
       section("By group of ops", make("p", { class: "quiet" }, "Added up over ranks and streams, whether they overlap or not. Given: times of no op or message, as posting messages and the end of a step; gemm: matrix products; prefill_attention: attention over whole sequences."),
         bars(answer.breakdown.slice(0, 12).map((one) => ({ label: one.group, parts: [[one.seconds, hues[one.group]]], words: units.time(one.seconds), title: `${units.percent(one.share)}, datasheet ${units.time(one.roofline_s)}` })), most)),
     ];
+    if (answer.explained.length) {
+      made.push(section("Why the longest ops take as long",
+        make("p", { class: "quiet" }, "All executions on all ranks together, the longest first, and the price of one by itself, to which a step adds its effects: the roofline of the datasheet times the factor of each stage, and by what that is known."),
+        table("The ops that take longest", [{ name: "op", label: "op", long: true }, { name: "times", label: "times", write: units.whole }, { name: "seconds", label: "together", write: units.time }, { name: "price", label: "price of one", long: true }], answer.explained)));
+    }
     if (dragged) {
       const sums = answer.memory.map((stage) => HELD.reduce((sum, [name]) => sum + stage[name], 0));
       made.push(section("Memory of each stage",
