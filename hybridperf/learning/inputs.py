@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.io.namespace import reals, root
+from hybridperf.io.namespace import array_module, reals, root
 from hybridperf.ops import Op
 from hybridperf.ops.inputs import log2_above_zero, shape_inputs
 from hybridperf.ops.roofline import Work
@@ -111,4 +111,5 @@ def concatenate(parts: Iterable[Inputs]) -> Inputs:
     """Ops of several kinds below each other; what a kind has no such input of is zero."""
     parts = list(parts)
     names = tuple(dict.fromkeys(name for part in parts for name in part.names))
-    return Inputs(names, np.concatenate([part.select(names) for part in parts]))
+    values = [part.select(names) for part in parts]
+    return Inputs(names, array_module(*values).concatenate(values))

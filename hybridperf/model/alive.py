@@ -38,7 +38,7 @@ from hybridperf.model.batch import Batch, different
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, canonical, durations
 from hybridperf.model.priced_ops import PricedOps
-from hybridperf.model.stages import Machine, price_batch
+from hybridperf.model.stages import Machine, price_batches
 from hybridperf.model.stages.step import NOTHING_S
 from hybridperf.model.stages.who import Who, who
 from hybridperf.ops import Call as StartProgram
@@ -62,8 +62,9 @@ class Anchors:
         """A [n] on a platform, at today's knobs of groups."""
         numbers = dataclasses.replace(platform, knobs=self.model.knobs)
         machine = Machine(self.model, numbers)
-        found = [price_batch(batch, machine, xp).log_s[of] for batch, of in self.batches]
-        return xp.concatenate(found)
+        priced = price_batches([batch for batch, _ in self.batches], machine, xp)
+        found = zip(priced, self.batches, strict=True)
+        return xp.concatenate([one.log_s[of] for one, (_, of) in found])
 
 
 @jax.tree_util.register_dataclass

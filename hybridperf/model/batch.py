@@ -84,6 +84,11 @@ class Batch:
         return array_module(*vars(self.work).values())
 
     @property
+    def by_itself(self) -> Batch:
+        """The same ops as tables time them."""
+        return dataclasses.replace(self, kernel="", issued_apart=False)
+
+    @property
     def plain(self) -> Batch:
         """The same ops by the kernel that was measured."""
         return dataclasses.replace(self, kernel="") if self.kernel else self

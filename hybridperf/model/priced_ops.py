@@ -20,7 +20,14 @@ from hybridperf.model.group_report import WIDE, below_roofline, narrowed_by
 from hybridperf.model.lookup_prior import is_lookup
 from hybridperf.model.platform import OpTable
 from hybridperf.model.sources import Code, Source, how, not_measured
-from hybridperf.model.stages import Machine, Priced, closed_log_s, price_batch, roofline_log_s
+from hybridperf.model.stages import (
+    Machine,
+    Priced,
+    closed_log_s,
+    price_batch,
+    price_batches,
+    roofline_log_s,
+)
 from hybridperf.model.stages.closed import floors
 from hybridperf.model.stages.closed import table as closed_table
 from hybridperf.model.stages.family import UNKNOWN_KERNEL_OCTAVES
@@ -47,7 +54,7 @@ class PricedOps:
         """Calls of a graph; `InputError` for a dtype without a peak on the device."""
         machine = Machine.of(model)
         batches = [as_measured(model, batch) for batch in stacked(calls, model.device)]
-        priced = tuple((one, price_batch(one, machine)) for one in batches)
+        priced = tuple(zip(batches, price_batches(batches, machine), strict=True))
         return PricedOps(machine, priced, len(calls))
 
     def table(self, times: np.ndarray) -> OpTable:

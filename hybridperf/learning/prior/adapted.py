@@ -83,6 +83,10 @@ class Predicted:
     closed_log_s: Any  # the closed form alone, with the fitted knobs
     outside: Any  # octaves beyond the sizes of the device's rows; without rows, of the prior's
 
+    def rows(self, keep: slice) -> Predicted:
+        """Some of the rows."""
+        return Predicted(*(getattr(self, one.name)[keep] for one in dataclasses.fields(self)))
+
     def moved(self, by: Any) -> Predicted:
         """Seconds and interval so many logs [N] later."""
         names = ("log_s", "low_log_s", "high_log_s")

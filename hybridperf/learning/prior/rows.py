@@ -127,8 +127,8 @@ class FamilyRows:
     def rows(self, keep: np.ndarray) -> FamilyRows:
         """Some of the rows: a mask, positions or a slice."""
 
-        def some(values: np.ndarray | float) -> np.ndarray:
-            return np.broadcast_to(np.asarray(values, np.float64), (len(self),))[keep]
+        def some(values: Any) -> Any:
+            return array_module(values).broadcast_to(floats(values), (len(self),))[keep]
 
         return FamilyRows(
             some(self.flops), some(self.bytes), some(self.blocks), some(self.peak_flops_per_s),
@@ -146,8 +146,11 @@ def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
     names = [name for name in fields if name not in ("inputs", "sizes", "own_work", "form")]
     if whole[0].own_work is not None:  # all of a family have, or none
         names.append("own_work")
+    columns: dict[str, list[Any]] = {
+        name: [getattr(part, name) for part in whole] for name in names
+    }
     own: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in whole]) for name in names
+        name: array_module(*parts).concatenate(parts) for name, parts in columns.items()
     }
     sizes = tuple(dict.fromkeys(name for part in whole for name in part.sizes))
     inputs = concatenate_inputs([part.inputs for part in whole])

@@ -11,6 +11,7 @@ of `who.Who`; the others change what another kernel, its operands or varied knob
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,13 +21,19 @@ from hybridperf.io.namespace import Array
 from hybridperf.model.batch import Batch, traced
 from hybridperf.model.platform import Platform
 from hybridperf.model.stages.borrowed import by_others, by_stand_in
-from hybridperf.model.stages.closed import by_knobs, by_varied_knobs, closed_log_s, roofline_log_s
-from hybridperf.model.stages.family import by_family
+from hybridperf.model.stages.closed import (
+    by_knobs,
+    by_varied_knobs,
+    closed_log_s,
+    roofline_log_s,
+    rooflines,
+)
+from hybridperf.model.stages.family import by_family, told_of
 from hybridperf.model.stages.fused import by_datasheet
 from hybridperf.model.stages.images import by_form
 from hybridperf.model.stages.kernel import by_attention_kernel, by_operands
 from hybridperf.model.stages.step import Machine, Priced, Stage, Step, sources_of
-from hybridperf.model.stages.who import as_measured
+from hybridperf.model.stages.who import Who, as_measured, who
 from hybridperf.ops import GROUPS, Op
 from hybridperf.ops.table import OpRows
 
@@ -47,10 +54,21 @@ def price_batch(batch: Batch, machine: Machine, xp: Any = np) -> Priced:
     """What the stages say of a batch [R], in the format that was measured (`as_measured`); in JAX
     where sizes or the machine are traced.
     """
-    priced = Priced(roofline_log_s(batch, machine, xp))
-    for stage in STAGES:
-        priced = priced.after(stage(batch, machine, priced.log_s, xp))
-    return priced
+    return price_batches([batch], machine, xp)[0]
+
+
+def price_batches(batches: Sequence[Batch], machine: Machine, xp: Any = np) -> list[Priced]:
+    """`price_batch` of each; the roofline is calculated, and each family asked, once for all."""
+    if not batches:
+        return []
+    known = [one for one in batches if xp is np or who(one, machine.model) is Who.FAMILY]
+    machine, found = machine._replace(told=told_of(known, machine)), list[Priced]()
+    for batch, log_s in zip(batches, rooflines(batches, machine, xp), strict=True):
+        priced = Priced(log_s)
+        for stage in STAGES:
+            priced = priced.after(stage(batch, machine, priced.log_s, xp))
+        found.append(priced)
+    return found
 
 
 def traced_seconds(part: OpRows, op: Op, model: Any, numbers: Platform) -> Array:
@@ -67,5 +85,5 @@ def traced_seconds(part: OpRows, op: Op, model: Any, numbers: Platform) -> Array
 
 __all__ = [
     "STAGES", "Machine", "Priced", "Step", "as_measured", "closed_log_s", "price_batch",
-    "roofline_log_s", "sources_of", "traced_seconds",
+    "price_batches", "roofline_log_s", "sources_of", "traced_seconds",
 ]  # fmt: skip

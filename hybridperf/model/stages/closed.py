@@ -14,9 +14,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from hybridperf.io.namespace import Array
+from hybridperf.io.namespace import Array, array_module
 from hybridperf.learning.inputs import inputs_of
 from hybridperf.model.batch import Batch
 from hybridperf.model.platform import OpTable, Platform, durations, neutral_knobs, seconds
@@ -30,6 +31,16 @@ from hybridperf.ops.rows import KERNEL_S
 def roofline_log_s(batch: Batch, machine: Machine, xp: Any = np) -> Array:
     """Log of the datasheet's seconds [R], at the machine's numbers."""
     return _log_s(batch, dataclasses.replace(machine.numbers, knobs=neutral_knobs()), 1.0, xp)
+
+
+def rooflines(batches: Sequence[Batch], machine: Machine, xp: Any = np) -> list[Array]:
+    """`roofline_log_s` of each batch, calculated at once."""
+    numbers = dataclasses.replace(machine.numbers, knobs=neutral_knobs())
+    columns = [table(one, 1.0) for one in batches]
+    together = jax.tree.map(lambda *parts: array_module(*parts).concatenate(parts), *columns)
+    ends = np.cumsum([len(one) for one in batches])
+    log_s = _logs(together, numbers, xp)
+    return [log_s[end - len(one) : end] for one, end in zip(batches, ends.tolist(), strict=True)]
 
 
 def closed_log_s(batch: Batch, machine: Machine, xp: Any = np) -> Array:
@@ -63,7 +74,10 @@ def floors(batch: Batch, machine: Machine) -> float:
 
 
 def _log_s(batch: Batch, numbers: Platform, share: float, xp: Any) -> Array:
-    of = table(batch, share)
+    return _logs(table(batch, share), numbers, xp)
+
+
+def _logs(of: OpTable, numbers: Platform, xp: Any) -> Array:
     found = seconds(of, numbers) if xp is np else durations(of, numbers)
     return xp.log(found + NOTHING_S)  # of what takes no time, too, slopes are those of its seconds
 

@@ -21,7 +21,7 @@ from hybridperf.io import closest, shipped_toml
 from hybridperf.io.namespace import Array, array_module, put
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.inputs import Inputs
-from hybridperf.learning.prior import Adapted, FamilyRows, Predicted
+from hybridperf.learning.prior import Adapted, FamilyRows, Predicted, concatenate
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.batch import Batch
 from hybridperf.model.families import family_rows, framework_of, with_defaults, with_slots
@@ -47,11 +47,10 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
         return []
     name = family_name(batch)
     adapted = machine.model.families[name]
-    rows, assumed = rows_of(batch, adapted, machine)
-    told = predicted(adapted, rows, kernel_floors(batch, machine.device))
+    rows, assumed, told = machine.told.get(id(batch)) or told_of([batch], machine)[id(batch)]
     known = np.isin(rows.implementation, adapted.knobs.implementations)
     outside = told.outside + np.where(known, 0.0, UNKNOWN_KERNEL_OCTAVES)
-    variance = ((told.high_log_s - told.log_s) / NINE_OF_TEN) ** 2
+    variance = log_variance(told)
     source = np.empty(len(batch), object)
     for slot, what in dict.fromkeys(zip(rows.implementation, assumed, strict=True)):
         here = (rows.implementation == slot) & (assumed == what)
@@ -67,6 +66,38 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
         Step("learned", learned, source),
         *_apart(batch, machine, told.log_s, xp, source),
     ]
+
+
+def told_of(
+    batches: Sequence[Batch], machine: Machine
+) -> dict[int, tuple[FamilyRows, np.ndarray, Predicted]]:
+    """What families say of batches that they price, or whose scatter they know, each family asked
+    once for all of its batches: (rows, what was assumed, prediction) by `id`.
+    """
+    asked: dict[Any, list[tuple[Batch, FamilyRows, np.ndarray]]] = {}
+    for batch in batches:
+        fused = who(batch, machine.model) is Who.FUSED
+        run = batch.by_itself if fused else batch
+        if who(run, machine.model) is Who.FAMILY:
+            name = family_name(run)
+            rows, assumed = rows_of(run, machine.model.families[name], machine)
+            alike = name, rows.form.name, rows.own_work is None, fused
+            asked.setdefault(alike, []).append((batch, rows, assumed))
+    found = {}
+    for (name, *_, fused), parts in asked.items():
+        floors = [kernel_floors(batch, machine.device) for batch, _, _ in parts]
+        alone = None if fused else np.concatenate(floors)
+        together = parts[0][1] if len(parts) == 1 else concatenate([rows for _, rows, _ in parts])
+        told, at = predicted(machine.model.families[name], together, alone), 0
+        for batch, rows, assumed in parts:
+            found[id(batch)] = rows, assumed, told.rows(slice(at, at + len(batch)))
+            at += len(batch)
+    return found
+
+
+def log_variance(told: Predicted) -> Array:
+    """Of one op's seconds by itself [R]."""
+    return ((told.high_log_s - told.log_s) / NINE_OF_TEN) ** 2
 
 
 def tiles_log_factor(batch: Batch, machine: Machine) -> np.ndarray | None:
@@ -198,13 +229,12 @@ def _apart(
     return []
 
 
-def kernel_floors(batch: Batch, device: DeviceSpec) -> np.ndarray | None:
+def kernel_floors(batch: Batch, device: DeviceSpec) -> np.ndarray:
     """[R] what ops take at least without the launch that tables of single ops include, of norms and
-    softmax issued apart; None of others.
+    softmax issued apart; not a number of others.
     """
-    if not batch.issued_apart or family_name(batch) not in BY_ROWS or device.kind != "gpu":
-        return None
-    return np.full(len(batch), KERNEL_S)
+    by_rows = family_name(batch) in BY_ROWS and device.kind == "gpu"
+    return np.full(len(batch), KERNEL_S if batch.issued_apart and by_rows else np.nan)
 
 
 def _family_s(batch: Batch, family: str, machine: Machine) -> Array:

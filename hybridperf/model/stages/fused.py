@@ -6,7 +6,6 @@ themselves.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from hybridperf.io.namespace import Array
 from hybridperf.model.batch import Batch
 from hybridperf.model.sources import FUSED
 from hybridperf.model.stages.closed import by_knobs
-from hybridperf.model.stages.family import by_family
+from hybridperf.model.stages.family import log_variance, told_of
 from hybridperf.model.stages.step import Machine, Step
 from hybridperf.model.stages.who import Who, who
 
@@ -25,10 +24,12 @@ def by_datasheet(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Seque
     """As the datasheet has them."""
     if who(batch, machine.model) is not Who.FUSED:
         return []
-    # its scatter is asked, not its seconds: as tables time it, which asks its family once
-    alone, variance = dataclasses.replace(batch.plain, issued_apart=False), np.nan
-    known = {Who.FAMILY: by_family, Who.GROUP: by_knobs}.get(who(alone, machine.model))
-    if known is not None:
-        variance = known(alone, machine, log_s, xp)[0].log_variance
+    variance = np.nan if xp is np else 0.0  # what is traced asks for no interval
+    if xp is np and (
+        found := machine.told.get(id(batch)) or told_of([batch], machine).get(id(batch))
+    ):
+        variance = log_variance(found[-1])
+    elif xp is np and who(batch.by_itself, machine.model) is Who.GROUP:
+        variance = by_knobs(batch.by_itself, machine, log_s, xp)[0].log_variance
     nothing = np.zeros(len(batch))
     return [Step("datasheet", nothing, FUSED, variance, variance, nothing)]

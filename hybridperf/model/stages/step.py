@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -47,6 +48,7 @@ class Machine(NamedTuple):
 
     model: Any  # Calibration
     numbers: Platform
+    told: Mapping[int, Any] = MappingProxyType({})  # by family, of batches asked at once, by `id`
 
     @staticmethod
     def of(model: Calibration) -> Machine:
