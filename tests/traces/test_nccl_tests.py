@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridperf.collectives.logs.nccl_runs import ELEMENT_BYTES
-from hybridperf.collectives.logs.nccl_tests import is_nccl_tests, read_nccl_tests
-from hybridperf.collectives.logs.param_comms import is_param_comms
 from hybridperf.io import InputError
+from hybridperf.traces.collective_logs.nccl_runs import ELEMENT_BYTES
+from hybridperf.traces.collective_logs.nccl_tests import is_nccl_tests, read_nccl_tests
+from hybridperf.traces.collective_logs.param_comms import is_param_comms
 
 N = 8
 BUS = {

@@ -18,13 +18,14 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.collectives.logs.job_logs import (
+from hybridperf.io import InputError
+from hybridperf.traces.collective_logs.job_logs import (
     as_table,
     given_machines,
     known_collective,
     read_lines,
 )
-from hybridperf.collectives.logs.nccl_runs import (
+from hybridperf.traces.collective_logs.nccl_runs import (
     TESTS,
     CallerHints,
     NcclRank,
@@ -35,7 +36,6 @@ from hybridperf.collectives.logs.nccl_runs import (
     known_redop,
     usable,
 )
-from hybridperf.io import InputError
 
 _HEADERS = {
     "version": re.compile(r"#\s*[nr]ccl-tests version"),

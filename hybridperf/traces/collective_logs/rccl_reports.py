@@ -24,7 +24,8 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.collectives.algorithms import ALIASES
-from hybridperf.collectives.logs.job_logs import (
+from hybridperf.io import InputError
+from hybridperf.traces.collective_logs.job_logs import (
     Machines,
     as_table,
     given_machines,
@@ -32,7 +33,7 @@ from hybridperf.collectives.logs.job_logs import (
     places,
     read_text,
 )
-from hybridperf.collectives.logs.nccl_runs import (
+from hybridperf.traces.collective_logs.nccl_runs import (
     ELEMENT_BYTES,
     TESTS,
     CallerHints,
@@ -43,7 +44,6 @@ from hybridperf.collectives.logs.nccl_runs import (
     known_redop,
     usable,
 )
-from hybridperf.io import InputError
 
 _ALONE, _OF_RANKS = ("gpus",), ("ranks", "ranksPerNode", "gpusPerRank")
 _RESULT = ("size", "type", "redop", "inPlace", "time", "algBw", "busBw", "wrong")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from hybridperf.collectives.logs.job_logs import beginning, read_text
-from hybridperf.collectives.logs.nccl_tests import is_nccl_tests, read_nccl_tests
-from hybridperf.collectives.logs.param_comms import is_param_comms, read_param_comms
-from hybridperf.collectives.logs.rccl_reports import is_rccl_report, read_rccl_report
 from hybridperf.io import InputError, read_table
 from hybridperf.io.tables import FORMATS
+from hybridperf.traces.collective_logs.job_logs import beginning, read_text
+from hybridperf.traces.collective_logs.nccl_tests import is_nccl_tests, read_nccl_tests
+from hybridperf.traces.collective_logs.param_comms import is_param_comms, read_param_comms
+from hybridperf.traces.collective_logs.rccl_reports import is_rccl_report, read_rccl_report
 
 _READERS = {
     is_rccl_report: read_rccl_report, is_nccl_tests: read_nccl_tests,

@@ -25,9 +25,9 @@ import re
 from typing import Any, NamedTuple
 
 from hybridperf.collectives.algorithms import COLLECTIVES
-from hybridperf.collectives.logs.job_logs import Machines, given_machines, measurement, places
 from hybridperf.collectives.traffic import bus_factor
 from hybridperf.io import InputError
+from hybridperf.traces.collective_logs.job_logs import Machines, given_machines, measurement, places
 
 ELEMENT_BYTES = {
     "char": 1, "int8": 1, "uint8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "f8e4m3": 1, "f8e5m2": 1,

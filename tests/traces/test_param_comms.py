@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridperf.collectives.logs.nccl_tests import is_nccl_tests
-from hybridperf.collectives.logs.param_comms import is_param_comms, read_param_comms
 from hybridperf.io import InputError
+from hybridperf.traces.collective_logs.nccl_tests import is_nccl_tests
+from hybridperf.traces.collective_logs.param_comms import is_param_comms, read_param_comms
 
 
 def environment(

@@ -27,7 +27,8 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.collectives.logs.job_logs import (
+from hybridperf.io import InputError
+from hybridperf.traces.collective_logs.job_logs import (
     Machines,
     as_table,
     given_machines,
@@ -36,7 +37,6 @@ from hybridperf.collectives.logs.job_logs import (
     places,
     read_lines,
 )
-from hybridperf.io import InputError
 
 _NAMES = {  # longest first, so that a name is not taken for a shorter one; None: not in the schema
     "reduce_scatter_base": "reduce_scatter", "all_to_all_single": "alltoall",
