@@ -11,7 +11,6 @@ Widths are logs of seconds.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,7 +19,6 @@ from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.rows import CollectiveRows
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.family import NOMINAL
-from hybridperf.learning.prior.implementation import unversioned
 from hybridperf.learning.prior.knobs import ImplementationKnobs, population
 
 _ANYONES = ("network", "pcie")  # datasheets do not tell what these carry
@@ -70,13 +68,6 @@ def held(errors: Sequence[np.ndarray]) -> float:
     return float(every[order][min(at, len(every) - 1)])
 
 
-def with_widths(
-    prior: FamilyPrior, widths: Mapping[str, float], of_references: float | None = None
-) -> FamilyPrior:
-    """A prior that knows these widths, and the one of systems with references."""
-    return dataclasses.replace(prior, log_widths=dict(widths), reference_log_width=of_references)
-
-
 def unmeasured(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
     """[N] half-widths for rows of a system of which nothing like them was measured."""
     usual = of_links(prior, rows)
@@ -102,8 +93,7 @@ def referred(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
     usual = prior.population
     own = usual.own[[usual.devices.index(name) for name in usual.references]]
     there = np.isfinite(own[..., 0]).any(0)
-    met = {unversioned(name) for name in np.array(usual.implementations)[there]}
-    has = np.array([unversioned(str(name)) in met for name in rows.implementation])
+    has = rows.among(np.array(usual.implementations, object)[there])
     return has & ~np.isin(links_of(rows), _ANYONES)
 
 
