@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridperf import io
-from hybridperf.collectives import form, network, price, traffic, versions, widths
+from hybridperf.collectives import form, network, price, traffic, widths
 from hybridperf.collectives.algorithms.told import not_told_apart
 from hybridperf.collectives.measured import MeasuredSizes, limits_of, nearness
 from hybridperf.collectives.price import LOG2_BYTES, CollectiveTable, Curves
@@ -33,6 +33,7 @@ from hybridperf.collectives.rows import (
     text,
 )
 from hybridperf.collectives.traffic import Links
+from hybridperf.collectives.versions import Versions, taken_for_known, taken_for_usual
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
@@ -84,7 +85,7 @@ class CollectiveModel:
     # library version by implementation, for rows that name none
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # versions by library (or one of its kernels): others are taken for the nearest of them
-    known_versions: versions.Versions = dataclasses.field(default_factory=dict)
+    known_versions: Versions = dataclasses.field(default_factory=dict)
     learned_on: SystemSpec | None = None  # whose rates corrections belong to; None: `system`
 
     def __repr__(self) -> str:
@@ -149,11 +150,11 @@ class CollectiveModel:
         known, strange = given, np.zeros(len(given), bool)
         if self.library != DEFAULT_IMPLEMENTATION:
             known = known.assign(lib=text(known, "lib", self.library))
-        known = versions.taken_for_known(known, self.known_versions)
+        known = taken_for_known(known, self.known_versions)
         if self.adapted is not None:
             own, others = self.adapted.knobs, self.adapted.prior.population
             slots = (*own.implementations, *others.implementations)
-            known, strange = versions.taken_for_usual(known, slots, self.library)
+            known, strange = taken_for_usual(known, slots, self.library)
         rows = collective_rows(known, self.system, self.versions)
         table = self._table(known, rows, strange)
         inside = (rows.nodes > 1) & (rows.ranks_per_node > 1)
@@ -175,11 +176,11 @@ class CollectiveModel:
     @functools.cached_property
     def _inside_alone(self) -> list[str]:
         """Collectives that were measured inside a node alone, and are composed of such a part."""
-        measured: dict[str, set[bool]] = {}
-        for one in self.measured:
-            kind = CollectiveImplementation.parse(one.group).collective
-            measured.setdefault(kind, set()).add(one.nodes > 1)
-        return [name for name in _COMPOSED if measured.get(name) == {False}]
+        met = {
+            (CollectiveImplementation.parse(one.group).collective, one.nodes > 1)
+            for one in self.measured
+        }
+        return [name for name in _COMPOSED if (name, False) in met and (name, True) not in met]
 
     def _table(
         self, known: pd.DataFrame, rows: CollectiveRows, strange: np.ndarray
@@ -436,24 +437,23 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
         remedy = "give a folder made by `hybridperf fit --system`, or a shipped name"
         raise unknown("model of collectives", str(name), known, remedy)
     with io.settled(folder):
-        return _loaded(folder)
-
-
-def _loaded(folder: Path) -> CollectiveModel:
-    document = io.read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION, _UNCHECKED)
-    try:
-        adapted = None
-        if document["adapted"] is not None:
-            checked, expected = document["schema_version"] > _UNCHECKED, document["weights_sha256"]
-            arrays = io.read_arrays(folder / _WEIGHTS, str(expected), checked=checked)
-            adapted = Adapted.read(arrays, document["adapted"])
-        measured = tuple(MeasuredSizes(**one) for one in document["measured"])
-        there = document.get("learned_on")
-        return CollectiveModel(
-            SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured,
-            dict(document.get("versions", {})), dict(document.get("known_versions", {})),
-            None if there is None else SystemSpec(**there),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise InputError(f"{folder / DOCUMENT} is damaged ({why}); restore it") from error
+        document = io.read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION, _UNCHECKED)
+        try:
+            adapted = None
+            if document["adapted"] is not None:
+                checked, expected = (
+                    document["schema_version"] > _UNCHECKED,
+                    document["weights_sha256"],
+                )
+                arrays = io.read_arrays(folder / _WEIGHTS, str(expected), checked=checked)
+                adapted = Adapted.read(arrays, document["adapted"])
+            measured = tuple(MeasuredSizes(**one) for one in document["measured"])
+            there = document.get("learned_on")
+            return CollectiveModel(
+                SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured,
+                dict(document.get("versions", {})), dict(document.get("known_versions", {})),
+                None if there is None else SystemSpec(**there),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            raise InputError(f"{folder / DOCUMENT} is damaged ({why}); restore it") from error

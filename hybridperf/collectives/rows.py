@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -49,14 +49,11 @@ class CollectiveRows:
     steps: np.ndarray  # [N, 4] see `Collective.steps`
     implementation: np.ndarray  # object [N]
     inputs: Inputs  # [N, f]
-    sizes: tuple[str, ...] = _SIZES
+    sizes: ClassVar[tuple[str, ...]] = _SIZES
+    form: ClassVar[ClosedForm] = ALPHA_BETA
 
     def __len__(self) -> int:
         return len(self.implementation)
-
-    @property
-    def form(self) -> ClosedForm:
-        return ALPHA_BETA
 
     def work(self) -> np.ndarray:
         return np.column_stack([self.seconds, self.ranks_per_node, self.nodes, self.steps])

@@ -78,19 +78,15 @@ def taken_for_usual(
     median by NCCL's on the same node, nine in ten within a factor of 1.3 to 1.9, where two systems
     on NVLink of which nothing was measured are within 1.7 (`validate collectives --tasks experts`).
     """
-    said = set(frame["lib"]) if "lib" in frame else {DEFAULT_IMPLEMENTATION}
-    if said <= {usual}:
+    if set(text(frame, "lib", DEFAULT_IMPLEMENTATION)) <= {usual}:
         return frame, np.zeros(len(frame), bool)
     known = {CollectiveImplementation.parse(slot)[:2] for slot in slots}
     named = list(zip(frame["collective"], implementations(frame), strict=True))
     strange = np.array([name not in known for name in named], bool)
     strange &= np.array([(kind, usual) in known for kind, _ in named], bool)
-    if strange.any():
-        words = {"lib": usual, "variant": np.nan, _COLUMN: np.nan}
-        there = {name: frame[name] for name in words if name in frame}
-        frame = frame.assign(
-            **{name: of.astype(object).where(~strange, words[name]) for name, of in there.items()}
-        )
+    for name, word in (("lib", usual), ("variant", np.nan), (_COLUMN, np.nan)):
+        if name in frame and strange.any():
+            frame = frame.assign(**{name: frame[name].astype(object).where(~strange, word)})
     return frame, strange
 
 

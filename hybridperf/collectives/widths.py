@@ -19,11 +19,11 @@ from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.rows import CollectiveRows
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.family import NOMINAL
+from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.learning.prior.knobs import ImplementationKnobs, population
 
 _ANYONES = ("network", "pcie")  # datasheets do not tell what these carry
 _OF_REFERENCES = 0.5
-_LINK = "link="  # what begins the names of flags of links
 _MOST_ROWS = 2000  # of a system: more say no more
 
 
@@ -99,6 +99,4 @@ def referred(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
 
 def links_of(rows: CollectiveRows) -> np.ndarray:
     """[N] the link of each row, as words."""
-    names = [name for name in rows.inputs.names if name.startswith(_LINK)]
-    at = rows.inputs.values[:, list(map(rows.inputs.names.index, names))].argmax(1)
-    return np.array([name.removeprefix(_LINK) for name in names], object)[at]
+    return np.array([CollectiveImplementation.parse(group).link for group in rows.group], object)
