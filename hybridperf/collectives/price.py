@@ -139,6 +139,7 @@ class CollectiveTable:
 
     def sized(self, bytes_: Array) -> CollectiveTable:
         """Collectives of one byte (`CollectiveModel.kinds`) at so many bytes [N]."""
+        assert not isinstance(self.learned, Stage), "of fixed bytes"
         return dataclasses.replace(
             self, inside_bytes=self.inside_bytes * bytes_, across_bytes=self.across_bytes * bytes_,
             learned=self.learned and dataclasses.replace(self.learned, message=bytes_),
@@ -155,6 +156,7 @@ class CollectiveTable:
         sent = dataclasses.replace(
             self, inside_bytes=inside, across_bytes=across, talking=talking, least=None
         )
+        assert not isinstance(self.learned, Stage), "of fixed bytes"
         if self.learned is None:
             return sent
         of_a_byte = _parts(self, links, xp).carried
